@@ -1,0 +1,7 @@
+"""Teams of language models, trained with reinforcement learning in JAX.
+
+The package root imports nothing heavy: `import marl_llm` is instant, and each room is imported by name,
+for example `from marl_llm.algorithms import group_relative`. See docs/architecture.md for the rooms.
+"""
+
+__version__ = "0.1.0"

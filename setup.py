@@ -1,0 +1,47 @@
+"""Packaging of marl_llm. `pip install -e .` runs every experiment; extras add what only some users need."""
+
+import pathlib
+
+from setuptools import find_packages, setup
+
+HERE = pathlib.Path(__file__).parent
+VERSION = next(
+    line.split('"')[1] for line in (HERE / "marl_llm" / "__init__.py").read_text().splitlines() if line.startswith("__version__")
+)
+
+NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"]
+TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "beartype>=0.19", "ruff>=0.6", *NOTEBOOKS]
+HF = ["tokenizers>=0.20", "safetensors>=0.4.5", "jinja2>=3.1"]
+
+setup(
+    name="marl_llm",
+    version=VERSION,
+    description="Teams of language models, trained with reinforcement learning in JAX.",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["marl_llm", "marl_llm.*", "experiments", "experiments.*"]),
+    install_requires=[
+        "absl-py>=2.1",
+        "chex>=0.1.90",
+        "einops>=0.8",
+        "flax>=0.12",
+        "jax>=0.10,<0.12",
+        "jaxtyping>=0.2.36",
+        "matplotlib>=3.9",
+        "ml-collections>=1.0",
+        "numpy>=2.0",
+        "optax>=0.2.5",
+        "orbax-checkpoint>=0.11.20",
+        "sentencepiece>=0.2.0",
+        "tensorboardX>=2.6",
+    ],
+    extras_require={
+        "test": TEST,
+        "hf": HF,
+        "notebooks": NOTEBOOKS,
+        "tpu": ["jax[tpu]"],
+        "cuda": ["jax[cuda12]"],
+    },
+)

@@ -1,0 +1,19 @@
+"""Every test runs with jaxtyping's shapes and beartype's types checked, and with a persistent compilation cache."""
+
+import os
+import pathlib
+import tempfile
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+from jaxtyping import install_import_hook  # noqa: E402
+
+install_import_hook(["marl_llm", "experiments"], "beartype.beartype")
+
+import jax  # noqa: E402
+
+CACHE = pathlib.Path(os.environ.get("MARL_LLM_TEST_CACHE", pathlib.Path(tempfile.gettempdir()) / "marl_llm_test_cache"))
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
