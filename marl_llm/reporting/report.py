@@ -1,0 +1,376 @@
+"""`report.html`: one page that tells what a run did, self-contained, from the files of its work directory.
+
+    python -m marl_llm.reporting.report runs/first
+
+It reads whatever is there, and says what is missing and why:
+
+- `config.json`: `name` (or `config_name`, `config_file`), `commit`, `command`, `date`, `hardware`, `seed`, `assignment`
+  (role → model), at the top or inside one of its objects; the rest is shown as it is.
+- `metrics.jsonl`: see marl_llm/reporting/metrics.py; `evaluation.json`: `before`, `after`, `swapped`, `random` and the
+  mixed `pairs`, each with `success`, `interval`, `episodes`, `turns` and `roles`; `episodes.jsonl`: see episodes.py.
+
+The charts are also saved as PNGs under `plots/`.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_llm.reporting import charts, episodes, files, metrics, page, transcripts
+
+_TRANSCRIPTS = 3
+_FACTS = (
+    ("Command", ("command", "argv")),
+    ("Commit", ("commit", "git_commit")),
+    ("Date", ("date", "started", "start_time")),
+    ("Hardware", ("hardware", "devices", "device")),
+    ("Seed", ("seed",)),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a work directory holds, as far as it can be read."""
+
+    workdir: pathlib.Path
+    config: Mapping[str, Any]
+    warm: list[dict[str, Any]]  # records of the phase warm_start
+    train: list[dict[str, Any]]
+    evaluated: list[dict[str, Any]]  # records of the phase eval
+    evaluation: Mapping[str, Any]
+    plays: list[dict[str, Any]]
+    absent: Mapping[str, str]  # file name → why it is not there or not whole
+
+
+def write_report(workdir: files.Path) -> pathlib.Path:
+    """Writes `report.html` and the PNGs under `plots/`; missing or damaged inputs become a sentence on the page.
+
+    Returns:
+      The path of the page.
+
+    Raises:
+      FileNotFoundError: when there is no such work directory.
+      files.WriteError: when the page or a PNG cannot be written.
+    """
+    workdir = pathlib.Path(workdir)
+    if not workdir.is_dir():
+        raise FileNotFoundError(f"{workdir} is not a directory: pass the work directory of a run (its --workdir)")
+    run = _load(workdir)
+    name = _name(run)
+    body = "\n".join(
+        [_header(run, name), _alarms(run), _headline(run), _evaluation(run), _charts(run), _who(run), _plays(run), _config(run)]
+    )
+    path = workdir / "report.html"
+    files.replace_file(path, page.document(f"{name}: run report", body).encode("utf-8"))
+    return path
+
+
+def _load(workdir: pathlib.Path) -> Run:
+    absent: dict[str, str] = {}
+
+    def whole(name: str) -> Mapping[str, Any]:
+        try:
+            value = json.loads((workdir / name).read_bytes())
+        except FileNotFoundError:
+            absent[name] = "there is no such file in the work directory."
+            return {}
+        except (OSError, ValueError) as error:
+            absent[name] = f"it cannot be read ({error})."
+            return {}
+        if not isinstance(value, dict):
+            absent[name] = f"it holds a {type(value).__name__}, not an object."
+            return {}
+        return value
+
+    def lines(name: str) -> list[dict[str, Any]]:
+        try:
+            objects, faults = files.read_lines(workdir / name)
+        except FileNotFoundError:
+            absent[name] = "there is no such file in the work directory."
+            return []
+        except OSError as error:
+            absent[name] = f"it cannot be read ({error})."
+            return []
+        if faults:
+            absent[name] = f"{len(faults)} of its lines were left out: {faults[0]}."
+        elif not objects:
+            absent[name] = "it is empty so far."
+        return objects
+
+    records = lines(metrics.FILE_NAME)
+    warm, train, evaluated = ([r for r in records if r.get("phase") == phase] for phase in metrics.PHASES)
+    plays = []
+    for episode in {str(e.get("episode")): e for e in lines(episodes.FILE_NAME)}.values():
+        try:
+            episodes.validate_episode(episode)
+            plays.append(episode)
+        except episodes.EpisodeError as error:
+            absent[episodes.FILE_NAME] = f"an episode was left out, it does not follow the schema: {error}."
+    return Run(workdir, whole("config.json"), warm, train, evaluated, whole("evaluation.json"), plays, absent)
+
+
+def _find(config: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """The first of `names` at the top of the config, else inside one of its objects; None if there is none."""
+    inner = [value for value in config.values() if isinstance(value, Mapping)]
+    for level in (config, *inner):
+        for name in names:
+            if level.get(name) not in (None, "", [], {}):
+                return level[name]
+    return None
+
+
+def _name(run: Run) -> str:
+    tops = [run.config.get(key) for key in ("name", "config_name", "config_file", "config")]
+    value = next((v for v in (*tops, _find(run.config, ("config_name", "config_file"))) if isinstance(v, str) and v), "")
+    return pathlib.PurePath(value.split(":")[0]).stem if value else run.workdir.resolve().name
+
+
+def _plain(value: Any) -> str:
+    """A config value as one line of text."""
+    if isinstance(value, Mapping):
+        return " · ".join(f"{k} {_plain(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(_plain(v) for v in value)
+    return str(value)
+
+
+def _header(run: Run, name: str) -> str:
+    rows = []
+    for label, names in _FACTS:
+        value = _find(run.config, names)
+        if value is not None:
+            text = page.escape(_plain(value))
+            rows.append((label, f"<code>{text}</code>" if label in ("Command", "Commit") else text))
+    last = run.train[-1] if run.train else {}
+    length = [f"{page.number(last['step'])} steps"] if page.is_number(last.get("step")) else []
+    if page.is_number(last.get("wall_s")):
+        length.append(page.duration(last["wall_s"]))
+    if page.is_number(last.get("cpu_s")):
+        length.append(f"{page.duration(last['cpu_s'])} of CPU")
+    if page.is_number(last.get("sampled_tokens")):
+        length.append(f"{page.number(int(last['sampled_tokens']))} sampled tokens")
+    if length:
+        rows.append(("Training", page.escape(" · ".join(length))))
+    rows.append(("Directory", f"<code>{page.escape(run.workdir)}</code>"))
+    facts = "<dl>" + "".join(f"<dt>{label}</dt><dd>{value}</dd>" for label, value in rows) + "</dl>"
+    lost = "" if run.config else page.missing("config.json:", run.absent.get("config.json", "it is empty."))
+    summary = _summary(run)
+    lead = f'<p class="summary">{page.escape(summary)}</p>' if summary else ""
+    return f'<header><div class="kicker">marl_llm · run report</div><h1>{page.escape(name)}</h1>{lead}{facts}{lost}</header>'
+
+
+def _part(run: Run, name: str) -> Mapping[str, Any]:
+    """One part of evaluation.json ("before", "after", …); before and after fall back on the evaluation curve."""
+    part = run.evaluation.get(name)
+    if isinstance(part, Mapping):
+        return part
+    if name in ("before", "after") and len(run.evaluated) > 1:
+        record = run.evaluated[0 if name == "before" else -1]
+        return {key: record[key] for key in ("success", "turns", "step") if key in record}
+    return {}
+
+
+def _interval(part: Mapping[str, Any]) -> tuple[float, float] | None:
+    ends = part.get("interval")
+    if isinstance(ends, list) and len(ends) == 2 and all(page.is_number(end) for end in ends):
+        return float(ends[0]), float(ends[1])
+    return None
+
+
+def _summary(run: Run) -> str:
+    before, after = _part(run, "before"), _part(run, "after")
+    if not (page.is_number(before.get("success")) and page.is_number(after.get("success"))):
+        return ""
+    first, last = page.percent(before["success"]), page.percent(after["success"])
+    text = f"Success on evaluation instances: {first} before training, {last} after"
+    ends = _interval(after)
+    if ends is not None:
+        text += f" (interval {100 * ends[0]:.1f}–{100 * ends[1]:.1f}\u00a0%"
+        text += f", {page.number(after['episodes'])} episodes)" if page.is_number(after.get("episodes")) else ")"
+    return text + "."
+
+
+def _alarms(run: Run) -> str:
+    found = []
+    for model in charts.models_of(run.train):
+        steps, gaps = charts.column(run.train, f"model/{model}/log_prob_gap")
+        over = gaps > charts.GAP_ALARM
+        if over.any():
+            found.append(
+                f"The log-probs of {model} differ between sampler and scorer by up to {np.nanmax(gaps):.2g} nats (alarm: "
+                f"{charts.GAP_ALARM:g}), first at step {steps[over][0]}."
+            )
+        _, norms = charts.column(run.train, f"model/{model}/grad_norm")
+        if norms.size and not (norms > 0).any():
+            found.append(f"{model} never got a gradient: its gradient norm is zero at every step.")
+    broken = [r for r in (*run.warm, *run.train, *run.evaluated) if isinstance(r.get("non_finite"), list)]
+    if broken:
+        keys = ", ".join(map(str, broken[0]["non_finite"]))
+        where = f"first at step {broken[0].get('step', '?')}"
+        found.append(f"Lines of metrics.jsonl with NaN or infinity: {len(broken)}, {where}: {keys}.")
+    for name in (metrics.FILE_NAME, episodes.FILE_NAME):
+        if name in run.absent and "left out" in run.absent[name]:
+            found.append(f"{name}: {run.absent[name]}")
+    if not found:
+        return ""
+    items = "".join(f"<li>{page.escape(sentence)}</li>" for sentence in found)
+    return f'<div class="alarms"><b>Look at this first</b><ul>{items}</ul></div>'
+
+
+def _headline(run: Run) -> str:
+    before, after = _part(run, "before"), _part(run, "after")
+
+    def tile(label: str, value: str, note: str) -> str:
+        head = f'<div class="label">{label}</div><div class="value">{value}</div>'
+        return f'<div class="card">{head}<div class="note">{note}</div></div>'
+
+    def formed(part: Mapping[str, Any]) -> str:
+        shares = _well_formed(part)
+        return f"well-formed: {page.escape(shares)}" if shares else ""
+
+    tiles = []
+    if "success" in before or "success" in after:
+        source = "" if "after" in run.evaluation else "from the evaluation curve: evaluation.json is not there"
+        value = f"<small>{page.percent(before.get('success'))} →</small> {page.percent(after.get('success'))}"
+        tiles.append(tile("Success, before → after", value, source or formed(after)))
+    if "turns" in before or "turns" in after:
+        value = f"<small>{_turns(before)} →</small> {_turns(after)}"
+        tiles.append(tile("Turns, before → after", value, "mean per episode"))
+    for name, label, note in (("random", "Random floor", "success of random play"), ("swapped", "Roles swapped", "")):
+        part = _part(run, name)
+        if part:
+            tiles.append(tile(label, page.percent(part.get("success")), note or formed(part) or "each model in the other's role"))
+    body = f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
+    if not tiles:
+        why = f"evaluation.json: {run.absent.get('evaluation.json', 'it holds no success.')} "
+        body = page.missing("No headline figures.", why + "metrics.jsonl has fewer than two eval lines to stand in for it.")
+    return page.section("In short", body)
+
+
+def _well_formed(part: Mapping[str, Any]) -> str:
+    roles = part.get("roles")
+    if not isinstance(roles, Mapping):
+        return ""
+    shares = {r: v.get("well_formed") for r, v in roles.items() if isinstance(v, Mapping)}
+    return ", ".join(f"{role} {page.percent(share, 0)}" for role, share in shares.items() if page.is_number(share))
+
+
+def _turns(part: Mapping[str, Any]) -> str:
+    return f"{part['turns']:.2f}" if page.is_number(part.get("turns")) else "–"
+
+
+def _evaluation(run: Run) -> str:
+    title = "Who plays with whom"
+    names = {"before": "before training", "after": "after training", "swapped": "roles swapped"}
+    rows = [(label, run.evaluation[name]) for name, label in names.items() if isinstance(run.evaluation.get(name), Mapping)]
+    mixed = run.evaluation.get("pairs")
+    rows += [(pair, part) for pair, part in mixed.items() if isinstance(part, Mapping)] if isinstance(mixed, Mapping) else []
+    rows += [("random play", run.evaluation["random"])] if isinstance(run.evaluation.get("random"), Mapping) else []
+    if not rows:
+        why = run.absent.get("evaluation.json", "it holds none of before, after, swapped, pairs, random.")
+        return page.section(title, page.missing("evaluation.json:", f"{why} It is written when the final evaluation is done."))
+    cells = []
+    for label, part in rows:
+        ends = _interval(part)
+        success = f"<b>{page.percent(part.get('success'))}</b>"
+        if ends is not None:
+            success += f' <span class="note">{100 * ends[0]:.1f}–{100 * ends[1]:.1f}</span>'
+        cells.append(
+            [page.escape(label), success, _bar(part.get("success"), ends), _turns(part),
+             page.number(part.get("episodes")), page.escape(_well_formed(part) or "–")]
+        )  # fmt: skip
+    intro = (
+        "Success of teams made of trained and untrained models. The share of well-formed responses tells a lost output "
+        "format from a lost skill: a swapped model that cannot write the other role's language proves no specialisation."
+    )
+    return page.section(title, page.table(["team", "success", "", "turns", "episodes", "well-formed by role"], cells), intro)
+
+
+def _bar(success: object, ends: tuple[float, float] | None) -> str:
+    if not page.is_number(success):
+        return ""
+    low, high = (min(max(end, 0.0), 1.0) for end in (ends or (success, success)))
+    span = f'<i style="left:{100 * low:.1f}%;width:{100 * max(high - low, 0):.1f}%"></i>'
+    return f'<span class="bar">{span}<b style="left:{100 * min(max(float(success), 0.0), 1.0):.1f}%"></b></span>'
+
+
+def _charts(run: Run) -> str:
+    plots = run.workdir / "plots"
+    floor = _part(run, "random").get("success")
+    learning = charts.learning_charts(run.train, run.evaluated, run.warm, floor if page.is_number(floor) else None)
+    health = charts.health_charts(run.train, run.evaluated)
+    if not (run.train or run.evaluated or run.warm):
+        why = run.absent.get(metrics.FILE_NAME, "it has no line of a known phase.")
+        return page.section("Learning", page.missing("metrics.jsonl:", f"{why} A run writes a line after each step."))
+    parts = []
+    for title, group in (("Learning", learning), ("Health of the training", health)):
+        parts.append(page.section(title, '<div class="charts">' + "".join(c.figure_html(plots) for c in group) + "</div>"))
+    return "".join(parts)
+
+
+def _who(run: Run) -> str:
+    title = "Roles and models"
+    assignment = _find(run.config, ("assignment",))
+    if not isinstance(assignment, Mapping):
+        assignment = run.plays[-1]["roles"] if run.plays else {}
+    if not assignment:
+        return page.section(title, page.missing("Unknown.", "config.json has no `assignment`, and no episode names its roles."))
+    last = run.train[-1] if run.train else {}
+    updates = {m: np.nansum(charts.column(run.train, f"model/{m}/updates")[1]) for m in charts.models_of(run.train)}
+    rows = []
+    for role, model in assignment.items():
+        update = f"{updates[model]:,.0f}" if updates.get(model) else "–"
+        rows.append([page.escape(role), f"<code>{page.escape(model)}</code>", update,
+                     page.number(last.get(f"role/{role}/reward")), page.number(last.get(f"role/{role}/entropy")),
+                     page.percent(last.get(f"role/{role}/well_formed"))])  # fmt: skip
+    head = ["role", "model", "updates of the model", "last reward", "last entropy, nats", "last well-formed"]
+    return page.section(title, page.table(head, rows), "Roles that name the same model share its parameters.")
+
+
+def _plays(run: Run) -> str:
+    title = "How the team plays"
+    shown = transcripts.pairs(run.plays, _TRANSCRIPTS)
+    if not shown:
+        why = run.absent.get(episodes.FILE_NAME, "it holds no episode.")
+        return page.section(title, page.missing("episodes.jsonl:", why))
+    whens = {when for plays in shown for when in plays}
+    intro = "The first instances recorded, not picked for their outcome. Blue disc: agent; green frame: goal; dots: where it was."
+    note = ""
+    if not {"before", "after"} <= whens:
+        lacking = " and ".join(sorted({"before", "after"} - whens))
+        note = page.missing(f"No plays {lacking} training of these instances.", "episodes.jsonl holds none so far.")
+    body = "".join(transcripts.play_html(f"Instance {i}", plays) for i, plays in enumerate(shown, start=1))
+    return page.section(title, note + body, intro)
+
+
+def _config(run: Run) -> str:
+    made = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    body = ""
+    if run.config:
+        text = json.dumps(run.config, indent=2, ensure_ascii=False)
+        body = page.section("Configuration", page.details("the whole config.json", f"<pre>{page.escape(text)}</pre>"))
+    return f"{body}<footer>Made {made} from the files in {page.escape(run.workdir)}; the charts are also in plots/.</footer>"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m marl_llm.reporting.report", description="Write report.html of a run.")
+    parser.add_argument("workdir", help="the run's work directory, for instance runs/first")
+    try:
+        path = write_report(parser.parse_args(argv).workdir)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
