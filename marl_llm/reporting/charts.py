@@ -17,7 +17,7 @@ from marl_llm.reporting import files, page
 
 GAP_ALARM = 1e-4  # nats; law 2 of the project: the scorer reproduces the sampler's log-probs in float32
 _POINTS = 300  # more points than pixels only make the page heavy
-_SIZE = (4.9, 2.75)  # inches: text keeps a readable size when the chart fills a phone's width
+_SIZE = (4.5, 2.7)  # inches: text keeps a readable size when the chart fills a phone's width
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -99,9 +99,9 @@ def learning_charts(train: Records, evaluated: Records, warm: Records, floor: fl
     charts = [
         Chart("success", "Success", "Share of episodes that reach the goal. Thick: moving mean of the sampled episodes.",
               tuple(success), share=True, level=None if floor is None else (floor, "random play"),
-              absent="metrics.jsonl has no `success` in its train or eval lines: no step was finished."),
+              absent="metrics.jsonl holds no number under `success` in its train or eval lines."),
         Chart("turns", "Turns used", "Mean number of turns in an episode; fewer is better once success is high.", tuple(turns),
-              unit="turns", absent="metrics.jsonl has no `turns` in its train or eval lines."),
+              unit="turns", absent="metrics.jsonl holds no number under `turns` in its train or eval lines."),
     ]  # fmt: skip
     for role in roles_of(train):
         keys = dict.fromkeys(key for record in train for key in record)
@@ -115,14 +115,14 @@ def learning_charts(train: Records, evaluated: Records, warm: Records, floor: fl
                   tuple(lines), unit="reward", absent=f"metrics.jsonl has no rewards for the role {role}.")
         )  # fmt: skip
     if not roles_of(train):
-        why = "metrics.jsonl has no `role/<role>/team` or `role/<role>/local` in its train lines."
+        why = "metrics.jsonl holds no number under `role/<role>/team` or `role/<role>/local` in its train lines."
         charts.append(Chart("rewards", "Rewards by role", "Mean per response.", (), absent=why))
     losses = _line(warm, "loss", "loss", 0)
     for i, model in enumerate(models_of(warm)):
         losses += _line(warm, f"model/{model}/loss", model, i + 1)
     if warm:
         charts.append(Chart("warm_start", "Warm start", "Imitation loss before training, per token.", tuple(losses), unit="nats",
-                            absent="metrics.jsonl has no `loss` in its warm_start lines."))  # fmt: skip
+                            absent="metrics.jsonl holds no number under `loss` in its warm_start lines."))  # fmt: skip
     return charts
 
 
@@ -139,7 +139,7 @@ def health_charts(train: Records, evaluated: Records) -> list[Chart]:
         return [line for i, m in enumerate(models) for line in _line(train, f"model/{m}/{figure}", m, i, kind)]
 
     def without(key: str) -> str:
-        return f"metrics.jsonl has no `{key}` in its train lines."
+        return f"metrics.jsonl holds no number under `{key}` in its train lines."
 
     formed = by_role(train, "well_formed")
     formed += [
@@ -165,7 +165,7 @@ def health_charts(train: Records, evaluated: Records) -> list[Chart]:
         ("truncated", "Truncated responses", "Share of responses that hit their token budget."),
     ):
         lines = by_role(train, figure)
-        if any(np.nanmax(line.values) > 0 for line in lines):
+        if any(np.nanmax(line.values) > 0 for line in lines):  # these two are shown when there is something to see
             charts.append(Chart(figure, name, caption, tuple(lines), share=True, whole=False))
     clock = []
     for i, part in enumerate(("sample", "update", "other")):
@@ -190,7 +190,8 @@ def _thin(line: Line, reduce: Any) -> tuple[np.ndarray, np.ndarray]:
     steps, values = steps[finite], values[finite]
     if steps.size <= _POINTS:
         return steps, values
-    bins = np.array_split(np.arange(steps.size), _POINTS)
+    width = -(-steps.size // _POINTS)  # bins of one width: uneven ones would look like a change of the noise
+    bins = np.split(np.arange(steps.size), np.arange(width, steps.size, width))
     return np.array([steps[b[-1]] for b in bins]), np.array([reduce(values[b]) for b in bins])
 
 
@@ -208,7 +209,8 @@ def _draw(chart: Chart) -> tuple[bytes, str]:
     from matplotlib.ticker import FuncFormatter, PercentFormatter
 
     style = {
-        "svg.fonttype": "none", "text.parse_math": False, "svg.hashsalt": chart.name, "font.size": 9, "axes.edgecolor": page.GRID,
+        "svg.fonttype": "none", "svg.hashsalt": chart.name, "text.parse_math": False, "font.size": 9.5,
+        "axes.edgecolor": page.GRID,
         "text.color": page.MUTED, "axes.labelcolor": page.MUTED, "xtick.color": page.MUTED, "ytick.color": page.MUTED,
         "xtick.major.size": 0, "ytick.major.size": 0, "xtick.minor.size": 0, "ytick.minor.size": 0,
         "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "grid.color": page.GRID,
@@ -233,9 +235,9 @@ def _draw(chart: Chart) -> tuple[bytes, str]:
         axes.set_ylabel(chart.unit)
         axes.margins(x=0.01)
         handles, labels = axes.get_legend_handles_labels()
-        rows = 1 if sum(len(label) + 6 for label in labels) < 62 else 2
+        rows = 1 if sum(len(label) + 6 for label in labels) < 56 else 2
         if labels:
-            figure.legend(handles, labels, loc="outside upper left", ncols=-(-len(labels) // rows), frameon=False, fontsize=8.5,
+            figure.legend(handles, labels, loc="outside upper left", ncols=-(-len(labels) // rows), frameon=False, fontsize=9,
                           handlelength=1.4, columnspacing=1.2, borderaxespad=0.1)  # fmt: skip
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=150, facecolor="white")

@@ -123,7 +123,8 @@ td code,td b,td .note{white-space:nowrap;overflow-wrap:normal}
 .missing{color:var(--muted);border:1px dashed var(--grid);border-radius:8px;padding:10px 14px;margin:10px 0}
 .alarms{border-left:4px solid var(--bad);background:var(--bad-bg);border-radius:6px;padding:8px 16px;margin:18px 0}
 .alarms ul{margin:4px 0;padding-left:18px}
-details{margin:6px 0}summary{cursor:pointer;color:var(--muted);font-size:13px}
+details{margin:6px 0}.turn details{display:inline-block;vertical-align:top;margin:4px 16px 0 0}
+.turn details[open]{display:block;margin-right:0}summary{cursor:pointer;color:var(--muted);font-size:13px}
 .chip{display:inline-block;padding:0 8px;border-radius:10px;background:var(--soft);color:var(--muted);font-size:12px;
 line-height:20px;white-space:nowrap;margin-right:4px}
 .chip.good{background:var(--good-bg);color:var(--good)}.chip.bad{background:var(--bad-bg);color:var(--bad)}
@@ -133,7 +134,7 @@ margin-top:10px;align-items:start}
 .turn{display:grid;grid-template-columns:auto minmax(0,1fr);gap:12px;padding:12px 0;border-top:1px solid var(--grid)}
 .turn:first-of-type{border-top:0}.turn.plain{grid-template-columns:minmax(0,1fr)}
 .who{font-weight:600}.who i{display:inline-block;width:9px;height:9px;border-radius:50%;margin-right:6px}
-.map{display:block;width:116px;height:auto}.branches td{font-size:13px;padding:4px 12px 4px 0}
+.map{display:block;width:116px;height:auto}.branches td,.branches th{font-size:13px;padding:4px 10px 4px 0}
 .branches tr.chosen td{font-weight:600}.branches td:first-child{max-width:22em;overflow-wrap:anywhere;white-space:pre-wrap;
 unicode-bidi:isolate}
 @media (max-width:560px){main{padding:18px 14px 40px}h1{font-size:23px}dl{grid-template-columns:1fr}dt{margin-top:6px}

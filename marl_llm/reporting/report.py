@@ -6,7 +6,8 @@ It reads whatever is there, and says what is missing and why:
 
 - `config.json`: `name` (or `config_name`, `config_file`), `commit`, `command`, `date`, `hardware`, `seed`, `assignment`
   (role → model), at the top or inside one of its objects; the rest is shown as it is.
-- `metrics.jsonl`: see marl_llm/reporting/metrics.py; `evaluation.json`: `before`, `after`, `swapped`, `random` and the
+- `metrics.jsonl`: see marl_llm/reporting/metrics.py; in its train lines `wall_s`, `cpu_s` (seconds) and `sampled_tokens`
+  count from the start of the training. `evaluation.json`: `before`, `after`, `swapped`, `random` and the
   mixed `pairs`, each with `success`, `interval`, `episodes`, `turns` and `roles`; `episodes.jsonl`: see episodes.py.
 
 The charts are also saved as PNGs under `plots/`.
@@ -149,7 +150,7 @@ def _header(run: Run, name: str) -> str:
             text = page.escape(_plain(value))
             rows.append((label, f"<code>{text}</code>" if label in ("Command", "Commit") else text))
     last = run.train[-1] if run.train else {}
-    length = [f"{page.number(last['step'])} steps"] if page.is_number(last.get("step")) else []
+    length = [f"step {page.number(last['step'])}"] if page.is_number(last.get("step")) else []
     if page.is_number(last.get("wall_s")):
         length.append(page.duration(last["wall_s"]))
     if page.is_number(last.get("cpu_s")):
@@ -323,15 +324,14 @@ def _who(run: Run) -> str:
     if not assignment:
         return page.section(title, page.missing("Unknown.", "config.json has no `assignment`, and no episode names its roles."))
     last = run.train[-1] if run.train else {}
-    updates = {m: np.nansum(charts.column(run.train, f"model/{m}/updates")[1]) for m in charts.models_of(run.train)}
     rows = []
     for role, model in assignment.items():
-        update = f"{updates[model]:,.0f}" if updates.get(model) else "–"
-        rows.append([page.escape(role), f"<code>{page.escape(model)}</code>", update,
+        rows.append([page.escape(role), f"<code>{page.escape(model)}</code>", page.number(last.get(f"model/{model}/updates")),
                      page.number(last.get(f"role/{role}/reward")), page.number(last.get(f"role/{role}/entropy")),
                      page.percent(last.get(f"role/{role}/well_formed"))])  # fmt: skip
-    head = ["role", "model", "updates of the model", "last reward", "last entropy, nats", "last well-formed"]
-    return page.section(title, page.table(head, rows), "Roles that name the same model share its parameters.")
+    head = ["role", "model", "updates", "reward", "entropy, nats", "well-formed"]
+    intro = "Roles that name the same model share its parameters. The figures are those of the last training line."
+    return page.section(title, page.table(head, rows), intro)
 
 
 def _plays(run: Run) -> str:

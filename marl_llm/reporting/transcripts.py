@@ -105,12 +105,13 @@ def _branches(responses: Sequence[Mapping[str, Any]]) -> str:
     parts = list(dict.fromkeys(name for r in responses for name in r.get("components", {})))
     rows = []
     for response in responses:
-        cells = [_clip(response.get("text", "")), page.number(response.get("team")), page.number(response.get("local"))]
+        mark = ' <span class="chip good">chosen</span>' if response.get("chosen") else " "
+        cells = [_clip(response.get("text", "")) + mark + _flags(response)]
+        cells += [page.number(response.get(name)) for name in ("team", "local")]
         cells += [page.number(response.get("components", {}).get(part)) for part in parts]
-        cells.append(('<span class="chip good">chosen</span>' if response.get("chosen") else "") + _flags(response))
         style = ' class="chosen"' if response.get("chosen") else ""
         rows.append(f"<tr{style}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{page.escape(name)}</th>" for name in ["response", "team", "local", *parts, ""])
+    head = "".join(f"<th>{page.escape(name)}</th>" for name in ["response", "team", "local", *parts])
     return f'<div class="scroll branches"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
