@@ -1,0 +1,90 @@
+"""The reinforcement-learning core: pure functions of arrays, in the order in which data passes through them.
+
+    groups      which samples are compared with each other
+    returns     what a sample is paid for
+    advantages  what its return is compared with, and on which scale
+    losses      the equations that are stepped, unreduced, and their reductions
+    recipes     AT-GRPO, MAGRPO, MAPPA, ... as data
+    apply       a recipe carried out: samples in, advantages out; log-probs in, loss out
+
+    groups = group_ids(group_keys(env=env, agent=agent, turn=turn))                  # [S]
+    advantages = group_relative(mix_rewards(team, local, alpha=1.0), groups)         # [S]
+    loss = reduce(clipped_ratio(log_probs, old_log_probs, advantages[:, None]), where=mask, how="token_mean")
+
+Dimension letters: S samples (macro-actions), R response tokens, P prompt tokens, N agents, T turns, K branches, C columns of a
+key.
+"""
+
+from marl_llm.algorithms.advantages import (
+    group_relative,
+    leave_one_out,
+    normalise_globally,
+    trajectory_weights,
+    whiten,
+)
+from marl_llm.algorithms.apply import Samples, advantages_for, loss_for, value_targets_for
+from marl_llm.algorithms.groups import (
+    NO_GROUP,
+    GroupStats,
+    check_same_prompt,
+    group_ids,
+    group_keys,
+    group_stats,
+    mixed_share,
+)
+from marl_llm.algorithms.losses import (
+    clip_masks,
+    clipped_ratio,
+    importance_ratio,
+    kl,
+    reduce,
+    reduce_parts,
+    reinforce,
+)
+from marl_llm.algorithms.recipes import FIELDS, RECIPES, Recipe, make_recipe
+from marl_llm.algorithms.returns import (
+    broadcast_outcome,
+    episode_return,
+    gae,
+    mix_rewards,
+    rewards_to_go,
+    token_rewards,
+    token_rewards_to_go,
+)
+
+__all__ = [
+    "FIELDS",
+    "NO_GROUP",
+    "RECIPES",
+    "GroupStats",
+    "Recipe",
+    "Samples",
+    "advantages_for",
+    "broadcast_outcome",
+    "check_same_prompt",
+    "clip_masks",
+    "clipped_ratio",
+    "episode_return",
+    "gae",
+    "group_ids",
+    "group_keys",
+    "group_relative",
+    "group_stats",
+    "importance_ratio",
+    "kl",
+    "leave_one_out",
+    "loss_for",
+    "make_recipe",
+    "mix_rewards",
+    "mixed_share",
+    "normalise_globally",
+    "reduce",
+    "reduce_parts",
+    "reinforce",
+    "rewards_to_go",
+    "token_rewards",
+    "token_rewards_to_go",
+    "trajectory_weights",
+    "value_targets_for",
+    "whiten",
+]

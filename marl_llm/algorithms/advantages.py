@@ -1,0 +1,215 @@
+"""Advantages: what a return is compared with, and on which scale.
+
+Released systems differ here in ways that nobody states, so every convention is an argument: the degrees of freedom of the
+standard deviation (`ddof`), where epsilon enters, what a group of one gets, and whether a sample or a trajectory has one vote.
+Two results are exact, not approximate: a group whose returns are all equal gets 0, and a masked sample gets 0.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, Real, Shaped
+
+from marl_llm.algorithms._arrays import (
+    as_float,
+    as_mask,
+    check_choice,
+    masked_ids,
+    per_group_max,
+    per_group_min,
+    per_group_sum,
+    psum,
+)
+from marl_llm.algorithms.groups import group_ids, group_keys
+
+SCALES = ("std", "none", "range", "batch")
+SINGLETONS = ("zero", "raw")
+
+
+def _gather(per_group: Array, slots: Array) -> Array:
+    """Read the value of each row's group; masked rows read 0."""
+    return per_group.at[slots].get(mode="fill", fill_value=0)
+
+
+def group_relative(
+    returns: Real[ArrayLike, "S"],
+    ids: Int[ArrayLike, "S"],
+    where: Shaped[ArrayLike, "S"] | None = None,
+    scale: str = "std",
+    ddof: int = 1,
+    epsilon: float = 1e-6,
+    weights: Real[ArrayLike, "S"] | None = None,
+    singleton: str = "zero",
+) -> Float[Array, "S"]:
+    """Compare each return with the mean of its group (GRPO; Stronger-MAS Eq. 1; MAGRPO Eq. 1).
+
+    A_s = (R_s − mean_g R) / (F_norm(g) + ε)
+
+    Args:
+      returns: return of each sample.
+      ids: dense group ids from `group_ids`.
+      where: optional; False samples take no part in any statistic and get 0.
+      scale: F_norm. "std": the group's standard deviation; "range": max − min; "none": no division at all, ε unused (Dr. GRPO);
+        "batch": the standard deviation of all unmasked returns about their own mean (TRL's `scale_rewards="batch"`).
+      ddof: the variance is Σ w (R − mean)² / max(Σ w − ddof, tiny). 1 is the sample estimate (verl, TRL, Dr. MAS), 0 the
+        population's (MAGRPO as released).
+      epsilon: added to the divisor. verl 1e-6, TRL 1e-4.
+      weights: votes `[S]`, at least 0; one each by default. With 1/n for the n samples of a trajectory inside the group, each
+        trajectory has one vote, and long plays do not dominate the baseline.
+      singleton: what a group of one gets: "zero" (nothing to compare with) or "raw" (its return itself, as verl does).
+
+    Returns:
+      Advantages `[S]`. Exactly 0 for masked samples and for groups whose returns are all equal; the only exception is
+      `singleton="raw"`.
+
+    Raises:
+      ValueError: unknown `scale` or `singleton`.
+    """
+    check_choice("scale", scale, SCALES)
+    check_choice("singleton", singleton, SINGLETONS)
+    returns, ids = as_float(returns), jnp.asarray(ids)
+    slots = masked_ids(ids, as_mask(where, ids.shape))
+    used = slots < ids.shape[0]
+    returns = jnp.where(used, returns, 0)
+    weights = used.astype(returns.dtype) if weights is None else jnp.where(used, as_float(weights).astype(returns.dtype), 0)
+    votes = per_group_sum(weights, slots)
+    safe_votes = jnp.where(votes > 0, votes, 1)
+    centred = returns - _gather(per_group_sum(weights * returns, slots) / safe_votes, slots)
+    low, high = per_group_min(returns, slots, jnp.inf), per_group_max(returns, slots, -jnp.inf)
+    tied = _gather(low == high, slots) > 0
+    if scale == "std":
+        variance = per_group_sum(weights * centred**2, slots) / _positive(votes - ddof)
+        divisor = _gather(jnp.sqrt(jnp.where(low < high, variance, 1)), slots) + epsilon
+    elif scale == "range":
+        divisor = _gather(jnp.where(low < high, high - low, 1), slots) + epsilon
+    elif scale == "batch":
+        total = jnp.maximum(jnp.sum(weights), 1)
+        deviation = jnp.where(used, returns - jnp.sum(weights * returns) / total, 0)
+        divisor = jnp.sqrt(jnp.sum(weights * deviation**2) / _positive(jnp.sum(weights) - ddof)) + epsilon
+    else:
+        divisor = jnp.ones((), returns.dtype)
+    advantages = jnp.where(tied | ~used, 0, centred / jnp.where(tied | ~used, 1, divisor))
+    if singleton == "raw":
+        alone = _gather(per_group_sum(used.astype(jnp.int32), slots), slots) == 1
+        advantages = jnp.where(alone & used, returns / (1 + epsilon if scale in ("std", "range") else 1), advantages)
+    return advantages
+
+
+def _positive(x: Array) -> Array:
+    """Replace what is not positive by 1, so that an undefined variance divides by one."""
+    return jnp.where(x > 0, x, 1)
+
+
+def trajectory_weights(
+    ids: Int[ArrayLike, "S"], trajectory: Int[ArrayLike, "S"], where: Shaped[ArrayLike, "S"] | None = None
+) -> Float[Array, "S"]:
+    """Give every trajectory one vote in each group, split evenly over its samples there; 0 for masked samples.
+
+    Args:
+      ids: dense group ids.
+      trajectory: id of the play each sample belongs to.
+      where: optional.
+    """
+    ids = jnp.asarray(ids)
+    used = as_mask(where, ids.shape) & (ids >= 0)
+    slots = masked_ids(group_ids(group_keys(group=ids, trajectory=trajectory), used), used)
+    share = 1 / jnp.maximum(per_group_sum(used.astype(jnp.int32), slots), 1).astype(jnp.result_type(float))
+    return _gather(share, slots)
+
+
+def leave_one_out(
+    returns: Real[ArrayLike, "S"],
+    ids: Int[ArrayLike, "S"],
+    where: Shaped[ArrayLike, "S"] | None = None,
+    singleton: str = "zero",
+) -> Float[Array, "S"]:
+    """Compare each return with the mean of the others in its group (RLOO; Kool et al. 2019, Ahmadian et al. 2024).
+
+    A_s = R_s − (Σ_{g} R − R_s) / (n − 1)
+
+    Args:
+      returns: return of each sample.
+      ids: dense group ids.
+      where: optional; False samples take no part and get 0.
+      singleton: what a group of one gets: "zero", or "raw", its return.
+
+    Returns:
+      Advantages `[S]`; exactly 0 in groups whose returns are all equal (a group of one under "raw" excepted).
+    """
+    check_choice("singleton", singleton, SINGLETONS)
+    returns, ids = as_float(returns), jnp.asarray(ids)
+    slots = masked_ids(ids, as_mask(where, ids.shape))
+    used = slots < ids.shape[0]
+    returns = jnp.where(used, returns, 0)
+    size = _gather(per_group_sum(used.astype(jnp.int32), slots), slots)
+    mean = _gather(per_group_sum(returns, slots) / jnp.maximum(per_group_sum(used.astype(jnp.int32), slots), 1), slots)
+    low, high = per_group_min(returns, slots, jnp.inf), per_group_max(returns, slots, -jnp.inf)
+    tied = _gather(low == high, slots) > 0
+    # n / (n - 1) times the distance to the full mean is the distance to the mean of the others.
+    advantages = jnp.where(tied | ~used, 0, (returns - mean) * (size / jnp.maximum(size - 1, 1)).astype(returns.dtype))
+    return jnp.where((size == 1) & used, returns, advantages) if singleton == "raw" else advantages
+
+
+def whiten(
+    values: Float[ArrayLike, "S *R"],
+    where: Shaped[ArrayLike, "S *R"] | None = None,
+    weights: Real[ArrayLike, "S *R"] | None = None,
+    ddof: int = 0,
+    epsilon: float = 1e-8,
+    shift_mean: bool = True,
+    axis_name=None,
+) -> Float[Array, "S *R"]:
+    """Bring all unmasked values to mean 0 and variance 1 (PPO's whitening; with token weights, MAPPA Eq. 4).
+
+    μ = Σ w x / Σ w,   σ² = Σ w (x − μ)² / (Σ w − ddof),   out = (x − μ) / √(σ² + ε)
+
+    Args:
+      values: `[S]` per sample or `[S, R]` per token.
+      where: optional, same shape; masked entries take no part and get 0.
+      weights: optional votes, same shape; one each by default.
+      ddof: 0 (MAPPA) or 1 (verl's masked_whiten).
+      epsilon: added to the variance, under the root.
+      shift_mean: False keeps the mean and changes only the scale.
+      axis_name: mesh axis (or axes) over which sums are added inside `shard_map`, so that μ and σ are those of all devices.
+
+    Returns:
+      Whitened values. If all values are equal, or there is one, or none: exactly 0 (with `shift_mean=False`: unchanged).
+    """
+    values = as_float(values)
+    where = as_mask(where, values.shape)
+    x = jnp.where(where, values, 0)
+    weights = where.astype(x.dtype) if weights is None else jnp.where(where, as_float(weights).astype(x.dtype), 0)
+    total = psum(jnp.sum(weights), axis_name)
+    mean = psum(jnp.sum(weights * x), axis_name) / jnp.where(total > 0, total, 1)
+    variance = psum(jnp.sum(weights * jnp.where(where, x - mean, 0) ** 2), axis_name) / _positive(total - ddof)
+    high = jnp.max(x, where=where & (weights > 0), initial=-jnp.inf)
+    low = jnp.min(x, where=where & (weights > 0), initial=jnp.inf)
+    if axis_name is not None:
+        high, low = jax.lax.pmax(high, axis_name), jax.lax.pmin(low, axis_name)
+    varied = low < high
+    scale = jax.lax.rsqrt(jnp.where(varied, variance, 1) + epsilon)
+    out = (x - mean) * scale if shift_mean else x * jnp.where(varied, scale, 1)
+    return jnp.where(where & (varied | (not shift_mean)), out, 0)
+
+
+def normalise_globally(
+    returns: Real[ArrayLike, "S"],
+    tokens: Real[ArrayLike, "S"],
+    where: Shaped[ArrayLike, "S"] | None = None,
+    epsilon: float = 1e-8,
+    axis_name=None,
+) -> Float[Array, "S"]:
+    """Normalise over all agents, all experiences and all devices, one vote per token (MAPPA Eq. 4).
+
+    μ = Σ_s n_s A_s / Σ_s n_s,   σ² = Σ_s n_s (A_s − μ)² / Σ_s n_s,   Â_s = (A_s − μ) / √(σ² + ε)
+
+    The mask m of the equation runs over tokens; as a sample's tokens share its A, each sample votes with its number of tokens n.
+
+    Args:
+      returns: A_s `[S]`.
+      tokens: number of response tokens n_s.
+      where: optional; False samples take no part and get 0.
+      epsilon: under the root.
+      axis_name: mesh axis to add the statistics over, inside `shard_map`. Under jit with sharded arrays nothing is needed.
+    """
+    return whiten(as_float(returns), where, tokens, 0, epsilon, True, axis_name)

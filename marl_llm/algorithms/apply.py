@@ -1,0 +1,235 @@
+"""Carry a recipe out on arrays: samples in, advantages out; log-probs and advantages in, loss out.
+
+`advantages_for` and `loss_for` are all that a trainer needs, and they serve anyone who has nothing but arrays. Both run inside
+jit (the recipe is static). The loss comes back as (sum, count), so that micro-batches and devices add up exactly.
+"""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Real, Shaped
+
+from marl_llm.algorithms import advantages as adv
+from marl_llm.algorithms import losses, returns
+from marl_llm.algorithms._arrays import as_float, as_mask, psum
+from marl_llm.algorithms.groups import group_ids, group_keys, group_stats, mixed_share
+from marl_llm.algorithms.recipes import Recipe
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Samples:
+    """A table of S samples, one row per macro-action, as the core needs it: who, when, and what it earned. A pytree."""
+
+    instance: Array  # [S] int, which problem
+    env: Array  # [S] int, which environment; in a tree one play, in parallel sampling one per problem or per play
+    agent: Array  # [S] int, who acted
+    turn: Array  # [S] int, in which turn
+    trajectory: Array  # [S] int, which play of which problem; any integers
+    team: Array  # [S] float, team reward
+    local: Array  # [S] float, the agent's own reward; in MAPPA the coach's score
+    where: Array | None = None  # [S] bool, False rows are padding or void; None: all count
+    order: Array | None = None  # [S] int, place of the action in its trajectory, equal for simultaneous ones; None: `turn`
+    tokens: Array | None = None  # [S] int, response tokens; needed where tokens vote (MAPPA)
+    kl: Array | None = None  # [S] float, KL to the reference summed over the response; needed by kl_in="reward"
+    prompt_ids: Array | None = None  # [S, P] int or [S] fingerprint; adds the share of groups with mixed prompts to the metrics
+    values: Array | None = None  # [S, R] float, critic's values; needed by normaliser="critic"
+    token_where: Array | None = None  # [S, R] bool, response tokens; needed by normaliser="critic"
+    token_kl: Array | None = None  # [S, R] float, per-token KL to the reference; needed by kl_in="reward" with a critic
+
+
+def _need(samples: Samples, recipe: Recipe, field: str, why: str) -> Array:
+    """Return an optional column, or say who needs it."""
+    value = getattr(samples, field)
+    if value is None:
+        raise ValueError(f"Recipe {recipe.name!r} needs Samples.{field}: {why}.")
+    return jnp.asarray(value)
+
+
+def _rewards(recipe: Recipe, samples: Samples) -> Array:
+    """Reward of each sample before any KL penalty `[S]`."""
+    if recipe.rewards == "mixed":
+        return returns.mix_rewards(samples.team, samples.local, recipe.alpha)
+    return as_float(samples.team if recipe.rewards == "team" else samples.local)
+
+
+def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> Array:
+    """Return of each sample `[S]`."""
+    order = samples.turn if samples.order is None else samples.order
+    if recipe.returns == "to_go":
+        return returns.rewards_to_go(rewards, order, samples.trajectory, recipe.gamma, where, samples.agent, recipe.scope)
+    if recipe.returns == "outcome":
+        return returns.broadcast_outcome(rewards, samples.trajectory, where, order, "last")
+    if recipe.returns == "trajectory":
+        return returns.episode_return(rewards, order, samples.trajectory, where)
+    return rewards
+
+
+def _critic_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> tuple[Array, Array, Array]:
+    """Return (GAE advantages, value targets, token mask), all `[S, R]`."""
+    token_where = _need(samples, recipe, "token_where", "GAE runs over response tokens").astype(bool) & where[:, None]
+    values = _need(samples, recipe, "values", "GAE bootstraps from the critic")
+    token_kl = None
+    if recipe.kl_coef and recipe.kl_in == "reward":
+        token_kl = _need(samples, recipe, "token_kl", "kl_in='reward' charges each token")
+    earned = returns.token_rewards(rewards, token_where, token_kl, recipe.kl_coef)
+    advantages, targets = returns.gae(earned, values, recipe.gamma, recipe.gae_lambda, token_where)
+    return advantages, targets, token_where
+
+
+def _group_advantages(recipe: Recipe, samples: Samples, earned: Array, where: Array) -> tuple[Array, dict, Array]:
+    """Compare within groups: (advantages [S], metrics, tied [S])."""
+    keys = group_keys(**{axis: getattr(samples, axis) for axis in recipe.group_by})
+    ids = group_ids(keys, where)
+    if recipe.normaliser == "leave_one_out":
+        advantages = adv.leave_one_out(earned, ids, where, recipe.singleton)
+    else:
+        weights = None
+        if recipe.weigh == "trajectory":
+            weights = adv.trajectory_weights(ids, samples.trajectory, where)
+        elif recipe.weigh == "token":
+            weights = _need(samples, recipe, "tokens", "weigh='token' gives each response token one vote")
+        advantages = adv.group_relative(
+            earned, ids, where, recipe.scale, recipe.ddof, recipe.epsilon, weights, recipe.singleton
+        )
+    stats = group_stats(earned, ids, where)
+    metrics = {
+        "groups": stats.count,
+        "groups_of_one": stats.singletons,
+        "tied_groups": stats.tied,
+        "tied_share": stats.zero_variance_share,
+    }
+    if samples.prompt_ids is not None:
+        metrics["mixed_prompt_share"] = mixed_share(samples.prompt_ids, ids, where)
+    tied = where & stats.is_tied.at[jnp.where(where, ids, ids.shape[0])].get(mode="fill", fill_value=False)
+    if recipe.singleton == "raw":
+        alone = stats.size.at[jnp.where(where, ids, ids.shape[0])].get(mode="fill", fill_value=0) == 1
+        tied = tied & ~alone
+    return advantages, metrics, tied
+
+
+@jax.named_scope("advantages")
+def advantages_for(
+    recipe: Recipe, samples: Samples, axis_name=None
+) -> tuple[Float[Array, "S"] | Float[Array, "S R"], dict[str, Array], Bool[Array, "S"]]:
+    """Turn a step's table of samples into advantages, as the recipe says. Call it once per step, on the whole table.
+
+    Args:
+      recipe: from `make_recipe`; static under jit.
+      samples: the table. Rows with `where` False take no part and get 0.
+      axis_name: mesh axis over which the "global" and "critic" statistics are added inside `shard_map`. Groups are never added
+        over devices: keep the rows of a group on one device, or use jit with sharded arrays, where nothing needs to be said.
+
+    Returns:
+      (advantages `[S]`, or `[S, R]` with a critic; a dict of scalar metrics; tied `[S]`: rows whose group has equal returns and therefore
+      exactly zero advantage, which a trainer may leave out of the forward pass when `recipe.skip_tied`).
+
+    Raises:
+      ValueError: the recipe needs a column that the table does not have.
+      AssertionError: columns of different lengths.
+    """
+    columns = [samples.instance, samples.env, samples.agent, samples.turn, samples.trajectory, samples.team, samples.local]
+    chex.assert_rank(columns, 1)
+    chex.assert_equal_shape(columns)
+    where = as_mask(samples.where, jnp.shape(samples.team))
+    rewards = jnp.where(where, _rewards(recipe, samples), 0)
+    metrics, tied = {}, jnp.zeros(where.shape, bool)
+    if recipe.normaliser == "critic":
+        earned, _, token_where = _critic_returns(recipe, samples, rewards, where)
+        advantages = adv.whiten(earned, token_where, None, recipe.ddof, recipe.epsilon, True, axis_name)
+        earned, counted = rewards, where
+    else:
+        if recipe.kl_coef and recipe.kl_in == "reward":
+            rewards = rewards - recipe.kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_in='reward' charges it"), 0)
+        earned, counted = _returns(recipe, samples, rewards, where), where
+        if recipe.normaliser == "global":
+            weights = None
+            if recipe.weigh == "token":
+                weights = _need(samples, recipe, "tokens", "weigh='token' gives each response token one vote")
+            elif recipe.weigh == "trajectory":
+                weights = adv.trajectory_weights(jnp.zeros_like(samples.trajectory), samples.trajectory, where)
+            advantages = adv.whiten(earned, where, weights, recipe.ddof, recipe.epsilon, True, axis_name)
+        else:
+            advantages, metrics, tied = _group_advantages(recipe, samples, earned, where)
+    count = psum(jnp.sum(counted), axis_name)
+    mean = psum(jnp.sum(jnp.where(counted, earned, 0)), axis_name) / jnp.maximum(count, 1)
+    square = psum(jnp.sum(jnp.where(counted, (earned - mean) ** 2, 0)), axis_name) / jnp.maximum(count, 1)
+    metrics = {"samples": count, "return_mean": mean, "return_std": jnp.sqrt(square), **metrics}
+    return advantages, metrics, tied
+
+
+def value_targets_for(recipe: Recipe, samples: Samples) -> Float[Array, "S R"]:
+    """Targets for the critic, un-whitened advantage plus old value, 0 where masked; only for recipes with a critic."""
+    where = as_mask(samples.where, jnp.shape(samples.team))
+    return _critic_returns(recipe, samples, jnp.where(where, _rewards(recipe, samples), 0), where)[1]
+
+
+@jax.named_scope("loss")
+def loss_for(
+    recipe: Recipe,
+    log_probs: Float[ArrayLike, "S R"],
+    old_log_probs: Float[ArrayLike, "S R"],
+    advantages: Real[ArrayLike, "S"] | Real[ArrayLike, "S #R"],
+    where: Shaped[ArrayLike, "S R"],
+    entropy: Float[ArrayLike, "S R"] | None = None,
+    reference_log_probs: Float[ArrayLike, "S R"] | None = None,
+) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, tuple[Array, Array]]]:
+    """Loss of one micro-batch, to be minimised, as a sum and a count.
+
+    Add the sums and the counts of all micro-batches and devices and divide once: loss = Σ sum / Σ count. The gradient of the
+    sum divided by the total count is then the gradient of the whole batch, however it was cut.
+
+    Args:
+      recipe: from `make_recipe`; static under jit.
+      log_probs: log π of the sampled tokens, the only input with a gradient (besides `entropy`).
+      old_log_probs: the same under the policy that sampled them.
+      advantages: from `advantages_for`.
+      where: response tokens that are trained on; rows of padding are all False. NaN is harmless where False.
+      entropy: per-token entropy of π, needed when `recipe.entropy_coef` is not 0; otherwise only a metric.
+      reference_log_probs: log π_ref, needed when `recipe.kl_coef` is not 0 and `kl_in="loss"`; otherwise only a metric.
+
+    Returns:
+      (sum, count, metrics), each metric again a (sum, count) pair, over tokens:
+      "policy_loss" (reduced like the loss), "ratio" (under loss="clip"), "clip_low", "clip_high", "old_kl" (mean log π_old −
+      log π), "kl", "entropy".
+
+    Raises:
+      ValueError: the recipe needs an input that was not given.
+      AssertionError: shapes differ.
+    """
+    chex.assert_equal_shape([log_probs, old_log_probs])
+    where = as_mask(where, jnp.shape(log_probs))
+    parts = lambda x: losses.reduce_parts(x, where, recipe.reduce, recipe.max_length)  # noqa: E731
+    tokens = lambda x: losses.reduce_parts(jax.lax.stop_gradient(x), where)  # noqa: E731
+    new, old = jnp.where(where, log_probs, 0), jnp.where(where, old_log_probs, 0)
+    metrics = {"old_kl": tokens(old - new)}
+    if recipe.loss == "clip":
+        policy = losses.clipped_ratio(
+            new, old, advantages, recipe.clip_low, recipe.clip_high, recipe.level, recipe.dual_clip, where
+        )
+        ratio, spread = losses.importance_ratio(new, old, recipe.level, where), as_float(advantages)
+        ratio = jnp.broadcast_to(ratio[:, None] if ratio.ndim == 1 else ratio, where.shape)
+        spread = jnp.broadcast_to(spread[:, None] if spread.ndim == 1 else spread, where.shape)
+        low, high = losses.clip_masks(ratio, spread, recipe.clip_low, recipe.clip_high)
+        metrics |= {"ratio": tokens(ratio), "clip_low": tokens(as_float(low)), "clip_high": tokens(as_float(high))}
+    else:
+        policy = losses.reinforce(new, advantages, where)
+    total, count = parts(policy)
+    metrics["policy_loss"] = (jax.lax.stop_gradient(total), count)
+    if reference_log_probs is not None:
+        divergence = losses.kl(new, jax.lax.stop_gradient(as_float(reference_log_probs)), recipe.kl_kind, where)
+        metrics["kl"] = tokens(divergence)
+        if recipe.kl_coef and recipe.kl_in == "loss":
+            total = total + recipe.kl_coef * parts(divergence)[0]
+    elif recipe.kl_coef and recipe.kl_in == "loss":
+        raise ValueError(f"Recipe {recipe.name!r} has kl_coef={recipe.kl_coef}: pass reference_log_probs.")
+    if entropy is not None:
+        metrics["entropy"] = tokens(as_float(entropy))
+        if recipe.entropy_coef:
+            total = total - recipe.entropy_coef * parts(entropy)[0]
+    elif recipe.entropy_coef:
+        raise ValueError(f"Recipe {recipe.name!r} has entropy_coef={recipe.entropy_coef}: pass entropy.")
+    return total, count, metrics

@@ -1,0 +1,217 @@
+"""Groups: which samples are compared with each other.
+
+A group-relative method replaces the critic by the other members of a group, so the group is the algorithm. Here a group is
+an integer: `group_keys` stacks the axes that name it (AT-GRPO's hash(env, agent, turn), over any axes, but injective),
+`group_ids` turns keys into dense ids `[S]` in [0, G), and everything downstream is a segment operation on those ids.
+
+All functions take flat arrays over S samples and work inside jit: ids and per-group arrays have the static capacity S (there are
+never more groups than samples). A masked sample has the id `NO_GROUP`, and a sample with that id is masked everywhere.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, Real, Shaped
+
+from marl_llm.algorithms._arrays import as_float, as_mask, is_traced, masked_ids, per_group_max, per_group_min, per_group_sum
+
+NO_GROUP = -1
+
+
+@jax.jit
+def group_keys(**axes: Int[ArrayLike, "S"]) -> Int[Array, "S C"]:
+    """Stack the axes that name a group into one key per sample: the papers' hash(e, i, t), without its collisions.
+
+    AT-GRPO (Stronger-MAS, Alg. 1 line 11) writes g = hash(e, i, t). Two different groups must never share a key, so the key
+    is the tuple itself: injective by construction, for any number of groups and any integer values, negative ones included.
+
+    Args:
+      **axes: integer arrays `[S]`, for example `env=..., agent=..., turn=...`. At least one.
+
+    Returns:
+      Keys `[S, C]`, one column per axis, columns in alphabetical order of their names, so that neither the order of the
+      arguments nor jit changes the result.
+
+    Raises:
+      ValueError: no axis was given.
+    """
+    if not axes:
+        raise ValueError("group_keys needs at least one axis, for example group_keys(env=env, agent=agent, turn=turn).")
+    columns = [jnp.asarray(axes[name]) for name in sorted(axes)]
+    return jnp.stack(columns, axis=1)
+
+
+def _ids_by_counting(keys: Array, where: Array, lowest: Array, span: Array, capacity: int) -> Array:
+    """Dense ids when all keys fit a box of at most `capacity` cells: mark the cells in use, number them in order. O(S)."""
+    code = jnp.zeros(keys.shape[0], jnp.int32)
+    for c in range(keys.shape[1]):
+        code = code * span[c].astype(jnp.int32) + (keys[:, c] - lowest[c]).astype(jnp.int32)
+    code = jnp.where(where, code, capacity)
+    used = jnp.zeros(capacity, jnp.int32).at[code].set(1, mode="drop")
+    dense = jnp.cumsum(used) - 1
+    return dense.at[code].get(mode="fill", fill_value=NO_GROUP)
+
+
+def _ids_by_sorting(keys: Array, where: Array) -> Array:
+    """Dense ids for any keys: sort rows lexicographically, masked rows last, and start a group at every change. O(S log S)."""
+    columns = [keys[:, c] for c in reversed(range(keys.shape[1]))]
+    order = jnp.lexsort([*columns, ~where])
+    rows = keys[order]
+    starts = jnp.any(rows[1:] != rows[:-1], axis=1).astype(jnp.int32)
+    ids = jnp.concatenate([jnp.zeros(min(1, keys.shape[0]), jnp.int32), jnp.cumsum(starts)])
+    ids = jnp.zeros(keys.shape[0], jnp.int32).at[order].set(ids.astype(jnp.int32))
+    return jnp.where(where, ids, NO_GROUP)
+
+
+@jax.jit
+def group_ids(keys: Int[ArrayLike, "S C"], where: Shaped[ArrayLike, "S"] | None = None) -> Int[Array, "S"]:
+    """Number the distinct keys: dense ids in [0, G), in lexicographic order of the keys.
+
+    The same numbers as `numpy.unique(keys[where], axis=0, return_inverse=True)`. When the keys span a box of at most 4 S cells
+    (envs x agents x turns usually do) no sort is needed and the cost is linear; otherwise the rows are sorted.
+
+    Args:
+      keys: `[S, C]`, from `group_keys`.
+      where: `[S]`, optional. Samples that are False get `NO_GROUP` (-1) and take no number.
+
+    Returns:
+      int32 ids `[S]`. Their number G is `max(ids) + 1`; it is at most S and unknown to the compiler.
+    """
+    keys = jnp.asarray(keys)
+    size, width = keys.shape
+    where = as_mask(where, (size,))
+    if size == 0:
+        return jnp.zeros(0, jnp.int32)
+    limits = jnp.iinfo(keys.dtype)
+    valid = where[:, None]
+    lowest = jnp.min(keys, axis=0, where=valid, initial=limits.max)
+    highest = jnp.max(keys, axis=0, where=valid, initial=limits.min)
+    # Spans are compared as floats because highest - lowest may overflow the integer type; the 0.1 % covers float rounding.
+    span = jnp.maximum(highest.astype(jnp.float32) - lowest.astype(jnp.float32) + 1, 1)
+    capacity = 4 * size + 64
+    fits = jnp.prod(span) <= 0.999 * capacity
+    counting = lambda: _ids_by_counting(keys, where, lowest, highest - lowest + 1, capacity)  # noqa: E731
+    return jax.lax.cond(fits, counting, lambda: _ids_by_sorting(keys, where))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GroupStats:
+    """What each group looks like. Arrays are indexed by group id, have capacity S, and are zero past the last group."""
+
+    size: Array  # [S] int32, members of group g (unmasked samples); 0 for ids that are not in use
+    mean: Array  # [S] float, mean value
+    variance: Array  # [S] float, variance with the stated ddof; 0 for a group of one
+    minimum: Array  # [S] float, smallest value
+    maximum: Array  # [S] float, largest value
+    is_tied: Array  # [S] bool, in use and all values exactly equal; a group of one is tied
+    count: Array  # [] int32, number of groups in use
+    singletons: Array  # [] int32, number of groups of one
+    tied: Array  # [] int32, number of tied groups (the groups of one among them)
+    zero_variance_share: Array  # [] float, tied / count; 0 when there is no group
+
+    @property
+    def std(self) -> Float[Array, "S"]:
+        """Standard deviation of each group, zero (not a rounding error) where it is tied."""
+        return jnp.where(self.is_tied, 0.0, jnp.sqrt(jnp.where(self.is_tied, 1.0, self.variance)))
+
+
+def group_stats(
+    values: Real[ArrayLike, "S"], ids: Int[ArrayLike, "S"], where: Shaped[ArrayLike, "S"] | None = None, ddof: int = 0
+) -> GroupStats:
+    """Describe every group: size, mean, variance, extremes, ties, and how many groups teach nothing.
+
+    Args:
+      values: rewards or returns `[S]`.
+      ids: dense group ids `[S]` from `group_ids`.
+      where: `[S]`, optional; False samples count nowhere.
+      ddof: the variance divides by max(n - ddof, 1).
+
+    Returns:
+      A `GroupStats` pytree. An empty table gives zero groups and finite zeros everywhere.
+    """
+    values, ids = as_float(values), jnp.asarray(ids)
+    slots = masked_ids(ids, as_mask(where, ids.shape))
+    used = slots < ids.shape[0]
+    values = jnp.where(used, values, 0)
+    size = per_group_sum(jnp.ones_like(slots, jnp.int32), slots)
+    present = size > 0
+    mean = per_group_sum(values, slots) / jnp.maximum(size, 1)
+    deviation = jnp.where(used, values - mean.at[slots].get(mode="fill", fill_value=0), 0)
+    low = per_group_min(values, slots, jnp.inf)
+    high = per_group_max(values, slots, -jnp.inf)
+    is_tied = present & (low == high)
+    variance = jnp.where(is_tied, 0, per_group_sum(deviation**2, slots) / jnp.maximum(size - ddof, 1))
+    count, tied = jnp.sum(present), jnp.sum(is_tied)
+    return GroupStats(
+        size=size,
+        mean=mean,
+        variance=variance,
+        minimum=jnp.where(present, low, 0),
+        maximum=jnp.where(present, high, 0),
+        is_tied=is_tied,
+        count=count,
+        singletons=jnp.sum(size == 1),
+        tied=tied,
+        zero_variance_share=tied / jnp.maximum(count, 1).astype(values.dtype),
+    )
+
+
+def _mixed_groups(prompt_ids, ids, where) -> tuple[Array, Array, Array]:
+    """Return (slots [S], group is mixed [S], group in use [S]) for `check_same_prompt` and `mixed_share`."""
+    prompt_ids, ids = jnp.asarray(prompt_ids), jnp.asarray(ids)
+    prompts = prompt_ids.reshape(prompt_ids.shape[0], -1)
+    slots = masked_ids(ids, as_mask(where, ids.shape))
+    rows = jnp.arange(ids.shape[0])
+    first = per_group_min(rows, slots, ids.shape[0])
+    reference = prompts.at[first.at[slots].get(mode="fill", fill_value=0)].get(mode="fill", fill_value=0)
+    differs = jnp.any(prompts != reference, axis=1).astype(jnp.int32)
+    in_use = first < ids.shape[0]
+    return slots, per_group_max(differs, slots, 0) > 0, in_use
+
+
+def mixed_share(
+    prompt_ids: Shaped[ArrayLike, "S *P"], ids: Int[ArrayLike, "S"], where: Shaped[ArrayLike, "S"] | None = None
+) -> Float[Array, ""]:
+    """Share of groups whose members did not all see the very same prompt; 0 when there is no group.
+
+    GRPO on a team, MAGRPO's later turns and MAPPA compare different prompts by design; this is the metric that says so.
+
+    Args:
+      prompt_ids: prompt token ids `[S, P]`, padded alike, or one fingerprint per prompt `[S]`.
+      ids: dense group ids `[S]`.
+      where: `[S]`, optional.
+    """
+    _, mixed, in_use = _mixed_groups(prompt_ids, ids, where)
+    return jnp.sum(mixed) / jnp.maximum(jnp.sum(in_use), 1).astype(jnp.result_type(float))
+
+
+def check_same_prompt(
+    prompt_ids: Shaped[ArrayLike, "S *P"], ids: Int[ArrayLike, "S"], where: Shaped[ArrayLike, "S"] | None = None
+) -> None:
+    """Raise unless all members of every group saw the very same prompt ids (AT-GRPO's condition for a fair comparison).
+
+    Args:
+      prompt_ids: prompt token ids `[S, P]`, padded alike, or one fingerprint per prompt `[S]`.
+      ids: dense group ids `[S]`.
+      where: `[S]`, optional.
+
+    Raises:
+      ValueError: a group mixes prompts; the message names the first such group and two of its rows.
+      TypeError: called inside jit, where nothing can be raised; use `mixed_share` there.
+    """
+    if is_traced(prompt_ids, ids, where):
+        raise TypeError("check_same_prompt raises, so it needs concrete arrays: inside jit, report mixed_share(...) instead.")
+    slots, mixed, _ = _mixed_groups(prompt_ids, ids, where)
+    if not bool(jnp.any(mixed)):
+        return
+    group = int(jnp.argmax(mixed))
+    rows = [int(row) for row in jnp.flatnonzero(slots == group)]
+    prompts = jnp.asarray(prompt_ids).reshape(slots.shape[0], -1)
+    other = next(row for row in rows if bool(jnp.any(prompts[row] != prompts[rows[0]])))
+    raise ValueError(
+        f"{int(jnp.sum(mixed))} group(s) mix prompts. Group {group} has {len(rows)} samples; rows {rows[0]} and {other} saw "
+        "different prompt ids. Group by more axes, or use a recipe that compares different prompts on purpose."
+    )

@@ -1,0 +1,275 @@
+"""Policy losses: one equation each, to be minimised, unreduced, with the mask of optax's `where=`.
+
+Log-probs are `[S, R]`: natural log-probabilities of the sampled tokens, and both sides of a ratio must belong to the same
+distribution (same temperature, top-k and top-p; see `ratios`). Masked tokens never enter: their value may be anything, NaN
+included, the result there is 0 and so is the gradient. `reduce_parts` keeps sum and count apart so that micro-batches and
+devices add up to exactly the loss of the whole batch.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Real, Shaped
+
+from marl_llm.algorithms._arrays import as_float, as_mask, check_choice, psum
+
+LEVELS = ("token", "sequence", "sequence_token", "product")
+KL_KINDS = ("k1", "abs", "k2", "k3", "k1+", "k3+")
+REDUCTIONS = ("token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "constant")
+
+# e^20 is 4.9e8: finite in float32 with room for sums, and far outside every clip range in use.
+LOG_RATIO_LIMITS = (-20.0, 20.0)
+
+
+def _masked(x, where: Array) -> Array:
+    """Zero the masked entries before anything is computed, so that no NaN reaches the gradient."""
+    return jnp.where(where, jnp.broadcast_to(as_float(x), where.shape), 0)
+
+
+def importance_ratio(
+    log_probs: Float[ArrayLike, "S R"],
+    old_log_probs: Float[ArrayLike, "S R"],
+    level: str = "token",
+    where: Shaped[ArrayLike, "S R"] | None = None,
+    log_ratio_limits: tuple[float, float] | None = LOG_RATIO_LIMITS,
+) -> Float[Array, "S R"] | Float[Array, "S"]:
+    """Ratio of the probability of what was sampled under the present and under the sampling policy.
+
+    token:          ρ_{s,r} = exp(log π_{s,r} − log π_old_{s,r})                       [S, R]
+    sequence:       ρ_s = exp(mean_r (log π − log π_old))                              [S]     GSPO
+    sequence_token: value of `sequence`, gradient of each token's own log-prob         [S, R]  GSPO-token
+    product:        ρ_s = exp(Σ_r (log π − log π_old)), the ratio of whole responses   [S]     MAGRPO Eq. 2, Stronger-MAS Eq. 2
+
+    Args:
+      log_probs: log π of the sampled tokens.
+      old_log_probs: the same under the policy that sampled them.
+      level: which ratio.
+      where: `[S, R]` response tokens; masked ones are left out of means and sums, and get ratio 1.
+      log_ratio_limits: the log of the ratio is clamped to (low, high) before the exponential, with zero gradient
+        outside; None switches it off. TRL has none, verl's token ratio (−20, 20), verl's GSPO (−inf, 10).
+
+    Raises:
+      ValueError: unknown level.
+    """
+    check_choice("level", level, LEVELS)
+    where = as_mask(where, jnp.shape(log_probs))
+    new = _masked(log_probs, where)
+    log_ratio = new - _masked(old_log_probs, where)
+    if level != "token":
+        total = jnp.sum(log_ratio, axis=1)
+        if level != "product":
+            total = total / jnp.maximum(jnp.sum(where, axis=1), 1)
+        log_ratio = total
+    if level == "sequence_token":
+        log_ratio = jax.lax.stop_gradient(log_ratio)[:, None] + new - jax.lax.stop_gradient(new)
+    if log_ratio_limits is not None:
+        log_ratio = jnp.clip(log_ratio, *log_ratio_limits)
+    return jnp.exp(log_ratio)
+
+
+def _advantages_like(advantages, ratio: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Broadcast advantages `[S]`, `[S, 1]` or `[S, R]` against a ratio `[S]` or `[S, R]`."""
+    advantages = as_float(advantages)
+    if ratio.ndim == 1 and advantages.ndim == 1:
+        return advantages, ratio
+    if advantages.ndim == 1:
+        advantages = advantages[:, None]
+    if ratio.ndim == 1:
+        ratio = ratio[:, None]
+    return jnp.broadcast_to(advantages, shape), jnp.broadcast_to(ratio, shape)
+
+
+def clipped_ratio(
+    log_probs: Float[ArrayLike, "S R"],
+    old_log_probs: Float[ArrayLike, "S R"],
+    advantages: Real[ArrayLike, "S"] | Real[ArrayLike, "S #R"],
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    level: str = "token",
+    dual_clip: float | None = None,
+    where: Shaped[ArrayLike, "S R"] | None = None,
+    log_ratio_limits: tuple[float, float] | None = LOG_RATIO_LIMITS,
+) -> Float[Array, "S R"] | Float[Array, "S"]:
+    """PPO's clipped surrogate as a loss (Stronger-MAS Eq. 2, MAGRPO Eq. 2, MAPPA Eq. 5; asymmetric clip: DAPO).
+
+    ℓ = −min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A), and for A < 0 at most −c A (dual clip)
+
+    Where both arms are equal the gradient is that of the unclipped one, so the edges 1 − clip_low and 1 + clip_high still learn.
+
+    Args:
+      log_probs: log π of the sampled tokens.
+      old_log_probs: the same under the policy that sampled them.
+      advantages: one per sample `[S]`, or per token `[S, R]` (or `[S, 1]`); no gradient flows into them.
+      clip_low: how far below 1 the ratio may push.
+      clip_high: how far above 1.
+      level: see `importance_ratio`.
+      dual_clip: c > 1, the largest ratio that a negative advantage may count with; None for no such bound.
+      where: `[S, R]` response tokens.
+      log_ratio_limits: see `importance_ratio`.
+
+    Returns:
+      The loss, 0 where masked: `[S, R]`, or `[S]` at the levels "sequence" and "product" with one advantage per sample (0 for
+      a sample without tokens).
+
+    Raises:
+      ValueError: unknown level, or dual_clip not above 1.
+    """
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"dual_clip={dual_clip} must be greater than 1: it bounds a ratio from above.")
+    where = as_mask(where, jnp.shape(log_probs))
+    ratio = importance_ratio(log_probs, old_log_probs, level, where, log_ratio_limits)
+    advantages, ratio = _advantages_like(jax.lax.stop_gradient(as_float(advantages)), ratio, where.shape)
+    unclipped = -advantages * ratio
+    clipped = -advantages * jax.lax.stop_gradient(jnp.clip(ratio, 1 - clip_low, 1 + clip_high))
+    loss = jnp.where(clipped > unclipped, clipped, unclipped)
+    if dual_clip is not None:
+        loss = jnp.where((advantages < 0) & (loss > -dual_clip * advantages), -dual_clip * advantages, loss)
+    return jnp.where(jnp.any(where, axis=1) if loss.ndim == 1 else where, loss, 0)
+
+
+def clip_masks(
+    ratio: Float[Array, "*S"], advantages: Float[Array, "*S"], clip_low: float, clip_high: float
+) -> tuple[Shaped[Array, "*S"], Shaped[Array, "*S"]]:
+    """Say where the clip is active: (ratio below the range with A < 0, ratio above the range with A > 0)."""
+    return (ratio < 1 - clip_low) & (advantages < 0), (ratio > 1 + clip_high) & (advantages > 0)
+
+
+def reinforce(
+    log_probs: Float[ArrayLike, "S R"],
+    advantages: Real[ArrayLike, "S"] | Real[ArrayLike, "S #R"],
+    where: Shaped[ArrayLike, "S R"] | None = None,
+) -> Float[Array, "S R"]:
+    """Policy gradient without a ratio (Williams 1992; MAGRPO as released).
+
+    ℓ_{s,r} = −A log π_{s,r}
+
+    Args:
+      log_probs: log π of the sampled tokens.
+      advantages: `[S]`, `[S, 1]` or `[S, R]`; no gradient flows into them.
+      where: `[S, R]` response tokens; the loss is 0 elsewhere.
+    """
+    where = as_mask(where, jnp.shape(log_probs))
+    log_probs = _masked(log_probs, where)
+    advantages, log_probs = _advantages_like(jax.lax.stop_gradient(as_float(advantages)), log_probs, where.shape)
+    return jnp.where(where, -advantages * log_probs, 0)
+
+
+def kl(
+    log_probs: Float[ArrayLike, "*S"],
+    reference_log_probs: Float[ArrayLike, "*S"],
+    kind: str = "k3",
+    where: Shaped[ArrayLike, "*S"] | None = None,
+    log_ratio_limit: float | None = 20.0,
+    value_limit: float | None = None,
+) -> Float[Array, "*S"]:
+    """Per-token estimate of KL(π ‖ π_ref) from the sampled tokens (Schulman 2020, "Approximating KL divergence").
+
+    k1 = −d, abs = |d|, k2 = d² / 2, k3 = e^d − d − 1, with d = log π_ref − log π
+
+    "k1+" and "k3+" have the value of k1 and k3 and the gradient of k2, which is the unbiased gradient of the KL divergence. As a
+    penalty inside the reward only the value matters; as a loss prefer k2 or a "+".
+
+    Args:
+      log_probs: log π of the sampled tokens.
+      reference_log_probs: log π_ref of the same tokens; give it without gradient.
+      kind: which estimator.
+      where: optional; 0 where False.
+      log_ratio_limit: in k3, d is clamped to ± this before the exponential (verl 20; TRL none, equal up to there). None: off.
+      value_limit: k3 itself is clamped to ± this, with zero gradient outside (verl 10; TRL none). None: off.
+
+    Raises:
+      ValueError: unknown kind.
+    """
+    check_choice("kind", kind, KL_KINDS)
+    where = as_mask(where, jnp.shape(log_probs))
+    d = _masked(reference_log_probs, where) - _masked(log_probs, where)
+    base = kind.rstrip("+")
+    if base == "k1":
+        value = -d
+    elif base == "abs":
+        value = jnp.abs(d)
+    elif base == "k2":
+        value = 0.5 * d**2
+    else:
+        limited = d if log_ratio_limit is None else jnp.clip(d, -log_ratio_limit, log_ratio_limit)
+        # expm1 keeps digits where the policies nearly agree: e^d − 1 − d cancels to zero in float32 below |d| of 3e-4.
+        value = jnp.expm1(limited) - limited
+        value = value if value_limit is None else jnp.clip(value, -value_limit, value_limit)
+    if kind.endswith("+"):
+        straight = 0.5 * d**2
+        value = jax.lax.stop_gradient(value) + straight - jax.lax.stop_gradient(straight)
+    return jnp.where(where, value, 0)
+
+
+def reduce_parts(
+    x: Float[ArrayLike, "S *R"],
+    where: Shaped[ArrayLike, "S *Q"] | None = None,
+    how: str = "token_mean",
+    max_length: int | None = None,
+    empty_rows: bool = False,
+    token_epsilon: float = 0.0,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Split a reduction into its sum and its count, which add up over micro-batches and devices.
+
+    how                        sum                        count
+    "token_mean"               Σ_s Σ_r x                  tokens
+    "sequence_mean_token_sum"  Σ_s Σ_r x                  rows
+    "sequence_mean_token_mean" Σ_s (Σ_r x / n_s)          rows
+    "constant"                 Σ_s Σ_r x                  rows · max_length (Dr. GRPO)
+
+    Args:
+      x: loss per token `[S, R]` or per sample `[S]`.
+      where: mask `[S, R]` or `[S]`; everything by default. A per-sample `x` with a per-token mask counts at each of its tokens.
+      how: which reduction.
+      max_length: Dr. GRPO's constant, usually the longest response allowed; needed by and only by "constant".
+      empty_rows: whether rows without any token count as rows (TRL: yes; verl: no; padding rows must not: no by default).
+      token_epsilon: added to n_s (verl 1e-8).
+
+    Returns:
+      (sum, count), scalars. No division has happened: divide the total sum by the total count, see `reduce`.
+
+    Raises:
+      ValueError: unknown `how`, or `max_length` missing or given without effect.
+    """
+    check_choice("how", how, REDUCTIONS)
+    if (max_length is not None) != (how == "constant"):
+        raise ValueError(f"max_length belongs to how='constant' and only to it; got how={how!r}, max_length={max_length!r}.")
+    x = as_float(x)
+    where = jnp.ones(x.shape, bool) if where is None else jnp.asarray(where).astype(bool)
+    if x.ndim == 1 and where.ndim == 2:
+        x = x[:, None]
+    if x.ndim == 2 and where.ndim == 1:
+        where = where[:, None]
+    shape = jnp.broadcast_shapes(x.shape, where.shape)
+    where = jnp.broadcast_to(where, shape)
+    x = jnp.where(where, jnp.broadcast_to(x, shape), 0).reshape(shape[0], -1)
+    tokens = jnp.sum(where.reshape(shape[0], -1), axis=1).astype(x.dtype)
+    rows = jnp.asarray(shape[0], x.dtype) if empty_rows else jnp.sum(tokens > 0).astype(x.dtype)
+    per_row = jnp.sum(x, axis=1)
+    if how == "token_mean":
+        return jnp.sum(per_row), jnp.sum(tokens)
+    if how == "sequence_mean_token_mean":
+        per_row = per_row / (jnp.maximum(tokens, 1) + token_epsilon)
+    if how == "constant":
+        rows = rows * max_length
+    return jnp.sum(per_row), rows
+
+
+def reduce(
+    x: Float[ArrayLike, "S *R"],
+    where: Shaped[ArrayLike, "S *Q"] | None = None,
+    how: str = "token_mean",
+    max_length: int | None = None,
+    empty_rows: bool = False,
+    token_epsilon: float = 0.0,
+    axis_name=None,
+) -> Float[Array, ""]:
+    """Reduce a loss to a scalar: the sum over the count of `reduce_parts`, 0 (with zero gradient) when the count is 0.
+
+    Args:
+      x, where, how, max_length, empty_rows, token_epsilon: see `reduce_parts`.
+      axis_name: mesh axis (or axes) over which sum and count are added up before the division, inside `shard_map`.
+    """
+    total, count = reduce_parts(x, where, how, max_length, empty_rows, token_epsilon)
+    total, count = psum(total, axis_name), psum(count, axis_name)
+    return total / jnp.where(count > 0, count, 1)

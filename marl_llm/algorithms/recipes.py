@@ -1,0 +1,262 @@
+"""Recipes: the five choices of a published method, as data.
+
+A recipe says how a team is sampled, what a sample is paid, with whom it is compared, on which scale, and which loss is stepped.
+`make_recipe` gives a published one with any field changed, and refuses what does not exist or would do nothing. The two
+functions that carry a recipe out on plain arrays, `advantages_for` and `loss_for`, are in `apply`; nothing here knows about
+models or games.
+
+Each recipe has the preset "paper" (what the text says) and, where the authors' code is known to differ, "released".
+"""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+
+from marl_llm.algorithms._arrays import check_choice
+from marl_llm.algorithms.advantages import SCALES, SINGLETONS
+from marl_llm.algorithms.losses import KL_KINDS, LEVELS, REDUCTIONS
+from marl_llm.algorithms.returns import SCOPES
+
+AXES = ("instance", "env", "agent", "turn", "trajectory")
+
+CHOICES = types.MappingProxyType(
+    {
+        "sampling": ("tree", "parallel", "chain"),
+        "pick": ("greedy", "first", "random"),
+        "rewards": ("mixed", "team", "local"),
+        "returns": ("immediate", "to_go", "outcome", "trajectory", "gae"),
+        "scope": SCOPES,
+        "normaliser": ("group", "leave_one_out", "global", "critic"),
+        "scale": SCALES,
+        "singleton": SINGLETONS,
+        "weigh": ("sample", "trajectory", "token"),
+        "loss": ("clip", "reinforce"),
+        "level": LEVELS,
+        "reduce": REDUCTIONS,
+        "kl_kind": KL_KINDS,
+        "kl_in": ("loss", "reward"),
+    }
+)
+
+
+@typing.no_type_check  # __post_init__ checks every field itself, with messages for people who edit configs
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """One method as data. Build it with `make_recipe`; `dataclasses.replace` works too but lets useless options through."""
+
+    name: str  # which published method
+    preset: str = "paper"  # "paper" or "released"
+
+    # How a team is sampled.
+    sampling: str = "parallel"  # "tree": K candidates per prompt, one goes on; "parallel": K whole plays; "chain": one by one
+    branches: int = 4  # K, candidates per prompt (tree) or plays per instance (parallel, chain)
+    pick: str = "greedy"  # tree: which candidate goes on: the best paid ("greedy"), "first" or "random"
+    temperature: float = 1.0  # of sampling, and of both sides of the ratio
+    top_k: int | None = None  # sample among the k likeliest tokens only; None: all
+    top_p: float = 1.0  # sample inside the nucleus of this mass only; 1: all
+
+    # What a sample is paid.
+    rewards: str = "mixed"  # "mixed": α team + local; or "team" or "local" alone
+    alpha: float = 1.0  # α, weight of the team's reward in "mixed"
+    returns: str = "immediate"  # "immediate", "to_go", "outcome" (last turn's reward), "trajectory" (sum over turns), "gae"
+    scope: str = "trajectory"  # to_go: whose later rewards count; see returns.rewards_to_go
+    gamma: float = 1.0  # discount per turn (to_go) or per token (gae)
+    gae_lambda: float = 1.0  # gae: λ
+
+    # With whom it is compared, and on which scale.
+    normaliser: str = "group"  # "group", "leave_one_out", "global" (the whole batch) or "critic" (learned values, then whitened)
+    group_by: tuple[str, ...] = ("instance", "agent")  # axes that name a group, out of AXES; () is one group of everything
+    scale: str = "std"  # group: "std", "none", "range" or "batch"
+    ddof: int = 1  # degrees of freedom of every standard deviation
+    epsilon: float = 1e-6  # group: added to the divisor; global and critic: added to the variance
+    singleton: str = "zero"  # what a group of one gets: "zero" or "raw", its return
+    weigh: str = "sample"  # who has one vote in the statistics: a "sample", a "trajectory", or each "token"
+    skip_tied: bool = False  # leave groups of equal returns out of the forward pass (they then feel no KL and no entropy term)
+    tied_in_denominator: bool = True  # whether skipped samples still count in the denominator of the loss
+
+    # Which loss is stepped.
+    loss: str = "clip"  # "clip": clipped ratio; "reinforce": no ratio at all
+    level: str = "token"  # ratio per "token", "sequence" (GSPO), "sequence_token" or "product" (of the whole response)
+    clip_low: float = 0.2  # the ratio may fall this far below 1
+    clip_high: float = 0.2  # and rise this far above
+    dual_clip: float | None = None  # largest ratio that a negative advantage may count with; None: no bound
+    reduce: str = "sequence_mean_token_mean"  # see losses.reduce_parts
+    max_length: int | None = None  # reduce="constant": Dr. GRPO's constant, in tokens
+    kl_coef: float = 0.0  # β, weight of the KL to the reference
+    kl_kind: str = "k3"  # estimator, see losses.kl
+    kl_in: str = "loss"  # β·KL is added to the "loss" or taken off the "reward"
+    entropy_coef: float = 0.0  # weight of the entropy bonus
+    value_coef: float = 0.5  # critic: weight of the value loss
+    value_clip: float | None = 0.5  # critic: the value may move this far from the old one; None: no clip
+
+    def __post_init__(self):
+        if isinstance(self.group_by, str):
+            object.__setattr__(self, "group_by", tuple(axis.strip() for axis in self.group_by.split(",") if axis.strip()))
+        object.__setattr__(self, "group_by", tuple(self.group_by))
+        for axis in self.group_by:
+            _check(f"{self.name}: an axis of group_by", axis, AXES)
+        for field, choices in CHOICES.items():
+            _check(f"{self.name}: {field}", getattr(self, field), choices)
+        for field, low, high in _RANGES:
+            value = getattr(self, field)
+            if value is None and field in _OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                raise ValueError(f"{self.name}: {field}={value!r} must be a number in [{low}, {high}].")
+            if field in _INTEGERS and not isinstance(value, int):
+                raise ValueError(f"{self.name}: {field}={value!r} must be a whole number.")
+            if field not in _INTEGERS:
+                object.__setattr__(self, field, float(value))
+        for field in ("skip_tied", "tied_in_denominator"):
+            if not isinstance(getattr(self, field), bool):
+                raise ValueError(f"{self.name}: {field}={getattr(self, field)!r} must be True or False.")
+        for broken, why in _contradictions(self):
+            if broken:
+                raise ValueError(f"{self.name}: {why}")
+
+
+_INTEGERS = ("branches", "top_k", "ddof", "max_length")
+_OPTIONAL = ("top_k", "dual_clip", "max_length", "value_clip")
+_RANGES = (
+    ("branches", 1, math.inf),
+    ("temperature", 1e-3, math.inf),
+    ("top_k", 1, math.inf),
+    ("top_p", 1e-6, 1),
+    ("alpha", -math.inf, math.inf),
+    ("gamma", 0, 1),
+    ("gae_lambda", 0, 1),
+    ("ddof", 0, 1),
+    ("epsilon", 0, math.inf),
+    ("clip_low", 0, 1),
+    ("clip_high", 0, math.inf),
+    ("dual_clip", 1 + 1e-9, math.inf),
+    ("max_length", 1, math.inf),
+    ("kl_coef", 0, math.inf),
+    ("entropy_coef", 0, math.inf),
+    ("value_coef", 0, math.inf),
+    ("value_clip", 0, math.inf),
+)
+
+
+def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
+    """List (is broken, what to do) for combinations that no method can mean."""
+    return [
+        (
+            r.sampling == "tree" and r.returns in ("to_go", "outcome", "trajectory"),
+            f"returns={r.returns!r} needs plays that go on, but in a tree only one candidate per prompt does: "
+            "use returns='immediate', or sampling='parallel' or 'chain'.",
+        ),
+        (
+            r.sampling == "tree" and r.branches < 2 and r.normaliser in ("group", "leave_one_out") and "turn" in r.group_by,
+            "branches=1 in a tree makes groups of one, which teach nothing: use branches >= 2.",
+        ),
+        (
+            (r.returns == "gae") != (r.normaliser == "critic"),
+            f"returns='gae' and normaliser='critic' belong together; got {r.returns!r} and {r.normaliser!r}.",
+        ),
+        (
+            r.normaliser in ("group", "leave_one_out") and not r.group_by,
+            "group_by is empty: name the axes of a group, or use normaliser='global' for the whole batch.",
+        ),
+        (r.normaliser == "leave_one_out" and r.weigh != "sample", "leave_one_out gives each sample one vote: weigh='sample'."),
+        ((r.reduce == "constant") != (r.max_length is not None), "reduce='constant' and max_length belong together."),
+    ]
+
+
+def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
+    """List (fields, have no effect, why), for the check of what a caller set on purpose."""
+    grouped = r.normaliser in ("group", "leave_one_out")
+    return [
+        (("pick",), r.sampling != "tree", f"sampling={r.sampling!r} has no candidates to pick from (only 'tree' has)"),
+        (("alpha",), r.rewards != "mixed", f"rewards={r.rewards!r} mixes nothing (only 'mixed' does)"),
+        (("scope",), r.returns != "to_go", f"returns={r.returns!r} sums no later rewards (only 'to_go' does)"),
+        (("gamma",), r.returns not in ("to_go", "gae"), f"returns={r.returns!r} discounts nothing (only 'to_go' and 'gae' do)"),
+        (("gamma",), r.returns == "to_go" and r.scope == "token", "scope='token' sums nothing over turns"),
+        (("gae_lambda", "value_coef", "value_clip"), r.normaliser != "critic", "only normaliser='critic' has a critic"),
+        (("group_by", "singleton"), not grouped, f"normaliser={r.normaliser!r} makes no groups"),
+        (("scale",), r.normaliser != "group", f"normaliser={r.normaliser!r} has a scale of its own"),
+        (("ddof",), r.normaliser == "leave_one_out", "leave_one_out divides by no deviation"),
+        (("ddof",), r.normaliser == "group" and r.scale in ("none", "range"), f"scale={r.scale!r} is no deviation"),
+        (("epsilon",), r.normaliser == "leave_one_out", "leave_one_out divides by nothing"),
+        (("epsilon",), r.normaliser == "group" and r.scale == "none", "scale='none' divides by nothing"),
+        (("weigh",), r.normaliser == "critic", "the critic's advantages are whitened over tokens"),
+        (("skip_tied",), not grouped, f"normaliser={r.normaliser!r} makes no groups"),
+        (("tied_in_denominator",), not r.skip_tied, "no sample is skipped (skip_tied=False)"),
+        (("level", "clip_low", "clip_high", "dual_clip"), r.loss != "clip", f"loss={r.loss!r} has no ratio"),
+        (("kl_kind", "kl_in"), r.kl_coef == 0, "kl_coef=0 switches the KL term off"),
+    ]
+
+
+def _check(field: str, value, choices) -> None:
+    """`check_choice` with a suggestion."""
+    if value in choices:
+        return
+    close = difflib.get_close_matches(str(value), [str(c) for c in choices], 1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"{field}={value!r} is unknown.{hint} Valid: {', '.join(repr(c) for c in choices)}.")
+
+
+_PAPER = {
+    "grpo": dict(sampling="parallel", rewards="team", returns="outcome", group_by=("instance", "agent")),
+    "at_grpo": dict(sampling="tree", pick="greedy", rewards="mixed", returns="immediate", group_by=("env", "agent", "turn")),
+    "magrpo": dict(
+        sampling="parallel", rewards="team", returns="to_go", scope="joint", group_by=("instance", "turn"), ddof=0,
+        level="product", kl_coef=0.02,
+    ),
+    "dr_mas": dict(sampling="parallel", rewards="team", returns="outcome", group_by=("instance", "agent"), reduce="token_mean"),
+    "mappa": dict(
+        sampling="chain", branches=1, rewards="local", returns="to_go", scope="trajectory", normaliser="global", group_by=(),
+        ddof=0, epsilon=1e-8, weigh="token", kl_coef=0.01, kl_kind="k1", kl_in="reward", reduce="token_mean",
+    ),
+    "ppo": dict(
+        sampling="chain", branches=1, rewards="mixed", returns="gae", normaliser="critic", group_by=(), epsilon=1e-8,
+        dual_clip=3.0, reduce="token_mean",
+    ),
+}  # fmt: skip
+
+_RELEASED = {
+    # verl's vanilla actor loss under PettingLLMs: sampled with top-k and top-p, dual clip, mean over tokens.
+    "at_grpo": dict(branches=8, top_k=20, top_p=0.9, dual_clip=3.0, reduce="token_mean", singleton="raw"),
+    # CoMLRL: no ratio, no clip, no KL; sums over tokens; discounted.
+    "magrpo": dict(
+        loss="reinforce", kl_coef=0.0, gamma=0.9, epsilon=0.0, temperature=0.6, top_p=0.6, top_k=50,
+        reduce="sequence_mean_token_sum"
+    ),
+    # verl-agent.
+    "dr_mas": dict(branches=8, singleton="raw", dual_clip=3.0),
+    # MARTI: rewards do not reach earlier actions, statistics per agent.
+    "mappa": dict(branches=2, scope="token", normaliser="group", group_by=("agent",)),
+}  # fmt: skip
+
+RECIPES = tuple(_PAPER)
+FIELDS = tuple(field.name for field in dataclasses.fields(Recipe) if field.name not in ("name", "preset"))
+
+
+def make_recipe(name: str, preset: str = "paper", **overrides) -> Recipe:
+    """Build a published recipe, with any of its fields changed.
+
+    Args:
+      name: one of `RECIPES`.
+      preset: "paper", or "released" for at_grpo, magrpo, dr_mas and mappa.
+      **overrides: fields of `Recipe`. `group_by` may be a tuple or a comma-separated string.
+
+    Returns:
+      A frozen `Recipe`.
+
+    Raises:
+      ValueError: an unknown name, preset, field or value (the message lists the valid ones), a contradiction, or a field that
+        was set on purpose but would have no effect in the resulting recipe (the message says why).
+    """
+    _check("recipe", name, RECIPES)
+    check_choice(f"preset of {name}", preset, ("paper", "released") if name in _RELEASED else ("paper",))
+    for field in overrides:
+        _check("recipe field", field, FIELDS)
+    settings = _PAPER[name] | (_RELEASED[name] if preset == "released" else {}) | overrides
+    recipe = Recipe(name=name, preset=preset, **settings)
+    for fields, idle, why in _without_effect(recipe):
+        for field in fields:
+            if idle and field in overrides:
+                raise ValueError(f"{name}: {field}={overrides[field]!r} would have no effect: {why}. Take it out, or change that.")
+    return recipe

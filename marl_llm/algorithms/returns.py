@@ -1,0 +1,256 @@
+"""Returns: what a sample is paid for.
+
+Rewards arrive as flat arrays over S samples (one row per macro-action): `team` shared by everyone, `local` the agent's own.
+The four papers turn them into returns in four ways: at once (AT-GRPO), summed over the turns to come (MAGRPO, MAPPA), by the
+outcome of the whole trajectory (GRPO, Dr. MAS), or as differences of a score (UnityMAS-O). The token-level returns of
+REINFORCE++ and of PPO's GAE live here too.
+
+`trajectory` identifies one play of one instance (any integers); `turn` orders its samples, and rows of one trajectory with the
+same turn happened together. Where agents act one after another within a turn, pass the index of the action in its trajectory
+as `turn`.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, Real, Shaped
+
+from marl_llm.algorithms._arrays import as_float, as_mask, check_choice, masked_ids, per_group_max, per_group_sum
+from marl_llm.algorithms.groups import group_ids, group_keys
+
+SCOPES = ("token", "agent", "trajectory", "joint")
+OUTCOMES = ("sum", "mean", "last")
+
+
+def mix_rewards(team: Real[ArrayLike, "*S"], local: Real[ArrayLike, "*S"], alpha: float = 1.0) -> Float[Array, "*S"]:
+    """Mix the team's reward with the agent's own (AT-GRPO: Stronger-MAS Eq. 3).
+
+    r_{t,i} = α · r_t^team + r_{t,i}^loc
+
+    Args:
+      team: team reward of each sample.
+      local: the acting agent's own reward, same shape.
+      alpha: weight of the team's reward; the paper uses 1.
+    """
+    return alpha * as_float(team) + as_float(local)
+
+
+def _turn_slots(turn, trajectory, where) -> tuple[Array, Array, Array]:
+    """Number the (trajectory, turn) pairs in order: (slot per row [S], trajectory per slot [S], turn per slot [S])."""
+    turn, trajectory = jnp.asarray(turn), jnp.asarray(trajectory)
+    # group_ids numbers keys lexicographically, so consecutive slots are consecutive turns of one trajectory.
+    slots = masked_ids(group_ids(group_keys(a_trajectory=trajectory, b_turn=turn), where), where)
+    size = slots.shape[0]
+    slot_trajectory = jnp.zeros(size, trajectory.dtype).at[slots].set(trajectory, mode="drop")
+    slot_turn = jnp.zeros(size, turn.dtype).at[slots].set(turn, mode="drop")
+    return slots, slot_trajectory, slot_turn
+
+
+def rewards_to_go(
+    rewards: Real[ArrayLike, "S"],
+    turn: Int[ArrayLike, "S"],
+    trajectory: Int[ArrayLike, "S"],
+    gamma: float = 1.0,
+    where: Shaped[ArrayLike, "S"] | None = None,
+    agent: Int[ArrayLike, "S"] | None = None,
+    scope: str = "trajectory",
+) -> Float[Array, "S"]:
+    """Sum what is still to be earned from this turn on (MAGRPO Alg. 1 line 11; MAPPA Eq. 3).
+
+    R_t = Σ_{τ≥t} γ^{τ−t} r_τ
+
+    Args:
+      rewards: reward of each sample.
+      turn: order of the sample within its trajectory; γ is raised to differences of it. Gaps are allowed.
+      trajectory: id of the play the sample belongs to.
+      gamma: discount; both papers use 1.
+      where: optional; False samples earn nothing and get 0.
+      agent: acting agent of each sample, needed by `scope="agent"`.
+      scope: which later rewards count.
+        "trajectory": those of every sample of the trajectory, simultaneous ones included (MAPPA Eq. 3 as printed).
+        "agent": those of the same agent in the same trajectory (MAPPA's "within each agent's trajectory").
+        "joint": one reward per turn of the trajectory, the mean over its rows; right when every agent's row repeats the
+          team's joint reward (MAGRPO), which must not be counted once per agent.
+        "token": those of the sample itself (MAPPA as released): returns the rewards unchanged.
+
+    Returns:
+      Returns `[S]`, in the order of the rows.
+
+    Raises:
+      ValueError: unknown scope, or `scope="agent"` without `agent`.
+    """
+    check_choice("scope", scope, SCOPES)
+    rewards = as_float(rewards)
+    where = as_mask(where, rewards.shape)
+    rewards = jnp.where(where, rewards, 0)
+    if scope == "token":
+        return rewards
+    if scope == "agent":
+        if agent is None:
+            raise ValueError("rewards_to_go(scope='agent') needs the acting agent of each sample: pass agent=.")
+        trajectory = group_ids(group_keys(agent=agent, trajectory=trajectory))
+    slots, slot_trajectory, slot_turn = _turn_slots(turn, trajectory, where)
+    earned = per_group_sum(rewards, slots)
+    rows = per_group_sum(jnp.ones_like(slots), slots)
+    if scope == "joint":
+        earned = earned / jnp.maximum(rows, 1)
+    follows = (slot_trajectory[1:] == slot_trajectory[:-1]) & (rows[1:] > 0)
+    gap = jnp.where(follows, slot_turn[1:] - slot_turn[:-1], 0)
+    decay = jnp.where(follows, jnp.asarray(gamma, rewards.dtype) ** gap, 0)
+    decay = jnp.concatenate([decay, jnp.zeros(min(1, rewards.shape[0]), rewards.dtype)])
+
+    def then(later, earlier):
+        return later[0] * earlier[0], earlier[1] + earlier[0] * later[1]
+
+    to_go = jax.lax.associative_scan(then, (decay, earned), reverse=True)[1]
+    return to_go.at[slots].get(mode="fill", fill_value=0)
+
+
+def broadcast_outcome(
+    rewards: Real[ArrayLike, "S"],
+    trajectory: Int[ArrayLike, "S"],
+    where: Shaped[ArrayLike, "S"] | None = None,
+    turn: Int[ArrayLike, "S"] | None = None,
+    how: str = "sum",
+) -> Float[Array, "S"]:
+    """Give every sample of a trajectory the outcome of that trajectory (GRPO and Dr. MAS on a team).
+
+    Args:
+      rewards: reward of each sample.
+      trajectory: id of the play the sample belongs to, any integers.
+      where: optional; False samples count nowhere and get 0.
+      turn: order of the sample within its trajectory, needed by `how="last"`.
+      how: "sum" adds the rows (right when the outcome sits on one row and the others hold 0), "mean" averages them (right when
+        each row repeats it), "last" averages the rows of the last turn (right when each row holds the state of affairs after it).
+
+    Returns:
+      Outcomes `[S]`.
+
+    Raises:
+      ValueError: unknown `how`, or `how="last"` without `turn`.
+    """
+    check_choice("how", how, OUTCOMES)
+    rewards = as_float(rewards)
+    where = as_mask(where, rewards.shape)
+    trajectory = jnp.asarray(trajectory)
+    slots = masked_ids(group_ids(group_keys(trajectory=trajectory), where), where)
+    counted = where
+    if how == "last":
+        if turn is None:
+            raise ValueError("broadcast_outcome(how='last') needs the order of the samples: pass turn=.")
+        turn = jnp.asarray(turn)
+        last = per_group_max(turn, slots, jnp.iinfo(turn.dtype).min)
+        counted = where & (turn == last.at[slots].get(mode="fill", fill_value=0))
+    outcome = per_group_sum(jnp.where(counted, rewards, 0), slots)
+    if how != "sum":
+        outcome = outcome / jnp.maximum(per_group_sum(counted.astype(jnp.int32), slots), 1)
+    return outcome.at[slots].get(mode="fill", fill_value=0)
+
+
+def episode_return(
+    rewards: Real[ArrayLike, "S"],
+    turn: Int[ArrayLike, "S"],
+    trajectory: Int[ArrayLike, "S"],
+    where: Shaped[ArrayLike, "S"] | None = None,
+) -> Float[Array, "S"]:
+    """Give every sample the undiscounted sum of its trajectory's joint rewards, each turn counted once.
+
+    The reward of a turn is the mean over its rows, so the number of agents does not change the scale.
+    """
+    rewards = as_float(rewards)
+    where = as_mask(where, rewards.shape)
+    slots, _, _ = _turn_slots(turn, trajectory, where)
+    rows = per_group_sum(jnp.ones_like(slots), slots).at[slots].get(mode="fill", fill_value=1)
+    return broadcast_outcome(rewards / jnp.maximum(rows, 1), trajectory, where)
+
+
+def token_rewards(
+    rewards: Real[ArrayLike, "S"],
+    where: Shaped[ArrayLike, "S R"],
+    kl: Float[ArrayLike, "S R"] | None = None,
+    kl_coef: float = 0.0,
+) -> Float[Array, "S R"]:
+    """Lay a sample's reward on its last token and charge every token for leaving the reference (MAPPA Eq. 2).
+
+    r_{s,r} = [r is the last token of s] · R_s − β · KL_{s,r}
+
+    Args:
+      rewards: reward of each sample.
+      where: response tokens; a sample without any gets zeros, its reward is lost.
+      kl: per-token KL estimates, see `losses.kl`; no gradient flows into them.
+      kl_coef: β. MAPPA 0.01.
+    """
+    rewards = as_float(rewards)
+    where = jnp.asarray(where).astype(bool)
+    last = where & (jnp.cumsum(where[:, ::-1], axis=1)[:, ::-1] == 1)
+    out = jnp.where(last, rewards[:, None], 0)
+    if kl is not None:
+        out = out - jnp.where(where, kl_coef * jax.lax.stop_gradient(as_float(kl)), 0)
+    return out
+
+
+def token_rewards_to_go(
+    rewards: Real[ArrayLike, "S R"], gamma: float = 1.0, where: Shaped[ArrayLike, "S R"] | None = None
+) -> Float[Array, "S R"]:
+    """Discounted return at each token of a response (REINFORCE++; scope "token" of MAPPA as released).
+
+    G_r = r_r + γ G_{next(r)}, where next(r) skips masked tokens, so a hole (tool output) costs no discount.
+
+    Args:
+      rewards: per-token rewards; what lies on masked tokens is ignored.
+      gamma: discount per unmasked token.
+      where: response tokens; 0 elsewhere.
+    """
+    rewards = as_float(rewards)
+    where = as_mask(where, rewards.shape)
+
+    def step(carried, token):
+        reward, valid = token
+        carried = jnp.where(valid, reward + gamma * carried, carried)
+        return carried, carried
+
+    tokens = (jnp.where(where, rewards, 0).T, where.T)
+    _, returns = jax.lax.scan(step, jnp.zeros_like(rewards[:, 0]), tokens, reverse=True)
+    return jnp.where(where, returns.T, 0)
+
+
+def gae(
+    rewards: Real[ArrayLike, "S R"],
+    values: Float[ArrayLike, "S R"],
+    gamma: float = 1.0,
+    gae_lambda: float = 1.0,
+    where: Shaped[ArrayLike, "S R"] | None = None,
+) -> tuple[Float[Array, "S R"], Float[Array, "S R"]]:
+    """Generalised advantage estimation over the tokens of one response (Schulman et al. 2016; UnityMAS-O §5.4).
+
+    δ_r = r_r + γ V_{next(r)} − V_r,   A_r = δ_r + γ λ A_{next(r)},   target_r = A_r + V_r
+
+    next(r) is the next unmasked token of the row: a hole in the mask (tool output inside the response) is skipped, its reward
+    and value are ignored, and it costs neither γ nor λ. After the last unmasked token the episode is over and V = 0.
+
+    Args:
+      rewards: per-token rewards, see `token_rewards`.
+      values: critic's values V_r; no gradient flows into them.
+      gamma: discount per unmasked token.
+      gae_lambda: λ; 1 gives return minus value, 0 one-step differences.
+      where: response tokens, holes allowed.
+
+    Returns:
+      (advantages, value targets), both 0 where masked. Not whitened.
+    """
+    rewards = as_float(rewards)
+    where = as_mask(where, rewards.shape)
+    rewards = jnp.where(where, rewards, 0)
+    values = jnp.where(where, jax.lax.stop_gradient(as_float(values)), 0)
+
+    def step(carried, token):
+        next_value, next_advantage = carried
+        reward, value, valid = token
+        advantage = reward + gamma * next_value - value + gamma * gae_lambda * next_advantage
+        carried = (jnp.where(valid, value, next_value), jnp.where(valid, advantage, next_advantage))
+        return carried, advantage
+
+    nothing = jnp.zeros_like(rewards[:, 0])
+    _, advantages = jax.lax.scan(step, (nothing, nothing), (rewards.T, values.T, where.T), reverse=True)
+    advantages = jnp.where(where, advantages.T, 0)
+    return advantages, jnp.where(where, advantages + values, 0)
