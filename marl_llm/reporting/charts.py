@@ -17,6 +17,7 @@ from marl_llm.reporting import files, page
 
 GAP_ALARM = 1e-4  # nats; law 2 of the project: the scorer reproduces the sampler's log-probs in float32
 _POINTS = 300  # more points than pixels only make the page heavy
+_LABEL = 28  # characters of a name in a legend
 _SIZE = (4.5, 2.7)  # inches: text keeps a readable size when the chart fills a phone's width
 
 Records = Sequence[Mapping[str, Any]]
@@ -88,6 +89,8 @@ def column(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _line(records: Records, key: str, label: str, color: int, kind: str = "smooth", dashed: bool = False) -> list[Line]:
     steps, values = column(records, key)
+    label = page.visible(label).strip().lstrip("_") or "?"  # matplotlib hides labels that begin with an underscore
+    label = label if len(label) <= _LABEL else label[: _LABEL - 1] + "…"
     return [Line(label, steps, values, color, kind, dashed)] if np.isfinite(values).any() else []
 
 
@@ -206,7 +209,7 @@ def _draw(chart: Chart) -> tuple[bytes, str]:
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
     style = {
         "svg.fonttype": "none", "svg.hashsalt": chart.name, "text.parse_math": False, "font.size": 9.5,
@@ -223,8 +226,12 @@ def _draw(chart: Chart) -> tuple[bytes, str]:
         axes.set_axisbelow(True)
         if chart.log:
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         (_stack if chart.stacked else _plot)(axes, chart)
+        if chart.log:
+            low, high = axes.get_ylim()
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            minor = FuncFormatter(lambda value, _: f"{value:g}") if high < 10 * low else NullFormatter()
+            axes.yaxis.set_minor_formatter(minor)  # without a power of ten in sight the others need their names
         if chart.level is not None:
             color = page.MUTED if chart.share else page.LIGHT[4]
             axes.axhline(chart.level[0], color=color, linestyle=":", linewidth=1.3, label=chart.level[1])
@@ -241,6 +248,7 @@ def _draw(chart: Chart) -> tuple[bytes, str]:
                           handlelength=1.4, columnspacing=1.2, borderaxespad=0.1)  # fmt: skip
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=150, facecolor="white")
+        figure.set_layout_engine("none")  # laid out once, for both
         figure.savefig(svg, format="svg", transparent=True)
     return png.getvalue(), _inline(svg.getvalue(), chart)
 

@@ -284,8 +284,9 @@ def _rows(value: Any, where: str) -> None:
 
 
 def _array(value: Any, where: str, kinds: str) -> np.ndarray:
+    flat = value if isinstance(value, np.ndarray) else list(_sequence(value, where))
     try:
-        array = np.asarray(value if isinstance(value, np.ndarray) else list(_sequence(value, where)))
+        array = np.asarray(flat)
     except ValueError as error:  # lists of unequal length inside
         raise EpisodeError(f"{where}: found a ragged list; put a flat list of numbers") from error
     if array.ndim != 1 or (array.size and array.dtype.kind not in kinds):

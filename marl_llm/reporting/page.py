@@ -10,9 +10,14 @@ _CONTROLS |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x20
 _CONTROLS |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")  # lone surrogates are no UTF-8
 
 
+def visible(text: object) -> str:
+    """`text` with control characters, reordering marks and lone surrogates made visible."""
+    return str(text).translate(_CONTROLS)
+
+
 def escape(text: object) -> str:
-    """`text` as inert HTML, fit for element content and quoted attributes; control characters are made visible."""
-    return html.escape(str(text).translate(_CONTROLS), quote=True)
+    """`text` as inert HTML, fit for element content and quoted attributes; see also `visible`."""
+    return html.escape(visible(text), quote=True)
 
 
 def percent(share: object, digits: int = 1) -> str:
@@ -32,7 +37,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | int) -> str:
     """Seconds as "2 min 52 s"."""
     if seconds < 60:
         return f"{seconds:.3g} s"

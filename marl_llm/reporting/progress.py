@@ -5,16 +5,32 @@ spoil the estimate of the time that remains.
 """
 
 import collections
+import numbers
 import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
 WINDOW_S = 30.0
 REDRAW_S = 0.1  # a terminal needs no more than ten lines a second
 _BAR_CELLS = 20
 _MIN_BAR_CELLS = 5
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """What `Progress` needs of a text stream; `sys.stderr`, files and `io.StringIO` have it."""
+
+    encoding: Any  # str, or None for a stream that is not encoded
+
+    def write(self, text: str, /) -> Any: ...
+
+    def flush(self) -> Any: ...
+
+    def isatty(self) -> bool: ...
+
+    def fileno(self) -> int: ...
 
 
 class Progress:
@@ -33,8 +49,8 @@ class Progress:
         self,
         total: int,
         label: str,
-        stream: TextIO | None = None,
-        every_s: float = 10.0,
+        stream: Stream | None = None,
+        every_s: float | int = 10,
         *,
         start: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -42,15 +58,15 @@ class Progress:
         self._total, self._label, self._every_s, self._clock = total, label, every_s, clock
         self._stream = sys.stderr if stream is None else stream
         self._live = self._stream.isatty()
-        self._step, self._figures = start, dict[str, float | int | str]()
+        self._step, self._figures = start, dict[str, SupportsFloat | str]()
         self._times = collections.deque([(clock(), start)])
         self._first = clock()
         self._shown_at: float | None = None
         self._shown_step: int | None = None
         self._closed = False
 
-    def update(self, step: int, **figures: float | int | str) -> None:
-        """Says that `step` steps are done. `figures` are shown as they are (strings) or with three digits (floats)."""
+    def update(self, step: int, **figures: SupportsFloat | str) -> None:
+        """Says that `step` steps are done. `figures` are shown as they are (strings, ints) or with three digits."""
         now = self._clock()
         self._step, self._figures = step, figures
         self._times.append((now, step))
@@ -129,7 +145,7 @@ class Progress:
         return f"{pace}  ETA {_duration((self._total - s1) / rate)}"
 
 
-def _can_write(stream: TextIO, text: str) -> bool:
+def _can_write(stream: Stream, text: str) -> bool:
     try:
         text.encode(stream.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -137,11 +153,11 @@ def _can_write(stream: TextIO, text: str) -> bool:
     return True
 
 
-def _figure(value: float | int | str) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _figure(value: SupportsFloat | str) -> str:
+    return str(value) if isinstance(value, str | numbers.Integral) else f"{float(value):.3g}"
 
 
-def _duration(seconds: float) -> str:
+def _duration(seconds: float | int) -> str:
     minutes, s = divmod(int(round(seconds)), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"

@@ -305,7 +305,7 @@ def _bar(success: object, ends: tuple[float, float] | None) -> str:
 def _charts(run: Run) -> str:
     plots = run.workdir / "plots"
     floor = _part(run, "random").get("success")
-    learning = charts.learning_charts(run.train, run.evaluated, run.warm, floor if page.is_number(floor) else None)
+    learning = charts.learning_charts(run.train, run.evaluated, run.warm, float(floor) if page.is_number(floor) else None)
     health = charts.health_charts(run.train, run.evaluated)
     if not (run.train or run.evaluated or run.warm):
         why = run.absent.get(metrics.FILE_NAME, "it has no line of a known phase.")

@@ -79,10 +79,11 @@ def _step(step: Mapping[str, Any], roles: Sequence[str], trail: Sequence[tuple[i
     if chosen is None:
         text += page.missing("Nothing chosen.", "No branch of this step took effect.")
     else:
-        text += f"<pre>{_clip(chosen.get('text', ''))}</pre>{_rewards(chosen)}{_flags(chosen)}"
+        text += f"<pre>{_clip(chosen.get('text', ''))}</pre><div>{_rewards(chosen)}{_flags(chosen)}</div>"
     text += page.details("prompt", f"<pre>{_clip(step.get('prompt', ''))}</pre>")
     if len(responses) > 1:
-        text += page.details(f"all {len(responses)} branches, group {page.escape(step.get('group', '?'))}", _branches(responses))
+        group = f'<div class="note">group {page.escape(step.get("group", "?"))}</div>'
+        text += page.details(f"all {len(responses)} branches", group + _branches(responses))
     elif responses and responses[0].get("components"):
         text += page.details("reward components", _branches(responses))
     if _is_map(step.get("state_after")):

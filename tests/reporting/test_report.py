@@ -1,0 +1,288 @@
+"""report.html: complete, honest about what is missing, inert whatever a model wrote, and self-contained."""
+
+import html.parser
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+from test_episodes import changed, episode
+
+from marl_llm.reporting import EpisodeWriter, MetricsWriter, WriteError, charts, page, report, transcripts, write_report
+
+EVIL = '</pre><script>alert("x")</script><img src=x onerror=alert(1)>&amp;\x00\x1b[31m\u202eabc\ud800 \'"'
+
+
+class Page(html.parser.HTMLParser):
+    """Tags, ids, visible text and every reference of a page; fails on tags that are not closed in order."""
+
+    VOID = {"meta", "img", "br", "use", "path", "rect", "circle", "link", "i/"}
+
+    def __init__(self, path):
+        super().__init__(convert_charrefs=True)
+        self.text, self.tags, self.ids, self.references, self.open = "", [], [], [], []
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.close()
+        assert self.open == []
+
+    def handle_startendtag(self, tag, attributes):
+        self.note(tag, attributes)
+
+    def handle_starttag(self, tag, attributes):
+        self.note(tag, attributes)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text += data
+
+    def note(self, tag, attributes):
+        self.tags.append(tag)
+        for name, value in attributes:
+            assert not name.startswith("on"), f"event handler {name}={value}"
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "href", "xlink:href", "action", "srcset"):
+                self.references.append(value)
+
+
+def make_run(workdir, steps=30, roles=("tool", "planner"), text="R R ;"):
+    config = {"config_file": "experiments/configs/quickstart.py", "seed": 3, "commit": "abc1234", "command": "python -m x",
+              "hardware": {"cpu": 2}, "config": {"assignment": {role: f"{role}_model" for role in roles}}}  # fmt: skip
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / "config.json").write_text(json.dumps(config))
+    with MetricsWriter(workdir, tensorboard=False) as writer:
+        for step in range(1, 6):
+            writer.write({"phase": "warm_start", "step": step, "loss": 3.0 / step})
+        for step in range(1, steps + 1):
+            record = {"phase": "train", "step": step, "success": step / steps, "turns": 3.0, "wall_s": 0.5 * step,
+                      "time/sample": 0.2, "time/update": 0.1, "time/other": 0.1}  # fmt: skip
+            for role in roles:
+                for key in ("reward", "team", "local", "entropy", "zero_variance", "well_formed", "component/progress"):
+                    record[f"role/{role}/{key}"] = 0.5
+                model = {"log_prob_gap": 1e-6, "grad_norm": 0.5, "clip_fraction": 0.01}
+                record |= {f"model/{role}_model/{key}": value for key, value in model.items()}
+            writer.write(record)
+        for step in (0, 10, 20, 30):
+            writer.write({"phase": "eval", "step": step, "success": 0.2 + step / 50, "turns": 3.5})
+    part = {"interval": [0.1, 0.4], "episodes": 500, "turns": 3.0, "roles": {role: {"well_formed": 0.07} for role in roles}}
+    shares = {"before": 0.255, "after": 0.904, "swapped": 0.013}
+    evaluation = {name: {"success": share, **part} for name, share in shares.items()}
+    evaluation |= {"pairs": {"tool=trained, planner=untrained": {"success": 0.425, **part}}, "random": {"success": 0.012}}
+    (workdir / "evaluation.json").write_text(json.dumps(evaluation))
+    with EpisodeWriter(workdir) as writer:
+        for when in ("before", "after"):
+            for i in range(5):
+                one = changed(episode(f"{when}-{i}", 0, when), ("task", "seed"), i)
+                writer.write(changed(one, ("steps", 0, "responses", 1, "text"), text))
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """A complete run with its report; tests only read it."""
+    workdir = tmp_path_factory.mktemp("complete") / "run"
+    make_run(workdir)
+    return write_report(workdir)
+
+
+@pytest.fixture
+def no_charts(monkeypatch):
+    """For tests that look elsewhere: drawing takes most of the time of a report."""
+    monkeypatch.setattr(charts.Chart, "figure_html", lambda self, plots: "")
+
+
+def test_a_complete_run(complete):
+    path, run = complete, complete.parent
+    assert path.name == "report.html"
+    seen = Page(path)
+    text = re.sub(r"\s+", " ", seen.text)
+    for words in (
+        "quickstart", "abc1234", "python -m x", "cpu 2", "25.5 % before training, 90.4 % after", "10.0–40.0", "500 episodes",
+        "Roles swapped1.3 %", "tool=trained, planner=untrained", "42.5 %", "Random floor1.2 %", "tool 7 %", "Rewards of planner",
+        "sample 50 %", "tool_model", "Instance 3", "Before training", "After training", "step 30", "15 s",
+    ):  # fmt: skip
+        assert words in text, words
+    assert "Instance 4" not in text
+    assert "No data" not in text
+    assert "Look at this first" not in text
+    assert seen.tags.count("details") >= 3 * 2 * 2 * 2  # instances × plays × steps × (prompt, branches)
+    names = {png.name for png in (run / "plots").iterdir()}
+    assert {"success.png", "turns.png", "rewards_tool.png", "entropy.png", "zero_variance.png", "log_prob_gap.png"} <= names
+    assert all(png.read_bytes().startswith(b"\x89PNG") for png in (run / "plots").iterdir())
+
+
+def test_the_page_is_self_contained_and_its_ids_are_unique(complete):
+    seen = Page(complete)
+    assert seen.references, "the charts use references; none found means that this test looks in the wrong place"
+    assert all(reference.startswith("#") for reference in seen.references)
+    assert {reference[1:] for reference in seen.references} <= set(seen.ids)
+    assert len(set(seen.ids)) == len(seen.ids)
+    assert "script" not in seen.tags
+    assert "@import" not in seen.source
+    assert set(re.findall(r"url\((.)", seen.source)) <= {"#"}
+
+
+@pytest.mark.parametrize("where", ["response", "prompt", "status", "role", "task", "config", "metrics"])
+def test_text_from_outside_is_inert(tmp_path, where):
+    one = episode("e", 0, "after")
+    if where == "response":
+        one = changed(one, ("steps", 0, "responses", 1, "text"), EVIL)
+    elif where == "prompt":
+        one = changed(one, ("steps", 0, "prompt"), EVIL)
+    elif where == "status":
+        one["status"] = EVIL
+    elif where == "role":
+        one["roles"] = {EVIL: EVIL, "planner": "b"}
+        one["steps"][0]["role"] = EVIL
+    elif where == "task":
+        one["task"] = {EVIL: EVIL, "map": ["A<", "&G"]}
+    elif where == "config":
+        (tmp_path / "config.json").write_text(json.dumps({"name": "n", "command": EVIL, EVIL: [EVIL]}))
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write(one)
+    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+        name = EVIL.replace("/", "") if where == "metrics" else "tool"
+        for step in range(12):
+            writer.write({"phase": "train", "step": step, f"role/{name}/team": 0.5, f"role/{name}/component/$x_{name}$": 1.0})
+    seen = Page(write_report(tmp_path))
+    assert "script" not in seen.tags
+    assert "img" not in seen.tags
+    assert "alert" in seen.text
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202e\ud800]", seen.source)
+
+
+def test_escape_shows_controls_and_quotes():
+    assert page.escape('<a b="c">&\x1b\u202e') == "&lt;a b=&quot;c&quot;&gt;&amp;␛\ufffd"
+
+
+def test_an_empty_directory_says_what_is_missing(tmp_path):
+    text = Page(write_report(tmp_path)).text
+    for name in ("config.json", "metrics.jsonl", "evaluation.json", "episodes.jsonl"):
+        assert re.search(rf"{name}:.{{0,20}}there is no such file", text), name
+    assert tmp_path.name in text
+
+
+def test_a_run_that_has_just_begun(tmp_path):
+    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+        writer.write({"phase": "train", "step": 1, "success": 0.25, "role/tool/entropy": math.nan})
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write(changed(episode(), ("steps",), []))
+    text = Page(write_report(tmp_path)).text
+    assert "holds no number under `role/<role>/entropy`" in text
+    assert "NaN or infinity: 1, first at step 1: role/tool/entropy" in text
+    assert "No plays after training" in text
+    assert "recorded without any response" in text
+    assert (tmp_path / "plots" / "success.png").exists()
+    assert not (tmp_path / "plots" / "entropy.png").exists()
+
+
+WRONG_TYPES = b'{"before": 3, "pairs": [1], "after": {"success": "high"}, "assignment": 4, "name": [2]}'
+
+
+@pytest.mark.parametrize("junk", [b"", b"{", b"[]", b"\xff\xfe", WRONG_TYPES, b"null"])
+def test_damaged_files_never_stop_the_report(tmp_path, junk):
+    for name in ("config.json", "metrics.jsonl", "evaluation.json", "episodes.jsonl"):
+        (tmp_path / name).write_bytes(junk + b"\n" + junk + b"\n")
+    assert "In short" in Page(write_report(tmp_path)).text
+
+
+def test_damaged_lines_are_named_and_the_rest_is_shown(tmp_path, no_charts):
+    make_run(tmp_path)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('oops\n{"phase": "train", "step": "x", "success": []}\n')
+    with open(tmp_path / "episodes.jsonl", "a") as file:
+        file.write('{"episode": 1}\n')
+    text = Page(write_report(tmp_path)).text
+    assert re.search(r"metrics.jsonl line \d+ is not JSON", text)
+    assert "does not follow the schema" in text
+    assert "Instance 3" in text
+    assert "90.4" in text
+
+
+def test_the_gap_alarm_and_a_model_without_gradient_are_reported(tmp_path):
+    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+        for step, gap in enumerate((1e-6, 3e-4, 2e-4), start=1):
+            norms = {"model/a/grad_norm": 1.0, "model/b/grad_norm": 0.0}
+            writer.write({"phase": "train", "step": step, "model/a/log_prob_gap": gap, **norms})
+    text = Page(write_report(tmp_path)).text
+    assert "log-probs of a differ between sampler and scorer by up to 0.0003 nats" in text
+    assert "first at step 2" in text
+    assert "b never got a gradient" in text
+    assert "a never got a gradient" not in text
+
+
+def test_without_evaluation_json_the_curve_stands_in(tmp_path, no_charts):
+    make_run(tmp_path)
+    (tmp_path / "evaluation.json").unlink()
+    text = Page(write_report(tmp_path)).text
+    assert "20.0\u00a0% before training, 80.0\u00a0% after" in text
+    assert "from the evaluation curve" in text
+
+
+def test_pairs_take_the_same_instance_in_file_order():
+    def play(name, when, seed):
+        return changed(episode(name, 0, when), ("task", "seed"), seed)
+
+    plays = [play(f"b{seed}", "before", seed) for seed in (0, 1, 2)] + [play(f"a{seed}", "after", seed) for seed in (2, 1)]
+    shown = [{when: e["episode"] for when, e in pair.items()} for pair in transcripts.pairs(plays, 3)]
+    assert shown == [{"before": "b1", "after": "a1"}, {"before": "b2", "after": "a2"}]
+    assert [list(pair) for pair in transcripts.pairs(plays[:2], 1)] == [["before"]]
+    assert transcripts.pairs([], 3) == []
+
+
+def test_map_picture_marks_every_kind_of_cell():
+    svg = transcripts.map_svg(["A#G", ".<*"], trail=[(1, 0)])
+    assert 'viewBox="-.5 -.5 31 21"' in svg
+    assert svg.count("<circle") == 3  # agent, agent on the goal, one dot of the trail
+    assert svg.count("M10 0h10") == 1  # the wall
+    assert svg.count('stroke="var(--s2)"') == 2  # goal, and goal under the agent
+    assert "&lt;" in svg
+
+
+def test_long_curves_are_thinned_and_the_gap_keeps_its_peak(tmp_path):
+    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+        for step in range(1, 5001):
+            gap = 0.5 if step == 2500 else 1e-6
+            writer.write({"phase": "train", "step": step, "success": 0.5, "model/a/log_prob_gap": gap})
+    path = write_report(tmp_path)
+    assert path.stat().st_size < 150_000
+    chart = re.search(r'aria-label="Sampler against scorer".*?</svg>', path.read_text(), re.DOTALL)[0]
+    curve = max(re.findall(r' d="([^"]*)"', chart), key=len)
+    heights = [float(y) for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", curve)]
+    assert len(heights) <= 300
+    assert max(heights) - min(heights) > 80  # points of the page: the one peak among 5,000 steps is still there
+
+
+def test_full_disk_keeps_the_old_page(tmp_path, monkeypatch):
+    path = write_report(tmp_path)
+    before = path.read_bytes()
+
+    def refuse(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report.files.os, "fsync", refuse)
+    with pytest.raises(WriteError, match="disk is full.*report.html"):
+        write_report(tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_command_line(tmp_path, capsys):
+    command = [sys.executable, "-W", "error", "-m", "marl_llm.reporting.report", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.strip() == str(tmp_path / "report.html")
+    assert report.main([str(tmp_path / "nowhere")]) == 1
+    assert "nowhere is not a directory" in capsys.readouterr().err
+
+
+def test_importing_the_room_is_light():
+    code = "import sys, marl_llm.reporting as r; assert not {'numpy', 'matplotlib', 'tensorboardX', 'jax'} & set(sys.modules); "
+    code += "r.MetricsWriter, r.Progress, r.EpisodeWriter, r.write_report; assert not {'matplotlib', 'jax'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
