@@ -16,13 +16,14 @@ key.
 """
 
 from marl_llm.algorithms.advantages import (
+    agent_wise,
     group_relative,
     leave_one_out,
     normalise_globally,
     trajectory_weights,
     whiten,
 )
-from marl_llm.algorithms.apply import Samples, advantages_for, loss_for, value_targets_for
+from marl_llm.algorithms.apply import Samples, advantages_for, loss_for, value_loss_for, value_targets_for
 from marl_llm.algorithms.groups import (
     NO_GROUP,
     GroupStats,
@@ -32,15 +33,20 @@ from marl_llm.algorithms.groups import (
     group_stats,
     mixed_share,
 )
+from marl_llm.algorithms.joint import aligned, cross, marginal_returns
 from marl_llm.algorithms.losses import (
+    cispo,
     clip_masks,
     clipped_ratio,
+    entropy,
     importance_ratio,
     kl,
     reduce,
     reduce_parts,
     reinforce,
+    value_loss,
 )
+from marl_llm.algorithms.ratios import importance_weights, kept_log_mass, kept_tokens, token_log_probs, untruncate
 from marl_llm.algorithms.recipes import FIELDS, RECIPES, Recipe, make_recipe
 from marl_llm.algorithms.returns import (
     broadcast_outcome,
@@ -48,6 +54,7 @@ from marl_llm.algorithms.returns import (
     gae,
     mix_rewards,
     rewards_to_go,
+    score_deltas,
     token_rewards,
     token_rewards_to_go,
 )
@@ -60,10 +67,15 @@ __all__ = [
     "Recipe",
     "Samples",
     "advantages_for",
+    "agent_wise",
+    "aligned",
     "broadcast_outcome",
     "check_same_prompt",
+    "cispo",
     "clip_masks",
     "clipped_ratio",
+    "cross",
+    "entropy",
     "episode_return",
     "gae",
     "group_ids",
@@ -71,10 +83,14 @@ __all__ = [
     "group_relative",
     "group_stats",
     "importance_ratio",
+    "importance_weights",
+    "kept_log_mass",
+    "kept_tokens",
     "kl",
     "leave_one_out",
     "loss_for",
     "make_recipe",
+    "marginal_returns",
     "mix_rewards",
     "mixed_share",
     "normalise_globally",
@@ -82,9 +98,14 @@ __all__ = [
     "reduce_parts",
     "reinforce",
     "rewards_to_go",
+    "score_deltas",
+    "token_log_probs",
     "token_rewards",
     "token_rewards_to_go",
     "trajectory_weights",
+    "untruncate",
+    "value_loss",
+    "value_loss_for",
     "value_targets_for",
     "whiten",
 ]

@@ -117,6 +117,36 @@ def trajectory_weights(
     return _gather(share, slots)
 
 
+def agent_wise(
+    returns: Real[ArrayLike, "S"],
+    instance: Int[ArrayLike, "S"],
+    agent: Int[ArrayLike, "S"],
+    where: Shaped[ArrayLike, "S"] | None = None,
+    ddof: int = 1,
+    epsilon: float = 1e-6,
+    trajectory: Int[ArrayLike, "S"] | None = None,
+    singleton: str = "zero",
+) -> Float[Array, "S"]:
+    """Give every agent its own baseline and its own scale for each instance (Dr. MAS, 2026).
+
+    A_s = (R_s − mean_{i,k} R) / (std_{i,k} R + ε), over the samples of agent k on instance i
+
+    Args:
+      returns: return of each sample, usually the outcome of its trajectory.
+      instance: which problem.
+      agent: who acted.
+      where: optional; False samples take no part and get 0.
+      ddof: see `group_relative`; 1 as released.
+      epsilon: added to the standard deviation; 1e-6 as released.
+      trajectory: if given, each trajectory has one vote in an agent's statistics, however often it called the agent; by
+        default each call has one, as released.
+      singleton: what an agent called once on an instance gets: "zero" or "raw", as released.
+    """
+    ids = group_ids(group_keys(instance=instance, agent=agent), where)
+    weights = None if trajectory is None else trajectory_weights(ids, trajectory, where)
+    return group_relative(returns, ids, where, "std", ddof, epsilon, weights, singleton)
+
+
 def leave_one_out(
     returns: Real[ArrayLike, "S"],
     ids: Int[ArrayLike, "S"],

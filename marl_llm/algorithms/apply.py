@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Real, Shaped
 
 from marl_llm.algorithms import advantages as adv
-from marl_llm.algorithms import losses, returns
+from marl_llm.algorithms import losses, ratios, returns
 from marl_llm.algorithms._arrays import as_float, as_mask, psum
 from marl_llm.algorithms.groups import group_ids, group_keys, group_stats, mixed_share
 from marl_llm.algorithms.recipes import Recipe
@@ -124,8 +124,8 @@ def advantages_for(
         over devices: keep the rows of a group on one device, or use jit with sharded arrays, where nothing needs to be said.
 
     Returns:
-      (advantages `[S]`, or `[S, R]` with a critic; a dict of scalar metrics; tied `[S]`: rows whose group has equal returns and therefore
-      exactly zero advantage, which a trainer may leave out of the forward pass when `recipe.skip_tied`).
+      (advantages `[S]`, or `[S, R]` with a critic; a dict of scalar metrics; tied `[S]`: rows whose group has equal returns and
+      therefore exactly zero advantage, which a trainer may leave out of the forward pass when `recipe.skip_tied`).
 
     Raises:
       ValueError: the recipe needs a column that the table does not have.
@@ -176,6 +176,7 @@ def loss_for(
     where: Shaped[ArrayLike, "S R"],
     entropy: Float[ArrayLike, "S R"] | None = None,
     reference_log_probs: Float[ArrayLike, "S R"] | None = None,
+    sampler_log_probs: Float[ArrayLike, "S R"] | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, tuple[Array, Array]]]:
     """Loss of one micro-batch, to be minimised, as a sum and a count.
 
@@ -190,11 +191,13 @@ def loss_for(
       where: response tokens that are trained on; rows of padding are all False. NaN is harmless where False.
       entropy: per-token entropy of π, needed when `recipe.entropy_coef` is not 0; otherwise only a metric.
       reference_log_probs: log π_ref, needed when `recipe.kl_coef` is not 0 and `kl_in="loss"`; otherwise only a metric.
+      sampler_log_probs: what the sampler itself reported for these tokens, needed when `recipe.correction` is not "none";
+        otherwise only a metric, the gap between sampler and scorer.
 
     Returns:
-      (sum, count, metrics), each metric again a (sum, count) pair, over tokens:
-      "policy_loss" (reduced like the loss), "ratio" (under loss="clip"), "clip_low", "clip_high", "old_kl" (mean log π_old −
-      log π), "kl", "entropy".
+      (sum, count, metrics), each metric again a (sum, count) pair. "policy_loss" is reduced like the loss; the others are means
+      over tokens: "old_kl" (log π_old − log π), "ratio", "clip_low" and "clip_high" (under loss="clip"), "kl", "entropy",
+      "sampler_gap" (|log π_old − log π_sampler|), "corrected" (share of tokens whose weight was cut).
 
     Raises:
       ValueError: the recipe needs an input that was not given.
@@ -215,8 +218,21 @@ def loss_for(
         spread = jnp.broadcast_to(spread[:, None] if spread.ndim == 1 else spread, where.shape)
         low, high = losses.clip_masks(ratio, spread, recipe.clip_low, recipe.clip_high)
         metrics |= {"ratio": tokens(ratio), "clip_low": tokens(as_float(low)), "clip_high": tokens(as_float(high))}
+    elif recipe.loss == "cispo":
+        policy = losses.cispo(new, old, advantages, recipe.clip_low, recipe.clip_high, where)
     else:
         policy = losses.reinforce(new, advantages, where)
+    if sampler_log_probs is not None:
+        sampler = jnp.where(where, sampler_log_probs, 0)
+        metrics["sampler_gap"] = tokens(jnp.abs(old - sampler))
+        weights, cut = ratios.importance_weights(
+            old, sampler, recipe.correction, recipe.correction_cap, 0.0, recipe.correction_level, where
+        )
+        metrics["corrected"] = tokens(as_float(cut))
+        if recipe.correction != "none":
+            policy = weights * (policy if policy.ndim == 2 else policy[:, None])
+    elif recipe.correction != "none":
+        raise ValueError(f"Recipe {recipe.name!r} has correction={recipe.correction!r}: pass sampler_log_probs.")
     total, count = parts(policy)
     metrics["policy_loss"] = (jax.lax.stop_gradient(total), count)
     if reference_log_probs is not None:
@@ -233,3 +249,31 @@ def loss_for(
     elif recipe.entropy_coef:
         raise ValueError(f"Recipe {recipe.name!r} has entropy_coef={recipe.entropy_coef}: pass entropy.")
     return total, count, metrics
+
+
+@jax.named_scope("value_loss")
+def value_loss_for(
+    recipe: Recipe,
+    values: Float[ArrayLike, "S R"],
+    old_values: Float[ArrayLike, "S R"],
+    targets: Float[ArrayLike, "S R"],
+    where: Shaped[ArrayLike, "S R"],
+) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, tuple[Array, Array]]]:
+    """Critic's loss of one micro-batch, weighted by `recipe.value_coef`, as a sum and a count over tokens.
+
+    Args:
+      recipe: one with a critic.
+      values: V of the present critic, with gradient.
+      old_values: V when the advantages were computed.
+      targets: from `value_targets_for`.
+      where: response tokens.
+
+    Returns:
+      (sum, count, metrics), each metric a (sum, count) pair over tokens: "value_error", the unclipped ½ (V − G)².
+    """
+    where = as_mask(where, jnp.shape(values))
+    old = None if recipe.value_clip is None else old_values
+    loss = losses.value_loss(values, targets, old, recipe.value_clip, where)
+    total, count = losses.reduce_parts(recipe.value_coef * loss, where)
+    plain = losses.value_loss(jax.lax.stop_gradient(as_float(values)), targets, None, None, where)
+    return total, count, {"value_error": losses.reduce_parts(plain, where)}

@@ -134,6 +134,36 @@ def clip_masks(
     return (ratio < 1 - clip_low) & (advantages < 0), (ratio > 1 + clip_high) & (advantages > 0)
 
 
+def cispo(
+    log_probs: Float[ArrayLike, "S R"],
+    old_log_probs: Float[ArrayLike, "S R"],
+    advantages: Real[ArrayLike, "S"] | Real[ArrayLike, "S #R"],
+    clip_low: float = 1.0,
+    clip_high: float = 4.0,
+    where: Shaped[ArrayLike, "S R"] | None = None,
+    log_ratio_limits: tuple[float, float] | None = LOG_RATIO_LIMITS,
+) -> Float[Array, "S R"]:
+    """Policy gradient weighted by a clipped ratio, which no token loses its gradient to (CISPO; MiniMax-M1 2025).
+
+    ℓ = −sg[clip(ρ, 1 − clip_low, 1 + clip_high)] A log π
+
+    Args:
+      log_probs: log π of the sampled tokens.
+      old_log_probs: the same under the policy that sampled them.
+      advantages: `[S]`, `[S, 1]` or `[S, R]`; no gradient flows into them.
+      clip_low: the weight is at least 1 − clip_low; 1 means no lower bound (TRL).
+      clip_high: the weight is at most 1 + clip_high. TRL's `epsilon_high` is this bound itself: 5 there is 4 here.
+      where: `[S, R]` response tokens; the loss is 0 elsewhere.
+      log_ratio_limits: see `importance_ratio`.
+    """
+    where = as_mask(where, jnp.shape(log_probs))
+    new = _masked(log_probs, where)
+    ratio = importance_ratio(new, old_log_probs, "token", where, log_ratio_limits)
+    weight = jax.lax.stop_gradient(jnp.clip(ratio, 1 - clip_low, 1 + clip_high))
+    advantages, _ = _advantages_like(jax.lax.stop_gradient(as_float(advantages)), ratio, where.shape)
+    return jnp.where(where, -weight * advantages * new, 0)
+
+
 def reinforce(
     log_probs: Float[ArrayLike, "S R"],
     advantages: Real[ArrayLike, "S"] | Real[ArrayLike, "S #R"],
@@ -199,6 +229,52 @@ def kl(
         straight = 0.5 * d**2
         value = jax.lax.stop_gradient(value) + straight - jax.lax.stop_gradient(straight)
     return jnp.where(where, value, 0)
+
+
+def entropy(logits: Float[ArrayLike, "*S V"], temperature: float = 1.0) -> Float[Array, "*S"]:
+    """Entropy of the policy at each position, in nats.
+
+    H = log Σ_v e^{z_v} − Σ_v p_v z_v, with z = logits / temperature
+
+    Args:
+      logits: raw logits. −inf entries (forbidden tokens) count as probability 0.
+      temperature: of the distribution whose entropy is meant.
+    """
+    log_p = jax.nn.log_softmax(as_float(logits) / temperature, axis=-1)
+    possible = log_p > -jnp.inf
+    return -jnp.sum(jnp.where(possible, jnp.exp(log_p) * jnp.where(possible, log_p, 0), 0), axis=-1)
+
+
+def value_loss(
+    values: Float[ArrayLike, "*S"],
+    targets: Float[ArrayLike, "*S"],
+    old_values: Float[ArrayLike, "*S"] | None = None,
+    value_clip: float | None = None,
+    where: Shaped[ArrayLike, "*S"] | None = None,
+) -> Float[Array, "*S"]:
+    """Squared error of a critic, clipped as in PPO (Schulman et al. 2017; UnityMAS-O trains its critic so, with 0.5).
+
+    ℓ = ½ max((V − G)², (clip(V, V_old − ε, V_old + ε) − G)²)
+
+    Args:
+      values: V, per token or per sample.
+      targets: G, same shape, from `gae`; no gradient flows into them.
+      old_values: V_old, needed with `value_clip`.
+      value_clip: ε; None for the plain squared error.
+      where: optional; 0 where False.
+
+    Raises:
+      ValueError: `value_clip` without `old_values`, or the reverse.
+    """
+    if (value_clip is None) != (old_values is None):
+        raise ValueError("value_clip and old_values belong together: the clip is around the old values.")
+    where = as_mask(where, jnp.shape(values))
+    values, targets = _masked(values, where), jax.lax.stop_gradient(_masked(targets, where))
+    error = (values - targets) ** 2
+    if value_clip is not None:
+        old = jax.lax.stop_gradient(_masked(old_values, where))
+        error = jnp.maximum(error, (jnp.clip(values, old - value_clip, old + value_clip) - targets) ** 2)
+    return jnp.where(where, 0.5 * error, 0)
 
 
 def reduce_parts(

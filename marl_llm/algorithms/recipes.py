@@ -17,6 +17,7 @@ import typing
 from marl_llm.algorithms._arrays import check_choice
 from marl_llm.algorithms.advantages import SCALES, SINGLETONS
 from marl_llm.algorithms.losses import KL_KINDS, LEVELS, REDUCTIONS
+from marl_llm.algorithms.ratios import CORRECTIONS
 from marl_llm.algorithms.returns import SCOPES
 
 AXES = ("instance", "env", "agent", "turn", "trajectory")
@@ -32,11 +33,13 @@ CHOICES = types.MappingProxyType(
         "scale": SCALES,
         "singleton": SINGLETONS,
         "weigh": ("sample", "trajectory", "token"),
-        "loss": ("clip", "reinforce"),
+        "loss": ("clip", "cispo", "reinforce"),
         "level": LEVELS,
         "reduce": REDUCTIONS,
         "kl_kind": KL_KINDS,
         "kl_in": ("loss", "reward"),
+        "correction": CORRECTIONS,
+        "correction_level": ("token", "sequence", "product"),
     }
 )
 
@@ -77,7 +80,7 @@ class Recipe:
     tied_in_denominator: bool = True  # whether skipped samples still count in the denominator of the loss
 
     # Which loss is stepped.
-    loss: str = "clip"  # "clip": clipped ratio; "reinforce": no ratio at all
+    loss: str = "clip"  # "clip": clipped ratio; "cispo": clipped weight on log π; "reinforce": no ratio at all
     level: str = "token"  # ratio per "token", "sequence" (GSPO), "sequence_token" or "product" (of the whole response)
     clip_low: float = 0.2  # the ratio may fall this far below 1
     clip_high: float = 0.2  # and rise this far above
@@ -88,6 +91,9 @@ class Recipe:
     kl_kind: str = "k3"  # estimator, see losses.kl
     kl_in: str = "loss"  # β·KL is added to the "loss" or taken off the "reward"
     entropy_coef: float = 0.0  # weight of the entropy bonus
+    correction: str = "none"  # of the gap between sampler and scorer: "none", "truncate" or "mask"; see ratios
+    correction_level: str = "token"  # weight per "token", "sequence" or "product"
+    correction_cap: float = 2.0  # largest weight
     value_coef: float = 0.5  # critic: weight of the value loss
     value_clip: float | None = 0.5  # critic: the value may move this far from the old one; None: no clip
 
@@ -137,6 +143,7 @@ _RANGES = (
     ("entropy_coef", 0, math.inf),
     ("value_coef", 0, math.inf),
     ("value_clip", 0, math.inf),
+    ("correction_cap", 1, math.inf),
 )
 
 
@@ -184,7 +191,9 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
         (("weigh",), r.normaliser == "critic", "the critic's advantages are whitened over tokens"),
         (("skip_tied",), not grouped, f"normaliser={r.normaliser!r} makes no groups"),
         (("tied_in_denominator",), not r.skip_tied, "no sample is skipped (skip_tied=False)"),
-        (("level", "clip_low", "clip_high", "dual_clip"), r.loss != "clip", f"loss={r.loss!r} has no ratio"),
+        (("clip_low", "clip_high"), r.loss == "reinforce", "loss='reinforce' has no ratio"),
+        (("level", "dual_clip"), r.loss != "clip", f"only loss='clip' reads it, and this is {r.loss!r}"),
+        (("correction_level", "correction_cap"), r.correction == "none", "correction='none' weighs nothing"),
         (("kl_kind", "kl_in"), r.kl_coef == 0, "kl_coef=0 switches the KL term off"),
     ]
 
@@ -258,5 +267,5 @@ def make_recipe(name: str, preset: str = "paper", **overrides) -> Recipe:
     for fields, idle, why in _without_effect(recipe):
         for field in fields:
             if idle and field in overrides:
-                raise ValueError(f"{name}: {field}={overrides[field]!r} would have no effect: {why}. Take it out, or change that.")
+                raise ValueError(f"{name}: {field}={overrides[field]!r} would have no effect: {why}. Leave it out.")
     return recipe

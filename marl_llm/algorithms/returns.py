@@ -164,6 +164,46 @@ def episode_return(
     return broadcast_outcome(rewards / jnp.maximum(rows, 1), trajectory, where)
 
 
+def score_deltas(
+    scores: Real[ArrayLike, "S"],
+    turn: Int[ArrayLike, "S"],
+    trajectory: Int[ArrayLike, "S"],
+    where: Shaped[ArrayLike, "S"] | None = None,
+    marginal: Shaped[ArrayLike, "S"] | None = None,
+    stopped: Shaped[ArrayLike, "S"] | None = None,
+) -> Float[Array, "S"]:
+    """Pay the first score, then what each turn adds to it (UnityMAS-O §6: Workflow D's tests, Workflow C's F1 from M-ASK).
+
+    r_t = q_0 at the first turn of a trajectory, q_t − q_{t−1} after it
+
+    Args:
+      scores: q_t `[S]`, the score after the sample's turn (share of tests passed, F1 of the interim answer). All samples of
+        one turn of a trajectory carry the same one; were they to differ, the largest is the turn's.
+      turn: order of the sample within its trajectory; q_{t−1} is the score of the turn before it that has any unmasked sample. A
+        reflector is paid for the attempt after it: give it that attempt's turn.
+      trajectory: id of the play.
+      where: optional; False samples are not part of the play and get 0.
+      marginal: which samples are paid the difference; the others are paid q_t itself. M-ASK: search, summary and update are paid
+        the difference, planner and answerer the absolute score. Default: all.
+      stopped: samples paid exactly 0 whatever the score (M-ASK: the search agent wrote `<end>`; a reflector without a next
+        attempt). Their score still counts for the turn.
+
+    Returns:
+      Rewards `[S]`. Over one trajectory with one sample per turn they add up to the last score.
+    """
+    scores = as_float(scores)
+    where = as_mask(where, scores.shape)
+    slots, slot_trajectory, _ = _turn_slots(turn, trajectory, where)
+    score = per_group_max(scores, slots, -jnp.inf)
+    follows = slot_trajectory[1:] == slot_trajectory[:-1]
+    before = jnp.concatenate([jnp.zeros(min(1, scores.shape[0]), scores.dtype), jnp.where(follows, score[:-1], 0)])
+    gather = lambda x: x.at[slots].get(mode="fill", fill_value=0)  # noqa: E731
+    paid = gather(score) - jnp.where(as_mask(marginal, scores.shape), gather(before), 0)
+    if stopped is not None:
+        paid = jnp.where(as_mask(stopped, scores.shape), 0, paid)
+    return jnp.where(where, paid, 0)
+
+
 def token_rewards(
     rewards: Real[ArrayLike, "S"],
     where: Shaped[ArrayLike, "S R"],
