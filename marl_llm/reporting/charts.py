@@ -37,7 +37,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """What to draw, or why there is nothing to draw."""
+    """What to draw, or why there is nothing to draw: `figure_html` asks for at least one line."""
 
     name: str  # file name under plots/, without ending
     title: str
@@ -49,17 +49,15 @@ class Chart:
     log: bool = False
     stacked: bool = False
     level: tuple[float, str] | None = None  # a dotted horizontal line and its name
-    absent: str = ""  # why there is no line
+    absent: str = ""  # why there is no line, if there is none
 
     def figure_html(self, plots: pathlib.Path) -> str:
-        """Draws the chart, saves `plots/<name>.png`, and returns the figure as HTML.
+        """Draws a chart that has lines, saves `plots/<name>.png`, and returns the figure as HTML.
 
         Raises:
           files.WriteError: when the PNG cannot be written.
         """
         head = f"<figcaption><h3>{page.escape(self.title)}</h3><p>{page.escape(self.caption)}</p></figcaption>"
-        if not self.lines:
-            return f'<figure class="card">{head}{page.missing("No data.", self.absent)}</figure>'
         png, svg = _draw(self)
         files.replace_file(plots / f"{self.name}.png", png)
         return f'<figure class="card">{head}{svg}</figure>'
@@ -209,7 +207,7 @@ def _draw(chart: Chart) -> tuple[bytes, str]:
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
     style = {
         "svg.fonttype": "none", "svg.hashsalt": chart.name, "text.parse_math": False, "font.size": 9.5,
@@ -218,23 +216,27 @@ def _draw(chart: Chart) -> tuple[bytes, str]:
         "xtick.major.size": 0, "ytick.major.size": 0, "xtick.minor.size": 0, "ytick.minor.size": 0,
         "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "grid.color": page.GRID,
     }  # fmt: skip
+    log = chart.log and _decades(chart)
     with matplotlib.rc_context(style):
         figure = Figure(figsize=_SIZE, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         axes.grid(axis="y", linewidth=0.7)
         axes.set_axisbelow(True)
-        if chart.log:
+        if log:
             axes.set_yscale("log")
         (_stack if chart.stacked else _plot)(axes, chart)
-        if chart.log:
-            low, high = axes.get_ylim()
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            minor = FuncFormatter(lambda value, _: f"{value:g}") if high < 10 * low else NullFormatter()
-            axes.yaxis.set_minor_formatter(minor)  # without a power of ten in sight the others need their names
         if chart.level is not None:
             color = page.MUTED if chart.share else page.LIGHT[4]
             axes.axhline(chart.level[0], color=color, linestyle=":", linewidth=1.3, label=chart.level[1])
+        if log:
+            low, high = axes.get_ylim()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_locator(NullLocator())
+        elif chart.log:
+            top = max([np.nanmax(line.values) for line in chart.lines] + [chart.level[0] if chart.level else 0.0])
+            axes.set_ylim(0, 1.2 * top or None)
         if chart.share:
             axes.set_ylim(*((-0.02, 1.02) if chart.whole else (0, None)))
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0 if chart.whole else None, " %"))
@@ -251,6 +253,12 @@ def _draw(chart: Chart) -> tuple[bytes, str]:
         figure.set_layout_engine("none")  # laid out once, for both
         figure.savefig(svg, format="svg", transparent=True)
     return png.getvalue(), _inline(svg.getvalue(), chart)
+
+
+def _decades(chart: Chart) -> bool:
+    """Do the positive values span enough for a logarithmic axis? Zeros alone have no logarithm."""
+    positive = np.concatenate([line.values[line.values > 0] for line in chart.lines])
+    return positive.size > 0 and bool(positive.max() > 5 * positive.min() or chart.level is not None)
 
 
 def _plot(axes: Any, chart: Chart) -> None:

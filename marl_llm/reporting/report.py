@@ -312,7 +312,9 @@ def _charts(run: Run) -> str:
         return page.section("Learning", page.missing("metrics.jsonl:", f"{why} A run writes a line after each step."))
     parts = []
     for title, group in (("Learning", learning), ("Health of the training", health)):
-        parts.append(page.section(title, '<div class="charts">' + "".join(c.figure_html(plots) for c in group) + "</div>"))
+        body = "".join(chart.figure_html(plots) for chart in group if chart.lines)
+        absent = "".join(page.missing(f"{chart.title}:", chart.absent) for chart in group if not chart.lines)
+        parts.append(page.section(title, (f'<div class="charts">{body}</div>' if body else "") + absent))
     return "".join(parts)
 
 
@@ -341,10 +343,12 @@ def _plays(run: Run) -> str:
         why = run.absent.get(episodes.FILE_NAME, "it holds no episode.")
         return page.section(title, page.missing("episodes.jsonl:", why))
     whens = {when for plays in shown for when in plays}
-    intro = "The first instances recorded, not picked for their outcome. Blue disc: agent; green frame: goal; dots: where it was."
+    intro = "The first instances recorded, not picked for their outcome."
+    if any("map" in play["task"] for plays in shown for play in plays.values()):
+        intro += " Blue disc: agent; green frame: goal; small dots: where the agent was before."
     note = ""
     if not {"before", "after"} <= whens:
-        lacking = " and ".join(sorted({"before", "after"} - whens))
+        lacking = " and ".join(when for when in ("before", "after") if when not in whens)
         note = page.missing(f"No plays {lacking} training of these instances.", "episodes.jsonl holds none so far.")
     body = "".join(transcripts.play_html(f"Instance {i}", plays) for i, plays in enumerate(shown, start=1))
     return page.section(title, note + body, intro)

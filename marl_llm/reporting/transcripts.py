@@ -10,6 +10,7 @@ from typing import Any
 from marl_llm.reporting import page
 
 _LONGEST = 6000  # characters of one prompt or response on the page; the file keeps all of them
+_CHIP = 60  # characters of one field of the task above its plays
 _OPEN_STEPS = 16  # a longer play is folded after that many
 _CELL = 10  # units of the map picture's coordinates
 
@@ -39,8 +40,11 @@ def play_html(title: str, plays: Mapping[str, Episode]) -> str:
     task = next(iter(plays.values())).get("task", {})
     facts = {k: v for k, v in task.items() if k != "map"} if isinstance(task, Mapping) else {"task": task}
     chips = "".join(f'<span class="chip">{page.escape(k)} {page.escape(_short(v))}</span>' for k, v in facts.items())
+    if any(len(_flat(value)) > _CHIP for value in facts.values()):
+        whole = json.dumps(facts, indent=2, ensure_ascii=False)
+        chips += page.details("the whole task", f"<pre>{_clip(whole)}</pre>")
     sides = "".join(_side(names.get(when, when), episode) for when, episode in plays.items())
-    return f'<div class="play"><h3>{page.escape(title)}</h3><p>{chips}</p><div class="sides">{sides}</div></div>'
+    return f'<div class="play"><h3>{page.escape(title)}</h3><div>{chips}</div><div class="sides">{sides}</div></div>'
 
 
 def _side(name: str, episode: Episode) -> str:
@@ -125,9 +129,13 @@ def _clip(text: object) -> str:
     return f"{page.escape(text[:_LONGEST])}<i> … {len(text) - _LONGEST:,} more characters in episodes.jsonl</i>"
 
 
+def _flat(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _short(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    text = _flat(value)
+    return text if len(text) <= _CHIP else text[: _CHIP - 1] + "…"
 
 
 def _is_map(rows: object) -> bool:
@@ -162,7 +170,7 @@ def map_svg(rows: Sequence[str], trail: Sequence[tuple[int, int]] = ()) -> str:
                 'stroke="var(--s2)" stroke-width="1.8"/>'
             )
         if c in "A*":
-            marks.append(f'<circle cx="{x + half:g}" cy="{y + half:g}" r="2.9" fill="var(--s0)"/>')
+            marks.append(f'<circle cx="{x + half:g}" cy="{y + half:g}" r="{2.2 if c == "*" else 2.9}" fill="var(--s0)"/>')
         elif c not in "#. G":
             marks.append(
                 f'<text x="{x + half:g}" y="{y + 7.6:g}" font-size="7.5" text-anchor="middle" fill="var(--ink)">'

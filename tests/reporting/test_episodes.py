@@ -162,6 +162,9 @@ def test_resume_drops_later_episodes_and_replaces_replayed_ones(tmp_path):
         for name, step in (("b", 0), ("t2", 2), ("t4", 4), ("t6", 6), ("a", 9)):
             when = {"b": "before", "a": "after"}.get(name, "train")
             writer.write(episode(name, step, when), tokens(name))
+    with EpisodeWriter(tmp_path, resume_step=4):
+        pass
+    assert [e["episode"] for e in read_episodes(tmp_path)] == ["b", "t2", "t4"]
     with EpisodeWriter(tmp_path, resume_step=4) as writer:
         writer.write(changed(episode("t4", 4, "train"), ("status",), "horizon"), tokens("t4"))
     read = {e["episode"]: e["status"] for e in read_episodes(tmp_path)}
