@@ -156,7 +156,7 @@ def health_charts(train: Records, evaluated: Records) -> list[Chart]:
         Chart("log_prob_gap", "Sampler against scorer", "Largest |Δ log-prob| between what was drawn and what is trained on.",
               tuple(by_model("log_prob_gap", "plain")), unit="nats", log=True, level=(GAP_ALARM, "alarm"),
               absent=without("model/<model>/log_prob_gap")),
-        Chart("grad_norm", "Gradient norm", "Mean over the updates of a step, before clipping.",
+        Chart("grad_norm", "Gradient norm", "Per model. A model whose norm stays at zero learns nothing.",
               tuple(by_model("grad_norm")), log=True, absent=without("model/<model>/grad_norm")),
         Chart("clip_fraction", "Clipped tokens", "Share of response tokens whose ratio left the clip range.",
               tuple(by_model("clip_fraction")), share=True, whole=False, absent=without("model/<model>/clip_fraction")),
