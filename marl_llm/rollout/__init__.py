@@ -1,0 +1,21 @@
+"""Second floor: plays a workflow with policies and returns a table of samples."""
+
+from marl_llm.rollout.play import PICKS, Player, pick_branch, play, row_keys
+from marl_llm.rollout.players import model_player, random_player, scripted_player
+from marl_llm.rollout.table import Episodes, Rollout, Table, flatten_rows, pad_to
+
+__all__ = [
+    "PICKS",
+    "Episodes",
+    "Player",
+    "Rollout",
+    "Table",
+    "flatten_rows",
+    "model_player",
+    "pad_to",
+    "pick_branch",
+    "play",
+    "random_player",
+    "row_keys",
+    "scripted_player",
+]

@@ -1,0 +1,358 @@
+"""Plan-Path (Stronger-MAS, Appendix B.4 and D): a Tool proposes a route, a Planner moves; or a single agent does both jobs.
+
+A device game: every method is pure `jnp` on one state, to be vmapped. Inside a turn the Tool speaks first; its proposal is
+simulated on the map and shown to the Planner with its status. The Planner's list is then executed until it ends, hits a wall
+(which stops it) or reaches the goal. The next turn both see where the agent now stands. At most `max_turns` turns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from marl_llm.games.plan_path import language as words
+from marl_llm.games.plan_path import rewards as pay
+from marl_llm.games.plan_path.maps import DELTAS, FAR, Map, random_map
+from marl_llm.games.protocol import Prompt, Rewards, Role
+
+
+class Acted(NamedTuple):
+    """The latest macro-action of the turn, measured: what `rewards` needs."""
+
+    moves: Int[Array, "M"]  # indices into `UDLR`, -1 past the end
+    well_formed: Bool[Array, ""]
+    legal: Bool[Array, ""]
+    end: Int[Array, "2"]  # where the moves end (the Tool's: in simulation)
+    on_path: Float[Array, ""]
+    status: Int[Array, ""]
+
+
+class PlanPathState(NamedTuple):
+    """One state, a value. `claims` holds, per role, the distance at the end of its latest macro-action."""
+
+    map: Map
+    position: Int[Array, "2"]
+    turn: Int[Array, ""]
+    status: Int[Array, ""]  # of the last executed list
+    proposal: Acted
+    acted: Acted
+    claims: Float[Array, "N"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanPath:
+    """The game's options. All are static; two games with equal options are equal.
+
+    Raises `ValueError` with the field's name on an impossible value, or on an option that would have no effect.
+    """
+
+    name: ClassVar[str] = "plan_path"
+    device: ClassVar[bool] = True
+
+    height: int = 6
+    width: int = 6
+    wall_density: float = 0.15
+    min_distance: int = 4
+    max_distance: int = 16
+    max_moves: int = 5  # M, per list
+    max_turns: int = 4  # T
+    agents: str = "team"  # 'team' (tool, planner) or 'single' (solo)
+    view: str = "full"  # 'split': only the Tool sees walls and the own row and column
+    rewards_form: str = "progress"  # 'progress', 'paper' (B.4) or 'outcome' (B.6)
+    distance: str = "bfs"  # what 'progress' and 'paper' measure: 'bfs' or 'manhattan'
+    strict: bool | None = None  # paper only: '>' in the Tool's shaping term instead of the printed '>='
+    max_walls: int | None = None  # maps with more walls are not drawn; default mean + 2.5 standard deviations
+
+    def __post_init__(self):
+        choices = {
+            "agents": ("team", "single"),
+            "view": ("full", "split"),
+            "rewards_form": pay.FORMS,
+            "distance": ("bfs", "manhattan"),
+        }
+        for field, allowed in choices.items():
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"plan_path.{field}={getattr(self, field)!r} is not one of {', '.join(allowed)}")
+        for field, low, high in (
+            ("height", 2, 10),
+            ("width", 2, 10),
+            ("max_moves", 1, 32),
+            ("max_turns", 1, 32),
+            ("min_distance", 1, self.height * self.width),
+            ("max_distance", self.min_distance, self.height * self.width),
+        ):
+            if not low <= getattr(self, field) <= high:
+                raise ValueError(f"plan_path.{field}={getattr(self, field)} is not in [{low}, {high}]")
+        if not 0 <= self.wall_density < 0.6:
+            raise ValueError(f"plan_path.wall_density={self.wall_density} is not in [0, 0.6): few such maps can be solved")
+        if self.strict is not None and self.rewards_form != "paper":
+            raise ValueError("plan_path.strict has no effect unless rewards_form='paper'; remove it")
+        if self.max_walls is not None and not 0 <= self.max_walls < self.height * self.width - 1:
+            raise ValueError(f"plan_path.max_walls={self.max_walls} is not in [0, {self.height * self.width - 2}]")
+
+    # --- who speaks when -------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def wall_cap(self) -> int:
+        """The most walls a map may have, and so the length of a prompt's wall list."""
+        if self.max_walls is not None:
+            return self.max_walls
+        cells, p = self.height * self.width, self.wall_density
+        return min(cells - 2, int(np.ceil(cells * p + 2.5 * np.sqrt(cells * p * (1 - p)))))
+
+    @functools.cached_property
+    def roles(self) -> tuple[Role, ...]:
+        """Tool and Planner, or the single agent."""
+        response = self.max_moves + 1
+        seen = 3 + 2 + self.wall_cap  # turn, status, goal; row, column; walls
+        blind = 3
+        proposal = self.max_moves + 2
+        if self.agents == "single":
+            return (Role("solo", (seen if self.view == "full" else blind) + 1, response),)
+        planner = (seen if self.view == "full" else blind) + proposal + 1
+        return (Role("tool", seen + 1, response), Role("planner", planner, response))
+
+    @functools.cached_property
+    def stages(self) -> tuple[tuple[str, ...], ...]:
+        """One role after the other."""
+        return tuple((r.name,) for r in self.roles)
+
+    @functools.cached_property
+    def language(self) -> words.Language:
+        """All roles' words, the same vocabulary for team and single agent, so that one warm start serves both."""
+        return words.Language(self.height, self.width, self.max_turns, ("tool", "planner", "solo"))
+
+    @property
+    def tokenizer(self):
+        """The protocol's tokenizer, one piece per fact."""
+        return self.language.tokenizer
+
+    @functools.cached_property
+    def stop_id(self) -> int:
+        """The token that ends a response."""
+        return int(self.language.ids(words.STOP)[0])
+
+    # --- instances and states --------------------------------------------------------------------------------------------
+
+    def instance(self, key: jax.Array, split: str) -> Map:
+        """A random solvable map of the split. `key` is folded."""
+        return random_map(
+            key,
+            height=self.height,
+            width=self.width,
+            wall_density=self.wall_density,
+            min_distance=self.min_distance,
+            max_distance=self.max_distance,
+            max_walls=self.wall_cap,
+            split=split,
+        )[0]
+
+    def reset(self, instance: Map) -> PlanPathState:
+        """The agent stands at the start; nothing has been said."""
+        nothing = Acted(
+            jnp.full((self.max_moves,), -1, jnp.int32),
+            jnp.bool_(True),
+            jnp.bool_(True),
+            instance.start,
+            jnp.float32(0),
+            jnp.int32(words.NONE),
+        )
+        claims = jnp.full((len(self.roles),), self._measure(instance, instance.start))
+        return PlanPathState(instance, instance.start, jnp.int32(0), jnp.int32(words.NONE), nothing, nothing, claims)
+
+    def done(self, state: PlanPathState) -> Bool[Array, ""]:
+        """The agent is at the goal."""
+        return jnp.all(state.position == state.map.goal)
+
+    def outcome(self, state: PlanPathState) -> Float[Array, ""]:
+        """1 at the goal, else 0."""
+        return self.done(state).astype(jnp.float32)
+
+    def _measure(self, map_: Map, cell: Int[Array, "2"]) -> Float[Array, ""]:
+        if self.distance == "bfs":
+            return map_.distance[cell[0], cell[1]].astype(jnp.float32)
+        return jnp.sum(jnp.abs(cell - map_.goal)).astype(jnp.float32)
+
+    # --- prompts ---------------------------------------------------------------------------------------------------------
+
+    def observe(self, state: PlanPathState, role: str) -> Prompt:
+        """The role's prompt; the language is described in `language.py`."""
+        lang = self.language
+        turns = jnp.asarray(lang.ids(*(f"t{t}" for t in range(self.max_turns))))
+        statuses = jnp.asarray(lang.ids(*words.STATUS))
+        goal = jnp.asarray(lang.cells("@"))[self._offset(state.position, state.map.goal)]
+        turn = jnp.minimum(state.turn, self.max_turns - 1)
+        ids = [turns[turn][None], statuses[state.status][None]]
+        sees = self.view == "full" or role == "tool"
+        if sees:
+            rows = jnp.asarray(lang.ids(*(f"r{r}" for r in range(self.height))))
+            columns = jnp.asarray(lang.ids(*(f"c{c}" for c in range(self.width))))
+            ids += [rows[state.position[0]][None], columns[state.position[1]][None]]
+        ids += [goal[None]]
+        if sees:
+            ids += [self._wall_list(state)]
+        if role == "planner":
+            bar, *proposed = lang.ids("|", *("+" + s for s in words.STATUS))
+            moves = jnp.asarray(lang.ids(*"UDLR"))
+            listed = jnp.where(state.proposal.moves >= 0, moves[state.proposal.moves], self.tokenizer.pad_id)
+            ids += [jnp.asarray([bar]), listed, jnp.asarray(proposed)[state.proposal.status][None]]
+        ids = jnp.concatenate([*ids, jnp.asarray(lang.ids(role))]).astype(jnp.int32)
+        real = ids != self.tokenizer.pad_id
+        order = jnp.argsort(real, stable=True)  # padding to the left, the rest in order
+        return Prompt(ids[order], real[order])
+
+    def _offset(self, origin, cell):
+        """Index of the offset from one cell to another in the language's order."""
+        d = cell - origin
+        return (d[..., 0] + self.height - 1) * (2 * self.width - 1) + d[..., 1] + self.width - 1
+
+    def _wall_list(self, state: PlanPathState) -> Int[Array, "cap"]:
+        """Ids of the walls, nearest first; padding where there are fewer than the cap."""
+        cells = np.stack(np.meshgrid(np.arange(self.height), np.arange(self.width), indexing="ij"), -1).reshape(-1, 2)
+        cells = jnp.asarray(cells, jnp.int32)
+        away = jnp.sum(jnp.abs(cells - state.position), axis=-1)
+        rank = jnp.where(state.map.walls.reshape(-1), -away, -FAR)
+        value, index = jax.lax.top_k(rank, self.wall_cap)
+        names = jnp.asarray(self.language.cells("#"))[self._offset(state.position, cells[index])]
+        return jnp.where(value > -FAR, names, self.tokenizer.pad_id)
+
+    # --- actions ---------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """Per id: the move it names (-1: none), and the row and column offset it names (FAR: none)."""
+        size = self.tokenizer.vocab_size
+        moves, offsets = np.full(size, -1, np.int32), np.full((size, 2), FAR, np.int32)
+        moves[self.language.ids(*"UDLR")] = np.arange(4)
+        grid = np.stack(
+            np.meshgrid(np.arange(1 - self.height, self.height), np.arange(1 - self.width, self.width), indexing="ij"), -1
+        )
+        offsets[self.language.cells("")] = grid.reshape(-1, 2)
+        return moves, offsets
+
+    def parse(self, role: str, tokens: Int[Array, "R"]) -> tuple[Int[Array, "M"], Bool[Array, ""]]:
+        """Moves (indices into UDLR, -1 past the end) and whether the response parses.
+
+        It must be words of the role's language, then the stop word. A route's cells must each neighbour the one before. What does
+        not parse, is cut off before its stop word or is longer than `max_moves` yields no moves.
+        """
+        moves_of, offset_of = (jnp.asarray(t) for t in self._tables)
+        stop = tokens == self.stop_id
+        ended = jnp.any(stop)
+        length = jnp.where(ended, jnp.argmax(stop), 0)
+        listed = jnp.arange(self.max_moves) < length
+        body = tokens[: self.max_moves]
+        if role == "tool":
+            cells = offset_of[body]
+            steps = cells - jnp.concatenate([jnp.zeros((1, 2), jnp.int32), cells[:-1]])
+            match = jnp.all(steps[:, None, :] == jnp.asarray(DELTAS)[None], axis=-1)
+            moves = jnp.where(jnp.any(match, axis=-1), jnp.argmax(match, axis=-1), -1)
+        else:
+            moves = moves_of[body]
+        good = ended & jnp.all((moves >= 0) | ~listed)
+        return jnp.where(listed & good, moves, -1).astype(jnp.int32), good
+
+    def simulate(self, state: PlanPathState, moves: Int[Array, "M"], well_formed: Bool[Array, ""]) -> Acted:
+        """Makes the moves until the list ends, a wall or the border stops it, or the goal is reached."""
+        map_ = state.map
+        size = jnp.asarray([self.height, self.width])
+
+        def step(carry, move):
+            cell, stopped, arrived, on_path = carry
+            active = (move >= 0) & ~stopped & ~arrived
+            target = cell + jnp.asarray(DELTAS)[move]
+            inside = jnp.all((target >= 0) & (target < size))
+            safe = jnp.clip(target, 0, size - 1)
+            free = inside & ~map_.walls[safe[0], safe[1]]
+            moved = active & free
+            closer = map_.distance[safe[0], safe[1]] < map_.distance[cell[0], cell[1]]
+            new = jnp.where(moved, safe, cell)
+            stopped = stopped | (active & ~free)
+            arrived = arrived | (moved & jnp.all(new == map_.goal))
+            return (new, stopped, arrived, on_path + (moved & closer)), None
+
+        start = (state.position, jnp.bool_(False), jnp.all(state.position == map_.goal), jnp.int32(0))
+        (end, stopped, arrived, on_path), _ = jax.lax.scan(step, start, moves)
+        count = jnp.sum(moves >= 0)
+        status = jnp.where(arrived, words.GOAL, jnp.where(stopped, words.HIT, words.OK))
+        status = jnp.where(well_formed, status, words.MALFORMED).astype(jnp.int32)
+        legal = well_formed & (count > 0) & ~stopped
+        return Acted(moves, well_formed, legal, end, (on_path / jnp.maximum(count, 1)).astype(jnp.float32), status)
+
+    def act(self, state: PlanPathState, role: str, tokens: Int[Array, "R"], where: Bool[Array, "R"]) -> PlanPathState:
+        """The Tool's proposal is simulated and noted; the Planner's (or single agent's) list is executed and ends the turn."""
+        moves, well_formed = self.parse(role, jnp.where(where, tokens, self.tokenizer.pad_id))
+        acted = self.simulate(state, moves, well_formed)
+        index = [r.name for r in self.roles].index(role)
+        # what does not parse claims nothing: the claim before it stands, so that `progress` telescopes through it
+        claim = jnp.where(well_formed, self._measure(state.map, acted.end), state.claims[index])
+        claims = state.claims.at[index].set(claim)
+        if role == "tool":
+            return state._replace(proposal=acted, acted=acted, claims=claims)
+        return state._replace(position=acted.end, turn=state.turn + 1, status=acted.status, acted=acted, claims=claims)
+
+    def rewards(self, before: PlanPathState, after: PlanPathState, role: str) -> Rewards:
+        """What the role's macro-action earned, by `rewards_form`."""
+        acted = after.acted
+        index = [r.name for r in self.roles].index(role)
+        facts = pay.Facts(
+            well_formed=acted.well_formed,
+            legal=acted.legal,
+            at_goal=jnp.all(acted.end == before.map.goal),
+            before=self._measure(before.map, before.position),
+            after=self._measure(before.map, acted.end),
+            previous_claim=before.claims[index],
+            initial=jnp.maximum(self._measure(before.map, before.map.start), 1.0),
+            on_path=acted.on_path,
+        )
+        if self.rewards_form == "paper":
+            return pay.paper(facts, executes=role != "tool", strict=bool(self.strict))
+        return pay.progress(facts) if self.rewards_form == "progress" else pay.outcome(facts)
+
+    # --- the scripted player ---------------------------------------------------------------------------------------------
+
+    def script(
+        self, state: PlanPathState, role: str, key: jax.Array, *, noise: float = 0.4, sighted: float = 0.25, copy: float = 0.3
+    ) -> tuple[Int[Array, "R"], Bool[Array, "R"]]:
+        """A noisy walker's response: the warm start's teacher. `key` is consumed.
+
+        With probability `sighted` its good moves follow a shortest path, else they merely come closer by Manhattan distance and
+        ignore walls; each move is random with probability `noise`. The Planner repeats the proposal with probability `copy`.
+        """
+        kinds, walk, copies = jax.random.split(key, 3)
+        map_, size = state.map, jnp.asarray([self.height, self.width])
+        follows = jax.random.uniform(kinds) < sighted
+
+        def step(cell, step_key):
+            noise_key, tie_key, random_key = jax.random.split(step_key, 3)
+            target = cell[None] + jnp.asarray(DELTAS)
+            inside = jnp.all((target >= 0) & (target < size), axis=-1)
+            safe = jnp.clip(target, 0, size - 1)
+            bfs = jnp.where(inside, map_.distance[safe[:, 0], safe[:, 1]], FAR)
+            straight = jnp.where(inside, jnp.sum(jnp.abs(safe - map_.goal), axis=-1), FAR)
+            cost = jnp.where(follows, bfs, straight) + 0.5 * jax.random.uniform(tie_key, (4,))
+            dice = jnp.where(inside, jax.random.uniform(random_key, (4,)), -1.0)
+            move = jnp.where(jax.random.uniform(noise_key) < noise, jnp.argmax(dice), jnp.argmin(cost))
+            there = jnp.all(cell == map_.goal)
+            new = jnp.where(there, cell, safe[move])
+            return new, (jnp.where(there, -1, move), new)
+
+        _, (moves, cells) = jax.lax.scan(step, state.position, jax.random.split(walk, self.max_moves))
+        if role == "tool":
+            ids = jnp.asarray(self.language.cells(""))[self._offset(state.position, cells)]
+        else:
+            if role == "planner":
+                usable = (state.proposal.moves[0] >= 0) & (jax.random.uniform(copies) < copy)
+                moves = jnp.where(usable, state.proposal.moves, moves)
+            ids = jnp.asarray(self.language.ids(*"UDLR"))[moves]
+        count = jnp.sum(moves >= 0)
+        place = jnp.arange(self.max_moves + 1)
+        ids = jnp.concatenate([ids, jnp.asarray([self.stop_id], ids.dtype)])
+        ids = jnp.where(place < count, ids, jnp.where(place == count, self.stop_id, self.tokenizer.pad_id))
+        return ids.astype(jnp.int32), place <= count

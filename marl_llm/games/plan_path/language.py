@@ -1,0 +1,70 @@
+"""The compact text protocol of Plan-Path: one fact, one word, one token.
+
+Everything is egocentric: `U2R1` is the cell two up and one right of the agent, `O` its own cell.
+
+    prompt    t1 x r2 c4 @D3R2 #U1 #D1L2 ... tool          turn, last status, own row and column, goal, walls, who speaks
+              t1 x r2 c4 @D3R2 #U1 ... | R R D +g planner  the same, then the Tool's proposal as moves and its simulated status
+    tool      R1 R2 D1R2 ;                                 a route, cell by cell
+    planner   R R D ;                                      a list of moves (also the single agent's language)
+
+Status words: `-` none yet, `o` all moves done, `x` stopped by a wall or the border, `g` goal reached, `f` unparsable.
+A response ends with `;`. No word tells a distance or a direction to the goal's path: there is no solver in any prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from marl_llm.games.plan_path.maps import MOVES
+from marl_llm.text import PieceTokenizer, train_pieces
+
+STATUS = ("-", "o", "x", "g", "f")
+NONE, OK, HIT, GOAL, MALFORMED = range(5)
+STOP = ";"
+
+
+def offset_name(row: int, column: int) -> str:
+    """`(-2, 1)` is `U2R1`; `(0, 0)` is `O`."""
+    vertical = f"{'U' if row < 0 else 'D'}{abs(row)}" if row else ""
+    horizontal = f"{'L' if column < 0 else 'R'}{abs(column)}" if column else ""
+    return vertical + horizontal or "O"
+
+
+@dataclasses.dataclass(frozen=True)
+class Language:
+    """Ids of every word for maps of one size. Cells are indexed by offset: `(row + h - 1) * (2 w - 1) + column + w - 1`."""
+
+    height: int
+    width: int
+    max_turns: int
+    speakers: tuple[str, ...]
+
+    @functools.cached_property
+    def offsets(self) -> list[str]:
+        """Names of all offsets between two cells of the map, in index order."""
+        return [
+            offset_name(r, c)
+            for r in range(1 - self.height, self.height)
+            for c in range(1 - self.width, self.width)
+        ]
+
+    @functools.cached_property
+    def tokenizer(self) -> PieceTokenizer:
+        """One sentencepiece piece per word of the protocol."""
+        words = [STOP, "|", *MOVES, *STATUS, *("+" + s for s in STATUS), *self.speakers]
+        words += [f"t{t}" for t in range(self.max_turns)]
+        words += [f"r{r}" for r in range(self.height)] + [f"c{c}" for c in range(self.width)]
+        for mark in ("", "#", "@"):
+            words += [mark + name for name in self.offsets]
+        return train_pieces(tuple(words))
+
+    def ids(self, *words: str) -> np.ndarray:
+        """Ids of words, int32 `[len(words)]`."""
+        return self.tokenizer.ids_of(words)
+
+    def cells(self, mark: str) -> np.ndarray:
+        """Ids of all offsets under a mark: '' route, '#' wall, '@' goal. int32 `[(2h-1)(2w-1)]`."""
+        return self.tokenizer.ids_of([mark + name for name in self.offsets])

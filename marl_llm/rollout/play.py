@@ -1,0 +1,134 @@
+"""Plays a device game with a team: the whole rollout as one pure function `(players, instances, key) -> rollout`.
+
+Tree sampling is Algorithm 1 of Stronger-MAS: at each turn, for each role, K responses are drawn from one prompt, each is scored as a
+branch of its own, one is played, and the next role observes what it did. Parallel sampling plays K whole trajectories per
+environment, each from its own prompts. States are values: a branch is the state that `act` returns, and choosing is indexing.
+
+Every draw's key is folded from (key, env, trajectory, turn, role, branch), and by the sampler from the position, so a sample does
+not depend on the batch, slot or device (law 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from marl_llm.games import Game, Prompt
+from marl_llm.rollout.table import Episodes, Rollout, Table
+from marl_llm.sampling import Responses
+
+# (role, states [E], prompts [E], keys [E, K]) -> K responses per prompt
+Player = Callable[[str, object, Prompt, Key[Array, "E K"]], Responses]
+
+PICKS = ("greedy", "first", "random")
+
+
+def row_keys(
+    key: Key[Array, ""], env: Int[Array, "E"], turn: Int[Array, ""] | int, role: int, branches: int
+) -> Key[Array, "E K"]:
+    """Keys by identity: folded from the rollout's key, the row's env id, the turn, the role and the branch."""
+
+    def one(env_id, branch):
+        k = jax.random.fold_in(jax.random.fold_in(key, env_id), turn)
+        return jax.random.fold_in(jax.random.fold_in(k, role), branch)
+
+    return jax.vmap(lambda e: jax.vmap(lambda b: one(e, b))(jnp.arange(branches)))(env)
+
+
+def pick_branch(
+    rewards: Float[Array, "E K"], keys: Key[Array, "E K"], pick: str
+) -> Int[Array, "E"]:
+    """The branch to play: 'greedy' the highest reward (ties: the lowest index), 'first', or 'random'. Keys are folded."""
+    if pick == "greedy":
+        return jnp.argmax(rewards, axis=-1).astype(jnp.int32)
+    if pick == "first":
+        return jnp.zeros(rewards.shape[:1], jnp.int32)
+    if pick == "random":
+        draw = lambda k: jax.random.randint(jax.random.fold_in(k, 1_000_003), (), 0, rewards.shape[1])  # noqa: E731
+        return jax.vmap(draw)(keys[:, 0])
+    raise ValueError(f"unknown pick {pick!r}; the picks are {', '.join(PICKS)}")
+
+
+def _where(condition: Array, new, old):
+    """Per-row choice between two batched pytrees."""
+    return jax.tree.map(lambda n, o: jnp.where(condition.reshape(condition.shape + (1,) * (n.ndim - 1)), n, o), new, old)
+
+
+def play(
+    game: Game,
+    player: Player,
+    instances,
+    env: Int[Array, "E"],
+    key: Key[Array, ""],
+    *,
+    trajectories: int = 1,
+    branches: int = 1,
+    pick: str = "first",
+    alpha: float = 1.0,
+) -> Rollout:
+    """One episode per environment and trajectory, turn by turn, as one traceable function.
+
+    Args:
+      game: a device game. player: answers prompts; see `Player`.
+      instances: pytree with leading E. env: identities of the environments, which enter every key.
+      key: the rollout's key; folded, not consumed.
+      trajectories: B plays of each instance (parallel sampling). branches: K responses to each prompt (tree sampling).
+      pick: which branch is played. alpha: weight of the team reward in the reward that 'greedy' compares (AT-GRPO Eq. 3).
+    Returns:
+      `Rollout` with leading axes `[T, E, B]`. Once an episode is over its rows have `where=False` and its state stays.
+    """
+    e, b = env.shape[0], trajectories
+    rows = jnp.repeat(env, b) * b + jnp.tile(jnp.arange(b), e)  # identity of each (env, trajectory)
+    state = jax.vmap(game.reset)(jax.tree.map(lambda x: jnp.repeat(x, b, axis=0), instances))
+    names = [r.name for r in game.roles]
+
+    def turn(carry, t):
+        state, turns = carry
+        turns = turns + ~jax.vmap(game.done)(state)
+        records = {}
+        for stage in game.stages:
+            before = state
+            alive = ~jax.vmap(game.done)(before)
+            said = {}
+            for role in stage:
+                with jax.named_scope(f"observe_{role}"):
+                    prompt = jax.vmap(lambda s, role=role: game.observe(s, role))(before)
+                keys = row_keys(key, rows, t, names.index(role), branches)
+                with jax.named_scope(f"respond_{role}"):
+                    said[role] = (prompt, player(role, before, prompt, keys), keys)
+            scored = {}
+            for role in stage:
+                prompt, responses, keys = said[role]
+                act = lambda s, tokens, where, role=role: game.act(s, role, tokens, where)  # noqa: E731
+                branch = jax.vmap(lambda s, tokens, where, act=act: jax.vmap(act, (None, 0, 0))(s, tokens, where))
+                after = branch(state, responses.tokens, responses.where)
+                if len(stage) == 1 or branches > 1:
+                    pay = lambda s, s2, role=role: game.rewards(s, s2, role)  # noqa: E731
+                    rewards = jax.vmap(jax.vmap(pay, (None, 0)), (0, 0))(before, after)
+                    chosen = pick_branch(alpha * rewards.team + rewards.local, keys, pick)
+                    scored[role] = (rewards, chosen)
+                else:
+                    chosen = jnp.zeros((e * b,), jnp.int32)
+                picked = jax.tree.map(lambda x: x[jnp.arange(e * b), chosen], after)  # noqa: B023
+                state = _where(alive, picked, state)
+            for role in stage:
+                prompt, responses, _ = said[role]
+                if role in scored:
+                    rewards, chosen = scored[role]
+                else:  # roles that act at once are paid for what they did together
+                    pay = lambda s, s2, role=role: game.rewards(s, s2, role)  # noqa: E731
+                    rewards = jax.tree.map(lambda x: x[:, None], jax.vmap(pay)(before, state))
+                    chosen = jnp.zeros((e * b,), jnp.int32)
+                records[role] = Table(prompt, responses, rewards, chosen, alive)
+        return (state, turns), (records, state)
+
+    start = (state, jnp.zeros((e * b,), jnp.int32))
+    (state, turns), (records, states) = jax.lax.scan(turn, start, jnp.arange(game.max_turns))
+    split = lambda x: x.reshape((x.shape[0], e, b, *x.shape[2:]))  # noqa: E731
+    episodes = Episodes(
+        *(x.reshape(e, b) for x in (jax.vmap(game.outcome)(state), turns, jax.vmap(game.done)(state)))
+    )
+    return Rollout(jax.tree.map(split, records), episodes, jax.tree.map(split, states))

@@ -1,0 +1,60 @@
+"""Who answers a prompt: a team of models, the game's scripted player, or uniformly random tokens."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from marl_llm.games import Game, role_of
+from marl_llm.models import ModelConfig
+from marl_llm.rollout.play import Player
+from marl_llm.sampling import Responses, sample
+
+
+def model_player(
+    game: Game, assignment: dict[str, str], configs: dict[str, ModelConfig], params: dict[str, dict], temperature: float
+) -> Player:
+    """A team of models: role `i` is played by model `assignment[i]`."""
+
+    def respond(role, states, prompt, keys):
+        model = assignment[role]
+        return sample(
+            configs[model],
+            params[model],
+            prompt.ids,
+            prompt.where,
+            keys,
+            max_tokens=role_of(game, role).response_tokens,
+            stop_id=game.stop_id,
+            pad_id=game.tokenizer.pad_id,
+            temperature=temperature,
+        )
+
+    return respond
+
+
+def _as_responses(tokens, where) -> Responses:
+    zero = jnp.zeros(tokens.shape, jnp.float32)
+    return Responses(tokens, where, zero, zero, zero, jnp.zeros(tokens.shape[:-1], bool))
+
+
+def scripted_player(game: Game, **options) -> Player:
+    """The game's scripted noisy player, K independent responses per state."""
+
+    def respond(role, states, prompt, keys):
+        one = lambda state, key: game.script(state, role, key, **options)  # noqa: E731
+        return _as_responses(*jax.vmap(jax.vmap(one, (None, 0)))(states, keys))
+
+    return respond
+
+
+def random_player(game: Game) -> Player:
+    """The floor: every token uniform over the vocabulary, up to and with the first stop token."""
+
+    def respond(role, states, prompt, keys):
+        r = role_of(game, role).response_tokens
+        tokens = jax.vmap(jax.vmap(lambda k: jax.random.randint(k, (r,), 1, game.tokenizer.vocab_size)))(keys)
+        stop = tokens == game.stop_id
+        return _as_responses(tokens, jnp.cumsum(stop, axis=-1) - stop == 0)
+
+    return respond

@@ -1,0 +1,31 @@
+"""The one device mesh that all models share, and how many host devices a CPU run uses.
+
+Axes are ('data', 'fsdp', 'tensor'). Rollouts and updates of device games are per-device programs over 'data' (`jax.shard_map`).
+On a CPU each core is made a device of its own: tiny matrix products do not split over threads, but environments do.
+"""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+AXES = ("data", "fsdp", "tensor")
+
+
+def use_cpu_devices(count: int | None = None) -> None:
+    """Makes `count` CPU devices (default: one per core, at most 8). Must run before JAX starts; no effect on GPU or TPU."""
+    count = count or min(os.cpu_count() or 1, 8)
+    jax.config.update("jax_num_cpu_devices", count)
+
+
+def make_mesh(data: int | None = None) -> Mesh:
+    """A mesh of `data` devices along 'data' (default: all). Raises `ValueError` when there are not that many devices."""
+    devices = jax.devices()
+    data = len(devices) if data is None else data
+    if not 1 <= data <= len(devices):
+        raise ValueError(f"mesh: data={data} devices asked for, {len(devices)} are there ({devices[0].platform})")
+    # Auto axes: the per-device programs below are written with shard_map, the rest is left to the compiler
+    return Mesh(np.asarray(devices[:data]).reshape(data, 1, 1), AXES, axis_types=(AxisType.Auto,) * 3)

@@ -1,0 +1,62 @@
+"""Policies: each model's parameters and optimizer, one pytree per model, on one mesh."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from marl_llm.models import ModelConfig, init_params
+
+
+class Policy(NamedTuple):
+    """One trainable model."""
+
+    params: dict
+    optimizer: optax.OptState
+
+
+def make_optimizer(max_grad_norm: float = 1.0, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.0):
+    """Adam after clipping by global norm; the learning rate is applied by `step_policy`, so that schedules stay in the loop."""
+    return optax.chain(
+        optax.clip_by_global_norm(max_grad_norm),
+        optax.scale_by_adam(b1=b1, b2=b2),
+        optax.add_decayed_weights(weight_decay),
+    )
+
+
+def make_policy(params: dict, optimizer: optax.GradientTransformation) -> Policy:
+    """A policy at the start of its training: a copy of the parameters and a fresh optimizer state."""
+    params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
+    return Policy(params, optimizer.init(params))
+
+
+def fresh_policy(config: ModelConfig, key: jax.Array, optimizer: optax.GradientTransformation) -> Policy:
+    """A policy with random parameters. `key` is consumed."""
+    return make_policy(init_params(config, key), optimizer)
+
+
+def step_policy(
+    policy: Policy, gradient: dict, learning_rate: Float[Array, ""], optimizer: optax.GradientTransformation
+) -> tuple[Policy, Float[Array, ""]]:
+    """One optimizer step; returns the new policy and the gradient's global norm before clipping.
+
+    A gradient that is not finite changes nothing here: the norm comes back non-finite and the loop stops with an error (law 10).
+    """
+    norm = optax.global_norm(gradient)
+    updates, state = optimizer.update(gradient, policy.optimizer, policy.params)
+    params = jax.tree.map(lambda p, u: p - learning_rate * u, policy.params, updates)
+    finite = jnp.isfinite(norm)
+    keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)  # noqa: E731
+    return Policy(keep(params, policy.params), keep(state, policy.optimizer)), norm
+
+
+def linear_decay(step: Float[Array, ""], total: int, peak: float, warmup: int = 0, floor: float = 0.0) -> Float[Array, ""]:
+    """Learning rate: linear warm-up over `warmup` steps, then linear decay to `floor * peak` at `total`."""
+    step = jnp.asarray(step, jnp.float32)
+    up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
+    down = 1.0 - (1.0 - floor) * jnp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0)
+    return peak * up * down

@@ -1,0 +1,209 @@
+"""The update of one model from the rows of a rollout.
+
+Rows are groups in packed form (a prompt once, its K responses beside it). The whole update is one per-device program: the rows of all
+devices are gathered (they are small: ids and a few floats), advantages are computed over all of them, and a loop of minibatches
+follows in which each device takes its share of every minibatch and sums and counts are added over devices before the division. So
+loss and gradient do not depend on the number of devices (law 5), and statistics over "the whole batch" are truly that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+
+from marl_llm.algorithms import Recipe, Samples, advantages_for, loss_for
+from marl_llm.games import Game
+from marl_llm.models import ModelConfig, score_responses
+from marl_llm.rollout import Table, flatten_rows, pad_to
+from marl_llm.training.policy import Policy, step_policy
+
+
+class Rows(NamedTuple):
+    """Training rows of one model: G groups of K responses. Padded rows (`where` False) carry no weight."""
+
+    prompt: Int[Array, "G P"]
+    prompt_where: Bool[Array, "G P"]
+    tokens: Int[Array, "G K R"]
+    token_where: Bool[Array, "G K R"]
+    log_probs: Float[Array, "G K R"]  # of the distribution that was sampled from
+    team: Float[Array, "G K"]
+    local: Float[Array, "G K"]
+    env: Int[Array, "G"]
+    agent: Int[Array, "G"]
+    turn: Int[Array, "G"]
+    trajectory: Int[Array, "G"]  # env * B + play
+    where: Bool[Array, "G"]
+
+
+def buffer_sizes(games: list[Game]) -> tuple[int, int]:
+    """The longest prompt and the longest response of any role of any game, in tokens."""
+    roles = [r for game in games for r in game.roles]
+    return max(r.prompt_tokens for r in roles), max(r.response_tokens for r in roles)
+
+
+def rows_from(game: Game, tables: dict[str, Table], env: Int[Array, "E"], prompt_tokens: int, response_tokens: int) -> Rows:
+    """Stacks the tables of all roles, padded to common lengths. Agents are numbered in the order of `game.roles`."""
+    parts = []
+    for agent, name in enumerate(r.name for r in game.roles):  # not the dict's order: JAX sorts a dict's keys
+        t, e, b, k, _ = tables[name].responses.tokens.shape
+        table = flatten_rows(pad_to(tables[name], prompt_tokens, response_tokens, k, game.tokenizer.pad_id))
+        grid = jnp.meshgrid(jnp.arange(t), env, jnp.arange(b), indexing="ij")
+        turn, env_id, play = (x.reshape(-1).astype(jnp.int32) for x in grid)
+        parts.append(
+            Rows(
+                table.prompt.ids,
+                table.prompt.where,
+                table.responses.tokens,
+                table.responses.where,
+                table.responses.sampled_log_probs,
+                table.rewards.team,
+                table.rewards.local,
+                env_id,
+                jnp.full_like(env_id, agent),
+                turn,
+                env_id * b + play,
+                table.where,
+            )
+        )
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+
+def fingerprint(rows: Rows) -> Int[Array, "G"]:
+    """A 32-bit hash of each row's prompt ids, blind to padding, for the check that groups compare like with like (law 3)."""
+
+    def mix(h, column):
+        token, real = column
+        new = (h ^ token.astype(jnp.uint32)) * jnp.uint32(16_777_619)  # FNV-1a over tokens, with a final xor-shift
+        return jnp.where(real, new ^ (new >> 15), h), None
+
+    start = jnp.full(rows.where.shape, 2_166_136_261, jnp.uint32)
+    h, _ = jax.lax.scan(mix, start, (rows.prompt.T, rows.prompt_where.T))
+    return jax.lax.bitcast_convert_type(h, jnp.int32)
+
+
+def to_samples(rows: Rows) -> Samples:
+    """The flat `[S]` table that `advantages_for` reads; S = G K. A branch of a tree shares its row's trajectory."""
+    k = rows.tokens.shape[1]
+    spread = lambda x: jnp.repeat(x, k)  # noqa: E731
+    return Samples(
+        instance=spread(rows.env),
+        env=spread(rows.env),
+        agent=spread(rows.agent),
+        turn=spread(rows.turn),
+        trajectory=spread(rows.trajectory),
+        team=rows.team.reshape(-1),
+        local=rows.local.reshape(-1),
+        where=spread(rows.where),
+        tokens=jnp.sum(rows.token_where, axis=-1).reshape(-1),
+        prompt_ids=spread(fingerprint(rows)),
+    )
+
+
+def make_update(
+    recipe: Recipe,
+    config: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    minibatch: int,
+    epochs: int = 1,
+    permute_rewards: bool = False,
+):
+    """Builds `update(policy, reference, rows, plays, learning_rate, key) -> (policy, metrics)`, jit-compiled, rows sharded over 'data'.
+
+    Args:
+      recipe: how rows become advantages and a loss. minibatch: groups per optimizer step, over all devices.
+      epochs: passes over the rows. permute_rewards: the control that breaks the link between a row and its reward.
+    `rows` are those of all roles, so that statistics may run over the whole team; `plays [N]` says which agents the model plays and is
+    trained on. Models of one architecture share the compiled function. `reference` is the parameters of the KL term (None when
+    `recipe.kl_coef` is 0), `key` orders the rows. The policy is donated.
+    Metrics: loss, clip_fraction, kl, entropy, grad_norm (mean over optimizer steps), log_prob_gap (largest |sampler - scorer| before
+    the first step), updates, groups, tied share, and those of `advantages_for`.
+    """
+    devices = mesh.shape["data"]
+    if minibatch % devices:
+        raise ValueError(f"minibatch={minibatch} groups do not divide over {devices} devices; choose a multiple of {devices}")
+    share = minibatch // devices
+
+    def local(policy: Policy, reference, rows: Rows, plays, learning_rate, key):
+        rows = jax.tree.map(lambda x: jax.lax.all_gather(x, "data", tiled=True), rows)
+        # one order for any number of devices: by identity, not by where a row was computed
+        order = jnp.lexsort((rows.trajectory, rows.env, rows.turn, rows.agent))
+        rows = jax.tree.map(lambda x: x[order], rows)
+        g, k = rows.tokens.shape[:2]
+        if permute_rewards:
+            moved = jax.random.permutation(jax.random.fold_in(key, g), g)
+            rows = rows._replace(team=rows.team[moved], local=rows.local[moved])
+        with jax.named_scope("advantages"):
+            flat, extra, tied = advantages_for(recipe, to_samples(rows))
+            advantages, tied = flat.reshape(g, k), tied.reshape(g, k)
+        mine = rows.where & plays[rows.agent]
+        useful = mine & ~(jnp.all(tied, axis=-1) if recipe.skip_tied else jnp.zeros((g,), bool))
+        count = jnp.sum(useful)
+        # tied groups that are skipped may still count in the denominator (a stated field of the recipe)
+        weight_of = k if recipe.reduce.startswith("sequence") else jnp.sum(rows.token_where, axis=(1, 2))
+        units = lambda w: jnp.sum(jnp.where(w, weight_of, 0))  # noqa: E731
+        dilution = units(mine) / jnp.maximum(units(useful), 1) if recipe.tied_in_denominator else 1.0
+        steps = (count + minibatch - 1) // minibatch
+        size = jnp.where(steps > 0, (count + steps - 1) // jnp.maximum(steps, 1), 0)  # even minibatches
+        device = jax.lax.axis_index("data")
+
+        def loss(params, index, weight):
+            take = jax.tree.map(lambda x: x[index], rows)
+            where = take.token_where & weight[:, None, None]
+            scored = score_responses(config, params, take.prompt, take.prompt_where, take.tokens, recipe.temperature)
+            ref = None
+            if recipe.kl_coef:
+                ref = score_responses(config, reference, take.prompt, take.prompt_where, take.tokens, recipe.temperature)
+                ref = jax.lax.stop_gradient(ref.log_probs).reshape(-1, where.shape[-1])
+            merge = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
+            total, n, parts = loss_for(
+                recipe,
+                merge(scored.log_probs),
+                merge(take.log_probs),
+                advantages[index].reshape(-1),
+                merge(where),
+                entropy=merge(scored.entropy),
+                reference_log_probs=ref,
+            )
+            gap = jnp.max(jnp.where(where, jnp.abs(scored.log_probs - take.log_probs), 0.0))
+            return total, (n, parts, gap)
+
+        def minibatch_step(i, carry):
+            policy, sums, worst, epoch_key = carry
+            epoch, j = i // jnp.maximum(steps, 1), i % jnp.maximum(steps, 1)
+            dice = jax.random.uniform(jax.random.fold_in(epoch_key, epoch), (g,))
+            ranked = jnp.argsort(jnp.where(useful, dice, 2.0))
+            place = jnp.arange(share) * devices + device
+            position = j * size + place
+            weight = (place < size) & (position < count)
+            index = ranked[jnp.minimum(position, g - 1)]
+            (total, (n, parts, gap)), gradient = jax.value_and_grad(loss, has_aux=True)(policy.params, index, weight)
+            total, n, parts, gradient = jax.lax.psum((total, n, parts, gradient), "data")
+            n = jnp.maximum(n * dilution, 1e-9)
+            policy, norm = step_policy(policy, jax.tree.map(lambda x: x / n, gradient), learning_rate, optimizer)
+            means = {name: s / jnp.maximum(c, 1e-9) for name, (s, c) in parts.items()} | {"loss": total / n, "grad_norm": norm}
+            sums = jax.tree.map(jnp.add, sums, means) if sums is not None else means
+            worst = jnp.where(i == 0, jax.lax.pmax(gap, "data"), worst)
+            return policy, sums, worst, epoch_key
+
+        shapes = jax.eval_shape(lambda c: minibatch_step(jnp.int32(0), c)[1], (policy, None, jnp.float32(0), key))
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        policy, sums, gap, _ = jax.lax.fori_loop(
+            0, steps * epochs, minibatch_step, (policy, zero, jnp.float32(0), key)
+        )
+        n = jnp.maximum(steps * epochs, 1)
+        metrics = {name: value / n for name, value in sums.items()} | extra
+        metrics |= {"log_prob_gap": gap, "updates": steps * epochs, "groups": jnp.sum(mine), "useful_groups": count}
+        return policy, metrics
+
+    mapped = jax.shard_map(
+        local, mesh=mesh, in_specs=(P(), P(), P("data"), P(), P(), P()), out_specs=(P(), P()), check_vma=False
+    )
+    return jax.jit(mapped, donate_argnums=(0,))
