@@ -73,22 +73,24 @@ def group_relative(
     returns = jnp.where(used, returns, 0)
     weights = used.astype(returns.dtype) if weights is None else jnp.where(used, as_float(weights).astype(returns.dtype), 0)
     votes = per_group_sum(weights, slots)
-    safe_votes = jnp.where(votes > 0, votes, 1)
-    centred = returns - _gather(per_group_sum(weights * returns, slots) / safe_votes, slots)
+    centred = returns - _gather(per_group_sum(weights * returns, slots) / _positive(votes), slots)
+    centred = jnp.where(used, centred, 0)
     low, high = per_group_min(returns, slots, jnp.inf), per_group_max(returns, slots, -jnp.inf)
-    tied = _gather(low == high, slots) > 0
+    varied = low < high
     if scale == "std":
         variance = per_group_sum(weights * centred**2, slots) / _positive(votes - ddof)
-        divisor = _gather(jnp.sqrt(jnp.where(low < high, variance, 1)), slots) + epsilon
+        divisor = jnp.sqrt(jnp.where(varied, variance, 1)) + epsilon
     elif scale == "range":
-        divisor = _gather(jnp.where(low < high, high - low, 1), slots) + epsilon
+        divisor = jnp.where(varied, high - low, 1) + epsilon
     elif scale == "batch":
-        total = jnp.maximum(jnp.sum(weights), 1)
-        deviation = jnp.where(used, returns - jnp.sum(weights * returns) / total, 0)
-        divisor = jnp.sqrt(jnp.sum(weights * deviation**2) / _positive(jnp.sum(weights) - ddof)) + epsilon
+        total = jnp.sum(weights)
+        deviation = jnp.where(used, returns - jnp.sum(weights * returns) / _positive(total), 0)
+        divisor = jnp.sqrt(jnp.sum(weights * deviation**2) / _positive(total - ddof)) + epsilon
     else:
         divisor = jnp.ones((), returns.dtype)
-    advantages = jnp.where(tied | ~used, 0, centred / jnp.where(tied | ~used, 1, divisor))
+    # One gather brings the divisor and the verdict: 0 stands for tied, and for masked rows, which read the fill value.
+    divisor = _gather(jnp.where(varied, divisor, 0), slots)
+    advantages = jnp.where(divisor > 0, centred / jnp.where(divisor > 0, divisor, 1), 0)
     if singleton == "raw":
         alone = _gather(per_group_sum(used.astype(jnp.int32), slots), slots) == 1
         advantages = jnp.where(alone & used, returns / (1 + epsilon if scale in ("std", "range") else 1), advantages)
@@ -188,6 +190,7 @@ def whiten(
     epsilon: float = 1e-8,
     shift_mean: bool = True,
     axis_name=None,
+    count_epsilon: float = 0.0,
 ) -> Float[Array, "S *R"]:
     """Bring all unmasked values to mean 0 and variance 1 (PPO's whitening; with token weights, MAPPA Eq. 4).
 
@@ -201,6 +204,7 @@ def whiten(
       epsilon: added to the variance, under the root.
       shift_mean: False keeps the mean and changes only the scale.
       axis_name: mesh axis (or axes) over which sums are added inside `shard_map`, so that μ and σ are those of all devices.
+      count_epsilon: added to Σ w wherever a mean is taken; 0 is exact, verl's masked_whiten has 1e-8.
 
     Returns:
       Whitened values. If all values are equal, or there is one, or none: exactly 0 (with `shift_mean=False`: unchanged).
@@ -210,8 +214,10 @@ def whiten(
     x = jnp.where(where, values, 0)
     weights = where.astype(x.dtype) if weights is None else jnp.where(where, as_float(weights).astype(x.dtype), 0)
     total = psum(jnp.sum(weights), axis_name)
-    mean = psum(jnp.sum(weights * x), axis_name) / jnp.where(total > 0, total, 1)
-    variance = psum(jnp.sum(weights * jnp.where(where, x - mean, 0) ** 2), axis_name) / _positive(total - ddof)
+    divisor = jnp.where(total > 0, total, 1) + count_epsilon
+    mean = psum(jnp.sum(weights * x), axis_name) / divisor
+    variance = psum(jnp.sum(weights * jnp.where(where, x - mean, 0) ** 2), axis_name) / divisor
+    variance = variance * (total / _positive(total - ddof))
     high = jnp.max(x, where=where & (weights > 0), initial=-jnp.inf)
     low = jnp.min(x, where=where & (weights > 0), initial=jnp.inf)
     if axis_name is not None:

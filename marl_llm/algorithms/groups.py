@@ -19,6 +19,10 @@ from marl_llm.algorithms._arrays import as_float, as_mask, is_traced, masked_ids
 
 NO_GROUP = -1
 
+# Cells per sample of the counting method, and how many consecutive cells share a word of bits.
+CELLS = 2
+WORD = 32
+
 
 @jax.jit
 def group_keys(**axes: Int[ArrayLike, "S"]) -> Int[Array, "S C"]:
@@ -44,14 +48,21 @@ def group_keys(**axes: Int[ArrayLike, "S"]) -> Int[Array, "S C"]:
 
 
 def _ids_by_counting(keys: Array, where: Array, lowest: Array, span: Array, capacity: int) -> Array:
-    """Dense ids when all keys fit a box of at most `capacity` cells: mark the cells in use, number them in order. O(S)."""
+    """Dense ids when all keys fit a box of at most `capacity` cells: mark the cells in use and count. O(S)."""
     code = jnp.zeros(keys.shape[0], jnp.int32)
     for c in range(keys.shape[1]):
         code = code * span[c].astype(jnp.int32) + (keys[:, c] - lowest[c]).astype(jnp.int32)
     code = jnp.where(where, code, capacity)
-    used = jnp.zeros(capacity, jnp.int32).at[code].set(1, mode="drop")
-    dense = jnp.cumsum(used) - 1
-    return dense.at[code].get(mode="fill", fill_value=NO_GROUP)
+    used = jnp.zeros(capacity, bool).at[code].set(True, mode="drop")
+    # The number of a cell is how many cells in use lie below it: all those in the words before its own, plus the bits below its
+    # own bit. Running the sum over words of 32 cells instead of cells is what makes this fast on a CPU.
+    bits = jnp.arange(WORD, dtype=jnp.uint32)
+    words = jnp.sum(used.reshape(-1, WORD).astype(jnp.uint32) << bits, axis=1, dtype=jnp.uint32)
+    counts = jax.lax.population_count(words).astype(jnp.int32)
+    before = jnp.cumsum(counts) - counts
+    word = jnp.minimum(code // WORD, words.shape[0] - 1)
+    below = words[word] & ((jnp.uint32(1) << (code % WORD).astype(jnp.uint32)) - 1)
+    return jnp.where(where, before[word] + jax.lax.population_count(below).astype(jnp.int32), NO_GROUP)
 
 
 def _ids_by_sorting(keys: Array, where: Array) -> Array:
@@ -69,7 +80,7 @@ def _ids_by_sorting(keys: Array, where: Array) -> Array:
 def group_ids(keys: Int[ArrayLike, "S C"], where: Shaped[ArrayLike, "S"] | None = None) -> Int[Array, "S"]:
     """Number the distinct keys: dense ids in [0, G), in lexicographic order of the keys.
 
-    The same numbers as `numpy.unique(keys[where], axis=0, return_inverse=True)`. When the keys span a box of at most 4 S cells
+    The same numbers as `numpy.unique(keys[where], axis=0, return_inverse=True)`. When the keys span a box of at most 2 S cells
     (envs x agents x turns usually do) no sort is needed and the cost is linear; otherwise the rows are sorted.
 
     Args:
@@ -90,7 +101,7 @@ def group_ids(keys: Int[ArrayLike, "S C"], where: Shaped[ArrayLike, "S"] | None 
     highest = jnp.max(keys, axis=0, where=valid, initial=limits.min)
     # Spans are compared as floats because highest - lowest may overflow the integer type; the 0.1 % covers float rounding.
     span = jnp.maximum(highest.astype(jnp.float32) - lowest.astype(jnp.float32) + 1, 1)
-    capacity = 4 * size + 64
+    capacity = -(-CELLS * size // WORD) * WORD
     fits = jnp.prod(span) <= 0.999 * capacity
     counting = lambda: _ids_by_counting(keys, where, lowest, highest - lowest + 1, capacity)  # noqa: E731
     return jax.lax.cond(fits, counting, lambda: _ids_by_sorting(keys, where))

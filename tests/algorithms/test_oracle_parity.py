@@ -1,0 +1,208 @@
+"""Figures of two popular trainers, in float64 with gradients, reproduced by composing this package's functions.
+
+tests/data/algorithms_trl.npz was computed with TRL 1.16.0, tests/data/algorithms_verl.npz with verl 0.9.1. Where a trainer has
+a convention of its own (an epsilon, a group of one, empty rows that count) the test passes it by argument: that is the
+documentation of the difference.
+"""
+
+import functools
+import pathlib
+import re
+
+import algorithm_oracles as oracle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import marl_llm.algorithms as rl
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+DTYPES = (pytest.param(np.float64, 1e-10, id="f64"), pytest.param(np.float32, 1e-5, id="f32"))
+
+
+@functools.cache
+def figures(name):
+    with np.load(DATA / f"algorithms_{name}.npz") as data:
+        return {key: data[key] for key in data.files}
+
+
+def column(data, key, dtype):
+    return jnp.asarray(data[key].astype(dtype)) if data[key].dtype == np.float64 else jnp.asarray(data[key])
+
+
+TRL_REDUCTIONS = dict(
+    grpo=dict(how="sequence_mean_token_mean", empty_rows=True),
+    bnpo=dict(how="token_mean"),
+    dapo=dict(how="token_mean"),
+    dr_grpo=dict(how="constant", max_length=16, empty_rows=True),
+    luspo=dict(how="sequence_mean_token_sum", empty_rows=True),
+)
+PLAIN = re.compile(r"([a-z_]+)_([\d.]+)_([\d.]+)_b([\d.]+)_(token|sequence)")
+TRL_KEYS = sorted(
+    key
+    for key in figures("trl")
+    if PLAIN.fullmatch(key) or re.fullmatch(rf"({'|'.join(TRL_REDUCTIONS)})_(onpolicy|delta1.5|toolmask|advtoken)", key)
+)
+
+
+def test_every_figure_is_in_the_net():
+    assert len(TRL_KEYS) == 5 * (2 * 2 * 2 + 4)
+
+
+def trl_loss(key, dtype):
+    """Return (loss function of the new log-probs, new log-probs) for one TRL configuration."""
+    data = figures("trl")
+    name, low, high, beta, level, dual = key.rsplit("_", 1)[0], 0.2, 0.2, 0.0, "token", None
+    old, advantages = column(data, "old", dtype), column(data, "adv", dtype)
+    where = jnp.asarray(data["mask"] > 0)
+    counted = where
+    if match := PLAIN.fullmatch(key):
+        name, level = match[1], match[5]
+        low, high, beta = float(match[2]), float(match[3]), float(match[4])
+    elif key.endswith("onpolicy"):
+        old = column(data, "new", dtype)
+    elif key.endswith("delta1.5"):
+        dual = 1.5
+    elif key.endswith("advtoken"):
+        advantages = column(data, "adv_token", dtype)
+    else:
+        where = where & jnp.asarray(data["tool_mask"] > 0)
+        counted = counted if name == "dapo" else where
+
+    def loss(new):
+        x = rl.clipped_ratio(new, old, advantages, low, high, level, dual, where)
+        total, count = rl.reduce_parts(x, where, **TRL_REDUCTIONS[name])
+        if beta:
+            total += beta * rl.reduce_parts(rl.kl(new, column(data, "ref", dtype), "k3", where), where, **TRL_REDUCTIONS[name])[0]
+        return total / (count if counted is where else rl.reduce_parts(x, counted, **TRL_REDUCTIONS[name])[1])
+
+    return loss, column(data, "new", dtype)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), DTYPES)
+@pytest.mark.parametrize("key", TRL_KEYS)
+def test_trl_losses_and_gradients(key, dtype, rtol):
+    with jax.enable_x64(dtype == np.float64):
+        loss, new = trl_loss(key, dtype)
+        value, grad = jax.value_and_grad(loss)(new)
+        assert value.dtype == dtype
+        oracle.close(value, figures("trl")[key], rtol)
+        oracle.close(grad, figures("trl")[f"{key}/grad"], rtol)
+
+
+def test_trl_gspo_cispo_and_weighted_kl():
+    data = figures("trl")
+    where = jnp.asarray(data["mask"] > 0)
+    with jax.enable_x64(True):
+        new, old, reference, advantages = (jnp.asarray(data[key]) for key in ("new", "old", "ref", "adv"))
+        rows = dict(how="sequence_mean_token_mean", empty_rows=True)
+
+        def gspo(x):
+            return rl.reduce(rl.clipped_ratio(x, old, advantages, 3e-4, 4e-4, "sequence", None, where), where, **rows)
+
+        def cispo(x, high):
+            return rl.reduce(rl.cispo(x, old, advantages, 1.0, high - 1.0, where), where)
+
+        def unbiased_kl(x):
+            weighted = rl.importance_ratio(x, old, "token", where) * rl.kl(x, reference, "k3", where)
+            return rl.reduce(rl.clipped_ratio(x, old, advantages, where=where) + 0.04 * weighted, where, **rows)
+
+        cases = {
+            "gspo_3e-4_4e-4_grpo": gspo,
+            "cispo_hi5": lambda x: cispo(x, 5.0),
+            "cispo_hi1.2": lambda x: cispo(x, 1.2),
+            "grpo_biaskl": unbiased_kl,
+        }
+        for key, loss in cases.items():
+            value, grad = jax.value_and_grad(loss)(new)
+            oracle.close(value, data[key], 1e-10)
+            oracle.close(grad, data[f"{key}/grad"], 1e-10)
+
+
+def test_trl_logged_metrics():
+    data = figures("trl")
+    key = "grpo_0.2_0.28_b0.04_token"
+    where = jnp.asarray(data["mask"] > 0)
+    with jax.enable_x64(True):
+        new, old = jnp.asarray(data["new"]), jnp.asarray(data["old"])
+        recipe = rl.make_recipe("grpo", clip_high=0.28, kl_coef=0.04, kl_kind="k3")
+        advantages = jnp.asarray(data["adv"])
+        _, _, metrics = rl.loss_for(recipe, new, old, advantages, where, reference_log_probs=jnp.asarray(data["ref"]))
+        mean = {name: float(total / count) for name, (total, count) in metrics.items()}
+        oracle.close(mean["kl"], data[f"{key}/kl"], 1e-10)
+        oracle.close(mean["clip_low"], data[f"{key}/clip_low_mean"], 1e-10)
+        oracle.close(mean["clip_high"], data[f"{key}/clip_high_mean"], 1e-10)
+        oracle.close(mean["clip_low"] + mean["clip_high"], data[f"{key}/clip_region_mean"], 1e-10)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), DTYPES)
+@pytest.mark.parametrize("case", ["one", "two", "nan", "binary"])
+def test_trl_advantages(case, dtype, rtol):
+    data = figures("trl")
+    parts = data[f"adv/{case}/rewards_per_func"] * data[f"adv/{case}/weights"]
+    where = jnp.asarray(~np.isnan(parts).all(axis=1))
+    with jax.enable_x64(dtype == np.float64):
+        rewards = jnp.asarray(np.where(np.isnan(parts).all(axis=1), np.nan, np.nansum(parts, axis=1)).astype(dtype))
+        for size in (4, 2, 1):
+            ids = jnp.arange(12) // size
+            for theirs, ours in (("group", "std"), ("batch", "batch"), ("none", "none")):
+                actual = rl.group_relative(rewards, ids, where, ours, ddof=1, epsilon=1e-4)
+                oracle.close(actual, data[f"adv/{case}/n{size}_{theirs}"], rtol)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), DTYPES)
+def test_verl_outcome_advantages(dtype, rtol):
+    data = {key[4:]: value for key, value in figures("verl").items() if key.startswith("adv/")}
+    where = jnp.asarray(data["mask"] > 0)
+    with jax.enable_x64(dtype == np.float64):
+        scores = column(data, "scores", dtype)
+        ids = rl.group_ids(rl.group_keys(prompt=jnp.asarray(data["index"].astype(np.int32))))
+        lengths = jnp.sum(where, axis=1)
+        per_token = lambda x: jnp.where(where, x[:, None], 0)  # noqa: E731
+        centred = rl.group_relative(scores, ids, scale="none", singleton="raw")
+        cases = {
+            "grpo_norm1": per_token(rl.group_relative(scores, ids, ddof=1, epsilon=1e-6, singleton="raw")),
+            "grpo_norm0": per_token(centred),
+            "opo": per_token(rl.group_relative(scores, ids, scale="none", weights=lengths, singleton="raw")),
+            "rfpp_baseline": rl.whiten(per_token(centred), where, ddof=1, count_epsilon=1e-8),
+        }
+        for key, actual in cases.items():
+            oracle.close(actual, data[key], rtol)
+        # Computed in float32 inside verl, whatever the input: 1e-7 is all that these figures hold.
+        oracle.close(per_token(centred), data["grpo_vec_norm0"], max(rtol, 1e-7))
+        oracle.close(per_token(rl.leave_one_out(scores, ids, singleton="raw")), data["rloo"], max(rtol, 1e-7))
+        oracle.close(per_token(rl.leave_one_out(scores, ids)), data["rloo_vec"], max(rtol, 1e-7))
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), DTYPES)
+@pytest.mark.parametrize("suffix", ["", "_hole"])
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_verl_reinforce_plus_plus_and_remax(gamma, suffix, dtype, rtol):
+    data = {key[4:]: value for key, value in figures("verl").items() if key.startswith("adv/")}
+    where = jnp.asarray(data[f"mask{suffix}"] > 0)
+    with jax.enable_x64(dtype == np.float64):
+        to_go = rl.token_rewards_to_go(column(data, "token_level_rewards_dense", dtype), gamma, where)
+        oracle.close(to_go, np.where(where, data[f"rfpp_ret_g{gamma}{suffix}"], 0), rtol)
+        advantages = rl.whiten(to_go, where, ddof=1, count_epsilon=1e-8)
+        oracle.close(advantages, data[f"rfpp_adv_g{gamma}{suffix}"], rtol)
+        if gamma == 1.0 and not suffix:
+            baseline = column(data, "remax_baselines", dtype)[:, None]
+            oracle.close(jnp.where(where, to_go - baseline, 0), data["remax_adv"], rtol)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), DTYPES)
+@pytest.mark.parametrize("suffix", ["", "_hole"])
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (0.99, 0.95), (0.9, 0.0)])
+def test_verl_gae(gamma, lam, suffix, dtype, rtol):
+    data = {key[4:]: value for key, value in figures("verl").items() if key.startswith("gae/")}
+    where = jnp.asarray(data[f"mask{suffix}"] > 0)
+    key = f"g{gamma}_l{lam}{suffix}"
+    inside = lambda x: np.where(where, x, 0)  # noqa: E731
+    with jax.enable_x64(dtype == np.float64):
+        rewards, values = column(data, "token_level_rewards", dtype), column(data, "values", dtype)
+        advantages, targets = rl.gae(rewards, values, gamma, lam, where)
+        oracle.close(advantages, inside(data[f"rawadv_{key}"]), rtol)
+        oracle.close(targets, inside(data[f"ret_{key}"]), rtol)
+        whitened = rl.whiten(advantages, where, ddof=1, count_epsilon=1e-8)
+        oracle.close(whitened, inside(data[f"adv_{key}"]), rtol)
