@@ -76,9 +76,13 @@ class Game(Protocol):
     max_turns: int
     tokenizer: Tokenizer
     stop_id: int
+    floor: ClassVar[dict[str, float]]  # options that make `script` a uniformly random, well-formed player
 
     def instance(self, key: jax.Array, split: str) -> Instance:
         """One task instance of a split ('train', 'validation' or 'test'); the splits are disjoint by construction."""
+
+    def valid(self, instance: Instance) -> Bool[Array, ""]:
+        """Whether the instance can be played; the episode of one that cannot is void as a whole (law 9)."""
 
     def reset(self, instance: Instance) -> State:
         """The initial state."""
@@ -97,6 +101,12 @@ class Game(Protocol):
 
     def outcome(self, state: State) -> Float[Array, ""]:
         """1.0 for success, otherwise less."""
+
+    def task(self, instance: Instance) -> dict[str, Any]:
+        """The instance as JSON, for transcripts (host values)."""
+
+    def picture(self, state: State) -> list[str] | None:
+        """The state as rows of text, for transcripts (host values); None when there is nothing to draw."""
 
     def script(self, state: State, role: str, key: jax.Array) -> tuple[Int[Array, "R"], Bool[Array, "R"]]:
         """A scripted noisy player's response, for the warm start and as a floor."""

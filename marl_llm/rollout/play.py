@@ -78,20 +78,23 @@ def play(
       trajectories: B plays of each instance (parallel sampling). branches: K responses to each prompt (tree sampling).
       pick: which branch is played. alpha: weight of the team reward in the reward that 'greedy' compares (AT-GRPO Eq. 3).
     Returns:
-      `Rollout` with leading axes `[T, E, B]`. Once an episode is over its rows have `where=False` and its state stays.
+      `Rollout` with leading axes `[T, E, B]`. Once an episode is over its rows have `where=False` and its state stays; the episode of an
+      instance that cannot be played is void: none of its rows counts (law 9).
     """
     e, b = env.shape[0], trajectories
     rows = jnp.repeat(env, b) * b + jnp.tile(jnp.arange(b), e)  # identity of each (env, trajectory)
-    state = jax.vmap(game.reset)(jax.tree.map(lambda x: jnp.repeat(x, b, axis=0), instances))
+    instances = jax.tree.map(lambda x: jnp.repeat(x, b, axis=0), instances)
+    valid = jax.vmap(game.valid)(instances)
+    state = jax.vmap(game.reset)(instances)
     names = [r.name for r in game.roles]
 
     def turn(carry, t):
         state, turns = carry
-        turns = turns + ~jax.vmap(game.done)(state)
+        turns = turns + (valid & ~jax.vmap(game.done)(state))
         records = {}
         for stage in game.stages:
             before = state
-            alive = ~jax.vmap(game.done)(before)
+            alive = valid & ~jax.vmap(game.done)(before)
             said = {}
             for role in stage:
                 with jax.named_scope(f"observe_{role}"):
@@ -129,6 +132,6 @@ def play(
     (state, turns), (records, states) = jax.lax.scan(turn, start, jnp.arange(game.max_turns))
     split = lambda x: x.reshape((x.shape[0], e, b, *x.shape[2:]))  # noqa: E731
     episodes = Episodes(
-        *(x.reshape(e, b) for x in (jax.vmap(game.outcome)(state), turns, jax.vmap(game.done)(state)))
+        *(x.reshape(e, b) for x in (jax.vmap(game.outcome)(state), turns, jax.vmap(game.done)(state), ~valid))
     )
     return Rollout(jax.tree.map(split, records), episodes, jax.tree.map(split, states))

@@ -1,0 +1,30 @@
+"""Third floor: policies on the mesh, the warm start, rollouts, the update, checkpoints."""
+
+from marl_llm.training.checkpoints import CheckpointError, Checkpoints
+from marl_llm.training.imitation import make_imitation
+from marl_llm.training.mesh import make_mesh, use_cpu_devices
+from marl_llm.training.policy import Policy, fresh_policy, linear_decay, make_optimizer, make_policy, step_policy
+from marl_llm.training.rollouts import Batch, make_evaluation, make_rollout, summarise
+from marl_llm.training.update import Rows, make_update, rows_from, to_samples
+
+__all__ = [
+    "Batch",
+    "CheckpointError",
+    "Checkpoints",
+    "Policy",
+    "Rows",
+    "fresh_policy",
+    "linear_decay",
+    "make_evaluation",
+    "make_imitation",
+    "make_mesh",
+    "make_optimizer",
+    "make_policy",
+    "make_rollout",
+    "make_update",
+    "rows_from",
+    "step_policy",
+    "summarise",
+    "to_samples",
+    "use_cpu_devices",
+]

@@ -39,9 +39,12 @@ def summarise(rollout: Rollout) -> dict[str, Float[Array, ""]]:
 
     Rewards are means over all sampled branches of the rows that count; entropy is per token, in nats.
     """
+    played = ~rollout.episodes.void
+    share = lambda x: jnp.sum(jnp.where(played, x, 0)) / jnp.maximum(jnp.sum(played), 1)  # noqa: E731
     out = {
-        "success": jnp.mean(rollout.episodes.outcome >= 1.0),
-        "turns": jnp.mean(rollout.episodes.turns.astype(jnp.float32)),
+        "success": share(rollout.episodes.outcome >= 1.0),
+        "turns": share(rollout.episodes.turns),
+        "void": jnp.mean(rollout.episodes.void),
     }
     samples = tokens = 0
     for role, table in rollout.tables.items():
@@ -74,7 +77,7 @@ def _sharded(game: Game, mesh: Mesh, environments: int, split: str, what: str, p
         return rows_from(game, rollout.tables, env, prompt_tokens, response_tokens), rollout, instances
 
     by_env = P(None, "data")
-    out = (P("data"), Rollout(by_env, Episodes(P("data"), P("data"), P("data")), by_env), P("data"))
+    out = (P("data"), Rollout(by_env, Episodes(*(P("data"),) * 4), by_env), P("data"))
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(), P(), P()), out_specs=out, check_vma=False)
 
     def run(params, first, key):

@@ -39,6 +39,7 @@ class JointLetter:
 
     name: ClassVar[str] = "joint_letter"
     device: ClassVar[bool] = True
+    floor: ClassVar[dict[str, float]] = {}
 
     letters: int = 8
     max_turns: ClassVar[int] = 1
@@ -77,6 +78,18 @@ class JointLetter:
         pairs = jnp.asarray(np.random.default_rng(100).permutation(100)[low:high], jnp.int32)
         pair = pairs[jax.random.randint(key, (), 0, high - low)]
         return jnp.stack([pair // 10, pair % 10])
+
+    def valid(self, instance: Int[Array, "2"]) -> Bool[Array, ""]:
+        """Every pair of digits can be played."""
+        return jnp.all((instance >= 0) & (instance < 10))
+
+    def task(self, instance) -> dict:
+        """The two digits."""
+        return {"digits": [int(d) for d in instance]}
+
+    def picture(self, state: JointLetterState) -> None:
+        """Nothing to draw."""
+        return None
 
     def reset(self, instance: Int[Array, "2"]) -> JointLetterState:
         """Nobody has spoken."""

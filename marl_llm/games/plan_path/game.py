@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.games.plan_path import language as words
 from marl_llm.games.plan_path import rewards as pay
-from marl_llm.games.plan_path.maps import DELTAS, FAR, Map, random_map
+from marl_llm.games.plan_path.maps import DELTAS, FAR, Map, random_map, rows_of
 from marl_llm.games.protocol import Prompt, Rewards, Role
 
 
@@ -54,6 +54,7 @@ class PlanPath:
 
     name: ClassVar[str] = "plan_path"
     device: ClassVar[bool] = True
+    floor: ClassVar[dict[str, float]] = {"noise": 1.0, "copy": 0.0}
 
     height: int = 6
     width: int = 6
@@ -152,6 +153,22 @@ class PlanPath:
             max_walls=self.wall_cap,
             split=split,
         )[0]
+
+    def valid(self, instance: Map) -> Bool[Array, ""]:
+        """The goal can be reached within the distance bounds (not so when the settings contradict each other)."""
+        d = instance.distance[instance.start[0], instance.start[1]]
+        return (d >= self.min_distance) & (d <= self.max_distance)
+
+    def task(self, instance: Map) -> dict:
+        """The map as text rows, and its distance."""
+        return {
+            "map": rows_of(instance.walls, instance.start, instance.goal),
+            "distance": int(instance.distance[tuple(instance.start)]),
+        }
+
+    def picture(self, state: PlanPathState) -> list[str]:
+        """The map with the agent where it stands, `*` when on the goal."""
+        return rows_of(state.map.walls, state.position, state.map.goal)
 
     def reset(self, instance: Map) -> PlanPathState:
         """The agent stands at the start; nothing has been said."""

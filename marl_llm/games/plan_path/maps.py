@@ -128,8 +128,8 @@ def map_from_rows(rows: list[str]) -> Map:
 
 
 def rows_of(walls, position, goal) -> list[str]:
-    """A map as text rows, for people: the inverse of `map_from_rows` (the agent's sign covers the goal's)."""
+    """A map as text rows, for people: the inverse of `map_from_rows`; `*` is the agent on the goal."""
     grid = np.where(np.asarray(walls), "#", ".")
     grid[tuple(np.asarray(goal))] = "G"
-    grid[tuple(np.asarray(position))] = "A"
+    grid[tuple(np.asarray(position))] = "*" if np.array_equal(position, goal) else "A"
     return ["".join(r) for r in grid]

@@ -1,0 +1,69 @@
+"""Episodes as a person reads them: rows of a rollout turned into the schema of `marl_llm.reporting.episodes`."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from marl_llm.games import Game
+from marl_llm.rollout import Rollout
+
+
+def episode(
+    game: Game, rollout: Rollout, instances, index: int, assignment: dict[str, str], *, name: str, step: int, when: str
+) -> tuple[dict, dict]:
+    """One played trajectory (the first of environment `index`) as `(episode, tokens)`.
+
+    Prompts and responses are decoded for reading; the ids and log-probs that were sampled and trained stand in `tokens`.
+    """
+    pick = lambda tree, t: jax.tree.map(lambda x: np.asarray(x[t, index, 0]), tree)  # noqa: E731
+    decode = game.tokenizer.decode
+    instance = jax.tree.map(lambda x: np.asarray(x[index]), instances)
+    steps, tokens = [], []
+    for t in range(game.max_turns):
+        rows = {role: pick(rollout.tables[role], t) for stage in game.stages for role in stage}
+        for number, (role, row) in enumerate(rows.items()):
+            if not row.where:
+                continue
+            responses, ids = [], []
+            for k in range(row.responses.tokens.shape[0]):
+                where = row.responses.where[k]
+                said = row.responses.tokens[k][where]
+                responses.append(
+                    {
+                        "text": decode(said),
+                        "chosen": bool(row.chosen == k),
+                        "team": float(row.rewards.team[k]),
+                        "local": float(row.rewards.local[k]),
+                        "components": {n: float(part[k]) for n, part in row.rewards.components.items()},
+                        "well_formed": bool(row.rewards.well_formed[k]),
+                        "truncated": bool(row.responses.truncated[k]),
+                    }
+                )
+                ids.append(
+                    {
+                        "ids": [int(i) for i in said],
+                        "log_probs": [float(x) for x in row.responses.sampled_log_probs[k][where]],
+                    }
+                )
+            prompt = row.prompt.ids[row.prompt.where]
+            entry = {"turn": t, "role": role, "prompt": decode(prompt), "responses": responses, "group": f"{name}/{t}/{role}"}
+            if number == len(rows) - 1:
+                picture = game.picture(pick(rollout.states, t))
+                if picture is not None:
+                    entry["state_after"] = picture
+            steps.append(entry)
+            tokens.append({"turn": t, "role": role, "prompt_ids": [int(i) for i in prompt], "responses": ids})
+    ended = jax.tree.map(lambda x: np.asarray(x[index, 0]), rollout.episodes)
+    status = "void" if ended.void else "success" if ended.outcome >= 1.0 else "failed" if ended.done else "horizon"
+    record = {
+        "episode": name,
+        "step": step,
+        "when": when,
+        "task": game.task(instance),
+        "roles": {r.name: assignment[r.name] for r in game.roles},
+        "status": status,
+        "turns": int(ended.turns),
+        "steps": steps,
+    }
+    return record, {"episode": name, "steps": tokens}

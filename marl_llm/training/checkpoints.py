@@ -1,0 +1,105 @@
+"""Checkpoints with orbax: each policy apart, with its optimizer; and where the run stands.
+
+A checkpoint is a folder `checkpoints/<step>` that appears under its name only when it is complete (orbax writes beside it and
+renames), so a kill at any moment leaves whole checkpoints only. Step 0 is the warm start and is kept for good; of the later ones
+the newest few are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import jax
+import orbax.checkpoint as ocp
+
+from marl_llm.training.policy import Policy
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or read; the message says which, why and what to do."""
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    `state` is a JSON object: where the run stands (step, data position, key), checked by the caller on resume.
+    """
+
+    def __init__(self, directory: str | pathlib.Path, keep: int = 2):
+        """`keep` is the number of checkpoints kept besides step 0. Raises `ValueError` when it is below 1."""
+        if keep < 1:
+            raise ValueError(f"checkpoint.keep={keep} must be at least 1")
+        self.directory = pathlib.Path(directory).absolute()
+        self.keep = keep
+        self._policies = ocp.PyTreeCheckpointer()
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        if not self.directory.is_dir():
+            return []
+        return sorted(int(d.name) for d in self.directory.iterdir() if d.name.isdigit() and (d / "state.json").is_file())
+
+    def save(self, step: int, policies: dict[str, Policy], state: dict) -> None:
+        """Writes a checkpoint and drops old ones. Raises `CheckpointError` (e.g. disk full); earlier checkpoints stay whole."""
+        final, partial = self.directory / str(step), self.directory / f"{step}.partial"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for leftover in self.directory.glob("*.partial"):
+                shutil.rmtree(leftover)
+            partial.mkdir()
+            for name, policy in policies.items():
+                self._policies.save(partial / "policies" / name, policy._asdict())
+            (partial / "state.json").write_text(json.dumps(state))
+            if final.exists():  # the same step again, after a resume
+                shutil.rmtree(final)
+            partial.rename(final)
+        except (OSError, ValueError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointError(
+                f"could not write checkpoint {final}: {error}. Free space or choose another --workdir, then run the same command "
+                "again; it continues from the last whole checkpoint."
+            ) from error
+        for old in [s for s in self.steps() if s > 0][: -self.keep]:
+            shutil.rmtree(self.directory / str(old))
+
+    def state(self, step: int) -> dict:
+        """The run's state at a checkpoint. Raises `CheckpointError` when it is missing or damaged."""
+        path = self.directory / str(step) / "state.json"
+        try:
+            return json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(self._advice(step, error)) from error
+
+    def restore(self, step: int, like: dict[str, Policy]) -> dict[str, Policy]:
+        """The policies of a checkpoint, in the shapes and shardings of `like`.
+
+        Raises `CheckpointError` naming what is missing, misshapen or damaged.
+        """
+        out = {}
+        for name, policy in like.items():
+            path = self.directory / str(step) / "policies" / name
+            target = policy._asdict()
+            try:
+                args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape), target)
+                tree = self._policies.restore(path, item=target, restore_args=args)
+            except Exception as error:  # orbax and tensorstore raise many kinds; all mean the same to the user
+                raise CheckpointError(self._advice(step, error)) from error
+            for (where, new), old in zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(target), strict=True):
+                if new.shape != old.shape or new.dtype != old.dtype:
+                    raise CheckpointError(
+                        self._advice(
+                            step,
+                            f"{name}{jax.tree_util.keystr(where)} is {new.shape} {new.dtype}, the config makes {old.shape} {old.dtype}",
+                        )
+                    )
+            out[name] = Policy(**tree)
+        return out
+
+    def _advice(self, step: int, why) -> str:
+        others = [s for s in self.steps() if s != step]
+        return (
+            f"checkpoint {self.directory / str(step)} cannot be read: {str(why)[:600]}. "
+            + (f"Delete that folder to go on from step {others[-1]}." if others else "Start again in an empty --workdir.")
+        )
