@@ -2,7 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jax.typing import ArrayLike
+from jaxtyping import Array, Real
+
+# A hyper-parameter: a Python number, or a scalar array when it is swept under vmap or traced.
+Scalar = Real[ArrayLike, ""]
 
 
 def as_float(x) -> Array:

@@ -5,12 +5,15 @@ standard deviation (`ddof`), where epsilon enters, what a group of one gets, and
 Two results are exact, not approximate: a group whose returns are all equal gets 0, and a masked sample gets 0.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real, Shaped
 
 from marl_llm.algorithms._arrays import (
+    Scalar,
     as_float,
     as_mask,
     check_choice,
@@ -31,13 +34,14 @@ def _gather(per_group: Array, slots: Array) -> Array:
     return per_group.at[slots].get(mode="fill", fill_value=0)
 
 
+@functools.partial(jax.jit, static_argnames=("scale", "singleton"))
 def group_relative(
     returns: Real[ArrayLike, "S"],
     ids: Int[ArrayLike, "S"],
     where: Shaped[ArrayLike, "S"] | None = None,
     scale: str = "std",
-    ddof: int = 1,
-    epsilon: float = 1e-6,
+    ddof: Scalar = 1,
+    epsilon: Scalar = 1e-6,
     weights: Real[ArrayLike, "S"] | None = None,
     singleton: str = "zero",
 ) -> Float[Array, "S"]:
@@ -102,6 +106,7 @@ def _positive(x: Array) -> Array:
     return jnp.where(x > 0, x, 1)
 
 
+@jax.jit
 def trajectory_weights(
     ids: Int[ArrayLike, "S"], trajectory: Int[ArrayLike, "S"], where: Shaped[ArrayLike, "S"] | None = None
 ) -> Float[Array, "S"]:
@@ -124,8 +129,8 @@ def agent_wise(
     instance: Int[ArrayLike, "S"],
     agent: Int[ArrayLike, "S"],
     where: Shaped[ArrayLike, "S"] | None = None,
-    ddof: int = 1,
-    epsilon: float = 1e-6,
+    ddof: Scalar = 1,
+    epsilon: Scalar = 1e-6,
     trajectory: Int[ArrayLike, "S"] | None = None,
     singleton: str = "zero",
 ) -> Float[Array, "S"]:
@@ -149,6 +154,7 @@ def agent_wise(
     return group_relative(returns, ids, where, "std", ddof, epsilon, weights, singleton)
 
 
+@functools.partial(jax.jit, static_argnames="singleton")
 def leave_one_out(
     returns: Real[ArrayLike, "S"],
     ids: Int[ArrayLike, "S"],
@@ -182,15 +188,16 @@ def leave_one_out(
     return jnp.where((size == 1) & used, returns, advantages) if singleton == "raw" else advantages
 
 
+@functools.partial(jax.jit, static_argnames=("shift_mean", "axis_name"))
 def whiten(
     values: Float[ArrayLike, "S *R"],
     where: Shaped[ArrayLike, "S *R"] | None = None,
     weights: Real[ArrayLike, "S *R"] | None = None,
-    ddof: int = 0,
-    epsilon: float = 1e-8,
+    ddof: Scalar = 0,
+    epsilon: Scalar = 1e-8,
     shift_mean: bool = True,
     axis_name=None,
-    count_epsilon: float = 0.0,
+    count_epsilon: Scalar = 0.0,
 ) -> Float[Array, "S *R"]:
     """Bring all unmasked values to mean 0 and variance 1 (PPO's whitening; with token weights, MAPPA Eq. 4).
 
@@ -232,7 +239,7 @@ def normalise_globally(
     returns: Real[ArrayLike, "S"],
     tokens: Real[ArrayLike, "S"],
     where: Shaped[ArrayLike, "S"] | None = None,
-    epsilon: float = 1e-8,
+    epsilon: Scalar = 1e-8,
     axis_name=None,
 ) -> Float[Array, "S"]:
     """Normalise over all agents, all experiences and all devices, one vote per token (MAPPA Eq. 4).

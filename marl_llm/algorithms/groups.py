@@ -15,7 +15,16 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real, Shaped
 
-from marl_llm.algorithms._arrays import as_float, as_mask, is_traced, masked_ids, per_group_max, per_group_min, per_group_sum
+from marl_llm.algorithms._arrays import (
+    Scalar,
+    as_float,
+    as_mask,
+    is_traced,
+    masked_ids,
+    per_group_max,
+    per_group_min,
+    per_group_sum,
+)
 
 NO_GROUP = -1
 
@@ -129,8 +138,9 @@ class GroupStats:
         return jnp.where(self.is_tied, 0.0, jnp.sqrt(jnp.where(self.is_tied, 1.0, self.variance)))
 
 
+@jax.jit
 def group_stats(
-    values: Real[ArrayLike, "S"], ids: Int[ArrayLike, "S"], where: Shaped[ArrayLike, "S"] | None = None, ddof: int = 0
+    values: Real[ArrayLike, "S"], ids: Int[ArrayLike, "S"], where: Shaped[ArrayLike, "S"] | None = None, ddof: Scalar = 0
 ) -> GroupStats:
     """Describe every group: size, mean, variance, extremes, ties, and how many groups teach nothing.
 
@@ -183,6 +193,7 @@ def _mixed_groups(prompt_ids, ids, where) -> tuple[Array, Array, Array]:
     return slots, per_group_max(differs, slots, 0) > 0, in_use
 
 
+@jax.jit
 def mixed_share(
     prompt_ids: Shaped[ArrayLike, "S *P"], ids: Int[ArrayLike, "S"], where: Shaped[ArrayLike, "S"] | None = None
 ) -> Float[Array, ""]:

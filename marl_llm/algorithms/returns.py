@@ -10,19 +10,21 @@ same turn happened together. Where agents act one after another within a turn, p
 as `turn`.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real, Shaped
 
-from marl_llm.algorithms._arrays import as_float, as_mask, check_choice, masked_ids, per_group_max, per_group_sum
+from marl_llm.algorithms._arrays import Scalar, as_float, as_mask, check_choice, masked_ids, per_group_max, per_group_sum
 from marl_llm.algorithms.groups import group_ids, group_keys
 
 SCOPES = ("token", "agent", "trajectory", "joint")
 OUTCOMES = ("sum", "mean", "last")
 
 
-def mix_rewards(team: Real[ArrayLike, "*S"], local: Real[ArrayLike, "*S"], alpha: float = 1.0) -> Float[Array, "*S"]:
+def mix_rewards(team: Real[ArrayLike, "*S"], local: Real[ArrayLike, "*S"], alpha: Scalar = 1.0) -> Float[Array, "*S"]:
     """Mix the team's reward with the agent's own (AT-GRPO: Stronger-MAS Eq. 3).
 
     r_{t,i} = α · r_t^team + r_{t,i}^loc
@@ -46,11 +48,12 @@ def _turn_slots(turn, trajectory, where) -> tuple[Array, Array, Array]:
     return slots, slot_trajectory, slot_turn
 
 
+@functools.partial(jax.jit, static_argnames="scope")
 def rewards_to_go(
     rewards: Real[ArrayLike, "S"],
     turn: Int[ArrayLike, "S"],
     trajectory: Int[ArrayLike, "S"],
-    gamma: float = 1.0,
+    gamma: Scalar = 1.0,
     where: Shaped[ArrayLike, "S"] | None = None,
     agent: Int[ArrayLike, "S"] | None = None,
     scope: str = "trajectory",
@@ -106,6 +109,7 @@ def rewards_to_go(
     return to_go.at[slots].get(mode="fill", fill_value=0)
 
 
+@functools.partial(jax.jit, static_argnames="how")
 def broadcast_outcome(
     rewards: Real[ArrayLike, "S"],
     trajectory: Int[ArrayLike, "S"],
@@ -147,6 +151,7 @@ def broadcast_outcome(
     return outcome.at[slots].get(mode="fill", fill_value=0)
 
 
+@jax.jit
 def episode_return(
     rewards: Real[ArrayLike, "S"],
     turn: Int[ArrayLike, "S"],
@@ -164,6 +169,7 @@ def episode_return(
     return broadcast_outcome(rewards / jnp.maximum(rows, 1), trajectory, where)
 
 
+@jax.jit
 def score_deltas(
     scores: Real[ArrayLike, "S"],
     turn: Int[ArrayLike, "S"],
@@ -208,7 +214,7 @@ def token_rewards(
     rewards: Real[ArrayLike, "S"],
     where: Shaped[ArrayLike, "S R"],
     kl: Float[ArrayLike, "S R"] | None = None,
-    kl_coef: float = 0.0,
+    kl_coef: Scalar = 0.0,
 ) -> Float[Array, "S R"]:
     """Lay a sample's reward on its last token and charge every token for leaving the reference (MAPPA Eq. 2).
 
@@ -229,8 +235,9 @@ def token_rewards(
     return out
 
 
+@jax.jit
 def token_rewards_to_go(
-    rewards: Real[ArrayLike, "S R"], gamma: float = 1.0, where: Shaped[ArrayLike, "S R"] | None = None
+    rewards: Real[ArrayLike, "S R"], gamma: Scalar = 1.0, where: Shaped[ArrayLike, "S R"] | None = None
 ) -> Float[Array, "S R"]:
     """Discounted return at each token of a response (REINFORCE++; scope "token" of MAPPA as released).
 
@@ -254,11 +261,12 @@ def token_rewards_to_go(
     return jnp.where(where, returns.T, 0)
 
 
+@jax.jit
 def gae(
     rewards: Real[ArrayLike, "S R"],
     values: Float[ArrayLike, "S R"],
-    gamma: float = 1.0,
-    gae_lambda: float = 1.0,
+    gamma: Scalar = 1.0,
+    gae_lambda: Scalar = 1.0,
     where: Shaped[ArrayLike, "S R"] | None = None,
 ) -> tuple[Float[Array, "S R"], Float[Array, "S R"]]:
     """Generalised advantage estimation over the tokens of one response (Schulman et al. 2016; UnityMAS-O §5.4).

@@ -1,0 +1,124 @@
+"""Advantages: parity with slow twins, and the exact results of the degenerate cases."""
+
+import algorithm_oracles as oracle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import marl_llm.algorithms as rl
+
+
+def table(seed, size=30):
+    rng = np.random.default_rng(seed)
+    returns = rng.normal(size=size).round(1)
+    ids = rng.integers(0, 8, size)
+    returns[ids == 3] = 0.1
+    ids[ids == 5] = -1
+    ids[0] = 9
+    return returns, ids, rng.random(size) < 0.8, rng.random(size) + 0.1
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("singleton", ["zero", "raw"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("scale", ["std", "none", "range"])
+def test_group_relative(scale, ddof, weighted, singleton, dtype):
+    returns, ids, where, weights = table(ddof)
+    weights = 3 * weights if weighted else None
+    where = where | (np.arange(30) == 0)
+    desired = oracle.group_relative(returns, ids, where & (ids >= 0), scale, ddof, 1e-4, weights, singleton)
+    with jax.enable_x64(dtype == np.float64):
+        cast = lambda x: None if x is None else jnp.asarray(x.astype(dtype))  # noqa: E731
+        actual = rl.group_relative(cast(returns), ids, where, scale, ddof, 1e-4, cast(weights), singleton)
+        assert actual.dtype == dtype
+        oracle.close(actual, desired, 1e-12 if dtype == np.float64 else 1e-5)
+
+
+def test_batch_scale():
+    returns, ids, where, _ = table(7)
+    with jax.enable_x64(True):
+        actual = rl.group_relative(returns, ids, where, "batch", 1, 1e-4)
+        oracle.close(actual, oracle.group_relative(returns, ids, where & (ids >= 0), "batch", 1, 1e-4), 1e-12)
+
+
+def test_leave_one_out():
+    returns, ids, where, _ = table(2)
+    with jax.enable_x64(True):
+        oracle.close(rl.leave_one_out(returns, ids, where), oracle.leave_one_out(returns, ids, where & (ids >= 0)), 1e-12)
+
+
+@pytest.mark.parametrize("estimate", [rl.group_relative, rl.leave_one_out])
+def test_equal_returns_give_exactly_nothing(estimate):
+    # 0.1 + 0.1 + 0.1 is not 3 x 0.1: a mean that is taken and subtracted leaves 1e-17, and divided by a zero deviation much more.
+    returns = jnp.array([0.1, 0.1, 0.1, 1e30, 1e30, 5.0])
+    ids = jnp.array([0, 0, 0, 1, 1, 2])
+    np.testing.assert_array_equal(estimate(returns, ids), np.zeros(6))
+
+
+@pytest.mark.parametrize("scale", ["std", "none", "range", "batch"])
+def test_masked_nan_and_an_empty_table(scale):
+    returns, ids = jnp.array([1.0, 2.0, jnp.nan]), jnp.zeros(3, int)
+    out = rl.group_relative(returns, ids, jnp.array([True, True, False]), scale)
+    np.testing.assert_array_equal(jnp.sign(out), [-1, 1, 0])
+    np.testing.assert_array_equal(rl.group_relative(returns, ids, jnp.zeros(3, bool), scale), np.zeros(3))
+
+
+def test_a_group_of_one():
+    returns, ids = jnp.array([3.0, 1.0, 2.0]), jnp.array([0, 1, 1])
+    assert rl.group_relative(returns, ids)[0] == 0
+    np.testing.assert_allclose(rl.group_relative(returns, ids, singleton="raw")[0], 3.0 / (1 + 1e-6))
+    np.testing.assert_array_equal(rl.leave_one_out(returns, ids, singleton="raw"), [3.0, -1.0, 1.0])
+
+
+def test_agent_wise_gives_each_agent_its_own_baseline():
+    rng = np.random.default_rng(0)
+    instance, agent, trajectory = rng.integers(0, 3, (3, 40))
+    returns, where = rng.normal(size=40), rng.random(40) < 0.9
+    with jax.enable_x64(True):
+        desired = oracle.group_relative(returns, instance * 10 + agent, where)
+        oracle.close(rl.agent_wise(returns, instance, agent, where), desired, 1e-12)
+        ids = instance * 10 + agent
+        alike = lambda r, s: where[s] and ids[s] == ids[r] and trajectory[s] == trajectory[r]  # noqa: E731
+        votes = np.array([1 / max(sum(alike(r, s) for s in range(40)), 1) for r in range(40)])
+        desired = oracle.group_relative(returns, ids, where, weights=votes)
+        oracle.close(rl.agent_wise(returns, instance, agent, where, trajectory=trajectory), desired, 1e-12)
+
+
+class TestWhiten:
+    def test_token_weights_equal_the_equation_over_tokens(self):
+        # MAPPA Eq. 4 written out: every token of a sample carries the sample's A and has one vote.
+        rng = np.random.default_rng(0)
+        returns, tokens = rng.normal(size=7), rng.integers(0, 9, 7)
+        flat = np.repeat(returns, tokens)
+        with jax.enable_x64(True):
+            actual = rl.normalise_globally(returns, tokens)
+            oracle.close(actual, (returns - flat.mean()) / np.sqrt(flat.var() + 1e-8), 1e-12)
+            laid_out = rl.whiten(jnp.repeat(returns[:, None], 9, axis=1), np.arange(9) < tokens[:, None])
+            oracle.close(jnp.where(tokens > 0, actual, 0), laid_out[:, 0], 1e-12)
+
+    @pytest.mark.parametrize("ddof", [0, 1])
+    def test_ddof_and_mask(self, ddof):
+        rng = np.random.default_rng(1)
+        values, where = rng.normal(size=(4, 5)), rng.random((4, 5)) < 0.7
+        inside = values[where]
+        desired = np.where(where, (values - inside.mean()) / np.sqrt(inside.var(ddof=ddof) + 1e-8), 0)
+        with jax.enable_x64(True):
+            oracle.close(rl.whiten(np.where(where, values, np.nan), where, ddof=ddof), desired, 1e-12)
+            unshifted = np.where(where, values / np.sqrt(inside.var(ddof=ddof) + 1e-8), 0)
+            oracle.close(rl.whiten(values, where, ddof=ddof, shift_mean=False), unshifted, 1e-12)
+
+    def test_nothing_to_whiten(self):
+        same = jnp.array([0.1, 0.1, 0.1])
+        np.testing.assert_array_equal(rl.whiten(same), np.zeros(3))
+        np.testing.assert_array_equal(rl.whiten(same, shift_mean=False), same)
+        np.testing.assert_array_equal(rl.whiten(same, jnp.zeros(3, bool)), np.zeros(3))
+        np.testing.assert_array_equal(rl.whiten(same, jnp.array([True, False, False]), ddof=1), np.zeros(3))
+
+
+def test_unknown_values_list_the_valid_ones():
+    with pytest.raises(ValueError, match="'std', 'none', 'range', 'batch'"):
+        rl.group_relative(jnp.zeros(2), jnp.zeros(2, int), scale="sigma")
+    with pytest.raises(ValueError, match="'zero', 'raw'"):
+        rl.leave_one_out(jnp.zeros(2), jnp.zeros(2, int), singleton="one")
