@@ -14,7 +14,7 @@ import io
 import pathlib
 import string
 from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, SupportsInt, runtime_checkable
 
 import numpy as np
 import sentencepiece
@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Text to ids."""
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsInt]) -> str:
         """Ids to text; padding is left out."""
 
 
@@ -47,8 +47,8 @@ class ByteTokenizer:
         """UTF-8 bytes of `text`, each plus one."""
         return [b + 1 for b in text.encode("utf-8")]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Inverse of `encode`. Bytes that are no valid UTF-8 become U+FFFD. Raises `ValueError` on an id outside the vocabulary."""
+    def decode(self, ids: Iterable[SupportsInt]) -> str:
+        """Inverse of `encode`; bytes that are no UTF-8 become U+FFFD. Raises `ValueError` on an id outside the vocabulary."""
         ids = [int(i) for i in ids]
         bad = [i for i in ids if not 0 <= i < self.vocab_size]
         if bad:
@@ -72,11 +72,18 @@ class PieceTokenizer:
         if self.pad_id < 0:
             raise ValueError("the sentencepiece model has no padding piece; train it with pad_id=0")
 
+    def __eq__(self, other) -> bool:
+        """Equal when the sentencepiece models are, byte by byte."""
+        return isinstance(other, PieceTokenizer) and self.model_proto == other.model_proto
+
+    def __hash__(self) -> int:
+        return hash(self.model_proto)
+
     def encode(self, text: str) -> list[int]:
         """Text to ids; facts are separated by one space."""
         return self._model.encode(text)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsInt]) -> str:
         """Ids to text, padding left out."""
         return self._model.decode([int(i) for i in ids if int(i) != self.pad_id])
 

@@ -1,0 +1,171 @@
+"""The decoder against a NumPy float64 oracle, its parameter count, its cache, its head and its blindness to padding."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from decoder_oracle import forward
+
+from marl_llm.models import (
+    PRESETS,
+    BranchCache,
+    Decoder,
+    ModelConfig,
+    init_params,
+    make_model_config,
+    prompt_mask,
+    prompt_positions,
+)
+
+TINY = ModelConfig(vocab_size=19, width=12, layers=2, query_heads=4, key_value_heads=2, head_dim=6, feed_forward=20)
+CONFIGS = {
+    "grouped": TINY,
+    "one_key_head": dataclasses.replace(TINY, key_value_heads=1, tie_embeddings=False),
+    "all_key_heads": dataclasses.replace(TINY, key_value_heads=4, rope_theta=50.0, norm_epsilon=1e-2),
+}
+
+
+@functools.cache
+def random_params(config):
+    """Parameters with nothing left at one or zero, so that a forgotten weight shows."""
+    leaves, tree = jax.tree.flatten(jax.eval_shape(lambda: init_params(config, jax.random.key(0))))
+    rng = np.random.default_rng(1)
+    return jax.tree.unflatten(tree, [jnp.asarray(rng.normal(0.3, 0.4, leaf.shape), jnp.float32) for leaf in leaves])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(config, params, tokens, where):
+    model = Decoder(config)
+    hidden, _ = model.apply({"params": params}, tokens, prompt_positions(where), prompt_mask(where))
+    return model.apply({"params": params}, hidden, method="head")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_the_float64_oracle(name):
+    config, params = CONFIGS[name], random_params(CONFIGS[name])
+    tokens = np.random.default_rng(2).integers(0, config.vocab_size, (2, 7))
+    got = logits_of(config, params, jnp.asarray(tokens, jnp.int32), jnp.ones((2, 7), bool))
+    want = np.stack([forward(config, params, row) for row in tokens])
+    np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
+
+
+def test_left_padding_changes_nothing():
+    tokens = np.random.default_rng(3).integers(1, TINY.vocab_size, (1, 5))
+    padded = np.concatenate([[[7, 0, 3]], tokens], axis=1)  # whatever stands in the padding
+    where = np.arange(8)[None] >= 3
+    alone = logits_of(TINY, random_params(TINY), jnp.asarray(tokens, jnp.int32), jnp.ones((1, 5), bool))
+    beside = logits_of(TINY, random_params(TINY), jnp.asarray(padded, jnp.int32), jnp.asarray(where))
+    np.testing.assert_allclose(beside[:, 3:], alone, atol=2e-5)
+    assert np.all(np.isfinite(beside))
+
+
+def test_a_row_that_is_all_padding_is_finite():
+    tokens, where = jnp.zeros((1, 4), jnp.int32), jnp.zeros((1, 4), bool)
+    assert np.all(np.isfinite(logits_of(TINY, random_params(TINY), tokens, where)))
+
+
+def test_only_relative_positions_matter():
+    params, model = random_params(TINY), Decoder(TINY)
+    tokens, mask = jnp.asarray([[3, 1, 4, 1, 5]], jnp.int32), prompt_mask(jnp.ones((1, 5), bool))
+    run = jax.jit(lambda at: model.apply({"params": params}, tokens, at, mask)[0])
+    positions = jnp.arange(5, dtype=jnp.int32)[None]
+    np.testing.assert_allclose(run(positions + 11), run(positions), atol=2e-5)
+    assert np.abs(run(positions * 2) - run(positions)).max() > 1e-3
+
+
+def test_decoding_step_by_step_with_the_cache_equals_the_full_forward():
+    """Two prompts, one of them padded, three branches each, four steps: the cached path sees what a plain causal row sees."""
+    params, model = random_params(TINY), Decoder(TINY)
+    e, k, p, r = 2, 3, 4, 4
+    rng = np.random.default_rng(4)
+    prompt, responses = rng.integers(1, TINY.vocab_size, (e, p)), rng.integers(1, TINY.vocab_size, (e, k, r))
+    where = np.asarray([[True] * 4, [False, True, True, True]])
+
+    @jax.jit
+    def cached(prompt, where, responses):
+        _, layers = model.apply({"params": params}, prompt, prompt_positions(where), prompt_mask(where))
+        blank = jnp.zeros((e, k, r, TINY.key_value_heads, TINY.head_dim))
+        cache, out = [BranchCache(*kv, blank, blank) for kv in layers], []
+        to_prompt = jnp.broadcast_to(where[:, None], (e, k, p))
+        for step in range(r):
+            at = jnp.broadcast_to(jnp.sum(where, -1, dtype=jnp.int32)[:, None] + step, (e, k))
+            hidden, cache = model.apply(
+                {"params": params}, responses[:, :, step], at, to_prompt, cache=cache, step=jnp.int32(step)
+            )
+            out.append(model.apply({"params": params}, hidden, method="head"))
+        return jnp.stack(out, axis=2)
+
+    got = cached(jnp.asarray(prompt, jnp.int32), jnp.asarray(where), jnp.asarray(responses, jnp.int32))
+    for i in range(e):
+        for b in range(k):
+            row = np.concatenate([prompt[i][where[i]], responses[i, b]])
+            want = forward(TINY, params, row)[where[i].sum() :]
+            np.testing.assert_allclose(got[i, b], want, atol=1e-4 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("preset", ["nano", "micro", "mini", "small"])
+def test_the_parameter_count_is_that_of_the_pytree(preset, tied):
+    config = make_model_config(preset, 77, tie_embeddings=tied)
+    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    assert sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes)) == config.parameters
+    assert ("output" in shapes) == (not tied)
+
+
+def test_the_published_sizes_have_the_published_parameter_counts():
+    assert make_model_config("qwen3-0.6b", 151_936).parameters == 596_049_920
+    assert make_model_config("qwen3-1.7b", 151_936).parameters == 1_720_574_976
+
+
+def test_a_tied_head_reads_the_embedding_and_an_untied_one_does_not():
+    hidden = jnp.ones((1, TINY.width))
+    for config in (TINY, CONFIGS["one_key_head"]):
+        params = random_params(config)
+        other = params | {"embedding": params["embedding"] + 1.0}
+        head = lambda p, c=config: Decoder(c).apply({"params": p}, hidden, method="head")  # noqa: E731
+        assert bool(jnp.all(head(params) == head(other))) == (not config.tie_embeddings)
+
+
+def test_the_gradient_is_finite_and_reaches_every_parameter():
+    config = CONFIGS["one_key_head"]
+    where = jnp.asarray([[True] * 5, [False, False, True, True, True], [False] * 5])
+    tokens = jnp.asarray(np.random.default_rng(5).integers(0, config.vocab_size, (3, 5)), jnp.int32)
+    loss = lambda p: jnp.sum(jnp.where(where[..., None], logits_of(config, p, tokens, where), 0.0) ** 2)  # noqa: E731
+    gradient = jax.jit(jax.grad(loss))(random_params(config))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        assert np.all(np.isfinite(leaf)), path
+        assert np.any(leaf != 0), path
+
+
+def test_initial_parameters_depend_on_the_key_alone():
+    init = jax.jit(lambda key: init_params(TINY, key))
+    one, again, other = init(jax.random.key(1)), init(jax.random.key(1)), init(jax.random.key(2))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), one, again))
+    assert not bool(jnp.all(one["embedding"] == other["embedding"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(vocab_size=0), "vocab_size is 0"),
+        (dict(layers=0), "layers is 0"),
+        (dict(width=-3), "width is -3"),
+        (dict(query_heads=3), "query_heads=3 is not a multiple of key_value_heads=2"),
+        (dict(head_dim=5), "head_dim=5 is odd"),
+    ],
+)
+def test_an_impossible_shape_is_refused_by_name(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(TINY, **change)
+
+
+def test_unknown_presets_and_fields_are_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="'huge'.*nano"):
+        make_model_config("huge", 10)
+    with pytest.raises(ValueError, match=r"\['widht'\].*width"):
+        make_model_config("nano", 10, widht=3)
+    assert make_model_config("nano", 10, width=48).width == 48
+    assert PRESETS["nano"]["width"] == 32  # the preset itself is untouched
