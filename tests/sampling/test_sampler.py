@@ -1,0 +1,216 @@
+"""The sampler: draws follow the distribution, log-probs are the scorer's (law 2), samples depend on identity alone (law 6)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from marl_llm.models import ModelConfig, init_params, score_responses
+from marl_llm.sampling import draw, sample
+from marl_llm.sampling.sampler import inverse_cdf
+
+CONFIG = ModelConfig(vocab_size=7, width=16, layers=1, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
+STOP, PAD, R, K = 3, 0, 5, 24
+SIZES = (1, 2, 31, 32, 33, 100)
+ALMOST_ONE = np.float32(1) - np.float32(2.0**-24)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(lambda key: jax.tree.map(lambda x: x * 2.0, init_params(CONFIG, key)))(jax.random.key(0))
+
+
+@functools.partial(jax.jit, static_argnames=("temperature", "max_tokens"))
+def run(params, prompt, where, keys, temperature=1.0, max_tokens=R):
+    return sample(
+        CONFIG, params, prompt, where, keys, max_tokens=max_tokens, stop_id=STOP, pad_id=PAD, temperature=temperature
+    )
+
+
+def keys_of(rows, branches):
+    fold = jax.vmap(lambda e: jax.vmap(lambda k: jax.random.fold_in(jax.random.fold_in(jax.random.key(5), e), k))(branches))
+    return fold(rows)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    rng = np.random.default_rng(0)
+    where = np.arange(6)[None] >= np.asarray([0, 1, 2, 3, 4, 0])[:, None]
+    return jnp.asarray(rng.integers(1, CONFIG.vocab_size, (6, 6)), jnp.int32), jnp.asarray(where)
+
+
+search = jax.jit(inverse_cdf)
+
+
+@pytest.mark.parametrize("v", SIZES)
+def test_the_search_agrees_with_a_float64_cumulative_sum(v):
+    rng = np.random.default_rng(v)
+    p = rng.gamma(0.5, size=(64, v)).astype(np.float32)
+    p = p / p.sum(-1, keepdims=True)
+    uniform = rng.random(64).astype(np.float32)
+    got = np.asarray(search(jnp.asarray(p), jnp.asarray(uniform)))
+    cumulative = np.cumsum(p.astype(np.float64), axis=-1)
+    threshold = uniform * cumulative[:, -1]
+    rows = np.arange(64)
+    below = np.where(got > 0, cumulative[rows, got - 1], 0.0)
+    assert np.all(below <= threshold + 1e-6)
+    assert np.all(cumulative[rows, got] >= threshold - 1e-6)
+
+
+@pytest.mark.parametrize("v", SIZES)
+@pytest.mark.parametrize("uniform", [0.0, 1e-30, 0.5, ALMOST_ONE, 1.0])
+def test_a_token_of_probability_zero_is_never_drawn(v, uniform):
+    rng = np.random.default_rng(1)
+    p = rng.random((200, v)) * (rng.random((200, v)) < 0.3)
+    p[np.arange(200), rng.integers(0, v, 200)] += 0.1  # at least one token can be drawn
+    p[:50, : v // 2] = 0  # nothing in the first blocks, then nothing in the last ones
+    p[50:100, (v + 1) // 2 :] = 0
+    p = p[p.sum(-1) > 0].astype(np.float32)
+    token = np.asarray(search(jnp.asarray(p), jnp.full(len(p), uniform, jnp.float32)))
+    assert np.all((0 <= token) & (token < v))
+    assert np.all(p[np.arange(len(p)), token] > 0)
+    if uniform == 0.0:
+        np.testing.assert_array_equal(token, np.argmax(p > 0, axis=-1))
+    if uniform == 1.0:
+        np.testing.assert_array_equal(token, v - 1 - np.argmax(p[:, ::-1] > 0, axis=-1))
+
+
+@pytest.mark.parametrize("v", SIZES)
+def test_a_one_hot_distribution_always_yields_its_token(v):
+    for uniform in (0.0, 0.3, ALMOST_ONE):
+        np.testing.assert_array_equal(search(jnp.eye(v), jnp.full(v, uniform, jnp.float32)), np.arange(v))
+
+
+def test_the_scale_of_the_probabilities_does_not_matter():
+    p = jnp.asarray(np.random.default_rng(2).random((50, 40)), jnp.float32)
+    uniform = jnp.linspace(0, 0.99, 50)
+    np.testing.assert_array_equal(search(p, uniform), search(p * 1024.0, uniform))
+
+
+drawn = jax.jit(draw, static_argnums=2)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_draws_follow_the_tempered_distribution_and_report_both_log_probs(temperature):
+    n, v = 40_000, 45
+    logits = np.random.default_rng(3).normal(size=v).astype(np.float32)
+    logits[7] = -np.inf  # can never be drawn
+    token, raw, sampled, _ = drawn(jnp.tile(logits, (n, 1)), jax.random.split(jax.random.key(1), n), temperature)
+    wide = logits.astype(np.float64)
+    p = np.exp(wide / temperature) / np.exp(wide / temperature).sum()
+    counts = np.bincount(token, minlength=v)
+    assert counts[7] == 0
+    kept = p > 0
+    assert scipy.stats.chisquare(counts[kept], n * p[kept]).pvalue > 1e-3
+    np.testing.assert_allclose(sampled, np.log(p[token]), atol=1e-5)
+    np.testing.assert_allclose(raw, wide[token] - np.log(np.exp(wide).sum()), atol=1e-5)
+
+
+def test_the_entropy_is_that_of_the_raw_policy():
+    logits = np.random.default_rng(3).normal(size=(4, 45)).astype(np.float32)
+    p = np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum(-1, keepdims=True)
+    for temperature in (0.5, 1.0):
+        entropy = drawn(jnp.asarray(logits), jax.random.split(jax.random.key(1), 4), temperature)[3]
+        np.testing.assert_allclose(entropy, -(p * np.log(p)).sum(-1), atol=1e-5)
+
+
+def test_temperature_zero_takes_the_likeliest_and_of_equals_the_first():
+    logits = jnp.asarray([[0.0, 2.0, 1.0], [3.0, 3.0, 1.0], [0.0, 5.0, 5.0]])
+    token, raw, sampled, _ = drawn(logits, jax.random.split(jax.random.key(0), 3), 0.0)
+    np.testing.assert_array_equal(token, [1, 0, 1])
+    np.testing.assert_array_equal(sampled, 0.0)
+    np.testing.assert_allclose(raw, jax.nn.log_softmax(logits)[np.arange(3), token], atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_law_2_the_scorer_reproduces_the_samplers_log_probs(params, prompts, temperature):
+    out = run(params, *prompts, keys_of(jnp.arange(6), jnp.arange(K)), temperature)
+    score = jax.jit(score_responses, static_argnums=(0, 5))
+    where = np.asarray(out.where)
+    raw = score(CONFIG, params, *prompts, out.tokens, 1.0)
+    tempered = score(CONFIG, params, *prompts, out.tokens, temperature)
+    assert where.sum() > 100
+    np.testing.assert_allclose(out.log_probs, np.where(where, raw.log_probs, 0), atol=2e-5)
+    np.testing.assert_allclose(out.sampled_log_probs, np.where(where, tempered.log_probs, 0), atol=2e-5)
+    np.testing.assert_allclose(out.entropy, np.where(where, raw.entropy, 0), atol=1e-5)
+    if temperature != 1:
+        assert np.abs(out.log_probs - out.sampled_log_probs).max() > 0.1
+
+
+def test_a_response_ends_with_its_stop_token_or_is_truncated(params, prompts):
+    out = jax.tree.map(np.asarray, run(params, *prompts, keys_of(jnp.arange(6), jnp.arange(K))))
+    tokens, where = out.tokens.reshape(-1, R), out.where.reshape(-1, R)
+    kinds = set()
+    for row, real, truncated in zip(tokens, where, out.truncated.reshape(-1), strict=True):
+        length = real.sum()
+        assert real[:length].all()
+        assert np.all(row[length:] == PAD)
+        assert STOP not in row[: length - 1]
+        assert truncated == (STOP not in row[:length])
+        assert length == R or row[length - 1] == STOP
+        kinds.add((int(length), bool(truncated)))
+    assert kinds == {(n, False) for n in range(1, R + 1)} | {(R, True)}  # every length occurs
+    for field in (out.log_probs, out.sampled_log_probs, out.entropy):
+        assert np.all(field[~out.where] == 0)
+
+
+def test_two_tokens_in_a_row_follow_the_models_joint_distribution(params, prompts):
+    """Chi-square over pairs: fails when positions or branches share their random numbers."""
+    k, v = 4000, CONFIG.vocab_size
+    prompt, where = prompts[0][:1], prompts[1][:1]
+    out = run(params, prompt, where, keys_of(jnp.arange(1), jnp.arange(k)), max_tokens=2)
+    first, second = np.asarray(out.tokens[0, :, 0]), np.asarray(out.tokens[0, :, 1])
+    pairs = jnp.asarray([[a, b] for a in range(v) for b in range(v)], jnp.int32)[None]
+    joint = np.asarray(score_responses(CONFIG, params, prompt, where, pairs).log_probs[0]).astype(np.float64)
+    p = np.exp(joint.sum(-1)).reshape(v, v)
+    p_stop = np.exp(joint[STOP * v, 0])
+    counts = np.zeros((v, v))
+    np.add.at(counts, (first, second), 1)
+    alive = np.arange(v) != STOP
+    observed = np.append(counts[alive].ravel(), counts[STOP].sum())
+    expected = k * np.append(p[alive].ravel(), p_stop)
+    rare = expected < 5
+    observed = np.append(observed[~rare], observed[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    assert len(expected) > 15
+    assert scipy.stats.chisquare(observed, expected * k / expected.sum()).pvalue > 1e-3
+
+
+def test_law_6_a_sample_does_not_depend_on_batch_slot_or_branch_count(params, prompts):
+    prompt, where = prompts
+    base = run(params, prompt, where, keys_of(jnp.arange(6), jnp.arange(K)))
+    order = np.asarray([4, 0, 5, 2, 1, 3])
+    moved = run(params, prompt[order], where[order], keys_of(jnp.asarray(order), jnp.arange(K)))
+    np.testing.assert_array_equal(moved.tokens, base.tokens[order])
+    np.testing.assert_array_equal(moved.where, base.where[order])
+    alone = run(params, prompt[2:3], where[2:3], keys_of(jnp.asarray([2]), jnp.asarray([6])))
+    np.testing.assert_array_equal(alone.tokens[0, 0], base.tokens[2, 6])
+    np.testing.assert_allclose(alone.log_probs[0, 0], base.log_probs[2, 6], atol=1e-5)
+    assert len({tuple(row) for row in np.asarray(base.tokens).reshape(-1, R)}) > 10  # not all the same response
+
+
+def test_law_6_a_sample_does_not_depend_on_the_width_of_its_buffers(params, prompts):
+    prompt, where = prompts
+    keys = keys_of(jnp.arange(6), jnp.arange(K))
+    base = run(params, prompt, where, keys)
+    wide = run(
+        params,
+        jnp.pad(prompt, ((0, 0), (3, 0)), constant_values=5),
+        jnp.pad(where, ((0, 0), (3, 0))),
+        keys,
+        max_tokens=R + 2,
+    )
+    ended = ~np.asarray(base.truncated)
+    np.testing.assert_array_equal(wide.tokens[..., :R][ended], base.tokens[ended])
+    np.testing.assert_array_equal(wide.tokens[..., :R], base.tokens)
+    np.testing.assert_allclose(wide.log_probs[..., :R], base.log_probs, atol=1e-5)
+
+
+def test_greedy_responses_need_no_luck(params, prompts):
+    one = run(params, *prompts, keys_of(jnp.arange(6), jnp.arange(K)), 0.0)
+    other = run(params, *prompts, keys_of(jnp.arange(6) + 50, jnp.arange(K)), 0.0)
+    np.testing.assert_array_equal(one.tokens, other.tokens)
+    np.testing.assert_array_equal(one.tokens[:, 0], one.tokens[:, 1])
