@@ -6,6 +6,8 @@ rewards of the joints are brought back to the candidates by `marginal_returns`. 
 joints).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -30,6 +32,7 @@ def aligned(agents: int, branches: int) -> Int[Array, "B N"]:
     return jnp.broadcast_to(jnp.arange(branches)[:, None], (branches, agents))
 
 
+@functools.partial(jax.jit, static_argnames=("agents", "branches", "subset"))
 def cross(agents: int, branches: int, subset: int | None = None, key: Array | None = None) -> Int[Array, "B N"]:
     """Pair every candidate of every agent with all those of the others, or a balanced sample of these pairs.
 
@@ -67,6 +70,7 @@ def cross(agents: int, branches: int, subset: int | None = None, key: Array | No
     return orders[jnp.arange(agents), places].reshape(subset, agents)
 
 
+@functools.partial(jax.jit, static_argnames=("branches", "how"))
 def marginal_returns(
     joint_returns: Real[ArrayLike, "B"],
     joints: Int[ArrayLike, "B N"],

@@ -12,17 +12,20 @@ the sampler's side (`untruncate`).
 What remains, because a sampler and a scorer round differently, is corrected by `importance_weights`.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from marl_llm.algorithms._arrays import as_float, as_mask, check_choice
+from marl_llm.algorithms._arrays import Scalar, as_float, as_mask, check_choice
 from marl_llm.algorithms.losses import importance_ratio
 
 CORRECTIONS = ("none", "truncate", "mask")
 
 
+@functools.partial(jax.jit, static_argnames=("temperature", "top_k", "top_p"))
 def kept_tokens(
     logits: Float[ArrayLike, "*S V"], temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0
 ) -> Bool[Array, "*S V"]:
@@ -56,10 +59,11 @@ def kept_tokens(
     return jnp.take_along_axis(keep, jnp.argsort(order, axis=-1), axis=-1)
 
 
+@jax.jit
 def token_log_probs(
     logits: Float[ArrayLike, "*S V"],
     tokens: Int[ArrayLike, "*S"],
-    temperature: float = 1.0,
+    temperature: Scalar = 1.0,
     kept: Shaped[ArrayLike, "*S V"] | None = None,
 ) -> Float[Array, "*S"]:
     """Log-probability of each token under the tempered, and if asked truncated, distribution.
@@ -83,8 +87,9 @@ def token_log_probs(
     return chosen - jax.nn.logsumexp(z, axis=-1)
 
 
+@jax.jit
 def kept_log_mass(
-    logits: Float[ArrayLike, "*S V"], kept: Shaped[ArrayLike, "*S V"], temperature: float = 1.0
+    logits: Float[ArrayLike, "*S V"], kept: Shaped[ArrayLike, "*S V"], temperature: Scalar = 1.0
 ) -> Float[Array, "*S"]:
     """log Z, the log of the probability that the tempered policy gives to the kept set; 0 when everything is kept."""
     z = as_float(logits) / temperature
@@ -92,7 +97,7 @@ def kept_log_mass(
     return inside - jax.nn.logsumexp(z, axis=-1)
 
 
-def untruncate(sampler_log_probs: Float[ArrayLike, "*S"], log_mass: Float[ArrayLike, "*S"]) -> Float[Array, "*S"]:
+def untruncate(sampler_log_probs: Float[ArrayLike, "*S"], log_mass: Float[ArrayLike, "*#S"]) -> Float[Array, "*S"]:
     """Turn the truncated sampler's log μ into log π_T, so that a full-softmax scorer can be compared with it.
 
     log π_T(a) = log μ(a) + log Z
@@ -100,12 +105,13 @@ def untruncate(sampler_log_probs: Float[ArrayLike, "*S"], log_mass: Float[ArrayL
     return as_float(sampler_log_probs) + as_float(log_mass)
 
 
+@functools.partial(jax.jit, static_argnames=("how", "level"))
 def importance_weights(
     scorer_log_probs: Float[ArrayLike, "S R"],
     sampler_log_probs: Float[ArrayLike, "S R"],
     how: str = "truncate",
-    cap: float = 2.0,
-    floor: float = 0.0,
+    cap: Scalar = 2.0,
+    floor: Scalar = 0.0,
     level: str = "token",
     where: Shaped[ArrayLike, "S R"] | None = None,
 ) -> tuple[Float[Array, "S R"], Bool[Array, "S R"]]:

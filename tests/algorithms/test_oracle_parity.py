@@ -80,8 +80,10 @@ def trl_loss(key, dtype):
     return loss, column(data, "new", dtype)
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), DTYPES)
-@pytest.mark.parametrize("key", TRL_KEYS)
+@pytest.mark.parametrize(
+    ("key", "dtype", "rtol"),
+    [(key, np.float64, 1e-10) for key in TRL_KEYS] + [(key, np.float32, 1e-5) for key in TRL_KEYS if "0.28_b0.04" in key],
+)
 def test_trl_losses_and_gradients(key, dtype, rtol):
     with jax.enable_x64(dtype == np.float64):
         loss, new = trl_loss(key, dtype)
