@@ -54,7 +54,7 @@ class PlanPath:
 
     name: ClassVar[str] = "plan_path"
     device: ClassVar[bool] = True
-    floor: ClassVar[dict[str, float]] = {"noise": 1.0, "copy": 0.0}
+    floor: ClassVar[dict[str, float]] = {"noise": 1.0, "repeat": 0.0}
 
     height: int = 6
     width: int = 6
@@ -142,8 +142,8 @@ class PlanPath:
     # --- instances and states --------------------------------------------------------------------------------------------
 
     def instance(self, key: jax.Array, split: str) -> Map:
-        """A random solvable map of the split. `key` is folded."""
-        return random_map(
+        """A random solvable map of the split, or one that is not `valid` when none was found. `key` is folded."""
+        map_, good = random_map(
             key,
             height=self.height,
             width=self.width,
@@ -152,7 +152,8 @@ class PlanPath:
             max_distance=self.max_distance,
             max_walls=self.wall_cap,
             split=split,
-        )[0]
+        )
+        return map_._replace(distance=jnp.where(good, map_.distance, FAR))
 
     def valid(self, instance: Map) -> Bool[Array, ""]:
         """The goal can be reached within the distance bounds (not so when the settings contradict each other)."""
@@ -335,12 +336,12 @@ class PlanPath:
     # --- the scripted player ---------------------------------------------------------------------------------------------
 
     def script(
-        self, state: PlanPathState, role: str, key: jax.Array, *, noise: float = 0.4, sighted: float = 0.25, copy: float = 0.3
+        self, state: PlanPathState, role: str, key: jax.Array, *, noise: float = 0.4, sighted: float = 0.25, repeat: float = 0.3
     ) -> tuple[Int[Array, "R"], Bool[Array, "R"]]:
         """A noisy walker's response: the warm start's teacher. `key` is consumed.
 
         With probability `sighted` its good moves follow a shortest path, else they merely come closer by Manhattan distance and
-        ignore walls; each move is random with probability `noise`. The Planner repeats the proposal with probability `copy`.
+        ignore walls; each move is random with probability `noise`. The Planner repeats the proposal with probability `repeat`.
         """
         kinds, walk, copies = jax.random.split(key, 3)
         map_, size = state.map, jnp.asarray([self.height, self.width])
@@ -365,7 +366,7 @@ class PlanPath:
             ids = jnp.asarray(self.language.cells(""))[self._offset(state.position, cells)]
         else:
             if role == "planner":
-                usable = (state.proposal.moves[0] >= 0) & (jax.random.uniform(copies) < copy)
+                usable = (state.proposal.moves[0] >= 0) & (jax.random.uniform(copies) < repeat)
                 moves = jnp.where(usable, state.proposal.moves, moves)
             ids = jnp.asarray(self.language.ids(*"UDLR"))[moves]
         count = jnp.sum(moves >= 0)
