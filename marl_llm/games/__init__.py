@@ -20,7 +20,7 @@ def make_game(name: str, **options) -> Game:
     for option in options:
         if option not in known:
             close = difflib.get_close_matches(option, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = f"; did you mean {close[0]!r}?" if close else "."
             raise ValueError(f"{name} has no option {option!r}{hint} Its options are {', '.join(known)}")
     return GAMES[name](**options)
 
