@@ -5,6 +5,7 @@ jit (the recipe is static). The loss comes back as (sum, count), so that micro-b
 """
 
 import dataclasses
+import typing
 
 import chex
 import jax
@@ -19,6 +20,7 @@ from marl_llm.algorithms.groups import group_ids, group_keys, group_stats, mixed
 from marl_llm.algorithms.recipes import Recipe
 
 
+@typing.no_type_check  # as a pytree it may hold tracers, shapes or None; advantages_for checks what it reads
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Samples:

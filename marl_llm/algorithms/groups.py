@@ -9,6 +9,7 @@ never more groups than samples). A masked sample has the id `NO_GROUP`, and a sa
 """
 
 import dataclasses
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +117,7 @@ def group_ids(keys: Int[ArrayLike, "S C"], where: Shaped[ArrayLike, "S"] | None 
     return jax.lax.cond(fits, counting, lambda: _ids_by_sorting(keys, where))
 
 
+@typing.no_type_check  # as a pytree it may hold tracers, shapes or None
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GroupStats:

@@ -191,7 +191,7 @@ def reinforce(
 
 
 def _exp_minus_line(d: Array) -> Array:
-    """e^d − d − 1 to full precision: the difference cancels to nothing in float32 below |d| of 3e-4, where policies nearly agree."""
+    """e^d − d − 1 to full precision: in float32 the difference cancels to nothing below |d| = 3e-4, where policies nearly agree."""
     near = jnp.abs(d) < 0.1
     small = jnp.where(near, d, 0)
     series = jnp.ones_like(d)

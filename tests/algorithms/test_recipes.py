@@ -1,0 +1,284 @@
+"""Recipes: valid as published, settable field by field, and carried out on arrays as the slow twins would."""
+
+import contextlib
+import dataclasses
+
+import algorithm_oracles as oracle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import marl_llm.algorithms as rl
+from marl_llm.algorithms.recipes import CHOICES
+
+PUBLISHED = [(name, "paper") for name in rl.RECIPES] + [(name, "released") for name in ("at_grpo", "magrpo", "dr_mas", "mappa")]
+
+
+def play(seed=0, instances=3, turns=2, agents=2, branches=4, tokens=5):
+    """Return a shuffled table of samples as numpy columns, a tenth of it masked."""
+    rng = np.random.default_rng(seed)
+    grid = np.stack(np.meshgrid(*map(np.arange, (instances, turns, agents, branches)), indexing="ij"), axis=-1).reshape(-1, 4)
+    instance, turn, agent, branch = rng.permutation(grid).T.astype(np.int32)
+    size = len(grid)
+    lengths = rng.integers(1, tokens + 1, size)
+    return dict(
+        instance=instance, env=instance + 10, agent=agent, turn=turn, trajectory=instance * 100 + branch,
+        team=rng.integers(0, 3, size) / 2, local=rng.integers(0, 3, size) / 4, where=rng.random(size) < 0.9,
+        tokens=lengths, kl=rng.normal(size=size), values=rng.normal(size=(size, tokens)),
+        token_where=np.arange(tokens) < lengths[:, None], token_kl=rng.normal(size=(size, tokens)),
+    )  # fmt: skip
+
+
+def samples(columns):
+    return rl.Samples(**{name: jnp.asarray(value) for name, value in columns.items()})
+
+
+def expected(recipe, c):
+    """Advantages of a recipe, from the slow twins."""
+    where, order = c["where"], c["turn"]
+    rewards = {"mixed": recipe.alpha * c["team"] + c["local"], "team": c["team"], "local": c["local"]}[recipe.rewards]
+    if recipe.name == "ppo":
+        at_end = np.where(np.arange(5) == c["tokens"][:, None] - 1, rewards[:, None], 0)
+        inside = c["token_where"] & where[:, None]
+        raw, _ = oracle.gae(at_end, c["values"], 1.0, 1.0, inside)
+        return np.where(inside, (raw - raw[inside].mean()) / np.sqrt(raw[inside].var(ddof=1) + 1e-8), 0)
+    if recipe.kl_in == "reward":
+        rewards = rewards - recipe.kl_coef * c["kl"]
+    if recipe.returns == "to_go" and recipe.scope != "token":
+        rewards = oracle.rewards_to_go(rewards, order, c["trajectory"], recipe.gamma, where, recipe.scope == "joint")
+    if recipe.returns == "outcome":
+        last = {}
+        for row in np.flatnonzero(where):
+            last[c["trajectory"][row]] = max(last.get(c["trajectory"][row], -1), order[row])
+        same = lambda row: where & (c["trajectory"] == c["trajectory"][row]) & (order == last.get(c["trajectory"][row]))  # noqa: E731
+        rewards = np.array([rewards[same(row)].mean() if where[row] else 0.0 for row in range(len(where))])
+    if recipe.normaliser == "global":
+        flat = np.repeat(rewards[where], c["tokens"][where])
+        return np.where(where, (rewards - flat.mean()) / np.sqrt(flat.var() + 1e-8), 0)
+    ids = oracle.group_ids(np.stack([c[axis] for axis in recipe.group_by], axis=1), where)
+    weights = c["tokens"] if recipe.weigh == "token" else None
+    return oracle.group_relative(rewards, ids, where, recipe.scale, recipe.ddof, recipe.epsilon, weights, recipe.singleton)
+
+
+@pytest.mark.parametrize(("name", "preset"), PUBLISHED)
+def test_advantages_of_every_recipe(name, preset):
+    recipe, columns = rl.make_recipe(name, preset), play(1)
+    with jax.enable_x64(True):
+        advantages, metrics, tied = jax.jit(lambda s: rl.advantages_for(recipe, s))(samples(columns))
+        oracle.close(advantages, expected(recipe, columns), 1e-10)
+        assert all(np.shape(value) == () for value in metrics.values())
+        assert int(metrics["samples"]) == columns["where"].sum()
+        assert not np.any(np.asarray(tied) & ~columns["where"])
+        assert np.all(np.asarray(advantages)[np.asarray(tied)] == 0)
+
+
+def test_tied_groups_are_counted_and_said():
+    columns = play(2)
+    columns["team"] = np.where(columns["instance"] == 0, 0.5, columns["team"])
+    columns["local"] = np.zeros_like(columns["local"])
+    recipe = rl.make_recipe("at_grpo")
+    _, metrics, tied = rl.advantages_for(recipe, samples(columns))
+    np.testing.assert_array_equal(np.asarray(tied)[columns["instance"] == 0], columns["where"][columns["instance"] == 0])
+    assert int(metrics["groups"]) == 12
+    assert 4 <= int(metrics["tied_groups"]) < 12
+    np.testing.assert_allclose(metrics["tied_share"], int(metrics["tied_groups"]) / 12, rtol=1e-6)
+
+
+def test_mixed_prompts_are_a_metric():
+    columns = play(2) | dict(where=np.ones(48, bool))
+    columns["prompt_ids"] = columns["instance"]
+    assert float(rl.advantages_for(rl.make_recipe("grpo"), samples(columns))[1]["mixed_prompt_share"]) == 0.0
+    columns["prompt_ids"] = columns["instance"] + 10 * columns["turn"]
+    assert float(rl.advantages_for(rl.make_recipe("grpo"), samples(columns))[1]["mixed_prompt_share"]) == 1.0
+    assert float(rl.advantages_for(rl.make_recipe("magrpo"), samples(columns))[1]["mixed_prompt_share"]) == 0.0
+
+
+@pytest.mark.parametrize(("recipe", "field"), [
+    (rl.make_recipe("mappa"), "kl"), (rl.make_recipe("mappa", kl_coef=0.0), "tokens"), (rl.make_recipe("ppo"), "values"),
+    (rl.make_recipe("ppo", kl_coef=0.1, kl_in="reward"), "token_kl"),
+])  # fmt: skip
+def test_a_missing_column_is_named(recipe, field):
+    with pytest.raises(ValueError, match=rf"needs Samples.{field}:"):
+        rl.advantages_for(recipe, dataclasses.replace(samples(play()), **{field: None}))
+
+
+def test_columns_of_different_lengths_are_refused():
+    with pytest.raises(AssertionError):
+        rl.advantages_for(rl.make_recipe("grpo"), dataclasses.replace(samples(play()), agent=jnp.zeros(3, int)))
+
+
+def log_probs(seed=0, shape=(6, 5)):
+    rng = np.random.default_rng(seed)
+    old = -rng.exponential(size=shape)
+    new = old + rng.normal(size=shape) / 3
+    return new, old, old + rng.normal(size=shape) / 3, rng.normal(size=shape[0]), rng.random(shape) < 0.7
+
+
+LOSSES = [
+    rl.make_recipe("at_grpo", "released"),
+    rl.make_recipe("magrpo"),
+    rl.make_recipe("magrpo", "released"),
+    rl.make_recipe("grpo", reduce="constant", max_length=8, entropy_coef=0.1, kl_coef=0.2, kl_kind="k2"),
+    rl.make_recipe("grpo", loss="cispo", reduce="sequence_mean_token_sum", clip_high=0.5),
+]
+
+
+@pytest.mark.parametrize("recipe", LOSSES, ids=lambda r: f"{r.name}-{r.preset}-{r.loss}-{r.reduce}")
+def test_loss_of_a_recipe(recipe):
+    new, old, reference, advantages, where = log_probs()
+    bonus = np.random.default_rng(9).random(new.shape)
+    spread = np.broadcast_to(advantages[:, None], new.shape)
+    if recipe.loss == "clip":
+        x = oracle.clipped(new, old, spread, recipe.clip_low, recipe.clip_high, recipe.level, recipe.dual_clip, where)
+    elif recipe.loss == "cispo":
+        x = -np.clip(np.exp(new - old), 1 - recipe.clip_low, 1 + recipe.clip_high) * spread * new
+    else:
+        x = -spread * new
+    d = reference - new
+    x = x + recipe.kl_coef * {"k2": d**2 / 2, "k3": np.exp(d) - d - 1}[recipe.kl_kind] - recipe.entropy_coef * bonus
+    with jax.enable_x64(True):
+        args = (recipe, new, old, advantages, where, bonus, reference)
+        total, count, metrics = rl.loss_for(*args)
+        oracle.close(total / count, oracle.reduced(x, where, recipe.reduce, recipe.max_length), 1e-10)
+        mean = {name: float(s / c) for name, (s, c) in metrics.items()}
+        oracle.close(mean["old_kl"], np.mean((old - new)[where]), 1e-10)
+        oracle.close(mean["entropy"], bonus[where].mean(), 1e-10)
+        if recipe.level == "token" and recipe.loss == "clip":
+            rho = np.exp(new - old)
+            oracle.close(mean["ratio"], rho[where].mean(), 1e-10)
+            oracle.close(mean["clip_high"], ((rho > 1 + recipe.clip_high) & (spread > 0))[where].mean(), 1e-10)
+            oracle.close(mean["clip_low"], ((rho < 1 - recipe.clip_low) & (spread < 0))[where].mean(), 1e-10)
+
+
+def test_the_sampler_s_gap_is_measured_and_corrected():
+    new, old, sampler, advantages, where = log_probs(3)
+    plain = rl.make_recipe("grpo", reduce="token_mean")
+    repaired = rl.make_recipe("grpo", reduce="token_mean", correction="truncate", correction_cap=1.25)
+    with jax.enable_x64(True):
+        total, count, metrics = rl.loss_for(plain, new, old, advantages, where, sampler_log_probs=sampler)
+        oracle.close(metrics["sampler_gap"][0], np.abs(old - sampler)[where].sum(), 1e-10)
+        assert float(metrics["corrected"][0]) == 0
+        untouched = rl.loss_for(plain, new, old, advantages, where)[0]
+        assert float(total) == float(untouched)
+        weights = np.minimum(np.exp(old - sampler), 1.25)
+        x = oracle.clipped(new, old, np.broadcast_to(advantages[:, None], new.shape), 0.2, 0.2, "token", None, where)
+        total, _, metrics = rl.loss_for(repaired, new, old, advantages, where, sampler_log_probs=sampler)
+        oracle.close(total, np.sum(weights * x, where=where), 1e-10)
+        oracle.close(metrics["corrected"][0], np.sum(np.exp(old - sampler)[where] > 1.25), 1e-10)
+
+
+@pytest.mark.parametrize(("overrides", "missing"), [
+    (dict(kl_coef=0.1), "reference_log_probs"), (dict(entropy_coef=0.1), "entropy"),
+    (dict(correction="mask"), "sampler_log_probs"),
+])  # fmt: skip
+def test_a_missing_input_is_named(overrides, missing):
+    new, old, _, advantages, where = log_probs()
+    with pytest.raises(ValueError, match=f"pass {missing}"):
+        rl.loss_for(rl.make_recipe("grpo", **overrides), new, old, advantages, where)
+
+
+def test_the_critic_s_side():
+    recipe, columns = rl.make_recipe("ppo", value_clip=0.1), play(5)
+    with jax.enable_x64(True):
+        targets = rl.value_targets_for(recipe, samples(columns))
+        inside = columns["token_where"] & columns["where"][:, None]
+        # With γ = λ = 1 each token's target is the sample's reward.
+        oracle.close(targets, np.where(inside, (columns["team"] + columns["local"])[:, None], 0), 1e-10)
+        values = columns["values"] + 0.3
+        total, count, metrics = rl.value_loss_for(recipe, values, columns["values"], targets, inside)
+        error = np.maximum((values - targets) ** 2, (columns["values"] + 0.1 - targets) ** 2)
+        oracle.close(total / count, 0.5 * 0.5 * np.mean(np.asarray(error)[inside]), 1e-10)
+        oracle.close(metrics["value_error"][0], 0.5 * np.sum(np.asarray((values - targets) ** 2)[inside]), 1e-10)
+
+
+class TestMaking:
+    def test_the_table_of_the_design(self):
+        want = {
+            "grpo": ("parallel", "outcome", ("instance", "agent"), "group", 0.0, "token", None),
+            "at_grpo": ("tree", "immediate", ("env", "agent", "turn"), "group", 0.0, "token", None),
+            "magrpo": ("parallel", "to_go", ("instance", "turn"), "group", 0.02, "product", None),
+            "dr_mas": ("parallel", "outcome", ("instance", "agent"), "group", 0.0, "token", None),
+            "mappa": ("chain", "to_go", (), "global", 0.01, "token", None),
+            "ppo": ("chain", "gae", (), "critic", 0.0, "token", 3.0),
+        }
+        fields = ("sampling", "returns", "group_by", "normaliser", "kl_coef", "level", "dual_clip")
+        assert set(want) == set(rl.RECIPES)
+        for name, values in want.items():
+            recipe = rl.make_recipe(name)
+            assert tuple(getattr(recipe, field) for field in fields) == values, name
+        assert (rl.make_recipe("mappa").kl_kind, rl.make_recipe("mappa").kl_in) == ("k1", "reward")
+
+    @pytest.mark.parametrize(("name", "preset"), PUBLISHED)
+    def test_published_recipes_are_hashable_data(self, name, preset):
+        recipe = rl.make_recipe(name, preset)
+        assert hash(recipe) == hash(rl.make_recipe(name, preset))
+        assert recipe == dataclasses.replace(recipe)
+
+    def test_every_field_can_be_set_alone_in_some_recipe(self):
+        values = dict(
+            sampling="chain", branches=6, pick="first", temperature=0.7, top_k=20, top_p=0.9, rewards="mixed", alpha=0.5,
+            returns="trajectory", scope="agent", gamma=0.9, gae_lambda=0.95, normaliser="leave_one_out", group_by="instance,turn",
+            scale="range", ddof=0, epsilon=1e-4, singleton="raw", weigh="trajectory", skip_tied=True, loss="cispo",
+            level="sequence", clip_low=0.1, clip_high=0.28, dual_clip=4.0, reduce="token_mean", kl_coef=0.5,
+            kl_kind="k2", kl_in="reward",
+            entropy_coef=0.01, value_coef=1.0, value_clip=None, correction="mask",
+        )  # fmt: skip
+        together = dict(tied_in_denominator=dict(skip_tied=True), max_length=dict(reduce="constant"),
+                        correction_level=dict(correction="mask"), correction_cap=dict(correction="mask"))  # fmt: skip
+        extra = dict(tied_in_denominator=False, max_length=64, correction_level="product", correction_cap=3.0)
+        assert set(values) | set(extra) == set(rl.FIELDS)
+        for field, value in (values | extra).items():
+            made = []
+            for name in rl.RECIPES:
+                with contextlib.suppress(ValueError):
+                    made.append(getattr(rl.make_recipe(name, **{field: value}, **together.get(field, {})), field))
+            assert made, field
+            assert made[0] == (("instance", "turn") if field == "group_by" else value)
+
+    @pytest.mark.parametrize("field", sorted(CHOICES))
+    def test_an_unknown_value_lists_the_valid_ones(self, field):
+        with pytest.raises(ValueError, match="is unknown.*Valid: ") as error:
+            rl.make_recipe("grpo", **{field: CHOICES[field][0] + "x"})
+        assert f"Did you mean {CHOICES[field][0]!r}" in str(error.value)
+
+    def test_an_unknown_name_or_field_is_guessed(self):
+        with pytest.raises(ValueError, match="Did you mean 'at_grpo'.*'magrpo'"):
+            rl.make_recipe("atgrpo")
+        with pytest.raises(ValueError, match="Did you mean 'clip_high'"):
+            rl.make_recipe("grpo", cliphigh=0.3)
+        with pytest.raises(ValueError, match="Did you mean 'agent'"):
+            rl.make_recipe("grpo", group_by=("instance", "agnt"))
+        with pytest.raises(ValueError, match="preset of grpo"):
+            rl.make_recipe("grpo", "released")
+
+    @pytest.mark.parametrize(("name", "overrides"), [
+        ("grpo", dict(pick="first")), ("grpo", dict(alpha=1.0)), ("grpo", dict(scope="agent")), ("grpo", dict(gamma=0.9)),
+        ("mappa", dict(scope="token", gamma=0.9)), ("grpo", dict(gae_lambda=0.9)), ("grpo", dict(value_coef=1.0)),
+        ("mappa", dict(group_by=("agent",))), ("mappa", dict(singleton="raw")), ("mappa", dict(scale="range")),
+        ("grpo", dict(normaliser="leave_one_out", ddof=0)), ("grpo", dict(scale="none", ddof=0)),
+        ("grpo", dict(normaliser="leave_one_out", epsilon=0.0)), ("grpo", dict(scale="none", epsilon=0.0)),
+        ("ppo", dict(weigh="token")), ("mappa", dict(skip_tied=True)), ("grpo", dict(tied_in_denominator=False)),
+        ("grpo", dict(loss="reinforce", clip_low=0.1)), ("grpo", dict(loss="cispo", dual_clip=3.0)),
+        ("grpo", dict(correction_cap=3.0)), ("grpo", dict(kl_kind="k1")), ("magrpo", dict(kl_coef=0.0, kl_in="reward")),
+    ])  # fmt: skip
+    def test_what_would_have_no_effect_is_refused(self, name, overrides):
+        with pytest.raises(ValueError, match="would have no effect: .+Leave it out"):
+            rl.make_recipe(name, **overrides)
+
+    @pytest.mark.parametrize(("name", "overrides", "message"), [
+        ("at_grpo", dict(returns="to_go"), "only one candidate per prompt"), ("at_grpo", dict(branches=1), "groups of one"),
+        ("grpo", dict(returns="gae"), "belong together"), ("grpo", dict(normaliser="critic"), "belong together"),
+        ("grpo", dict(group_by=()), "group_by is empty"), ("grpo", dict(reduce="constant"), "belong together"),
+        ("grpo", dict(max_length=5), "belong together"), ("grpo", dict(normaliser="leave_one_out", weigh="token"), "one vote"),
+        ("grpo", dict(branches=0), "must be a number in"), ("grpo", dict(branches=2.5), "whole number"),
+        ("grpo", dict(clip_low=1.5), r"in \[0, 1\]"), ("grpo", dict(dual_clip=1.0), "must be a number"),
+        ("grpo", dict(skip_tied="yes"), "True or False"), ("grpo", dict(temperature=float("nan")), "must be a number"),
+        ("grpo", dict(branches=True), "must be a number"), ("grpo", dict(kl_coef="0.1"), "must be a number"),
+    ])  # fmt: skip
+    def test_contradictions_and_bad_numbers(self, name, overrides, message):
+        with pytest.raises(ValueError, match=message):
+            rl.make_recipe(name, **overrides)
+
+    def test_whole_numbers_may_stand_for_floats(self):
+        assert isinstance(rl.make_recipe("at_grpo", alpha=2).alpha, float)
