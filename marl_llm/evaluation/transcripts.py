@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import numpy as np
 
 from marl_llm.games import Game
 from marl_llm.rollout import Rollout
@@ -16,9 +15,11 @@ def episode(
 
     Prompts and responses are decoded for reading; the ids and log-probs that were sampled and trained stand in `tokens`.
     """
-    pick = lambda tree, t: jax.tree.map(lambda x: np.asarray(x[t, index, 0]), tree)  # noqa: E731
+    rollout = rollout._replace(tables={r.name: rollout.tables[r.name] for r in game.roles})  # JAX sorts a dict's keys
+    rollout, instances = jax.device_get((rollout, instances))
+    pick = lambda tree, t: jax.tree.map(lambda x: x[t, index, 0], tree)  # noqa: E731
     decode = game.tokenizer.decode
-    instance = jax.tree.map(lambda x: np.asarray(x[index]), instances)
+    instance = jax.tree.map(lambda x: x[index], instances)
     steps, tokens = [], []
     for t in range(game.max_turns):
         rows = {role: pick(rollout.tables[role], t) for stage in game.stages for role in stage}
@@ -54,7 +55,7 @@ def episode(
                     entry["state_after"] = picture
             steps.append(entry)
             tokens.append({"turn": t, "role": role, "prompt_ids": [int(i) for i in prompt], "responses": ids})
-    ended = jax.tree.map(lambda x: np.asarray(x[index, 0]), rollout.episodes)
+    ended = jax.tree.map(lambda x: x[index, 0], rollout.episodes)
     status = "void" if ended.void else "success" if ended.outcome >= 1.0 else "failed" if ended.done else "horizon"
     record = {
         "episode": name,

@@ -7,7 +7,7 @@ import difflib
 
 from marl_llm.games.joint_letter import JointLetter
 from marl_llm.games.plan_path import PlanPath
-from marl_llm.games.protocol import Game, Prompt, Rewards, Role, role_of
+from marl_llm.games.protocol import SPLITS, Game, Prompt, Rewards, Role, role_of, split_index
 
 GAMES = {game.name: game for game in (PlanPath, JointLetter)}
 
@@ -25,4 +25,4 @@ def make_game(name: str, **options) -> Game:
     return GAMES[name](**options)
 
 
-__all__ = ["GAMES", "Game", "JointLetter", "PlanPath", "Prompt", "Rewards", "Role", "make_game", "role_of"]
+__all__ = ["GAMES", "SPLITS", "Game", "JointLetter", "PlanPath", "Prompt", "Rewards", "Role", "make_game", "role_of", "split_index"]

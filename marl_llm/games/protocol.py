@@ -36,6 +36,18 @@ State = Any  # a pytree of arrays (device games) or an immutable Python value (h
 Instance = Any
 
 
+SPLITS = ("validation", "test", "train")
+
+
+def split_index(split: str | Int[Array, ""]) -> int | Int[Array, ""]:
+    """Number of a split in `SPLITS`; a number (which may be traced) is passed through. Raises `ValueError` listing the splits."""
+    if not isinstance(split, str):
+        return split
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; the splits are {', '.join(SPLITS)}")
+    return SPLITS.index(split)
+
+
 @dataclasses.dataclass(frozen=True)
 class Role:
     """A logical player and its token budgets."""
@@ -78,8 +90,8 @@ class Game(Protocol):
     stop_id: int
     floor: ClassVar[dict[str, float]]  # options that make `script` a uniformly random, well-formed player
 
-    def instance(self, key: jax.Array, split: str) -> Instance:
-        """One task instance of a split ('train', 'validation' or 'test'); the splits are disjoint by construction."""
+    def instance(self, key: jax.Array, split: str | Int[Array, ""]) -> Instance:
+        """One task instance of a split, by name or number (`split_index`); the splits are disjoint by construction."""
 
     def valid(self, instance: Instance) -> Bool[Array, ""]:
         """Whether the instance can be played; the episode of one that cannot is void as a whole (law 9)."""

@@ -11,6 +11,7 @@ technical report, section 2), SwiGLU. One attention function serves three uses, 
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -192,6 +193,7 @@ class Decoder(nn.Module):
         return hidden @ (self.embedding.T if self.config.tie_embeddings else self.output)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def init_params(config: ModelConfig, key: jax.Array) -> dict:
     """Random parameters of a decoder, a plain pytree. `key` is consumed."""
     tokens = jnp.zeros((1, 2), jnp.int32)

@@ -11,10 +11,13 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from marl_llm.algorithms import Recipe
-from marl_llm.games import Game
+from marl_llm.games import Game, split_index
 from marl_llm.models import ModelConfig
 from marl_llm.rollout import Episodes, Player, Rollout, model_player, play
 from marl_llm.training.update import Rows, buffer_sizes, rows_from
+
+
+TRAIN = split_index("train")
 
 
 class Batch(NamedTuple):
@@ -64,12 +67,12 @@ def summarise(rollout: Rollout) -> dict[str, Float[Array, ""]]:
     return out | {"samples": samples, "sampled_tokens": tokens}
 
 
-def _sharded(game: Game, mesh: Mesh, environments: int, split: str, what: str, player_of, **options):
-    """The jit-compiled `(params, first, key) -> Batch` behind training rollouts and evaluation."""
+def _sharded(game: Game, mesh: Mesh, environments: int, what: str, player_of, **options):
+    """The jit-compiled `(params, first, key, split) -> Batch` behind training rollouts and evaluation."""
     share = share_of(mesh, environments, what)
     prompt_tokens, response_tokens = buffer_sizes([game])
 
-    def local(params, first, key):
+    def local(params, first, key, split):
         data_key, sample_key = jax.random.split(key)
         env = first + jax.lax.axis_index("data") * share + jnp.arange(share)
         instances = jax.vmap(lambda i: game.instance(jax.random.fold_in(data_key, i), split))(env)
@@ -78,10 +81,10 @@ def _sharded(game: Game, mesh: Mesh, environments: int, split: str, what: str, p
 
     by_env = P(None, "data")
     out = (P("data"), Rollout(by_env, Episodes(*(P("data"),) * 4), by_env), P("data"))
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(), P(), P()), out_specs=out, check_vma=False)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(),) * 4, out_specs=out, check_vma=False)
 
-    def run(params, first, key):
-        rows, rollout, instances = mapped(params, first, key)
+    def run(params, first, key, split=TRAIN):
+        rows, rollout, instances = mapped(params, first, key, split)
         return Batch(rows, summarise(rollout), rollout, instances)
 
     return jax.jit(run)
@@ -105,7 +108,6 @@ def make_rollout(
         game,
         mesh,
         environments,
-        "train",
         "rollout.environments",
         lambda params: model_player(game, assignment, configs, params, recipe.temperature),
         trajectories=1 if tree else recipe.branches,
@@ -115,12 +117,12 @@ def make_rollout(
     )
 
 
-def make_evaluation(game: Game, mesh: Mesh, player_of, *, environments: int, split: str):
-    """Builds `evaluate(params, first, key) -> Batch`: one episode on each of `environments` instances of a split.
+def make_evaluation(game: Game, mesh: Mesh, player_of, *, environments: int):
+    """Builds `evaluate(params, first, key, split) -> Batch`: one episode on each of `environments` instances of a split (a number).
 
-    `player_of(params)` returns the `Player`, for example `model_player(..., temperature=0)`.
+    `player_of(params)` returns the `Player`, for example `model_player(..., temperature=0)`. One compilation serves all splits.
     """
-    return _sharded(game, mesh, environments, split, "evaluation.environments", player_of)
+    return _sharded(game, mesh, environments, "evaluation.episodes", player_of)
 
 
 __all__ = ["Batch", "Player", "make_evaluation", "make_rollout", "share_of", "summarise"]

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from marl_llm.games.protocol import Prompt, Rewards, Role
+from marl_llm.games.protocol import SPLITS, Prompt, Rewards, Role, split_index
 from marl_llm.text import train_pieces
 
 PART, LETTER = 0.25, 0.1
-SPLITS = {"train": (0, 80), "validation": (80, 90), "test": (90, 100)}  # of the 100 digit pairs, shuffled once
+BOUNDS = {"validation": (80, 90), "test": (90, 100), "train": (0, 80)}  # of the 100 digit pairs, shuffled once
 
 
 class JointLetterState(NamedTuple):
@@ -70,13 +70,11 @@ class JointLetter:
         """Ends a response before its two characters; such a response is not well formed."""
         return int(self.tokenizer.ids_of([";"])[0])
 
-    def instance(self, key: jax.Array, split: str) -> Int[Array, "2"]:
+    def instance(self, key: jax.Array, split: str | Int[Array, ""]) -> Int[Array, "2"]:
         """A pair of digits of the split; the 100 pairs are dealt to the splits once and for all. `key` is consumed."""
-        if split not in SPLITS:
-            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(SPLITS)}")
-        low, high = SPLITS[split]
-        pairs = jnp.asarray(np.random.default_rng(100).permutation(100)[low:high], jnp.int32)
-        pair = pairs[jax.random.randint(key, (), 0, high - low)]
+        low, high = jnp.asarray([BOUNDS[name] for name in SPLITS])[split_index(split)]
+        pairs = jnp.asarray(np.random.default_rng(100).permutation(100), jnp.int32)
+        pair = pairs[jax.random.randint(key, (), low, high)]
         return jnp.stack([pair // 10, pair % 10])
 
     def valid(self, instance: Int[Array, "2"]) -> Bool[Array, ""]:

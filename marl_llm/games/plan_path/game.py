@@ -141,7 +141,7 @@ class PlanPath:
 
     # --- instances and states --------------------------------------------------------------------------------------------
 
-    def instance(self, key: jax.Array, split: str) -> Map:
+    def instance(self, key: jax.Array, split: str | Int[Array, ""]) -> Map:
         """A random solvable map of the split, or one that is not `valid` when none was found. `key` is folded."""
         map_, good = random_map(
             key,

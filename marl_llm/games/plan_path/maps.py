@@ -12,11 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, UInt32
 
+from marl_llm.games.protocol import SPLITS, split_index
+
+__all__ = ["SPLITS", "Map", "distances", "fingerprint", "in_split", "map_from_rows", "random_map", "rows_of"]
+
 FAR = 10_000  # distance of a cell from which the goal cannot be reached
 MOVES = "UDLR"
 DELTAS = np.asarray([[-1, 0], [1, 0], [0, -1], [0, 1]], np.int32)  # row, column of U, D, L, R
-SPLITS = ("validation", "test", "train")
-BUCKETS = 16  # of a map's hash: bucket 0 is validation, 1 is test, the rest is train
+BUCKETS = 16  # of a map's hash: bucket 0 is validation, 1 is test, the rest is train: the order of SPLITS
 MAX_TRIES = 4096
 
 
@@ -58,12 +61,9 @@ def fingerprint(walls: Bool[Array, "h w"], start: Int[Array, "2"], goal: Int[Arr
     return x ^ (x >> 16)
 
 
-def in_split(print_: UInt32[Array, ""], split: str) -> Bool[Array, ""]:
+def in_split(print_: UInt32[Array, ""], split: str | Int[Array, ""]) -> Bool[Array, ""]:
     """Whether a fingerprint belongs to a split. Every map belongs to exactly one, so the splits share no instance (law 12)."""
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}; the splits are {', '.join(SPLITS)}")
-    bucket = print_ % BUCKETS
-    return bucket == SPLITS.index(split) if split != "train" else bucket >= 2
+    return jnp.minimum(print_ % BUCKETS, 2) == split_index(split)
 
 
 def random_map(
@@ -75,7 +75,7 @@ def random_map(
     min_distance: int,
     max_distance: int,
     max_walls: int,
-    split: str,
+    split: str | Int[Array, ""],
 ) -> tuple[Map, Bool[Array, ""]]:
     """Draws maps until one is solvable within the distance bounds, has at most `max_walls` walls and is of the split.
 

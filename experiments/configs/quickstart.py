@@ -1,0 +1,23 @@
+"""First light: a Tool and a Planner, two separate models, learn Plan-Path on 6x6 maps with AT-GRPO.
+
+Command:   python -m experiments.train --config=experiments/configs/quickstart.py --workdir=runs/first
+Variants:  quickstart.py:smoke finishes in under a minute and learns nothing.
+"""
+
+from experiments.base import base_config, smoke
+
+
+def get_config(arg=None):
+    """`arg` may be 'smoke'."""
+    c = base_config("quickstart", game="plan_path", recipe="at_grpo")
+    c.steps = 500
+    c.game.max_moves = 4
+    c.recipe.scale = "none"
+    c.recipe.reduce = "token_mean"
+    c.recipe.skip_tied = True
+    c.recipe.tied_in_denominator = False
+    c.recipe.entropy_coef = 0.01
+    c.warm_start.steps = 250
+    if arg not in (None, "", "smoke"):
+        raise ValueError(f"quickstart has no variant {arg!r}; it has 'smoke'")
+    return smoke(c) if arg == "smoke" else c

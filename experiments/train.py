@@ -1,0 +1,305 @@
+"""Trains a team of language models on a game, from one config. Read it from top to bottom.
+
+    python -m experiments.train --config=experiments/configs/quickstart.py --workdir=runs/first --config.recipe.alpha=0.5
+    python -m experiments.train --config=experiments/configs/quickstart.py:smoke --workdir=runs/smoke
+    python -m experiments.train --config=experiments/configs/quickstart.py --dry_run      prints what would run, and exits
+    python -m experiments.train --resume=runs/first                                       continues, needing nothing but the directory
+
+The same command on the same directory continues too. The run directory holds config.json, metrics.jsonl, tensorboard/, episodes.jsonl and
+episodes_tokens.jsonl, checkpoints/, tokenizer.model, evaluation.json, report.html and plots/.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import time
+
+from absl import app, flags
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. experiments/configs/quickstart.py[:variant].")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; made if missing, continued if it holds the same config.")
+_RESUME = flags.DEFINE_string("resume", None, "Run directory to continue; no other flag is needed.")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print roles, models, recipe, sizes and shapes, and exit.")
+_CACHE = flags.DEFINE_string("compilation_cache", "~/.cache/marl_llm/xla", "Directory of compiled programs; empty switches it off.")
+
+GAP_ALARM = 1e-4  # largest |sampler - scorer| log-prob difference in float32 (law 2)
+SILENT_ALARM = 50  # steps without any gradient for a model (law 8)
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says what, where and what to do. The last checkpoint is whole."""
+
+
+def start_jax(devices: int, cache: str):
+    """Starts JAX with one CPU device per core (or the accelerators that there are) and a compilation cache on disk."""
+    import jax
+
+    from marl_llm.training import make_mesh, use_cpu_devices
+
+    use_cpu_devices(devices or None)
+    if cache:
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache).expanduser()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return make_mesh(devices or None)
+
+
+def hardware_of(mesh) -> str:
+    """The devices in words."""
+    import os
+
+    device = mesh.devices.flat[0]
+    return f"{mesh.devices.size} x {device.device_kind} ({device.platform}), {os.cpu_count()} CPU cores"
+
+
+def check_finite(figures: dict, step: int, model: str) -> None:
+    """Raises `TrainingError` when the loss or the gradient is not finite (law 10)."""
+    import math
+
+    bad = [name for name in ("loss", "grad_norm") if not math.isfinite(figures[name])]
+    if bad:
+        raise TrainingError(
+            f"step {step}, model {model}: {' and '.join(bad)} not finite. No parameter was changed by that update and no checkpoint "
+            "was written since. Lower optimizer.learning_rate, or look at metrics.jsonl for what grew before"
+        )
+
+
+def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
+    """Runs a config to its end and returns the final evaluation. See the module's text for what it writes."""
+    started, cpu_started = time.time(), time.process_time()
+
+    # ------------------------------------------------------------------------------------------------ the plan and the directory
+    from experiments.base import resolve
+    from experiments.workdir import open_workdir, write_json
+
+    plan = resolve(config)
+    mesh = start_jax(config.devices, cache)
+    continues = open_workdir(workdir, config, config_file, hardware_of(mesh))
+
+    import jax
+    import jax.numpy as jnp
+
+    from marl_llm import evaluation, reporting, training
+    from marl_llm.models import init_params
+
+    game, models, configs = plan.game, plan.models, plan.configs
+    roles = [r.name for r in game.roles]
+    checkpoints = training.Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
+    done = checkpoints.steps()
+    if continues and (workdir / "evaluation.json").exists() and done and done[-1] == config.steps:
+        print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)
+        import json
+
+        return json.loads((workdir / "evaluation.json").read_text())
+    if hasattr(game.tokenizer, "save"):
+        game.tokenizer.save(workdir / "tokenizer.model")
+
+    # ------------------------------------------------------------------------------------------------ policies
+    root = jax.random.key(config.seed)
+    init_key, warm_key, data_key, update_key = jax.random.split(root, 4)
+    u = config.optimizer
+    optimizer = training.make_optimizer(u.max_grad_norm, b2=u.b2, weight_decay=u.weight_decay)
+    on_mesh = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    fresh = {m: training.make_policy(init_params(plan.model, init_key), optimizer) for m in models}
+    fresh = jax.device_put(fresh, on_mesh)
+    resume_step = (done[-1] if done else -1) if continues else None
+    metrics = reporting.MetricsWriter(workdir, resume_step=resume_step)
+    episodes = reporting.EpisodeWriter(workdir, resume_step=resume_step)
+    wall = lambda: time.time() - started  # noqa: E731
+
+    # ------------------------------------------------------------------------------------------------ compiled functions
+    e = config.rollout.environments
+    rollout = training.make_rollout(game, plan.recipe, plan.assignment, configs, mesh, environments=e)
+    update = training.make_update(
+        plan.recipe,
+        plan.model,
+        optimizer,
+        mesh,
+        minibatch=u.minibatch,
+        epochs=u.epochs,
+        permute_rewards=config.control.permute_rewards,
+    )
+    v = config.evaluation
+    team = evaluation.TeamEvaluation(game, plan.assignment, configs, mesh, chunk=v.episodes, seed=v.seed)
+    plays = {m: jnp.asarray([plan.assignment[r] == m for r in roles]) for m in models}
+
+    first = {m: fresh[m].params for m in models}
+    ahead = training.compile_ahead(
+        [
+            (team.compiled, (first, jnp.int32(0), team.key, jnp.int32(0))),
+            (rollout, (first, jnp.int32(0), data_key)),
+        ]
+    )
+
+    # ------------------------------------------------------------------------------------------------ warm start, or resume
+    def warm_start():
+        """One base by imitation of the scripted player; every model starts as a copy of it."""
+        w = config.warm_start
+        if not w.steps:
+            return fresh
+        imitate = training.make_imitation(
+            [game], plan.model, optimizer, mesh, environments=w.environments, branches=w.branches, script=plan.script
+        )
+        base = fresh[models[0]]
+        with reporting.Progress(w.steps, "warm start") as progress:
+            for step in range(w.steps):
+                rate = training.linear_decay(step, w.steps, w.learning_rate, warmup=20, floor=0.1)
+                base, figures = imitate(base, jnp.int32(step), rate, warm_key)
+                if step % 10 == 9 or step == w.steps - 1:
+                    figures = {k: float(v) for k, v in jax.device_get(figures).items()}
+                    check_finite(figures, step, "base of the warm start")
+                    metrics.write({"phase": "warm_start", "step": step + 1, "wall_s": wall(), **figures})
+                    progress.update(step + 1, loss=figures["loss"])
+        return {m: jax.device_put(training.make_policy(base.params, optimizer), on_mesh) for m in models}
+
+    if done:
+        begin = done[-1]
+        base = {m: p.params for m, p in checkpoints.restore(0, fresh).items()}
+        policies = checkpoints.restore(begin, fresh)
+        state = checkpoints.state(begin)
+        print(f"continuing {workdir} after step {begin}", file=sys.stderr)
+    else:
+        begin = 0
+        state = {"step": 0, "next_instance": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "wall_s": 0.0, "cpu_s": 0.0}
+        policies = warm_start()
+        state |= {"wall_s": wall(), "cpu_s": time.process_time() - cpu_started}
+        checkpoints.save(0, policies, state)
+        base = jax.tree.map(jnp.copy, {m: p.params for m, p in policies.items()})
+    wall_before, cpu_before = state["wall_s"] - wall(), state["cpu_s"] - (time.process_time() - cpu_started)
+
+    ahead.result()
+    params_of = lambda: {m: policies[m].params for m in models}  # noqa: E731
+    reference = base if plan.recipe.kl_coef else dict.fromkeys(models)
+
+    def evaluate(step):
+        figures = team.team(params_of(), "validation", v.episodes)
+        record = {"phase": "eval", "step": step, "success": figures["success"], "turns": figures["turns"]}
+        record |= {f"role/{r}/well_formed": figures["roles"][r]["well_formed"] for r in roles}
+        metrics.write(record)
+        return figures["success"]
+
+    # ------------------------------------------------------------------------------------------------ the loop
+    silent = dict.fromkeys(models, 0)
+    progress = reporting.Progress(config.steps, "train", start=begin)
+    if begin == 0:
+        progress.note(f"step 0: validation success {evaluate(0):.1%}")
+    for step in range(begin, config.steps):
+        tick = time.perf_counter()
+        rate = training.linear_decay(step, config.steps, u.learning_rate, u.warmup, floor=0.05)
+        batch = rollout(params_of(), jnp.int32(state["next_instance"]), data_key)
+        summary = jax.device_get(batch.summary)
+        tock = time.perf_counter()
+        if summary["void"] == 1.0:
+            raise TrainingError(f"step {step}: no instance could be played; the game's settings contradict each other")
+        record = {"phase": "train", "step": step + 1, "learning_rate": float(rate)}
+        for m in models:
+            key = jax.random.fold_in(update_key, step)
+            policies[m], figures = update(policies[m], reference[m], batch.rows, plays[m], rate, key)
+            figures = {k: float(x) for k, x in jax.device_get(figures).items()}
+            check_finite(figures, step, m)
+            silent[m] = 0 if figures["updates"] else silent[m] + 1
+            if silent[m] and silent[m] % SILENT_ALARM == 0:
+                progress.note(f"ALARM step {step + 1}: model {m} got no gradient for {silent[m]} steps (all its groups are tied)")
+            if figures["log_prob_gap"] > GAP_ALARM:
+                progress.note(f"ALARM step {step + 1}: model {m}, sampler and scorer differ by {figures['log_prob_gap']:.1e} nats")
+            figures["kl"] = figures.get("kl", figures.get("old_kl", 0.0))
+            figures["clip_fraction"] = figures.get("clip_low", 0.0) + figures.get("clip_high", 0.0)
+            record |= {f"model/{m}/{k}": x for k, x in figures.items()}
+            for r in roles:
+                if plan.assignment[r] == m:
+                    record[f"role/{r}/zero_variance"] = figures.get("tied_share", 0.0)
+                    record[f"role/{r}/mixed_groups"] = figures.get("mixed_prompt_share", 0.0)
+        tack = time.perf_counter()
+        state["step"], state["next_instance"] = step + 1, state["next_instance"] + e
+        state["samples"] += int(summary["samples"])
+        state["sampled_tokens"] += int(summary["sampled_tokens"])
+        state["wall_s"], state["cpu_s"] = wall() + wall_before, time.process_time() - cpu_started + cpu_before
+        record |= {k: float(x) for k, x in summary.items()}
+        for r in roles:
+            record[f"role/{r}/reward"] = plan.recipe.alpha * record[f"role/{r}/team"] + record[f"role/{r}/local"]
+        record |= {k: state[k] for k in ("samples", "sampled_tokens", "wall_s", "cpu_s")}
+        record |= {"time/sample": tock - tick, "time/update": tack - tock, "time/other": 0.0}
+        metrics.write(record)
+        progress.update(step + 1, success=record["success"], turns=record["turns"])
+        last = step + 1 == config.steps
+        if (step + 1) % v.every == 0 or last:
+            progress.note(f"step {step + 1}: validation success {evaluate(step + 1):.1%}")
+        if (step + 1) % config.checkpoint.every == 0 or last:
+            play = evaluation.episode(
+                game, batch.rollout, batch.instances, 0, plan.assignment, name=f"train-{step + 1}", step=step + 1, when="train"
+            )
+            episodes.write(*play)
+            checkpoints.save(step + 1, policies, state)
+    progress.close()
+
+    # ------------------------------------------------------------------------------------------------ what was learned
+    after = params_of()
+    results = team.everything(base, after, v.final_episodes)
+    results |= {"seed": config.seed, "steps": config.steps, "train_wall_s": state["wall_s"], "train_cpu_s": state["cpu_s"]}
+    for when, params, step in (("before", base, 0), ("after", after, config.steps)):
+        batch = team.batches(params, "test", 1)[0]
+        for i in range(min(v.transcripts, v.episodes)):
+            name = f"{when}-{i}"
+            episodes.write(
+                *evaluation.episode(
+                    game, batch.rollout, batch.instances, i, plan.assignment, name=name, step=step, when=when
+                )
+            )
+    metrics.close()
+    episodes.close()
+    write_json(workdir / "evaluation.json", results)
+    report = reporting.write_report(workdir)
+    print(summary_text(results) + f"\nreport: {report}   total {wall():.0f} s", file=sys.stderr)
+    return results
+
+
+def summary_text(results: dict) -> str:
+    """The final figures in a few lines."""
+    line = lambda name, f: (  # noqa: E731
+        f"  {name:<34} success {f['success']:6.1%}  [{f['interval'][0]:.1%}, {f['interval'][1]:.1%}]   turns {f['turns']:.2f}   "
+        + "  ".join(f"{r} well-formed {x['well_formed']:.0%}" for r, x in f["roles"].items())
+    )
+    rows = [f"{results['before']['episodes']} held-out instances of the {results['split']} split:"]
+    rows += [line(name, results[name]) for name in ("random", "before", "after", "swapped") if name in results]
+    rows += [line(name, f) for name, f in results.get("pairs", {}).items()]
+    return "\n".join(rows)
+
+
+def main(argv) -> None:
+    """Flags to `train`; errors that a user can mend are printed without a traceback."""
+    from experiments.base import ConfigError, resolve
+    from experiments.workdir import read_config
+
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {argv[1:]}; options start with --")
+    try:
+        if _RESUME.value:
+            if _CONFIG.value is not None or _WORKDIR.value:
+                raise ConfigError("--resume takes the directory alone; leave --config and --workdir out")
+            workdir = pathlib.Path(_RESUME.value)
+            config, config_file = read_config(workdir)
+        else:
+            if _CONFIG.value is None:
+                raise ConfigError("--config is missing, e.g. --config=experiments/configs/quickstart.py")
+            config, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value or "")
+            config_file = config_flags.get_config_filename(flags.FLAGS["config"])
+        if _DRY_RUN.value:
+            print(resolve(config).table(config))
+            return
+        if not str(_WORKDIR.value or _RESUME.value or ""):
+            raise ConfigError("--workdir is missing, e.g. --workdir=runs/first")
+        train(config, workdir, config_file, _CACHE.value)
+    except (ConfigError, TrainingError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RuntimeError as error:
+        if type(error).__name__ != "CheckpointError":
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    app.run(main)
