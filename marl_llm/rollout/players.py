@@ -33,9 +33,9 @@ def model_player(
     return respond
 
 
-def _as_responses(tokens, where) -> Responses:
+def _as_responses(game: Game, tokens, where) -> Responses:
     zero = jnp.zeros(tokens.shape, jnp.float32)
-    return Responses(tokens, where, zero, zero, zero, jnp.zeros(tokens.shape[:-1], bool))
+    return Responses(tokens, where, zero, zero, zero, ~jnp.any(where & (tokens == game.stop_id), axis=-1))
 
 
 def scripted_player(game: Game, **options) -> Player:
@@ -43,7 +43,7 @@ def scripted_player(game: Game, **options) -> Player:
 
     def respond(role, states, prompt, keys):
         one = lambda state, key: game.script(state, role, key, **options)  # noqa: E731
-        return _as_responses(*jax.vmap(jax.vmap(one, (None, 0)))(states, keys))
+        return _as_responses(game, *jax.vmap(jax.vmap(one, (None, 0)))(states, keys))
 
     return respond
 
@@ -55,6 +55,6 @@ def random_player(game: Game) -> Player:
         r = role_of(game, role).response_tokens
         tokens = jax.vmap(jax.vmap(lambda k: jax.random.randint(k, (r,), 1, game.tokenizer.vocab_size)))(keys)
         stop = tokens == game.stop_id
-        return _as_responses(tokens, jnp.cumsum(stop, axis=-1) - stop == 0)
+        return _as_responses(game, tokens, jnp.cumsum(stop, axis=-1) - stop == 0)
 
     return respond
