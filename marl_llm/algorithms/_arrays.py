@@ -48,6 +48,22 @@ def per_group_min(x: Array, slots: Array, empty) -> Array:
     return jnp.full(slots.shape[:1], empty, x.dtype).at[slots].min(x, mode="drop")
 
 
+def per_group_mean(x: Array, slots: Array, count: Array) -> Array:
+    """Mean of `x` in each of S slots with `count` rows, exactly the value itself where all rows agree; 0 in empty slots."""
+    low, high = per_group_min(x, slots, jnp.inf), per_group_max(x, slots, -jnp.inf)
+    return jnp.where(low == high, low, per_group_sum(x, slots) / jnp.maximum(count, 1))
+
+
+def differ(low: Array, high: Array) -> Array:
+    """Say whether the extremes of a group differ by more than rounding: by more than 4 units in the last place.
+
+    Two plays with the same rewards may have been summed in different orders. NaN and infinities differ, so that they come out
+    as NaN instead of passing for a tie; no rows at all (low inf, high -inf) do not differ.
+    """
+    tolerance = 4 * jnp.finfo(low.dtype).eps * jnp.maximum(jnp.abs(low), jnp.abs(high))
+    return ~(high - low <= tolerance)
+
+
 def psum(x: Array, axis_name) -> Array:
     """Sum over a mesh axis (or several), or nothing at all when `axis_name` is None."""
     return x if axis_name is None else jax.lax.psum(x, axis_name)

@@ -2,7 +2,9 @@
 
 Released systems differ here in ways that nobody states, so every convention is an argument: the degrees of freedom of the
 standard deviation (`ddof`), where epsilon enters, what a group of one gets, and whether a sample or a trajectory has one vote.
-Two results are exact, not approximate: a group whose returns are all equal gets 0, and a masked sample gets 0.
+Two results are exact, not approximate: a group whose returns are all equal (to 4 units in the last place, since equal rewards
+may have been added up in different orders) gets 0, and a masked sample gets 0. An unmasked NaN is not hidden: its group
+becomes NaN.
 """
 
 import functools
@@ -17,6 +19,7 @@ from marl_llm.algorithms._arrays import (
     as_float,
     as_mask,
     check_choice,
+    differ,
     masked_ids,
     per_group_max,
     per_group_min,
@@ -80,7 +83,7 @@ def group_relative(
     centred = returns - _gather(per_group_sum(weights * returns, slots) / _positive(votes), slots)
     centred = jnp.where(used, centred, 0)
     low, high = per_group_min(returns, slots, jnp.inf), per_group_max(returns, slots, -jnp.inf)
-    varied = low < high
+    varied = differ(low, high)
     if scale == "std":
         variance = per_group_sum(weights * centred**2, slots) / _positive(votes - ddof)
         divisor = jnp.sqrt(jnp.where(varied, variance, 1)) + epsilon
@@ -94,7 +97,7 @@ def group_relative(
         divisor = jnp.ones((), returns.dtype)
     # One gather brings the divisor and the verdict: 0 stands for tied, and for masked rows, which read the fill value.
     divisor = _gather(jnp.where(varied, divisor, 0), slots)
-    advantages = jnp.where(divisor > 0, centred / jnp.where(divisor > 0, divisor, 1), 0)
+    advantages = jnp.where(divisor == 0, 0, centred / jnp.where(divisor == 0, 1, divisor))
     if singleton == "raw":
         alone = _gather(per_group_sum(used.astype(jnp.int32), slots), slots) == 1
         advantages = jnp.where(alone & used, returns / (1 + epsilon if scale in ("std", "range") else 1), advantages)
@@ -182,7 +185,7 @@ def leave_one_out(
     size = _gather(per_group_sum(used.astype(jnp.int32), slots), slots)
     mean = _gather(per_group_sum(returns, slots) / jnp.maximum(per_group_sum(used.astype(jnp.int32), slots), 1), slots)
     low, high = per_group_min(returns, slots, jnp.inf), per_group_max(returns, slots, -jnp.inf)
-    tied = _gather(low == high, slots) > 0
+    tied = ~_gather(differ(low, high), slots)
     # n / (n - 1) times the distance to the full mean is the distance to the mean of the others.
     advantages = jnp.where(tied | ~used, 0, (returns - mean) * (size / jnp.maximum(size - 1, 1)).astype(returns.dtype))
     return jnp.where((size == 1) & used, returns, advantages) if singleton == "raw" else advantages
@@ -229,7 +232,7 @@ def whiten(
     low = jnp.min(x, where=where & (weights > 0), initial=jnp.inf)
     if axis_name is not None:
         high, low = jax.lax.pmax(high, axis_name), jax.lax.pmin(low, axis_name)
-    varied = low < high
+    varied = differ(low, high)
     scale = jax.lax.rsqrt(jnp.where(varied, variance, 1) + epsilon)
     out = (x - mean) * scale if shift_mean else x * jnp.where(varied, scale, 1)
     return jnp.where(where & (varied | (not shift_mean)), out, 0)

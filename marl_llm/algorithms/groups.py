@@ -20,6 +20,7 @@ from marl_llm.algorithms._arrays import (
     Scalar,
     as_float,
     as_mask,
+    differ,
     is_traced,
     masked_ids,
     per_group_max,
@@ -128,7 +129,7 @@ class GroupStats:
     variance: Array  # [S] float, variance with the stated ddof; 0 for a group of one
     minimum: Array  # [S] float, smallest value
     maximum: Array  # [S] float, largest value
-    is_tied: Array  # [S] bool, in use and all values exactly equal; a group of one is tied
+    is_tied: Array  # [S] bool, in use and all values equal up to rounding; a group of one is tied
     count: Array  # [] int32, number of groups in use
     singletons: Array  # [] int32, number of groups of one
     tied: Array  # [] int32, number of tied groups (the groups of one among them)
@@ -165,7 +166,7 @@ def group_stats(
     deviation = jnp.where(used, values - mean.at[slots].get(mode="fill", fill_value=0), 0)
     low = per_group_min(values, slots, jnp.inf)
     high = per_group_max(values, slots, -jnp.inf)
-    is_tied = present & (low == high)
+    is_tied = present & ~differ(low, high)
     variance = jnp.where(is_tied, 0, per_group_sum(deviation**2, slots) / jnp.maximum(size - ddof, 1))
     count, tied = jnp.sum(present), jnp.sum(is_tied)
     return GroupStats(

@@ -17,7 +17,16 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real, Shaped
 
-from marl_llm.algorithms._arrays import Scalar, as_float, as_mask, check_choice, masked_ids, per_group_max, per_group_sum
+from marl_llm.algorithms._arrays import (
+    Scalar,
+    as_float,
+    as_mask,
+    check_choice,
+    masked_ids,
+    per_group_max,
+    per_group_mean,
+    per_group_sum,
+)
 from marl_llm.algorithms.groups import group_ids, group_keys
 
 SCOPES = ("token", "agent", "trajectory", "joint")
@@ -93,10 +102,8 @@ def rewards_to_go(
             raise ValueError("rewards_to_go(scope='agent') needs the acting agent of each sample: pass agent=.")
         trajectory = group_ids(group_keys(agent=agent, trajectory=trajectory))
     slots, slot_trajectory, slot_turn = _turn_slots(turn, trajectory, where)
-    earned = per_group_sum(rewards, slots)
     rows = per_group_sum(jnp.ones_like(slots), slots)
-    if scope == "joint":
-        earned = earned / jnp.maximum(rows, 1)
+    earned = per_group_mean(rewards, slots, rows) if scope == "joint" else per_group_sum(rewards, slots)
     follows = (slot_trajectory[1:] == slot_trajectory[:-1]) & (rows[1:] > 0)
     gap = jnp.where(follows, slot_turn[1:] - slot_turn[:-1], 0)
     decay = jnp.where(follows, jnp.asarray(gamma, rewards.dtype) ** gap, 0)
@@ -145,9 +152,11 @@ def broadcast_outcome(
         turn = jnp.asarray(turn)
         last = per_group_max(turn, slots, jnp.iinfo(turn.dtype).min)
         counted = where & (turn == last.at[slots].get(mode="fill", fill_value=0))
-    outcome = per_group_sum(jnp.where(counted, rewards, 0), slots)
-    if how != "sum":
-        outcome = outcome / jnp.maximum(per_group_sum(counted.astype(jnp.int32), slots), 1)
+    slots_counted = jnp.where(counted, slots, slots.shape[0])
+    if how == "sum":
+        outcome = per_group_sum(rewards, slots_counted)
+    else:
+        outcome = per_group_mean(rewards, slots_counted, per_group_sum(counted.astype(jnp.int32), slots_counted))
     return outcome.at[slots].get(mode="fill", fill_value=0)
 
 
@@ -164,9 +173,10 @@ def episode_return(
     """
     rewards = as_float(rewards)
     where = as_mask(where, rewards.shape)
-    slots, _, _ = _turn_slots(turn, trajectory, where)
-    rows = per_group_sum(jnp.ones_like(slots), slots).at[slots].get(mode="fill", fill_value=1)
-    return broadcast_outcome(rewards / jnp.maximum(rows, 1), trajectory, where)
+    slots, slot_trajectory, _ = _turn_slots(turn, trajectory, where)
+    rows = per_group_sum(jnp.ones_like(slots), slots)
+    total = broadcast_outcome(per_group_mean(rewards, slots, rows), slot_trajectory, rows > 0)
+    return total.at[slots].get(mode="fill", fill_value=0)
 
 
 @jax.jit

@@ -57,6 +57,22 @@ def test_equal_returns_give_exactly_nothing(estimate):
     np.testing.assert_array_equal(estimate(returns, ids), np.zeros(6))
 
 
+@pytest.mark.parametrize("estimate", [rl.group_relative, rl.leave_one_out])
+def test_equal_up_to_the_order_of_addition_is_equal(estimate):
+    one, other = np.float32(0.1) + np.float32(0.2) + np.float32(0.7), np.float32(0.1) + (np.float32(0.2) + np.float32(0.7))
+    returns = jnp.array([one, np.nextafter(other, np.float32(2)), 0.5, 0.5001])
+    out = estimate(returns, jnp.array([0, 0, 1, 1]))
+    np.testing.assert_array_equal(out[:2], [0, 0])
+    np.testing.assert_array_equal(jnp.sign(out[2:]), [-1, 1])
+
+
+@pytest.mark.parametrize("estimate", [rl.group_relative, rl.leave_one_out])
+def test_an_unmasked_nan_is_not_hidden(estimate):
+    out = estimate(jnp.array([jnp.nan, 1.0, 1.0, 2.0]), jnp.array([0, 0, 1, 1]))
+    np.testing.assert_array_equal(jnp.isnan(out), [True, True, False, False])
+    assert bool(jnp.isnan(rl.whiten(jnp.array([jnp.nan, 1.0]))).any())
+
+
 @pytest.mark.parametrize("scale", ["std", "none", "range", "batch"])
 def test_masked_nan_and_an_empty_table(scale):
     returns, ids = jnp.array([1.0, 2.0, jnp.nan]), jnp.zeros(3, int)
