@@ -127,8 +127,10 @@ def make_update(
     the first step), updates, groups, tied share, and those of `advantages_for`.
     """
     devices = mesh.shape["data"]
-    if minibatch % devices:
+    if minibatch < 1 or minibatch % devices:
         raise ValueError(f"minibatch={minibatch} groups do not divide over {devices} devices; choose a multiple of {devices}")
+    if epochs < 1:
+        raise ValueError(f"epochs={epochs}: the update must pass over its rows at least once")
     share = minibatch // devices
 
     def local(policy: Policy, reference, rows: Rows, plays, learning_rate, key):
