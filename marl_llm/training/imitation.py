@@ -36,9 +36,9 @@ def make_imitation(
     Raises `ValueError` when the games do not share one vocabulary or the environments do not divide over the devices.
     """
     devices = mesh.shape["data"]
-    if environments % devices:
+    if environments < 1 or environments % devices:
         raise ValueError(f"warm_start.environments={environments} do not divide over {devices} devices")
-    if len({g.tokenizer.vocab_size for g in games}) != 1:
+    if len({g.tokenizer for g in games}) != 1:
         raise ValueError("games that share a warm start must share a vocabulary")
     prompt_tokens, response_tokens = buffer_sizes(games)
     share = environments // devices
