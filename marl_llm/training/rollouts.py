@@ -102,7 +102,13 @@ def make_rollout(
     """Builds `rollout(params, first, key) -> Batch`: fresh training instances `first ... first + environments`, sampled as the recipe says.
 
     `params` maps each model's name to its parameters. Instance `i` is drawn from the key folded with `i`: the data position is `first`.
+    Raises `ValueError` on environments that do not divide, and on a recipe that samples with top-k or top-p, which this sampler does not.
     """
+    if recipe.top_k is not None or recipe.top_p < 1:
+        raise ValueError(
+            f"recipe {recipe.name!r} samples with top_k={recipe.top_k}, top_p={recipe.top_p}, but the rollout draws from the whole "
+            "distribution; set top_k=None and top_p=1"
+        )
     tree = recipe.sampling == "tree"
     return _sharded(
         game,
