@@ -34,7 +34,7 @@ class Samples:
     team: Array  # [S] float, team reward
     local: Array  # [S] float, the agent's own reward; in MAPPA the coach's score
     where: Array | None = None  # [S] bool, False rows are padding or void; None: all count
-    order: Array | None = None  # [S] int, place of the action in its trajectory, equal for simultaneous ones; None: `turn`
+    order: Array | None = None  # [S] int, place of the action in its trajectory, for to_go and outcome; None: `turn`
     tokens: Array | None = None  # [S] int, response tokens; needed where tokens vote (MAPPA)
     kl: Array | None = None  # [S] float, KL to the reference summed over the response; needed by kl_in="reward"
     prompt_ids: Array | None = None  # [S, P] int or [S] fingerprint; adds the share of groups with mixed prompts to the metrics
@@ -62,11 +62,12 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
     """Return of each sample `[S]`."""
     order = samples.turn if samples.order is None else samples.order
     if recipe.returns == "to_go":
+        order = samples.turn if recipe.scope == "joint" else order
         return returns.rewards_to_go(rewards, order, samples.trajectory, recipe.gamma, where, samples.agent, recipe.scope)
     if recipe.returns == "outcome":
         return returns.broadcast_outcome(rewards, samples.trajectory, where, order, "last")
     if recipe.returns == "trajectory":
-        return returns.episode_return(rewards, order, samples.trajectory, where)
+        return returns.episode_return(rewards, samples.turn, samples.trajectory, where)
     return rewards
 
 

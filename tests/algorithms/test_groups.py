@@ -116,6 +116,7 @@ class TestSamePrompt:
         rl.check_same_prompt(self.prompts, np.array([0, 0, 0, 1]), where)
         assert float(rl.mixed_share(self.prompts, np.array([0, 0, 0, 1]), where)) == 0.0
         assert float(rl.mixed_share(self.prompts, np.array([0, 0, 0, 1]), np.zeros(4, bool))) == 0.0
+        rl.check_same_prompt(self.prompts[[2, 0, 1, 3]], np.array([0, 0, 0, 1]), np.array([False, True, True, True]))
 
     def test_fingerprints_do_too(self):
         with pytest.raises(ValueError, match="rows 0 and 1"):

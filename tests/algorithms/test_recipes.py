@@ -94,6 +94,21 @@ def test_mixed_prompts_are_a_metric():
     assert float(rl.advantages_for(rl.make_recipe("magrpo"), samples(columns))[1]["mixed_prompt_share"]) == 0.0
 
 
+def test_order_within_a_turn():
+    # Planner after tool, two turns; the outcome is what the very last action left behind, and "to go" starts at one's own action.
+    zeros = jnp.zeros(4, int)
+    table = rl.Samples(instance=zeros, env=zeros, agent=jnp.array([0, 1, 0, 1]), turn=jnp.array([0, 0, 1, 1]), trajectory=zeros,
+                       team=jnp.array([1.0, 2.0, 4.0, 8.0]), local=zeros, order=jnp.arange(4))  # fmt: skip
+    paid = lambda **kw: rl.advantages_for(rl.make_recipe("grpo", **kw), table)[1]["return_mean"]  # noqa: E731
+    assert float(paid()) == 8.0
+    assert float(paid(returns="to_go")) == (15 + 14 + 12 + 8) / 4
+    assert float(paid(returns="to_go", scope="joint")) == (7.5 + 7.5 + 6 + 6) / 4
+    assert float(paid(returns="trajectory")) == 7.5
+    table = dataclasses.replace(table, order=None)
+    assert float(paid()) == 6.0
+    assert float(paid(returns="to_go")) == (15 + 15 + 12 + 12) / 4
+
+
 @pytest.mark.parametrize(("recipe", "field"), [
     (rl.make_recipe("mappa"), "kl"), (rl.make_recipe("mappa", kl_coef=0.0), "tokens"), (rl.make_recipe("ppo"), "values"),
     (rl.make_recipe("ppo", kl_coef=0.1, kl_in="reward"), "token_kl"),

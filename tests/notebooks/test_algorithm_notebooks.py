@@ -1,0 +1,28 @@
+"""The notebooks run from top to bottom, print what they promise, and draw."""
+
+import os
+import pathlib
+
+import nbclient
+import nbformat
+import pytest
+
+NOTEBOOKS = pathlib.Path(__file__).parents[2] / "notebooks"
+
+
+@pytest.mark.parametrize(("name", "pictures", "said"), [
+    ("01_groups_and_advantages", 4, "mix prompts"),
+    ("02_losses", 5, "on the sampler's kept set"),
+])  # fmt: skip
+def test_notebook_runs(name, pictures, said, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent) + os.pathsep + os.environ.get("PYTHONPATH", ""))
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
+    assert any(said in output.get("text", "") for output in outputs)
