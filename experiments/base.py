@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
+import re
 
 from ml_collections import config_dict
 
+from experiments.command import closest
 from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.games import GAMES, Game, make_game
 from marl_llm.models import ModelConfig, make_model_config
@@ -159,6 +162,9 @@ def parse_assignment(text: str, roles: list[str]) -> dict[str, str]:
     if any(len(p) != 2 or not p[0].strip() or not p[1].strip() for p in pairs):
         raise ConfigError(f"assignment={text!r} is not 'per_role', 'shared' or a list like '{roles[0]}=a,...'")
     out = {role.strip(): model.strip() for role, model in pairs}
+    for model in out.values():
+        if not re.fullmatch(r"[A-Za-z][\w-]*", model):
+            raise ConfigError(f"assignment={text!r}: {model!r} names a model and its folder; use letters, digits, - and _")
     if sorted(out) != sorted(roles) or len(out) != len(pairs):
         raise ConfigError(f"assignment={text!r} must name each role once; the game's roles are {', '.join(roles)}")
     return {r: out[r] for r in roles}
@@ -183,15 +189,70 @@ def _check_numbers(config: config_dict.ConfigDict) -> None:
         "devices": 0,
     }
     for path, low in least.items():
-        value = config
-        for part in path.split("."):
-            value = value[part]
+        value = _value(config, path)
         if value < low:
             raise ConfigError(f"config.{path}={value} must be at least {low}")
-    if config.optimizer.learning_rate <= 0 or config.warm_start.learning_rate <= 0:
-        raise ConfigError("config.optimizer.learning_rate and config.warm_start.learning_rate must be positive")
-    if not 0 < config.optimizer.b2 < 1:
-        raise ConfigError(f"config.optimizer.b2={config.optimizer.b2} must lie between 0 and 1")
+    o, w = config.optimizer, config.warm_start
+    for path, value, good, what in (
+        ("seed", config.seed, 0 <= config.seed < 2**32, "lie in [0, 2^32)"),
+        ("evaluation.seed", config.evaluation.seed, 0 <= config.evaluation.seed < 2**32, "lie in [0, 2^32)"),
+        ("optimizer.learning_rate", o.learning_rate, 0 < o.learning_rate < math.inf, "be positive and finite"),
+        ("warm_start.learning_rate", w.learning_rate, 0 < w.learning_rate < math.inf, "be positive and finite"),
+        ("optimizer.max_grad_norm", o.max_grad_norm, o.max_grad_norm > 0, "be positive (inf switches clipping off)"),
+        ("optimizer.weight_decay", o.weight_decay, 0 <= o.weight_decay < math.inf, "be 0 or more, and finite"),
+        ("optimizer.b2", o.b2, 0 < o.b2 < 1, "lie between 0 and 1"),
+        *((f"warm_start.{k}", w[k], w[k] is None or 0 <= w[k] <= 1, "lie in [0, 1]") for k in ("noise", "sighted", "repeat")),
+    ):
+        if not good:
+            raise ConfigError(f"config.{path}={value} must {what}")
+
+
+def _check_keys(config: config_dict.ConfigDict) -> None:
+    """Refuses a config that lacks a key of the base or has one more, e.g. one that another version of this library wrote."""
+    try:
+        base = base_config(config.name, config.game.name, config.recipe.name)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigError("the config lacks a name, a game or a recipe; start from experiments.base.base_config") from error
+
+    def compare(new, old, path):
+        for key in new:
+            if key not in old and not path.startswith("config.game"):  # the game itself refuses options that are not its own
+                raise ConfigError(f"unknown key {path}.{key}{closest(key, list(old)) or f'; {path} has {", ".join(old)}'}")
+        for key in old:
+            if key not in new and not path.startswith("config.game"):
+                raise ConfigError(f"{path}.{key} is missing; start the config from experiments.base.base_config")
+            if isinstance(old[key], config_dict.ConfigDict):
+                if not isinstance(new[key], config_dict.ConfigDict):
+                    raise ConfigError(f"{path}.{key}={new[key]!r} must be a section with {', '.join(old[key])}")
+                compare(new[key], old[key], f"{path}.{key}")
+
+    compare(config, base, "config")
+
+
+_DIVIDED = ("rollout.environments", "optimizer.minibatch", "warm_start.environments", "evaluation.episodes")
+
+
+def _value(config: config_dict.ConfigDict, path: str):
+    for part in path.split("."):
+        config = config[part]
+    return config
+
+
+def _divided(config: config_dict.ConfigDict) -> dict[str, int]:
+    paths = [p for p in _DIVIDED if config.warm_start.steps or not p.startswith("warm_start")]
+    return {path: _value(config, path) for path in paths}
+
+
+def most_devices(config: config_dict.ConfigDict, there: int) -> int:
+    """The most of `there` devices that environments, minibatches and evaluation divide over."""
+    return max(n for n in range(1, there + 1) if not any(value % n for value in _divided(config).values()))
+
+
+def check_devices(config: config_dict.ConfigDict, devices: int) -> None:
+    """Raises `ConfigError` when something does not divide over the devices."""
+    for path, value in _divided(config).items():
+        if value % devices:
+            raise ConfigError(f"config.{path}={value} does not divide over {devices} devices; choose a multiple, or fewer config.devices")
 
 
 # What the trainer of device games carries out today; the rest of a recipe's fields are carried out by `marl_llm.algorithms`.
@@ -212,6 +273,7 @@ def resolve(config: config_dict.ConfigDict) -> Plan:
 
     Raises `ConfigError` for an unknown name, an impossible or contradictory value, or an option that would have no effect.
     """
+    _check_keys(config)
     _check_numbers(config)
     try:
         game = make_game(config.game.name, **_given(config.game, ("name",)))

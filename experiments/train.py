@@ -15,8 +15,10 @@ import pathlib
 import sys
 import time
 
-from absl import app, flags
+from absl import flags, logging
 from ml_collections import config_flags
+
+from experiments import command
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. experiments/configs/quickstart.py[:variant].")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; made if missing, continued if it holds the same config.")
@@ -32,18 +34,22 @@ class TrainingError(RuntimeError):
     """Training cannot go on; the message says what, where and what to do. The last checkpoint is whole."""
 
 
-def start_jax(devices: int, cache: str):
-    """Starts JAX with one CPU device per core (or the accelerators that there are) and a compilation cache on disk."""
+def start_jax(config, cache: str):
+    """Starts JAX with one CPU device per core (or the accelerators that there are) and a compilation cache on disk.
+
+    `config.devices` of 0 takes the most devices that the config's environments and minibatches divide over.
+    """
     import jax
 
+    from experiments.base import most_devices
     from marl_llm.training import make_mesh, use_cpu_devices
 
-    use_cpu_devices(devices or None)
+    use_cpu_devices(config.devices or None)
     if cache:
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache).expanduser()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return make_mesh(devices or None)
+    return make_mesh(config.devices or most_devices(config, jax.device_count()))
 
 
 def hardware_of(mesh) -> str:
@@ -61,8 +67,8 @@ def check_finite(figures: dict, step: int, model: str) -> None:
     bad = [name for name in ("loss", "grad_norm") if not math.isfinite(figures[name])]
     if bad:
         raise TrainingError(
-            f"step {step}, model {model}: {' and '.join(bad)} not finite. No parameter was changed by that update and no checkpoint "
-            "was written since. Lower optimizer.learning_rate, or look at metrics.jsonl for what grew before"
+            f"step {step}, model {model}: {' and '.join(bad)} not finite. Nothing of that step was saved; the last checkpoint is whole. "
+            "Lower optimizer.learning_rate, or look at metrics.jsonl for what grew before"
         )
 
 
@@ -71,11 +77,12 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     started, cpu_started = time.time(), time.process_time()
 
     # ------------------------------------------------------------------------------------------------ the plan and the directory
-    from experiments.base import resolve
+    from experiments.base import check_devices, resolve
     from experiments.workdir import open_workdir, write_json
 
     plan = resolve(config)
-    mesh = start_jax(config.devices, cache)
+    mesh = start_jax(config, cache)
+    check_devices(config, mesh.size)
     continues = open_workdir(workdir, config, config_file, hardware_of(mesh))
 
     import jax
@@ -83,12 +90,14 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
 
     from marl_llm import evaluation, reporting, training
     from marl_llm.models import init_params
+    from marl_llm.reporting import files
 
     game, models, configs = plan.game, plan.models, plan.configs
     roles = [r.name for r in game.roles]
     checkpoints = training.Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
     done = checkpoints.steps()
-    if continues and (workdir / "evaluation.json").exists() and done and done[-1] == config.steps:
+    complete = (workdir / "evaluation.json").exists() and (workdir / "report.html").exists()
+    if continues and complete and done and done[-1] == config.steps:
         print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)
         import json
 
@@ -105,6 +114,8 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     fresh = {m: training.make_policy(init_params(plan.model, init_key), optimizer) for m in models}
     fresh = jax.device_put(fresh, on_mesh)
     resume_step = (done[-1] if done else -1) if continues else None
+    if continues:  # the plays of an end that was cut short are played again
+        files.keep_lines(workdir / "episodes.jsonl", lambda play: play.get("when") == "train")
     metrics = reporting.MetricsWriter(workdir, resume_step=resume_step)
     episodes = reporting.EpisodeWriter(workdir, resume_step=resume_step)
     wall = lambda: time.time() - started  # noqa: E731
@@ -163,11 +174,11 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     else:
         begin = 0
         state = {"step": 0, "next_instance": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "wall_s": 0.0, "cpu_s": 0.0}
+        state["silent"] = dict.fromkeys(models, 0)  # steps since each model's last gradient
         policies = warm_start()
-        state |= {"wall_s": wall(), "cpu_s": time.process_time() - cpu_started}
-        checkpoints.save(0, policies, state)
         base = jax.tree.map(jnp.copy, {m: p.params for m, p in policies.items()})
-    wall_before, cpu_before = state["wall_s"] - wall(), state["cpu_s"] - (time.process_time() - cpu_started)
+    wall_before = state["wall_s"] - wall() if done else 0.0  # of the processes before this one
+    cpu_before = state["cpu_s"] - (time.process_time() - cpu_started) if done else 0.0
 
     ahead.result()
     params_of = lambda: {m: policies[m].params for m in models}  # noqa: E731
@@ -181,10 +192,12 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
         return figures["success"]
 
     # ------------------------------------------------------------------------------------------------ the loop
-    silent = dict.fromkeys(models, 0)
+    silent = state["silent"]
     progress = reporting.Progress(config.steps, "train", start=begin)
-    if begin == 0:
+    if not done:
         progress.note(f"step 0: validation success {evaluate(0):.1%}")
+        state |= {"wall_s": wall(), "cpu_s": time.process_time() - cpu_started}
+        checkpoints.save(0, policies, state)  # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
     for step in range(begin, config.steps):
         tick = time.perf_counter()
         rate = training.linear_decay(step, config.steps, u.learning_rate, u.warmup, floor=0.05)
@@ -199,10 +212,10 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
             policies[m], figures = update(policies[m], reference[m], batch.rows, plays[m], rate, key)
             figures = {k: float(x) for k, x in jax.device_get(figures).items()}
             check_finite(figures, step, m)
-            silent[m] = 0 if figures["updates"] else silent[m] + 1
+            silent[m] = 0 if figures["useful_groups"] and figures["grad_norm"] else silent[m] + 1
             if silent[m] and silent[m] % SILENT_ALARM == 0:
                 progress.note(f"ALARM step {step + 1}: model {m} got no gradient for {silent[m]} steps (all its groups are tied)")
-            if figures["log_prob_gap"] > GAP_ALARM:
+            if not figures["log_prob_gap"] <= GAP_ALARM:  # so that NaN alarms too
                 progress.note(f"ALARM step {step + 1}: model {m}, sampler and scorer differ by {figures['log_prob_gap']:.1e} nats")
             figures["kl"] = figures.get("kl", figures.get("old_kl", 0.0))
             figures["clip_fraction"] = figures.get("clip_low", 0.0) + figures.get("clip_high", 0.0)
@@ -272,8 +285,7 @@ def main(argv) -> None:
     from experiments.base import ConfigError, resolve
     from experiments.workdir import read_config
 
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments {argv[1:]}; options start with --")
+    logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
     try:
         if _RESUME.value:
             if _CONFIG.value is not None or _WORKDIR.value:
@@ -292,14 +304,12 @@ def main(argv) -> None:
             raise ConfigError("--workdir is missing, e.g. --workdir=runs/first")
         train(config, workdir, config_file, _CACHE.value)
     except (ConfigError, TrainingError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except RuntimeError as error:
-        if type(error).__name__ != "CheckpointError":
+        command.fail(error)
+    except (RuntimeError, ValueError) as error:
+        if type(error).__name__ not in ("CheckpointError", "LineError"):  # their rooms are imported only once training starts
             raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(3)
+        command.fail(error, command.DAMAGED)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

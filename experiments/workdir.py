@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import os
 import pathlib
@@ -41,27 +42,51 @@ def plain(config: config_dict.ConfigDict) -> dict:
     return json.loads(config.to_json())
 
 
+_HELD: dict[str, int] = {}  # directories that this process writes; the lock goes with the process, however it ends
+
+
+def _hold(workdir: pathlib.Path) -> None:
+    """Takes the directory for this process. Raises `ConfigError` when another one writes it."""
+    key = str(workdir.resolve())
+    if key in _HELD:
+        return
+    handle = os.open(workdir, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise ConfigError(f"another process trains in {workdir}; wait for it, or choose another --workdir") from error
+    except OSError:  # a file system without locks
+        os.close(handle)
+        return
+    _HELD[key] = handle
+
+
 def open_workdir(workdir: pathlib.Path, config: config_dict.ConfigDict, config_file: str, hardware: str) -> bool:
     """Creates the directory with its `config.json`, or recognises a run to be continued; returns whether it continues.
 
     Raises `ConfigError` when the directory holds a run of another config (the message lists the differences), holds other files, or
-    cannot be written.
+    cannot be written, or when another process trains in it.
     """
     path = workdir / "config.json"
+    partial = path.with_suffix(".partial")
     if path.exists():
         try:
-            old = json.loads(path.read_text())["config"]
-        except (ValueError, KeyError, OSError) as error:
+            record = json.loads(path.read_text())
+            changed = differences(record["config"], plain(config))
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); choose another --workdir") from error
-        changed = differences(old, plain(config))
         if changed:
             raise ConfigError(
                 f"{workdir} holds a run of another config; nothing was touched. It differs in:\n  "
                 + "\n  ".join(changed)
                 + f"\nChoose another --workdir, or continue that run with --resume={workdir}"
             )
+        _hold(workdir)
+        if record.get("hardware") != hardware:
+            print(f"note: this run began on {record.get('hardware')}; on {hardware} its last digits may differ", file=sys.stderr)
         return True
-    if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+    if workdir.exists() and (not workdir.is_dir() or any(p != partial for p in workdir.iterdir())):
         raise ConfigError(f"{workdir} exists and is not a run directory; choose another --workdir")
     record = {
         "name": config.name,
@@ -76,7 +101,7 @@ def open_workdir(workdir: pathlib.Path, config: config_dict.ConfigDict, config_f
     }
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
+        _hold(workdir)
         partial.write_text(json.dumps(record, indent=1))
         partial.rename(path)
     except OSError as error:
@@ -90,7 +115,7 @@ def read_config(workdir: pathlib.Path) -> tuple[config_dict.ConfigDict, str]:
     try:
         record = json.loads(path.read_text())
         return config_dict.ConfigDict(record["config"]), record.get("config_file", "")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); --resume needs the directory of an earlier run") from error
 
 

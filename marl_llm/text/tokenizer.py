@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import io
 import pathlib
-import string
 from collections.abc import Iterable, Sequence
 from typing import Protocol, SupportsInt, runtime_checkable
 
@@ -107,7 +106,7 @@ class PieceTokenizer:
 
 @functools.lru_cache(maxsize=64)
 def train_pieces(pieces: tuple[str, ...]) -> PieceTokenizer:
-    """Trains a sentencepiece model in which each of `pieces` is one token, plus lower-case letters and digits. Deterministic.
+    """Trains a sentencepiece model in which each of `pieces` is one token and nothing else is; any other text encodes as `<unk>`. Deterministic.
 
     Id 0 is padding, 1 is `<unk>`, then the pieces in order. Raises `ValueError` on a doubled, empty or spaced piece.
     """
@@ -117,7 +116,7 @@ def train_pieces(pieces: tuple[str, ...]) -> PieceTokenizer:
     if bad:
         raise ValueError(f"pieces must be non-empty and without white space: {bad[:8]}")
     model = io.BytesIO()
-    alphabet = " ".join(string.ascii_lowercase + string.digits)
+    alphabet = "?"  # sentencepiece wants something to learn from
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([alphabet]),
         model_writer=model,

@@ -1,0 +1,29 @@
+"""The smallest MAGRPO: two models that act at once agree on a letter, paid by one joint scalar.
+
+Command:   python -m experiments.train --config=experiments/configs/joint_letter.py --workdir=runs/letter
+Variants:  joint_letter.py:permuted gives every joint action another one's reward, and must learn nothing; joint_letter.py:smoke
+"""
+
+from experiments.base import base_config, smoke
+
+
+def get_config(arg=None):
+    """`arg` may be 'smoke' or 'permuted'."""
+    c = base_config("joint_letter", game="joint_letter", recipe="magrpo")
+    c.steps = 150
+    c.model.preset = "nano"
+    c.recipe.branches = 16
+    c.recipe.entropy_coef = 0.02
+    c.recipe.kl_coef = 0.0
+    c.rollout.environments = 16
+    c.optimizer.learning_rate = 3e-3
+    c.optimizer.minibatch = 256
+    c.evaluation.every = 50
+    c.evaluation.episodes = 100
+    c.evaluation.final_episodes = 100
+    c.checkpoint.every = 50
+    if arg == "permuted":
+        c.control.permute_rewards = True
+    elif arg not in (None, "", "smoke"):
+        raise ValueError(f"joint_letter has no variant {arg!r}; it has 'smoke' and 'permuted'")
+    return smoke(c) if arg == "smoke" else c

@@ -1,0 +1,28 @@
+"""Plan-Path at the paper's size: 10x10 maps, at least 6 moves from the goal, two separate models, AT-GRPO.
+
+Command:   python -m experiments.train --config=experiments/configs/plan_path_10x10.py --workdir=runs/10x10
+Variants:  plan_path_10x10.py:smoke
+"""
+
+from experiments.base import smoke
+from experiments.configs import quickstart
+
+
+def get_config(arg=None):
+    """`arg` may be 'smoke'."""
+    c = quickstart.get_config()
+    c.name = "plan_path_10x10"
+    c.game.height = c.game.width = 10
+    c.game.max_moves = 6
+    c.game.min_distance = 6
+    c.game.max_distance = 60
+    c.model.preset = "mini"
+    c.optimizer.learning_rate = 1e-3
+    c.steps = 1000
+    c.warm_start.steps = 400
+    c.warm_start.learning_rate = 1.5e-3
+    c.evaluation.every = 100
+    c.checkpoint.every = 250
+    if arg not in (None, "", "smoke"):
+        raise ValueError(f"plan_path_10x10 has no variant {arg!r}; it has 'smoke'")
+    return smoke(c) if arg == "smoke" else c
