@@ -1,8 +1,8 @@
 """What every experiment config starts from, and what a config means.
 
-A config file has `get_config(arg=None)`, starts from `base_config(...)` and sets what differs. The config is locked: a key that does not exist is
-refused wherever it is set, in the file or on the command line. Options of the recipe, the game and the model that are left at None keep
-the value of the recipe's preset, the game and the model's preset; `--dry_run` prints what they come to.
+A config file has `get_config(arg=None)`, starts from `base_config(...)` and sets what differs. The config is locked: a key that
+does not exist is refused wherever it is set, in the file or on the command line. Options of the recipe, the game and the model that
+are left at None keep the value of the recipe's preset, the game and the model's preset; `--dry_run` prints what they come to.
 """
 
 from __future__ import annotations
@@ -217,7 +217,8 @@ def _check_keys(config: config_dict.ConfigDict) -> None:
     def compare(new, old, path):
         for key in new:
             if key not in old and not path.startswith("config.game"):  # the game itself refuses options that are not its own
-                raise ConfigError(f"unknown key {path}.{key}{closest(key, list(old)) or f'; {path} has {", ".join(old)}'}")
+                hint = closest(key, list(old)) or f"; {path} has {', '.join(old)}"
+                raise ConfigError(f"unknown key {path}.{key}{hint}")
         for key in old:
             if key not in new and not path.startswith("config.game"):
                 raise ConfigError(f"{path}.{key} is missing; start the config from experiments.base.base_config")
@@ -252,7 +253,7 @@ def check_devices(config: config_dict.ConfigDict, devices: int) -> None:
     """Raises `ConfigError` when something does not divide over the devices."""
     for path, value in _divided(config).items():
         if value % devices:
-            raise ConfigError(f"config.{path}={value} does not divide over {devices} devices; choose a multiple, or fewer config.devices")
+            raise ConfigError(f"config.{path}={value} does not divide over {devices} devices; choose a multiple, or set config.devices")
 
 
 # What the trainer of device games carries out today; the rest of a recipe's fields are carried out by `marl_llm.algorithms`.

@@ -1,6 +1,7 @@
 """Runs a script of this folder: flags are read, and what a user can mend is said in one line instead of a traceback.
 
-Exit codes: 0 done, 2 an error in a flag, a config or the data (the message says what to do), 3 a damaged checkpoint, 130 interrupted.
+Exit codes: 0 done, 2 an error in a flag, a config or the run (the message says what to do), 3 a checkpoint that cannot be read or
+written, or a damaged line of the run's files, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python -m experiments.train --config=experiments/configs/quickstart.py --workdir=runs/first --config.recipe.alpha=0.5
     python -m experiments.train --config=experiments/configs/quickstart.py:smoke --workdir=runs/smoke
     python -m experiments.train --config=experiments/configs/quickstart.py --dry_run      prints what would run, and exits
-    python -m experiments.train --resume=runs/first                                       continues, needing nothing but the directory
+    python -m experiments.train --resume=runs/first                                       continues; needs nothing but the directory
 
-The same command on the same directory continues too. The run directory holds config.json, metrics.jsonl, tensorboard/, episodes.jsonl and
-episodes_tokens.jsonl, checkpoints/, tokenizer.model, evaluation.json, report.html and plots/.
+The same command on the same directory continues too. The run directory holds config.json, metrics.jsonl, tensorboard/,
+episodes.jsonl and episodes_tokens.jsonl, checkpoints/, tokenizer.model, evaluation.json, report.html and plots/.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. exp
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; made if missing, continued if it holds the same config.")
 _RESUME = flags.DEFINE_string("resume", None, "Run directory to continue; no other flag is needed.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print roles, models, recipe, sizes and shapes, and exit.")
-_CACHE = flags.DEFINE_string("compilation_cache", "~/.cache/marl_llm/xla", "Directory of compiled programs; empty switches it off.")
+_CACHE = flags.DEFINE_string("compilation_cache", "~/.cache/marl_llm/xla", "Directory of compiled programs; empty: none.")
 
 GAP_ALARM = 1e-4  # largest |sampler - scorer| log-prob difference in float32 (law 2)
 SILENT_ALARM = 50  # steps without any gradient for a model (law 8)
@@ -67,8 +67,8 @@ def check_finite(figures: dict, step: int, model: str) -> None:
     bad = [name for name in ("loss", "grad_norm") if not math.isfinite(figures[name])]
     if bad:
         raise TrainingError(
-            f"step {step}, model {model}: {' and '.join(bad)} not finite. Nothing of that step was saved; the last checkpoint is whole. "
-            "Lower optimizer.learning_rate, or look at metrics.jsonl for what grew before"
+            f"step {step}, model {model}: {' and '.join(bad)} not finite. Nothing of that step was saved; the last checkpoint is "
+            "whole. Lower optimizer.learning_rate, or look at metrics.jsonl for what grew before"
         )
 
 
@@ -173,8 +173,8 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
         print(f"continuing {workdir} after step {begin}", file=sys.stderr)
     else:
         begin = 0
-        state = {"step": 0, "next_instance": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "wall_s": 0.0, "cpu_s": 0.0}
-        state["silent"] = dict.fromkeys(models, 0)  # steps since each model's last gradient
+        state = {"step": 0, "next_instance": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0}
+        state |= {"wall_s": 0.0, "cpu_s": 0.0, "silent": dict.fromkeys(models, 0)}  # silent: steps since each model's last gradient
         policies = warm_start()
         base = jax.tree.map(jnp.copy, {m: p.params for m, p in policies.items()})
     wall_before = state["wall_s"] - wall() if done else 0.0  # of the processes before this one
@@ -216,7 +216,8 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
             if silent[m] and silent[m] % SILENT_ALARM == 0:
                 progress.note(f"ALARM step {step + 1}: model {m} got no gradient for {silent[m]} steps (all its groups are tied)")
             if not figures["log_prob_gap"] <= GAP_ALARM:  # so that NaN alarms too
-                progress.note(f"ALARM step {step + 1}: model {m}, sampler and scorer differ by {figures['log_prob_gap']:.1e} nats")
+                gap = figures["log_prob_gap"]
+                progress.note(f"ALARM step {step + 1}: model {m}, sampler and scorer differ by {gap:.1e} nats")
             figures["kl"] = figures.get("kl", figures.get("old_kl", 0.0))
             figures["clip_fraction"] = figures.get("clip_low", 0.0) + figures.get("clip_high", 0.0)
             record |= {f"model/{m}/{k}": x for k, x in figures.items()}

@@ -65,8 +65,8 @@ def _hold(workdir: pathlib.Path) -> None:
 def open_workdir(workdir: pathlib.Path, config: config_dict.ConfigDict, config_file: str, hardware: str) -> bool:
     """Creates the directory with its `config.json`, or recognises a run to be continued; returns whether it continues.
 
-    Raises `ConfigError` when the directory holds a run of another config (the message lists the differences), holds other files, or
-    cannot be written, or when another process trains in it.
+    Raises `ConfigError` when the directory holds a run of another config (the message lists the differences), holds other files or
+    cannot be written, and when another process trains in it.
     """
     path = workdir / "config.json"
     partial = path.with_suffix(".partial")

@@ -8,6 +8,7 @@ the newest few are kept.
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import shutil
 
@@ -52,17 +53,26 @@ class Checkpoints:
             for name, policy in policies.items():
                 self._policies.save(partial / "policies" / name, policy._asdict())
             (partial / "state.json").write_text(json.dumps(state))
-            if final.exists():  # the same step again, after a resume
-                shutil.rmtree(final)
+            _to_disk(partial)
+            if final.exists():  # a folder without state.json, which is no checkpoint
+                self._drop(final)
             partial.rename(final)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # orbax and tensorstore raise many kinds when a disk is full
             shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(
                 f"could not write checkpoint {final}: {error}. Free space or choose another --workdir, then run the same command "
                 "again; it continues from the last whole checkpoint."
             ) from error
         for old in [s for s in self.steps() if s > 0][: -self.keep]:
-            shutil.rmtree(self.directory / str(old))
+            self._drop(self.directory / str(old))
+
+    def _drop(self, folder: pathlib.Path) -> None:
+        """Takes the name away first, so that a kill half-way leaves no folder that looks like a checkpoint."""
+        gone = folder.with_name(f"{folder.name}.dropped.partial")
+        if gone.exists():
+            shutil.rmtree(gone)
+        folder.rename(gone)
+        shutil.rmtree(gone)
 
     def state(self, step: int) -> dict:
         """The run's state at a checkpoint. Raises `CheckpointError` when it is missing or damaged."""
@@ -88,12 +98,9 @@ class Checkpoints:
                 raise CheckpointError(self._advice(step, error)) from error
             for (where, new), old in zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(target), strict=True):
                 if new.shape != old.shape or new.dtype != old.dtype:
-                    raise CheckpointError(
-                        self._advice(
-                            step,
-                            f"{name}{jax.tree_util.keystr(where)} is {new.shape} {new.dtype}, the config makes {old.shape} {old.dtype}",
-                        )
-                    )
+                    leaf = f"{name}{jax.tree_util.keystr(where)}"
+                    why = f"{leaf} is {new.shape} {new.dtype}, the config makes {old.shape} {old.dtype}"
+                    raise CheckpointError(self._advice(step, why))
             out[name] = Policy(**tree)
         return out
 
@@ -103,3 +110,13 @@ class Checkpoints:
             f"checkpoint {self.directory / str(step)} cannot be read: {str(why)[:600]}. "
             + (f"Delete that folder to go on from step {others[-1]}." if others else "Start again in an empty --workdir.")
         )
+
+
+def _to_disk(folder: pathlib.Path) -> None:
+    """Waits until every file of a folder is on the disk, so that its new name outlives a power cut too."""
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
