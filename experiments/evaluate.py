@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import pathlib
-import sys
 
-from absl import app, flags, logging
+from absl import flags, logging
+
+from experiments import command
+from experiments.common import start_jax, summary_text
 
 _RUN = flags.DEFINE_string("run", None, "Run directory.")
 _STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the warm start.")
@@ -52,11 +54,11 @@ def load(run: pathlib.Path, step: int | None, mesh):
 def evaluate() -> dict:
     """Carries the flags out and returns the figures."""
     from experiments.base import ConfigError
-    from experiments.train import start_jax
+    from experiments.workdir import read_config
     from marl_llm.evaluation import TeamEvaluation
 
-    mesh = start_jax(0, "~/.cache/marl_llm/xla")
     run = pathlib.Path(_RUN.value)
+    mesh = start_jax(read_config(run)[0], "~/.cache/marl_llm/xla")
     plan, after, before, step = load(run, _STEP.value, mesh)
     for entry in _WITH.value:
         other, _, model = entry.rpartition(":")
@@ -77,24 +79,22 @@ def evaluate() -> dict:
 def main(argv) -> None:
     """Prints the table; a mendable error is one line and exit code 2."""
     from experiments.base import ConfigError
-    from experiments.train import summary_text
 
     logging.set_verbosity(logging.WARNING)
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments {argv[1:]}; options start with --")
     try:
         if not _RUN.value:
             raise ConfigError("--run is missing, e.g. --run=runs/first")
         results = evaluate()
-    except (ConfigError, OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and type(error).__name__ != "CheckpointError":
+        if _OUTPUT.value:
+            pathlib.Path(_OUTPUT.value).write_text(json.dumps(results, indent=1))
+    except (ConfigError, OSError) as error:
+        command.fail(error)
+    except RuntimeError as error:
+        if type(error).__name__ != "CheckpointError":  # its room is imported only once evaluation starts
             raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        command.fail(error, command.DAMAGED)
     print(f"step {results['step']} of {results['run']}: " + summary_text(results))
-    if _OUTPUT.value:
-        pathlib.Path(_OUTPUT.value).write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)
