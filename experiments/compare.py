@@ -1,7 +1,8 @@
 """The variants of Stronger-MAS (tables 1 and 2) side by side, over seeds, at matched optimisation steps and at matched sampled tokens.
 
     python -m experiments.compare --config=experiments/configs/quickstart.py --seeds=0,1,2 --output=runs/compare
-    python -m experiments.compare --config=experiments/configs/quickstart.py --config.game.view=split --variants=single_grpo,at_grpo_per_role ...
+    python -m experiments.compare --config=experiments/configs/quickstart.py --config.game.view=split \
+        --variants=single_grpo,at_grpo_per_role --output=runs/compare_split
 
     random                     uniformly random well-formed play: the floor
     single, team               after the warm start, before any reinforcement
@@ -10,9 +11,10 @@
     at_grpo_per_role           AT-GRPO, a model per role
     imitation                  the control: as many CPU seconds as at_grpo_per_role (else the costliest variant), all spent on imitation
 
-All variants of a seed start from one base, which imitated traces of both the team and the single agent, and are measured on the same maps
-of the test split, greedily. A step is one rollout of E instances with K responses and one update of each model; minibatches hold the same number of
-samples in every variant. Finished (variant, seed) pairs are kept in OUTPUT/results.jsonl and not run again.
+All variants of a seed start from one base, which imitated traces of both the team and the single agent, and are measured on the
+same maps of the test split, greedily. A step is one rollout of E instances with K responses and one update of each model;
+minibatches hold the same number of samples in every variant. Finished (variant, seed) pairs are kept in OUTPUT/results.jsonl and
+not run again.
 """
 
 from __future__ import annotations
@@ -195,7 +197,8 @@ def table(results: dict, floor: dict, config) -> str:
     ]
     for label, source in (("single agent, warm start", "single_grpo"), ("team, warm start", "at_grpo_per_role")):
         if source in names:
-            rows.append(f"| {label} | {len(seeds(source))} | {show([results[source, s]['curve'][0][3] for s in seeds(source)])} | | | | |")
+            start = [results[source, s]["curve"][0][3] for s in seeds(source)]
+            rows.append(f"| {label} | {len(start)} | {show(start)} | | | | |")
     for n in names:
         runs = [results[n, s] for s in seeds(n)]
         mean = lambda key, runs=runs: sum(r[key] for r in runs) / len(runs)  # noqa: E731

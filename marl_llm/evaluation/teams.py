@@ -38,8 +38,8 @@ def figures(batches: list[Batch], episodes: int) -> dict:
 class TeamEvaluation:
     """Plays fixed sets of held-out instances with any parameters; compiled once, in chunks of `chunk` episodes.
 
-    The instances of a split depend on `seed` alone, so every team is measured on the same ones. Split 'validation' is for choosing settings,
-    'test' for what is reported.
+    The instances of a split depend on `seed` alone, so every team is measured on the same ones. Split 'validation' is for choosing
+    settings, 'test' for what is reported.
     """
 
     def __init__(

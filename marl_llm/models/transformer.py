@@ -66,15 +66,15 @@ def attend(queries: Float[Array, "B L H d"], segments: list[Segment]) -> Float[A
     Shared segments are one matrix product per (row, key head) with that head's queries stacked: on CPU twice as fast as the
     einsum over five axes.
     """
-    b, l, h, d = queries.shape
+    b, length, h, d = queries.shape
     j = segments[0].keys.shape[-2]
     g = h // j
-    q = (queries * d**-0.5).reshape(b, l, j, g, d).transpose(0, 2, 3, 1, 4)  # b j g l d
+    q = (queries * d**-0.5).reshape(b, length, j, g, d).transpose(0, 2, 3, 1, 4)  # b j g l d
     scores = []
     for s in segments:
         if s.keys.ndim == 4:
             keys = s.keys.transpose(0, 2, 3, 1)  # b j d s
-            score = (q.reshape(b, j, g * l, d) @ keys).reshape(b, j, g, l, -1)
+            score = (q.reshape(b, j, g * length, d) @ keys).reshape(b, j, g, length, -1)
         else:
             score = jnp.einsum("bjgld,blsjd->bjgls", q, s.keys)
         scores.append(jnp.where(s.where[:, None, None], score, MASKED))
@@ -85,11 +85,11 @@ def attend(queries: Float[Array, "B L H d"], segments: list[Segment]) -> Float[A
         part = weights[..., start : start + size]
         if s.values.ndim == 4:
             values = s.values.transpose(0, 2, 1, 3)  # b j s d
-            out = out + (part.reshape(b, j, g * l, size) @ values).reshape(b, j, g, l, d)
+            out = out + (part.reshape(b, j, g * length, size) @ values).reshape(b, j, g, length, d)
         else:
             out = out + jnp.einsum("bjgls,blsjd->bjgld", part, s.values)
         start += size
-    return out.transpose(0, 3, 1, 2, 4).reshape(b, l, h, d)
+    return out.transpose(0, 3, 1, 2, 4).reshape(b, length, h, d)
 
 
 class RMSNorm(nn.Module):

@@ -3,7 +3,7 @@
 A tokenizer turns text into ids and back. Everything that is trained stays in ids (law 1): text is made for people, from ids,
 and is never encoded again. `PieceTokenizer` wraps a real sentencepiece model in which every fact of a game's text protocol
 ("a wall one up and two right") is one user-defined piece, so that a tiny model reads a fact as one token; any other text
-still encodes, as characters or as `<unk>`.
+encodes as `<unk>`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PieceTokenizer:
 
 @functools.lru_cache(maxsize=64)
 def train_pieces(pieces: tuple[str, ...]) -> PieceTokenizer:
-    """Trains a sentencepiece model in which each of `pieces` is one token and nothing else is; any other text encodes as `<unk>`. Deterministic.
+    """Trains a sentencepiece model in which each of `pieces` is one token and nothing else is. Deterministic.
 
     Id 0 is padding, 1 is `<unk>`, then the pieces in order. Raises `ValueError` on a doubled, empty or spaced piece.
     """

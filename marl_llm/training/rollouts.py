@@ -16,7 +16,6 @@ from marl_llm.models import ModelConfig
 from marl_llm.rollout import Episodes, Player, Rollout, model_player, play
 from marl_llm.training.update import Rows, buffer_sizes, rows_from
 
-
 TRAIN = split_index("train")
 
 
