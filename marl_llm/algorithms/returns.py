@@ -151,7 +151,7 @@ def broadcast_outcome(
             raise ValueError("broadcast_outcome(how='last') needs the order of the samples: pass turn=.")
         turn = jnp.asarray(turn)
         last = per_group_max(turn, slots, jnp.iinfo(turn.dtype).min)
-        counted = where & (turn == last.at[slots].get(mode="fill", fill_value=0))
+        counted = turn == last.at[slots].get(mode="fill", fill_value=0)
     slots_counted = jnp.where(counted, slots, slots.shape[0])
     if how == "sum":
         outcome = per_group_sum(rewards, slots_counted)
