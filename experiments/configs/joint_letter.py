@@ -10,18 +10,19 @@ from experiments.base import base_config, smoke
 def get_config(arg=None):
     """`arg` may be 'smoke' or 'permuted'."""
     c = base_config("joint_letter", game="joint_letter", recipe="magrpo")
-    c.steps = 150
+    c.steps = 250
     c.model.preset = "nano"
     c.recipe.branches = 16
-    c.recipe.entropy_coef = 0.02
+    c.recipe.scale = "none"
+    c.recipe.entropy_coef = 0.04
     c.recipe.kl_coef = 0.0
     c.rollout.environments = 16
-    c.optimizer.learning_rate = 3e-3
-    c.optimizer.minibatch = 256
-    c.evaluation.every = 50
+    c.optimizer.learning_rate = 2e-3
+    c.optimizer.minibatch = 64
+    c.evaluation.every = 125
     c.evaluation.episodes = 100
     c.evaluation.final_episodes = 100
-    c.checkpoint.every = 50
+    c.checkpoint.every = 125
     if arg == "permuted":
         c.control.permute_rewards = True
     elif arg not in (None, "", "smoke"):
