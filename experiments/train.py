@@ -195,10 +195,10 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
                 progress.note(f"ALARM step {step + 1}: model {m}, sampler and scorer differ by {gap:.1e} nats")
             figures["kl"] = figures.get("kl", figures.get("old_kl", 0.0))
             figures["clip_fraction"] = figures.get("clip_low", 0.0) + figures.get("clip_high", 0.0)
-            record |= {f"model/{m}/{k}": x for k, x in figures.items()}
-            for r in roles:
+            record |= {f"model/{m}/{k}": x for k, x in figures.items() if not k.startswith("tied_share/")}
+            for agent, r in enumerate(roles):
                 if plan.assignment[r] == m:
-                    record[f"role/{r}/zero_variance"] = figures.get("tied_share", 0.0)
+                    record[f"role/{r}/zero_variance"] = figures[f"tied_share/{agent}"]
                     record[f"role/{r}/mixed_groups"] = figures.get("mixed_prompt_share", 0.0)
         tack = time.perf_counter()
         state["step"], state["next_instance"] = step + 1, state["next_instance"] + e

@@ -124,7 +124,7 @@ def make_update(
     trained on. Models of one architecture share the compiled function. `reference` is the parameters of the KL term (None when
     `recipe.kl_coef` is 0), `key` orders the rows. The policy is donated.
     Metrics: loss, clip_fraction, kl, entropy, grad_norm (mean over optimizer steps), log_prob_gap (largest |sampler - scorer| before
-    the first step), updates, groups, tied share, and those of `advantages_for`.
+    the first step), updates, groups, the share of each agent's rows that are tied, and those of `advantages_for`.
     """
     devices = mesh.shape["data"]
     if minibatch < 1 or minibatch % devices:
@@ -146,7 +146,11 @@ def make_update(
             flat, extra, tied = advantages_for(recipe, to_samples(rows))
             advantages, tied = flat.reshape(g, k), tied.reshape(g, k)
         mine = rows.where & plays[rows.agent]
-        useful = mine & ~(jnp.all(tied, axis=-1) if recipe.skip_tied else jnp.zeros((g,), bool))
+        equal = jnp.all(tied, axis=-1)
+        for agent in range(plays.shape[0]):
+            rows_of = rows.where & (rows.agent == agent)
+            extra[f"tied_share/{agent}"] = jnp.sum(equal & rows_of) / jnp.maximum(jnp.sum(rows_of), 1)
+        useful = mine & ~(equal if recipe.skip_tied else jnp.zeros((g,), bool))
         count = jnp.sum(useful)
         # tied groups that are skipped may still count in the denominator (a stated field of the recipe)
         weight_of = k if recipe.reduce.startswith("sequence") else jnp.sum(rows.token_where, axis=(1, 2))
