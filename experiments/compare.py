@@ -189,7 +189,8 @@ def table(results: dict, floor: dict, config) -> str:
     budget = min(results[n, s]["curve"][-1][1] for n in trained for s in seeds(n))
     show = lambda values: "{:.1%} [{:.1%}, {:.1%}]".format(*over_seeds(values)) if len(values) > 1 else f"{values[0]:.1%}"  # noqa: E731
     rows = [
-        f"{config.evaluation.final_episodes} test maps, view={config.game.view or 'full'}, {config.steps} steps; tokens matched at {budget:,}",
+        f"{config.evaluation.final_episodes} test maps, view={config.game.view or 'full'}, {config.steps} steps; "
+        f"tokens matched at {budget:,}",
         "",
         "| variant | seeds | success at equal steps | at equal sampled tokens | samples | optimizer steps per model | CPU s |",
         "|---|---|---|---|---|---|---|",
