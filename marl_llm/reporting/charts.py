@@ -98,7 +98,7 @@ def learning_charts(train: Records, evaluated: Records, warm: Records, floor: fl
     success += _line(evaluated, "success", "evaluation, fresh instances", 0, "marks")
     turns = _line(train, "turns", "sampled, while training", 1) + _line(evaluated, "turns", "evaluation", 0, "marks")
     charts = [
-        Chart("success", "Success", "Share of episodes that reach the goal. Thick: moving mean of training episodes (in a tree, of picked branches).",
+        Chart("success", "Success", "Share of episodes that reach the goal. Thick: training episodes, moving mean.",
               tuple(success), share=True, level=None if floor is None else (floor, "random play"),
               absent="metrics.jsonl holds no number under `success` in its train or eval lines."),
         Chart("turns", "Turns used", "Mean number of turns in an episode; fewer is better once success is high.", tuple(turns),
