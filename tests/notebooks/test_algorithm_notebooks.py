@@ -22,7 +22,7 @@ def test_notebook_runs(name, pictures, said, monkeypatch):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=600, startup_timeout=600, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
     assert any(said in output.get("text", "") for output in outputs)
