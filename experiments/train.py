@@ -111,14 +111,6 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     team = evaluation.TeamEvaluation(game, plan.assignment, configs, mesh, chunk=v.episodes, seed=v.seed)
     plays = {m: jnp.asarray([plan.assignment[r] == m for r in roles]) for m in models}
 
-    first = {m: fresh[m].params for m in models}
-    ahead = training.compile_ahead(
-        [
-            (team.compiled, (first, jnp.int32(0), team.key, jnp.int32(0))),
-            (rollout, (first, jnp.int32(0), data_key)),
-        ]
-    )
-
     # ------------------------------------------------------------------------------------------------ warm start, or resume
     def warm_start():
         """One base by imitation of the scripted player; every model starts as a copy of it."""
@@ -155,7 +147,6 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     wall_before = state["wall_s"] - wall() if done else 0.0  # of the processes before this one
     cpu_before = state["cpu_s"] - (time.process_time() - cpu_started) if done else 0.0
 
-    ahead.result()
     params_of = lambda: {m: policies[m].params for m in models}  # noqa: E731
     reference = base if plan.recipe.kl_coef else dict.fromkeys(models)
 

@@ -6,9 +6,7 @@ On a CPU each core is made a device of its own: tiny matrix products do not spli
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
-from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -31,20 +29,3 @@ def make_mesh(data: int | None = None) -> Mesh:
         raise ValueError(f"mesh: data={data} devices asked for, {len(devices)} are there ({devices[0].platform})")
     # Auto axes: the per-device programs below are written with shard_map, the rest is left to the compiler
     return Mesh(np.asarray(devices[:data]).reshape(data, 1, 1), AXES, axis_types=(AxisType.Auto,) * 3)
-
-
-def compile_ahead(jobs: Sequence[tuple]) -> concurrent.futures.Future:
-    """Compiles jit-compiled functions for given arguments in one background thread, beside whatever runs meanwhile.
-
-    Each job is `(function, arguments)`. A later call with arguments of the same shapes and shardings finds the program compiled. The future
-    holds None, or the error of the first job that failed.
-    """
-
-    def work():
-        for function, arguments in jobs:
-            function.lower(*arguments).compile()
-
-    pool = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile")
-    future = pool.submit(work)
-    pool.shutdown(wait=False)
-    return future
