@@ -40,12 +40,12 @@ def run(main: Callable[[list[str]], None]) -> None:
     app.run(guarded, flags_parser=_parse)
 
 
-def _parse(argv: list[str]) -> list[str]:
+def _parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
     try:
-        rest = flags.FLAGS(argv)
-        for name in flags.FLAGS:  # a config file that is missing shows only when the config is read
-            if type(flags.FLAGS[name].value).__name__ == "_ErrorConfig":
-                _ = flags.FLAGS[name].value.anything
+        rest = values(argv)
+        for name in values:  # a config file that is missing shows only when the config is read
+            if type(values[name].value).__name__ == "_ErrorConfig":
+                _ = values[name].value.anything
         return rest
     except SystemExit:  # absl's --help ends with 1
         sys.exit(0)
@@ -60,11 +60,11 @@ def explain(error: BaseException, argv: list[str]) -> str:
     chain = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(before)
+    if path and not os.path.isfile(path):
+        return f"there is no config file {path} (from {os.getcwd()})"
     for e in chain:
         if isinstance(e, SyntaxError) and e.filename:
             return f"{e.filename} line {e.lineno}: {e.msg}"
-        if path and isinstance(e, OSError) and e.filename == path:
-            return f"config file {path}: {e.strerror}"
     for e in chain:
         here = [f for f in traceback.extract_tb(e.__traceback__) if path and os.path.abspath(f.filename) == os.path.abspath(path)]
         if here:

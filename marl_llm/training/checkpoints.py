@@ -92,17 +92,20 @@ class Checkpoints:
             path = self.directory / str(step) / "policies" / name
             target = policy._asdict()
             try:
+                self._compare(name, _shapes(self._policies.metadata(path).item_metadata.tree), _shapes(target))
                 args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape), target)
                 tree = self._policies.restore(path, item=target, restore_args=args)
             except Exception as error:  # orbax and tensorstore raise many kinds; all mean the same to the user
                 raise CheckpointError(self._advice(step, error)) from error
-            for (where, new), old in zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(target), strict=True):
-                if new.shape != old.shape or new.dtype != old.dtype:
-                    leaf = f"{name}{jax.tree_util.keystr(where)}"
-                    why = f"{leaf} is {new.shape} {new.dtype}, the config makes {old.shape} {old.dtype}"
-                    raise CheckpointError(self._advice(step, why))
             out[name] = Policy(**tree)
         return out
+
+    @staticmethod
+    def _compare(name: str, there: dict[str, str], wanted: dict[str, str]) -> None:
+        """Raises `ValueError` naming the leaf; orbax itself would convert another type without a word."""
+        for leaf in sorted(set(there) | set(wanted)):
+            if there.get(leaf) != wanted.get(leaf):
+                raise ValueError(f"{name}{leaf} is {there.get(leaf, 'missing')} there, the config makes {wanted.get(leaf, 'none')}")
 
     def _advice(self, step: int, why) -> str:
         others = [s for s in self.steps() if s != step]
@@ -120,3 +123,10 @@ def _to_disk(folder: pathlib.Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _shapes(tree) -> dict[str, str]:
+    """Shape and type of every array by its path, written alike for the trees that are saved and those that orbax describes."""
+    part = lambda key: str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))  # noqa: E731
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {"/" + "/".join(map(part, where)): f"{tuple(leaf.shape)} {leaf.dtype}" for where, leaf in leaves}

@@ -1,0 +1,244 @@
+"""Checkpoints: what was saved comes back bit for bit; a kill, a full disk or a damaged file never costs an earlier one."""
+
+import json
+import resource
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marl_llm.training import CheckpointError, Checkpoints, checkpoints, make_optimizer, make_policy
+
+
+def policies(width=4, seed=0, names=("a", "b")):
+    """Small policies whose every leaf is random, optimizer included, and no two are alike."""
+    dice = np.random.default_rng(seed)
+    optimizer = make_optimizer()
+
+    def one():
+        params = {"embed": {"table": jnp.zeros((5, width))}, "layers": jnp.zeros((2, width, 3))}
+        leaves, tree = jax.tree.flatten(make_policy(params, optimizer))
+        draw = lambda x: dice.integers(1, 99, x.shape) if jnp.issubdtype(x.dtype, jnp.integer) else dice.normal(size=x.shape)  # noqa: E731
+        return jax.tree.unflatten(tree, [jnp.asarray(draw(x), x.dtype) for x in leaves])
+
+    return {name: one() for name in names}
+
+
+def same(one, two):
+    """Equal trees, byte for byte."""
+    assert jax.tree.structure(one) == jax.tree.structure(two)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two)):
+        assert (a.dtype, a.shape, np.asarray(a).tobytes()) == (b.dtype, b.shape, np.asarray(b).tobytes())
+    return True
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A directory with checkpoints 0, 2 and 4."""
+    store = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for step in (0, 2, 4):
+        store.save(step, policies(seed=step), {"step": step, "next_instance": 7 * step, "x": 0.1 + step})
+    return store
+
+
+def test_what_was_saved_comes_back(saved):
+    assert saved.steps() == [0, 2, 4]
+    for step in (4, 0, 2):
+        like = policies(seed=99)
+        back = saved.restore(step, like)
+        assert same(back, policies(seed=step))
+        assert saved.state(step) == {"step": step, "next_instance": 7 * step, "x": 0.1 + step}
+        assert same(like, policies(seed=99))
+    assert list(saved.restore(2, {"b": policies()["b"]})) == ["b"]  # each policy apart
+    assert not same_or_false(saved.restore(2, policies())["a"], saved.restore(2, policies())["b"])
+
+
+def same_or_false(one, two):
+    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two)))
+
+
+def test_odd_values_survive(tmp_path):
+    """NaN payloads, signed zeros, denormals and the largest counters are bytes like others."""
+    odd = np.asarray([np.nan, -0.0, 1e-45, np.inf, -np.inf, 3.4e38, 1 / 3, 0.0], np.float32).reshape(2, 4)
+    odd.view(np.uint32)[0, 0] = 0x7FC12345
+    policy = policies()["a"]
+    policy = policy._replace(params={"x": jnp.asarray(odd), "n": jnp.asarray([2**31 - 1, -(2**31)], jnp.int32)})
+    store = Checkpoints(tmp_path)
+    store.save(1, {"a": policy}, {})
+    same(store.restore(1, {"a": jax.tree.map(jnp.zeros_like, policy)})["a"], policy)
+
+
+def test_the_newest_are_kept_and_step_zero_always(saved):
+    for step in (6, 8, 10):
+        saved.save(step, policies(seed=step), {"step": step})
+        assert saved.steps() == [0, step - 2, step]
+    assert sorted(p.name for p in saved.directory.iterdir()) == ["0", "10", "8"]
+    assert same(saved.restore(0, policies()), policies(seed=0))
+    one = Checkpoints(saved.directory, keep=1)
+    one.save(12, policies(seed=12), {})
+    assert one.steps() == [0, 12]
+
+
+def test_keep_and_absence(tmp_path):
+    with pytest.raises(ValueError, match=r"checkpoint\.keep=0 must be at least 1"):
+        Checkpoints(tmp_path, keep=0)
+    assert Checkpoints(tmp_path / "nowhere").steps() == []
+    with pytest.raises(CheckpointError, match="3 cannot be read: .* Start again in an empty --workdir"):
+        Checkpoints(tmp_path).state(3)
+
+
+def test_restoring_follows_the_sharding_asked_for(saved):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    like = jax.device_put(policies(), spread)
+    back = saved.restore(2, like)
+    assert all(x.sharding == spread for x in jax.tree.leaves(back))
+    assert same(jax.device_get(back), jax.device_get(policies(seed=2)))
+
+
+# --- kills and full disks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["policies", "state", "disk"])
+def test_a_kill_while_writing_leaves_the_earlier_ones(saved, monkeypatch, moment):
+    """SystemExit stands for the kill: nothing that the writer does on an error may be needed."""
+
+    def die(*_, **__):
+        raise SystemExit
+
+    with monkeypatch.context() as m:
+        if moment == "policies":
+            m.setattr(saved._policies, "save", die)
+        elif moment == "state":
+            m.setattr(json, "dumps", die)
+        else:
+            m.setattr(checkpoints, "_to_disk", die)
+        with pytest.raises(SystemExit):
+            saved.save(6, policies(seed=6), {})
+    assert (saved.directory / "6.partial").exists()
+    again = Checkpoints(saved.directory, keep=2)
+    assert again.steps() == [0, 2, 4]
+    again.save(6, policies(seed=6), {"step": 6})
+    assert sorted(p.name for p in again.directory.iterdir()) == ["0", "4", "6"]
+    assert same(again.restore(6, policies()), policies(seed=6))
+
+
+def test_a_kill_while_dropping_leaves_no_half_checkpoint(saved, monkeypatch):
+    removed = []
+
+    def die(path, *_, **__):
+        removed.append(path.name)
+        raise SystemExit
+
+    with monkeypatch.context() as m:
+        m.setattr(shutil, "rmtree", die)
+        with pytest.raises(SystemExit):
+            saved.save(6, policies(seed=6), {})
+    assert removed == ["2.dropped.partial"]
+    again = Checkpoints(saved.directory, keep=2)
+    assert again.steps() == [0, 4, 6]
+    assert same(again.restore(6, policies()), policies(seed=6))
+    again.save(8, policies(seed=8), {})
+    assert sorted(p.name for p in again.directory.iterdir()) == ["0", "6", "8"]
+
+
+def test_a_folder_without_state_is_no_checkpoint_and_is_replaced(saved):
+    (saved.directory / "6" / "policies").mkdir(parents=True)
+    (saved.directory / "notes").mkdir()
+    assert saved.steps() == [0, 2, 4]
+    saved.save(6, policies(seed=6), {})
+    assert saved.steps() == [0, 4, 6]
+    assert same(saved.restore(6, policies()), policies(seed=6))
+
+
+def test_a_full_disk_is_told_and_costs_nothing(saved):
+    """No file may grow beyond 20 kB, which the arrays of a wider policy do: the system's own error, through orbax's C++."""
+    wide = policies(width=4000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(CheckpointError) as error:
+            saved.save(6, wide, {"step": 6})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = str(error.value)
+    assert said.startswith(f"could not write checkpoint {saved.directory / '6'}: ")
+    assert "Free space or choose another --workdir" in said
+    assert len(said) < 1200
+    assert sorted(p.name for p in saved.directory.iterdir()) == ["0", "2", "4"]
+    assert same(saved.restore(4, policies()), policies(seed=4))
+    saved.save(6, policies(seed=6), {})
+    assert saved.steps() == [0, 4, 6]
+
+
+def test_a_directory_that_is_a_file_is_told(tmp_path):
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match="could not write checkpoint"):
+        Checkpoints(tmp_path / "checkpoints").save(0, policies(), {})
+
+
+# --- damage and other shapes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax leaves coroutines behind
+def test_damage_is_told_with_what_to_do(saved):
+    """Every file of a policy in turn is cut to half, then to nothing."""
+    folder = saved.directory / "4" / "policies" / "a"
+    found = 0
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 1):
+        whole = path.read_bytes()
+        for size in (len(whole) // 2, 0):
+            path.write_bytes(whole[:size])
+            try:
+                back = saved.restore(4, policies(seed=99))
+            except CheckpointError as error:
+                found += 1
+                said = str(error)
+                assert said.startswith(f"checkpoint {saved.directory / '4'} cannot be read: ")
+                assert said.endswith("Delete that folder to go on from step 2.")
+            else:  # a file that nothing depends on: then nothing may differ
+                assert same(back, policies(seed=4))
+            path.write_bytes(whole)
+    assert found >= 4
+    assert same(saved.restore(4, policies()), policies(seed=4))
+    shutil.rmtree(folder)
+    with pytest.raises(CheckpointError, match="Delete that folder to go on from step 2"):
+        saved.restore(4, policies())
+    assert same(saved.restore(2, policies()), policies(seed=2))
+
+
+def test_a_damaged_state_is_told(saved):
+    (saved.directory / "4" / "state.json").write_text('{"step": ')
+    with pytest.raises(CheckpointError, match=r"4 cannot be read: .* Delete that folder to go on from step 2"):
+        saved.state(4)
+
+
+def test_another_shape_names_the_leaf(saved):
+    with pytest.raises(CheckpointError) as error:
+        saved.restore(4, policies(width=6))
+    said = str(error.value)
+    assert "4 cannot be read: a/optimizer/1/mu/embed/table is (5, 4) float32 there, the config makes (5, 6) float32" in said
+    # none of it was changed
+    assert same(saved.restore(4, policies()), policies(seed=4))
+
+
+def test_another_type_names_the_leaf(saved):
+    like = policies()
+    like["b"] = like["b"]._replace(params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), like["b"].params))
+    with pytest.raises(CheckpointError) as error:
+        saved.restore(4, like)
+    assert "b/params/embed/table is (5, 4) float32 there, the config makes (5, 4) bfloat16" in str(error.value)
+
+
+def test_missing_and_additional_leaves_are_named(saved):
+    like = policies()
+    like["a"] = like["a"]._replace(params=like["a"].params | {"head": jnp.zeros((3,))})
+    with pytest.raises(CheckpointError, match=r"a/params/head is missing there, the config makes \(3,\) float32"):
+        saved.restore(4, like)
+    like["a"] = like["a"]._replace(params={"layers": like["a"].params["layers"]})
+    with pytest.raises(CheckpointError, match=r"a/params/embed/table is \(5, 4\) float32 there, the config makes none"):
+        saved.restore(4, like)
+    with pytest.raises(CheckpointError, match="policies/c"):
+        saved.restore(4, {"c": policies()["a"]})
