@@ -125,7 +125,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
             for step in range(w.steps):
                 rate = training.linear_decay(step, w.steps, w.learning_rate, warmup=20, floor=0.1)
                 base, figures = imitate(base, jnp.int32(step), rate, warm_key)
-                if step % 10 == 9 or step == w.steps - 1:
+                if step == 0 or step % 10 == 9 or step == w.steps - 1:
                     figures = {k: float(v) for k, v in jax.device_get(figures).items()}
                     check_finite(figures, step, "base of the warm start")
                     metrics.write({"phase": "warm_start", "step": step + 1, "wall_s": wall(), **figures})

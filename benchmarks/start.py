@@ -1,0 +1,76 @@
+"""How long a newcomer waits: imports, --help, and the first optimisation steps with an empty and with a filled compilation cache.
+
+    python -m benchmarks.start [--config=experiments/configs/quickstart.py] [--repeats=3]
+
+Prints one JSON line: seconds of wall time, medians over the repeats. `first_step` is the first optimisation step of a run from the start of
+the process (of the warm start, which comes first), `first_rl_step` the first reinforcement step of a run whose warm start is one step long.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl import app, flags
+
+_CONFIG = flags.DEFINE_string("config", "experiments/configs/quickstart.py", "Config whose start is timed.")
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Repetitions with the filled cache, and of imports.", lower_bound=1)
+
+
+def seconds(*arguments: str) -> float:
+    """Wall time of a Python process."""
+    tick = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+    return time.perf_counter() - tick
+
+
+def first_steps(folder: pathlib.Path, cache: pathlib.Path, number: int) -> tuple[float, float]:
+    """Seconds from the start of the process to the end of the first imitation step and of the first reinforcement step."""
+    workdir = folder / f"run{number}"
+    small = ["steps=1", "warm_start.steps=1", "evaluation.final_episodes=128", "evaluation.transcripts=0"]
+    command = ["-m", "experiments.train", f"--config={_CONFIG.value}", f"--workdir={workdir}", f"--compilation_cache={cache}"]
+    command = [sys.executable, *command, *(f"--config.{s}" for s in small)]
+    tick, at, metrics = time.perf_counter(), {}, workdir / "metrics.jsonl"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            lines = metrics.read_text() if metrics.exists() else ""
+            for phase in ("warm_start", "train"):
+                if phase not in at and f'"{phase}"' in lines:
+                    at[phase] = time.perf_counter() - tick
+            time.sleep(0.02)
+    if process.returncode or len(at) != 2:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} and wrote {sorted(at)}; run it by hand to see why")
+    return at["warm_start"], at["train"]
+
+
+def main(argv) -> None:
+    """Measures and prints."""
+    del argv
+    n = _REPEATS.value
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        cold = first_steps(folder, folder / "cache", 0)
+        warm = [first_steps(folder, folder / "cache", i + 1) for i in range(n)]
+    median = statistics.median
+    print(
+        json.dumps(
+            {
+                "benchmark": "start",
+                "import_marl_llm_s": round(median(seconds("-c", "import marl_llm") for _ in range(n)), 3),
+                "train_help_s": round(median(seconds("-m", "experiments.train", "--help") for _ in range(n)), 3),
+                "first_step_cold_s": round(cold[0], 2),
+                "first_rl_step_cold_s": round(cold[1], 2),
+                "first_step_warm_s": round(median(w[0] for w in warm), 2),
+                "first_rl_step_warm_s": round(median(w[1] for w in warm), 2),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    app.run(main)
