@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Real
 
 from marl_llm.models import ModelConfig, init_params
 
@@ -54,7 +54,9 @@ def step_policy(
     return Policy(keep(params, policy.params), keep(state, policy.optimizer)), norm
 
 
-def linear_decay(step: Float[Array, ""], total: int, peak: float, warmup: int = 0, floor: float = 0.0) -> Float[Array, ""]:
+def linear_decay(
+    step: Real[Array, ""] | int | float, total: int, peak: float, warmup: int = 0, floor: float = 0.0
+) -> Float[Array, ""]:
     """Learning rate: linear warm-up over `warmup` steps, then linear decay to `floor * peak` at `total`."""
     step = jnp.asarray(step, jnp.float32)
     up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
