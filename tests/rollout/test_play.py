@@ -315,7 +315,7 @@ def test_picks_first_random_and_greedy_with_ties():
 # --- early stop, void episodes, identities ---------------------------------------------------------------------------------
 
 
-def test_an_episode_that_ends_early_freezes_alone_and_one_that_cannot_be_played_is_void():
+def test_law_9_an_episode_that_ends_early_freezes_alone_and_one_that_cannot_be_played_is_void():
     asked = jnp.asarray([1, 2, 3, 9, -1], jnp.int32)
     rollout = flow(asked, jnp.arange(5))
     played = np.asarray(rollout.tables["cy"].where[:, :, 0])
