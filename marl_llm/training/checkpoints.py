@@ -92,7 +92,10 @@ class Checkpoints:
             path = self.directory / str(step) / "policies" / name
             target = policy._asdict()
             try:
-                self._compare(name, _shapes(self._policies.metadata(path).item_metadata.tree), _shapes(target))
+                there = self._policies.metadata(path).item_metadata
+                if there is None:
+                    raise FileNotFoundError(f"{path} holds no policy")
+                self._compare(name, _shapes(there.tree), _shapes(target))
                 args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape), target)
                 tree = self._policies.restore(path, item=target, restore_args=args)
             except Exception as error:  # orbax and tensorstore raise many kinds; all mean the same to the user
