@@ -1,6 +1,8 @@
 """The smallest MAGRPO: two models that act at once agree on a letter, paid by one joint scalar.
 
 Command:   python -m experiments.train --config=experiments/configs/joint_letter.py --workdir=runs/letter
+Expected:  100 % on held-out digit pairs (seeds 0-2); 0 % when the rewards are permuted.
+Hardware:  two CPU cores; 7-9 CPU seconds of training besides compilation.
 Variants:  joint_letter.py:permuted gives every joint action another one's reward, and must learn nothing; joint_letter.py:smoke
 """
 
