@@ -2,11 +2,12 @@
 
     python -m benchmarks.resume --kills=20 --seed=0
 
-The run is a small one (Plan-Path on 3x3 maps, two models), with everything that a large one has: warm start, checkpoints, evaluation,
-transcripts. Each kill is a SIGKILL to a real process at one of three random moments: a random time after its start (imports,
-compilation, warm start, restoring), a random time after a checkpoint began to be written, or a random time after a training step. The
-run is continued by the same command and by `--resume=DIR` in turn. Compared are every array of every checkpoint (byte for byte),
-the lines of metrics.jsonl without their times, episodes.jsonl, episodes_tokens.jsonl, and evaluation.json without its times.
+The run is a small one (Plan-Path on 3x3 maps, two models), with everything that a large one has: warm start, checkpoints,
+evaluation, transcripts. Each kill is a SIGKILL to a real process at one of four random moments: a random time after its start
+(imports), after it took its directory (compilation, warm start, restoring), after a checkpoint began to be written, or after a
+training step. The run is continued by the same command and by `--resume=DIR` in turn. Compared are every array of every checkpoint
+(byte for byte), the lines of metrics.jsonl without their times, episodes.jsonl, episodes_tokens.jsonl, and evaluation.json without
+its times.
 
 Prints one JSON line; exit code 1 when anything differs.
 """
@@ -53,7 +54,7 @@ def get_config(arg=None):
     c.checkpoint.every = 2
     return c
 '''
-MOMENTS = ("start", "write", "step")
+MOMENTS = ("start", "warm", "write", "step")  # after the process began, config.json, a checkpoint's folder, a training step
 
 
 def launch(*flags: str) -> subprocess.Popen:
@@ -80,8 +81,8 @@ def kill(process: subprocess.Popen, workdir: pathlib.Path, moment: str, dice: ra
 
     def arrived():
         nonlocal seen
-        if moment == "start":
-            return True
+        if moment in ("start", "warm"):
+            return moment == "start" or (workdir / "config.json").exists()
         if moment == "write":  # not the leftover of an earlier kill
             return writes() and bool(set(workdir.joinpath("checkpoints").glob("*")) - stale)
         now = lines()
@@ -90,7 +91,7 @@ def kill(process: subprocess.Popen, workdir: pathlib.Path, moment: str, dice: ra
 
     while process.poll() is None and not arrived():
         time.sleep(0.002)
-    after = dice.uniform(0, {"start": slack_s, "write": 0.3, "step": 0.5}[moment])
+    after = dice.uniform(0, {"start": slack_s, "warm": slack_s, "write": 0.3, "step": 0.5}[moment])
     try:
         process.wait(timeout=after)
     except subprocess.TimeoutExpired:
@@ -188,7 +189,7 @@ def main() -> None:
             rounds += 1
             count = min(options.per_round, options.kills - len(killed))
             moments = [dice.choice(MOMENTS) for _ in range(count)]
-            killed += interrupted(flags, folder / f"round{rounds}", moments, dice, slack_s=whole_s / 3)
+            killed += interrupted(flags, folder / f"round{rounds}", moments, dice, slack_s=whole_s / 2)
             differing += [f"round {rounds}: {name}" for name in differences(folder / "whole", folder / f"round{rounds}")]
             print(f"round {rounds}: {len(killed)} kills, {len(differing)} differences", file=sys.stderr)
         outcome = {
