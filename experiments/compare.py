@@ -155,12 +155,14 @@ def run_seed(seed: int, variants: dict[str, Variant], config, mesh, results: dic
         budget = costs.get("at_grpo_per_role", max(costs.values()))
         more = training.make_policy(base, optimizer)
         spent, step = 0.0, 0
+        rate = jnp.float32(0.5 * w.learning_rate)  # constant: nobody knows in advance how many steps the budget buys
         while spent < budget:
-            # constant rate at half the peak: nobody knows in advance how many steps the budget buys
             tick = time.process_time()
-            more, figures = imitate(more, jnp.int32(w.steps + step), 0.5 * w.learning_rate, warm_key)
+            more, figures = imitate(more, jnp.int32(w.steps + step), rate, warm_key)
             jax.block_until_ready(figures)
-            spent, step = spent + time.process_time() - tick, step + 1
+            if step:  # the first step may compile
+                spent += time.process_time() - tick
+            step += 1
         team = next((v for n, v in variants.items() if n != "single_grpo"), None)
         success = lambda p: team.team.team(  # noqa: E731
             dict.fromkeys(team.plan.models, p), "test", config.evaluation.final_episodes
