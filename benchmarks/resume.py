@@ -106,9 +106,11 @@ def arrays(workdir: pathlib.Path) -> dict[str, bytes]:
     import numpy as np
     import orbax.checkpoint as ocp
 
-    out = {}
+    out, reader = {}, ocp.PyTreeCheckpointer()
     for folder in sorted((workdir / "checkpoints").glob("*/policies/*")):
-        tree = ocp.PyTreeCheckpointer().restore(folder, restore_args=None)
+        described = reader.metadata(folder).item_metadata.tree
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described)  # on any number of devices
+        tree = reader.restore(folder, restore_args=as_numpy)
         for where, leaf in jax.tree_util.tree_leaves_with_path(tree):
             leaf = np.asarray(leaf)
             name = f"{folder.parent.parent.name}/{folder.name}{jax.tree_util.keystr(where)}"

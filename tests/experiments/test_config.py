@@ -339,7 +339,7 @@ def test_a_kill_while_the_directory_was_made_is_no_foreign_file(tmp_path, config
 def test_two_processes_do_not_share_a_directory(tmp_path, config):
     opened(tmp_path / "run", config)
     holder = subprocess.Popen(
-        [sys.executable, "-c", "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX)\nprint(1, flush=True)\ninput()",
+        [sys.executable, "-c", "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_SH)\nprint(1, flush=True)\ninput()",
          tmp_path / "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert holder.stdout.readline()

@@ -3,15 +3,19 @@
 import itertools
 import json
 import os
+import pathlib
 import shutil
+import sys
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent))
+
+from benchmarks import resume
 from experiments import train, workdir
 from experiments.base import ConfigError, base_config
 from marl_llm import evaluation, training
@@ -76,8 +80,8 @@ def fake_update(monkeypatch, figures_of):
 
 
 def embedding(path, step, model):
-    tree = ocp.PyTreeCheckpointer().restore(path / "checkpoints" / str(step) / "policies" / model)
-    return np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(tree["params"])])
+    leaves = {k: v for k, v in resume.arrays(path).items() if k.startswith(f"{step}/{model}['params']")}
+    return np.concatenate([np.frombuffer(v.split(b"float32 ", 1)[1], np.float32) for v in leaves.values()])
 
 
 def test_alarms_errors_and_the_way_back(tmp_path, monkeypatch, capsys):
