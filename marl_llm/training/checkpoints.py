@@ -7,6 +7,7 @@ the newest few are kept.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
@@ -49,6 +50,11 @@ class Checkpoints:
             self.directory.mkdir(parents=True, exist_ok=True)
             for leftover in self.directory.glob("*.partial"):
                 shutil.rmtree(leftover)
+            # asked here with room for indices, because orbax writes pages of its own when a disk fills up under it
+            needed = int(1.1 * sum(x.nbytes for x in jax.tree.leaves(policies))) + 2**20
+            free = shutil.disk_usage(self.directory).free
+            if free < needed:
+                raise OSError(errno.ENOSPC, f"it takes {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free")
             partial.mkdir()
             for name, policy in policies.items():
                 self._policies.save(partial / "policies" / name, policy._asdict())

@@ -173,6 +173,20 @@ def test_a_full_disk_is_told_and_costs_nothing(saved):
     assert saved.steps() == [0, 4, 6]
 
 
+def test_a_disk_that_is_too_small_is_told_before_it_is_full(saved, monkeypatch, capfd):
+    bytes_needed = int(1.1 * sum(x.nbytes for x in jax.tree.leaves(policies()))) + 2**20
+    for free, fits in ((bytes_needed - 1, False), (bytes_needed, True)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: shutil._ntuple_diskusage(10**9, 0, free))
+        if fits:
+            saved.save(6, policies(seed=6), {})
+            assert saved.steps() == [0, 4, 6]
+        else:
+            with pytest.raises(CheckpointError, match=r"6: .*it takes 0\.0 MB, and 0\.0 MB are free. Free space or choose another"):
+                saved.save(6, policies(seed=6), {})
+            assert sorted(p.name for p in saved.directory.iterdir()) == ["0", "2", "4"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_directory_that_is_a_file_is_told(tmp_path):
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(CheckpointError, match="could not write checkpoint"):
