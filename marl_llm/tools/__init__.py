@@ -1,1 +1,39 @@
-"""Ground floor, reserved for what an agent may call (code sandbox, retriever, outside model). Device games need none of it."""
+"""Ground floor: what an agent may touch. Importing this package is cheap; each tool's own dependencies load with its first name."""
+
+import importlib
+from typing import Any
+
+# public name -> the module that defines it
+_EXPORTS = {
+    "Failure": "results",
+    "FailureKind": "results",
+    "InfrastructureError": "results",
+    "ToolResult": "results",
+    "result_counts": "results",
+    "BM25Index": "retriever",
+    "DenseIndex": "retriever",
+    "Hit": "retriever",
+    "Retriever": "retriever",
+    "RetrieverClient": "retriever",
+    "build_bm25": "retriever",
+    "build_dense": "retriever",
+    "MathsChecker": "maths",
+    "Verdict": "maths",
+    "extract_answer": "maths",
+    "numeq": "maths",
+    "ChatClient": "chat",
+    "OpenAICompatible": "chat",
+    "PolicyBackend": "chat",
+}
+
+__all__ = list(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(_EXPORTS))}")
+    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_EXPORTS])
