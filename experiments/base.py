@@ -50,7 +50,7 @@ def base_config(name: str, game: str, recipe: str) -> config_dict.ConfigDict:
     c.game = config_dict.ConfigDict({"name": game, **_open_fields(GAMES[game], ())})
     # 'per_role', 'shared', or e.g. 'tool=a,planner=a,judge=b'
     c.assignment = "per_role"
-    c.model = config_dict.ConfigDict({"preset": "micro", **_open_fields(ModelConfig, ("vocab_size",))})
+    c.model = config_dict.ConfigDict({"preset": "micro", **_open_fields(ModelConfig, ("vocab_size", "rope_scaling", "dense_layers"))})
     c.recipe = config_dict.ConfigDict({"name": recipe, "preset": "paper", **_open_fields(Recipe, ("name", "preset"))})
     c.rollout = config_dict.ConfigDict({"environments": 48})  # E, fresh instances per step
     c.optimizer = config_dict.ConfigDict(

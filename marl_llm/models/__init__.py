@@ -1,19 +1,45 @@
-"""Ground floor: Qwen3-style decoders in Flax linen, and the scoring of packed rows."""
+"""Ground floor: Qwen- and Llama-style decoders in Flax linen, their layouts, shardings, adapters and files, and the scoring of rows."""
 
-from marl_llm.models.config import PRESETS, ModelConfig, make_model_config
-from marl_llm.models.packed import Scores, prompt_mask, prompt_positions, score_responses, tree_mask
-from marl_llm.models.transformer import BranchCache, Decoder, init_params
+from marl_llm.models.attention import attend, for_platform, self_attention
+from marl_llm.models.config import ModelConfig, RopeScaling
+from marl_llm.models.log_probs import TokenScores, head_weight, log_probs, score_hidden, split_adapters
+from marl_llm.models.masks import RowMask, prompt_mask, prompt_positions, tree_mask
+from marl_llm.models.packed import Scores, score_responses
+from marl_llm.models.presets import PRESETS, make_model_config
+from marl_llm.models.sharding import REPLICATED, RULES, SAMPLE, TRAIN, constrain, param_shardings, place, use_rules
+from marl_llm.models.transformer import BranchCache, Decoder, init_params, is_stacked, stack_layers, unstack_layers
 
 __all__ = [
     "PRESETS",
+    "REPLICATED",
+    "RULES",
+    "SAMPLE",
+    "TRAIN",
     "BranchCache",
     "Decoder",
     "ModelConfig",
+    "RopeScaling",
+    "RowMask",
     "Scores",
+    "TokenScores",
+    "attend",
+    "constrain",
+    "for_platform",
+    "head_weight",
     "init_params",
+    "is_stacked",
+    "log_probs",
     "make_model_config",
+    "param_shardings",
+    "place",
     "prompt_mask",
     "prompt_positions",
+    "score_hidden",
     "score_responses",
+    "self_attention",
+    "split_adapters",
+    "stack_layers",
     "tree_mask",
+    "unstack_layers",
+    "use_rules",
 ]

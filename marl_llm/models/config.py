@@ -1,13 +1,49 @@
-"""The shape of a decoder, and the presets by name."""
+"""The shape of a decoder."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+
+REMAT = ("none", "dots", "full")
+ATTENTION = ("auto", "xla", "chunked", "cudnn", "splash")
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched past the context that a model was trained on.
+
+    `linear` divides all frequencies by `factor`. `yarn` (arXiv 2309.00071) divides the slow ones, keeps the fast ones and blends between
+    `beta_fast` and `beta_slow` rotations per original context; queries and keys are scaled by `attention_factor`
+    (None: 0.1 ln(factor) + 1, or the ratio of the two mscale forms that DeepSeek's configs carry). `llama3` blends by wavelength
+    between `low_frequency_factor` and `high_frequency_factor`. All act at every length, as in Hugging Face transformers.
+    """
+
+    kind: str  # 'linear', 'yarn' or 'llama3'
+    factor: float
+    original_max_position: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True  # yarn: round the blend's borders to whole dimensions
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+
+    def __post_init__(self):
+        if self.kind not in ("linear", "yarn", "llama3"):
+            raise ValueError(f"RopeScaling.kind={self.kind!r}; the kinds are linear, yarn, llama3")
+        if not (self.factor > 0 and self.original_max_position > 0):
+            raise ValueError(f"RopeScaling: factor={self.factor}, original_max_position={self.original_max_position} must be positive")
+        if self.kind == "llama3" and not self.low_frequency_factor < self.high_frequency_factor:
+            raise ValueError("RopeScaling: llama3 needs low_frequency_factor < high_frequency_factor")
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape of one Qwen3-style decoder. Letters are those of docs/architecture.md.
+    """Shape and numerics of one decoder: Qwen2/2.5, Qwen3, Qwen3-MoE and Llama differ only here. Letters: docs/architecture.md.
 
     Raises `ValueError` naming the field when a value cannot make a model.
     """
@@ -16,12 +52,28 @@ class ModelConfig:
     width: int = 64  # D
     layers: int = 2  # Y
     query_heads: int = 4  # H
-    key_value_heads: int = 2  # J, divides H (grouped-query attention)
+    key_value_heads: int = 2  # J, divides H (grouped-query attention); 1 is multi-query
     head_dim: int = 16  # free, as in Qwen3: H * head_dim need not be D
-    feed_forward: int = 160  # F
+    feed_forward: int = 160  # F; of a dense layer
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-6
     tie_embeddings: bool = True  # the output head is the transposed embedding
+    qk_norm: bool = True  # RMSNorm per head on queries and keys before the rotation (Qwen3)
+    attention_bias: bool = False  # on q, k and v (Qwen2)
+    output_bias: bool = False  # on the attention's output projection (Llama's and Qwen3's attention_bias=True)
+    feed_forward_bias: bool = False  # Llama's mlp_bias
+    rope_scaling: RopeScaling | None = None
+    max_position: int = 40_960  # longest sequence the checkpoint claims; a claim, not a limit of the code
+    experts: int = 0  # 0: dense; otherwise a mixture in every layer that is not in `dense_layers` (Qwen3-MoE)
+    experts_per_token: int = 8
+    expert_feed_forward: int = 0  # F of one expert
+    normalize_experts: bool = True  # the chosen experts' weights add up to one
+    dense_layers: tuple[int, ...] = ()  # layers of a mixture model that are dense after all
+    value_head: bool = False  # a scalar per position beside the logits, for critics
+    param_dtype: str = "float32"
+    compute_dtype: str = "float32"  # of matrix products; norms, rotation, softmax and logits are float32 always
+    remat: str = "none"  # what the backward pass computes again: nothing, all but matrix products, or everything
+    attention: str = "auto"  # by platform and shape; see models/attention.py
 
     def __post_init__(self):
         for field in ("vocab_size", "width", "layers", "query_heads", "key_value_heads", "head_dim", "feed_forward"):
@@ -33,37 +85,55 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"ModelConfig.head_dim={self.head_dim} is odd; rotary embeddings rotate pairs")
+        for field, allowed in (("remat", REMAT), ("attention", ATTENTION), ("param_dtype", DTYPES), ("compute_dtype", DTYPES)):
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"ModelConfig.{field}={getattr(self, field)!r}; choose one of {', '.join(allowed)}")
+        if self.experts and not (1 <= self.experts_per_token <= self.experts and self.expert_feed_forward >= 1):
+            raise ValueError(
+                f"ModelConfig.experts={self.experts} needs 1 <= experts_per_token <= experts (is {self.experts_per_token}) and "
+                f"expert_feed_forward >= 1 (is {self.expert_feed_forward})"
+            )
+        if any(not 0 <= y < self.layers for y in self.dense_layers):
+            raise ValueError(f"ModelConfig.dense_layers={self.dense_layers} names layers outside 0 ... {self.layers - 1}")
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer is a mixture of experts."""
+        return self.experts > 0 and layer not in self.dense_layers
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all layers have one structure, so that they can be stacked."""
+        return len({self.is_sparse(y) for y in range(self.layers)}) == 1
 
     @property
     def parameters(self) -> int:
         """Number of scalars in the parameter pytree."""
-        attention = self.width * self.head_dim * (2 * self.query_heads + 2 * self.key_value_heads) + 2 * self.head_dim
-        layer = attention + 3 * self.width * self.feed_forward + 2 * self.width
-        head = 0 if self.tie_embeddings else self.vocab_size * self.width
-        return self.vocab_size * self.width + head + self.layers * layer + self.width
+        return self._count(self.experts)
 
+    @property
+    def active_parameters(self) -> int:
+        """Number of scalars that one token meets: of the experts only those it is routed to."""
+        return self._count(self.experts_per_token)
 
-# Sizes that learn on a laptop. The vocabulary comes from the game's tokenizer.
-PRESETS: dict[str, dict[str, int | float | bool]] = {
-    "nano": dict(width=32, layers=2, query_heads=2, key_value_heads=1, head_dim=16, feed_forward=96),
-    "micro": dict(width=64, layers=2, query_heads=4, key_value_heads=2, head_dim=16, feed_forward=160),
-    "mini": dict(width=96, layers=3, query_heads=6, key_value_heads=2, head_dim=16, feed_forward=256),
-    "small": dict(width=128, layers=4, query_heads=8, key_value_heads=4, head_dim=16, feed_forward=384),
-    "qwen3-0.6b": dict(
-        width=1024, layers=28, query_heads=16, key_value_heads=8, head_dim=128, feed_forward=3072, rope_theta=1e6
-    ),
-    "qwen3-1.7b": dict(
-        width=2048, layers=28, query_heads=16, key_value_heads=8, head_dim=128, feed_forward=6144, rope_theta=1e6
-    ),
-}
+    def _count(self, experts: int) -> int:
+        heads = self.query_heads + 2 * self.key_value_heads
+        attention = self.width * self.head_dim * (heads + self.query_heads)
+        attention += 2 * self.head_dim * self.qk_norm + heads * self.head_dim * self.attention_bias + self.width * self.output_bias
+        dense = 3 * self.width * self.feed_forward + (2 * self.feed_forward + self.width) * self.feed_forward_bias
+        sparse = self.width * experts + 3 * experts * self.width * self.expert_feed_forward
+        body = sum(sparse if self.is_sparse(y) else dense for y in range(self.layers))
+        ends = self.vocab_size * self.width * (1 if self.tie_embeddings else 2) + self.width + (self.width + 1) * self.value_head
+        return ends + self.layers * (attention + 2 * self.width) + body
 
-
-def make_model_config(preset: str, vocab_size: int, **overrides) -> ModelConfig:
-    """The preset's shape for a vocabulary, with single fields replaced. Raises `ValueError` on unknown names."""
-    if preset not in PRESETS:
-        raise ValueError(f"unknown model preset {preset!r}; the presets are {', '.join(PRESETS)}")
-    known = {f.name for f in dataclasses.fields(ModelConfig)} - {"vocab_size"}
-    unknown = sorted(set(overrides) - known)
-    if unknown:
-        raise ValueError(f"unknown model fields {unknown}; the fields are {', '.join(sorted(known))}")
-    return ModelConfig(vocab_size=vocab_size, **(PRESETS[preset] | overrides))
+    @property
+    def attention_scale(self) -> float:
+        """The factor on rotated queries and keys each: YaRN's attention factor, else 1."""
+        s = self.rope_scaling
+        if s is None or s.kind != "yarn":
+            return 1.0
+        if s.attention_factor is not None:
+            return s.attention_factor
+        mscale = lambda m: 1.0 if s.factor <= 1 else 0.1 * m * math.log(s.factor) + 1.0  # noqa: E731
+        if s.mscale and s.mscale_all_dim:
+            return mscale(s.mscale) / mscale(s.mscale_all_dim)
+        return mscale(1.0)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.models.config import ModelConfig
-from marl_llm.models.transformer import Decoder
+from marl_llm.models.log_probs import head_weight, score_hidden, split_adapters
+from marl_llm.models.masks import prompt_positions, tree_mask
+from marl_llm.models.transformer import Decoder, is_stacked
 
 
 class Scores(NamedTuple):
@@ -22,38 +23,6 @@ class Scores(NamedTuple):
 
     log_probs: Float[Array, "B K R"]
     entropy: Float[Array, "B K R"]
-
-
-def prompt_positions(where: Bool[Array, "B P"]) -> Int[Array, "B P"]:
-    """Position of each prompt token among the real ones; padding gets 0."""
-    return jnp.maximum(jnp.cumsum(where, axis=-1) - 1, 0)
-
-
-def prompt_mask(where: Bool[Array, "B P"]) -> Bool[Array, "B P P"]:
-    """Causal mask over real prompt tokens."""
-    p = where.shape[-1]
-    return jnp.tril(jnp.ones((p, p), bool)) & where[:, None, :]
-
-
-def tree_mask(prompt_where: Bool[Array, "B P"], branches: int, response_length: int) -> Bool[Array, "B L L"]:
-    """Who sees whom in a packed row, `L = P + K R`. For P = 2, K = 2, R = 2 (1 = sees):
-
-        prompt      1 . | . . | . .
-                    1 1 | . . | . .
-        response 1  1 1 | 1 . | . .
-                    1 1 | 1 1 | . .
-        response 2  1 1 | . . | 1 .
-                    1 1 | . . | 1 1
-    """
-    b, p = prompt_where.shape
-    kr = branches * response_length
-    branch = jnp.arange(kr) // response_length
-    depth = jnp.arange(kr) % response_length
-    own = (branch[:, None] == branch[None, :]) & (depth[:, None] >= depth[None, :])
-    top = jnp.concatenate([prompt_mask(prompt_where), jnp.zeros((b, p, kr), bool)], axis=-1)
-    to_prompt = jnp.broadcast_to(prompt_where[:, None, :], (b, kr, p))
-    bottom = jnp.concatenate([to_prompt, jnp.broadcast_to(own, (b, kr, kr))], axis=-1)
-    return jnp.concatenate([top, bottom], axis=1)
 
 
 def score_responses(
@@ -71,18 +40,15 @@ def score_responses(
     """
     b, p = prompt.shape
     _, k, r = responses.shape
-    model = Decoder(config)
+    variables, base = split_adapters(params)
+    model = Decoder(config, stacked=is_stacked(base))
     tokens = jnp.concatenate([prompt, responses.reshape(b, k * r)], axis=-1)
     start = jnp.sum(prompt_where, axis=-1, dtype=jnp.int32)[:, None]
     depth = jnp.arange(k * r) % r
     positions = jnp.concatenate([prompt_positions(prompt_where), start + depth[None, :]], axis=-1)
-    hidden, _ = model.apply({"params": params}, tokens, positions, tree_mask(prompt_where, k, r))
+    hidden, _ = model.apply(variables, tokens, positions, tree_mask(prompt_where, k, r))
     # the token at depth 0 is predicted by the prompt's last token, deeper ones by the branch's previous token
     first = jnp.broadcast_to(hidden[:, p - 1, None, None, :], (b, k, 1, hidden.shape[-1]))
     rest = hidden[:, p:].reshape(b, k, r, -1)[:, :, :-1]
-    with jax.named_scope("head"):
-        logits = model.apply({"params": params}, jnp.concatenate([first, rest], axis=2), method="head")
-        log_softmax = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, axis=-1)
-    log_probs = jnp.take_along_axis(log_softmax, responses[..., None], axis=-1)[..., 0]
-    entropy = -jnp.sum(jnp.exp(log_softmax) * log_softmax, axis=-1)
-    return Scores(log_probs, entropy)
+    scores = score_hidden(head_weight(config, base), jnp.concatenate([first, rest], axis=2), responses, temperature)
+    return Scores(*scores)

@@ -1,12 +1,15 @@
-"""A Qwen3-style decoder in Flax linen, used only through `init` and `apply`.
+"""A decoder in Flax linen, used only through `init` and `apply`: Qwen2/2.5, Qwen3, Qwen3-MoE and Llama by configuration.
 
-Pre-norm blocks, RMSNorm, rotary positions, grouped-query attention with per-head RMSNorm on queries and keys (Qwen3
-technical report, section 2), SwiGLU. One attention function serves three uses, which differ only in their key *segments*:
+Pre-norm blocks, RMSNorm, rotary positions, grouped-query attention (per-head RMSNorm on queries and keys in Qwen3), SwiGLU. It serves
+three uses, which differ only in the keys that a token may see:
 
-- a plain or packed sequence `[B, L]`, where a mask `[B, L, L]` says who sees whom (a group's packed row is one prompt and K
-  responses, each seeing the prompt and itself: the tree mask);
-- the prefill of E prompts;
+- rows `[B, L]` under a `RowMask`, plain or packed (a prompt and K responses that each see the prompt and themselves);
+- the prefill of E prompts, which is a plain row whose keys and values are kept;
 - a decode step of K branches per prompt, whose keys are the prompt's (shared, computed once) and each branch's own.
+
+Parameters have one of two layouts: one subtree per layer (`block_0`, `block_1`, ...), which decodes faster, or all layers stacked
+(`blocks`, scanned with `nn.scan`), which compiles faster and has fewer leaves. `stack_layers` and `unstack_layers` convert, bit for bit;
+every function here reads the layout off the parameters.
 """
 
 from __future__ import annotations
@@ -17,23 +20,14 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
+from marl_llm.models.attention import Segment, attend, self_attention
 from marl_llm.models.config import ModelConfig
-
-MASKED = -1e30  # finite, so that a row that sees nothing gets a uniform softmax instead of NaN
-
-
-class Segment(NamedTuple):
-    """Keys and values that a block of queries may see.
-
-    `shared` segments hold one row of keys per batch row, `[B, S, J, d]`, with `where [B, L, S]`; private ones hold a row per
-    query, `[B, L, S, J, d]`, with `where` of the same shape as a mask, `[B, L, S]`.
-    """
-
-    keys: Array
-    values: Array
-    where: Bool[Array, "B L S"]
+from marl_llm.models.experts import mixture
+from marl_llm.models.masks import RowMask, prompt_mask
+from marl_llm.models.rotary import rotary_angles, rotate
+from marl_llm.models.sharding import constrain
 
 
 class BranchCache(NamedTuple):
@@ -45,158 +39,277 @@ class BranchCache(NamedTuple):
     values: Float[Array, "E K R J d"]
 
 
-def rotary_angles(positions: Int[Array, "B L"], head_dim: int, theta: float) -> tuple[Array, Array]:
-    """Sine and cosine of the rotary angles, each `[B, L, 1, d/2]`, float32; computed once and shared by all layers."""
-    half = head_dim // 2
-    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    return jnp.sin(angles), jnp.cos(angles)
-
-
-def rotate(x: Float[Array, "B L h d"], angles: tuple[Array, Array]) -> Float[Array, "B L h d"]:
-    """Rotary embedding, rotate-half form."""
-    sin, cos = angles
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-
-
-def attend(queries: Float[Array, "B L H d"], segments: list[Segment]) -> Float[Array, "B L H d"]:
-    """Softmax attention over the union of the segments' keys; H/J queries share a key head.
-
-    Shared segments are one matrix product per (row, key head) with that head's queries stacked: on CPU twice as fast as the
-    einsum over five axes.
-    """
-    b, length, h, d = queries.shape
-    j = segments[0].keys.shape[-2]
-    g = h // j
-    q = (queries * d**-0.5).reshape(b, length, j, g, d).transpose(0, 2, 3, 1, 4)  # b j g l d
-    scores = []
-    for s in segments:
-        if s.keys.ndim == 4:
-            keys = s.keys.transpose(0, 2, 3, 1)  # b j d s
-            score = (q.reshape(b, j, g * length, d) @ keys).reshape(b, j, g, length, -1)
-        else:
-            score = jnp.einsum("bjgld,blsjd->bjgls", q, s.keys)
-        scores.append(jnp.where(s.where[:, None, None], score, MASKED))
-    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1)
-    out, start = 0.0, 0
-    for s in segments:
-        size = s.where.shape[-1]
-        part = weights[..., start : start + size]
-        if s.values.ndim == 4:
-            values = s.values.transpose(0, 2, 1, 3)  # b j s d
-            out = out + (part.reshape(b, j, g * length, size) @ values).reshape(b, j, g, length, d)
-        else:
-            out = out + jnp.einsum("bjgls,blsjd->bjgld", part, s.values)
-        start += size
-    return out.transpose(0, 3, 1, 2, 4).reshape(b, length, h, d)
-
-
 class RMSNorm(nn.Module):
-    """`weight * x / rms(x)` over the last axis."""
+    """`weight * x / rms(x)` over the last axis, in float32."""
 
     epsilon: float
+    dtype: str = "float32"
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
-        return weight * x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
+        weight = self.param("weight", nn.initializers.ones, (x.shape[-1],), jnp.dtype(self.dtype))
+        y = x.astype(jnp.float32)
+        return (weight * y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.epsilon)).astype(x.dtype)
+
+
+class Projection(nn.Module):
+    """A matrix product over the last `inputs` axes of `x`, with an optional bias and optional low-rank adapters.
+
+    Adapters live in the collection 'lora' at the same path: `a [N, in, r]`, `b [N, r, out]`, already scaled, one pair per agent (see
+    `marl_llm.models.lora`). `agents [B, N]` holds each row's weights over them; None takes the only pair.
+    """
+
+    features: tuple[int, ...]
+    config: ModelConfig
+    scale: float
+    use_bias: bool = False
+    inputs: int = 1
+
+    @nn.compact
+    def __call__(self, x, agents: Float[Array, "B N"] | None = None):
+        c = self.config
+        lead, inside = x.shape[: x.ndim - self.inputs], x.shape[x.ndim - self.inputs :]
+        size, out = _prod(inside), _prod(self.features)
+        # drawn as one matrix, so that heads do not change what an initializer gives
+        draw = lambda key, shape, dtype: (jax.random.normal(key, (size, out), dtype) * self.scale).reshape(shape)  # noqa: E731
+        kernel = self.param("kernel", draw, (*inside, *self.features), jnp.dtype(c.param_dtype))
+        dtype = jnp.dtype(c.compute_dtype)
+        flat = x.reshape(*lead, size).astype(dtype)
+        y = flat @ kernel.reshape(size, out).astype(dtype)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, self.features, jnp.dtype(c.param_dtype))
+            y = y + bias.reshape(out).astype(dtype)
+        if self.has_variable("lora", "a"):
+            a, b = (self.get_variable("lora", name).astype(dtype) for name in ("a", "b"))
+            if agents is None:
+                y = y + (flat @ a[0]) @ b[0]
+            else:
+                weight = agents.astype(dtype).reshape(agents.shape[0], *(1,) * (flat.ndim - 2), agents.shape[1], 1)
+                low = jnp.einsum("...i,nir->...nr", flat, a) * weight
+                y = y + jnp.einsum("...nr,nro->...o", low, b)
+        return y.reshape(*lead, *self.features)
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with q/k norm."""
+    """Grouped-query attention."""
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x, angles, where, cache: BranchCache | None, step):
+    def __call__(self, x, angles, mask, cache: BranchCache | None, step, agents):
         c = self.config
-        init = nn.initializers.normal(c.width**-0.5)
-        project = lambda name, heads: nn.DenseGeneral((heads, c.head_dim), use_bias=False, kernel_init=init, name=name)(x)  # noqa: E731
-        q = RMSNorm(c.norm_epsilon, name="query_norm")(project("query", c.query_heads))
-        k = RMSNorm(c.norm_epsilon, name="key_norm")(project("key", c.key_value_heads))
-        v = project("value", c.key_value_heads)
+
+        def project(name, heads):
+            bias = c.attention_bias
+            return Projection((heads, c.head_dim), c, c.width**-0.5, use_bias=bias, name=name)(x, agents)
+
+        q, k, v = project("query", c.query_heads), project("key", c.key_value_heads), project("value", c.key_value_heads)
+        if c.qk_norm:
+            q = RMSNorm(c.norm_epsilon, c.param_dtype, name="query_norm")(q)
+            k = RMSNorm(c.norm_epsilon, c.param_dtype, name="key_norm")(k)
         q, k = rotate(q, angles), rotate(k, angles)
+        q = constrain(q, "batch", None, "heads", None)
+        k, v = (constrain(y, "batch", None, "key_value_heads", None) for y in (k, v))
         if cache is None:
-            out, new = attend(q, [Segment(k, v, where)]), (k, v)
+            out, new = self_attention(c.attention, q, k, v, mask), (k, v)
         else:
             keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, k[:, :, None], step, axis=2)
             values = jax.lax.dynamic_update_slice_in_dim(cache.values, v[:, :, None], step, axis=2)
             e, branches, r = keys.shape[:3]
             own = jnp.broadcast_to(jnp.arange(r) <= step, (e, branches, r))
             new = cache._replace(keys=keys, values=values)
-            out = attend(q, [Segment(cache.prompt_keys, cache.prompt_values, where), Segment(keys, values, own)])
-        scale = nn.initializers.normal((c.query_heads * c.head_dim) ** -0.5 / (2 * c.layers) ** 0.5)
-        return nn.DenseGeneral(c.width, axis=(-2, -1), use_bias=False, kernel_init=scale, name="output")(out), new
+            out = attend(q, [Segment(cache.prompt_keys, cache.prompt_values, mask), Segment(keys, values, own)])
+        scale = (c.query_heads * c.head_dim) ** -0.5 / (2 * c.layers) ** 0.5
+        return Projection((c.width,), c, scale, use_bias=c.output_bias, inputs=2, name="output")(out, agents), new
 
 
 class Block(nn.Module):
-    """One pre-norm transformer block."""
+    """One pre-norm transformer block; `sparse` makes its feed-forward a mixture of experts."""
+
+    config: ModelConfig
+    sparse: bool = False
+
+    @nn.compact
+    def __call__(self, x, angles, mask, cache, step, agents):
+        c = self.config
+        x = constrain(x, "batch", None, None)
+        with jax.named_scope("attention"):
+            h = RMSNorm(c.norm_epsilon, c.param_dtype, name="attention_norm")(x)
+            h, new = Attention(c, name="attention")(h, angles, mask, cache, step, agents)
+            x = x + h
+        with jax.named_scope("feed_forward"):
+            h = RMSNorm(c.norm_epsilon, c.param_dtype, name="feed_forward_norm")(x)
+            h = Experts(c, name="experts")(h) if self.sparse else self._feed_forward(h, agents)
+        return x + h, new
+
+    def _feed_forward(self, h, agents):
+        c = self.config
+        bias = c.feed_forward_bias
+        gate = Projection((c.feed_forward,), c, c.width**-0.5, bias, name="gate")(h, agents)
+        up = Projection((c.feed_forward,), c, c.width**-0.5, bias, name="up")(h, agents)
+        scale = c.feed_forward**-0.5 / (2 * c.layers) ** 0.5
+        hidden = constrain(jax.nn.silu(gate) * up, "batch", None, "feed_forward")
+        return Projection((c.width,), c, scale, bias, name="down")(hidden, agents)
+
+
+class Experts(nn.Module):
+    """A mixture of SwiGLU experts behind a softmax router (Qwen3-MoE)."""
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x, angles, where, cache, step):
+    def __call__(self, x):
         c = self.config
-        init = nn.initializers.normal(c.width**-0.5)
-        with jax.named_scope("attention"):
-            h, new = Attention(c, name="attention")(
-                RMSNorm(c.norm_epsilon, name="attention_norm")(x), angles, where, cache, step
-            )
-            x = x + h
-        with jax.named_scope("feed_forward"):
-            h = RMSNorm(c.norm_epsilon, name="feed_forward_norm")(x)
-            gate = nn.Dense(c.feed_forward, use_bias=False, kernel_init=init, name="gate")(h)
-            up = nn.Dense(c.feed_forward, use_bias=False, kernel_init=init, name="up")(h)
-            scale = nn.initializers.normal(c.feed_forward**-0.5 / (2 * c.layers) ** 0.5)
-            down = nn.Dense(c.width, use_bias=False, kernel_init=scale, name="down")
-            x = x + down(jax.nn.silu(gate) * up)
-        return x, new
+        d, f, n, dtype = c.width, c.expert_feed_forward, c.experts, jnp.dtype(c.param_dtype)
+        into, out = nn.initializers.normal(d**-0.5), nn.initializers.normal(f**-0.5 / (2 * c.layers) ** 0.5)
+        router = self.param("router", into, (d, n), dtype)
+        gate, up = (self.param(name, into, (n, d, f), dtype) for name in ("gate", "up"))
+        down = self.param("down", out, (n, f, d), dtype)
+        return mixture(x.astype(jnp.dtype(c.compute_dtype)), router, gate, up, down, c.experts_per_token, c.normalize_experts)
+
+
+_REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": jax.checkpoint_policies.nothing_saveable}
+
+
+class _Scanned(nn.Module):
+    """A block in the form that `nn.scan` wants; the keys and values come out stacked, `[Y, ...]`."""
+
+    config: ModelConfig
+    sparse: bool
+
+    @nn.compact
+    def __call__(self, x, angles, mask, agents):
+        return Block(self.config, self.sparse, name="block")(x, angles, mask, None, None, agents)
 
 
 class Decoder(nn.Module):
-    """Tokens to hidden states; `head` turns hidden states into logits.
+    """Tokens to hidden states; `head` turns hidden states into logits, `value` into one scalar each.
 
-    `__call__` with `cache=None` runs a sequence under a mask and also returns every layer's keys and values; with a cache it
-    runs one decode step of K branches (see `BranchCache`).
+    `__call__` with `cache=None` runs rows under a `RowMask` and also returns every layer's keys and values; with a cache
+    it runs one decode step of K branches (see `BranchCache`), and `mask` is `[E, K, P]`: which prompt tokens are real. Stacked
+    parameters run rows only.
     """
 
     config: ModelConfig
+    stacked: bool = False
 
     def setup(self):
         c = self.config
-        self.embedding = self.param("embedding", nn.initializers.normal(c.width**-0.5), (c.vocab_size, c.width))
-        self.blocks = [Block(c, name=f"block_{y}") for y in range(c.layers)]
-        self.final_norm = RMSNorm(c.norm_epsilon)
+        dtype = jnp.dtype(c.param_dtype)
+        self.embedding = self.param("embedding", nn.initializers.normal(c.width**-0.5), (c.vocab_size, c.width), dtype)
+        if self.stacked:
+            scanned = nn.scan(
+                self._remat(_Scanned),
+                variable_axes={"params": 0, "lora": 0},
+                split_rngs={"params": True},
+                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),
+                length=c.layers,
+            )
+            self.blocks = scanned(c, c.is_sparse(0))
+        else:
+            self.layers = [self._remat(Block)(c, c.is_sparse(y), name=f"block_{y}") for y in range(c.layers)]
+        self.final_norm = RMSNorm(c.norm_epsilon, c.param_dtype)
         if not c.tie_embeddings:
-            self.output = self.param("output", nn.initializers.normal(c.width**-0.5), (c.width, c.vocab_size))
+            self.output = self.param("output", nn.initializers.normal(c.width**-0.5), (c.width, c.vocab_size), dtype)
+        if c.value_head:
+            self.value_head = _ValueHead()
+
+    def _remat(self, module):
+        policy = _REMAT.get(self.config.remat)
+        return nn.remat(module, policy=policy, prevent_cse=not self.stacked) if policy else module
 
     def __call__(
         self,
         tokens: Int[Array, "B L"],
         positions: Int[Array, "B L"],
-        where: Bool[Array, "B L S"],
+        mask: RowMask | Array,
         cache: list[BranchCache] | None = None,
         step: Int[Array, ""] | int | None = None,
+        agents: Float[Array, "B N"] | None = None,
     ):
         """Hidden states `[B, L, D]` after the final norm, and per layer the keys and values (or the updated cache)."""
-        x = self.embedding[tokens]
-        angles = rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
-        new = []
-        for y, block in enumerate(self.blocks):
-            x, layer = block(x, angles, where, None if cache is None else cache[y], step)
-            new.append(layer)
+        c = self.config
+        x = self.embedding[tokens].astype(jnp.dtype(c.compute_dtype))
+        x = constrain(x, "batch", None, None)
+        angles = rotary_angles(c, positions)
+        if self.stacked:
+            x, kept = self.blocks(x, angles, mask, agents)
+            new = [jax.tree.map(lambda a, y=y: a[y], kept) for y in range(c.layers)]
+        else:
+            new = []
+            for y, block in enumerate(self.layers):
+                x, layer = block(x, angles, mask, None if cache is None else cache[y], step, agents)
+                new.append(layer)
         return self.final_norm(x), new
 
     def head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """Logits of hidden states."""
-        return hidden @ (self.embedding.T if self.config.tie_embeddings else self.output)
+        """Logits of hidden states, float32."""
+        dtype = jnp.dtype(self.config.compute_dtype)
+        weight = (self.embedding.T if self.config.tie_embeddings else self.output).astype(dtype)
+        return jnp.matmul(hidden, weight, preferred_element_type=jnp.float32)
+
+    def value(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape"]:
+        """One scalar per hidden state, float32. Raises `ValueError` when the config has no value head."""
+        if not self.config.value_head:
+            raise ValueError("this model has no value head; set ModelConfig.value_head")
+        return self.value_head(hidden)
+
+    def everything(self, tokens, positions, mask):
+        """Touches every parameter; what `init` runs."""
+        hidden, _ = self(tokens, positions, mask)
+        return self.head(hidden), self.value(hidden) if self.config.value_head else None
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def init_params(config: ModelConfig, key: jax.Array) -> dict:
-    """Random parameters of a decoder, a plain pytree. `key` is consumed."""
+class _ValueHead(nn.Module):
+    """A linear map to one scalar that starts at zero, so that a fresh critic predicts 0."""
+
+    @nn.compact
+    def __call__(self, hidden):
+        kernel = self.param("kernel", nn.initializers.zeros, (hidden.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, ())
+        return jnp.sum(hidden.astype(jnp.float32) * kernel, axis=-1) + bias
+
+
+def _prod(shape) -> int:
+    out = 1
+    for size in shape:
+        out *= size
+    return out
+
+
+@functools.partial(jax.jit, static_argnames=("config", "stacked"))
+def init_params(config: ModelConfig, key: jax.Array, stacked: bool = False) -> dict:
+    """Random parameters of a decoder, a plain pytree, the same numbers in both layouts. `key` is consumed."""
     tokens = jnp.zeros((1, 2), jnp.int32)
-    where = jnp.ones((1, 2, 2), bool)
-    # `head` needs no parameters of its own beyond those that `setup` makes
-    return Decoder(config).init(key, tokens, tokens, where)["params"]
+    params = Decoder(config).init(key, tokens, tokens, prompt_mask(jnp.ones((1, 2), bool)), method="everything")["params"]
+    return stack_layers(params) if stacked else params
+
+
+def is_stacked(params: dict) -> bool:
+    """Whether the layers of a parameter pytree are stacked."""
+    return "blocks" in params
+
+
+def stack_layers(params: dict) -> dict:
+    """One leaf per weight with all layers in front, `[Y, ...]`. Bit-exact inverse of `unstack_layers`.
+
+    Raises `ValueError` when the layers differ in structure (a mixture model with some dense layers) or are stacked already.
+    """
+    names = sorted((n for n in params if n.startswith("block_")), key=lambda n: int(n.removeprefix("block_")))
+    if not names:
+        raise ValueError("these parameters have no layers to stack; are they stacked already?")
+    if len({jax.tree.structure(params[n]) for n in names}) > 1:
+        raise ValueError("layers of different structure (dense and mixture) cannot be stacked; keep them apart")
+    rest = {n: v for n, v in params.items() if n not in names}
+    return rest | {"blocks": {"block": jax.tree.map(lambda *x: jnp.stack(x), *(params[n] for n in names))}}
+
+
+def unstack_layers(params: dict) -> dict:
+    """One subtree per layer, as sampling wants it; separate layers are returned as they are."""
+    if "lora" in params:
+        return {name: unstack_layers(part) for name, part in params.items()}
+    if not is_stacked(params):
+        return params
+    layers = jax.tree.leaves(params["blocks"])[0].shape[0]
+    rest = {n: v for n, v in params.items() if n != "blocks"}
+    return rest | {f"block_{y}": jax.tree.map(lambda x, y=y: x[y], params["blocks"]["block"]) for y in range(layers)}

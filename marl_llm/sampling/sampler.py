@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from marl_llm.models import BranchCache, Decoder, ModelConfig, prompt_mask, prompt_positions
+from marl_llm.models import BranchCache, Decoder, ModelConfig, prompt_mask, prompt_positions, split_adapters, unstack_layers
 
 
 class Responses(NamedTuple):
@@ -103,7 +103,7 @@ def sample(
     e, p = prompt.shape
     k = keys.shape[1]
     model = Decoder(config)
-    variables = {"params": params}
+    variables, _ = split_adapters(unstack_layers(params))  # one leaf per layer decodes faster; converted once, outside the loop
     with jax.named_scope("prefill"):
         hidden, layers = model.apply(variables, prompt, prompt_positions(prompt_where), prompt_mask(prompt_where))
         logits = model.apply(variables, hidden[:, -1], method="head")

@@ -40,10 +40,12 @@ def test_the_tree_mask_is_the_picture_in_its_docstring():
         1 1 . . 1 1
     """
     want = np.asarray([[c == "1" for c in line.split()] for line in want.strip().splitlines()])
-    np.testing.assert_array_equal(tree_mask(jnp.ones((1, 2), bool), 2, 2)[0], want)
+    np.testing.assert_array_equal(tree_mask(jnp.ones((1, 2), bool), 2, 2).dense()[0], want)
     hidden = want.copy()
-    hidden[:, 0] = False
-    np.testing.assert_array_equal(tree_mask(jnp.asarray([[False, True]]), 2, 2)[0], hidden)
+    hidden[1:, 0] = False  # nothing real sees the padding
+    padded = tree_mask(jnp.asarray([[False, True]]), 2, 2)
+    np.testing.assert_array_equal(padded.dense()[0], hidden)
+    np.testing.assert_array_equal(padded.rows(3, 2)[0], hidden[3:5])
 
 
 def test_positions_count_real_tokens():

@@ -181,7 +181,7 @@ def test_a_disk_that_is_too_small_is_told_before_it_is_full(saved, monkeypatch, 
             saved.save(6, policies(seed=6), {})
             assert saved.steps() == [0, 4, 6]
         else:
-            with pytest.raises(CheckpointError, match=r"6: .*it takes 0\.0 MB, and 0\.0 MB are free. Free space or choose another"):
+            with pytest.raises(CheckpointError, match=r"6: .*it takes 1\.0 MB, and 1\.0 MB are free. Free space or choose another"):
                 saved.save(6, policies(seed=6), {})
             assert sorted(p.name for p in saved.directory.iterdir()) == ["0", "2", "4"]
     assert "Traceback" not in capfd.readouterr().err

@@ -1,0 +1,180 @@
+"""Attention behind one seam: `self_attention` for rows under a `RowMask`, `attend` for a decode step over cached segments.
+
+| name | where | how |
+|---|---|---|
+| `xla` | everywhere | all scores at once, `[B, H, L, L]` |
+| `chunked` | everywhere | queries in chunks, computed again in the backward pass: memory `[B, H, chunk, L]` |
+| `cudnn` | GPU, 16-bit | `jax.nn.dot_product_attention` with the mask |
+| `splash` | TPU | block-sparse flash attention; the tree is computed inside the kernel, and blocks that no query sees are never read |
+
+All give the same numbers (tests/models/test_attention.py; splash in Pallas' interpret mode on CPU).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+from jaxtyping import Array, Bool, Float
+
+from marl_llm.models.masks import RowMask
+from marl_llm.models.sharding import constrain, per_device, ways
+
+MASKED = -1e30  # finite, so that a row that sees nothing gets a uniform softmax instead of NaN
+CHUNK = 256  # queries per chunk
+LONG = 1024  # from this length on, the scores of a whole row cost more memory than they save time
+LANES = 128  # a TPU's lane width; splash attention wants lengths and head sizes in multiples
+
+_platform: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
+
+
+@contextlib.contextmanager
+def for_platform(name: str):
+    """Within it, models are traced for another platform than JAX's own: ahead-of-time compilation for a TPU on a machine without one."""
+    token = _platform.set(name)
+    try:
+        yield
+    finally:
+        _platform.reset(token)
+
+
+def platform() -> str:
+    """The platform that models are traced for: 'cpu', 'gpu' or 'tpu'."""
+    return _platform.get() or jax.default_backend()
+
+
+class Segment(NamedTuple):
+    """Keys and values that a block of queries may see.
+
+    `shared` segments hold one row of keys per batch row, `[B, S, J, d]`, with `where [B, L, S]`; private ones hold a row per
+    query, `[B, L, S, J, d]`, with `where` of the same shape as a mask, `[B, L, S]`.
+    """
+
+    keys: Array
+    values: Array
+    where: Bool[Array, "B L S"]
+
+
+def attend(queries: Float[Array, "B L H d"], segments: list[Segment]) -> Float[Array, "B L H d"]:
+    """Softmax attention over the union of the segments' keys; H/J queries share a key head. Scores and softmax are float32.
+
+    Shared segments are one matrix product per (row, key head) with that head's queries stacked: on CPU twice as fast as the
+    einsum over five axes.
+    """
+    b, length, h, d = queries.shape
+    j = segments[0].keys.shape[-2]
+    g = h // j
+    q = (queries * d**-0.5).reshape(b, length, j, g, d).transpose(0, 2, 3, 1, 4)  # b j g l d
+    scores = []
+    for s in segments:
+        if s.keys.ndim == 4:
+            keys = s.keys.transpose(0, 2, 3, 1)  # b j d s
+            score = jnp.matmul(q.reshape(b, j, g * length, d), keys, preferred_element_type=jnp.float32)
+            score = score.reshape(b, j, g, length, -1)
+        else:
+            score = jnp.einsum("bjgld,blsjd->bjgls", q, s.keys, preferred_element_type=jnp.float32)
+        scores.append(jnp.where(s.where[:, None, None], score, MASKED))
+    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(queries.dtype)
+    out, start = 0.0, 0
+    for s in segments:
+        size = s.where.shape[-1]
+        part = weights[..., start : start + size]
+        if s.values.ndim == 4:
+            values = s.values.transpose(0, 2, 1, 3)  # b j s d
+            out = out + (part.reshape(b, j, g * length, size) @ values).reshape(b, j, g, length, d)
+        else:
+            out = out + jnp.einsum("bjgls,blsjd->bjgld", part, s.values)
+        start += size
+    return out.transpose(0, 3, 1, 2, 4).reshape(b, length, h, d)
+
+
+def choose(name: str, length: int, dtype) -> str:
+    """What `auto` means for rows of `length` on the platform; other names are returned as they are."""
+    if name != "auto":
+        return name
+    if platform() == "tpu" and length % LANES == 0:
+        return "splash"
+    if platform() == "gpu" and jnp.dtype(dtype).itemsize == 2:
+        return "cudnn"
+    return "chunked" if length >= LONG else "xla"
+
+
+def self_attention(
+    name: str, queries: Float[Array, "B L H d"], keys: Float[Array, "B L J d"], values: Float[Array, "B L J d"], mask: RowMask
+) -> Float[Array, "B L H d"]:
+    """Attention of rows to themselves by the named implementation. Outputs at padding are finite and mean nothing."""
+    kind = choose(name, queries.shape[1], queries.dtype)
+    if kind == "xla":
+        return attend(queries, [Segment(keys, values, mask.dense())])
+    if kind == "chunked":
+        return _chunked(queries, keys, values, mask)
+    if kind == "cudnn":
+        return jax.nn.dot_product_attention(queries, keys, values, mask=mask.dense()[:, None], implementation="cudnn")
+    return _splash(queries, keys, values, mask)
+
+
+def _chunked(queries, keys, values, mask: RowMask):
+    b, length, h, d = queries.shape
+    chunk = min(CHUNK, length)
+    count = -(-length // chunk)
+    padded = jnp.pad(queries, ((0, 0), (0, count * chunk - length), (0, 0), (0, 0)))
+    segments = jnp.pad(mask.segments, ((0, 0), (0, count * chunk - length)))
+    wide = RowMask(segments, mask.prompt, mask.response)
+
+    @jax.checkpoint
+    def some(i):
+        part = jax.lax.dynamic_slice_in_dim(padded, i * chunk, chunk, axis=1)
+        where = wide.rows(i * chunk, chunk)[:, :, :length]
+        return attend(part, [Segment(keys, values, where)])
+
+    out = jax.lax.map(some, jnp.arange(count))  # [count, B, chunk, H, d]
+    return out.transpose(1, 0, 2, 3, 4).reshape(b, count * chunk, h, d)[:, :length]
+
+
+class _TreeMask(splash_attention_mask._ComputableMask):
+    """The tree part of a `RowMask` for splash attention, computed inside the kernel."""
+
+    def __init__(self, length: int, prompt: int, response: int):
+        self.rule = (length, prompt, response)
+        super().__init__(shape=(length, length), mask_function=RowMask(None, prompt, response).sees)
+
+    def __eq__(self, other):
+        return isinstance(other, _TreeMask) and self.rule == other.rule
+
+    def __hash__(self):
+        return hash((type(self), self.rule))
+
+
+def _splash(queries, keys, values, mask: RowMask):
+    b, length, h, d = queries.shape
+    wide = -(-d // LANES) * LANES
+    block = max(size for size in (512, 256, LANES) if length % size == 0) if length % LANES == 0 else None
+    if block is None:
+        raise ValueError(f"splash attention needs a row length in multiples of {LANES}, not {length}; pad, or set attention='xla'")
+    sizes = splash_attention_kernel.BlockSizes(
+        block_q=block, block_kv=block, block_kv_compute=block,
+        block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
+    )  # fmt: skip
+    spread = lambda x: jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, 0), (0, wide - d)))  # noqa: E731
+    interpret = platform() == "cpu"
+
+    def kernel_of(heads: int):
+        tree = splash_attention_mask.MultiHeadMask([_TreeMask(length, mask.prompt, mask.response)] * heads)
+        return splash_attention_kernel.make_splash_mha(
+            mask=tree, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+        )
+
+    def local(q, k, v, segments):
+        kernel = kernel_of(q.shape[1])
+        both = splash_attention_kernel.SegmentIds(segments, segments)
+        return jax.vmap(lambda q, k, v, s: kernel(q, k, v, segment_ids=s))(q, k, v, both)
+
+    if keys.shape[2] % ways("heads"):  # too few key heads to split beside the query heads
+        keys, values = (jnp.repeat(x, h // x.shape[2], axis=2) for x in (keys, values))
+    heads = ("batch", "heads", None, None)
+    out = per_device(local, (heads, heads, heads, ("batch", None)), heads)(spread(queries * d**-0.5), spread(keys), spread(values), mask.segments)
+    return constrain(out[..., :d].transpose(0, 2, 1, 3), "batch", None, "heads", None)

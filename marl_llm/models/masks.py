@@ -1,0 +1,70 @@
+"""Who sees whom in a row of tokens, as a value that every attention kernel can read.
+
+A row is `[prompt | response 1 | ... | response K]`: prompt tokens see earlier ones, a response's tokens see the prompt and their own
+branch. A plain causal row is a prompt alone. Tokens of different `segments` never see each other: padding is segment 0, and a row that
+packs several sequences numbers them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["segments"], meta_fields=["prompt", "response"])
+@dataclasses.dataclass(frozen=True)
+class RowMask:
+    """The mask of rows `[B, L]`, `L = prompt + K * response`."""
+
+    segments: Any  # Int[Array, "B L"]; Any, because tree transformations put other things here
+    prompt: int  # P; the whole row if there are no branches
+    response: int  # R
+
+    def sees(self, query, key):
+        """Whether index `query` may see index `key`, segments apart. Works on ints, NumPy and JAX arrays alike."""
+        same = (query - self.prompt) // self.response == (key - self.prompt) // self.response
+        return (key <= query) & ((key < self.prompt) | same)
+
+    def rows(self, start, size: int) -> Bool[Array, "B size L"]:
+        """The dense mask of `size` queries from index `start`."""
+        length = self.segments.shape[1]
+        query = start + jnp.arange(size)
+        segment = jax.lax.dynamic_slice_in_dim(self.segments, start, size, axis=1)
+        return self.sees(query[:, None], jnp.arange(length)[None])[None] & (segment[:, :, None] == self.segments[:, None, :])
+
+    def dense(self) -> Bool[Array, "B L L"]:
+        """The whole mask. For P = 2, K = 2, R = 2 without padding (1 = sees):
+
+            prompt      1 . | . . | . .
+                        1 1 | . . | . .
+            response 1  1 1 | 1 . | . .
+                        1 1 | 1 1 | . .
+            response 2  1 1 | . . | 1 .
+                        1 1 | . . | 1 1
+        """
+        length = self.segments.shape[1]
+        index = np.arange(length)
+        return self.sees(index[:, None], index[None])[None] & (self.segments[:, :, None] == self.segments[:, None, :])
+
+
+def prompt_positions(where: Bool[Array, "B P"]) -> Int[Array, "B P"]:
+    """Position of each prompt token among the real ones; padding gets 0."""
+    return jnp.maximum(jnp.cumsum(where, axis=-1) - 1, 0)
+
+
+def prompt_mask(where: Bool[Array, "B P"]) -> RowMask:
+    """Causal rows; padding, on either side, is where `where` is False."""
+    return RowMask(where.astype(jnp.int32), where.shape[-1], 1)
+
+
+def tree_mask(prompt_where: Bool[Array, "B P"], branches: int, response_length: int) -> RowMask:
+    """Rows of a prompt, padded on the left, and `branches` responses of `response_length` tokens."""
+    b, p = prompt_where.shape
+    responses = jnp.ones((b, branches * response_length), jnp.int32)
+    return RowMask(jnp.concatenate([prompt_where.astype(jnp.int32), responses], axis=1), p, response_length)
