@@ -1,0 +1,98 @@
+"""A retriever on another machine: speaks the `/retrieve` form of Search-R1's servers, with the interface of a local index."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from marl_llm.tools._calls import Calls
+from marl_llm.tools._http import HttpError, post_json, split_url
+from marl_llm.tools.results import FailureKind, ToolResult, failed, success
+from marl_llm.tools.retriever.interface import Hit, Hits, check_request
+
+RETRY_PAUSE_S = 0.05  # doubled per attempt: a server that restarts is back within seconds
+
+
+class RetrieverClient:
+    """Asks a server; see `Retriever.search`. Lost connections, broken answers and server errors are tried again until the deadline.
+
+    Args:
+      url: of the server, with or without `/retrieve`.
+      concurrency: most requests under way at a time; further ones wait, and the wait counts against their deadline.
+      attempts: most tries per request.
+    """
+
+    def __init__(self, url: str, concurrency: int = 8, attempts: int = 4):
+        split_url(url)
+        if attempts < 1:
+            raise ValueError(f"attempts must be at least 1, not {attempts}")
+        self.url = url if url.rstrip("/").endswith("/retrieve") else url.rstrip("/") + "/retrieve"
+        self.attempts = attempts
+        self._calls: Calls = Calls(self._search, concurrency, "retriever-client")
+
+    def search(self, queries: Sequence[str], topk: int = 5, deadline_s: float = 30.0) -> ToolResult[Hits]:
+        """See `Retriever.search`."""
+        check_request(queries, topk)
+        return self._calls.call((list(queries), topk, time.monotonic(), deadline_s))
+
+    async def asearch(self, queries: Sequence[str], topk: int = 5, deadline_s: float = 30.0) -> ToolResult[Hits]:
+        """See `Retriever.asearch`."""
+        check_request(queries, topk)
+        return await self._calls.acall((list(queries), topk, time.monotonic(), deadline_s))
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._calls.close()
+
+    def _search(self, request: tuple[list[str], int, float, float]) -> ToolResult[Hits]:
+        queries, topk, start, deadline_s = request
+        payload = dict(queries=queries, topk=topk, return_scores=True)
+        attempt, kind, message = 0, FailureKind.DEADLINE, "the deadline passed before the request was sent"
+        while attempt < self.attempts and (left := start + deadline_s - time.monotonic()) > 0:
+            attempt += 1
+            try:
+                reply = post_json(self.url, payload, left)
+            except HttpError as error:
+                kind, message = error.kind, f"{self.url}: {error}"
+            else:
+                if reply.status == 200:
+                    try:
+                        return success(read_hits(reply.body, len(queries), topk), time.monotonic() - start, attempt)
+                    except ValueError as error:
+                        kind, message = FailureKind.BAD_REPLY, f"{self.url}: {error}"
+                else:
+                    text = reply.body[:200].decode(errors="replace")
+                    final = 400 <= reply.status < 500 and reply.status not in (408, 429)
+                    kind, message = FailureKind.REFUSED if final else FailureKind.UNAVAILABLE, f"{self.url}: {reply.status} {text}"
+                    if final:
+                        break
+            left = start + deadline_s - time.monotonic()
+            time.sleep(max(0.0, min(left, RETRY_PAUSE_S * 2 ** (attempt - 1)) if attempt < self.attempts else 0.0))
+        return failed(kind, message, time.monotonic() - start, max(1, attempt))
+
+
+def read_hits(body: bytes, queries: int, topk: int) -> Hits:
+    """The hits of an answer in the form `{"result": [[{"document": {...}, "score": ...}, ...], ...]}`.
+
+    Raises:
+      ValueError: no JSON, or not of this form.
+    """
+    try:
+        answer: Any = json.loads(body)
+    except ValueError as error:
+        raise ValueError(f"the answer is not JSON ({error})") from error
+    lists = answer.get("result") if isinstance(answer, dict) else None
+    if not isinstance(lists, list) or len(lists) != queries:
+        raise ValueError(f"the answer must have the field 'result' with {queries} lists")
+    hits: Hits = []
+    for position, found in enumerate(lists):
+        if not isinstance(found, list) or len(found) > topk or not all(map(_is_hit, found)):
+            raise ValueError(f"result[{position}] must hold at most {topk} objects with a 'document' (an object) and a 'score' (a number)")
+        hits.append([Hit(hit["document"], float(hit["score"])) for hit in found])
+    return hits
+
+
+def _is_hit(hit: Any) -> bool:
+    if not isinstance(hit, dict) or not isinstance(hit.get("document"), dict):
+        return False
+    return isinstance(hit.get("score"), int | float) and not isinstance(hit["score"], bool)
