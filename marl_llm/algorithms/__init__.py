@@ -4,6 +4,9 @@
     returns     what a sample is paid for
     advantages  what its return is compared with, and on which scale
     losses      the equations that are stepped, unreduced, and their reductions
+    gated       losses and masks that fade out or leave out instead of clipping
+    ratios      ratios between distributions that are not quite the policy
+    joint       joint actions of a team that answered in parallel
     recipes     AT-GRPO, MAGRPO, MAPPA, ... as data
     apply       a recipe carried out: samples in, advantages out; log-probs in, loss out
 
@@ -17,13 +20,15 @@ key.
 
 from marl_llm.algorithms.advantages import (
     agent_wise,
+    decoupled,
     group_relative,
     leave_one_out,
     normalise_globally,
     trajectory_weights,
     whiten,
 )
-from marl_llm.algorithms.apply import Samples, advantages_for, loss_for, value_loss_for, value_targets_for
+from marl_llm.algorithms.apply import Samples, advantages_for, count_for, loss_for, value_loss_for, value_targets_for
+from marl_llm.algorithms.gated import high_entropy, on_policy_rows, sapo, vespo
 from marl_llm.algorithms.groups import (
     NO_GROUP,
     GroupStats,
@@ -35,6 +40,7 @@ from marl_llm.algorithms.groups import (
 )
 from marl_llm.algorithms.joint import aligned, cross, marginal_returns
 from marl_llm.algorithms.losses import (
+    adapt_kl_coef,
     cispo,
     clip_masks,
     clipped_ratio,
@@ -44,6 +50,7 @@ from marl_llm.algorithms.losses import (
     reduce,
     reduce_parts,
     reinforce,
+    sum_blocks,
     value_loss,
 )
 from marl_llm.algorithms.ratios import importance_weights, kept_log_mass, kept_tokens, token_log_probs, untruncate
@@ -66,6 +73,7 @@ __all__ = [
     "GroupStats",
     "Recipe",
     "Samples",
+    "adapt_kl_coef",
     "advantages_for",
     "agent_wise",
     "aligned",
@@ -74,7 +82,9 @@ __all__ = [
     "cispo",
     "clip_masks",
     "clipped_ratio",
+    "count_for",
     "cross",
+    "decoupled",
     "entropy",
     "episode_return",
     "gae",
@@ -82,6 +92,7 @@ __all__ = [
     "group_keys",
     "group_relative",
     "group_stats",
+    "high_entropy",
     "importance_ratio",
     "importance_weights",
     "kept_log_mass",
@@ -94,11 +105,14 @@ __all__ = [
     "mix_rewards",
     "mixed_share",
     "normalise_globally",
+    "on_policy_rows",
     "reduce",
     "reduce_parts",
     "reinforce",
     "rewards_to_go",
+    "sapo",
     "score_deltas",
+    "sum_blocks",
     "token_log_probs",
     "token_rewards",
     "token_rewards_to_go",
@@ -107,5 +121,6 @@ __all__ = [
     "value_loss",
     "value_loss_for",
     "value_targets_for",
+    "vespo",
     "whiten",
 ]

@@ -191,6 +191,38 @@ def leave_one_out(
     return jnp.where((size == 1) & used, returns, advantages) if singleton == "raw" else advantages
 
 
+@jax.jit
+def decoupled(
+    rewards: Real[ArrayLike, "S C"],
+    ids: Int[ArrayLike, "S"],
+    coefficients: Real[ArrayLike, "C"],
+    where: Shaped[ArrayLike, "S C"] | None = None,
+    ddof: Scalar = 1,
+    epsilon: Scalar = 1e-4,
+) -> Float[Array, "S"]:
+    """Normalise each of several rewards within its group before adding them up (GDPO 2026; TRL's "normalize_then_sum").
+
+    A_s = normalised over the batch of Σ_c w_c (R_{s,c} − mean_g R_c) / (std_g R_c + ε)
+
+    Added up first, the reward with the largest variance drowns the others.
+
+    Args:
+      rewards: one column per reward.
+      ids: dense group ids.
+      coefficients: w_c.
+      where: optional; a reward that does not apply to a sample is False there. A sample without any reward gets 0 and takes no
+        part in the normalisation over the batch.
+      ddof: see `group_relative`.
+      epsilon: added to both standard deviations; TRL 1e-4.
+    """
+    rewards = as_float(rewards)
+    where = as_mask(where, rewards.shape)
+    column = jax.vmap(lambda r, w: group_relative(r, ids, w, "std", ddof, epsilon), in_axes=1, out_axes=1)
+    total = jnp.sum(column(rewards, where) * jnp.asarray(coefficients).astype(rewards.dtype), axis=1)
+    counted = jnp.any(where, axis=1) & (jnp.asarray(ids) >= 0)
+    return group_relative(total, jnp.zeros_like(jnp.asarray(ids)), counted, "std", ddof, epsilon)
+
+
 @functools.partial(jax.jit, static_argnames=("shift_mean", "axis_name"))
 def whiten(
     values: Float[ArrayLike, "S *R"],

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Real, Shaped
 
 from marl_llm.algorithms import advantages as adv
-from marl_llm.algorithms import losses, ratios, returns
+from marl_llm.algorithms import gated, losses, ratios, returns
 from marl_llm.algorithms._arrays import as_float, as_mask, psum
 from marl_llm.algorithms.groups import group_ids, group_keys, group_stats, mixed_share
 from marl_llm.algorithms.recipes import Recipe
@@ -223,6 +223,10 @@ def loss_for(
         metrics |= {"ratio": tokens(ratio), "clip_low": tokens(as_float(low)), "clip_high": tokens(as_float(high))}
     elif recipe.loss == "cispo":
         policy = losses.cispo(new, old, advantages, recipe.clip_low, recipe.clip_high, where)
+    elif recipe.loss == "sapo":
+        policy = gated.sapo(new, old, advantages, recipe.gate_positive, recipe.gate_negative, recipe.level, where)
+    elif recipe.loss == "vespo":
+        policy = gated.vespo(new, old, advantages, where=where)
     else:
         policy = losses.reinforce(new, advantages, where)
     if sampler_log_probs is not None:
@@ -252,6 +256,15 @@ def loss_for(
     elif recipe.entropy_coef:
         raise ValueError(f"Recipe {recipe.name!r} has entropy_coef={recipe.entropy_coef}: pass entropy.")
     return total, count, metrics
+
+
+def count_for(recipe: Recipe, where: Shaped[ArrayLike, "S R"]) -> Float[Array, ""]:
+    """Count that `loss_for` would return for this mask: the exact denominator of rows that are left out of the forward pass.
+
+    With `skip_tied` and `tied_in_denominator`, divide the sums of the rows that were scored by the count of all of them.
+    """
+    where = jnp.asarray(where).astype(bool)
+    return losses.reduce_parts(jnp.zeros(where.shape), where, recipe.reduce, recipe.max_length)[1]
 
 
 @jax.named_scope("value_loss")

@@ -9,6 +9,7 @@ never more groups than samples). A masked sample has the id `NO_GROUP`, and a sa
 """
 
 import dataclasses
+import functools
 import typing
 
 import jax
@@ -58,11 +59,11 @@ def group_keys(**axes: Int[ArrayLike, "S"]) -> Int[Array, "S C"]:
     return jnp.stack(columns, axis=1)
 
 
-def _ids_by_counting(keys: Array, where: Array, lowest: Array, span: Array, capacity: int) -> Array:
+def _ids_by_counting(columns: list[Array], where: Array, lowest: list[Array], span: list[Array], capacity: int) -> Array:
     """Dense ids when all keys fit a box of at most `capacity` cells: mark the cells in use and count. O(S)."""
-    code = jnp.zeros(keys.shape[0], jnp.int32)
-    for c in range(keys.shape[1]):
-        code = code * span[c].astype(jnp.int32) + (keys[:, c] - lowest[c]).astype(jnp.int32)
+    code = jnp.zeros(where.shape[0], jnp.int32)
+    for column, low, width in zip(columns, lowest, span):
+        code = code * width.astype(jnp.int32) + (column - low).astype(jnp.int32)
     code = jnp.where(where, code, capacity)
     used = jnp.zeros(capacity, bool).at[code].set(True, mode="drop")
     # The number of a cell is how many cells in use lie below it: all those in the words before its own, plus the bits below its
@@ -76,14 +77,14 @@ def _ids_by_counting(keys: Array, where: Array, lowest: Array, span: Array, capa
     return jnp.where(where, before[word] + jax.lax.population_count(below).astype(jnp.int32), NO_GROUP)
 
 
-def _ids_by_sorting(keys: Array, where: Array) -> Array:
+def _ids_by_sorting(columns: list[Array], where: Array) -> Array:
     """Dense ids for any keys: sort rows lexicographically, masked rows last, and start a group at every change. O(S log S)."""
-    columns = [keys[:, c] for c in reversed(range(keys.shape[1]))]
-    order = jnp.lexsort([*columns, ~where])
-    rows = keys[order]
-    starts = jnp.any(rows[1:] != rows[:-1], axis=1).astype(jnp.int32)
-    ids = jnp.concatenate([jnp.zeros(min(1, keys.shape[0]), jnp.int32), jnp.cumsum(starts)])
-    ids = jnp.zeros(keys.shape[0], jnp.int32).at[order].set(ids.astype(jnp.int32))
+    size = where.shape[0]
+    order = jnp.lexsort([*reversed(columns), ~where])
+    ranked = [column[order] for column in columns]
+    starts = functools.reduce(jnp.logical_or, [column[1:] != column[:-1] for column in ranked]).astype(jnp.int32)
+    ids = jnp.concatenate([jnp.zeros(min(1, size), jnp.int32), jnp.cumsum(starts)])
+    ids = jnp.zeros(size, jnp.int32).at[order].set(ids.astype(jnp.int32))
     return jnp.where(where, ids, NO_GROUP)
 
 
@@ -107,15 +108,17 @@ def group_ids(keys: Int[ArrayLike, "S C"], where: Shaped[ArrayLike, "S"] | None 
     if size == 0:
         return jnp.zeros(0, jnp.int32)
     limits = jnp.iinfo(keys.dtype)
-    valid = where[:, None]
-    lowest = jnp.min(keys, axis=0, where=valid, initial=limits.max)
-    highest = jnp.max(keys, axis=0, where=valid, initial=limits.min)
+    # Column by column: XLA then reads the arrays that `group_keys` stacked, and never writes the stack.
+    columns = [jax.lax.index_in_dim(keys, c, axis=1, keepdims=False) for c in range(width)]
+    lowest = [jnp.min(column, where=where, initial=limits.max) for column in columns]
+    highest = [jnp.max(column, where=where, initial=limits.min) for column in columns]
     # Spans are compared as floats because highest - lowest may overflow the integer type; the 0.1 % covers float rounding.
-    span = jnp.maximum(highest.astype(jnp.float32) - lowest.astype(jnp.float32) + 1, 1)
+    spans = [jnp.maximum(high.astype(jnp.float32) - low.astype(jnp.float32) + 1, 1) for low, high in zip(lowest, highest)]
     capacity = -(-CELLS * size // WORD) * WORD
-    fits = jnp.prod(span) <= 0.999 * capacity
-    counting = lambda: _ids_by_counting(keys, where, lowest, highest - lowest + 1, capacity)  # noqa: E731
-    return jax.lax.cond(fits, counting, lambda: _ids_by_sorting(keys, where))
+    fits = functools.reduce(jnp.multiply, spans) <= 0.999 * capacity
+    cells = [high - low + 1 for low, high in zip(lowest, highest)]
+    counting = lambda: _ids_by_counting(columns, where, lowest, cells, capacity)  # noqa: E731
+    return jax.lax.cond(fits, counting, lambda: _ids_by_sorting(columns, where))
 
 
 @typing.no_type_check  # as a pytree it may hold tracers, shapes or None

@@ -33,7 +33,7 @@ CHOICES = types.MappingProxyType(
         "scale": SCALES,
         "singleton": SINGLETONS,
         "weigh": ("sample", "trajectory", "token"),
-        "loss": ("clip", "cispo", "reinforce"),
+        "loss": ("clip", "cispo", "sapo", "vespo", "reinforce"),
         "level": LEVELS,
         "reduce": REDUCTIONS,
         "kl_kind": KL_KINDS,
@@ -80,11 +80,13 @@ class Recipe:
     tied_in_denominator: bool = True  # whether skipped samples still count in the denominator of the loss
 
     # Which loss is stepped.
-    loss: str = "clip"  # "clip": clipped ratio; "cispo": clipped weight on log π; "reinforce": no ratio at all
+    loss: str = "clip"  # "clip": clipped ratio; "cispo", "vespo": weight on log π; "sapo": soft gate; "reinforce": no ratio at all
     level: str = "token"  # ratio per "token", "sequence" (GSPO), "sequence_token" or "product" (of the whole response)
     clip_low: float = 0.2  # the ratio may fall this far below 1
     clip_high: float = 0.2  # and rise this far above
     dual_clip: float | None = None  # largest ratio that a negative advantage may count with; None: no bound
+    gate_positive: float = 1.0  # sapo: temperature of the gate of positive advantages
+    gate_negative: float = 1.05  # sapo: and of negative ones
     reduce: str = "sequence_mean_token_mean"  # see losses.reduce_parts
     max_length: int | None = None  # reduce="constant": Dr. GRPO's constant, in tokens
     kl_coef: float = 0.0  # β, weight of the KL to the reference
@@ -138,6 +140,8 @@ _RANGES = (
     ("clip_low", 0, 1),
     ("clip_high", 0, math.inf),
     ("dual_clip", 1 + 1e-9, math.inf),
+    ("gate_positive", 1e-6, math.inf),
+    ("gate_negative", 1e-6, math.inf),
     ("max_length", 1, math.inf),
     ("kl_coef", 0, math.inf),
     ("entropy_coef", 0, math.inf),
@@ -191,8 +195,10 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
         (("weigh",), r.normaliser == "critic", "the critic's advantages are whitened over tokens"),
         (("skip_tied",), not grouped, f"normaliser={r.normaliser!r} makes no groups"),
         (("tied_in_denominator",), not r.skip_tied, "no sample is skipped (skip_tied=False)"),
-        (("clip_low", "clip_high"), r.loss == "reinforce", "loss='reinforce' has no ratio"),
-        (("level", "dual_clip"), r.loss != "clip", f"only loss='clip' reads it, and this is {r.loss!r}"),
+        (("clip_low", "clip_high"), r.loss not in ("clip", "cispo"), f"loss={r.loss!r} clips no ratio"),
+        (("level",), r.loss not in ("clip", "sapo"), f"only loss='clip' and 'sapo' read it, and this is {r.loss!r}"),
+        (("dual_clip",), r.loss != "clip", f"only loss='clip' reads it, and this is {r.loss!r}"),
+        (("gate_positive", "gate_negative"), r.loss != "sapo", f"only loss='sapo' reads it, and this is {r.loss!r}"),
         (("correction_level", "correction_cap"), r.correction == "none", "correction='none' weighs nothing"),
         (("kl_kind", "kl_in"), r.kl_coef == 0, "kl_coef=0 switches the KL term off"),
     ]
