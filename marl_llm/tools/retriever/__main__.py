@@ -7,11 +7,13 @@ python -m marl_llm.tools.retriever search --index DIR --topk 3 "who wrote the Il
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
 
 from marl_llm.tools.retriever.bm25 import build_bm25
+from marl_llm.tools.retriever.interface import LocalRetriever
 from marl_llm.tools.retriever.passages import read_passages
 from marl_llm.tools.retriever.server import RetrieverServer, open_index
 
@@ -30,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="answer /retrieve over HTTP")
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    serve.add_argument("--workers", type=int, default=1, help="processes that share the port and the mapped index")
     serve.add_argument("--deadline_s", type=float, default=30.0, help="per request")
     search = commands.add_parser("search", help="print the hits of one query")
     search.add_argument("query")
@@ -58,13 +61,32 @@ def main(arguments: list[str] | None = None) -> int:
         for hit in retriever.search([args.query], args.topk).outcome()[0]:
             print(f"{hit.score:.4f}  {json.dumps(hit.document, ensure_ascii=False)}")
         return 0
-    server = RetrieverServer(retriever, args.host, args.port, args.topk, args.deadline_s)
+    return _serve(retriever, args, start)
+
+
+def _serve(retriever: LocalRetriever, args: argparse.Namespace, start: float) -> int:
+    if args.workers < 1 or (args.workers > 1 and args.port == 0):
+        print("--workers must be at least 1, and several need a --port of their own to share", file=sys.stderr)
+        return 2
+    children = []
+    for _ in range(args.workers - 1):
+        child = os.fork()
+        if child == 0:
+            children = []
+            break
+        children.append(child)
+    server = RetrieverServer(retriever, args.host, args.port, args.topk, args.deadline_s, share_port=args.workers > 1)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    print(f"{server.url}/retrieve: {len(retriever.passages):,} passages, opened in {time.monotonic() - start:.2f} s", flush=True)
+    if len(children) == args.workers - 1:
+        print(f"{server.url}/retrieve: {len(retriever.passages):,} passages, ready after {time.monotonic() - start:.2f} s", flush=True)
     try:
         server.serve_forever()
     except KeyboardInterrupt:
         return 0
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
     return 0
 
 

@@ -149,7 +149,7 @@ class _Column:
 
 
 class BM25Index(LocalRetriever):
-    """An index opened for search. Safe to use from several threads; each keeps one float64 per passage.
+    """An index opened for search. Safe to use from several threads, which take turns; keeps one float64 per passage.
 
     Args:
       folder: what `build_bm25` wrote.
@@ -168,14 +168,16 @@ class BM25Index(LocalRetriever):
         self._columns, self._largest = _mapped(folder / "columns.npy"), _mapped(folder / "largest.npy")
         if len(self.passages) != self.about["passages"] or len(self._data) != self._columns[-1]:
             raise ValueError(f"{folder}: the files of this index do not fit together: build it again")
-        self._local = threading.local()
+        self._sums = np.zeros(len(self.passages), np.float64)
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.passages)
 
     def _ranked(self, queries: Sequence[str], topk: int) -> Iterator[tuple[Sequence[int], Sequence[float]]]:
         for query in queries:
-            rows, scores = self._top(query, topk)
+            with self._lock:  # two threads would only fight for the interpreter: 435 queries/s instead of 580
+                rows, scores = self._top(query, topk)
             yield rows.tolist(), scores.tolist()
 
     def _query_columns(self, query: str) -> list[_Column]:
@@ -191,9 +193,7 @@ class BM25Index(LocalRetriever):
     def _top(self, query: str, topk: int) -> tuple[Int32[np.ndarray, " C"], Float64[np.ndarray, " C"]]:
         columns = self._query_columns(query)
         rest = np.cumsum([column.bound for column in columns][::-1])[::-1].tolist() + [0.0]  # most that columns i, i+1, ... can add
-        if not hasattr(self._local, "sums"):
-            self._local.sums = np.zeros(len(self.passages), np.float64)
-        sums = self._local.sums
+        sums = self._sums
         threshold = 0.0  # at least topk passages are known to reach it
         visited = 0
         try:

@@ -57,11 +57,21 @@ class RetrieverServer:
       host, port: where to listen; port 0 takes a free one.
       topk: hits per query where a request does not say.
       deadline_s: of one request; a later answer is 503.
+      share_port: lets several processes listen on the same port; the kernel spreads the connections.
     """
 
-    def __init__(self, retriever: LocalRetriever, host: str = "127.0.0.1", port: int = 0, topk: int = 3, deadline_s: float = 30.0):
+    def __init__(
+        self,
+        retriever: LocalRetriever,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        topk: int = 3,
+        deadline_s: float = 30.0,
+        share_port: bool = False,
+    ):
         handler = type("Handler", (_Handler,), dict(retriever=retriever, topk=topk, deadline_s=deadline_s))
-        self._server = _Threads((host, port), handler)
+        listening = type("Listening", (_Threads,), dict(allow_reuse_port=share_port))
+        self._server = listening((host, port), handler)
         self.url = f"http://{host}:{self._server.server_address[1]}"
 
     def serve_forever(self) -> None:

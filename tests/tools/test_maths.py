@@ -1,0 +1,184 @@
+"""The maths checker: extraction, NumEq, verdicts, and hostile answers. An answer's doing is an outcome, the machine's is a failure."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from marl_llm.tools import FailureKind, InfrastructureError, MathsChecker, extract_answer, numeq
+
+
+@pytest.fixture(scope="module")
+def checker():
+    with MathsChecker(workers=1, cpu_s=1.0, deadline_s=30.0) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("response", "form", "answer"),
+    [
+        (r"so \boxed{5}.", "any", "5"),
+        (r"first \boxed{4}, no: \boxed{\frac{1}{2}} done", "any", r"\frac{1}{2}"),
+        (r"\boxed{a \boxed{5} b}", "any", r"a \boxed{5} b"),
+        (r"\boxed{never closed, then \boxed{5}", "any", "5"),
+        (r"a stray { and \boxed{5}", "any", "5"),
+        (r"\boxed{\{1, 2\}}", "any", r"\{1, 2\}"),
+        (r"\boxed {7}", "any", "7"),
+        (r"\boxed{}", "any", None),
+        (r"\boxed{5", "any", None),
+        ("72 apples\n#### 72", "any", "72"),
+        ("#### 1\n#### 2\n", "any", "2"),
+        (r"#### \boxed{9}", "hashes", "9"),
+        ("#### Step 1\n" + r"\boxed{3}" + "\n#### Notes", "any", "3"),
+        (r"\boxed{3}", "hashes", None),
+        ("#### 3", "boxed", None),
+        ("x #### 3", "any", None),
+        ("####\n", "any", None),
+        ("", "any", None),
+    ],
+)
+def test_extraction(response, form, answer):
+    assert extract_answer(response, form) == answer
+
+
+def test_extraction_of_long_hostile_text():
+    """Unfinished boxes and nested ones, each of which a backtracking pattern needs hours for."""
+    nested = r"\boxed{" * 20_000 + "5" + "}" * 20_000
+    assert extract_answer(r"\boxed{" * 50_000) is None
+    assert extract_answer(nested) == nested[len(r"\boxed{") : -1]
+    assert extract_answer("#### \t" * 50_000).startswith("####")
+    assert extract_answer("{" * 100_000 + r"\boxed{1}") == "1"
+    assert extract_answer("\\" * 100_001 + "{}" + r"\boxed{2}") == "2"
+
+
+def test_unknown_form_is_refused():
+    with pytest.raises(ValueError, match="form must be one of"):
+        extract_answer("x", "box")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equal"),
+    [
+        (1.0, 1.0 + 0.9e-6, True),
+        (1.0, 1.0 + 2.1e-6, False),
+        (0.0, 1e-6, True),
+        (0.0, 1.1e-6, False),
+        (5e-7, -5e-7, True),
+        (1e9, 1e9 + 999.0, True),
+        (1e9, 1e9 + 1001.0, False),
+        (-2.0, 2.0, False),
+        (3 + 4j, 3 + 4j + 1e-7, True),
+        (float("nan"), float("nan"), False),
+        (float("inf"), float("inf"), False),
+        (1.0, float("inf"), False),
+    ],
+)
+def test_numeq_is_the_papers(a, b, equal):
+    assert numeq(a, b) is equal
+
+
+def test_numeq_normalises_by_the_reference_alone():
+    assert numeq(1000.0, 1000.0 + 1.0, delta=1e-3)  # 1 / 1001 <= 1e-3
+    assert not numeq(1000.0 + 1.0, 1000.0 - 0.5, delta=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("response", "target", "correct", "reason"),
+    [
+        (r"\boxed{5}", "5", True, "same_text"),
+        (r"\boxed{\frac{1}{2}}", "0.5", True, "math_verify"),
+        (r"\boxed{\sqrt{12}}", r"2\sqrt{3}", True, "math_verify"),
+        (r"\boxed{1/3, 0.5}", r"\{\frac12, \frac13\}", True, "math_verify"),
+        (r"\boxed{x = 5}", "5", True, "math_verify"),
+        ("so it is\n#### 72", "Natalia sold 72 clips.\n#### 72", True, "same_text"),
+        ("#### 1,000", r"the solution is \boxed{1000}", True, "math_verify"),
+        (r"\boxed{2.718281}", "e", True, "numeq"),
+        (r"\boxed{2.71827}", "e", False, "different"),
+        (r"\boxed{5.00001}", "5", False, "different"),
+        (r"\boxed{-5}", "5", False, "different"),
+        (r"\boxed{4, 5, 6}", "5", False, "different"),
+        (r"\boxed{4 \text{ or } 5}", "5", False, "different"),
+        (r"5 and 5 and 5, so \boxed{6}", "5", False, "different"),
+        ("the answer is 5", "5", False, "no_answer"),
+        (r"\boxed{1+((((}", "5", False, "different"),
+        (r"\boxed{" + "1" * 3000 + "}", "5", False, "too_long"),
+    ],
+)
+def test_verdicts(checker, response, target, correct, reason):
+    verdict = checker.check(response, target).outcome()
+    assert (verdict.correct, verdict.reason) == (correct, reason)
+
+
+def test_integers_above_one_over_delta(checker):
+    """The paper's NumEq equates neighbours there; exact_integers does not."""
+    assert checker.check(r"\boxed{10000001}", "10000000").outcome().reason == "numeq"
+    with MathsChecker(workers=1, exact_integers=True) as exact:
+        assert exact.check(r"\boxed{10000001}", "10000000").outcome().reason == "different"
+        assert exact.check(r"\boxed{10000000}", "10^7").outcome().correct
+        assert exact.check(r"\boxed{10000000.5}", "10000000").outcome().reason == "numeq"
+
+
+@pytest.mark.parametrize("answer", ["9^{9^{9^9}}", "10^{10000000}!"])
+def test_an_answer_that_eats_the_cpu_is_wrong_and_the_checker_goes_on(checker, answer):
+    verdict = checker.check(rf"\boxed{{{answer}}}", "5").outcome()
+    assert (verdict.correct, verdict.reason) == (False, "cpu_limit")
+    assert checker.check(r"\boxed{5.0}", "5").outcome().correct
+
+
+def test_a_bad_target_is_nobodys_fault(checker):
+    for target in ("", "9^{9^{9^9}}"):
+        result = checker.check(r"\boxed{4}", target)
+        assert result.failure.kind == FailureKind.BAD_INPUT
+        assert not result.failure.retriable
+        with pytest.raises(InfrastructureError, match="may become a reward"):
+            result.outcome()
+
+
+def test_batches_and_asyncio_agree_with_single_calls(checker):
+    responses = [rf"\boxed{{{n}/{n + 1}}}" for n in range(1, 9)]
+    targets = [f"{2 * n}/{2 * n + 2}" if n % 2 else "1/7" for n in range(1, 9)]
+    single = [checker.check(*pair).outcome() for pair in zip(responses, targets)]
+    assert [verdict.correct for verdict in single] == [bool(n % 2) for n in range(1, 9)]
+    assert [result.outcome() for result in checker.check_batch(responses, targets)] == single
+    assert [result.outcome() for result in asyncio.run(checker.acheck_batch(responses, targets))] == single
+    assert asyncio.run(checker.acheck(responses[0], targets[0])).outcome() == single[0]
+    with pytest.raises(ValueError, match="zip"):
+        checker.check_batch(responses, targets[:-1])
+
+
+def test_a_killed_worker_is_replaced_and_the_check_done_again():
+    with MathsChecker(workers=1, cpu_s=5.0) as checker:
+        assert checker.check(r"\boxed{5.0}", "5").outcome().correct
+        os.killpg(checker._workers[0]._process.pid, signal.SIGKILL)
+        result = checker.check(r"\boxed{6.0}", "6")
+        assert result.outcome().correct
+        assert result.attempts == 2
+
+
+def test_a_starved_worker_is_a_failure_and_no_verdict():
+    with MathsChecker(workers=1, cpu_s=2.0, deadline_s=2.5, attempts=1) as checker:
+        assert checker.check(r"\boxed{5.0}", "5").ok
+        os.killpg(checker._workers[0]._process.pid, signal.SIGSTOP)
+        result = checker.check(r"\boxed{6.0}", "6")
+        assert result.failure.kind == FailureKind.DEADLINE
+        assert checker.check(r"\boxed{7.0}", "7").outcome().correct
+
+
+def test_workers_see_no_secrets_and_leave_with_the_checker(monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "sk-secret")
+    checker = MathsChecker(workers=1)
+    assert checker.check(r"\boxed{5.0}", "5").ok
+    pid = checker._workers[0]._process.pid
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        assert b"sk-secret" not in file.read()
+    checker.close()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(pid, 0)
+    with pytest.raises(RuntimeError, match="closed"):
+        checker.check(r"\boxed{5}", "5")
+
+
+def test_settings_that_blame_answers_wrongly_are_refused():
+    with pytest.raises(ValueError, match="below deadline_s"):
+        MathsChecker(cpu_s=5.0, deadline_s=5.0)
