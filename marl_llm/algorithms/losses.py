@@ -360,10 +360,11 @@ def reduce_parts(
         where = where[:, None]
     shape = jnp.broadcast_shapes(x.shape, where.shape)
     where = jnp.broadcast_to(where, shape)
-    x = jnp.where(where, jnp.broadcast_to(x, shape), 0).reshape(shape[0], -1)
-    tokens = jnp.sum(where.reshape(shape[0], -1), axis=1).astype(x.dtype)
+    inner = tuple(range(1, len(shape)))
+    x = jnp.where(where, jnp.broadcast_to(x, shape), 0)
+    tokens = jnp.sum(where, axis=inner).astype(x.dtype)
     rows = jnp.asarray(shape[0], x.dtype) if empty_rows else jnp.sum(tokens > 0).astype(x.dtype)
-    per_row = jnp.sum(x, axis=1)
+    per_row = jnp.sum(x, axis=inner)
     if how == "token_mean":
         return jnp.sum(per_row), jnp.sum(tokens)
     if how == "sequence_mean_token_mean":

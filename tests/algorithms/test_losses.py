@@ -179,6 +179,11 @@ class TestReduce:
         assert float(rl.reduce(x, where[:, 0], "sequence_mean_token_mean")) == 3.0
         np.testing.assert_allclose(rl.reduce(x, how="sequence_mean_token_mean"), 14 / 3, rtol=1e-6)
 
+    @pytest.mark.parametrize("how", ["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum"])
+    def test_an_empty_table(self, how):
+        assert [float(part) for part in rl.reduce_parts(jnp.zeros((0, 3)), jnp.zeros((0, 3), bool), how)] == [0, 0]
+        assert float(rl.reduce(jnp.zeros(0), how=how)) == 0
+
     def test_token_epsilon(self):
         assert float(rl.reduce(jnp.ones((1, 2)), None, "sequence_mean_token_mean", token_epsilon=2.0)) == 0.5
 

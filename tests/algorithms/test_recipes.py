@@ -237,9 +237,10 @@ class TestMaking:
             scale="range", ddof=0, epsilon=1e-4, singleton="raw", weigh="trajectory", skip_tied=True, loss="cispo",
             level="sequence", clip_low=0.1, clip_high=0.28, dual_clip=4.0, reduce="token_mean", kl_coef=0.5,
             kl_kind="k2", kl_in="reward",
-            entropy_coef=0.01, value_coef=1.0, value_clip=None, correction="mask",
+            entropy_coef=0.01, value_coef=1.0, value_clip=None, correction="mask", gate_positive=2.0, gate_negative=3.0,
         )  # fmt: skip
-        together = dict(tied_in_denominator=dict(skip_tied=True), max_length=dict(reduce="constant"),
+        together = dict(gate_positive=dict(loss="sapo"), gate_negative=dict(loss="sapo"),
+                        tied_in_denominator=dict(skip_tied=True), max_length=dict(reduce="constant"),
                         correction_level=dict(correction="mask"), correction_cap=dict(correction="mask"))  # fmt: skip
         extra = dict(tied_in_denominator=False, max_length=64, correction_level="product", correction_cap=3.0)
         assert set(values) | set(extra) == set(rl.FIELDS)
@@ -275,6 +276,8 @@ class TestMaking:
         ("grpo", dict(normaliser="leave_one_out", epsilon=0.0)), ("grpo", dict(scale="none", epsilon=0.0)),
         ("ppo", dict(weigh="token")), ("mappa", dict(skip_tied=True)), ("grpo", dict(tied_in_denominator=False)),
         ("grpo", dict(loss="reinforce", clip_low=0.1)), ("grpo", dict(loss="cispo", dual_clip=3.0)),
+        ("grpo", dict(gate_negative=2.0)), ("grpo", dict(loss="vespo", gate_positive=2.0)), ("grpo", dict(loss="sapo", clip_low=0.1)),
+        ("grpo", dict(loss="vespo", level="sequence")), ("grpo", dict(loss="sapo", dual_clip=3.0)),
         ("grpo", dict(correction_cap=3.0)), ("grpo", dict(kl_kind="k1")), ("magrpo", dict(kl_coef=0.0, kl_in="reward")),
     ])  # fmt: skip
     def test_what_would_have_no_effect_is_refused(self, name, overrides):
