@@ -12,7 +12,7 @@ NOTEBOOKS = pathlib.Path(__file__).parents[2] / "notebooks"
 
 @pytest.mark.parametrize(("name", "pictures", "said"), [
     ("01_groups_and_advantages", 4, "mix prompts"),
-    ("02_losses", 5, "on the sampler's kept set"),
+    ("02_losses", 6, "on the sampler's kept set"),
 ])  # fmt: skip
 def test_notebook_runs(name, pictures, said, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
