@@ -1,0 +1,258 @@
+"""The last step before foreign code: rights are given away, sources of chance are fixed, then the program runs as `__main__`."""
+
+import atexit
+import builtins
+import gc
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+import types
+
+from . import frames, linux, snapshot, values
+
+FROZEN_EPOCH = 1735689600.0  # 2025-01-01 00:00:00 UTC
+CLOCK_STEP, CLOCK_TICK = 0.25, 1e-6
+SCRIPT = "main.py"
+
+
+def set_limits(job: dict) -> None:
+    """Hard limits of one process. RLIMIT_AS is on top of what the zygote has mapped."""
+    cpu = job["cpu"]
+    for name, value in (
+        ("AS", job["address_space"]),
+        ("CPU", cpu),
+        ("FSIZE", job["file_bytes"]),
+        ("NOFILE", job["open_files"]),
+        ("NPROC", job["processes"]),
+        ("STACK", job["stack_bytes"]),
+        ("CORE", 0),
+        ("MEMLOCK", 1 << 16),
+        ("MSGQUEUE", 0),
+        ("NICE", 0),
+        ("RTPRIO", 0),
+        ("SIGPENDING", 256),
+    ):
+        kind = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(kind)[1]
+        wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        soft = min(wanted, 8 << 20) if name == "STACK" else wanted
+        resource.setrlimit(kind, (soft, wanted))
+
+
+class Clock:
+    """A wall clock that starts at a fixed moment and shows the same readings to the same program.
+
+    Every reading adds a microsecond, every sleep its own length; real time enters in steps of a quarter second, so that a loop that waits
+    for a deadline ends. A program that runs for less than a step prints the same times in every run.
+    """
+
+    def __init__(self, start: float, sleep, monotonic):
+        self._real_sleep, self._monotonic = sleep, monotonic
+        self._origin, self._start, self._now = monotonic(), start, start
+
+    def read(self) -> float:
+        """Seconds."""
+        self._now += CLOCK_TICK
+        behind = self._monotonic() - self._origin - (self._now - self._start)
+        if behind > CLOCK_STEP:
+            self._now += behind // CLOCK_STEP * CLOCK_STEP
+        return self._now
+
+    def sleep(self, seconds) -> None:
+        """Sleeps for real, and moves the clock by as much; parallel sleepers move it once."""
+        wake = self._now + max(0.0, float(seconds))
+        self._real_sleep(seconds)
+        self._now = max(self._now, wake)
+
+
+def fix_chance(seed: int, freeze_clock: bool) -> None:
+    """Seeds random and numpy, replaces os.urandom by a seeded stream, and slows the clock's randomness down."""
+    stream = random.Random(seed)
+    seeded = stream.randbytes
+
+    def urandom(size, /):
+        return seeded(size)
+
+    os.urandom = urandom
+    random._urandom = urandom
+    original = random.Random.seed
+
+    def reseed(self, a=None, version=2):
+        original(self, stream.getrandbits(64) if a is None else a, version)
+
+    reseed.__name__, reseed.__qualname__ = "seed", "Random.seed"
+    random.Random.seed = reseed
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    if freeze_clock:
+        wall = Clock(FROZEN_EPOCH, time.sleep, time.monotonic)
+        counter = Clock(0.0, time.sleep, time.monotonic)
+
+        def sleep(seconds, /):
+            counter_wake = counter._now + max(0.0, float(seconds))
+            wall.sleep(seconds)
+            counter._now = max(counter._now, counter_wake)
+
+        time.sleep = sleep
+        time.time, time.time_ns = wall.read, lambda: int(wall.read() * 1e9)
+        time.perf_counter, time.perf_counter_ns = counter.read, lambda: int(counter.read() * 1e9)
+
+
+def give_up_rights(job: dict, fence) -> None:
+    """From here on the process has no capability, cannot gain one, and is under the filter."""
+    if fence.uid is not None:
+        os.setgroups([])
+        os.setresgid(fence.uid, fence.uid, fence.uid)
+        os.setresuid(fence.uid, fence.uid, fence.uid)
+    elif fence.namespaces:
+        linux.prctl(linux.PR_CAP_AMBIENT, 4)
+        linux.set_capabilities(0)
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    if fence.ruleset is not None:
+        linux.syscall("landlock_restrict_self", fence.ruleset, 0)
+        os.close(fence.ruleset)
+    if fence.filter is not None:
+        linux.install_filter(fence.filter[0])
+
+
+def start(job: dict, fds: list[int], fence) -> None:
+    """Runs in the child, never returns."""
+    code = 70  # of a failure before the program started; the record says so
+    try:
+        payload, calls = frames.unpack_payload(frames.read_file(fds[frames.PAYLOAD]))
+        for number, place in enumerate((frames.STDIN, frames.STDOUT, frames.STDERR)):
+            os.dup2(fds[place], number)
+        work, script = os.path.join(job["root"], "work"), os.path.join(job["root"], SCRIPT)
+        file = os.open(script, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        frames.write_all(file, payload)
+        os.close(file)
+        os.chdir(work)
+        old = frames.read_file(fds[frames.WORKSPACE_IN]) if job["workspace"] else b""
+        channel = -1
+        if calls:
+            channel = 3 if fds[frames.CHANNEL] == 3 else os.dup2(fds[frames.CHANNEL], 3, inheritable=False)
+        keep, last = fence.ruleset, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        first = 4 if calls else 3
+        os.closerange(first, last if keep is None else keep)
+        if keep is not None:
+            os.closerange(keep + 1, last)
+        set_limits(job)
+        give_up_rights(job, fence)
+        if old:
+            snapshot.unpack(old, ".")
+        del old
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        code = run(payload, calls, channel, script, job)
+    finally:
+        os._exit(code)
+
+
+def main_module(script: str) -> types.ModuleType:
+    """A fresh `__main__`, as the interpreter would make it."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins, __file__=script, __cached__=None, __annotations__={})
+    sys.modules["__main__"] = module
+    sys.argv = [script]
+    sys.orig_argv = [sys.executable, script]
+    sys.path[:] = ["", *(p for p in sys.path if p not in ("", "/opt/zygote"))]
+    package = __name__.rpartition(".")[0]
+    for name in [n for n in sys.modules if n == package or n.startswith(package + ".")]:
+        del sys.modules[name]
+    return module
+
+
+def exit_code(error: SystemExit) -> int:
+    """What the interpreter makes of sys.exit(x)."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return int(error.code) & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def report(error: BaseException) -> int:
+    """Prints the traceback from the program's first frame on."""
+    if isinstance(error, SystemExit):
+        return exit_code(error)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def run(source: bytes, calls: bytes, channel: int, script: str, job: dict) -> int:
+    """Compiles, runs and finishes as the interpreter would: threads joined, atexit, buffers flushed. Returns the exit code."""
+    module = main_module(script)
+    fix_chance(job["seed"], job["freeze_clock"])
+    gc.enable()
+    code = 0
+    try:
+        program = compile(source, script, "exec", dont_inherit=True)
+        exec(program, module.__dict__)
+        if calls:
+            call_all(json.loads(calls), module.__dict__, channel)
+    except BaseException as error:  # whatever the program raises, SystemExit included, is its outcome
+        code = report(error)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for name in sorted(module.__dict__, key=lambda n: not n.startswith("_")):
+        if name != "__builtins__":
+            module.__dict__[name] = None
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # the program closed it; the interpreter answers 120 as well
+            code = code or 120
+    return code
+
+
+class CaseTimeout(BaseException):
+    """Raised by the timer of one case. A candidate may swallow it; the limit of the execution then ends the program."""
+
+
+def call_all(plan: dict, namespace: dict, channel: int) -> None:
+    """Calls the function once per case and sends one line per case as soon as it is done."""
+    dumps, encode, decode, write = json.dumps, values.encode, values.decode, frames.write_all
+    now, set_timer = time.monotonic, signal.setitimer
+
+    def on_timer(signum, frame):
+        raise CaseTimeout
+
+    def send(number, **line):
+        write(channel, dumps({"case": number} | line).encode() + b"\n")
+
+    function = namespace.get(plan["function"])
+    if function is None and isinstance(namespace.get("Solution"), type):
+        function = getattr(namespace["Solution"](), plan["function"], None)
+    if not callable(function):
+        send(0, state="missing")
+        return
+    limit = plan["case_timeout"]
+    signal.signal(signal.SIGALRM, on_timer)
+    for number, tree in enumerate(plan["cases"]):
+        arguments, tick = decode(tree), now()
+        try:
+            if limit:
+                set_timer(signal.ITIMER_REAL, limit, 0.05)
+            try:
+                value = function(*arguments)
+            finally:
+                set_timer(signal.ITIMER_REAL, 0)
+        except CaseTimeout:
+            send(number, state="timeout", seconds=now() - tick)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"[:500]
+            send(number, state="raised", error=text, seconds=now() - tick)
+        else:
+            after = encode(list(arguments))
+            send(number, state="returned", value=encode(value), mutated=after != tree, seconds=now() - tick)
