@@ -1,0 +1,77 @@
+"""Small checkpoints' text files for tests: byte-level BPE with Qwen's pre-tokenizer, special tokens and the official templates."""
+
+import functools
+import json
+import pathlib
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from marl_llm.text import HuggingFaceTokenizer
+
+TEMPLATES = pathlib.Path(__file__).parents[1] / "data" / "chat_templates"
+# The split of Qwen2, Qwen2.5 and Qwen3: as GPT-4's, but each digit alone.
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TAGS = {
+    "qwen2.5": ("<tool_call>", "</tool_call>"),
+    "qwen3": ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
+    "deepseek": ("<think>", "</think>"),
+}
+DEEPSEEK = ("<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
+TEXT = (
+    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.\n\n# Tools\n\nsystem user assistant think tool_call\n"
+    'The quick brown fox {"name": "look", "arguments": {"x": 1}}\n\n  indented = [0, 1]\nüñí 中文 don\'t 1234\n'
+)
+
+
+@functools.cache
+def tokenizer_json(family):
+    made = Tokenizer(models.BPE())
+    made.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(PATTERN), "isolated", invert=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.ByteLevel(trim_offsets=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator([TEXT] * 3, trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False))
+    specials = DEEPSEEK if family == "deepseek" else CHATML
+    made.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in specials])
+    made.add_tokens([AddedToken(t, normalized=False, special=False) for t in TAGS[family]])
+    return made.to_str()
+
+
+def checkpoint_files(family, template=None):
+    """The text files of a checkpoint of the family, by name."""
+    made = Tokenizer.from_str(tokenizer_json(family))
+    added = {str(i): {"content": t.content, "special": t.special} for i, t in made.get_added_tokens_decoder().items()}
+    eos, pad = (DEEPSEEK[0], DEEPSEEK[0]) if family == "deepseek" else (CHATML[2], CHATML[0])
+    config = {"added_tokens_decoder": added, "eos_token": {"content": eos}, "pad_token": pad, "chat_template": template}
+    if family == "deepseek":
+        config["bos_token"] = {"content": DEEPSEEK[1]}
+    stops = sorted({made.token_to_id(eos), made.token_to_id(pad)}, reverse=True)
+    return {
+        "tokenizer.json": tokenizer_json(family),
+        "tokenizer_config.json": json.dumps({k: v for k, v in config.items() if v is not None}),
+        "generation_config.json": json.dumps({"eos_token_id": stops, "pad_token_id": made.token_to_id(pad)}),
+        "config.json": json.dumps({"vocab_size": 512, "eos_token_id": stops[0]}),
+    }
+
+
+@functools.cache
+def tokenizer_of(family):
+    return HuggingFaceTokenizer(checkpoint_files(family))
+
+
+def template_source(name):
+    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def write_checkpoint(directory, family, template=None, **changed):
+    """Writes a checkpoint's text files; `changed` maps a file's stem to its new text, or to None to leave it out."""
+    for name, text in checkpoint_files(family, template).items():
+        text = changed.get(name.split(".")[0], text)
+        if text is not None:
+            (directory / name).write_text(text, encoding="utf-8")
+    return directory

@@ -1,0 +1,224 @@
+"""A checkpoint's tokenizer: its ids, its stops, its Unicode, and what a damaged directory is told."""
+
+import json
+import re
+
+import pytest
+from checkpoint_text import CHATML, TAGS, checkpoint_files, tokenizer_json, tokenizer_of, write_checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers
+
+from marl_llm.text import (
+    ByteTokenizer, HuggingFaceTokenizer, PieceTokenizer, TextStream, Tokenizer, load_tokenizer, stream_text, train_sentencepiece,
+)  # fmt: skip
+
+SPECIALS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
+TEXTS = st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=40)
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    return tokenizer_of("qwen3")
+
+
+@pytest.fixture(scope="module")
+def piece():
+    return train_sentencepiece(["hello world, how are you\n  fine, thanks"] * 2, 400, SPECIALS, ("<|im_end|>",))
+
+
+def tokenizers(piece):
+    return [tokenizer_of("qwen3"), tokenizer_of("deepseek"), piece, ByteTokenizer(SPECIALS, ("<|im_end|>",))]
+
+
+def test_a_directory_gives_stops_padding_specials_and_the_models_vocabulary(tmp_path, qwen):
+    loaded = load_tokenizer(write_checkpoint(tmp_path, "qwen3"))
+    assert isinstance(loaded, Tokenizer)
+    assert set(loaded.special_ids) == {*CHATML, *TAGS["qwen3"]}
+    assert loaded.stop_ids == (loaded.special_ids["<|im_end|>"], loaded.special_ids["<|endoftext|>"])
+    assert (loaded.eos_id, loaded.pad_id) == loaded.stop_ids
+    assert loaded.vocab_size == 512
+    assert loaded == qwen
+    assert hash(loaded) == hash(qwen)
+    assert loaded != tokenizer_of("qwen2.5")
+
+
+def test_a_base_checkpoint_without_generation_config_stops_at_the_configs_end(tmp_path):
+    config = json.loads(checkpoint_files("qwen2.5")["tokenizer_config.json"])
+    del config["eos_token"], config["pad_token"]
+    write_checkpoint(tmp_path, "qwen2.5", tokenizer_config=json.dumps(config), generation_config=None)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.stop_ids == (loaded.special_ids["<|im_end|>"],)
+    assert loaded.pad_id == loaded.eos_id
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=TEXTS)
+def test_text_survives_up_to_nfc_and_ids_equal_the_librarys(text):
+    import unicodedata
+
+    qwen = tokenizer_of("qwen3")
+    ids = qwen.encode(text)
+    assert qwen.decode(ids) == unicodedata.normalize("NFC", text)
+    if not any(s in text for s in qwen.special_ids):
+        assert ids == Library.from_str(tokenizer_json("qwen3")).encode(text, add_special_tokens=False).ids
+
+
+def test_composed_and_decomposed_letters_are_the_same_ids(qwen):
+    assert qwen.encode("u\u0308ber") == qwen.encode("\u00fcber")
+    assert qwen.encode("12") == [*qwen.encode("1"), *qwen.encode("2")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(st.one_of(st.sampled_from([*CHATML, *TAGS["qwen3"], "<s>", "</s>"]), TEXTS), max_size=6))
+def test_no_text_becomes_a_special_token(parts):
+    text = "".join(parts)
+    for tokenizer in (tokenizer_of("qwen3"), ByteTokenizer(SPECIALS, ("<|im_end|>",))):
+        ids = tokenizer.encode(text)
+        assert not set(ids) & {*tokenizer.special_ids.values(), tokenizer.pad_id}
+
+
+def test_sentencepiece_is_lossless_and_keeps_special_spellings_as_text(piece):
+    for text in ("hello  world\n\n", " <|im_start|>user\r\n\t中é\x00", "", "▂ <think>"):
+        ids = piece.encode(text)
+        assert piece.decode(ids) == text
+        assert not set(ids) & {*piece.special_ids.values(), piece.pad_id}
+    start, end = piece.special_ids["<|im_start|>"], piece.special_ids["<|im_end|>"]
+    assert piece.decode([start, *piece.encode(" a"), end, 0]) == "<|im_start|> a<|im_end|>"
+    assert (piece.eos_id, piece.stop_ids) == (end, (end,))
+
+
+def test_a_sentencepiece_file_without_padding_takes_a_named_piece(tmp_path, piece):
+    piece.save(tmp_path / "x.model")
+    assert PieceTokenizer.load(tmp_path / "x.model", stops=("<|im_end|>",)) == piece
+    assert PieceTokenizer.load(tmp_path / "x.model", pad="<unk>").pad_id == 1
+    with pytest.raises(ValueError, match="no piece 'nix'"):
+        PieceTokenizer.load(tmp_path / "x.model", pad="nix")
+    with pytest.raises(ValueError, match="hello.*no control pieces"):
+        PieceTokenizer.load(tmp_path / "x.model", stops=("hello",))
+    with pytest.raises(ValueError, match="no text"):
+        train_sentencepiece(["\n"], 400)
+    with pytest.raises(ValueError, match="20 pieces"):
+        train_sentencepiece(["hello"], 20)
+
+
+def test_transformers_own_way_lets_content_forge_special_tokens(qwen):
+    text = "<|im_end|>"
+    assert qwen.encode_with_specials(text) == [qwen.special_ids[text]]
+    assert qwen.special_ids[text] not in qwen.encode(text)
+
+
+def test_a_vocabulary_that_spells_its_special_tokens_is_cut_rather_than_believed():
+    words = Library(models.WordLevel({"<pad>": 0, "<eos>": 1, "a": 2, "?": 3}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.add_special_tokens(["<pad>", "<eos>"])
+    files = {"tokenizer.json": words.to_str(), "tokenizer_config.json": '{"eos_token": "<eos>", "pad_token": "<pad>"}'}
+    tokenizer = HuggingFaceTokenizer(files)
+    ids = tokenizer.encode("a <eos> a <pad>")
+    assert not set(ids) & {0, 1}
+    assert (ids[0], ids[-1]) == (2, 3)
+
+
+def test_truncation_and_padding_in_the_file_are_switched_off():
+    cut = Library.from_str(tokenizer_json("qwen3"))
+    cut.enable_truncation(4)
+    cut.enable_padding(length=64)
+    files = checkpoint_files("qwen3") | {"tokenizer.json": cut.to_str()}
+    text = "The quick brown fox 1234567890"
+    assert HuggingFaceTokenizer(files).encode(text) == tokenizer_of("qwen3").encode(text)
+
+
+def test_ids_of_padded_rows_decode_to_the_replacement_sign_and_beyond_is_refused(qwen):
+    assert qwen.decode([*qwen.encode("a"), 511, *qwen.encode("b")]) == "a\ufffdb"
+    with pytest.raises(ValueError, match=r"\[512\].*512"):
+        qwen.decode([512])
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_lone_surrogate_is_named(at, piece):
+    with pytest.raises(ValueError, match="character 2 is a lone surrogate"):
+        tokenizers(piece)[at].encode("ab\ud800")
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_streamed_text_joins_to_the_whole_and_shows_no_half_characters(data):
+    tokenizer = data.draw(st.sampled_from([tokenizer_of("qwen3"), ByteTokenizer(SPECIALS, ("<|im_end|>",)), _piece()]))
+    text = data.draw(TEXTS)
+    ids = tokenizer.encode(text) if data.draw(st.booleans()) else data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=60))
+    stream, said = TextStream(), []
+    for i, one in enumerate(ids):
+        stream, new = stream_text(tokenizer, stream, [one], last=i + 1 == len(ids))
+        said.append(new)
+        assert len(stream.held) <= 60
+    assert "".join(said) == tokenizer.decode(ids)
+    if "\ufffd" not in tokenizer.decode(ids):
+        assert not any("\ufffd" in new for new in said)
+
+
+def _piece():
+    return train_sentencepiece(["hello world"], 400, SPECIALS, ("<|im_end|>",))
+
+
+def test_a_character_in_three_tokens_appears_with_the_last(qwen):
+    ids = ByteTokenizer().encode("a中")
+    stream, said = TextStream(), []
+    for one in ids:
+        stream, new = stream_text(ByteTokenizer(), stream, [one])
+        said.append(new)
+    assert said == ["a", "", "", "中"]
+
+
+def test_endless_broken_bytes_are_not_held_for_ever():
+    stream, said = TextStream(), ""
+    for _ in range(200):
+        stream, new = stream_text(ByteTokenizer(), stream, [0xFF + 1])
+        said += new
+        assert len(stream.held) <= 33
+    assert len(said) == 197
+
+
+def test_saved_files_load_equal_and_leave_the_models_configs_alone(tmp_path, qwen):
+    qwen.save_pretrained(tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+    again = load_tokenizer(tmp_path / "out")
+    assert again.encode("The fox") == qwen.encode("The fox")
+    assert again.special_ids == qwen.special_ids
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"tokenizer": None}, FileNotFoundError, "no tokenizer.json"),
+        ({"tokenizer": tokenizer_json("qwen3")[:2000]}, ValueError, r"tokenizer\.json is not JSON \(line .*2,000 characters"),
+        ({"tokenizer": "{}"}, ValueError, r"tokenizer\.json is JSON, but no tokenizer"),
+        ({"tokenizer_config": "[1]"}, ValueError, "tokenizer_config.json holds a list"),
+        ({"generation_config": '{"eos_token_id": [9999]}'}, ValueError, r"generation_config.json: eos_token_id.*\n?.*512"),
+        ({"tokenizer_config": '{"eos_token": "<nix>"}'}, ValueError, "eos_token is '<nix>'"),
+        ({"tokenizer_config": '{"added_tokens_decoder": {"3": {"content": "<nix>"}}}'}, ValueError, "id 3 is '<nix>'"),
+        ({"tokenizer_config": "{}", "generation_config": "{}", "config": "{}"}, ValueError, "no token that ends a text"),
+    ],
+)
+def test_a_bad_directory_is_told_which_file_and_why(tmp_path, changed, error, message):
+    write_checkpoint(tmp_path, "qwen3", **changed)
+    with pytest.raises(error, match=message) as caught:
+        load_tokenizer(tmp_path)
+    assert re.search(re.escape(str(tmp_path)), str(caught.value))
+
+
+def test_no_directory_and_binary_files_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no directory"):
+        load_tokenizer(tmp_path / "none")
+    (tmp_path / "tokenizer.json").write_bytes(b"{\xff\xfe")
+    with pytest.raises(ValueError, match="not UTF-8 .byte 1"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"specials": ("a", "a")}, "distinct"), ({"stops": ("x",)}, r"\['x'\] are not among"), ({"pad_id": 3}, "pads with 0")],
+)
+def test_bad_byte_specials_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ByteTokenizer(**options)
