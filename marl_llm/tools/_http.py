@@ -75,12 +75,13 @@ def post_json(url: str, payload: Any, timeout_s: float, headers: dict[str, str] 
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=timeout_s)
     expired = threading.Event()
+    open_socket: list[socket.socket] = []  # a reference of our own: http.client drops its one before it reads a body without a length
 
     def expire() -> None:
         expired.set()
-        if connection.sock is not None:
+        for sock in open_socket:
             with contextlib.suppress(OSError):  # closed in the meantime: nothing left to interrupt
-                connection.sock.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
 
     timer = threading.Timer(timeout_s, expire)
     timer.daemon = True
@@ -88,10 +89,12 @@ def post_json(url: str, payload: Any, timeout_s: float, headers: dict[str, str] 
     sent = False
     try:
         http.client.HTTPConnection.connect(connection)
+        open_socket[:] = [connection.sock]
         if parts.scheme == "https":
             # In steps, so that the timer holds a socket that it can interrupt during the handshake.
             context = ssl.create_default_context()
             connection.sock = context.wrap_socket(connection.sock, server_hostname=parts.hostname, do_handshake_on_connect=False)
+            open_socket[:] = [connection.sock]
             connection.sock.do_handshake()
         if expired.is_set():
             raise TimeoutError
@@ -105,10 +108,10 @@ def post_json(url: str, payload: Any, timeout_s: float, headers: dict[str, str] 
             size += len(chunk)
             if size > MAX_BODY:
                 raise HttpError(FailureKind.BAD_REPLY, f"the answer is larger than {MAX_BODY} bytes", sent=True)
+        if expired.is_set():  # the shutdown looks like the end of the body
+            raise HttpError(FailureKind.DEADLINE, f"no complete answer in {timeout_s:.3g} s", sent=True)
         if response.length:  # http.client reports a body that ends early only through what is left of Content-Length
             raise HttpError(FailureKind.UNAVAILABLE, f"the connection ended {response.length} bytes before the answer did", sent=True)
-        if expired.is_set():  # the shutdown looks like the end of a body without a length
-            raise HttpError(FailureKind.DEADLINE, f"no complete answer in {timeout_s:.3g} s", sent=True)
         return HttpReply(response.status, {name.lower(): value for name, value in response.getheaders()}, b"".join(chunks))
     except (OSError, http.client.HTTPException) as error:
         if expired.is_set() or isinstance(error, TimeoutError) or time.monotonic() >= deadline:

@@ -78,7 +78,7 @@ def write_passages(folder: pathlib.Path, passages: Iterable[dict[str, Any]]) -> 
     offsets = [0]
     with open(folder / BLOB, "wb") as blob:
         for passage in passages:
-            offsets.append(offsets[-1] + blob.write(json.dumps(passage, ensure_ascii=False).encode() + b"\n"))
+            offsets.append(offsets[-1] + blob.write(json.dumps(passage, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"))
             yield passage
     np.save(folder / OFFSETS, np.asarray(offsets, np.int64))
 

@@ -1,0 +1,232 @@
+"""Who answers a chat request: a server with OpenAI's API, or a policy of our own in this process."""
+
+import dataclasses
+import datetime
+import email.utils
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from marl_llm.tools._http import HttpError, HttpReply, is_loopback, post_json, split_url
+from marl_llm.tools.results import FailureKind
+
+Message = dict[str, str]
+ROLES = ("system", "developer", "user", "assistant")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a reply is sampled; None leaves the choice to the backend.
+
+    Attributes:
+      max_tokens: most tokens of the reply. Needed under a spending cap, which could not be kept without.
+      stop: texts that end the reply.
+      seed: of the backend's sampling, where it knows one.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: tuple[str, ...] | None = None
+    seed: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatRequest:
+    """One request.
+
+    Attributes:
+      messages: each with `role` and `content`.
+      draw: number of the sample. Equal requests share one cached reply; a second sample of the same prompt has another number.
+    """
+
+    messages: tuple[Message, ...]
+    options: Options = Options()
+    draw: int = 0
+
+    def __post_init__(self):
+        if not self.messages:
+            raise ValueError("a chat request needs at least one message")
+        for position, message in enumerate(self.messages):
+            if set(message) != {"role", "content"} or message["role"] not in ROLES or not isinstance(message["content"], str):
+                raise ValueError(f"messages[{position}] must have a 'role' of {ROLES} and a 'content' string, and nothing else")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What the model answered.
+
+    Attributes:
+      text: empty where the model said nothing.
+      finish_reason: as the backend gives it: `stop`, `length`, `content_filter`, ...
+      prompt_tokens, completion_tokens: None where the backend does not count.
+      cached: whether it came from the cache and cost nothing.
+    """
+
+    text: str
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached: bool = False
+
+
+class BackendError(Exception):
+    """No reply.
+
+    Attributes:
+      kind: why.
+      retry_after_s: the pause that the server asked for, or None.
+      billed: whether the provider may charge for it all the same.
+    """
+
+    def __init__(self, kind: FailureKind, message: str, retry_after_s: float | None = None, billed: bool = False):
+        super().__init__(message)
+        self.kind, self.retry_after_s, self.billed = kind, retry_after_s, billed
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Whoever answers."""
+
+    identity: str | None  # enters the cache's key; None: replies must not be cached
+
+    def complete(self, request: ChatRequest, timeout_s: float) -> Reply:
+        """One attempt. Raises BackendError for every failure of the infrastructure."""
+        ...
+
+
+class PolicyBackend:
+    """A policy of our own, served in process.
+
+    Args:
+      policy: `(messages, options) -> Reply`. It is called from several threads if the client's concurrency is above 1, and cannot be
+        interrupted: a reply after the deadline is dropped. What it raises is a fault of this program and reaches the caller.
+      version: names the parameters, for the cache; None: not cached, because a policy in training changes.
+    """
+
+    def __init__(self, policy: Callable[[Sequence[Message], Options], Reply], version: str | None = None):
+        self._policy = policy
+        self.identity = None if version is None else f"policy:{version}"
+
+    def complete(self, request: ChatRequest, timeout_s: float) -> Reply:
+        """See `Backend.complete`."""
+        start = time.monotonic()
+        reply = self._policy(request.messages, request.options)
+        if not isinstance(reply, Reply):
+            raise TypeError(f"the policy must return a Reply, not {type(reply).__name__}")
+        if time.monotonic() - start > timeout_s:
+            raise BackendError(FailureKind.DEADLINE, f"the policy answered after {time.monotonic() - start:.3g} s, not {timeout_s:.3g} s")
+        return reply
+
+
+class OpenAICompatible:
+    """A server with OpenAI's chat completions (vLLM, SGLang, Gemini's and others' compatible endpoints).
+
+    Args:
+      base_url: up to and without `/chat/completions`, e.g. http://127.0.0.1:8000/v1.
+      model: its name there.
+      key_env: environment variable with the key, read anew for each request and kept nowhere; None for servers without one.
+      allow_plain_http: sends a key over unencrypted http to another machine.
+      extra: further fields of the request body, as the server documents them.
+
+    Raises:
+      ValueError: the variable is not set or holds no usable key, or the key would travel unencrypted.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        key_env: str | None = "OPENAI_API_KEY",
+        allow_plain_http: bool = False,
+        extra: dict[str, Any] | None = None,
+    ):
+        parts = split_url(base_url)
+        self.url, self.model, self._key_env, self._extra = base_url.rstrip("/") + "/chat/completions", model, key_env, dict(extra or {})
+        if key_env is not None and parts.scheme == "http" and not is_loopback(parts.hostname) and not allow_plain_http:
+            raise ValueError(f"the key in {key_env} would travel unencrypted to {parts.hostname}: use https, or allow_plain_http=True")
+        self._key()
+        self.identity = json.dumps([self.url, model, self._extra], sort_keys=True)
+
+    def complete(self, request: ChatRequest, timeout_s: float) -> Reply:
+        """See `Backend.complete`."""
+        options = {name: value for name, value in dataclasses.asdict(request.options).items() if value is not None}
+        payload = dict(model=self.model, messages=list(request.messages), **options, **self._extra)
+        key = self._key()
+        try:
+            answer = post_json(self.url, payload, timeout_s, {"Authorization": f"Bearer {key}"} if key else None)
+        except HttpError as error:
+            raise BackendError(error.kind, _redacted(str(error), key), billed=error.sent) from None
+        if answer.status != 200:
+            raise _refusal(answer, key)
+        try:
+            return read_reply(answer.body)
+        except ValueError as error:
+            raise BackendError(FailureKind.BAD_REPLY, _redacted(str(error), key), billed=True) from None
+
+    def _key(self) -> str | None:
+        if self._key_env is None:
+            return None
+        key = os.environ.get(self._key_env, "").strip()
+        if not key:
+            raise ValueError(f"the environment variable {self._key_env} holds no key: set it, or pass key_env=None")
+        # http.client would refuse it too, with a message that shows it.
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise ValueError(f"the environment variable {self._key_env} holds characters that no key has (a newline, a space, a quote?)")
+        return key
+
+
+def read_reply(body: bytes) -> Reply:
+    """The first choice of a chat completion.
+
+    Raises:
+      ValueError: truncated or not JSON, or not of this form.
+    """
+    try:
+        answer = json.loads(body)
+    except ValueError as error:
+        raise ValueError(f"the answer is not JSON ({error})") from error
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(message, dict) or not isinstance(message.get("content"), str | None):
+        raise ValueError("the answer has no choices[0].message.content")
+    usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
+    counts = [usage.get(name) if type(usage.get(name)) is int else None for name in ("prompt_tokens", "completion_tokens")]
+    finish = choice.get("finish_reason")
+    return Reply(message.get("content") or "", finish if isinstance(finish, str) else None, *counts)
+
+
+def retry_after_s(header: str | None) -> float | None:
+    """Seconds of a Retry-After header, which holds seconds or a date; None if it is missing or unreadable."""
+    if header is None:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        moment = email.utils.parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+    return max(0.0, (moment - datetime.datetime.now(datetime.UTC)).total_seconds())
+
+
+def _refusal(answer: HttpReply, key: str | None) -> BackendError:
+    text = _redacted(answer.body[:500].decode(errors="replace"), key)
+    pause = retry_after_s(answer.headers.get("retry-after"))
+    if answer.status == 429:
+        # OpenAI's 429 for an empty account: no pause helps.
+        kind = FailureKind.BUDGET if "insufficient_quota" in text else FailureKind.RATE_LIMITED
+    elif answer.status in (408, 409, 425) or answer.status >= 500:
+        kind = FailureKind.UNAVAILABLE
+    else:
+        kind = FailureKind.REFUSED
+    return BackendError(kind, f"status {answer.status}: {text}", pause)
+
+
+def _redacted(text: str, key: str | None) -> str:
+    return text.replace(key, "[key]") if key else text
