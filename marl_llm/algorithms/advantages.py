@@ -78,21 +78,23 @@ def group_relative(
     slots = masked_ids(ids, as_mask(where, ids.shape))
     used = slots < ids.shape[0]
     returns = jnp.where(used, returns, 0)
-    weights = used.astype(returns.dtype) if weights is None else jnp.where(used, as_float(weights).astype(returns.dtype), 0)
-    votes = per_group_sum(weights, slots)
-    centred = returns - _gather(per_group_sum(weights * returns, slots) / _positive(votes), slots)
+    # Without weights nothing is multiplied: at 10^6 samples each array that is not written saves a millisecond.
+    votes_of = used.astype(returns.dtype) if weights is None else jnp.where(used, as_float(weights).astype(returns.dtype), 0)
+    weigh = (lambda x: x) if weights is None else (lambda x: votes_of * x)
+    votes = per_group_sum(votes_of, slots)
+    centred = returns - _gather(per_group_sum(weigh(returns), slots) / _positive(votes), slots)
     centred = jnp.where(used, centred, 0)
     low, high = per_group_min(returns, slots, jnp.inf), per_group_max(returns, slots, -jnp.inf)
     varied = differ(low, high)
     if scale == "std":
-        variance = per_group_sum(weights * centred**2, slots) / _positive(votes - ddof)
+        variance = per_group_sum(weigh(centred**2), slots) / _positive(votes - ddof)
         divisor = jnp.sqrt(jnp.where(varied, variance, 1)) + epsilon
     elif scale == "range":
         divisor = jnp.where(varied, high - low, 1) + epsilon
     elif scale == "batch":
-        total = jnp.sum(weights)
-        deviation = jnp.where(used, returns - jnp.sum(weights * returns) / _positive(total), 0)
-        divisor = jnp.sqrt(jnp.sum(weights * deviation**2) / _positive(total - ddof)) + epsilon
+        total = jnp.sum(votes_of)
+        deviation = jnp.where(used, returns - jnp.sum(weigh(returns)) / _positive(total), 0)
+        divisor = jnp.sqrt(jnp.sum(weigh(deviation**2)) / _positive(total - ddof)) + epsilon
     else:
         divisor = jnp.ones((), returns.dtype)
     # One gather brings the divisor and the verdict: 0 stands for tied, and for masked rows, which read the fill value.

@@ -169,3 +169,34 @@ def test_the_return_of_zero_that_was_taken_for_missing():
     # A popular normaliser skips exact zeros as missing; here only the mask says what is missing.
     values = jnp.array([0.0, 1.0, 2.0])
     np.testing.assert_allclose(rl.whiten(values), [-(1.5**0.5), 0, 1.5**0.5], rtol=1e-5, atol=1e-6)
+
+
+def test_an_end_that_is_paid_for_the_turn_it_ended():
+    # The agent that writes <end> is paid exactly nothing, neither the gain of its turn nor a format penalty of that turn.
+    f1, turn = jnp.array([0.25, 0.75, 0.75]), jnp.array([0, 1, 1])
+    stopped = jnp.array([False, False, True])
+    penalty = jnp.array([0.0, -1.0, -1.0])
+    paid = rl.score_deltas(f1, turn, jnp.zeros(3, int), stopped=stopped)
+    np.testing.assert_array_equal(paid, [0.25, 0.5, 0.0])
+    np.testing.assert_array_equal(rl.mix_rewards(paid, jnp.where(stopped, 0, penalty)), [0.25, -0.5, 0.0])
+
+
+def test_settings_of_the_code_passed_off_as_those_of_the_paper():
+    paper, released = rl.make_recipe("at_grpo"), rl.make_recipe("at_grpo", "released")
+    assert (paper.branches, paper.temperature, paper.dual_clip, paper.singleton) == (4, 1.0, None, "zero")
+    assert (released.branches, released.dual_clip, released.singleton) == (8, 3.0, "raw")
+    assert rl.make_recipe("magrpo").gamma == 1.0
+    assert rl.make_recipe("magrpo", "released").gamma == 0.9
+    assert all(rl.make_recipe(name).preset == "paper" for name in rl.RECIPES)
+
+
+def test_skipped_rows_that_change_the_scale_of_the_loss():
+    # A tied group is left out of the forward pass: divided by the rows that were scored, the others count twice.
+    recipe = rl.make_recipe("grpo", reduce="token_mean", skip_tied=True)
+    where = jnp.array([[True, True], [True, True], [True, False], [True, True]])
+    advantages, new = jnp.array([1.0, -1.0, 0.0, 0.0]), jnp.full((4, 2), -0.5)
+    whole, count, _ = rl.loss_for(recipe, new, new - 0.1, advantages, where)
+    scored, few, _ = rl.loss_for(recipe, new[:2], new[:2] - 0.1, advantages[:2], where[:2])
+    assert float(rl.count_for(recipe, where)) == float(count) == 7
+    np.testing.assert_allclose(scored / rl.count_for(recipe, where), whole / count, rtol=1e-6)
+    assert float(few) == 4
