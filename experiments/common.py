@@ -13,8 +13,10 @@ def start_jax(config, cache: str):
     import jax
 
     from experiments.base import most_devices
-    from marl_llm.training import make_mesh, use_cpu_devices
+    from marl_llm.training import compile_quickly, make_mesh, use_cpu_devices
 
+    if config.quick_compile:
+        compile_quickly()
     use_cpu_devices(config.devices or None)
     if cache:
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache).expanduser()))

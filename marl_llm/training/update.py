@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from marl_llm.algorithms import Recipe, Samples, advantages_for, loss_for
+from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, loss_for
 from marl_llm.games import Game
 from marl_llm.models import ModelConfig, score_responses
 from marl_llm.rollout import Table, flatten_rows, pad_to
@@ -153,8 +153,7 @@ def make_update(
         useful = mine & ~(equal if recipe.skip_tied else jnp.zeros((g,), bool))
         count = jnp.sum(useful)
         # tied groups that are skipped may still count in the denominator (a stated field of the recipe)
-        weight_of = k if recipe.reduce.startswith("sequence") else jnp.sum(rows.token_where, axis=(1, 2))
-        units = lambda w: jnp.sum(jnp.where(w, weight_of, 0))  # noqa: E731
+        units = lambda w: count_for(recipe, (rows.token_where & w[:, None, None]).reshape(g * k, -1))  # noqa: E731
         dilution = units(mine) / jnp.maximum(units(useful), 1) if recipe.tied_in_denominator else 1.0
         steps = (count + minibatch - 1) // minibatch
         size = jnp.where(steps > 0, (count + steps - 1) // jnp.maximum(steps, 1), 0)  # even minibatches

@@ -1,0 +1,146 @@
+"""The safetensors format by byte range: eight bytes of length, a JSON header, then the tensors' bytes.
+
+Read here rather than through the library because a sharded device array wants *parts* of a tensor, also along its second axis, also in
+bfloat16, and never the whole tensor on the host. Layout: https://huggingface.co/docs/safetensors (format section).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import struct
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_NAMES = {v: k for k, v in DTYPES.items()}
+BLOCK = 8 << 20  # bytes read at a time
+
+
+class CheckpointFileError(ValueError):
+    """A checkpoint's files cannot be used; the message says which file or tensor, why, and what to do."""
+
+
+class TensorInfo(NamedTuple):
+    """Where a tensor lies."""
+
+    file: pathlib.Path
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int  # of its first byte in the file
+
+
+def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:
+    """The tensors of one file. Raises `CheckpointFileError` on a file that is truncated, corrupt or of an unknown dtype."""
+    path = pathlib.Path(path)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
+            if not 2 <= length <= size - 8:
+                raise CheckpointFileError(f"{path}: not a safetensors file, or truncated in its header ({size} bytes); copy it again")
+            header = json.loads(file.read(length))
+    except OSError as e:
+        raise CheckpointFileError(f"{path}: cannot be read ({e.strerror or e})") from e
+    except ValueError as e:
+        if isinstance(e, CheckpointFileError):
+            raise
+        raise CheckpointFileError(f"{path}: its header is not JSON ({e}); the file is corrupt, copy it again") from e
+    if not isinstance(header, dict):
+        raise CheckpointFileError(f"{path}: its header is not a table of tensors; the file is corrupt, copy it again")
+    header.pop("__metadata__", None)
+    out = {}
+    for name, entry in header.items():
+        try:
+            kind, shape, (start, end) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
+        except (KeyError, TypeError, ValueError) as e:
+            raise CheckpointFileError(f"{path}: the header's entry for {name!r} is malformed; the file is corrupt") from e
+        if kind not in DTYPES:
+            raise CheckpointFileError(f"{path}: {name} has dtype {kind}; {', '.join(DTYPES)} are read (quantised files are not)")
+        dtype = DTYPES[kind]
+        if end - start != math.prod(shape) * dtype.itemsize or start < 0:
+            raise CheckpointFileError(f"{path}: {name} {list(shape)} {kind} does not fill its {end - start} bytes; the file is corrupt")
+        if 8 + length + end > size:
+            raise CheckpointFileError(f"{path}: truncated: {name} ends at byte {8 + length + end}, the file at {size}; copy it again")
+        out[name] = TensorInfo(path, dtype, shape, 8 + length + start)
+    return out
+
+
+def find_tensors(directory: str | os.PathLike) -> dict[str, TensorInfo]:
+    """All tensors of a checkpoint directory: `model.safetensors`, or the shards that `model.safetensors.index.json` names."""
+    directory = pathlib.Path(directory)
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if not index.exists():
+        if not single.exists():
+            raise CheckpointFileError(f"{directory}: has neither model.safetensors nor model.safetensors.index.json")
+        return read_header(single)
+    try:
+        placed = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as e:
+        raise CheckpointFileError(f"{index}: not a safetensors index ({e})") from e
+    files = {name: read_header(directory / name) for name in sorted(set(placed.values()))}
+    missing = [f"{name} (in {file})" for name, file in placed.items() if name not in files[file]]
+    if missing:
+        raise CheckpointFileError(f"{index}: names tensors that its shards do not hold: {', '.join(missing[:8])}")
+    return {name: info for file in files.values() for name, info in file.items()}
+
+
+def read_into(out: np.ndarray, info: TensorInfo, rows: slice, columns: slice, transpose: bool = False) -> None:
+    """Fills `out` with `tensor[rows, columns]` (or its transpose), a block of rows at a time, converting the dtype on the way.
+
+    A vector counts as one column. Only the rows' bytes are read; beside `out` at most a block of them is held.
+    """
+    width = math.prod(info.shape[1:])
+    first, last, _ = rows.indices(info.shape[0] if info.shape else 1)
+    target = out.T if transpose else out
+    stride = max(1, min(BLOCK, max(1 << 16, out.nbytes // 16)) // max(1, width * info.dtype.itemsize))
+    with info.file.open("rb") as file:
+        for start in range(first, last, stride):
+            stop = min(start + stride, last)
+            file.seek(info.offset + start * width * info.dtype.itemsize)
+            raw = file.read((stop - start) * width * info.dtype.itemsize)
+            block = np.frombuffer(raw, info.dtype)
+            if len(block) != (stop - start) * width:
+                raise CheckpointFileError(f"{info.file}: ended while it was read; was it changed meanwhile?")
+            block = block.reshape(stop - start, width)[:, columns]
+            target[start - first : stop - first] = block if target.ndim == 2 else block[:, 0]
+
+
+class Entry(NamedTuple):
+    """A tensor to write: its shape and a function that makes its values when its turn comes."""
+
+    shape: tuple[int, ...]
+    make: Callable[[], np.ndarray]
+
+
+def write_tensors(path: str | os.PathLike, tensors: Iterable[tuple[str, Entry]], dtype: np.dtype) -> int:
+    """Writes one file, a tensor at a time, atomically; returns the bytes of tensor data."""
+    path, dtype = pathlib.Path(path), np.dtype(dtype)
+    tensors, header, at = list(tensors), {"__metadata__": {"format": "pt"}}, 0
+    for name, entry in tensors:
+        size = math.prod(entry.shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(entry.shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, entry in tensors:
+            values = np.ascontiguousarray(entry.make().astype(dtype, copy=False))
+            if values.shape != entry.shape:
+                raise ValueError(f"{name}: made values of shape {values.shape} for an entry of shape {entry.shape}")
+            file.write(values.tobytes() if values.ndim == 0 else memoryview(values.view(np.uint8)))
+    partial.replace(path)
+    return at
