@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, SupportsInt
 
-from marl_llm.text.formats import END_THINK, ChatFormat, History, Message, Piece, ToolCall, is_query, spell, split_thinking
+from marl_llm.text.formats import END_THINK, ChatFormat, History, Message, Piece, ToolCall, is_query, opening_of, spell, split_thinking
 from marl_llm.text.tokenizer import Tokenizer, checked_ids
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -118,8 +118,7 @@ class Chat:
             raise ValueError(f"the tokenizer has no special tokens {missing}, which the format {form.name} needs; it has {has}")
         if self.thinking is None:
             object.__setattr__(self, "thinking", next(iter(form.openings)))
-        if self.thinking not in form.openings:
-            raise ValueError(f"thinking={self.thinking!r}: the format {form.name} offers {sorted(form.openings)}")
+        opening_of(form, self.thinking)
         if self.history not in ("keep", "strip") or self.specials_in_content not in ("as_text", "as_tokens"):
             raise ValueError(f"history={self.history!r}, specials_in_content={self.specials_in_content!r}: see the module's text")
         if self.history == "strip" and not form.thinks:
@@ -158,7 +157,7 @@ class Chat:
         return self.encode([*pieces, *(self._prompt() if generate else ())])
 
     def _prompt(self) -> tuple[Piece, Piece]:
-        return Piece(self.format.heads["assistant"], True), Piece(self.format.openings[self.thinking], True)
+        return Piece(self.format.heads["assistant"], True), Piece(opening_of(self.format, self.thinking), True)
 
     def _ask(self) -> Turn:
         head, opening = self._prompt()

@@ -121,6 +121,13 @@ DEEPSEEK_R1_DISTILL_QWEN = ChatFormat(
 FORMATS: tuple[ChatFormat, ...] = (QWEN3, QWEN2_5, QWEN2_5_BASE, QWEN2_5_MATH, DEEPSEEK_R1_DISTILL_QWEN)
 
 
+def opening_of(form: ChatFormat, thinking: str | None) -> str:
+    """What the generation prompt adds in this thinking mode; `None` is the format's first. Raises `ValueError` on a mode it lacks."""
+    if thinking is not None and thinking not in form.openings:
+        raise ValueError(f"thinking={thinking!r}: the format {form.name} offers {sorted(form.openings)}")
+    return form.openings[next(iter(form.openings)) if thinking is None else thinking]
+
+
 def as_json(value: Any) -> str:
     """JSON as the templates' `tojson` writes it in `transformers`: no escapes beyond JSON's own, keys in their order."""
     return json.dumps(value, ensure_ascii=False)
@@ -178,14 +185,19 @@ def spell_assistant(form: ChatFormat, message: Message, thinking: str, content: 
 
 
 def spell(
-    form: ChatFormat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), thinking: str = "on", history: History = "strip"
+    form: ChatFormat,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    thinking: str | None = None,
+    history: History = "strip",
 ) -> list[list[Piece]]:
     """Messages as pieces: the start (system prompt, tools), then one list per message; the first, if a system's, is in the start.
 
     `strip` drops past thinking just as the official template does; `keep` writes every think block as it would have been sampled: an
     assistant's message has one if it carries thinking, or if thinking is off and the format then opens with an empty one.
-    Raises `ValueError` on messages that the format cannot say.
+    `thinking` is one of the format's modes (`None`: its first). Raises `ValueError` on messages that the format cannot say.
     """
+    opening = opening_of(form, thinking)
     system = messages[0] if messages and messages[0].role == "system" else None
     spelled = [spell_start(form, system, tools)]
     last = last_query(messages)
@@ -201,10 +213,11 @@ def spell(
             spelled.append([Piece(f"{head}\n<tool_response>\n", True), Piece(message.content, False), Piece(after, True)])
         elif message.role == "assistant":
             thought, content = "" if message.thinking is None else message.thinking, message.content
-            if form.thinks and message.thinking is None:
+            # DeepSeek's template knows no thoughts apart from content: it cuts the content in any case.
+            if form.thinks and (message.thinking is None or (history == "strip" and not form.steps_keep_thinking)):
                 thought, content = split_thinking(content, form.strip_newlines)
             if history == "keep":
-                block = form.thinks and bool(thought or END_THINK in form.openings[thinking])
+                block = form.thinks and bool(thought or END_THINK in opening)
             else:
                 block = form.steps_keep_thinking and i > last and bool(thought or i + 1 == len(messages))
             spelled.append(spell_assistant(form, message, thought, content, block))
@@ -220,10 +233,10 @@ def spell_text(
     form: ChatFormat,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] = (),
-    thinking: str = "on",
+    thinking: str | None = None,
     history: History = "strip",
     generate: bool = True,
 ) -> str:
     """The whole rendering as text, for people and for comparing with a template; `generate` adds the generation prompt."""
     text = "".join(piece.text for pieces in spell(form, messages, tools, thinking, history) for piece in pieces)
-    return text + (form.heads["assistant"] + form.openings[thinking] if generate else "")
+    return text + (form.heads["assistant"] + opening_of(form, thinking) if generate else "")

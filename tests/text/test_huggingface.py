@@ -11,7 +11,14 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
 from marl_llm.text import (
-    ByteTokenizer, HuggingFaceTokenizer, PieceTokenizer, TextStream, Tokenizer, load_tokenizer, stream_text, train_sentencepiece,
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    PieceTokenizer,
+    TextStream,
+    Tokenizer,
+    load_tokenizer,
+    stream_text,
+    train_sentencepiece,
 )  # fmt: skip
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
