@@ -11,6 +11,7 @@ _EXPORTS = {
     "ToolResult": "results",
     "result_counts": "results",
     "BM25Index": "retriever",
+    "BM25Pool": "retriever",
     "DenseIndex": "retriever",
     "Hit": "retriever",
     "Retriever": "retriever",

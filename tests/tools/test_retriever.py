@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from misbehaving_server import MisbehavingServer
 
-from marl_llm.tools import BM25Index, DenseIndex, FailureKind, Hit, Retriever, RetrieverClient, build_bm25, build_dense
+from marl_llm.tools import BM25Index, BM25Pool, DenseIndex, FailureKind, Hit, Retriever, RetrieverClient, build_bm25, build_dense
 from marl_llm.tools.retriever import RetrieverServer, open_index, read_passages
 
 K1, B = 0.9, 0.4
@@ -129,6 +129,18 @@ def test_threads_get_the_same(corpus):
     for thread in threads:
         thread.join()
     assert [found[name] for name in range(4)] == [expected] * 4
+
+
+def test_a_pool_of_processes_is_the_index_and_a_lost_process_a_failure(tmp_path):
+    index = build_bm25(passages_of(make_texts(3, 200, 40, 9)), tmp_path / "index", stopwords=None)
+    queries = [f"w{n} w{n * n % 40}" for n in range(30)]
+    pool = BM25Pool(tmp_path / "index", 2)
+    assert pool.search(queries, 4).outcome() == index.search(queries, 4).outcome()
+    os.kill(next(iter(pool._pool._processes)), signal.SIGKILL)
+    results = [pool.search(queries, 4) for _ in range(3)]
+    assert [result.failure.kind for result in results if not result.ok] in ([], [FailureKind.CRASH])
+    assert results[-1].outcome() == index.search(queries, 4).outcome()
+    pool.close()
 
 
 def test_queries_that_match_nothing_have_no_hits(corpus):

@@ -136,16 +136,25 @@ def _mapped(path: pathlib.Path) -> np.ndarray:
 
 
 class _Column:
-    """A query word's postings: `rows` ascending, `scores` already times the word's count in the query, their `bound`, lazily read."""
+    """A query word's postings: `rows` ascending, `data` per row, `weight` the word's count in the query, `bound` the largest summand."""
 
     def __init__(self, rows: np.ndarray, data: np.ndarray, weight: int, bound: float):
         self.rows, self.data, self.weight, self.bound = rows, data, weight, bound
 
+    def add_to(self, sums: np.ndarray) -> np.ndarray:
+        """Adds the summands to sums over all passages; returns the new sums of the column's rows."""
+        partial = sums.take(self.rows)
+        partial += self.data if self.weight == 1 else self.data * self.weight
+        sums[self.rows] = partial
+        return partial
+
     def at(self, rows: Int32[np.ndarray, " C"]) -> Float64[np.ndarray, " C"]:
         """The summands of given passages, by binary search; 0 where the word does not occur."""
         position = self.rows.searchsorted(rows)
-        position[position == len(self.rows)] = 0
-        return (self.rows[position] == rows) * self.data[position] * self.weight
+        np.minimum(position, len(self.rows) - 1, out=position)
+        summands = self.data.take(position)
+        summands *= self.rows.take(position) == rows
+        return summands if self.weight == 1 else summands * self.weight
 
 
 class BM25Index(LocalRetriever):
@@ -201,8 +210,8 @@ class BM25Index(LocalRetriever):
                 if rest[visited] < threshold * SLACK:
                     break
                 visited += 1
-                sums[column.rows] += column.data if column.weight == 1 else column.data * column.weight
-                threshold = max(threshold, self._raised(column.rows, sums, columns[visited:], topk, threshold - rest[visited]))
+                partial = column.add_to(sums)
+                threshold = max(threshold, self._raised(column.rows, partial, columns[visited:], topk, threshold - rest[visited]))
             rows, partial = self._survivors(columns[:visited], sums, threshold * SLACK - rest[visited])
         finally:
             for column in columns[:visited]:
@@ -224,19 +233,18 @@ class BM25Index(LocalRetriever):
         """Passages of some columns whose sum is at least `floor`, once each, with the sums. Overwrites the sums that it takes."""
         rows, partial = [np.zeros(0, np.int32)], [np.zeros(0, np.float64)]
         for column in columns:
-            values = sums[column.rows]
+            values = sums.take(column.rows)
             taken = np.flatnonzero(values >= max(floor, 0.0))
-            rows.append(column.rows[taken])
-            partial.append(values[taken])
+            rows.append(column.rows.take(taken))
+            partial.append(values.take(taken))
             sums[rows[-1]] = -1.0
         rows, partial = np.concatenate(rows), np.concatenate(partial)
         order = rows.argsort(kind="stable")
-        return rows[order], partial[order]
+        return rows.take(order), partial.take(order)
 
     @staticmethod
-    def _raised(rows: np.ndarray, sums: np.ndarray, unvisited: list[_Column], topk: int, floor: float) -> float:
+    def _raised(rows: np.ndarray, partial: np.ndarray, unvisited: list[_Column], topk: int, floor: float) -> float:
         """A score that at least `topk` passages reach, found by completing the most promising of `rows`; 0 if there are too few."""
-        partial = sums[rows]
         if floor > 0.0:
             promising = np.flatnonzero(partial >= floor)
             rows, partial = rows[promising], partial[promising]

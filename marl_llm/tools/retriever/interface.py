@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from typing import Any, Protocol, runtime_checkable
 
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
@@ -86,11 +87,14 @@ class LocalRetriever:
         check_request(queries, topk)
         start = time.monotonic()
         hits: Hits = []
-        for rows, scores in self._ranked(queries, topk):
-            hits.append([Hit(self.passages[row], score) for row, score in zip(rows, scores)])
-            if time.monotonic() - start > deadline_s:
-                message = f"{len(hits)} of {len(queries)} queries were answered in {deadline_s} s"
-                return failed(FailureKind.DEADLINE, message, time.monotonic() - start)
+        try:
+            for rows, scores in self._ranked(queries, topk):
+                hits.append([Hit(self.passages[row], score) for row, score in zip(rows, scores)])
+                if time.monotonic() - start > deadline_s:
+                    message = f"{len(hits)} of {len(queries)} queries were answered in {deadline_s} s"
+                    return failed(FailureKind.DEADLINE, message, time.monotonic() - start)
+        except BrokenExecutor as error:
+            return failed(FailureKind.CRASH, f"a search process died: {error}", time.monotonic() - start)
         return success(hits, time.monotonic() - start)
 
     async def asearch(self, queries: Sequence[str], topk: int = 5, deadline_s: float = 30.0) -> ToolResult[Hits]:
