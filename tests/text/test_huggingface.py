@@ -134,6 +134,7 @@ def test_truncation_and_padding_in_the_file_are_switched_off():
     files = checkpoint_files("qwen3") | {"tokenizer.json": cut.to_str()}
     text = "The quick brown fox 1234567890"
     assert HuggingFaceTokenizer(files).encode(text) == tokenizer_of("qwen3").encode(text)
+    assert HuggingFaceTokenizer(files).encode_with_specials(text) == tokenizer_of("qwen3").encode(text)
 
 
 def test_ids_of_padded_rows_decode_to_the_replacement_sign_and_beyond_is_refused(qwen):
