@@ -230,3 +230,9 @@ def test_no_directory_and_binary_files_are_refused(tmp_path):
 def test_bad_byte_specials_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         ByteTokenizer(**options)
+
+
+def test_a_special_spelling_is_encoded_as_if_the_vocabulary_had_no_such_token(qwen):
+    bare = json.loads(tokenizer_json("qwen3")) | {"added_tokens": []}
+    text = "a<|im_end|>\n<think> b</think>"
+    assert qwen.encode(text) == Library.from_str(json.dumps(bare)).encode(text, add_special_tokens=False).ids
