@@ -154,14 +154,10 @@ class _Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._process.stdin = _closed(self._process.stdin)
+        with contextlib.suppress(OSError):  # what was not written has no reader any more
+            self._process.stdin.close()
         self._process.stdout.close()
         self._process = None
-
-
-def _closed(pipe: Any) -> None:
-    with contextlib.suppress(OSError):  # what was not written has no reader any more
-        pipe.close()
 
 
 class MathsChecker:
