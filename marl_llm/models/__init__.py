@@ -2,11 +2,14 @@
 
 from marl_llm.models.attention import attend, for_platform, self_attention
 from marl_llm.models.config import ModelConfig, RopeScaling
+from marl_llm.models.huggingface import load_pretrained, read_config, save_pretrained
 from marl_llm.models.log_probs import TokenScores, head_weight, log_probs, score_hidden, split_adapters
+from marl_llm.models.lora import LoraConfig, attach, attach_many, init_adapters, load_adapters, merge, save_adapters
 from marl_llm.models.masks import RowMask, prompt_mask, prompt_positions, tree_mask
 from marl_llm.models.packed import Scores, score_responses
 from marl_llm.models.presets import PRESETS, make_model_config
 from marl_llm.models.sharding import REPLICATED, RULES, SAMPLE, TRAIN, constrain, param_shardings, place, use_rules
+from marl_llm.models.tensor_files import CheckpointFileError
 from marl_llm.models.transformer import BranchCache, Decoder, init_params, is_stacked, stack_layers, unstack_layers
 
 __all__ = [
@@ -16,24 +19,35 @@ __all__ = [
     "SAMPLE",
     "TRAIN",
     "BranchCache",
+    "CheckpointFileError",
     "Decoder",
+    "LoraConfig",
     "ModelConfig",
     "RopeScaling",
     "RowMask",
     "Scores",
     "TokenScores",
+    "attach",
+    "attach_many",
     "attend",
     "constrain",
     "for_platform",
     "head_weight",
+    "init_adapters",
     "init_params",
     "is_stacked",
+    "load_adapters",
+    "load_pretrained",
     "log_probs",
     "make_model_config",
+    "merge",
     "param_shardings",
     "place",
     "prompt_mask",
     "prompt_positions",
+    "read_config",
+    "save_adapters",
+    "save_pretrained",
     "score_hidden",
     "score_responses",
     "self_attention",

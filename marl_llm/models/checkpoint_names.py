@@ -80,7 +80,7 @@ class Weight(NamedTuple):
         sizes = self.shape[: self.lead]
         for at in itertools.product(*(range(*b) for b in lead)):
             name = self.names[int(np.ravel_multi_index(at, sizes)) if sizes else 0]
-            self._fill_one(host[tuple(i - b[0] for i, b in zip(at, lead, strict=True))], body, tensors[name])
+            self._fill_one(host[(*(i - b[0] for i, b in zip(at, lead, strict=True)), ...)], body, tensors[name])
 
     def _fill_one(self, out: np.ndarray, bounds, info: TensorInfo) -> None:
         cut = [slice(*b) for b in bounds]

@@ -124,7 +124,7 @@ class Entry(NamedTuple):
     make: Callable[[], np.ndarray]
 
 
-def write_tensors(path: str | os.PathLike, tensors: Iterable[tuple[str, Entry]], dtype: np.dtype) -> int:
+def write_tensors(path: str | os.PathLike, tensors: Iterable[tuple[str, Entry]], dtype) -> int:
     """Writes one file, a tensor at a time, atomically; returns the bytes of tensor data."""
     path, dtype = pathlib.Path(path), np.dtype(dtype)
     tensors, header, at = list(tensors), {"__metadata__": {"format": "pt"}}, 0

@@ -30,7 +30,8 @@ def loss_and_gradient(config, params, tokens=TOKENS):
 def test_stacking_and_unstacking_are_bit_exact_and_compute_the_same():
     params = numpy_params(TINY)
     stacked = stack_layers(params)
-    assert is_stacked(stacked) and not is_stacked(params)
+    assert is_stacked(stacked)
+    assert not is_stacked(params)
     jax.tree.map(np.testing.assert_array_equal, unstack_layers(stacked), params)
     one, g_one = loss_and_gradient(TINY, params)
     two, g_two = loss_and_gradient(TINY, stacked)
@@ -113,7 +114,7 @@ def test_active_parameters_leave_out_idle_experts():
 
 
 @pytest.mark.parametrize(
-    "field, value, says",
+    ("field", "value", "says"),
     [
         ("remat", "some", "none, dots, full"),
         ("attention", "flash", "splash"),

@@ -1,0 +1,198 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685): one small pytree per agent on a base that is shared and frozen.
+
+    adapters = init_adapters(config, key, rank=8, alpha=16)            # one agent's; starts as no change
+    params = attach(base, adapters)                                    # goes wherever parameters go: sampler, scorer, log_probs
+    params, agents = attach_many(base, [a, b]), one_hot                # one forward serves rows of both agents
+    merged = merge(base, adapters)                                     # plain parameters again
+
+`y = x W + s x A B` with `s = alpha / rank`. The scale is folded into `b` when adapters are attached, so a model never asks for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_llm.models.checkpoint_names import _LAYER
+from marl_llm.models.config import ModelConfig
+from marl_llm.models.sharding import path_name
+from marl_llm.models.tensor_files import CheckpointFileError, Entry, read_header, read_into, write_tensors
+from marl_llm.models.transformer import init_params, stack_layers, unstack_layers
+
+TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
+_PEFT = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Rank, scale and targets of adapters. Raises `ValueError` naming the field."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] = TARGETS
+
+    def __post_init__(self):
+        if self.rank < 1:
+            raise ValueError(f"LoraConfig.rank={self.rank} must be at least 1")
+        unknown = [t for t in self.targets if t not in TARGETS]
+        if unknown or not self.targets:
+            raise ValueError(f"LoraConfig.targets={self.targets}; choose among {', '.join(TARGETS)}")
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.alpha / self.rank
+
+
+def _kernels(tree: dict) -> dict[str, tuple[int, ...]]:
+    """Path and shape of every projection's kernel, in one-subtree-per-layer layout, without the 'kernel' at the end."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    named = {path_name(path): leaf.shape for path, leaf in leaves}
+    return {n.removesuffix("/kernel"): s for n, s in named.items() if n.startswith("block_") and n.endswith("/kernel")}
+
+
+def _inputs(path: str) -> int:
+    """How many leading axes of a kernel are its input."""
+    return 2 if path.endswith("attention/output") else 1
+
+
+def _nest(flat: dict) -> dict:
+    out: dict = {}
+    for path, value in flat.items():
+        at = out
+        *folders, last = path.split("/")
+        for name in folders:
+            at = at.setdefault(name, {})
+        at[last] = value
+    return out
+
+
+def _flat(tree: dict) -> dict:
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def init_adapters(config: ModelConfig, key: jax.Array, lora: LoraConfig) -> dict:
+    """One agent's adapters: `a [in, r]` random (Kaiming uniform, as PEFT), `b [r, out]` zero, so nothing changes at first.
+
+    A pytree with one subtree per layer. Mixtures of experts get adapters on their attention only. `key` is consumed.
+    """
+    shapes = _kernels(jax.eval_shape(lambda: init_params(config, jax.random.key(0))))
+    out, dtype = {}, jnp.dtype(config.param_dtype)
+    for number, (path, shape) in enumerate(shapes.items()):
+        if path.rsplit("/", 1)[-1] not in lora.targets:
+            continue
+        n = _inputs(path)
+        size, features = int(np.prod(shape[:n])), int(np.prod(shape[n:]))
+        bound = (3.0 / size) ** 0.5 / 3.0**0.5  # kaiming_uniform with a=sqrt(5)
+        a = jax.random.uniform(jax.random.fold_in(key, number), (size, lora.rank), jnp.float32, -bound, bound)
+        out[f"{path}/a"], out[f"{path}/b"] = a.astype(dtype), jnp.zeros((lora.rank, features), dtype)
+    return _nest(out)
+
+
+def attach(base: dict, adapters: dict, lora: LoraConfig) -> dict:
+    """Parameters that carry one agent's adapters; gradients with respect to `adapters` flow through."""
+    return attach_many(base, [adapters], lora)
+
+
+def attach_many(base: dict, adapters: list[dict], lora: LoraConfig) -> dict:
+    """Parameters that carry several agents' adapters; rows choose with `agents [B, N]` (one-hot, or any mixture).
+
+    `base` may have either layout; the adapters follow it. All agents need the same targets and rank.
+    """
+    structures = {jax.tree.structure(a) for a in adapters}
+    if len(structures) != 1:
+        raise ValueError("adapters of agents on one base need the same targets")
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *adapters)
+    scaled = _nest({path: x * lora.scale if path.endswith("/b") else x for path, x in _flat(stacked).items()})
+    return {"base": base, "lora": stack_layers(scaled) if "blocks" in base else scaled}
+
+
+def merge(base: dict, adapters: dict, lora: LoraConfig) -> dict:
+    """Plain parameters with the adapters added in, in float32, in the layout and dtype of `base`."""
+    apart = _flat(unstack_layers(base))
+    flat = _flat(adapters)
+    for path in {p.rsplit("/", 1)[0] for p in flat}:
+        kernel = apart[f"{path}/kernel"]
+        delta = lora.scale * (flat[f"{path}/a"].astype(jnp.float32) @ flat[f"{path}/b"].astype(jnp.float32))
+        apart[f"{path}/kernel"] = (kernel.astype(jnp.float32) + delta.reshape(kernel.shape)).astype(kernel.dtype)
+    out = _nest(apart)
+    return stack_layers(out) if "blocks" in base else out
+
+
+def _peft_name(path: str) -> str:
+    layer, end = re.fullmatch(r"block_(\d+)/(.+)", path).groups()
+    name, _ = _LAYER[f"{end}/kernel"]
+    return f"base_model.model.model.layers.{layer}.{name.removesuffix('.weight')}"
+
+
+def save_adapters(directory: str | os.PathLike, adapters: dict, lora: LoraConfig, base_name: str = "") -> None:
+    """Writes PEFT's format: `adapter_config.json` and `adapter_model.safetensors`. `base_name` is the base checkpoint's name or path."""
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    flat, entries = _flat(adapters), {}
+    for path in sorted({p.rsplit("/", 1)[0] for p in flat}):
+        for ours, theirs in (("a", "lora_A"), ("b", "lora_B")):
+            x = flat[f"{path}/{ours}"]
+            entries[f"{_peft_name(path)}.{theirs}.weight"] = Entry(x.shape[::-1], lambda x=x: np.asarray(x).T)
+    dtype = np.dtype(next(iter(flat.values())).dtype)
+    write_tensors(directory / "adapter_model.safetensors", entries.items(), dtype)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_name,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "use_rslora": False,
+        "target_modules": [_PEFT[t] for t in lora.targets],
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load_adapters(directory: str | os.PathLike, config: ModelConfig) -> tuple[dict, LoraConfig]:
+    """`(adapters, lora)` from PEFT's format. Raises `CheckpointFileError` on tensors or options that do not fit the model, naming them."""
+    directory = pathlib.Path(directory)
+    path = directory / "adapter_config.json"
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError) as e:
+        raise CheckpointFileError(f"{path}: cannot be read as JSON ({e}); is this a PEFT adapter?") from e
+    odd = {"peft_type": "LORA", "bias": "none", "fan_in_fan_out": False, "use_dora": False, "use_rslora": False}
+    wrong = [f"{k}={raw[k]!r}" for k, fine in odd.items() if k in raw and raw[k] not in (fine, None)]
+    if raw.get("rank_pattern") or raw.get("alpha_pattern") or raw.get("modules_to_save"):
+        wrong.append("rank_pattern, alpha_pattern or modules_to_save")
+    if wrong:
+        raise CheckpointFileError(f"{path}: {', '.join(wrong)} not supported")
+    ours = {v: k for k, v in _PEFT.items()}
+    targets = raw.get("target_modules")
+    if not isinstance(targets, list) or not set(targets) <= set(ours):
+        raise CheckpointFileError(f"{path}: target_modules={targets!r}; a list among {', '.join(ours)} is supported")
+    lora = LoraConfig(raw["r"], raw["lora_alpha"], tuple(t for t in TARGETS if _PEFT[t] in targets))
+    tensors = read_header(directory / "adapter_model.safetensors")
+    shapes = jax.eval_shape(lambda: init_adapters(config, jax.random.key(0), lora))
+    out, names, faults = {}, set(), []
+    for leaf_path, leaf in _flat(shapes).items():
+        where, kind = leaf_path.rsplit("/", 1)
+        name = f"{_peft_name(where)}.{'lora_A' if kind == 'a' else 'lora_B'}.weight"
+        names.add(name)
+        if name not in tensors or tensors[name].shape != leaf.shape[::-1]:
+            found = list(tensors[name].shape) if name in tensors else "missing"
+            faults.append(f"{name}: {found}, the model wants {list(leaf.shape[::-1])}")
+            continue
+        host = np.empty(leaf.shape, leaf.dtype)
+        read_into(host, tensors[name], slice(None), slice(None), transpose=True)
+        out[leaf_path] = jnp.asarray(host)
+    faults += [f"{name}: not part of the model's adapters" for name in sorted(set(tensors) - names)]
+    if faults:
+        raise CheckpointFileError(f"{directory}: its adapters do not fit:\n  " + "\n  ".join(faults[:20]))
+    return _nest(out), lora

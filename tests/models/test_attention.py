@@ -1,0 +1,97 @@
+"""Every implementation behind the seam gives the numbers of the plain one, forward and backward; splash in Pallas' interpret mode."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marl_llm.models import attend, for_platform, prompt_mask, self_attention, tree_mask
+from marl_llm.models import attention as room
+from marl_llm.models.attention import Segment, choose
+
+
+def arrays(length, heads=4, key_heads=2, size=8, rows=2, seed=0):
+    rng = np.random.default_rng(seed)
+    shape = lambda h: (rows, length, h, size)  # noqa: E731
+    return [jnp.asarray(rng.normal(size=shape(h)), jnp.float32) for h in (heads, key_heads, key_heads)]
+
+
+def numpy_attention(q, k, v, where):
+    """One query at a time, float64."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    out = np.zeros(q.shape)
+    group = q.shape[2] // k.shape[2]
+    for b, i, h in np.ndindex(q.shape[:3]):
+        seen = np.flatnonzero(where[b, i])
+        if len(seen):
+            s = k[b, seen, h // group] @ q[b, i, h] / np.sqrt(q.shape[3])
+            w = np.exp(s - s.max())
+            out[b, i, h] = w @ v[b, seen, h // group] / w.sum()
+    return out
+
+
+def masks(length):
+    where = np.ones((2, length), bool)
+    where[1, : length // 4] = False  # left padding
+    yield "causal", prompt_mask(jnp.asarray(where))
+    p = length // 2
+    yield "tree", tree_mask(jnp.asarray(where[:, :p]), 2, (length - p) // 2)
+
+
+@pytest.mark.parametrize("kind", ["causal", "tree"])
+@pytest.mark.parametrize("name", ["xla", "chunked", "splash"])
+def test_implementations_equal_numpy_and_each_others_gradients(name, kind, monkeypatch):
+    length = 128
+    monkeypatch.setattr(room, "CHUNK", 48)  # does not divide the length: the last chunk is ragged
+    mask = dict(masks(length))[kind]
+    dense = np.asarray(mask.dense())
+    q, k, v = arrays(length)
+    real = np.asarray(mask.segments, bool)
+    weight = jnp.asarray(real[:, :, None, None] * np.random.default_rng(1).normal(size=q.shape), jnp.float32)
+
+    def loss(name, q, k, v):
+        out = self_attention(name, q, k, v, mask)
+        return jnp.sum(out * weight), out
+
+    (_, out), got = jax.jit(lambda *x: jax.value_and_grad(lambda *y: loss(name, *y), (0, 1, 2), has_aux=True)(*x))(q, k, v)
+    np.testing.assert_allclose(np.asarray(out)[real], numpy_attention(q, k, v, dense)[real], atol=2e-5)
+    assert np.all(np.isfinite(out))
+    if name != "xla":
+        want = jax.jit(jax.grad(lambda *x: loss("xla", *x)[0], (0, 1, 2)))(q, k, v)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, atol=5e-5)
+
+
+def test_the_library_kernel_takes_the_same_mask():
+    """The cudnn path's call with the library's portable implementation in its place."""
+    mask = dict(masks(32))["tree"]
+    q, k, v = arrays(32)
+    real = np.asarray(mask.segments, bool)
+    got = jax.nn.dot_product_attention(q, k, v, mask=mask.dense()[:, None], implementation="xla")
+    np.testing.assert_allclose(np.asarray(got)[real], np.asarray(self_attention("xla", q, k, v, mask))[real], atol=2e-5)
+
+
+def test_private_and_shared_segments_are_one_softmax():
+    q, k, v = arrays(6)
+    where = jnp.tril(jnp.ones((2, 6, 6), bool))
+    cut = 3
+    private = lambda x: jnp.broadcast_to(x[:, None, cut:], (2, 6, 6 - cut, *x.shape[2:]))  # noqa: E731
+    got = attend(q, [Segment(k[:, :cut], v[:, :cut], where[..., :cut]), Segment(private(k), private(v), where[..., cut:])])
+    np.testing.assert_allclose(got, attend(q, [Segment(k, v, where)]), atol=1e-5)
+
+
+def test_auto_goes_by_platform_and_shape():
+    assert choose("auto", 64, jnp.float32) == "xla"
+    assert choose("auto", 4096, jnp.float32) == "chunked"
+    assert choose("splash", 64, jnp.float32) == "splash"
+    with for_platform("tpu"):
+        assert choose("auto", 4096, jnp.bfloat16) == "splash"
+        assert choose("auto", 4000, jnp.bfloat16) == "chunked"
+    with for_platform("gpu"):
+        assert choose("auto", 4096, jnp.bfloat16) == "cudnn"
+        assert choose("auto", 64, jnp.float32) == "xla"
+
+
+def test_a_length_that_splash_cannot_take_is_told():
+    with pytest.raises(ValueError, match="multiples of 128, not 100"):
+        self_attention("splash", *arrays(100), prompt_mask(jnp.ones((2, 100), bool)))

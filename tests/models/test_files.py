@@ -1,0 +1,259 @@
+"""Checkpoints on disk: round trips, shards, shardings, the host's memory, and every fault that a file can have."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import shutil
+import struct
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+
+from marl_llm.models import (
+    SAMPLE,
+    TRAIN,
+    CheckpointFileError,
+    ModelConfig,
+    RopeScaling,
+    init_params,
+    load_pretrained,
+    log_probs,
+    read_config,
+    save_pretrained,
+    stack_layers,
+    unstack_layers,
+)
+from marl_llm.models.tensor_files import Entry, read_header, write_tensors
+
+PARITY = pathlib.Path(__file__).parents[1] / "data" / "parity"
+BASE = ModelConfig(vocab_size=24, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=32)
+SHAPES = {
+    "qwen3": BASE,
+    "qwen3_bias_yarn": dataclasses.replace(
+        BASE, attention_bias=True, output_bias=True, tie_embeddings=False, rope_scaling=RopeScaling("yarn", 4.0, 64)
+    ),
+    "qwen2": dataclasses.replace(BASE, head_dim=4, qk_norm=False, attention_bias=True, tie_embeddings=False),
+    "llama_mqa": dataclasses.replace(
+        BASE, head_dim=4, key_value_heads=1, qk_norm=False, feed_forward_bias=True,
+        rope_scaling=RopeScaling("llama3", 8.0, 64, low_frequency_factor=1.0, high_frequency_factor=4.0),
+    ),
+    "moe": dataclasses.replace(BASE, experts=4, experts_per_token=2, expert_feed_forward=8),
+    "moe_mixed": dataclasses.replace(BASE, experts=4, experts_per_token=2, expert_feed_forward=8, dense_layers=(1,)),
+}  # fmt: skip
+
+
+@functools.cache
+def params_of(config, dtype=jnp.float32):
+    """Random parameters without a compilation."""
+    leaves, tree = jax.tree.flatten(jax.eval_shape(lambda: init_params(config, jax.random.key(0))))
+    rng = np.random.default_rng(1)
+    return jax.tree.unflatten(tree, [jnp.asarray(rng.normal(0.1, 0.3, x.shape), dtype) for x in leaves])
+
+
+def same(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_saved_loads_bit_equal_in_every_layout_and_cut(name, tmp_path):
+    config, params = SHAPES[name], params_of(SHAPES[name])
+    save_pretrained(tmp_path / "one", config, params)
+    loaded, got = load_pretrained(tmp_path / "one")
+    assert loaded == config
+    same(got, params)
+    if config.uniform:
+        files = save_pretrained(tmp_path / "cut", config, stack_layers(params), shard_bytes=4000)
+        assert len(files) > 2
+        assert all("-of-" in f.name for f in files)
+        loaded, got = load_pretrained(tmp_path / "cut", stacked=True)
+        same(unstack_layers(got), params)
+
+
+def test_loading_a_file_of_another_and_saving_it_again_changes_no_bit(tmp_path):
+    for source in sorted(p for p in PARITY.iterdir() if p.is_dir()):
+        config, params = load_pretrained(source)
+        save_pretrained(tmp_path / source.name, config, params, like=source)
+        assert (tmp_path / source.name / "generation_config.json").read_bytes() == (source / "generation_config.json").read_bytes()
+        theirs, ours = read_header(source / "model.safetensors"), read_header(tmp_path / source.name / "model.safetensors")
+        assert {n: i.shape for n, i in theirs.items()} == {n: i.shape for n, i in ours.items()}
+        same(load_pretrained(tmp_path / source.name)[1], params)
+
+
+def test_bfloat16_files_are_read_as_they_are_or_widened(tmp_path):
+    low = params_of(BASE, jnp.bfloat16)
+    config = dataclasses.replace(BASE, param_dtype="bfloat16")
+    save_pretrained(tmp_path, config, low)
+    assert {i.dtype for i in read_header(tmp_path / "model.safetensors").values()} == {np.dtype(ml_dtypes.bfloat16)}
+    same(load_pretrained(tmp_path, param_dtype="bfloat16")[1], low)
+    same(load_pretrained(tmp_path)[1], jax.tree.map(lambda x: x.astype(jnp.float32), low))
+
+
+def test_a_file_may_mix_dtypes(tmp_path):
+    params = params_of(BASE)
+    save_pretrained(tmp_path, BASE, params)
+    header = read_header(tmp_path / "model.safetensors")
+    raw = (tmp_path / "model.safetensors").read_bytes()
+    norms = {n: np.frombuffer(raw, np.float32, int(np.prod(i.shape)), i.offset).reshape(i.shape) for n, i in header.items()}
+    cut = {n: Entry(x.shape, lambda x=x: x) for n, x in norms.items() if "norm" in n}
+    rest = {n: Entry(x.shape, lambda x=x: x) for n, x in norms.items() if "norm" not in n}
+    (tmp_path / "model.safetensors").unlink()
+    write_tensors(tmp_path / "a.safetensors", cut.items(), np.float32)
+    write_tensors(tmp_path / "b.safetensors", rest.items(), np.dtype(ml_dtypes.bfloat16))
+    placed = {n: "a.safetensors" for n in cut} | {n: "b.safetensors" for n in rest}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    got = load_pretrained(tmp_path)[1]
+    same(got["final_norm"], params["final_norm"])
+    same(got["embedding"], params["embedding"].astype(jnp.bfloat16).astype(jnp.float32))
+
+
+@pytest.mark.parametrize("rules", [TRAIN, SAMPLE])
+@pytest.mark.parametrize("name", ["qwen3_bias_yarn", "moe"])
+def test_sharded_loading_gives_every_device_its_part(name, rules, tmp_path):
+    config, params = SHAPES[name], params_of(SHAPES[name])
+    save_pretrained(tmp_path, config, params)
+    mesh = Mesh(np.asarray(jax.devices()).reshape(2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    for stacked in (False, True):
+        _, got = load_pretrained(tmp_path, mesh=mesh, rules=rules, stacked=stacked)
+        same(unstack_layers(jax.device_get(got)), params)
+        query = got["blocks"]["block"]["attention"]["query"]["kernel"] if stacked else got["block_0"]["attention"]["query"]["kernel"]
+        part = query.addressable_shards[0].data.shape
+        assert part[-3:] == (8 if rules is TRAIN else 16, 2, 8)
+
+
+def test_the_host_holds_little_more_than_the_part_being_placed(tmp_path):
+    config = dataclasses.replace(BASE, vocab_size=50_000, width=64, feed_forward=1000)
+    save_pretrained(tmp_path, config, params_of(config))
+    largest = 50_000 * 64 * 4
+    tracemalloc.start()
+    load_pretrained(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.3 * largest
+
+
+def test_a_value_head_is_saved_beside_the_model_and_starts_at_zero(tmp_path):
+    save_pretrained(tmp_path, BASE, params_of(BASE))
+    config, params = load_pretrained(tmp_path, value_head=True)
+    assert float(jnp.abs(params["value_head"]["kernel"]).max()) == 0
+    params["value_head"]["kernel"] += 2.0
+    params["value_head"]["bias"] += 3.0
+    save_pretrained(tmp_path / "again", config, params)
+    same(load_pretrained(tmp_path / "again", value_head=True)[1], params)
+    assert "value_head" not in load_pretrained(tmp_path / "again")[1]
+
+
+def write_header(path, header):
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 64)
+
+
+FAULTS = {
+    "truncated": (lambda f: f.write_bytes(f.read_bytes()[:-10]), "truncated: .* ends at byte"),
+    "truncated header": (lambda f: f.write_bytes(f.read_bytes()[:20]), "truncated in its header"),
+    "empty": (lambda f: f.write_bytes(b""), "not a safetensors file"),
+    "text": (lambda f: f.write_text("<html>not found</html>"), "not a safetensors file"),
+    "no json": (lambda f: f.write_bytes(struct.pack("<Q", 12) + b"{not json...}" + b"\0" * 9), "not JSON"),
+    "dtype": (lambda f: write_header(f, {"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}), "w has dtype F8_E4M3"),
+    "size": (lambda f: write_header(f, {"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 4]}}), "does not fill"),
+    "entry": (lambda f: write_header(f, {"w": {"dtype": "F32"}}), "malformed"),
+    "gone": (lambda f: f.unlink(), "has neither model.safetensors nor"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_file_is_told(fault, tmp_path):
+    save_pretrained(tmp_path, BASE, params_of(BASE))
+    spoil, says = FAULTS[fault]
+    spoil(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointFileError, match=says):
+        load_pretrained(tmp_path)
+
+
+def test_missing_extra_and_misshapen_tensors_are_all_named(tmp_path):
+    save_pretrained(tmp_path, BASE, params_of(BASE))
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"num_hidden_layers": 3, "intermediate_size": 40, "model_type": "llama"}))
+    with pytest.raises(CheckpointFileError) as e:
+        load_pretrained(tmp_path)
+    text = str(e.value)
+    assert "missing: model.layers.2.self_attn.q_proj.weight, [32, 16]" in text
+    assert "misshapen: model.layers.0.mlp.gate_proj.weight is [32, 16], the config wants [40, 16]" in text
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": "llama"}))
+    with pytest.raises(CheckpointFileError, match=r"extra: model.layers.0.self_attn.k_norm.weight, \[8\]"):
+        load_pretrained(tmp_path)
+
+
+def test_a_tied_head_that_was_written_out_is_accepted_only_if_it_is_the_embedding(tmp_path):
+    params = params_of(BASE)
+    save_pretrained(tmp_path, BASE, params)
+    table = np.asarray(params["embedding"])
+    for head, fine in ((table, True), (table + 1, False)):
+        write_tensors(tmp_path / "head.safetensors", [("lm_head.weight", Entry(head.shape, lambda x=head: x))], np.float32)
+        names = dict.fromkeys(read_header(tmp_path / "model.safetensors"), "model.safetensors") | {"lm_head.weight": "head.safetensors"}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+        if fine:
+            same(load_pretrained(tmp_path)[1], params)
+        else:
+            with pytest.raises(CheckpointFileError, match="lm_head.weight differs"):
+                load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "mamba"}, "model_type='mamba'"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"use_sliding_window": True, "sliding_window": 128}, "use_sliding_window"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding_attention"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "without a factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"hidden_size": None}, "has no 'hidden_size'"),
+        ({"num_key_value_heads": 3}, "not a multiple"),
+    ],
+)
+def test_a_config_that_cannot_be_honoured_is_refused(change, says, tmp_path):
+    raw = json.loads((PARITY / "tiny-qwen3-tied" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | change))
+    with pytest.raises(CheckpointFileError, match=says):
+        read_config(tmp_path)
+
+
+def test_a_directory_that_is_no_checkpoint_is_told(tmp_path):
+    with pytest.raises(CheckpointFileError, match=r"config.json: cannot be read"):
+        load_pretrained(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointFileError, match="not JSON"):
+        load_pretrained(tmp_path)
+
+
+def test_a_smaller_checkpoint_leaves_no_old_shard_behind(tmp_path):
+    save_pretrained(tmp_path, BASE, params_of(BASE), shard_bytes=4000)
+    save_pretrained(tmp_path, BASE, params_of(BASE))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_shape_that_no_architecture_has_is_not_saved(tmp_path):
+    with pytest.raises(ValueError, match="output_bias"):
+        save_pretrained(tmp_path, dataclasses.replace(BASE, output_bias=True), {})
+
+
+def test_an_index_that_promises_too_much_is_told(tmp_path):
+    shutil.copytree(PARITY / "tiny-qwen3-tied", tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weights": "model.safetensors"}}))
+    with pytest.raises(CheckpointFileError, match="model.norm.weights"):
+        load_pretrained(tmp_path / "m")
+
+
+def test_scaled_rotations_reach_the_numbers():
+    """The rope scaling of a file is not decoration: log-probs change with it."""
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 24, (1, 12)), jnp.int32)
+    plain = dataclasses.replace(SHAPES["qwen3_bias_yarn"], rope_scaling=None)
+    a, b = (log_probs(c, params_of(plain), tokens).log_probs for c in (plain, SHAPES["qwen3_bias_yarn"]))
+    assert float(jnp.abs(a - b).max()) > 1e-3
