@@ -80,8 +80,9 @@ def test_numeq_is_the_papers(a, b, equal):
 
 
 def test_numeq_normalises_by_the_reference_alone():
-    assert numeq(1000.0, 1000.0 + 1.0, delta=1e-3)  # 1 / 1001 <= 1e-3
-    assert not numeq(1000.0 + 1.0, 1000.0 - 0.5, delta=1e-3)
+    """1 / 1001 <= 0.0009995 < 1 / 1000."""
+    assert numeq(1000.0, 1001.0, delta=0.0009995)
+    assert not numeq(1001.0, 1000.0, delta=0.0009995)
 
 
 @pytest.mark.parametrize(
