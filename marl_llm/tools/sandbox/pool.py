@@ -116,6 +116,8 @@ class Sandbox:
         self._expiries: list[tuple[float, int, Job]] = []
         self._numbers = itertools.count()
         self._counts: Counter[str] = Counter()
+        self._sockets: dict[int, slots.Slot] = {}
+        self._last_complaint = ""
         self._closed, self._idle, self._pid = False, False, os.getpid()
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._empty = slots.memory_file("empty", b"")
@@ -184,10 +186,9 @@ class Sandbox:
             os.eventfd_write(self._wake, 1)
         while True:
             with self._lock:
-                ready = [slot for slot in self._slots.get(profile, []) if slot.ready]
-                if len(ready) >= self.workers:
+                if sum(slot.ready is not None for slot in self._slots.get(profile, [])) >= self.workers:
                     return
-                if self._failed_starts[profile] >= MAX_FAILED_STARTS:
+                if self._failed_starts[profile]:
                     raise SandboxError(f"zygotes of profile {profile!r} do not start: {self._last_complaint}")
             if time.monotonic() > end:
                 raise SandboxError(f"zygotes of profile {profile!r} did not start within {timeout_s} s")
@@ -254,11 +255,7 @@ class Sandbox:
         self._slots.setdefault(profile, []).append(slot)
         self._started_at[slot] = time.monotonic()
         self._epoll.register(slot.socket, select.EPOLLIN)
-        self._by_socket()[slot.socket.fileno()] = slot
-
-    def _by_socket(self) -> dict[int, slots.Slot]:
-        self.__dict__.setdefault("_sockets", {})
-        return self.__dict__["_sockets"]
+        self._sockets[slot.socket.fileno()] = slot
 
     def _start(self, job: Job, slot: slots.Slot) -> None:
         """Makes the pipes of one attempt and sends it off."""
@@ -325,7 +322,7 @@ class Sandbox:
             return
         group.remove(slot)
         self._started_at.pop(slot, None)
-        self._by_socket().pop(slot.socket.fileno(), None)
+        self._sockets.pop(slot.socket.fileno(), None)
         self._epoll.unregister(slot.socket)
         self._counts["zygotes_lost"] += 1
         slot.close()
@@ -368,8 +365,8 @@ class Sandbox:
                 for fd, mask in events:
                     if fd in self._runs:
                         self._on_stream(fd)
-                    elif fd in self._by_socket():
-                        self._on_zygote(self._by_socket()[fd], mask)
+                    elif fd in self._sockets:
+                        self._on_zygote(self._sockets[fd], mask)
                     elif fd == self._wake:
                         with contextlib.suppress(BlockingIOError):
                             os.eventfd_read(self._wake)

@@ -1,9 +1,9 @@
 """What is loaded before a program starts: `bare`, `numpy`, `data_science`."""
 
 import dataclasses
-import glob
-import importlib.util
-import os
+import functools
+import importlib.metadata
+import re
 
 from marl_llm.tools.sandbox.limits import SandboxError
 
@@ -39,42 +39,42 @@ class Profile:
     Attributes:
       name: as `run(profile=...)` names it.
       preload: modules that are imported before the fork, so that a program's own import costs nothing.
-      packages: top-level names that a program may import besides the standard library.
-      distributions: their names on an index, for version queries and for error messages.
-      warm_up: a program run once in the zygote, for what libraries set up at first use.
+      distributions: what a program may import besides the standard library, with all that these require.
+      warm_up: programs run once in the zygote, for what libraries set up at first use.
     """
 
     name: str
     preload: tuple[str, ...] = STDLIB
-    packages: tuple[str, ...] = ()
     distributions: tuple[str, ...] = ()
     warm_up: tuple[str, ...] = ()
 
+    @functools.cache  # noqa: B019 (three profiles, frozen)
     def entries(self) -> list[str]:
-        """Host paths of the packages, their bundled libraries and metadata.
+        """Host paths of the packages, their bundled libraries and metadata, nothing else of the folder they lie in.
 
         Raises:
-          SandboxError: a package is not installed.
+          SandboxError: a distribution is not installed.
         """
-        found, missing = [], []
-        for package in self.packages:
-            spec = importlib.util.find_spec(package)
-            if spec is None or spec.origin is None:
-                missing.append(package)
+        found, waiting, seen = set(), list(self.distributions), set()
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
                 continue
-            path = os.path.dirname(spec.origin) if spec.submodule_search_locations else spec.origin
-            found.append(path)
-        if missing and set(missing) - set(OPTIONAL):
-            raise SandboxError(f"profile {self.name!r} needs {', '.join(missing)}: pip install 'marl_llm[data_science]'")
-        for folder in sorted({os.path.dirname(path) for path in found}):
-            for name in self.distributions:
-                plain = name.replace("-", "_")
-                found += glob.glob(f"{folder}/{plain}-*.dist-info") + glob.glob(f"{folder}/{plain}.libs")
-        return sorted(set(found))
+            seen.add(name)
+            try:
+                distribution = importlib.metadata.distribution(name)
+            except importlib.metadata.PackageNotFoundError:
+                if name in self.distributions:
+                    raise SandboxError(f"profile {self.name!r} needs {name}: pip install 'marl_llm[data_science]'") from None
+                continue  # required under a condition that does not hold here, e.g. another system
+            tops = {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}
+            found |= {str(distribution.locate_file(top)) for top in tops}
+            needs = [line for line in distribution.requires or [] if "extra ==" not in line]
+            waiting += [re.match(r"[A-Za-z0-9._-]+", line)[0] for line in needs]
+        return sorted(found)
 
 
-OPTIONAL = ("narwhals", "pytz", "tzdata")  # newer or older releases of the libraries ask for them
-NUMPY = Profile("numpy", (*STDLIB, "numpy", "numpy.linalg", "numpy.random", "numpy.fft"), ("numpy",), ("numpy",))
+NUMPY = Profile("numpy", (*STDLIB, "numpy", "numpy.linalg", "numpy.random", "numpy.fft"), ("numpy",))
 DATA_SCIENCE = Profile(
     "data_science",
     (
@@ -83,8 +83,7 @@ DATA_SCIENCE = Profile(
         "sklearn.decomposition", "sklearn.neighbors", "sklearn.svm", "sklearn.naive_bayes", "sklearn.feature_extraction.text",
         "sklearn.feature_selection",
     ),
-    ("numpy", "pandas", "scipy", "sklearn", "joblib", "threadpoolctl", "dateutil", "six", "narwhals", "pytz", "tzdata"),
-    ("numpy", "pandas", "scipy", "scikit-learn", "joblib", "threadpoolctl", "python-dateutil", "six", "narwhals", "pytz", "tzdata"),
+    ("numpy", "pandas", "scikit-learn"),
     (PANDAS_AND_SKLEARN,),
 )  # fmt: skip
 PROFILES = {profile.name: profile for profile in (Profile("bare"), NUMPY, DATA_SCIENCE)}

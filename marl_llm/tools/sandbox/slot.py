@@ -65,6 +65,7 @@ def best_level(minimum: Level) -> Level:
     return level
 
 
+@functools.cache
 def binds(profile: Profile) -> tuple[list[tuple[str, str]], str, str | None]:
     """What a box shows of the host, read only: (host path, box path) pairs, the interpreter's path in the box, and PYTHONHOME."""
     pairs = [(path, path) for path in SYSTEM]

@@ -175,7 +175,9 @@ def probe() -> dict[str, str]:
 
     def filter_program():
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-        linux.install_filter(seccomp.prepared(seccomp.program())[0])
+        structure, memory = seccomp.prepared(seccomp.program())
+        linux.install_filter(structure)
+        del memory
         try:
             linux.unshare(0)
         except PermissionError:

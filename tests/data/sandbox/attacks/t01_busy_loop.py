@@ -1,0 +1,3 @@
+# expect: killed at the limit
+# check: timeout
+while True: pass
