@@ -88,6 +88,7 @@ def base_config(name: str, game: str, recipe: str) -> config_dict.ConfigDict:
     c.control = config_dict.ConfigDict({"permute_rewards": False})
     c.quick_compile = False  # CPU: compile in a quarter of the time, run slower
     c.devices = 0  # data-parallel devices; 0: all (on CPU one per core)
+    c.mesh = config_dict.ConfigDict({"fsdp": 1, "tensor": 1})  # further devices per data-parallel one, for models that need them
     return c.lock()
 
 
@@ -189,6 +190,8 @@ def _check_numbers(config: config_dict.ConfigDict) -> None:
         "checkpoint.every": 1,
         "checkpoint.keep": 1,
         "devices": 0,
+        "mesh.fsdp": 1,
+        "mesh.tensor": 1,
     }
     for path, low in least.items():
         value = _value(config, path)

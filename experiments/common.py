@@ -17,12 +17,14 @@ def start_jax(config, cache: str):
 
     if config.quick_compile:
         compile_quickly()
-    use_cpu_devices(config.devices or None)
+    inner = config.mesh.fsdp * config.mesh.tensor
+    use_cpu_devices((config.devices * inner) if config.devices else (inner if inner > 1 else None))
     if cache:
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache).expanduser()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return make_mesh(config.devices or most_devices(config, jax.device_count()))
+    data = config.devices or most_devices(config, max(1, jax.device_count() // inner))
+    return make_mesh(data, config.mesh.fsdp, config.mesh.tensor)
 
 
 def hardware_of(mesh) -> str:

@@ -34,14 +34,14 @@ def load(run: pathlib.Path, step: int | None, mesh):
     from experiments.base import ConfigError, resolve
     from experiments.workdir import read_config
     from marl_llm import training
-    from marl_llm.models import init_params
+    from marl_llm.models import TRAIN, init_params
 
     config, _ = read_config(run)
     plan = resolve(config)
     o = config.optimizer
     optimizer = training.make_optimizer(o.max_grad_norm, b2=o.b2, weight_decay=o.weight_decay)
     like = {m: training.make_policy(init_params(plan.model, jax.random.key(0)), optimizer) for m in plan.models}
-    like = jax.device_put(like, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    like = jax.device_put(like, training.shardings(like, mesh, TRAIN))
     checkpoints = training.Checkpoints(run / "checkpoints")
     steps = checkpoints.steps()
     if not steps or (step is not None and step not in steps):

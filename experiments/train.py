@@ -57,14 +57,14 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
 
     plan = resolve(config)
     mesh = start_jax(config, cache)
-    check_devices(config, mesh.size)
+    check_devices(config, mesh.shape["data"])
     continues = open_workdir(workdir, config, config_file, hardware_of(mesh))
 
     import jax
     import jax.numpy as jnp
 
     from marl_llm import evaluation, reporting, training
-    from marl_llm.models import init_params
+    from marl_llm.models import SAMPLE, TRAIN, init_params, place
     from marl_llm.reporting import files
 
     game, models, configs = plan.game, plan.models, plan.configs
@@ -85,9 +85,9 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     init_key, warm_key, data_key, update_key = jax.random.split(root, 4)
     u = config.optimizer
     optimizer = training.make_optimizer(u.max_grad_norm, b2=u.b2, weight_decay=u.weight_decay)
-    on_mesh = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    on_mesh = lambda policies: jax.device_put(policies, training.shardings(policies, mesh, TRAIN))  # noqa: E731
     fresh = {m: training.make_policy(init_params(plan.model, init_key), optimizer) for m in models}
-    fresh = jax.device_put(fresh, on_mesh)
+    fresh = on_mesh(fresh)
     resume_step = (done[-1] if done else -1) if continues else None
     if continues:  # the plays of an end that was cut short are played again
         files.keep_lines(workdir / "episodes.jsonl", lambda play: play.get("when") == "train")
@@ -130,7 +130,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
                     check_finite(figures, step, "base of the warm start")
                     metrics.write({"phase": "warm_start", "step": step + 1, "wall_s": wall(), **figures})
                     progress.update(step + 1, loss=figures["loss"])
-        return {m: jax.device_put(training.make_policy(base.params, optimizer), on_mesh) for m in models}
+        return {m: on_mesh(training.make_policy(base.params, optimizer)) for m in models}
 
     if done:
         begin = done[-1]
@@ -147,7 +147,8 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     wall_before = state["wall_s"] - wall() if done else 0.0  # of the processes before this one
     cpu_before = state["cpu_s"] - (time.process_time() - cpu_started) if done else 0.0
 
-    params_of = lambda: {m: policies[m].params for m in models}  # noqa: E731
+    # the one reshard between update and sampling; nothing moves where the two rule tables agree
+    params_of = lambda: {m: place(policies[m].params, mesh, SAMPLE) for m in models}  # noqa: E731
     reference = base if plan.recipe.kl_coef else dict.fromkeys(models)
 
     def evaluate(step):

@@ -8,7 +8,7 @@ from marl_llm.models.lora import LoraConfig, attach, attach_many, init_adapters,
 from marl_llm.models.masks import RowMask, prompt_mask, prompt_positions, tree_mask
 from marl_llm.models.packed import Scores, score_responses
 from marl_llm.models.presets import PRESETS, make_model_config
-from marl_llm.models.sharding import REPLICATED, RULES, SAMPLE, TRAIN, constrain, param_shardings, place, use_rules
+from marl_llm.models.sharding import REPLICATED, RULES, SAMPLE, TRAIN, constrain, constrain_params, param_shardings, place, use_rules
 from marl_llm.models.tensor_files import CheckpointFileError
 from marl_llm.models.transformer import BranchCache, Decoder, init_params, is_stacked, stack_layers, unstack_layers
 
@@ -31,6 +31,7 @@ __all__ = [
     "attach_many",
     "attend",
     "constrain",
+    "constrain_params",
     "for_platform",
     "head_weight",
     "init_adapters",

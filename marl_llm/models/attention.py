@@ -176,5 +176,6 @@ def _splash(queries, keys, values, mask: RowMask):
     if keys.shape[2] % ways("heads"):  # too few key heads to split beside the query heads
         keys, values = (jnp.repeat(x, h // x.shape[2], axis=2) for x in (keys, values))
     heads = ("batch", "heads", None, None)
-    out = per_device(local, (heads, heads, heads, ("batch", None)), heads)(spread(queries * d**-0.5), spread(keys), spread(values), mask.segments)
+    run = per_device(local, (heads, heads, heads, ("batch", None)), heads)
+    out = run(spread(queries * d**-0.5), spread(keys), spread(values), mask.segments)
     return constrain(out[..., :d].transpose(0, 2, 1, 3), "batch", None, "heads", None)

@@ -1,7 +1,7 @@
 """Which tensors of a Hugging Face checkpoint make up which leaf of our pytree, and how they lie in it.
 
-A leaf `[lead..., body...]` is made of one tensor per point of its lead axes (layers, experts). A torch matrix is `[out, in]`; ours are `[in, out]` with
-heads as axes of their own.
+A leaf `[lead..., body...]` is made of one tensor per point of its lead axes (layers, experts). A torch matrix is `[out, in]`; ours are
+`[in, out]` with heads as axes of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Log-probs and entropies of given tokens with the output head inside, a chunk of positions at a time.
 
 At V = 151,936 the logits of one row of 4,096 tokens take 2.5 GB in float32, and a backward pass holds several of them. Here a chunk's
-logits live only while its log-sum-exp is taken, and again in the backward pass. Under tensor sharding the vocabulary stays sharded: the target's
-logit is picked by comparison instead of a gather, so that only sums travel.
+logits live only while its log-sum-exp is taken, and again in the backward pass. Under tensor sharding the vocabulary stays sharded: the
+target's logit is picked by comparison instead of a gather, so that only sums travel.
 """
 
 from __future__ import annotations

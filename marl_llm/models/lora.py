@@ -27,7 +27,8 @@ from marl_llm.models.tensor_files import CheckpointFileError, Entry, read_header
 from marl_llm.models.transformer import init_params, stack_layers, unstack_layers
 
 TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
-_PEFT = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+_PEFT = {"query": "q", "key": "k", "value": "v", "output": "o", "gate": "gate", "up": "up", "down": "down"}
+_PEFT = {ours: f"{theirs}_proj" for ours, theirs in _PEFT.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -130,6 +130,13 @@ def constrain(x, *axes: str | None):
     return jax.lax.with_sharding_constraint(x, NamedSharding(here if manual else context.mesh, spec))
 
 
+def constrain_params(params):
+    """Pins every leaf of a parameter pytree (or of its gradient) as the rules in force say; nothing without rules."""
+    if _context.get() is None:
+        return params
+    return jax.tree_util.tree_map_with_path(lambda path, x: constrain(x, *logical_axes(path_name(path), x.ndim)), params)
+
+
 def ways(axis: str) -> int:
     """Over how many devices the rules in force split a logical axis (1 without rules)."""
     context = _context.get()

@@ -13,8 +13,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from marl_llm.games import Game
-from marl_llm.models import ModelConfig, score_responses
+from marl_llm.models import TRAIN, ModelConfig, score_responses
 from marl_llm.rollout import play, scripted_player
+from marl_llm.training.mesh import data_axis, over_data, position, summed
 from marl_llm.training.policy import Policy, step_policy
 from marl_llm.training.update import buffer_sizes, rows_from
 
@@ -35,7 +36,8 @@ def make_imitation(
     prompt, and steps the policy once on their mean negative log-likelihood. Policy is donated; `key` is folded with `step`.
     Raises `ValueError` when the games do not share one vocabulary or the environments do not divide over the devices.
     """
-    devices = mesh.shape["data"]
+    axis = data_axis(mesh)
+    devices = mesh.shape["data"] if axis else 1
     if environments < 1 or environments % devices:
         raise ValueError(f"warm_start.environments={environments} do not divide over {devices} devices")
     if len({g.tokenizer for g in games}) != 1:
@@ -44,7 +46,7 @@ def make_imitation(
     share = environments // devices
 
     def local(policy: Policy, step, learning_rate, key):
-        device = jax.lax.axis_index("data")
+        device = position(axis)
         env = step * environments + device * share + jnp.arange(share)
         parts = []
         for number, game in enumerate(games):
@@ -60,9 +62,9 @@ def make_imitation(
             return -jnp.sum(jnp.where(where, scored.log_probs, 0.0))
 
         total, gradient = jax.value_and_grad(loss)(policy.params)
-        total, n, gradient = jax.lax.psum((total, jnp.sum(where), gradient), "data")
+        total, n, gradient = summed((total, jnp.sum(where), gradient), axis)
         policy, norm = step_policy(policy, jax.tree.map(lambda x: x / n, gradient), learning_rate, optimizer)
         return policy, {"loss": total / n, "grad_norm": norm, "tokens": n}
 
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(), P(), P(), P()), out_specs=(P(), P()), check_vma=False)
+    mapped = over_data(local, mesh, TRAIN, in_specs=(P(), P(), P(), P()), out_specs=(P(), P()))
     return jax.jit(mapped, donate_argnums=(0,))

@@ -10,9 +10,9 @@ import os
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 
-AXES = ("data", "fsdp", "tensor")
+from marl_llm.models.sharding import AXES, Rules, logical_axes, path_name, spec_for, use_rules
 
 
 def use_cpu_devices(count: int | None = None) -> None:
@@ -32,11 +32,66 @@ def quick_flags() -> list[str]:
     return ["--xla_backend_optimization_level=0", *(["--xla_cpu_use_fusion_emitters=false"] if emitters else [])]
 
 
-def make_mesh(data: int | None = None) -> Mesh:
-    """A mesh of `data` devices along 'data' (default: all). Raises `ValueError` when there are not that many devices."""
-    devices = jax.devices()
-    data = len(devices) if data is None else data
-    if not 1 <= data <= len(devices):
-        raise ValueError(f"mesh: data={data} devices asked for, {len(devices)} are there ({devices[0].platform})")
-    # Auto axes: the per-device programs below are written with shard_map, the rest is left to the compiler
-    return Mesh(np.asarray(devices[:data]).reshape(data, 1, 1), AXES, axis_types=(AxisType.Auto,) * 3)
+def make_mesh(data: int | None = None, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
+    """A mesh of `data * fsdp * tensor` of the given devices (default: all of JAX's, and as many along 'data' as there are).
+
+    Raises `ValueError` when there are not that many devices.
+    """
+    devices = np.asarray(jax.devices() if devices is None else devices).reshape(-1)
+    data = len(devices) // (fsdp * tensor) if data is None else data
+    size = data * fsdp * tensor
+    if min(data, fsdp, tensor) < 1 or size > len(devices):
+        asked = f"data={data} x fsdp={fsdp} x tensor={tensor}"
+        raise ValueError(f"mesh: {asked} devices asked for, {len(devices)} are there ({devices[0].platform})")
+    # Auto axes: what is not a per-device program of `over_data` is left to the compiler
+    return Mesh(devices[:size].reshape(data, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def data_axis(mesh: Mesh) -> str | None:
+    """'data' where programs run once per position along it (`over_data`); None where one program spans the whole mesh."""
+    return "data" if mesh.size == mesh.shape["data"] else None
+
+
+def over_data(f, mesh: Mesh, rules: Rules, in_specs, out_specs):
+    """`f` as a program per device along 'data' (`jax.shard_map`), or, with parameters split, as one program that the compiler splits by `rules`.
+
+    `f` adds and gathers with `summed`, `largest`, `gathered` and `position`, which do nothing in the second case: there every array is whole.
+    """
+    if data_axis(mesh) is not None:
+        return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    def program(*arguments):
+        with use_rules(mesh, rules):
+            return f(*arguments)
+
+    return program
+
+
+def summed(tree, axis: str | None):
+    """Sums over the devices of a per-device program."""
+    return tree if axis is None else jax.lax.psum(tree, axis)
+
+
+def largest(tree, axis: str | None):
+    """Maxima over the devices of a per-device program."""
+    return tree if axis is None else jax.lax.pmax(tree, axis)
+
+
+def gathered(tree, axis: str | None):
+    """The rows of all devices, one after the other."""
+    return tree if axis is None else jax.tree.map(lambda x: jax.lax.all_gather(x, axis, tiled=True), tree)
+
+
+def position(axis: str | None):
+    """This device's number along the axis."""
+    return 0 if axis is None else jax.lax.axis_index(axis)
+
+
+def shardings(tree, mesh: Mesh, rules: Rules):
+    """A sharding per leaf of a pytree of parameters or policies: optimizer moments lie as their parameters do, scalars everywhere."""
+
+    def of(path, leaf):
+        axes = logical_axes(path_name(path), leaf.ndim) if leaf.ndim else ()
+        return NamedSharding(mesh, spec_for(axes, leaf.shape, dict(mesh.shape), rules))
+
+    return jax.tree_util.tree_map_with_path(of, tree)

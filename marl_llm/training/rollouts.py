@@ -12,8 +12,9 @@ from jaxtyping import Array, Float
 
 from marl_llm.algorithms import Recipe
 from marl_llm.games import Game, split_index
-from marl_llm.models import ModelConfig
+from marl_llm.models import SAMPLE, ModelConfig
 from marl_llm.rollout import Episodes, Player, Rollout, model_player, play
+from marl_llm.training.mesh import data_axis, over_data, position
 from marl_llm.training.update import Rows, buffer_sizes, rows_from
 
 TRAIN = split_index("train")
@@ -30,7 +31,7 @@ class Batch(NamedTuple):
 
 def share_of(mesh: Mesh, environments: int, what: str) -> int:
     """Environments per device. Raises `ValueError` naming the option when they do not divide."""
-    devices = mesh.shape["data"]
+    devices = mesh.shape["data"] if data_axis(mesh) else 1
     if environments < 1 or environments % devices:
         raise ValueError(f"{what}={environments} do not divide over {devices} devices; choose a multiple of {devices}")
     return environments // devices
@@ -73,17 +74,17 @@ def _sharded(game: Game, mesh: Mesh, environments: int, what: str, player_of, **
 
     def local(params, first, key, split):
         data_key, sample_key = jax.random.split(key)
-        env = first + jax.lax.axis_index("data") * share + jnp.arange(share)
+        env = first + position(data_axis(mesh)) * share + jnp.arange(share)
         instances = jax.vmap(lambda i: game.instance(jax.random.fold_in(data_key, i), split))(env)
         rollout = play(game, player_of(params), instances, env, sample_key, **options)
         return rows_from(game, rollout.tables, env, prompt_tokens, response_tokens), rollout, instances
 
     by_env = P(None, "data")
     out = (P("data"), Rollout(by_env, Episodes(*(P("data"),) * 4), by_env), P("data"))
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(),) * 4, out_specs=out, check_vma=False)
+    mapped = over_data(local, mesh, SAMPLE, in_specs=(P(),) * 4, out_specs=out)
 
     def run(params, first, key, split=TRAIN):
-        rows, rollout, instances = mapped(params, first, key, split)
+        rows, rollout, instances = mapped(params, first, key, jnp.asarray(split, jnp.int32))
         return Batch(rows, summarise(rollout), rollout, instances)
 
     return jax.jit(run)

@@ -19,8 +19,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, loss_for
 from marl_llm.games import Game
-from marl_llm.models import ModelConfig, score_responses
+from marl_llm.models import TRAIN, ModelConfig, constrain_params, score_responses
 from marl_llm.rollout import Table, flatten_rows, pad_to
+from marl_llm.training.mesh import data_axis, gathered, largest, over_data, position, summed
 from marl_llm.training.policy import Policy, step_policy
 
 
@@ -126,7 +127,8 @@ def make_update(
     Metrics: loss, clip_fraction, kl, entropy, grad_norm (mean over optimizer steps), log_prob_gap (largest |sampler - scorer| before
     the first step), updates, groups, the share of each agent's rows that are tied, and those of `advantages_for`.
     """
-    devices = mesh.shape["data"]
+    axis = data_axis(mesh)
+    devices = mesh.shape["data"] if axis else 1
     if minibatch < 1 or minibatch % devices:
         raise ValueError(f"minibatch={minibatch} groups do not divide over {devices} devices; choose a multiple of {devices}")
     if epochs < 1:
@@ -134,7 +136,7 @@ def make_update(
     share = minibatch // devices
 
     def local(policy: Policy, reference, rows: Rows, plays, learning_rate, key):
-        rows = jax.tree.map(lambda x: jax.lax.all_gather(x, "data", tiled=True), rows)
+        rows = gathered(rows, axis)
         # one order for any number of devices: by identity, not by where a row was computed
         order = jnp.lexsort((rows.trajectory, rows.env, rows.turn, rows.agent))
         rows = jax.tree.map(lambda x: x[order], rows)
@@ -157,7 +159,7 @@ def make_update(
         dilution = units(mine) / jnp.maximum(units(useful), 1) if recipe.tied_in_denominator else 1.0
         steps = (count + minibatch - 1) // minibatch
         size = jnp.where(steps > 0, (count + steps - 1) // jnp.maximum(steps, 1), 0)  # even minibatches
-        device = jax.lax.axis_index("data")
+        device = position(axis)
 
         def loss(params, index, weight):
             take = jax.tree.map(lambda x: x[index], rows)
@@ -190,12 +192,14 @@ def make_update(
             weight = (place < size) & (position < count)
             index = ranked[jnp.minimum(position, g - 1)]
             (total, (n, parts, gap)), gradient = jax.value_and_grad(loss, has_aux=True)(policy.params, index, weight)
-            total, n, parts, gradient = jax.lax.psum((total, n, parts, gradient), "data")
+            total, n, parts, gradient = summed((total, n, parts, gradient), axis)
             n = jnp.maximum(n * dilution, 1e-9)
-            policy, norm = step_policy(policy, jax.tree.map(lambda x: x / n, gradient), learning_rate, optimizer)
+            gradient = constrain_params(jax.tree.map(lambda x: x / n, gradient))
+            policy, norm = step_policy(policy, gradient, learning_rate, optimizer)
+            policy = policy._replace(params=constrain_params(policy.params))
             means = {name: s / jnp.maximum(c, 1e-9) for name, (s, c) in parts.items()} | {"loss": total / n, "grad_norm": norm}
             sums = jax.tree.map(jnp.add, sums, means) if sums is not None else means
-            worst = jnp.where(i == 0, jax.lax.pmax(gap, "data"), worst)
+            worst = jnp.where(i == 0, largest(gap, axis), worst)
             return policy, sums, worst, epoch_key
 
         shapes = jax.eval_shape(lambda c: minibatch_step(jnp.int32(0), c)[1], (policy, None, jnp.float32(0), key))
@@ -208,7 +212,5 @@ def make_update(
         metrics |= {"log_prob_gap": gap, "updates": steps * epochs, "groups": jnp.sum(mine), "useful_groups": count}
         return policy, metrics
 
-    mapped = jax.shard_map(
-        local, mesh=mesh, in_specs=(P(), P(), P("data"), P(), P(), P()), out_specs=(P(), P()), check_vma=False
-    )
+    mapped = over_data(local, mesh, TRAIN, in_specs=(P(), P(), P("data"), P(), P(), P()), out_specs=(P(), P()))
     return jax.jit(mapped, donate_argnums=(0,))

@@ -1,0 +1,56 @@
+"""A mesh with parameters split over 'fsdp' and 'tensor' gives the step and the rollout of one device."""
+
+
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_update import CONFIG, RECIPE, SGD, assert_close, make_rows, params, step
+
+from marl_llm.algorithms import make_recipe
+from marl_llm.games import make_game
+from marl_llm.models import SAMPLE, TRAIN, ModelConfig, init_params, place, stack_layers, unstack_layers
+from marl_llm.training import make_mesh, make_policy, make_rollout, make_update, shardings
+
+
+def start_placed_like(start, mesh):
+    return jax.device_put(start.params, shardings(start.params, mesh, TRAIN))
+
+
+@pytest.mark.parametrize("axes", [(2, 2, 2), (1, 4, 2)])
+def test_law_5_a_split_model_takes_the_same_step(axes):
+    rows = make_rows()
+    want, figures = step(rows, minibatch=8)
+    mesh = make_mesh(*axes)
+    start = make_policy(stack_layers(params()), SGD)
+    placed = jax.device_put(start, shardings(start, mesh, TRAIN))
+    spec = placed.params["blocks"]["block"]["attention"]["query"]["kernel"].sharding.spec
+    assert tuple(spec) == (None, "fsdp", "tensor", None)
+    update = make_update(RECIPE, CONFIG, SGD, mesh, minibatch=8)
+    policy, metrics = update(placed, None, rows, jnp.asarray([True, True]), jnp.float32(1.0), jax.random.key(0))
+    after = jax.tree.map(lambda x, y: x.sharding.is_equivalent_to(y.sharding, x.ndim), policy.params, start_placed_like(start, mesh))
+    assert jax.tree.all(after)
+    assert_close(unstack_layers(jax.device_get(policy.params)), want, atol=3e-5)
+    for name in ("loss", "grad_norm", "log_prob_gap", "useful_groups"):
+        np.testing.assert_allclose(metrics[name], figures[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_law_6_a_split_sampler_gives_the_same_rollout():
+    game = make_game("joint_letter")
+    config = ModelConfig(game.tokenizer.vocab_size, 16, 1, query_heads=2, key_value_heads=2, head_dim=8, feed_forward=16)
+    names = [r.name for r in game.roles]
+    models = {n: init_params(config, jax.random.key(i)) for i, n in enumerate(names)}
+    recipe = make_recipe("magrpo", branches=2)
+    out = []
+    for axes in ((1, 1, 1), (2, 2, 2)):
+        mesh = make_mesh(*axes)
+        rollout = make_rollout(game, recipe, {n: n for n in names}, dict.fromkeys(names, config), mesh, environments=4)
+        out.append(rollout({n: place(p, mesh, SAMPLE) for n, p in models.items()}, jnp.int32(0), jax.random.key(1)).rows)
+    np.testing.assert_array_equal(out[0].tokens, out[1].tokens)
+    np.testing.assert_allclose(out[0].log_probs, out[1].log_probs, atol=2e-5)
+
+
+def test_a_mesh_that_is_not_there_is_told():
+    with pytest.raises(ValueError, match=r"data=2 x fsdp=4 x tensor=4 devices asked for, 8 are there"):
+        make_mesh(2, 4, 4)
