@@ -1,0 +1,98 @@
+"""What a step needs, counted: bytes and FLOPs of a decode step, a prefill and an update, and what a chip can do.
+
+Counts are those of the algorithm, without recomputation unless the config asks for it: two FLOPs per multiply-add, every matrix product
+of the model, and attention over the keys that a token sees (a causal row sees half of them). Times are the larger of FLOPs over the
+chip's rate and bytes over its bandwidth: no program can be faster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from marl_llm.models import ModelConfig
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One device as JAX counts them. Vendors' figures: dense bf16 FLOP/s, bytes of HBM, bytes/s."""
+
+    name: str
+    flops: float
+    memory: float
+    bandwidth: float
+
+
+CHIPS = {
+    c.name: c
+    for c in (
+        Chip("v4", 275e12, 32 * GIB, 1228e9),
+        Chip("v5e", 197e12, 16 * GIB, 819e9),
+        Chip("v5p", 459e12, 95 * GIB, 2765e9),
+        Chip("v6e", 918e12, 32 * GIB, 1640e9),
+        Chip("tpu7x", 1153.5e12, 96 * GIB, 3690e9),  # half a chip: JAX sees its two cores as two devices
+        Chip("h100", 989e12, 80e9, 3350e9),
+        Chip("h200", 989e12, 141e9, 4800e9),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One phase on one device."""
+
+    flops: float
+    bytes: float
+
+    def seconds(self, chip: Chip) -> float:
+        """The roofline time."""
+        return max(self.flops / chip.flops, self.bytes / chip.bandwidth)
+
+
+def matrix_parameters(config: ModelConfig) -> int:
+    """Scalars that a token is multiplied with: all that it meets but the embedding's lookup and the head."""
+    ends = config.vocab_size * config.width * (1 if config.tie_embeddings else 2)
+    return config.active_parameters - ends
+
+
+def forward_flops(config: ModelConfig, tokens: float, seen: float, heads: float) -> float:
+    """FLOPs of a forward pass over `tokens`, that see `seen` keys on average, and of the head at `heads` positions."""
+    attention = 4 * config.layers * config.query_heads * config.head_dim * seen
+    return tokens * (2 * matrix_parameters(config) + attention) + heads * 2 * config.vocab_size * config.width
+
+
+def cache_bytes(config: ModelConfig, tokens: float, itemsize: int = 2) -> float:
+    """Keys and values of `tokens`, all layers."""
+    return tokens * 2 * config.layers * config.key_value_heads * config.head_dim * itemsize
+
+
+def decode_step(config: ModelConfig, prompts: float, branches: int, prompt: int, response: int, tensor: int, itemsize: int = 2) -> Work:
+    """One token for `branches` responses to each of `prompts` (on this device's share), half way through the response.
+
+    The weights are read once, a prompt's cache once for all its branches.
+    """
+    rows = prompts * branches
+    flops = forward_flops(config, rows, prompt + response / 2, rows) / tensor
+    weights = (matrix_parameters(config) + config.vocab_size * config.width) * itemsize
+    cache = cache_bytes(config, prompts * prompt + rows * response / 2, itemsize)
+    return Work(flops, (weights + cache) / tensor)
+
+
+def prefill(config: ModelConfig, prompts: float, prompt: int, tensor: int, itemsize: int = 2) -> Work:
+    """The prompts once."""
+    flops = forward_flops(config, prompts * prompt, prompt / 2, prompts) / tensor
+    weights = (matrix_parameters(config) + config.vocab_size * config.width) * itemsize
+    return Work(flops, (weights + cache_bytes(config, prompts * prompt, itemsize)) / tensor)
+
+
+def update(config: ModelConfig, groups: float, branches: int, prompt: int, response: int, tensor: int, fsdp: int) -> Work:
+    """One optimizer step on packed rows: forward, backward (twice the forward) and what remat computes again; parameters and Adam's moments.
+
+    A response token sees the prompt and half of its own branch.
+    """
+    once = forward_flops(config, groups * prompt, prompt / 2, 0)
+    once += forward_flops(config, groups * branches * response, prompt + response / 2, groups * branches * response)
+    again = {"none": 0.0, "dots": 0.0, "full": 1.0}[config.remat]
+    state = config.parameters * 4 * 7 / (tensor * fsdp)  # read p, m, v, g; write p, m, v in float32
+    return Work(once * (3 + again) / tensor, state)
