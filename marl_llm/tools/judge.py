@@ -19,7 +19,7 @@ from marl_llm.tools.sandbox.inside import values
 
 # What can become of one case. Only "passed" is a pass.
 CASE_STATES = ("passed", "wrong", "raised", "timeout", "memory", "output_limit", "not_reached", "missing", "malformed")
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Tolerance:
     tolerance is only for numbers that the reference writes as non-integers. LiveCodeBench compares decimals exactly: `Tolerance(0, 0)`.
     """
 
-    relative: float = 1e-5
-    absolute: float = 1e-8
+    relative: float | int = 1e-5
+    absolute: float | int = 1e-8
 
     def close(self, actual: float, expected: float) -> bool:
         """False for NaN on either side; infinities must be equal."""
@@ -143,7 +143,7 @@ def _same_word(actual: str, expected: str, tolerance: Tolerance) -> bool:
     a, e = decimal.Decimal(actual), decimal.Decimal(expected)
     if a == e:
         return True
-    if re.fullmatch(r"[+-]?\d+", expected):
+    if expected.lstrip("+-").isdecimal():
         return False
     return tolerance.close(float(a), float(e))
 
@@ -155,8 +155,8 @@ def call_request(
     code: str,
     function: str,
     inputs: Sequence[Sequence[Any]],
-    timeout_s: float,
-    case_timeout_s: float | None = None,
+    timeout_s: float | int,
+    case_timeout_s: float | int | None = None,
     profile: str = "bare",
     environment: Hashable = None,
     limits: Limits | None = None,
@@ -226,12 +226,12 @@ def judge_calls(
     code: str,
     function: str,
     cases: Sequence[tuple[Sequence[Any], Any]],
-    timeout_s: float = 10.0,
+    timeout_s: float | int = 10.0,
     *,
     sandbox: Sandbox | None = None,
     tolerance: Tolerance = Tolerance(),
     tuples_as_lists: bool = False,
-    case_timeout_s: float | None = None,
+    case_timeout_s: float | int | None = None,
     profile: str = "bare",
     environment: Hashable = None,
 ) -> "CallsResult":
@@ -256,12 +256,12 @@ async def ajudge_calls(
     code: str,
     function: str,
     cases: Sequence[tuple[Sequence[Any], Any]],
-    timeout_s: float = 10.0,
+    timeout_s: float | int = 10.0,
     *,
     sandbox: Sandbox | None = None,
     tolerance: Tolerance = Tolerance(),
     tuples_as_lists: bool = False,
-    case_timeout_s: float | None = None,
+    case_timeout_s: float | int | None = None,
     profile: str = "bare",
     environment: Hashable = None,
 ) -> "CallsResult":
@@ -294,7 +294,7 @@ def _calls_result(execution: Execution, expected: list[Any], tolerance: Toleranc
 
 
 def stdio_requests(
-    code: str, inputs: Sequence[str], timeout_s: float, profile: str = "bare", environment: Hashable = None, limits: Limits | None = None
+    code: str, inputs: Sequence[str], timeout_s: float | int, profile: str = "bare", environment: Hashable = None, limits: Limits | None = None
 ) -> list[Request]:
     """One request per case: a fresh process each, with nothing of the other cases in reach."""
     limits = dataclasses.replace(limits or Limits(), timeout_s=timeout_s)
@@ -325,7 +325,7 @@ def read_stdio(executions: Sequence[Execution], expected: Sequence[str], toleran
 def judge_stdio(
     code: str,
     cases: Sequence[tuple[str, str]],
-    timeout_s: float = 10.0,
+    timeout_s: float | int = 10.0,
     *,
     sandbox: Sandbox | None = None,
     tolerance: Tolerance = Tolerance(),
@@ -346,7 +346,7 @@ def judge_stdio(
 async def ajudge_stdio(
     code: str,
     cases: Sequence[tuple[str, str]],
-    timeout_s: float = 10.0,
+    timeout_s: float | int = 10.0,
     *,
     sandbox: Sandbox | None = None,
     tolerance: Tolerance = Tolerance(),

@@ -37,6 +37,6 @@ def default_sandbox() -> Sandbox:
         return _default
 
 
-def run(code: str, stdin: str = "", timeout_s: float = 10.0, profile: str = "bare") -> Execution:
+def run(code: str, stdin: str = "", timeout_s: float | int = 10.0, profile: str = "bare") -> Execution:
     """One program in the default sandbox."""
     return default_sandbox().run(Request(code, stdin, profile, Limits(timeout_s=timeout_s)))

@@ -40,8 +40,8 @@ class Limits:
       stdout_bytes, stderr_bytes: kept of each stream; the rest is read and thrown away, and the result says so.
     """
 
-    timeout_s: float = 10.0
-    cpu_s: float | None = None
+    timeout_s: float | int = 10.0
+    cpu_s: float | int | None = None
     memory_mb: int = 512
     address_space_mb: int = 1024
     disk_mb: int = 64

@@ -173,7 +173,7 @@ class Sandbox:
         """Many executions from an event loop, in the order of the requests."""
         return list(await asyncio.gather(*(asyncio.wrap_future(self.submit(request)) for request in requests)))
 
-    def warm(self, profile: str = "bare", timeout_s: float = START_LIMIT_S) -> None:
+    def warm(self, profile: str = "bare", timeout_s: float | int = START_LIMIT_S) -> None:
         """Starts all zygotes of a profile and waits for them.
 
         Raises:

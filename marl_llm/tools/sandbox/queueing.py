@@ -68,7 +68,7 @@ class Request:
     environment: Hashable = None
     workspace: Workspace | None = None
     seed: int = 0
-    deadline_s: float | None = None
+    deadline_s: float | int | None = None
     calls: bytes = b""
 
 

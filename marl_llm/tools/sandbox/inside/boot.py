@@ -70,4 +70,4 @@ def main() -> None:
     os.closerange(PROC_FD + 1, 1 << 16)
     sys.stdout.flush()
     # orig_argv of every candidate is set anew, so nothing of this line is seen
-    os.execve(executable, ["python3", *FLAGS, "-c", START.format(folder)], environment(root, home, site))
+    os.execve(executable, [executable, *FLAGS, "-c", START.format(folder)], environment(root, home, site))

@@ -24,6 +24,7 @@ import time
 from . import candidate, frames, isolation, linux, seccomp, snapshot
 from .boot import PROC_FD, SOCKET_FD
 
+DRY_TURNS = 4
 MEMORY_TICK = 0.02  # seconds between two looks at the memory of all processes
 
 
@@ -82,24 +83,31 @@ def main() -> None:
 
 
 def serve(sock: socket.socket, fence: Fence, orders: dict, base: dict) -> None:
-    """One supervisor after another."""
+    """One supervisor after another, after a few that leave at once: from then on every turn finds the heap as the last one left it."""
     gone = select.poll()
     gone.register(SOCKET_FD, 0)
-    flags = linux.CLONE_NEWPID | linux.CLONE_NEWNS
+    for _ in range(DRY_TURNS):
+        turn(gone, sock, fence, orders, base, True)
     while True:
-        reader, writer = os.pipe()
-        pid = linux.fork_into(flags) if fence.namespaces else os.fork()
-        if pid == 0:
-            try:
-                os.close(reader)
+        turn(gone, sock, fence, orders, base, False)
+
+
+def turn(gone, sock: socket.socket, fence: Fence, orders: dict, base: dict, dry: bool) -> None:
+    """Forks one supervisor and waits until it has a job, or is dead. `gone` is a poll object that sees the host leave."""
+    reader, writer = os.pipe()
+    pid = linux.fork_into(linux.CLONE_NEWPID | linux.CLONE_NEWNS) if fence.namespaces else os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+            if not dry:
                 supervise(sock, writer, fence, orders, base)
-            finally:
-                os._exit(71)
-        os.close(writer)
-        os.read(reader, 1)  # until the supervisor closes its end: it has a job, or it is dead
-        os.close(reader)
-        if gone.poll(0):
-            os._exit(0)
+        finally:
+            os._exit(71)
+    os.close(writer)
+    os.read(reader, 1)
+    os.close(reader)
+    if gone.poll(0):
+        os._exit(0)
 
 
 def make_folders(root: str, uid: int | None = None) -> None:
@@ -176,6 +184,8 @@ def supervise(sock: socket.socket, writer: int, fence: Fence, orders: dict, base
         end_all(fence)
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         record |= {"cpu": usage.ru_utime + usage.ru_stime, "peak": usage.ru_maxrss << 10}
+        if record["status"] & 0x7F == signal.SIGKILL and record["cpu"] >= job["cpu"]:  # it ignored SIGXCPU
+            record["timed_out"] = True
         if job["workspace"]:
             record["workspace"] = save_workspace(f"{root}/work", fds[frames.WORKSPACE_OUT], job["disk_bytes"], fence)
         if not fence.namespaces:

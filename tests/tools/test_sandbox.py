@@ -1,0 +1,337 @@
+"""The sandbox: outcomes and failures kept apart, limits, repetition, workspaces, fairness, killed workers, and what is left behind."""
+
+import asyncio
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from marl_llm.tools import InfrastructureError
+from marl_llm.tools.sandbox import (
+    FairQueue,
+    Level,
+    Limits,
+    Profile,
+    Request,
+    Sandbox,
+    SandboxError,
+    Workspace,
+    features,
+    slot,
+)
+from marl_llm.tools.sandbox.inside import isolation, seccomp, snapshot, values
+from marl_llm.tools.sandbox.profiles import PROFILES
+
+QUICK = Limits(timeout_s=0.4)
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(workers=2, limits=Limits(timeout_s=20)) as made:
+        yield made
+
+
+def run(sandbox, code, **options):
+    return sandbox.run(Request(code, **options))
+
+
+def children() -> set[int]:
+    """Live processes below this one."""
+    parents = {}
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended while we looked
+            continue
+        if fields[0] != "Z":
+            parents[int(stat.parent.name)] = int(fields[1])
+    found, size = {os.getpid()}, 0
+    while size != len(found):
+        size = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return found - {os.getpid()}
+
+
+def test_a_program_s_doing(sandbox):
+    done = run(sandbox, "import sys\nprint(input()[::-1])\nprint('oh', file=sys.stderr)\nsys.exit(3)", stdin="abc")
+    program = done.outcome()
+    assert (program.stdout, program.stderr, program.exit_code, program.outcome) == ("cba\n", "oh\n", 3, "error")
+    assert (done.level, done.failure, done.attempts) == (Level.NAMESPACES, None, 1)
+    assert run(sandbox, "print(1)").outcome().outcome == "ok"
+
+
+def test_traceback_starts_in_the_program(sandbox):
+    text = run(sandbox, "def f():\n    return 1 / 0\nf()").stderr
+    assert text.startswith("Traceback (most recent call last):\n  File \"/box/main.py\", line 3, in <module>\n    f()\n")
+    assert text.endswith("ZeroDivisionError: division by zero\n") and "candidate.py" not in text
+    assert "SyntaxError" in run(sandbox, "print(").stderr
+
+
+def test_endings(sandbox):
+    assert run(sandbox, "import os\nos.abort()").outcome().signal == signal.SIGABRT
+    assert run(sandbox, "import time\nprint('part', flush=True)\ntime.sleep(9)", limits=QUICK).outcome().outcome == "timeout"
+    assert run(sandbox, "while 1: pass", limits=Limits(timeout_s=20, cpu_s=1)).timed_out
+    deaf = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile 1: pass"
+    assert run(sandbox, deaf, limits=Limits(timeout_s=20, cpu_s=1)).timed_out
+    full = run(sandbox, "import time\nx = [bytearray(b'x' * (1 << 20)) for _ in range(90)]\ntime.sleep(5)", limits=Limits(memory_mb=64))
+    assert full.outcome().outcome == "memory" and full.outcome().seconds < 4
+    assert "MemoryError" in run(sandbox, "bytearray(3 << 30)").stderr
+    for code, expected in (("raise SystemExit", 0), ("raise SystemExit('no')", 1), ("raise KeyboardInterrupt", 130), ("import os\nos._exit(7)", 7)):
+        assert run(sandbox, code).exit_code == expected
+
+
+def test_partial_output_and_deadline(sandbox):
+    done = run(sandbox, "import time\nprint('part', flush=True)\ntime.sleep(9)", limits=QUICK)
+    assert (done.stdout, done.timed_out, done.exit_code) == ("part\n", True, None)
+    assert done.outcome().seconds >= 0.4
+
+
+def test_output_is_capped(sandbox):
+    program = run(sandbox, "import sys\nprint('x' * 5000)\nprint('y' * 50, file=sys.stderr)", limits=Limits(stdout_bytes=1000, stderr_bytes=100)).outcome()
+    assert (len(program.stdout_bytes), program.stdout_truncated, program.stderr_truncated) == (1000, True, False)
+    assert run(sandbox, "import sys\nsys.stdout.buffer.write(b'\\xffa')").stdout == "\ufffda"
+
+
+def test_an_unexplained_kill_is_believed_the_second_time(sandbox):
+    done = run(sandbox, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert (done.outcome().signal, done.attempts) == (9, 2)
+
+
+def test_the_same_program_prints_the_same():
+    code = (
+        "import random, time, uuid, os, tempfile\nclass A: pass\n"
+        "print(id(A()), id(A), {'a', 'b', 'c'}, hash('x'), random.random(), random.Random().random(), uuid.uuid4(), os.getpid())\n"
+        "print(time.time(), time.perf_counter(), os.urandom(3), tempfile.mktemp())"
+    )
+    seen = set()
+    for _ in range(2):
+        with Sandbox(workers=2) as made:
+            seen |= {done.stdout for done in made.run_batch([Request(code, environment=i) for i in range(6)])}
+    if features()["no_aslr"]:
+        seen = {text.split(" ", 2)[2] for text in seen}
+    assert len(seen) == 1
+    with Sandbox(workers=1) as made:
+        assert made.run(Request(code, seed=1)).stdout not in seen
+
+
+def test_numpy_is_seeded_and_loaded(sandbox):
+    code = "import sys\nassert 'numpy' in sys.modules\nimport numpy as np\nprint(np.random.rand(), np.random.default_rng().random())"
+    first, second = sandbox.run_batch([Request(code, profile="numpy")] * 2)
+    assert first.stdout == second.stdout and first.exit_code == 0
+    assert "ModuleNotFoundError" in run(sandbox, "import numpy").stderr
+
+
+def test_workspace_is_a_value(sandbox):
+    start = Workspace.from_files({"in.txt": "7", "d/e.bin": b"\x00"})
+    write = "import os\nn = int(open('in.txt').read())\nopen('out.txt', 'w').write(str(n * 6))\nos.symlink('/etc/passwd', 'l')\nos.remove('d/e.bin')"
+    after = run(sandbox, write, workspace=start).outcome().workspace
+    assert after.files() == {"in.txt": b"7", "out.txt": b"42"} and start.files()["d/e.bin"] == b"\x00"
+    assert run(sandbox, "import os\nprint(open('out.txt').read(), os.path.islink('l'), os.listdir('d'))", workspace=after).stdout == "42 True []\n"
+    assert run(sandbox, "import os\nprint(os.listdir('.'))").stdout == "[]\n"
+    big = run(sandbox, "f = open('s', 'wb')\nf.truncate(3 << 20)\nf = open('t', 'wb')\nf.truncate(3 << 20)", workspace=start, limits=Limits(disk_mb=4))
+    assert big.exit_code == 0 and big.outcome().workspace is None
+
+
+@pytest.mark.parametrize("path", ["/a", "../a", "a/../b", "", "a//b", "a\0b"])
+def test_workspace_refuses_paths_that_leave(path):
+    with pytest.raises(ValueError, match="plain relative path"):
+        Workspace.from_files({path: b""})
+
+
+def test_damaged_snapshots_are_refused():
+    data = snapshot.dump_entries([("f", "a", 0o644, b"12345")])
+    for bad in (data[:-1], data[:5], b"q" + data[1:]):
+        with pytest.raises(ValueError, match="snapshot"):
+            snapshot.load_entries(bad)
+
+
+def test_fair_between_environments():
+    queue = FairQueue()
+    for item in range(5):
+        queue.push("greedy", f"g{item}")
+    queue.push("small", "s0")
+    queue.push("greedy", "g-again", front=True)
+    assert [queue.pop() for _ in range(len(queue))] == ["g-again", "s0", "g0", "g1", "g2", "g3", "g4"]
+    with pytest.raises(IndexError):
+        queue.pop()
+
+
+def test_a_small_environment_does_not_wait_for_a_large_one():
+    with Sandbox(workers=1) as made:
+        made.warm()
+        order = []
+        large = [made.submit(Request("print(1)", environment="large")) for _ in range(30)]
+        small = made.submit(Request("print(2)", environment="small"))
+        for name, future in [("large", large[-1]), ("small", small)]:
+            future.add_done_callback(lambda _, name=name: order.append((name, sum(f.done() for f in large))))
+        assert small.result().stdout == "2\n" and all(f.result().stdout == "1\n" for f in large)
+    assert order[0][0] == "small" and order[0][1] < 10
+
+
+def test_async_and_deadline_in_the_queue():
+    async def play(made):
+        slow = [made.arun(Request("import time\ntime.sleep(0.5)")) for _ in range(2)]
+        late = made.arun(Request("print(1)", deadline_s=0.2))
+        ticks, done = 0, asyncio.gather(*slow, late)
+        while not done.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        return ticks, await done
+
+    with Sandbox(workers=1) as made:
+        made.warm()
+        ticks, (first, second, late) = asyncio.run(play(made))
+    assert ticks > 5 and first.ok and second.ok
+    assert late.failure.kind.value == "deadline"
+    with pytest.raises(InfrastructureError, match="void the episode"):
+        _ = late.stdout
+
+
+def test_deadline_of_a_running_program_is_a_failure():
+    with Sandbox(workers=1) as made:
+        made.warm()
+        done = made.run(Request("import time\ntime.sleep(30)", limits=Limits(timeout_s=60), deadline_s=0.5))
+        assert done.failure.kind.value == "deadline" and done.seconds < 20
+        assert made.run(Request("print(3)")).stdout == "3\n"
+
+
+def test_killed_zygotes_lose_and_double_nothing():
+    with Sandbox(workers=2) as made:
+        made.warm()
+        stop = threading.Event()
+
+        def kill():
+            while not stop.wait(0.5):
+                for pid in made.zygotes()[:1]:
+                    os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        codes = [f"import time\ntime.sleep(0.05)\nprint({i})\nraise SystemExit({i % 3})" for i in range(40)]
+        results = made.run_batch([Request(code, environment=i % 7) for i, code in enumerate(codes)])
+        stop.set()
+        killer.join()
+        metrics = made.metrics()
+    assert [(r.stdout, r.exit_code) for r in results] == [(f"{i}\n", i % 3) for i in range(40)]
+    assert metrics["sandbox/zygotes_lost"] > 0 and metrics["sandbox/done"] == 40 and metrics["sandbox/failed"] == 0
+
+
+def test_a_killed_program_process_is_played_again():
+    with Sandbox(workers=1) as made:
+        made.warm()
+        future = made.submit(Request("import time\ntime.sleep(1)\nprint('whole')"))
+        victims = set()
+        while not victims:  # the candidate is the process with a user id of its own
+            for pid in children():
+                try:
+                    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+                except OSError:
+                    continue
+                if "NoNewPrivs:\t1" in status and "Seccomp:\t2" in status:
+                    victims.add(pid)
+        os.kill(victims.pop(), signal.SIGKILL)
+        done = future.result()
+    assert (done.stdout, done.attempts) == ("whole\n", 2)
+
+
+def test_nothing_is_left_behind():
+    def state():
+        return len(os.listdir("/proc/self/fd")), len(pathlib.Path("/proc/self/mounts").read_text().splitlines()), threading.active_count()
+
+    before, running = state(), children()
+    with Sandbox(workers=2) as made:
+        made.run_batch([Request("print(1)")] * 4)
+        made.run(Request("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(99)"))
+        during = state()
+        made.run_batch([Request("print(1)", environment=i) for i in range(40)])
+        assert state() == during
+    assert state() == before and children() == running
+
+
+def test_close_fails_what_waits():
+    made = Sandbox(workers=1)
+    futures = [made.submit(Request("import time\ntime.sleep(9)", environment=i)) for i in range(3)]
+    made.close()
+    made.close()
+    assert {future.result().failure.kind.value for future in futures} == {"unavailable"}
+    with pytest.raises(SandboxError, match="closed"):
+        made.submit(Request("print(1)"))
+
+
+def test_level_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(slot, "features", lambda: dict.fromkeys(isolation.PROBES, "") | {"namespaces": "[Errno 1] unshare"})
+    assert slot.best_level(Level.RLIMITS) is Level.LANDLOCK
+    with pytest.raises(SandboxError, match=r"gives LANDLOCK, and NAMESPACES is demanded. Missing: namespaces: \[Errno 1\] unshare"):
+        Sandbox()
+    with pytest.raises(SandboxError, match="below the demanded minimum"):
+        Sandbox(level=Level.RLIMITS)
+
+
+def test_a_zygote_that_does_not_start_is_a_failure_with_its_reason(monkeypatch):
+    monkeypatch.setitem(PROFILES, "broken", Profile("broken", preload=("no_such_module",)))
+    with Sandbox(workers=1) as made:
+        done = made.run(Request("print(1)", profile="broken"))
+        assert done.failure.kind.value == "crash" and "no_such_module" in done.failure.message
+        assert made.run(Request("print(1)")).stdout == "1\n"
+    monkeypatch.setitem(PROFILES, "absent", Profile("absent", distributions=("no-such-distribution",)))
+    with Sandbox(workers=1) as made, pytest.raises(SandboxError, match="pip install"):
+        made.submit(Request("print(1)", profile="absent"))
+
+
+@pytest.mark.parametrize("field", ["timeout_s", "memory_mb", "processes", "stdout_bytes"])
+def test_limits_are_checked(field):
+    with pytest.raises(ValueError, match=field):
+        Limits(**{field: 0})
+
+
+def test_unknown_profile(sandbox):
+    with pytest.raises(KeyError, match="data_science"):
+        sandbox.submit(Request("print(1)", profile="torch"))
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_filter_is_well_formed(machine):
+    """Every jump of the program lands inside it, and it refuses by the architecture's own numbers."""
+    code = seccomp.program(machine)
+    instructions = [code[i : i + 8] for i in range(0, len(code), 8)]
+    for place, ins in enumerate(instructions):
+        opcode, yes, no = int.from_bytes(ins[:2], "little"), ins[2], ins[3]
+        if opcode & 7 == 5:
+            assert max(yes, no) + place + 1 < len(instructions)
+    assert instructions[-1] == seccomp._ins(seccomp.RET, seccomp.ALLOW)
+    column = ["x86_64", "aarch64"].index(machine)
+    for name in ("ptrace", "process_vm_readv"):
+        assert seccomp._ins(seccomp.JEQ, seccomp.OTHER_PROCESSES[name][column], 0, 1) in instructions
+    with pytest.raises(OSError, match="riscv64"):
+        seccomp.program("riscv64")
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 3, 1 << 90, -1.5, float("inf"), "é\ud800", b"\x00", [1, (2,)], {"a": {1: [2]}, 2.5: None}, {1, 2}, frozenset("a"), 1 + 2j]
+)
+def test_values_cross_with_their_types(value):
+    import json
+
+    back = values.decode(json.loads(json.dumps(values.encode(value))))
+    assert back == value and type(back) is type(value)
+
+
+def test_host_package_is_light_and_knows_no_jax():
+    code = "import sys, marl_llm.tools.sandbox, marl_llm.tools.judge; print([m for m in ('jax', 'numpy', 'flax') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])
+    assert done.stdout == "[]\n"
+
+
+def test_timeouts_are_close_to_the_limit(sandbox):
+    done = sandbox.run_batch([Request("while 1: pass", limits=QUICK, environment=i) for i in range(4)])
+    assert all(d.timed_out for d in done) and all(0.4 <= d.outcome().seconds < 5 for d in done)
+
+
+def test_time_passes_in_sleep_and_loops(sandbox):
+    code = "import time\na = time.time()\ntime.sleep(0.3)\nb = time.time()\nwhile time.time() - b < 0.5: pass\nprint(0.3 <= b - a < 0.31)"
+    assert run(sandbox, code).stdout == "True\n"
