@@ -33,6 +33,33 @@ CLASSES = {
 }
 
 
+# Below NAMESPACES only a look every 20 ms holds these: it may come too late, so they do not count as contained.
+RACED = ("m04_disk_fill", "m06_many_inodes")
+
+
+def table(found: dict[str, dict[str, str]]) -> str:
+    """The table of docs/sandbox.md.
+
+    Args:
+      found: for each level, strongest first, attack -> empty string if contained.
+    """
+    levels = list(found)
+    lines = [f"| class of attack | {' | '.join(levels)} |", "|---" * (len(levels) + 1) + "|"]
+    gaps = {level: [name for name, why in names.items() if why or (level != "namespaces" and name in RACED)] for level, names in found.items()}
+    total = {level: 0 for level in levels}
+    for letter, title in CLASSES.items():
+        names = [name for name in found[levels[0]] if name[0] == letter]
+        cells = []
+        for level in levels:
+            held = sum(name not in gaps[level] for name in names)
+            total[level] += held
+            cells.append(f"{held} of {len(names)}")
+        lines.append(f"| {letter}: {title} | {' | '.join(cells)} |")
+    lines.append(f"| all | {' | '.join(f'{total[level]} of {len(found[level])}' for level in levels)} |")
+    missing = [f"- `{level}` does not contain: {', '.join(f'`{n}`' for n in gaps[level]) or 'nothing of this corpus escapes'}" for level in levels]
+    return "\n".join([*lines, "", *missing])
+
+
 def put_canaries() -> None:
     """Files that no program may see or harm."""
     for name, text in FILES.items():
@@ -74,6 +101,7 @@ def attack(sandbox: Sandbox, source: str, timeout: float) -> str:
         cases = [((1,), 1)] if "one" in check else CASES
         return "fake pass accepted" if judge_calls(source, "solve", cases, timeout, sandbox=sandbox) else ""
     parts = [source, source] if check == "same" else source.split("# ---- phase 2\n")
+    timeout = timeout if check == "timeout" else 5 * timeout
     limits, outputs = Limits(timeout_s=timeout), []
     for part in parts:
         tick = time.monotonic()

@@ -46,17 +46,22 @@ def set_limits(job: dict) -> None:
         resource.setrlimit(kind, (soft, wanted))
 
 
-def order_free_memory(blocks: int = 400) -> None:
-    """Puts the heads of the allocator's free lists in order of address.
-
-    A zygote's turn frees a few blocks in another order than it found them, so that every second fork would hand out addresses in another
-    order. Taking more blocks of each size class than a turn touches, and giving them back by address, makes them equal again.
-    """
+def take_blocks(count: int) -> list[list]:
+    """`count` new blocks of each size class of Python's allocator (16 to 512 bytes), in order of address."""
     empty = sys.getsizeof(b"")
     makers = [(lambda n: object()), (lambda n: n + 1000)]  # 16 and 32 bytes
     makers += [(lambda n, size=size: bytes(size - empty)) for size in range(48, 513, 16)]
-    for make in makers:
-        taken = sorted(map(make, range(blocks)), key=id)
+    return [sorted(map(make, range(count)), key=id) for make in makers]
+
+
+def order_free_memory() -> None:
+    """Puts the heads of the allocator's free lists in order of address.
+
+    A zygote's turn frees a few blocks in another order than it found them, so that every second fork would hand out addresses in another
+    order. Taking more blocks of each size class than a turn touches, and giving them back by address, makes them equal again. The zygote
+    filled older gaps for good, so few are enough.
+    """
+    for taken in take_blocks(32):
         while taken:
             taken.pop()
 

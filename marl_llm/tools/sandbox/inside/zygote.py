@@ -71,6 +71,7 @@ def main() -> None:
     for program in orders["warm_up"]:
         exec(program, {})
     gc.collect()
+    orders["gaps"] = candidate.take_blocks(400)  # kept: see candidate.order_free_memory
     gc.freeze()
     with open(os.open("self/maps", os.O_RDONLY, dir_fd=PROC_FD)) as file:
         pages = linux.collapse_anonymous(file.read())
@@ -176,6 +177,8 @@ def supervise(sock: socket.socket, writer: int, fence: Fence, orders: dict, base
         child = os.fork()
         if child == 0:
             candidate.start(job, fds, fence)
+        if fence.uid is not None:  # root: a supervisor that is late must not wait behind the processes it is to end
+            os.setpriority(os.PRIO_PROCESS, 0, -10)
         for place, fd in enumerate(fds):
             if place not in (frames.RECORD, frames.WORKSPACE_OUT):
                 os.close(fd)
@@ -227,6 +230,8 @@ def watch(child: int, start: float, job: dict, record_fd: int, base: int, fence:
             break
     if killed:
         os.kill(child, signal.SIGKILL)
+        if fence.uid is not None:  # a killed process ends when it is scheduled next: let that be now
+            os.setpriority(os.PRIO_USER, fence.uid, -20)
     status = os.waitpid(child, 0)[1]
     return {"status": status, **killed}
 
