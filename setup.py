@@ -10,8 +10,10 @@ VERSION = next(
 )
 
 NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"]
-TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "beartype>=0.19", "ruff>=0.6", *NOTEBOOKS]
-HF = ["tokenizers>=0.20", "safetensors>=0.4.5", "jinja2>=3.1"]
+HF = ["tokenizers>=0.20", "jinja2>=3.1"]
+TOOLS = ["bm25s>=0.3", "math-verify>=0.9", "pyarrow>=17"]
+DATA_SCIENCE = ["pandas>=2.2", "scikit-learn>=1.5"]
+TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "beartype>=0.19", "ruff>=0.6", *NOTEBOOKS, *HF, *TOOLS, *DATA_SCIENCE]
 
 setup(
     name="marl_llm",
@@ -39,7 +41,11 @@ setup(
     ],
     extras_require={
         "test": TEST,
-        "hf": HF,
+        "hf": HF,  # tokenizer.json and checkpoints' own chat templates
+        "tools": TOOLS,  # retriever, maths checker
+        "data_science": DATA_SCIENCE,  # what programs in that sandbox profile may import
+        "parity": ["torch>=2.6", "transformers>=4.57", "peft>=0.17"],  # the live check against Hugging Face
+        "plan": ["libtpu"],  # experiments.plan: the TPU compiler, on any machine
         "notebooks": NOTEBOOKS,
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda12]"],

@@ -124,14 +124,14 @@ def programs(config, recipe, mesh, minibatch: int, groups: int, agents: int, env
     return lowered_update, lowered_sampler, per_device(policy.params), per_device(policy.optimizer), per_device(low)
 
 
-def memory(compiled) -> dict[str, float]:
+def memory(compiled) -> dict:
     """Bytes per device of a compiled program."""
     m = compiled.memory_analysis()
     peak = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
     return {"arguments": m.argument_size_in_bytes, "temporary": m.temp_size_in_bytes, "peak": peak}
 
 
-def estimate(config, k: int, prompt: int, response: int, per: float, tensor: int) -> dict[str, float]:
+def estimate(config, k: int, prompt: int, response: int, per: float | int, tensor: int) -> dict:
     """Bytes of temporaries by arithmetic, where no compiler answers: one layer's inputs kept per layer, one layer and one logits block live."""
     tokens = per * (prompt + k * response)
     kept = tokens * config.width * 2 * config.layers

@@ -112,7 +112,7 @@ class ModelConfig:
 
     @property
     def active_parameters(self) -> int:
-        """Number of scalars that one token meets: of the experts only those it is routed to."""
+        """Number of scalars that one token meets: of the experts only those it is routed to (and the whole router)."""
         return self._count(self.experts_per_token)
 
     def _count(self, experts: int) -> int:
@@ -120,7 +120,7 @@ class ModelConfig:
         attention = self.width * self.head_dim * (heads + self.query_heads)
         attention += 2 * self.head_dim * self.qk_norm + heads * self.head_dim * self.attention_bias + self.width * self.output_bias
         dense = 3 * self.width * self.feed_forward + (2 * self.feed_forward + self.width) * self.feed_forward_bias
-        sparse = self.width * experts + 3 * experts * self.width * self.expert_feed_forward
+        sparse = self.width * self.experts + 3 * experts * self.width * self.expert_feed_forward
         body = sum(sparse if self.is_sparse(y) else dense for y in range(self.layers))
         ends = self.vocab_size * self.width * (1 if self.tie_embeddings else 2) + self.width + (self.width + 1) * self.value_head
         return ends + self.layers * (attention + 2 * self.width) + body

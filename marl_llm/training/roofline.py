@@ -11,7 +11,7 @@ import dataclasses
 
 from marl_llm.models import ModelConfig
 
-GIB = 2**30
+GIB = 2.0**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +42,8 @@ CHIPS = {
 class Work:
     """One phase on one device."""
 
-    flops: float
-    bytes: float
+    flops: float | int
+    bytes: float | int
 
     def seconds(self, chip: Chip) -> float:
         """The roofline time."""
@@ -56,18 +56,18 @@ def matrix_parameters(config: ModelConfig) -> int:
     return config.active_parameters - ends
 
 
-def forward_flops(config: ModelConfig, tokens: float, seen: float, heads: float) -> float:
+def forward_flops(config: ModelConfig, tokens: float | int, seen: float | int, heads: float | int) -> float | int:
     """FLOPs of a forward pass over `tokens`, that see `seen` keys on average, and of the head at `heads` positions."""
     attention = 4 * config.layers * config.query_heads * config.head_dim * seen
     return tokens * (2 * matrix_parameters(config) + attention) + heads * 2 * config.vocab_size * config.width
 
 
-def cache_bytes(config: ModelConfig, tokens: float, itemsize: int = 2) -> float:
+def cache_bytes(config: ModelConfig, tokens: float | int, itemsize: int = 2) -> float | int:
     """Keys and values of `tokens`, all layers."""
     return tokens * 2 * config.layers * config.key_value_heads * config.head_dim * itemsize
 
 
-def decode_step(config: ModelConfig, prompts: float, branches: int, prompt: int, response: int, tensor: int, itemsize: int = 2) -> Work:
+def decode_step(config: ModelConfig, prompts: float | int, branches: int, prompt: int, response: int, tensor: int, itemsize: int = 2) -> Work:
     """One token for `branches` responses to each of `prompts` (on this device's share), half way through the response.
 
     The weights are read once, a prompt's cache once for all its branches.
@@ -79,14 +79,14 @@ def decode_step(config: ModelConfig, prompts: float, branches: int, prompt: int,
     return Work(flops, (weights + cache) / tensor)
 
 
-def prefill(config: ModelConfig, prompts: float, prompt: int, tensor: int, itemsize: int = 2) -> Work:
+def prefill(config: ModelConfig, prompts: float | int, prompt: int, tensor: int, itemsize: int = 2) -> Work:
     """The prompts once."""
     flops = forward_flops(config, prompts * prompt, prompt / 2, prompts) / tensor
     weights = (matrix_parameters(config) + config.vocab_size * config.width) * itemsize
     return Work(flops, (weights + cache_bytes(config, prompts * prompt, itemsize)) / tensor)
 
 
-def update(config: ModelConfig, groups: float, branches: int, prompt: int, response: int, tensor: int, fsdp: int) -> Work:
+def update(config: ModelConfig, groups: float | int, branches: int, prompt: int, response: int, tensor: int, fsdp: int) -> Work:
     """One optimizer step on packed rows: forward, backward (twice the forward) and what remat computes again; parameters and Adam's moments.
 
     A response token sees the prompt and half of its own branch.

@@ -7,15 +7,19 @@ import nbclient
 import nbformat
 import pytest
 
+from marl_llm.training.mesh import quick_flags
+
 NOTEBOOKS = pathlib.Path(__file__).parents[2] / "notebooks"
 
 
 @pytest.mark.parametrize(("name", "pictures", "said"), [
     ("01_groups_and_advantages", 4, "mix prompts"),
     ("02_losses", 6, "on the sampler's kept set"),
+    ("03_models_and_sharding", 2, "does not fit"),
 ])  # fmt: skip
 def test_notebook_runs(name, pictures, said, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("XLA_FLAGS", " ".join(quick_flags()))  # a notebook chooses its number of devices itself
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent) + os.pathsep + os.environ.get("PYTHONPATH", ""))
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     nbformat.validate(notebook)

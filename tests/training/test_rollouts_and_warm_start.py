@@ -225,5 +225,5 @@ def test_law_10_what_does_not_divide_or_does_not_fit_is_refused_by_name():
         with pytest.raises(ValueError, match="share a vocabulary"):
             make_imitation([GAME, foreign], CONFIG, OPTIMIZER, mesh, environments=8, branches=2)
     for devices in (0, 9):
-        with pytest.raises(ValueError, match=f"data={devices} devices asked for, 8 are there"):
+        with pytest.raises(ValueError, match=f"data={devices} x fsdp=1 x tensor=1 devices asked for, 8 are there"):
             make_mesh(devices)

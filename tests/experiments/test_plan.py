@@ -1,0 +1,123 @@
+"""What a plan counts, what it refuses, and that its programs are the trainer's own."""
+
+import dataclasses
+import importlib
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import plan as command
+from experiments.plan import PlanError, mesh_axes, plan, table
+from marl_llm.algorithms import make_recipe
+from marl_llm.models import PRESETS, ModelConfig, init_params, make_model_config
+from marl_llm.training import make_mesh, roofline
+
+
+def config_of(preset="qwen3-1.7b", **changes):
+    config = importlib.import_module("experiments.configs.plan_path_10x10").get_config()
+    config.model.preset = preset
+    for key, value in changes.items():
+        config.model[key] = value
+    return config
+
+
+def test_published_parameter_counts():
+    billions = {
+        "qwen2.5-0.5b": 0.494, "qwen2.5-1.5b": 1.544, "qwen2.5-3b": 3.086, "qwen2.5-7b": 7.616, "qwen2.5-14b": 14.770,
+        "qwen2.5-coder-7b": 7.616, "qwen3-0.6b": 0.596, "qwen3-1.7b": 1.721, "qwen3-4b": 4.022, "qwen3-8b": 8.191, "qwen3-14b": 14.768,
+        "qwen3-30b-a3b": 30.532, "deepseek-r1-distill-qwen-1.5b": 1.777, "llama-3.2-1b": 1.236, "llama-3.1-8b": 8.030,
+    }  # fmt: skip
+    for name, count in billions.items():
+        assert round(make_model_config(name).parameters / 1e9, 3) == count, name
+    assert round(make_model_config("qwen3-30b-a3b").active_parameters / 1e9, 2) == 3.35
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_counts_what_its_pytree_holds(name):
+    config = make_model_config(name, None if "vocab_size" in PRESETS[name] else 77)
+    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=True))
+    assert sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes)) == config.parameters
+
+
+def test_a_small_preset_needs_a_vocabulary():
+    with pytest.raises(ValueError, match="'micro' has no vocabulary"):
+        make_model_config("micro")
+
+
+def test_flops_are_those_of_the_matrix_products_that_run():
+    """Against XLA's own count of an unrolled forward; attention is counted for half the row, XLA computes all of it."""
+    config = ModelConfig(vocab_size=64, width=32, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=64)
+    b, length = 4, 16
+    from marl_llm.models import log_probs
+
+    tokens = jax.ShapeDtypeStruct((b, length), np.int32)
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    cost = jax.jit(lambda p, t: log_probs(config, p, t).log_probs).lower(params, tokens).compile().cost_analysis()["flops"]
+    ours = roofline.forward_flops(config, b * length, length, b * length)
+    assert ours <= cost <= 1.35 * ours  # norms, softmax and rotations are not matrix products
+
+
+def test_the_bytes_of_a_decode_step_are_weights_once_and_a_prompt_once_per_group():
+    config = make_model_config("qwen3-0.6b")
+    one, many = (roofline.decode_step(config, 1, k, 1000, 0, 1).bytes for k in (1, 8))
+    assert one == many
+    weights = 2 * (config.parameters - config.layers * 0)
+    assert one == pytest.approx(weights + 1000 * 2 * 28 * 8 * 128 * 2)
+    assert roofline.decode_step(config, 1, 8, 1000, 100, 4).bytes < one / 2
+
+
+def test_remat_costs_one_more_forward():
+    config = make_model_config("qwen3-0.6b")
+    plain, again = (roofline.update(dataclasses.replace(config, remat=r), 4, 4, 100, 50, 1, 1).flops for r in ("none", "full"))
+    assert again == pytest.approx(plain * 4 / 3)
+
+
+def test_two_policies_on_gpus_by_arithmetic():
+    out = plan(config_of(), "h100:8", "", 8192, 4096, 0, False)
+    assert out["mesh"] == {"data": 1, "fsdp": 8, "tensor": 1}
+    assert out["parameters_bytes"] == pytest.approx(2 * 1_720_574_976 * 4 / 8)
+    assert out["optimizer_bytes"] == 2 * out["parameters_bytes"]
+    per_token = 2 * 28 * 8 * 128 * 2
+    assert out["kv_cache"] == pytest.approx(48 / 8 * (8192 + 4 * 4096) * per_token)
+    assert out["fits"]
+    assert "fits" in table(out)
+    small = plan(config_of("qwen3-8b"), "h100:1", "", 8192, 4096, 0, False)
+    assert not small["fits"]
+    assert "DOES NOT FIT: the" in table(small)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("z9:2", "", 0, 0, 0, False), "the chips are v4, v5e"),
+        (("h100:two", "", 0, 0, 0, False), "number of GPUs"),
+        (("h100:8", "3,1", 0, 0, 0, False), "does not divide 8 devices"),
+        (("h100:8", "8", 0, 0, 0, False), "two numbers"),
+        (("h100:8", "8,1", 0, 0, 12, False), "choose a multiple of 8"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_told(arguments, says):
+    with pytest.raises(PlanError, match=says):
+        plan(config_of(), *arguments)
+
+
+def test_without_a_word_large_meshes_get_tensor_four():
+    assert mesh_axes(256, "") == (1, 64, 4)
+    assert mesh_axes(8, "") == (1, 8, 1)
+    assert mesh_axes(64, "8,2") == (4, 8, 2)
+
+
+def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
+    """The same lowering as for a TPU, on eight host devices: the real update and the real sampler, with memory figures."""
+    config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
+    mesh = make_mesh(1, 4, 2)
+    recipe = make_recipe("at_grpo", branches=2)
+    update, sampler, params, state, copy = command.programs(config, recipe, mesh, 4, 8, 2, 4, 6, 3)
+    whole = config.parameters * 4
+    assert whole / 8 <= params <= whole / 4  # norms are not split
+    assert state == pytest.approx(2 * params, rel=0.01)
+    assert copy > 1.5 * params
+    for program in (update, sampler):
+        figures = command.memory(program.compile())
+        assert figures["peak"] >= figures["arguments"] > 0
