@@ -3,8 +3,8 @@
     python -m benchmarks.tools [--rows=latency,data_science,timeouts,leaks,kills] [--executions=100000] [--kill_seconds=60]
 
 Prints one JSON line per row. Every row that compares measures `subprocess.run` and the usual guard (a process group, RLIMIT_AS, functions
-removed, killpg) in the same run, interleaved with the sandbox, so that a busy machine slows all alike. `cpu_ms` is the CPU time of everything
-that an execution causes, read from the cpuacct cgroup where it may be made; null elsewhere.
+removed, killpg) in the same run, interleaved with the sandbox, so that a busy machine slows all alike. `cpu_ms` is the CPU time of
+everything that an execution causes, read from the cpuacct cgroup where it may be made; null elsewhere.
 """
 
 from __future__ import annotations
@@ -95,13 +95,16 @@ def compare(code: str, profile: str, repeats: int, sandbox: Sandbox, account: Ca
     """Median latency of one caller, then throughput with all workers, then CPU, per method."""
     sandbox.warm(profile)
     expected = plain(code)
-    methods = {"sandbox": lambda: sandbox.run(Request(code, profile=profile)).stdout, "subprocess": lambda: plain(code), "guard": lambda: guarded(code)}
-    times = {name: [] for name in methods}
+    methods = {
+        "sandbox": lambda: sandbox.run(Request(code, profile=profile)).stdout,
+        "subprocess": lambda: plain(code),
+        "guard": lambda: guarded(code),
+    }
+    times, wrong = {name: [] for name in methods}, dict.fromkeys(methods, 0)
     for _ in range(repeats):
         for name, method in methods.items():
             tick = time.perf_counter()
-            if method() != expected:
-                raise RuntimeError(f"{name} printed something else than {expected!r}")
+            wrong[name] += method() != expected
             times[name].append(time.perf_counter() - tick)
     row = {}
     for name, method in methods.items():
@@ -113,10 +116,14 @@ def compare(code: str, profile: str, repeats: int, sandbox: Sandbox, account: Ca
             with concurrent.futures.ThreadPoolExecutor(sandbox.workers) as pool:
                 good = sum(out == expected for out in pool.map(lambda _, m=method: m(), range(many)))
         seconds, after = time.perf_counter() - tick, account()
-        if good != many:
-            raise RuntimeError(f"{name}: {many - good} of {many} went wrong")
+        wrong[name] += many - good
         cpu = None if before is None else round((after - before) / many, 2)
-        row[name] = {"median_ms": round(statistics.median(times[name]) * 1e3, 2), "per_second": round(many / seconds, 1), "cpu_ms": cpu}
+        row[name] = {
+            "median_ms": round(statistics.median(times[name]) * 1e3, 2),
+            "per_second": round(many / seconds, 1),
+            "cpu_ms": cpu,
+            "wrong": wrong[name],
+        }
     return row
 
 
@@ -125,7 +132,7 @@ def timeouts(sandbox: Sandbox) -> dict:
     programs = [
         "while True: pass",
         "import time\ntime.sleep(60)",
-        "import signal, time\nfor s in range(1, 65):\n  try: signal.signal(s, signal.SIG_IGN)\n  except (OSError, ValueError): pass\ntime.sleep(60)",
+        "import signal, time\nfor s in range(1, 32):\n  if s not in (9, 19): signal.signal(s, signal.SIG_IGN)\ntime.sleep(60)",
         "import os\nfor _ in range(5): os.fork()\nwhile True: pass",
         "pow(7, 10**9)",
     ]
@@ -157,12 +164,19 @@ def held(root: int) -> dict[str, int]:
             mounts += len(pathlib.Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
     files = sum(len(os.listdir(folder)) for folder in ("/tmp", "/dev/shm"))
     zombies = sum(parents[pid][1] == "Z" for pid in tree if pid in parents)
-    return {"processes": len(tree), "zombies": zombies, "descriptors": descriptors, "mounts": mounts, "memory_mb": memory >> 20, "files": files}
+    return {
+        "processes": len(tree),
+        "zombies": zombies,
+        "descriptors": descriptors,
+        "mounts": mounts,
+        "memory_mb": memory >> 20,
+        "files": files,
+    }
 
 
 def leaks(sandbox: Sandbox, executions: int) -> dict:
     """What a long run leaves: the same counts before and after, programs that misbehave among them."""
-    mixture = [("print(1)", 30), ("raise ValueError", 5), ("import os\nif os.fork() == 0:\n  os.setsid()\n  import time; time.sleep(60)", 2),
+    mixture = [("print(1)", 30), ("raise ValueError", 5), ("import os, time\nif os.fork() == 0: os.setsid(), time.sleep(60)", 2),
                ("open('f', 'w').write('x' * 100000)\nopen('/dev/shm/s', 'w').write('y')", 3), ("import os\nos.abort()", 1)]  # fmt: skip
     codes = random.Random(0).choices([code for code, _ in mixture], [weight for _, weight in mixture], k=executions)
     sandbox.run_batch([Request(code) for code in codes[:200]])
@@ -199,7 +213,7 @@ def kills(sandbox: Sandbox, seconds: int) -> dict:
             number += 1
             code = f"import time\ntime.sleep({random.random() * 0.05:.3f})\nprint({number})\nraise SystemExit({number % 5})"
             future = sandbox.submit(Request(code, environment=number % 9))
-            future.add_done_callback(lambda _, n=number: answers.__setitem__(n, answers.get(n, 0) + 1))
+            future.add_done_callback(lambda _, n=number, a=answers: a.__setitem__(n, a.get(n, 0) + 1))
             futures[number] = future
         for n, future in futures.items():
             result = future.result(timeout=120)

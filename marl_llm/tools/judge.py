@@ -1,7 +1,8 @@
 """Judging a program by cases: only inputs go into the sandbox, only outputs come out, and the host compares.
 
-An expected value is never in the same process as the candidate, so there is nothing there to read, to patch or to be equal to. A candidate
-that exits early, patches `json`, forges result lines or returns an object that claims to equal everything can do no more than return a value.
+An expected value is never in the same process as the candidate, so there is nothing there to read, to patch or to be equal to. A
+candidate that exits early, patches `json`, forges result lines or returns an object that claims to equal everything can do no more than
+return a value.
 """
 
 import asyncio
@@ -95,8 +96,8 @@ def same_value(actual: Any, expected: Any, tolerance: Tolerance = Tolerance(), t
     """Whether a returned value is the expected one, type by type.
 
     bool, int, float, str, bytes, None and the containers never equal each other, with two exceptions: an int may stand where a float is
-    expected (PEP 484), and with `tuples_as_lists` a tuple where a list is (expected values that come from JSON cannot say tuple). NaN equals
-    nothing. Keys of dictionaries and members of sets are compared exactly.
+    expected (PEP 484), and with `tuples_as_lists` a tuple where a list is (expected values that come from JSON cannot say tuple). NaN
+    equals nothing. Keys of dictionaries and members of sets are compared exactly.
     """
     kind = type(expected)
     if kind is float:
@@ -113,7 +114,8 @@ def same_value(actual: Any, expected: Any, tolerance: Tolerance = Tolerance(), t
             return False
         keys = {(type(key), key): value for key, value in actual.items()}
         return all(
-            (type(key), key) in keys and same_value(keys[type(key), key], value, tolerance, tuples_as_lists) for key, value in expected.items()
+            (type(key), key) in keys and same_value(keys[type(key), key], value, tolerance, tuples_as_lists)
+            for key, value in expected.items()
         )
     if kind in (set, frozenset):
         return type(actual) is kind and {(type(x), x) for x in actual} == {(type(x), x) for x in expected}
@@ -294,7 +296,12 @@ def _calls_result(execution: Execution, expected: list[Any], tolerance: Toleranc
 
 
 def stdio_requests(
-    code: str, inputs: Sequence[str], timeout_s: float | int, profile: str = "bare", environment: Hashable = None, limits: Limits | None = None
+    code: str,
+    inputs: Sequence[str],
+    timeout_s: float | int,
+    profile: str = "bare",
+    environment: Hashable = None,
+    limits: Limits | None = None,
 ) -> list[Request]:
     """One request per case: a fresh process each, with nothing of the other cases in reach."""
     limits = dataclasses.replace(limits or Limits(), timeout_s=timeout_s)

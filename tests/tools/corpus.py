@@ -45,7 +45,9 @@ def table(found: dict[str, dict[str, str]]) -> str:
     """
     levels = list(found)
     lines = [f"| class of attack | {' | '.join(levels)} |", "|---" * (len(levels) + 1) + "|"]
-    gaps = {level: [name for name, why in names.items() if why or (level != "namespaces" and name in RACED)] for level, names in found.items()}
+    gaps = {
+        level: [name for name, why in names.items() if why or (level != "namespaces" and name in RACED)] for level, names in found.items()
+    }
     total = {level: 0 for level in levels}
     for letter, title in CLASSES.items():
         names = [name for name in found[levels[0]] if name[0] == letter]
@@ -56,7 +58,9 @@ def table(found: dict[str, dict[str, str]]) -> str:
             cells.append(f"{held} of {len(names)}")
         lines.append(f"| {letter}: {title} | {' | '.join(cells)} |")
     lines.append(f"| all | {' | '.join(f'{total[level]} of {len(found[level])}' for level in levels)} |")
-    missing = [f"- `{level}` does not contain: {', '.join(f'`{n}`' for n in gaps[level]) or 'nothing of this corpus escapes'}" for level in levels]
+    missing = [
+        f"- `{level}` does not contain: {', '.join(f'`{n}`' for n in gaps[level]) or 'nothing of this corpus escapes'}" for level in levels
+    ]
     return "\n".join([*lines, "", *missing])
 
 
@@ -150,9 +154,9 @@ def main() -> None:
     serve(socket.AF_INET, ("127.0.0.1", 45454))
     found = {"attacks": {}, "benign": {}}
     with Sandbox(workers=2, level=level, minimum=level) as sandbox:
-        for path in sorted((DATA / "attacks").glob("*.py")):
+        for path in sorted((DATA / "attacks").glob("*.txt")):
             found["attacks"][path.stem] = attack(sandbox, path.read_text(), timeout)
-        for path in sorted((DATA / "benign").glob("*.py")):
+        for path in sorted((DATA / "benign").glob("*.txt")):
             source = path.read_text()
             if source.splitlines()[2].partition(":")[2].strip() in profiles:
                 found["benign"][path.stem] = benign(sandbox, source)

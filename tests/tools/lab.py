@@ -2,8 +2,8 @@
 
     python tests/tools/lab.py {root,user} SCRIPT [ARGUMENTS]
 
-For `user`, where the tests run as root: the interpreter, its packages and this repository are shown under /mnt, because they may lie in root's
-own home, and the user id becomes 65534. The weak levels of the sandbox are tried in here only: the attacks are real.
+For `user`, where the tests run as root: the interpreter, its packages and this repository are shown under /mnt, because they may lie in
+root's own home, and the user id becomes 65534. The weak levels of the sandbox are tried in here only: the attacks are real.
 """
 
 import os

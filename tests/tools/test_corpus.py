@@ -58,13 +58,15 @@ def found():
 @pytest.mark.parametrize("user", ["root", "user"])
 def test_namespaces_contain_all_attacks(found, user):
     escaped = {name: why for name, why in found[user, "namespaces"]["attacks"].items() if why}
-    assert not escaped and len(found[user, "namespaces"]["attacks"]) >= 88
+    assert not escaped
+    assert len(found[user, "namespaces"]["attacks"]) >= 88
 
 
 @pytest.mark.parametrize("key", RUNS)
 def test_no_fake_pass_at_any_level(found, key):
     fakes = {name: why for name, why in found[key]["attacks"].items() if name.startswith("j")}
-    assert len(fakes) >= 15 and not any(fakes.values())
+    assert len(fakes) >= 15
+    assert not any(fakes.values())
 
 
 @pytest.mark.parametrize("key", RUNS)
@@ -78,7 +80,8 @@ def test_benign_programs_are_not_disturbed(found, key):
 @pytest.mark.parametrize("key", RUNS)
 def test_infrastructure_survives_the_corpus(found, key):
     metrics = found[key]["metrics"]
-    assert metrics["sandbox/failed"] == 0 and metrics["sandbox/zygotes_lost"] == 0
+    assert metrics["sandbox/failed"] == 0
+    assert metrics["sandbox/zygotes_lost"] == 0
 
 
 def test_the_document_shows_this_table(found):

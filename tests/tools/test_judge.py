@@ -68,26 +68,32 @@ def test_same_output(actual, expected, same):
 
 
 def test_exact_tolerance():
-    assert not same_output("0.3333333", "0.33333333", Tolerance(0, 0)) and same_output("0.50", "0.5", Tolerance(0, 0))
+    assert not same_output("0.3333333", "0.33333333", Tolerance(0, 0))
+    assert same_output("0.50", "0.5", Tolerance(0, 0))
 
 
 def test_calls(sandbox):
     right = judge_calls("def solve(x): return 2 * x", "solve", CASES, 20, sandbox=sandbox)
-    assert right and right.outcome().pass_rate == 1
+    assert right
+    assert right.outcome().pass_rate == 1
     method = judge_calls("class Solution:\n    def solve(self, x): return 2 * x", "solve", CASES, 20, sandbox=sandbox)
     assert method
     partly = judge_calls("def solve(x): return 2 * x if x < 6 else 1 / 0", "solve", CASES, 20, sandbox=sandbox)
-    assert not partly and [c.state for c in partly.outcome().cases] == ["passed", "passed", "raised"]
+    assert not partly
+    assert [c.state for c in partly.outcome().cases] == ["passed", "passed", "raised"]
     assert partly.outcome().cases[2].error == "ZeroDivisionError: division by zero"
     absent = judge_calls("x = 1", "solve", CASES, 20, sandbox=sandbox).outcome()
-    assert absent.pass_rate == 0 and absent.counts()["judge/missing"] == 3
+    assert absent.pass_rate == 0
+    assert absent.counts()["judge/missing"] == 3
 
 
 def test_arguments_are_mutated_in_vain(sandbox):
     code = "def solve(a):\n    a.append(4)\n    return sum(a)"
     shared = [1, 2, 3]
     done = judge_calls(code, "solve", [((shared,), 10), ((shared,), 10)], 20, sandbox=sandbox)
-    assert done and done.outcome().counts()["judge/mutated"] == 2 and shared == [1, 2, 3]
+    assert done
+    assert done.outcome().counts()["judge/mutated"] == 2
+    assert shared == [1, 2, 3]
 
 
 def test_one_slow_case_costs_only_itself(sandbox):
@@ -95,7 +101,8 @@ def test_one_slow_case_costs_only_itself(sandbox):
     done = judge_calls(code, "solve", CASES, 30, case_timeout_s=0.3, sandbox=sandbox).outcome()
     assert [c.state for c in done.cases] == ["passed", "timeout", "passed"]
     whole = judge_calls("import sys\nprint('so far', flush=True)\n" + code, "solve", CASES, 1.5, sandbox=sandbox).outcome()
-    assert [c.state for c in whole.cases] == ["passed", "timeout", "not_reached"] and whole.partial_output
+    assert [c.state for c in whole.cases] == ["passed", "timeout", "not_reached"]
+    assert whole.partial_output
 
 
 def test_early_exit_after_right_answers_is_no_pass(sandbox):
@@ -115,13 +122,15 @@ def test_expected_values_never_enter():
     [
         b"[" * 5000, b'{"case": 0}', b'{"case": 0, "state": "passed", "value": 6}', b'{"case": true, "state": "returned", "value": 6}',
         b'{"case": 0, "state": "returned", "value": {"i": []}}', b'{"case": 0, "state": "returned", "value": {"q": 1}}',
-        b'{"case": 0, "state": "returned", "value": {"s": [[1]]}}', b'{"case": 0, "state": "returned", "value": 7}\n{"case": 0, "state": "returned", "value": 6}',
+        b'{"case": 0, "state": "returned", "value": {"s": [[1]]}}', b'{"case": 0, "state": "returned", "value": 7}\n'
+        b'{"case": 0, "state": "returned", "value": 6}',
         b'{"case": 0, "state": "returned", "value": ' + b'{"t":[' * 900 + b"]}" * 900 + b"}", b"\xff\xfe",
     ],
 )  # fmt: skip
 def test_forged_lines_are_no_pass(line):
     judgement = read_calls(Program(b"", b"", 0, channel=line), [6], Tolerance(), False)
-    assert not judgement and len(judgement.cases) == 1
+    assert not judgement
+    assert len(judgement.cases) == 1
 
 
 def test_no_cases_is_no_pass():
@@ -132,11 +141,14 @@ def test_stdio(sandbox):
     cases = [("1 2\n", "3\n"), ("4 5\n", "9")]
     assert judge_stdio("print(sum(map(int, input().split())))", cases, 20, sandbox=sandbox)
     wrong = judge_stdio("print(3)", cases, 20, sandbox=sandbox).outcome()
-    assert [c.state for c in wrong.cases] == ["passed", "wrong"] and wrong.pass_rate == 0.5
+    assert [c.state for c in wrong.cases] == ["passed", "wrong"]
+    assert wrong.pass_rate == 0.5
     broken = judge_stdio("print(sum(map(int, input().split())))\n1/0", cases, 20, sandbox=sandbox).outcome()
-    assert [c.state for c in broken.cases] == ["raised", "raised"] and broken.cases[0].error.startswith("ZeroDivisionError")
+    assert [c.state for c in broken.cases] == ["raised", "raised"]
+    assert broken.cases[0].error.startswith("ZeroDivisionError")
     slow = judge_stdio("print(3, flush=True)\nwhile 1: pass", cases[:1], 0.4, sandbox=sandbox).outcome()
-    assert slow.cases[0].state == "timeout" and slow.partial_output
+    assert slow.cases[0].state == "timeout"
+    assert slow.partial_output
 
 
 def test_async(sandbox):
@@ -147,7 +159,8 @@ def test_async(sandbox):
         )
 
     calls, stdio = asyncio.run(both())
-    assert calls and not stdio
+    assert calls
+    assert not stdio
 
 
 def test_a_failure_is_neither_pass_nor_miss():

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -67,8 +66,9 @@ def test_a_program_s_doing(sandbox):
 
 def test_traceback_starts_in_the_program(sandbox):
     text = run(sandbox, "def f():\n    return 1 / 0\nf()").stderr
-    assert text.startswith("Traceback (most recent call last):\n  File \"/box/main.py\", line 3, in <module>\n    f()\n")
-    assert text.endswith("ZeroDivisionError: division by zero\n") and "candidate.py" not in text
+    assert text.startswith('Traceback (most recent call last):\n  File "/box/main.py", line 3, in <module>\n    f()\n')
+    assert text.endswith("ZeroDivisionError: division by zero\n")
+    assert "candidate.py" not in text
     assert "SyntaxError" in run(sandbox, "print(").stderr
 
 
@@ -79,9 +79,15 @@ def test_endings(sandbox):
     deaf = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile 1: pass"
     assert run(sandbox, deaf, limits=Limits(timeout_s=20, cpu_s=1)).timed_out
     full = run(sandbox, "import time\nx = [bytearray(b'x' * (1 << 20)) for _ in range(90)]\ntime.sleep(5)", limits=Limits(memory_mb=64))
-    assert full.outcome().outcome == "memory" and full.outcome().seconds < 4
+    assert full.outcome().outcome == "memory"
+    assert full.outcome().seconds < 4
     assert "MemoryError" in run(sandbox, "bytearray(3 << 30)").stderr
-    for code, expected in (("raise SystemExit", 0), ("raise SystemExit('no')", 1), ("raise KeyboardInterrupt", 130), ("import os\nos._exit(7)", 7)):
+    for code, expected in (
+        ("raise SystemExit", 0),
+        ("raise SystemExit('no')", 1),
+        ("raise KeyboardInterrupt", 130),
+        ("import os\nos._exit(7)", 7),
+    ):
         assert run(sandbox, code).exit_code == expected
 
 
@@ -92,7 +98,9 @@ def test_partial_output_and_deadline(sandbox):
 
 
 def test_output_is_capped(sandbox):
-    program = run(sandbox, "import sys\nprint('x' * 5000)\nprint('y' * 50, file=sys.stderr)", limits=Limits(stdout_bytes=1000, stderr_bytes=100)).outcome()
+    program = run(
+        sandbox, "import sys\nprint('x' * 5000)\nprint('y' * 50, file=sys.stderr)", limits=Limits(stdout_bytes=1000, stderr_bytes=100)
+    ).outcome()
     assert (len(program.stdout_bytes), program.stdout_truncated, program.stderr_truncated) == (1000, True, False)
     assert run(sandbox, "import sys\nsys.stdout.buffer.write(b'\\xffa')").stdout == "\ufffda"
 
@@ -122,19 +130,33 @@ def test_the_same_program_prints_the_same():
 def test_numpy_is_seeded_and_loaded(sandbox):
     code = "import sys\nassert 'numpy' in sys.modules\nimport numpy as np\nprint(np.random.rand(), np.random.default_rng().random())"
     first, second = sandbox.run_batch([Request(code, profile="numpy")] * 2)
-    assert first.stdout == second.stdout and first.exit_code == 0
+    assert first.stdout == second.stdout
+    assert first.exit_code == 0
     assert "ModuleNotFoundError" in run(sandbox, "import numpy").stderr
 
 
 def test_workspace_is_a_value(sandbox):
     start = Workspace.from_files({"in.txt": "7", "d/e.bin": b"\x00"})
-    write = "import os\nn = int(open('in.txt').read())\nopen('out.txt', 'w').write(str(n * 6))\nos.symlink('/etc/passwd', 'l')\nos.remove('d/e.bin')"
+    write = (
+        "import os\nn = int(open('in.txt').read())\nopen('out.txt', 'w').write(str(n * 6))\n"
+        "os.symlink('/etc/passwd', 'l')\nos.remove('d/e.bin')"
+    )
     after = run(sandbox, write, workspace=start).outcome().workspace
-    assert after.files() == {"in.txt": b"7", "out.txt": b"42"} and start.files()["d/e.bin"] == b"\x00"
-    assert run(sandbox, "import os\nprint(open('out.txt').read(), os.path.islink('l'), os.listdir('d'))", workspace=after).stdout == "42 True []\n"
+    assert after.files() == {"in.txt": b"7", "out.txt": b"42"}
+    assert start.files()["d/e.bin"] == b"\x00"
+    assert (
+        run(sandbox, "import os\nprint(open('out.txt').read(), os.path.islink('l'), os.listdir('d'))", workspace=after).stdout
+        == "42 True []\n"
+    )
     assert run(sandbox, "import os\nprint(os.listdir('.'))").stdout == "[]\n"
-    big = run(sandbox, "f = open('s', 'wb')\nf.truncate(3 << 20)\nf = open('t', 'wb')\nf.truncate(3 << 20)", workspace=start, limits=Limits(disk_mb=4))
-    assert big.exit_code == 0 and big.outcome().workspace is None
+    big = run(
+        sandbox,
+        "f = open('s', 'wb')\nf.truncate(3 << 20)\nf = open('t', 'wb')\nf.truncate(3 << 20)",
+        workspace=start,
+        limits=Limits(disk_mb=4),
+    )
+    assert big.exit_code == 0
+    assert big.outcome().workspace is None
 
 
 @pytest.mark.parametrize("path", ["/a", "../a", "a/../b", "", "a//b", "a\0b"])
@@ -169,8 +191,10 @@ def test_a_small_environment_does_not_wait_for_a_large_one():
         small = made.submit(Request("print(2)", environment="small"))
         for name, future in [("large", large[-1]), ("small", small)]:
             future.add_done_callback(lambda _, name=name: order.append((name, sum(f.done() for f in large))))
-        assert small.result().stdout == "2\n" and all(f.result().stdout == "1\n" for f in large)
-    assert order[0][0] == "small" and order[0][1] < 10
+        assert small.result().stdout == "2\n"
+        assert all(f.result().stdout == "1\n" for f in large)
+    assert order[0][0] == "small"
+    assert order[0][1] < 10
 
 
 def test_async_and_deadline_in_the_queue():
@@ -186,7 +210,9 @@ def test_async_and_deadline_in_the_queue():
     with Sandbox(workers=1) as made:
         made.warm()
         ticks, (first, second, late) = asyncio.run(play(made))
-    assert ticks > 5 and first.ok and second.ok
+    assert ticks > 5
+    assert first.ok
+    assert second.ok
     assert late.failure.kind.value == "deadline"
     with pytest.raises(InfrastructureError, match="void the episode"):
         _ = late.stdout
@@ -196,7 +222,8 @@ def test_deadline_of_a_running_program_is_a_failure():
     with Sandbox(workers=1) as made:
         made.warm()
         done = made.run(Request("import time\ntime.sleep(30)", limits=Limits(timeout_s=60), deadline_s=0.5))
-        assert done.failure.kind.value == "deadline" and done.seconds < 20
+        assert done.failure.kind.value == "deadline"
+        assert done.seconds < 20
         assert made.run(Request("print(3)")).stdout == "3\n"
 
 
@@ -206,7 +233,9 @@ def test_killed_zygotes_lose_and_double_nothing():
         stop = threading.Event()
 
         def kill():
-            while not stop.wait(0.5):
+            for _ in range(4):
+                if stop.wait(0.3):
+                    return
                 for pid in made.zygotes()[:1]:
                     os.kill(pid, signal.SIGKILL)
 
@@ -218,7 +247,9 @@ def test_killed_zygotes_lose_and_double_nothing():
         killer.join()
         metrics = made.metrics()
     assert [(r.stdout, r.exit_code) for r in results] == [(f"{i}\n", i % 3) for i in range(40)]
-    assert metrics["sandbox/zygotes_lost"] > 0 and metrics["sandbox/done"] == 40 and metrics["sandbox/failed"] == 0
+    assert metrics["sandbox/zygotes_lost"] > 0
+    assert metrics["sandbox/done"] == 40
+    assert metrics["sandbox/failed"] == 0
 
 
 def test_a_killed_program_process_is_played_again():
@@ -250,7 +281,8 @@ def test_nothing_is_left_behind():
         during = state()
         made.run_batch([Request("print(1)", environment=i) for i in range(40)])
         assert state() == during
-    assert state() == before and children() == running
+    assert state() == before
+    assert children() == running
 
 
 def test_close_fails_what_waits():
@@ -276,7 +308,8 @@ def test_a_zygote_that_does_not_start_is_a_failure_with_its_reason(monkeypatch):
     monkeypatch.setitem(PROFILES, "broken", Profile("broken", preload=("no_such_module",)))
     with Sandbox(workers=1) as made:
         done = made.run(Request("print(1)", profile="broken"))
-        assert done.failure.kind.value == "crash" and "no_such_module" in done.failure.message
+        assert done.failure.kind.value == "crash"
+        assert "no_such_module" in done.failure.message
         assert made.run(Request("print(1)")).stdout == "1\n"
     monkeypatch.setitem(PROFILES, "absent", Profile("absent", distributions=("no-such-distribution",)))
     with Sandbox(workers=1) as made, pytest.raises(SandboxError, match="pip install"):
@@ -312,13 +345,15 @@ def test_filter_is_well_formed(machine):
 
 
 @pytest.mark.parametrize(
-    "value", [None, True, 3, 1 << 90, -1.5, float("inf"), "é\ud800", b"\x00", [1, (2,)], {"a": {1: [2]}, 2.5: None}, {1, 2}, frozenset("a"), 1 + 2j]
+    "value",
+    [None, True, 3, 1 << 90, -1.5, float("inf"), "é\ud800", b"\x00", [1, (2,)], {"a": {1: [2]}, 2.5: None}, {1, 2}, frozenset("a"), 1 + 2j],
 )
 def test_values_cross_with_their_types(value):
     import json
 
     back = values.decode(json.loads(json.dumps(values.encode(value))))
-    assert back == value and type(back) is type(value)
+    assert back == value
+    assert type(back) is type(value)
 
 
 def test_host_package_is_light_and_knows_no_jax():
@@ -329,7 +364,8 @@ def test_host_package_is_light_and_knows_no_jax():
 
 def test_timeouts_are_close_to_the_limit(sandbox):
     done = sandbox.run_batch([Request("while 1: pass", limits=QUICK, environment=i) for i in range(4)])
-    assert all(d.timed_out for d in done) and all(0.4 <= d.outcome().seconds < 5 for d in done)
+    assert all(d.timed_out for d in done)
+    assert all(0.4 <= d.outcome().seconds < 5 for d in done)
 
 
 def test_time_passes_in_sleep_and_loops(sandbox):

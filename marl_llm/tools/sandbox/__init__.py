@@ -1,10 +1,10 @@
 """Runs programs that a model wrote: warm interpreters, namespaces, a system-call filter, limits. docs/sandbox.md has the threat model.
 
-    from marl_llm.tools.sandbox import Request, Sandbox, run
+from marl_llm.tools.sandbox import Request, Sandbox, run
 
-    run("print(input())", "hello").stdout
-    with Sandbox(workers=8) as sandbox:
-        futures = [sandbox.submit(Request(code, environment=e)) for e, code in enumerate(codes)]
+run("print(input())", "hello").stdout
+with Sandbox(workers=8) as sandbox:
+    futures = [sandbox.submit(Request(code, environment=e)) for e, code in enumerate(codes)]
 """
 
 import atexit

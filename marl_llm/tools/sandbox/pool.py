@@ -1,8 +1,8 @@
 """The pool: many executions, a few warm zygotes, one thread that watches.
 
-`submit` never blocks and may be called from any thread, a rollout loop's included. A job is handed to an idle zygote at once or waits in its
-environment's queue. Its outcome is set exactly once, from the record that its supervisor wrote; an attempt without a record (a killed zygote,
-a failed mount) is tried again and can never become an outcome.
+`submit` never blocks and may be called from any thread, a rollout loop's included. A job is handed to an idle zygote at once or waits in
+its environment's queue. Its outcome is set exactly once, from the record that its supervisor wrote; an attempt without a record (a killed
+zygote, a failed mount) is tried again and can never become an outcome.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from marl_llm.tools.results import Failure, FailureKind
 from marl_llm.tools.sandbox import slot as slots
+from marl_llm.tools.sandbox.attempt import Run
 from marl_llm.tools.sandbox.inside import frames
 from marl_llm.tools.sandbox.limits import Execution, Level, Limits, SandboxError, program_of
 from marl_llm.tools.sandbox.profiles import PROFILES
@@ -28,46 +29,8 @@ from marl_llm.tools.sandbox.workspace import Workspace
 
 MAX_ATTEMPTS = 10
 MAX_FAILED_STARTS = 5
-BACKSTOP_S = 5.0  # after a job's own limit: its supervisor must have reported by then
 START_LIMIT_S = 120.0
-CHANNEL_BYTES = 8 << 20
 TICK_S = 0.2
-
-
-class _Run:
-    """One attempt: the read ends of its pipes and what came through them."""
-
-    def __init__(self, job: Job, slot: slots.Slot, limits: Limits):
-        self.job, self.slot = job, slot
-        self.backstop = time.monotonic() + limits.timeout_s + BACKSTOP_S
-        self.caps = (limits.stdout_bytes, limits.stderr_bytes, CHANNEL_BYTES)
-        self.streams: list[int] = []  # stdout, stderr, channel
-        self.parts: list[list[bytes]] = [[], [], []]
-        self.sizes = [0, 0, 0]
-        self.record_fd = -1
-        self.workspace_fd = -1
-
-    def drain(self, place: int) -> bool:
-        """Reads what is there; True at the end of the stream."""
-        fd, cap = self.streams[place], self.caps[place]
-        for _ in range(64):
-            try:
-                data = os.read(fd, 1 << 16)
-            except BlockingIOError:
-                return False
-            if not data:
-                return True
-            room = cap - self.sizes[place]
-            if room > 0:
-                self.parts[place].append(data[:room])
-            self.sizes[place] += len(data)
-            if len(data) < 4096:
-                return False
-        return False
-
-    def outputs(self) -> list[tuple[bytes, bool]]:
-        """Content, and whether more was written, per stream."""
-        return [(b"".join(parts), size > cap) for parts, size, cap in zip(self.parts, self.sizes, self.caps)]
 
 
 class Sandbox:
@@ -111,8 +74,8 @@ class Sandbox:
         self._slots: dict[str, list[slots.Slot]] = {}
         self._started_at: dict[slots.Slot, float] = {}
         self._failed_starts: Counter[str] = Counter()
-        self._runs: dict[int, tuple[_Run, int]] = {}  # fd -> run, place in streams or -1 for the record
-        self._active: set[_Run] = set()
+        self._runs: dict[int, tuple[Run, int]] = {}  # fd -> run, place in streams or -1 for the record
+        self._active: set[Run] = set()
         self._expiries: list[tuple[float, int, Job]] = []
         self._numbers = itertools.count()
         self._counts: Counter[str] = Counter()
@@ -200,7 +163,12 @@ class Sandbox:
             waiting = sum(len(queue) for queue in self._queues.values())
             names = ("submitted", "done", "failed", "retried", "zygotes_started", "zygotes_lost")
             counts = {f"sandbox/{name}": float(self._counts[name]) for name in names}
-            return {"sandbox/level": float(self.level), "sandbox/waiting": float(waiting), "sandbox/running": float(len(self._active)), **counts}
+            return {
+                "sandbox/level": float(self.level),
+                "sandbox/waiting": float(waiting),
+                "sandbox/running": float(len(self._active)),
+                **counts,
+            }
 
     def zygotes(self) -> list[int]:
         """Process ids of the zygotes that serve now."""
@@ -262,7 +230,7 @@ class Sandbox:
         request, limits = job.request, job.limits
         job.attempts += 1
         job.started = job.started or time.monotonic()
-        run, given = _Run(job, slot, limits), []
+        run, given = Run(job, slot, limits), []
         slot.job = run
         self._active.add(run)
         try:
@@ -300,7 +268,7 @@ class Sandbox:
             for fd in given:
                 os.close(fd)
 
-    def _discard(self, run: _Run) -> None:
+    def _discard(self, run: Run) -> None:
         """Closes an attempt; a supervisor that still runs it sees its record's pipe close, and stops."""
         self._active.discard(run)
         for fd in (*run.streams, run.record_fd):
@@ -346,9 +314,7 @@ class Sandbox:
         now = time.monotonic()
         waited = (job.started or now) - job.submitted
         if not job.future.done():
-            job.future.set_result(
-                Execution(program, failure, now - job.submitted, max(1, job.attempts), level=self.level, queued_s=waited)
-            )
+            job.future.set_result(Execution(program, failure, now - job.submitted, max(1, job.attempts), level=self.level, queued_s=waited))
 
     # ---- watching
 
@@ -405,7 +371,7 @@ class Sandbox:
             return
         self._finish(run, json.loads(data))
 
-    def _finish(self, run: _Run, record: dict) -> None:
+    def _finish(self, run: Run, record: dict) -> None:
         """From a record to an outcome. All writers are dead by now, so the streams hold all there will be."""
         job, workspace = run.job, None
         for place in range(len(run.streams)):

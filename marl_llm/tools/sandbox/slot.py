@@ -59,7 +59,7 @@ def best_level(minimum: Level) -> Level:
     if level < minimum:
         lacks = "; ".join(f"{name}: {why}" for name, why in missing(minimum).items())
         raise SandboxError(
-            f"this machine gives {level.name}, and {minimum.name} is demanded. Missing: {lacks}. Run outside of the container's own filter, "
+            f"this machine gives {level.name}, and {minimum.name} is demanded. Missing: {lacks}. Run outside of the container's filter, "
             f"allow user namespaces, or lower `minimum` (docs/sandbox.md says what that gives up)"
         )
     return level

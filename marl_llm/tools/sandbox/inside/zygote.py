@@ -203,7 +203,7 @@ def supervise(sock: socket.socket, writer: int, fence: Fence, orders: dict, base
 
 
 def watch(child: int, start: float, job: dict, record_fd: int, base: int, fence: Fence) -> dict:
-    """Waits for the candidate's end, or brings it about: clock, memory of all its processes, disk where no mount caps it, a host that left."""
+    """Waits for the candidate's end, or brings it about: clock, memory of all processes, disk without a cap, a host that left."""
     wanted = select.poll()
     pidfd = os.pidfd_open(child)
     wanted.register(pidfd, select.POLLIN)
@@ -289,7 +289,8 @@ def _kilobytes(text: str, *names: str) -> int:
 def memory_of(own: str, base: int, limit: int) -> int:
     """Bytes that the candidate's processes hold beyond what they share with the zygote.
 
-    First a cheap upper bound (private and shared pages, less the zygote's own, per process); the exact proportional sum only above the limit.
+    First a cheap upper bound (private and shared pages, less the zygote's own, per process); the exact proportional sum only above the
+    limit.
     """
     below = descendants(own)
     bound = 0
