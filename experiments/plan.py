@@ -61,6 +61,7 @@ def devices_of(topology: str):
         return CHIPS[name], int(shape), None
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")  # nothing runs on a TPU here, so several plans may be made at once
     try:
         from jax.experimental import topologies
 

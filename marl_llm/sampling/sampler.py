@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from marl_llm.models import BranchCache, Decoder, ModelConfig, prompt_mask, prompt_positions, split_adapters, unstack_layers
+from marl_llm.models import BranchCache, Decoder, ModelConfig, constrain, prompt_mask, prompt_positions, split_adapters, unstack_layers
 
 
 class Responses(NamedTuple):
@@ -110,6 +110,7 @@ def sample(
     start = jnp.sum(prompt_where, axis=-1, dtype=jnp.int32)
     to_prompt = jnp.broadcast_to(prompt_where[:, None, :], (e, k, p))
     own = jnp.zeros((e, k, max_tokens, config.key_value_heads, config.head_dim), hidden.dtype)
+    own = constrain(own, "batch", None, None, "key_value_heads", None)
     cache = [BranchCache(keys_, values, own, own) for keys_, values in layers]
     fold = jax.vmap(jax.vmap(jax.random.fold_in, in_axes=(0, None)), in_axes=(0, None))
 
