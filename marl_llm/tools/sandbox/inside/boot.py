@@ -29,7 +29,7 @@ def environment(root: str, home: str | None, site: str | None) -> dict[str, str]
         **THREADS,
     }
     if home:
-        values["PYTHONHOME"] = home
+        values |= {"PYTHONHOME": home, "LD_LIBRARY_PATH": f"{home}/lib"}  # a shared libpython is looked for where it was built
     if site:
         values["PYTHONPATH"] = site
     if root != "/box":

@@ -209,18 +209,19 @@ def watch(child: int, start: float, job: dict, record_fd: int, base: int, fence:
     wanted.register(pidfd, select.POLLIN)
     wanted.register(record_fd, 0)
     deadline = start + job["wall"]
-    own, killed = os.readlink("self", dir_fd=PROC_FD), {}
+    own, killed, pause = os.readlink("self", dir_fd=PROC_FD), {}, MEMORY_TICK
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
             killed = {"timed_out": True}
             break
-        ready = wanted.poll(max(1.0, min(left, MEMORY_TICK) * 1e3))
+        ready = wanted.poll(max(1.0, min(left, pause) * 1e3))
         if any(fd == pidfd for fd, _ in ready):
             break
         if ready:
             killed = {"failure": "given up by the host"}
             break
+        looked = time.monotonic()
         reap_others(child)
         if memory_of(own, base, job["memory"]) > job["memory"]:
             killed = {"memory_exceeded": True}
@@ -228,9 +229,10 @@ def watch(child: int, start: float, job: dict, record_fd: int, base: int, fence:
         if not fence.namespaces and disk_of(job["root"], job["disk_bytes"], job["inodes"]):
             killed = {"disk_exceeded": True}
             break
+        pause = max(MEMORY_TICK, 2 * (time.monotonic() - looked))  # many processes take long to look at
     if killed:
-        os.kill(child, signal.SIGKILL)
-        if fence.uid is not None:  # a killed process ends when it is scheduled next: let that be now
+        os.kill(-1 if fence.namespaces else child, signal.SIGKILL)
+        if fence.namespaces and fence.uid is not None:  # a killed process ends when it is scheduled next: let that be now
             os.setpriority(os.PRIO_USER, fence.uid, -20)
     status = os.waitpid(child, 0)[1]
     return {"status": status, **killed}
