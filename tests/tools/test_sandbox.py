@@ -165,6 +165,14 @@ def test_workspace_refuses_paths_that_leave(path):
         Workspace.from_files({path: b""})
 
 
+def test_what_fails_before_the_program_is_not_its_doing(sandbox):
+    large = Workspace.from_files({"a": b"x" * (6 << 20)})
+    done = run(sandbox, "print(1)", workspace=large, limits=Limits(disk_mb=4))
+    assert done.failure.kind.value == "crash"
+    assert "No space left" in done.failure.message
+    assert done.attempts == 10
+
+
 def test_damaged_snapshots_are_refused():
     data = snapshot.dump_entries([("f", "a", 0o644, b"12345")])
     for bad in (data[:-1], data[:5], b"q" + data[1:]):

@@ -61,7 +61,7 @@ def order_free_memory() -> None:
     order. Taking more blocks of each size class than a turn touches, and giving them back by address, makes them equal again. The zygote
     filled older gaps for good, so few are enough.
     """
-    for taken in take_blocks(32):
+    for taken in take_blocks(128):
         while taken:
             taken.pop()
 
@@ -144,9 +144,9 @@ def give_up_rights(job: dict, fence) -> None:
         linux.install_filter(fence.filter[0])
 
 
-def start(job: dict, fds: list[int], fence) -> None:
-    """Runs in the child, never returns."""
-    code = 70  # of a failure before the program started; the record says so
+def start(job: dict, fds: list[int], fence, problem_fd: int) -> None:
+    """Runs in the child, never returns. What goes wrong before the program starts is told on `problem_fd`: it is not the program's doing."""
+    code = 70
     try:
         payload, calls = frames.unpack_payload(frames.read_file(fds[frames.PAYLOAD]))
         for number, place in enumerate((frames.STDIN, frames.STDOUT, frames.STDERR)):
@@ -160,11 +160,11 @@ def start(job: dict, fds: list[int], fence) -> None:
         channel = -1
         if calls:
             channel = 3 if fds[frames.CHANNEL] == 3 else os.dup2(fds[frames.CHANNEL], 3, inheritable=False)
-        keep, last = fence.ruleset, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        first = 4 if calls else 3
-        os.closerange(first, last if keep is None else keep)
-        if keep is not None:
-            os.closerange(keep + 1, last)
+        first, last = 4 if calls else 3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        for keep in sorted({problem_fd, *([] if fence.ruleset is None else [fence.ruleset])}):
+            os.closerange(first, keep)
+            first = keep + 1
+        os.closerange(first, last)
         set_limits(job)
         give_up_rights(job, fence)
         if old:
@@ -172,6 +172,11 @@ def start(job: dict, fds: list[int], fence) -> None:
         del old
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    except BaseException as error:  # told to the supervisor, which fails the attempt
+        os.write(problem_fd, f"{type(error).__name__}: {error}".encode()[:500])
+        os._exit(code)
+    os.close(problem_fd)
+    try:
         code = run(payload, calls, channel, script, job)
     finally:
         os._exit(code)

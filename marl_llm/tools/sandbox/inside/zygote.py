@@ -174,9 +174,12 @@ def supervise(sock: socket.socket, writer: int, fence: Fence, orders: dict, base
             linux.mount("tmpfs", root, None, linux.MS_REMOUNT | linux.MS_NOSUID | linux.MS_NODEV, mount_options(orders, job))
         os.chdir(f"{root}/work")
         start = time.monotonic()
+        problems, problem_fd = os.pipe()
         child = os.fork()
         if child == 0:
-            candidate.start(job, fds, fence)
+            os.close(problems)
+            candidate.start(job, fds, fence, problem_fd)
+        os.close(problem_fd)
         if fence.uid is not None:  # root: a supervisor that is late must not wait behind the processes it is to end
             os.setpriority(os.PRIO_PROCESS, 0, -10)
         for place, fd in enumerate(fds):
@@ -185,6 +188,8 @@ def supervise(sock: socket.socket, writer: int, fence: Fence, orders: dict, base
         record |= watch(child, start, job, fds[frames.RECORD], base["anonymous"], fence)
         record["seconds"] = time.monotonic() - start
         end_all(fence)
+        if told := os.read(problems, 500):
+            record["failure"] = f"the program was not started: {told.decode(errors='replace')}"
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         record |= {"cpu": usage.ru_utime + usage.ru_stime, "peak": usage.ru_maxrss << 10}
         if record["status"] & 0x7F == signal.SIGKILL and record["cpu"] >= job["cpu"]:  # it ignored SIGXCPU
