@@ -53,9 +53,9 @@ def data_axis(mesh: Mesh) -> str | None:
 
 
 def over_data(f, mesh: Mesh, rules: Rules, in_specs, out_specs):
-    """`f` as a program per device along 'data' (`jax.shard_map`), or, with parameters split, as one program that the compiler splits by `rules`.
+    """`f` as a program per device along 'data' (`jax.shard_map`), or, with split parameters, as one that the compiler splits by `rules`.
 
-    `f` adds and gathers with `summed`, `largest`, `gathered` and `position`, which do nothing in the second case: there every array is whole.
+    `f` adds and gathers with `summed`, `largest`, `gathered` and `position`, which do nothing in the second case, where arrays are whole.
     """
     if data_axis(mesh) is not None:
         return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

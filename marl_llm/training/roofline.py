@@ -67,7 +67,9 @@ def cache_bytes(config: ModelConfig, tokens: float | int, itemsize: int = 2) -> 
     return tokens * 2 * config.layers * config.key_value_heads * config.head_dim * itemsize
 
 
-def decode_step(config: ModelConfig, prompts: float | int, branches: int, prompt: int, response: int, tensor: int, itemsize: int = 2) -> Work:
+def decode_step(
+    config: ModelConfig, prompts: float | int, branches: int, prompt: int, response: int, tensor: int, itemsize: int = 2
+) -> Work:
     """One token for `branches` responses to each of `prompts` (on this device's share), half way through the response.
 
     The weights are read once, a prompt's cache once for all its branches.
@@ -87,7 +89,7 @@ def prefill(config: ModelConfig, prompts: float | int, prompt: int, tensor: int,
 
 
 def update(config: ModelConfig, groups: float | int, branches: int, prompt: int, response: int, tensor: int, fsdp: int) -> Work:
-    """One optimizer step on packed rows: forward, backward (twice the forward) and what remat computes again; parameters and Adam's moments.
+    """One optimizer step on packed rows: forward, backward (twice that), what remat computes again; parameters and Adam's moments.
 
     A response token sees the prompt and half of its own branch.
     """

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import plan as command
-from experiments.plan import PlanError, mesh_axes, plan, table
+from experiments import planning as command
+from experiments.planning import PlanError, mesh_axes, plan, table
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import PRESETS, ModelConfig, init_params, make_model_config
 from marl_llm.training import make_mesh, roofline

@@ -8,7 +8,7 @@ import os
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
-from experiments.plan import plan, table
+from experiments.planning import plan, table
 
 
 def test_two_small_policies_are_compiled_for_four_chips_with_flash_attention():

@@ -1,0 +1,243 @@
+"""What a run needs per device: the real sampler and update of a config, compiled for a TPU that need not be there, or counted for a GPU.
+
+The command is `experiments/plan.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import time
+
+
+class PlanError(ValueError):
+    """The plan cannot be made; the message says why and what to do."""
+
+
+def mesh_axes(devices: int, text: str) -> tuple[int, int, int]:
+    """(data, fsdp, tensor) for a number of devices. Raises `PlanError` when they do not divide."""
+    if text:
+        try:
+            fsdp, tensor = map(int, text.split(","))
+        except ValueError as e:
+            raise PlanError(f"--mesh={text!r} is not 'fsdp,tensor', two numbers") from e
+    else:
+        tensor = 4 if devices >= 16 else 1
+        fsdp = devices // tensor
+    if fsdp < 1 or tensor < 1 or devices % (fsdp * tensor):
+        raise PlanError(f"--mesh: fsdp={fsdp} x tensor={tensor} does not divide {devices} devices")
+    return devices // (fsdp * tensor), fsdp, tensor
+
+
+def devices_of(topology: str):
+    """(chip, number of devices, TPU devices or None). Raises `PlanError` on an unknown chip or shape."""
+    from marl_llm.training.roofline import CHIPS
+
+    name, _, shape = topology.partition(":")
+    if name not in CHIPS or not shape:
+        raise PlanError(f"--topology={topology!r}: write chip:shape; the chips are {', '.join(CHIPS)}")
+    if name.startswith("h"):
+        if not shape.isdigit() or int(shape) < 1:
+            raise PlanError(f"--topology={topology!r}: write the number of GPUs, e.g. {name}:8")
+        return CHIPS[name], int(shape), None
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")  # nothing runs on a TPU here, so several plans may be made at once
+    try:
+        from jax.experimental import topologies
+
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    except Exception as e:  # the plugin raises whatever its C library says
+        raise PlanError(f"--topology={topology}: the TPU compiler did not answer ({e}); is libtpu installed (extra `plan`)?") from e
+    return CHIPS[name], len(devices), devices
+
+
+def programs(config, recipe, mesh, minibatch: int, groups: int, agents: int, environments: int, prompt: int, response: int):
+    """The update and the sampler, lowered for the mesh: `(update, sampler, bytes of parameters, bytes of optimizer)` per device."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from marl_llm.models import SAMPLE, TRAIN, init_params, use_rules
+    from marl_llm.sampling import sample
+    from marl_llm.training import make_optimizer, make_policy, make_update, shardings
+    from marl_llm.training.update import Rows
+
+    def abstract(tree, rules):
+        placed = shardings(tree, mesh, rules)
+        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, placed)
+
+    def per_device(tree):
+        return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    whole = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)  # noqa: E731
+    optimizer = make_optimizer()
+    apart = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=config.uniform))
+    policy = abstract(jax.eval_shape(lambda p: make_policy(p, optimizer), params), TRAIN)
+    g, k = groups, recipe.branches
+    real, ids = jnp.float32, jnp.int32
+    rows = Rows(
+        whole((g, prompt), ids), whole((g, prompt), bool), whole((g, k, response), ids), whole((g, k, response), bool),
+        whole((g, k, response), real), whole((g, k), real), whole((g, k), real),
+        *(whole((g,), ids) for _ in range(4)), whole((g,), bool),
+    )  # fmt: skip
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=everywhere)
+    update = make_update(recipe, config, optimizer, mesh, minibatch=minibatch)
+    reference = policy.params if recipe.kl_coef else None
+    lowered_update = update.lower(policy, reference, rows, whole((agents,), bool), whole((), real), key)
+
+    rows_of = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (environments, k)))
+    split = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=rows_of)  # noqa: E731
+
+    def sampler(params, tokens, where, keys):
+        with use_rules(mesh, SAMPLE):
+            return sample(
+                config, params, tokens, where, keys, max_tokens=response, stop_id=1, pad_id=0, temperature=float(recipe.temperature)
+            )
+
+    low = abstract(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(config.compute_dtype)), apart), SAMPLE)
+    lowered_sampler = jax.jit(sampler).lower(
+        low, split((environments, prompt), ids), split((environments, prompt), bool), split(keys.shape, keys.dtype)
+    )
+    return lowered_update, lowered_sampler, per_device(policy.params), per_device(policy.optimizer), per_device(low)
+
+
+def memory(compiled) -> dict:
+    """Bytes per device of a compiled program."""
+    m = compiled.memory_analysis()
+    peak = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+    return {"arguments": m.argument_size_in_bytes, "temporary": m.temp_size_in_bytes, "peak": peak}
+
+
+def estimate(config, k: int, prompt: int, response: int, per: float | int, tensor: int) -> dict:
+    """Temporary bytes by arithmetic, where no compiler answers: each layer's input kept, one layer and one block of logits live."""
+    tokens = per * (prompt + k * response)
+    kept = tokens * config.width * 2 * config.layers
+    one = tokens * (6 * config.width + (2 * config.query_heads * config.head_dim + 3 * config.feed_forward) / tensor) * 2
+    return {"update": kept + one + 3 * 2**25}
+
+
+def plan(config, topology: str, axes_text: str, prompt: int, response: int, minibatch: int, compile_: bool) -> dict:
+    """Everything that the table shows, for all models of a config. Raises `PlanError`."""
+    from experiments.base import resolve
+    from marl_llm.models import for_platform
+    from marl_llm.training import make_mesh, roofline
+    from marl_llm.training.update import buffer_sizes
+
+    resolved = resolve(config)
+    chip, count, devices = devices_of(topology)
+    data, fsdp, tensor = mesh_axes(count, axes_text)
+    longest = buffer_sizes([resolved.game])
+    prompt, response = prompt or longest[0], response or longest[1]
+    recipe, models = resolved.recipe, resolved.models
+    shape = dataclasses.replace(resolved.model, vocab_size=max(resolved.model.vocab_size, _real_vocabulary(config)))
+    shape = dataclasses.replace(shape, compute_dtype="bfloat16", remat="full" if shape.remat == "none" else shape.remat)
+    if shape.attention == "auto" and devices is not None and (prompt % 128 or (prompt + recipe.branches * response) % 128):
+        raise PlanError(f"--prompt={prompt} --response={response}: on a TPU, use multiples of 128, so that flash attention applies")
+    along, k = data * fsdp, recipe.branches
+    minibatch = minibatch or along
+    environments = max(along, -(-config.rollout.environments // along) * along)
+    if minibatch % along:
+        raise PlanError(f"--groups={minibatch} does not divide over data={data} x fsdp={fsdp}; choose a multiple of {along}")
+    groups = environments * resolved.game.max_turns * len(resolved.game.roles)
+    cache = roofline.cache_bytes(shape, environments / along * (prompt + k * response)) / (
+        tensor if shape.key_value_heads % tensor == 0 else 1
+    )
+    out = {
+        "topology": topology, "mesh": {"data": data, "fsdp": fsdp, "tensor": tensor}, "models": len(models), "parameters": shape.parameters,
+        "prompt": prompt, "response": response, "branches": k, "environments": environments, "groups_per_step": minibatch,
+        "kv_cache": cache, "device_memory": chip.memory,
+    }  # fmt: skip
+    if devices is not None and compile_:
+        mesh = make_mesh(data, fsdp, tensor, devices=devices)
+        started = time.time()
+        with for_platform("tpu"):
+            low_update, low_sampler, params, state, copy = programs(
+                shape, recipe, mesh, minibatch, groups, len(resolved.game.roles), environments, prompt, response
+            )
+            figures = {"update": _compile(low_update), "sampler": _compile(low_sampler)}
+        out |= {"compiled": True, "compile_seconds": time.time() - started}
+    else:
+        params, state = shape.parameters * 4 / (fsdp * tensor), shape.parameters * 8 / (fsdp * tensor)
+        copy = shape.parameters * 2 / tensor
+        temporary = estimate(shape, k, prompt, response, minibatch / along, tensor)["update"]
+        peak = {"update": params + state + temporary, "sampler": copy + cache}
+        live = {"update": temporary, "sampler": cache}
+        figures = {n: {"arguments": p - live[n], "temporary": live[n], "peak": p} for n, p in peak.items()}
+        out |= {"compiled": False}
+    resident = len(models) * (params + state)
+    figures = {name: f if "error" not in f else f | {"peak": f["needs"]} for name, f in figures.items()}
+    peak_update = resident - params - state + figures["update"]["peak"]
+    peak_sampler = resident + (len(models) - 1) * copy + figures["sampler"]["peak"]
+    out |= {
+        "parameters_bytes": params * len(models), "optimizer_bytes": state * len(models), "update": figures["update"],
+        "sampler": figures["sampler"], "peak_update": peak_update, "peak_sampler": peak_sampler, "peak": max(peak_update, peak_sampler),
+    }  # fmt: skip
+    share = minibatch / along
+    work = {
+        "decode_step": roofline.decode_step(shape, environments / along, k, prompt, response, tensor),
+        "prefill": roofline.prefill(shape, environments / along, prompt, tensor),
+        "update_step": roofline.update(shape, share, k, prompt, response, tensor, fsdp),
+    }
+    out["work"] = {n: {"flops": w.flops, "bytes": w.bytes, "seconds": w.seconds(chip)} for n, w in work.items()}
+    out["fits"] = out["peak"] <= 0.95 * chip.memory and not any("error" in f for f in figures.values())
+    out["suggestion"] = "" if out["fits"] else _suggest(out, fsdp, tensor)
+    return out
+
+
+def _compile(lowered) -> dict:
+    """Memory of the compiled program, or what the compiler said when it does not fit."""
+    try:
+        return memory(lowered.compile())
+    except Exception as e:  # XLA reports exhausted memory as a runtime error whose text holds the figures
+        text = str(e)
+        used = re.search(r"Used ([\d.]+)([GM]) of", text)
+        if not used:
+            raise
+        needs = float(used.group(1)) * (2**30 if used.group(2) == "G" else 2**20)
+        return {"error": text.splitlines()[0][:200], "needs": needs, "arguments": 0.0, "temporary": needs}
+
+
+def _real_vocabulary(config) -> int:
+    from marl_llm.models import PRESETS
+
+    return PRESETS[config.model.preset].get("vocab_size", 0)
+
+
+def _suggest(out: dict, fsdp: int, tensor: int) -> str:
+    if out["peak_update"] >= out["peak_sampler"]:
+        if out["groups_per_step"] > out["mesh"]["data"] * fsdp:
+            return "the update is the peak: fewer --groups per step"
+        wider = f"--mesh={max(1, fsdp // 2)},{tensor * 2}"
+        return f"the update is the peak: more tensor parallelism ({wider}), shorter responses, or more devices"
+    return f"the sampler is the peak: fewer environments or branches per device, or --mesh={max(1, fsdp // 2)},{tensor * 2}"
+
+
+def table(out: dict) -> str:
+    """The plan in words."""
+    gib = lambda x: f"{x / 2**30:8.2f} GiB"  # noqa: E731
+    m, w = out["mesh"], out["work"]
+    how = f"compiled in {out['compile_seconds']:.0f} s" if out["compiled"] else "by arithmetic, nothing compiled"
+    lines = [
+        f"{out['topology']}: data {m['data']} x fsdp {m['fsdp']} x tensor {m['tensor']}; {out['models']} models of "
+        f"{out['parameters'] / 1e9:.2f}e9 parameters; P={out['prompt']} R={out['response']} K={out['branches']} "
+        f"E={out['environments']}, {out['groups_per_step']} groups per optimizer step ({how})",
+        f"  parameters, all models      {gib(out['parameters_bytes'])}",
+        f"  optimizer, all models       {gib(out['optimizer_bytes'])}",
+        f"  activations of the update   {gib(out['update']['temporary'])}",
+        f"  KV cache                    {gib(out['kv_cache'])}",
+        f"  peak in the update          {gib(out['peak_update'])}",
+        f"  peak in the sampler         {gib(out['peak_sampler'])}",
+        f"  of                          {gib(out['device_memory'])}",
+    ]
+    for name, x in w.items():
+        lines.append(f"  {name:<12} {x['flops'] / 1e12:10.3f} TFLOP  {x['bytes'] / 1e9:8.2f} GB   at least {x['seconds'] * 1e3:10.2f} ms")
+    lines += [f"  {out[p]['error']}" for p in ("update", "sampler") if "error" in out[p]]
+    lines.append("  fits" if out["fits"] else f"  DOES NOT FIT: {out['suggestion']}")
+    return "\n".join(lines)
