@@ -145,7 +145,7 @@ def give_up_rights(job: dict, fence) -> None:
 
 
 def start(job: dict, fds: list[int], fence, problem_fd: int) -> None:
-    """Runs in the child, never returns. What goes wrong before the program starts is told on `problem_fd`: it is not the program's doing."""
+    """Runs in the child, never returns. What goes wrong before the program starts is told on `problem_fd`: not the program's doing."""
     code = 70
     try:
         payload, calls = frames.unpack_payload(frames.read_file(fds[frames.PAYLOAD]))
