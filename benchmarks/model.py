@@ -2,8 +2,9 @@
 
     python -m benchmarks.model [--preset=bench] [--rows=8] [--tokens=128] [--repeats=5] [--threads=1]
 
-Prints one JSON line per phase: medians over interleaved repetitions. FLOPs are counted by `marl_llm.training.roofline` (two per multiply-add;
-the backward pass is twice the forward); the rate is that of a float32 product of 1,024 x 1,024 x 4,096 matrices in the same run.
+Prints one JSON line per phase: medians over interleaved repetitions. FLOPs are counted by `marl_llm.training.roofline` (two per
+multiply-add; the backward pass is twice the forward); the rate is that of a float32 product of 1,024 x 1,024 x 4,096 matrices in
+the same run.
 """
 
 from __future__ import annotations
