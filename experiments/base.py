@@ -86,6 +86,7 @@ def base_config(name: str, game: str, recipe: str) -> config_dict.ConfigDict:
     )
     c.checkpoint = config_dict.ConfigDict({"every": 100, "keep": 2})
     c.control = config_dict.ConfigDict({"permute_rewards": False})
+    c.stacked_layers = False  # one leaf per weight with all layers in front: fewer leaves, faster compilation of deep models
     c.quick_compile = False  # CPU: compile in a quarter of the time, run slower
     c.devices = 0  # data-parallel devices; 0: all (on CPU one per core)
     c.mesh = config_dict.ConfigDict({"fsdp": 1, "tensor": 1})  # further devices per data-parallel one, for models that need them

@@ -40,7 +40,8 @@ def load(run: pathlib.Path, step: int | None, mesh):
     plan = resolve(config)
     o = config.optimizer
     optimizer = training.make_optimizer(o.max_grad_norm, b2=o.b2, weight_decay=o.weight_decay)
-    like = {m: training.make_policy(init_params(plan.model, jax.random.key(0)), optimizer) for m in plan.models}
+    start = lambda: init_params(plan.model, jax.random.key(0), stacked=config.stacked_layers)  # noqa: E731
+    like = {m: training.make_policy(start(), optimizer) for m in plan.models}
     like = jax.device_put(like, training.shardings(like, mesh, TRAIN))
     checkpoints = training.Checkpoints(run / "checkpoints")
     steps = checkpoints.steps()

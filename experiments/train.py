@@ -86,7 +86,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     u = config.optimizer
     optimizer = training.make_optimizer(u.max_grad_norm, b2=u.b2, weight_decay=u.weight_decay)
     on_mesh = lambda policies: jax.device_put(policies, training.shardings(policies, mesh, TRAIN))  # noqa: E731
-    fresh = {m: training.make_policy(init_params(plan.model, init_key), optimizer) for m in models}
+    fresh = {m: training.make_policy(init_params(plan.model, init_key, stacked=config.stacked_layers), optimizer) for m in models}
     fresh = on_mesh(fresh)
     resume_step = (done[-1] if done else -1) if continues else None
     if continues:  # the plays of an end that was cut short are played again
