@@ -211,12 +211,12 @@ def _real_vocabulary(config) -> int:
 
 
 def _suggest(out: dict, fsdp: int, tensor: int) -> str:
+    wider = f"--mesh={fsdp // 2},{tensor * 2}, or more devices" if fsdp > 1 else "more devices"
     if out["peak_update"] >= out["peak_sampler"]:
         if out["groups_per_step"] > out["mesh"]["data"] * fsdp:
             return "the update is the peak: fewer --groups per step"
-        wider = f"--mesh={max(1, fsdp // 2)},{tensor * 2}"
-        return f"the update is the peak: more tensor parallelism ({wider}), shorter responses, or more devices"
-    return f"the sampler is the peak: fewer environments or branches per device, or --mesh={max(1, fsdp // 2)},{tensor * 2}"
+        return f"the update is the peak: shorter prompts or responses, fewer branches, {wider}"
+    return f"the sampler is the peak: fewer environments (rollout.environments) or branches, {wider}"
 
 
 def table(out: dict) -> str:
