@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 from jaxtyping import Array, Bool, Float
 
 from marl_llm.models.masks import RowMask
@@ -135,21 +135,28 @@ def _chunked(queries, keys, values, mask: RowMask):
     return out.transpose(1, 0, 2, 3, 4).reshape(b, count * chunk, h, d)[:, :length]
 
 
-class _TreeMask(splash_attention_mask._ComputableMask):
-    """The tree part of a `RowMask` for splash attention, computed inside the kernel."""
+@functools.cache
+def _tree_mask_class():
+    """The tree part of a `RowMask` for splash attention, computed inside the kernel. Made on first use: Pallas takes a second to import."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask
 
-    def __init__(self, length: int, prompt: int, response: int):
-        self.rule = (length, prompt, response)
-        super().__init__(shape=(length, length), mask_function=RowMask(None, prompt, response).sees)
+    class TreeMask(splash_attention_mask._ComputableMask):
+        def __init__(self, length: int, prompt: int, response: int):
+            self.rule = (length, prompt, response)
+            super().__init__(shape=(length, length), mask_function=RowMask(None, prompt, response).sees)
 
-    def __eq__(self, other):
-        return isinstance(other, _TreeMask) and self.rule == other.rule
+        def __eq__(self, other):
+            return isinstance(other, TreeMask) and self.rule == other.rule
 
-    def __hash__(self):
-        return hash((type(self), self.rule))
+        def __hash__(self):
+            return hash((type(self), self.rule))
+
+    return TreeMask
 
 
 def _splash(queries, keys, values, mask: RowMask):
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+
     b, length, h, d = queries.shape
     wide = -(-d // LANES) * LANES
     block = max(size for size in (512, 256, LANES) if length % size == 0) if length % LANES == 0 else None
@@ -163,7 +170,7 @@ def _splash(queries, keys, values, mask: RowMask):
     interpret = platform() == "cpu"
 
     def kernel_of(heads: int):
-        tree = splash_attention_mask.MultiHeadMask([_TreeMask(length, mask.prompt, mask.response)] * heads)
+        tree = splash_attention_mask.MultiHeadMask([_tree_mask_class()(length, mask.prompt, mask.response)] * heads)
         return splash_attention_kernel.make_splash_mha(
             mask=tree, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
         )
