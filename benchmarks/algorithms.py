@@ -16,7 +16,9 @@ judged against the first.
 
 Results go to stdout as one JSON line per pipeline and size. Times are medians of interleaved repetitions, in milliseconds, on
 however many cores the process may use (NumPy uses one; run under `taskset -c 0` for one against one). Page faults per call are
-those of the JAX side: a call whose temporaries exceed the allocator's 32 MiB gets fresh pages from the kernel every time.
+those of the JAX side. By default glibc gives temporaries above 32 MiB back to the kernel and gets fresh pages for every call, which
+costs more than the arithmetic (growth 1.35 for to_go, 1.26 for loss); this command starts itself again with an allocator that
+keeps them (MALLOC_* below), for NumPy too. `--allocator=default` shows the other.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import os
 import platform
 import resource
 import statistics
+import sys
 import time
 
 import jax
@@ -33,6 +36,7 @@ import numpy as np
 
 import marl_llm.algorithms as rl
 
+KEEP = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 BRANCHES, AGENTS, TURNS, TOKENS = 4, 2, 5, 16
 
 
@@ -184,7 +188,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6])
     parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--allocator", choices=("keep", "default"), default="keep")
     args = parser.parse_args()
+    if args.allocator == "keep" and any(os.environ.get(name) != value for name, value in KEEP.items()):
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.algorithms", *sys.argv[1:]], os.environ | KEEP)
     before = {}
     print(json.dumps(dict(jax=jax.__version__, numpy=np.__version__, device=jax.devices()[0].device_kind,
                           cores=len(os.sched_getaffinity(0)), load=os.getloadavg()[0], machine=platform.machine())))  # fmt: skip
