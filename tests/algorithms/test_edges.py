@@ -165,3 +165,11 @@ class TestEmptySlots:
         np.testing.assert_array_equal(rl.broadcast_outcome(rewards, self.zeros, self.where, turn, "last"), [2, 2, 0, 0])
         paid = rl.score_deltas(jnp.array([-2.0, -0.5, 9.0, 9.0]), turn, self.zeros, self.where)
         np.testing.assert_array_equal(paid, [-2, 1.5, 0, 0])
+
+
+def test_vespo_limits_each_token_before_it_multiplies():
+    """One token at a log-ratio of 30 counts as 20, so that 30 - 19.5 weighs as 0.5 and not as 10.5."""
+    new, zeros = jnp.array([[30.0, -19.5]]), jnp.zeros((1, 2))
+    got = rl.vespo(new, zeros, jnp.ones(1))
+    weight = np.exp(2.0 * 0.5 + 3.0 * (1 - np.exp(0.5)))
+    np.testing.assert_allclose(got, -weight * np.asarray(new), rtol=1e-5)
