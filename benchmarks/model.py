@@ -3,8 +3,8 @@
     python -m benchmarks.model [--preset=bench] [--rows=8] [--tokens=128] [--repeats=5] [--threads=1]
 
 Prints one JSON line per phase: medians over interleaved repetitions. FLOPs are counted by `marl_llm.training.roofline` (two per
-multiply-add; the backward pass is twice the forward); the rate is that of a float32 product of 1,024 x 1,024 x 4,096 matrices in
-the same run.
+multiply-add; the backward pass is twice the forward); the rate is the best of float32 products of several shapes (GEMMS) in the
+same run.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _PRESET = flags.DEFINE_string("preset", "bench", "A model preset, or 'bench': 29
 _ROWS = flags.DEFINE_integer("rows", 8, "Rows of tokens.", lower_bound=1)
 _TOKENS = flags.DEFINE_integer("tokens", 128, "Tokens per row.", lower_bound=2)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Interleaved repetitions.", lower_bound=1)
+GEMMS = ((256, 512, 512), (1024, 512, 1280), (1024, 1024, 1024), (1024, 1024, 4096))
 _THREADS = flags.DEFINE_integer("threads", 1, "CPU cores to run on; 0: all.", lower_bound=0)
 
 
@@ -43,11 +44,11 @@ def main(argv) -> None:
     params = init_params(config, jax.random.key(0), stacked=True)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, config.vocab_size, (_ROWS.value, _TOKENS.value)), jnp.int32)
     loss = lambda p, t: jnp.sum(log_probs(config, p, t).log_probs)  # noqa: E731
-    a, b = jnp.ones((1024, 1024)), jnp.ones((1024, 4096))
     n = tokens.size
     once = forward_flops(config, n, _TOKENS.value / 2, n)
+    product = jax.jit(jnp.matmul)
     runs = {
-        "gemm": (functools.partial(jax.jit(jnp.matmul), a, b), 2 * 1024 * 1024 * 4096),
+        **{f"gemm {m}x{k}x{n_}": (functools.partial(product, jnp.ones((m, k)), jnp.ones((k, n_))), 2 * m * k * n_) for m, k, n_ in GEMMS},
         "forward": (functools.partial(jax.jit(loss), params, tokens), once),
         "forward_and_backward": (functools.partial(jax.jit(jax.grad(loss)), params, tokens), 3 * once),
     }
@@ -59,7 +60,7 @@ def main(argv) -> None:
             tick = time.perf_counter()
             jax.block_until_ready(run())
             seconds[name].append(time.perf_counter() - tick)
-    rate = runs["gemm"][1] / statistics.median(seconds["gemm"])
+    rate = max(flops / statistics.median(seconds[name]) for name, (_, flops) in runs.items() if name.startswith("gemm"))
     for name, (_, flops) in runs.items():
         took = statistics.median(seconds[name])
         row = {"benchmark": "model", "phase": name, "parameters": config.parameters, "rows": _ROWS.value, "tokens": _TOKENS.value,

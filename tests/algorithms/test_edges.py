@@ -173,3 +173,8 @@ def test_vespo_limits_each_token_before_it_multiplies():
     got = rl.vespo(new, zeros, jnp.ones(1))
     weight = np.exp(2.0 * 0.5 + 3.0 * (1 - np.exp(0.5)))
     np.testing.assert_allclose(got, -weight * np.asarray(new), rtol=1e-5)
+
+
+def test_a_masked_token_is_never_among_the_uncertain_ones():
+    entropy, where = jnp.array([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), jnp.array([[True, True, False], [True, False, False]])
+    np.testing.assert_array_equal(rl.high_entropy(entropy, 0.5, where), [[False, True, False], [True, False, False]])
