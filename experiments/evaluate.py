@@ -34,7 +34,7 @@ def load(run: pathlib.Path, step: int | None, mesh):
     from experiments.base import ConfigError, resolve
     from experiments.workdir import read_config
     from marl_llm import training
-    from marl_llm.models import TRAIN, init_params
+    from marl_llm.models import TRAIN, init_params, param_shardings
 
     config, _ = read_config(run)
     plan = resolve(config)
@@ -42,7 +42,7 @@ def load(run: pathlib.Path, step: int | None, mesh):
     optimizer = training.make_optimizer(o.max_grad_norm, b2=o.b2, weight_decay=o.weight_decay)
     start = lambda: init_params(plan.model, jax.random.key(0), stacked=config.stacked_layers)  # noqa: E731
     like = {m: training.make_policy(start(), optimizer) for m in plan.models}
-    like = jax.device_put(like, training.shardings(like, mesh, TRAIN))
+    like = jax.device_put(like, param_shardings(like, mesh, TRAIN))
     checkpoints = training.Checkpoints(run / "checkpoints")
     steps = checkpoints.steps()
     if not steps or (step is not None and step not in steps):

@@ -55,18 +55,18 @@ def devices_of(topology: str):
 
 
 def programs(config, recipe, mesh, minibatch: int, groups: int, agents: int, environments: int, prompt: int, response: int):
-    """The update and the sampler, lowered for the mesh: `(update, sampler, bytes of parameters, bytes of optimizer)` per device."""
+    """`(update, sampler, bytes of parameters, of optimizer, of the sampling copy)`: two lowered programs, and bytes per device."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from marl_llm.models import SAMPLE, TRAIN, init_params, use_rules
+    from marl_llm.models import SAMPLE, TRAIN, init_params, param_shardings, use_rules
     from marl_llm.sampling import sample
-    from marl_llm.training import make_optimizer, make_policy, make_update, shardings
+    from marl_llm.training import make_optimizer, make_policy, make_update
     from marl_llm.training.update import Rows
 
     def abstract(tree, rules):
-        placed = shardings(tree, mesh, rules)
+        placed = param_shardings(tree, mesh, rules)
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, placed)
 
     def per_device(tree):

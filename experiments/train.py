@@ -64,7 +64,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     import jax.numpy as jnp
 
     from marl_llm import evaluation, reporting, training
-    from marl_llm.models import SAMPLE, TRAIN, init_params, place
+    from marl_llm.models import SAMPLE, TRAIN, init_params, param_shardings
     from marl_llm.reporting import files
 
     game, models, configs = plan.game, plan.models, plan.configs
@@ -85,7 +85,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     init_key, warm_key, data_key, update_key = jax.random.split(root, 4)
     u = config.optimizer
     optimizer = training.make_optimizer(u.max_grad_norm, b2=u.b2, weight_decay=u.weight_decay)
-    on_mesh = lambda policies: jax.device_put(policies, training.shardings(policies, mesh, TRAIN))  # noqa: E731
+    on_mesh = lambda policies: jax.device_put(policies, param_shardings(policies, mesh, TRAIN))  # noqa: E731
     fresh = {m: training.make_policy(init_params(plan.model, init_key, stacked=config.stacked_layers), optimizer) for m in models}
     fresh = on_mesh(fresh)
     resume_step = (done[-1] if done else -1) if continues else None
@@ -148,7 +148,8 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     cpu_before = state["cpu_s"] - (time.process_time() - cpu_started) if done else 0.0
 
     # the one reshard between update and sampling; nothing moves where the two rule tables agree
-    params_of = lambda: {m: place(policies[m].params, mesh, SAMPLE) for m in models}  # noqa: E731
+    sampling = param_shardings({m: fresh[m].params for m in models}, mesh, SAMPLE)
+    params_of = lambda: jax.device_put({m: policies[m].params for m in models}, sampling)  # noqa: E731
     reference = base if plan.recipe.kl_coef else dict.fromkeys(models)
 
     def evaluate(step):

@@ -16,7 +16,7 @@ from marl_llm.models.config import ModelConfig
 from marl_llm.models.tensor_files import Entry, TensorInfo, read_into
 
 # the end of our path -> (name in a layer, what becomes of the tensor)
-_LAYER = {
+LAYER = {
     "attention_norm/weight": ("input_layernorm.weight", "same"),
     "feed_forward_norm/weight": ("post_attention_layernorm.weight", "same"),
     "attention/query_norm/weight": ("self_attn.q_norm.weight", "same"),
@@ -130,9 +130,9 @@ def weight_of(path: str, shape: tuple[int, ...], config: ModelConfig) -> Weight:
         return Weight((name,), shape, 0, how, optional=path.startswith("value_head"))
     one, all_ = re.fullmatch(r"block_(\d+)/(.+)", path), re.fullmatch(r"blocks/block/(.+)", path)
     end = one.group(2) if one else all_.group(1) if all_ else None
-    if end not in _LAYER:
+    if end not in LAYER:
         raise ValueError(f"parameter {path!r} has no place in a Hugging Face checkpoint")
-    name, how = _LAYER[end]
+    name, how = LAYER[end]
     layers = [int(one.group(1))] if one else range(config.layers)
     experts = range(config.experts) if "{x}" in name else [None]
     names = tuple(f"model.layers.{y}." + name.replace("{x}", str(x)) for y in layers for x in experts)

@@ -18,12 +18,12 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from marl_llm.models.checkpoint_names import Weight, ignored, weight_of
 from marl_llm.models.config import ModelConfig
 from marl_llm.models.config_files import config_from_dict, config_to_dict
-from marl_llm.models.sharding import TRAIN, Rules, logical_axes, path_name, spec_for
+from marl_llm.models.sharding import TRAIN, Rules, param_shardings, path_name
 from marl_llm.models.tensor_files import (
     CheckpointFileError,
     Entry,
@@ -33,7 +33,7 @@ from marl_llm.models.tensor_files import (
     read_into,
     write_tensors,
 )
-from marl_llm.models.transformer import init_params, is_stacked
+from marl_llm.models.transformer import init_params
 
 VALUE_HEAD = "value_head.safetensors"  # beside the model's files; other tools ignore it
 COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -83,14 +83,9 @@ def load_pretrained(
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
     weights = [weight_of(path_name(path), leaf.shape, config) for path, leaf in leaves]
     _check(directory, config, tensors, weights)
-    out = []
-    for (path, leaf), weight in zip(leaves, weights, strict=True):
-        if mesh is None:
-            sharding = SingleDeviceSharding(jax.devices()[0])
-        else:
-            axes = logical_axes(path_name(path), leaf.ndim)
-            sharding = NamedSharding(mesh, spec_for(axes, leaf.shape, dict(mesh.shape), rules))
-        out.append(_place(leaf, weight, tensors, sharding))
+    alone = SingleDeviceSharding(jax.devices()[0])
+    places = [alone] * len(leaves) if mesh is None else jax.tree.leaves(param_shardings(shapes, mesh, rules))
+    out = [_place(leaf, weight, tensors, at) for (_, leaf), weight, at in zip(leaves, weights, places, strict=True)]
     return config, jax.tree_util.tree_unflatten(tree, out)
 
 
@@ -211,6 +206,3 @@ def save_pretrained(
 
 def _natural(name: str) -> list:
     return [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", name)]
-
-
-__all__ = ["CheckpointFileError", "is_stacked", "load_pretrained", "read_config", "save_pretrained"]

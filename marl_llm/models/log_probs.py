@@ -46,9 +46,9 @@ def score_hidden(
 
     def score(h, t) -> TokenScores:
         logits = jnp.matmul(h, weight.astype(h.dtype), preferred_element_type=jnp.float32)
-        logits = constrain(logits, "batch", *(None,) * (logits.ndim - 2), "vocab") if temperature == 1 else constrain(
-            logits / temperature, "batch", *(None,) * (logits.ndim - 2), "vocab"
-        )
+        if temperature != 1:
+            logits = logits / temperature
+        logits = constrain(logits, "batch", *(None,) * (logits.ndim - 2), "vocab")
         top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
         shifted = logits - top
         weights = jnp.exp(shifted)

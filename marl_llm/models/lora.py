@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_llm.models.checkpoint_names import _LAYER
+from marl_llm.models.checkpoint_names import LAYER
 from marl_llm.models.config import ModelConfig
 from marl_llm.models.sharding import path_name
 from marl_llm.models.tensor_files import CheckpointFileError, Entry, read_header, read_into, write_tensors
@@ -129,7 +129,7 @@ def merge(base: dict, adapters: dict, lora: LoraConfig) -> dict:
 
 def _peft_name(path: str) -> str:
     layer, end = re.fullmatch(r"block_(\d+)/(.+)", path).groups()
-    name, _ = _LAYER[f"{end}/kernel"]
+    name, _ = LAYER[f"{end}/kernel"]
     return f"base_model.model.model.layers.{layer}.{name.removesuffix('.weight')}"
 
 

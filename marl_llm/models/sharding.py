@@ -79,7 +79,9 @@ def path_name(path) -> str:
 
 
 def logical_axes(path: str, ndim: int) -> tuple[str | None, ...]:
-    """Logical names of a parameter's axes. Raises `ValueError` for a leaf that the table does not know."""
+    """Logical names of a parameter's axes; a scalar has none. Raises `ValueError` for a leaf that the table does not know."""
+    if ndim == 0:  # a bias of the value head, an optimizer's count
+        return ()
     for pattern, axes in _LEAVES:
         if re.fullmatch(rf"(.*/)?{pattern}", path):
             return (None,) * (ndim - len(axes)) + axes
@@ -103,7 +105,10 @@ def spec_for(axes: tuple[str | None, ...], shape: tuple[int, ...], sizes: dict[s
 
 
 def param_shardings(params, mesh: Mesh, rules: Rules):
-    """A `NamedSharding` per leaf of a parameter pytree (arrays or `jax.ShapeDtypeStruct`s)."""
+    """A `NamedSharding` per leaf of a pytree of parameters or policies (arrays or `jax.ShapeDtypeStruct`s).
+
+    An optimizer's moments lie as their parameters do, scalars everywhere.
+    """
 
     def of(path, leaf):
         axes = logical_axes(path_name(path), leaf.ndim)
@@ -131,7 +136,7 @@ def constrain(x, *axes: str | None):
 
 
 def constrain_params(params):
-    """Pins every leaf of a parameter pytree (or of its gradient) as the rules in force say; nothing without rules."""
+    """Pins every leaf of parameters, of their gradient or of a policy as the rules in force say; nothing without rules."""
     if _context.get() is None:
         return params
     return jax.tree_util.tree_map_with_path(lambda path, x: constrain(x, *logical_axes(path_name(path), x.ndim)), params)

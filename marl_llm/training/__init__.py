@@ -2,7 +2,7 @@
 
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.imitation import make_imitation
-from marl_llm.training.mesh import compile_quickly, make_mesh, over_data, shardings, use_cpu_devices
+from marl_llm.training.mesh import compile_quickly, make_mesh, over_data, use_cpu_devices
 from marl_llm.training.policy import Policy, fresh_policy, linear_decay, make_optimizer, make_policy, step_policy
 from marl_llm.training.rollouts import Batch, make_evaluation, make_rollout, summarise
 from marl_llm.training.update import Rows, make_update, rows_from, to_samples
@@ -28,6 +28,5 @@ __all__ = [
     "summarise",
     "to_samples",
     "over_data",
-    "shardings",
     "use_cpu_devices",
 ]

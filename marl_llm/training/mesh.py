@@ -10,9 +10,9 @@ import os
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 
-from marl_llm.models.sharding import AXES, Rules, logical_axes, path_name, spec_for, use_rules
+from marl_llm.models.sharding import AXES, Rules, use_rules
 
 
 def use_cpu_devices(count: int | None = None) -> None:
@@ -85,13 +85,3 @@ def gathered(tree, axis: str | None):
 def position(axis: str | None):
     """This device's number along the axis."""
     return 0 if axis is None else jax.lax.axis_index(axis)
-
-
-def shardings(tree, mesh: Mesh, rules: Rules):
-    """A sharding per leaf of a pytree of parameters or policies: optimizer moments lie as their parameters do, scalars everywhere."""
-
-    def of(path, leaf):
-        axes = logical_axes(path_name(path), leaf.ndim) if leaf.ndim else ()
-        return NamedSharding(mesh, spec_for(axes, leaf.shape, dict(mesh.shape), rules))
-
-    return jax.tree_util.tree_map_with_path(of, tree)

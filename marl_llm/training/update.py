@@ -188,15 +188,15 @@ def make_update(
             dice = jax.random.uniform(jax.random.fold_in(epoch_key, epoch), (g,))
             ranked = jnp.argsort(jnp.where(useful, dice, 2.0))
             place = jnp.arange(share) * devices + device
-            position = j * size + place
-            weight = (place < size) & (position < count)
-            index = ranked[jnp.minimum(position, g - 1)]
+            rank = j * size + place
+            weight = (place < size) & (rank < count)
+            index = ranked[jnp.minimum(rank, g - 1)]
             (total, (n, parts, gap)), gradient = jax.value_and_grad(loss, has_aux=True)(policy.params, index, weight)
             total, n, parts, gradient = summed((total, n, parts, gradient), axis)
             n = jnp.maximum(n * dilution, 1e-9)
             gradient = constrain_params(jax.tree.map(lambda x: x / n, gradient))
             policy, norm = step_policy(policy, gradient, learning_rate, optimizer)
-            policy = policy._replace(params=constrain_params(policy.params))
+            policy = constrain_params(policy)
             means = {name: s / jnp.maximum(c, 1e-9) for name, (s, c) in parts.items()} | {"loss": total / n, "grad_norm": norm}
             sums = jax.tree.map(jnp.add, sums, means) if sums is not None else means
             worst = jnp.where(i == 0, largest(gap, axis), worst)

@@ -133,6 +133,8 @@ def test_every_leaf_of_every_shape_has_logical_axes():
             specs = jax.tree.leaves(param_shardings(params | {}, mesh, TRAIN))
             assert any("tensor" in str(s.spec) for s in specs)
             assert any("fsdp" in str(s.spec) for s in specs)
+    critic = params_of(BASE) | {"value_head": {"kernel": jnp.zeros(16), "bias": jnp.zeros(())}}
+    assert param_shardings(critic, mesh, TRAIN)["value_head"]["bias"].spec == P()
     with pytest.raises(ValueError, match="no logical axes"):
         param_shardings({"odd": jnp.zeros((2,))}, mesh, TRAIN)
 

@@ -10,8 +10,8 @@ from test_update import CONFIG, RECIPE, SGD, assert_close, make_rows, params, st
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.games import make_game
-from marl_llm.models import SAMPLE, TRAIN, ModelConfig, init_params, place, stack_layers, unstack_layers
-from marl_llm.training import make_mesh, make_policy, make_rollout, make_update, shardings
+from marl_llm.models import SAMPLE, TRAIN, ModelConfig, init_params, param_shardings, place, stack_layers, unstack_layers
+from marl_llm.training import make_mesh, make_policy, make_rollout, make_update
 
 
 @pytest.mark.parametrize("axes", [(2, 2, 2), (1, 4, 2)])
@@ -20,8 +20,8 @@ def test_law_5_a_split_model_takes_the_same_step(axes):
     want, figures = step(rows, minibatch=8)
     mesh = make_mesh(*axes)
     start = make_policy(stack_layers(params()), SGD)
-    kept = shardings(start.params, mesh, TRAIN)
-    placed = jax.device_put(start, shardings(start, mesh, TRAIN))
+    kept = param_shardings(start.params, mesh, TRAIN)
+    placed = jax.device_put(start, param_shardings(start, mesh, TRAIN))
     spec = placed.params["blocks"]["block"]["attention"]["query"]["kernel"].sharding.spec
     assert tuple(spec) == (None, "fsdp", "tensor", None)
     update = make_update(RECIPE, CONFIG, SGD, mesh, minibatch=8)
