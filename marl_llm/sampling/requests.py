@@ -1,0 +1,82 @@
+"""What one asks of a sampling engine, and what comes back: plain values that know nothing of devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float, Int
+
+FINISHED = ("stop", "length", "cancelled", "timeout")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How tokens are drawn: temperature, then top-k, then top-p over what is left, then min-p (the order of Hugging Face).
+
+    Raises `ValueError` naming the field that cannot be.
+    """
+
+    temperature: float = 1.0  # 0 takes the likeliest token
+    top_k: int | None = None  # keep the k likeliest; None keeps all
+    top_p: float = 1.0  # keep the likeliest until their mass reaches this
+    min_p: float = 0.0  # keep tokens at least this many times as likely as the likeliest
+
+    def __post_init__(self):
+        for field, good, want in (
+            ("temperature", self.temperature >= 0, "0 or more"),
+            ("top_k", self.top_k is None or self.top_k >= 1, "None, or 1 or more"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),
+        ):
+            if not good:
+                raise ValueError(f"sampling.{field}={getattr(self, field)!r} must be {want}")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens of positive probability may be left out."""
+        return self.top_k is not None or self.top_p < 1 or self.min_p > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One prompt and how to answer it.
+
+    `seed` is the request's identity, for example (step, env, agent, turn, branch): every token's key is folded from the engine's root
+    key, these numbers and the token's position, so the same request gets the same tokens alone, in any company, in any slot (law 6).
+    """
+
+    prompt: tuple[int, ...]  # token ids, at least one
+    seed: tuple[int, ...]  # each 0 <= n < 2**31
+    max_tokens: int  # budget of the response, with its stop token
+    model: str = "policy"
+    settings: Settings = Settings()
+    stop_ids: tuple[int, ...] = ()  # a response ends with the first of these, which belongs to it
+    stop_strings: tuple[str, ...] = ()  # ... or with the token that completes one of these in the text
+    timeout: float | None = None  # seconds from submission; what there is by then comes back as 'timeout'
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """The answer to a request. Tokens are the ids that were drawn, never re-encoded text (law 1)."""
+
+    tokens: Int[np.ndarray, "R"]
+    log_probs: Float[np.ndarray, "R"]  # of the raw policy, softmax(logits)
+    sampled_log_probs: Float[np.ndarray, "R"]  # of the distribution drawn from: tempered and truncated
+    entropy: Float[np.ndarray, "R"]  # of the raw policy, nats
+    finish: str  # one of FINISHED: a stop token or string, the budget, `cancel`, the deadline
+    version: int  # of the model's parameters: how often they had been set when the request was admitted
+    reused: int = 0  # prompt tokens whose keys and values were still there from an earlier turn
+
+
+class Generator(Protocol):
+    """Whoever answers requests: the engine, an outside model behind a tokenizer, or a script in a test."""
+
+    async def generate(self, request: Request) -> Completion:
+        """The answer. Raises `RequestError` for a request that can never be served (too long, unknown model)."""
+        ...
+
+
+class RequestError(ValueError):
+    """A request that cannot be served; the message says what is wrong with it and what would be served."""
