@@ -4,6 +4,7 @@
 |---|---|---|
 | `xla` | everywhere | all scores at once, `[B, H, L, L]` |
 | `chunked` | everywhere | queries in chunks, computed again in the backward pass: memory `[B, H, chunk, L]` |
+| `tree` | everywhere | the prompt in causal blocks; responses over the prompt and each over itself, in one softmax: no score between branches |
 | `cudnn` | GPU, 16-bit | `jax.nn.dot_product_attention` with the mask |
 | `splash` | TPU | block-sparse flash attention; the tree is computed inside the kernel, and blocks that no query sees are never read |
 
@@ -27,6 +28,8 @@ from marl_llm.models.sharding import constrain, per_device, ways
 MASKED = -1e30  # finite, so that a row that sees nothing gets a uniform softmax instead of NaN
 CHUNK = 256  # queries per chunk
 LONG = 1024  # from this length on, the scores of a whole row cost more memory than they save time
+BLOCK = 128  # queries of a causal block: below, a product costs more to start than its masked half costs to compute
+BLOCKS = 8  # causal blocks at most; they are unrolled, and eight already leave 9/16 of the square
 LANES = 128  # a TPU's lane width; splash attention wants lengths and head sizes in multiples
 
 _platform: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
@@ -92,14 +95,22 @@ def attend(queries: Float[Array, "B L H d"], segments: list[Segment]) -> Float[A
     return out.transpose(0, 3, 1, 2, 4).reshape(b, length, h, d)
 
 
-def choose(name: str, length: int, dtype) -> str:
-    """What `auto` means for rows of `length` on the platform; other names are returned as they are."""
+def choose(name: str, length: int, dtype, mask: RowMask | None = None) -> str:
+    """What `auto` means for rows of `length` on the platform; other names are returned as they are.
+
+    Raises `ValueError` where splash attention is asked for rows whose branches are data (see `RowMask.branches`).
+    """
+    data = mask is not None and mask.branches is not None
+    if name == "splash" and data:
+        raise ValueError("splash attention takes one tree for all rows, not rows with branches of their own; set attention='auto'")
     if name != "auto":
         return name
-    if platform() == "tpu" and length % LANES == 0:
+    if platform() == "tpu" and length % LANES == 0 and not data:
         return "splash"
     if platform() == "gpu" and jnp.dtype(dtype).itemsize == 2:
         return "cudnn"
+    if mask is not None and (mask.prompt < length or length > BLOCK):
+        return "tree"
     return "chunked" if length >= LONG else "xla"
 
 
@@ -107,11 +118,13 @@ def self_attention(
     name: str, queries: Float[Array, "B L H d"], keys: Float[Array, "B L J d"], values: Float[Array, "B L J d"], mask: RowMask
 ) -> Float[Array, "B L H d"]:
     """Attention of rows to themselves by the named implementation. Outputs at padding are finite and mean nothing."""
-    kind = choose(name, queries.shape[1], queries.dtype)
+    kind = choose(name, queries.shape[1], queries.dtype, mask)
     if kind == "xla":
         return attend(queries, [Segment(keys, values, mask.dense())])
     if kind == "chunked":
         return _chunked(queries, keys, values, mask)
+    if kind == "tree":
+        return _tree(queries, keys, values, mask)
     if kind == "cudnn":
         return jax.nn.dot_product_attention(queries, keys, values, mask=mask.dense()[:, None], implementation="cudnn")
     return _splash(queries, keys, values, mask)
@@ -123,7 +136,8 @@ def _chunked(queries, keys, values, mask: RowMask):
     count = -(-length // chunk)
     padded = jnp.pad(queries, ((0, 0), (0, count * chunk - length), (0, 0), (0, 0)))
     segments = jnp.pad(mask.segments, ((0, 0), (0, count * chunk - length)))
-    wide = RowMask(segments, mask.prompt, mask.response)
+    branches = mask.branches if mask.branches is None else jnp.pad(mask.branches, ((0, 0), (0, count * chunk - length)))
+    wide = RowMask(segments, mask.prompt, mask.response, branches)
 
     @jax.checkpoint
     def some(i):
@@ -133,6 +147,68 @@ def _chunked(queries, keys, values, mask: RowMask):
 
     out = jax.lax.map(some, jnp.arange(count))  # [count, B, chunk, H, d]
     return out.transpose(1, 0, 2, 3, 4).reshape(b, count * chunk, h, d)[:, :length]
+
+
+def _tree(queries, keys, values, mask: RowMask):
+    b, length, h, d = queries.shape
+    p, r, j = min(mask.prompt, length), mask.response, keys.shape[2]
+    g, k = h // j, (length - p) // r
+    # a long row keeps no scores for the backward pass
+    again = jax.checkpoint if length >= LONG else lambda f: f
+    size = max(BLOCK, -(-p // BLOCKS))
+    out = []
+
+    @again
+    def block(q, key, value, where):
+        return _weigh([_scores(q, key, where)], [value])
+
+    @again
+    def branches(q, key, value, own_key, own_value, where, own):
+        return _weigh([_scores(q, key, where), _scores(q, own_key, own)], [value, own_value])
+
+    for start in range(0, p, size):
+        end = min(start + size, p)
+
+        where = mask.rows(start, end - start)[:, None, None, :, :end]
+        q = queries[:, start:end].reshape(b, end - start, j, g, d).transpose(0, 2, 3, 1, 4)  # b j g l d
+        part = block(q, *(x[:, :end].transpose(0, 2, 1, 3)[:, :, None] for x in (keys, values)), where)
+        out.append(part.transpose(0, 3, 1, 2, 4).reshape(b, end - start, h, d))
+    if k:
+        # heads' queries of a branch are stacked, and all branches are one product over the prompt
+        q = queries[:, p:].reshape(b, k, r, j, g, d).transpose(0, 3, 1, 4, 2, 5)  # b j k g r d
+        shared = lambda x: x[:, :p].transpose(0, 2, 1, 3)[:, :, None, None]  # b j 1 1 p d  # noqa: E731
+        own = lambda x: x[:, p:].reshape(b, k, r, j, d).transpose(0, 3, 1, 2, 4)[:, :, :, None]  # b j k 1 r d  # noqa: E731
+        segments = mask.segments[:, p:].reshape(b, 1, k, 1, r, 1)
+        see = segments == mask.segments[:, None, None, None, None, :p]
+        see_own = jnp.tril(jnp.ones((r, r), bool)) & (segments == segments.swapaxes(-1, -2))
+        part = branches(q, shared(keys), shared(values), own(keys), own(values), see, see_own)
+        out.append(part.transpose(0, 2, 4, 1, 3, 5).reshape(b, k * r, h, d))
+    return jnp.concatenate(out, axis=1)
+
+
+def _stacked_product(left, right, transpose: bool):
+    """`left [*lead, m, c] @ right`, where `right` has size 1 along lead axes that it shares: those are stacked into one product's rows."""
+    n = left.ndim - 2
+    cut = next((i for i in range(n) if all(right.shape[a] == 1 for a in range(i, n))), n)
+    flat = left.reshape(*left.shape[:cut], -1, left.shape[-1])
+    other = right.reshape(*right.shape[:cut], *right.shape[-2:])
+    other = other.swapaxes(-1, -2) if transpose else other
+    out = jnp.matmul(flat, other, preferred_element_type=jnp.float32)
+    return out.reshape(*left.shape[:-1], other.shape[-1])
+
+
+def _scores(q, key, where):
+    """Scaled scores, float32, with the mask in them."""
+    return jnp.where(where, _stacked_product(q * q.shape[-1] ** -0.5, key, True), MASKED)
+
+
+def _weigh(scores: list, values: list):
+    """Softmax over the union of the scores' last axes, times the values; the division is made on the result, which is smaller."""
+    top = functools.reduce(jnp.maximum, [jnp.max(s, axis=-1, keepdims=True) for s in scores])
+    weights = [jnp.exp(s - jax.lax.stop_gradient(top)) for s in scores]
+    total = sum(jnp.sum(w, axis=-1, keepdims=True) for w in weights)
+    out = sum(_stacked_product(w.astype(v.dtype), v, False) for w, v in zip(weights, values, strict=True))
+    return (out / total).astype(values[0].dtype)
 
 
 @functools.cache

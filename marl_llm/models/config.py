@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 REMAT = ("none", "dots", "full")
-ATTENTION = ("auto", "xla", "chunked", "cudnn", "splash")
+ATTENTION = ("auto", "xla", "chunked", "tree", "cudnn", "splash")
 DTYPES = ("float32", "bfloat16")
 
 

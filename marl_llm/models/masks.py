@@ -13,11 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Int
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["segments"], meta_fields=["prompt", "response"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["segments", "branches"], meta_fields=["prompt", "response"])
 @dataclasses.dataclass(frozen=True)
 class RowMask:
     """The mask of rows `[B, L]`, `L = prompt + K * response`."""
@@ -25,9 +24,10 @@ class RowMask:
     segments: Any  # Int[Array, "B L"]; Any, because tree transformations put other things here
     prompt: int  # P; the whole row if there are no branches
     response: int  # R
+    branches: Any = None  # Int[Array, "B L"], 0 for a prompt's tokens, which all branches of its segment see; None: as P and R say
 
     def sees(self, query, key):
-        """Whether index `query` may see index `key`, segments apart. Works on ints, NumPy and JAX arrays alike."""
+        """Whether index `query` may see index `key`, segments and `branches` apart. Works on ints, NumPy and JAX arrays alike."""
         same = (query - self.prompt) // self.response == (key - self.prompt) // self.response
         return (key <= query) & ((key < self.prompt) | same)
 
@@ -35,8 +35,12 @@ class RowMask:
         """The dense mask of `size` queries from index `start`."""
         length = self.segments.shape[1]
         query = start + jnp.arange(size)
-        segment = jax.lax.dynamic_slice_in_dim(self.segments, start, size, axis=1)
-        return self.sees(query[:, None], jnp.arange(length)[None])[None] & (segment[:, :, None] == self.segments[:, None, :])
+        cut = lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)[:, :, None]  # noqa: E731
+        seen = self.sees(query[:, None], jnp.arange(length)[None])[None] & (cut(self.segments) == self.segments[:, None, :])
+        if self.branches is not None:
+            key = self.branches[:, None, :]
+            seen &= (key == 0) | (key == cut(self.branches))
+        return seen
 
     def dense(self) -> Bool[Array, "B L L"]:
         """The whole mask. For P = 2, K = 2, R = 2 without padding (1 = sees):
@@ -48,9 +52,7 @@ class RowMask:
             response 2  1 1 | . . | 1 .
                         1 1 | . . | 1 1
         """
-        length = self.segments.shape[1]
-        index = np.arange(length)
-        return self.sees(index[:, None], index[None])[None] & (self.segments[:, :, None] == self.segments[:, None, :])
+        return self.rows(0, self.segments.shape[1])
 
 
 def prompt_positions(where: Bool[Array, "B P"]) -> Int[Array, "B P"]:
@@ -61,6 +63,11 @@ def prompt_positions(where: Bool[Array, "B P"]) -> Int[Array, "B P"]:
 def prompt_mask(where: Bool[Array, "B P"]) -> RowMask:
     """Causal rows; padding, on either side, is where `where` is False."""
     return RowMask(where.astype(jnp.int32), where.shape[-1], 1)
+
+
+def packed_mask(segments: Int[Array, "B L"], branches: Int[Array, "B L"]) -> RowMask:
+    """Rows that each pack their own sequences and trees: `segments` numbers them (0: padding), `branches` their responses (0: prompt)."""
+    return RowMask(segments, segments.shape[1], 1, branches)
 
 
 def tree_mask(prompt_where: Bool[Array, "B P"], branches: int, response_length: int) -> RowMask:

@@ -2,8 +2,8 @@
 
 Rows are groups in packed form (a prompt once, its K responses beside it). The whole update is one per-device program: the rows of all
 devices are gathered (they are small: ids and a few floats), advantages are computed over all of them, and a loop of minibatches
-follows in which each device takes its share of every minibatch and sums and counts are added over devices before the division. So
-loss and gradient do not depend on the number of devices (law 5), and statistics over "the whole batch" are truly that.
+follows in which each device takes its share of every minibatch, a micro-batch at a time, and sums and counts are added over micro-batches
+and devices before the division. So loss and gradient depend on neither (law 5), and statistics over "the whole batch" are truly that.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, loss_for
+from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for
 from marl_llm.games import Game
-from marl_llm.models import TRAIN, ModelConfig, constrain_params, score_responses
+from marl_llm.models import TRAIN, ModelConfig, score_responses
+from marl_llm.models.sharding import ways
 from marl_llm.rollout import Table, flatten_rows, pad_to
-from marl_llm.training.mesh import data_axis, gathered, largest, over_data, position, summed
-from marl_llm.training.policy import Policy, step_policy
+from marl_llm.training.mesh import data_axis, gathered, over_data, position
+from marl_llm.training.policy import Policy
+from marl_llm.training.steps import exact_step, microbatch_size, policy_loss
 
 
 class Rows(NamedTuple):
@@ -114,6 +116,7 @@ def make_update(
     *,
     minibatch: int,
     epochs: int = 1,
+    microbatch_tokens: int = 0,
     permute_rewards: bool = False,
 ):
     """Builds `update(policy, reference, rows, plays, learning_rate, key) -> (policy, metrics)`, jit-compiled, rows sharded over 'data'.
@@ -121,6 +124,7 @@ def make_update(
     Args:
       recipe: how rows become advantages and a loss. minibatch: groups per optimizer step, over all devices.
       epochs: passes over the rows. permute_rewards: the control that breaks the link between a row and its reward.
+      microbatch_tokens: tokens (P + K R of each group) whose activations live at a time on a device; a group is never cut. 0: all at once.
     `rows` are those of all roles, so that statistics may run over the whole team; `plays [N]` says which agents the model plays and is
     trained on. Models of one architecture share the compiled function. `reference` is the parameters of the KL term (None when
     `recipe.kl_coef` is 0), `key` orders the rows. The policy is donated.
@@ -134,6 +138,7 @@ def make_update(
     if epochs < 1:
         raise ValueError(f"epochs={epochs}: the update must pass over its rows at least once")
     share = minibatch // devices
+    microbatch_size(microbatch_tokens, 1, 1)  # refuses what is negative before anything is traced
 
     def local(policy: Policy, reference, rows: Rows, plays, learning_rate, key):
         rows = gathered(rows, axis)
@@ -161,45 +166,48 @@ def make_update(
         size = jnp.where(steps > 0, (count + steps - 1) // jnp.maximum(steps, 1), 0)  # even minibatches
         device = position(axis)
 
-        def loss(params, index, weight):
-            take = jax.tree.map(lambda x: x[index], rows)
-            where = take.token_where & weight[:, None, None]
-            scored = score_responses(config, params, take.prompt, take.prompt_where, take.tokens, recipe.temperature)
-            ref = None
-            if recipe.kl_coef:
-                ref = score_responses(config, reference, take.prompt, take.prompt_where, take.tokens, recipe.temperature)
-                ref = jax.lax.stop_gradient(ref.log_probs).reshape(-1, where.shape[-1])
-            merge = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
-            total, n, parts = loss_for(
-                recipe,
-                merge(scored.log_probs),
-                merge(take.log_probs),
-                advantages[index].reshape(-1),
-                merge(where),
-                entropy=merge(scored.entropy),
-                reference_log_probs=ref,
-            )
-            gap = jnp.max(jnp.where(where, jnp.abs(scored.log_probs - take.log_probs), 0.0))
-            return total, (n, parts, gap)
+        size_of = rows.prompt.shape[1] + k * rows.tokens.shape[2]
+        micro = microbatch_size(microbatch_tokens, size_of, share, ways("batch") if axis is None else 1)
+        most = -(-share // micro)
+
+        def loss_of(index, weight):
+            """The loss of the groups at `index`, of which those with weight count, `micro` of them at a time."""
+
+            def loss(params, j):
+                part = lambda x: jax.lax.dynamic_slice_in_dim(x, j * micro, micro)  # noqa: E731
+                at = part(index)
+                take = jax.tree.map(lambda x: x[at], rows)
+                where = take.token_where & part(weight)[:, None, None]
+                scored = score_responses(config, params, take.prompt, take.prompt_where, take.tokens, recipe.temperature)
+                ref = None
+                if recipe.kl_coef:
+                    ref = score_responses(config, reference, take.prompt, take.prompt_where, take.tokens, recipe.temperature).log_probs
+                merge = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
+                return policy_loss(
+                    recipe,
+                    *map(merge, (scored.log_probs, scored.entropy, take.log_probs)),
+                    advantages[at].reshape(-1),
+                    merge(where),
+                    None if ref is None else merge(jax.lax.stop_gradient(ref)),
+                )
+
+            return loss
 
         def minibatch_step(i, carry):
             policy, sums, worst, epoch_key = carry
             epoch, j = i // jnp.maximum(steps, 1), i % jnp.maximum(steps, 1)
             dice = jax.random.uniform(jax.random.fold_in(epoch_key, epoch), (g,))
             ranked = jnp.argsort(jnp.where(useful, dice, 2.0))
-            place = jnp.arange(share) * devices + device
+            place = jnp.arange(most * micro) * devices + device
             rank = j * size + place
             weight = (place < size) & (rank < count)
             index = ranked[jnp.minimum(rank, g - 1)]
-            (total, (n, parts, gap)), gradient = jax.value_and_grad(loss, has_aux=True)(policy.params, index, weight)
-            total, n, parts, gradient = summed((total, n, parts, gradient), axis)
-            n = jnp.maximum(n * dilution, 1e-9)
-            gradient = constrain_params(jax.tree.map(lambda x: x / n, gradient))
-            policy, norm = step_policy(policy, gradient, learning_rate, optimizer)
-            policy = constrain_params(policy)
-            means = {name: s / jnp.maximum(c, 1e-9) for name, (s, c) in parts.items()} | {"loss": total / n, "grad_norm": norm}
+            batches = (jnp.sum(weight) + micro - 1) // micro  # groups that count come first, so the rest costs nothing
+            policy, means, gap = exact_step(
+                policy, loss_of(index, weight), batches, most, learning_rate, optimizer, axis, dilution
+            )
             sums = jax.tree.map(jnp.add, sums, means) if sums is not None else means
-            worst = jnp.where(i == 0, largest(gap, axis), worst)
+            worst = jnp.where(i == 0, gap, worst)
             return policy, sums, worst, epoch_key
 
         shapes = jax.eval_shape(lambda c: minibatch_step(jnp.int32(0), c)[1], (policy, None, jnp.float32(0), key))

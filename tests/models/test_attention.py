@@ -8,6 +8,7 @@ import pytest
 from marl_llm.models import attend, for_platform, prompt_mask, self_attention, tree_mask
 from marl_llm.models import attention as room
 from marl_llm.models.attention import Segment, choose
+from marl_llm.models.masks import packed_mask
 
 
 def arrays(length, heads=4, key_heads=2, size=8, rows=2, seed=0):
@@ -36,13 +37,21 @@ def masks(length):
     yield "causal", prompt_mask(jnp.asarray(where))
     p = length // 2
     yield "tree", tree_mask(jnp.asarray(where[:, :p]), 2, (length - p) // 2)
+    part = np.arange(length) * 8 // length  # a prompt, its responses 1 and 2, a second prompt, its response, a plain sequence, padding
+    segments, branches = np.asarray([1, 1, 1, 2, 2, 3, 3, 0])[part], np.asarray([0, 1, 2, 0, 3, 0, 0, 0])[part]
+    both = lambda x: jnp.asarray(np.stack([x, x[::-1].copy() if x is segments else np.zeros_like(x)]), jnp.int32)  # noqa: E731
+    yield "packed", packed_mask(both(segments), both(branches))
 
 
-@pytest.mark.parametrize("kind", ["causal", "tree"])
-@pytest.mark.parametrize("name", ["xla", "chunked", "splash"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(n, k) for n in ("xla", "chunked", "tree", "splash") for k in ("causal", "tree", "packed") if (n, k) != ("splash", "packed")],
+)
 def test_implementations_equal_numpy_and_each_others_gradients(name, kind, monkeypatch):
     length = 128
     monkeypatch.setattr(room, "CHUNK", 48)  # does not divide the length: the last chunk is ragged
+    monkeypatch.setattr(room, "BLOCK", 24)
+    monkeypatch.setattr(room, "LONG", length if kind == "tree" else 2 * length)  # with and without scores computed again
     mask = dict(masks(length))[kind]
     dense = np.asarray(mask.dense())
     q, k, v = arrays(length)
@@ -80,13 +89,36 @@ def test_private_and_shared_segments_are_one_softmax():
     np.testing.assert_allclose(got, attend(q, [Segment(k, v, where)]), atol=1e-5)
 
 
+def test_rows_with_branches_of_their_own_see_what_the_words_say():
+    segments, branches = [1, 1, 1, 1, 2, 2, 0], [0, 0, 5, 6, 0, 0, 0]
+    mask = packed_mask(jnp.asarray([segments]), jnp.asarray([branches]))
+    for i, j in np.ndindex(7, 7):
+        want = j <= i and segments[i] == segments[j] and (branches[j] == 0 or branches[i] == branches[j])
+        assert bool(mask.dense()[0, i, j]) == want, (i, j)
+    np.testing.assert_array_equal(mask.rows(3, 2), mask.dense()[:, 3:5])
+
+
+def test_scores_of_responses_are_those_that_the_tree_needs():
+    """P (P + K R) + K R^2 scores, not (P + K R)^2: the largest product of a response is over the prompt or over itself."""
+    p, k, r = 64, 4, 16
+    q, key, value = arrays(p + k * r)
+    text = str(jax.make_jaxpr(lambda *x: self_attention("tree", *x, tree_mask(jnp.ones((2, p), bool), k, r)))(q, key, value))
+    assert f"{p + k * r},{p + k * r}]" not in text.replace(" ", "")
+
+
 def test_auto_goes_by_platform_and_shape():
     assert choose("auto", 64, jnp.float32) == "xla"
     assert choose("auto", 4096, jnp.float32) == "chunked"
     assert choose("splash", 64, jnp.float32) == "splash"
+    tree, plain = (dict(masks(64))[kind] for kind in ("tree", "causal"))
+    assert choose("auto", 64, jnp.float32, tree) == "tree"
+    assert choose("auto", 64, jnp.float32, plain) == "xla"
+    assert choose("auto", 256, jnp.float32, dict(masks(256))["causal"]) == "tree"
     with for_platform("tpu"):
         assert choose("auto", 4096, jnp.bfloat16) == "splash"
         assert choose("auto", 4000, jnp.bfloat16) == "chunked"
+        assert choose("auto", 4096, jnp.bfloat16, dict(masks(4096))["tree"]) == "splash"
+        assert choose("auto", 4096, jnp.bfloat16, dict(masks(4096))["packed"]) == "tree"
     with for_platform("gpu"):
         assert choose("auto", 4096, jnp.bfloat16) == "cudnn"
         assert choose("auto", 64, jnp.float32) == "xla"
@@ -95,3 +127,8 @@ def test_auto_goes_by_platform_and_shape():
 def test_a_length_that_splash_cannot_take_is_told():
     with pytest.raises(ValueError, match="multiples of 128, not 100"):
         self_attention("splash", *arrays(100), prompt_mask(jnp.ones((2, 100), bool)))
+
+
+def test_a_tree_per_row_that_splash_cannot_take_is_told():
+    with pytest.raises(ValueError, match="rows with branches of their own; set attention='auto'"):
+        self_attention("splash", *arrays(128), dict(masks(128))["packed"])

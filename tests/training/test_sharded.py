@@ -24,7 +24,7 @@ def test_law_5_a_split_model_takes_the_same_step(axes):
     placed = jax.device_put(start, param_shardings(start, mesh, TRAIN))
     spec = placed.params["blocks"]["block"]["attention"]["query"]["kernel"].sharding.spec
     assert tuple(spec) == (None, "fsdp", "tensor", None)
-    update = make_update(RECIPE, CONFIG, SGD, mesh, minibatch=8)
+    update = make_update(RECIPE, CONFIG, SGD, mesh, minibatch=8, microbatch_tokens=20)  # a row per device that splits them
     policy, metrics = update(placed, None, rows, jnp.asarray([True, True]), jnp.float32(1.0), jax.random.key(0))
     assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), policy.params, kept))
     assert_close(unstack_layers(jax.device_get(policy.params)), want, atol=3e-5)

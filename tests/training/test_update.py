@@ -11,6 +11,7 @@ import pytest
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import Decoder, ModelConfig, init_params, prompt_mask, prompt_positions
 from marl_llm.training import make_mesh, make_optimizer, make_policy, make_update, step_policy, to_samples
+from marl_llm.training.steps import Sums, accumulate, microbatch_size
 from marl_llm.training.update import Rows, fingerprint
 
 CONFIG = ModelConfig(vocab_size=17, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
@@ -75,8 +76,8 @@ def make_rows(drift=0.25, full=False):
 
 
 @functools.cache
-def update_for(devices=1, minibatch=G, recipe=RECIPE):
-    return make_update(recipe, CONFIG, SGD, make_mesh(devices), minibatch=minibatch)
+def update_for(devices=1, minibatch=G, recipe=RECIPE, microbatch_tokens=0):
+    return make_update(recipe, CONFIG, SGD, make_mesh(devices), minibatch=minibatch, microbatch_tokens=microbatch_tokens)
 
 
 def step(rows, plays=BOTH, rate=RATE, key=0, **options):
@@ -134,6 +135,41 @@ def test_law_5_the_step_does_not_depend_on_the_number_of_devices(devices):
     assert base["updates"] == 4
     for name, value in base.items():
         assert metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize(("devices", "tokens"), [(1, 1), (1, 3 * (P + K * R)), (2, 2 * (P + K * R))])
+def test_law_5_the_step_does_not_depend_on_the_micro_batches(devices, tokens):
+    """14 groups in two minibatches of 7, cut into groups of one, of three or four (the last one ragged), and of two on two devices."""
+    whole, base = step(make_rows(), minibatch=8)
+    cut, metrics = step(make_rows(), devices=devices, minibatch=8, microbatch_tokens=tokens)
+    assert base["updates"] == 2
+    assert_close(cut, whole, atol=2e-6)
+    for name, value in base.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+
+
+def test_micro_batches_are_even_and_hold_whole_rows():
+    assert microbatch_size(0, 20, 16) == 16
+    assert microbatch_size(1, 20, 16) == 1  # a row is never cut
+    assert microbatch_size(100, 20, 16) == 4  # five fit; four micro-batches of four leave no place empty
+    assert microbatch_size(100, 20, 7) == 4
+    assert microbatch_size(10_000, 20, 7) == 7
+    assert microbatch_size(40, 20, 16, multiple=4) == 8  # two on each of the four devices that the compiler splits over
+    with pytest.raises(ValueError, match="microbatch_tokens=-1"):
+        microbatch_size(-1, 20, 16)
+
+
+def test_micro_batches_without_weight_cost_nothing():
+    """A loss that is NaN from the third micro-batch on: it is not run, so the sums stay finite."""
+
+    def loss(params, j):
+        value = jnp.where(j < 2, params["w"] * (j + 1), jnp.nan)
+        return value, Sums(value, jnp.float32(1.0), {}, jnp.float32(j))
+
+    sums, gradient = jax.jit(lambda n: accumulate(loss, {"w": jnp.float32(2.0)}, n, 5))(jnp.int32(2))
+    assert (float(sums.total), float(sums.count), float(sums.gap), float(gradient["w"])) == (6.0, 2.0, 1.0, 3.0)
+    empty, gradient = jax.jit(lambda n: accumulate(loss, {"w": jnp.float32(2.0)}, n, 5))(jnp.int32(0))
+    assert (float(empty.count), float(gradient["w"])) == (0.0, 0.0)
 
 
 def test_law_5_every_row_is_stepped_on_exactly_once_per_epoch():
@@ -301,6 +337,7 @@ def test_to_samples_spreads_each_group_over_its_branches():
         (dict(minibatch=6), "minibatch=6 groups do not divide over 4 devices; choose a multiple of 4"),
         (dict(minibatch=0), "minibatch=0 groups do not divide over 4 devices"),
         (dict(minibatch=4, epochs=0), "epochs=0"),
+        (dict(minibatch=4, microbatch_tokens=-3), "microbatch_tokens=-3 must be 0"),
     ],
 )
 def test_law_10_impossible_sizes_are_refused(options, message):

@@ -1,0 +1,117 @@
+"""One optimizer step, cut into micro-batches: sums are added over micro-batches and devices, and divided once (law 5).
+
+What the device games' update and the update of packed host samples share: the policy loss of a micro-batch of responses, the loop that
+adds up sums and gradients, the exact denominators, and the metrics as means over tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from marl_llm.algorithms import Recipe, loss_for
+from marl_llm.models import constrain_params
+from marl_llm.training.mesh import largest, summed
+from marl_llm.training.policy import Policy, step_policy
+
+
+class Sums(NamedTuple):
+    """What micro-batches add up to, besides their gradients."""
+
+    total: Float[Array, ""]  # of the loss
+    count: Float[Array, ""]  # its denominator
+    parts: dict[str, tuple[Array, Array]]  # name -> (sum, count), the metrics
+    gap: Float[Array, ""]  # largest |sampler - scorer|, in nats
+
+
+def microbatch_size(tokens: int, row_tokens: int, rows: int, multiple: int = 1) -> int:
+    """Rows per micro-batch: as many as `tokens` hold (one at least), evened out over `rows`; all of them for 0 tokens.
+
+    Args:
+      tokens: per device. row_tokens: of one row. rows: of a minibatch, on the devices that one program spans.
+      multiple: over how many devices the compiler splits a micro-batch; `tokens` are those of each, and the size is a multiple.
+    """
+    if tokens < 0:
+        raise ValueError(f"microbatch_tokens={tokens} must be 0 (the whole minibatch at once) or more")
+    if tokens == 0:
+        return rows
+    shares = -(-rows // multiple)
+    size = min(max(1, tokens // row_tokens), shares)
+    return -(-shares // -(-shares // size)) * multiple
+
+
+def policy_loss(
+    recipe: Recipe,
+    log_probs: Float[Array, "S R"],
+    entropy: Float[Array, "S R"],
+    sampled_log_probs: Float[Array, "S R"],
+    advantages: Float[Array, "S"],
+    where: Bool[Array, "S R"],
+    reference_log_probs: Float[Array, "S R"] | None,
+) -> tuple[Float[Array, ""], Sums]:
+    """The recipe's loss of the responses of one micro-batch, as sums. The first output is the one to differentiate."""
+    total, count, parts = loss_for(
+        recipe,
+        log_probs,
+        sampled_log_probs,
+        advantages,
+        where,
+        entropy=entropy,
+        reference_log_probs=reference_log_probs,
+    )
+    gap = jnp.max(jnp.where(where, jnp.abs(log_probs - sampled_log_probs), 0.0))
+    return total, jax.lax.stop_gradient(Sums(total, count, parts, gap))
+
+
+def accumulate(loss: Callable, params: dict, count: Int[Array, ""] | int, most: int) -> tuple[Sums, dict]:
+    """Sums and gradient of `loss(params, j) -> (total, Sums)` over the micro-batches j < count.
+
+    `most` is the largest count there can be, known when traced: with one micro-batch there is no loop. The loop is a while loop with the
+    gradient taken inside, so micro-batches that are not needed cost nothing, and only one's activations live.
+    """
+    differentiate = jax.value_and_grad(loss, has_aux=True)
+    if most == 1:
+        (_, sums), gradient = differentiate(params, jnp.int32(0))
+        return sums, gradient
+
+    def add(j, carry):
+        kept, gradient = carry
+        (_, sums), more = differentiate(params, j)
+        gap = jnp.maximum(kept.gap, sums.gap)  # NaN stays NaN, so that it alarms
+        kept = jax.tree.map(jnp.add, kept, sums)._replace(gap=gap)
+        return kept, constrain_params(jax.tree.map(jnp.add, gradient, more))
+
+    (_, sums), gradient = jax.eval_shape(differentiate, params, jnp.int32(0))
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (sums, gradient))
+    return jax.lax.fori_loop(0, count, add, (zero[0], constrain_params(zero[1])))
+
+
+def exact_step(
+    policy: Policy,
+    loss: Callable,
+    count: Int[Array, ""] | int,
+    most: int,
+    learning_rate: Float[Array, ""],
+    optimizer: optax.GradientTransformation,
+    axis: str | None,
+    dilution: Float[Array, ""] | float = 1.0,
+) -> tuple[Policy, dict[str, Array], Float[Array, ""]]:
+    """One step on the mean of `loss` over the micro-batches of all devices: `(policy, metrics, log-prob gap)`.
+
+    Args:
+      loss, count, most: see `accumulate`; `count` is this device's.
+      axis: of the devices whose sums are added, see `marl_llm.training.mesh`.
+      dilution: the denominator counts this many times what was scored: samples that were left out, but count.
+    """
+    sums, gradient = accumulate(loss, policy.params, count, most)
+    total, n, parts, gradient = summed((sums.total, sums.count, sums.parts, gradient), axis)
+    n = jnp.maximum(n * dilution, 1e-9)
+    gradient = constrain_params(jax.tree.map(lambda x: x / n, gradient))
+    policy, norm = step_policy(policy, gradient, learning_rate, optimizer)
+    metrics = {name: s / jnp.maximum(c, 1e-9) for name, (s, c) in parts.items()} | {"loss": total / n, "grad_norm": norm}
+    return constrain_params(policy), metrics, largest(sums.gap, axis)
