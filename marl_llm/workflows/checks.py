@@ -1,0 +1,173 @@
+"""What is wrong with a workflow before it is played: fields that nobody wrote, nodes that nothing reaches, names that clash.
+
+The check follows the state through the graph: at each node it knows the fields that every way to it has written.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from marl_llm.workflows.graph import Call, Choose, Each, Node, Repeat, Sequence, Stop, Together, Tool, Workflow, walk
+from marl_llm.workflows.roles import WorkflowError
+
+Known = frozenset[str] | None  # fields that are there for certain; None: control never comes here
+
+
+def check(workflow: Workflow) -> None:
+    """Raises `WorkflowError` naming the first node that cannot be, and what to do about it."""
+    given = [*workflow.inputs, *workflow.hidden, *workflow.start]
+    if clash := [field for field in given if given.count(field) > 1]:
+        raise WorkflowError(f"workflow {workflow.name!r}: the field {clash[0]!r} is given twice among inputs, hidden and start")
+    _check_names(workflow)
+    for node in walk(workflow.body):
+        if isinstance(node, Call):
+            for field in node.role.reads:
+                if field in workflow.hidden:
+                    raise WorkflowError(
+                        f"node {node.name!r}: role {node.role.name!r} reads the hidden field {field!r}; a prompt may not hold it"
+                    )
+        for field in sorted(_writes(node)):
+            if field in (*workflow.inputs, *workflow.hidden):
+                raise WorkflowError(f"node {label(node)!r} writes {field!r}, which is a field of the task: give it another name")
+    _Flow(workflow).follow(workflow.body, frozenset(given), [])
+
+
+def label(node: Node) -> str:
+    """What to call a node in a message."""
+    if isinstance(node, Each):
+        return f"each {node.item} in {node.over}"
+    return getattr(node, "name", type(node).__name__.lower())
+
+
+def _check_names(workflow: Workflow) -> None:
+    seen: dict[str, Node] = {}
+    roles: dict[str, object] = {}
+    for node in walk(workflow.body):
+        if isinstance(node, Call | Tool):
+            if node.name in seen:
+                how = f"call({node.name}, name=...)" if isinstance(node, Call) else "name=..."
+                raise WorkflowError(f"two nodes are called {node.name!r}: give one of them another name with {how}")
+            seen[node.name] = node
+        if isinstance(node, Call):
+            if roles.setdefault(node.role.name, node.role) is not node.role:
+                raise WorkflowError(f"two different roles are called {node.role.name!r}: rename one of them")
+    if not roles:
+        raise WorkflowError(f"workflow {workflow.name!r} calls no role: there is nobody to train")
+
+
+def _writes(node: Node) -> set[str]:
+    """Fields that a node itself writes."""
+    if isinstance(node, Call):
+        return set(node.role.writes)
+    if isinstance(node, Tool):
+        return set(node.writes)
+    return {node.item, *node.collect.values()} if isinstance(node, Each) else set()
+
+
+def written(node: Node) -> set[str]:
+    """Fields that may leave a node: its own and those inside. The body of an `Each` keeps its fields to itself."""
+    if isinstance(node, Each):
+        return set(node.collect.values())
+    fields = _writes(node)
+    inside = node.parts if isinstance(node, Sequence | Together) else ()
+    inside = node.cases.values() if isinstance(node, Choose) else inside
+    inside = (node.body,) if isinstance(node, Repeat) else inside
+    return fields.union(*map(written, inside))
+
+
+def _meet(ways: Iterable[Known]) -> Known:
+    """Fields that all ways have written; ways that never arrive do not count."""
+    arriving = [way for way in ways if way is not None]
+    return frozenset.intersection(*arriving) if arriving else None
+
+
+class _Flow:
+    """Follows control and fields through one workflow. `exits` collects what is known where a `stop` leaves."""
+
+    def __init__(self, workflow: Workflow):
+        self.writers: dict[str, list[str]] = {}
+        for node in walk(workflow.body):
+            for field in _writes(node):
+                self.writers.setdefault(field, []).append(label(node))
+        self.given = [*workflow.inputs, *workflow.hidden, *workflow.start]
+
+    def need(self, node: Node, reads: Iterable[str], known: frozenset[str]) -> None:
+        for field in reads:
+            if field in known:
+                continue
+            where = f"node {label(node)!r} reads the field {field!r}, "
+            if field in self.writers:
+                writers = " and ".join(map(repr, self.writers[field]))
+                raise WorkflowError(f"{where}which {writers} may not have written by then: move it, or give it a value in start={{...}}")
+            close = difflib.get_close_matches(field, [*self.given, *self.writers], 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join([*self.given, *self.writers])}"
+            raise WorkflowError(f"{where}which no node writes and the task does not give; {hint}")
+
+    def follow(self, node: Node, known: frozenset[str], exits: list[Known]) -> Known:
+        if isinstance(node, Call | Tool):
+            self.need(node, node.role.reads if isinstance(node, Call) else node.reads, known)
+            return known | _writes(node)
+        if isinstance(node, Stop):
+            exits.append(known)
+            return None
+        if isinstance(node, Sequence):
+            here: Known = known
+            for part in node.parts:
+                if here is None:
+                    raise WorkflowError(f"node {self._first(part)!r} cannot be reached: every way before it stops")
+                here = self.follow(part, here, exits)
+            return here
+        if isinstance(node, Choose):
+            self.need(node, node.reads, known)
+            return _meet([self.follow(case, known, exits) for case in node.cases.values()])
+        if isinstance(node, Repeat):
+            inside: list[Known] = []
+            after = self.follow(node.body, known, inside)
+            if after is not None:
+                self.need(node, node.reads, after)
+            elif node.until is not None:
+                raise WorkflowError(f"the condition of loop {node.name!r} cannot be reached: every way before it stops")
+            return _meet([after, *inside])
+        if isinstance(node, Together):
+            return self._together(node, known)
+        self.need(node, (node.over,), known)
+        if node.item in known:
+            raise WorkflowError(f"node {label(node)!r}: the item's field {node.item!r} exists already; choose another as_=...")
+        self._no_stop(node, node.body)
+        after = self.follow(node.body, known | {node.item}, [])
+        if missing := [field for field in node.collect if field not in (after or ())]:
+            raise WorkflowError(f"node {label(node)!r} collects {missing[0]!r}, which its body does not write on every way")
+        return known | set(node.collect.values())
+
+    def _together(self, node: Together, known: frozenset[str]) -> Known:
+        result, owner = known, {}
+        for part in node.parts:
+            self._no_stop(node, part)
+            for field in sorted(written(part)):
+                if field in owner:
+                    first = f"{owner[field]!r} and {self._first(part)!r}"
+                    raise WorkflowError(f"{first} run together and both write {field!r}: give the field two names")
+                owner[field] = self._first(part)
+            result = result | (self.follow(part, known, []) or frozenset())
+        return result
+
+    @staticmethod
+    def _first(node: Node) -> str:
+        """The first node inside that has a name of its own."""
+        return next((label(n) for n in walk(node) if not isinstance(n, Sequence | Together)), "nothing")
+
+    def _no_stop(self, parent: Node, part: Node) -> None:
+        """A stop that would leave what runs at the same time beside it has no meaning."""
+
+        def stops(node: Node) -> bool:
+            if isinstance(node, Stop):
+                return True
+            if isinstance(node, Sequence | Together):
+                return any(map(stops, node.parts))
+            return isinstance(node, Choose) and any(map(stops, node.cases.values()))
+
+        if stops(part):
+            raise WorkflowError(
+                f"a stop inside {label(parent)!r} would end what runs beside it; put it after, or inside a repeat of its own"
+            )

@@ -1,0 +1,323 @@
+"""Workflows: who acts when, written with a few constructors. The graph G of UnityMAS-O, section 4.3, as a value.
+
+    search = sequence(
+        decompose,                                                  # a Role is a call of it
+        each("queries", as_="query", do=retrieve, collect="passages", at_most=3),
+        repeat(coder, verify, when(passed, stop()), reflector, at_most=3),
+    )
+    team = Workflow("search", search, inputs=("question",), hidden=("answers",), rewards=(...))
+
+The state is a set of named fields, and a value: every node reads some and writes some. Roles never read hidden fields (gold answers,
+hidden tests); tools, conditions and rewards may. A workflow is checked when it is built; see `checks`.
+
+**Turns.** A turn is a round of a loop: each iteration of a `repeat` begins one, unless no role has spoken yet since the last began. Nodes
+outside of loops belong to turn 0, or to the last turn of the loop before them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any
+
+from marl_llm.workflows.roles import Role, WorkflowError, parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A role speaks."""
+
+    role: Role
+    name: str
+
+    @property
+    def size(self) -> int:
+        """How many requests it can make, which are its places in the numbering of all requests."""
+        return 1 + (self.role.max_tool_rounds if self.role.tools else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """A function runs: outside of the event loop if it is plain, in it if it is `async`, and at once if `instant`."""
+
+    name: str
+    function: Callable[..., Any]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    timeout_s: float | int
+    instant: bool
+    size: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequence:
+    """One after the other."""
+
+    parts: tuple[Node, ...]
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Places of all parts."""
+        return sum(part.size for part in self.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """All at once, on the same state; what they write must differ."""
+
+    parts: tuple[Node, ...]
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Places of all parts."""
+        return sum(part.size for part in self.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Each:
+    """The body once per item of a list, all at once; what it writes is collected into lists in the order of the items."""
+
+    over: str
+    item: str
+    body: Node
+    collect: Mapping[str, str]  # field of the body -> field of the list
+    at_most: int
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Places of all items."""
+        return self.at_most * self.body.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Choose:
+    """One of several ways, by the value of a function of the state."""
+
+    name: str
+    by: Callable[..., Hashable]
+    reads: tuple[str, ...]
+    cases: Mapping[Hashable, Node]
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Places of all ways."""
+        return sum(case.size for case in self.cases.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeat:
+    """The body again and again, until a condition, a `stop` inside, or the bound."""
+
+    name: str
+    body: Node
+    at_most: int
+    until: Callable[..., bool] | None
+    reads: tuple[str, ...]
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Places of all rounds."""
+        return self.at_most * self.body.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """Leaves the innermost loop, or ends the workflow outside of any."""
+
+    size: int = 0
+
+
+Node = Call | Tool | Sequence | Together | Each | Choose | Repeat | Stop
+Part = Node | Role
+
+
+def _node(part: Any) -> Node:
+    if isinstance(part, Role):
+        return call(part)
+    if not isinstance(part, Node):
+        raise WorkflowError(f"{part!r:.80} is no part of a workflow: put a Role, or what call, tool, compute, each, ... return")
+    return part
+
+
+def _reads(function: Callable, reads: tuple[str, ...] | None, name: str) -> tuple[str, ...]:
+    return parameters(function, f"node {name!r}") if reads is None else tuple(reads)
+
+
+def _name(function: Callable, name: str | None, kind: str) -> str:
+    name = name or getattr(function, "__name__", "") or type(function).__name__
+    if name == "<lambda>":
+        raise WorkflowError(f"a {kind} made of a lambda needs name='...', for errors, pictures and transcripts")
+    return name
+
+
+def _bound(at_most: Any, what: str) -> int:
+    if isinstance(at_most, bool) or not isinstance(at_most, int) or at_most < 1:
+        raise WorkflowError(f"{what} is unbounded: at_most={at_most!r} must be a whole number, 1 or more")
+    return at_most
+
+
+def call(role: Role, name: str | None = None) -> Call:
+    """A role speaks. Its name is the role's; a role that speaks at two places needs a name for one of them."""
+    return Call(role, name or role.name)
+
+
+def tool(
+    function: Callable[..., Any],
+    writes: str | tuple[str, ...],
+    name: str | None = None,
+    timeout_s: float | int = 30.0,
+    reads: tuple[str, ...] | None = None,
+) -> Tool:
+    """A tool call.
+
+    Args:
+      function: of the fields that its parameters name, plain (it then runs in a thread) or `async`. It returns the value of the one field
+        in `writes`, or a dictionary of all; or a `ToolResult` of that, whose failure voids the play or has it played again.
+      writes: output fields.
+      name: by default the function's.
+      timeout_s: after it the call has failed, as infrastructure.
+      reads: fields, by position; by default the parameters without a default.
+    """
+    name = _name(function, name, "tool")
+    if timeout_s <= 0:
+        raise WorkflowError(f"tool {name!r}: timeout_s={timeout_s} must be above 0")
+    writes = (writes,) if isinstance(writes, str) else tuple(writes)
+    return Tool(name, function, _reads(function, reads, name), writes, timeout_s, instant=False)
+
+
+def compute(
+    function: Callable[..., Any], writes: str | tuple[str, ...], name: str | None = None, reads: tuple[str, ...] | None = None
+) -> Tool:
+    """A pure function of fields that takes no time to speak of; arguments as `tool`. It must not wait for anything."""
+    name = _name(function, name, "computation")
+    writes = (writes,) if isinstance(writes, str) else tuple(writes)
+    return Tool(name, function, _reads(function, reads, name), writes, 1.0, instant=True)
+
+
+def sequence(*parts: Part) -> Sequence:
+    """One after the other; each sees what the others wrote."""
+    if not parts:
+        raise WorkflowError("a sequence needs at least one part")
+    return Sequence(tuple(_node(part) for part in parts))
+
+
+def together(*parts: Part) -> Together:
+    """All at once: they see the same state, and none sees what another writes."""
+    if len(parts) < 2:
+        raise WorkflowError("together needs two parts or more; one alone is simply a part of a sequence")
+    return Together(tuple(_node(part) for part in parts))
+
+
+def each(over: str, as_: str, do: Part, collect: str | Mapping[str, str], at_most: int | None) -> Each:
+    """`do` once per item of the list `over`, all at once.
+
+    Args:
+      over: a field that holds a list; items beyond `at_most` are left out.
+      as_: the field in which `do` finds its item.
+      do: the body.
+      collect: the field of the body whose values become a list under the same name, or {field of the body: field of the list}.
+    """
+    collect = {collect: collect} if isinstance(collect, str) else dict(collect)
+    return Each(over, as_, _node(do), collect, _bound(at_most, f"each over {over!r}"))
+
+
+def choose(
+    by: Callable[..., Hashable], cases: Mapping[Hashable, Part], name: str | None = None, reads: tuple[str, ...] | None = None
+) -> Choose:
+    """The case whose key `by` returns; another value is an error of the workflow. A case that does nothing is `NOTHING`."""
+    name = _name(by, name, "choice")
+    if not cases:
+        raise WorkflowError(f"choice {name!r} has no cases")
+    return Choose(name, by, _reads(by, reads, name), {key: _node(case) for key, case in cases.items()})
+
+
+def when(
+    condition: Callable[..., bool],
+    then: Part,
+    otherwise: Part | None = None,
+    name: str | None = None,
+    reads: tuple[str, ...] | None = None,
+) -> Choose:
+    """`then` if the condition on the state holds, else `otherwise`, or nothing."""
+    return choose(condition, {True: then, False: NOTHING if otherwise is None else otherwise}, name, reads)
+
+
+def repeat(
+    *parts: Part,
+    at_most: int | None,
+    until: Callable[..., bool] | None = None,
+    name: str = "loop",
+    reads: tuple[str, ...] | None = None,
+) -> Repeat:
+    """The parts in sequence, at most so often; ends early when `until` holds after a round, or at a `stop()` inside."""
+    bound = _bound(at_most, f"loop {name!r}")
+    return Repeat(name, sequence(*parts), bound, until, () if until is None else _reads(until, reads, name))
+
+
+def stop() -> Stop:
+    """Leaves the innermost loop; outside of any it ends the workflow."""
+    return Stop()
+
+
+NOTHING = Sequence(())
+
+
+@dataclasses.dataclass(frozen=True)
+class Workflow:
+    """A team's graph with its rewards: everything about it that no model, device or algorithm changes.
+
+    Attributes:
+      name: of the workflow.
+      body: what `sequence` and its kin return, or one Role.
+      inputs: fields of the task that everyone may read.
+      hidden: fields of the task that only tools, conditions and rewards may read.
+      start: fields that have a value before anyone has spoken, e.g. an empty report.
+      rewards: functions of a whole trajectory that say who earned what; see `rewards`.
+      metrics: name -> function of a whole trajectory; a float, for tables. Never trained on.
+
+    Raises:
+      WorkflowError: a node that cannot be reached, reads what nobody wrote, is written twice at once or shares its name; it says which.
+    """
+
+    name: str
+    body: Part
+    inputs: tuple[str, ...]
+    hidden: tuple[str, ...] = ()
+    start: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rewards: tuple[Callable[..., Any], ...] = ()
+    metrics: Mapping[str, Callable[..., float]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        from marl_llm.workflows.checks import check  # checks and graph describe each other
+
+        object.__setattr__(self, "body", _node(self.body))
+        check(self)
+
+    @functools.cached_property
+    def nodes(self) -> dict[str, Call | Tool]:
+        """Role calls and tool calls by name, in the order written."""
+        return {node.name: node for node in walk(self.body) if isinstance(node, Call | Tool)}
+
+    @functools.cached_property
+    def roles(self) -> dict[str, Role]:
+        """Roles by name, in the order in which they first occur. A role's number, its `agent`, is its place here."""
+        return {node.role.name: node.role for node in walk(self.body) if isinstance(node, Call)}
+
+    @functools.cached_property
+    def agents(self) -> dict[str, int]:
+        """Number of each role."""
+        return {name: number for number, name in enumerate(self.roles)}
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """A node and everything inside it, in the order written."""
+    yield node
+    if isinstance(node, Sequence | Together):
+        for part in node.parts:
+            yield from walk(part)
+    elif isinstance(node, Each | Repeat):
+        yield from walk(node.body)
+    elif isinstance(node, Choose):
+        for case in node.cases.values():
+            yield from walk(case)

@@ -1,0 +1,130 @@
+"""Parsers for the formats that teams speak most: a JSON object, tags, a code block, plain text.
+
+Each is a function that makes a parser for `Role.parse`: response text -> fields, or `FormatError` with a reason. They are strict: what
+stands beside the format makes a response illegal, because a reader that forgives teaches a policy to babble.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from marl_llm.workflows.roles import FormatError
+
+Parser = Callable[[str], dict[str, Any]]
+_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n\s*```", re.DOTALL)
+
+
+def plain(field: str, max_words: int | None = None) -> Parser:
+    """The whole response, stripped, as one field. An empty one, or one of more than `max_words` words, is illegal."""
+
+    def parse(text: str) -> dict[str, Any]:
+        text = text.strip()
+        if not text:
+            raise FormatError("an empty response")
+        if max_words is not None and len(text.split()) > max_words:
+            raise FormatError(f"{len(text.split())} words, {max_words} are allowed")
+        return {field: text}
+
+    return parse
+
+
+def json_object(**fields: Callable[[Any], Any]) -> Parser:
+    """A JSON object, alone or in one fenced block, with exactly these keys.
+
+    Args:
+      **fields: key -> function that checks and converts its value, raising ValueError, TypeError or FormatError for one that will not do.
+        See `texts` and `short_text`.
+    """
+
+    def parse(text: str) -> dict[str, Any]:
+        fenced = _FENCED.fullmatch(text.strip())
+        try:
+            found = json.loads(fenced.group(1) if fenced else text)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise FormatError(f"a JSON {type(found).__name__}, not an object")
+        if missing := [key for key in fields if key not in found]:
+            raise FormatError(f"the key {missing[0]!r} is missing")
+        if extra := [key for key in found if key not in fields]:
+            raise FormatError(f"the key {extra[0]!r} belongs to no field")
+        result = {}
+        for key, convert in fields.items():
+            try:
+                result[key] = convert(found[key])
+            except (ValueError, TypeError) as error:
+                raise FormatError(f"{key}: {error}") from error
+        return result
+
+    return parse
+
+
+def texts(at_most: int, distinct: bool = True, cut: bool = False) -> Callable[[Any], tuple[str, ...]]:
+    """A list of one to `at_most` texts that are not empty; `cut` drops the surplus instead of refusing it."""
+
+    def convert(value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list) or not value:
+            raise FormatError("not a list with at least one text")
+        found = tuple(short_text()(item) for item in value)
+        if len(found) > at_most and not cut:
+            raise FormatError(f"{len(found)} texts, {at_most} are allowed")
+        if distinct and len(set(found)) < len(found):
+            raise FormatError("a text occurs twice")
+        return found[:at_most]
+
+    return convert
+
+
+def short_text(max_words: int | None = None) -> Callable[[Any], str]:
+    """A text that is not empty, of at most `max_words` words."""
+
+    def convert(value: Any) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise FormatError("not a text, or an empty one")
+        if max_words is not None and len(value.split()) > max_words:
+            raise FormatError(f"{len(value.split())} words, {max_words} are allowed")
+        return value.strip()
+
+    return convert
+
+
+def tagged(tags: Mapping[str, str] | tuple[str, ...], read: Callable[[dict[str, str]], dict[str, Any]] | None = None) -> Parser:
+    """`<tag>...</tag>` blocks, each once, in this order, with nothing but white space between them.
+
+    Args:
+      tags: the tags, or {tag: field} where they differ from the fields.
+      read: turns {field: text between the tags} into the role's fields; may raise `FormatError`.
+    """
+    names = dict(tags) if isinstance(tags, Mapping) else {tag: tag for tag in tags}
+    blocks = [f"<{re.escape(tag)}>(?P<g{i}>.*?)</{re.escape(tag)}>" for i, tag in enumerate(names)]
+    pattern = re.compile(r"\s*" + r"\s*".join(blocks) + r"\s*", re.DOTALL)
+
+    def parse(text: str) -> dict[str, Any]:
+        for tag in names:
+            if text.count(f"<{tag}>") != 1 or text.count(f"</{tag}>") != 1:
+                raise FormatError(f"<{tag}> and </{tag}> must each occur once")
+        match = pattern.fullmatch(text)
+        if match is None:
+            raise FormatError(f"expected {' '.join(f'<{t}>...</{t}>' for t in names)} and nothing else")
+        found = {field: match.group(f"g{i}").strip() for i, field in enumerate(names.values())}
+        return read(found) if read else found
+
+    return parse
+
+
+def code_block(field: str, language: str = "python") -> Parser:
+    """The code of the one fenced block of this language. Words around it are allowed; a second block is not, nor an empty one."""
+    pattern = re.compile(rf"^[ \t]*```{re.escape(language)}[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+
+    def parse(text: str) -> dict[str, Any]:
+        blocks = pattern.findall(text)
+        if len(blocks) != 1:
+            raise FormatError(f"{len(blocks)} fenced {language} blocks; one is expected")
+        if not blocks[0].strip():
+            raise FormatError("an empty block")
+        return {field: blocks[0]}
+
+    return parse

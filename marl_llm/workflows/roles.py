@@ -1,0 +1,171 @@
+"""Roles: what a player reads, what it may say, and what its words mean. Nothing about models, devices or algorithms.
+
+A role is the tuple of UnityMAS-O, Eq. 2: a prompt template, input and output spaces, tools, and constraints on execution. Its inputs are
+the fields that the template names; its outputs are the fields of `writes`. A parser turns a response into those fields or raises
+`FormatError`, which is the format's verdict: the response still has an effect (the fallbacks of `writes`), and a reward may punish it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from marl_llm.sampling.requests import Settings
+from marl_llm.text import Message
+
+Fields = Mapping[str, Any]
+
+
+class WorkflowError(ValueError):
+    """A team that cannot be played as it is written; the message names the node and says what to do."""
+
+
+class FormatError(ValueError):
+    """Raised by a parser: the response breaks the role's format.
+
+    Args:
+      why: one line for people and for the transcripts.
+      fields: what could be read all the same; the other outputs take their fallbacks.
+    """
+
+    def __init__(self, why: str, fields: Fields | None = None):
+        super().__init__(why)
+        self.fields = dict(fields or {})
+
+
+def parameters(function: Callable, what: str) -> tuple[str, ...]:
+    """The fields that a function reads: its parameters without a default.
+
+    Raises `WorkflowError` for a function that takes `*args` or `**kwargs`, whose fields nobody can know.
+    """
+    names = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise WorkflowError(f"{what}: the parameter {name!r} names no field; write one named parameter per field, or pass reads=(...)")
+        if parameter.default is parameter.empty:
+            names.append(name)
+    return tuple(names)
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleTool:
+    """A tool that a role calls within its own response, through the tool calls of its chat format.
+
+    Attributes:
+      name: as the model calls it.
+      function: of the call's arguments, by name; plain or `async`. It may return a `ToolResult`, whose failure voids the play.
+      description, arguments: for the model; `arguments` is a JSON schema of an object.
+      timeout_s: the play is void, or played again, when a call takes longer.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    description: str
+    arguments: Mapping[str, Any]
+    timeout_s: float | int = 30.0
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": dict(self.arguments)},
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """A logical player.
+
+    Attributes:
+      name: unique in its workflow.
+      prompt: template of the user's message; `{field}` stands for a field of the workflow's state, `{{` for a brace.
+      parse: response text -> output fields; raises `FormatError` for a response that breaks the format, and nothing else.
+      writes: output field -> its value when the response cannot be read.
+      system: template of the system's message; empty for none.
+      show: field -> function that renders it as text; `str` without one.
+      max_tokens: budget R of one response, its stop token included.
+      max_prompt: budget P of the prompt in tokens.
+      trim: a field (text or a list) that is shortened from its end until the prompt fits, which is counted. Without one a prompt over
+        budget voids the play.
+      settings: how its tokens are drawn.
+      stop: texts that end a response, beside the stop tokens of its model.
+      tools: what it may call within its response; needs a model that speaks a chat format.
+      max_tool_rounds: how often it may call tools before its response has to be final.
+      timeout_s: of one response.
+
+    Raises:
+      WorkflowError: a template with positional or dotted fields, a field to show or trim that the template does not read, budgets below 1.
+    """
+
+    name: str
+    prompt: str
+    parse: Callable[[str], Fields]
+    writes: Fields
+    system: str = ""
+    show: Mapping[str, Callable[[Any], str]] = dataclasses.field(default_factory=dict)
+    max_tokens: int = 256
+    max_prompt: int = 4096
+    trim: str | None = None
+    settings: Settings = Settings()
+    stop: tuple[str, ...] = ()
+    tools: tuple[RoleTool, ...] = ()
+    max_tool_rounds: int = 4
+    timeout_s: float | int = 300.0
+
+    def __post_init__(self):
+        if not self.name.isidentifier():
+            raise WorkflowError(f"role {self.name!r}: the name must be a Python identifier, because fields, seeds and figures carry it")
+        reads = self.reads
+        for option, fields in (("show", tuple(self.show)), ("trim", (self.trim,) if self.trim else ())):
+            if unknown := [f for f in fields if f not in reads]:
+                known = ", ".join(reads) or "none"
+                raise WorkflowError(f"role {self.name!r}: {option} names {unknown[0]!r}, which its prompt does not read (it reads {known})")
+        if self.max_tokens < 1 or self.max_prompt < 1 or self.timeout_s <= 0 or self.max_tool_rounds < 1:
+            raise WorkflowError(f"role {self.name!r}: max_tokens, max_prompt, max_tool_rounds and timeout_s must be above 0")
+        if not self.writes:
+            raise WorkflowError(f"role {self.name!r} writes no field, so that nothing it says has an effect: name one in writes")
+
+    @functools.cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Input fields, in the order of the templates."""
+        names = []
+        for text in (self.system, self.prompt):
+            for _, name, spec, conversion in string.Formatter().parse(text):
+                if name is None:
+                    continue
+                if not name.isidentifier() or spec or conversion:
+                    raise WorkflowError(f"role {self.name!r}: its template holds {{{name}}}; name a field, and double braces that are text")
+                names.append(name)
+        return tuple(dict.fromkeys(names))
+
+    def messages(self, fields: Fields) -> list[Message]:
+        """The prompt as messages."""
+        shown = {name: self.show.get(name, str)(fields[name]) for name in self.reads}
+        system = [Message("system", self.system.format_map(shown))] if self.system else []
+        return [*system, Message("user", self.prompt.format_map(shown))]
+
+    def read(self, text: str) -> tuple[dict[str, Any], str | None]:
+        """Output fields of a response, and why its format is broken (None: it is not).
+
+        Raises `WorkflowError` if the parser fails otherwise than by `FormatError`, or gives other fields than `writes`.
+        """
+        try:
+            found, why = dict(self.parse(text)), None
+        except FormatError as error:
+            found, why = {**self.writes, **error.fields}, str(error) or "illegal"
+        except Exception as error:  # a parser reads what a policy wrote, which may be anything: this one has a fault
+            raise WorkflowError(f"the parser of role {self.name!r} raised {type(error).__name__}: {error}; on {text[:200]!r}") from error
+        if set(found) != set(self.writes):
+            names = f"{sorted(found)}, while the role writes {sorted(self.writes)}"
+            raise WorkflowError(f"the parser of role {self.name!r} gave {names}")
+        return found, why
+
+
+def numbered(items: Sequence[Any]) -> str:
+    """Items of a list as lines `[1] ...`; for `Role.show`."""
+    return "\n".join(f"[{i}] {item}" for i, item in enumerate(items, 1))
