@@ -4,7 +4,7 @@
 |---|---|---|
 | `xla` | everywhere | all scores at once, `[B, H, L, L]` |
 | `chunked` | everywhere | queries in chunks, computed again in the backward pass: memory `[B, H, chunk, L]` |
-| `tree` | everywhere | the prompt in causal blocks; responses over the prompt and each over itself, in one softmax: no score between branches |
+| `tree` | everywhere | the prompt in causal blocks; responses over the prompt and themselves in one softmax: no score between branches |
 | `cudnn` | GPU, 16-bit | `jax.nn.dot_product_attention` with the mask |
 | `splash` | TPU | block-sparse flash attention; the tree is computed inside the kernel, and blocks that no query sees are never read |
 

@@ -1,8 +1,9 @@
-"""Scoring a group in one packed row: the prompt once, and K responses that each see the prompt and themselves.
+"""Scoring packed rows: a group as its prompt once and K responses that each see the prompt and themselves, and rows of any such trees.
 
 A row of a group with P prompt tokens and K responses of R tokens is `[prompt | response 1 | ... | response K]`, of length
 `P + K R` instead of the `K (P + R)` of unrolled rows. Prompts are padded on the left, responses on the right; positions count
-real tokens, so padding changes nothing.
+real tokens, so padding changes nothing. `score_packed` scores rows that each hold their own mixture of trees and plain sequences
+(`marl_llm.training.packing` makes them).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.models.config import ModelConfig
-from marl_llm.models.log_probs import head_weight, score_hidden, split_adapters
-from marl_llm.models.masks import prompt_positions, tree_mask
+from marl_llm.models.log_probs import TokenScores, head_weight, score_hidden, split_adapters
+from marl_llm.models.masks import packed_mask, prompt_positions, tree_mask
 from marl_llm.models.transformer import Decoder, is_stacked
 
 
@@ -52,3 +53,27 @@ def score_responses(
     rest = hidden[:, p:].reshape(b, k, r, -1)[:, :, :-1]
     scores = score_hidden(head_weight(config, base), jnp.concatenate([first, rest], axis=2), responses, temperature)
     return Scores(*scores)
+
+
+def score_packed(
+    config: ModelConfig,
+    params: dict,
+    tokens: Int[Array, "B L"],
+    positions: Int[Array, "B L"],
+    segments: Int[Array, "B L"],
+    branches: Int[Array, "B L"],
+    predict: Int[Array, "B Q"],
+    targets: Int[Array, "B Q"],
+    temperature: float = 1.0,
+) -> TokenScores:
+    """Log-probs and entropies `[B, Q]` of `targets`, each predicted by the token at index `predict` of its row.
+
+    Args:
+      positions: depth of each token in its own sequence. segments, branches: who sees whom, see `marl_llm.models.masks.RowMask`.
+    The head runs on the Q predicting positions only. What padding of `predict` and `targets` (index 0, any id) scores means nothing.
+    """
+    variables, base = split_adapters(params)
+    model = Decoder(config, stacked=is_stacked(base))
+    hidden, _ = model.apply(variables, tokens, positions, packed_mask(segments, branches))
+    hidden = jnp.take_along_axis(hidden, predict[..., None], axis=1)
+    return score_hidden(head_weight(config, base), hidden, targets, temperature)

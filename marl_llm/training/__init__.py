@@ -3,6 +3,8 @@
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.imitation import make_imitation
 from marl_llm.training.mesh import compile_quickly, make_mesh, over_data, use_cpu_devices
+from marl_llm.training.packed_update import make_packed_update
+from marl_llm.training.packing import PackingError, TokenSample, pack
 from marl_llm.training.policy import Policy, fresh_policy, linear_decay, make_optimizer, make_policy, step_policy
 from marl_llm.training.rollouts import Batch, make_evaluation, make_rollout, summarise
 from marl_llm.training.update import Rows, make_update, rows_from, to_samples
@@ -12,17 +14,21 @@ __all__ = [
     "Batch",
     "CheckpointError",
     "Checkpoints",
+    "PackingError",
     "Policy",
     "Rows",
+    "TokenSample",
     "fresh_policy",
     "linear_decay",
     "make_evaluation",
     "make_imitation",
     "make_mesh",
     "make_optimizer",
+    "make_packed_update",
     "make_policy",
     "make_rollout",
     "make_update",
+    "pack",
     "rows_from",
     "step_policy",
     "summarise",

@@ -1,0 +1,216 @@
+"""The packed update and the tree rows of device games take the step of plain unrolled rows, for every recipe (law 5)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_update import CONFIG, SGD, G, K, R, assert_close, assert_same, make_rows, params
+
+from marl_llm.algorithms import RECIPES, Samples, advantages_for, loss_for, make_recipe
+from marl_llm.models import Decoder, prompt_mask, prompt_positions
+from marl_llm.training import PackingError, TokenSample, make_mesh, make_packed_update, make_policy, make_update
+
+P_MAX, R_MAX = 6, 5
+RELEASED = ("at_grpo", "magrpo", "dr_mas", "mappa")
+PRESETS = [(name, "paper") for name in RECIPES if name != "ppo"] + [(name, "released") for name in RELEASED]
+BOTH = np.asarray([True, True])
+
+
+def recipe_of(name, preset):
+    options = {"branches": 2} if name != "mappa" else {}
+    return make_recipe(name, preset, **options)
+
+
+@functools.cache
+def reference():
+    return jax.tree.map(lambda x: x * 0.9 + 0.01, params())
+
+
+@functools.cache
+def make_samples():
+    """Four environments, two agents, two turns, 1 to 3 samples of each, of uneven lengths; in most slots they share their prompt."""
+    rng = np.random.default_rng(3)
+    samples, table = [], []
+    ids = lambda n: rng.integers(1, CONFIG.vocab_size, n)  # noqa: E731
+    for env in range(4):
+        for agent in range(2):
+            for turn in range(2):
+                shared = ids(rng.integers(1, P_MAX + 1))
+                for k in range(rng.integers(1, 4)):
+                    prompt = shared if turn == 0 or env % 2 else ids(rng.integers(1, P_MAX + 1))
+                    r = rng.integers(1, R_MAX + 1)
+                    samples.append(TokenSample(prompt, ids(r), rng.normal(-2.5, 0.3, r), f"{env}.{agent}.{turn}.{k}"))
+                    table.append((env, agent, turn, 4 * env + k, *rng.normal(size=2), abs(rng.normal())))
+    env, agent, turn, trajectory, team, local, kl = map(np.asarray, zip(*table, strict=True))
+    team[:3], local[:3] = 0.5, 0.25
+    as_float = lambda x: x.astype(np.float32)  # noqa: E731
+    return samples, Samples(
+        instance=env, env=env, agent=agent, turn=turn, trajectory=trajectory, team=as_float(team), local=as_float(local), kl=as_float(kl)
+    )
+
+
+def padded(samples):
+    """Plain rows `[S, P + R]`, prompts padded on the left, and what is real in each part."""
+    n = len(samples)
+    prompt, response = np.zeros((n, P_MAX), np.int32), np.zeros((n, R_MAX), np.int32)
+    prompt_where, where, drawn = np.zeros((n, P_MAX), bool), np.zeros((n, R_MAX), bool), np.zeros((n, R_MAX), np.float32)
+    for i, s in enumerate(samples):
+        prompt[i, P_MAX - s.prompt.size :], prompt_where[i, P_MAX - s.prompt.size :] = s.prompt, True
+        response[i, : s.response.size], where[i, : s.response.size], drawn[i, : s.response.size] = s.response, True, s.log_probs
+    return prompt, prompt_where, response, where, drawn
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def unrolled(params, prompt, prompt_where, response, temperature):
+    """Log-probs and entropies `[S, R]` from plain causal rows, without the packed code."""
+    full = jnp.concatenate([prompt, response], axis=1)
+    real = jnp.concatenate([prompt_where, jnp.ones(response.shape, bool)], axis=1)
+    hidden, _ = Decoder(CONFIG).apply({"params": params}, full, prompt_positions(real), prompt_mask(real))
+    r = response.shape[1]
+    log_softmax = jax.nn.log_softmax((hidden @ params["embedding"].T)[:, -r - 1 : -1] / temperature)
+    return jnp.take_along_axis(log_softmax, response[..., None], axis=-1)[..., 0], -jnp.sum(jnp.exp(log_softmax) * log_softmax, -1)
+
+
+def plain_step(recipe, samples, table):
+    """Loss and gradient of the whole table on plain rows: the definition."""
+    *rows, where, drawn = padded(samples)
+    lengths = where.sum(1)
+    advantages, _, _ = advantages_for(recipe, Samples(**(vars(table) | {"tokens": lengths})))
+    ref = unrolled(reference(), *rows, recipe.temperature)[0] if recipe.kl_coef and recipe.kl_in == "loss" else None
+
+    def loss(scores):
+        total, count, _ = loss_for(recipe, scores[0], drawn, advantages, where, entropy=scores[1], reference_log_probs=ref)
+        return total / count
+
+    scores, back = jax.vjp(lambda p: unrolled(p, *rows, recipe.temperature), params())
+    value, slope = jax.value_and_grad(loss)(scores)
+    return float(value), back(slope)[0]
+
+
+@functools.cache
+def packed_for(recipe, devices=1, **options):
+    settings = dict(row_tokens=32, minibatch=100) | options
+    return make_packed_update(recipe, CONFIG, SGD, make_mesh(devices), **settings)
+
+
+def packed_step(recipe, samples, table, plays=BOTH, seed=0, **options):
+    ref = reference() if recipe.kl_coef else None
+    policy, metrics = packed_for(recipe, **options)(make_policy(params(), SGD), ref, samples, table, plays, jnp.float32(1.0), seed)
+    return jax.tree.map(np.asarray, policy.params), metrics
+
+
+@pytest.mark.parametrize(("name", "preset"), PRESETS)
+def test_law_5_packed_rows_take_the_step_of_unrolled_rows(name, preset):
+    recipe = recipe_of(name, preset)
+    value, gradient = plain_step(recipe, *make_samples())
+    moved, metrics = packed_step(recipe, *make_samples(), microbatch_tokens=64)
+    scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradient))
+    assert scale > 1e-3
+    assert_close(jax.tree.map(lambda a, b: a - b, params(), moved), gradient, atol=1e-5 * max(1.0, scale))
+    assert metrics["loss"] == pytest.approx(value, rel=1e-5, abs=1e-5)
+    assert metrics["updates"] == 1
+    assert 0.5 < metrics["packing"] <= 1
+
+
+@pytest.mark.parametrize(("name", "preset"), PRESETS)
+def test_law_5_tree_rows_take_the_step_of_unrolled_rows(name, preset):
+    """The update of device games on the same footing, in micro-batches."""
+    recipe = recipe_of(name, preset)
+    if recipe.kl_in == "reward" and recipe.kl_coef:
+        recipe = make_recipe(name, preset, kl_coef=0.0)
+    rows = make_rows()
+    samples, kept = [], []
+    for g, k in np.ndindex(G, K):
+        if rows.where[g]:
+            r = int(rows.token_where[g, k].sum())
+            samples.append(TokenSample(rows.prompt[g][rows.prompt_where[g]], rows.tokens[g, k, :r], rows.log_probs[g, k, :r]))
+            kept.append((g, k))
+    g, k = np.asarray(kept).T
+    of = lambda x: np.asarray(x)[g]  # noqa: E731
+    table = Samples(
+        instance=of(rows.env), env=of(rows.env), agent=of(rows.agent), turn=of(rows.turn), trajectory=of(rows.trajectory),
+        team=np.asarray(rows.team)[g, k], local=np.asarray(rows.local)[g, k],
+    )  # fmt: skip
+    value, gradient = plain_step(recipe, samples, table)
+    update = make_update(recipe, CONFIG, SGD, make_mesh(1), minibatch=G, microbatch_tokens=5 * (5 + K * R))
+    ref = reference() if recipe.kl_coef else None
+    policy, metrics = update(make_policy(params(), SGD), ref, rows, jnp.asarray(BOTH), jnp.float32(1.0), jax.random.key(0))
+    scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradient))
+    assert_close(jax.tree.map(lambda a, b: a - b, params(), policy.params), gradient, atol=1e-5 * max(1.0, scale))
+    assert float(metrics["loss"]) == pytest.approx(value, rel=1e-5, abs=1e-5)
+
+
+def test_law_5_budget_micro_batch_order_and_devices_change_nothing():
+    recipe = recipe_of("at_grpo", "paper")
+    samples, table = make_samples()
+    base, figures = packed_step(recipe, samples, table, minibatch=5)
+    assert figures["updates"] > 2
+    mixed = np.random.default_rng(5).permutation(len(samples))
+    turned = [samples[i] for i in mixed], Samples(**{n: x[mixed] for n, x in vars(table).items() if x is not None})
+    assert_same(packed_step(recipe, *turned, minibatch=5)[0], base)  # order is a matter of identity
+    for options in (dict(row_tokens=11), dict(microbatch_tokens=1), dict(devices=2, microbatch_tokens=40)):
+        moved, metrics = packed_step(recipe, samples, table, minibatch=5, **options)
+        assert_close(moved, base, atol=1e-5)
+        for name in set(figures) - {"packing"}:
+            assert metrics[name] == pytest.approx(figures[name], rel=1e-4, abs=1e-5), (name, options)
+    assert not np.array_equal(packed_step(recipe, samples, table, minibatch=5, seed=1)[0]["embedding"], base["embedding"])
+
+
+def test_each_model_learns_from_the_agents_that_it_plays_and_tied_groups_can_be_left_out():
+    recipe = make_recipe("at_grpo", branches=2, skip_tied=True, reduce="token_mean")
+    samples, table = make_samples()
+    first = np.asarray([True, False])
+    base, metrics = packed_step(recipe, samples, table, plays=first)
+    foreign = [
+        TokenSample(s.prompt, s.response, s.log_probs - 3.0) if a == 1 else s for s, a in zip(samples, table.agent, strict=True)
+    ]
+    assert_same(packed_step(recipe, foreign, table, plays=first)[0], base)
+    assert metrics["useful_groups"] < metrics["groups"]
+    # tied groups still count in the denominator: the loss is the mean over all tokens that are played
+    mine = np.flatnonzero(table.agent == 0)
+    part = Samples(**{n: x[mine] for n, x in vars(table).items() if x is not None})
+    everything = make_recipe("at_grpo", branches=2, reduce="token_mean")
+    value, gradient = plain_step(everything, [samples[i] for i in mine], part)
+    assert metrics["loss"] == pytest.approx(value, rel=1e-5, abs=1e-5)
+    assert_close(jax.tree.map(lambda a, b: a - b, params(), base), gradient)
+
+
+def test_law_8_nothing_to_learn_from_changes_nothing_and_has_all_figures():
+    recipe = recipe_of("at_grpo", "paper")
+    samples, table = make_samples()
+    _, usual = packed_step(recipe, samples, table)
+    moved, metrics = packed_step(recipe, samples, table, plays=np.asarray([False, False]))
+    assert_same(moved, params())
+    assert set(metrics) == set(usual)
+    assert (metrics["updates"], metrics["groups"], metrics["loss"]) == (0, 0, 0.0)
+    voided = Samples(**(vars(table) | {"where": np.zeros(len(samples), bool)}))
+    assert_same(packed_step(recipe, samples, voided)[0], params())
+
+
+def test_law_2_the_gap_between_sampler_and_scorer_is_measured():
+    recipe = recipe_of("at_grpo", "paper")
+    samples, table = make_samples()
+    *rows, _, _ = padded(samples)
+    exact = np.asarray(unrolled(params(), *rows, 1.0)[0])
+    honest = [TokenSample(s.prompt, s.response, exact[i, : s.response.size]) for i, s in enumerate(samples)]
+    assert packed_step(recipe, honest, table)[1]["log_prob_gap"] < 1e-5
+    off = honest[3].log_probs.copy()
+    off[-1] += 0.5
+    honest[3] = TokenSample(honest[3].prompt, honest[3].response, off)
+    assert packed_step(recipe, honest, table)[1]["log_prob_gap"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_law_10_what_cannot_be_done_is_told():
+    recipe = recipe_of("at_grpo", "paper")
+    samples, table = make_samples()
+    with pytest.raises(PackingError, match=r"tokens, more than a row's 5: raise row_tokens"):
+        packed_step(recipe, samples, table, row_tokens=5)
+    with pytest.raises(ValueError, match=r"3 token samples, but the table's column 'instance' has shape"):
+        packed_step(recipe, samples[:3], table)
+    with pytest.raises(ValueError, match="needs a critic"):
+        packed_for(make_recipe("ppo"))
+    for options in (dict(row_tokens=0), dict(minibatch=0), dict(epochs=0), dict(microbatch_tokens=-1)):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            packed_for(recipe, **options)
