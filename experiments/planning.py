@@ -61,7 +61,7 @@ def programs(config, recipe, mesh, minibatch: int, groups: int, agents: int, env
     from jax.sharding import NamedSharding, PartitionSpec
 
     from marl_llm.models import SAMPLE, TRAIN, init_params, param_shardings, use_rules
-    from marl_llm.sampling import sample
+    from marl_llm.sampling import Settings, sample
     from marl_llm.training import make_optimizer, make_policy, make_update
     from marl_llm.training.update import Rows
 
@@ -98,7 +98,7 @@ def programs(config, recipe, mesh, minibatch: int, groups: int, agents: int, env
     def sampler(params, tokens, where, keys):
         with use_rules(mesh, SAMPLE):
             return sample(
-                config, params, tokens, where, keys, max_tokens=response, stop_id=1, pad_id=0, temperature=float(recipe.temperature)
+                config, params, tokens, where, keys, max_tokens=response, stop=1, pad_id=0, settings=Settings(float(recipe.temperature))
             )
 
     low = abstract(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(config.compute_dtype)), apart), SAMPLE)

@@ -1,6 +1,7 @@
 """Ground floor: Qwen- and Llama-style decoders in Flax linen, their layouts, shardings, adapters and files, and the scoring of rows."""
 
 from marl_llm.models.attention import attend, for_platform, self_attention
+from marl_llm.models.cache import BranchCache, DecodeMask, PrefixMask, to_cache
 from marl_llm.models.config import ModelConfig, RopeScaling
 from marl_llm.models.huggingface import load_pretrained, read_config, save_pretrained
 from marl_llm.models.log_probs import TokenScores, head_weight, log_probs, score_hidden, split_adapters
@@ -8,9 +9,10 @@ from marl_llm.models.lora import LoraConfig, attach, attach_many, init_adapters,
 from marl_llm.models.masks import RowMask, prompt_mask, prompt_positions, tree_mask
 from marl_llm.models.packed import Scores, score_responses
 from marl_llm.models.presets import PRESETS, make_model_config
+from marl_llm.models.serving import is_serving, serving_layout
 from marl_llm.models.sharding import REPLICATED, RULES, SAMPLE, TRAIN, constrain, constrain_params, param_shardings, place, use_rules
 from marl_llm.models.tensor_files import CheckpointFileError
-from marl_llm.models.transformer import BranchCache, Decoder, init_params, is_stacked, stack_layers, unstack_layers
+from marl_llm.models.transformer import Decoder, init_params, is_stacked, stack_layers, unstack_layers
 
 __all__ = [
     "PRESETS",
@@ -20,9 +22,11 @@ __all__ = [
     "TRAIN",
     "BranchCache",
     "CheckpointFileError",
+    "DecodeMask",
     "Decoder",
     "LoraConfig",
     "ModelConfig",
+    "PrefixMask",
     "RopeScaling",
     "RowMask",
     "Scores",
@@ -36,6 +40,7 @@ __all__ = [
     "head_weight",
     "init_adapters",
     "init_params",
+    "is_serving",
     "is_stacked",
     "load_adapters",
     "load_pretrained",
@@ -52,8 +57,10 @@ __all__ = [
     "score_hidden",
     "score_responses",
     "self_attention",
+    "serving_layout",
     "split_adapters",
     "stack_layers",
+    "to_cache",
     "tree_mask",
     "unstack_layers",
     "use_rules",

@@ -4,39 +4,32 @@ Pre-norm blocks, RMSNorm, rotary positions, grouped-query attention (per-head RM
 three uses, which differ only in the keys that a token may see:
 
 - rows `[B, L]` under a `RowMask`, plain or packed (a prompt and K responses that each see the prompt and themselves);
-- the prefill of E prompts, which is a plain row whose keys and values are kept;
-- a decode step of K branches per prompt, whose keys are the prompt's (shared, computed once) and each branch's own.
+- the prefill of E prompts, which is a plain row whose keys and values are kept, or new tokens behind a cached prompt (`PrefixMask`);
+- a decode step of K branches per prompt (`DecodeMask`), whose keys are the prompt's (shared, computed once) and each branch's own.
 
-Parameters have one of two layouts: one subtree per layer (`block_0`, `block_1`, ...), which decodes faster, or all layers stacked
-(`blocks`, scanned with `nn.scan`), which compiles faster and has fewer leaves. `stack_layers` and `unstack_layers` convert, bit for bit;
-every function here reads the layout off the parameters.
+Parameters have one of three layouts: one subtree per layer (`block_0`, `block_1`, ...); all layers stacked (`blocks`, scanned with
+`nn.scan`), which compiles faster and has fewer leaves; or, for sampling, one subtree per layer with fused and transposed matrices
+(`marl_llm.models.serving`). `stack_layers` and `unstack_layers` convert, bit for bit; functions read the layout off the parameters.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from marl_llm.models.attention import Segment, attend, self_attention
+from marl_llm.models.attention import platform, self_attention
+from marl_llm.models.cache import BranchCache, DecodeMask, PrefixMask, decode_attention, prefix_attention
 from marl_llm.models.config import ModelConfig
 from marl_llm.models.experts import mixture
 from marl_llm.models.masks import RowMask, prompt_mask
 from marl_llm.models.rotary import rotary_angles, rotate
 from marl_llm.models.sharding import constrain
 
-
-class BranchCache(NamedTuple):
-    """Per layer: the prompt's keys and values `[E, P, J, d]`, shared by K branches, and the branches' own `[E, K, R, J, d]`."""
-
-    prompt_keys: Float[Array, "E P J d"]
-    prompt_values: Float[Array, "E P J d"]
-    keys: Float[Array, "E K R J d"]
-    values: Float[Array, "E K R J d"]
+COLUMNS = 256  # rows up to which a CPU multiplies faster with the rows as columns
 
 
 class RMSNorm(nn.Module):
@@ -56,7 +49,8 @@ class Projection(nn.Module):
     """A matrix product over the last `inputs` axes of `x`, with an optional bias and optional low-rank adapters.
 
     Adapters live in the collection 'lora' at the same path: `a [N, in, r]`, `b [N, r, out]`, already scaled, one pair per agent (see
-    `marl_llm.models.lora`). `agents [B, N]` holds each row's weights over them; None takes the only pair.
+    `marl_llm.models.lora`). `agents [B, N]` holds each row's weights over them; None takes the only pair. A `transposed` kernel is the
+    matrix `[out, in]` of the serving layout, and has no adapters.
     """
 
     features: tuple[int, ...]
@@ -64,12 +58,17 @@ class Projection(nn.Module):
     scale: float
     use_bias: bool = False
     inputs: int = 1
+    transposed: bool = False
 
     @nn.compact
     def __call__(self, x, agents: Float[Array, "B N"] | None = None):
         c = self.config
         lead, inside = x.shape[: x.ndim - self.inputs], x.shape[x.ndim - self.inputs :]
         size, out = _prod(inside), _prod(self.features)
+        if self.transposed:
+            y = columns_product(x.reshape(*lead, size), self.variables["params"]["kernel"], jnp.dtype(c.compute_dtype))
+            y = y + self.variables["params"]["bias"].astype(y.dtype) if self.use_bias else y
+            return y.reshape(*lead, *self.features)
         # drawn as one matrix, so that heads do not change what an initializer gives
         draw = lambda key, shape, dtype: (jax.random.normal(key, (size, out), dtype) * self.scale).reshape(shape)  # noqa: E731
         kernel = self.param("kernel", draw, (*inside, *self.features), jnp.dtype(c.param_dtype))
@@ -90,20 +89,37 @@ class Projection(nn.Module):
         return y.reshape(*lead, *self.features)
 
 
+def columns_product(x: Float[Array, "*rows D"], matrix: Float[Array, "O D"], dtype, out=None) -> Float[Array, "*rows O"]:
+    """`x @ matrix.T`. On a CPU with the rows as columns where they are few (a decode step), which makes a product with weights that come
+    from memory a quarter to a third faster; the barriers keep XLA from turning it around again."""
+    flat, matrix = x.reshape(-1, x.shape[-1]).astype(dtype), matrix.astype(dtype)
+    if platform() == "cpu" and flat.shape[0] <= COLUMNS:
+        y = jax.lax.optimization_barrier(matrix @ jax.lax.optimization_barrier(flat.T)).T
+    else:
+        y = jax.lax.dot_general(flat, matrix, (((1,), (1,)), ((), ())), preferred_element_type=out)
+    return y.reshape(*x.shape[:-1], matrix.shape[0])
+
+
 class Attention(nn.Module):
     """Grouped-query attention."""
 
     config: ModelConfig
+    serving: bool = False
 
     @nn.compact
-    def __call__(self, x, angles, mask, cache: BranchCache | None, step, agents):
+    def __call__(self, x, angles, mask, cache, agents):
         c = self.config
 
         def project(name, heads):
             bias = c.attention_bias
-            return Projection((heads, c.head_dim), c, c.width**-0.5, use_bias=bias, name=name)(x, agents)
+            return Projection((heads, c.head_dim), c, c.width**-0.5, use_bias=bias, transposed=self.serving, name=name)(x, agents)
 
-        q, k, v = project("query", c.query_heads), project("key", c.key_value_heads), project("value", c.key_value_heads)
+        if self.serving:
+            q, k, v = jnp.split(
+                project("qkv", c.query_heads + 2 * c.key_value_heads), (c.query_heads, c.query_heads + c.key_value_heads), axis=-2
+            )
+        else:
+            q, k, v = project("query", c.query_heads), project("key", c.key_value_heads), project("value", c.key_value_heads)
         if c.qk_norm:
             q = RMSNorm(c.norm_epsilon, c.param_dtype, name="query_norm")(q)
             k = RMSNorm(c.norm_epsilon, c.param_dtype, name="key_norm")(k)
@@ -112,15 +128,13 @@ class Attention(nn.Module):
         k, v = (constrain(y, "batch", None, "key_value_heads", None) for y in (k, v))
         if cache is None:
             out, new = self_attention(c.attention, q, k, v, mask), (k, v)
+        elif isinstance(mask, PrefixMask):
+            out, new = prefix_attention(q, k, v, cache, mask), (k, v)
         else:
-            keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, k[:, :, None], step, axis=2)
-            values = jax.lax.dynamic_update_slice_in_dim(cache.values, v[:, :, None], step, axis=2)
-            e, branches, r = keys.shape[:3]
-            own = jnp.broadcast_to(jnp.arange(r) <= step, (e, branches, r))
-            new = cache._replace(keys=keys, values=values)
-            out = attend(q, [Segment(cache.prompt_keys, cache.prompt_values, mask), Segment(keys, values, own)])
+            out, new = decode_attention(q, k, v, cache, mask)
         scale = (c.query_heads * c.head_dim) ** -0.5 / (2 * c.layers) ** 0.5
-        return Projection((c.width,), c, scale, use_bias=c.output_bias, inputs=2, name="output")(out, agents), new
+        out = Projection((c.width,), c, scale, use_bias=c.output_bias, inputs=2, transposed=self.serving, name="output")(out, agents)
+        return out, new
 
 
 class Block(nn.Module):
@@ -128,14 +142,15 @@ class Block(nn.Module):
 
     config: ModelConfig
     sparse: bool = False
+    serving: bool = False
 
     @nn.compact
-    def __call__(self, x, angles, mask, cache, step, agents):
+    def __call__(self, x, angles, mask, cache, agents):
         c = self.config
         x = constrain(x, "batch", None, None)
         with jax.named_scope("attention"):
             h = RMSNorm(c.norm_epsilon, c.param_dtype, name="attention_norm")(x)
-            h, new = Attention(c, name="attention")(h, angles, mask, cache, step, agents)
+            h, new = Attention(c, self.serving, name="attention")(h, angles, mask, cache, agents)
             x = x + h
         with jax.named_scope("feed_forward"):
             h = RMSNorm(c.norm_epsilon, c.param_dtype, name="feed_forward_norm")(x)
@@ -144,12 +159,15 @@ class Block(nn.Module):
 
     def _feed_forward(self, h, agents):
         c = self.config
-        bias = c.feed_forward_bias
-        gate = Projection((c.feed_forward,), c, c.width**-0.5, bias, name="gate")(h, agents)
-        up = Projection((c.feed_forward,), c, c.width**-0.5, bias, name="up")(h, agents)
+        matrix = functools.partial(Projection, config=c, use_bias=c.feed_forward_bias, transposed=self.serving)
         scale = c.feed_forward**-0.5 / (2 * c.layers) ** 0.5
+        if self.serving:
+            gate, up = jnp.split(matrix((2 * c.feed_forward,), scale=scale, name="gate_up")(h), 2, axis=-1)
+        else:
+            gate = matrix((c.feed_forward,), scale=c.width**-0.5, name="gate")(h, agents)
+            up = matrix((c.feed_forward,), scale=c.width**-0.5, name="up")(h, agents)
         hidden = constrain(jax.nn.silu(gate) * up, "batch", None, "feed_forward")
-        return Projection((c.width,), c, scale, bias, name="down")(hidden, agents)
+        return matrix((c.width,), scale=scale, name="down")(hidden, agents)
 
 
 class Experts(nn.Module):
@@ -179,19 +197,21 @@ class _Scanned(nn.Module):
 
     @nn.compact
     def __call__(self, x, angles, mask, agents):
-        return Block(self.config, self.sparse, name="block")(x, angles, mask, None, None, agents)
+        return Block(self.config, self.sparse, name="block")(x, angles, mask, None, agents)
 
 
 class Decoder(nn.Module):
     """Tokens to hidden states; `head` turns hidden states into logits, `value` into one scalar each.
 
-    `__call__` with `cache=None` runs rows under a `RowMask` and also returns every layer's keys and values; with a cache
-    it runs one decode step of K branches (see `BranchCache`), and `mask` is `[E, K, P]`: which prompt tokens are real. Stacked
-    parameters run rows only.
+    `__call__` with `cache=None` runs rows under a `RowMask` and also returns every layer's keys and values. With a cache per layer it
+    runs a decode step (`BranchCache` and `DecodeMask`, returns the caches) or rows behind cached prompts (pairs of keys and values in the
+    cache's layout and a `PrefixMask`, returns the rows' keys and values). Stacked parameters run rows only; `serving` reads the layout of
+    `marl_llm.models.serving`.
     """
 
     config: ModelConfig
     stacked: bool = False
+    serving: bool = False
 
     def setup(self):
         c = self.config
@@ -207,9 +227,9 @@ class Decoder(nn.Module):
             )
             self.blocks = scanned(c, c.is_sparse(0))
         else:
-            self.layers = [self._remat(Block)(c, c.is_sparse(y), name=f"block_{y}") for y in range(c.layers)]
+            self.layers = [self._remat(Block)(c, c.is_sparse(y), self.serving, name=f"block_{y}") for y in range(c.layers)]
         self.final_norm = RMSNorm(c.norm_epsilon, c.param_dtype)
-        if not c.tie_embeddings:
+        if not c.tie_embeddings and not self.serving:
             self.output = self.param("output", nn.initializers.normal(c.width**-0.5), (c.width, c.vocab_size), dtype)
         if c.value_head:
             self.value_head = _ValueHead()
@@ -222,9 +242,8 @@ class Decoder(nn.Module):
         self,
         tokens: Int[Array, "B L"],
         positions: Int[Array, "B L"],
-        mask: RowMask | Array,
-        cache: list[BranchCache] | None = None,
-        step: Int[Array, ""] | int | None = None,
+        mask: RowMask | DecodeMask | PrefixMask,
+        cache: list[BranchCache] | list[tuple[Array, Array]] | None = None,
         agents: Float[Array, "B N"] | None = None,
     ):
         """Hidden states `[B, L, D]` after the final norm, and per layer the keys and values (or the updated cache)."""
@@ -238,13 +257,16 @@ class Decoder(nn.Module):
         else:
             new = []
             for y, block in enumerate(self.layers):
-                x, layer = block(x, angles, mask, None if cache is None else cache[y], step, agents)
+                x, layer = block(x, angles, mask, None if cache is None else cache[y], agents)
                 new.append(layer)
         return self.final_norm(x), new
 
     def head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Logits of hidden states, float32."""
         dtype = jnp.dtype(self.config.compute_dtype)
+        if self.serving:
+            matrix = self.embedding if self.config.tie_embeddings else self.variables["params"]["output"]
+            return columns_product(hidden, matrix, dtype, jnp.float32).astype(jnp.float32)
         weight = (self.embedding.T if self.config.tie_embeddings else self.output).astype(dtype)
         return jnp.matmul(hidden, weight, preferred_element_type=jnp.float32)
 

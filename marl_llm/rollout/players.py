@@ -6,15 +6,17 @@ import jax
 import jax.numpy as jnp
 
 from marl_llm.games import Game, role_of
-from marl_llm.models import ModelConfig
+from marl_llm.models import ModelConfig, serving_layout
 from marl_llm.rollout.play import Player
-from marl_llm.sampling import Responses, sample
+from marl_llm.sampling import Responses, Settings, sample
 
 
 def model_player(
     game: Game, assignment: dict[str, str], configs: dict[str, ModelConfig], params: dict[str, dict], temperature: float
 ) -> Player:
     """A team of models: role `i` is played by model `assignment[i]`."""
+    params = {m: serving_layout(p) for m, p in params.items()}  # once, outside the loop over turns
+    settings = Settings(float(temperature))
 
     def respond(role, states, prompt, keys):
         model = assignment[role]
@@ -25,9 +27,9 @@ def model_player(
             prompt.where,
             keys,
             max_tokens=role_of(game, role).response_tokens,
-            stop_id=game.stop_id,
+            stop=game.stop_id,
             pad_id=game.tokenizer.pad_id,
-            temperature=temperature,
+            settings=settings,
         )
 
     return respond

@@ -1,5 +1,23 @@
-"""First floor: the jit-compiled sampler. Knows models."""
+"""First floor: drawing tokens, the compiled sampler, and the engine that serves many requests at once."""
 
-from marl_llm.sampling.sampler import Responses, draw, sample
+from marl_llm.sampling.draw import Drawn, RowSettings, draw, inverse_cdf, kept
+from marl_llm.sampling.requests import Completion, Generator, Request, RequestError, Settings
+from marl_llm.sampling.sampler import Responses, sample
+from marl_llm.sampling.stops import StopRule, stop_rule
 
-__all__ = ["Responses", "draw", "sample"]
+__all__ = [
+    "Completion",
+    "Drawn",
+    "Generator",
+    "Request",
+    "RequestError",
+    "Responses",
+    "RowSettings",
+    "Settings",
+    "StopRule",
+    "draw",
+    "inverse_cdf",
+    "kept",
+    "sample",
+    "stop_rule",
+]

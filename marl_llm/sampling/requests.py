@@ -39,6 +39,9 @@ class Settings:
         return self.top_k is not None or self.top_p < 1 or self.min_p > 0
 
 
+PLAIN = Settings()  # the policy's own distribution
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
     """One prompt and how to answer it.
@@ -51,7 +54,7 @@ class Request:
     seed: tuple[int, ...]  # each 0 <= n < 2**31
     max_tokens: int  # budget of the response, with its stop token
     model: str = "policy"
-    settings: Settings = Settings()
+    settings: Settings = PLAIN
     stop_ids: tuple[int, ...] = ()  # a response ends with the first of these, which belongs to it
     stop_strings: tuple[str, ...] = ()  # ... or with the token that completes one of these in the text
     timeout: float | None = None  # seconds from submission; what there is by then comes back as 'timeout'

@@ -13,69 +13,45 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from marl_llm.models import BranchCache, Decoder, ModelConfig, constrain, prompt_mask, prompt_positions, split_adapters, unstack_layers
+from marl_llm.models import (
+    BranchCache,
+    DecodeMask,
+    Decoder,
+    ModelConfig,
+    constrain,
+    is_serving,
+    prompt_mask,
+    prompt_positions,
+    serving_layout,
+    split_adapters,
+    to_cache,
+)
+from marl_llm.sampling.draw import draw
+from marl_llm.sampling.requests import PLAIN, Settings
+from marl_llm.sampling.stops import StopRule
 
 
 class Responses(NamedTuple):
-    """K responses to each of E prompts. A response ends with a stop token, which belongs to it, or is cut at R tokens."""
+    """K responses to each of E prompts. A response ends with a stop token, which belongs to it, or is cut at its budget."""
 
     tokens: Int[Array, "E K R"]  # padded with `pad_id` after the end
     where: Bool[Array, "E K R"]  # True up to and with the stop token
     log_probs: Float[Array, "E K R"]  # of the raw policy, softmax(logits); 0 after the end
-    sampled_log_probs: Float[Array, "E K R"]  # of the distribution drawn from, softmax(logits / temperature)
+    sampled_log_probs: Float[Array, "E K R"]  # of the distribution drawn from: tempered and truncated
     entropy: Float[Array, "E K R"]  # of the raw policy, nats
-    truncated: Bool[Array, "E K"]  # no stop token within R tokens
+    truncated: Bool[Array, "E K"]  # finish reason: cut at its budget (True) or stopped (False)
 
 
-def inverse_cdf(probabilities: Float[Array, "*rows V"], uniform: Float[Array, "*rows"]) -> Int[Array, "*rows"]:
-    """The first token whose cumulative probability exceeds `uniform` (in [0, 1)) of the total; never one of probability 0.
-
-    Two levels, blocks of 32 and then tokens, with triangular matrix products in place of a scan over V: 10 times as fast.
-    """
-    v, size = probabilities.shape[-1], 32
-    blocks = -(-v // size)
-    pad = [(0, 0)] * (probabilities.ndim - 1) + [(0, blocks * size - v)]
-    p = jnp.pad(probabilities, pad).reshape(*probabilities.shape[:-1], blocks, size)
-    upto = lambda x: x @ jnp.triu(jnp.ones((x.shape[-1],) * 2, x.dtype))  # noqa: E731
-
-    def first_above(cumulative, threshold):
-        # strictly below the total, so that rounding can never select past the last token with a probability
-        total = cumulative[..., -1]
-        threshold = jnp.clip(threshold, 0.0, jnp.nextafter(total, jnp.zeros_like(total)))
-        return jnp.argmax(cumulative > threshold[..., None], axis=-1), threshold
-
-    over_blocks = upto(jnp.sum(p, axis=-1))
-    block, threshold = first_above(over_blocks, uniform * over_blocks[..., -1])
-    before = jnp.where(block > 0, jnp.take_along_axis(over_blocks, jnp.maximum(block - 1, 0)[..., None], -1)[..., 0], 0.0)
-    inside = upto(jnp.take_along_axis(p, block[..., None, None], axis=-2)[..., 0, :])
-    token, _ = first_above(inside, threshold - before)
-    return (block * size + token).astype(jnp.int32)
-
-
-def draw(
-    logits: Float[Array, "*rows V"], keys: Key[Array, "*rows"], temperature: float
-) -> tuple[Int[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """One token per row: `(token, raw log-prob, sampled log-prob, raw entropy)`.
-
-    Inverse-CDF sampling, one uniform per row; `temperature` 0 takes the argmax (ties: the lowest id), whose sampled log-prob
-    is 0. Keys are consumed.
-    """
-    logits = logits.astype(jnp.float32)
-    raw = jax.nn.log_softmax(logits, axis=-1)
-    p_raw = jnp.exp(raw)
-    entropy = -jnp.sum(p_raw * raw, axis=-1)
-    if temperature == 0:
-        token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    else:
-        tempered = raw if temperature == 1 else jax.nn.log_softmax(logits / temperature, axis=-1)
-        uniform = jax.vmap(jax.random.uniform)(keys.reshape(-1)).reshape(keys.shape)
-        token = inverse_cdf(p_raw if temperature == 1 else jnp.exp(tempered), uniform)
-    log_prob = jnp.take_along_axis(raw, token[..., None], axis=-1)[..., 0]
-    if temperature == 0:
-        sampled = jnp.zeros_like(log_prob)
-    else:
-        sampled = jnp.take_along_axis(tempered, token[..., None], axis=-1)[..., 0]
-    return token, log_prob, sampled, entropy
+def ends_with(stop: int | tuple[int, ...] | StopRule, token: Int[Array, "*rows"], state: Int[Array, "*rows"]):
+    """`(state, ended)` after a token: by comparison with stop ids, or by the automaton of a `StopRule`."""
+    if isinstance(stop, StopRule):
+        state = jnp.asarray(stop.table)[state, token]
+        return state, jnp.asarray(stop.ends)[state]
+    ids = (stop,) if isinstance(stop, int) else tuple(stop)
+    ended = jnp.zeros(token.shape, bool)
+    for i in ids:
+        ended |= token == i
+    return state, ended
 
 
 def sample(
@@ -86,32 +62,35 @@ def sample(
     keys: Key[Array, "E K"],
     *,
     max_tokens: int,
-    stop_id: int,
+    stop: int | tuple[int, ...] | StopRule,
     pad_id: int,
-    temperature: float = 1.0,
+    settings: Settings = PLAIN,
+    budgets: Int[Array, "E K"] | None = None,
 ) -> Responses:
     """Samples K responses of at most `max_tokens` (R) tokens per prompt; prompts are padded on the left.
 
     Args:
-      config: shape of the model. params: its parameters.
+      config: shape of the model. params: its parameters, in any layout; outside of a loop, convert once with `serving_layout`.
       prompt: token ids; prompt_where: True on real tokens. The last column must be real.
       keys: one per response, folded (not consumed) with the token position.
-      stop_id: the token that ends a response. temperature: 0 means greedy.
+      stop: the token or tokens that end a response, or a `StopRule` with stop strings.
+      settings: how tokens are drawn. budgets: most tokens of each response, at least 1 each; None: R for all.
     Returns:
       `Responses`. The loop ends early once every response has ended.
     """
     e, p = prompt.shape
     k = keys.shape[1]
-    model = Decoder(config)
-    variables, _ = split_adapters(unstack_layers(params))  # one leaf per layer decodes faster; converted once, outside the loop
+    variables, base = split_adapters(serving_layout(params))
+    model = Decoder(config, serving=is_serving(base))
+    budgets = jnp.full((e, k), max_tokens) if budgets is None else jnp.minimum(budgets, max_tokens)
     with jax.named_scope("prefill"):
         hidden, layers = model.apply(variables, prompt, prompt_positions(prompt_where), prompt_mask(prompt_where))
         logits = model.apply(variables, hidden[:, -1], method="head")
     start = jnp.sum(prompt_where, axis=-1, dtype=jnp.int32)
-    to_prompt = jnp.broadcast_to(prompt_where[:, None, :], (e, k, p))
-    own = jnp.zeros((e, k, max_tokens, config.key_value_heads, config.head_dim), hidden.dtype)
-    own = constrain(own, "batch", None, None, "key_value_heads", None)
-    cache = [BranchCache(keys_, values, own, own) for keys_, values in layers]
+    heads = (config.key_value_heads, config.head_dim)
+    own_keys = constrain(jnp.zeros((e, k, *heads, max_tokens), hidden.dtype), "batch", None, "key_value_heads", None, None)
+    own_values = constrain(jnp.zeros((e, k, heads[0], max_tokens, heads[1]), hidden.dtype), "batch", None, "key_value_heads", None, None)
+    cache = [BranchCache(*to_cache(*layer), own_keys, own_values) for layer in layers]
     fold = jax.vmap(jax.vmap(jax.random.fold_in, in_axes=(0, None)), in_axes=(0, None))
 
     blank = jnp.zeros((e, k, max_tokens), jnp.float32)
@@ -119,37 +98,37 @@ def sample(
         jnp.full((e, k, max_tokens), pad_id, jnp.int32), blank.astype(bool), blank, blank, blank, jnp.ones((e, k), bool)
     )
 
-    def emit(out: Responses, logits, step, alive) -> tuple[Responses, Array, Array]:
-        token, raw, sampled, entropy = draw(logits, fold(keys, step), temperature)
+    def emit(out: Responses, logits, step, alive, state) -> tuple[Responses, Array, Array, Array]:
+        drawn = draw(logits, fold(keys, step), settings)
         put = lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new[..., None], step, axis=2)  # noqa: E731
         keep = alive.astype(jnp.float32)
-        ended = alive & (token == stop_id)
+        state, ended = ends_with(stop, drawn.token, state)
+        ended &= alive
         out = Responses(
-            put(out.tokens, jnp.where(alive, token, pad_id)),
+            put(out.tokens, jnp.where(alive, drawn.token, pad_id)),
             put(out.where, alive),
-            put(out.log_probs, raw * keep),
-            put(out.sampled_log_probs, sampled * keep),
-            put(out.entropy, entropy * keep),
+            put(out.log_probs, drawn.log_prob * keep),
+            put(out.sampled_log_probs, drawn.sampled_log_prob * keep),
+            put(out.entropy, drawn.entropy * keep),
             out.truncated & ~ended,
         )
-        return out, token, alive & ~ended
+        return out, drawn.token, alive & ~ended & (step + 1 < budgets), state
 
     def more(carry):
-        _, _, _, alive, step = carry
+        _, _, _, alive, _, step = carry
         return (step < max_tokens) & jnp.any(alive)
 
     def decode(carry):
-        out, cache, token, alive, step = carry
-        position = start[:, None] + step - 1
-        hidden, cache = model.apply(
-            variables, token, jnp.broadcast_to(position, token.shape), to_prompt, cache=cache, step=step - 1
-        )
+        out, cache, token, alive, state, step = carry
+        own = jnp.broadcast_to(jnp.arange(max_tokens) < step, (e, k, max_tokens))
+        position = jnp.broadcast_to(start[:, None] + step - 1, token.shape)
+        hidden, cache = model.apply(variables, token, position, DecodeMask(prompt_where, own, step - 1), cache=cache)
         logits = model.apply(variables, hidden, method="head")
-        out, token, alive = emit(out, logits, step, alive)
-        return out, cache, token, alive, step + 1
+        out, token, alive, state = emit(out, logits, step, alive, state)
+        return out, cache, token, alive, state, step + 1
 
     with jax.named_scope("decode"):
         logits = jnp.broadcast_to(logits[:, None], (e, k, logits.shape[-1]))
-        out, token, alive = emit(out, logits, jnp.int32(0), jnp.ones((e, k), bool))
-        out, *_ = jax.lax.while_loop(more, decode, (out, cache, token, alive, jnp.int32(1)))
+        out, token, alive, state = emit(out, logits, jnp.int32(0), jnp.ones((e, k), bool), jnp.zeros((e, k), jnp.int32))
+        out, *_ = jax.lax.while_loop(more, decode, (out, cache, token, alive, state, jnp.int32(1)))
     return out

@@ -155,6 +155,10 @@ class HuggingFaceTokenizer:
                 run = []
         return "".join([*pieces, self._full.decode(run, skip_special_tokens=False)])
 
+    def token(self, i: int) -> str | None:
+        """The token of an id as tokenizer.json spells it; None for an id that only the model's padded vocabulary has."""
+        return self._tokens.get(int(i))
+
     def save_pretrained(self, directory: str | pathlib.Path) -> None:
         """Writes the tokenizer's files beside a saved model, byte for byte as they were read; never the model's own configs."""
         directory = pathlib.Path(directory)

@@ -202,6 +202,10 @@ class PieceTokenizer:
         runs = runs_between(ids, self.special_ids.values())
         return "".join(self._model.id_to_piece(run[0]) if mark else self._model.decode(run) for mark, run in runs)
 
+    def piece(self, i: int) -> str:
+        """The piece of an id, with its leading space as the model writes it."""
+        return self._model.id_to_piece(int(i))
+
     def ids_of(self, pieces: Sequence[str]) -> np.ndarray:
         """Ids of named pieces, `[len(pieces)]` int32. Raises `KeyError` naming the pieces that the model lacks."""
         ids = [self._model.piece_to_id(SPACE + p) for p in pieces]

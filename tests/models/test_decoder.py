@@ -12,12 +12,17 @@ from decoder_oracle import forward
 from marl_llm.models import (
     PRESETS,
     BranchCache,
+    DecodeMask,
     Decoder,
     ModelConfig,
+    PrefixMask,
     init_params,
+    is_serving,
     make_model_config,
     prompt_mask,
     prompt_positions,
+    serving_layout,
+    to_cache,
 )
 
 TINY = ModelConfig(vocab_size=19, width=12, layers=2, query_heads=4, key_value_heads=2, head_dim=6, feed_forward=20)
@@ -76,26 +81,31 @@ def test_only_relative_positions_matter():
     assert np.abs(run(positions * 2) - run(positions)).max() > 1e-3
 
 
-def test_decoding_step_by_step_with_the_cache_equals_the_full_forward():
-    """Two prompts, one of them padded, three branches each, four steps: the cached path sees what a plain causal row sees."""
-    params, model = random_params(TINY), Decoder(TINY)
-    e, k, p, r = 2, 3, 4, 4
+@pytest.mark.parametrize("shift", [0, 3])
+@pytest.mark.parametrize("layout", ["apart", "serving"])
+def test_decoding_step_by_step_with_the_cache_equals_the_full_forward(layout, shift):
+    """Two prompts, one of them padded, six branches each, four steps: the cached path sees what a plain causal row sees, wherever in the
+    ring its columns begin."""
+    params = random_params(TINY)
+    held = serving_layout(params) if layout == "serving" else params
+    model = Decoder(TINY, serving=is_serving(held))
+    e, k, p, r = 2, 6, 4, 4
     rng = np.random.default_rng(4)
     prompt, responses = rng.integers(1, TINY.vocab_size, (e, p)), rng.integers(1, TINY.vocab_size, (e, k, r))
     where = np.asarray([[True] * 4, [False, True, True, True]])
 
     @jax.jit
     def cached(prompt, where, responses):
-        _, layers = model.apply({"params": params}, prompt, prompt_positions(where), prompt_mask(where))
-        blank = jnp.zeros((e, k, r, TINY.key_value_heads, TINY.head_dim))
-        cache, out = [BranchCache(*kv, blank, blank) for kv in layers], []
-        to_prompt = jnp.broadcast_to(where[:, None], (e, k, p))
+        _, layers = model.apply({"params": held}, prompt, prompt_positions(where), prompt_mask(where))
+        j, d = TINY.key_value_heads, TINY.head_dim
+        keys, values = jnp.full((e, k, j, d, r), 7.0), jnp.full((e, k, j, r, d), 7.0)  # left-overs of another request
+        cache, out = [BranchCache(*to_cache(*kv), keys, values) for kv in layers], []
         for step in range(r):
             at = jnp.broadcast_to(jnp.sum(where, -1, dtype=jnp.int32)[:, None] + step, (e, k))
-            hidden, cache = model.apply(
-                {"params": params}, responses[:, :, step], at, to_prompt, cache=cache, step=jnp.int32(step)
-            )
-            out.append(model.apply({"params": params}, hidden, method="head"))
+            own = jnp.broadcast_to((jnp.arange(r) - shift) % r <= step, (e, k, r))
+            mask = DecodeMask(where, own, jnp.int32((step + shift) % r))
+            hidden, cache = model.apply({"params": held}, responses[:, :, step], at, mask, cache=cache)
+            out.append(model.apply({"params": held}, hidden, method="head"))
         return jnp.stack(out, axis=2)
 
     got = cached(jnp.asarray(prompt, jnp.int32), jnp.asarray(where), jnp.asarray(responses, jnp.int32))
@@ -104,6 +114,33 @@ def test_decoding_step_by_step_with_the_cache_equals_the_full_forward():
             row = np.concatenate([prompt[i][where[i]], responses[i, b]])
             want = forward(TINY, params, row)[where[i].sum() :]
             np.testing.assert_allclose(got[i, b], want, atol=1e-4 * np.abs(want).max())
+
+
+def test_tokens_behind_a_cached_prefix_equal_the_full_forward():
+    """New tokens see the valid columns of the cache and each other, and their keys and values extend it."""
+    params, model = serving_layout(random_params(TINY)), Decoder(TINY, serving=True)
+    rng = np.random.default_rng(5)
+    row = rng.integers(1, TINY.vocab_size, (1, 9)).astype(np.int32)
+    count, room = 5, 7  # five tokens are cached, in buffers of seven columns
+
+    @jax.jit
+    def extend(row):
+        real = jnp.ones((1, count), bool)
+        _, layers = model.apply({"params": params}, row[:, :count], prompt_positions(real), prompt_mask(real))
+        wide = lambda x, axis: jnp.pad(x, [(0, room - count if a == axis else 0) for a in range(4)], constant_values=3.0)  # noqa: E731
+        cache = [(wide(keys, 3), wide(values, 2)) for keys, values in (to_cache(*layer) for layer in layers)]
+        mask = PrefixMask(prompt_mask(jnp.ones((1, 4), bool)), jnp.arange(room)[None] < count)
+        hidden, new = model.apply({"params": params}, row[:, count:], count + jnp.arange(4)[None], mask, cache=cache)
+        return model.apply({"params": params}, hidden, method="head"), new
+
+    got, new = extend(jnp.asarray(row))
+    want = forward(TINY, random_params(TINY), row[0])
+    np.testing.assert_allclose(got[0], want[count:], atol=1e-4 * np.abs(want).max())
+    whole = jnp.ones((1, 9), bool)
+    _, layers = jax.jit(lambda t: model.apply({"params": params}, t, prompt_positions(whole), prompt_mask(whole)))(jnp.asarray(row))
+    for (keys, values), (all_keys, all_values) in zip(new, layers, strict=True):
+        np.testing.assert_allclose(keys, all_keys[:, count:], atol=1e-4)
+        np.testing.assert_allclose(values, all_values[:, count:], atol=1e-4)
 
 
 @pytest.mark.parametrize("tied", [True, False])

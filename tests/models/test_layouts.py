@@ -7,7 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_llm.models import ModelConfig, init_params, is_stacked, log_probs, stack_layers, unstack_layers
+from marl_llm.models import (
+    Decoder,
+    ModelConfig,
+    init_params,
+    is_serving,
+    is_stacked,
+    log_probs,
+    prompt_mask,
+    prompt_positions,
+    serving_layout,
+    stack_layers,
+    unstack_layers,
+)
 
 TINY = ModelConfig(vocab_size=19, width=12, layers=3, query_heads=4, key_value_heads=2, head_dim=6, feed_forward=20)
 TOKENS = np.random.default_rng(0).integers(0, 19, (2, 7)).astype(np.int32)
@@ -128,3 +140,31 @@ def test_active_parameters_leave_out_idle_experts():
 def test_a_value_that_makes_no_model_is_told(field, value, says):
     with pytest.raises(ValueError, match=says):
         dataclasses.replace(TINY, **{field: value})
+
+
+SERVED = {
+    "qwen3": TINY,
+    "qwen2": dataclasses.replace(TINY, attention_bias=True, qk_norm=False, tie_embeddings=False),
+    "llama with every bias": dataclasses.replace(TINY, attention_bias=True, output_bias=True, feed_forward_bias=True, qk_norm=False),
+    "mixture": dataclasses.replace(TINY, experts=4, experts_per_token=2, expert_feed_forward=8, dense_layers=(1,)),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_serving_layout_computes_the_same_logits(name):
+    config, tokens = SERVED[name], jnp.asarray(TOKENS)
+    params = numpy_params(config)
+    where = jnp.ones(TOKENS.shape, bool)
+
+    def logits(held, serving):
+        model = Decoder(config, serving=serving)
+        hidden, _ = model.apply({"params": held}, tokens, prompt_positions(where), prompt_mask(where))
+        return model.apply({"params": held}, hidden, method="head")
+
+    served = serving_layout(params)
+    assert is_serving(served)
+    assert not is_serving(params)
+    assert serving_layout(served) is served
+    want = jax.jit(logits, static_argnums=1)(params, False)
+    np.testing.assert_allclose(jax.jit(logits, static_argnums=1)(served, True), want, atol=1e-5 * np.abs(want).max())
+    assert sum(x.size for x in jax.tree.leaves(served)) == config.parameters

@@ -1,6 +1,8 @@
 """The sampler: draws follow the distribution, log-probs are the scorer's (law 2), samples depend on identity alone (law 6)."""
 
+import collections
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from marl_llm.models import ModelConfig, init_params, score_responses
-from marl_llm.sampling import draw, sample
-from marl_llm.sampling.sampler import inverse_cdf
+from marl_llm.algorithms import kept_tokens, token_log_probs
+from marl_llm.models import Decoder, ModelConfig, init_params, prompt_mask, prompt_positions, score_responses
+from marl_llm.sampling import Settings, StopRule, draw, inverse_cdf, sample
 
 CONFIG = ModelConfig(vocab_size=7, width=16, layers=1, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
 STOP, PAD, R, K = 3, 0, 5, 24
@@ -26,7 +28,7 @@ def params():
 @functools.partial(jax.jit, static_argnames=("temperature", "max_tokens"))
 def run(params, prompt, where, keys, temperature=1.0, max_tokens=R):
     return sample(
-        CONFIG, params, prompt, where, keys, max_tokens=max_tokens, stop_id=STOP, pad_id=PAD, temperature=temperature
+        CONFIG, params, prompt, where, keys, max_tokens=max_tokens, stop=STOP, pad_id=PAD, settings=Settings(temperature)
     )
 
 
@@ -90,7 +92,7 @@ def test_the_scale_of_the_probabilities_does_not_matter():
     np.testing.assert_array_equal(search(p, uniform), search(p * 1024.0, uniform))
 
 
-drawn = jax.jit(draw, static_argnums=2)
+drawn = jax.jit(lambda logits, keys, t: draw(logits, keys, Settings(t)), static_argnums=2)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -214,3 +216,63 @@ def test_greedy_responses_need_no_luck(params, prompts):
     other = run(params, *prompts, keys_of(jnp.arange(6) + 50, jnp.arange(K)), 0.0)
     np.testing.assert_array_equal(one.tokens, other.tokens)
     np.testing.assert_array_equal(one.tokens[:, 0], one.tokens[:, 1])
+
+
+def test_budgets_cut_responses_one_by_one(params, prompts):
+    keys = keys_of(jnp.arange(6), jnp.arange(K))
+    budgets = jnp.asarray(np.random.default_rng(0).integers(1, R + 3, (6, K)), jnp.int32)
+    free = run(params, *prompts, keys)
+    cut = jax.jit(lambda b: sample(CONFIG, params, *prompts, keys, max_tokens=R, stop=STOP, pad_id=PAD, budgets=b))(budgets)
+    kept = np.asarray(free.where) & (np.arange(R) < np.asarray(budgets)[..., None])
+    np.testing.assert_array_equal(cut.where, kept)
+    np.testing.assert_array_equal(cut.tokens, np.where(kept, free.tokens, PAD))
+    ended = (np.asarray(free.tokens) == STOP) & kept
+    np.testing.assert_array_equal(cut.truncated, ~ended.any(-1))
+
+
+def test_a_stop_rule_ends_responses_as_its_automaton_says(params, prompts):
+    """A response ends with the stop token, or with token `b` right behind token `a`."""
+    keys = keys_of(jnp.arange(6), jnp.arange(K))
+    free = run(params, *prompts, keys)
+    said = [row[real] for row, real in zip(np.asarray(free.tokens).reshape(-1, R), np.asarray(free.where).reshape(-1, R), strict=True)]
+    found = collections.Counter((int(x), int(y)) for row in said for x, y in itertools.pairwise(row) if STOP not in (x, y) and x != y)
+    (a, b), _ = found.most_common(1)[0]
+    table = np.zeros((3, CONFIG.vocab_size), np.int32)
+    table[:, a], table[1, b], table[:, STOP], table[2] = 1, 2, 2, 2
+    out = jax.jit(
+        lambda: sample(
+            CONFIG, params, *prompts, keys, max_tokens=R, stop=StopRule(table, np.arange(3) == 2), pad_id=PAD
+        )
+    )()
+    by_string = 0
+    for said, where, plain, real in zip(
+        *(np.asarray(x).reshape(-1, R) for x in (out.tokens, out.where, free.tokens, free.where)), strict=True
+    ):
+        pairs = [n + 2 for n in range(R - 1) if plain[n] == a and plain[n + 1] == b]
+        length = min([real.sum(), *pairs])
+        assert where.sum() == length
+        np.testing.assert_array_equal(said[:length], plain[:length])
+        by_string += length < real.sum()
+    assert by_string > 3
+
+
+@pytest.mark.parametrize("settings", [Settings(0.8, top_k=3), Settings(1.2, top_p=0.7)])
+def test_law_2_under_truncation_both_log_probs_are_the_scorers(params, prompts, settings):
+    keys = keys_of(jnp.arange(6), jnp.arange(K))
+    out = jax.jit(lambda: sample(CONFIG, params, *prompts, keys, max_tokens=R, stop=STOP, pad_id=PAD, settings=settings))()
+    where = np.asarray(out.where)
+
+    @jax.jit
+    def logits_of(tokens):
+        variables, model = {"params": params}, Decoder(CONFIG)
+        row = jnp.concatenate([jnp.repeat(prompts[0], K, 0), tokens.reshape(-1, R)], axis=1)
+        real = jnp.concatenate([jnp.repeat(prompts[1], K, 0), jnp.ones((6 * K, R), bool)], axis=1)
+        hidden, _ = model.apply(variables, row, prompt_positions(real), prompt_mask(real))
+        return model.apply(variables, hidden[:, -R - 1 : -1], method="head").reshape(6, K, R, -1)
+
+    logits = logits_of(out.tokens)
+    keep = kept_tokens(logits, settings.temperature, settings.top_k, settings.top_p)
+    raw, under = token_log_probs(logits, out.tokens), token_log_probs(logits, out.tokens, settings.temperature, keep)
+    np.testing.assert_allclose(out.log_probs, np.where(where, raw, 0), atol=2e-5)
+    np.testing.assert_allclose(out.sampled_log_probs, np.where(where, under, 0), atol=2e-5)
+    assert np.abs(out.log_probs - out.sampled_log_probs).max() > 0.1

@@ -1,0 +1,90 @@
+"""Kept sets are the library's, draws follow them, and both log-probs are those of their distributions (law 2)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from marl_llm.algorithms import kept_log_mass, kept_tokens, token_log_probs
+from marl_llm.sampling import RowSettings, Settings, draw, kept
+from marl_llm.sampling.draw import rows_of
+
+search = jax.jit(kept)
+
+
+def settings_rows(rows):
+    """Rows of (temperature, top_k, top_p, min_p) as arrays."""
+    t, k, p, m = zip(*rows, strict=True)
+    return RowSettings(jnp.asarray(t, jnp.float32), jnp.asarray(k, jnp.int32), jnp.asarray(p, jnp.float32), jnp.asarray(m, jnp.float32))
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 2, 7, 300])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.35, 1e-6])
+def test_kept_sets_are_those_of_the_algorithms_room(top_k, top_p):
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(64, 45)).astype(np.float32) * rng.choice([0.1, 1, 8], (64, 1)).astype(np.float32)
+    z[::7, 3] = -np.inf
+    got = np.asarray(search(jnp.asarray(z), rows_of(Settings(top_k=top_k, top_p=top_p), (64,))))
+    want = np.asarray(kept_tokens(z, top_k=top_k, top_p=top_p))
+    np.testing.assert_array_equal(got, want)
+    assert got.any(-1).all()
+
+
+def test_of_equal_logits_the_lower_ids_are_kept():
+    z = jnp.asarray([[1.0, 2.0, 1.0, 1.0, 0.0], [0.0, -0.0, 0.0, -0.0, 0.0]])
+    np.testing.assert_array_equal(search(z, rows_of(Settings(top_k=3), (2,))), [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0]])
+    np.testing.assert_array_equal(search(z, rows_of(Settings(top_p=0.5), (2,))), [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]])
+
+
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest():
+    p = np.asarray([[0.5, 0.3, 0.1, 0.06, 0.04]])
+    z = jnp.asarray(np.log(p), jnp.float32)
+    np.testing.assert_array_equal(search(z, rows_of(Settings(min_p=0.15), (1,))), [[1, 1, 1, 0, 0]])
+    # after top-p: 0.5 and 0.3 are left
+    np.testing.assert_array_equal(search(z, rows_of(Settings(top_p=0.7, min_p=0.15), (1,))), [[1, 1, 0, 0, 0]])
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def drawn(logits, keys, settings):
+    return draw(logits, keys, settings)
+
+
+@pytest.mark.parametrize("settings", [Settings(0.7, top_k=5), Settings(1.0, top_p=0.96), Settings(1.4, top_k=9, top_p=0.9, min_p=0.05)])
+def test_draws_follow_the_truncated_distribution_and_report_it(settings):
+    n, v = 20_000, 33
+    logits = np.random.default_rng(3).normal(size=v).astype(np.float32) * 2
+    out = drawn(jnp.tile(logits, (n, 1)), jax.random.split(jax.random.key(1), n), settings)
+    keep = np.asarray(kept_tokens(logits, settings.temperature, settings.top_k, settings.top_p))
+    p = np.where(keep, np.exp(logits.astype(np.float64) / settings.temperature), 0)
+    p = np.where(p >= settings.min_p * p.max(), p, 0)
+    p /= p.sum()
+    counts = np.bincount(out.token, minlength=v)
+    assert counts[p == 0].sum() == 0
+    assert scipy.stats.chisquare(counts[p > 0], n * p[p > 0]).pvalue > 1e-3
+    np.testing.assert_allclose(out.sampled_log_prob, np.log(p[np.asarray(out.token)]), atol=1e-5)
+    np.testing.assert_allclose(out.log_prob, token_log_probs(jnp.tile(logits, (n, 1)), out.token), atol=1e-5)
+    if not settings.min_p:  # what truncation took away is the library's log Z
+        mass = kept_log_mass(logits, keep, settings.temperature)
+        np.testing.assert_allclose(
+            out.sampled_log_prob + mass, token_log_probs(jnp.tile(logits, (n, 1)), out.token, settings.temperature), atol=1e-5
+        )
+
+
+def test_rows_may_have_settings_of_their_own():
+    rows = [(1.0, 0, 1.0, 0.0), (0.0, 0, 1.0, 0.0), (0.7, 4, 1.0, 0.0), (1.3, 0, 0.6, 0.0), (1.0, 5, 0.9, 0.1)]
+    logits = jnp.asarray(np.random.default_rng(4).normal(size=(5, 40)), jnp.float32)
+    keys = jax.random.split(jax.random.key(2), 5)
+    together = jax.jit(draw)(logits, keys, settings_rows(rows))
+    for i, (t, k, p, m) in enumerate(rows):
+        alone = drawn(logits[i : i + 1], keys[i : i + 1], Settings(t, k or None, p, m))
+        for name in together._fields:
+            np.testing.assert_allclose(getattr(together, name)[i], getattr(alone, name)[0], atol=1e-6, err_msg=f"{name} of row {i}")
+
+
+@pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": -0.1}])
+def test_settings_that_cannot_be_are_told(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Settings(**bad)
