@@ -19,6 +19,7 @@ from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.games import GAMES, Game, make_game
 from marl_llm.models import ModelConfig, make_model_config
 
+MICROBATCH = 1024  # tokens; 8 rows of 128. Smaller ones pay for adding gradients up, larger ones fall out of a CPU's caches
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
@@ -57,6 +58,9 @@ def base_config(name: str, game: str, recipe: str) -> config_dict.ConfigDict:
         {
             "minibatch": 32,  # groups per optimizer step
             "epochs": 1,
+            # prompt and response tokens whose activations live at a time, per device; 0: the whole minibatch. None: MICROBATCH on a
+            # CPU, whose caches decide (half the time of a whole minibatch), and 0 elsewhere, where memory does
+            "microbatch_tokens": config_dict.placeholder(int),
             "learning_rate": 1.5e-3,  # peak; linear decay to 5 % over `steps`
             "warmup": 5,  # steps
             "max_grad_norm": 1.0,
@@ -180,6 +184,7 @@ def _check_numbers(config: config_dict.ConfigDict) -> None:
         "rollout.environments": 1,
         "optimizer.minibatch": 1,
         "optimizer.epochs": 1,
+        "optimizer.microbatch_tokens": 0,
         "optimizer.warmup": 0,
         "warm_start.steps": 0,
         "warm_start.environments": 1,
@@ -196,7 +201,7 @@ def _check_numbers(config: config_dict.ConfigDict) -> None:
     }
     for path, low in least.items():
         value = _value(config, path)
-        if value < low:
+        if value is not None and value < low:
             raise ConfigError(f"config.{path}={value} must be at least {low}")
     o, w = config.optimizer, config.warm_start
     for path, value, good, what in (
@@ -275,6 +280,29 @@ def _check_supported(recipe: Recipe) -> None:
         )
 
 
+def row_tokens(game: Game, recipe: Recipe) -> int:
+    """Tokens of a group's row in the update: the prompt once, and the responses that were sampled from it."""
+    prompt, response = max(r.prompt_tokens for r in game.roles), max(r.response_tokens for r in game.roles)
+    return prompt + (recipe.branches if recipe.sampling == "tree" else 1) * response
+
+
+def _check_microbatch(config: config_dict.ConfigDict, game: Game, recipe: Recipe) -> None:
+    tokens, row = config.optimizer.microbatch_tokens, row_tokens(game, recipe)
+    if tokens and tokens < row:
+        raise ConfigError(f"config.optimizer.microbatch_tokens={tokens} cannot hold one group of {row} tokens, and a group is never cut")
+    if tokens and tokens >= config.optimizer.minibatch * row:
+        raise ConfigError(
+            f"config.optimizer.microbatch_tokens={tokens} would have no effect: a minibatch has "
+            f"{config.optimizer.minibatch} x {row} tokens. Set it to 0, or lower"
+        )
+
+
+def microbatch_tokens(config: config_dict.ConfigDict, platform: str) -> int:
+    """`optimizer.microbatch_tokens`, or what suits the platform ('cpu', 'gpu' or 'tpu') where it is left open."""
+    tokens = config.optimizer.microbatch_tokens
+    return (MICROBATCH if platform == "cpu" else 0) if tokens is None else tokens
+
+
 def resolve(config: config_dict.ConfigDict) -> Plan:
     """Checks a config and turns it into typed values.
 
@@ -294,6 +322,7 @@ def resolve(config: config_dict.ConfigDict) -> Plan:
             f"{game.name} has roles that act at once, and a tree would score one role's branches before the other has spoken: "
             "use a recipe with sampling='parallel', e.g. magrpo"
         )
+    _check_microbatch(config, game, recipe)
     script = _given(config.warm_start, ("steps", "environments", "branches", "learning_rate"))
     if script and not config.warm_start.steps:
         raise ConfigError(f"warm_start.{', '.join(script)} would have no effect: warm_start.steps is 0")

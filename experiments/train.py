@@ -52,7 +52,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     started, cpu_started = time.time(), time.process_time()
 
     # ------------------------------------------------------------------------------------------------ the plan and the directory
-    from experiments.base import check_devices, resolve
+    from experiments.base import check_devices, microbatch_tokens, resolve
     from experiments.workdir import open_workdir, write_json
 
     plan = resolve(config)
@@ -105,6 +105,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
         mesh,
         minibatch=u.minibatch,
         epochs=u.epochs,
+        microbatch_tokens=microbatch_tokens(config, mesh.devices.flat[0].platform),
         permute_rewards=config.control.permute_rewards,
     )
     v = config.evaluation

@@ -38,6 +38,15 @@ def refused(capsys, *argv):
     return said
 
 
+def test_micro_batches_follow_the_platform_until_they_are_set():
+    config = base_config("x", "plan_path", "at_grpo")
+    assert [base.microbatch_tokens(config, p) for p in ("cpu", "gpu", "tpu")] == [base.MICROBATCH, 0, 0]
+    for tokens in (0, 256):
+        config.optimizer.microbatch_tokens = tokens
+        resolve(config)
+        assert base.microbatch_tokens(config, "cpu") == base.microbatch_tokens(config, "tpu") == tokens
+
+
 # --- keys ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +190,9 @@ def test_a_config_of_other_keys_is_refused():
         ("rollout.environments", 0, r"config\.rollout\.environments=0 must be at least 1"),
         ("optimizer.minibatch", 0, r"config\.optimizer\.minibatch=0 must be at least 1"),
         ("optimizer.epochs", 0, r"config\.optimizer\.epochs=0 must be at least 1"),
+        ("optimizer.microbatch_tokens", -1, r"config\.optimizer\.microbatch_tokens=-1 must be at least 0"),
+        ("optimizer.microbatch_tokens", 5, r"microbatch_tokens=5 cannot hold one group of \d+ tokens, and a group is never cut"),
+        ("optimizer.microbatch_tokens", 10**6, r"microbatch_tokens=1000000 would have no effect: a minibatch has 32 x \d+ tokens"),
         ("optimizer.warmup", -1, r"config\.optimizer\.warmup=-1 must be at least 0"),
         ("optimizer.learning_rate", 0.0, r"config\.optimizer\.learning_rate=0\.0 must be positive"),
         ("optimizer.learning_rate", float("nan"), r"config\.optimizer\.learning_rate=nan must be positive"),

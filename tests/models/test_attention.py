@@ -110,10 +110,9 @@ def test_auto_goes_by_platform_and_shape():
     assert choose("auto", 64, jnp.float32) == "xla"
     assert choose("auto", 4096, jnp.float32) == "chunked"
     assert choose("splash", 64, jnp.float32) == "splash"
-    tree, plain = (dict(masks(64))[kind] for kind in ("tree", "causal"))
-    assert choose("auto", 64, jnp.float32, tree) == "tree"
-    assert choose("auto", 64, jnp.float32, plain) == "xla"
-    assert choose("auto", 256, jnp.float32, dict(masks(256))["causal"]) == "tree"
+    for kind in ("tree", "causal", "packed"):
+        assert choose("auto", 64, jnp.float32, dict(masks(64))[kind]) == "xla"
+        assert choose("auto", 256, jnp.float32, dict(masks(256))[kind]) == "tree"
     with for_platform("tpu"):
         assert choose("auto", 4096, jnp.bfloat16) == "splash"
         assert choose("auto", 4000, jnp.bfloat16) == "chunked"
