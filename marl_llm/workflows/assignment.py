@@ -1,0 +1,212 @@
+"""Who plays whom: the assignment σ from roles to models (UnityMAS-O, Eq. 3), and which models train when. Data, apart from the workflow.
+
+    Assignment({"plan": "a", "answer": "a", "search": "b"})                                   # partly shared
+    shared(workflow, "policy"), separate(workflow)                                            # the two ends
+    Assignment({"plan": "a", "judge": "gpt"}, {"gpt": Outside(client)})                       # an outside model
+    Assignment({"plan": "a", "code": "b"}, {"b": Policy(trained=False)})                      # a frozen role
+    Assignment({"plan": "a", "code": "b"}, schedule=alternate(("a", 10), ("b", 10)))          # one after the other
+
+Two roles that play one model share its parameters, its optimizer and its buffer; nothing else about them is shared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from marl_llm.text import Message
+from marl_llm.workflows.graph import Workflow
+from marl_llm.workflows.roles import Fields, Role, WorkflowError
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """A model outside this program; `marl_llm.tools.ChatClient` is one."""
+
+    async def acomplete(self, messages: Any, draw: int = 0, **options: Any) -> Any:
+        """A `ToolResult` of a reply with `text` and `finish_reason`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """What a scripted player sees when it is its turn.
+
+    `seed` is the call's identity, that of the request a model would get.
+    """
+
+    role: Role
+    fields: Fields  # the state, hidden fields included: a teacher may know the answer
+    messages: tuple[Message, ...]
+    turn: int
+    seed: tuple[int, ...]
+
+    @property
+    def random(self) -> random.Random:
+        """A generator of this call's own, the same whenever the call is played."""
+        return random.Random(repr(self.seed))
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A model of this program, reached through the sampling engine under its name. `trained=False` freezes it."""
+
+    trained: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside:
+    """A model outside of this program, reached through a chat client. It has no tokens here and is never trained."""
+
+    client: ChatModel
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # beside max_tokens, temperature, top_p and stop
+
+
+@dataclasses.dataclass(frozen=True)
+class Scripted:
+    """A function that plays: a teacher for the warm start, a floor, an ablation. It is never trained by reinforcement."""
+
+    play: Callable[[Turn], str]
+
+
+Model = Policy | Outside | Scripted
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Which models train at a step: spells of (models, steps), again and again. No spells: all of them, always."""
+
+    spells: tuple[tuple[tuple[str, ...], int], ...] = ()
+
+    def __post_init__(self):
+        for models, steps in self.spells:
+            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1 or not models:
+                raise WorkflowError(f"schedule: a spell is (models, steps) with at least one of each, not ({models!r}, {steps!r})")
+
+    def at(self, step: int, models: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of `models` that train at this step, from 0."""
+        if step < 0:
+            raise ValueError(f"step {step} is below 0")
+        if not self.spells:
+            return models
+        place = step % sum(steps for _, steps in self.spells)
+        for training, steps in self.spells:
+            if place < steps:
+                return tuple(model for model in models if model in training)
+            place -= steps
+        raise AssertionError("a place below the sum lies in a spell")
+
+
+def alternate(*spells: tuple[str | tuple[str, ...], int]) -> Schedule:
+    """Spells of (model or models, steps), in turn."""
+    return Schedule(tuple(((models,) if isinstance(models, str) else tuple(models), steps) for models, steps in spells))
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """σ.
+
+    Attributes:
+      roles: role -> name of the model that plays it.
+      models: name -> what it is; a name without an entry is a trained `Policy`.
+      schedule: which models train when.
+
+    Raises:
+      WorkflowError: a model that plays nobody, or a schedule of models that do not train or never gives one its turn.
+    """
+
+    roles: Mapping[str, str]
+    models: Mapping[str, Model] = dataclasses.field(default_factory=dict)
+    schedule: Schedule = Schedule()
+
+    def __post_init__(self):
+        for name in self.models:
+            if name not in self.roles.values():
+                raise WorkflowError(f"assignment: the model {name!r} plays no role{_hint(name, tuple(self.roles.values()))}: take it out")
+        scheduled = [name for models, _ in self.schedule.spells for name in models]
+        for name in scheduled:
+            if name not in self.trained:
+                raise WorkflowError(f"schedule: {name!r} is no trained model of this assignment{_hint(name, self.trained)}")
+        for name in self.trained if scheduled else ():
+            if name not in scheduled:
+                raise WorkflowError(f"schedule: the model {name!r} never trains: give it a spell, or freeze it with Policy(trained=False)")
+
+    def model(self, role: str) -> Model:
+        """Who plays the role."""
+        return self.models.get(self.roles[role], Policy())
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Models that the sampling engine has to serve, in the order of the roles."""
+        return tuple(dict.fromkeys(name for name in self.roles.values() if isinstance(self.models.get(name, Policy()), Policy)))
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Models that train at some step, in the order of the roles."""
+        return tuple(name for name in self.policies if self.models.get(name, Policy()).trained)
+
+    def training(self, step: int) -> tuple[str, ...]:
+        """Models that train at this step."""
+        return self.schedule.at(step, self.trained)
+
+    def check(self, workflow: Workflow) -> None:
+        """Raises `WorkflowError` naming a role that nobody plays, one that the workflow does not have, or one whose player cannot play it."""
+        for role in workflow.roles:
+            if role not in self.roles:
+                raise WorkflowError(f"the role {role!r} of workflow {workflow.name!r} is unassigned: name the model that plays it")
+        for role in self.roles:
+            if role not in workflow.roles:
+                raise WorkflowError(f"assignment: workflow {workflow.name!r} has no role {role!r}{_hint(role, tuple(workflow.roles))}")
+        for name, role in workflow.roles.items():
+            if role.tools and not isinstance(self.model(name), Policy):
+                kind = type(self.model(name)).__name__
+                raise WorkflowError(f"the role {name!r} calls tools within its response, which only a Policy can, not {kind}")
+
+
+def _hint(name: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    return f", did you mean {close[0]!r}?" if close else f" (there are {', '.join(dict.fromkeys(known)) or 'none'})"
+
+
+def shared(workflow: Workflow, model: str = "policy") -> Assignment:
+    """One model plays everybody."""
+    return Assignment(dict.fromkeys(workflow.roles, model))
+
+
+def separate(workflow: Workflow) -> Assignment:
+    """Each role has a model of its own, of its own name."""
+    return Assignment({role: role for role in workflow.roles})
+
+
+def assignment_from(
+    config: Mapping[str, Any], outside: Mapping[str, ChatModel] | None = None, scripts: Mapping[str, Callable[[Turn], str]] | None = None
+) -> Assignment:
+    """An assignment from a plain configuration, where models are words.
+
+    Args:
+      config: `roles`: role -> model; `models` (optional): model -> "trained", "frozen", "outside" or "scripted"; `schedule` (optional): a
+        list of [model or models, steps].
+      outside, scripts: the clients and players of the models of those kinds, by name.
+
+    Raises:
+      WorkflowError: an unknown key or kind, or a client or player that is missing.
+    """
+    if unknown := [key for key in config if key not in ("roles", "models", "schedule")]:
+        raise WorkflowError(f"assignment: unknown key {unknown[0]!r}{_hint(unknown[0], ('roles', 'models', 'schedule'))}")
+    models: dict[str, Model] = {}
+    for name, kind in dict(config.get("models") or {}).items():
+        source = {"outside": outside, "scripted": scripts}.get(kind) or {}
+        if kind in ("trained", "frozen"):
+            models[name] = Policy(trained=kind == "trained")
+        elif kind not in ("outside", "scripted"):
+            kinds = ("trained", "frozen", "outside", "scripted")
+            raise WorkflowError(f"assignment: model {name!r} is {kind!r}{_hint(str(kind), kinds)}; the kinds are {', '.join(kinds)}")
+        elif name not in source:
+            raise WorkflowError(f"assignment: model {name!r} is {kind}, but no {'client' if kind == 'outside' else 'player'} was given for it")
+        else:
+            models[name] = Outside(source[name]) if kind == "outside" else Scripted(source[name])
+    spells = ((spell[0] if isinstance(spell[0], str) else tuple(spell[0]), spell[1]) for spell in config.get("schedule") or ())
+    return Assignment(dict(config["roles"]), models, alternate(*spells))
