@@ -153,6 +153,7 @@ def test_micro_batches_are_even_and_hold_whole_rows():
     assert microbatch_size(1, 20, 16) == 1  # a row is never cut
     assert microbatch_size(100, 20, 16) == 4  # five fit; four micro-batches of four leave no place empty
     assert microbatch_size(100, 20, 7) == 4
+    assert microbatch_size(1024, 320, 8) == 2  # three would fit, but leave the last place empty
     assert microbatch_size(10_000, 20, 7) == 7
     assert microbatch_size(40, 20, 16, multiple=4) == 8  # two on each of the four devices that the compiler splits over
     with pytest.raises(ValueError, match="microbatch_tokens=-1"):

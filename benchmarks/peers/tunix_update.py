@@ -1,0 +1,78 @@
+"""The train part of a GRPO step with google-tunix's own parts (Qwen3 model, `grpo_loss_fn`), a worker of `benchmarks.update`.
+
+Runs under an interpreter that has google-tunix 0.1.7. The loss's forward and backward pass, clipping and AdamW in one `nnx.jit`, as its
+trainer does; its learner around them (rollout, queues, logging) is left out, in tunix's favour.
+"""
+
+import argparse
+import json
+import os
+import time
+
+from lines import pin, serve
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", required=True, help="checkpoint directory")
+for name, default in (("prompts", 8), ("samples", 4), ("prompt", 64), ("response", 64), ("threads", 1)):
+    parser.add_argument(f"--{name}", type=int, default=default)
+args = parser.parse_args()
+pin(args.threads)
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def prepare():
+    """Loads the checkpoint and compiles."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+    from flax import nnx
+    from tunix.models.qwen3 import model as qwen3
+    from tunix.models.qwen3 import params as qwen3_params
+    from tunix.rl import algo_core
+    from tunix.rl.common import TrainExample
+    from tunix.rl.grpo.grpo_learner import GRPOConfig
+
+    with open(f"{args.model}/config.json") as file:
+        c = json.load(file)
+    theta = c.get("rope_theta") or c["rope_parameters"]["rope_theta"]
+    config = qwen3.ModelConfig(
+        num_layers=c["num_hidden_layers"], vocab_size=c["vocab_size"], embed_dim=c["hidden_size"], hidden_dim=c["intermediate_size"],
+        num_heads=c["num_attention_heads"], head_dim=c["head_dim"], num_kv_heads=c["num_key_value_heads"], rope_theta=int(theta),
+        norm_eps=c["rms_norm_eps"], use_tied_embedding=c["tie_word_embeddings"], dtype=jnp.float32, param_dtype=jnp.float32,
+    )  # fmt: skip
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+    model = qwen3_params.create_model_from_safe_tensors(args.model, config, mesh, dtype=jnp.float32)
+    settings = GRPOConfig(num_generations=args.samples, beta=0.0)
+    if not hasattr(settings, "temperature"):
+        settings.temperature = 1.0  # the loss reads it from the learner's config
+    optimizer = nnx.Optimizer(model, optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-6)), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, example):
+        loss = lambda m: algo_core.grpo_loss_fn(m, example, settings, 0, 2)  # noqa: E731
+        (value, _), gradient = nnx.value_and_grad(loss, has_aux=True)(model)
+        optimizer.update(model, gradient)
+        return value
+
+    rng, rows = np.random.default_rng(0), args.prompts * args.samples
+    prompts = np.repeat(rng.integers(3, c["vocab_size"], (args.prompts, args.prompt)), args.samples, axis=0)
+    responses = rng.integers(3, c["vocab_size"], (rows, args.response))
+
+    def train():
+        rewards = (responses % 2).mean(1).astype(np.float32)
+        example = TrainExample(
+            prompt_ids=jnp.asarray(prompts), prompt_mask=jnp.ones_like(jnp.asarray(prompts)), completion_ids=jnp.asarray(responses),
+            completion_mask=jnp.ones(responses.shape), advantages=jnp.asarray(algo_core.compute_advantages(rewards, args.samples)),
+            ref_per_token_logps=None, old_per_token_logps=None,
+        )  # fmt: skip
+        tick = time.perf_counter()
+        loss = float(step(model, optimizer, example))
+        jax.block_until_ready(nnx.state(model))
+        return {"seconds": time.perf_counter() - tick, "loss": loss}
+
+    train()
+    return {"train": train}
+
+
+serve(prepare)
