@@ -115,7 +115,7 @@ def test_law_2_each_row_scores_alike_under_the_model_that_wrote_it_and_under_no_
     for agent, role in enumerate(GAME.roles):
         mine = np.asarray(rows.agent) == agent
         own = ASSIGNMENT[role.name]
-        assert gap[own][mine].max() < 2e-5
+        assert gap[own][mine].max() < 5e-5
         assert gap["alpha" if own == "zeta" else "zeta"][mine].min() > 0.01
 
 
@@ -128,7 +128,7 @@ def test_two_different_models_learn_for_several_steps_and_the_gap_stays_small(ro
         for name in policies:
             key = jax.random.fold_in(jax.random.key(9), i)
             policies[name], metrics = update(policies[name], None, batch.rows, plays(name), jnp.float32(0.01), key)
-            assert float(metrics["log_prob_gap"]) < 2e-5, (i, name)
+            assert float(metrics["log_prob_gap"]) < 5e-5, (i, name)
             assert float(metrics["mixed_prompt_share"]) == 0
             assert int(metrics["updates"]) > 0
             assert float(metrics["grad_norm"]) > 0

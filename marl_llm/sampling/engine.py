@@ -1,0 +1,260 @@
+"""The engine: many requests of uneven length and several models, by continuous batching.
+
+Requests wait in a queue, are admitted into a model's slots as these get free, and all slots decode together in chunks; between two
+chunks finished answers leave, new requests enter, and cancellations, deadlines and new parameters take effect. One thread does all of
+it and owns the devices; callers submit from any thread (`submit`, `generate_all`) or from an event loop (`await generate`). All memory for
+keys and values is taken at the start, so too many requests wait instead of exhausting it, and a full queue holds callers back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+
+from jax.sharding import Mesh
+from jaxtyping import Array, Key
+
+from marl_llm.models import ModelConfig
+from marl_llm.sampling.lane import Lane, LaneConfig, Ticket
+from marl_llm.sampling.requests import Completion, Request, RequestError
+from marl_llm.text import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class EngineError(RuntimeError):
+    """The engine stopped: it was closed, or a device program failed. The cause is chained."""
+
+
+class Handle:
+    """A submitted request."""
+
+    def __init__(self, ticket: Ticket, wake):
+        self._ticket, self._wake = ticket, wake
+
+    def result(self, timeout: float | int | None = None) -> Completion:
+        """Waits for the answer. Raises `TimeoutError` after `timeout` seconds (the request goes on), `EngineError` if the engine stops."""
+        return self._ticket.future.result(timeout)
+
+    def done(self) -> bool:
+        """Whether the answer is there."""
+        return self._ticket.future.done()
+
+    def cancel(self) -> None:
+        """Ends the request soon; its answer is what was drawn by then, with finish 'cancelled'. No effect on one that has ended."""
+        self._ticket.cancelled = True
+        self._wake()
+
+
+class Engine:
+    """Serves requests to several models on one mesh. Close it, or use it as a context manager.
+
+    Args:
+      models: name -> (config, parameters in any layout). All may share one mesh; each gets slots of its own.
+      key: the root of all draws; a request's key is folded from it and the request's seed.
+      sizes: one `LaneConfig` for all models, or one per name.
+      queue: most requests that wait for a slot, over all models; more hold their callers back.
+      mesh: slots lie along 'data' and 'fsdp', parameters as the rules for sampling say; None: one device.
+      tokenizers: name -> tokenizer, needed for stop strings only.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, tuple[ModelConfig, dict]],
+        key: Key[Array, ""],
+        *,
+        sizes: LaneConfig | Mapping[str, LaneConfig] | None = None,
+        queue: int = 4096,
+        mesh: Mesh | None = None,
+        tokenizers: Mapping[str, Tokenizer] | None = None,
+    ):
+        if not models:
+            raise ValueError("an engine needs at least one model")
+        if queue < 1:
+            raise ValueError(f"queue={queue}: at least one request must be allowed to wait")
+        sizes = sizes or LaneConfig()
+        of = lambda name: sizes if isinstance(sizes, LaneConfig) else sizes[name]  # noqa: E731
+        named = tokenizers or {}
+        self._lanes = {n: Lane(n, c, p, of(n), key, mesh, named.get(n)) for n, (c, p) in models.items()}
+        self._queue = queue
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._callers: collections.deque[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = collections.deque()
+        self._waiting = 0  # submitted and not yet in a slot
+        self._inbox: list[tuple[Lane, Ticket]] = []
+        self._updates: list[tuple[Lane, dict, Future]] = []
+        self._swaps: dict[str, list[Future]] = {n: [] for n in self._lanes}
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._idle_s = 0.0
+        self._started = time.perf_counter()
+        self._thread = threading.Thread(target=self._run, name="marl_llm engine", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------------------------------------ callers
+    def submit(self, request: Request) -> Handle:
+        """Queues a request; blocks while the queue is full. Raises `RequestError`, or `EngineError` after the engine stopped."""
+        ticket, lane = self._ticket(request)
+        with self._lock:
+            while self._waiting >= self._queue and not self._stopped():
+                self._room.wait()
+            self._enqueue(lane, ticket)
+        return Handle(ticket, self._wake)
+
+    def generate_all(self, requests: Iterable[Request]) -> list[Completion]:
+        """The answers to all requests, in their order."""
+        return [h.result() for h in [self.submit(r) for r in requests]]
+
+    async def generate(self, request: Request) -> Completion:
+        """The answer to a request. Cancelling the task frees its slot. Raises as `submit` does."""
+        ticket, lane = self._ticket(request)
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._lock:
+                if self._waiting < self._queue or self._stopped():
+                    self._enqueue(lane, ticket)
+                    break
+                turn = loop.create_future()
+                self._callers.append((loop, turn))
+            await turn
+        try:
+            return await asyncio.wrap_future(ticket.future)
+        except asyncio.CancelledError:
+            ticket.cancelled = True
+            self._wake()
+            raise
+
+    def set_params(self, model: str, params: dict) -> None:
+        """New parameters: every request submitted after this call sees them, those admitted before end with the old ones, and all cached
+        keys and values of the old ones are dropped. Returns when the new ones are in force.
+        """
+        done: Future = Future()
+        with self._lock:
+            self._raise_if_stopped()
+            self._updates.append((self._lane(model), params, done))
+            self._changed.notify_all()
+        done.result()
+
+    def stats(self) -> dict[str, dict[str, float | int]]:
+        """Per model, since the start: requests, prompt, reused and sampled tokens, steps, seconds of admission, decoding and compilation,
+        compilations, the share of slots that were busy, bytes of cache; and under 'engine' seconds in all and idle."""
+        out = {}
+        for name, lane in self._lanes.items():
+            s = dict(lane.stats)
+            busy = s.get("sampled_tokens", 0) - s.get("requests", 0)
+            out[name] = s | {"cache_bytes": lane.cache_bytes, "occupied": busy / max(s.get("slot_steps", 0), 1)}
+        out["engine"] = {"seconds": time.perf_counter() - self._started, "idle_s": self._idle_s, "waiting": float(self._waiting)}
+        return out
+
+    def close(self) -> None:
+        """Stops the thread. Requests that have no answer yet get an `EngineError`."""
+        with self._lock:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------ the queue; all with the lock held
+    def _lane(self, model: str) -> Lane:
+        if model not in self._lanes:
+            raise RequestError(f"request refused: no model {model!r}; this engine serves {', '.join(self._lanes)}")
+        return self._lanes[model]
+
+    def _ticket(self, request: Request) -> tuple[Ticket, Lane]:
+        lane = self._lane(request.model)
+        return Ticket(request, Future(), lane.check(request), time.monotonic()), lane
+
+    def _stopped(self) -> bool:
+        return self._closing or self._failure is not None
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped():
+            raise EngineError("the engine has stopped" + ("" if self._failure is None else f": {self._failure}")) from self._failure
+
+    def _enqueue(self, lane: Lane, ticket: Ticket) -> None:
+        self._raise_if_stopped()
+        self._waiting += 1
+        self._inbox.append((lane, ticket))
+        self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._changed.notify_all()
+
+    def _left_the_queue(self, n: int) -> None:
+        self._waiting -= n
+        self._room.notify_all()
+        while n and self._callers:
+            loop, turn = self._callers.popleft()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(lambda turn=turn: turn.done() or turn.set_result(None))
+                n -= 1
+
+    # ------------------------------------------------------------------------------------------------ the thread
+    def _run(self) -> None:
+        try:
+            while self._collect():
+                for lane in self._lanes.values():
+                    self._serve(lane)
+        except BaseException as error:  # whatever a device program raised must reach every caller
+            log.exception("the engine failed")
+            self._failure = error
+        with self._lock:
+            self._closing = True
+            lost = [t for lane in self._lanes.values() for t in (*lane.waiting, *lane.tickets) if t is not None]
+            lost += [t for _, t in self._inbox]
+            futures = [t.future for t in lost] + [f for _, _, f in self._updates] + [f for fs in self._swaps.values() for f in fs]
+            self._left_the_queue(max(self._waiting, len(self._callers)))
+        for future in futures:
+            if not future.done() and future.set_running_or_notify_cancel():
+                error = EngineError("the engine stopped before it answered")
+                error.__cause__ = self._failure
+                future.set_exception(error)
+
+    def _collect(self) -> bool:
+        """Takes what callers left; sleeps while there is nothing to do. False once the engine is closing."""
+        with self._lock:
+            while not self._closing:
+                for lane, ticket in self._inbox:
+                    lane.waiting.append(ticket)
+                for lane, params, done in self._updates:
+                    lane.pending = params
+                    self._swaps[lane.name].append(done)
+                self._inbox, self._updates = [], []
+                if any(lane.waiting or lane.busy or lane.pending is not None for lane in self._lanes.values()):
+                    return True
+                slept = time.perf_counter()
+                self._changed.wait()
+                self._idle_s += time.perf_counter() - slept
+            return False
+
+    def _serve(self, lane: Lane) -> None:
+        now = time.monotonic()
+        gone = [t for t in lane.waiting if t.cancelled or t.future.cancelled() or t.expired(now)]
+        if gone:
+            lane.waiting = collections.deque(t for t in lane.waiting if t not in gone)
+            for ticket in gone:
+                ticket.answer("cancelled" if ticket.cancelled else "timeout")
+        if lane.pending is not None and not lane.busy:
+            lane.swap()
+            for done in self._swaps[lane.name]:
+                done.set_result(None)
+            self._swaps[lane.name] = []
+        entered = 0
+        while n := lane.admit():
+            entered += n
+        if gone or entered:
+            with self._lock:
+                self._left_the_queue(len(gone) + entered)
+        lane.step(now)
