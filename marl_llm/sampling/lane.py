@@ -23,6 +23,7 @@ from marl_llm.sampling.stops import StopRule, stop_rule
 from marl_llm.text import Tokenizer
 
 log = logging.getLogger(__name__)
+FEW = 4  # with at most a quarter of the slots living, only a quarter is computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,19 +294,24 @@ class Lane:
         window = min(bucket(longest, 64), self.sizes.prompt_tokens)
         truncates = any(self.tickets[s].request.settings.truncates for s in living)
         rules = self._tables()
-        with self._program("decode", self.sizes.chunk, window, truncates, len(rules.ends)):
+        few = self.sizes.slots // FEW
+        rows, columns = None, dict(zip(range(self.sizes.slots), range(self.sizes.slots), strict=True))
+        if few and len(living) <= few and self.mesh is None:
+            rows = np.asarray([*living, *(s for s in range(self.sizes.slots) if self.tickets[s] is None)][:few], np.int32)
+            columns = {int(s): i for i, s in enumerate(rows)}
+        with self._program("decode", self.sizes.chunk, window, rows is None, truncates, len(rules.ends)):
             self.slots, chunk = decode(
-                self.config, self.params, self.slots, rules, stop, chunk=self.sizes.chunk, window=window, truncates=truncates
+                self.config, self.params, self.slots, rules, stop, rows, chunk=self.sizes.chunk, window=window, truncates=truncates
             )
             self.slots = self._placed(self.slots)
             (drawn, where), alive = jax.device_get((chunk, self.slots.alive))
         steps = int(where.any(axis=1).sum())
         self.stats["steps"] += steps
-        self.stats["slot_steps"] += steps * self.sizes.slots
+        self.stats["slot_steps"] += steps * (few if rows is not None else self.sizes.slots)
         for s in living:
-            real = where[:, s]
-            self.tickets[s].parts.append(tuple(x[real, s] for x in drawn))
-            self.said[s].append(drawn.token[real, s])
+            real = where[:, columns[s]]
+            self.tickets[s].parts.append(tuple(x[real, columns[s]] for x in drawn))
+            self.said[s].append(drawn.token[real, columns[s]])
             self.stats["sampled_tokens"] += int(real.sum())
             if not alive[s]:
                 self._finish(s)

@@ -180,15 +180,25 @@ def admit(
 
 @functools.partial(jax.jit, static_argnames=("config", "chunk", "window", "truncates"), donate_argnames=("slots",))
 def decode(
-    config: ModelConfig, params: dict, slots: Slots, rules: Rules, stop: Bool[Array, "S"], *, chunk: int, window: int, truncates: bool
-) -> tuple[Slots, Chunk]:
+    config: ModelConfig, params: dict, slots: Slots, rules: Rules, stop: Bool[Array, "S"], rows: Int[Array, "n"] | None,
+    *, chunk: int, window: int, truncates: bool,
+) -> tuple[Slots, Chunk]:  # fmt: skip
     """Up to `chunk` (C) tokens in every living slot; ends early when none is left. Slots in `stop` end before the first step.
 
-    `window` promises that no living slot's prompt is longer. The slots are donated.
+    `rows` names distinct slots, all the living ones among them, when these are few: only they are computed (S is n in what is returned
+    as a `Chunk`); None computes all. `window` promises that no living slot's prompt is longer. The slots are donated.
     """
+    slots = slots._replace(alive=slots.alive & ~stop)
+    if rows is None:
+        return _decode(config, params, slots, rules, chunk, window, truncates)
+    apart = lambda x: x[rows] if x.ndim else x  # noqa: E731
+    some, out = _decode(config, params, jax.tree.map(apart, slots), rules, chunk, window, truncates)
+    return jax.tree.map(lambda x, y: x.at[rows].set(y) if x.ndim else y, slots, some), out
+
+
+def _decode(config: ModelConfig, params: dict, slots: Slots, rules: Rules, chunk: int, window: int, truncates: bool) -> tuple[Slots, Chunk]:
     model, variables = _model(config, params)
     s, r = slots.alive.shape[0], slots.cache[0].keys.shape[-1]
-    slots = slots._replace(alive=slots.alive & ~stop)
     prompts = [(c.prompt_keys[..., :window], c.prompt_values[:, :, :window]) for c in slots.cache]
     in_prompt = jnp.arange(window)[None] < slots.length[:, None]
     real = jnp.zeros((chunk, s), jnp.float32)
