@@ -1,6 +1,21 @@
 """First floor: teams as graphs of role calls and tool calls on the host; played, paid, kept and replayed. docs/workflows.md shows how."""
 
+from marl_llm.workflows.assignment import (
+    Assignment,
+    Outside,
+    Policy,
+    Schedule,
+    Scripted,
+    Turn,
+    alternate,
+    assignment_from,
+    separate,
+    shared,
+)
+from marl_llm.workflows.calls import ToolRefusal
+from marl_llm.workflows.controller import Controller, Rollout
 from marl_llm.workflows.drawing import to_mermaid, to_svg
+from marl_llm.workflows.failures import RolloutError
 from marl_llm.workflows.graph import (
     NOTHING,
     Workflow,
@@ -17,10 +32,15 @@ from marl_llm.workflows.graph import (
 )
 from marl_llm.workflows.parsers import code_block, json_object, plain, short_text, tagged, texts
 from marl_llm.workflows.roles import FormatError, Role, RoleTool, WorkflowError, numbered
+from marl_llm.workflows.speech import PlainText, Speech
+from marl_llm.workflows.trajectory import Episode, RoleCall, Task, ToolUse, Trajectory
 
 __all__ = [
-    "FormatError", "Role", "RoleTool", "WorkflowError", "numbered",
+    "FormatError", "Role", "RoleTool", "ToolRefusal", "WorkflowError", "numbered",
     "code_block", "json_object", "plain", "short_text", "tagged", "texts",
     "NOTHING", "Workflow", "call", "choose", "compute", "each", "repeat", "sequence", "stop", "together", "tool", "when",
     "to_mermaid", "to_svg",
+    "Assignment", "Outside", "Policy", "Schedule", "Scripted", "Turn", "alternate", "assignment_from", "separate", "shared",
+    "Controller", "PlainText", "Rollout", "RolloutError", "Speech", "Task",
+    "Episode", "RoleCall", "ToolUse", "Trajectory",
 ]  # fmt: skip

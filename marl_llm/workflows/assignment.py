@@ -153,7 +153,7 @@ class Assignment:
         return self.schedule.at(step, self.trained)
 
     def check(self, workflow: Workflow) -> None:
-        """Raises `WorkflowError` naming a role that nobody plays, one that the workflow does not have, or one whose player cannot play it."""
+        """Raises `WorkflowError` naming a role that nobody plays, that the workflow does not have, or whose player cannot play it."""
         for role in workflow.roles:
             if role not in self.roles:
                 raise WorkflowError(f"the role {role!r} of workflow {workflow.name!r} is unassigned: name the model that plays it")
@@ -205,7 +205,9 @@ def assignment_from(
             kinds = ("trained", "frozen", "outside", "scripted")
             raise WorkflowError(f"assignment: model {name!r} is {kind!r}{_hint(str(kind), kinds)}; the kinds are {', '.join(kinds)}")
         elif name not in source:
-            raise WorkflowError(f"assignment: model {name!r} is {kind}, but no {'client' if kind == 'outside' else 'player'} was given for it")
+            raise WorkflowError(
+                f"assignment: model {name!r} is {kind}, but no {'client' if kind == 'outside' else 'player'} was given for it"
+            )
         else:
             models[name] = Outside(source[name]) if kind == "outside" else Scripted(source[name])
     spells = ((spell[0] if isinstance(spell[0], str) else tuple(spell[0]), spell[1]) for spell in config.get("schedule") or ())

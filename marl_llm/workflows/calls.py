@@ -1,0 +1,218 @@
+"""One node at a time: a role's prompt, its response and what it means; a tool's call under its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from marl_llm.sampling.requests import Request, RequestError
+from marl_llm.text import Message, ToolCall
+from marl_llm.tools.results import FailureKind, ToolResult
+from marl_llm.workflows.assignment import Assignment, Outside, Scripted, Turn
+from marl_llm.workflows.failures import PlayFailure, from_error, from_tool
+from marl_llm.workflows.graph import Call, Tool, Workflow
+from marl_llm.workflows.roles import RoleTool, WorkflowError
+from marl_llm.workflows.speech import PromptTooLong, Speech, prompt_of, spoken_ids
+from marl_llm.workflows.state import State
+from marl_llm.workflows.trajectory import Event, RoleCall, Task, ToolUse
+
+NO_TOKENS = np.zeros(0, np.int32)
+
+
+class Speaker:
+    """Carries out role calls and tool calls for a controller, which owns the threads.
+
+    Args:
+      base: K_max of the forks, for the numbering of ways.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        assignment: Assignment,
+        generator: Any,
+        speech: Mapping[str, Speech],
+        pool: concurrent.futures.Executor,
+        base: int,
+    ):
+        self._workflow, self._assignment, self._generator = workflow, assignment, generator
+        self._speech, self._pool, self._base = speech, pool, base
+        self._policy_stops = {model: tuple(one.stop_ids) for model, one in speech.items()}
+
+    async def speak(
+        self, node: Call, place: int, state: State, task: Task, identity: tuple[int, int, int], choice: int, branches: int
+    ) -> tuple[tuple[Event, ...], State]:
+        """One response of a role, or several with the tools that it calls in between; the events, and the state after them.
+
+        Raises `PlayFailure` or `WorkflowError`.
+        """
+        step, play, plays = identity
+        role, group = node.role, f"{place}:{state.way * plays + play}"
+        if branches > 1:
+            state = state._replace(way=state.way * (self._base + 1) + choice + 1)
+        branch = state.way * plays + play
+        if branch >= 2**31:
+            raise WorkflowError(f"node {node.name!r}: branch {branch} is beyond 2**31; fork fewer times, or play fewer instances")
+        agent, model = self._workflow.agents[role.name], self._assignment.roles[role.name]
+        common = dict(node=node.name, role=role.name, agent=agent, model=model, turn=state.turn, items=state.items, branch=branch)
+        events: list[Event] = []
+        player, speech = self._assignment.model(role.name), self._speech.get(model)
+        talk, messages, trimmed = None, role.messages(state.fields), 0
+        if speech is not None:
+            try:
+                talk, messages, trimmed = prompt_of(role, speech, state.fields)
+            except PromptTooLong as error:
+                raise PlayFailure(node.name, "prompt", str(error), retriable=False) from error
+        prompt = "\n".join(message.content for message in messages)
+        last = state.last
+        for number in range(role.max_tool_rounds + 1):
+            seed = (step, task.number, agent, place + number, branch)
+            prompt_ids = () if talk is None else talk.ids
+            common |= dict(id=f"{node.name}:{place + number}:{branch}", parents=last, place=place + number, seed=seed, choice=choice)
+            common |= dict(group=group if number == 0 else f"{place + number}:{branch}", prompt=prompt, prompt_ids=prompt_ids)
+            if isinstance(player, Scripted):
+                said = self._from_script(node, player, state, messages, seed, speech)
+            elif isinstance(player, Outside):
+                said = await self._from_outside(node, player, messages, branch)
+            else:
+                said = await self._from_policy(node, model, prompt_ids, seed)
+                talk = speech.reply(talk, said["tokens"].tolist())
+                reply = speech.read(talk)
+                said["text"] = reply.content
+                if role.tools and reply.tool_calls and number < role.max_tool_rounds:
+                    called = RoleCall(**common, **said, writes={}, illegal=None, trimmed=trimmed)
+                    uses, answers = await self._use_role_tools(node, reply.tool_calls, called)
+                    events += [called, *uses]
+                    last = (events[-1].id,)
+                    talk, prompt = speech.extend(talk, answers), "\n".join(message.content for message in answers)
+                    if len(talk.ids) <= role.max_prompt:
+                        continue
+                    raise PlayFailure(node.name, "prompt", f"tool results grew the prompt to {len(talk.ids)} tokens", retriable=False)
+            writes, illegal = role.read(said["text"])
+            events.append(RoleCall(**common, **said, writes=writes, illegal=illegal, trimmed=trimmed))
+            break
+        return tuple(events), state.after(*events)
+
+    def _from_script(
+        self, node: Call, player: Scripted, state: State, messages: list[Message], seed: tuple[int, ...], speech: Speech | None
+    ) -> dict[str, Any]:
+        try:
+            text = player.play(Turn(node.role, state.fields, tuple(messages), state.turn, seed))
+        except Exception as error:
+            raise WorkflowError(f"the scripted player of node {node.name!r} raised {type(error).__name__}: {error}") from error
+        tokens = NO_TOKENS if speech is None else np.asarray(spoken_ids(speech, text), np.int32)
+        return dict(text=text, tokens=tokens, log_probs=None, sampled_log_probs=None, finish="stop", version=0)
+
+    async def _from_outside(self, node: Call, player: Outside, messages: list[Message], branch: int) -> dict[str, Any]:
+        settings = node.role.settings
+        options = dict(max_tokens=node.role.max_tokens, temperature=settings.temperature, top_p=settings.top_p)
+        options |= dict(stop=node.role.stop or None) | dict(player.options)
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        reply = await self._within(node.name, node.role.timeout_s, player.client.acomplete(plain, draw=branch, **options))
+        if not reply.ok:
+            raise from_tool(node.name, reply.failure)
+        value = reply.outcome()
+        finish = "length" if value.finish_reason == "length" else "stop"
+        return dict(text=value.text, tokens=NO_TOKENS, log_probs=None, sampled_log_probs=None, finish=finish, version=0)
+
+    async def _from_policy(self, node: Call, model: str, prompt_ids: tuple[int, ...], seed: tuple[int, ...]) -> dict[str, Any]:
+        role = node.role
+        request = Request(
+            prompt_ids, seed, role.max_tokens, model, role.settings, self._policy_stops[model], role.stop, float(role.timeout_s)
+        )
+        try:
+            done = await self._within(node.name, role.timeout_s, self._generator.generate(request))
+        except RequestError as error:
+            raise WorkflowError(f"node {node.name!r}: the engine refuses its request: {error}") from error
+        if done.finish in ("timeout", "cancelled"):
+            raise PlayFailure(node.name, FailureKind.DEADLINE.value, f"the response was {done.finish} after {len(done.tokens)} tokens")
+        return dict(
+            tokens=done.tokens, log_probs=done.log_probs, sampled_log_probs=done.sampled_log_probs, finish=done.finish, version=done.version
+        )
+
+    async def use(self, node: Tool, place: int, state: State, identity: tuple[int, int, int]) -> ToolUse:
+        """One tool call of the graph. Raises `PlayFailure` or `WorkflowError`."""
+        start = time.perf_counter()
+        branch = state.way * identity[2] + identity[1]
+        found = await self._call(node.name, node.function, [state.fields[f] for f in node.reads], {}, node.timeout_s, node.instant)
+        value, attempts = (found.value, found.attempts) if isinstance(found, ToolResult) else (found, 1)
+        if len(node.writes) == 1 and not (isinstance(value, Mapping) and set(value) == set(node.writes)):
+            value = {node.writes[0]: value}
+        if not isinstance(value, Mapping) or set(value) != set(node.writes):
+            got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+            raise WorkflowError(f"tool {node.name!r} returned {got}; it writes {', '.join(node.writes)}: return a dictionary of these")
+        seconds = time.perf_counter() - start
+        name = f"{node.name}:{place}:{branch}"
+        return ToolUse(name, node.name, state.last, state.turn, place, state.items, branch, dict(value), seconds, attempts)
+
+    async def _use_role_tools(self, node: Call, calls: tuple[ToolCall, ...], called: RoleCall) -> tuple[list[ToolUse], list[Message]]:
+        """The tools that a role called within its response, one after the other, and their answers as messages."""
+        known, uses, answers = {tool.name: tool for tool in node.role.tools}, [], []
+        for number, asked in enumerate(calls):
+            start = time.perf_counter()
+            text, attempts = await self._use_role_tool(node.name, known, asked)
+            name, seconds = f"{called.id}:{asked.name}:{number}", time.perf_counter() - start
+            parents = (called.id,) if not uses else (uses[-1].id,)
+            place = dict(turn=called.turn, place=called.place, items=called.items, branch=called.branch)
+            uses.append(ToolUse(name, f"{node.name}.{asked.name}", parents, writes={}, seconds=seconds, attempts=attempts, **place))
+            answers.append(Message("tool", text))
+        return uses, answers
+
+    async def _use_role_tool(self, node: str, known: dict[str, RoleTool], asked: ToolCall) -> tuple[str, int]:
+        """What the tool answers; a call that no tool can serve is answered with the reason, because the role made it."""
+        tool = known.get(asked.name)
+        if tool is None:
+            return f"error: there is no tool {asked.name!r}; there are {', '.join(known)}", 1
+        try:
+            inspect.signature(tool.function).bind(**asked.arguments)
+        except TypeError as error:
+            return f"error: {error}", 1
+        try:
+            found = await self._call(f"{node}.{tool.name}", tool.function, [], dict(asked.arguments), tool.timeout_s, False)
+        except ToolRefusal as refusal:
+            return f"error: {refusal}", 1
+        return (str(found.value), found.attempts) if isinstance(found, ToolResult) else (str(found), 1)
+
+    async def _call(
+        self, node: str, function: Callable, positional: list[Any], named: dict[str, Any], timeout_s: float | int, instant: bool
+    ) -> Any:
+        """What a function returns, wherever it has to run."""
+        try:
+            if instant:
+                found = function(*positional, **named)
+            elif inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+                found = await self._within(node, timeout_s, function(*positional, **named))
+            else:
+                loop = asyncio.get_running_loop()
+                work = loop.run_in_executor(self._pool, lambda: function(*positional, **named))
+                found = await self._within(node, timeout_s, work)
+        except (PlayFailure, ToolRefusal):
+            raise
+        except Exception as error:
+            failure = from_error(node, error)
+            if failure is None:
+                raise WorkflowError(f"tool {node!r} raised {type(error).__name__}: {error}") from error
+            raise failure from error
+        if isinstance(found, ToolResult) and found.failure is not None:
+            raise from_tool(node, found.failure)
+        return found
+
+    async def _within(self, node: str, timeout_s: float | int, work: Any) -> Any:
+        """What is awaited, or a failure of the play after the node's deadline."""
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                return await work
+        except OSError as error:  # a TimeoutError is one, be it this deadline's or the work's own
+            if isinstance(error, TimeoutError) and deadline.expired():
+                raise PlayFailure(node, FailureKind.DEADLINE.value, f"no answer within {timeout_s} s") from None
+            raise from_error(node, error) from error
+
+
+class ToolRefusal(ValueError):
+    """Raised by the function of a `RoleTool` whose arguments it cannot serve: the role reads the message and goes on."""

@@ -1,0 +1,113 @@
+"""Between fields and ids, for one model: prompts become ids, sampled ids become text. Sampled text never becomes ids (law 1).
+
+`marl_llm.text.Chat` is the speech of a model that knows a chat format. `PlainText` is that of one that knows none, such as a tiny model
+with a vocabulary of its own: the system's and the user's text, one after the other, and the response behind them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, SupportsInt, runtime_checkable
+
+from marl_llm.text import Conversation, Message, Reply, Tokenizer
+from marl_llm.text.chat import Turn
+from marl_llm.workflows.roles import Role
+
+
+@runtime_checkable
+class Speech(Protocol):
+    """What the controller asks of `Chat`, `PlainText`, or another."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]: ...
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Conversation:
+        """A conversation whose ids are the prompt."""
+        ...
+
+    def reply(self, talk: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
+        """The same with the sampled ids, verbatim."""
+        ...
+
+    def read(self, talk: Conversation) -> Reply:
+        """The last reply as text."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainText:
+    """Text without a chat format.
+
+    Attributes:
+      tokenizer: of the model.
+      stop_ids: tokens that end a response; they are no part of its text. Raises `ValueError` without one, for then only the budget would.
+      between: what stands between the system's text and the user's.
+    """
+
+    tokenizer: Tokenizer
+    stop_ids: tuple[int, ...]
+    between: str = "\n"
+
+    def __post_init__(self):
+        if not self.stop_ids:
+            raise ValueError("PlainText needs at least one stop token: without one every response runs to its budget")
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> Conversation:
+        """The messages' text as ids. Raises `ValueError` for tools, which only a chat format can offer."""
+        if tools:
+            raise ValueError("a role with tools needs a model that speaks a chat format (marl_llm.text.Chat), not PlainText")
+        head = tuple(self.tokenizer.encode(self.between.join(message.content for message in messages)))
+        return Conversation((Turn(head), Turn((), asked=True)))
+
+    def reply(self, talk: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
+        """Appends the sampled ids."""
+        last = dataclasses.replace(talk.turns[-1], reply=tuple(int(i) for i in ids))
+        return Conversation((*talk.turns[:-1], last), talk.sample, waiting=False)
+
+    def read(self, talk: Conversation) -> Reply:
+        """The reply's text, its stop token left out."""
+        ids = talk.turns[-1].reply
+        finished = bool(ids) and ids[-1] in self.stop_ids
+        return Reply(self.tokenizer.decode(ids[:-1] if finished else ids), None, (), (), finished)
+
+
+class PromptTooLong(ValueError):
+    """A prompt over the role's budget that nothing may be cut from; the message has both lengths."""
+
+
+def prompt_of(role: Role, speech: Speech, fields: dict[str, Any]) -> tuple[Conversation, list[Message], int]:
+    """The prompt of a role as a conversation and as messages, and how much of `role.trim` was cut to fit `role.max_prompt`.
+
+    Raises `PromptTooLong`.
+    """
+    schemas = [tool.schema for tool in role.tools]
+
+    def render(value: Any) -> tuple[Conversation, list[Message]]:
+        messages = role.messages(fields if value is None else {**fields, role.trim: value})
+        return speech.start(messages, schemas) if schemas else speech.start(messages), messages
+
+    talk, messages = render(None)
+    if len(talk.ids) <= role.max_prompt:
+        return talk, messages, 0
+    if role.trim is None:
+        raise PromptTooLong(f"the prompt has {len(talk.ids)} tokens, {role.max_prompt} are allowed, and the role trims no field")
+    value = fields[role.trim]
+    low, high, best = 0, len(value) - 1, None
+    while low <= high:
+        keep = (low + high) // 2
+        shorter = render(value[:keep])
+        if len(shorter[0].ids) <= role.max_prompt:
+            best, low = (shorter, len(value) - keep), keep + 1
+        else:
+            high = keep - 1
+    if best is None:
+        raise PromptTooLong(f"the prompt has {len(talk.ids)} tokens, {role.max_prompt} are allowed, even without {role.trim!r}")
+    return *best[0], best[1]
+
+
+def spoken_ids(speech: Speech, text: str) -> tuple[int, ...]:
+    """Ids of a text that a script wrote, with the stop token: what a model would have to emit to say it. For imitation only."""
+    return (*speech.tokenizer.encode(text), speech.stop_ids[0])

@@ -1,0 +1,68 @@
+"""The state of a play between two nodes: a value, so that a fork costs nothing and a branch cannot disturb another (law 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from marl_llm.workflows.checks import written
+from marl_llm.workflows.graph import Each, Node, Repeat, Together
+from marl_llm.workflows.trajectory import Event, RoleCall
+
+
+class Round(NamedTuple):
+    """What stands behind the body of a loop: the decision on round `number`."""
+
+    loop: Repeat
+    number: int
+
+
+Todo = tuple | None  # (Node or Round, place of its first request, what is to do after it)
+
+
+def push(todo: Todo, node: Node, base: int) -> Todo:
+    """A node before what is to do."""
+    return (node, base, todo)
+
+
+class State(NamedTuple):
+    """See the module's text."""
+
+    fields: dict[str, Any]  # never changed in place
+    todo: Todo = None
+    turn: int = 0
+    spoken: bool = False  # whether a role has spoken in this turn
+    last: tuple[str, ...] = ()  # ids of the events that the next one follows
+    events: tuple[Event, ...] = ()
+    items: tuple[int, ...] = ()  # which item of each `each` around
+    way: int = 0  # number of the forks taken, injective: digits 1..K in base K_max + 1
+
+    def after(self, *events: Event) -> State:
+        """The state once these events happened, one after the other."""
+        fields = dict(self.fields)
+        for event in events:
+            fields.update(event.writes)
+        spoken = self.spoken or any(isinstance(event, RoleCall) for event in events)
+        return self._replace(fields=fields, spoken=spoken, last=(events[-1].id,), events=(*self.events, *events))
+
+    def child(self, todo: Todo, item: int | None = None, fields: Mapping[str, Any] | None = None) -> State:
+        """The state in which a part begins that runs beside others."""
+        items = self.items if item is None else (*self.items, item)
+        return self._replace(fields={**self.fields, **(fields or {})}, todo=todo, events=(), items=items)
+
+
+def merge(node: Together | Each, before: State, ends: Sequence[State]) -> State:
+    """The state after parts that ran beside each other: what they wrote, and their events in the order written."""
+    fields = dict(before.fields)
+    if isinstance(node, Each):
+        fields.update({to: tuple(end.fields[field] for end in ends) for field, to in node.collect.items()})
+    else:
+        for part, end in zip(node.parts, ends):
+            fields.update({field: end.fields[field] for field in written(part) if field in end.fields})
+    return before._replace(
+        fields=fields,
+        turn=max((end.turn for end in ends), default=before.turn),
+        spoken=before.spoken or any(end.spoken for end in ends),
+        last=tuple(dict.fromkeys(name for end in ends for name in end.last)) or before.last,
+        events=(*before.events, *(event for end in ends for event in end.events)),
+    )

@@ -1,0 +1,193 @@
+"""What happened: role calls and tool calls as a graph of values, along each way through the workflow.
+
+An `Episode` is one play of one task. It holds one `Trajectory`, or several that share their beginning where a role's candidates were all
+carried on (tree sampling). An event knows the events that it followed, so that the graph can be drawn from any trajectory. All of these
+print themselves in one line: asyncio prints what a task returned when its loop closes, and printing arrays takes longer than playing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from marl_llm.workflows.roles import Fields
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One problem: a question, a programming problem.
+
+    Attributes:
+      number: its place in its data set, part of every seed; 0 <= number < 2**31.
+      fields: what everyone may read; `inputs` of the workflow.
+      hidden: what only tools, conditions and rewards may read: gold answers, hidden tests.
+      split: which split it belongs to, for transcripts and checks.
+    """
+
+    number: int
+    fields: Fields
+    hidden: Fields = dataclasses.field(default_factory=dict)
+    split: str = "train"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RoleCall:
+    """One response of one role: what it read, what it said, what its words meant.
+
+    Log-probs are None where no policy of this program spoke (outside models and scripts).
+    """
+
+    id: str  # node, place and branch; unique among all plays of a task
+    node: str
+    role: str
+    agent: int  # the role's number in its workflow
+    model: str
+    parents: tuple[str, ...]  # ids of the events that this one followed
+    turn: int
+    place: int  # number of this request among all that the workflow could make
+    items: tuple[int, ...]  # which item of each `each` around it
+    group: str  # calls of the same group answered the same prompt
+    choice: int  # which of the candidates of its group it is
+    branch: int  # number of the way that led here and of the play
+    seed: tuple[int, ...]
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    text: str
+    tokens: Int[np.ndarray, "R"]  # the ids that were drawn, stop token included
+    log_probs: Float[np.ndarray, "R"] | None  # of the raw policy
+    sampled_log_probs: Float[np.ndarray, "R"] | None  # of the distribution drawn from
+    finish: str
+    version: int  # of the model's parameters
+    writes: Mapping[str, Any]  # output fields; empty for a response that only called tools
+    illegal: str | None  # why the format is broken; None: it is not
+    trimmed: int = 0  # items or characters that were cut from the prompt to fit its budget
+
+    def __repr__(self) -> str:
+        return f"RoleCall({self.id}, {self.text[:60]!r}{'' if self.legal else ', illegal'})"
+
+    @property
+    def legal(self) -> bool:
+        """The format's verdict."""
+        return self.illegal is None
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the budget ended the response."""
+        return self.finish == "length"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ToolUse:
+    """One tool call: what it wrote, and how long it took."""
+
+    id: str
+    node: str
+    parents: tuple[str, ...]
+    turn: int
+    place: int
+    items: tuple[int, ...]
+    branch: int
+    writes: Mapping[str, Any]
+    seconds: float = 0.0
+    attempts: int = 1
+
+    def __repr__(self) -> str:
+        return f"ToolUse({self.id})"
+
+
+Event = RoleCall | ToolUse
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Trajectory:
+    """One way through the workflow, from the task to its end.
+
+    Attributes:
+      task: the problem.
+      events: in the order of play; of what ran at the same time, in the order written.
+      fields: the state at the end, hidden fields included.
+      turns: how many turns were begun.
+      branch: number of this way and play; the branch of its last fork.
+    """
+
+    task: Task
+    events: tuple[Event, ...]
+    fields: Fields
+    turns: int
+    branch: int
+
+    def __repr__(self) -> str:
+        return f"Trajectory(task {self.task.number}: {' '.join(event.node for event in self.events)})"
+
+    @property
+    def calls(self) -> tuple[RoleCall, ...]:
+        """Role calls in the order of play."""
+        return tuple(event for event in self.events if isinstance(event, RoleCall))
+
+    def by(self, *roles: str) -> tuple[RoleCall, ...]:
+        """Calls of these roles; raises `KeyError` never: a role that did not speak has none."""
+        return tuple(call for call in self.calls if call.role in roles)
+
+    def written(self, field: str) -> tuple[tuple[int, Any], ...]:
+        """(turn, value) each time that this field was written, in the order of play."""
+        return tuple((event.turn, event.writes[field]) for event in self.events if field in event.writes)
+
+    def per_turn(self, field: str) -> dict[int, Any]:
+        """The last value that each turn wrote to this field; turns that wrote none are left out."""
+        return dict(self.written(field))
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a play could not be finished: the infrastructure's doing, or a prompt beyond its budget."""
+
+    node: str
+    kind: str  # a `FailureKind`, or "prompt"
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Episode:
+    """One play of one task.
+
+    Attributes:
+      trajectories: one, or one per way where candidates were carried on; none if the play is void.
+      failures: of every attempt that failed.
+      attempts: how often it was tried.
+      void: it has no outcome, and none of its samples may be trained (law 9).
+      remains: what the last attempt of a void play had done, for people.
+      seconds: wall time, all attempts.
+    """
+
+    task: Task
+    step: int
+    play: int
+    trajectories: tuple[Trajectory, ...]
+    failures: tuple[Failure, ...] = ()
+    attempts: int = 1
+    remains: tuple[Event, ...] = ()
+    seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"Episode({self.name}, {'void' if self.void else f'{len(self.trajectories)} trajectories'})"
+
+    @property
+    def void(self) -> bool:
+        """Whether it could not be finished."""
+        return not self.trajectories
+
+    @property
+    def name(self) -> str:
+        """Identity within a run: step, task and play."""
+        return f"{self.step}/{self.task.number}/{self.play}"
+
+    def events(self) -> tuple[Event, ...]:
+        """All events of all ways, each once, parents first."""
+        seen: dict[str, Event] = {}
+        for trajectory in self.trajectories:
+            seen.update((event.id, event) for event in trajectory.events)
+        return tuple(seen.values())
