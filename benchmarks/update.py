@@ -9,7 +9,7 @@ once, at the best rate of a float32 matrix product of several shapes (GEMMS) in 
 The model is a Qwen3 of 29.4e6 parameters with random weights, float32, layers apart, AdamW, clipping by global norm; every row is one
 optimizer step of `marl_llm.training.make_update` with micro-batches of --microbatch_tokens. Rows:
 
-    shared   K = 4 responses of R = 64 tokens behind one prompt of P = 4 R and 10 R, against rows that repeat the prompt
+    shared   4 groups of K = 4 responses of R = 64 tokens behind one prompt of P = 4 R and 10 R, against rows that repeat the prompt
     grpo     8 prompts x 4 samples, 64 + 64 tokens: against google-tunix and TRL, run by --peers_python (left out without it)
     growth   that step with twice the prompts (E), and with responses twice as long (R)
 
@@ -35,10 +35,10 @@ GEMMS = ((256, 512, 512), (1024, 512, 1536), (1024, 1024, 1024), (1024, 1024, 40
 # name -> (groups G, branches K, prompt P, response R, whether the prompt is repeated per response)
 STEPS = {
     "grpo": (PROMPTS, SAMPLES, TOKENS, TOKENS, False),
-    "P=4R": (2, 4, 4 * TOKENS, TOKENS, False),
-    "P=4R unrolled": (2, 4, 4 * TOKENS, TOKENS, True),
-    "P=10R": (2, 4, 10 * TOKENS, TOKENS, False),
-    "P=10R unrolled": (2, 4, 10 * TOKENS, TOKENS, True),
+    "P=4R": (4, 4, 4 * TOKENS, TOKENS, False),
+    "P=4R unrolled": (4, 4, 4 * TOKENS, TOKENS, True),
+    "P=10R": (4, 4, 10 * TOKENS, TOKENS, False),
+    "P=10R unrolled": (4, 4, 10 * TOKENS, TOKENS, True),
     "Ex2": (2 * PROMPTS, SAMPLES, TOKENS, TOKENS, False),
     "Rx2": (PROMPTS, SAMPLES, TOKENS, 2 * TOKENS, False),
 }
@@ -207,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="cores of each worker")
     parser.add_argument("--repeats", type=int, default=5, help="interleaved repetitions")
-    parser.add_argument("--microbatch_tokens", type=int, default=1024)
+    parser.add_argument("--microbatch_tokens", type=int, default=768)
     parser.add_argument("--rows", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--peers_python", default="", help="interpreter with google-tunix 0.1.7, TRL, PyTorch and datasets")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)

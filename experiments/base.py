@@ -19,7 +19,7 @@ from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.games import GAMES, Game, make_game
 from marl_llm.models import ModelConfig, make_model_config
 
-MICROBATCH = 1024  # tokens; 8 rows of 128. Smaller ones pay for adding gradients up, larger ones fall out of a CPU's caches
+MICROBATCH = 768  # tokens; 6 rows of 128. Smaller ones pay for adding gradients up, larger ones fall out of a CPU's caches
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
@@ -59,7 +59,7 @@ def base_config(name: str, game: str, recipe: str) -> config_dict.ConfigDict:
             "minibatch": 32,  # groups per optimizer step
             "epochs": 1,
             # prompt and response tokens whose activations live at a time, per device; 0: the whole minibatch. None: MICROBATCH on a
-            # CPU, whose caches decide (half the time of a whole minibatch), and 0 elsewhere, where memory does
+            # CPU, whose caches decide (a quarter less time than a whole minibatch), and 0 elsewhere, where memory does
             "microbatch_tokens": config_dict.placeholder(int),
             "learning_rate": 1.5e-3,  # peak; linear decay to 5 % over `steps`
             "warmup": 5,  # steps

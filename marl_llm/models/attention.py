@@ -153,37 +153,51 @@ def _tree(queries, keys, values, mask: RowMask):
     b, length, h, d = queries.shape
     p, r, j = min(mask.prompt, length), mask.response, keys.shape[2]
     g, k = h // j, (length - p) // r
-    # a long row keeps no scores for the backward pass
-    again = jax.checkpoint if length >= LONG else lambda f: f
+    long, out = length >= LONG, []
     size = max(BLOCK, -(-p // BLOCKS))
-    out = []
+    for begin in range(0, p, size):
+        end = min(begin + size, p)
 
-    @again
-    def block(q, key, value, where):
-        return _weigh([_scores(q, key, where)], [value])
+        def block(start, n, begin=begin, end=end):
+            key, value = (x[:, :end].transpose(0, 2, 1, 3)[:, :, None] for x in (keys, values))  # b j 1 s d
+            where = mask.rows(begin + start, n)[:, None, None, :, :end]
+            q = jax.lax.dynamic_slice_in_dim(queries, begin + start, n, axis=1)
+            q = q.reshape(b, n, j, g, d).transpose(0, 2, 3, 1, 4)  # b j g n d
+            return _weigh([_scores(q, key, where)], [value]).transpose(0, 3, 1, 2, 4).reshape(b, n, h, d)
 
-    @again
-    def branches(q, key, value, own_key, own_value, where, own):
-        return _weigh([_scores(q, key, where), _scores(q, own_key, own)], [value, own_value])
-
-    for start in range(0, p, size):
-        end = min(start + size, p)
-
-        where = mask.rows(start, end - start)[:, None, None, :, :end]
-        q = queries[:, start:end].reshape(b, end - start, j, g, d).transpose(0, 2, 3, 1, 4)  # b j g l d
-        part = block(q, *(x[:, :end].transpose(0, 2, 1, 3)[:, :, None] for x in (keys, values)), where)
-        out.append(part.transpose(0, 3, 1, 2, 4).reshape(b, end - start, h, d))
+        out.append(_in_chunks(block, end - begin, CHUNK if long else 0, axis=1))
     if k:
-        # heads' queries of a branch are stacked, and all branches are one product over the prompt
-        q = queries[:, p:].reshape(b, k, r, j, g, d).transpose(0, 3, 1, 4, 2, 5)  # b j k g r d
-        shared = lambda x: x[:, :p].transpose(0, 2, 1, 3)[:, :, None, None]  # b j 1 1 p d  # noqa: E731
-        own = lambda x: x[:, p:].reshape(b, k, r, j, d).transpose(0, 3, 1, 2, 4)[:, :, :, None]  # b j k 1 r d  # noqa: E731
-        segments = mask.segments[:, p:].reshape(b, 1, k, 1, r, 1)
-        see = segments == mask.segments[:, None, None, None, None, :p]
-        see_own = jnp.tril(jnp.ones((r, r), bool)) & (segments == segments.swapaxes(-1, -2))
-        part = branches(q, shared(keys), shared(values), own(keys), own(values), see, see_own)
-        out.append(part.transpose(0, 2, 4, 1, 3, 5).reshape(b, k * r, h, d))
+
+        def branches(start, n):
+            # the heads' queries of a key head are stacked, and all branches are one product over the prompt
+            shared = lambda x: x[:, :p].transpose(0, 2, 1, 3)[:, :, None, None]  # b j 1 1 p d  # noqa: E731
+            own = lambda x: x[:, p:].reshape(b, k, r, j, d).transpose(0, 3, 1, 2, 4)[:, :, :, None]  # b j k 1 r d  # noqa: E731
+            q = jax.lax.dynamic_slice_in_dim(queries[:, p:].reshape(b, k, r, j, g, d), start, n, axis=2).transpose(0, 3, 1, 4, 2, 5)
+            segments = mask.segments[:, p:].reshape(b, 1, k, 1, 1, r)
+            mine = jax.lax.dynamic_slice_in_dim(segments, start, n, axis=5).swapaxes(-1, -2)  # b 1 k 1 n 1
+            see = mine == mask.segments[:, None, None, None, None, :p]
+            see_own = (jnp.arange(r) <= start + jnp.arange(n)[:, None]) & (mine == segments)
+            part = _weigh([_scores(q, shared(keys), see), _scores(q, own(keys), see_own)], [shared(values), own(values)])
+            return part.transpose(0, 2, 4, 1, 3, 5).reshape(b, k, n, h, d)
+
+        part = _in_chunks(branches, r, max(1, CHUNK // k) if long else 0, axis=2)
+        out.append(part.reshape(b, k * r, h, d))
     return jnp.concatenate(out, axis=1)
+
+
+def _in_chunks(f, total: int, chunk: int, axis: int):
+    """`f(start, n)` over `total` queries, which lie along `axis` of its result: at once for chunk 0, else in chunks that are computed
+    again in the backward pass."""
+    if not chunk:
+        return f(0, total)
+    f, whole = jax.checkpoint(f, static_argnums=(1,)), total // chunk
+    out = []
+    if whole:
+        parts = jnp.moveaxis(jax.lax.map(lambda i: f(i * chunk, chunk), jnp.arange(whole)), 0, axis)
+        out.append(parts.reshape(*parts.shape[:axis], whole * chunk, *parts.shape[axis + 2 :]))
+    if total % chunk:
+        out.append(f(whole * chunk, total % chunk))
+    return jnp.concatenate(out, axis=axis)
 
 
 def _stacked_product(left, right, transpose: bool):

@@ -45,13 +45,15 @@ def masks(length):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [(n, k) for n in ("xla", "chunked", "tree", "splash") for k in ("causal", "tree", "packed") if (n, k) != ("splash", "packed")],
+    [(n, k) for n in ("xla", "chunked", "tree", "splash") for k in ("causal", "tree", "packed") if (n, k) != ("splash", "packed")]
+    + [("tree", "long tree"), ("tree", "long causal")],
 )
 def test_implementations_equal_numpy_and_each_others_gradients(name, kind, monkeypatch):
-    length = 128
+    length, long = 128, kind.startswith("long")
+    kind = kind.removeprefix("long ")
     monkeypatch.setattr(room, "CHUNK", 48)  # does not divide the length: the last chunk is ragged
-    monkeypatch.setattr(room, "BLOCK", 24)
-    monkeypatch.setattr(room, "LONG", length if kind == "tree" else 2 * length)  # with and without scores computed again
+    monkeypatch.setattr(room, "BLOCK", 100 if long else 24)
+    monkeypatch.setattr(room, "LONG", length if long else 2 * length)  # from there on, in chunks that are computed again
     mask = dict(masks(length))[kind]
     dense = np.asarray(mask.dense())
     q, k, v = arrays(length)
