@@ -57,6 +57,9 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
 
     plan = resolve(config)
     mesh = start_jax(config, cache)
+    from marl_llm.training import speed
+
+    compilations = speed.Compilations()
     check_devices(config, mesh.shape["data"])
     continues = open_workdir(workdir, config, config_file, hardware_of(mesh))
 
@@ -111,6 +114,8 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     v = config.evaluation
     team = evaluation.TeamEvaluation(game, plan.assignment, configs, mesh, chunk=v.episodes, seed=v.seed)
     plays = {m: jnp.asarray([plan.assignment[r] == m for r in roles]) for m in models}
+    limits = speed.machine_limits(mesh, plan.model.compute_dtype)
+    clock = []  # of the steps of this process
 
     # ------------------------------------------------------------------------------------------------ warm start, or resume
     def warm_start():
@@ -167,6 +172,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
         progress.note(f"step 0: validation success {evaluate(0):.1%}")
         state |= {"wall_s": wall(), "cpu_s": time.process_time() - cpu_started}
         checkpoints.save(0, policies, state)  # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
+    end = time.perf_counter()
     for step in range(begin, config.steps):
         tick = time.perf_counter()
         rate = training.linear_decay(step, config.steps, u.learning_rate, u.warmup, floor=0.05)
@@ -176,11 +182,13 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
         if summary["void"] == 1.0:
             raise TrainingError(f"step {step}: no instance could be played; the game's settings contradict each other")
         record = {"phase": "train", "step": step + 1, "learning_rate": float(rate)}
+        trained = 0.0  # share of the rows that went through an update
         for m in models:
             key = jax.random.fold_in(update_key, step)
             policies[m], figures = update(policies[m], reference[m], batch.rows, plays[m], rate, key)
             figures = {k: float(x) for k, x in jax.device_get(figures).items()}
             check_finite(figures, step, m)
+            trained += figures["useful_groups"] / max(float(summary["prompts"]), 1)
             silent[m] = 0 if figures["useful_groups"] and figures["grad_norm"] else silent[m] + 1
             if silent[m] and silent[m] % SILENT_ALARM == 0:
                 progress.note(f"ALARM step {step + 1}: model {m} got no gradient for {silent[m]} steps (all its groups are tied)")
@@ -203,7 +211,20 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
         for r in roles:
             record[f"role/{r}/reward"] = plan.recipe.alpha * record[f"role/{r}/team"] + record[f"role/{r}/local"]
         record |= {k: state[k] for k in ("samples", "sampled_tokens", "wall_s", "cpu_s")}
-        record |= {"time/sample": tock - tick, "time/update": tack - tock, "time/other": 0.0}
+        # a rollout is one dispatch (prompts, sampling, rewards), so is an update (scores, gradient, step); the rest is the host's
+        record |= {"time/sample": tock - tick, "time/update": tack - tock, "time/other": tick - end}
+        end = tack
+        done_by = {k: float(summary[k]) for k in ("prompts", "prompt_tokens", "samples", "sampled_tokens", "turns")}
+        sampled = speed.rollout_work(plan.model, done_by, len(roles), mesh.shape["data"])
+        learnt = speed.update_work(plan.model, done_by, trained, u.epochs)
+        record |= {
+            "speed/sampled_tokens_per_s": done_by["sampled_tokens"] / (tock - tick),
+            "speed/trained_tokens_per_s": trained * u.epochs * (done_by["prompt_tokens"] + done_by["sampled_tokens"]) / (tack - tock),
+            "speed/sample_roofline": limits.seconds(sampled) / (tock - tick),
+            "speed/update_roofline": limits.seconds(learnt) / (tack - tock),
+            "speed/compilations": compilations.programs,
+        }
+        clock.append({k: x for k, x in record.items() if k.startswith(("time/", "speed/"))})
         metrics.write(record)
         progress.update(step + 1, success=record["success"], turns=record["turns"])
         last = step + 1 == config.steps
@@ -216,6 +237,8 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
             episodes.write(*play)
             checkpoints.save(step + 1, policies, state)
     progress.close()
+    if clock:
+        print(speed.summary_text(clock, compilations), file=sys.stderr)
 
     # ------------------------------------------------------------------------------------------------ what was learned
     after = params_of()

@@ -49,7 +49,7 @@ def summarise(rollout: Rollout) -> dict[str, Float[Array, ""]]:
         "turns": share(rollout.episodes.turns),
         "void": jnp.mean(rollout.episodes.void),
     }
-    samples = tokens = 0
+    samples = tokens = prompts = prompt_tokens = 0
     for role, table in rollout.tables.items():
         where = jnp.broadcast_to(table.where[..., None], table.rewards.team.shape)
         token_where = table.responses.where & where[..., None]
@@ -64,7 +64,9 @@ def summarise(rollout: Rollout) -> dict[str, Float[Array, ""]]:
         }
         out |= {f"role/{role}/component/{name}": mean(part) for name, part in table.rewards.components.items()}
         samples, tokens = samples + jnp.sum(where), tokens + jnp.sum(token_where)
-    return out | {"samples": samples, "sampled_tokens": tokens}
+        prompts = prompts + jnp.sum(table.where)
+        prompt_tokens = prompt_tokens + jnp.sum(table.prompt.where & table.where[..., None])
+    return out | {"samples": samples, "sampled_tokens": tokens, "prompts": prompts, "prompt_tokens": prompt_tokens}
 
 
 def _sharded(game: Game, mesh: Mesh, environments: int, what: str, player_of, **options):
