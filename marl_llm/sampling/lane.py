@@ -23,7 +23,7 @@ from marl_llm.sampling.stops import StopRule, stop_rule
 from marl_llm.text import Tokenizer
 
 log = logging.getLogger(__name__)
-FEW = 4  # with at most a quarter of the slots living, only a quarter is computed
+FEW = (2, 4)  # with at most this part of the slots living, only that part is computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +101,7 @@ class Lane:
         self._table: Rules | None = None
         self.shapes: set[tuple] = set()
         self.stats = collections.Counter()
+        self._few = [] if mesh is not None else [sizes.slots // part for part in FEW if sizes.slots // part]
         self.pending = params
         self.swap()
 
@@ -294,12 +295,12 @@ class Lane:
         window = min(bucket(longest, 64), self.sizes.prompt_tokens)
         truncates = any(self.tickets[s].request.settings.truncates for s in living)
         rules = self._tables()
-        few = self.sizes.slots // FEW
-        rows, columns = None, dict(zip(range(self.sizes.slots), range(self.sizes.slots), strict=True))
-        if few and len(living) <= few and self.mesh is None:
-            rows = np.asarray([*living, *(s for s in range(self.sizes.slots) if self.tickets[s] is None)][:few], np.int32)
+        rows, columns = None, {s: s for s in living}
+        computed = min((n for n in self._few if n >= len(living)), default=self.sizes.slots)
+        if computed < self.sizes.slots:
+            rows = np.asarray([*living, *(s for s in range(self.sizes.slots) if self.tickets[s] is None)][:computed], np.int32)
             columns = {int(s): i for i, s in enumerate(rows)}
-        with self._program("decode", self.sizes.chunk, window, rows is None, truncates, len(rules.ends)):
+        with self._program("decode", self.sizes.chunk, window, computed, truncates, len(rules.ends)):
             self.slots, chunk = decode(
                 self.config, self.params, self.slots, rules, stop, rows, chunk=self.sizes.chunk, window=window, truncates=truncates
             )
@@ -307,7 +308,7 @@ class Lane:
             (drawn, where), alive = jax.device_get((chunk, self.slots.alive))
         steps = int(where.any(axis=1).sum())
         self.stats["steps"] += steps
-        self.stats["slot_steps"] += steps * (few if rows is not None else self.sizes.slots)
+        self.stats["slot_steps"] += steps * computed
         for s in living:
             real = where[:, columns[s]]
             self.tickets[s].parts.append(tuple(x[real, columns[s]] for x in drawn))
