@@ -103,3 +103,5 @@ def test_faults_name_the_sample():
 
 def test_a_row_that_is_exactly_full_is_not_too_long():
     assert pack([sample([1] * 60, [2] * 4)], 64).tokens.shape == (1, 64)
+    with pytest.raises(PackingError, match="sample 0 has 60 \\+ 5 = 65 tokens"):
+        pack([sample([1] * 60, [2] * 5)], 64)
