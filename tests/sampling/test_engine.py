@@ -114,6 +114,8 @@ def test_the_next_turn_takes_over_the_keys_of_the_last_and_says_the_same(engine,
     """Law 1's prompts extend the ids of the turn before; what is taken over must not change what is said."""
     first = Request((*range(40, 50),), (1, 0), 12, "a")
     answer = engine.generate_all([first])[0]
+    for i in range(2):  # others decode meanwhile, all around the ring
+        engine.generate_all([Request((200 + i, 201), (1, 9, i), R, "a")])
     again = first.prompt + tuple(int(t) for t in answer.tokens) + (7, 8, 9)
     turns = [Request(again, (1, 1), 10, "a"), Request(again + (3,) * 4, (1, 2), R, "a"), Request(again[:15] + (1, 2), (1, 3), R, "a")]
     for turn in turns:
