@@ -144,22 +144,24 @@ def test_slots_on_two_devices_say_the_same(models):
 
 
 def test_new_parameters_serve_the_next_request_and_old_keys_are_dropped(models):
+    """Those in slots end with the old ones; those still waiting get the new ones, or a steady stream would put them off for ever."""
     prompt = (*range(40, 70),)
+    requests = [Request(prompt, (4, i), R, "a") for i in range(30)]
     with start({"a": models["a"]}) as engine:
-        running = engine.submit(Request(prompt, (4, 0), R, "a"))
-        waits = engine.submit(Request(prompt, (4, 1), R, "a"))
+        handles = [engine.submit(r) for r in requests]
         while engine.stats()["a"].get("requests", 0) < 1:
             time.sleep(0.001)
         engine.set_params("a", models["b"])
-        after = engine.generate_all([Request(prompt, (4, 2), R, "a")])[0]
-    old = {"a": models["a"]}
-    assert_same(running.result(), plain(old, [Request(prompt, (4, 0), R, "a")])[0])
-    assert running.result().version == 0
-    assert waits.result().version in (0, 1)
-    assert_same(waits.result(), plain(old if waits.result().version == 0 else {"a": models["b"]}, [Request(prompt, (4, 1), R, "a")])[0])
-    assert after.version == 1
-    assert after.reused == 0 or waits.result().version == 1
-    assert_same(after, plain({"a": models["b"]}, [Request(prompt, (4, 2), R, "a")])[0])
+        handles.append(engine.submit(dataclasses.replace(requests[0], seed=(4, 99))))
+        answers = [h.result() for h in handles]
+    versions = [a.version for a in answers]
+    assert versions == sorted(versions)
+    assert versions[0] == 0
+    assert versions[29:] == [1, 1]
+    assert answers[versions.index(1)].reused == 0
+    want = [plain({"a": models[m]}, [*requests, dataclasses.replace(requests[0], seed=(4, 99))]) for m in "ab"]
+    for i, got in enumerate(answers):
+        assert_same(got, want[got.version][i])
 
 
 @pytest.mark.parametrize(
