@@ -19,7 +19,7 @@ from absl import app, flags
 
 from marl_llm.sampling.requests import Completion, Request
 from marl_llm.text import ByteTokenizer
-from marl_llm.workflows import Controller, PlainText, Role, Task, Workflow, plain, repeat, sequence, shared, tool
+from marl_llm.workflows import Controller, PlainText, Role, Task, Workflow, plain, repeat, shared, tool
 
 ROWS = flags.DEFINE_list("rows", ["overhead", "slow_tool"], "rows to run")
 INSTANCES = flags.DEFINE_integer("instances", 1000, "instances under way at once, for the overhead")

@@ -39,6 +39,7 @@ class Turn:
     """
 
     role: Role
+    node: str  # the role's place in the workflow
     fields: Fields  # the state, hidden fields included: a teacher may know the answer
     messages: tuple[Message, ...]
     turn: int

@@ -103,7 +103,7 @@ class Speaker:
         self, node: Call, player: Scripted, state: State, messages: list[Message], seed: tuple[int, ...], speech: Speech | None
     ) -> dict[str, Any]:
         try:
-            text = player.play(Turn(node.role, state.fields, tuple(messages), state.turn, seed))
+            text = player.play(Turn(node.role, node.name, state.fields, tuple(messages), state.turn, seed))
         except Exception as error:
             raise WorkflowError(f"the scripted player of node {node.name!r} raised {type(error).__name__}: {error}") from error
         tokens = NO_TOKENS if speech is None else np.asarray(spoken_ids(speech, text), np.int32)

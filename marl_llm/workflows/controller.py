@@ -134,7 +134,12 @@ class Controller:
         if not 0 <= step < MAX_NUMBER or plays < 1:
             raise WorkflowError(f"step={step} must be 0 or more and plays={plays} at least 1")
         gate = asyncio.Semaphore(self._concurrency)
-        jobs = [self._episode(task, step, play, plays, gate) for task in tasks for play in range(plays)]
+
+        async def one(task: Task, play: int) -> Episode:
+            async with gate:
+                return await self.episode(task, step, play, plays)
+
+        jobs = [one(task, play) for task in tasks for play in range(plays)]
         episodes = await run_all(jobs)
         if episodes and all(episode.void for episode in episodes):
             failure = episodes[0].failures[-1]
@@ -144,25 +149,25 @@ class Controller:
             )
         return Rollout(self.workflow, self.assignment, step, plays, tuple(episodes), time.perf_counter() - start)
 
-    async def _episode(self, task: Task, step: int, play: int, plays: int, gate: asyncio.Semaphore) -> Episode:
-        async with gate:
-            start, failures = time.perf_counter(), []
-            for attempt in range(1, self._attempts + 1):
-                one = _Play(self, task, (step, play, plays))
-                try:
-                    async with asyncio.timeout(self._timeout_s):
-                        ways = await one.run()
-                except PlayFailure as failure:
-                    failures.append(Failure(failure.node, failure.kind, str(failure)))
-                    if not failure.retriable:
-                        break
-                except TimeoutError:
-                    message = f"not finished within {self._timeout_s} s"
-                    failures.append(Failure(one.now, FailureKind.DEADLINE.value, message))
-                else:
-                    return Episode(task, step, play, ways, tuple(failures), attempt, (), time.perf_counter() - start)
-            remains = tuple(sorted(one.log, key=lambda event: (event.place, event.branch)))
-            return Episode(task, step, play, (), tuple(failures), attempt, remains, time.perf_counter() - start)
+    async def episode(self, task: Task, step: int, play: int, plays: int) -> Episode:
+        """One play of one task, tried again after a failure; void if every attempt failed."""
+        start, failures = time.perf_counter(), []
+        for attempt in range(1, self._attempts + 1):
+            one = _Play(self, task, (step, play, plays))
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    ways = await one.run()
+            except PlayFailure as failure:
+                failures.append(Failure(failure.node, failure.kind, str(failure)))
+                if not failure.retriable:
+                    break
+            except TimeoutError:
+                message = f"not finished within {self._timeout_s} s"
+                failures.append(Failure(one.now, FailureKind.DEADLINE.value, message))
+            else:
+                return Episode(task, step, play, ways, tuple(failures), attempt, (), time.perf_counter() - start)
+        remains = tuple(sorted(one.log, key=lambda event: (event.place, event.branch)))
+        return Episode(task, step, play, (), tuple(failures), attempt, remains, time.perf_counter() - start)
 
 
 class _Play:

@@ -1,0 +1,183 @@
+"""A small world of films and people: generated pages, and questions whose answers are names never seen in training.
+
+A name is two pieces, `a17 b10`. All pieces occur in training, but a name belongs to one split by its content (a hash), and so do all facts:
+no seed can make a test fact a training fact (law 12). Pages are found by a real BM25 index, in which a name is one word. Questions use
+other words than pages do (`hometown`, not `born`), so that a decomposer has something to learn.
+
+    film a1 b2 director a3 b4 year y1987 studio a5 b6          person a3 b4 born a7 b8 job pilot made a1 b2
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import pathlib
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+from marl_llm.text import PieceTokenizer, train_pieces
+from marl_llm.tools.results import ToolResult
+from marl_llm.workflows import PlainText, Task
+
+PIECES = 24
+SHARES = {"train": 0.60, "validation": 0.15, "test": 0.25}
+YEARS = tuple(f"y{year}" for year in range(1950, 1990))
+JOBS = ("pilot", "baker", "nurse", "judge", "miner", "tailor", "singer", "farmer")
+PAGE_WORDS = ("film", "person", "director", "year", "studio", "born", "job", "made")
+QUESTION_WORDS = ("whomade", "whenmade", "whopaid", "hometown", "trade", "maker", "workof", "sametrade", "earlier")
+PROTOCOL = ("ask", "see", "know", "for", "answer:", "queries:", "evidence:", "next:", "q", ";", "|", "nothing", "end", "yes", "no", ".")
+KINDS = ("director", "year", "studio", "born", "job", "f>born", "f>job", "p>year", "p>studio", "same", "earlier")
+NAME = re.compile(r"\b(a\d+) (b\d+)\b")
+
+
+@functools.cache
+def fact_tokenizer() -> PieceTokenizer:
+    """One token per word of the world."""
+    names = tuple(f"{side}{i}" for side in "ab" for i in range(PIECES))
+    return train_pieces((*names, *YEARS, *JOBS, *PAGE_WORDS, *QUESTION_WORDS, *PROTOCOL))
+
+
+def fact_speech() -> PlainText:
+    """How tiny models of this world read and write: a response ends with `.`."""
+    tokenizer = fact_tokenizer()
+    return PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),))
+
+
+def name_split(name: str) -> str:
+    """The split that a name belongs to, by its content."""
+    place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
+    for split, share in SHARES.items():
+        if place < share:
+            return split
+        place -= share
+    return "test"
+
+
+@dataclasses.dataclass(frozen=True)
+class Film:
+    """A film and its facts."""
+
+    name: str
+    director: str
+    year: str
+    studio: str
+
+    @property
+    def page(self) -> str:
+        """As it is indexed."""
+        return f"film {self.name} director {self.director} year {self.year} studio {self.studio}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Person:
+    """A person and their facts."""
+
+    name: str
+    born: str
+    job: str
+    made: str
+
+    @property
+    def page(self) -> str:
+        """As it is indexed."""
+        return f"person {self.name} born {self.born} job {self.job} made {self.made}"
+
+
+@dataclasses.dataclass(frozen=True)
+class FactWorld:
+    """The facts of one split; another seed deals the same names out anew, so that nothing can be learned by heart.
+
+    Raises `ValueError` for an unknown split.
+    """
+
+    split: str
+    seed: int
+
+    def __post_init__(self):
+        if self.split not in SHARES:
+            raise ValueError(f"unknown split {self.split!r}; the splits are {', '.join(SHARES)}")
+
+    @functools.cached_property
+    def facts(self) -> tuple[tuple[Film, ...], tuple[Person, ...]]:
+        """Films and people, the n-th person being the director of the n-th film."""
+        names = [f"a{i} b{j}" for i in range(PIECES) for j in range(PIECES)]
+        names = [name for name in names if name_split(name) == self.split]
+        rng = random.Random(f"facts {self.split} {self.seed}")
+        rng.shuffle(names)
+        n, m = len(names) * 3 // 10, len(names) // 5
+        films, people, cities, studios = names[:n], names[n : 2 * n], names[2 * n : 2 * n + m], names[2 * n + m : 2 * n + 2 * m]
+        return (
+            tuple(Film(f, p, rng.choice(YEARS), rng.choice(studios)) for f, p in zip(films, people)),
+            tuple(Person(p, rng.choice(cities), rng.choice(JOBS), f) for f, p in zip(films, people)),
+        )
+
+    @property
+    def pages(self) -> list[str]:
+        """All pages."""
+        return [one.page for group in self.facts for one in group]
+
+    def task(self, number: int) -> Task:
+        """A question. Hidden: `answers`, the `queries` that find what is needed, and the `kind`."""
+        rng = random.Random(f"question {self.split} {self.seed} {number}")
+        films, people = self.facts
+        kind = rng.choice(KINDS)
+        i, j = rng.sample(range(len(films)), 2)
+        film, person = films[i], people[i]
+        if kind == "earlier":
+            while films[j].year == film.year:
+                j = rng.randrange(len(films))
+        elif kind == "same" and rng.random() < 0.5:  # as many yes as no
+            j = rng.choice([k for k, other in enumerate(people) if k != i and other.job == person.job] or [j])
+        other_film, other = films[j], people[j]
+        question, answer, queries = {
+            "director": (f"whomade {film.name}", film.director, (f"{film.name} director",)),
+            "year": (f"whenmade {film.name}", film.year, (f"{film.name} year",)),
+            "studio": (f"whopaid {film.name}", film.studio, (f"{film.name} studio",)),
+            "born": (f"hometown {person.name}", person.born, (f"{person.name} born",)),
+            "job": (f"trade {person.name}", person.job, (f"{person.name} job",)),
+            "f>born": (f"hometown maker {film.name}", person.born, (f"{film.name} born",)),
+            "f>job": (f"trade maker {film.name}", person.job, (f"{film.name} job",)),
+            "p>year": (f"whenmade workof {person.name}", film.year, (f"{person.name} year",)),
+            "p>studio": (f"whopaid workof {person.name}", film.studio, (f"{person.name} studio",)),
+            "same": (
+                f"sametrade {person.name} {other.name}",
+                "yes" if person.job == other.job else "no",
+                (f"{person.name} job", f"{other.name} job"),
+            ),
+            "earlier": (
+                f"earlier {film.name} {other_film.name}",
+                min(film, other_film, key=lambda one: one.year).name,
+                (f"{film.name} year", f"{other_film.name} year"),
+            ),
+        }[kind]
+        return Task(number, {"question": question}, {"answers": (answer,), "queries_gold": queries, "kind": kind}, self.split)
+
+    def build_index(self, folder: str | pathlib.Path) -> Any:
+        """A `BM25Index` of the pages in a new folder."""
+        from marl_llm.tools.retriever import build_bm25
+
+        passages = [{"id": str(i), "contents": joined(page), "page": page} for i, page in enumerate(self.pages)]
+        return build_bm25(passages, folder, stopwords=None)
+
+
+HIDDEN = ("answers", "queries_gold", "kind")
+
+
+def joined(text: str) -> str:
+    """Text in which every name is one word, as the index wants it: on its pieces, pages of strangers would match."""
+    return NAME.sub(r"\1_\2", text)
+
+
+def retrieve_pages(retriever: Any, top_k: int = 1) -> Callable[..., Any]:
+    """The retrieval tool of this world: one query, a tuple of pages. A query without a word that is indexed finds nothing."""
+
+    async def retrieve(query: str) -> ToolResult:
+        found = await retriever.asearch([joined(query)], top_k, 30.0)
+        if not found.ok:
+            return found
+        return ToolResult(tuple(hit.document["page"] for hit in found.outcome()[0]), None, found.seconds, found.attempts)
+
+    return retrieve

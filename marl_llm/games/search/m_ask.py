@@ -1,0 +1,212 @@
+"""Workflow C: M-ASK's iterative search, of five roles (Chen et al., arXiv:2601.04703; UnityMAS-O, section 6, C).
+
+    plan ─▶ (answer) ─▶ [ search ─▶ each sub-question: retrieve ─▶ summary ─▶ update ─▶ answer ] repeated, until search says <end>
+
+The planner builds a knowledge state and a first answer, and is paid that answer's score. Within the loop the answerer is called after each
+update and is paid its answer's score; search, summary and update share what the turn improved. An `<end>` is paid 0. The two releases
+differ in ways that the options name; `UNITYMAS` and `M_ASK` are their settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from marl_llm.workflows import (
+    FormatError,
+    Role,
+    RoleCall,
+    Trajectory,
+    Workflow,
+    call,
+    compute,
+    each,
+    numbered,
+    repeat,
+    sequence,
+    stop,
+    tagged,
+    tool,
+    when,
+)
+from marl_llm.workflows.answers import answer_f1, exact_match
+from marl_llm.workflows.rewards import Reward, absolute, delta, format_penalty
+
+END = "<end>"
+MAX_EVIDENCE_WORDS = 75
+MAX_SUB_QUESTIONS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class MAskOptions:
+    """Where the releases differ.
+
+    Attributes:
+      initial_answer: call the answerer once after planning, and measure the first turn's gain against its answer; else the planner's.
+      yes_no_exact: score by exact match where an accepted answer is yes or no.
+      penalise_end_format: an `<end>` in a broken format is punished like any other response.
+      max_turns: most turns of the loop.
+    """
+
+    initial_answer: bool = True
+    yes_no_exact: bool = False
+    penalise_end_format: bool = True
+    max_turns: int = 3
+    format_weight: float | int = 1.0
+
+
+UNITYMAS = MAskOptions()
+M_ASK = MAskOptions(initial_answer=False, yes_no_exact=True, penalise_end_format=False, max_turns=5)
+
+
+def read_search(text: str) -> dict[str, Any]:
+    """`<end>`, or one to five distinct sub-questions, one a line, in `<sub_questions>`. An end beside other text ends, and is illegal."""
+    if END in text:
+        if text.strip() != END:
+            raise FormatError("text beside <end>", {"ended": True})
+        return {"sub_questions": (), "ended": True}
+    found = tagged(("sub_questions",))(text)["sub_questions"]
+    lines = tuple(line.strip() for line in found.splitlines() if line.strip())
+    if not lines or len(lines) > MAX_SUB_QUESTIONS:
+        raise FormatError(f"{len(lines)} sub-questions; one to {MAX_SUB_QUESTIONS} are expected")
+    if len(set(lines)) < len(lines):
+        raise FormatError("a sub-question occurs twice")
+    return {"sub_questions": lines, "ended": False}
+
+
+def _short_evidence(found: dict[str, str]) -> dict[str, Any]:
+    words = len(found["evidence"].split())
+    if not 1 <= words <= MAX_EVIDENCE_WORDS:
+        raise FormatError(f"{words} words of evidence; one to {MAX_EVIDENCE_WORDS} are expected")
+    return found
+
+
+def m_ask_roles(max_tokens: int = 128) -> dict[str, Role]:
+    """The five roles with prompts for general models, by name."""
+    roles = (
+        Role(
+            "plan",
+            "Question: {question}\n\nWrite down what you know that bears on it, and the best answer that you can give without searching.\n"
+            "Reply with <knowledge>...</knowledge><final_answer>...</final_answer> and nothing else.",
+            parse=tagged({"knowledge": "knowledge", "final_answer": "plan_answer"}),
+            writes={"knowledge": "", "plan_answer": ""},
+            max_tokens=max_tokens,
+        ),
+        Role(
+            "search",
+            "Question: {question}\nKnown so far:\n{knowledge}\n\nIf this suffices to answer, reply with <end> and nothing else.\n"
+            f"Otherwise reply with <sub_questions>...</sub_questions>: what to search for, one a line, at most {MAX_SUB_QUESTIONS}.",
+            parse=read_search,
+            writes={"sub_questions": (), "ended": False},
+            max_tokens=max_tokens,
+        ),
+        Role(
+            "summary",
+            "Question: {question}\nPassages:\n{passages}\n\nWrite down what in them helps to answer, in at most "
+            f"{MAX_EVIDENCE_WORDS} words.\nReply with <evidence>...</evidence> and nothing else.",
+            parse=tagged(("evidence",), read=_short_evidence),
+            writes={"evidence": ""},
+            show={"passages": numbered},
+            trim="passages",
+            max_tokens=max_tokens,
+        ),
+        Role(
+            "update",
+            "Question: {question}\nKnown so far:\n{knowledge}\nNew evidence:\n{evidence}\n\nRewrite what is known with the new evidence.\n"
+            "Reply with <knowledge>...</knowledge> and nothing else.",
+            parse=tagged(("knowledge",)),
+            writes={"knowledge": ""},
+            max_tokens=max_tokens,
+        ),
+        Role(
+            "answer",
+            "Question: {question}\nKnown:\n{knowledge}\n\nAnswer in as few words as possible.\n"
+            "Reply with <answer>...</answer> and nothing else.",
+            parse=tagged(("answer",)),
+            writes={"answer": ""},
+            max_tokens=max_tokens,
+        ),
+    )
+    return {role.name: role for role in roles}
+
+
+def iterative_search(
+    retrieve: Callable[..., Any],
+    roles: dict[str, Role] | None = None,
+    options: MAskOptions = UNITYMAS,
+    hidden: tuple[str, ...] = ("answers",),
+) -> Workflow:
+    """Workflow C. The paper's assignment lets `plan` and `answer` share a model: see `M_ASK_MODELS`.
+
+    Args:
+      retrieve: a tool of one `query`.
+      roles: plan (question -> knowledge, plan_answer), search (-> sub_questions, ended), summary (passages -> evidence), update
+        (knowledge, evidence -> knowledge) and answer (knowledge -> answer); by default `m_ask_roles`.
+      hidden: fields that tasks carry for rewards and scripts; `answers` among them.
+    """
+    roles = roles or m_ask_roles()
+    first = [call(roles["answer"], name="answer_0")] if options.initial_answer else []
+    body = sequence(
+        roles["plan"],
+        *first,
+        repeat(
+            roles["search"],
+            when(lambda ended: ended, stop(), name="ended"),
+            each("sub_questions", "query", tool(retrieve, "found", name="retrieve"), "found", at_most=MAX_SUB_QUESTIONS),
+            compute(_unique, "passages", name="merge"),
+            roles["summary"],
+            roles["update"],
+            roles["answer"],
+            at_most=options.max_turns,
+            name="search_loop",
+        ),
+    )
+
+    def score(text: str, way: Trajectory) -> float:
+        return answer_f1(text, way.fields["answers"], options.yes_no_exact)
+
+    def final(way: Trajectory) -> str:
+        return way.fields["answer"] or way.fields["plan_answer"]
+
+    return Workflow(
+        "m_ask",
+        body,
+        ("question",),
+        hidden,
+        start={"answer": ""},
+        rewards=_rewards(options, score),
+        metrics={
+            "f1": lambda way: answer_f1(final(way), way.fields["answers"]),
+            "em": lambda way: exact_match(final(way), way.fields["answers"]),
+        },
+    )
+
+
+M_ASK_MODELS = {"plan": "reason", "answer": "reason", "search": "search", "summary": "summary", "update": "update"}
+
+
+def _rewards(options: MAskOptions, score: Callable[[str, Trajectory], float]) -> tuple[Reward, ...]:
+    """Absolute F1 to plan and answer, its gain to the loop's roles, 0 to an end, a penalty to broken formats."""
+
+    def ends(one: RoleCall) -> bool:
+        return one.role == "search" and bool(one.writes["ended"])
+
+    def turns(way: Trajectory) -> dict[int, float]:
+        return {one.turn: score(one.writes["answer"], way) for one in way.by("answer") if one.node != "answer_0"}
+
+    def start(way: Trajectory) -> float:
+        first = [one.writes["answer"] for one in way.by("answer") if one.node == "answer_0"]
+        return score(first[0] if first else way.by("plan")[0].writes["plan_answer"], way)
+
+    punished = format_penalty(options.format_weight, exempt=None if options.penalise_end_format else ends)
+    return (
+        absolute(lambda one, way: score(one.writes["plan_answer"], way), ("plan",), name="f1"),
+        absolute(lambda one, way: score(one.writes["answer"], way), ("answer",), name="f1"),
+        delta(turns, ("search", "summary", "update"), name="f1_gain", start=start, exempt=ends),
+        punished,
+    )
+
+
+def _unique(found: tuple[Sequence[str], ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(passage for passages in found for passage in passages))

@@ -1,0 +1,119 @@
+"""Figures of a rollout: per role, per tool, per team; and tables of before and after."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from marl_llm.tools.results import FailureKind
+from marl_llm.workflows.controller import Rollout
+from marl_llm.workflows.roles import WorkflowError
+from marl_llm.workflows.samples import SampleTable
+from marl_llm.workflows.trajectory import Episode, ToolUse
+
+KINDS = (*(kind.value for kind in FailureKind), "prompt")
+
+
+def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
+    """Figures of a step, by name; zeros are there too, so that a curve has no gaps.
+
+    `episodes`, `void_share`, `failed_<kind>` (attempts that failed), `attempts`, `turns`, `seconds`; `team/<name>`: means of the workflow's
+    metrics over its trajectories; `role/<role>/...`: `calls`, `legal_share`, `truncated_share`, `trimmed_share`, `tokens`, `reward`,
+    `team`, `local` and each component; `tool/<node>/calls`, `.../seconds` and `.../attempts`; `samples/trained`, `samples/<why not>`. Means
+    over trajectories of one episode are taken first, so that every episode has one vote. Void episodes have none.
+    """
+    episodes, played = rollout.episodes, [episode for episode in rollout.episodes if not episode.void]
+    kinds = collections.Counter(failure.kind for episode in episodes for failure in episode.failures)
+    figures = {
+        "episodes": float(len(episodes)),
+        "void_share": 1.0 - len(played) / max(1, len(episodes)),
+        "attempts": _mean([episode.attempts for episode in episodes]),
+        "turns": _mean([_mean([way.turns for way in episode.trajectories]) for episode in played]),
+        "seconds": rollout.seconds,
+        **{f"failed_{kind}": float(kinds[kind]) for kind in KINDS},
+        **{f"team/{name}": _mean(values) for name, values in team_metrics(rollout).items()},
+    }
+    return figures | _role_figures(rollout, table) | _tool_figures(rollout, played) | _sample_figures(table)
+
+
+def team_metrics(rollout: Rollout) -> dict[str, list[float]]:
+    """The workflow's metrics per episode that is not void (the mean over its ways), for means and intervals.
+
+    Raises `WorkflowError` naming a metric that fails or gives no finite number.
+    """
+    found: dict[str, list[float]] = {name: [] for name in rollout.workflow.metrics}
+    for episode in rollout.episodes:
+        for name, metric in rollout.workflow.metrics.items() if not episode.void else ():
+            try:
+                value = float(np.mean([metric(way) for way in episode.trajectories]))
+            except Exception as error:
+                raise WorkflowError(f"metric {name!r} raised {type(error).__name__}: {error}; task {episode.task.number}") from error
+            if not math.isfinite(value):
+                raise WorkflowError(f"metric {name!r} gave {value} on task {episode.task.number}; give a finite number")
+            found[name].append(value)
+    return found
+
+
+def _role_figures(rollout: Rollout, table: SampleTable) -> dict[str, float]:
+    figures = {}
+    components = dict.fromkeys(name for sample in table.samples for name in sample.components)
+    for role in rollout.workflow.roles:
+        rows = [s for s in table.samples if s.call.role == role and s.excluded != "void"]
+        values = {
+            "legal_share": [s.call.legal for s in rows],
+            "truncated_share": [s.call.truncated for s in rows],
+            "trimmed_share": [s.call.trimmed > 0 for s in rows],
+            "tokens": [s.response_ids.size for s in rows],
+            "reward": [s.reward for s in rows],
+            "team": [s.team for s in rows],
+            "local": [s.local for s in rows],
+            **{name: [s.components[name] for s in rows if name in s.components] for name in components},
+        }
+        figures[f"role/{role}/calls"] = float(len(rows))
+        figures |= {f"role/{role}/{name}": _mean(column) for name, column in values.items()}
+    return figures
+
+
+def _tool_figures(rollout: Rollout, played: Sequence[Episode]) -> dict[str, float]:
+    figures = {}
+    uses: dict[str, list[ToolUse]] = {}
+    for episode in played:
+        for event in episode.events():
+            if isinstance(event, ToolUse):
+                uses.setdefault(event.node, []).append(event)
+    for node, events in sorted(uses.items()):
+        figures[f"tool/{node}/calls"] = float(len(events))
+        figures[f"tool/{node}/seconds"] = _mean([event.seconds for event in events])
+        figures[f"tool/{node}/attempts"] = _mean([event.attempts for event in events])
+    return figures
+
+
+def _sample_figures(table: SampleTable) -> dict[str, float]:
+    why = collections.Counter(sample.excluded or "trained" for sample in table.samples)
+    return {f"samples/{name.replace(' ', '_')}": float(why[name]) for name in ("trained", "void", "not trained", "no tokens")}
+
+
+def _mean(values: Sequence[float | int | bool]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0
+
+
+def before_after(before: Mapping[str, float], after: Mapping[str, float], names: Sequence[str] | None = None) -> str:
+    """A Markdown table of figures before and after training: absolute and relative gain, as in UnityMAS-O's Tables 4 and 6.
+
+    Args:
+      names: which figures, in this order; by default all that both have and that are a team's or a role's share.
+
+    Raises:
+      KeyError: a named figure that one side lacks.
+    """
+    if names is None:
+        names = [n for n in before if n in after and (n.startswith("team/") or n.endswith("legal_share") or n == "turns")]
+    lines = ["| figure | before | after | abs. gain | rel. gain |", "|---|---|---|---|---|"]
+    for name in names:
+        a, b = before[name], after[name]
+        relative = f"{(b - a) / a:+.0%}" if a > 0 else "–"
+        lines.append(f"| {name} | {a:.3f} | {b:.3f} | {b - a:+.3f} | {relative} |")
+    return "\n".join(lines) + "\n"

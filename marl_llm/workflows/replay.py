@@ -1,0 +1,120 @@
+"""Replay: an episode played again from what was written down, without a model and without tools.
+
+Every role call is answered with its recorded tokens and every tool call with its recorded output; the workflow's own functions (conditions,
+computations, parsers, rewards) run for real. An episode therefore replays exactly as long as the workflow means the same, and says where it
+no longer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from marl_llm.sampling.requests import Completion, Request
+from marl_llm.workflows.assignment import Assignment
+from marl_llm.workflows.calls import Speaker
+from marl_llm.workflows.controller import Controller
+from marl_llm.workflows.graph import Tool, Workflow
+from marl_llm.workflows.roles import WorkflowError
+from marl_llm.workflows.speech import Speech
+from marl_llm.workflows.state import State
+from marl_llm.workflows.trajectory import Episode, RoleCall, ToolUse
+
+
+class ReplayError(WorkflowError):
+    """The workflow makes something else of the recorded answers than it did; the message says where first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recorded:
+    """A `Generator` of recorded responses, by seed."""
+
+    calls: Mapping[tuple[int, ...], RoleCall]
+
+    async def generate(self, request: Request) -> Completion:
+        call = self.calls.get(request.seed)
+        if call is None:
+            raise ReplayError(f"the workflow now asks for a response that was never given: seed {request.seed}")
+        if call.prompt_ids != request.prompt:
+            raise ReplayError(f"{call.id}: the prompt is another than the recorded one, {call.prompt[:200]!r}")
+        zeros = np.zeros(call.tokens.size)
+        return Completion(call.tokens, call.log_probs, call.sampled_log_probs, zeros, call.finish, call.version)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RecordedTools:
+    """A speaker whose tools answer as they did. Pure computations run for real, and must give what they gave."""
+
+    speaker: Speaker
+    uses: Mapping[str, ToolUse]
+
+    async def speak(self, *call: Any) -> Any:
+        return await self.speaker.speak(*call)
+
+    async def use(self, node: Tool, place: int, state: State, identity: tuple[int, int, int]) -> ToolUse:
+        name = f"{node.name}:{place}:{state.way * identity[2] + identity[1]}"
+        known = self.uses.get(name)
+        if known is None:
+            raise ReplayError(f"the workflow now makes a tool call that was never made: {name}")
+        if known.parents != state.last:
+            raise ReplayError(f"{name}: it now follows {', '.join(state.last)}, and followed {', '.join(known.parents)}")
+        if not node.instant:
+            return known
+        found = await self.speaker.use(node, place, state, identity)
+        if _plain(found.writes) != _plain(known.writes):
+            raise ReplayError(f"{name}: computed {found.writes!r:.200}, and once {known.writes!r:.200}")
+        return dataclasses.replace(found, seconds=known.seconds)
+
+
+def replay(
+    episode: Episode,
+    workflow: Workflow,
+    assignment: Assignment,
+    speech: Speech | Mapping[str, Speech],
+    plays: int = 1,
+    branching: Mapping[str, int] | None = None,
+) -> Episode:
+    """Plays an episode again and returns it.
+
+    Args:
+      episode: as played, or from `storage.from_json`.
+      plays, branching: of its rollout, which the numbers of branches depend on.
+      workflow, assignment, speech: as when it was played. Roles of scripts and outside models cannot be replayed, because they are asked by
+        text; nor can tools that a role calls within its response.
+
+    Raises:
+      ReplayError: something is different; or the episode is void, or cannot be replayed for the reasons above.
+    """
+    if episode.void:
+        raise ReplayError(f"episode {episode.name} is void: there is nothing to replay")
+    events = episode.events()
+    calls = [event for event in events if isinstance(event, RoleCall)]
+    if strange := [call for call in calls if call.log_probs is None]:
+        raise ReplayError(f"{strange[0].id} was spoken by {strange[0].model!r}, which is no policy: its answers were not asked for by ids")
+    if tooled := [name for name, role in workflow.roles.items() if role.tools]:
+        raise ReplayError(f"role {tooled[0]!r} calls tools within its response; such episodes cannot be replayed")
+    with Controller(workflow, assignment, _Recorded({call.seed: call for call in calls}), speech, branching, attempts=1) as controller:
+        controller.speaker = _RecordedTools(controller.speaker, {event.id: event for event in events if isinstance(event, ToolUse)})
+        found = asyncio.run(controller.episode(episode.task, episode.step, episode.play, plays))
+    if found.void:
+        failure = found.failures[-1]
+        raise ReplayError(f"the replay failed at node {failure.node!r}: {failure.kind}: {failure.message}")
+    for before, after in zip(events, found.events()):
+        if (before.id, before.parents, _plain(before.writes)) != (after.id, after.parents, _plain(after.writes)):
+            raise ReplayError(f"{after.id} is not what it was: it wrote {after.writes!r:.200}, and once {before.id} {before.writes!r:.200}")
+    if len(found.events()) != len(events):
+        raise ReplayError(
+            f"{len(found.events())} events, once {len(events)}: the first that is missing is {events[len(found.events())].id}"
+        )
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Tuples and lists alike, because JSON makes one of the other."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

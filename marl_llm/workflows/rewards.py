@@ -1,0 +1,155 @@
+"""Rewards: who is paid for what, attributed to the call that earned it (UnityMAS-O, section 4.4 and Eqs. 9 to 12).
+
+A reward is a function of a whole trajectory that yields awards, each to one call. It may look at a single response (its format), at a turn
+(what the turn improved), or at the end (the final answer); the functions here make the usual ones. `team` awards and local ones are kept
+apart, and so is every named component, in the table of samples and in the metrics.
+
+    rewards=(broadcast(final_f1, name="f1"), format_penalty(1.0))                       # every call: the answer's F1, and its own format
+    rewards=(delta("pass_rate", ("planner", "coder")), delayed("pass_rate", ("reflector",)))
+
+Void trajectories have no rewards, and calls of players that do not train are paid like others, for the figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from marl_llm.workflows.graph import Workflow
+from marl_llm.workflows.roles import WorkflowError
+from marl_llm.workflows.trajectory import RoleCall, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Award:
+    """A payment to one call. `team`: for the team's result, as against the role's own work."""
+
+    call: RoleCall
+    value: float | int
+    component: str
+    team: bool = False
+
+
+Reward = Callable[[Trajectory], Iterable[Award]]
+Scores = str | Callable[[Trajectory], Mapping[int, float]]  # a field that each turn writes, or turn -> score
+
+
+@dataclasses.dataclass(frozen=True)
+class Earned:
+    """What one call earned: the sums of its awards, and each component. team + local = Σ components."""
+
+    team: float = 0.0
+    local: float = 0.0
+    components: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def broadcast(
+    score: Callable[[Trajectory], float], roles: tuple[str, ...] | None = None, name: str = "score", weight: float | int = 1.0
+) -> Reward:
+    """The trajectory's score to every call of these roles (all by default), as a team reward (UnityMAS-O, section 6, A and B)."""
+
+    def reward(trajectory: Trajectory) -> list[Award]:
+        value = weight * score(trajectory)
+        return [Award(call, value, name, team=True) for call in _calls(trajectory, roles)]
+
+    return reward
+
+
+def format_penalty(
+    weight: float | int = 1.0,
+    roles: tuple[str, ...] | None = None,
+    exempt: Callable[[RoleCall], bool] | None = None,
+    name: str = "format",
+) -> Reward:
+    """−weight to every call whose format is broken, 0 to the others; `exempt` calls get nothing."""
+
+    def reward(trajectory: Trajectory) -> list[Award]:
+        calls = [call for call in _calls(trajectory, roles) if not (exempt and exempt(call))]
+        return [Award(call, 0.0 if call.legal else -weight, name) for call in calls]
+
+    return reward
+
+
+def absolute(
+    score: Callable[[RoleCall, Trajectory], float], roles: tuple[str, ...], name: str = "score", weight: float | int = 1.0
+) -> Reward:
+    """A score of each call of these roles by itself."""
+
+    def reward(trajectory: Trajectory) -> list[Award]:
+        return [Award(call, weight * score(call, trajectory), name) for call in _calls(trajectory, roles)]
+
+    return reward
+
+
+def delta(
+    scores: Scores,
+    roles: tuple[str, ...],
+    name: str = "delta",
+    start: float | int | Callable[[Trajectory], float] = 0.0,
+    exempt: Callable[[RoleCall], bool] | None = None,
+) -> Reward:
+    """What the call's turn improved: score_t − score_{t−1}, and score_t − `start` in the first turn that has a score.
+
+    With start=0 the first turn is paid its score and all turns together the last score, so that a detour through a bad solution earns
+    nothing. Turns without a score are paid 0, as are `exempt` calls.
+    """
+
+    def reward(trajectory: Trajectory) -> list[Award]:
+        found = _scores(scores, trajectory)
+        before, gains = (start(trajectory) if callable(start) else start), {}
+        for turn in sorted(found):
+            gains[turn] = found[turn] - before
+            before = found[turn]
+        calls = _calls(trajectory, roles)
+        return [Award(call, 0.0 if exempt and exempt(call) else gains.get(call.turn, 0.0), name) for call in calls]
+
+    return reward
+
+
+def delayed(scores: Scores, roles: tuple[str, ...], name: str = "delayed") -> Reward:
+    """What the next scored turn improved over the call's own: score_{t+1} − score_t; 0 if no score follows.
+
+    The reward of a reflector, which is committed only when the work that it led to has been scored.
+    """
+
+    def reward(trajectory: Trajectory) -> list[Award]:
+        found = _scores(scores, trajectory)
+        turns = sorted(found)
+        following = dict(zip(turns, turns[1:]))
+        gains = {turn: found[after] - found[turn] for turn, after in following.items()}
+        return [Award(call, gains.get(call.turn, 0.0), name) for call in _calls(trajectory, roles)]
+
+    return reward
+
+
+def earned(workflow: Workflow, trajectory: Trajectory) -> dict[str, Earned]:
+    """Call id -> what the workflow's rewards paid it, for every role call of the trajectory.
+
+    Raises `WorkflowError` naming the reward that fails, pays no finite number, or pays a call of another trajectory.
+    """
+    sums = {call.id: [0.0, 0.0, {}] for call in trajectory.calls}
+    for number, reward in enumerate(workflow.rewards):
+        who = f"reward {number} ({getattr(reward, '__qualname__', type(reward).__name__)}) of workflow {workflow.name!r}"
+        try:
+            awards = list(reward(trajectory))
+        except Exception as error:
+            raise WorkflowError(f"{who} raised {type(error).__name__}: {error}; task {trajectory.task.number}") from error
+        for award in awards:
+            if award.call.id not in sums:
+                raise WorkflowError(f"{who} pays {award.call.id}, which is no call of the trajectory of task {trajectory.task.number}")
+            if not math.isfinite(award.value):
+                raise WorkflowError(f"{who} pays {award.value} to {award.call.id} of task {trajectory.task.number}; pay a finite number")
+            into = sums[award.call.id]
+            into[0 if award.team else 1] += float(award.value)
+            into[2][award.component] = into[2].get(award.component, 0.0) + float(award.value)
+    return {name: Earned(*parts) for name, parts in sums.items()}
+
+
+def _calls(trajectory: Trajectory, roles: tuple[str, ...] | None) -> list[RoleCall]:
+    return [call for call in trajectory.calls if roles is None or call.role in roles]
+
+
+def _scores(scores: Scores, trajectory: Trajectory) -> dict[int, float]:
+    found = trajectory.per_turn(scores) if isinstance(scores, str) else scores(trajectory)
+    return {int(turn): float(score) for turn, score in found.items()}
