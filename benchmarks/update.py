@@ -10,7 +10,8 @@ The model is a Qwen3 of 29.4e6 parameters with random weights, float32, layers a
 optimizer step of `marl_llm.training.make_update` with micro-batches of --microbatch_tokens. Rows:
 
     shared   4 groups of K = 4 responses of R = 64 tokens behind one prompt of P = 4 R and 10 R, against rows that repeat the prompt
-    grpo     8 prompts x 4 samples, 64 + 64 tokens: against google-tunix and TRL, run by --peers_python (left out without it)
+    grpo     8 prompts x 4 samples, 64 + 64 tokens: the train part, and the whole step with its sampling, against google-tunix and TRL, run
+             by --peers_python (left out without it)
     growth   that step with twice the prompts (E), and with responses twice as long (R)
 
 Each library runs in a worker process that is bound to --threads cores; peers get the very same weights as a checkpoint.
@@ -91,7 +92,8 @@ def prepare(names: list[str], model: str, microbatch_tokens: int) -> dict:
     import jax.numpy as jnp
 
     from marl_llm.algorithms import make_recipe
-    from marl_llm.models import TRAIN, load_pretrained, param_shardings
+    from marl_llm.models import TRAIN, load_pretrained, param_shardings, serving_layout
+    from marl_llm.sampling import sample
     from marl_llm.training import make_mesh, make_optimizer, make_policy, make_update
 
     jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
@@ -115,6 +117,22 @@ def prepare(names: list[str], model: str, microbatch_tokens: int) -> dict:
         tasks[name] = functools.partial(step, update, rows)
         tasks[name]()
 
+    if "grpo" in names:
+        prompt = make_rows(*STEPS["grpo"]).prompt
+
+        @jax.jit
+        def draw(params, key):
+            where, keys = jnp.ones(prompt.shape, bool), jax.random.split(key, (PROMPTS, SAMPLES))
+            return sample(config, serving_layout(params), prompt, where, keys, max_tokens=TOKENS, stop=(), pad_id=0)
+
+        def whole():
+            tick = time.perf_counter()
+            jax.block_until_ready(draw(held["policy"].params, jax.random.key(0)))
+            sampling = time.perf_counter() - tick
+            return {"seconds": sampling + tasks["grpo"]()["seconds"]}
+
+        whole()
+        tasks["grpo whole"] = whole
     return tasks | {"gemm": lambda: {"rate": best_gemm()}}
 
 
@@ -159,7 +177,12 @@ def measure(args) -> None:
                 command = [args.peers_python, str(HERE / "peers" / f"{peer}_update.py"), f"--model={model}", f"--threads={args.threads}"]
                 workers[peer] = Worker(command, f"{folder}/{peer}")
         seconds: dict[str, list[float]] = {name: [] for name in [*names, *(w for w in workers if w != "ours")]}
-        rates, wholes = [], []
+        if "grpo" in parts:
+            names.append("grpo whole")
+            seconds["grpo whole"] = []
+        rates = []
+        for peer in PEERS:
+            seconds[f"{peer} whole"] = []
         for _ in range(args.repeats):
             rates.append(workers["ours"].run("gemm")["rate"])
             for name in names:
@@ -168,7 +191,7 @@ def measure(args) -> None:
                 if peer in workers:
                     figures = workers[peer].run("train")
                     seconds[peer].append(figures["seconds"])
-                    wholes += [figures["whole"]] if "whole" in figures else []
+                    seconds[f"{peer} whole"].append(figures["whole"])
         for worker in workers.values():
             worker.close()
 
@@ -182,8 +205,10 @@ def measure(args) -> None:
             each = [y / x for x, y in zip(a, b, strict=True)]
             out |= {"peer_s": round(statistics.median(b), 3), "peer_spread_s": spread(b)}
             out |= {"ratio": round(statistics.median(b) / statistics.median(a), 3), "ratio_spread": spread(each)}
-        share = needed_flops(*STEPS[needed or ours][:4]) / rate / statistics.median(a)
-        out |= {"roofline": round(share, 3), "gemm_gflops": round(rate / 1e9, 1), "threads": args.threads}
+        if needed or ours in STEPS:
+            share = needed_flops(*STEPS[needed or ours][:4]) / rate / statistics.median(a)
+            out["roofline"] = round(share, 3)
+        out |= {"gemm_gflops": round(rate / 1e9, 1), "threads": args.threads}
         print(json.dumps(out | {"microbatch_tokens": args.microbatch_tokens, "repeats": args.repeats} | more), flush=True)
 
     if "shared" in parts:
@@ -193,8 +218,8 @@ def measure(args) -> None:
         line("GRPO train part", "grpo")
         for peer in PEERS:
             if peer in workers:
-                more = {"peer_whole_step_s": round(statistics.median(wholes), 3)} if peer == "trl" else {}
-                line(f"GRPO train part against {peer}", "grpo", peer, **more)
+                line(f"GRPO train part against {peer}", "grpo", peer)
+                line(f"GRPO whole step against {peer}", "grpo whole", f"{peer} whole")
             else:
                 print(json.dumps({"benchmark": "update", "row": f"GRPO train part against {peer}", "left_out": "no --peers_python"}))
     if "growth" in parts:

@@ -1,7 +1,7 @@
-"""The train part of a GRPO step with google-tunix's own parts (Qwen3 model, `grpo_loss_fn`), a worker of `benchmarks.update`.
+"""A GRPO step with google-tunix's own parts (`Sampler`, Qwen3 model, `grpo_loss_fn`), a worker of `benchmarks.update`.
 
 Runs under an interpreter that has google-tunix 0.1.7. The loss's forward and backward pass, clipping and AdamW in one `nnx.jit`, as its
-trainer does; its learner around them (rollout, queues, logging) is left out, in tunix's favour.
+trainer does; its learner around them (queues, logging, handing new weights to the sampler) is left out, in tunix's favour.
 """
 
 import argparse
@@ -27,6 +27,7 @@ def prepare():
     import numpy as np
     import optax
     from flax import nnx
+    from tunix.generate import sampler as tunix_sampler
     from tunix.models.qwen3 import model as qwen3
     from tunix.models.qwen3 import params as qwen3_params
     from tunix.rl import algo_core
@@ -59,6 +60,30 @@ def prepare():
     prompts = np.repeat(rng.integers(3, c["vocab_size"], (args.prompts, args.prompt)), args.samples, axis=0)
     responses = rng.integers(3, c["vocab_size"], (rows, args.response))
 
+    class Words:
+        encode = staticmethod(lambda text, **_: [int(word[1:]) for word in text.split()])
+        decode = staticmethod(lambda ids, **_: " ".join(f"w{int(i)}" for i in ids))
+        bos_id, eos_id, pad_id = (staticmethod(lambda i=i: i) for i in (1, 2, 0))
+
+    class Sampler(tunix_sampler.Sampler):
+        def tokenize(self, text):
+            return np.array(self.tokenizer.encode(text))
+
+    sizes = tunix_sampler.CacheConfig(
+        cache_size=args.prompt + args.response, num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim
+    )
+    sampler, texts = Sampler(model, Words(), sizes), [" ".join(f"w{i}" for i in row) for row in prompts]
+
+    def sample():
+        tick = time.perf_counter()
+        sampler(
+            texts, max_generation_steps=args.response, max_prompt_length=args.prompt, temperature=1.0, top_p=1.0, top_k=None,
+            eos_tokens=[c["vocab_size"] + 7], seed=0,
+        )  # fmt: skip
+        return time.perf_counter() - tick
+
+    sample()
+
     def train():
         rewards = (responses % 2).mean(1).astype(np.float32)
         example = TrainExample(
@@ -69,7 +94,8 @@ def prepare():
         tick = time.perf_counter()
         loss = float(step(model, optimizer, example))
         jax.block_until_ready(nnx.state(model))
-        return {"seconds": time.perf_counter() - tick, "loss": loss}
+        seconds = time.perf_counter() - tick
+        return {"seconds": seconds, "whole": seconds + sample(), "loss": loss}
 
     train()
     return {"train": train}
