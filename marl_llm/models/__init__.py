@@ -6,8 +6,8 @@ from marl_llm.models.config import ModelConfig, RopeScaling
 from marl_llm.models.huggingface import load_pretrained, read_config, save_pretrained
 from marl_llm.models.log_probs import TokenScores, head_weight, log_probs, score_hidden, split_adapters
 from marl_llm.models.lora import LoraConfig, attach, attach_many, init_adapters, load_adapters, merge, save_adapters
-from marl_llm.models.masks import RowMask, prompt_mask, prompt_positions, tree_mask
-from marl_llm.models.packed import Scores, score_responses
+from marl_llm.models.masks import RowMask, packed_mask, prompt_mask, prompt_positions, tree_mask
+from marl_llm.models.packed import Scores, score_packed, score_responses
 from marl_llm.models.presets import PRESETS, make_model_config
 from marl_llm.models.serving import is_serving, serving_layout
 from marl_llm.models.sharding import REPLICATED, RULES, SAMPLE, TRAIN, constrain, constrain_params, param_shardings, place, use_rules
@@ -47,6 +47,7 @@ __all__ = [
     "log_probs",
     "make_model_config",
     "merge",
+    "packed_mask",
     "param_shardings",
     "place",
     "prompt_mask",
@@ -55,6 +56,7 @@ __all__ = [
     "save_adapters",
     "save_pretrained",
     "score_hidden",
+    "score_packed",
     "score_responses",
     "self_attention",
     "serving_layout",
