@@ -13,7 +13,6 @@ from marl_llm.games.search import (
     M_ASK,
     M_ASK_MODELS,
     UNITYMAS,
-    DataError,
     FactWorld,
     MAskOptions,
     check_disjoint,
@@ -42,6 +41,7 @@ from marl_llm.tools.retriever import Hit
 from marl_llm.workflows import Assignment, Controller, FormatError, PlainText, Scripted, Task, separate, to_mermaid
 from marl_llm.workflows.metrics import rollout_metrics, team_metrics
 from marl_llm.workflows.rewards import earned
+from marl_llm.workflows.rows import DataError
 from marl_llm.workflows.samples import sample_table
 
 TOKENIZER = ByteTokenizer(specials=("<eos>",), stops=("<eos>",))
@@ -367,7 +367,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "x.jsonl").write_text("{")
     (tmp_path / "x.csv").write_text("a")
     (tmp_path / "y.json").write_text('{"a": 1}')
-    for name, message in (("x.jsonl", "not JSON"), ("x.csv", "unknown kind of file '.csv'"), ("y.json", "expected objects")):
+    for name, message in (("x.jsonl", "not JSON"), ("x.csv", "unknown kind of file '.csv'"), ("y.json", "expected a list of objects")):
         with pytest.raises(DataError, match=message):
             load_questions(tmp_path / name, "train")
 

@@ -8,47 +8,16 @@ silence.
 
 from __future__ import annotations
 
-import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_llm.workflows import Task
 from marl_llm.workflows.answers import normalise_answer
+from marl_llm.workflows.rows import DataError, read_rows
 
 QUESTION = ("question", "query", "problem")
 ANSWERS = ("golden_answers", "answers", "answer", "ground_truth", "reward_model.ground_truth")
-
-
-class DataError(ValueError):
-    """A file or a row that is not what the loader reads; the message says which, what was found, and what belongs there."""
-
-
-def read_rows(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Rows of a `.parquet`, `.jsonl` or `.json` file (a list of objects).
-
-    Raises `DataError` for another kind of file or a broken line; `FileNotFoundError`.
-    """
-    path = pathlib.Path(path)
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as parquet  # an extra of this project: only who reads parquet needs it
-
-        for batch in parquet.ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
-    elif path.suffix in (".jsonl", ".json"):
-        text = path.read_text(encoding="utf-8")
-        try:
-            if path.suffix == ".json":
-                found = json.loads(text)
-            else:
-                found = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError as error:
-            raise DataError(f"{path}: not JSON: {error}") from error
-        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-            raise DataError(f"{path}: expected objects, one per line or in one list")
-        yield from found
-    else:
-        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; use .parquet, .jsonl or .json")
 
 
 def load_questions(path: str | pathlib.Path, split: str, limit: int | None = None) -> list[Task]:

@@ -1,0 +1,134 @@
+"""Programming problems with tests, from the files of DeepCoder's mix (TACO, PrimeIntellect SYNTHETIC-1, LiveCodeBench).
+
+Parquet or JSON lines. A row has `problem` (or `question`, `prompt`), `tests` (or `test_cases`, `input_output`, as a value or as JSON
+text) and optionally `starter_code`. Tests come in three forms: a list of {"input", "output", "testtype"} (LiveCodeBench: "stdin" or
+"functional"), an object {"inputs", "outputs"} (TACO and APPS; "fn_name" makes it functional), or a list of [input, output].
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marl_llm.games.coding.team import VISIBLE_TESTS
+from marl_llm.workflows import Task
+from marl_llm.workflows.rows import DataError, read_rows
+
+PROBLEM = ("problem", "question", "prompt")
+TESTS = ("tests", "test_cases", "input_output")
+_FUNCTION = re.compile(r"^\s*(?:async\s+)?def\s+(\w+)\s*\(", re.MULTILINE)
+
+
+def load_problems(path: str | pathlib.Path, split: str, visible: int = VISIBLE_TESTS, limit: int | None = None) -> list[Task]:
+    """Tasks for workflow D, numbered by row.
+
+    Args:
+      visible: how many tests a prompt shows. They are the first, and are no part of the hidden ones; at least one test stays hidden.
+      limit: read only so many rows.
+
+    Raises:
+      DataError: naming the row: no problem, fewer than two tests, tests of an unknown form, or calls without a function's name.
+    """
+    tasks = []
+    for number, row in enumerate(read_rows(path)):
+        if limit is not None and number >= limit:
+            break
+        where = f"{path}, row {number}"
+        problem = next((row[name] for name in PROBLEM if isinstance(row.get(name), str) and row[name].strip()), None)
+        if problem is None:
+            raise DataError(f"{where}: no problem; expected a text in one of {', '.join(PROBLEM)}; the row has {', '.join(row)}")
+        function, tests = read_tests(row, where)
+        if len(tests) < 2:
+            raise DataError(f"{where}: {len(tests)} tests; one to show and one to hide are needed at least")
+        shown = min(visible, len(tests) - 1)
+        fields = {"problem": problem.strip(), "visible": show_tests(tests[:shown]), "interface": _interface(function, row)}
+        tasks.append(Task(number, fields, {"function": function, "tests": tests[shown:], "visible_tests": tests[:shown]}, split))
+    return tasks
+
+
+def read_tests(row: Mapping[str, Any], where: str) -> tuple[str, tuple[tuple[Any, Any], ...]]:
+    """(function's name or "", pairs of input and expected output): arguments and a value for calls, otherwise two texts.
+
+    Raises `DataError`.
+    """
+    found = next((row[name] for name in TESTS if row.get(name) not in (None, "", [])), None)
+    if found is None:
+        raise DataError(f"{where}: no tests; expected them in one of {', '.join(TESTS)}; the row has {', '.join(row)}")
+    found = _parsed(found, where)
+    function, functional = "", False
+    if isinstance(found, Mapping):
+        inputs, outputs = found.get("inputs"), found.get("outputs")
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise DataError(f"{where}: tests must have equally long lists 'inputs' and 'outputs'")
+        function, pairs = str(found.get("fn_name") or ""), list(zip(inputs, outputs))
+        functional = bool(function)
+    elif isinstance(found, list) and all(isinstance(one, Mapping) and {"input", "output"} <= set(one) for one in found):
+        pairs = [(one["input"], one["output"]) for one in found]
+        kinds = {str(one.get("testtype") or one.get("type") or "stdin") for one in found}
+        functional = kinds & {"functional", "function_call"} != set()
+        function = next((str(one["fn_name"]) for one in found if one.get("fn_name")), "")
+    elif isinstance(found, list) and all(isinstance(one, Sequence) and not isinstance(one, str) and len(one) == 2 for one in found):
+        pairs = [(one[0], one[1]) for one in found]
+    else:
+        raise DataError(f"{where}: tests of an unknown form; see the head of marl_llm/games/coding/data.py")
+    if not functional:
+        return "", tuple((_text(given), _text(wanted)) for given, wanted in pairs)
+    function = function or _function_of(row, where)
+    return function, tuple((_arguments(given, where), _value(wanted)) for given, wanted in pairs)
+
+
+def _parsed(value: Any, where: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise DataError(f"{where}: the tests are a text that is not JSON: {error}") from error
+
+
+def _text(value: Any) -> str:
+    """Standard input or output; TACO writes some as lists of lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _arguments(value: Any, where: str) -> tuple[Any, ...]:
+    """Arguments of a call: a list, or LiveCodeBench's text with one JSON value per line."""
+    if isinstance(value, str):
+        try:
+            return tuple(json.loads(line) for line in value.splitlines() if line.strip())
+        except ValueError as error:
+            raise DataError(f"{where}: the arguments {value!r:.80} are not one JSON value per line") from error
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _value(value: Any) -> Any:
+    """An expected value, which LiveCodeBench writes as JSON text."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _function_of(row: Mapping[str, Any], where: str) -> str:
+    names = _FUNCTION.findall(str(row.get("starter_code") or ""))
+    names = [name for name in names if not name.startswith("__")]
+    if not names:
+        raise DataError(f"{where}: the tests call a function, but neither fn_name nor starter_code names one")
+    return names[-1]
+
+
+def _interface(function: str, row: Mapping[str, Any]) -> str:
+    if not function:
+        return "The program reads standard input and prints its answer."
+    starter = str(row.get("starter_code") or "").strip()
+    return f"The program defines {function}." + (f" Begin with:\n{starter}" if starter else "")
+
+
+def show_tests(tests: Sequence[tuple[Any, Any]]) -> str:
+    """Tests as a prompt shows them."""
+    return "\n".join(f"input: {given}\noutput: {wanted}" for given, wanted in tests)

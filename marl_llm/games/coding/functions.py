@@ -1,0 +1,175 @@
+"""A small world of programming: one-line Python functions on numbers and lists, described in words, tested by cases that nobody sees.
+
+A problem is a list of two or three operations; its *template* is their names in order. A template belongs to one split by its content (a
+hash of the set of its operations), so that no seed, parameter or order makes a test problem a training problem (law 12). Many problems
+hold a word with two readings (`gap 3`: x − 3 or 3 − x); which one is meant only the tests tell, so that without feedback not all can be
+solved, and a reflection has something to say.
+
+    problem   number plus 3 then gap 2        plan   add 3 | less 2        code   def f ( x ) : x = x + 3 ; x = x - 2 ; return x
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from marl_llm.text import PieceTokenizer, train_pieces
+from marl_llm.workflows import PlainText, Task
+
+SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
+NUMBERS = tuple(str(n) for n in range(1, 6))
+HIDDEN_CASES, VISIBLE_CASES = 9, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """One operation: its name in plans, its words in problems, its statement, and what it does. `{n}` is its parameter."""
+
+    name: str
+    kind: str  # "number" or "list"
+    words: tuple[str, ...]
+    code: str
+    apply: Callable[[Any, int], Any]
+
+    @property
+    def takes_number(self) -> bool:
+        """Whether it has a parameter."""
+        return "{n}" in self.code
+
+
+OPS = (
+    Op("add", "number", ("plus", "raise"), "x = x + {n}", lambda x, n: x + n),
+    Op("times", "number", ("multiply", "scale"), "x = x * {n}", lambda x, n: x * n),
+    Op("negate", "number", ("opposite", "mirror"), "x = - x", lambda x, n: -x),
+    Op("square", "number", ("squared", "itself"), "x = x * x", lambda x, n: x * x),
+    Op("size", "number", ("magnitude", "distance"), "x = abs ( x )", lambda x, n: abs(x)),
+    Op("rest", "number", ("modulo", "remainder"), "x = x % {n}", lambda x, n: x % n),
+    Op("less", "number", ("minus", "lower"), "x = x - {n}", lambda x, n: x - n),
+    Op("from", "number", ("until", "lacking"), "x = {n} - x", lambda x, n: n - x),
+    Op("reverse", "list", ("backwards", "flipped"), "x = x [ : : - 1 ]", lambda x, n: x[::-1]),
+    Op("sort", "list", ("ordered", "ascending"), "x = sorted ( x )", lambda x, n: sorted(x)),
+    Op("twice", "list", ("repeated", "again"), "x = x + x", lambda x, n: x + x),
+    Op("append", "list", ("ending", "appended"), "x = x + [ {n} ]", lambda x, n: x + [n]),
+    Op("prepend", "list", ("starting", "prefixed"), "x = [ {n} ] + x", lambda x, n: [n] + x),
+    Op("unique", "list", ("distinct", "single"), "x = sorted ( set ( x ) )", lambda x, n: sorted(set(x))),
+    Op("head", "list", ("first", "front"), "x = x [ : {n} ]", lambda x, n: x[:n]),
+    Op("tail", "list", ("dropping", "skipping"), "x = x [ {n} : ]", lambda x, n: x[n:]),
+)
+BY_NAME = {op.name: op for op in OPS}
+AMBIGUOUS = {"less": "gap", "from": "gap", "head": "cut", "tail": "cut"}
+OTHER = {"less": "from", "from": "less", "head": "tail", "tail": "head"}
+PROTOCOL = (
+    "def",
+    "f",
+    "return",
+    ";",
+    "|",
+    "then",
+    "none",
+    "at",
+    "try",
+    ".",
+    "plan:",
+    "code:",
+    "advice:",
+    "was",
+    "says",
+    "passed",
+    "of",
+    "wrong",
+)
+
+
+@functools.cache
+def function_tokenizer() -> PieceTokenizer:
+    """One token per word of problems, plans, programs, reports and advice."""
+    words = [word for op in OPS for word in (op.name, *op.words, *op.code.replace("{n}", "").split())]
+    kinds = ("number", "list", "gap", "cut", "0", "6", "7", "8", "9", "(", ")", ":")
+    return train_pieces(tuple(dict.fromkeys((*PROTOCOL, *kinds, *NUMBERS, *words))))
+
+
+def function_speech() -> PlainText:
+    """How tiny models of this world read and write: a response ends with `.`."""
+    tokenizer = function_tokenizer()
+    return PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),))
+
+
+def template_split(names: tuple[str, ...]) -> str:
+    """The split of a template, by the set of its operations: orders of the same operations stay together."""
+    key = " ".join(sorted(names))
+    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+    for split, share in SHARES.items():
+        if place < share:
+            return split
+        place -= share
+    return "test"
+
+
+@functools.cache
+def templates(split: str) -> tuple[tuple[str, ...], ...]:
+    """All templates of a split: two or three different operations of one kind, in any order. Raises `ValueError` for an unknown split."""
+    if split not in SHARES:
+        raise ValueError(f"unknown split {split!r}; the splits are {', '.join(SHARES)}")
+    found = []
+    for kind, length in itertools.product(("number", "list"), (2, 3)):
+        names = [op.name for op in OPS if op.kind == kind]
+        found += [names for names in itertools.permutations(names, length) if template_split(names) == split]
+    return tuple(found)
+
+
+def program(plan: tuple[tuple[str, int], ...]) -> str:
+    """The program of a plan, as one line of pieces."""
+    statements = [BY_NAME[name].code.format(n=n) for name, n in plan]
+    return f"def f ( x ) : {' ; '.join([*statements, 'return x'])}"
+
+
+def plan_text(plan: tuple[tuple[str, int], ...]) -> str:
+    """A plan in words."""
+    return " | ".join(f"{name} {n}" if BY_NAME[name].takes_number else name for name, n in plan)
+
+
+def run_plan(plan: tuple[tuple[str, int], ...], value: Any) -> Any:
+    """What a plan makes of an input."""
+    for name, n in plan:
+        value = BY_NAME[name].apply(value, n)
+    return value
+
+
+def function_task(split: str, seed: int, number: int) -> Task:
+    """A problem. Hidden: `function`, `tests`, `visible_tests`, and the `plan_gold` that scripts know.
+
+    Its cases tell the two readings of every ambiguous word apart, so that a program that passes all of them has read the words as meant.
+    """
+    rng = random.Random(f"function {split} {seed} {number}")
+    while True:
+        names = rng.choice(templates(split))
+        plan = tuple((name, int(rng.choice(NUMBERS))) for name in names)
+        vague = [i for i, name in enumerate(names) if name in AMBIGUOUS and rng.random() < 0.6]
+        cases = _cases(rng, BY_NAME[names[0]].kind, plan)
+        others = [tuple((OTHER[name], n) if i == j else (name, n) for j, (name, n) in enumerate(plan)) for i in vague]
+        hidden = cases[VISIBLE_CASES:]
+        if all(any(run_plan(other, *given) != wanted for given, wanted in hidden) for other in others):
+            break
+    words = [AMBIGUOUS[name] if i in vague else rng.choice(BY_NAME[name].words) for i, name in enumerate(names)]
+    parts = [f"{word} {n}" if BY_NAME[name].takes_number else word for word, (name, n) in zip(words, plan)]
+    problem = f"{BY_NAME[names[0]].kind} {' then '.join(parts)}"
+    secret = {"function": "f", "tests": cases[VISIBLE_CASES:], "visible_tests": cases[:VISIBLE_CASES], "plan_gold": plan}
+    return Task(number, {"problem": problem}, secret, split)
+
+
+def _cases(rng: random.Random, kind: str, plan: tuple[tuple[str, int], ...]) -> tuple[tuple[tuple[Any], Any], ...]:
+    """Inputs, each once, with what the plan makes of them."""
+    given: list[Any] = []
+    while len(given) < HIDDEN_CASES + VISIBLE_CASES:
+        value = rng.randint(-9, 9) if kind == "number" else [rng.randint(0, 9) for _ in range(rng.randint(3, 7))]
+        if value not in given:
+            given.append(value)
+    return tuple(((value,), run_plan(plan, value)) for value in given)
+
+
+HIDDEN = ("function", "tests", "visible_tests", "plan_gold")
