@@ -132,12 +132,15 @@ class Engine:
 
     def set_params(self, model: str, params: dict) -> None:
         """New parameters: every request submitted after this call sees them, those admitted before end with the old ones, and all cached
-        keys and values of the old ones are dropped. Returns when the new ones are in force.
+        keys and values of the old ones are dropped. Returns when the new ones are in force. Raises `ValueError` on parameters of another
+        model, `RequestError` on an unknown name; both leave the old ones in force.
         """
+        lane = self._lane(model)
+        lane.check_params(params)
         done: Future = Future()
         with self._lock:
             self._raise_if_stopped()
-            self._updates.append((self._lane(model), params, done))
+            self._updates.append((lane, params, done))
             self._changed.notify_all()
         done.result()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import time
@@ -16,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key
 
 from marl_llm.models import SAMPLE, ModelConfig, param_shardings, serving_layout, use_rules
+from marl_llm.models.sharding import path_name
 from marl_llm.sampling.draw import RowSettings
 from marl_llm.sampling.requests import Completion, Request, RequestError
 from marl_llm.sampling.slots import SEEDS, Admission, Rules, Slots, admit, cache_bytes, decode, init_slots
@@ -113,6 +115,20 @@ class Lane:
         by_slot = NamedSharding(self.mesh, P(("data", "fsdp")) if self.sizes.slots % ways == 0 else P())
         everywhere = NamedSharding(self.mesh, P())
         return jax.device_put(slots, jax.tree.map(lambda x: by_slot if x.ndim else everywhere, slots))
+
+    def check_params(self, params: dict) -> None:
+        """Raises `ValueError` when parameters, in any layout, are not of this lane's model."""
+        with use_rules(self.mesh, SAMPLE) if self.mesh is not None else contextlib.nullcontext():
+            try:
+                new = jax.eval_shape(serving_layout, params)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ValueError(f"model {self.name!r}: these are no parameters of a decoder ({error!r})") from error
+        flat = lambda tree: {path_name(p): (x.shape, x.dtype) for p, x in jax.tree_util.tree_flatten_with_path(tree)[0]}  # noqa: E731
+        new, old = flat(new), flat(self.params)
+        differ = sorted(n for n in new.keys() | old if new.get(n) != old.get(n))
+        wrong = [f"{n}: {new.get(n, 'missing')} instead of {old.get(n, 'nothing')}" for n in differ]
+        if wrong:
+            raise ValueError(f"model {self.name!r}: {len(wrong)} of the new parameters do not fit: {'; '.join(wrong[:4])}")
 
     def swap(self) -> None:
         """Takes the new parameters and forgets all keys and values of the old ones. Only when no slot is busy."""
@@ -216,7 +232,7 @@ class Lane:
         batch: list[tuple[Ticket, np.ndarray, int, tuple[int, int, int], int]] = []
         later: list[Ticket] = []
         shape = None
-        while self.waiting and free and len(batch) < self.sizes.admit and len(later) < 4 * self.sizes.slots:
+        while self.waiting and free and len(batch) < self.sizes.admit and len(later) < 4 * self.sizes.admit:
             ticket = self.waiting.popleft()
             prompt = np.asarray(ticket.request.prompt, np.int32)
             start = self._rule(ticket.rule)
@@ -254,6 +270,7 @@ class Lane:
             fresh = prompt[in_prompt + own :]
             tokens[i, : len(fresh)], new[i] = fresh, len(fresh)
             slot[i], source[i], keep_prompt[i], keep_own[i] = at, src, in_prompt, own
+            self.tickets[at] = ticket  # before the device program runs: should it fail, the caller must be found
             seeds[i, : len(request.seed)], count[i] = request.seed, len(request.seed)
             budget[i], state[i] = request.max_tokens, start
             s = request.settings
@@ -272,7 +289,7 @@ class Lane:
         for i, (ticket, prompt, at, (_, in_prompt, own), _start) in enumerate(batch):
             ticket.version, ticket.reused = self.version, in_prompt + own
             ticket.parts.append(tuple(np.asarray(x[i : i + 1]) for x in drawn))
-            self.tickets[at], self.held[at], self.said[at], self.used[at] = ticket, prompt, [ticket.parts[0][0]], self.turn
+            self.held[at], self.said[at], self.used[at] = prompt, [ticket.parts[0][0]], self.turn
             self.stats["prompt_tokens"] += len(prompt)
             self.stats["reused_tokens"] += in_prompt + own
             self.stats["sampled_tokens"] += 1

@@ -14,7 +14,6 @@ import pytest
 
 from marl_llm.models import ModelConfig, init_params
 from marl_llm.sampling import Engine, EngineError, LaneConfig, Request, RequestError, Settings, sample, stop_rule
-from marl_llm.sampling import engine as engine_module
 from marl_llm.text import ByteTokenizer
 from marl_llm.training import make_mesh
 
@@ -247,13 +246,27 @@ def test_a_cancelled_task_frees_its_slot(models):
         assert len(asyncio.run(give_up()).tokens) == 2
 
 
-def test_a_failing_device_program_reaches_every_caller(models, monkeypatch):
+def test_parameters_of_another_model_are_refused_and_change_nothing(models):
+    other = jax.eval_shape(lambda: init_params(dataclasses.replace(CONFIG, feed_forward=25), jax.random.key(0)))
+    with start({"a": models["a"]}) as engine:
+        with pytest.raises(ValueError, match="gate_up/kernel.*48, 16.*instead|gate_up/kernel.*instead of"):
+            engine.set_params("a", other)
+        with pytest.raises(ValueError, match="no parameters of a decoder"):
+            engine.set_params("a", {"block_0": {}})
+        with pytest.raises(RequestError, match="no model 'b'"):
+            engine.set_params("b", models["b"])
+        request = Request((1, 2, 3), (10, 0), R, "a")
+        assert_same(engine.generate_all([request])[0], plain(models, [request])[0])
+
+
+@pytest.mark.parametrize("where", ["marl_llm.sampling.lane.decode", "marl_llm.sampling.lane.admit"])
+def test_a_failing_device_program_reaches_every_caller(models, monkeypatch, where):
     with start({"a": models["a"]}) as engine:
 
         def fails(*_, **__):
             raise RuntimeError("the device is gone")
 
-        monkeypatch.setattr(engine_module.Lane, "step", fails)
+        monkeypatch.setattr(where, fails)
         handle = engine.submit(Request((1, 2), (8, 0), R, "a"))
         with pytest.raises(EngineError) as caught:
             handle.result(60)
