@@ -87,12 +87,11 @@ def delta(
     roles: tuple[str, ...],
     name: str = "delta",
     start: float | int | Callable[[Trajectory], float] = 0.0,
-    exempt: Callable[[RoleCall], bool] | None = None,
 ) -> Reward:
     """What the call's turn improved: score_t − score_{t−1}, and score_t − `start` in the first turn that has a score.
 
     With start=0 the first turn is paid its score and all turns together the last score, so that a detour through a bad solution earns
-    nothing. Turns without a score are paid 0, as are `exempt` calls.
+    nothing. Turns without a score are paid 0.
     """
 
     def reward(trajectory: Trajectory) -> list[Award]:
@@ -101,8 +100,7 @@ def delta(
         for turn in sorted(found):
             gains[turn] = found[turn] - before
             before = found[turn]
-        calls = _calls(trajectory, roles)
-        return [Award(call, 0.0 if exempt and exempt(call) else gains.get(call.turn, 0.0), name) for call in calls]
+        return [Award(call, gains.get(call.turn, 0.0), name) for call in _calls(trajectory, roles)]
 
     return reward
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -185,6 +187,20 @@ def test_svg_is_well_formed_and_its_boxes_do_not_overlap():
         assert y + h <= height
         for other in rects[i + 1 :]:
             assert x + w <= other[0] or other[0] + other[2] <= x or y + h <= other[1] or other[1] + other[3] <= y
+
+
+def test_the_room_itself_needs_no_jax():
+    """The package of the sampler does; its module of requests, which this room stands on, does not."""
+    program = """
+import pathlib, sys, types
+import marl_llm
+package = types.ModuleType("marl_llm.sampling")
+package.__path__ = [str(pathlib.Path(marl_llm.__file__).parent / "sampling")]
+sys.modules["marl_llm.sampling"] = package
+import marl_llm.workflows, marl_llm.workflows.metrics, marl_llm.workflows.replay, marl_llm.workflows.samples
+assert "jax" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_workflow_is_a_value():

@@ -193,17 +193,16 @@ def _rewards(options: MAskOptions, score: Callable[[str, Trajectory], float]) ->
         return one.role == "search" and bool(one.writes["ended"])
 
     def turns(way: Trajectory) -> dict[int, float]:
-        return {one.turn: score(one.writes["answer"], way) for one in way.by("answer") if one.node != "answer_0"}
+        return {one.turn: score(one.writes["answer"], way) for one in way.by("answer")}  # turn 0 is that of answer_0, if there is one
 
-    def start(way: Trajectory) -> float:
-        first = [one.writes["answer"] for one in way.by("answer") if one.node == "answer_0"]
-        return score(first[0] if first else way.by("plan")[0].writes["plan_answer"], way)
+    def planned(way: Trajectory) -> float:
+        return score(way.by("plan")[0].writes["plan_answer"], way)
 
     punished = format_penalty(options.format_weight, exempt=None if options.penalise_end_format else ends)
     return (
-        absolute(lambda one, way: score(one.writes["plan_answer"], way), ("plan",), name="f1"),
+        absolute(lambda one, way: planned(way), ("plan",), name="f1"),
         absolute(lambda one, way: score(one.writes["answer"], way), ("answer",), name="f1"),
-        delta(turns, ("search", "summary", "update"), name="f1_gain", start=start, exempt=ends),
+        delta(turns, ("search", "summary", "update"), name="f1_gain", start=planned),  # a turn that ends has no score, hence 0
         punished,
     )
 
