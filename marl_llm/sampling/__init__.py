@@ -1,29 +1,42 @@
-"""First floor: drawing tokens, the compiled sampler, and the engine that serves many requests at once."""
+"""First floor: drawing tokens, the compiled sampler, and the engine that serves many requests at once.
 
-from marl_llm.sampling.draw import Drawn, RowSettings, draw, inverse_cdf, kept
-from marl_llm.sampling.engine import Engine, EngineError, Handle
-from marl_llm.sampling.lane import LaneConfig
-from marl_llm.sampling.requests import Completion, Generator, Request, RequestError, Settings
-from marl_llm.sampling.sampler import Responses, sample
-from marl_llm.sampling.stops import StopRule, stop_rule
+Names are imported on first use, so that rooms which only speak of requests need no JAX.
+"""
 
-__all__ = [
-    "Completion",
-    "Drawn",
-    "Engine",
-    "EngineError",
-    "Generator",
-    "Handle",
-    "LaneConfig",
-    "Request",
-    "RequestError",
-    "Responses",
-    "RowSettings",
-    "Settings",
-    "StopRule",
-    "draw",
-    "inverse_cdf",
-    "kept",
-    "sample",
-    "stop_rule",
-]
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_EXPORTS = {
+    "Completion": "requests",
+    "Generator": "requests",
+    "Request": "requests",
+    "RequestError": "requests",
+    "Settings": "requests",
+    "Drawn": "draws",
+    "RowSettings": "draws",
+    "draw": "draws",
+    "inverse_cdf": "draws",
+    "kept": "draws",
+    "StopRule": "stops",
+    "stop_rule": "stops",
+    "Responses": "sampler",
+    "sample": "sampler",
+    "LaneConfig": "lane",
+    "Engine": "engine",
+    "EngineError": "engine",
+    "Handle": "engine",
+}
+
+__all__ = list(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(_EXPORTS))}")
+    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_EXPORTS])

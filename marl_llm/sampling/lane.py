@@ -18,7 +18,7 @@ from jaxtyping import Array, Key
 
 from marl_llm.models import SAMPLE, ModelConfig, param_shardings, serving_layout, use_rules
 from marl_llm.models.sharding import path_name
-from marl_llm.sampling.draw import RowSettings
+from marl_llm.sampling.draws import RowSettings
 from marl_llm.sampling.requests import Completion, Request, RequestError
 from marl_llm.sampling.slots import SEEDS, Admission, Rules, Slots, admit, cache_bytes, decode, init_slots
 from marl_llm.sampling.stops import StopRule, stop_rule

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -73,6 +73,7 @@ class Completion:
     reused: int = 0  # prompt tokens whose keys and values were still there from an earlier turn
 
 
+@runtime_checkable
 class Generator(Protocol):
     """Whoever answers requests: the engine, an outside model behind a tokenizer, or a script in a test."""
 

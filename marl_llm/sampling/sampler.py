@@ -26,7 +26,7 @@ from marl_llm.models import (
     split_adapters,
     to_cache,
 )
-from marl_llm.sampling.draw import draw
+from marl_llm.sampling.draws import draw
 from marl_llm.sampling.requests import PLAIN, Settings
 from marl_llm.sampling.stops import StopRule
 

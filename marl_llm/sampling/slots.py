@@ -25,7 +25,7 @@ from marl_llm.models import (
     split_adapters,
     to_cache,
 )
-from marl_llm.sampling.draw import Drawn, RowSettings, draw
+from marl_llm.sampling.draws import Drawn, RowSettings, draw
 
 SEEDS = 8  # numbers in a request's identity, at most
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
+from marl_llm.sampling.requests import Generator
 from marl_llm.tools.results import FailureKind
 from marl_llm.workflows.assignment import Assignment, Policy
 from marl_llm.workflows.calls import Speaker
@@ -76,7 +77,7 @@ class Controller:
         self,
         workflow: Workflow,
         assignment: Assignment,
-        generator: Any,
+        generator: Generator | None,
         speech: Speech | Mapping[str, Speech],
         branching: Mapping[str, int] | None = None,
         attempts: int = 2,

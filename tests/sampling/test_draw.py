@@ -10,7 +10,7 @@ import scipy.stats
 
 from marl_llm.algorithms import kept_log_mass, kept_tokens, token_log_probs
 from marl_llm.sampling import RowSettings, Settings, draw, kept
-from marl_llm.sampling.draw import rows_of
+from marl_llm.sampling.draws import rows_of
 
 search = jax.jit(kept)
 
