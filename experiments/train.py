@@ -238,7 +238,9 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
             checkpoints.save(step + 1, policies, state)
     progress.close()
     if clock:
-        print(speed.summary_text(clock, compilations), file=sys.stderr)
+        instant = training.make_random_rollout(game, plan.recipe, mesh, environments=e)
+        game_s = speed.seconds_of(lambda: instant(params_of(), jnp.int32(0), data_key).summary)
+        print(speed.summary_text(clock, game_s, compilations), file=sys.stderr)
 
     # ------------------------------------------------------------------------------------------------ what was learned
     after = params_of()

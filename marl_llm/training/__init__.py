@@ -6,7 +6,7 @@ from marl_llm.training.mesh import compile_quickly, make_mesh, over_data, use_cp
 from marl_llm.training.packed_update import make_packed_update
 from marl_llm.training.packing import PackingError, TokenSample, pack
 from marl_llm.training.policy import Policy, fresh_policy, linear_decay, make_optimizer, make_policy, step_policy
-from marl_llm.training.rollouts import Batch, make_evaluation, make_rollout, summarise
+from marl_llm.training.rollouts import Batch, make_evaluation, make_random_rollout, make_rollout, summarise
 from marl_llm.training.update import Rows, make_update, rows_from, to_samples
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "make_optimizer",
     "make_packed_update",
     "make_policy",
+    "make_random_rollout",
     "make_rollout",
     "make_update",
     "pack",

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from marl_llm.algorithms import Recipe
 from marl_llm.games import Game, split_index
 from marl_llm.models import SAMPLE, ModelConfig
-from marl_llm.rollout import Episodes, Player, Rollout, model_player, play
+from marl_llm.rollout import Episodes, Player, Rollout, model_player, play, random_player
 from marl_llm.training.mesh import data_axis, over_data, position
 from marl_llm.training.update import Rows, buffer_sizes, rows_from
 
@@ -111,18 +111,23 @@ def make_rollout(
             f"recipe {recipe.name!r} samples with top_k={recipe.top_k}, top_p={recipe.top_p}, but the rollout draws from the whole "
             "distribution; set top_k=None and top_p=1"
         )
+    player_of = lambda params: model_player(game, assignment, configs, params, recipe.temperature)  # noqa: E731
+    return _sharded(game, mesh, environments, "rollout.environments", player_of, **_shape_of(recipe))
+
+
+def make_random_rollout(game: Game, recipe: Recipe, mesh: Mesh, *, environments: int):
+    """The same rollout with tokens that cost nothing (`random_player`): what is left of its time is prompts, game and rewards."""
+    return _sharded(game, mesh, environments, "rollout.environments", lambda params: random_player(game), **_shape_of(recipe))
+
+
+def _shape_of(recipe: Recipe) -> dict:
     tree = recipe.sampling == "tree"
-    return _sharded(
-        game,
-        mesh,
-        environments,
-        "rollout.environments",
-        lambda params: model_player(game, assignment, configs, params, recipe.temperature),
-        trajectories=1 if tree else recipe.branches,
-        branches=recipe.branches if tree else 1,
-        pick=recipe.pick if tree else "first",
-        alpha=recipe.alpha,
-    )
+    return {
+        "trajectories": 1 if tree else recipe.branches,
+        "branches": recipe.branches if tree else 1,
+        "pick": recipe.pick if tree else "first",
+        "alpha": recipe.alpha,
+    }
 
 
 def make_evaluation(game: Game, mesh: Mesh, player_of, *, environments: int):
@@ -133,4 +138,4 @@ def make_evaluation(game: Game, mesh: Mesh, player_of, *, environments: int):
     return _sharded(game, mesh, environments, "evaluation.episodes", player_of)
 
 
-__all__ = ["Batch", "Player", "make_evaluation", "make_rollout", "share_of", "summarise"]
+__all__ = ["Batch", "Player", "make_evaluation", "make_random_rollout", "make_rollout", "share_of", "summarise"]

@@ -71,11 +71,28 @@ def update_work(config: ModelConfig, figures: dict, share: float, epochs: int) -
     return Work(3 * epochs * share * once, 0)
 
 
-def summary_text(clock: list[dict[str, float]], compilations: Compilations) -> str:
-    """Medians over steps, the first left out (it compiles), and the split of time over all of them."""
+def seconds_of(f, repeats: int = 3) -> float:
+    """Best time of a function that returns arrays, after one run that compiles it."""
+    jax.block_until_ready(f())
+    times = []
+    for _ in range(repeats):
+        tick = time.perf_counter()
+        jax.block_until_ready(f())
+        times.append(time.perf_counter() - tick)
+    return min(times)
+
+
+def summary_text(clock: list[dict[str, float]], game_s: float, compilations: Compilations) -> str:
+    """Medians over steps, the first left out (it compiles), and the split of time over the rest.
+
+    A rollout is one dispatch; `game_s` is what it takes with tokens that cost nothing, so prompts, game and rewards. An update is one
+    dispatch too, and the scores are its own forward pass: the sampler's log-probs are the old ones.
+    """
     rows = clock[1:] or clock
     median = lambda name: statistics.median(r[f"speed/{name}"] for r in rows)  # noqa: E731
-    parts = {name: sum(r[f"time/{name}"] for r in clock) for name in ("sample", "update", "other")}
+    times = {name: sum(r[f"time/{name}"] for r in rows) for name in ("sample", "update", "other")}
+    game = min(game_s * len(rows), times["sample"])
+    parts = {"prompts and rewards": game, "sampling": times["sample"] - game, "scores and update": times["update"], "evaluation and idle": times["other"]}
     whole = max(sum(parts.values()), 1e-9)
     return (
         f"sampled {median('sampled_tokens_per_s'):,.0f} tokens/s ({median('sample_roofline'):.0%} of the roofline), "
