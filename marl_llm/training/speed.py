@@ -92,7 +92,8 @@ def summary_text(clock: list[dict[str, float]], game_s: float, compilations: Com
     median = lambda name: statistics.median(r[f"speed/{name}"] for r in rows)  # noqa: E731
     times = {name: sum(r[f"time/{name}"] for r in rows) for name in ("sample", "update", "other")}
     game = min(game_s * len(rows), times["sample"])
-    parts = {"prompts and rewards": game, "sampling": times["sample"] - game, "scores and update": times["update"], "evaluation and idle": times["other"]}
+    parts = {"prompts and rewards": game, "sampling": times["sample"] - game, "scores and update": times["update"]}
+    parts["evaluation and idle"] = times["other"]
     whole = max(sum(parts.values()), 1e-9)
     return (
         f"sampled {median('sampled_tokens_per_s'):,.0f} tokens/s ({median('sample_roofline'):.0%} of the roofline), "
