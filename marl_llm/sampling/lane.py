@@ -133,12 +133,14 @@ class Lane:
     def swap(self) -> None:
         """Takes the new parameters and forgets all keys and values of the old ones. Only when no slot is busy."""
         params, self.pending = self.pending, None
+        # copied, because an update may donate what it was given
+        served = jax.jit(lambda p: jax.tree.map(jnp.copy, serving_layout(p)))
         if self.mesh is not None:
             params = jax.device_put(params, param_shardings(params, self.mesh, SAMPLE))
             with use_rules(self.mesh, SAMPLE):
-                self.params = jax.jit(serving_layout)(params)
+                self.params = served(params)
         else:
-            self.params = jax.jit(serving_layout)(params)
+            self.params = served(jax.device_put(params, jax.local_devices()[0]))
         self.held = [np.zeros(0, np.int32)] * self.sizes.slots
         self.said = [[] for _ in range(self.sizes.slots)]
         self.version += 1

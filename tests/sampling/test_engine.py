@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_llm.models import ModelConfig, init_params
+from marl_llm.models import TRAIN, ModelConfig, init_params, param_shardings
 from marl_llm.sampling import Engine, EngineError, LaneConfig, Request, RequestError, Settings, sample, stop_rule
 from marl_llm.text import ByteTokenizer
 from marl_llm.training import make_mesh
@@ -244,6 +244,23 @@ def test_a_cancelled_task_frees_its_slot(models):
             return await engine.generate(Request((5, 6), (7, 1), 2, "a"))
 
         assert len(asyncio.run(give_up()).tokens) == 2
+
+
+@pytest.mark.parametrize("mesh", [None, 2])
+def test_an_update_may_donate_the_parameters_that_the_engine_was_given(models, mesh):
+    mesh = mesh and make_mesh(data=mesh, devices=jax.devices()[:mesh])
+    given, request = jax.tree.map(jnp.copy, models["a"]), Request((1, 2, 3), (12, 0), R, "a")
+    with start({"a": given}, mesh=mesh) as engine:
+        for x in jax.tree.leaves(given):
+            x.delete()
+        assert_same(engine.generate_all([request])[0], plain(models, [request])[0])
+
+
+def test_parameters_that_lie_on_many_devices_serve_an_engine_on_one(models):
+    split = jax.device_put(models["a"], param_shardings(models["a"], make_mesh(fsdp=2, devices=jax.devices()[:2]), TRAIN))
+    request = Request((1, 2, 3), (12, 1), R, "a")
+    with start({"a": split}) as engine:
+        assert_same(engine.generate_all([request])[0], plain(models, [request])[0])
 
 
 def test_parameters_of_another_model_are_refused_and_change_nothing(models):
