@@ -14,7 +14,9 @@ float32). Rows:
              all are done
     growth   32 prompts: twice the prompts (E), responses twice as long (R), two models one after the other (M)
 
-Each library runs in a worker process that is bound to --threads cores; peers get the very same weights as a checkpoint.
+Each library runs in a worker process that is bound to --threads cores; peers get the very same weights as a checkpoint. With several cores
+ours makes each a device, as training runs do, and splits batches of 16 or more prompts a device over them; smaller ones run on one
+device whose products use all cores.
 """
 
 from __future__ import annotations
@@ -46,15 +48,19 @@ PEER_TASKS = {"batch": [f"{b},{PROMPT},{NEW}" for b in BATCHES], "tree": [f"{TRE
 HERE = pathlib.Path(__file__).parent
 
 
-def prepare(parts: list[str], model: str) -> dict:
+def prepare(parts: list[str], model: str, threads: int) -> dict:
     """The tasks of our own worker."""
     import jax
     import jax.numpy as jnp
     import numpy as np
+    from jax.sharding import PartitionSpec as P
 
     from marl_llm.models import load_pretrained, serving_layout
     from marl_llm.sampling import Engine, LaneConfig, Request, sample
+    from marl_llm.training import make_mesh, use_cpu_devices
 
+    use_cpu_devices(threads)
+    mesh = make_mesh(threads)
     jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
     config, params = load_pretrained(model)
     served = jax.jit(serving_layout)(params)
@@ -64,6 +70,12 @@ def prepare(parts: list[str], model: str) -> dict:
     def run(served, prompt, keys, new, budgets=None):
         where = jnp.ones(prompt.shape, bool)
         return sample(config, served, prompt, where, keys, max_tokens=new, stop=(), pad_id=0, budgets=budgets)
+
+    @functools.partial(jax.jit, static_argnames="new")
+    def split(served, prompt, keys, new):
+        one = functools.partial(run, new=new)
+        places = {"in_specs": (P(), P("data"), P("data")), "out_specs": P("data")}
+        return jax.shard_map(one, mesh=mesh, check_vma=False, **places)(served, prompt, keys)
 
     def timed(f):
         def task():
@@ -77,7 +89,8 @@ def prepare(parts: list[str], model: str) -> dict:
     def sampling(prompts, branches, prompt, new, times=1):
         ids = jnp.asarray(rng.integers(3, VOCABULARY, (prompts, prompt)), jnp.int32)
         keys = jax.random.split(jax.random.key(0), (prompts, branches))
-        return timed(lambda: [run(served, ids, keys, new) for _ in range(times)])
+        go = split if threads > 1 and prompts * branches >= 16 * threads else run
+        return timed(lambda: [go(served, ids, keys, new=new) for _ in range(times)])
 
     tasks = {name: sampling(*shape) for part in parts for name, shape in SAMPLES[part].items()}
     if "growth" in parts:
@@ -205,7 +218,7 @@ def main() -> None:
         write_model(args.write)
     elif args.worker:
         pin(args.threads)
-        serve(lambda: prepare(args.rows.split(","), args.worker))
+        serve(lambda: prepare(args.rows.split(","), args.worker, args.threads))
     else:
         measure(args)
 
