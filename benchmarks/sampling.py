@@ -53,6 +53,7 @@ def prepare(parts: list[str], model: str, threads: int) -> dict:
     import jax
     import jax.numpy as jnp
     import numpy as np
+    from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
     from marl_llm.models import load_pretrained, serving_layout
@@ -64,6 +65,7 @@ def prepare(parts: list[str], model: str, threads: int) -> dict:
     jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
     config, params = load_pretrained(model)
     served = jax.jit(serving_layout)(params)
+    everywhere = jax.device_put(served, NamedSharding(mesh, P()))
     rng = np.random.default_rng(0)
 
     @functools.partial(jax.jit, static_argnames="new")
@@ -89,8 +91,9 @@ def prepare(parts: list[str], model: str, threads: int) -> dict:
     def sampling(prompts, branches, prompt, new, times=1):
         ids = jnp.asarray(rng.integers(3, VOCABULARY, (prompts, prompt)), jnp.int32)
         keys = jax.random.split(jax.random.key(0), (prompts, branches))
-        go = split if threads > 1 and prompts * branches >= 16 * threads else run
-        return timed(lambda: [go(served, ids, keys, new=new) for _ in range(times)])
+        if threads > 1 and prompts * branches >= 16 * threads:
+            return timed(lambda: [split(everywhere, ids, keys, new=new) for _ in range(times)])
+        return timed(lambda: [run(served, ids, keys, new=new) for _ in range(times)])
 
     tasks = {name: sampling(*shape) for part in parts for name, shape in SAMPLES[part].items()}
     if "growth" in parts:
