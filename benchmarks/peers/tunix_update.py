@@ -5,7 +5,6 @@ trainer does; its learner around them (queues, logging, handing new weights to t
 """
 
 import argparse
-import json
 import os
 import time
 
@@ -26,24 +25,13 @@ def prepare():
     import jax.numpy as jnp
     import numpy as np
     import optax
+    import tunix_parts
     from flax import nnx
-    from tunix.generate import sampler as tunix_sampler
-    from tunix.models.qwen3 import model as qwen3
-    from tunix.models.qwen3 import params as qwen3_params
     from tunix.rl import algo_core
     from tunix.rl.common import TrainExample
     from tunix.rl.grpo.grpo_learner import GRPOConfig
 
-    with open(f"{args.model}/config.json") as file:
-        c = json.load(file)
-    theta = c.get("rope_theta") or c["rope_parameters"]["rope_theta"]
-    config = qwen3.ModelConfig(
-        num_layers=c["num_hidden_layers"], vocab_size=c["vocab_size"], embed_dim=c["hidden_size"], hidden_dim=c["intermediate_size"],
-        num_heads=c["num_attention_heads"], head_dim=c["head_dim"], num_kv_heads=c["num_key_value_heads"], rope_theta=int(theta),
-        norm_eps=c["rms_norm_eps"], use_tied_embedding=c["tie_word_embeddings"], dtype=jnp.float32, param_dtype=jnp.float32,
-    )  # fmt: skip
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
-    model = qwen3_params.create_model_from_safe_tensors(args.model, config, mesh, dtype=jnp.float32)
+    model, config = tunix_parts.load(args.model)
     settings = GRPOConfig(num_generations=args.samples, beta=0.0)
     if not hasattr(settings, "temperature"):
         settings.temperature = 1.0  # the loss reads it from the learner's config
@@ -57,29 +45,15 @@ def prepare():
         return value
 
     rng, rows = np.random.default_rng(0), args.prompts * args.samples
-    prompts = np.repeat(rng.integers(3, c["vocab_size"], (args.prompts, args.prompt)), args.samples, axis=0)
-    responses = rng.integers(3, c["vocab_size"], (rows, args.response))
+    prompts = np.repeat(rng.integers(3, config.vocab_size, (args.prompts, args.prompt)), args.samples, axis=0)
+    responses = rng.integers(3, config.vocab_size, (rows, args.response))
 
-    class Words:
-        encode = staticmethod(lambda text, **_: [int(word[1:]) for word in text.split()])
-        decode = staticmethod(lambda ids, **_: " ".join(f"w{int(i)}" for i in ids))
-        bos_id, eos_id, pad_id = (staticmethod(lambda i=i: i) for i in (1, 2, 0))
-
-    class Sampler(tunix_sampler.Sampler):
-        def tokenize(self, text):
-            return np.array(self.tokenizer.encode(text))
-
-    sizes = tunix_sampler.CacheConfig(
-        cache_size=args.prompt + args.response, num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim
-    )
-    sampler, texts = Sampler(model, Words(), sizes), [" ".join(f"w{i}" for i in row) for row in prompts]
+    texts = [" ".join(f"w{i}" for i in row) for row in prompts]
+    draw = tunix_parts.sampling(model, config, texts, args.prompt, args.response)
 
     def sample():
         tick = time.perf_counter()
-        sampler(
-            texts, max_generation_steps=args.response, max_prompt_length=args.prompt, temperature=1.0, top_p=1.0, top_k=None,
-            eos_tokens=[c["vocab_size"] + 7], seed=0,
-        )  # fmt: skip
+        draw()
         return time.perf_counter() - tick
 
     sample()
