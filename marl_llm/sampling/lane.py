@@ -76,8 +76,8 @@ class Ticket:
             self.future.set_result(Completion(*parts, finish, self.version, self.reused))
 
 
-def bucket(n: int, least: int) -> int:
-    """The smallest power of two that holds `n`, at least `least`."""
+def bucket(n: int, least: int = 1) -> int:
+    """The smallest power of two that holds `n`, at least `least`: few shapes, few compilations."""
     return max(least, 1 << max(0, n - 1).bit_length())
 
 

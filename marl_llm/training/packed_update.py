@@ -21,8 +21,9 @@ from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for
 from marl_llm.models import TRAIN, ModelConfig
 from marl_llm.models.packed import score_packed
 from marl_llm.models.sharding import ways
+from marl_llm.sampling.lane import bucket
 from marl_llm.training.mesh import data_axis, over_data
-from marl_llm.training.packing import PackedRows, TokenSample, bucket, families, pack
+from marl_llm.training.packing import PackedRows, TokenSample, families, pack
 from marl_llm.training.policy import Policy
 from marl_llm.training.steps import Sums, exact_step, microbatch_size, policy_loss
 

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from marl_llm.sampling.lane import bucket
+
 
 class PackingError(ValueError):
     """A sample cannot be packed; the message names it and says why."""
@@ -91,11 +93,6 @@ def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
         bins[at].append(i)
         free[at] -= sizes[i]
     return bins
-
-
-def bucket(n: int, least: int = 1) -> int:
-    """The next power of two, at least `least`: few shapes, few compilations."""
-    return max(least, 1 << max(0, n - 1).bit_length())
 
 
 def plan_rows(samples: Sequence[TokenSample], row_tokens: int) -> list[list[list[int]]]:
