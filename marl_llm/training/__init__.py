@@ -3,6 +3,7 @@
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.imitation import make_imitation
 from marl_llm.training.mesh import compile_quickly, make_mesh, over_data, use_cpu_devices
+from marl_llm.training.packed_imitation import make_packed_imitation
 from marl_llm.training.packed_update import make_packed_update
 from marl_llm.training.packing import PackingError, TokenSample, pack
 from marl_llm.training.policy import Policy, fresh_policy, linear_decay, make_optimizer, make_policy, step_policy
@@ -24,6 +25,7 @@ __all__ = [
     "make_imitation",
     "make_mesh",
     "make_optimizer",
+    "make_packed_imitation",
     "make_packed_update",
     "make_policy",
     "make_random_rollout",

@@ -25,7 +25,7 @@ from marl_llm.sampling.lane import bucket
 from marl_llm.training.mesh import data_axis, over_data
 from marl_llm.training.packing import PackedRows, TokenSample, families, pack
 from marl_llm.training.policy import Policy
-from marl_llm.training.steps import Sums, exact_step, microbatch_size, policy_loss
+from marl_llm.training.steps import Sums, cut, exact_step, microbatch_size, policy_loss
 
 
 def by_sample(rows: PackedRows, values: Float[Array, "B Q"]) -> Float[Array, "S Q"]:
@@ -83,15 +83,8 @@ def make_packed_update(
     def local(policy: Policy, reference, rows: PackedRows, advantages, dilution, learning_rate):
         b, length = rows.tokens.shape
         micro = microbatch_size(microbatch_tokens, length, b, ways("batch") if axis is None else 1)
-        most = -(-b // micro)
-        pad = lambda x: jnp.pad(x, [(0, most * micro - b)] + [(0, 0)] * (x.ndim - 1))  # noqa: E731
-        rows, advantages = jax.tree.map(pad, (rows, advantages))
-
-        def loss(params, j):
-            part = lambda x: jax.lax.dynamic_slice_in_dim(x, j * micro, micro)  # noqa: E731
-            return packed_loss(recipe, config, params, reference, jax.tree.map(part, rows), part(advantages))
-
-        count = (jnp.sum(rows.length[:, 0] > 0) + micro - 1) // micro
+        part, count, most = cut((rows, advantages), jnp.sum(rows.length[:, 0] > 0), micro)
+        loss = lambda params, j: packed_loss(recipe, config, params, reference, *part(j))  # noqa: E731
         return exact_step(policy, loss, count, most, learning_rate, optimizer, axis, dilution)
 
     specs = (P(), P(), P("data"), P("data"), P(), P())

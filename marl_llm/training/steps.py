@@ -1,7 +1,7 @@
 """One optimizer step, cut into micro-batches: sums are added over micro-batches and devices, and divided once (law 5).
 
-What the device games' update and the update of packed host samples share: the policy loss of a micro-batch of responses, the loop that
-adds up sums and gradients, the exact denominators, and the metrics as means over tokens.
+What all updates share: the policy loss of a micro-batch of responses, the loop that adds up sums and gradients, the exact denominators,
+and the metrics as means over tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.algorithms import Recipe, loss_for
-from marl_llm.models import constrain_params
+from marl_llm.models import LoraConfig, attach, constrain_params
 from marl_llm.training.mesh import largest, summed
 from marl_llm.training.policy import Policy, step_policy
 
@@ -47,6 +47,34 @@ def microbatch_size(tokens: int, row_tokens: int, rows: int, multiple: int = 1) 
     shares = -(-rows // multiple)
     cost = lambda size: -(-shares // size) * (size * row_tokens + ADDITION)  # noqa: E731
     return min(range(1, min(max(1, tokens // row_tokens), shares) + 1), key=cost) * multiple
+
+
+def cut(rows, real: Int[Array, ""], size: int) -> tuple[Callable, Int[Array, ""], int]:
+    """Arrays with a common leading axis in micro-batches of `size`: `(part, count, most)` for `accumulate`, where `part(j)` is the j-th.
+
+    The first `real` places hold something. The last micro-batch is filled up with zeros, which must weigh nothing in the loss.
+    """
+    places = jax.tree.leaves(rows)[0].shape[0]
+    most = -(-places // size)
+    rows = jax.tree.map(lambda x: jnp.pad(x, [(0, most * size - places)] + [(0, 0)] * (x.ndim - 1)), rows)
+    part = lambda j: jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, j * size, size), rows)  # noqa: E731
+    return part, (real + size - 1) // size, most
+
+
+def whole(params: dict, base: dict | None, lora: LoraConfig | None) -> dict:
+    """The parameters to score with: a policy's own, or with `lora` the frozen `base` that carries the policy's adapters."""
+    return params if lora is None else attach(base, params, lora)
+
+
+def check_base(base: dict | None, lora: LoraConfig | None) -> None:
+    """Raises `ValueError` unless a base is given exactly where adapters are trained."""
+    if (base is None) != (lora is None):
+        raise ValueError("lora= trains adapters on a frozen base: pass base= to the update, and only then")
+
+
+def _pinned(tree):
+    """`constrain_params` of parameters or adapters: the table of logical axes knows adapters by a 'lora' in their path."""
+    return constrain_params({"lora": tree})["lora"]
 
 
 def policy_loss(
@@ -88,11 +116,11 @@ def accumulate(loss: Callable, params: dict, count: Int[Array, ""] | int, most: 
         (_, sums), more = differentiate(params, j)
         gap = jnp.maximum(kept.gap, sums.gap)  # NaN stays NaN, so that it alarms
         kept = jax.tree.map(jnp.add, kept, sums)._replace(gap=gap)
-        return kept, constrain_params(jax.tree.map(jnp.add, gradient, more))
+        return kept, _pinned(jax.tree.map(jnp.add, gradient, more))
 
     (_, sums), gradient = jax.eval_shape(differentiate, params, jnp.int32(0))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (sums, gradient))
-    return jax.lax.fori_loop(0, count, add, (zero[0], constrain_params(zero[1])))
+    return jax.lax.fori_loop(0, count, add, (zero[0], _pinned(zero[1])))
 
 
 def exact_step(
@@ -115,7 +143,7 @@ def exact_step(
     sums, gradient = accumulate(loss, policy.params, count, most)
     total, n, parts, gradient = summed((sums.total, sums.count, sums.parts, gradient), axis)
     n = jnp.maximum(n * dilution, 1e-9)
-    gradient = constrain_params(jax.tree.map(lambda x: x / n, gradient))
+    gradient = _pinned(jax.tree.map(lambda x: x / n, gradient))
     policy, norm = step_policy(policy, gradient, learning_rate, optimizer)
     metrics = {name: s / jnp.maximum(c, 1e-9) for name, (s, c) in parts.items()} | {"loss": total / n, "grad_norm": norm}
-    return constrain_params(policy), metrics, largest(sums.gap, axis)
+    return _pinned(policy), metrics, largest(sums.gap, axis)
