@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from marl_llm.models import TRAIN, LoraConfig, ModelConfig, score_packed
-from marl_llm.models.sharding import ways
 from marl_llm.training.mesh import data_axis, over_data
+from marl_llm.training.packed_update import response_where
 from marl_llm.training.packing import PackedRows, TokenSample, pack
 from marl_llm.training.policy import Policy
 from marl_llm.training.steps import Sums, check_base, cut, exact_step, microbatch_size, whole
@@ -52,12 +52,11 @@ def make_packed_imitation(
     devices = mesh.shape["data"] if axis else 1
 
     def local(policy: Policy, base, rows: PackedRows, learning_rate):
-        size = microbatch_size(microbatch_tokens, rows.tokens.shape[1], rows.tokens.shape[0], ways("batch") if axis is None else 1)
-        part, count, most = cut(rows, jnp.sum(rows.length[:, 0] > 0), size)
+        part, count, most = cut((rows,), microbatch_tokens, axis)
 
         def loss(params, j):
-            some = part(j)
-            where = jnp.arange(some.targets.shape[1]) < jnp.sum(some.length, axis=1, keepdims=True)
+            (some,) = part(j)
+            where = response_where(some)
             total = -jnp.sum(score_packed(config, whole(params, base, lora), *some[:6]).log_probs, where=where)
             return total, Sums(jax.lax.stop_gradient(total), jnp.sum(where, dtype=jnp.float32), {}, jnp.float32(0))
 

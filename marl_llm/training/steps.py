@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.algorithms import Recipe, loss_for
 from marl_llm.models import LoraConfig, attach, constrain_params
+from marl_llm.models.sharding import ways
 from marl_llm.training.mesh import largest, summed
 from marl_llm.training.policy import Policy, step_policy
 
@@ -49,16 +50,20 @@ def microbatch_size(tokens: int, row_tokens: int, rows: int, multiple: int = 1) 
     return min(range(1, min(max(1, tokens // row_tokens), shares) + 1), key=cost) * multiple
 
 
-def cut(rows, real: Int[Array, ""], size: int) -> tuple[Callable, Int[Array, ""], int]:
-    """Arrays with a common leading axis in micro-batches of `size`: `(part, count, most)` for `accumulate`, where `part(j)` is the j-th.
+def cut(arrays: tuple, tokens: int, axis: str | None) -> tuple[Callable, Int[Array, ""], int]:
+    """Packed rows, and arrays that go with them row by row, in micro-batches: `(part, count, most)` for `accumulate`.
 
-    The first `real` places hold something. The last micro-batch is filled up with zeros, which must weigh nothing in the loss.
+    Args:
+      arrays: `PackedRows` first, those that hold something before those that do not.
+      tokens: per device, see `microbatch_size`. axis: see `marl_llm.training.mesh`.
+    `part(j)` is the j-th micro-batch of all arrays; the last one is filled up with zeros, which must weigh nothing.
     """
-    places = jax.tree.leaves(rows)[0].shape[0]
+    places, length = arrays[0].tokens.shape
+    size = microbatch_size(tokens, length, places, ways("batch") if axis is None else 1)
     most = -(-places // size)
-    rows = jax.tree.map(lambda x: jnp.pad(x, [(0, most * size - places)] + [(0, 0)] * (x.ndim - 1)), rows)
-    part = lambda j: jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, j * size, size), rows)  # noqa: E731
-    return part, (real + size - 1) // size, most
+    padded = jax.tree.map(lambda x: jnp.pad(x, [(0, most * size - places)] + [(0, 0)] * (x.ndim - 1)), arrays)
+    part = lambda j: jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, j * size, size), padded)  # noqa: E731
+    return part, (jnp.sum(arrays[0].length[:, 0] > 0) + size - 1) // size, most
 
 
 def whole(params: dict, base: dict | None, lora: LoraConfig | None) -> dict:
@@ -82,7 +87,7 @@ def policy_loss(
     log_probs: Float[Array, "S R"],
     entropy: Float[Array, "S R"],
     sampled_log_probs: Float[Array, "S R"],
-    advantages: Float[Array, "S"],
+    advantages: Float[Array, "S"] | Float[Array, "S R"],
     where: Bool[Array, "S R"],
     reference_log_probs: Float[Array, "S R"] | None,
 ) -> tuple[Float[Array, ""], Sums]:

@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from test_packed_update import make_samples, padded, unrolled
 from test_update import CONFIG, SGD, assert_close, assert_same, params
@@ -25,9 +24,7 @@ def adapters():
 
 @functools.cache
 def imitation_for(lora=None, devices=1, row_tokens=32, microbatch_tokens=0):
-    return make_packed_imitation(
-        CONFIG, SGD, make_mesh(devices), row_tokens=row_tokens, microbatch_tokens=microbatch_tokens, lora=lora
-    )
+    return make_packed_imitation(CONFIG, SGD, make_mesh(devices), row_tokens=row_tokens, microbatch_tokens=microbatch_tokens, lora=lora)
 
 
 def pairs():
