@@ -34,6 +34,7 @@ from marl_llm.workflows.parsers import code_block, json_object, plain, short_tex
 from marl_llm.workflows.roles import FormatError, Role, RoleTool, WorkflowError, numbered
 from marl_llm.workflows.speech import PlainText, Speech
 from marl_llm.workflows.trajectory import Episode, RoleCall, Task, ToolUse, Trajectory
+from marl_llm.workflows.world import World
 
 __all__ = [
     "FormatError", "Role", "RoleTool", "ToolRefusal", "WorkflowError", "numbered",
@@ -42,5 +43,5 @@ __all__ = [
     "to_mermaid", "to_svg",
     "Assignment", "Outside", "Policy", "Schedule", "Scripted", "Turn", "alternate", "assignment_from", "separate", "shared",
     "Controller", "PlainText", "Rollout", "RolloutError", "Speech", "Task",
-    "Episode", "RoleCall", "ToolUse", "Trajectory",
+    "Episode", "RoleCall", "ToolUse", "Trajectory", "World",
 ]  # fmt: skip

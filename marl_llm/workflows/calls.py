@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_llm.sampling.requests import Request, RequestError
+from marl_llm.sampling.requests import Request, RequestError, Settings
 from marl_llm.text import Message, ToolCall
 from marl_llm.tools.results import FailureKind, ToolResult
 from marl_llm.workflows.assignment import Assignment, Outside, Scripted, Turn
@@ -29,7 +29,7 @@ class Speaker:
     """Carries out role calls and tool calls for a controller, which owns the threads.
 
     Args:
-      base: K_max of the forks, for the numbering of ways.
+      settings: how tokens are drawn, in place of the roles' own.
     """
 
     def __init__(
@@ -39,23 +39,24 @@ class Speaker:
         generator: Any,
         speech: Mapping[str, Speech],
         pool: concurrent.futures.Executor,
-        base: int,
+        settings: Settings | None = None,
     ):
         self._workflow, self._assignment, self._generator = workflow, assignment, generator
-        self._speech, self._pool, self._base = speech, pool, base
+        self._speech, self._pool, self._settings = speech, pool, settings
         self._policy_stops = {model: tuple(one.stop_ids) for model, one in speech.items()}
 
     async def speak(
-        self, node: Call, place: int, state: State, task: Task, identity: tuple[int, int, int], choice: int, branches: int
+        self, node: Call, place: int, state: State, task: Task, identity: tuple[int, int, int], choice: int, asked: int
     ) -> tuple[tuple[Event, ...], State]:
         """One response of a role, or several with the tools that it calls in between; the events, and the state after them.
+
+        Args:
+          choice: which of the candidates for its prompt this is. asked: the way on which all of them were asked; `state.way` is this one's.
 
         Raises `PlayFailure` or `WorkflowError`.
         """
         step, play, plays = identity
-        role, group = node.role, f"{place}:{state.way * plays + play}"
-        if branches > 1:
-            state = state._replace(way=state.way * (self._base + 1) + choice + 1)
+        role, group = node.role, f"{place}:{asked * plays + play}"
         branch = state.way * plays + play
         if branch >= 2**31:
             raise WorkflowError(f"node {node.name!r}: branch {branch} is beyond 2**31; fork fewer times, or play fewer instances")
@@ -110,7 +111,7 @@ class Speaker:
         return dict(text=text, tokens=tokens, log_probs=None, sampled_log_probs=None, finish="stop", version=0)
 
     async def _from_outside(self, node: Call, player: Outside, messages: list[Message], branch: int) -> dict[str, Any]:
-        settings = node.role.settings
+        settings = self._settings or node.role.settings
         options = dict(max_tokens=node.role.max_tokens, temperature=settings.temperature, top_p=settings.top_p)
         options |= dict(stop=node.role.stop or None) | dict(player.options)
         plain = [{"role": message.role, "content": message.content} for message in messages]
@@ -123,9 +124,8 @@ class Speaker:
 
     async def _from_policy(self, node: Call, model: str, prompt_ids: tuple[int, ...], seed: tuple[int, ...]) -> dict[str, Any]:
         role = node.role
-        request = Request(
-            prompt_ids, seed, role.max_tokens, model, role.settings, self._policy_stops[model], role.stop, float(role.timeout_s)
-        )
+        settings, stops = self._settings or role.settings, self._policy_stops[model]
+        request = Request(prompt_ids, seed, role.max_tokens, model, settings, stops, role.stop, float(role.timeout_s))
         try:
             done = await self._within(node.name, role.timeout_s, self._generator.generate(request))
         except RequestError as error:

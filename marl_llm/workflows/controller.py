@@ -18,20 +18,19 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from marl_llm.sampling.requests import Generator
+from marl_llm.sampling.requests import Generator, Settings
 from marl_llm.tools.results import FailureKind
 from marl_llm.workflows.assignment import Assignment, Policy
 from marl_llm.workflows.calls import Speaker
 from marl_llm.workflows.failures import PlayFailure, RolloutError
-from marl_llm.workflows.graph import Call, Choose, Each, Node, Repeat, Stop, Together, Tool, Workflow, walk
-from marl_llm.workflows.graph import Sequence as InOrder
+from marl_llm.workflows.graph import Call, Each, Together, Workflow, walk
+from marl_llm.workflows.play import PICKS, Forks, Play, run_all
 from marl_llm.workflows.roles import WorkflowError
 from marl_llm.workflows.speech import Speech
-from marl_llm.workflows.state import Round, State, Todo, merge, push
-from marl_llm.workflows.trajectory import Episode, Event, Failure, Task, Trajectory
+from marl_llm.workflows.trajectory import Episode, Failure, Task, Trajectory
 
 MAX_NUMBER = 2**31  # seeds are made of numbers below it
 
@@ -46,6 +45,7 @@ class Rollout:
     plays: int
     episodes: tuple[Episode, ...]
     seconds: float
+    pick: str | None = None  # which way of a fork forked again; see `Controller`
 
     def __repr__(self) -> str:
         return f"Rollout({self.workflow.name}, step {self.step}: {len(self.episodes)} episodes, {sum(e.void for e in self.episodes)} void)"
@@ -64,10 +64,15 @@ class Controller:
       generator: whoever answers requests for the assignment's policies (`marl_llm.sampling.Generator`); None if there is no policy.
       speech: how models read and write: one for all, or by model. Scripted players may have one too, for imitation data.
       branching: role -> K: its prompt gets K responses and the play goes on from each (tree sampling); its call must not run beside others.
+      pick: which of the K ways forks again at later calls: None, all of them (K to the power of the calls); "first", "random", or "greedy",
+        the one whose candidate was paid most (AT-GRPO, Algorithm 1). The others are played to their ends without further forks, because
+        what a candidate is worth may show only then.
+      alpha: weight of team rewards beside local ones when "greedy" picks.
       attempts: how often an instance is played before it is void.
       timeout_s: of one attempt at one instance; None: only the nodes' deadlines count.
       concurrency: most instances under way; the others wait in order.
       threads: for plain tool functions. A call waits for a free one, within its deadline.
+      settings: how tokens are drawn, in place of the roles' own, e.g. `Settings(temperature=0)` for a greedy evaluation.
 
     Raises:
       WorkflowError: an unassigned role, a policy without speech, a role that branches where it cannot.
@@ -84,6 +89,9 @@ class Controller:
         timeout_s: float | int | None = None,
         concurrency: int = 1024,
         threads: int = 32,
+        settings: Settings | None = None,
+        pick: str | None = None,
+        alpha: float | int = 1.0,
     ):
         assignment.check(workflow)
         if attempts < 1 or concurrency < 1 or threads < 1 or (timeout_s is not None and timeout_s <= 0):
@@ -95,10 +103,13 @@ class Controller:
             if isinstance(assignment.model(role), Policy) and (generator is None or model not in self._speech):
                 lacks = "a generator" if generator is None else "an entry in speech"
                 raise WorkflowError(f"the role {role!r} is played by the policy {model!r}, which needs {lacks}")
-        self._branching = _checked_branching(workflow, branching or {})
+        if pick not in (None, *PICKS):
+            raise WorkflowError(f"pick={pick!r} is unknown; choose None or one of {', '.join(PICKS)}")
+        self._forks = Forks(_checked_branching(workflow, branching or {}), pick, alpha)
+        self.settings = settings
         self._attempts, self._timeout_s, self._concurrency = attempts, timeout_s, concurrency
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="workflow-tool")
-        self.speaker = Speaker(workflow, assignment, generator, self._speech, self._pool, max(self._branching.values(), default=1))
+        self.speaker = Speaker(workflow, assignment, generator, self._speech, self._pool, settings)
 
     def close(self) -> None:
         """Lets the threads go; calls under way finish unheard."""
@@ -148,13 +159,13 @@ class Controller:
                 f"all {len(episodes)} plays of workflow {self.workflow.name!r} failed; the first at node {failure.node!r}: "
                 f"{failure.kind}: {failure.message}"
             )
-        return Rollout(self.workflow, self.assignment, step, plays, tuple(episodes), time.perf_counter() - start)
+        return Rollout(self.workflow, self.assignment, step, plays, tuple(episodes), time.perf_counter() - start, self._forks.pick)
 
     async def episode(self, task: Task, step: int, play: int, plays: int) -> Episode:
         """One play of one task, tried again after a failure; void if every attempt failed."""
         start, failures = time.perf_counter(), []
         for attempt in range(1, self._attempts + 1):
-            one = _Play(self, task, (step, play, plays))
+            one = Play(self.workflow, self.speaker, self._forks, task, (step, play, plays))
             try:
                 async with asyncio.timeout(self._timeout_s):
                     ways = await one.run()
@@ -169,129 +180,6 @@ class Controller:
                 return Episode(task, step, play, ways, tuple(failures), attempt, (), time.perf_counter() - start)
         remains = tuple(sorted(one.log, key=lambda event: (event.place, event.branch)))
         return Episode(task, step, play, (), tuple(failures), attempt, remains, time.perf_counter() - start)
-
-
-class _Play:
-    """One attempt at one instance. `log` holds what it did, `now` names the node that began last."""
-
-    def __init__(self, controller: Controller, task: Task, identity: tuple[int, int, int]):
-        self.workflow, self.speaker = controller.workflow, controller.speaker
-        self.branching = controller._branching
-        self.task, self.identity = task, identity
-        self.log: list[Event] = []
-        self.now = "start"
-
-    async def run(self) -> tuple[Trajectory, ...]:
-        fields = {**self.workflow.start, **self.task.fields, **self.task.hidden}
-        ways = await self.drive(State(fields, todo=push(None, self.workflow.body, 0)))
-        _, play, plays = self.identity
-        return tuple(Trajectory(self.task, s.events, s.fields, s.turn + 1, s.way * plays + play) for s in ways)
-
-    async def drive(self, state: State) -> list[State]:
-        """Carries out what is to do until nothing is; one state comes back, or one per way after a fork."""
-        while state.todo is not None:
-            node, base, rest = state.todo
-            state = state._replace(todo=rest)
-            if isinstance(node, Call):
-                self.now = node.name
-                ways = await self._speak(node, base, state)
-                if len(ways) > 1:
-                    done = await run_all([self.drive(way) for way in ways])
-                    return [leaf for leaves in done for leaf in leaves]
-                state = ways[0]
-            elif isinstance(node, Tool):
-                self.now = node.name
-                used = await self.speaker.use(node, base, state, self.identity)
-                self.log.append(used)
-                state = state.after(used)
-            elif isinstance(node, InOrder):
-                state = state._replace(todo=push_parts(rest, node.parts, base))
-            elif isinstance(node, Repeat | Round):
-                state = self._loop(node, base, state)
-            elif isinstance(node, Choose):
-                state = self._choose(node, base, state)
-            elif isinstance(node, Stop):
-                while rest is not None and not isinstance(rest[0], Round):
-                    rest = rest[2]
-                state = state._replace(todo=None if rest is None else rest[2])
-            else:
-                state = await self._beside(node, base, state)
-        return [state]
-
-    async def _speak(self, node: Call, base: int, state: State) -> list[State]:
-        """The states after a role spoke: one, or K where it branches."""
-        branches = self.branching.get(node.role.name, 1)
-        talks = [self.speaker.speak(node, base, state, self.task, self.identity, choice, branches) for choice in range(branches)]
-        ways = await run_all(talks)
-        for events, _ in ways:
-            self.log += events
-        return [after for _, after in ways]
-
-    def _loop(self, node: Repeat | Round, base: int, state: State) -> State:
-        """Begins the loop's next round, or leaves it."""
-        loop, number = (node, 0) if isinstance(node, Repeat) else (node.loop, node.number)
-        if number == loop.at_most or (number and loop.until and self._ask(loop.until, loop.reads, state, loop.name)):
-            return state
-        if state.spoken:
-            state = state._replace(turn=state.turn + 1, spoken=False)
-        todo: Todo = (Round(loop, number + 1), base, state.todo)
-        return state._replace(todo=push(todo, loop.body, base + number * loop.body.size))
-
-    def _choose(self, node: Choose, base: int, state: State) -> State:
-        key = self._ask(node.by, node.reads, state, node.name)
-        if key not in node.cases:
-            raise WorkflowError(f"choice {node.name!r} returned {key!r}, which is none of its cases: {', '.join(map(repr, node.cases))}")
-        for case, part in node.cases.items():
-            if case == key:
-                return state._replace(todo=push(state.todo, part, base))
-            base += part.size
-        raise AssertionError("a key of the cases is found among them")
-
-    async def _beside(self, node: Together | Each, base: int, state: State) -> State:
-        """What runs at the same time: each part on a state of its own; then their fields and events are brought together."""
-        if isinstance(node, Together):
-            bases = [base + sum(part.size for part in node.parts[:i]) for i in range(len(node.parts))]
-            children = [state.child(push(None, part, start)) for part, start in zip(node.parts, bases)]
-        else:
-            items = state.fields[node.over]
-            if isinstance(items, str) or not isinstance(items, Sequence):
-                raise WorkflowError(
-                    f"each {node.item} in {node.over}: the field holds {type(items).__name__}; it must be a list or a tuple"
-                )
-            children = [
-                state.child(push(None, node.body, base + i * node.body.size), i, {node.item: item})
-                for i, item in enumerate(items[: node.at_most])
-            ]
-        ends = await run_all([self.drive(child) for child in children])
-        return merge(node, state, [end for (end,) in ends])
-
-    def _ask(self, condition: Any, reads: tuple[str, ...], state: State, name: str) -> Any:
-        try:
-            return condition(*(state.fields[field] for field in reads))
-        except Exception as error:
-            raise WorkflowError(f"the condition {name!r} raised {type(error).__name__}: {error}") from error
-
-
-def push_parts(todo: Todo, parts: Sequence[Node], base: int) -> Todo:
-    """Puts parts before what is to do, each with its own place."""
-    end = base + sum(part.size for part in parts)
-    for part in reversed(parts):
-        end -= part.size
-        todo = push(todo, part, end)
-    return todo
-
-
-async def run_all(jobs: list[Coroutine]) -> list[Any]:
-    """Results in order. The first error cancels the others; one of the program outweighs one of the infrastructure."""
-    if len(jobs) == 1:
-        return [await jobs[0]]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(job) for job in jobs]
-    except BaseExceptionGroup as several:
-        errors = sorted(several.exceptions, key=lambda error: isinstance(error, PlayFailure))
-        raise errors[0] from None
-    return [task.result() for task in tasks]
 
 
 def _check_tasks(workflow: Workflow, tasks: list[Task]) -> None:

@@ -77,12 +77,14 @@ def replay(
     speech: Speech | Mapping[str, Speech],
     plays: int = 1,
     branching: Mapping[str, int] | None = None,
+    pick: str | None = None,
+    alpha: float | int = 1.0,
 ) -> Episode:
     """Plays an episode again and returns it.
 
     Args:
       episode: as played, or from `storage.from_json`.
-      plays, branching: of its rollout, which the numbers of branches depend on.
+      plays, branching, pick, alpha: of its rollout, which the numbers of branches depend on.
       workflow, assignment, speech: as when it was played. Roles of scripts and outside models cannot be replayed, because they are asked by
         text; nor can tools that a role calls within its response.
 
@@ -97,7 +99,8 @@ def replay(
         raise ReplayError(f"{strange[0].id} was spoken by {strange[0].model!r}, which is no policy: its answers were not asked for by ids")
     if tooled := [name for name, role in workflow.roles.items() if role.tools]:
         raise ReplayError(f"role {tooled[0]!r} calls tools within its response; such episodes cannot be replayed")
-    with Controller(workflow, assignment, _Recorded({call.seed: call for call in calls}), speech, branching, attempts=1) as controller:
+    recorded = _Recorded({call.seed: call for call in calls})
+    with Controller(workflow, assignment, recorded, speech, branching, attempts=1, pick=pick, alpha=alpha) as controller:
         controller.speaker = _RecordedTools(controller.speaker, {event.id: event for event in events if isinstance(event, ToolUse)})
         found = asyncio.run(controller.episode(episode.task, episode.step, episode.play, plays))
     if found.void:

@@ -5,7 +5,8 @@ The host's form of the table that device games make in fixed shapes: rows of any
 **Identity.** `instance` is the task, `trajectory` one way through one play of it, `agent` the role, `turn` the loop's round. `env` is the
 state that was asked: rows share it exactly if they are candidates for the same prompt at the same place of the same play, so that AT-GRPO's
 group (env, agent, turn) is fair by construction (law 3). A call that lies on several ways (before a fork) is one row, paid the mean of
-what it earned on them, in the trajectory of the first.
+what it earned on them, in the trajectory of the first. Where one way was picked to fork again, it is paid what it earned on the first
+alone: the later ones begin at candidates that were chosen for their pay.
 
 **What counts.** `where` is False for calls of void plays, of players that do not train at this step, and without tokens. Such rows stay in
 the table and are counted; they take no part in any statistic of the update.
@@ -165,7 +166,8 @@ def _rows(rollout: Rollout, episode: Episode, trains: set[str]) -> list[dict[str
             excluded = "not trained"
         elif not call.tokens.size or call.log_probs is None or not call.prompt_ids:
             excluded = "no tokens"
-        mean = _mean(paid.get(call.id, [Earned()]))
+        pays = paid.get(call.id, [Earned()])
+        mean = _mean(pays[:1] if rollout.pick else pays)
         rows.append(
             dict(
                 call=call,

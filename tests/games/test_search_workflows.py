@@ -138,7 +138,7 @@ def test_a_random_relation_leaves_something_to_learn(world):
     facts, index = world
     with scripted(mini_parallel_retrieval(retrieve_pages(index)), fact_player(noise=0.2, random_relation=True)) as controller:
         rollout = controller.play([facts.task(n) for n in range(80)])
-    assert 0.5 < np.mean(team_metrics(rollout)["f1"]) < 0.95  # the answerer's script knows the answer; noise is what is lost
+    assert 0.2 < np.mean(team_metrics(rollout)["f1"]) < 0.6  # what the wrong page does not tell, the answerer does not say
     shares = rollout_metrics(rollout, sample_table(rollout, training=()))
     assert 0.6 < shares["role/decompose/legal_share"] < 0.95
 

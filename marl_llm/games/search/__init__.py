@@ -1,7 +1,7 @@
 """Questions answered by searching: workflows A, B and C of UnityMAS-O, their data, and a small generated world to train them in."""
 
 from marl_llm.games.search.data import check_disjoint, load_questions
-from marl_llm.games.search.facts import FactWorld, fact_speech, fact_tokenizer, name_split, retrieve_pages
+from marl_llm.games.search.facts import FactBase, FactWorld, fact_speech, fact_tokenizer, name_split, retrieve_pages
 from marl_llm.games.search.m_ask import M_ASK, M_ASK_MODELS, UNITYMAS, MAskOptions, iterative_search, m_ask_roles
 from marl_llm.games.search.mini import (
     fact_player,
@@ -27,6 +27,6 @@ __all__ = [
     "retrieve_with", "shared_f1",
     "M_ASK", "M_ASK_MODELS", "UNITYMAS", "MAskOptions", "iterative_search", "m_ask_roles",
     "check_disjoint", "load_questions",
-    "FactWorld", "fact_player", "fact_speech", "fact_tokenizer", "mini_iterative_search", "mini_parallel_retrieval",
+    "FactBase", "FactWorld", "fact_player", "fact_speech", "fact_tokenizer", "mini_iterative_search", "mini_parallel_retrieval",
     "mini_retrieve_extract_answer", "mini_roles", "name_split", "retrieve_pages",
 ]  # fmt: skip

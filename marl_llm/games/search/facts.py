@@ -15,6 +15,7 @@ import hashlib
 import pathlib
 import random
 import re
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -120,7 +121,7 @@ class FactWorld:
         return [one.page for group in self.facts for one in group]
 
     def task(self, number: int) -> Task:
-        """A question. Hidden: `answers`, the `queries` that find what is needed, and the `kind`."""
+        """A question. Hidden: `answers`, the `queries` that find what is needed, the `kind`, and the `world`."""
         rng = random.Random(f"question {self.split} {self.seed} {number}")
         films, people = self.facts
         kind = rng.choice(KINDS)
@@ -153,7 +154,8 @@ class FactWorld:
                 (f"{film.name} year", f"{other_film.name} year"),
             ),
         }[kind]
-        return Task(number, {"question": question}, {"answers": (answer,), "queries_gold": queries, "kind": kind}, self.split)
+        secret = {"answers": (answer,), "queries_gold": queries, "kind": kind, "world": f"{self.split} {self.seed}"}
+        return Task(number, {"question": question}, secret, self.split)
 
     def build_index(self, folder: str | pathlib.Path) -> Any:
         """A `BM25Index` of the pages in a new folder."""
@@ -163,7 +165,54 @@ class FactWorld:
         return build_bm25(passages, folder, stopwords=None)
 
 
-HIDDEN = ("answers", "queries_gold", "kind")
+HIDDEN = ("answers", "queries_gold", "kind", "world")
+
+
+class FactBase:
+    """Many fact worlds of every split with a BM25 index each, and the retrieval tool over all of them; a task names its world.
+
+    Args:
+      worlds: of the training split; held-out splits have a quarter of it, at least one.
+      seed: of the facts.
+      top_k: pages per query.
+      folder: where the indices go; by default a temporary directory that goes with `close`.
+
+    Raises:
+      ValueError: `worlds` or `top_k` is below 1.
+    """
+
+    def __init__(self, worlds: int = 32, seed: int = 0, top_k: int = 1, folder: str | pathlib.Path | None = None):
+        if worlds < 1 or top_k < 1:
+            raise ValueError(f"worlds={worlds} and top_k={top_k} must be at least 1")
+        self._own = tempfile.TemporaryDirectory(prefix="facts-") if folder is None else None
+        folder = pathlib.Path(self._own.name if self._own else folder)
+        sizes = {split: worlds if split == "train" else -(-worlds // 4) for split in SHARES}
+        self.worlds = {split: [FactWorld(split, seed + number) for number in range(size)] for split, size in sizes.items()}
+        self._indices = {
+            f"{split} {number}": one.build_index(folder / f"{split}-{number}")
+            for split, group in self.worlds.items()
+            for number, one in enumerate(group)
+        }
+        self._top_k = top_k
+
+    def tasks(self, split: str, first: int, count: int) -> list[Task]:
+        """Questions `first ... first + count`, dealt over the worlds of the split; hidden `world` says which."""
+        group = self.worlds[split]
+        found = []
+        for number in range(first, first + count):
+            task = group[number % len(group)].task(number)
+            found.append(dataclasses.replace(task, hidden={**task.hidden, "world": f"{split} {number % len(group)}"}))
+        return found
+
+    async def retrieve(self, query: str, world: str) -> ToolResult:
+        """The retrieval tool: pages of a task's own world."""
+        return await retrieve_pages(self._indices[world], self._top_k)(query)
+
+    def close(self) -> None:
+        """Removes the indices that were built in a directory of their own."""
+        self._indices.clear()
+        if self._own is not None:
+            self._own.cleanup()
 
 
 def joined(text: str) -> str:

@@ -13,6 +13,7 @@ from marl_llm.games.search.facts import HIDDEN, JOBS, NAME, PAGE_WORDS, QUESTION
 from marl_llm.games.search.m_ask import UNITYMAS, MAskOptions, iterative_search
 from marl_llm.games.search.teams import parallel_retrieval, retrieve_extract_answer
 from marl_llm.workflows import FormatError, Role, Turn, Workflow, plain
+from marl_llm.workflows.roles import Fields
 
 MAX_QUERIES = 2
 RELATIONS = ("director", "year", "studio", "born", "job", "made")
@@ -55,7 +56,14 @@ def mini_roles() -> dict[str, Role]:
         "evidence": role("evidence", "ask {question} for {query} see {passages} evidence:", "evidence", 12, **shown),
         "answer": role("answer", "ask {question} see {passages} answer:", "answer", 3, **shown),
         "answer_evidence": role("answer", "ask {question} know {evidences} answer:", "answer", 3, show={"evidences": pages}),
-        "plan": Role("plan", "ask {question} answer:", parse=_read_plan, writes={"knowledge": "nothing", "plan_answer": ""}, max_tokens=4),
+        "plan": Role(
+            "plan",
+            "ask {question} answer:",
+            parse=_read_plan,
+            writes={"knowledge": "nothing", "plan_answer": ""},
+            max_tokens=4,
+            max_prompt=16,
+        ),
         "search": Role(
             "search",
             "ask {question} know {knowledge} next:",
@@ -123,14 +131,32 @@ def fact_player(noise: float = 0.0, random_relation: bool = False) -> Callable[[
             return " | ".join(filter(None, (_relevant(query, fields["passages"]) for query in queries))) or "nothing"
         if name == "update":
             return fields["evidence"]
-        return "nothing" if turn.node == "answer_0" else fields["answers"][0]
+        if turn.node == "answer_0":
+            return "nothing"
+        return fields["answers"][0] if _answerable(fields) else "nothing"
 
     return play
 
 
+def _answerable(fields: Fields) -> bool:
+    """Whether what an answerer reads tells the answer: every gold query's name and relation stand in one page or piece of evidence.
+
+    A teacher that answers without having read it would teach to guess.
+    """
+    known = fields.get("passages") or fields.get("evidences") or fields.get("knowledge") or ()
+    known = known.split(" | ") if isinstance(known, str) else known
+    told = lambda name, relation: any(name in piece and relation in piece.split() for piece in known)  # noqa: E731
+    return all(told(*_parts(query)) for query in fields["queries_gold"])
+
+
+def _parts(query: str) -> tuple[str, str]:
+    name, relation = query.rsplit(" ", 1)
+    return name, relation
+
+
 def _relevant(query: str, found: Sequence[str]) -> str:
     """The name that a query asks about, and the relation with its value, from the first page that has both."""
-    name, relation = query.rsplit(" ", 1)
+    name, relation = _parts(query)
     for page in found:
         words = page.split()
         if relation in words and name in page:

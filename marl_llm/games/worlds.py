@@ -1,0 +1,148 @@
+"""Worlds by name: what `experiments.train` trains a team in. Small generated ones, and the data sets of the papers.
+
+| name | workflow | tasks |
+|---|---|---|
+| `fact_parallel`, `fact_extract`, `fact_iterative` | A, B, C in the small world of facts | generated |
+| `functions` | D in the small world of functions | generated |
+| `question_parallel`, `question_extract`, `question_iterative` | A, B, C with prompts for general models | NQ, HotpotQA: parquet or jsonl |
+| `problems` | D with prompts for general models | DeepCoder's mix: parquet or jsonl |
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from marl_llm.games import coding, search
+from marl_llm.games.coding.functions import SHARES as FUNCTION_SHARES
+from marl_llm.games.coding.team import ROUNDS
+from marl_llm.workflows import Task, WorkflowError, World
+
+HOLD_OUT = 1000  # rows at the end of a training file that are for validation
+
+
+def make_world(name: str, **options: Any) -> World:
+    """The world of that name with its options. Raises `ValueError` listing the worlds, or the world's options."""
+    if name not in WORLDS:
+        raise ValueError(f"unknown world {name!r}; the worlds are {', '.join(WORLDS)}")
+    known = world_options(name)
+    for option in options:
+        if option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else "."
+            raise ValueError(f"{name} has no option {option!r}{hint} Its options are {', '.join(known)}")
+    return WORLDS[name](**options)
+
+
+def world_options(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a world, with their types and defaults."""
+    return dict(inspect.signature(WORLDS[name]).parameters)
+
+
+def _fact_world(build: Callable[..., Any], worlds: int, facts_seed: int, top_k: int, noise: float, random_relation: bool) -> World:
+    facts = search.FactBase(worlds, facts_seed, top_k)
+    script = search.fact_player(noise, random_relation)
+    return World(build(facts.retrieve), facts.tasks, "f1", search.fact_speech(), script, facts.close)
+
+
+def fact_parallel(worlds: int = 64, facts_seed: int = 0, top_k: int = 1, noise: float = 0.1, random_relation: bool = True) -> World:
+    """Workflow A on generated facts. `noise` and `random_relation` are those of the scripted player, `worlds` of the training split."""
+    return _fact_world(search.mini_parallel_retrieval, worlds, facts_seed, top_k, noise, random_relation)
+
+
+def fact_extract(worlds: int = 64, facts_seed: int = 0, top_k: int = 1, noise: float = 0.1, random_relation: bool = True) -> World:
+    """Workflow B on generated facts; options as `fact_parallel`."""
+    return _fact_world(search.mini_retrieve_extract_answer, worlds, facts_seed, top_k, noise, random_relation)
+
+
+def fact_iterative(worlds: int = 64, facts_seed: int = 0, top_k: int = 1, noise: float = 0.1, random_relation: bool = True) -> World:
+    """Workflow C on generated facts; options as `fact_parallel`."""
+    return _fact_world(search.mini_iterative_search, worlds, facts_seed, top_k, noise, random_relation)
+
+
+def functions(functions_seed: int = 0, noise: float = 0.1, rounds: int = ROUNDS, blank: str = "") -> World:
+    """Workflow D on generated functions, judged in the real sandbox.
+
+    Args:
+      noise: of the scripted player.
+      rounds: most rounds.
+      blank: ablations, `role.field` with commas between, e.g. `planner.advice`: the role never sees the field.
+    """
+    roles = coding.mini_coding_roles()
+    for pair in filter(None, (part.strip() for part in blank.split(","))):
+        role, _, field = pair.partition(".")
+        if role not in roles:
+            raise ValueError(f"blank={pair!r}: there is no role {role!r}; the roles are {', '.join(roles)}")
+        roles = coding.blank(roles, role, field)
+    workflow = coding.mini_plan_code_verify_reflect(coding.mini_verifier(), roles, rounds)
+
+    def tasks(split: str, first: int, count: int) -> list[Task]:
+        if split not in FUNCTION_SHARES:
+            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(FUNCTION_SHARES)}")
+        return [coding.function_task(split, functions_seed, number) for number in range(first, first + count)]
+
+    return World(workflow, tasks, "all_passed", coding.function_speech(), coding.function_player(noise))
+
+
+def _from_files(train: str, test: str, load: Callable[..., list[Task]], check: bool) -> Callable[[str, int, int], list[Task]]:
+    """Tasks of two files, again and again from the start; the last rows of the training file are the validation split."""
+    if not train or not test:
+        raise ValueError("train and test must name parquet or jsonl files of tasks, e.g. --config.world.train=nq/train.parquet")
+    rows = load(train, "train")
+    kept = max(1, len(rows) - min(HOLD_OUT, len(rows) // 5))
+    parts = {"train": rows[:kept], "validation": rows[kept:] or rows[-1:], "test": load(test, "test")}
+    if check:
+        search.check_disjoint(rows, parts["test"])
+
+    def tasks(split: str, first: int, count: int) -> list[Task]:
+        if split not in parts:
+            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(parts)}")
+        part = parts[split]
+        found = [part[number % len(part)] for number in range(first, first + count)]
+        return [Task(number, one.fields, one.hidden, split) for number, one in enumerate(found, first)]
+
+    return tasks
+
+
+def _question_world(build: Callable[..., Any], train: str, test: str, index: str, top_k: int, **more: Any) -> World:
+    from marl_llm.tools.retriever import RetrieverClient, open_index
+
+    if not index:
+        raise ValueError("index must name a retriever: a directory built by marl_llm.tools.retriever, or the address of its server")
+    tasks = _from_files(train, test, search.load_questions, check=True)
+    retriever = RetrieverClient(index) if "://" in index else open_index(index)
+    return World(build(search.retrieve_with(retriever, top_k), **more), tasks, "f1")
+
+
+def question_parallel(train: str = "", test: str = "", index: str = "", top_k: int = 4) -> World:
+    """Workflow A. Files of questions, and a retriever: the directory of an index or the address of a server."""
+    return _question_world(search.parallel_retrieval, train, test, index, top_k)
+
+
+def question_extract(train: str = "", test: str = "", index: str = "", top_k: int = 4) -> World:
+    """Workflow B; options as `question_parallel`."""
+    return _question_world(search.retrieve_extract_answer, train, test, index, top_k)
+
+
+def question_iterative(train: str = "", test: str = "", index: str = "", top_k: int = 5, release: str = "unitymas") -> World:
+    """Workflow C; options as `question_parallel`. `release` is "unitymas" or "m_ask", whose differences `search.MAskOptions` lists."""
+    releases = {"unitymas": search.UNITYMAS, "m_ask": search.M_ASK}
+    if release not in releases:
+        raise ValueError(f"release={release!r} is unknown; the releases are {', '.join(releases)}")
+    return _question_world(search.iterative_search, train, test, index, top_k, options=releases[release])
+
+
+def problems(train: str = "", test: str = "", rounds: int = ROUNDS) -> World:
+    """Workflow D on programming problems with tests, judged in the sandbox."""
+    tasks = _from_files(train, test, coding.load_problems, check=False)
+    if rounds < 1:
+        raise WorkflowError(f"rounds={rounds} must be at least 1")
+    return World(coding.plan_code_verify_reflect(coding.verifier(), rounds=rounds), tasks, "all_passed")
+
+
+WORLDS: dict[str, Callable[..., World]] = {
+    f.__name__: f
+    for f in (fact_parallel, fact_extract, fact_iterative, functions, question_parallel, question_extract, question_iterative, problems)
+}

@@ -1,0 +1,215 @@
+"""One attempt at one instance: the graph carried out node by node, and the ways that it forks into (tree sampling)."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from marl_llm.workflows.failures import PlayFailure
+from marl_llm.workflows.graph import Call, Choose, Each, Node, Repeat, Stop, Together, Tool, Workflow
+from marl_llm.workflows.graph import Sequence as InOrder
+from marl_llm.workflows.rewards import earned
+from marl_llm.workflows.roles import WorkflowError
+from marl_llm.workflows.state import Round, State, Todo, merge, push
+from marl_llm.workflows.trajectory import Event, Task, Trajectory
+
+PICKS = ("first", "random", "greedy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Forks:
+    """Where a play forks and which way forks again; see `Controller`."""
+
+    branching: Mapping[str, int]
+    pick: str | None = None
+    alpha: float | int = 1.0
+
+    @property
+    def base(self) -> int:
+        """K_max, for the numbering of ways."""
+        return max(self.branching.values(), default=1)
+
+
+class _Fork(NamedTuple):
+    """A call of a role that branches, before anyone has spoken."""
+
+    node: Call
+    place: int
+    state: State
+
+
+class Play:
+    """One attempt at one instance. `log` holds what it did, `now` names the node that began last.
+
+    `speaker` is a `calls.Speaker`, or who stands in for one.
+    """
+
+    def __init__(self, workflow: Workflow, speaker: Any, forks: Forks, task: Task, identity: tuple[int, int, int]):
+        self.workflow, self.speaker, self.forks = workflow, speaker, forks
+        self.task, self.identity = task, identity
+        self.log: list[Event] = []
+        self.now = "start"
+
+    async def run(self) -> tuple[Trajectory, ...]:
+        """All ways to the end. With a pick, the first way through each fork's candidates stands before those that fork later."""
+        fields = {**self.workflow.start, **self.task.fields, **self.task.hidden}
+        start = State(fields, todo=push(None, self.workflow.body, 0))
+        if self.forks.pick is None or not self.forks.branching:
+            return tuple(map(self._trajectory, await self.drive(start)))
+        forks: list[_Fork] = []
+        (trunk,) = await self.drive(start, forks)
+        ways, number = [trunk], 0
+        while number < len(forks):
+            fork, later = forks[number], forks[number + 1 :]
+            others = [self._other(fork, choice) for choice in range(1, self.forks.branching[fork.node.role.name])]
+            found = [(trunk, later), *await run_all(others)]
+            ways += [way for way, _ in found[1:]]
+            trunk, later = found[self._picked(fork, [way for way, _ in found])]
+            forks, number = [*forks[: number + 1], *later], number + 1
+        return tuple(map(self._trajectory, ways))
+
+    async def _other(self, fork: _Fork, choice: int) -> tuple[State, list[_Fork]]:
+        """Another candidate of a fork, played to its end, and the forks that it could have had."""
+        forks: list[_Fork] = []
+        way = fork.place * self.forks.base + choice  # a trunk forks at a place once, so that no two ways have one number
+        after = await self._answered(fork.node, fork.place, fork.state, choice, fork.state._replace(way=way))
+        (end,) = await self.drive(after, forks)
+        return end, forks
+
+    def _picked(self, fork: _Fork, ways: Sequence[State]) -> int:
+        """Which candidate goes on."""
+        if self.forks.pick == "first":
+            return 0
+        if self.forks.pick == "random":
+            return random.Random(repr((*self.identity, self.task.number, fork.place))).randrange(len(ways))
+        paid = []
+        for way in ways:
+            trajectory = self._trajectory(way)
+            call = next(call for call in trajectory.calls if call.place == fork.place)
+            pay = earned(self.workflow, trajectory)[call.id]
+            paid.append(self.forks.alpha * pay.team + pay.local)
+        return paid.index(max(paid))
+
+    def _trajectory(self, state: State) -> Trajectory:
+        _, play, plays = self.identity
+        return Trajectory(self.task, state.events, state.fields, state.turn + 1, state.way * plays + play)
+
+    async def drive(self, state: State, forks: list[_Fork] | None = None) -> list[State]:
+        """Carries out what is to do until nothing is; one state comes back, or one per way after a fork.
+
+        With `forks` it goes one way, and notes there where it could have forked.
+        """
+        while state.todo is not None:
+            node, base, rest = state.todo
+            state = state._replace(todo=rest)
+            if isinstance(node, Call):
+                self.now = node.name
+                branches = self.forks.branching.get(node.role.name, 1)
+                if branches > 1 and forks is not None:
+                    forks.append(_Fork(node, base, state))
+                    branches = 1
+                ways = await self._speak(node, base, state, branches)
+                if len(ways) > 1:
+                    done = await run_all([self.drive(way) for way in ways])
+                    return [leaf for leaves in done for leaf in leaves]
+                state = ways[0]
+            elif isinstance(node, Tool):
+                self.now = node.name
+                used = await self.speaker.use(node, base, state, self.identity)
+                self.log.append(used)
+                state = state.after(used)
+            elif isinstance(node, InOrder):
+                state = state._replace(todo=push_parts(rest, node.parts, base))
+            elif isinstance(node, Repeat | Round):
+                state = self._loop(node, base, state)
+            elif isinstance(node, Choose):
+                state = self._choose(node, base, state)
+            elif isinstance(node, Stop):
+                while rest is not None and not isinstance(rest[0], Round):
+                    rest = rest[2]
+                state = state._replace(todo=None if rest is None else rest[2])
+            else:
+                state = await self._beside(node, base, state)
+        return [state]
+
+    async def _speak(self, node: Call, base: int, state: State, branches: int) -> list[State]:
+        """The states after a role spoke: one, or K where it branches."""
+        starts = [state] * branches
+        if branches > 1:
+            starts = [state._replace(way=state.way * (self.forks.base + 1) + choice + 1) for choice in range(branches)]
+        return await run_all([self._answered(node, base, state, choice, start) for choice, start in enumerate(starts)])
+
+    async def _answered(self, node: Call, base: int, asked: State, choice: int, state: State) -> State:
+        """The state after one candidate of those that `asked`."""
+        events, after = await self.speaker.speak(node, base, state, self.task, self.identity, choice, asked.way)
+        self.log += events
+        return after
+
+    def _loop(self, node: Repeat | Round, base: int, state: State) -> State:
+        """Begins the loop's next round, or leaves it."""
+        loop, number = (node, 0) if isinstance(node, Repeat) else (node.loop, node.number)
+        if number == loop.at_most or (number and loop.until and self._ask(loop.until, loop.reads, state, loop.name)):
+            return state
+        if state.spoken:
+            state = state._replace(turn=state.turn + 1, spoken=False)
+        todo: Todo = (Round(loop, number + 1), base, state.todo)
+        return state._replace(todo=push(todo, loop.body, base + number * loop.body.size))
+
+    def _choose(self, node: Choose, base: int, state: State) -> State:
+        key = self._ask(node.by, node.reads, state, node.name)
+        if key not in node.cases:
+            raise WorkflowError(f"choice {node.name!r} returned {key!r}, which is none of its cases: {', '.join(map(repr, node.cases))}")
+        for case, part in node.cases.items():
+            if case == key:
+                return state._replace(todo=push(state.todo, part, base))
+            base += part.size
+        raise AssertionError("a key of the cases is found among them")
+
+    async def _beside(self, node: Together | Each, base: int, state: State) -> State:
+        """What runs at the same time: each part on a state of its own; then their fields and events are brought together."""
+        if isinstance(node, Together):
+            bases = [base + sum(part.size for part in node.parts[:i]) for i in range(len(node.parts))]
+            children = [state.child(push(None, part, start)) for part, start in zip(node.parts, bases)]
+        else:
+            items = state.fields[node.over]
+            if isinstance(items, str) or not isinstance(items, Sequence):
+                raise WorkflowError(
+                    f"each {node.item} in {node.over}: the field holds {type(items).__name__}; it must be a list or a tuple"
+                )
+            children = [
+                state.child(push(None, node.body, base + i * node.body.size), i, {node.item: item})
+                for i, item in enumerate(items[: node.at_most])
+            ]
+        ends = await run_all([self.drive(child) for child in children])
+        return merge(node, state, [end for (end,) in ends])
+
+    def _ask(self, condition: Any, reads: tuple[str, ...], state: State, name: str) -> Any:
+        try:
+            return condition(*(state.fields[field] for field in reads))
+        except Exception as error:
+            raise WorkflowError(f"the condition {name!r} raised {type(error).__name__}: {error}") from error
+
+
+def push_parts(todo: Todo, parts: Sequence[Node], base: int) -> Todo:
+    """Puts parts before what is to do, each with its own place."""
+    end = base + sum(part.size for part in parts)
+    for part in reversed(parts):
+        end -= part.size
+        todo = push(todo, part, end)
+    return todo
+
+
+async def run_all(jobs: list[Coroutine]) -> list[Any]:
+    """Results in order. The first error cancels the others; one of the program outweighs one of the infrastructure."""
+    if len(jobs) == 1:
+        return [await jobs[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(job) for job in jobs]
+    except BaseExceptionGroup as several:
+        errors = sorted(several.exceptions, key=lambda error: isinstance(error, PlayFailure))
+        raise errors[0] from None
+    return [task.result() for task in tasks]

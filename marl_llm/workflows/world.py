@@ -1,0 +1,55 @@
+"""Worlds: a workflow with everything that it needs to be played again and again. What a trainer is given; it trains nothing itself.
+
+    with make_world("fact_parallel", worlds=32) as world:
+        tasks = world.tasks("train", 0, 32)          # tasks 0 ... 31 of the training split, the same at every call
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from marl_llm.workflows.assignment import Turn
+from marl_llm.workflows.graph import Workflow
+from marl_llm.workflows.roles import WorkflowError
+from marl_llm.workflows.speech import Speech
+from marl_llm.workflows.trajectory import Task
+
+Tasks = Callable[[str, int, int], list[Task]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class World:
+    """A workflow, its tasks and tools, and who can play it without having learned it. A context manager: tools may own processes.
+
+    Attributes:
+      workflow: the team.
+      tasks: (split, first, count) -> tasks `first ... first + count` of "train", "validation" or "test". A pure function; splits share
+        no content (law 12).
+      headline: the metric of the workflow that says how well the team did, in [0, 1].
+      speech: how models that are made for this world read and write; None where models bring their own (a checkpoint's chat format).
+      script: who plays every role in the warm start; None where there is no teacher.
+      close: lets go of what the tools hold.
+
+    Raises:
+      WorkflowError: a headline that the workflow does not measure.
+    """
+
+    workflow: Workflow
+    tasks: Tasks
+    headline: str
+    speech: Speech | None = None
+    script: Callable[[Turn], str] | None = None
+    close: Callable[[], None] = lambda: None
+
+    def __post_init__(self):
+        if self.headline not in self.workflow.metrics:
+            known = ", ".join(self.workflow.metrics) or "none"
+            raise WorkflowError(f"world {self.workflow.name!r}: its headline {self.headline!r} is no metric of the workflow ({known})")
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
