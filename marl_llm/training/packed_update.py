@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, kl
 from marl_llm.models import TRAIN, LoraConfig, ModelConfig, TokenScores, score_packed
@@ -97,7 +97,6 @@ def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int,
 
     def score_all(params, samples: Sequence[TokenSample], chosen: Sequence[int], shape: tuple[int, int]):
         table = np.zeros(shape, np.float32)
-        chosen = [int(i) for i in chosen]
         prompts = families([samples[i] for i in chosen])
         for start in range(0, len(prompts), minibatch):
             some = [chosen[i] for f in prompts[start : start + minibatch] for i in f]
@@ -124,7 +123,7 @@ def make_token_kl(recipe: Recipe, config: ModelConfig, mesh: Mesh, *, row_tokens
     scorer = make_scorer(score, mesh, row_tokens=row_tokens, minibatch=minibatch, microbatch_tokens=microbatch_tokens)
     charge = jax.jit(lambda new, ref, where: kl(new, ref, recipe.kl_kind, where))
 
-    def token_kl(reference, samples: Sequence[TokenSample], chosen: Sequence[int] | Int[np.ndarray, "C"] | None = None):
+    def token_kl(reference, samples: Sequence[TokenSample], chosen: Sequence[int] | None = None):
         if reference is None:
             raise ValueError(f"recipe {recipe.name!r} has kl_coef={recipe.kl_coef}: pass the reference's parameters")
         chosen = range(len(samples)) if chosen is None else chosen
@@ -227,7 +226,7 @@ def make_packed_update(
         check_base(base, lora)
         samples, table = ordered(samples, table)
         if charged and table.kl is None:
-            table = dataclasses.replace(table, kl=np.sum(token_kl(reference, samples, np.flatnonzero(table.where)), axis=1))
+            table = dataclasses.replace(table, kl=np.sum(token_kl(reference, samples, np.flatnonzero(table.where).tolist()), axis=1))
         size, plays = len(samples), np.asarray(plays)
         wide = widened(table, bucket(size, 16))
         advantages, extra, tied = jax.device_get(advise(wide))

@@ -1,15 +1,26 @@
-"""Imitation of host samples, and adapters: the packed steps equal what plain rows say, and a frozen base stays as it is."""
+"""Imitation of host samples, adapters on a frozen base, and a KL charged to rewards: the packed steps equal what plain rows say."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from test_packed_update import make_samples, padded, unrolled
+from test_packed_update import BOTH, make_samples, packed_for, packed_step, padded, plain_step, recipe_of, reference, unrolled
 from test_update import CONFIG, SGD, assert_close, assert_same, params
 
+from marl_llm.algorithms import make_recipe
 from marl_llm.models import LoraConfig, init_adapters, merge
-from marl_llm.training import PackingError, make_mesh, make_packed_imitation, make_policy
+from marl_llm.training import (
+    PackingError,
+    make_critic_update,
+    make_mesh,
+    make_packed_imitation,
+    make_policy,
+    make_token_kl,
+    with_value_head,
+)
 
 LORA = LoraConfig(rank=2, alpha=3.0, targets=("query", "output", "up"))
 ONE = jnp.float32(1.0)
@@ -23,8 +34,9 @@ def adapters():
 
 
 @functools.cache
-def imitation_for(lora=None, devices=1, row_tokens=32, microbatch_tokens=0):
-    return make_packed_imitation(CONFIG, SGD, make_mesh(devices), row_tokens=row_tokens, microbatch_tokens=microbatch_tokens, lora=lora)
+def imitation_for(lora=None, devices=1, fsdp=1, row_tokens=32, microbatch_tokens=0):
+    mesh = make_mesh(devices, fsdp)
+    return make_packed_imitation(CONFIG, SGD, mesh, row_tokens=row_tokens, microbatch_tokens=microbatch_tokens, lora=lora)
 
 
 def pairs():
@@ -65,9 +77,75 @@ def test_imitation_with_adapters_has_the_loss_of_the_merged_model_and_moves_them
     base = jax.tree.map(jnp.copy, params())
     value, _ = plain_imitation()(merge(base, adapters(), LORA))
     of_adapters = jax.jit(jax.grad(lambda a: plain_imitation()(merge(base, a, LORA))[0]))
-    policy, metrics = imitation_for(LORA)(make_policy(adapters(), SGD), pairs(), 1.0, base)
-    assert metrics["loss"] == pytest.approx(float(value), rel=1e-4)
-    assert_close(jax.tree.map(lambda a, b: a - b, adapters(), policy.params), of_adapters(adapters()))
-    assert_same(base, params())
+    for options in ({}, dict(fsdp=2, microbatch_tokens=32)):
+        policy, metrics = imitation_for(LORA, **options)(make_policy(adapters(), SGD), pairs(), 1.0, base)
+        assert metrics["loss"] == pytest.approx(float(value), rel=1e-4)
+        assert_close(jax.tree.map(lambda a, b: a - b, adapters(), policy.params), of_adapters(adapters()))
+        assert_same(base, params())
     with pytest.raises(ValueError, match="frozen base"):
         imitation_for(LORA)(policy, pairs(), 1.0)
+
+
+def projected(full_before, full_after):
+    """What a gradient of all parameters is for the adapters alone."""
+    _, back = jax.vjp(lambda a: merge(params(), a, LORA), adapters())
+    return back(jax.tree.map(lambda a, b: a - b, full_before, full_after))[0]
+
+
+def test_the_update_of_adapters_is_the_full_update_seen_through_them():
+    recipe = recipe_of("at_grpo", "paper")
+    recipe = dataclasses.replace(recipe, kl_coef=0.05)  # the reference is plain, whatever the policy is
+    merged, base = merge(params(), adapters(), LORA), jax.tree.map(jnp.copy, params())
+    args = reference(), *make_samples(), BOTH, ONE, 0
+    full, usual = packed_for(recipe)(make_policy(merged, SGD), *args)
+    policy, metrics = packed_for(recipe, lora=LORA)(make_policy(adapters(), SGD), *args, base)
+    assert_close(jax.tree.map(lambda a, b: a - b, adapters(), policy.params), projected(merged, full.params))
+    assert metrics["loss"] == pytest.approx(usual["loss"], rel=1e-4)
+    assert metrics["kl"] == pytest.approx(usual["kl"], rel=1e-4)
+    assert_same(base, params())
+    assert jax.tree.structure(policy.params) == jax.tree.structure(adapters())
+    assert not np.array_equal(policy.params["block_0"]["attention"]["query"]["a"], adapters()["block_0"]["attention"]["query"]["a"])
+    for options, extra in ((dict(lora=LORA), ()), ({}, (base,))):
+        with pytest.raises(ValueError, match="frozen base"):
+            packed_for(recipe, **options)(make_policy(merged, SGD), *args, *extra)
+
+
+def test_ppo_trains_adapters_beside_a_critic_of_full_parameters():
+    recipe = make_recipe("ppo")
+    merged, critic = merge(params(), adapters(), LORA), with_value_head(params())
+    settings = dict(critic=dataclasses.replace(CONFIG, value_head=True), row_tokens=32, minibatch=100)
+    moved = []
+    for start, lora, base in ((merged, None, None), (adapters(), LORA, params())):
+        update = make_critic_update(recipe, CONFIG, SGD, make_mesh(1), lora=lora, **settings)
+        policies = make_policy(start, SGD), make_policy(critic, SGD)
+        moved.append(update(*policies, None, *make_samples(), BOTH, ONE, ONE, 0, base))
+    (full, full_critic, usual), (policy, own_critic, metrics) = moved
+    assert_close(jax.tree.map(lambda a, b: a - b, adapters(), policy.params), projected(merged, full.params))
+    assert_same(own_critic.params, full_critic.params)
+    assert not np.array_equal(own_critic.params["value_head"]["kernel"], critic["value_head"]["kernel"])
+    assert metrics["loss"] == pytest.approx(usual["loss"], rel=1e-4, abs=1e-6)
+
+
+def test_a_kl_in_the_reward_is_charged_from_the_samplers_own_log_probs():
+    recipe = make_recipe("mappa", kl_coef=0.3)
+    samples, table = make_samples()
+    *rows, where, drawn = padded(samples)
+    charge = np.where(where, drawn - np.asarray(unrolled(reference(), *rows, recipe.temperature)[0]), 0)  # k1
+    bare = dataclasses.replace(table, kl=None)
+    value, gradient = plain_step(recipe, samples, dataclasses.replace(table, kl=charge.sum(1)))
+    moved, metrics = packed_step(recipe, samples, bare, microbatch_tokens=64)
+    assert_close(jax.tree.map(lambda a, b: a - b, params(), moved), gradient)
+    assert metrics["loss"] == pytest.approx(value, rel=1e-4, abs=1e-5)
+    assert metrics["kl"] == pytest.approx(charge.sum() / where.sum(), rel=1e-4)
+    free, _ = packed_step(make_recipe("mappa", kl_coef=0.0), samples, bare)
+    assert max(float(abs(a - b).max()) for a, b in zip(jax.tree.leaves(free), jax.tree.leaves(moved), strict=True)) > 1e-3
+    # a column that is given is charged as it is, and rows that do not count are not charged
+    given, figures = packed_step(recipe, samples, table, microbatch_tokens=64)
+    assert_close(given, jax.tree.map(lambda p, g: p - g, params(), plain_step(recipe, samples, table)[1]))
+    assert figures["kl"] == pytest.approx(table.kl.sum() / where.sum(), rel=1e-5)
+    scores = make_token_kl(recipe, CONFIG, make_mesh(2), row_tokens=16, minibatch=3, microbatch_tokens=16)
+    some = scores(reference(), samples, [4, 1])
+    np.testing.assert_allclose(some[[1, 4], : where.shape[1]], charge[[1, 4]], atol=1e-5)
+    assert not np.delete(some, [1, 4], axis=0).any()
+    with pytest.raises(ValueError, match="pass the reference's parameters"):
+        scores(None, samples)
