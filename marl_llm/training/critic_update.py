@@ -130,11 +130,12 @@ def make_critic_update(
     """
     if recipe.normaliser != "critic":
         raise ValueError(f"recipe {recipe.name!r} has no critic: use make_packed_update")
-    if not (config if critic is None else critic).value_head:
+    own, judging = critic is not None, critic or config  # from here on `critic` is a Policy
+    if not judging.value_head:
         raise ValueError("the critic's network has no value head: set value_head of its ModelConfig")
-    if critic is None and lora is not None:
+    if lora is not None and not own:
         raise ValueError("the value head lies in the base, which adapters leave frozen: give the critic a network of its own (critic=)")
-    if critic is None and critic_optimizer is not None:
+    if critic_optimizer is not None and not own:
         raise ValueError("critic_optimizer is for a critic with a network of its own (critic=)")
     check_sizes(row_tokens, minibatch, epochs, microbatch_tokens)
     sizes = dict(row_tokens=row_tokens, minibatch=minibatch, microbatch_tokens=microbatch_tokens)
@@ -151,12 +152,12 @@ def make_critic_update(
 
         def loss(params, j):
             some, worth, old, targets = part(j)
-            if critic is None:
-                values, scored = packed_values(config, params, some, recipe.temperature)
-            else:
+            if own:
                 scored = score_packed(config, whole(params, base, lora), *some[:6], recipe.temperature)
+            else:
+                values, scored = packed_values(config, params, some, recipe.temperature)
             total, sums = packed_loss(recipe, scored, reference_scores(recipe, config, reference, some), some, by_sample(some, worth))
-            if critic is None:
+            if not own:
                 error, of_values = critic_loss(recipe, values, old, targets, response_where(some))
                 total = total + weight * error
                 sums = sums._replace(total=jax.lax.stop_gradient(total), parts=sums.parts | of_values.parts)
@@ -169,7 +170,7 @@ def make_critic_update(
 
         def loss(params, j):
             some, old, targets = part(j)
-            return critic_loss(recipe, packed_values(critic, params, some)[0], old, targets, response_where(some))
+            return critic_loss(recipe, packed_values(judging, params, some)[0], old, targets, response_where(some))
 
         return exact_step(policy, loss, count, most, learning_rate, critic_optimizer, axis)
 
@@ -179,13 +180,13 @@ def make_critic_update(
     by_data = P("data")
     act = program(actor_step, (P(), P(), P(), by_data, by_data, by_data, by_data, P()))
     judge = program(critic_step, (P(), by_data, by_data, by_data, P()))
-    value_all = make_scorer(lambda params, rows: packed_values(critic or config, params, rows)[0], mesh, **sizes)
+    value_all = make_scorer(lambda params, rows: packed_values(judging, params, rows)[0], mesh, **sizes)
     token_kl = make_token_kl(recipe, config, mesh, **sizes)
     advise = jax.jit(lambda table: (*advantages_for(recipe, table)[:2], value_targets_for(recipe, table)))
 
     def update(
         policy: Policy,
-        critic_policy: Policy | None,
+        critic: Policy | None,
         reference,
         samples: Sequence[TokenSample],
         table: Samples,
@@ -196,7 +197,7 @@ def make_critic_update(
         base: dict | None = None,
     ):
         check_base(base, lora)
-        if (critic_policy is None) != (critic is None):
+        if (critic is not None) != own:
             raise ValueError("a critic's Policy is given exactly where it has a network of its own (critic=)")
         samples, table = ordered(samples, table)
         plays = np.asarray(plays)
@@ -204,7 +205,7 @@ def make_critic_update(
         samples, table = [samples[i] for i in mine], jax.tree.map(lambda x: x[mine], table)
         shape = token_shape(samples)
         where = np.arange(shape[1]) < np.pad(table.tokens, (0, shape[0] - len(samples)))[:, None]
-        values = value_all((policy if critic is None else critic_policy).params, samples, range(len(samples)), shape)
+        values = value_all((critic if own else policy).params, samples, range(len(samples)), shape)
         table = dataclasses.replace(table, values=None, token_where=None, token_kl=None)
         charge = np.zeros(shape, np.float32)
         if recipe.kl_coef and recipe.kl_in == "reward":
@@ -222,15 +223,15 @@ def make_critic_update(
             return rows, *(by_row(rows, x[np.asarray(chosen, int)]) for x in (advantages, values, targets))
 
         def take(state, rows, worth, old, targets):
-            policy, critic_policy = state
+            policy, critic = state
             policy, means, gap = act(policy, base, reference, rows, worth, old, targets, learning_rate)
-            if critic is not None:
-                critic_policy, more, _ = judge(critic_policy, rows, old, targets, critic_learning_rate)
+            if own:
+                critic, more, _ = judge(critic, rows, old, targets, critic_learning_rate)
                 means |= {"critic_grad_norm": more["grad_norm"]} | {name: more[name] for name in ("value_loss", "value_error")}
-            return (policy, critic_policy), means, gap
+            return (policy, critic), means, gap
 
         prompts = families(samples)
-        (policy, critic_policy), figures = over_minibatches(take, (policy, critic_policy), packed, prompts, minibatch, epochs, seed)
-        return policy, critic_policy, metrics | figures | {"groups": len(prompts)}
+        (policy, critic), figures = over_minibatches(take, (policy, critic), packed, prompts, minibatch, epochs, seed)
+        return policy, critic, metrics | figures | {"groups": len(prompts)}
 
     return update
