@@ -27,7 +27,7 @@ class ConfigError(ValueError):
     """The config cannot be run; the message says what, where and what to do."""
 
 
-def _open_fields(cls, skip: tuple[str, ...]) -> dict:
+def open_fields(cls, skip: tuple[str, ...]) -> dict:
     """One placeholder per field of a dataclass, so that flags know each option's type; None means "not set here"."""
     out = {}
     for field in dataclasses.fields(cls):
@@ -48,11 +48,11 @@ def base_config(name: str, game: str, recipe: str) -> config_dict.ConfigDict:
     c.name = name
     c.seed = 0
     c.steps = 100  # optimisation steps: one rollout and one update of each model
-    c.game = config_dict.ConfigDict({"name": game, **_open_fields(GAMES[game], ())})
+    c.game = config_dict.ConfigDict({"name": game, **open_fields(GAMES[game], ())})
     # 'per_role', 'shared', or e.g. 'tool=a,planner=a,judge=b'
     c.assignment = "per_role"
-    c.model = config_dict.ConfigDict({"preset": "micro", **_open_fields(ModelConfig, ("vocab_size", "rope_scaling", "dense_layers"))})
-    c.recipe = config_dict.ConfigDict({"name": recipe, "preset": "paper", **_open_fields(Recipe, ("name", "preset"))})
+    c.model = config_dict.ConfigDict({"preset": "micro", **open_fields(ModelConfig, ("vocab_size", "rope_scaling", "dense_layers"))})
+    c.recipe = config_dict.ConfigDict({"name": recipe, "preset": "paper", **open_fields(Recipe, ("name", "preset"))})
     c.rollout = config_dict.ConfigDict({"environments": 48})  # E, fresh instances per step
     c.optimizer = config_dict.ConfigDict(
         {
@@ -156,7 +156,8 @@ class Plan:
         return "\n".join(rows)
 
 
-def _given(section: config_dict.ConfigDict, skip: tuple[str, ...]) -> dict:
+def given(section: config_dict.ConfigDict, skip: tuple[str, ...] = ()) -> dict:
+    """The keys of a section that were set."""
     return {key: value for key, value in section.items() if key not in skip and value is not None}
 
 
@@ -311,9 +312,9 @@ def resolve(config: config_dict.ConfigDict) -> Plan:
     _check_keys(config)
     _check_numbers(config)
     try:
-        game = make_game(config.game.name, **_given(config.game, ("name",)))
-        recipe = make_recipe(config.recipe.name, config.recipe.preset, **_given(config.recipe, ("name", "preset")))
-        model = make_model_config(config.model.preset, game.tokenizer.vocab_size, **_given(config.model, ("preset",)))
+        game = make_game(config.game.name, **given(config.game, ("name",)))
+        recipe = make_recipe(config.recipe.name, config.recipe.preset, **given(config.recipe, ("name", "preset")))
+        model = make_model_config(config.model.preset, game.tokenizer.vocab_size, **given(config.model, ("preset",)))
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
     _check_supported(recipe)
@@ -323,7 +324,7 @@ def resolve(config: config_dict.ConfigDict) -> Plan:
             "use a recipe with sampling='parallel', e.g. magrpo"
         )
     _check_microbatch(config, game, recipe)
-    script = _given(config.warm_start, ("steps", "environments", "branches", "learning_rate"))
+    script = given(config.warm_start, ("steps", "environments", "branches", "learning_rate"))
     if script and not config.warm_start.steps:
         raise ConfigError(f"warm_start.{', '.join(script)} would have no effect: warm_start.steps is 0")
     known = [p.name for p in inspect.signature(game.script).parameters.values() if p.kind is p.KEYWORD_ONLY]

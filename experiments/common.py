@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
+from collections.abc import Callable
+
+GAP_ALARM = 1e-4  # largest |sampler - scorer| log-prob difference in float32 (law 2)
+SILENT_ALARM = 50  # steps without any gradient for a model (law 8)
 
 
-def start_jax(config, cache: str):
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says what, where and what to do. The last checkpoint is whole."""
+
+
+def check_finite(figures: dict, step: int, model: str) -> None:
+    """Raises `TrainingError` when the loss or the gradient is not finite (law 10)."""
+    bad = [name for name in ("loss", "grad_norm") if not math.isfinite(figures[name])]
+    if bad:
+        raise TrainingError(
+            f"step {step}, model {model}: {' and '.join(bad)} not finite. Nothing of that step was saved; the last checkpoint is "
+            "whole. Lower optimizer.learning_rate, or look at metrics.jsonl for what grew before"
+        )
+
+
+class Alarms:
+    """Says aloud what must not pass in silence: a model without a gradient, a sampler that is not what the scorer scores.
+
+    Args:
+      silent: model -> steps since its last gradient; kept up to date in place, so that it can be checkpointed.
+      say: where a line goes.
+    """
+
+    def __init__(self, silent: dict[str, int], say: Callable[[str], None]):
+        self.silent, self._say = silent, say
+
+    def look(self, step: int, model: str, figures: dict) -> None:
+        """Looks at the metrics of one model's update."""
+        self.silent[model] = 0 if figures["useful_groups"] and figures["grad_norm"] else self.silent.get(model, 0) + 1
+        if self.silent[model] and self.silent[model] % SILENT_ALARM == 0:
+            self._say(f"ALARM step {step}: model {model} got no gradient for {self.silent[model]} steps (all its groups are tied)")
+        if not figures["log_prob_gap"] <= GAP_ALARM:  # so that NaN alarms too
+            self._say(f"ALARM step {step}: model {model}, sampler and scorer differ by {figures['log_prob_gap']:.1e} nats")
+
+
+def start_jax(config, cache: str, divide: bool = True):
     """Starts JAX with one CPU device per core (or the accelerators that there are) and a compilation cache on disk.
 
-    `config.devices` of 0 takes the most devices that the config's environments and minibatches divide over.
+    `config.devices` of 0 takes the most devices that the config's environments and minibatches divide over, or all if nothing has to
+    `divide` (packed rows are dealt to any number of devices).
     """
     import jax
 
@@ -23,7 +63,8 @@ def start_jax(config, cache: str):
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache).expanduser()))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    data = config.devices or most_devices(config, max(1, jax.device_count() // inner))
+    there = max(1, jax.device_count() // inner)
+    data = config.devices or (most_devices(config, there) if divide else there)
     return make_mesh(data, config.mesh.fsdp, config.mesh.tensor)
 
 

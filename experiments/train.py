@@ -1,5 +1,7 @@
 """Trains a team of language models on a game, from one config. Read it from top to bottom.
 
+A config of a workflow (`experiments.team_base`) is trained by `experiments.train_team`, with the same flags and files.
+
     python -m experiments.train --config=experiments/configs/quickstart.py --workdir=runs/first --config.recipe.alpha=0.5
     python -m experiments.train --config=experiments/configs/quickstart.py:smoke --workdir=runs/smoke
     python -m experiments.train --config=experiments/configs/quickstart.py --dry_run      prints what would run, and exits
@@ -19,33 +21,13 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from experiments import command
-from experiments.common import hardware_of, start_jax, summary_text
+from experiments.common import Alarms, TrainingError, check_finite, hardware_of, start_jax, summary_text
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. experiments/configs/quickstart.py[:variant].")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; made if missing, continued if it holds the same config.")
 _RESUME = flags.DEFINE_string("resume", None, "Run directory to continue; no other flag is needed.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print roles, models, recipe, sizes and shapes, and exit.")
 _CACHE = flags.DEFINE_string("compilation_cache", "~/.cache/marl_llm/xla", "Directory of compiled programs; empty: none.")
-
-GAP_ALARM = 1e-4  # largest |sampler - scorer| log-prob difference in float32 (law 2)
-SILENT_ALARM = 50  # steps without any gradient for a model (law 8)
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; the message says what, where and what to do. The last checkpoint is whole."""
-
-
-def check_finite(figures: dict, step: int, model: str) -> None:
-    """Raises `TrainingError` when the loss or the gradient is not finite (law 10)."""
-    import math
-
-    bad = [name for name in ("loss", "grad_norm") if not math.isfinite(figures[name])]
-    if bad:
-        raise TrainingError(
-            f"step {step}, model {model}: {' and '.join(bad)} not finite. Nothing of that step was saved; the last checkpoint is "
-            "whole. Lower optimizer.learning_rate, or look at metrics.jsonl for what grew before"
-        )
-
 
 def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     """Runs a config to its end and returns the final evaluation. See the module's text for what it writes."""
@@ -166,8 +148,8 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
         return figures["success"]
 
     # ------------------------------------------------------------------------------------------------ the loop
-    silent = state["silent"]
     progress = reporting.Progress(config.steps, "train", start=begin)
+    alarms = Alarms(state["silent"], progress.note)
     if not done:
         progress.note(f"step 0: validation success {evaluate(0):.1%}")
         state |= {"wall_s": wall(), "cpu_s": time.process_time() - cpu_started}
@@ -189,12 +171,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
             figures = {k: float(x) for k, x in jax.device_get(figures).items()}
             check_finite(figures, step, m)
             trained += figures["useful_groups"] / max(float(summary["prompts"]), 1)
-            silent[m] = 0 if figures["useful_groups"] and figures["grad_norm"] else silent[m] + 1
-            if silent[m] and silent[m] % SILENT_ALARM == 0:
-                progress.note(f"ALARM step {step + 1}: model {m} got no gradient for {silent[m]} steps (all its groups are tied)")
-            if not figures["log_prob_gap"] <= GAP_ALARM:  # so that NaN alarms too
-                gap = figures["log_prob_gap"]
-                progress.note(f"ALARM step {step + 1}: model {m}, sampler and scorer differ by {gap:.1e} nats")
+            alarms.look(step + 1, m, figures)
             figures["kl"] = figures.get("kl", figures.get("old_kl", 0.0))
             figures["clip_fraction"] = figures.get("clip_low", 0.0) + figures.get("clip_high", 0.0)
             record |= {f"model/{m}/{k}": x for k, x in figures.items() if not k.startswith("tied_share/")}
@@ -266,6 +243,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
 def main(argv) -> None:
     """Flags to `train`; errors that a user can mend are printed without a traceback."""
     from experiments.base import ConfigError, resolve
+    from experiments.train_team import describe, train_team
     from experiments.workdir import read_config
 
     logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
@@ -280,12 +258,13 @@ def main(argv) -> None:
                 raise ConfigError("--config is missing, e.g. --config=experiments/configs/quickstart.py")
             config, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value or "")
             config_file = config_flags.get_config_filename(flags.FLAGS["config"])
+        team = "world" in config  # a workflow on the host
         if _DRY_RUN.value:
-            print(resolve(config).table(config))
+            print(describe(config) if team else resolve(config).table(config))
             return
         if not str(_WORKDIR.value or _RESUME.value or ""):
             raise ConfigError("--workdir is missing, e.g. --workdir=runs/first")
-        train(config, workdir, config_file, _CACHE.value)
+        (train_team if team else train)(config, workdir, config_file, _CACHE.value)
     except (ConfigError, TrainingError, OSError) as error:
         command.fail(error)
     except (RuntimeError, ValueError) as error:

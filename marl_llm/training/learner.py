@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Recipe, Samples
-from marl_llm.models import TRAIN, LoraConfig, ModelConfig, init_adapters, init_params, merge, param_shardings
+from marl_llm.models import TRAIN, LoraConfig, ModelConfig, init_adapters, merge, param_shardings
+from marl_llm.training.critic_update import make_critic_update, with_value_head
 from marl_llm.training.packed_imitation import make_packed_imitation
 from marl_llm.training.packed_update import make_packed_update
 from marl_llm.training.packing import TokenSample
@@ -85,8 +86,6 @@ def _updates(config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, options: 
     shared |= dict(minibatch=options.minibatch, epochs=options.epochs)
     if not options.has_critic:
         return imitate, make_packed_update(options.recipe, config, options.optimizer, mesh, **shared)
-    from marl_llm.training.critic_update import make_critic_update
-
     critic = dataclasses.replace(config, value_head=True) if options.critic == "own" else None
     return imitate, make_critic_update(options.recipe, config, options.optimizer, mesh, critic=critic, **shared)
 
@@ -111,11 +110,14 @@ class Learner:
         self.spec, self.options, self.mesh = spec, options, mesh
         self.config = dataclasses.replace(spec.config, value_head=True) if options.has_critic and options.critic == "head" else spec.config
         self.base = self._placed(spec.params) if spec.lora else None
-        trained = init_adapters(spec.config, key, spec.lora) if spec.lora else _with_value_head(self.config, spec.params)
+        trained = init_adapters(spec.config, key, spec.lora) if spec.lora else self._headed(spec.params)
         self.policy = self._policy(trained)
         self.critic: Policy | None = None
         self.imitate_step, self.update_step = _updates(self.config, spec.lora, mesh, options)
         self.begin()
+
+    def _headed(self, params: dict) -> dict:
+        return with_value_head(params) if self.config.value_head and "value_head" not in params else params
 
     def _placed(self, params: dict) -> dict:
         return jax.device_put(params, param_shardings(params, self.mesh, TRAIN))
@@ -139,7 +141,7 @@ class Learner:
         self.policy = self._policy(self.policy.params if trained is None else trained)
         self.start = jax.tree.map(jnp.copy, self.params)
         if self.options.has_critic and self.options.critic == "own":
-            self.critic = self._policy(_with_value_head(dataclasses.replace(self.config, value_head=True), self.start))
+            self.critic = self._policy(with_value_head(self.start))
 
     def restore(self, policy: Policy, critic: Policy | None) -> None:
         """Takes over what a checkpoint held."""
@@ -164,10 +166,3 @@ class Learner:
             self.policy, figures = self.update_step(self.policy, reference, samples, table, plays, learning_rate, seed, self.base)
         return figures
 
-
-def _with_value_head(config: ModelConfig, params: dict) -> dict:
-    """The parameters with a value head of zeros where the config has one and they have none."""
-    if not config.value_head or "value_head" in params:
-        return params
-    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked="blocks" in params))
-    return params | {"value_head": jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes["value_head"])}

@@ -106,6 +106,7 @@ class Team:
             "greedy": self._controller(self.engine, assignment, greedy),
         }
         self._teachers = None
+        self._taught: dict[tuple[int, int], dict[str, list]] = {}  # (step, count) -> leader -> pairs
         if world.script is not None:
             scripted = {name: Scripted(world.script) for name in self.learners}
             teachers = Assignment(assignment.roles, {**assignment.models, **scripted})
@@ -161,8 +162,10 @@ class Team:
         return self.world.workflow
 
     # ------------------------------------------------------------------------------------------------ warm start
-    def imitate(self, step: int, count: int, learning_rate: float | Any, first: int | None = None) -> dict[str, float]:
-        """One step of every trained model towards the scripted player, on `count` fresh tasks of the training split.
+    def imitate(self, step: int, count: int, learning_rate: float | Any) -> dict[str, float]:
+        """One step of every trained model towards the scripted player, on the `count` tasks of the training split that `step` names.
+
+        What was played once is kept until `begin`: a step that comes again costs no tools.
 
         Models of one shape without adapters learn as one, from all their roles together, and `begin` gives each a copy: reinforcement
         then starts from equal models. Returns the mean loss, gradient norm and the tokens.
@@ -171,12 +174,11 @@ class Team:
         """
         if self._teachers is None:
             raise WorkflowError(f"world {self.workflow.name!r} has no scripted player to imitate: start from checkpoints instead")
-        tasks = self.world.tasks("train", step * count if first is None else first, count)
-        table = sample_table(self._teachers.play(tasks, step), training=())
-        found = []
-        for leader, members in self._families().items():
-            roles = [role for role in self.workflow.roles if self.assignment.roles[role] in members]
-            found.append(self.learners[leader].imitate(table.imitation(roles), learning_rate))
+        if (step, count) not in self._taught:
+            table = sample_table(self._teachers.play(self.world.tasks("train", step * count, count), step), training=())
+            roles_of = lambda members: [role for role in self.workflow.roles if self.assignment.roles[role] in members]  # noqa: E731
+            self._taught[step, count] = {leader: table.imitation(roles_of(members)) for leader, members in self._families().items()}
+        found = [self.learners[leader].imitate(pairs, learning_rate) for leader, pairs in self._taught[step, count].items()]
         return {name: float(np.mean([figures[name] for figures in found])) for name in found[0]}
 
     def _families(self) -> dict[str, list[str]]:
@@ -189,6 +191,7 @@ class Team:
 
     def begin(self) -> None:
         """Ends the warm start; see `imitate`."""
+        self._taught.clear()
         for leader, members in self._families().items():
             trained = self.learners[leader].policy.params
             for name in members:

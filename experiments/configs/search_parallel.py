@@ -1,0 +1,17 @@
+"""Workflow A of UnityMAS-O, parallel retrieval: a decomposer writes queries, an answerer reads what they found; both are paid the answer's F1.
+
+Command:   python -m experiments.train --config=experiments/configs/search_parallel.py --workdir=runs/a
+Variants:  :smoke runs the same code in a few steps; :full is the paper's size on NQ or HotpotQA, and needs files and a checkpoint:
+           ...:full --config.world.train=nq/train.parquet --config.world.test=nq/test.parquet --config.world.index=http://host:8000
+           --config.model.path=Qwen2.5-1.5B-Instruct
+"""
+
+from experiments.team_base import full_search, mini_search, smoke_team, variant
+
+
+def get_config(arg=None):
+    """`arg` may be 'smoke' or 'full'."""
+    if variant("search_parallel", arg, ("smoke", "full")) == "full":
+        return full_search("search_parallel", "question_parallel")
+    c = mini_search("search_parallel", "fact_parallel")
+    return smoke_team(c) if arg == "smoke" else c
