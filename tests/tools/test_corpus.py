@@ -84,6 +84,14 @@ def test_infrastructure_survives_the_corpus(found, key):
     assert metrics["sandbox/zygotes_lost"] == 0
 
 
+@pytest.mark.parametrize("user", ["root", "user"])
+def test_how_a_box_is_made_and_ended_lets_nothing_through(user):
+    command = [sys.executable, str(HERE / "lab.py"), user, str(HERE / "variants.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == []
+
+
 def test_the_document_shows_this_table(found):
     text = (REPOSITORY / "docs" / "sandbox.md").read_text()
     shown = text.partition(MARKS[0])[2].partition(MARKS[1])[0].strip()

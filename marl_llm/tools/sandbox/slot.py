@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 
-from marl_llm.tools.sandbox.inside import boot, candidate, frames, isolation, linux, seccomp, snapshot, values, zygote
+from marl_llm.tools.sandbox.inside import boot, boxes, candidate, ending, frames, isolation, linux, seccomp, snapshot, values, zygote
 from marl_llm.tools.sandbox.limits import MIB, Level, Limits, SandboxError
 from marl_llm.tools.sandbox.profiles import Profile
 
 # Imported here so that their bytecode is there before a zygote looks for it.
-INSIDE = (boot, candidate, frames, isolation, linux, seccomp, snapshot, values, zygote)
+INSIDE = (boot, boxes, candidate, ending, frames, isolation, linux, seccomp, snapshot, values, zygote)
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(boot.__file__)))
 PREFIX = os.path.abspath(sys.base_prefix)
 EXECUTABLE = os.path.realpath(getattr(sys, "_base_executable", sys.executable) or sys.executable)

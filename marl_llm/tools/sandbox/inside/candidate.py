@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import types
+from _signal import signal as set_handler
 
 from . import frames, linux, snapshot, values
 
@@ -61,7 +62,7 @@ def order_free_memory() -> None:
     order. Taking more blocks of each size class than a turn touches, and giving them back by address, makes them equal again. The zygote
     filled older gaps for good, so few are enough.
     """
-    for taken in take_blocks(128):
+    for taken in take_blocks(8):
         while taken:
             taken.pop()
 
@@ -144,7 +145,7 @@ def give_up_rights(job: dict, fence) -> None:
         linux.install_filter(fence.filter[0])
 
 
-def start(job: dict, fds: list[int], fence, problem_fd: int) -> None:
+def start(job: dict, fds: list[int], fence, problem_fd: int, module: types.ModuleType) -> None:
     """Runs in the child, never returns. What goes wrong before the program starts is told on `problem_fd`: not the program's doing."""
     code = 70
     try:
@@ -170,20 +171,21 @@ def start(job: dict, fds: list[int], fence, problem_fd: int) -> None:
         if old:
             snapshot.unpack(old, ".")
         del old
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # the C functions: the ones of `signal` turn every answer into an enum
+        set_handler(2, signal.default_int_handler)
+        set_handler(17, 0)
     except BaseException as error:  # told to the supervisor, which fails the attempt
         os.write(problem_fd, f"{type(error).__name__}: {error}".encode()[:500])
         os._exit(code)
     os.close(problem_fd)
     try:
-        code = run(payload, calls, channel, script, job)
+        code = run(payload, calls, channel, module, job)
     finally:
         os._exit(code)
 
 
 def main_module(script: str) -> types.ModuleType:
-    """A fresh `__main__`, as the interpreter would make it."""
+    """A fresh `__main__`, as the interpreter would make it, and nothing of the zygote in `sys`. Made once, before any fork."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __file__=script, __cached__=None, __annotations__={})
     sys.modules["__main__"] = module
@@ -217,15 +219,14 @@ def report(error: BaseException) -> int:
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def run(source: bytes, calls: bytes, channel: int, script: str, job: dict) -> int:
+def run(source: bytes, calls: bytes, channel: int, module: types.ModuleType, job: dict) -> int:
     """Compiles, runs and finishes as the interpreter would: threads joined, atexit, buffers flushed. Returns the exit code."""
-    module = main_module(script)
     fix_chance(job["seed"], job["freeze_clock"])
     gc.enable()
     order_free_memory()
     code = 0
     try:
-        program = compile(source, script, "exec", dont_inherit=True)
+        program = compile(source, module.__file__, "exec", dont_inherit=True)
         exec(program, module.__dict__)
         if calls:
             call_all(json.loads(calls), module.__dict__, channel)

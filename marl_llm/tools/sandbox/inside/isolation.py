@@ -2,7 +2,9 @@
 
 import contextlib
 import ctypes
+import mmap
 import os
+import signal
 import struct
 import tempfile
 
@@ -158,11 +160,17 @@ def probe() -> dict[str, str]:
 
     def namespaces():
         enter_namespaces()
-        pid = linux.fork_into(linux.CLONE_NEWPID | linux.CLONE_NEWNS)
+        stack = mmap.mmap(-1, 1 << 14, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        top = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + len(stack)
+        pidfd = os.pidfd_open(linux.start_idle(top, linux.CLONE_NEWPID))
+        linux.setns(pidfd, linux.CLONE_NEWPID)
+        pid = linux.fork_into(linux.CLONE_NEWNS)
         if pid == 0:
-            os._exit(0 if os.getpid() == 1 else 1)
-        if os.waitpid(pid, 0)[1]:
-            raise OSError("a new pid namespace does not start at 1")
+            os._exit(0 if os.getpid() == 2 else 1)
+        status = os.waitpid(pid, 0)[1]
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        if status:
+            raise OSError("the second process of a new pid namespace does not have the number 2")
 
     def tmpfs():
         enter_namespaces()

@@ -1,0 +1,178 @@
+"""How an execution is watched and ended: the clock, the memory of all its processes, its disk, and what it leaves in its folder."""
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+
+from . import frames, linux, snapshot
+from .boot import PROC_FD
+
+MEMORY_TICK = 0.02  # seconds between two looks at the memory of all processes
+
+
+def watch(child: int, deadline: float, record_fd: int, look: Callable[[], str]) -> dict:
+    """Waits for the candidate's end, or says why it must be brought about: clock, what `look` finds every 20 ms, a host that left.
+
+    Returns the empty dict when the candidate ended by itself, else the field of the record that says why.
+    """
+    wanted = select.poll()
+    pidfd = os.pidfd_open(child)
+    wanted.register(pidfd, select.POLLIN)
+    wanted.register(record_fd, 0)
+    pause = MEMORY_TICK
+    try:
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return {"timed_out": True}
+            ready = wanted.poll(max(1.0, min(left, pause) * 1e3))
+            if any(fd == pidfd for fd, _ in ready):
+                return {}
+            if ready:
+                return {"failure": "given up by the host"}
+            looked = time.monotonic()
+            if found := look():
+                return {found: True}
+            pause = max(MEMORY_TICK, 2 * (time.monotonic() - looked))  # many processes take long to look at
+    finally:
+        os.close(pidfd)
+
+
+def descendants(pid: str) -> list[str]:
+    """All processes below `pid`, as the host's /proc names them."""
+    found, stack = [], [pid]
+    while stack:
+        parent = stack.pop()
+        try:
+            threads = tasks(parent)
+            for thread in threads:
+                children = read_proc(f"{parent}/task/{thread}/children").split()
+                found += children
+                stack += children
+        except OSError:  # it ended while we looked
+            continue
+    return found
+
+
+def tasks(pid: str) -> list[str]:
+    """Thread ids."""
+    fd = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=PROC_FD)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+def read_proc(path: str) -> str:
+    """A small file of /proc."""
+    fd = os.open(path, os.O_RDONLY, dir_fd=PROC_FD)
+    try:
+        return os.read(fd, 1 << 16).decode()
+    finally:
+        os.close(fd)
+
+
+def fields(text: str) -> dict[str, str]:
+    """The lines 'name: value' of a file of /proc."""
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def name_on_host(pid: int) -> str:
+    """The number by which the host's /proc knows a process of a namespace of ours."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        return fields(read_proc(f"self/fdinfo/{pidfd}"))["Pid"].strip()
+    finally:
+        os.close(pidfd)
+
+
+def _kilobytes(text: str, *names: str) -> int:
+    return sum(int(line.split()[1]) << 10 for line in text.splitlines() if line.partition(":")[0] in names)
+
+
+def memory_of(pids: list[str], base: int, limit: int) -> int:
+    """Bytes that the candidate's processes hold beyond what they share with the zygote.
+
+    First a cheap upper bound (private and shared pages, less the zygote's own, per process); the exact proportional sum only above the
+    limit.
+    """
+    bound = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            bound += _kilobytes(read_proc(f"{pid}/status"), "RssAnon", "RssShmem")
+    if bound - base <= limit:
+        return bound - base
+    exact = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            exact += _kilobytes(read_proc(f"{pid}/smaps_rollup"), "Pss_Anon", "Pss_Shmem")
+    return exact - base // 2
+
+
+def disk_of(root: str, size: int, inodes: int) -> bool:
+    """Whether a scratch folder holds more than it may."""
+    total = count = 0
+    for folder, names, files in os.walk(root):
+        count += len(names) + len(files)
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+        if total > size or count > inodes:
+            return True
+    return False
+
+
+def save_workspace(folder: int, fd: int, limit: int, uid: int | None) -> str:
+    """Packs an open folder with the candidate's rights: 'saved', or 'too large'."""
+    packer = os.fork()
+    if packer == 0:
+        code = 1
+        try:
+            os.fchdir(folder)
+            if uid is not None:
+                os.setgroups([])
+                os.setresgid(uid, uid, uid)
+                os.setresuid(uid, uid, uid)
+            try:
+                data = snapshot.pack(".", limit)
+            except ValueError:
+                code = 2
+            else:
+                frames.write_all(fd, data)
+                code = 0
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(packer, 0)[1])
+    if code not in (0, 2):
+        raise OSError(errno.EIO, f"the workspace could not be read (exit {code})")
+    return "saved" if code == 0 else "too large"
+
+
+def prioritise(which: int, who: int, value: int) -> None:
+    """setpriority(2), where it is allowed: a container's root may lack CAP_SYS_NICE, and is only later then."""
+    with contextlib.suppress(PermissionError, ProcessLookupError):
+        os.setpriority(which, who, max(-20, value))
+
+
+def go_first() -> None:
+    """Root: a supervisor that wakes late must not wait behind the processes it is to end. It sleeps nearly always."""
+    prioritise(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 10)
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+
+
+def report(job: dict, record: dict, fd: int) -> None:
+    """Adds what follows from the rest, and writes the record; a host that gave the job up does not read it."""
+    if record.get("status", 0) & 0x7F == signal.SIGKILL and record["cpu"] >= job["cpu"]:  # it ignored SIGXCPU
+        record["timed_out"] = True
+    with contextlib.suppress(BrokenPipeError):
+        os.write(fd, frames.dump(record))
+
+
+def die_with_parent() -> None:
+    """SIGKILL for this process when its parent ends."""
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
