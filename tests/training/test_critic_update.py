@@ -54,8 +54,11 @@ def gae_by_hand(recipe, samples, rewards, values, charge):
     return (advantages - flat.mean()) / np.sqrt(flat.var(ddof=1) + recipe.epsilon), targets
 
 
-def plain_update(recipe, samples, table, shared, epochs):
-    """Gradient steps on the losses written out, on plain rows of the first agent alone: (actor, critic, figures)."""
+def plain_update(recipe, samples, table, shared, rates=RATES, by_prompt=False):
+    """Steps on the losses written out, on plain rows of the first agent alone: (actor, critic, figures, tokens that each clip held last).
+
+    Two epochs of a single minibatch, or one epoch with a step per prompt, in any order.
+    """
     mine = np.flatnonzero(table.agent == 0)
     samples, rewards = [samples[i] for i in mine], (table.team + table.local)[mine]
     *rows, where, drawn = padded(samples)
@@ -65,12 +68,15 @@ def plain_update(recipe, samples, table, shared, epochs):
     charge = np.where(where, 0.5 * (ref - drawn) ** 2, 0) if recipe.kl_in == "reward" else np.zeros(where.shape)
     advantages, targets = (jnp.asarray(x, jnp.float32) for x in gae_by_hand(recipe, samples, rewards, values, charge))
 
-    def mean(x, over_calls):
-        if over_calls:
-            return jnp.mean(jnp.sum(x, axis=1, where=where) / where.sum(1))
-        return jnp.sum(x, where=where) / where.sum()
+    names = [s.prompt.tobytes() for s in samples]
+    parts = [np.asarray([n == name for n in names]) for name in dict.fromkeys(names)] if by_prompt else [np.ones(len(mine), bool)] * 2
 
-    def policy_loss(p):
+    def mean(x, part, over_calls):
+        if over_calls:
+            return jnp.sum(jnp.sum(x, axis=1, where=where) / where.sum(1), where=part) / part.sum()
+        return jnp.sum(x, where=where & part[:, None]) / jnp.sum(where & part[:, None])
+
+    def policy_loss(p, part):
         log_probs, entropy = unrolled(p, *rows, recipe.temperature)
         ratio = jnp.exp(log_probs - drawn)
         worst = jnp.maximum(-ratio * advantages, -jnp.clip(ratio, 0.8, 1.2) * advantages)
@@ -78,35 +84,36 @@ def plain_update(recipe, samples, table, shared, epochs):
         token = jnp.where(bound, -recipe.dual_clip * advantages, worst)
         if recipe.kl_in == "loss":
             token += recipe.kl_coef * (jnp.exp(ref - log_probs) - (ref - log_probs) - 1)
-        return mean(token - recipe.entropy_coef * entropy, shared), jnp.sum(bound)
+        return mean(token - recipe.entropy_coef * entropy, part, shared), jnp.sum(bound)
 
-    def value_loss(p):
+    def value_loss(p, part):
         v = unrolled_values(p, *rows)
         near = jnp.clip(v, values - recipe.value_clip, values + recipe.value_clip)
         bound = ((near - targets) ** 2 > (v - targets) ** 2) & where
-        return mean(0.5 * jnp.maximum((v - targets) ** 2, (near - targets) ** 2), False), jnp.sum(bound)
+        return mean(0.5 * jnp.maximum((v - targets) ** 2, (near - targets) ** 2), part, False), jnp.sum(bound)
 
-    def both(p):
-        (policy, dual), (value, clipped) = policy_loss(p), value_loss(p)
+    def both(p, part):
+        (policy, dual), (value, clipped) = policy_loss(p, part), value_loss(p, part)
         return policy + recipe.value_coef * value, (dual, clipped, value)
 
     descend = lambda p, g, rate: jax.tree.map(lambda x, y: x - rate * y, p, g)  # noqa: E731
     slope_of = jax.jit(jax.value_and_grad(both if shared else policy_loss, has_aux=True))
     value_slope = jax.jit(jax.value_and_grad(value_loss, has_aux=True))
     losses = []
-    for _ in range(epochs):
-        (_, aux), slope = slope_of(actor)
+    for part in parts:
+        (loss, aux), slope = slope_of(actor, part)
         if shared:
             dual, clipped, value = aux
         else:
-            (value, clipped), up = value_slope(critic)
-            critic, dual = descend(critic, up, RATES[1]), aux
-        actor = descend(actor, slope, RATES[0])
-        losses.append(float(value))
+            (value, clipped), up = value_slope(critic, part)
+            critic, dual = descend(critic, up, rates[1]), aux
+        actor = descend(actor, slope, rates[0])
+        losses.append((float(loss), float(value)))
     flat, goal = values[where], np.asarray(targets, np.float64)[where]
     figures = {
-        "value_loss": np.mean(losses), "values_mean": flat.mean(), "explained_variance": 1 - np.var(goal - flat) / np.var(goal),
-        "kl": charge.sum() / where.sum(), "groups": len({s.prompt.tobytes() for s in samples}),
+        "loss": np.mean(losses, axis=0)[0], "value_loss": np.mean(losses, axis=0)[1],
+        "values_mean": flat.mean(), "explained_variance": 1 - np.var(goal - flat) / np.var(goal),
+        "kl": charge.sum() / where.sum(), "groups": len(set(names)),
     }  # fmt: skip
     return actor, critic, figures, (int(dual), int(clipped))
 
@@ -118,10 +125,10 @@ def update_for(recipe, shared=False, devices=1, fsdp=1, optimizer=SGD, **options
     return make_critic_update(recipe, config, optimizer, make_mesh(devices, fsdp), critic=critic, **settings)
 
 
-def ppo_step(recipe, samples, table, shared=False, plays=FIRST, seed=0, **options):
+def ppo_step(recipe, samples, table, shared=False, plays=FIRST, seed=0, rates=RATES, **options):
     policy, critic = make_policy(critic_params() if shared else params(), SGD), None if shared else make_policy(critic_params(), SGD)
     ref = reference() if recipe.kl_coef else None
-    rates = RATES[0], None if shared else RATES[1]
+    rates = rates[0], None if shared else rates[1]
     policy, critic, metrics = update_for(recipe, shared, **options)(policy, critic, ref, samples, table, plays, *rates, seed)
     return policy.params, None if critic is None else critic.params, metrics
 
@@ -129,7 +136,7 @@ def ppo_step(recipe, samples, table, shared=False, plays=FIRST, seed=0, **option
 @pytest.mark.parametrize(("recipe", "shared"), [(OWN, False), (CHARGED, False), (SHARED, True)], ids=["own", "charged", "shared"])
 def test_two_epochs_of_ppo_are_those_written_out_on_plain_rows(recipe, shared):
     samples, table = make_samples()
-    actor, critic, figures, bound = plain_update(recipe, samples, table, shared, epochs=2)
+    actor, critic, figures, bound = plain_update(recipe, samples, table, shared)
     assert min(bound) > 0  # the dual clip and the value clip both hold some token in the second epoch
     got_actor, got_critic, metrics = ppo_step(recipe, samples, table, shared, epochs=2, microbatch_tokens=64)
     assert_close(got_actor, actor)
@@ -140,6 +147,17 @@ def test_two_epochs_of_ppo_are_those_written_out_on_plain_rows(recipe, shared):
     assert metrics["updates"] == 2
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), got_actor["block_0"], params()["block_0"])
     assert max(jax.tree.leaves(moved)) > 1e-3
+
+
+@pytest.mark.parametrize(("recipe", "shared"), [(OWN, False), (SHARED, True)], ids=["own", "shared"])
+def test_each_minibatch_has_the_advantages_and_targets_of_its_own_samples(recipe, shared):
+    still = jnp.float32(0), jnp.float32(0)  # so that the order of minibatches plays no part
+    samples, table = make_samples()
+    _, _, figures, _ = plain_update(recipe, samples, table, shared, still, by_prompt=True)
+    _, _, metrics = ppo_step(recipe, samples, table, shared, rates=still, minibatch=1)
+    assert metrics["updates"] == figures["groups"] > 8
+    for name in ("loss", "value_loss", "values_mean", "explained_variance"):
+        assert metrics[name] == pytest.approx(figures[name], rel=1e-4, abs=1e-5), name
 
 
 def test_law_5_the_cut_of_rows_the_order_and_devices_change_nothing():
