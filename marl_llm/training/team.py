@@ -247,6 +247,10 @@ class Team:
         return {name: columns[name][order] for name in ("team", "local")}
 
     # ------------------------------------------------------------------------------------------------ measuring
+    def figures(self, rollout: Rollout, table: SampleTable | None = None) -> dict[str, float]:
+        """Per team, role and tool; see `marl_llm.workflows.metrics.rollout_metrics`."""
+        return rollout_metrics(rollout, sample_table(rollout, training=()) if table is None else table)
+
     def evaluate(self, split: str, count: int, greedy: bool, first: int = 0) -> tuple[dict[str, float], Rollout]:
         """One play each of `count` tasks of a split: the figures of `rollout_metrics`, and the plays."""
         controller = self._controllers["greedy" if greedy else "sampled"]

@@ -7,6 +7,7 @@ the right plan and names the first operation that differs, so that without noise
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
@@ -74,13 +75,42 @@ def mini_coding_roles() -> dict[str, Role]:
     }
 
 
+class Verdicts:
+    """Verdicts that were reached once are not reached again: candidates of one problem often write the very same program.
+
+    The sandbox gives the same program the same outcome, so nothing changes but the time. Failures of the infrastructure are not kept.
+    """
+
+    def __init__(self, size: int = 65_536):
+        self._size = size
+        self._known: dict[Any, ToolResult] = {}
+        self._running: dict[Any, asyncio.Future] = {}
+
+    async def of(self, key: Any, judge: Callable[[], Any]) -> ToolResult:
+        """The verdict of this key; `judge()` is awaited by the first who asks, and the others wait for it."""
+        if key in self._known:
+            return self._known[key]
+        if key not in self._running:
+            self._running[key] = asyncio.ensure_future(judge())
+            self._running[key].add_done_callback(lambda _: self._running.pop(key, None))
+        found = await asyncio.shield(self._running[key])
+        if found.ok:
+            if len(self._known) >= self._size:
+                self._known.clear()
+            self._known[key] = found
+        return found
+
+
 def mini_verifier(sandbox: Any = None, timeout_s: float | int = 10.0) -> Callable[..., Any]:
     """The verifying tool of the small world: hidden tests in the real sandbox, and a report of five words."""
+    verdicts = Verdicts()
 
     async def verify(code: str, function: str, tests: Sequence[Any]) -> ToolResult:
         if not code:
             return ToolResult({"pass_rate": 0.0, "report": f"passed 0 of {len(tests)} wrong"}, None, 0.0)
-        judged = await ajudge_calls(code, function, tests, timeout_s, sandbox=sandbox)
+        judged = await verdicts.of(
+            (code, function, repr(tests)), lambda: ajudge_calls(code, function, tests, timeout_s, sandbox=sandbox)
+        )
         if not judged.ok:
             return judged
         passed = sum(case.state == "passed" for case in judged.outcome().cases)

@@ -1,0 +1,128 @@
+"""Tree sampling with one way that forks again: who is compared with whom, who goes on, and what a candidate is paid."""
+
+import numpy as np
+import pytest
+from wordy import SPEECH, Says
+
+from marl_llm.algorithms import advantages_for, make_recipe
+from marl_llm.workflows import Controller, Role, Task, Workflow, WorkflowError, compute, plain, repeat, sequence, shared, stop, when
+from marl_llm.workflows.replay import replay
+from marl_llm.workflows.rewards import absolute, broadcast
+from marl_llm.workflows.samples import sample_table
+
+K = 4
+
+
+def role(name, prompt="{question}"):
+    return Role(name, f"{name}: {prompt}", parse=plain(name), writes={name: "?"})
+
+
+def by_seed(prompt, request):
+    return f"{np.random.default_rng(request.seed).random():.4f}"
+
+
+def end(way):
+    return float(way.fields["b"])
+
+
+def rounds_team(rewards=(broadcast(end, name="end"),)):
+    """a, then b up to three times, until what b says is above 0.9."""
+    body = sequence(
+        role("a"),
+        repeat(role("b", "{a}"), compute(lambda b: float(b) > 0.9, "done", name="look"), when(lambda done: done, stop(), name="s"), at_most=3),
+    )
+    return Workflow("tree", body, ("question",), start={"b": "0"}, rewards=rewards)
+
+
+def play(team, pick, n=3, branching=None, alpha=1.0):
+    tasks = [Task(i, {"question": f"q{i}"}) for i in range(n)]
+    generator = Says(by_seed)
+    with Controller(team, shared(team), generator, SPEECH, branching=branching or {"a": K, "b": K}, pick=pick, alpha=alpha) as controller:
+        return controller.play(tasks, step=5), generator
+
+
+@pytest.mark.parametrize("pick", ["first", "random", "greedy"])
+def test_each_prompt_of_the_trunk_has_k_candidates_and_the_cost_is_linear(pick):
+    rollout, generator = play(rounds_team(), pick)
+    seeds = [request.seed for request in generator.requests]
+    assert len(set(seeds)) == len(seeds)
+    for episode in rollout.episodes:
+        groups = {}
+        for way in episode.trajectories:
+            for call in way.calls:
+                groups.setdefault(call.group, {})[call.id] = call
+        forks = [members for members in groups.values() if len(members) > 1]
+        assert {len(members) for members in forks} == {K}
+        for members in forks:
+            assert len({call.prompt_ids for call in members.values()}) == 1
+            assert sorted(call.choice for call in members.values()) == list(range(K))
+        assert len(episode.trajectories) == 1 + (K - 1) * len(forks)  # not K to the power of the calls
+        assert len({way.branch for way in episode.trajectories}) == len(episode.trajectories)
+        assert 2 <= len(forks) <= 4
+
+
+def test_greedy_goes_on_from_the_candidate_that_was_paid_most_on_its_own_way():
+    rollout, _ = play(rounds_team(), "greedy")
+    for episode in rollout.episodes:
+        ways = episode.trajectories
+        first_fork, later = ways[:K], ways[K:]
+        assert {way.calls[0].choice for way in first_fork} == set(range(K))
+        best = max(first_fork, key=end)
+        assert later
+        assert {way.calls[0].id for way in later} == {best.calls[0].id}
+
+
+def test_first_goes_on_from_the_first_and_random_from_any():
+    first, _ = play(rounds_team(), "first", n=12)
+    later = [way.calls[0].choice for episode in first.episodes for way in episode.trajectories[K:]]
+    assert set(later) == {0}
+    chosen, _ = play(rounds_team(), "random", n=12)
+    later = {way.calls[0].choice for episode in chosen.episodes for way in episode.trajectories[K:]}
+    assert len(later) > 1
+    again, _ = play(rounds_team(), "random", n=12)
+    texts = lambda rollout: [call.text for way in rollout.trajectories for call in way.calls]  # noqa: E731
+    assert texts(again) == texts(chosen)
+
+
+def test_alpha_weighs_team_rewards_when_greedy_picks():
+    against = absolute(lambda call, way: -2 * end(way), ("a", "b"), name="against")
+    team = rounds_team((broadcast(end, name="end"), against))
+    light, _ = play(team, "greedy", alpha=1.0)  # end - 2 end: the worst end goes on
+    heavy, _ = play(team, "greedy", alpha=4.0)
+    for rollout, want in ((light, min), (heavy, max)):
+        for episode in rollout.episodes:
+            chosen = want(episode.trajectories[:K], key=end)
+            assert {way.calls[0].id for way in episode.trajectories[K:]} == {chosen.calls[0].id}
+
+
+def test_a_candidate_is_paid_what_its_own_first_way_earned_not_what_picked_successors_did():
+    rollout, _ = play(rounds_team(), "greedy")
+    table = sample_table(rollout)
+    by_id = {(s.instance, s.call.id): s for s in table.samples}
+    for episode in rollout.episodes:
+        for way in episode.trajectories[:K]:  # the first ways through the candidates of a
+            assert by_id[episode.task.number, way.calls[0].id].team == pytest.approx(end(way))
+        picked = max(episode.trajectories[:K], key=end)
+        mean = np.mean([end(way) for way in episode.trajectories if way.calls[0].id == picked.calls[0].id])
+        assert by_id[episode.task.number, picked.calls[0].id].team != pytest.approx(mean)
+
+
+def test_at_grpo_compares_candidates_of_one_prompt():
+    rollout, _ = play(rounds_team(), "greedy")
+    columns = sample_table(rollout).to_samples()
+    _, metrics, _ = advantages_for(make_recipe("at_grpo", branches=K), columns)
+    assert float(metrics["mixed_prompt_share"]) == 0.0
+    assert int(metrics["groups"]) > int(metrics["groups_of_one"])
+
+
+def test_a_tree_replays():
+    team = rounds_team()
+    rollout, _ = play(team, "greedy")
+    again = replay(rollout.episodes[1], team, shared(team), SPEECH, branching={"a": K, "b": K}, pick="greedy")
+    ends = lambda episode: [(way.branch, end(way)) for way in episode.trajectories]  # noqa: E731
+    assert ends(again) == ends(rollout.episodes[1])
+
+
+def test_an_unknown_pick_is_refused():
+    with pytest.raises(WorkflowError, match="pick='best' is unknown; choose None or one of first, random, greedy"):
+        play(rounds_team(), "best")
