@@ -1,6 +1,6 @@
 """Runs the attacks and the benign programs of tests/data/sandbox against one level and prints what became of each, as JSON.
 
-    python tests/tools/lab.py {root,user} tests/tools/corpus.py LEVEL TIMEOUT [PROFILES]
+    python tests/tools/lab.py {root,user} tests/tools/corpus.py LEVEL TIMEOUT [PROFILES [ATTACKS]]
 
 The first two lines of an attack say what is expected and how it is checked: `default` (no BREACH in what it prints), `timeout` (and it is
 ended at its limit), `nonzero` (and it does not end with 0), `same` (two runs print the same), `judge` (its wrong answers are not accepted).
@@ -33,6 +33,7 @@ CLASSES = {
 }
 
 
+LATE = "late"
 # Below NAMESPACES only a look every 20 ms holds these: it may come too late, so they do not count as contained.
 RACED = ("m04_disk_fill", "m06_many_inodes")
 
@@ -120,7 +121,7 @@ def attack(sandbox: Sandbox, source: str, timeout: float) -> str:
         if check == "nonzero" and result.exit_code == 0:
             return "exit code 0"
         if time.monotonic() - tick > timeout + 2:
-            return "late"
+            return LATE
     if check == "same" and outputs[0] != outputs[1]:
         return "two runs differ"
     if any(not (CANARY / name).exists() for name in FILES):
@@ -147,6 +148,7 @@ def main() -> None:
     """Prints one JSON object: attack or benign name -> empty string or what went wrong."""
     level, timeout = Level[sys.argv[1].upper()], float(sys.argv[2])
     profiles = sys.argv[3].split(",") if len(sys.argv) > 3 else ["bare", "numpy", "ds"]
+    wanted = set(sys.argv[4].split(",")) if len(sys.argv) > 4 else None
     os.environ["MARL_SECRET_TOKEN"] = "tok-93187"
     put_canaries()
     serve(socket.AF_UNIX, "\0sbx_canary_sock")
@@ -155,6 +157,8 @@ def main() -> None:
     found = {"attacks": {}, "benign": {}}
     with Sandbox(workers=2, level=level, minimum=level) as sandbox:
         for path in sorted((DATA / "attacks").glob("*.txt")):
+            if wanted is not None and path.stem not in wanted:
+                continue
             found["attacks"][path.stem] = attack(sandbox, path.read_text(), timeout)
         for path in sorted((DATA / "benign").glob("*.txt")):
             source = path.read_text()
