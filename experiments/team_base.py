@@ -86,6 +86,7 @@ def team_config(name: str, world: str, recipe: str) -> config_dict.ConfigDict:
     )
     # imitation of the world's scripted player; 0 steps start from what the models are. After `fresh` steps their plays are used again
     c.warm_start = config_dict.ConfigDict({"steps": 0, "tasks": 48, "fresh": config_dict.placeholder(int), "learning_rate": 2e-3})
+    c.warm_start.run = ""  # directory of another run: begin where its reinforcement began, in place of the steps above
     c.evaluation = config_dict.ConfigDict(
         {
             "every": 40,  # steps between evaluations on the validation split
@@ -130,10 +131,11 @@ def variant(name: str, arg: str | None, known: tuple[str, ...]) -> str:
 def mini_search(name: str, world: str) -> config_dict.ConfigDict:
     """What the three question-answering workflows have in common in the small world of facts."""
     c = team_config(name, world, "grpo")
-    c.steps = 150
+    c.steps = 120
     c.warm_start.steps = 700
     c.recipe.branches = 8
     c.recipe.rewards = "mixed"
+    c.recipe.returns = "immediate"  # a call is paid for itself: the workflow's rewards say what it earned
     c.recipe.scale = "none"
     c.recipe.reduce = "token_mean"
     c.recipe.skip_tied = True

@@ -147,7 +147,9 @@ class _Run:
         from marl_llm import reporting
         from marl_llm.training import linear_decay
 
-        if w.steps:
+        if w.run:
+            self.team.start_from(self._policies_of(pathlib.Path(w.run)))
+        elif w.steps:
             with reporting.Progress(w.steps, "warm start") as progress:
                 for step in range(w.steps):
                     rate = float(linear_decay(step, w.steps, w.learning_rate, warmup=20, floor=0.1))
@@ -158,6 +160,16 @@ class _Run:
                         progress.update(step + 1, loss=figures["loss"])
             team.begin()
         return {"step": 0, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(self.plan.assignment.trained, 0)}
+
+    def _policies_of(self, run: pathlib.Path) -> dict:
+        """The policies with which another run of these models began."""
+        from experiments.base import ConfigError
+        from marl_llm.training import Checkpoints
+
+        like = {name: learner.policy for name, learner in self.team.learners.items()}
+        if 0 not in Checkpoints(run / "checkpoints").steps():
+            raise ConfigError(f"warm_start.run={str(run)!r} has no checkpoint 0; name the directory of a run that has begun")
+        return Checkpoints(run / "checkpoints").restore(0, like)
 
     def validate(self, step: int) -> float:
         """A greedy evaluation on the validation split, with its line in metrics.jsonl."""

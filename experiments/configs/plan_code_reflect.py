@@ -17,10 +17,24 @@ def get_config(arg=None):
         return full_size(team_config("plan_code_reflect", "problems", "ppo"))
     recipe = {"ppo": "ppo", "at_grpo": "at_grpo", "reinforce": "mappa"}.get(arg, "grpo")
     c = team_config("plan_code_reflect", "functions", recipe)
-    c.steps = 150
-    c.warm_start.steps = 300
+    c.steps = 80
+    c.warm_start.steps = 400
+    c.warm_start.fresh = 100
     c.warm_start.tasks = 32
-    c.optimizer.learning_rate = 3e-4
-    c.recipe.reduce = "token_mean"
     c.rollout.tasks = 16
+    c.optimizer.learning_rate = 2e-4
+    c.optimizer.minibatch = 64
+    c.evaluation.final_tasks = 300
+    c.recipe.reduce = "token_mean"
+    if recipe == "grpo":  # a planner's first prompt is the same in all plays; later prompts differ by what went before
+        c.recipe.group_by = "instance,agent,turn"
+        c.recipe.rewards, c.recipe.returns = "mixed", "immediate"
+    if recipe in ("grpo", "at_grpo"):
+        c.recipe.branches = 8 if recipe == "grpo" else 4
+        c.recipe.scale, c.recipe.skip_tied, c.recipe.tied_in_denominator = "none", True, False
+    if recipe == "mappa":
+        c.recipe.branches, c.recipe.rewards, c.recipe.returns = 8, "mixed", "immediate"
+    if recipe == "ppo":
+        c.recipe.branches = 8
+        c.optimizer.critic_learning_rate = 1e-3
     return smoke_team(c) if arg == "smoke" else c

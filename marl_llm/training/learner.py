@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Recipe, Samples
 from marl_llm.models import TRAIN, LoraConfig, ModelConfig, init_adapters, merge, param_shardings
 from marl_llm.training.critic_update import make_critic_update, with_value_head
 from marl_llm.training.packed_imitation import make_packed_imitation
-from marl_llm.training.packed_update import make_packed_update
+from marl_llm.training.packed_update import make_packed_update, make_token_kl
 from marl_llm.training.packing import TokenSample
 from marl_llm.training.policy import Policy, make_policy
 from marl_llm.workflows import Speech
@@ -90,6 +90,12 @@ def _updates(config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, options: 
     return imitate, make_critic_update(options.recipe, config, options.optimizer, mesh, critic=critic, **shared)
 
 
+@functools.cache
+def _token_kl(config: ModelConfig, mesh: Mesh, options: LearnerOptions) -> Callable:
+    sizes = dict(row_tokens=options.row_tokens, minibatch=options.minibatch, microbatch_tokens=options.microbatch_tokens)
+    return make_token_kl(options.recipe, config, mesh, **sizes)
+
+
 class Learner:
     """A model that learns.
 
@@ -124,6 +130,8 @@ class Learner:
 
     def _policy(self, params: dict) -> Policy:
         policy = make_policy(params, self.options.optimizer)
+        if self.base is not None and params.keys() != self.base.keys():  # adapters are small: every device has them whole
+            return jax.device_put(policy, NamedSharding(self.mesh, PartitionSpec()))
         return jax.device_put(policy, param_shardings(policy, self.mesh, TRAIN))
 
     @property
@@ -134,7 +142,7 @@ class Learner:
     def imitate(self, pairs: Sequence[tuple[Any, Any]], learning_rate: float | Array) -> dict[str, float]:
         """One step towards given responses, `(prompt ids, response ids)`."""
         self.policy, figures = self.imitate_step(self.policy, pairs, learning_rate, self.base)
-        return figures
+        return {name: float(x) for name, x in figures.items()}
 
     def begin(self, trained: dict | None = None) -> None:
         """Ends the warm start: what is there now (or `trained`, parameters or adapters of another) is where reinforcement begins."""
@@ -146,6 +154,11 @@ class Learner:
     def restore(self, policy: Policy, critic: Policy | None) -> None:
         """Takes over what a checkpoint held."""
         self.policy, self.critic = policy, critic
+
+    def charged_kl(self, samples: Sequence[TokenSample], chosen: Sequence[int]) -> np.ndarray:
+        """KL of each chosen sample to this model as it began, summed over its tokens: what `kl_in="reward"` charges. `[len(chosen)]`."""
+        table = _token_kl(self.config, self.mesh, self.options)(self.start, samples, chosen)
+        return np.asarray(table).sum(axis=1)[np.asarray(chosen)]
 
     def learn(
         self,
@@ -164,5 +177,5 @@ class Learner:
             )
         else:
             self.policy, figures = self.update_step(self.policy, reference, samples, table, plays, learning_rate, seed, self.base)
-        return figures
+        return {name: float(x) for name, x in figures.items()}
 

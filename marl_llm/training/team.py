@@ -10,7 +10,8 @@
         print(team.evaluate("test", 256, greedy=True)[0])
 
 A step's samples are those of all roles; each model trains on the rows of the roles that it plays. Everything is drawn by identity: the
-same seed, steps and tasks give the same run, however fast tools and other players were.
+same seed, steps and tasks give the same draws, however fast tools and other players were. Log-probs agree to float32's rounding only, because
+who decodes beside whom decides the shapes of matrix products; so two runs drift apart slowly, and do so bit by bit.
 """
 
 from __future__ import annotations
@@ -198,6 +199,12 @@ class Team:
                 self.learners[name].begin(trained)
         self._serve(self.learners)
 
+    def start_from(self, policies: Mapping[str, Policy]) -> None:
+        """Begins where another team of the same models began: its policies at that time."""
+        for name, learner in self.learners.items():
+            learner.begin(policies[name].params)
+        self._serve(self.learners)
+
     def _serve(self, names: Sequence[str] | Mapping[str, Any]) -> None:
         for name in names:
             self.engine.set_params(name, self.learners[name].params)
@@ -225,6 +232,12 @@ class Team:
         columns = {name: np.asarray(x)[np.asarray(keep)] for name, x in fields.items() if x is not None}
         if self.permute_rewards:
             columns |= self._permuted(columns, rollout.step)
+        recipe = self.options.recipe
+        if recipe.kl_coef and recipe.kl_in == "reward" and not self.options.has_critic:  # each model has a reference of its own
+            columns["kl"] = np.zeros(len(keep), np.float32)
+            for name in names:
+                mine = [place for place, number in enumerate(keep) if table[number].call.model == name]
+                columns["kl"][mine] = self.learners[name].charged_kl(samples, mine) if mine else 0.0
         figures = {}
         for name in names:
             plays = np.asarray([self.assignment.roles[role] == name for role in self.workflow.roles])
