@@ -62,11 +62,20 @@ def fact_iterative(worlds: int = 64, facts_seed: int = 0, top_k: int = 1, noise:
     return _fact_world(search.mini_iterative_search, worlds, facts_seed, top_k, noise, random_relation)
 
 
-def functions(functions_seed: int = 0, noise: float = 0.1, rounds: int = ROUNDS, blank: str = "") -> World:
+def functions(
+    functions_seed: int = 0,
+    vague: float = 0.9,
+    noise: float = 0.1,
+    deaf: float = 0.6,
+    silent: float = 0.6,
+    rounds: int = ROUNDS,
+    blank: str = "",
+) -> World:
     """Workflow D on generated functions, judged in the real sandbox.
 
     Args:
-      noise: of the scripted player.
+      vague: how often an operation is told by a word with two readings, which only the tests tell apart.
+      noise, deaf, silent: habits of the scripted player, see `coding.function_player`.
       rounds: most rounds.
       blank: ablations, `role.field` with commas between, e.g. `planner.advice`: the role never sees the field.
     """
@@ -81,9 +90,9 @@ def functions(functions_seed: int = 0, noise: float = 0.1, rounds: int = ROUNDS,
     def tasks(split: str, first: int, count: int) -> list[Task]:
         if split not in FUNCTION_SHARES:
             raise ValueError(f"unknown split {split!r}; the splits are {', '.join(FUNCTION_SHARES)}")
-        return [coding.function_task(split, functions_seed, number) for number in range(first, first + count)]
+        return [coding.function_task(split, functions_seed, number, vague) for number in range(first, first + count)]
 
-    return World(workflow, tasks, "all_passed", coding.function_speech(), coding.function_player(noise))
+    return World(workflow, tasks, "all_passed", coding.function_speech(), coding.function_player(noise, deaf, silent))
 
 
 def _from_files(train: str, test: str, load: Callable[..., list[Task]], check: bool) -> Callable[[str, int, int], list[Task]]:

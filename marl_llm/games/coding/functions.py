@@ -140,8 +140,10 @@ def run_plan(plan: tuple[tuple[str, int], ...], value: Any) -> Any:
     return value
 
 
-def function_task(split: str, seed: int, number: int) -> Task:
+def function_task(split: str, seed: int, number: int, vague: float = 0.6) -> Task:
     """A problem. Hidden: `function`, `tests`, `visible_tests`, and the `plan_gold` that scripts know.
+
+    `vague` is how often an operation that has a word with two readings is told by it.
 
     Its cases tell the two readings of every ambiguous word apart, so that a program that passes all of them has read the words as meant.
     """
@@ -149,13 +151,13 @@ def function_task(split: str, seed: int, number: int) -> Task:
     while True:
         names = rng.choice(templates(split))
         plan = tuple((name, int(rng.choice(NUMBERS))) for name in names)
-        vague = [i for i, name in enumerate(names) if name in AMBIGUOUS and rng.random() < 0.6]
+        unclear = [i for i, name in enumerate(names) if name in AMBIGUOUS and rng.random() < vague]
         cases = _cases(rng, BY_NAME[names[0]].kind, plan)
-        others = [tuple((OTHER[name], n) if i == j else (name, n) for j, (name, n) in enumerate(plan)) for i in vague]
+        others = [tuple((OTHER[name], n) if i == j else (name, n) for j, (name, n) in enumerate(plan)) for i in unclear]
         hidden = cases[VISIBLE_CASES:]
         if all(any(run_plan(other, *given) != wanted for given, wanted in hidden) for other in others):
             break
-    words = [AMBIGUOUS[name] if i in vague else rng.choice(BY_NAME[name].words) for i, name in enumerate(names)]
+    words = [AMBIGUOUS[name] if i in unclear else rng.choice(BY_NAME[name].words) for i, name in enumerate(names)]
     parts = [f"{word} {n}" if BY_NAME[name].takes_number else word for word, (name, n) in zip(words, plan)]
     problem = f"{BY_NAME[names[0]].kind} {' then '.join(parts)}"
     secret = {"function": "f", "tests": cases[VISIBLE_CASES:], "visible_tests": cases[:VISIBLE_CASES], "plan_gold": plan}

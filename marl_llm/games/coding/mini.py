@@ -137,17 +137,23 @@ def blank(roles: dict[str, Role], role: str, field: str, value: str = "none") ->
     return roles | {role: dataclasses.replace(old, show={**old.show, field: lambda _: value})}
 
 
-def function_player(noise: float = 0.0) -> Callable[[Turn], str]:
-    """A player of all three roles; `noise` is how often a response loses its last word."""
+def function_player(noise: float = 0.0, deaf: float = 0.0, silent: float = 0.0) -> Callable[[Turn], str]:
+    """A player of all three roles, perfect if all is 0; with the habits below it makes a warm start that has something to learn.
+
+    Args:
+      noise: how often a response loses its last word.
+      deaf: how often the planner writes its last plan again, whatever the advice.
+      silent: how often the reflector says `none`, though it knows better.
+    """
 
     def play(turn: Turn) -> str:
         rng, fields, role = turn.random, turn.fields, turn.role.name
         if role == "planner":
-            text = _plan(fields, rng)
+            text = fields["plan"] if deaf and fields["plan"] != "none" and rng.random() < deaf else _plan(fields, rng)
         elif role == "coder":
             text = "def f ( x ) : return x" if fields["plan"] == "none" else program(read_plan(fields["plan"]))
         else:
-            text = _advice(fields)
+            text = "none" if silent and rng.random() < silent else _advice(fields)
         return " ".join(text.split()[:-1]) if rng.random() < noise else text
 
     return play
