@@ -65,16 +65,18 @@ def fact_iterative(worlds: int = 64, facts_seed: int = 0, top_k: int = 1, noise:
 def functions(
     functions_seed: int = 0,
     vague: float = 0.9,
+    rare: float = 0.25,
     noise: float = 0.1,
-    deaf: float = 0.6,
-    silent: float = 0.6,
+    deaf: float = 0.3,
+    silent: float = 0.3,
     rounds: int = ROUNDS,
     blank: str = "",
 ) -> World:
     """Workflow D on generated functions, judged in the real sandbox.
 
     Args:
-      vague: how often an operation is told by a word with two readings, which only the tests tell apart.
+      vague, rare: how often an operation is told by a word with two readings, which only the tests tell apart, and how much more seldom
+        the second of them is meant: see `coding.function_task`.
       noise, deaf, silent: habits of the scripted player, see `coding.function_player`.
       rounds: most rounds.
       blank: ablations, `role.field` with commas between, e.g. `planner.advice`: the role never sees the field.
@@ -90,7 +92,7 @@ def functions(
     def tasks(split: str, first: int, count: int) -> list[Task]:
         if split not in FUNCTION_SHARES:
             raise ValueError(f"unknown split {split!r}; the splits are {', '.join(FUNCTION_SHARES)}")
-        return [coding.function_task(split, functions_seed, number, vague) for number in range(first, first + count)]
+        return [coding.function_task(split, functions_seed, number, vague, rare) for number in range(first, first + count)]
 
     return World(workflow, tasks, "all_passed", coding.function_speech(), coding.function_player(noise, deaf, silent))
 

@@ -16,6 +16,7 @@ NOTEBOOKS = pathlib.Path(__file__).parents[2] / "notebooks"
     ("01_groups_and_advantages", 4, "mix prompts"),
     ("02_losses", 6, "on the sampler's kept set"),
     ("03_models_and_sharding", 2, "does not fit"),
+    ("04_your_own_team", 1, "of the plate right before"),
 ])  # fmt: skip
 def test_notebook_runs(name, pictures, said, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
