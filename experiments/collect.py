@@ -4,8 +4,8 @@
     python -m experiments.collect --group=shared:runs/s0,runs/s1 --group=separate:runs/c0,runs/c1 --picture=curves.png --axis=sampled_tokens
 
 Prints a Markdown table: the headline figure of the test split before and after, greedy and sampled, with the spread over seeds; what it is
-with one role's untrained model put back; turns; sampled tokens and seconds. The picture has a curve per group, validation figures over steps
-or sampled tokens, with every seed as a thin line.
+with one role's untrained model put back; turns; sampled tokens and seconds. The picture has a curve per group, validation figures over
+steps or sampled tokens, with every seed as a thin line.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def table(groups: dict[str, list[dict]]) -> str:
         for parts in kinds:
             before, after = ([part[when]["success"] for part in parts] for when in ("before", "after"))
             cells += [spread(before), spread(after), spread([b - a for a, b in zip(before, after)])]
-        cells += [" → ".join(f"{statistics.mean(part[when]['turns'] for part in parts):.2f}" for when in ("before", "after")) for parts in kinds]
+        turns = lambda parts, when: f"{statistics.mean(part[when]['turns'] for part in parts):.2f}"  # noqa: E731
+        cells += [f"{turns(parts, 'before')} → {turns(parts, 'after')}" for parts in kinds]
         pairs = runs[0]["evaluation"]["pairs"]
         mean = lambda parts, pair: statistics.mean(part["pairs"][pair]["success"] for part in parts)  # noqa: E731
         worth = [f"{pair.removesuffix(' untrained')} {mean(kinds[0], pair):.3f} / {mean(kinds[1], pair):.3f}" for pair in pairs]

@@ -16,7 +16,7 @@ from experiments.command import closest
 from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.games.worlds import WORLDS, make_world, world_options
 from marl_llm.models import ModelConfig, make_model_config
-from marl_llm.workflows import Assignment, Outside, Policy, Scripted, World, WorkflowError, alternate
+from marl_llm.workflows import Assignment, Outside, Policy, Scripted, WorkflowError, World, alternate
 
 KINDS = ("trained", "frozen", "outside", "scripted")
 _MODEL_KEYS = ("kind", "preset", "path", "lora_rank", "lora_alpha", "url", "served_as", "key_env")
@@ -240,7 +240,8 @@ def _with_models(config: config_dict.ConfigDict, world: World, recipe: Recipe) -
         raise ConfigError(f"optimizer.critic_learning_rate would have no effect: recipe {recipe.name} has no critic")
     longest = max(r.max_prompt + r.max_tokens for r in world.workflow.roles.values())
     if config.optimizer.row_tokens < longest:
-        raise ConfigError(f"optimizer.row_tokens={config.optimizer.row_tokens} is less than a role's longest prompt and response, {longest}")
+        tokens = config.optimizer.row_tokens
+        raise ConfigError(f"optimizer.row_tokens={tokens} is less than a role's longest prompt and response, {longest}")
     return TeamPlan(world, assignment, recipe, options)
 
 
@@ -301,7 +302,8 @@ def _spells(text: str) -> list[tuple[tuple[str, ...], int]]:
 _LEAST = {
     "steps": 0, "rollout.tasks": 1, "rollout.slots": 1, "rollout.chunk": 1, "rollout.attempts": 1, "rollout.concurrency": 1,
     "optimizer.minibatch": 1, "optimizer.epochs": 1, "optimizer.row_tokens": 2, "optimizer.microbatch_tokens": 0, "optimizer.warmup": 0,
-    "warm_start.steps": 0, "warm_start.tasks": 1, "warm_start.fresh": 1, "evaluation.every": 1, "evaluation.tasks": 1, "evaluation.final_tasks": 1,
+    "warm_start.steps": 0, "warm_start.tasks": 1, "warm_start.fresh": 1,
+    "evaluation.every": 1, "evaluation.tasks": 1, "evaluation.final_tasks": 1,
     "evaluation.transcripts": 0, "checkpoint.every": 1, "checkpoint.keep": 1, "devices": 0, "mesh.fsdp": 1, "mesh.tensor": 1,
 }  # fmt: skip
 _POSITIVE = ("rollout.timeout_s", "optimizer.learning_rate", "optimizer.critic_learning_rate", "optimizer.max_grad_norm",

@@ -59,9 +59,8 @@ def build_team(plan: TeamPlan, config, mesh):
     tokens = o.microbatch_tokens
     if tokens is None:
         tokens = max(MICROBATCH, o.row_tokens) if mesh.devices.flat[0].platform == "cpu" else 0
-    options = LearnerOptions(
-        plan.recipe, make_optimizer(o.max_grad_norm, b2=o.b2, weight_decay=o.weight_decay), o.row_tokens, o.minibatch, o.epochs, tokens, o.critic
-    )
+    optimizer = make_optimizer(o.max_grad_norm, b2=o.b2, weight_decay=o.weight_decay)
+    options = LearnerOptions(plan.recipe, optimizer, o.row_tokens, o.minibatch, o.epochs, tokens, o.critic)
     play = PlayOptions(r.slots, r.chunk, r.attempts, r.timeout_s, r.concurrency)
     specs = model_specs(plan, config, mesh)
     permute = config.control.permute_rewards

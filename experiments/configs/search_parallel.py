@@ -1,4 +1,4 @@
-"""Workflow A of UnityMAS-O, parallel retrieval: a decomposer writes queries, an answerer reads what they found; both are paid the answer's F1.
+"""Workflow A of UnityMAS-O, parallel retrieval: a decomposer writes queries, an answerer reads what they find; F1 pays both.
 
 Command:   python -m experiments.train --config=experiments/configs/search_parallel.py --workdir=runs/a
 Variants:  :smoke runs the same code in a few steps; :full is the paper's size on NQ or HotpotQA, and needs files and a checkpoint:

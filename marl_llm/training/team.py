@@ -10,8 +10,8 @@
         print(team.evaluate("test", 256, greedy=True)[0])
 
 A step's samples are those of all roles; each model trains on the rows of the roles that it plays. Everything is drawn by identity: the
-same seed, steps and tasks give the same draws, however fast tools and other players were. Log-probs agree to float32's rounding only, because
-who decodes beside whom decides the shapes of matrix products; so two runs drift apart slowly, and do so bit by bit.
+same seed, steps and tasks give the same draws, however fast tools and other players were. Log-probs agree to float32's rounding only,
+because who decodes beside whom decides the shapes of matrix products; so two runs drift apart, slowly.
 """
 
 from __future__ import annotations

@@ -25,12 +25,13 @@ def end(way):
     return float(way.fields["b"])
 
 
-def rounds_team(rewards=(broadcast(end, name="end"),)):
+PAID = (broadcast(end, name="end"),)
+
+
+def rounds_team(rewards=PAID):
     """a, then b up to three times, until what b says is above 0.9."""
-    body = sequence(
-        role("a"),
-        repeat(role("b", "{a}"), compute(lambda b: float(b) > 0.9, "done", name="look"), when(lambda done: done, stop(), name="s"), at_most=3),
-    )
+    look = compute(lambda b: float(b) > 0.9, "done", name="look")
+    body = sequence(role("a"), repeat(role("b", "{a}"), look, when(lambda done: done, stop(), name="s"), at_most=3))
     return Workflow("tree", body, ("question",), start={"b": "0"}, rewards=rewards)
 
 
