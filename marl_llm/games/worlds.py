@@ -19,6 +19,8 @@ from marl_llm.games import coding, search
 from marl_llm.games.coding.functions import SHARES as FUNCTION_SHARES
 from marl_llm.games.coding.team import ROUNDS
 from marl_llm.workflows import Task, WorkflowError, World
+from marl_llm.workflows.answers import normalise_answer
+from marl_llm.workflows.rows import DataError
 
 HOLD_OUT = 1000  # rows at the end of a training file that are for validation
 
@@ -97,15 +99,26 @@ def functions(
     return World(workflow, tasks, "all_passed", coding.function_speech(), coding.function_player(noise, deaf, silent))
 
 
-def _from_files(train: str, test: str, load: Callable[..., list[Task]], check: bool) -> Callable[[str, int, int], list[Task]]:
-    """Tasks of two files, again and again from the start; the last rows of the training file are the validation split."""
+def _from_files(train: str, test: str, load: Callable[..., list[Task]], field: str) -> Callable[[str, int, int], list[Task]]:
+    """Tasks of two files, again and again from the start; the last rows of the training file are the validation split.
+
+    No two splits share a `field` (law 12): of rows for training, those that come again for validation are left out; a row that is in
+    both files is an error.
+    """
     if not train or not test:
         raise ValueError("train and test must name parquet or jsonl files of tasks, e.g. --config.world.train=nq/train.parquet")
-    rows = load(train, "train")
-    kept = max(1, len(rows) - min(HOLD_OUT, len(rows) // 5))
-    parts = {"train": rows[:kept], "validation": rows[kept:] or rows[-1:], "test": load(test, "test")}
-    if check:
-        search.check_disjoint(rows, parts["test"])
+    rows, held_out = load(train, "train"), load(test, "test")
+    if len(rows) < 5:
+        raise DataError(f"{train} has {len(rows)} rows; at least 5 are needed, for the last fifth is the validation split")
+    if not held_out:
+        raise DataError(f"{test} has no rows")
+    search.check_disjoint(rows, held_out, field)
+    kept = len(rows) - min(HOLD_OUT, len(rows) // 5)
+    text = lambda task: normalise_answer(str(task.fields[field]))  # noqa: E731
+    validation = {text(task) for task in rows[kept:]}
+    parts = {"train": [task for task in rows[:kept] if text(task) not in validation], "validation": rows[kept:], "test": held_out}
+    if not parts["train"]:
+        raise DataError(f"{train}: every {field} of its first {kept} rows comes again in the last ones, which are the validation split")
 
     def tasks(split: str, first: int, count: int) -> list[Task]:
         if split not in parts:
@@ -122,9 +135,13 @@ def _question_world(build: Callable[..., Any], train: str, test: str, index: str
 
     if not index:
         raise ValueError("index must name a retriever: a directory built by marl_llm.tools.retriever, or the address of its server")
-    tasks = _from_files(train, test, search.load_questions, check=True)
-    retriever = RetrieverClient(index) if "://" in index else open_index(index)
-    return World(build(search.retrieve_with(retriever, top_k), **more), tasks, "f1")
+    if top_k < 1:
+        raise ValueError(f"top_k={top_k} must be at least 1")
+    tasks = _from_files(train, test, search.load_questions, "question")
+    if "://" not in index:
+        return World(build(search.retrieve_with(open_index(index), top_k), **more), tasks, "f1")
+    client = RetrieverClient(index)
+    return World(build(search.retrieve_with(client, top_k), **more), tasks, "f1", close=client.close)
 
 
 def question_parallel(train: str = "", test: str = "", index: str = "", top_k: int = 4) -> World:
@@ -147,7 +164,7 @@ def question_iterative(train: str = "", test: str = "", index: str = "", top_k: 
 
 def problems(train: str = "", test: str = "", rounds: int = ROUNDS) -> World:
     """Workflow D on programming problems with tests, judged in the sandbox."""
-    tasks = _from_files(train, test, coding.load_problems, check=False)
+    tasks = _from_files(train, test, coding.load_problems, "problem")
     if rounds < 1:
         raise WorkflowError(f"rounds={rounds} must be at least 1")
     return World(coding.plan_code_verify_reflect(coding.verifier(), rounds=rounds), tasks, "all_passed")
