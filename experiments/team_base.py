@@ -7,6 +7,7 @@ A config file has `get_config(arg=None)`, starts from `team_config(...)` and set
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
 from ml_collections import config_dict
@@ -15,7 +16,7 @@ from experiments.base import ConfigError, given, open_fields, parse_assignment
 from experiments.command import closest
 from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.games.worlds import WORLDS, make_world, world_options
-from marl_llm.models import ModelConfig, make_model_config
+from marl_llm.models import LoraConfig, ModelConfig, make_model_config, read_config
 from marl_llm.workflows import Assignment, Outside, Policy, Scripted, WorkflowError, World, alternate
 
 KINDS = ("trained", "frozen", "outside", "scripted")
@@ -102,7 +103,9 @@ def team_config(name: str, world: str, recipe: str) -> config_dict.ConfigDict:
     c.quick_compile = False
     c.devices = 1  # data-parallel devices; 0: all
     c.mesh = config_dict.ConfigDict({"fsdp": 1, "tensor": 1})
-    return c.lock()
+    c.lock()
+    c.models.unlock()  # a config file adds sections by name
+    return c
 
 
 def smoke_team(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
@@ -238,6 +241,9 @@ def _with_models(config: config_dict.ConfigDict, world: World, recipe: Recipe) -
         raise ConfigError(f"warm_start.steps={config.warm_start.steps}: world {config.world.name} has no scripted player to imitate")
     if recipe.normaliser != "critic" and config.optimizer.critic_learning_rate is not None:
         raise ConfigError(f"optimizer.critic_learning_rate would have no effect: recipe {recipe.name} has no critic")
+    _check_critic(config, recipe, options)
+    if config.model.lora_alpha not in (None, LoraConfig.alpha) and not any("lora_alpha" in one for one in options.values()):
+        raise ConfigError(f"config.model.lora_alpha={config.model.lora_alpha} would have no effect: no model has a lora_rank")
     longest = max(r.max_prompt + r.max_tokens for r in world.workflow.roles.values())
     if config.optimizer.row_tokens < longest:
         tokens = config.optimizer.row_tokens
@@ -245,18 +251,32 @@ def _with_models(config: config_dict.ConfigDict, world: World, recipe: Recipe) -
     return TeamPlan(world, assignment, recipe, options)
 
 
+def _check_critic(config: config_dict.ConfigDict, recipe: Recipe, options: dict[str, dict]) -> None:
+    from marl_llm.training.learner import CRITICS  # takes a second to import
+
+    critic = config.optimizer.critic
+    if critic not in CRITICS:
+        raise ConfigError(f"config.optimizer.critic={critic!r} is unknown; the kinds are {', '.join(CRITICS)}")
+    if critic == "head" and recipe.normaliser != "critic":
+        raise ConfigError(f"config.optimizer.critic='head' would have no effect: recipe {recipe.name} has no critic")
+    if critic == "head" and (adapted := [name for name, one in options.items() if one.get("lora_rank")]):
+        raise ConfigError(f"config.optimizer.critic='head' lies on a policy's own parameters, but {adapted[0]} trains adapters: use 'own'")
+
+
 def _options(config: config_dict.ConfigDict, name: str) -> dict:
     """A model's section, with what it leaves open as `config.model` has it. One that names its own shape inherits no other shape's."""
     common, own = given(config.model), given(config.models[name]) if name in config.models else {}
-    if own.get("preset") or own.get("path"):
-        common = {key: value for key, value in common.items() if key in ("kind", "lora_rank", "lora_alpha")}
-    if own.get("kind") in ("outside", "scripted"):
-        common = {}
-    merged = common | own
-    kind = merged.get("kind")
+    kind = own.get("kind") or common.get("kind")
     if kind not in KINDS:
         raise ConfigError(f"config.models.{name}.kind={kind!r} is unknown; the kinds are {', '.join(KINDS)}")
+    if own.get("preset") and own.get("path"):
+        raise ConfigError(f"config.models.{name}.preset would have no effect: its path names a checkpoint")
+    if own.get("preset") or own.get("path"):
+        common = {key: value for key, value in common.items() if key in ("kind", "lora_rank", "lora_alpha")}
     allowed = {"outside": ("kind", "url", "served_as", "key_env"), "scripted": ("kind",)}.get(kind)
+    if allowed:  # of the shape that others have, nothing is meant
+        common = {key: value for key, value in common.items() if key in allowed}
+    merged = common | own
     if allowed and (idle := [key for key in merged if key not in allowed]):
         raise ConfigError(f"config.models.{name}.{idle[0]} would have no effect: the model is {kind}")
     if kind == "outside" and not (merged.get("url") and merged.get("served_as")):
@@ -266,7 +286,13 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
             merged.pop("preset", None)
         if idle := [key for key in ("url", "served_as", "key_env") if merged.get(key)]:
             raise ConfigError(f"config.models.{name}.{idle[0]} would have no effect: the model is {kind}")
+        if kind == "frozen":
+            if idle := [key for key in ("lora_rank", "lora_alpha") if key in own]:
+                raise ConfigError(f"config.models.{name}.{idle[0]} would have no effect: the model is frozen")
+            merged.pop("lora_rank", None)
         if merged.get("lora_rank") is None:
+            if "lora_alpha" in own:
+                raise ConfigError(f"config.models.{name}.lora_alpha would have no effect: lora_rank is not set")
             merged.pop("lora_alpha", None)
     return merged
 
@@ -280,10 +306,19 @@ def _player(name: str, options: dict, world: World) -> Policy | Outside | Script
         from marl_llm.tools.chat import ChatClient, OpenAICompatible
 
         return Outside(ChatClient(OpenAICompatible(options["url"], options["served_as"], options.get("key_env"))))
-    if "path" not in options:
+    if options.get("lora_rank") is not None:
+        LoraConfig(options["lora_rank"], options["lora_alpha"])
+    shape = {key: value for key, value in options.items() if key not in _MODEL_KEYS}
+    if "path" in options:
+        try:
+            read_config(options["path"], **shape)
+        except ValueError as error:
+            raise ConfigError(f"config.models.{name}.path={options['path']!r}: {error}") from error
+    else:
         if world.speech is None:
             raise ConfigError(f"config.models.{name}: this world has no vocabulary of its own; set path to a Hugging Face checkpoint")
-        shape = {key: value for key, value in options.items() if key not in _MODEL_KEYS}
+        if "preset" not in options:
+            raise ConfigError(f"config.models.{name} needs a preset or a path")
         make_model_config(options["preset"], world.speech.tokenizer.vocab_size, **shape)
     return Policy(trained=options["kind"] == "trained")
 
@@ -318,6 +353,16 @@ def _check_numbers(config: config_dict.ConfigDict) -> None:
     for path in _POSITIVE:
         if (value := value_of(path)) is not None and not value > 0:
             raise ConfigError(f"config.{path}={value} must be positive")
+    o = config.optimizer
+    for path, good, what in (
+        ("optimizer.learning_rate", o.learning_rate < math.inf, "be finite"),
+        ("optimizer.critic_learning_rate", o.critic_learning_rate is None or o.critic_learning_rate < math.inf, "be finite"),
+        ("warm_start.learning_rate", config.warm_start.learning_rate < math.inf, "be finite"),
+        ("optimizer.b2", 0 < o.b2 < 1, "lie between 0 and 1"),
+        ("optimizer.weight_decay", 0 <= o.weight_decay < math.inf, "be 0 or more, and finite"),
+    ):
+        if not good:
+            raise ConfigError(f"config.{path}={value_of(path)} must {what}")
     if not 0 <= config.seed < 2**31:
         raise ConfigError(f"config.seed={config.seed} must lie in [0, 2^31)")
 
@@ -337,11 +382,15 @@ def _check_keys(config: config_dict.ConfigDict) -> None:
             if key not in old:
                 hint = closest(key, list(old)) or f"; {path} has {', '.join(old)}"
                 raise ConfigError(f"unknown key {path}.{key}{hint}")
+            if isinstance(old[key], config_dict.ConfigDict) and not isinstance(new[key], config_dict.ConfigDict):
+                raise ConfigError(f"{path}.{key}={new[key]!r} must be a section with {', '.join(old[key]) or 'a section per model'}")
             if isinstance(old[key], config_dict.ConfigDict) and f"{path}.{key}" != "config.models":
                 compare(new[key], old[key], f"{path}.{key}")
 
     compare(config, base, "config")
     for name in config.models:
+        if not isinstance(config.models[name], config_dict.ConfigDict):
+            raise ConfigError(f"config.models.{name}={config.models[name]!r} must be made by experiments.team_base.model_section")
         compare(config.models[name], model_section(), f"config.models.{name}")
 
 

@@ -14,7 +14,7 @@ import pathlib
 import sys
 import time
 
-from experiments.base import MICROBATCH
+from experiments.base import MICROBATCH, ConfigError
 from experiments.common import Alarms, TrainingError, check_finite, hardware_of, start_jax
 from experiments.team_base import TeamPlan, check_team, resolve_team
 from experiments.workdir import open_workdir, write_json
@@ -43,7 +43,10 @@ def model_specs(plan: TeamPlan, config, mesh) -> dict:
         shape = {key: value for key, value in o.items() if key not in ("kind", "preset", "path", "lora_rank", "lora_alpha")}
         key = json.dumps([o.get("path"), o.get("preset"), shape], sort_keys=True)
         if key not in made and "path" in o:
-            made[key] = (*load_pretrained(o["path"], mesh=mesh, stacked=config.stacked_layers, **shape), load_chat(o["path"]))
+            try:
+                made[key] = (*load_pretrained(o["path"], mesh=mesh, stacked=config.stacked_layers, **shape), load_chat(o["path"]))
+            except ValueError as error:
+                raise ConfigError(f"config.models.{name}.path={o['path']!r}: {error}") from error
         elif key not in made:
             model = make_model_config(o["preset"], plan.world.speech.tokenizer.vocab_size, **shape)
             made[key] = (model, init_params(model, jax.random.key(config.seed), stacked=config.stacked_layers), plan.world.speech)
@@ -76,6 +79,8 @@ def success_of(figures: dict, headline: str, roles) -> dict:
 
 def train_team(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     """Runs a config to its end and returns the final evaluation. See the module's text for what it writes."""
+    from marl_llm.workflows import RolloutError
+
     started, cpu_started = time.time(), time.process_time()
     check_team(config)
     mesh = start_jax(config, cache, divide=False)  # before the world: its index would start JAX with one device
@@ -86,7 +91,10 @@ def train_team(config, workdir: pathlib.Path, config_file: str, cache: str) -> d
             print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)
             return json.loads((workdir / "evaluation.json").read_text())
         with build_team(plan, config, mesh) as team:
-            return _Run(plan, config, workdir, team, started, cpu_started, continues).to_the_end()
+            try:
+                return _Run(plan, config, workdir, team, started, cpu_started, continues).to_the_end()
+            except RolloutError as error:
+                raise TrainingError(f"{error}. The same command goes on from the last checkpoint") from error
 
 
 class _Run:
@@ -105,7 +113,7 @@ class _Run:
         resume = (self.done[-1] if self.done else -1) if continues else None
         if continues:
             for name in ("episodes.jsonl", FILE_NAME):
-                files.keep_lines(workdir / name, lambda play: play.get("when") == "train" or play.get("step", 2**31) < 2**30)
+                files.keep_lines(workdir / name, lambda play: play.get("step", 2**31) < resume)  # steps from 0: what is played again goes
         self.metrics = reporting.MetricsWriter(workdir, resume_step=resume)
         self.episodes = reporting.EpisodeWriter(workdir, resume_step=resume)
         (workdir / "graph.svg").write_text(to_svg(self.workflow, dict(plan.assignment.roles)))
@@ -162,7 +170,6 @@ class _Run:
 
     def _policies_of(self, run: pathlib.Path) -> dict:
         """The policies with which another run of these models began."""
-        from experiments.base import ConfigError
         from marl_llm.training import Checkpoints
 
         like = {name: learner.policy for name, learner in self.team.learners.items()}
@@ -182,16 +189,12 @@ class _Run:
     def step(self, step: int, state: dict, alarms: Alarms) -> None:
         """One rollout and one update of each model that trains."""
         from marl_llm.training import linear_decay
-        from marl_llm.workflows import RolloutError
         from marl_llm.workflows.metrics import rollout_metrics
 
         c, o, tick = self.config, self.config.optimizer, time.perf_counter()
         schedule = lambda peak: float(linear_decay(step, c.steps, peak, o.warmup, floor=0.05))  # noqa: E731
         rate = schedule(o.learning_rate)
-        try:
-            rollout = self.team.play(step, step * c.rollout.tasks, c.rollout.tasks)
-        except RolloutError as error:
-            raise TrainingError(f"step {step}: {error}") from error
+        rollout = self.team.play(step, step * c.rollout.tasks, c.rollout.tasks)
         tock = time.perf_counter()
         models, table = self.team.learn(rollout, rate, schedule(o.critic_learning_rate or o.learning_rate))
         tack = time.perf_counter()
