@@ -39,7 +39,7 @@ def model_section(**values) -> config_dict.ConfigDict:
             **open_fields(ModelConfig, ("vocab_size", "rope_scaling", "dense_layers", "value_head")),
         }
     )
-    section.update(values)
+    section.lock().update(values)
     return section
 
 

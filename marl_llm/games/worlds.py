@@ -66,11 +66,11 @@ def fact_iterative(worlds: int = 64, facts_seed: int = 0, top_k: int = 1, noise:
 
 def functions(
     functions_seed: int = 0,
-    vague: float = 0.9,
+    vague: float = 1.0,
     rare: float = 0.25,
     noise: float = 0.1,
-    deaf: float = 0.3,
-    silent: float = 0.3,
+    deaf: float = 0.5,
+    silent: float = 0.5,
     rounds: int = ROUNDS,
     blank: str = "",
 ) -> World:

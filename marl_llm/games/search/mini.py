@@ -125,10 +125,12 @@ def fact_player(noise: float = 0.0, random_relation: bool = False) -> Callable[[
             return "end" if turn.turn > 1 else asked
         if name == "plan":
             return "nothing"
-        if name == "evidence":
-            return _relevant(fields["query"], fields["passages"]) or "nothing"
+        if name == "evidence":  # the question says what matters, whatever was searched: of the pages that this query was about
+            about = _parts(fields["query"])[0]
+            matters = [query for query in fields["queries_gold"] if _parts(query)[0] == about]
+            return " | ".join(filter(None, (_relevant(query, fields["passages"]) for query in matters))) or "nothing"
         if name == "summary":
-            return " | ".join(filter(None, (_relevant(query, fields["passages"]) for query in queries))) or "nothing"
+            return " | ".join(filter(None, (_relevant(query, fields["passages"]) for query in fields["queries_gold"]))) or "nothing"
         if name == "update":
             return fields["evidence"]
         if turn.node == "answer_0":
