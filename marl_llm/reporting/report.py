@@ -6,6 +6,7 @@ It reads whatever is there, and says what is missing and why:
 
 - `config.json`: `name` (or `config_name`, `config_file`), `commit`, `command`, `date`, `hardware`, `seed`, `assignment`
   (role → model), at the top or inside one of its objects; the rest is shown as it is.
+- `graph.svg`: the picture of a workflow, if one was trained.
 - `metrics.jsonl`: see marl_llm/reporting/metrics.py; in its train lines `wall_s`, `cpu_s` (seconds) and `sampled_tokens`
   count from the start of the training. `evaluation.json`: `before`, `after`, `swapped`, `random` and the
   mixed `pairs`, each with `success`, `interval`, `episodes`, `turns` and `roles`; `episodes.jsonl`: see episodes.py.
@@ -14,6 +15,7 @@ The charts are also saved as PNGs under `plots/`.
 """
 
 import argparse
+import base64
 import dataclasses
 import datetime
 import json
@@ -66,7 +68,7 @@ def write_report(workdir: files.Path) -> pathlib.Path:
     run = _load(workdir)
     name = _name(run)
     body = "\n".join(
-        [_header(run, name), _alarms(run), _headline(run), _evaluation(run), _charts(run), _who(run), _plays(run), _config(run)]
+        [_header(run, name), _alarms(run), _headline(run), _graph(run), _evaluation(run), _charts(run), _who(run), _plays(run), _config(run)]
     )
     path = workdir / "report.html"
     files.replace_file(path, page.document(f"{name}: run report", body).encode("utf-8"))
@@ -190,7 +192,8 @@ def _summary(run: Run) -> str:
     if not (page.is_number(before.get("success")) and page.is_number(after.get("success"))):
         return ""
     first, last = page.percent(before["success"]), page.percent(after["success"])
-    text = f"Success on evaluation instances: {first} before training, {last} after"
+    what = str(run.evaluation.get("headline", "success")).replace("_", " ")
+    text = f"{what[:1].upper()}{what[1:]} on evaluation instances: {first} before training, {last} after"
     ends = _interval(after)
     if ends is not None:
         text += f" (interval {100 * ends[0]:.1f}–{100 * ends[1]:.1f}\u00a0%"
@@ -265,6 +268,16 @@ def _well_formed(part: Mapping[str, Any]) -> str:
 
 def _turns(part: Mapping[str, Any]) -> str:
     return f"{part['turns']:.2f}" if page.is_number(part.get("turns")) else "–"
+
+
+def _graph(run: Run) -> str:
+    """The picture of a workflow, which its run leaves in graph.svg; nothing where there is none."""
+    try:
+        picture = base64.b64encode((run.workdir / "graph.svg").read_bytes()).decode()
+    except OSError:
+        return ""
+    image = f'<img alt="graph of the workflow" src="data:image/svg+xml;base64,{picture}">'  # inside <img> nothing of it can run
+    return page.section("Who speaks when", f"<p>{image}</p>", "The workflow's graph; behind each role, its model.")
 
 
 def _evaluation(run: Run) -> str:

@@ -1,5 +1,6 @@
 """report.html: complete, honest about what is missing, inert whatever a model wrote, and self-contained."""
 
+import base64
 import html.parser
 import json
 import math
@@ -225,6 +226,25 @@ def test_without_evaluation_json_the_curve_stands_in(tmp_path, no_charts):
     text = Page(write_report(tmp_path)).text
     assert "20.0\u00a0% before training, 80.0\u00a0% after" in text
     assert "from the evaluation curve" in text
+
+
+def test_the_graph_of_a_workflow_is_drawn_and_inert(tmp_path, no_charts):
+    make_run(tmp_path / "run")
+    assert "Who speaks when" not in write_report(tmp_path / "run").read_text()
+    picture = f"<svg xmlns='http://www.w3.org/2000/svg'><text>{EVIL[:20]}</text></svg>"
+    (tmp_path / "run" / "graph.svg").write_text(picture)
+    found = Page(write_report(tmp_path / "run"))
+    assert "Who speaks when" in found.text
+    (image,) = [r for r in found.references if r.startswith("data:image/svg+xml")]
+    assert base64.b64decode(image.split(",")[1]).decode() == picture
+    assert EVIL[:20] not in found.source
+
+
+def test_the_headline_names_the_figure_of_a_workflow(tmp_path, no_charts):
+    make_run(tmp_path / "run")
+    path = tmp_path / "run" / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"headline": "all_passed"}))
+    assert "All passed on evaluation instances" in Page(write_report(tmp_path / "run")).text
 
 
 def test_pairs_take_the_same_instance_in_file_order():
