@@ -34,7 +34,6 @@ from marl_llm.workflows import Assignment, Controller, Rollout, Scripted, Workfl
 from marl_llm.workflows import Policy as PolicyPlayer
 from marl_llm.workflows.metrics import rollout_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
-
 EVALUATION = 2**30  # the step in the seeds of evaluations, which no training step reaches
 
 
@@ -142,7 +141,7 @@ class Team:
         p = self.play_options
         return Controller(
             self.world.workflow, assignment, engine, speech, branching=branching, attempts=p.attempts, timeout_s=p.timeout_s,
-            concurrency=p.concurrency, settings=settings, pick=pick,
+            concurrency=p.concurrency, settings=settings, pick=pick, alpha=self.options.recipe.alpha,
         )  # fmt: skip
 
     def close(self) -> None:
