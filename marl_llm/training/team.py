@@ -34,6 +34,8 @@ from marl_llm.workflows import Assignment, Controller, Rollout, Scripted, Workfl
 from marl_llm.workflows import Policy as PolicyPlayer
 from marl_llm.workflows.metrics import rollout_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
+
+START = "@start"  # behind the name of a model: the same as it began
 EVALUATION = 2**30  # the step in the seeds of evaluations, which no training step reaches
 
 
@@ -299,6 +301,3 @@ class Team:
             learner.begin(start[name].params)
             learner.restore(now[name], now.get(f"{name}.critic"))
         self._serve(self.learners)
-
-
-START = "@start"  # behind the name of a model: the same as it began
