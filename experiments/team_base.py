@@ -87,7 +87,8 @@ def team_config(name: str, world: str, recipe: str) -> config_dict.ConfigDict:
     )
     # imitation of the world's scripted player; 0 steps start from what the models are. After `fresh` steps their plays are used again
     c.warm_start = config_dict.ConfigDict({"steps": 0, "tasks": 48, "fresh": config_dict.placeholder(int), "learning_rate": 2e-3})
-    c.warm_start.run = ""  # directory of another run: begin where its reinforcement began, in place of the steps above
+    c.warm_start.run = ""  # directory of another run: begin with its models, in place of the steps above
+    c.warm_start.step = 0  # which of its checkpoints: 0 is where its reinforcement began
     c.evaluation = config_dict.ConfigDict(
         {
             "every": 40,  # steps between evaluations on the validation split
@@ -337,7 +338,7 @@ def _spells(text: str) -> list[tuple[tuple[str, ...], int]]:
 _LEAST = {
     "steps": 0, "rollout.tasks": 1, "rollout.slots": 1, "rollout.chunk": 1, "rollout.attempts": 1, "rollout.concurrency": 1,
     "optimizer.minibatch": 1, "optimizer.epochs": 1, "optimizer.row_tokens": 2, "optimizer.microbatch_tokens": 0, "optimizer.warmup": 0,
-    "warm_start.steps": 0, "warm_start.tasks": 1, "warm_start.fresh": 1,
+    "warm_start.steps": 0, "warm_start.tasks": 1, "warm_start.fresh": 1, "warm_start.step": 0,
     "evaluation.every": 1, "evaluation.tasks": 1, "evaluation.final_tasks": 1,
     "evaluation.transcripts": 0, "checkpoint.every": 1, "checkpoint.keep": 1, "devices": 0, "mesh.fsdp": 1, "mesh.tensor": 1,
 }  # fmt: skip

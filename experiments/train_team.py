@@ -155,7 +155,7 @@ class _Run:
         from marl_llm.training import linear_decay
 
         if w.run:
-            self.team.start_from(self._policies_of(pathlib.Path(w.run)))
+            self.team.start_from(self._policies_of(pathlib.Path(w.run), w.step))
         elif w.steps:
             with reporting.Progress(w.steps, "warm start") as progress:
                 for step in range(w.steps):
@@ -168,14 +168,15 @@ class _Run:
             team.begin()
         return {"step": 0, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(self.plan.assignment.trained, 0)}
 
-    def _policies_of(self, run: pathlib.Path) -> dict:
-        """The policies with which another run of these models began."""
+    def _policies_of(self, run: pathlib.Path, step: int) -> dict:
+        """The policies of another run of these models at one of its checkpoints."""
         from marl_llm.training import Checkpoints
 
         like = {name: learner.policy for name, learner in self.team.learners.items()}
-        if 0 not in Checkpoints(run / "checkpoints").steps():
-            raise ConfigError(f"warm_start.run={str(run)!r} has no checkpoint 0; name the directory of a run that has begun")
-        return Checkpoints(run / "checkpoints").restore(0, like)
+        checkpoints = Checkpoints(run / "checkpoints")
+        if step not in (there := checkpoints.steps()):
+            raise ConfigError(f"warm_start.run={str(run)!r} has no checkpoint {step}; it has {', '.join(map(str, there)) or 'none'}")
+        return checkpoints.restore(step, like)
 
     def validate(self, step: int) -> float:
         """A greedy evaluation on the validation split, with its line in metrics.jsonl."""
