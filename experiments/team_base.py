@@ -17,7 +17,7 @@ from experiments.command import closest
 from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.games.worlds import WORLDS, make_world, world_options
 from marl_llm.models import LoraConfig, ModelConfig, make_model_config, read_config
-from marl_llm.workflows import Assignment, Outside, Policy, Scripted, WorkflowError, World, alternate
+from marl_llm.workflows import Assignment, Outside, Policy, Scripted, WorkflowError, World, alternate, with_roles
 
 KINDS = ("trained", "frozen", "outside", "scripted")
 _MODEL_KEYS = ("kind", "preset", "path", "lora_rank", "lora_alpha", "url", "served_as", "key_env")
@@ -67,6 +67,8 @@ def team_config(name: str, world: str, recipe: str) -> config_dict.ConfigDict:
             "chunk": 8,  # tokens between two looks at the queue
             "attempts": 2,  # before a play is void
             "timeout_s": 600.0,  # of one attempt
+            "max_prompt": config_dict.placeholder(int),  # tokens; None: as the roles have it. Their budgets are cut to it
+            "max_tokens": config_dict.placeholder(int),  # of a response
             "concurrency": 1024,
         }
     )
@@ -218,10 +220,17 @@ def resolve_team(config: config_dict.ConfigDict) -> TeamPlan:
     except (ValueError, TypeError, OSError) as error:
         raise ConfigError(str(error)) from error
     try:
-        return _with_models(config, world, recipe)
+        return _with_models(config, _cut(world, config.rollout), recipe)
     except (ValueError, TypeError) as error:
         world.close()
         raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
+
+
+def _cut(world: World, rollout: config_dict.ConfigDict) -> World:
+    """The world with its roles' budgets cut to what the config allows."""
+    most = {name: rollout[name] for name in ("max_prompt", "max_tokens") if rollout[name] is not None}
+    cut = lambda role: dataclasses.replace(role, **{name: min(value, getattr(role, name)) for name, value in most.items()})  # noqa: E731
+    return dataclasses.replace(world, workflow=with_roles(world.workflow, cut)) if most else world
 
 
 def _with_models(config: config_dict.ConfigDict, world: World, recipe: Recipe) -> TeamPlan:
@@ -337,6 +346,7 @@ def _spells(text: str) -> list[tuple[tuple[str, ...], int]]:
 
 _LEAST = {
     "steps": 0, "rollout.tasks": 1, "rollout.slots": 1, "rollout.chunk": 1, "rollout.attempts": 1, "rollout.concurrency": 1,
+    "rollout.max_prompt": 1, "rollout.max_tokens": 1,
     "optimizer.minibatch": 1, "optimizer.epochs": 1, "optimizer.row_tokens": 2, "optimizer.microbatch_tokens": 0, "optimizer.warmup": 0,
     "warm_start.steps": 0, "warm_start.tasks": 1, "warm_start.fresh": 1, "warm_start.step": 0,
     "evaluation.every": 1, "evaluation.tasks": 1, "evaluation.final_tasks": 1,

@@ -212,6 +212,8 @@ class _Run:
                 if self.plan.assignment.roles[role] == name:
                     record[f"role/{role}/zero_variance"] = found.get(f"tied_share/{agent}", 0.0)
                     record[f"role/{role}/entropy"] = found.get("entropy", 0.0)
+        for name in set(self.plan.assignment.training(step)) - set(models):  # its roles did not speak, or every play was void
+            alarms.look(step + 1, name, {"useful_groups": 0, "grad_norm": 0.0, "log_prob_gap": 0.0})
         drawn = [sample for sample in table.samples if sample.call.log_probs is not None]
         state["step"], state["samples"] = step + 1, state["samples"] + len(drawn)
         state["sampled_tokens"] += sum(sample.response_ids.size for sample in drawn)

@@ -67,9 +67,8 @@ def write_report(workdir: files.Path) -> pathlib.Path:
         raise FileNotFoundError(f"{workdir} is not a directory: pass the work directory of a run (its --workdir)")
     run = _load(workdir)
     name = _name(run)
-    body = "\n".join(
-        [_header(run, name), _alarms(run), _headline(run), _graph(run), _evaluation(run), _charts(run), _who(run), _plays(run), _config(run)]
-    )
+    sections = (_alarms, _headline, _graph, _evaluation, _charts, _who, _plays, _config)
+    body = "\n".join([_header(run, name), *(section(run) for section in sections)])
     path = workdir / "report.html"
     files.replace_file(path, page.document(f"{name}: run report", body).encode("utf-8"))
     return path

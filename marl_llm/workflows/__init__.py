@@ -29,6 +29,7 @@ from marl_llm.workflows.graph import (
     together,
     tool,
     when,
+    with_roles,
 )
 from marl_llm.workflows.parsers import code_block, json_object, plain, short_text, tagged, texts
 from marl_llm.workflows.roles import FormatError, Role, RoleTool, WorkflowError, numbered
@@ -39,7 +40,7 @@ from marl_llm.workflows.world import World
 __all__ = [
     "FormatError", "Role", "RoleTool", "ToolRefusal", "WorkflowError", "numbered",
     "code_block", "json_object", "plain", "short_text", "tagged", "texts",
-    "NOTHING", "Workflow", "call", "choose", "compute", "each", "repeat", "sequence", "stop", "together", "tool", "when",
+    "NOTHING", "Workflow", "call", "choose", "compute", "each", "repeat", "sequence", "stop", "together", "tool", "when", "with_roles",
     "to_mermaid", "to_svg",
     "Assignment", "Outside", "Policy", "Schedule", "Scripted", "Turn", "alternate", "assignment_from", "separate", "shared",
     "Controller", "PlainText", "Rollout", "RolloutError", "Speech", "Task",

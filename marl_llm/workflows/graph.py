@@ -310,6 +310,26 @@ class Workflow:
         return {name: number for number, name in enumerate(self.roles)}
 
 
+def with_roles(workflow: Workflow, change: Callable[[Role], Role]) -> Workflow:
+    """The same workflow with other roles, e.g. with smaller budgets; names, and what roles write, stay as they are.
+
+    Raises `WorkflowError` as building does.
+    """
+
+    def changed(node: Node) -> Node:
+        if isinstance(node, Call):
+            return dataclasses.replace(node, role=change(node.role))
+        if isinstance(node, Sequence | Together):
+            return dataclasses.replace(node, parts=tuple(map(changed, node.parts)))
+        if isinstance(node, Each | Repeat):
+            return dataclasses.replace(node, body=changed(node.body))
+        if isinstance(node, Choose):
+            return dataclasses.replace(node, cases={key: changed(case) for key, case in node.cases.items()})
+        return node
+
+    return dataclasses.replace(workflow, body=changed(workflow.body))
+
+
 def walk(node: Node) -> Iterator[Node]:
     """A node and everything inside it, in the order written."""
     yield node

@@ -233,6 +233,14 @@ def test_what_contradicts_a_recipe_with_a_critic_is_refused():
     )
 
 
+def test_budgets_of_roles_are_cut_to_what_the_config_allows():
+    roles = resolve(changed(rollout__max_prompt=20, rollout__max_tokens=6)).world.workflow.roles
+    before = resolve(config_of("search_parallel")).world.workflow.roles
+    assert [(role.max_prompt, role.max_tokens) for role in before.values()] == [(16, 10), (96, 4)]
+    assert [(role.max_prompt, role.max_tokens) for role in roles.values()] == [(16, 6), (20, 4)]
+    refused(changed(rollout__max_prompt=0), r"config\.rollout\.max_prompt=0 must be at least 1")
+
+
 def test_unknown_and_missing_keys_and_sections_are_refused():
     def resumed(change):
         """As a run directory of another version, or one that was edited, would give it."""
@@ -240,14 +248,17 @@ def test_unknown_and_missing_keys_and_sections_are_refused():
         change(config)
         return config
 
+    def edited(**values):
+        return config_dict.ConfigDict(json.loads(config_of("search_parallel").to_json()) | values)
+
     resolve(resumed(lambda c: None))
     refused(resumed(lambda c: c.rollout.update(slotz=1)), r"unknown key config\.rollout\.slotz; did you mean 'slots'\?")
     refused(resumed(lambda c: c.update(zzzz=1)), r"unknown key config\.zzzz; config has assignment, ")
     refused(resumed(lambda c: c.optimizer.__delattr__("epochs")), r"config\.optimizer\.epochs is missing; start the config from")
     refused(resumed(lambda c: c.__delattr__("world")), "the config lacks a name, a world or a recipe")
-    refused(resumed(lambda c: c.__setitem__("mesh", 1)), r"config\.mesh=1 must be a section with fsdp, tensor")
-    refused(resumed(lambda c: c.__setitem__("models", {"answer": "frozen"})), r"config\.models\.answer='frozen' must be made by ")
-    refused(resumed(lambda c: c.models.update(answer={"kind": "frozen"})), r"config\.models\.answer\.preset is missing")
+    refused(edited(mesh=1), r"config\.mesh=1 must be a section with fsdp, tensor")
+    refused(edited(models={"answer": "frozen"}), r"config\.models\.answer='frozen' must be made by ")
+    refused(resumed(lambda c: c.models.update(answer={"kind": "frozen"})), r"config\.models\.answer\.\w+ is missing")
     with pytest.raises(ConfigError, match="unknown world 'facts'"):
         team_config("x", "facts", "grpo")
 

@@ -158,6 +158,38 @@ def test_law_5_budget_micro_batch_order_and_devices_change_nothing():
     assert not np.array_equal(packed_step(recipe, samples, table, minibatch=5, seed=1)[0]["embedding"], base["embedding"])
 
 
+@pytest.mark.parametrize("name", ["at_grpo", "grpo", "magrpo"])
+def test_each_minibatch_has_the_advantages_of_its_own_samples(name):
+    """One prompt per step: an index into another minibatch's advantages would agree with itself in every other test."""
+    recipe = recipe_of(name, "paper")
+    samples, table = make_samples()
+    *rows, where, drawn = padded(samples)
+    advantages = np.asarray(advantages_for(recipe, Samples(**(vars(table) | {"tokens": where.sum(1)})))[0])
+    ref = unrolled(reference(), *rows, recipe.temperature)[0] if recipe.kl_coef and recipe.kl_in == "loss" else None
+    prompts = [sample.prompt.tobytes() for sample in samples]
+    parts = [np.flatnonzero([one == prompt for one in prompts]) for prompt in dict.fromkeys(prompts)]
+
+    def loss(scores):
+        sums = [
+            loss_for(recipe, scores[0][i], drawn[i], advantages[i], where[i], entropy=scores[1][i],
+                     reference_log_probs=None if ref is None else ref[i])[:2]
+            for i in parts
+        ]  # fmt: skip
+        return sum(total / count for total, count in sums)
+
+    scores, back = jax.vjp(lambda p: unrolled(p, *rows, recipe.temperature), params())
+    value, slope = jax.value_and_grad(loss)(scores)
+    update, ref_params = packed_for(recipe, minibatch=1), reference() if recipe.kl_coef else None
+    step = lambda rate: update(make_policy(params(), SGD), ref_params, samples, table, BOTH, jnp.float32(rate), 0)  # noqa: E731
+    _, metrics = step(0.0)
+    assert metrics["updates"] == len(parts)
+    assert metrics["loss"] == pytest.approx(float(value) / len(parts), rel=1e-4, abs=1e-5)
+    moved, _ = step(1e-3)  # so small that the order of the steps does not matter
+    gradient = back(slope)[0]
+    scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradient))
+    assert_close(jax.tree.map(lambda a, b: (a - b) / 1e-3, params(), moved.params), gradient, atol=0.05 * scale)
+
+
 def test_each_model_learns_from_the_agents_that_it_plays_and_tied_groups_can_be_left_out():
     recipe = make_recipe("at_grpo", branches=2, skip_tied=True, reduce="token_mean")
     samples, table = make_samples()

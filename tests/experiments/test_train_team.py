@@ -1,0 +1,260 @@
+"""Training the team of a workflow: what a run leaves, that one cut short ends as the other, mixed teams, and published files and models."""
+
+import json
+import math
+import os
+import pathlib
+import sys
+import types
+
+import pytest
+from ml_collections import config_flags
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from test_team_config import read_flags, write_files  # noqa: E402
+
+from experiments import train, train_team, workdir  # noqa: E402
+from experiments.base import ConfigError  # noqa: E402
+from experiments.common import TrainingError  # noqa: E402
+from experiments.team_base import model_section, resolve_team  # noqa: E402
+from marl_llm.reporting import read_episodes, read_metrics, read_tokens  # noqa: E402
+from marl_llm.tools.retriever import RetrieverServer, open_index  # noqa: E402
+from marl_llm.training import Checkpoints, Team, make_mesh  # noqa: E402
+from marl_llm.workflows.replay import replay  # noqa: E402
+from marl_llm.workflows.storage import from_json, read_trajectories  # noqa: E402
+
+FILES = str(ROOT / "experiments" / "configs")
+TINY = ("model.preset=nano", "model.layers=1", "world.worlds=1", "rollout.tasks=2", "recipe.branches=4", "evaluation.tasks=2")
+TINY += ("evaluation.final_tasks=4", "evaluation.transcripts=2")
+TINY += ("warm_start.steps=12", "warm_start.fresh=1", "warm_start.learning_rate=0.02")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_this_process():
+    """The suite has started JAX already, with eight devices; one of them trains."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_team, "start_jax", lambda config, cache, divide: make_mesh(1))
+        yield
+    let_go()
+
+
+def let_go():
+    """What the end of a process does."""
+    for handle in workdir._HELD.values():
+        os.close(handle)
+    workdir._HELD.clear()
+
+
+def config_of(name, *values):
+    return read_flags(f"--config={FILES}/{name}", *(value if value[0] == "-" else f"--config.{value}" for value in values))
+
+
+def run(config, path):
+    let_go()
+    return train_team.train_team(config, path, "some.py", "")
+
+
+def lines(path):
+    return [(record["phase"], record["step"]) for record in read_metrics(path)]
+
+
+def untimed(record):
+    return {k: x for k, x in record.items() if not k.startswith(("time/", "tool/")) and k not in ("wall_s", "cpu_s", "seconds")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The smoke variant from its first step to its report, through the command's own `main`."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    flag = lambda value: types.SimpleNamespace(value=value)  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        config = config_of("search_parallel.py:smoke", *TINY)
+        for name, value in dict(_CONFIG=config, _WORKDIR=str(path), _RESUME=None, _DRY_RUN=False, _CACHE="").items():
+            patch.setattr(train, name, flag(value))
+        patch.setattr(config_flags, "get_config_filename", lambda _: "search_parallel.py:smoke")
+        patch.setattr(train.flags, "FLAGS", {"config": None})
+        train.main(["train"])
+    return path, config
+
+
+def test_every_promised_file_is_there(whole):
+    path, config = whole
+    assert {p.name for p in path.iterdir()} == {
+        "config.json", "metrics.jsonl", "tensorboard", "episodes.jsonl", "episodes_tokens.jsonl", "trajectories.jsonl", "checkpoints",
+        "graph.svg", "before_after.md", "evaluation.json", "report.html", "plots",
+    }  # fmt: skip
+    record = json.loads((path / "config.json").read_text())
+    assert (record["name"], record["config_file"]) == ("search_parallel", "search_parallel.py:smoke")
+    assert record["config"]["world"]["worlds"] == 1
+    assert sorted(int(p.name) for p in (path / "checkpoints").iterdir()) == [0, 1, 2]
+    assert {p.name for p in (path / "checkpoints" / "2" / "policies").iterdir()} == {"decompose", "answer"}
+    assert (path / "graph.svg").read_text().startswith("<svg")
+    table = (path / "before_after.md").read_text()
+    assert "## greedy, 4 tasks of the test split" in table
+    assert "## sampled, 4 tasks of the test split" in table
+    assert "| team/f1 |" in table
+    page = (path / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "search_parallel" in page
+
+
+def test_the_lines_of_a_run(whole):
+    path, _ = whole
+    assert lines(path) == [
+        ("warm_start", 1), ("warm_start", 10), ("warm_start", 12), ("eval", 0), ("train", 1), ("eval", 1), ("train", 2), ("eval", 2),
+    ]  # fmt: skip
+    steps = [record for record in read_metrics(path) if record["phase"] == "train"]
+    for record in steps:
+        for role in ("decompose", "answer"):
+            assert -1.0 <= record[f"role/{role}/reward"] <= 1.0
+            assert record[f"role/{role}/reward"] == pytest.approx(record[f"role/{role}/f1"] + record[f"role/{role}/format"])
+            assert 0.0 <= record[f"role/{role}/zero_variance"] <= 1.0
+            assert record[f"role/{role}/well_formed"] == record[f"role/{role}/legal_share"]
+            assert math.isfinite(record[f"model/{role}/grad_norm"])
+            assert record[f"model/{role}/log_prob_gap"] < 1e-4  # what is served is what is scored
+        assert record["success"] == record["team/f1"]
+        assert record["episodes"] == 8
+    assert any(record[f"model/{role}/grad_norm"] > 0 for record in steps for role in ("decompose", "answer")), "nothing was learned"
+    tokens = [8 * sum(record[f"role/{role}/tokens"] for role in ("decompose", "answer")) for record in steps]
+    assert steps[0]["sampled_tokens"] == pytest.approx(tokens[0])
+    assert steps[1]["sampled_tokens"] == pytest.approx(sum(tokens))
+    assert [record["samples"] for record in steps] == [16, 32]
+
+
+def test_plays_and_graphs_are_read_back_and_replayed(whole):
+    path, config = whole
+    plays, tokens, graphs = read_episodes(path), read_tokens(path), read_trajectories(path)
+    assert [play["episode"] for play in plays] == [one["episode"] for one in tokens]
+    assert [play["when"] for play in plays] == ["train", "train", "after", "after"]
+    assert [(graph["task"]["split"], graph["task"]["number"]) for graph in graphs] == [("train", 0), ("train", 2), ("test", 0), ("test", 1)]
+    assert {event["kind"] for graph in graphs for event in graph["events"]} >= {"role"}
+    plan = resolve_team(config)
+    with plan.world:
+        for graph in graphs:
+            candidates = 4 if graph["task"]["split"] == "train" else 1
+            again = replay(from_json(graph), plan.world.workflow, plan.assignment, plan.world.speech, candidates)
+            assert [way.fields["answer"] for way in again.trajectories] == [way["fields"]["answer"] for way in graph["ways"]]
+
+
+def test_the_final_evaluation_has_both_ways_and_each_role_put_back(whole):
+    path, _ = whole
+    found = json.loads((path / "evaluation.json").read_text())
+    assert (found["split"], found["headline"], found["seed"], found["steps"]) == ("test", "f1", 0, 2)
+    for part in (found, found["sampled"]):
+        assert set(part["pairs"]) == {"decompose untrained", "answer untrained"}
+        for figures in (part["before"], part["after"], *part["pairs"].values()):
+            assert figures["episodes"] == 4
+            assert figures["success"] == figures["team"]["f1"]
+            assert set(figures["roles"]) == {"decompose", "answer"}
+
+
+def test_a_complete_run_says_so_and_another_config_is_refused(whole, capsys):
+    path, config = whole
+    before = {p: p.stat().st_mtime_ns for p in path.rglob("*")}
+    assert run(config, path) == json.loads((path / "evaluation.json").read_text())
+    assert f"{path} is complete; its report is" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"config\.steps: 2 -> 3"):
+        run(config_of("search_parallel.py:smoke", *TINY, "steps=3"), path)
+    assert {p: p.stat().st_mtime_ns for p in path.rglob("*")} == before
+
+
+class Killed(BaseException):
+    """What no run catches."""
+
+
+def test_a_run_that_was_cut_short_ends_as_the_other(whole, tmp_path, monkeypatch, capsys):
+    """Cut at the worst moment: the lines and plays of a step are written, its checkpoint is not."""
+    path, config = tmp_path / "run", whole[1]
+    save = Checkpoints.save
+
+    def cut(self, step, *rest):
+        if step == 2:
+            raise Killed
+        save(self, step, *rest)
+
+    monkeypatch.setattr(Checkpoints, "save", cut)
+    with pytest.raises(Killed):
+        run(config, path)
+    assert lines(path)[-1] == ("eval", 2)
+    monkeypatch.setattr(Checkpoints, "save", save)
+    results = run(config, path)
+    assert f"continuing {path} after step 1" in capsys.readouterr().err
+    assert lines(path) == lines(whole[0])
+    for ours, theirs in zip(read_metrics(path), read_metrics(whole[0]), strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in untimed(theirs).items():
+            assert ours[name] == (pytest.approx(value, abs=1e-3) if isinstance(value, float) else value), name
+    for name in ("episodes.jsonl", "episodes_tokens.jsonl", "trajectories.jsonl"):
+        ids = [[json.loads(line)["episode"] for line in (folder / name).read_text().splitlines()] for folder in (path, whole[0])]
+        assert ids[0] == ids[1]
+        assert len(set(ids[0])) == len(ids[0]) == 4
+    assert results["after"] == json.loads((whole[0] / "evaluation.json").read_text())["after"]
+
+
+def test_a_run_whose_plays_all_fail_ends_with_one_line(tmp_path, monkeypatch):
+    from marl_llm.workflows import RolloutError
+
+    def fails(*_, **__):
+        raise RolloutError("all 2 plays of workflow 'x' failed")
+
+    monkeypatch.setattr(Team, "evaluate", fails)
+    with pytest.raises(TrainingError, match="all 2 plays of workflow 'x' failed"):
+        run(config_of("search_parallel.py:smoke", *TINY, "warm_start.steps=0"), tmp_path / "run")
+
+
+def test_permuted_rewards_train_too_and_otherwise(whole, tmp_path):
+    small = ("control.permute_rewards=True", "steps=1", "evaluation.put_back=False", "evaluation.final_tasks=2")
+    run(config_of("search_parallel.py:smoke", *TINY, *small), tmp_path / "run")
+    (permuted,), (plain, _) = ([r for r in read_metrics(path) if r["phase"] == "train"] for path in (tmp_path / "run", whole[0]))
+    assert permuted["role/answer/reward"] == pytest.approx(plain["role/answer/reward"], abs=1e-3)  # what was earned is told as it was
+    assert "pairs" in json.loads((tmp_path / "run" / "evaluation.json").read_text())
+
+
+def test_a_team_of_a_frozen_an_adapted_and_a_scripted_role_takes_a_step(tmp_path):
+    config = config_of("search_extract.py:smoke", *TINY, "steps=1", "warm_start.steps=2")
+    config.models.decompose = model_section(kind="scripted")
+    config.models.evidence = model_section(lora_rank=2, lora_alpha=4.0)
+    config.models.answer = model_section(kind="frozen")
+    results = run(config, tmp_path / "run")
+    (record,) = [r for r in read_metrics(tmp_path / "run") if r["phase"] == "train"]
+    assert {name.split("/")[1] for name in record if name.startswith("model/")} == {"evidence"}
+    assert record["model/evidence/log_prob_gap"] < 1e-4
+    assert record["role/decompose/calls"] == record["role/answer/calls"] == 8
+    assert results["pairs"] == {}  # one role trains: put back, it is the team before
+    policies = tmp_path / "run" / "checkpoints" / "1" / "policies"
+    assert {p.name for p in policies.iterdir()} == {"answer", "evidence"}
+    size = lambda name: sum(p.stat().st_size for p in (policies / name).rglob("*") if p.is_file())  # noqa: E731
+    assert size("evidence") < size("answer")  # adapters alone
+
+
+# --- the paper's sizes, cut down -----------------------------------------------------------------------------------------------------
+
+CUT = ("steps=1", "rollout.tasks=1", "rollout.slots=2", "rollout.chunk=8", "recipe.branches=2", "evaluation.tasks=1", "devices=1")
+CUT += ("evaluation.final_tasks=1", "evaluation.transcripts=1", "evaluation.put_back=False", "optimizer.minibatch=2", "quick_compile=True")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_files(tmp_path_factory.mktemp("files"))
+
+
+def test_a_full_size_config_steps_on_a_checkpoint_files_and_a_retriever(files, tmp_path):
+    given = {flag.partition("=")[0].rpartition(".")[2]: flag.partition("=")[2] for flag in files["search_parallel"]}
+    with RetrieverServer(open_index(given["index"])) as server:
+        address = f"--config.world.index={server.url}"
+        config = config_of("search_parallel.py:full", *files["search_parallel"], address, *CUT, "optimizer.row_tokens=4224")
+        run(config, tmp_path / "run")
+    (record,) = [r for r in read_metrics(tmp_path / "run") if r["phase"] == "train"]
+    for model in ("decompose", "answer"):
+        assert record[f"model/{model}/log_prob_gap"] < 1e-4
+        assert math.isfinite(record[f"model/{model}/value_error"])
+    saved = {p.name for p in (tmp_path / "run" / "checkpoints" / "1" / "policies").iterdir()}
+    assert saved == {"decompose", "answer", "decompose.critic", "answer.critic"}
+    first = read_trajectories(tmp_path / "run")[0]
+    (call, *_) = [event for event in first["events"] if event["kind"] == "role"]
+    assert "<|im_start|>" not in call["prompt"]  # what a person reads; the ids of the chat are the checkpoint's
+    tokens = read_tokens(tmp_path / "run")[0]
+    assert "Write the search queries" in call["prompt"]
+    assert tokens["episode"] == "train-0/0/0"
