@@ -4,7 +4,8 @@
     python -m experiments.collect --group=shared:runs/s0,runs/s1 --group=separate:runs/c0,runs/c1 --picture=curves.png --axis=sampled_tokens
 
 Prints a Markdown table: the headline figure of the test split before and after, greedy and sampled, with the spread over seeds; what it is
-with one role's untrained model put back; turns; sampled tokens and seconds. The picture has a curve per group, validation figures over
+with one role's untrained model put back; turns; sampled tokens and seconds; and the validation figure at the tokens that all runs sampled,
+between its measurements by a straight line. The picture has a curve per group, validation figures over
 steps or sampled tokens, with every seed as a thin line.
 """
 
@@ -14,6 +15,7 @@ import json
 import pathlib
 import statistics
 
+import numpy as np
 from absl import flags
 
 from experiments import command
@@ -51,8 +53,9 @@ def spread(values: list[float]) -> str:
 def table(groups: dict[str, list[dict]]) -> str:
     """The Markdown table."""
     head = "| runs | seeds | greedy before | greedy after | gain | sampled before | sampled after | gain | turns greedy | turns sampled | "
-    head += "one role untrained: greedy / sampled | sampled tokens | wall s |"
-    rows = [head, "|" + "---|" * head.count(" | ") + "---|"]
+    budget = min(curve(run, "sampled_tokens")[0][-1] for runs in groups.values() for run in runs)
+    head += f"one role untrained: greedy / sampled | sampled tokens | validation at {budget:,.0f} tokens | wall s |"
+    rows = [head, "|" + "---|" * (head.count(" | ") + 1)]
     for name, runs in groups.items():
         cells = [name, str(len(runs))]
         kinds = [[run["evaluation"] for run in runs], [run["evaluation"]["sampled"] for run in runs]]
@@ -66,7 +69,9 @@ def table(groups: dict[str, list[dict]]) -> str:
         worth = [f"{pair.removesuffix(' untrained')} {mean(kinds[0], pair):.3f} / {mean(kinds[1], pair):.3f}" for pair in pairs]
         cells.append("; ".join(worth) or "–")
         tokens = [next((m["sampled_tokens"] for m in reversed(run["metrics"]) if "sampled_tokens" in m), 0) for run in runs]
-        cells += [f"{statistics.mean(tokens):,.0f}", f"{statistics.mean(run['evaluation']['train_wall_s'] for run in runs):.0f}"]
+        there = [float(np.interp(budget, *curve(run, "sampled_tokens"))) for run in runs]
+        seconds = statistics.mean(run["evaluation"]["train_wall_s"] for run in runs)
+        cells += [f"{statistics.mean(tokens):,.0f}", spread(there), f"{seconds:.0f}"]
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
