@@ -219,6 +219,22 @@ def _check_numbers(config: config_dict.ConfigDict) -> None:
             raise ConfigError(f"config.{path}={value} must {what}")
 
 
+def compare_keys(new, old, path: str, start: str, free: str) -> None:
+    """Raises `ConfigError` naming a key of `new` that `old` lacks, or the reverse, in all sections but `free`; `start` makes a whole one."""
+    for key in old:
+        if key not in new:
+            raise ConfigError(f"{path}.{key} is missing; start the config from {start}")
+    for key in new:
+        if key not in old:
+            hint = closest(key, list(old)) or f"; {path} has {', '.join(old)}"
+            raise ConfigError(f"unknown key {path}.{key}{hint}")
+        if isinstance(old[key], config_dict.ConfigDict):
+            if not isinstance(new[key], config_dict.ConfigDict):
+                raise ConfigError(f"{path}.{key}={new[key]!r} must be a section with {', '.join(old[key]) or 'a section per name'}")
+            if f"{path}.{key}" != free:
+                compare_keys(new[key], old[key], f"{path}.{key}", start, free)
+
+
 def _check_keys(config: config_dict.ConfigDict) -> None:
     """Refuses a config that lacks a key of the base or has one more, e.g. one that another version of this library wrote."""
     try:
@@ -226,20 +242,7 @@ def _check_keys(config: config_dict.ConfigDict) -> None:
     except (AttributeError, KeyError, TypeError) as error:
         raise ConfigError("the config lacks a name, a game or a recipe; start from experiments.base.base_config") from error
 
-    def compare(new, old, path):
-        for key in new:
-            if key not in old and not path.startswith("config.game"):  # the game itself refuses options that are not its own
-                hint = closest(key, list(old)) or f"; {path} has {', '.join(old)}"
-                raise ConfigError(f"unknown key {path}.{key}{hint}")
-        for key in old:
-            if key not in new and not path.startswith("config.game"):
-                raise ConfigError(f"{path}.{key} is missing; start the config from experiments.base.base_config")
-            if isinstance(old[key], config_dict.ConfigDict):
-                if not isinstance(new[key], config_dict.ConfigDict):
-                    raise ConfigError(f"{path}.{key}={new[key]!r} must be a section with {', '.join(old[key])}")
-                compare(new[key], old[key], f"{path}.{key}")
-
-    compare(config, base, "config")
+    compare_keys(config, base, "config", "experiments.base.base_config", free="config.game")  # the game refuses what is not its own
 
 
 _DIVIDED = ("rollout.environments", "optimizer.minibatch", "warm_start.environments", "evaluation.episodes")

@@ -12,7 +12,7 @@ import re
 
 from ml_collections import config_dict
 
-from experiments.base import ConfigError, given, open_fields, parse_assignment
+from experiments.base import ConfigError, compare_keys, given, open_fields, parse_assignment
 from experiments.command import closest
 from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.games.worlds import WORLDS, make_world, world_options
@@ -385,24 +385,12 @@ def _check_keys(config: config_dict.ConfigDict) -> None:
     except (AttributeError, KeyError, TypeError) as error:
         raise ConfigError("the config lacks a name, a world or a recipe; start from experiments.team_base.team_config") from error
 
-    def compare(new, old, path):
-        for key in old:
-            if key not in new:
-                raise ConfigError(f"{path}.{key} is missing; start the config from experiments.team_base.team_config")
-        for key in new:
-            if key not in old:
-                hint = closest(key, list(old)) or f"; {path} has {', '.join(old)}"
-                raise ConfigError(f"unknown key {path}.{key}{hint}")
-            if isinstance(old[key], config_dict.ConfigDict) and not isinstance(new[key], config_dict.ConfigDict):
-                raise ConfigError(f"{path}.{key}={new[key]!r} must be a section with {', '.join(old[key]) or 'a section per model'}")
-            if isinstance(old[key], config_dict.ConfigDict) and f"{path}.{key}" != "config.models":
-                compare(new[key], old[key], f"{path}.{key}")
-
-    compare(config, base, "config")
+    start = "experiments.team_base.team_config"
+    compare_keys(config, base, "config", start, free="config.models")
     for name in config.models:
         if not isinstance(config.models[name], config_dict.ConfigDict):
             raise ConfigError(f"config.models.{name}={config.models[name]!r} must be made by experiments.team_base.model_section")
-        compare(config.models[name], model_section(), f"config.models.{name}")
+        compare_keys(config.models[name], model_section(), f"config.models.{name}", start, free="")
 
 
 __all__ = ["KINDS", "TeamPlan", "WorkflowError", "model_section", "resolve_team", "smoke_team", "team_config"]

@@ -26,6 +26,7 @@ from marl_llm.games.coding import (
     verifier,
 )
 from marl_llm.games.coding.functions import AMBIGUOUS, BY_NAME, OPS, OTHER, plan_text, program, run_plan
+from marl_llm.games.coding.mini import Verdicts
 from marl_llm.tools.results import FailureKind, failed, success
 from marl_llm.workflows import Assignment, Controller, FormatError, Scripted
 from marl_llm.workflows.metrics import rollout_metrics, team_metrics
@@ -357,3 +358,52 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         list(read_rows(tmp_path / "x.jsonl"))
     with pytest.raises(DataError, match="unknown kind of file"):
         load_problems(tmp_path / "x.csv", "train")
+
+
+def test_a_rare_reading_is_rare_and_its_split_does_not_move():
+    def readings(rare):
+        found = []
+        for task in (function_task("train", 0, n, vague=1.0, rare=rare) for n in range(400)):
+            words = [part.split()[0] for part in task.fields["problem"].split(" ", 1)[1].split(" then ")]
+            found += [name for word, (name, _) in zip(words, task.hidden["plan_gold"]) if word in ("gap", "cut")]
+        return np.mean([name in ("less", "head") for name in found])
+
+    assert 0.4 < readings(1.0) < 0.6
+    assert 0.72 < readings(0.25) < 0.88
+
+
+def test_the_teachers_habits_are_what_they_are_called():
+    tasks = [function_task("validation", 1, n, vague=1.0) for n in range(60)]
+
+    def played(**habits):
+        with scripted(function_player(**habits)) as controller:
+            return controller.play(tasks).trajectories
+
+    deaf = [way.by("planner") for way in played(deaf=1.0) if way.turns > 1]
+    assert deaf
+    assert all(len({call.text for call in calls}) == 1 for calls in deaf)
+    silent = [call.text for way in played(silent=1.0) for call in way.by("reflector")]
+    assert set(silent) == {"none"}
+    spoken = [call.text for way in played() for call in way.by("reflector")]
+    assert sum(text != "none" for text in spoken) > len(spoken) / 2
+
+
+def test_one_program_is_judged_once_and_failures_are_not_kept():
+    judged = []
+
+    async def judge(outcome):
+        judged.append(outcome)
+        await asyncio.sleep(0.01)
+        return outcome
+
+    good, bad = success({"x": 1}, 0.0), failed(FailureKind.CRASH, "lost", 0.0)
+
+    async def ask():
+        verdicts = Verdicts()
+        assert await asyncio.gather(*(verdicts.of("a", lambda: judge(good)) for _ in range(5))) == [good] * 5
+        assert await verdicts.of("a", lambda: judge(bad)) is good
+        assert await verdicts.of("b", lambda: judge(bad)) is bad
+        assert await verdicts.of("b", lambda: judge(good)) is good
+
+    asyncio.run(ask())
+    assert judged == [good, bad, good]

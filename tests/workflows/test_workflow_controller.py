@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from wordy import SPEECH, TOKENIZER, Says, completion
 
-from marl_llm.sampling.requests import RequestError
+from marl_llm.sampling.requests import RequestError, Settings
 from marl_llm.tools.results import FailureKind, failed, success
 from marl_llm.workflows import (
     NOTHING,
@@ -203,6 +203,14 @@ def test_seeds_tell_every_request_apart():
     assert len(set(seeds)) == len(seeds)
     assert {len(seed) for seed in seeds} == {5}
     assert {seed[2] for seed in seeds} == {0, 1, 2}
+
+
+def test_settings_of_the_controller_stand_in_place_of_the_roles():
+    hot, cold = Settings(temperature=0.7), Settings(temperature=0.0)
+    for given, wanted in ((None, hot), (cold, cold)):
+        generator = Says(echo)
+        play(role("a", settings=hot), generator, settings=given)
+        assert [request.settings for request in generator.requests] == [wanted]
 
 
 def test_another_step_is_another_draw():

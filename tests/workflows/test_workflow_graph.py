@@ -25,6 +25,7 @@ from marl_llm.workflows import (
     together,
     tool,
     when,
+    with_roles,
 )
 from marl_llm.workflows.graph import _node
 
@@ -202,3 +203,18 @@ def test_a_workflow_is_a_value():
     team = drawn()
     with pytest.raises(dataclasses.FrozenInstanceError):
         team.name = "other"
+
+
+def test_roles_are_replaced_wherever_they_speak_and_nothing_else_is():
+    body = sequence(
+        ASK,
+        together(role("b"), role("c")),
+        repeat(choose(lambda question: 1, {1: role("d"), 2: NOTHING}, name="one"), tool(find, "found"), at_most=2),
+        each("items", "item", role("e", "{item}"), "e_out", at_most=2),
+    )
+    team = flow(body, inputs=("question", "items"))
+    small = with_roles(team, lambda one: dataclasses.replace(one, max_tokens=3))
+    assert [one.max_tokens for one in small.roles.values()] == [3] * 5
+    assert list(small.nodes) == list(team.nodes)
+    assert to_mermaid(small) == to_mermaid(team)
+    assert all(one.max_tokens != 3 for one in team.roles.values())
