@@ -14,4 +14,5 @@ def get_config(arg=None):
     if variant("search_parallel", arg, ("smoke", "full")) == "full":
         return full_search("search_parallel", "question_parallel")
     c = mini_search("search_parallel", "fact_parallel")
+    c.steps = 200
     return smoke_team(c) if arg == "smoke" else c
