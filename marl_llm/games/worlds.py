@@ -35,7 +35,10 @@ def make_world(name: str, **options: Any) -> World:
             close = difflib.get_close_matches(option, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else "."
             raise ValueError(f"{name} has no option {option!r}{hint} Its options are {', '.join(known)}")
-    return WORLDS[name](**options)
+    try:
+        return WORLDS[name](**options)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"world {name} needs the library {error.name!r}: pip install 'marl_llm[tools]'") from error
 
 
 def world_options(name: str) -> dict[str, inspect.Parameter]:

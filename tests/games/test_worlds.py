@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 
 import pytest
 
@@ -313,3 +314,9 @@ def test_every_world_says_its_options_and_none_is_left_out_above():
         (verify,) = [node.function for node in world.workflow.nodes.values() if getattr(node, "name", "") == "verify"]
         judged = asyncio.run(verify(program(task.hidden["plan_gold"]), task.hidden["function"], task.hidden["tests"]))
         assert judged.outcome()["pass_rate"] == 1.0
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    with pytest.raises(ValueError, match=r"world fact_parallel needs the library 'bm25s': pip install 'marl_llm\[tools\]'"):
+        make_world("fact_parallel", worlds=1)
