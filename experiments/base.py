@@ -312,6 +312,11 @@ def resolve(config: config_dict.ConfigDict) -> Plan:
 
     Raises `ConfigError` for an unknown name, an impossible or contradictory value, or an option that would have no effect.
     """
+    if "world" in config:
+        raise ConfigError(
+            "this config trains a workflow, and this command knows device games only: experiments.train trains it, and measures a trained "
+            "team again with --config.steps=0 --config.warm_start.run=RUN --config.warm_start.step=STEP"
+        )
     _check_keys(config)
     _check_numbers(config)
     try:

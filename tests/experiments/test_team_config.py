@@ -241,6 +241,13 @@ def test_budgets_of_roles_are_cut_to_what_the_config_allows():
     refused(changed(rollout__max_prompt=0), r"config\.rollout\.max_prompt=0 must be at least 1")
 
 
+def test_commands_for_device_games_say_so():
+    from experiments import base
+
+    with pytest.raises(ConfigError, match="this config trains a workflow, and this command knows device games only"):
+        base.resolve(config_of("search_parallel"))
+
+
 def test_unknown_and_missing_keys_and_sections_are_refused():
     def resumed(change):
         """As a run directory of another version, or one that was edited, would give it."""

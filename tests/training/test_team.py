@@ -209,10 +209,17 @@ def test_a_role_that_is_put_back_plays_as_it_began():
 
 def test_what_is_restored_goes_on_as_if_nothing_had_happened(tmp_path):
     recipe = make_recipe("ppo", branches=2)
+
+    def warmed(one):
+        one.imitate(0, 12, 1e-2)
+        one.begin()
+
     with team(recipe) as whole:
+        warmed(whole)
         run(whole, steps=4)
     checkpoints = Checkpoints(tmp_path)
     with team(recipe) as half:
+        warmed(half)
         checkpoints.save(0, half.policies(), {})
         run(half, steps=2)
         checkpoints.save(2, half.policies(), {})
