@@ -220,7 +220,7 @@ def _check_numbers(config: config_dict.ConfigDict) -> None:
 
 
 def compare_keys(new, old, path: str, start: str, free: str) -> None:
-    """Raises `ConfigError` naming a key of `new` that `old` lacks, or the reverse, in all sections but `free`; `start` makes a whole one."""
+    """Raises `ConfigError` naming a key of `new` that `old` lacks, or the reverse, outside of section `free`; `start` makes whole ones."""
     for key in old:
         if key not in new:
             raise ConfigError(f"{path}.{key} is missing; start the config from {start}")
