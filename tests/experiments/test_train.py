@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent))
 
 from benchmarks import resume
-from experiments import train, workdir
+from experiments import common, train, workdir
 from experiments.base import ConfigError, base_config
 from marl_llm import evaluation, training
 from marl_llm.reporting import read_metrics
@@ -87,7 +87,7 @@ def embedding(path, step, model):
 def test_alarms_errors_and_the_way_back(tmp_path, monkeypatch, capsys):
     """One run through: alarms, a loss that is not finite, a damaged checkpoint, and a good end."""
     path = tmp_path / "run"
-    monkeypatch.setattr(train, "SILENT_ALARM", 2)
+    monkeypatch.setattr(common, "SILENT_ALARM", 2)
 
     def figures(model, call):
         if model == "second":
