@@ -16,7 +16,7 @@ class TrainingError(RuntimeError):
 
 def check_finite(figures: dict, step: int, model: str) -> None:
     """Raises `TrainingError` when the loss or the gradient is not finite (law 10)."""
-    bad = [name for name in ("loss", "grad_norm") if not math.isfinite(figures[name])]
+    bad = [name for name in ("loss", "grad_norm", "critic_grad_norm") if not math.isfinite(figures.get(name, 0.0))]
     if bad:
         raise TrainingError(
             f"step {step}, model {model}: {' and '.join(bad)} not finite. Nothing of that step was saved; the last checkpoint is "
