@@ -97,7 +97,7 @@ def draw(groups: dict[str, list[dict]], axis: str, path: pathlib.Path) -> None:
             axes.plot(x, y, color=colour, alpha=0.25, linewidth=1)
         points = list(zip(*(list(zip(*c)) for c in curves)))
         x, y = ([statistics.mean(p[i] for p in point) for point in points] for i in (0, 1))
-        axes.plot(x, y, color=colour, linewidth=2, marker="o", markersize=3, label=f"{name} ({len(runs)} seeds)")
+        axes.plot(x, y, color=colour, linewidth=2, marker="o", markersize=3, label=f"{name}, {len(runs)} seed{'s' * (len(runs) > 1)}")
     headline = next(iter(groups.values()))[0]["evaluation"]["headline"]
     axes.set(xlabel=axis.replace("_", " "), ylabel=f"{headline}, validation, greedy")
     axes.grid(alpha=0.3)
