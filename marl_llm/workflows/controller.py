@@ -27,7 +27,7 @@ from marl_llm.workflows.assignment import Assignment, Policy
 from marl_llm.workflows.calls import Speaker
 from marl_llm.workflows.failures import PlayFailure, RolloutError
 from marl_llm.workflows.graph import Call, Each, Together, Workflow, walk
-from marl_llm.workflows.play import PICKS, Forks, Play, run_all
+from marl_llm.workflows.play import PICKS, Forks, Play, finish, run_all
 from marl_llm.workflows.roles import WorkflowError
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.trajectory import Episode, Failure, Task, Trajectory
@@ -122,8 +122,8 @@ class Controller:
         self.close()
 
     def play(self, tasks: Iterable[Task], step: int = 0, plays: int = 1) -> Rollout:
-        """`rollout` for callers without an event loop."""
-        return asyncio.run(self.rollout(tasks, step, plays))
+        """`rollout` for callers that do not await: scripts, and notebooks, whose own event loop is running and is left alone."""
+        return finish(self.rollout(tasks, step, plays))
 
     async def rollout(self, tasks: Iterable[Task], step: int = 0, plays: int = 1) -> Rollout:
         """Plays every task `plays` times, all at once.

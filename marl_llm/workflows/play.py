@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import dataclasses
 import random
 from collections.abc import Coroutine, Mapping, Sequence
@@ -200,6 +201,16 @@ def push_parts(todo: Todo, parts: Sequence[Node], base: int) -> Todo:
         end -= part.size
         todo = push(todo, part, end)
     return todo
+
+
+def finish(job: Coroutine) -> Any:
+    """The result of a coroutine for callers that do not await, wherever they are: a running event loop is left alone."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(job)
+    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="workflow-play") as thread:
+        return thread.submit(asyncio.run, job).result()
 
 
 async def run_all(jobs: list[Coroutine]) -> list[Any]:

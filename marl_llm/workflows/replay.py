@@ -7,7 +7,6 @@ no longer does.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from marl_llm.workflows.assignment import Assignment
 from marl_llm.workflows.calls import Speaker
 from marl_llm.workflows.controller import Controller
 from marl_llm.workflows.graph import Tool, Workflow
+from marl_llm.workflows.play import finish
 from marl_llm.workflows.roles import WorkflowError
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.state import State
@@ -102,7 +102,7 @@ def replay(
     recorded = _Recorded({call.seed: call for call in calls})
     with Controller(workflow, assignment, recorded, speech, branching, attempts=1, pick=pick, alpha=alpha) as controller:
         controller.speaker = _RecordedTools(controller.speaker, {event.id: event for event in events if isinstance(event, ToolUse)})
-        found = asyncio.run(controller.episode(episode.task, episode.step, episode.play, plays))
+        found = finish(controller.episode(episode.task, episode.step, episode.play, plays))
     if found.void:
         failure = found.failures[-1]
         raise ReplayError(f"the replay failed at node {failure.node!r}: {failure.kind}: {failure.message}")

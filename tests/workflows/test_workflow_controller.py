@@ -213,6 +213,14 @@ def test_settings_of_the_controller_stand_in_place_of_the_roles():
         assert [request.settings for request in generator.requests] == [wanted]
 
 
+def test_a_notebook_whose_event_loop_is_running_can_play():
+    async def cell():
+        return play(sequence(role("a"), tool(shout, "loud")), given=tasks(3))
+
+    rollout = asyncio.run(cell())
+    assert [way.fields["loud"] for way in rollout.trajectories] == ["Q0", "Q1", "Q2"]
+
+
 def test_another_step_is_another_draw():
     first, second = Says(speak_by_seed), Says(speak_by_seed)
     play(role("a"), first, step=1)
