@@ -102,6 +102,11 @@ class FactWorld:
         if self.split not in SHARES:
             raise ValueError(f"unknown split {self.split!r}; the splits are {', '.join(SHARES)}")
 
+    @property
+    def name(self) -> str:
+        """Unique among all worlds."""
+        return f"{self.split}-{self.seed}"
+
     @functools.cached_property
     def facts(self) -> tuple[tuple[Film, ...], tuple[Person, ...]]:
         """Films and people, the n-th person being the director of the n-th film."""
@@ -155,7 +160,7 @@ class FactWorld:
                 (f"{film.name} year", f"{other_film.name} year"),
             ),
         }[kind]
-        secret = {"answers": (answer,), "queries_gold": queries, "kind": kind, "world": f"{self.split} {self.seed}"}
+        secret = {"answers": (answer,), "queries_gold": queries, "kind": kind, "world": self.name}
         return Task(number, {"question": question}, secret, self.split)
 
     def build_index(self, folder: str | pathlib.Path) -> Any:
@@ -192,21 +197,14 @@ class FactBase:
         folder = pathlib.Path(self._own.name if self._own else folder)
         sizes = {split: worlds if split == "train" else -(-worlds // 4) for split in SHARES}
         self.worlds = {split: [FactWorld(split, seed + number) for number in range(size)] for split, size in sizes.items()}
-        self._indices = {
-            f"{split} {number}": one.build_index(folder / f"{split}-{number}")
-            for split, group in self.worlds.items()
-            for number, one in enumerate(group)
-        }
+        every = [one for group in self.worlds.values() for one in group]
+        self._indices = {one.name: one.build_index(folder / one.name) for one in every}
         self._top_k = top_k
 
     def tasks(self, split: str, first: int, count: int) -> list[Task]:
         """Questions `first ... first + count`, dealt over the worlds of the split; hidden `world` says which."""
         group = self.worlds[split]
-        found = []
-        for number in range(first, first + count):
-            task = group[number % len(group)].task(number)
-            found.append(dataclasses.replace(task, hidden={**task.hidden, "world": f"{split} {number % len(group)}"}))
-        return found
+        return [group[number % len(group)].task(number) for number in range(first, first + count)]
 
     async def retrieve(self, query: str, world: str) -> ToolResult:
         """The retrieval tool: pages of a task's own world."""
