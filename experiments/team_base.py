@@ -18,6 +18,7 @@ from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.games.worlds import WORLDS, make_world, world_options
 from marl_llm.models import LoraConfig, ModelConfig, make_model_config, read_config
 from marl_llm.workflows import Assignment, Outside, Policy, Scripted, WorkflowError, World, alternate, with_roles
+from marl_llm.workflows.controller import checked_branching
 
 KINDS = ("trained", "frozen", "outside", "scripted")
 _MODEL_KEYS = ("kind", "preset", "path", "lora_rank", "lora_alpha", "url", "served_as", "key_env")
@@ -243,6 +244,8 @@ def _with_models(config: config_dict.ConfigDict, world: World, recipe: Recipe) -
     models = {name: _player(name, options[name], world) for name in names}
     assignment = Assignment(roles, models, alternate(*_spells(config.schedule)))
     assignment.check(world.workflow)
+    if config.warm_start.step and not config.warm_start.run:
+        raise ConfigError(f"config.warm_start.step={config.warm_start.step} would have no effect: warm_start.run names no run")
     if not assignment.trained:
         raise ConfigError("no model trains: give one kind='trained'")
     if recipe.top_k is not None or recipe.top_p < 1:
@@ -252,6 +255,7 @@ def _with_models(config: config_dict.ConfigDict, world: World, recipe: Recipe) -
     if recipe.normaliser != "critic" and config.optimizer.critic_learning_rate is not None:
         raise ConfigError(f"optimizer.critic_learning_rate would have no effect: recipe {recipe.name} has no critic")
     _check_critic(config, recipe, options)
+    _check_tree(world, recipe, assignment)
     if config.model.lora_alpha not in (None, LoraConfig.alpha) and not any("lora_alpha" in one for one in options.values()):
         raise ConfigError(f"config.model.lora_alpha={config.model.lora_alpha} would have no effect: no model has a lora_rank")
     longest = max(r.max_prompt + r.max_tokens for r in world.workflow.roles.values())
@@ -259,6 +263,15 @@ def _with_models(config: config_dict.ConfigDict, world: World, recipe: Recipe) -
         tokens = config.optimizer.row_tokens
         raise ConfigError(f"optimizer.row_tokens={tokens} is less than a role's longest prompt and response, {longest}")
     return TeamPlan(world, assignment, recipe, options)
+
+
+def _check_tree(world: World, recipe: Recipe, assignment: Assignment) -> None:
+    from marl_llm.training.team import branching_of  # takes a second to import
+
+    try:
+        checked_branching(world.workflow, branching_of(recipe, assignment))
+    except WorkflowError as error:
+        raise ConfigError(f"recipe {recipe.name} samples a tree; {error}: use a recipe with sampling='parallel', e.g. grpo") from error
 
 
 def _check_critic(config: config_dict.ConfigDict, recipe: Recipe, options: dict[str, dict]) -> None:
@@ -393,4 +406,4 @@ def _check_keys(config: config_dict.ConfigDict) -> None:
         compare_keys(config.models[name], model_section(), f"config.models.{name}", start, free="")
 
 
-__all__ = ["KINDS", "TeamPlan", "WorkflowError", "model_section", "resolve_team", "smoke_team", "team_config"]
+__all__ = ["KINDS", "TeamPlan", "model_section", "resolve_team", "smoke_team", "team_config"]

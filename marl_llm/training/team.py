@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from marl_llm.algorithms import Samples
+from marl_llm.algorithms import Recipe, Samples
 from marl_llm.sampling import Engine, LaneConfig
 from marl_llm.sampling.requests import Settings
 from marl_llm.training.learner import Learner, LearnerOptions, ModelSpec
@@ -55,6 +55,13 @@ class PlayOptions:
     concurrency: int = 1024
 
 
+def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:
+    """Role -> K where a recipe samples a tree: every role that trains."""
+    if recipe.sampling != "tree":
+        return {}
+    return {role: recipe.branches for role, model in assignment.roles.items() if model in assignment.trained}
+
+
 class Team:
     """The models of a workflow; a context manager, for it owns an engine and threads.
 
@@ -69,7 +76,8 @@ class Team:
       permute_rewards: the control that breaks the link between a sample and its reward: rewards are dealt anew among the samples of a role.
 
     Raises:
-      WorkflowError: a policy without a model, or an assignment that does not fit the workflow.
+      WorkflowError: a policy without a model, an assignment that does not fit the workflow, or a recipe that samples a tree where a role
+        that trains speaks beside others.
     """
 
     def __init__(
@@ -94,27 +102,32 @@ class Team:
             name: Learner(models[name], options, mesh, jax.random.fold_in(keys[0], number))
             for number, name in enumerate(assignment.policies)
         }
+        self.plays = 1 if options.recipe.sampling == "tree" else options.recipe.branches
         self._engine_key = keys[1]
         self.engine = self._engine({name: (learner, learner.params) for name, learner in self.learners.items()})
-        recipe = options.recipe
-        tree = recipe.sampling == "tree"
-        self.plays = 1 if tree else recipe.branches
-        branching = {r: recipe.branches for r in world.workflow.roles if assignment.roles[r] in assignment.trained} if tree else None
+        try:
+            self._controllers, self._teachers = self._all_controllers()
+        except WorkflowError:
+            self.engine.close()
+            raise
+        self._taught: dict[tuple[int, int], dict[str, list]] = {}  # (step, count) -> leader -> pairs
+
+    # ------------------------------------------------------------------------------------------------ what is built once
+    def _all_controllers(self) -> tuple[dict[str, Controller], Controller | None]:
+        """Those of training and of evaluations, and that of the scripted player, if there is one."""
+        world, assignment, recipe = self.world, self.assignment, self.options.recipe
+        branching = branching_of(recipe, assignment)
         drawn, greedy = Settings(temperature=recipe.temperature, top_k=recipe.top_k, top_p=recipe.top_p), Settings(temperature=0.0)
-        pick = recipe.pick if tree else None
-        self._controllers = {
-            "train": self._controller(self.engine, assignment, drawn, branching, pick),
+        controllers = {
+            "train": self._controller(self.engine, assignment, drawn, branching, recipe.pick if branching else None),
             "sampled": self._controller(self.engine, assignment, drawn),
             "greedy": self._controller(self.engine, assignment, greedy),
         }
-        self._teachers = None
-        self._taught: dict[tuple[int, int], dict[str, list]] = {}  # (step, count) -> leader -> pairs
-        if world.script is not None:
-            scripted = {name: Scripted(world.script) for name in self.learners}
-            teachers = Assignment(assignment.roles, {**assignment.models, **scripted})
-            self._teachers = self._controller(None, teachers, drawn)
+        if world.script is None:
+            return controllers, None
+        scripted = {name: Scripted(world.script) for name in self.learners}
+        return controllers, self._controller(None, Assignment(assignment.roles, {**assignment.models, **scripted}), drawn)
 
-    # ------------------------------------------------------------------------------------------------ what is built once
     def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine:
         """An engine whose lanes hold what the roles of each model may read and say."""
         roles = self.world.workflow.roles

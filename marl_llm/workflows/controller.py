@@ -105,7 +105,7 @@ class Controller:
                 raise WorkflowError(f"the role {role!r} is played by the policy {model!r}, which needs {lacks}")
         if pick not in (None, *PICKS):
             raise WorkflowError(f"pick={pick!r} is unknown; choose None or one of {', '.join(PICKS)}")
-        self._forks = Forks(_checked_branching(workflow, branching or {}), pick, alpha)
+        self._forks = Forks(checked_branching(workflow, branching or {}), pick, alpha)
         self.settings = settings
         self._attempts, self._timeout_s, self._concurrency = attempts, timeout_s, concurrency
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="workflow-tool")
@@ -197,7 +197,8 @@ def _check_tasks(workflow: Workflow, tasks: list[Task]) -> None:
                 )
 
 
-def _checked_branching(workflow: Workflow, branching: Mapping[str, int]) -> dict[str, int]:
+def checked_branching(workflow: Workflow, branching: Mapping[str, int]) -> dict[str, int]:
+    """The same, or a `WorkflowError` that names a role which does not exist or cannot fork."""
     for role, branches in branching.items():
         if role not in workflow.roles:
             raise WorkflowError(f"branching: there is no role {role!r}; the roles are {', '.join(workflow.roles)}")

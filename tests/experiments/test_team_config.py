@@ -241,6 +241,14 @@ def test_budgets_of_roles_are_cut_to_what_the_config_allows():
     refused(changed(rollout__max_prompt=0), r"config\.rollout\.max_prompt=0 must be at least 1")
 
 
+def test_a_tree_where_roles_speak_beside_each_other_is_refused():
+    refused(
+        changed("search_extract", recipe__name="at_grpo", recipe__branches=4, recipe__returns=None, recipe__rewards=None),
+        "recipe at_grpo samples a tree; branching: node 'evidence' runs beside others.*use a recipe with sampling='parallel', e.g. grpo",
+    )
+    refused(changed(warm_start__step=3), r"config\.warm_start\.step=3 would have no effect: warm_start\.run names no run")
+
+
 def test_commands_for_device_games_say_so():
     from experiments import base
 

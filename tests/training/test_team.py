@@ -1,6 +1,7 @@
 """A team on the host over the real engine: it learns, by identity, and each model from the rows of its own roles alone."""
 
 import dataclasses
+import threading
 
 import jax
 import numpy as np
@@ -25,6 +26,7 @@ from marl_llm.workflows import (
     separate,
     sequence,
     shared,
+    together,
 )
 from marl_llm.workflows.rewards import absolute, broadcast, format_penalty
 
@@ -244,6 +246,14 @@ def test_what_cannot_be_is_refused():
         one.imitate(0, 4, 1e-2)
     with pytest.raises(WorkflowError, match="its headline 'score' is no metric of the workflow \\(right\\)"):
         dataclasses.replace(WORLD, headline="score")
+
+
+def test_a_tree_that_cannot_be_is_refused_and_leaves_no_engine_behind():
+    beside = dataclasses.replace(ECHO, body=together(FIRST, dataclasses.replace(SECOND, prompt="again")), rewards=(format_penalty(0.5),))
+    before = threading.active_count()
+    with pytest.raises(WorkflowError, match="node 'first' runs beside others, where a play cannot fork"):
+        team(make_recipe("at_grpo"), world=dataclasses.replace(WORLD, workflow=beside))
+    assert threading.active_count() == before
 
 
 def test_a_scripted_role_speaks_beside_a_policy_and_is_no_sample():
