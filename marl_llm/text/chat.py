@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +61,7 @@ class Conversation:
     @functools.cached_property
     def ids(self) -> tuple[int, ...]:
         """Token ids of the whole conversation, `[L]`."""
-        return tuple(i for turn in self.turns for i in turn.ids)
+        return tuple(itertools.chain.from_iterable(turn.ids for turn in self.turns))
 
     @functools.cached_property
     def emitted(self) -> tuple[bool, ...]:

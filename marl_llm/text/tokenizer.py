@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
 
 def checked_ids(ids: Iterable[SupportsInt], vocab_size: int, what: str) -> list[int]:
     """`ids` as ints. Raises `ValueError` naming those outside `[0, vocab_size)` of the vocabulary called `what`."""
-    ids = [int(i) for i in ids]
+    ids = list(map(int, ids))
     bad = [i for i in ids if not 0 <= i < vocab_size]
     if bad:
         raise ValueError(f"ids {bad[:5]} are outside the {what} vocabulary of {vocab_size}")

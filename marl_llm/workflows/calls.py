@@ -20,6 +20,7 @@ from marl_llm.workflows.graph import Call, Tool, Workflow
 from marl_llm.workflows.roles import RoleTool, WorkflowError
 from marl_llm.workflows.speech import PromptTooLong, Speech, prompt_of, spoken_ids
 from marl_llm.workflows.state import State
+from marl_llm.workflows.threads import Threads
 from marl_llm.workflows.trajectory import Event, RoleCall, Task, ToolUse
 
 NO_TOKENS = np.zeros(0, np.int32)
@@ -42,7 +43,7 @@ class Speaker:
         settings: Settings | None = None,
     ):
         self._workflow, self._assignment, self._generator = workflow, assignment, generator
-        self._speech, self._pool, self._settings = speech, pool, settings
+        self._speech, self._threads, self._settings = speech, Threads(pool), settings
         self._policy_stops = {model: tuple(one.stop_ids) for model, one in speech.items()}
 
     async def speak(
@@ -64,8 +65,10 @@ class Speaker:
         common = dict(node=node.name, role=role.name, agent=agent, model=model, turn=state.turn, items=state.items, branch=branch)
         events: list[Event] = []
         player, speech = self._assignment.model(role.name), self._speech.get(model)
-        talk, messages, trimmed = None, role.messages(state.fields), 0
-        if speech is not None:
+        talk, trimmed = None, 0
+        if speech is None:
+            messages = role.messages(state.fields)
+        else:
             try:
                 talk, messages, trimmed = prompt_of(role, speech, state.fields)
             except PromptTooLong as error:
@@ -189,8 +192,7 @@ class Speaker:
             elif inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
                 found = await self._within(node, timeout_s, function(*positional, **named))
             else:
-                loop = asyncio.get_running_loop()
-                work = loop.run_in_executor(self._pool, lambda: function(*positional, **named))
+                work = self._threads.run(lambda: function(*positional, **named))
                 found = await self._within(node, timeout_s, work)
         except (PlayFailure, ToolRefusal):
             raise

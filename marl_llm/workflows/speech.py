@@ -64,7 +64,7 @@ class PlainText:
 
     def reply(self, talk: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
         """Appends the sampled ids."""
-        last = dataclasses.replace(talk.turns[-1], reply=tuple(int(i) for i in ids))
+        last = dataclasses.replace(talk.turns[-1], reply=tuple(map(int, ids)))
         return Conversation((*talk.turns[:-1], last), talk.sample, waiting=False)
 
     def read(self, talk: Conversation) -> Reply:
