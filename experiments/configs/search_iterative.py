@@ -17,5 +17,6 @@ def get_config(arg=None):
         c = full_search("search_iterative", "question_iterative")
     else:
         c = mini_search("search_iterative", "fact_iterative")
+        c.steps = 60
     c.assignment = MODELS
     return smoke_team(c) if arg == "smoke" else c
