@@ -92,6 +92,7 @@ def team_config(name: str, world: str, recipe: str) -> config_dict.ConfigDict:
     c.warm_start = config_dict.ConfigDict({"steps": 0, "tasks": 48, "fresh": config_dict.placeholder(int), "learning_rate": 2e-3})
     c.warm_start.run = ""  # directory of another run: begin with its models, in place of the steps above
     c.warm_start.step = 0  # which of its checkpoints: 0 is where its reinforcement began
+    c.warm_start.models = ""  # which of its models, where names differ, e.g. 'shared=reason'
     c.evaluation = config_dict.ConfigDict(
         {
             "every": 40,  # steps between evaluations on the validation split
@@ -244,10 +245,9 @@ def _with_models(config: config_dict.ConfigDict, world: World, recipe: Recipe) -
     models = {name: _player(name, options[name], world) for name in names}
     assignment = Assignment(roles, models, alternate(*_spells(config.schedule)))
     assignment.check(world.workflow)
-    if config.warm_start.step and not config.warm_start.run:
-        raise ConfigError(f"config.warm_start.step={config.warm_start.step} would have no effect: warm_start.run names no run")
     if not assignment.trained:
         raise ConfigError("no model trains: give one kind='trained'")
+    _check_start(config.warm_start, list(assignment.trained))
     if recipe.top_k is not None or recipe.top_p < 1:
         raise ConfigError("recipe.top_k and recipe.top_p would bias the ratio: the scorer does not know what was kept. Set None and 1")
     if config.warm_start.steps and world.script is None:
@@ -263,6 +263,23 @@ def _with_models(config: config_dict.ConfigDict, world: World, recipe: Recipe) -
         tokens = config.optimizer.row_tokens
         raise ConfigError(f"optimizer.row_tokens={tokens} is less than a role's longest prompt and response, {longest}")
     return TeamPlan(world, assignment, recipe, options)
+
+
+def _check_start(start: config_dict.ConfigDict, trained: list[str]) -> None:
+    if idle := [key for key in ("step", "models") if start[key] and not start.run]:
+        raise ConfigError(f"config.warm_start.{idle[0]}={start[idle[0]]!r} would have no effect: warm_start.run names no run")
+    for name in parse_sources(start.models):
+        if name not in trained:
+            hint = closest(name, trained) or f"; {', '.join(trained)} do"
+            raise ConfigError(f"config.warm_start.models={start.models!r}: no model {name!r} trains{hint}")
+
+
+def parse_sources(text: str) -> dict[str, str]:
+    """`model=its name in the run that is started from,...`. Raises `ConfigError`."""
+    pairs = [[word.strip() for word in part.split("=")] for part in filter(None, text.split(","))]
+    if any(len(pair) != 2 or not all(pair) for pair in pairs) or len({name for name, *_ in pairs}) != len(pairs):
+        raise ConfigError(f"config.warm_start.models={text!r} is not like 'shared=reason' or 'plan=shared,answer=shared'")
+    return dict(pairs)
 
 
 def _check_tree(world: World, recipe: Recipe, assignment: Assignment) -> None:

@@ -16,7 +16,7 @@ import time
 
 from experiments.base import MICROBATCH, ConfigError
 from experiments.common import Alarms, TrainingError, check_finite, hardware_of, start_jax
-from experiments.team_base import TeamPlan, check_team, resolve_team
+from experiments.team_base import TeamPlan, check_team, parse_sources, resolve_team
 from experiments.workdir import open_workdir, write_json
 
 
@@ -77,8 +77,34 @@ def success_of(figures: dict, headline: str, roles) -> dict:
     return {"success": team[headline], "turns": figures["turns"], "episodes": int(figures["episodes"]), "roles": shares, "team": team}
 
 
+def start_of(start):
+    """The checkpoints of the run that a config starts from. Raises `ConfigError` if the one it asks for is not there."""
+    from marl_llm.training import Checkpoints
+
+    checkpoints = Checkpoints(pathlib.Path(start.run) / "checkpoints")
+    if start.step not in (there := checkpoints.steps()):
+        found = ", ".join(map(str, there)) or "none"
+        raise ConfigError(f"config.warm_start.run={start.run!r} has no checkpoint {start.step}; it has {found}")
+    return checkpoints
+
+
+def policies_of(start, like: dict) -> dict:
+    """The policies that a config starts from, in the shapes of `like`. Raises `ConfigError` if the other run's are not of this kind."""
+    from marl_llm.training import CheckpointError
+
+    checkpoints, sources = start_of(start), parse_sources(start.models)
+    try:
+        return {name: checkpoints.restore(start.step, {sources.get(name, name): policy}).popitem()[1] for name, policy in like.items()}
+    except CheckpointError as error:
+        folder = checkpoints.directory / str(start.step) / "policies"
+        there = ", ".join(sorted(path.name for path in folder.glob("*"))) or "none"
+        why = f"{error.__cause__}. It has {there}; config.warm_start.models can name another, e.g. {next(iter(like))}=..."
+        raise ConfigError(f"config.warm_start.run={start.run!r} cannot begin this team: {why}") from error
+
+
 def train_team(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
     """Runs a config to its end and returns the final evaluation. See the module's text for what it writes."""
+    from marl_llm.training import Checkpoints
     from marl_llm.workflows import RolloutError
 
     started, cpu_started = time.time(), time.process_time()
@@ -86,6 +112,8 @@ def train_team(config, workdir: pathlib.Path, config_file: str, cache: str) -> d
     mesh = start_jax(config, cache, divide=False)  # before the world: its index would start JAX with one device
     plan = resolve_team(config)
     with plan.world:
+        if config.warm_start.run and not Checkpoints(workdir / "checkpoints").steps():
+            start_of(config.warm_start)  # before a directory is made for a run that cannot begin
         continues = open_workdir(workdir, config, config_file, hardware_of(mesh))
         if continues and (workdir / "evaluation.json").exists() and (workdir / "report.html").exists():
             print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)
@@ -155,7 +183,7 @@ class _Run:
         from marl_llm.training import linear_decay
 
         if w.run:
-            self.team.start_from(self._policies_of(pathlib.Path(w.run), w.step))
+            self.team.start_from(policies_of(w, {name: learner.policy for name, learner in team.learners.items()}))
         elif w.steps:
             with reporting.Progress(w.steps, "warm start") as progress:
                 for step in range(w.steps):
@@ -167,16 +195,6 @@ class _Run:
                         progress.update(step + 1, loss=figures["loss"])
             team.begin()
         return {"step": 0, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(self.plan.assignment.trained, 0)}
-
-    def _policies_of(self, run: pathlib.Path, step: int) -> dict:
-        """The policies of another run of these models at one of its checkpoints."""
-        from marl_llm.training import Checkpoints
-
-        like = {name: learner.policy for name, learner in self.team.learners.items()}
-        checkpoints = Checkpoints(run / "checkpoints")
-        if step not in (there := checkpoints.steps()):
-            raise ConfigError(f"warm_start.run={str(run)!r} has no checkpoint {step}; it has {', '.join(map(str, there)) or 'none'}")
-        return checkpoints.restore(step, like)
 
     def validate(self, step: int) -> float:
         """A greedy evaluation on the validation split, with its line in metrics.jsonl."""

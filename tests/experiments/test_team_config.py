@@ -246,7 +246,16 @@ def test_a_tree_where_roles_speak_beside_each_other_is_refused():
         changed("search_extract", recipe__name="at_grpo", recipe__branches=4, recipe__returns=None, recipe__rewards=None),
         "recipe at_grpo samples a tree; branching: node 'evidence' runs beside others.*use a recipe with sampling='parallel', e.g. grpo",
     )
+
+
+def test_what_a_team_starts_from_is_checked():
     refused(changed(warm_start__step=3), r"config\.warm_start\.step=3 would have no effect: warm_start\.run names no run")
+    refused(changed(warm_start__models="answer=a"), r"config\.warm_start\.models='answer=a' would have no effect: warm_start\.run")
+    start = dict(warm_start__run="runs/x")
+    resolve(changed(**start, warm_start__models="answer=a, decompose=a"))
+    refused(changed(**start, warm_start__models="anwser=a"), "no model 'anwser' trains.*answer")
+    for text in ("answer", "answer=", "=a", "answer=a=b", "answer=a,answer=b"):
+        refused(changed(**start, warm_start__models=text), rf"config\.warm_start\.models='{text}' is not like 'shared=reason'")
 
 
 def test_commands_for_device_games_say_so():

@@ -160,6 +160,50 @@ def test_a_complete_run_says_so_and_another_config_is_refused(whole, capsys):
     assert {p: p.stat().st_mtime_ns for p in path.rglob("*")} == before
 
 
+# --- beginning where another run was ---------------------------------------------------------------------------------------------------
+
+MEASURE = ("evaluation.put_back=False", "evaluation.transcripts=0", "steps=0")
+
+
+def begun(source, *values):
+    return config_of("search_parallel.py:smoke", *TINY[:-3], *MEASURE, f"warm_start.run={source}", *values)
+
+
+def test_a_trained_team_is_measured_again_by_another_run(whole, tmp_path):
+    found = run(begun(whole[0], "warm_start.step=2"), tmp_path / "run")
+    assert found["after"] == json.loads((whole[0] / "evaluation.json").read_text())["after"]
+    assert lines(tmp_path / "run") == [("eval", 0)]
+
+
+def test_one_model_begins_where_several_did(whole, tmp_path):
+    """They began as copies of one; so that shared and separate models are compared from the same start."""
+    found = run(begun(whole[0], "assignment=shared", "warm_start.models=shared=answer"), tmp_path / "run")
+    assert found["before"] == json.loads((whole[0] / "evaluation.json").read_text())["before"]
+
+
+def test_a_start_that_is_not_there_is_refused_before_anything_is_written(whole, tmp_path):
+    for values, message in (
+        ((tmp_path / "nowhere",), r"config\.warm_start\.run='.*nowhere' has no checkpoint 0; it has none"),
+        ((whole[0], "warm_start.step=7"), r"has no checkpoint 7; it has 0, 1, 2$"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            run(begun(*values), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (("assignment=shared",), "cannot begin this team: .*It has answer, decompose; config.warm_start.models can name"),
+        (("model.width=32",), r"cannot begin this team: .* there, the config makes .*"),
+    ],
+)
+def test_a_start_of_another_kind_is_refused(whole, tmp_path, values, message):
+    with pytest.raises(ConfigError, match=message) as refusal:
+        run(begun(whole[0], *values), tmp_path / "run")
+    assert "Delete" not in str(refusal.value)  # the other run is not this one's to mend
+
+
 class Killed(BaseException):
     """What no run catches."""
 
