@@ -76,9 +76,10 @@ class Ticket:
             self.future.set_result(Completion(*parts, finish, self.version, self.reused))
 
 
-def bucket(n: int, least: int = 1) -> int:
-    """The smallest power of two that holds `n`, at least `least`: few shapes, few compilations."""
-    return max(least, 1 << max(0, n - 1).bit_length())
+def bucket(n: int, least: int = 1, growth: int = 2) -> int:
+    """The smallest power of `growth` (itself a power of two) that holds `n`, at least `least`: few shapes, few compilations."""
+    digit = growth.bit_length() - 1
+    return max(least, 1 << -(-max(0, n - 1).bit_length() // digit) * digit)
 
 
 class Lane:

@@ -49,7 +49,7 @@ from marl_llm.training.packed_update import (
 )
 from marl_llm.training.packing import PackedRows, TokenSample, families, pack
 from marl_llm.training.policy import Policy
-from marl_llm.training.steps import Sums, check_base, cut, exact_step, whole
+from marl_llm.training.steps import Sums, check_base, cut, exact_step, row_growth, whole
 
 
 def with_value_head(params: dict) -> dict:
@@ -219,7 +219,7 @@ def make_critic_update(
             metrics["kl"] = float(np.sum(charge) / max(np.sum(where), 1))
 
         def packed(chosen: list[int]):
-            rows = pack([samples[i] for i in chosen], row_tokens, devices)
+            rows = pack([samples[i] for i in chosen], row_tokens, devices, row_growth(microbatch_tokens))
             return rows, *(by_row(rows, x[np.asarray(chosen, int)]) for x in (advantages, values, targets))
 
         def take(state, rows, worth, old, targets):

@@ -20,7 +20,7 @@ from marl_llm.training.mesh import data_axis, over_data
 from marl_llm.training.packed_update import response_where
 from marl_llm.training.packing import PackedRows, TokenSample, pack
 from marl_llm.training.policy import Policy
-from marl_llm.training.steps import Sums, check_base, cut, exact_step, microbatch_size, whole
+from marl_llm.training.steps import Sums, check_base, cut, exact_step, microbatch_size, row_growth, whole
 
 
 def make_packed_imitation(
@@ -71,7 +71,7 @@ def make_packed_imitation(
         samples = [TokenSample(p, r, np.zeros(np.size(r)), f"pair {i}") for i, (p, r) in enumerate(pairs)]
         if not samples:
             return policy, {"loss": 0.0, "grad_norm": 0.0, "tokens": 0.0}
-        policy, metrics = step(policy, base, pack(samples, row_tokens, devices), jnp.float32(learning_rate))
+        policy, metrics = step(policy, base, pack(samples, row_tokens, devices, row_growth(microbatch_tokens)), jnp.float32(learning_rate))
         metrics = {name: float(x) for name, x in jax.device_get(metrics).items()}
         return policy, metrics | {"tokens": float(sum(s.response.size for s in samples))}
 

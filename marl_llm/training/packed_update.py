@@ -24,7 +24,7 @@ from marl_llm.sampling.lane import bucket
 from marl_llm.training.mesh import data_axis, gathered, over_data
 from marl_llm.training.packing import PackedRows, TokenSample, families, pack
 from marl_llm.training.policy import Policy
-from marl_llm.training.steps import Sums, check_base, cut, exact_step, microbatch_size, policy_loss, whole
+from marl_llm.training.steps import Sums, check_base, cut, exact_step, microbatch_size, policy_loss, row_growth, whole
 
 
 def by_sample(rows: PackedRows, values: Float[Array, "B Q"]) -> Float[Array, "S Q"]:
@@ -100,7 +100,7 @@ def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int,
         prompts = families([samples[i] for i in chosen])
         for start in range(0, len(prompts), minibatch):
             some = [chosen[i] for f in prompts[start : start + minibatch] for i in f]
-            rows = pack([samples[i] for i in some], row_tokens, devices)
+            rows = pack([samples[i] for i in some], row_tokens, devices, row_growth(microbatch_tokens))
             values = jax.device_get(run(params, rows))
             for b, n in np.argwhere(rows.sample >= 0):
                 first, length = rows.first[b, n], rows.length[b, n]
@@ -246,7 +246,7 @@ def make_packed_update(
             dilution = float(units(wide.tokens, full(mine), longest)) / float(units(wide.tokens, full(useful), longest))
 
         def packed(chosen: list[int]) -> tuple[PackedRows, np.ndarray]:
-            rows = pack([samples[i] for i in chosen], row_tokens, devices)
+            rows = pack([samples[i] for i in chosen], row_tokens, devices, row_growth(microbatch_tokens))
             worth, held = np.zeros(rows.sample.shape, np.float32), rows.sample >= 0
             worth[held] = advantages[np.asarray(chosen, int)[rows.sample[held]]]
             return rows, worth

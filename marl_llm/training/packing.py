@@ -114,11 +114,11 @@ def plan_rows(samples: Sequence[TokenSample], row_tokens: int) -> list[list[list
     return [[parts[i] for i in row] for row in first_fit(sizes, row_tokens)]
 
 
-def pack(samples: Sequence[TokenSample], row_tokens: int, devices: int = 1) -> PackedRows:
+def pack(samples: Sequence[TokenSample], row_tokens: int, devices: int = 1, growth: int = 2) -> PackedRows:
     """Packs samples into rows, NumPy arrays, for `devices` that take equal blocks of them.
 
     Rows are dealt by how full they are, and each block begins with rows that hold something. L is `row_tokens`, or a half, a quarter, ...
-    that holds the longest row; Q is a multiple of a quarter of L; B per device and N are powers of two. Raises `PackingError`.
+    that holds the longest row; Q is a multiple of a quarter of L; B per device and N are powers of `growth`. Raises `PackingError`.
     """
     rows = plan_rows(samples, row_tokens)
     used = [sum(samples[f[0]].prompt.size + sum(samples[i].response.size for i in f) for f in row) for row in rows]
@@ -129,8 +129,8 @@ def pack(samples: Sequence[TokenSample], row_tokens: int, devices: int = 1) -> P
     answers = max([1, *(sum(samples[i].response.size for f in row for i in f) for row in rows)])
     quarter = max(1, length // 4)
     q = -(-answers // quarter) * quarter
-    n = bucket(max([1, *(sum(map(len, row)) for row in rows)]))
-    each = bucket(-(-len(rows) // devices))
+    n = bucket(max([1, *(sum(map(len, row)) for row in rows)]), growth=growth)
+    each = bucket(-(-len(rows) // devices), growth=growth)
     whole = lambda *shape: np.zeros((devices * each, *shape), np.int32)  # noqa: E731
     out = PackedRows(
         *(whole(length) for _ in range(4)), whole(q), whole(q), whole(q).astype(np.float32), whole(n) - 1, whole(n), whole(n)
