@@ -34,6 +34,7 @@ class Samples:
     team: Array  # [S] float, team reward
     local: Array  # [S] float, the agent's own reward; in MAPPA the coach's score
     where: Array | None = None  # [S] bool, False rows are padding or void; None: all count
+    team_where: Array | None = None  # [S] bool, rows that a team reward was paid to: where `outcome` is read; None: all
     order: Array | None = None  # [S] int, place of the action in its trajectory, for to_go and outcome; None: `turn`
     tokens: Array | None = None  # [S] int, response tokens; needed where tokens vote (MAPPA)
     kl: Array | None = None  # [S] float, KL to the reference summed over the response; needed by kl_in="reward"
@@ -65,7 +66,7 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
         order = samples.turn if recipe.scope == "joint" else order
         return returns.rewards_to_go(rewards, order, samples.trajectory, recipe.gamma, where, samples.agent, recipe.scope)
     if recipe.returns == "outcome":
-        return returns.broadcast_outcome(rewards, samples.trajectory, where, order, "last")
+        return returns.broadcast_outcome(rewards, samples.trajectory, where, order, "last", samples.team_where)
     if recipe.returns == "trajectory":
         return returns.episode_return(rewards, samples.turn, samples.trajectory, where)
     return rewards

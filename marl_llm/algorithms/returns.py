@@ -123,6 +123,7 @@ def broadcast_outcome(
     where: Shaped[ArrayLike, "S"] | None = None,
     turn: Int[ArrayLike, "S"] | None = None,
     how: str = "sum",
+    paid: Shaped[ArrayLike, "S"] | None = None,
 ) -> Float[Array, "S"]:
     """Give every sample of a trajectory the outcome of that trajectory (GRPO and Dr. MAS on a team).
 
@@ -133,6 +134,7 @@ def broadcast_outcome(
       turn: order of the sample within its trajectory, needed by `how="last"`.
       how: "sum" adds the rows (right when the outcome sits on one row and the others hold 0), "mean" averages them (right when
         each row repeats it), "last" averages the rows of the last turn (right when each row holds the state of affairs after it).
+      paid: optional; the outcome is read from these samples only, and all get it. A trajectory without one has the outcome 0.
 
     Returns:
       Outcomes `[S]`.
@@ -145,13 +147,13 @@ def broadcast_outcome(
     where = as_mask(where, rewards.shape)
     trajectory = jnp.asarray(trajectory)
     slots = masked_ids(group_ids(group_keys(trajectory=trajectory), where), where)
-    counted = where
+    counted = where if paid is None else where & as_mask(paid, rewards.shape)
     if how == "last":
         if turn is None:
             raise ValueError("broadcast_outcome(how='last') needs the order of the samples: pass turn=.")
         turn = jnp.asarray(turn)
-        last = per_group_max(turn, slots, jnp.iinfo(turn.dtype).min)
-        counted = turn == last.at[slots].get(mode="fill", fill_value=0)
+        last = per_group_max(turn, jnp.where(counted, slots, slots.shape[0]), jnp.iinfo(turn.dtype).min)
+        counted = counted & (turn == last.at[slots].get(mode="fill", fill_value=0))
     slots_counted = jnp.where(counted, slots, slots.shape[0])
     if how == "sum":
         outcome = per_group_sum(rewards, slots_counted)

@@ -17,6 +17,7 @@ because who decodes beside whom decides the shapes of matrix products; so two ru
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ from marl_llm.training.policy import Policy
 from marl_llm.workflows import Assignment, Controller, Rollout, Scripted, Workflow, WorkflowError, World
 from marl_llm.workflows import Policy as PolicyPlayer
 from marl_llm.workflows.metrics import rollout_metrics
-from marl_llm.workflows.samples import SampleTable, sample_table
+from marl_llm.workflows.samples import Sample, SampleTable, sample_table
 
 START = "@start"  # behind the name of a model: the same as it began
 EVALUATION = 2**30  # the step in the seeds of evaluations, which no training step reaches
@@ -110,6 +111,7 @@ class Team:
         except WorkflowError:
             self.engine.close()
             raise
+        self._warned = False
         self._taught: dict[tuple[int, int], dict[str, list]] = {}  # (step, count) -> leader -> pairs
 
     # ------------------------------------------------------------------------------------------------ what is built once
@@ -247,6 +249,7 @@ class Team:
         if self.permute_rewards:
             columns |= self._permuted(columns, rollout.step)
         recipe = self.options.recipe
+        self._warn_of_unread([table[number] for number in keep])
         if recipe.kl_coef and recipe.kl_in == "reward" and not self.options.has_critic:  # each model has a reference of its own
             columns["kl"] = np.zeros(len(keep), np.float32)
             for name in names:
@@ -261,6 +264,21 @@ class Team:
         self._serve(names)
         return figures, table
 
+    def _warn_of_unread(self, samples: Sequence[Sample]) -> None:
+        """Says once which pay the recipe leaves out: a team whose rewards nobody reads would train on nothing, without a word."""
+        recipe = self.options.recipe
+        left_out = {"team": "local", "local": "team"}.get(recipe.rewards)
+        if left_out is None or self._warned:
+            return
+        roles = dict.fromkeys(s.call.role for s in samples if getattr(s, left_out))
+        if roles:
+            self._warned = True
+            warnings.warn(
+                f"recipe {recipe.name!r} reads {recipe.rewards} rewards only; the {left_out} rewards of {', '.join(roles)} train nothing. "
+                f"make_recipe({recipe.name!r}, rewards='mixed') reads both",
+                stacklevel=3,
+            )
+
     def _tokens(self, table: SampleTable, number: int) -> TokenSample:
         sample = table[number]
         return TokenSample(sample.prompt_ids, sample.response_ids, table.log_probs(number), sample.name)
@@ -271,7 +289,7 @@ class Team:
         for agent in np.unique(columns["agent"]):
             mine = np.flatnonzero(columns["agent"] == agent)
             order[mine] = rng.permutation(mine)
-        return {name: columns[name][order] for name in ("team", "local")}
+        return {name: columns[name][order] for name in ("team", "local", "team_where") if name in columns}
 
     # ------------------------------------------------------------------------------------------------ measuring
     def figures(self, rollout: Rollout, table: SampleTable | None = None) -> dict[str, float]:

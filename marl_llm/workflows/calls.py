@@ -110,6 +110,8 @@ class Speaker:
             text = player.play(Turn(node.role, node.name, state.fields, tuple(messages), state.turn, seed))
         except Exception as error:
             raise WorkflowError(f"the scripted player of node {node.name!r} raised {type(error).__name__}: {error}") from error
+        if not isinstance(text, str):
+            raise WorkflowError(f"the scripted player of node {node.name!r} returned {type(text).__name__}; it must return text")
         tokens = NO_TOKENS if speech is None else np.asarray(spoken_ids(speech, text), np.int32)
         return dict(text=text, tokens=tokens, log_probs=None, sampled_log_probs=None, finish="stop", version=0)
 

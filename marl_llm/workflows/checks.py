@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Iterable
 
 from marl_llm.workflows.graph import Call, Choose, Each, Node, Repeat, Sequence, Stop, Together, Tool, Workflow, walk
+from marl_llm.workflows.rewards import check_rewards
 from marl_llm.workflows.roles import WorkflowError
 
 Known = frozenset[str] | None  # fields that are there for certain; None: control never comes here
@@ -16,6 +17,9 @@ Known = frozenset[str] | None  # fields that are there for certain; None: contro
 
 def check(workflow: Workflow) -> None:
     """Raises `WorkflowError` naming the first node that cannot be, and what to do about it."""
+    for what, names in (("inputs", workflow.inputs), ("hidden", workflow.hidden)):
+        if isinstance(names, str):
+            raise WorkflowError(f"workflow {workflow.name!r}: {what}={names!r} must be a tuple of names, e.g. {what}=({names!r},)")
     given = [*workflow.inputs, *workflow.hidden, *workflow.start]
     if clash := [field for field in given if given.count(field) > 1]:
         raise WorkflowError(f"workflow {workflow.name!r}: the field {clash[0]!r} is given twice among inputs, hidden and start")
@@ -31,6 +35,7 @@ def check(workflow: Workflow) -> None:
             if field in (*workflow.inputs, *workflow.hidden):
                 raise WorkflowError(f"node {label(node)!r} writes {field!r}, which is a field of the task: give it another name")
     _Flow(workflow).follow(workflow.body, frozenset(given), [])
+    check_rewards(workflow, dict.fromkeys(field for node in walk(workflow.body) for field in sorted(_writes(node))))
 
 
 def label(node: Node) -> str:
@@ -100,8 +105,8 @@ class _Flow:
             if field in self.writers:
                 writers = " and ".join(map(repr, self.writers[field]))
                 raise WorkflowError(f"{where}which {writers} may not have written by then: move it, or give it a value in start={{...}}")
-            close = difflib.get_close_matches(field, [*self.given, *self.writers], 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join([*self.given, *self.writers])}"
+            close = difflib.get_close_matches(field, there := list(dict.fromkeys([*self.given, *self.writers])), 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(there)}"
             raise WorkflowError(f"{where}which no node writes and the task does not give; {hint}")
 
     def follow(self, node: Node, known: frozenset[str], exits: list[Known]) -> Known:

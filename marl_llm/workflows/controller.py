@@ -185,9 +185,18 @@ class Controller:
 def _check_tasks(workflow: Workflow, tasks: list[Task]) -> None:
     seen: set[int] = set()
     for task in tasks:
+        if not isinstance(task, Task):
+            raise WorkflowError(f"tasks hold a {type(task).__name__}; make Task(number, fields, hidden) of each")
         if not 0 <= task.number < MAX_NUMBER or task.number in seen:
             raise WorkflowError(f"task {task.number}: numbers must be distinct, 0 or more and below 2**31")
         seen.add(task.number)
+        for kind, given, others, declared in (
+            ("fields", task.fields, workflow.hidden, "hidden: give it in hidden"),
+            ("hidden", task.hidden, workflow.inputs, "inputs: give it in fields"),
+        ):
+            if misplaced := [name for name in given if name in others]:
+                where = f"which workflow {workflow.name!r} declares as {declared}"
+                raise WorkflowError(f"task {task.number}: {kind} holds {misplaced[0]!r}, {where}")
         for kind, names, given in (("fields", workflow.inputs, task.fields), ("hidden", workflow.hidden, task.hidden)):
             if missing := [name for name in names if name not in given]:
                 raise WorkflowError(f"task {task.number}: {kind} lacks {missing[0]!r}, which workflow {workflow.name!r} needs")

@@ -207,7 +207,10 @@ def finish(job: Coroutine) -> Any:
     """The result of a coroutine for callers that do not await, wherever they are: a running event loop is left alone."""
     try:
         asyncio.get_running_loop()
+        running = True
     except RuntimeError:
+        running = False
+    if not running:  # out of the handler, so that an error of the job's own has no other before it
         return asyncio.run(job)
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="workflow-play") as thread:
         return thread.submit(asyncio.run, job).result()

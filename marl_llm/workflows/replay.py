@@ -22,6 +22,7 @@ from marl_llm.workflows.play import finish
 from marl_llm.workflows.roles import WorkflowError
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.state import State
+from marl_llm.workflows.storage import from_json
 from marl_llm.workflows.trajectory import Episode, RoleCall, ToolUse
 
 
@@ -40,7 +41,7 @@ class _Recorded:
         if call is None:
             raise ReplayError(f"the workflow now asks for a response that was never given: seed {request.seed}")
         if call.prompt_ids != request.prompt:
-            raise ReplayError(f"{call.id}: the prompt is another than the recorded one, {call.prompt[:200]!r}")
+            raise ReplayError(f"{call.id}: the prompt is another than the recorded one, which was {call.prompt[:200]!r}")
         zeros = np.zeros(call.tokens.size)
         return Completion(call.tokens, call.log_probs, call.sampled_log_probs, zeros, call.finish, call.version)
 
@@ -71,7 +72,7 @@ class _RecordedTools:
 
 
 def replay(
-    episode: Episode,
+    episode: Episode | Mapping[str, Any],
     workflow: Workflow,
     assignment: Assignment,
     speech: Speech | Mapping[str, Speech],
@@ -83,7 +84,7 @@ def replay(
     """Plays an episode again and returns it.
 
     Args:
-      episode: as played, or from `storage.from_json`.
+      episode: as played, or a line of `storage.read_trajectories`.
       plays, branching, pick, alpha: of its rollout, which the numbers of branches depend on.
       workflow, assignment, speech: as when it was played. Roles of scripts and outside models cannot be replayed, because they are asked by
         text; nor can tools that a role calls within its response.
@@ -91,6 +92,8 @@ def replay(
     Raises:
       ReplayError: something is different; or the episode is void, or cannot be replayed for the reasons above.
     """
+    if isinstance(episode, Mapping):
+        episode = from_json(episode)
     if episode.void:
         raise ReplayError(f"episode {episode.name} is void: there is nothing to replay")
     events = episode.events()

@@ -7,14 +7,18 @@ apart, and so is every named component, in the table of samples and in the metri
     rewards=(broadcast(final_f1, name="f1"), format_penalty(1.0))                       # every call: the answer's F1, and its own format
     rewards=(delta("pass_rate", ("planner", "coder")), delayed("pass_rate", ("reflector",)))
 
-Void trajectories have no rewards, and calls of players that do not train are paid like others, for the figures.
+What a recipe reads of them is its own affair: with `rewards="team"` (grpo, magrpo, dr_mas) it leaves local awards out, with "local" (mappa)
+team awards; "mixed" (at_grpo, ppo) takes both. Void trajectories have no rewards, and calls of players that do not train are paid like
+others, for the figures.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.roles import WorkflowError
@@ -42,6 +46,7 @@ class Earned:
     team: float = 0.0
     local: float = 0.0
     components: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    team_paid: bool = False  # whether there was a team award, be it 0
 
 
 def broadcast(
@@ -53,7 +58,7 @@ def broadcast(
         value = weight * score(trajectory)
         return [Award(call, value, name, team=True) for call in _calls(trajectory, roles)]
 
-    return reward
+    return _described(reward, f"broadcast {name!r}", roles)
 
 
 def format_penalty(
@@ -68,7 +73,7 @@ def format_penalty(
         calls = [call for call in _calls(trajectory, roles) if not (exempt and exempt(call))]
         return [Award(call, 0.0 if call.legal else -weight, name) for call in calls]
 
-    return reward
+    return _described(reward, f"format_penalty {name!r}", roles)
 
 
 def absolute(
@@ -79,7 +84,7 @@ def absolute(
     def reward(trajectory: Trajectory) -> list[Award]:
         return [Award(call, weight * score(call, trajectory), name) for call in _calls(trajectory, roles)]
 
-    return reward
+    return _described(reward, f"absolute {name!r}", roles)
 
 
 def delta(
@@ -102,7 +107,7 @@ def delta(
             before = found[turn]
         return [Award(call, gains.get(call.turn, 0.0), name) for call in _calls(trajectory, roles)]
 
-    return reward
+    return _described(reward, f"delta {name!r}", roles, scores)
 
 
 def delayed(scores: Scores, roles: tuple[str, ...], name: str = "delayed") -> Reward:
@@ -118,7 +123,7 @@ def delayed(scores: Scores, roles: tuple[str, ...], name: str = "delayed") -> Re
         gains = {turn: found[after] - found[turn] for turn, after in following.items()}
         return [Award(call, gains.get(call.turn, 0.0), name) for call in _calls(trajectory, roles)]
 
-    return reward
+    return _described(reward, f"delayed {name!r}", roles, scores)
 
 
 def earned(workflow: Workflow, trajectory: Trajectory) -> dict[str, Earned]:
@@ -126,22 +131,60 @@ def earned(workflow: Workflow, trajectory: Trajectory) -> dict[str, Earned]:
 
     Raises `WorkflowError` naming the reward that fails, pays no finite number, or pays a call of another trajectory.
     """
-    sums = {call.id: [0.0, 0.0, {}] for call in trajectory.calls}
+    sums = {call.id: [0.0, 0.0, {}, False] for call in trajectory.calls}
     for number, reward in enumerate(workflow.rewards):
-        who = f"reward {number} ({getattr(reward, '__qualname__', type(reward).__name__)}) of workflow {workflow.name!r}"
+        who = f"{title(number, reward)} of workflow {workflow.name!r}"
         try:
             awards = list(reward(trajectory))
         except Exception as error:
             raise WorkflowError(f"{who} raised {type(error).__name__}: {error}; task {trajectory.task.number}") from error
         for award in awards:
+            if not isinstance(award, Award):
+                raise WorkflowError(f"{who} yields {type(award).__name__}; it must yield Award(call, value, component)")
             if award.call.id not in sums:
                 raise WorkflowError(f"{who} pays {award.call.id}, which is no call of the trajectory of task {trajectory.task.number}")
             if not math.isfinite(award.value):
                 raise WorkflowError(f"{who} pays {award.value} to {award.call.id} of task {trajectory.task.number}; pay a finite number")
             into = sums[award.call.id]
             into[0 if award.team else 1] += float(award.value)
+            into[3] = into[3] or award.team
             into[2][award.component] = into[2].get(award.component, 0.0) + float(award.value)
     return {name: Earned(*parts) for name, parts in sums.items()}
+
+
+def title(number: int, reward: Reward) -> str:
+    """What to call a workflow's reward in a message."""
+    return f"reward {number} ({getattr(reward, '__qualname__', type(reward).__name__)})"
+
+
+def check_rewards(workflow: Workflow, written: Iterable[str]) -> None:
+    """Raises `WorkflowError` naming a reward that pays a role or reads a field which the workflow does not have.
+
+    Rewards that are not of this module are functions of their own, of which nothing is known before they are called.
+    """
+    if callable(workflow.rewards) or isinstance(workflow.rewards, str):
+        raise WorkflowError(f"workflow {workflow.name!r}: rewards must be a tuple of rewards, e.g. rewards=(broadcast(...),)")
+    written = list(written)
+    for number, reward in enumerate(workflow.rewards):
+        who = f"{title(number, reward)} of workflow {workflow.name!r}"
+        if not callable(reward):
+            raise WorkflowError(f"{who} is no function of a trajectory")
+        pays, reads = getattr(reward, "pays", ()), getattr(reward, "reads", ())
+        for names, known, what in ((pays, list(workflow.roles), "pays the role"), (reads, written, "reads the field")):
+            for one in names:
+                if one not in known:
+                    close = difflib.get_close_matches(one, known, 1)
+                    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+                    raise WorkflowError(f"{who} {what} {one!r}, which the workflow does not have; {hint}")
+
+
+def _described(reward: Reward, name: str, roles: tuple[str, ...] | None, scores: Any = None) -> Reward:
+    """The reward with what `check_rewards` and messages say of it."""
+    if isinstance(roles, str):
+        raise WorkflowError(f"{name}: roles={roles!r} must be a tuple of names, e.g. roles=({roles!r},)")
+    reward.__qualname__ = name
+    reward.pays, reward.reads = tuple(roles or ()), (scores,) if isinstance(scores, str) else ()
+    return reward
 
 
 def _calls(trajectory: Trajectory, roles: tuple[str, ...] | None) -> list[RoleCall]:

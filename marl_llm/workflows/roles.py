@@ -120,6 +120,8 @@ class Role:
     def __post_init__(self):
         if not self.name.isidentifier():
             raise WorkflowError(f"role {self.name!r}: the name must be a Python identifier, because fields, seeds and figures carry it")
+        if not isinstance(self.writes, Mapping):
+            raise WorkflowError(f"role {self.name!r}: writes={self.writes!r} must map each field to its value without a response")
         reads = self.reads
         for option, fields in (("show", tuple(self.show)), ("trim", (self.trim,) if self.trim else ())):
             if unknown := [f for f in fields if f not in reads]:
@@ -135,7 +137,11 @@ class Role:
         """Input fields, in the order of the templates."""
         names = []
         for text in (self.system, self.prompt):
-            for _, name, spec, conversion in string.Formatter().parse(text):
+            try:
+                parts = list(string.Formatter().parse(text))
+            except ValueError as error:
+                raise WorkflowError(f"role {self.name!r}: its template cannot be read: {error}; double braces that are text") from error
+            for _, name, spec, conversion in parts:
                 if name is None:
                     continue
                 if not name.isidentifier() or spec or conversion:

@@ -43,8 +43,13 @@ class Sample:
     team: float
     local: float
     components: Mapping[str, float]
+    team_paid: bool  # whether a team reward was paid to it, be it 0
     where: bool
     excluded: str  # why `where` is False: "void", "not trained", "no tokens"; otherwise empty
+
+    def __repr__(self) -> str:
+        paid = ", ".join(f"{name} {value:+.3g}" for name, value in self.components.items()) or "nothing"
+        return f"Sample({self.name}, {self.call.text[:40]!r}: {paid}{f'; {self.excluded}' * bool(self.excluded)})"
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -110,6 +115,7 @@ class SampleTable:
             team=column([s.team for s in rows], np.float32),
             local=column([s.local for s in rows], np.float32),
             where=column([s.where for s in rows], bool),
+            team_where=column([s.team_paid for s in rows], bool) if any(s.team_paid for s in rows) else None,
             order=column([s.order for s in rows], np.int32),
             tokens=column([s.response_ids.size for s in rows], np.int32),
             prompt_ids=column([s.prompt for s in rows], np.int32),
@@ -179,6 +185,7 @@ def _rows(rollout: Rollout, episode: Episode, trains: set[str]) -> list[dict[str
                 team=mean.team,
                 local=mean.local,
                 components=mean.components,
+                team_paid=mean.team_paid,
                 where=not excluded,
                 excluded=excluded,
             )
@@ -192,7 +199,8 @@ def _mean(all_earned: list[Earned]) -> Earned:
         return all_earned[0]
     names = dict.fromkeys(name for one in all_earned for name in one.components)
     components = {name: float(np.mean([one.components.get(name, 0.0) for one in all_earned])) for name in names}
-    return Earned(float(np.mean([one.team for one in all_earned])), float(np.mean([one.local for one in all_earned])), components)
+    team, local = (float(np.mean([getattr(one, kind) for one in all_earned])) for kind in ("team", "local"))
+    return Earned(team, local, components, any(one.team_paid for one in all_earned))
 
 
 def _dense(keys: Iterable[Hashable]) -> list[int]:

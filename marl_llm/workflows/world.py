@@ -33,7 +33,7 @@ class World:
       close: lets go of what the tools hold.
 
     Raises:
-      WorkflowError: a headline that the workflow does not measure.
+      WorkflowError: a headline that the workflow does not measure, or tasks that are no function.
     """
 
     workflow: Workflow
@@ -44,6 +44,10 @@ class World:
     close: Callable[[], None] = lambda: None
 
     def __post_init__(self):
+        if not callable(self.tasks):
+            raise WorkflowError(
+                f"world {self.workflow.name!r}: tasks is a {type(self.tasks).__name__}; it must be a function of (split, first, count)"
+            )
         if self.headline not in self.workflow.metrics:
             known = ", ".join(self.workflow.metrics) or "none"
             raise WorkflowError(f"world {self.workflow.name!r}: its headline {self.headline!r} is no metric of the workflow ({known})")

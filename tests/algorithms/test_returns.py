@@ -72,6 +72,17 @@ def test_outcome(how):
         oracle.close(rl.broadcast_outcome(p["rewards"], p["trajectory"], p["where"], p["turn"], how), desired, 1e-12)
 
 
+def test_an_outcome_is_read_where_it_was_paid():
+    """Two plays: a team reward to the first and third row of one, to none of the other; the rows in between earned something else."""
+    rewards, trajectory, order = jnp.array([5.0, 9.0, 3.0, 7.0, 8.0]), jnp.array([0, 0, 0, 0, 1]), jnp.array([0, 1, 2, 3, 0])
+    paid = jnp.array([True, False, True, False, False])
+    read = lambda how, where=None: rl.broadcast_outcome(rewards, trajectory, where, order, how, paid)  # noqa: E731
+    np.testing.assert_array_equal(read("last"), [3, 3, 3, 3, 0])
+    np.testing.assert_array_equal(read("mean"), [4, 4, 4, 4, 0])
+    np.testing.assert_array_equal(read("sum"), [8, 8, 8, 8, 0])
+    np.testing.assert_array_equal(read("last", jnp.array([True, True, False, True, True])), [5, 5, 0, 5, 0])
+
+
 def test_outcome_needs_the_order_for_the_last():
     with pytest.raises(ValueError, match="pass turn="):
         rl.broadcast_outcome(jnp.zeros(2), jnp.zeros(2, int), how="last")

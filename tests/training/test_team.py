@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import warnings
 
 import jax
 import numpy as np
@@ -115,6 +116,23 @@ def test_a_team_learns_and_the_control_with_permuted_rewards_does_not():
     assert found[False][0] == found[True][0] < 0.7
     assert found[False][1] > found[False][0] + 0.25
     assert found[True][1] < found[True][0] + 0.1
+
+
+def test_pay_that_the_recipe_leaves_out_is_told_once():
+    for kind, left_out, message in (("team", "local", "of second"), ("local", "team", "of first, second")):
+        rewards = (broadcast(lambda way: 1.0), by_tokens(1.0)) if left_out == "team" else (broadcast(right), by_tokens(1.0))
+        world = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=rewards))
+        with team(make_recipe("grpo", branches=4, rewards=kind), world=world) as one:
+            rollout = one.play(0, 0, 6)
+            told = rf"reads {kind} rewards only; the {left_out} rewards {message} train nothing.*rewards='mixed'"
+            with pytest.warns(UserWarning, match=told):
+                one.learn(rollout, 1e-3)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)
+                one.learn(rollout, 1e-3)
+    with team() as one, warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run(one)
 
 
 def test_the_same_run_comes_out_again_and_another_seed_is_another():

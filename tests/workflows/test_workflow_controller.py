@@ -491,6 +491,24 @@ def test_tasks_that_do_not_fit_are_refused(given, message):
         play(role("a"), given=given)
 
 
+def test_a_field_on_the_wrong_side_is_told_where_it_belongs():
+    team = Workflow("w", role("a"), inputs=("question",), hidden=("gold",))
+    for fields, hidden, message in (
+        ({"question": "", "gold": 1}, {}, "fields holds 'gold', which workflow 'w' declares as hidden: give it in hidden"),
+        ({}, {"question": "", "gold": 1}, "hidden holds 'question', which workflow 'w' declares as inputs: give it in fields"),
+    ):
+        with pytest.raises(WorkflowError, match=message) as error:
+            play(None, workflow=team, given=[Task(0, fields, hidden)])
+        assert error.value.__context__ is None  # nothing stands before it in a traceback
+
+
+def test_a_script_that_gives_no_text_is_named():
+    team = Workflow("w", role("a"), inputs=("question",))
+    assignment = Assignment({"a": "s"}, {"s": Scripted(lambda turn: 42)})
+    with pytest.raises(WorkflowError, match="the scripted player of node 'a' returned int; it must return text"):
+        play(None, workflow=team, assignment=assignment)
+
+
 def test_a_role_may_speak_at_two_places():
     a = role("a")
     (way,) = play(sequence(a, call(a, name="again"))).trajectories

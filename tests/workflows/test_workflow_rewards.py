@@ -107,6 +107,7 @@ def test_a_broken_format_is_paid_to_its_own_call_only():
     [
         (lambda way: [Award(way.calls[0], float("nan"), "x")], "pays nan to plan:0:0 of task 0"),
         (lambda way: 1 / 0, "raised ZeroDivisionError"),
+        (lambda way: [(way.calls[0], 1.0)], r"yields tuple; it must yield Award\(call, value, component\)"),
         (lambda way: [Award(play(rounds([0.1], ()), n=1, plays=2).trajectories[1].calls[0], 1.0, "x")], "no call of the trajectory"),
     ],
 )
@@ -117,6 +118,51 @@ def test_a_reward_with_a_fault_is_named(reward, message):
 
 
 # ---- the table
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        (lambda: (delta("score", roles=("coed",)),), r"reward 0 \(delta 'delta'\) .* pays the role 'coed'.*did you mean 'code'\?"),
+        (lambda: (delta("scoer", roles=("code",)),), r"reads the field 'scoer', which the workflow does not have; did you mean 'score'"),
+        (lambda: (delayed("gold", roles=("reflect",)),), "reads the field 'gold', which the workflow does not have; there are plan, "),
+        (lambda: (broadcast(len), broadcast(len, roles=("coder",))), r"reward 1 \(broadcast 'score'\).*did you mean 'code'"),
+        (lambda: (format_penalty(1.0, roles=("x",)),), "format_penalty 'format'.* pays the role 'x', .*there are plan, code, reflect"),
+        (lambda: (absolute(len, roles=("x",)),), "absolute.* pays the role 'x'"),
+    ],
+)
+def test_a_reward_of_what_is_not_there_is_refused_when_the_workflow_is_built(rewards, message):
+    with pytest.raises(WorkflowError, match=message):
+        rounds([0.5], rewards())
+
+
+def test_an_outcome_is_what_the_team_was_paid_whoever_spoke_last():
+    """GRPO on a team whose last speaker has no team reward: all calls get the outcome, none is tied at 0."""
+    team = rounds([0.25, 0.5], (broadcast(lambda way: way.fields["gold"] / 4, roles=("plan",)), format_penalty(1.0, ("reflect",))))
+    table = sample_table(play(team, n=4))
+    assert table[-1].call.role == "reflect"
+    assert [s.team_paid for s in table.samples] == [s.call.role == "plan" for s in table.samples]
+    recipe = make_recipe("grpo", group_by=("agent",), scale="none", branches=4)  # of all plays, because each task is played once
+    advantages, figures, _ = advantages_for(recipe, table.to_samples())
+    assert float(figures["return_mean"]) == pytest.approx(np.mean([0, 0.25, 0.5, 0.75]))
+    expected = [s.instance / 4 - 0.375 for s in table.samples]
+    np.testing.assert_allclose(advantages, expected, atol=1e-6)
+
+
+def test_without_team_rewards_the_outcome_is_the_last_calls():
+    team = rounds([0.25], (absolute(lambda call, way: float(way.fields["gold"]), ("reflect",)),))
+    columns = sample_table(play(team, n=2)).to_samples()
+    assert columns.team_where is None
+    _, figures, _ = advantages_for(make_recipe("grpo", rewards="local", branches=2), columns)
+    assert float(figures["return_mean"]) == 0.5
+
+
+def test_a_row_prints_who_said_what_and_what_it_was_paid():
+    team = rounds([0.5], (delta("score", ("code",)), broadcast(lambda way: 2.0, ("plan",), name="final")))
+    first, second, last = sample_table(play(team), training=()).samples
+    assert repr(first) == "Sample(0/0/plan:0:0, 'q0': final +2; not trained)"
+    assert "delta +0.5" in repr(second)
+    assert "nothing" in repr(last)
 
 
 def test_rows_have_what_the_update_needs_and_identity():

@@ -37,6 +37,18 @@ def test_a_prompt_holds_its_fields_as_shown_and_braces_as_text():
     assert (user.role, user.content) == ("user", 'who {x}?\n[1] a\n[2] b\nReply {"answer": ...}')
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(prompt="{question"), "role 'r': its template cannot be read: expected '}'.*double braces that are text"),
+        (dict(prompt="question}"), "role 'r': its template cannot be read: Single '}'"),
+    ],
+)
+def test_a_role_that_cannot_be_is_named(change, message):
+    with pytest.raises(WorkflowError, match=message):
+        Role(**(dict(name="r", prompt="{question}", parse=plain("plan"), writes={"plan": ""}) | change))
+
+
 def test_what_breaks_the_format_takes_the_fallbacks_and_keeps_what_was_read():
     def parse(text):
         raise FormatError("no second line", {"first": text})
