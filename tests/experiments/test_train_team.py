@@ -195,7 +195,7 @@ def test_a_start_that_is_not_there_is_refused_before_anything_is_written(whole, 
     ("values", "message"),
     [
         (("assignment=shared",), "cannot begin this team: .*It has answer, decompose; config.warm_start.models can name"),
-        (("model.width=32",), r"cannot begin this team: .* there, the config makes .*"),
+        (("model.feed_forward=40",), r"cannot begin this team: .* there, the config makes .*"),
     ],
 )
 def test_a_start_of_another_kind_is_refused(whole, tmp_path, values, message):
