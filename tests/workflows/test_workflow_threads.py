@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from marl_llm.workflows.threads import Threads
+from marl_llm.workflows.threads import Threads, _Desk
 
 
 @pytest.fixture
@@ -92,6 +92,18 @@ def test_what_ends_after_its_deadline_is_left_unheard_and_disturbs_nobody(thread
         return await asyncio.gather(*(threads.run(lambda i=i: i) for i in range(50)))
 
     assert within(job) == list(range(50))
+
+
+def test_what_comes_beside_a_cancelled_result_is_delivered():
+    async def job():
+        loop = asyncio.get_running_loop()
+        desk, cancelled, awaited = _Desk(loop), loop.create_future(), loop.create_future()
+        cancelled.cancel()
+        desk.work(cancelled, lambda: 1)
+        desk.work(awaited, lambda: 2)  # both before the loop comes round
+        return await awaited
+
+    assert within(job) == 2
 
 
 def test_a_function_that_outlives_its_loop_leaves_the_next_loop_alone(threads):
