@@ -316,9 +316,11 @@ def with_roles(workflow: Workflow, change: Callable[[Role], Role]) -> Workflow:
     Raises `WorkflowError` as building does.
     """
 
+    roles = {name: change(role) for name, role in workflow.roles.items()}  # once each: a role may be called at several places
+
     def changed(node: Node) -> Node:
         if isinstance(node, Call):
-            return dataclasses.replace(node, role=change(node.role))
+            return dataclasses.replace(node, role=roles[node.role.name])
         if isinstance(node, Sequence | Together):
             return dataclasses.replace(node, parts=tuple(map(changed, node.parts)))
         if isinstance(node, Each | Repeat):

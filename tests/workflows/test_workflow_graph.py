@@ -205,6 +205,14 @@ def test_a_workflow_is_a_value():
         team.name = "other"
 
 
+def test_a_role_that_speaks_at_two_places_stays_one_role():
+    first = role("a")
+    team = Workflow("w", sequence(first, call(first, name="again")), inputs=("question",))
+    small = with_roles(team, lambda one: dataclasses.replace(one, max_tokens=3))
+    assert small.nodes["a"].role is small.nodes["again"].role
+    assert small.roles["a"].max_tokens == 3
+
+
 def test_roles_are_replaced_wherever_they_speak_and_nothing_else_is():
     body = sequence(
         ASK,
