@@ -66,7 +66,8 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
         order = samples.turn if recipe.scope == "joint" else order
         return returns.rewards_to_go(rewards, order, samples.trajectory, recipe.gamma, where, samples.agent, recipe.scope)
     if recipe.returns == "outcome":
-        return returns.broadcast_outcome(rewards, samples.trajectory, where, order, "last", samples.team_where)
+        paid = None if recipe.rewards == "local" else samples.team_where
+        return returns.broadcast_outcome(rewards, samples.trajectory, where, order, "last", paid)
     if recipe.returns == "trajectory":
         return returns.episode_return(rewards, samples.turn, samples.trajectory, where)
     return rewards

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable
 
 from marl_llm.workflows.graph import Call, Choose, Each, Node, Repeat, Sequence, Stop, Together, Tool, Workflow, walk
-from marl_llm.workflows.rewards import check_rewards
+from marl_llm.workflows.rewards import title
 from marl_llm.workflows.roles import WorkflowError
 
 Known = frozenset[str] | None  # fields that are there for certain; None: control never comes here
@@ -35,7 +35,7 @@ def check(workflow: Workflow) -> None:
             if field in (*workflow.inputs, *workflow.hidden):
                 raise WorkflowError(f"node {label(node)!r} writes {field!r}, which is a field of the task: give it another name")
     _Flow(workflow).follow(workflow.body, frozenset(given), [])
-    check_rewards(workflow, dict.fromkeys(field for node in walk(workflow.body) for field in sorted(_writes(node))))
+    _check_rewards(workflow)
 
 
 def label(node: Node) -> str:
@@ -59,6 +59,31 @@ def _check_names(workflow: Workflow) -> None:
                 raise WorkflowError(f"two different roles are called {node.role.name!r}: rename one of them")
     if not roles:
         raise WorkflowError(f"workflow {workflow.name!r} calls no role: there is nobody to train")
+
+
+def _check_rewards(workflow: Workflow) -> None:
+    """Refuses a reward that pays a role or reads a field which the workflow does not have.
+
+    Of a reward that is not made by `rewards`, nothing is known before it is called.
+    """
+    if callable(workflow.rewards) or isinstance(workflow.rewards, str):
+        raise WorkflowError(f"workflow {workflow.name!r}: rewards must be a tuple of rewards, e.g. rewards=(broadcast(...),)")
+    fields = [field for node in walk(workflow.body) for field in sorted(_writes(node))]
+    for number, reward in enumerate(workflow.rewards):
+        who = f"{title(number, reward)} of workflow {workflow.name!r}"
+        if not callable(reward):
+            raise WorkflowError(f"{who} is no function of a trajectory")
+        pays, reads = getattr(reward, "pays", ()), getattr(reward, "reads", ())
+        for names, known, what in ((pays, list(workflow.roles), "pays the role"), (reads, fields, "reads the field")):
+            if missing := [name for name in names if name not in known]:
+                raise WorkflowError(f"{who} {what} {missing[0]!r}, which the workflow does not have; {_hint(missing[0], known)}")
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    """The nearest of the known words, or all of them."""
+    known = list(dict.fromkeys(known))
+    close = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
 
 
 def _writes(node: Node) -> set[str]:
@@ -105,8 +130,7 @@ class _Flow:
             if field in self.writers:
                 writers = " and ".join(map(repr, self.writers[field]))
                 raise WorkflowError(f"{where}which {writers} may not have written by then: move it, or give it a value in start={{...}}")
-            close = difflib.get_close_matches(field, there := list(dict.fromkeys([*self.given, *self.writers])), 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(there)}"
+            hint = _hint(field, [*self.given, *self.writers])
             raise WorkflowError(f"{where}which no node writes and the task does not give; {hint}")
 
     def follow(self, node: Node, known: frozenset[str], exits: list[Known]) -> Known:

@@ -15,7 +15,6 @@ others, for the figures.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -157,29 +156,8 @@ def title(number: int, reward: Reward) -> str:
     return f"reward {number} ({getattr(reward, '__qualname__', type(reward).__name__)})"
 
 
-def check_rewards(workflow: Workflow, written: Iterable[str]) -> None:
-    """Raises `WorkflowError` naming a reward that pays a role or reads a field which the workflow does not have.
-
-    Rewards that are not of this module are functions of their own, of which nothing is known before they are called.
-    """
-    if callable(workflow.rewards) or isinstance(workflow.rewards, str):
-        raise WorkflowError(f"workflow {workflow.name!r}: rewards must be a tuple of rewards, e.g. rewards=(broadcast(...),)")
-    written = list(written)
-    for number, reward in enumerate(workflow.rewards):
-        who = f"{title(number, reward)} of workflow {workflow.name!r}"
-        if not callable(reward):
-            raise WorkflowError(f"{who} is no function of a trajectory")
-        pays, reads = getattr(reward, "pays", ()), getattr(reward, "reads", ())
-        for names, known, what in ((pays, list(workflow.roles), "pays the role"), (reads, written, "reads the field")):
-            for one in names:
-                if one not in known:
-                    close = difflib.get_close_matches(one, known, 1)
-                    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-                    raise WorkflowError(f"{who} {what} {one!r}, which the workflow does not have; {hint}")
-
-
 def _described(reward: Reward, name: str, roles: tuple[str, ...] | None, scores: Any = None) -> Reward:
-    """The reward with what `check_rewards` and messages say of it."""
+    """The reward with what `checks` and messages say of it."""
     if isinstance(roles, str):
         raise WorkflowError(f"{name}: roles={roles!r} must be a tuple of names, e.g. roles=({roles!r},)")
     reward.__qualname__ = name

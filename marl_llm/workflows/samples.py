@@ -115,7 +115,7 @@ class SampleTable:
             team=column([s.team for s in rows], np.float32),
             local=column([s.local for s in rows], np.float32),
             where=column([s.where for s in rows], bool),
-            team_where=column([s.team_paid for s in rows], bool) if any(s.team_paid for s in rows) else None,
+            team_where=column([s.team_paid for s in rows], bool) if any(s.team_paid and s.where for s in rows) else None,
             order=column([s.order for s in rows], np.int32),
             tokens=column([s.response_ids.size for s in rows], np.int32),
             prompt_ids=column([s.prompt for s in rows], np.int32),

@@ -1,4 +1,4 @@
-"""Plain functions in threads, for an event loop: `run_in_executor`, at half its price where many end at once.
+"""Plain functions in threads, for an event loop: `run_in_executor`, cheaper where many end at once.
 
 Waking an event loop from a thread costs a system call and a turn of the interpreter's lock. Here the first function that ends wakes the
 loop, and whatever ends before the loop comes round is handed over with it.

@@ -157,6 +157,14 @@ def test_without_team_rewards_the_outcome_is_the_last_calls():
     assert float(figures["return_mean"]) == 0.5
 
 
+def test_a_recipe_of_local_rewards_reads_its_outcome_from_the_last_call_whoever_the_team_paid():
+    own = absolute(lambda call, way: float(way.fields["gold"]), ("reflect",))
+    columns = sample_table(play(rounds([0.25], (broadcast(lambda way: 9.0, ("plan",)), own)), n=2)).to_samples()
+    assert columns.team_where is not None
+    _, figures, _ = advantages_for(make_recipe("grpo", rewards="local", branches=2), columns)
+    assert float(figures["return_mean"]) == 0.5
+
+
 def test_a_row_prints_who_said_what_and_what_it_was_paid():
     team = rounds([0.5], (delta("score", ("code",)), broadcast(lambda way: 2.0, ("plan",), name="final")))
     first, second, last = sample_table(play(team), training=()).samples
