@@ -128,9 +128,12 @@ def test_the_step_is_that_of_a_loss_computed_on_plain_rows():
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_law_5_the_step_does_not_depend_on_the_number_of_devices(devices):
-    """14 groups in four minibatches of at most 4, which do not fill the devices evenly."""
-    one, base = step(make_rows(), minibatch=4)
-    many, metrics = step(make_rows(), devices=devices, minibatch=4)
+    """14 groups in four minibatches of at most 4, which do not fill the devices evenly.
+
+    A quarter of the rate, because four steps after each other at 1 make more of rounding, which CPUs do differently, than is asserted.
+    """
+    one, base = step(make_rows(), minibatch=4, rate=RATE / 4)
+    many, metrics = step(make_rows(), devices=devices, minibatch=4, rate=RATE / 4)
     assert_close(many, one)
     assert base["updates"] == 4
     for name, value in base.items():
