@@ -1,0 +1,157 @@
+"""The door for whatever a program, a policy, a tool or a server says: valid text and bounded JSON, and never an exception.
+
+Text from outside may hold lone surrogates, which no file, socket or tokenizer takes; JSON from outside may be deep, endless or hold numbers
+that no float holds. What is read here is safe to store, to print, to put into a prompt and to walk recursively.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import re
+from typing import Any
+
+REPLACEMENT = "\ufffd"
+# Why JSON was not read.
+PROBLEMS = ("too_long", "too_deep", "too_many", "number", "not_json")
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # a string without an end reaches to the end of the text: linear
+_NO_BRACKET = re.compile(r"[^\[{\]}]+")
+_STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
+_PAIR, _HALF = re.compile("[\ud800-\udbff][\udc00-\udfff]"), re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """How much JSON is read.
+
+    Attributes:
+      size: most bytes (of a text: characters).
+      depth: most containers within each other.
+      values: most commas and opening brackets outside of strings; a text of v values has fewer than 2·v of them.
+      digits: most characters of one number; with at most 300 every integer is a finite float.
+    """
+
+    size: int = 8 << 20
+    depth: int = 64
+    values: int = 1_000_000
+    digits: int = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What was read.
+
+    Attributes:
+      value: the value; None if there is a problem (and of the JSON text `null`).
+      problem: the empty string, or one of `PROBLEMS`.
+      replaced: characters that were no valid text and became U+FFFD.
+    """
+
+    value: Any = None
+    problem: str = ""
+    replaced: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it could be read."""
+        return not self.problem
+
+
+class _BadNumber(ValueError):
+    """A number outside of the bounds."""
+
+
+def valid_text(text: str | bytes) -> str:
+    """The text with whatever is not valid UTF-8 replaced by U+FFFD; halves of a surrogate pair that belong together are joined."""
+    return read_text(text).value
+
+
+def read_text(text: str | bytes) -> Said:
+    """`valid_text` with the count of replaced characters. It has no problem: every text can be read."""
+    try:
+        if isinstance(text, bytes):
+            return Said(text.decode())
+        text.encode()
+        return Said(text)
+    except UnicodeDecodeError:
+        valid = text.decode("utf-8", "replace")
+        return Said(valid, "", valid.count(REPLACEMENT) - text.count(REPLACEMENT.encode()))
+    except UnicodeEncodeError:
+        valid, replaced = _HALF.subn(REPLACEMENT, _PAIR.sub(_joined, text))
+        return Said(valid, "", replaced)
+
+
+def _joined(pair: re.Match) -> str:
+    return pair.group().encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+
+
+def read_json(text: str | bytes, bounds: Bounds = Bounds()) -> Said:
+    """The value of a JSON text, in time and memory linear in its length.
+
+    All texts in it, keys included, are valid; all its numbers are finite, and its integers can be made floats (`NaN`, `Infinity` and what
+    does not fit a float are the problem `number`); no container is deeper than the bounds say.
+    """
+    if len(text) > bounds.size:
+        return Said(problem="too_long")
+    said = read_text(text)
+    text = said.value
+    if problem := _shape_problem(text, bounds):
+        return Said(problem=problem)
+
+    def real(digits: str) -> float:
+        value = float(digits)
+        if not math.isfinite(value):
+            raise _BadNumber
+        return value
+
+    def constant(name: str) -> None:
+        raise _BadNumber(name)
+
+    try:
+        value = json.loads(text, parse_float=real, parse_constant=constant)
+    except _BadNumber:
+        return Said(problem="number")
+    except RecursionError:  # the caller's own stack is nearly full
+        return Said(problem="too_deep")
+    except ValueError:
+        return Said(problem="not_json")
+    if not _SURROGATE.search(text):
+        return Said(value, "", said.replaced)
+    value, replaced = _valid(value)
+    return Said(value, "", said.replaced + replaced)
+
+
+@functools.cache
+def _long_number(digits: int) -> re.Pattern:
+    """Matches a number, or what looks like one, of more characters."""
+    return re.compile(rf"(?<![0-9.eE+-])[0-9.eE+-]{{{digits + 1}}}")
+
+
+def _shape_problem(text: str, bounds: Bounds) -> str:
+    """Whether a text has too many values, is too deep or has too long a number; looks closely only where a quick look cannot tell."""
+    brackets, long_number = text.count("[") + text.count("{"), _long_number(bounds.digits)
+    if brackets <= bounds.depth and brackets + text.count(",") <= bounds.values and not long_number.search(text):
+        return ""
+    shape = _STRING.sub('""', text)
+    brackets = shape.count("[") + shape.count("{")
+    if brackets + shape.count(",") > bounds.values:
+        return "too_many"
+    if brackets > bounds.depth and max(itertools.accumulate(map(_STEPS.get, _NO_BRACKET.sub("", shape)))) > bounds.depth:
+        return "too_deep"
+    return "number" if long_number.search(shape) else ""
+
+
+def _valid(value: Any) -> tuple[Any, int]:
+    """A value of bounded depth with valid texts, and the count of replaced characters. Of keys that become equal the last one stays."""
+    if isinstance(value, str):
+        said = read_text(value)
+        return said.value, said.replaced
+    if isinstance(value, list):
+        pairs = [_valid(item) for item in value]
+        return [item for item, _ in pairs], sum(count for _, count in pairs)
+    if isinstance(value, dict):
+        pairs = [(_valid(key), _valid(item)) for key, item in value.items()]
+        return {key: item for (key, _), (item, _) in pairs}, sum(a + b for (_, a), (_, b) in pairs)
+    return value, 0
