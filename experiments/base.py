@@ -16,7 +16,7 @@ from ml_collections import config_dict
 
 from experiments.command import closest
 from marl_llm.algorithms import Recipe, make_recipe
-from marl_llm.games import GAMES, Game, make_game
+from marl_llm.games import GAMES, Game, find_game, make_game
 from marl_llm.models import ModelConfig, make_model_config
 
 MICROBATCH = 768  # tokens; 6 rows of 128. Smaller ones pay for adding gradients up, larger ones fall out of a CPU's caches
@@ -48,7 +48,7 @@ def base_config(name: str, game: str, recipe: str) -> config_dict.ConfigDict:
     c.name = name
     c.seed = 0
     c.steps = 100  # optimisation steps: one rollout and one update of each model
-    c.game = config_dict.ConfigDict({"name": game, **open_fields(GAMES[game], ())})
+    c.game = config_dict.ConfigDict({"name": game, **open_fields(find_game(game).thing, ())})
     # 'per_role', 'shared', or e.g. 'tool=a,planner=a,judge=b'
     c.assignment = "per_role"
     c.model = config_dict.ConfigDict({"preset": "micro", **open_fields(ModelConfig, ("vocab_size", "rope_scaling", "dense_layers"))})

@@ -15,7 +15,7 @@ from ml_collections import config_dict
 from experiments.base import ConfigError, compare_keys, given, open_fields, parse_assignment
 from experiments.command import closest
 from marl_llm.algorithms import Recipe, make_recipe
-from marl_llm.games.worlds import WORLDS, make_world, world_options
+from marl_llm.games import GAMES, find_game, make_game
 from marl_llm.models import LoraConfig, ModelConfig, make_model_config, read_config
 from marl_llm.workflows import Assignment, Outside, Policy, Scripted, WorkflowError, World, alternate, with_roles
 from marl_llm.workflows.controller import checked_branching
@@ -46,9 +46,9 @@ def model_section(**values) -> config_dict.ConfigDict:
 
 def team_config(name: str, world: str, recipe: str) -> config_dict.ConfigDict:
     """The locked base of a workflow's config, with the values that small experiments share. Raises `ConfigError` for an unknown world."""
-    if world not in WORLDS:
-        raise ConfigError(f"unknown world {world!r}; the worlds are {', '.join(WORLDS)}")
-    kinds = {key: _TYPES.get(getattr(p.annotation, "__name__", str(p.annotation)), str) for key, p in world_options(world).items()}
+    if not GAMES.get(world, "").startswith("marl_llm.games.worlds"):
+        raise ConfigError(f"unknown world {world!r}; the worlds are {', '.join(n for n in GAMES if 'worlds' in GAMES[n])}")
+    kinds = {key: _TYPES.get(getattr(p.annotation, "__name__", str(p.annotation)), str) for key, p in find_game(world).options.items()}
     c = config_dict.ConfigDict()
     c.name = name
     c.seed = 0
@@ -218,7 +218,7 @@ def resolve_team(config: config_dict.ConfigDict) -> TeamPlan:
     check_team(config)
     try:
         recipe = make_recipe(config.recipe.name, config.recipe.preset, **given(config.recipe, ("name", "preset")))
-        world = make_world(config.world.name, **given(config.world, ("name",)))
+        world = make_game(config.world.name, **given(config.world, ("name",)))
     except (ValueError, TypeError, OSError) as error:
         raise ConfigError(str(error)) from error
     try:

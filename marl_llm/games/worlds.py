@@ -1,4 +1,4 @@
-"""Worlds by name: what `experiments.train` trains a team in. Small generated ones, and the data sets of the papers.
+"""The workflows of this library with their tasks and tools: generated ones, and the data sets of the papers. See `make_game`.
 
 | name | workflow | tasks |
 |---|---|---|
@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -23,27 +21,6 @@ from marl_llm.workflows.answers import normalise_answer
 from marl_llm.workflows.rows import DataError
 
 HOLD_OUT = 1000  # rows at the end of a training file that are for validation
-
-
-def make_world(name: str, **options: Any) -> World:
-    """The world of that name with its options. Raises `ValueError` listing the worlds, or the world's options."""
-    if name not in WORLDS:
-        raise ValueError(f"unknown world {name!r}; the worlds are {', '.join(WORLDS)}")
-    known = world_options(name)
-    for option in options:
-        if option not in known:
-            close = difflib.get_close_matches(option, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else "."
-            raise ValueError(f"{name} has no option {option!r}{hint} Its options are {', '.join(known)}")
-    try:
-        return WORLDS[name](**options)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"world {name} needs the library {error.name!r}: pip install 'marl_llm[tools]'") from error
-
-
-def world_options(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a world, with their types and defaults."""
-    return dict(inspect.signature(WORLDS[name]).parameters)
 
 
 def _fact_world(build: Callable[..., Any], worlds: int, facts_seed: int, top_k: int, noise: float, random_relation: bool) -> World:
@@ -109,7 +86,7 @@ def _from_files(train: str, test: str, load: Callable[..., list[Task]], field: s
     both files is an error.
     """
     if not train or not test:
-        raise ValueError("train and test must name parquet or jsonl files of tasks, e.g. --config.world.train=nq/train.parquet")
+        raise ValueError("train and test must name parquet or jsonl files of tasks, e.g. --config.game.train=nq/train.parquet")
     rows, held_out = load(train, "train"), load(test, "test")
     if len(rows) < 5:
         raise DataError(f"{train} has {len(rows)} rows; at least 5 are needed, for the last fifth is the validation split")
@@ -171,9 +148,3 @@ def problems(train: str = "", test: str = "", rounds: int = ROUNDS) -> World:
     if rounds < 1:
         raise WorkflowError(f"rounds={rounds} must be at least 1")
     return World(coding.plan_code_verify_reflect(coding.verifier(), rounds=rounds), tasks, "all_passed")
-
-
-WORLDS: dict[str, Callable[..., World]] = {
-    f.__name__: f
-    for f in (fact_parallel, fact_extract, fact_iterative, functions, question_parallel, question_extract, question_iterative, problems)
-}

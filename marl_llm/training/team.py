@@ -1,6 +1,6 @@
 """A team on the host while it trains: the models of a workflow over one sampling engine, played, imitated, updated and measured.
 
-    with make_world("fact_parallel") as world, Team(world, separate(world.workflow), models, options, mesh) as team:
+    with make_game("fact_parallel") as world, Team(world, separate(world.workflow), models, options, mesh) as team:
         for step in range(300):
             team.imitate(step, 32, 2e-3)
         team.begin()

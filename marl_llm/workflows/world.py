@@ -1,6 +1,6 @@
 """Worlds: a workflow with everything that it needs to be played again and again. What a trainer is given; it trains nothing itself.
 
-    with make_world("fact_parallel", worlds=32) as world:
+    with make_game("fact_parallel", worlds=32) as world:
         tasks = world.tasks("train", 0, 32)          # tasks 0 ... 31 of the training split, the same at every call
 """
 

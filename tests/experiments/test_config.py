@@ -140,7 +140,7 @@ def test_unknown_variants_missing_files_and_unknown_games_are_told(capsys, tmp_p
         assert refused(capsys, *argv).startswith(f"error: there is no config file {missing} (from ")
     assert "there is no config file" in refused(capsys, f"--config={tmp_path}")
     (tmp_path / "x.py").write_text(HEAD.replace("'plan_path'", "'plan_pth'") + "    return c\n")
-    assert "line 5: unknown game 'plan_pth'; the games are plan_path, joint_letter" in refused(capsys, f"--config={tmp_path / 'x.py'}")
+    assert "line 5: unknown game 'plan_pth'; the games are plan_path, joint_letter, " in refused(capsys, f"--config={tmp_path / 'x.py'}")
 
 
 def test_a_config_of_other_keys_is_refused():

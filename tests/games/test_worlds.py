@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from marl_llm.games import worlds
+from marl_llm.games import GAMES, find_game, make_game, worlds
 from marl_llm.games.coding.functions import AMBIGUOUS, program
 from marl_llm.games.search.facts import NAME
-from marl_llm.games.worlds import WORLDS, make_world, world_options
 from marl_llm.tools.retriever import RetrieverServer, build_bm25
 from marl_llm.workflows import Assignment, Controller, Scripted, World
 from marl_llm.workflows.metrics import rollout_metrics, team_metrics
@@ -25,9 +24,9 @@ HABITS = ("noise", "deaf", "silent", "random_relation")  # what keeps a scripted
 
 def perfect(name, **options):
     """A generated world, small, whose script makes no mistakes."""
-    known = world_options(name)
+    known = find_game(name).options
     habits = {habit: type(known[habit].default)(0) for habit in HABITS if habit in known}
-    return make_world(name, **habits | ({"worlds": 1} if "worlds" in known else {}) | options)
+    return make_game(name, **habits | ({"worlds": 1} if "worlds" in known else {}) | options)
 
 
 def play(world, tasks, player=None):
@@ -79,7 +78,7 @@ def test_the_script_without_mistakes_scores_one_on_every_split(name):
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_the_script_of_the_warm_start_leaves_something_to_learn(name):
-    with make_world(name, **({"worlds": 1} if name in FACTS else {})) as world:
+    with make_game(name, **({"worlds": 1} if name in FACTS else {})) as world:
         rollout = play(world, world.tasks("train", 0, 48))
         scores = team_metrics(rollout)[world.headline]
     assert all(0.0 <= score <= 1.0 for score in scores)
@@ -105,7 +104,7 @@ def test_a_blanked_field_is_gone_from_the_prompt():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fact_paralel", {}, "unknown world 'fact_paralel'; the worlds are fact_parallel, .*problems"),
+        ("fact_paralel", {}, "unknown game 'fact_paralel'; did you mean 'fact_parallel'.*the games are plan_path.*problems"),
         ("fact_parallel", {"topk": 2}, r"fact_parallel has no option 'topk'; did you mean 'top_k'\? Its options are worlds, "),
         ("functions", {"zzzz": 2}, r"functions has no option 'zzzz'\. Its options are functions_seed, "),
         ("fact_extract", {"worlds": 0}, "worlds=0 and top_k=1 must be at least 1"),
@@ -124,7 +123,7 @@ def test_a_blanked_field_is_gone_from_the_prompt():
 def test_a_wrong_name_or_option_is_told(tmp_path, name, options, message):
     files = {split: write(tmp_path / f"{split}.jsonl", deepcoder(range(6 * at, 6 * at + 6))) for at, split in enumerate(("train", "test"))}
     with pytest.raises(ValueError, match=message):
-        make_world(name, **{key: x.format(**files) if isinstance(x, str) else x for key, x in options.items()})
+        make_game(name, **{key: x.format(**files) if isinstance(x, str) else x for key, x in options.items()})
 
 
 # --- worlds of published files -------------------------------------------------------------------------------------------------------
@@ -212,7 +211,7 @@ def reader(turn):
 )
 def test_questions_are_read_searched_and_answered(tmp_path, library, name, rows, kind):
     train, test = write(tmp_path / f"train.{kind}", rows(range(10))), write(tmp_path / f"test.{kind}", rows((10, 11), "test"))
-    with make_world(name, train=train, test=test, index=library[1], top_k=2) as world:
+    with make_game(name, train=train, test=test, index=library[1], top_k=2) as world:
         assert (world.headline, world.speech, world.script) == ("f1", None, None)
         questions = {split: [task.fields["question"] for task in world.tasks(split, 0, 20)] for split in SPLITS}
         assert {split: len(set(group)) for split, group in questions.items()} == {"train": 8, "validation": 2, "test": 2}
@@ -233,7 +232,7 @@ def test_questions_are_read_searched_and_answered(tmp_path, library, name, rows,
 
 def test_questions_are_searched_through_a_running_server(tmp_path, library):
     train, test = write(tmp_path / "train.parquet", search_r1(range(5))), write(tmp_path / "test.jsonl", search_r1([11], "test"))
-    with RetrieverServer(library[0]) as server, make_world("question_parallel", train=train, test=test, index=server.url, top_k=3) as world:
+    with RetrieverServer(library[0]) as server, make_game("question_parallel", train=train, test=test, index=server.url, top_k=3) as world:
         rollout = play(world, world.tasks("test", 0, 1), reader)
     assert team_metrics(rollout)["f1"] == [1.0]
     assert len(rollout.trajectories[0].fields["passages"]) == 3
@@ -246,7 +245,7 @@ def test_a_world_lets_go_of_its_retriever(tmp_path, monkeypatch):
     closed = []
     monkeypatch.setattr(retriever.RetrieverClient, "close", lambda self: closed.append(self.url))
     train, test = write(tmp_path / "train.jsonl", search_r1(range(5))), write(tmp_path / "test.jsonl", search_r1([11], "test"))
-    with make_world("question_extract", train=train, test=test, index="http://127.0.0.1:9"):
+    with make_game("question_extract", train=train, test=test, index="http://127.0.0.1:9"):
         assert closed == []
     assert closed == ["http://127.0.0.1:9/retrieve"]
 
@@ -261,7 +260,7 @@ def test_problems_are_read_and_judged_in_the_sandbox(tmp_path, kind):
         code = calls if "Solution" in turn.fields["interface"] else f"print(int(input()) + {n})"
         return {"planner": "Add.", "coder": f"```python\n{code}\n```", "reflector": "Count again."}[turn.role.name]
 
-    with make_world("problems", train=train, test=test, rounds=2) as world:
+    with make_game("problems", train=train, test=test, rounds=2) as world:
         tasks = world.tasks("train", 2, 2) + world.tasks("test", 0, 2)
         assert [task.fields["problem"] for task in tasks] == [f"Add {n} to the number." for n in (2, 3, 10, 11)]
         assert all(len(task.hidden["tests"]) == 2 for task in tasks)
@@ -274,12 +273,12 @@ def test_a_split_shares_no_question_with_another(tmp_path, library):
     index = library[1]
     test = write(tmp_path / "test.jsonl", search_r1((4, 11), "test"))
     with pytest.raises(DataError, match=r"question 'where was emil born\?' is row 4 of train and row 0 of test: remove it"):
-        make_world("question_parallel", train=write(tmp_path / "a.parquet", search_r1(range(10))), test=test, index=index)
+        make_game("question_parallel", train=write(tmp_path / "a.parquet", search_r1(range(10))), test=test, index=index)
     problems = write(tmp_path / "b.jsonl", deepcoder(range(6))), write(tmp_path / "c.jsonl", deepcoder((7, 4)))
     with pytest.raises(DataError, match=r"problem 'Add 4 to the number\.' is row 4 of train and row 1 of test"):
-        make_world("problems", train=problems[0], test=problems[1])
+        make_game("problems", train=problems[0], test=problems[1])
     twice = write(tmp_path / "d.jsonl", search_r1((0, 1, 2, 3, 0, 5, 6, 7, 8, 0)))  # the last two rows are for validation
-    with make_world("question_parallel", train=twice, test=write(tmp_path / "e.jsonl", search_r1([11])), index=index) as world:
+    with make_game("question_parallel", train=twice, test=write(tmp_path / "e.jsonl", search_r1([11])), index=index) as world:
         train, validation = ({task.fields["question"] for task in world.tasks(split, 0, 20)} for split in ("train", "validation"))
         assert len(train) == 6
         assert validation == {"where was ada born?", "where was ida born?"}
@@ -301,13 +300,14 @@ def test_missing_files_and_indices_are_told(tmp_path, library):
         (*good, str(tmp_path), (ValueError, OSError), "index"),
     ):
         with pytest.raises(kind, match=message):
-            make_world("question_parallel", train=train, test=test, index=where)
+            make_game("question_parallel", train=train, test=test, index=where)
 
 
 def test_every_world_says_its_options_and_none_is_left_out_above():
-    assert set(WORLDS) == {*GENERATED, "question_parallel", "question_extract", "question_iterative", "problems"}
-    assert all(p.default is not p.empty for name in WORLDS for p in world_options(name).values())
-    assert all(f"`{name}`" in worlds.__doc__ for name in WORLDS)
+    workflows = {*GENERATED, "question_parallel", "question_extract", "question_iterative", "problems"}
+    assert set(GAMES) == {"plan_path", "joint_letter", *workflows}
+    assert all(p.default is not p.empty for name in GAMES for p in find_game(name).options.values())
+    assert all(f"`{name}`" in worlds.__doc__ for name in workflows)
     with perfect("functions") as world:
         assert isinstance(world, World)
         task = world.tasks("train", 0, 1)[0]
@@ -318,5 +318,5 @@ def test_every_world_says_its_options_and_none_is_left_out_above():
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(ValueError, match=r"world fact_parallel needs the library 'bm25s': pip install 'marl_llm\[tools\]'"):
-        make_world("fact_parallel", worlds=1)
+    with pytest.raises(ValueError, match=r"fact_parallel needs the library 'bm25s': pip install 'marl_llm\[tools\]'"):
+        make_game("fact_parallel", worlds=1)

@@ -1,0 +1,192 @@
+"""Games by name: those of this library, and a user's own, from a file or a module.
+
+    make_game("plan_path", height=8)               # a game of the library
+    make_game("fact_parallel")                     # a workflow of the library, with its tasks and tools: a `World`
+    make_game("my_game.py:Lock", digits=4)         # the object `Lock` of a file
+    make_game("my_package.games:Lock")             # the object `Lock` of a module that Python can import
+
+The object is a class or a function that makes a `Game` or a `World`, with the game's options as its parameters, or a ready one.
+A file may import modules that lie beside it; `Found.files` names them all, so that a run can keep a copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import sys
+import traceback
+import types
+from typing import Any
+
+from marl_llm.games.protocol import Game
+from marl_llm.workflows import World
+
+_WORLDS = (
+    "fact_parallel", "fact_extract", "fact_iterative", "functions", "question_parallel", "question_extract", "question_iterative",
+    "problems",
+)  # fmt: skip
+GAMES = {
+    "plan_path": "marl_llm.games.plan_path:PlanPath",
+    "joint_letter": "marl_llm.games.joint_letter:JointLetter",
+    **{name: f"marl_llm.games.worlds:{name}" for name in _WORLDS},
+}
+_OWN = "an object of your own is named like 'my_game.py:Lock' or 'my_package.games:Lock'"
+
+
+class GameError(ValueError):
+    """There is no such game, or it cannot be made; the message says what, where and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a name stands for.
+
+    Attributes:
+      name: as it was asked for.
+      thing: a class or function that makes the game, or the game itself.
+      folder, files: of a user's file, its folder and, relative to it, the file and the modules beside it that it imports at its top.
+    """
+
+    name: str
+    thing: Any
+    folder: pathlib.Path | None = None
+    files: tuple[pathlib.Path, ...] = ()
+
+    @property
+    def options(self) -> dict[str, inspect.Parameter]:
+        """The game's options, with their types and defaults."""
+        return {} if self._ready or not callable(self.thing) else {
+            n: p for n, p in inspect.signature(self.thing).parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        }
+
+    @property
+    def _ready(self) -> bool:
+        return isinstance(self.thing, Game | World) and not inspect.isclass(self.thing)
+
+    @property
+    def script_options(self) -> dict[str, inspect.Parameter]:
+        """Options of a value-state game's scripted player: the keyword-only parameters of its method `script`."""
+        script = getattr(self.thing, "script", None)
+        if script is None or isinstance(self.thing, World):
+            return {}
+        return {name: p for name, p in inspect.signature(script).parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+    def make(self, **options: Any) -> Game | World:
+        """The game with its options. Raises `GameError` listing the game's options, or saying what the object lacks."""
+        known = list(self.options)
+        for option in options:
+            if option not in known:
+                raise GameError(f"{self.name} has no option {option!r}{_meant(option, known) or '.'} {_listed('Its options are', known)}")
+        thing = self.thing
+        if callable(thing) and not self._ready:
+            if lacking := [name for name, p in self.options.items() if p.default is p.empty and name not in options]:
+                raise GameError(f"{self.name} needs its option {lacking[0]!r}, e.g. --config.game.{lacking[0]}=...")
+            try:
+                thing = thing(**options)
+            except ModuleNotFoundError as error:
+                raise GameError(f"{self.name} needs the library {error.name!r}: pip install 'marl_llm[tools]'") from error
+        if not isinstance(thing, Game | World):
+            lacking = sorted(name for name in _members() if not hasattr(thing, name))
+            kind = type(thing).__name__
+            raise GameError(f"{self.name} is a {kind}, neither a World nor a Game: it lacks {', '.join(lacking)} (marl_llm.games.protocol)")
+        return thing
+
+
+def find_game(name: str, home: str | pathlib.Path | None = None) -> Found:
+    """What a name stands for; `home` is the folder in which a run kept its copy of a user's file.
+
+    Raises `GameError`: an unknown name, a file or module that is not there or cannot be run, or an object that is not in it.
+    """
+    if name in GAMES:
+        module, _, thing = GAMES[name].partition(":")
+        return Found(name, getattr(importlib.import_module(module), thing))
+    where, _, thing = name.rpartition(":")
+    if not where or not thing:
+        if name.endswith(".py"):
+            raise GameError(f"{name!r} names a file: name the object in it too, like '{name}:Lock'")
+        raise GameError(f"unknown game {name!r}{_meant(name, list(GAMES))}; the games are {', '.join(GAMES)}; {_OWN}")
+    if not where.endswith(".py"):
+        return Found(name, _object(_module(where, name), thing, name))
+    path = pathlib.Path(where).expanduser() if home is None else pathlib.Path(home) / pathlib.Path(where).name
+    if not path.is_file():
+        raise GameError(f"there is no file {path} (from {pathlib.Path.cwd()}), which game {name!r} names")
+    path = path.resolve()
+    module, beside = _load(path)
+    return Found(name, _object(module, thing, name), path.parent, (pathlib.Path(path.name), *beside))
+
+
+def make_game(name: str, **options: Any) -> Game | World:
+    """The game of that name with its options. Raises `GameError` listing the games, or the game's options."""
+    return find_game(name).make(**options)
+
+
+def _members() -> set[str]:
+    own = {name for name in vars(Game) if not name.startswith("_")}
+    return own | set(Game.__annotations__)
+
+
+def _meant(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _listed(what: str, names: list[str]) -> str:
+    return f"{what} {', '.join(names)}" if names else "It has none"
+
+
+def _object(module: types.ModuleType, thing: str, name: str) -> Any:
+    if not hasattr(module, thing):
+        made = [n for n, x in vars(module).items() if not n.startswith("_") and getattr(x, "__module__", None) == module.__name__]
+        raise GameError(f"game {name!r}: there is no {thing!r} in it{_meant(thing, made) or '.'} {_listed('It defines', made)}")
+    return getattr(module, thing)
+
+
+def _module(where: str, name: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (where == error.name or where.startswith(f"{error.name}.")):
+            raise GameError(f"game {name!r}: {where} needs the module {error.name!r}, which cannot be imported") from error
+        raise GameError(f"unknown game {name!r}: there is no module {error.name!r} that Python can import here; {_OWN}") from error
+    except Exception as error:  # whatever the user's module raises while it is imported
+        raise GameError(f"game {name!r}: {where} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+_LOADED: dict[tuple[pathlib.Path, str], tuple[types.ModuleType, tuple[pathlib.Path, ...]]] = {}
+
+
+def _load(path: pathlib.Path) -> tuple[types.ModuleType, tuple[pathlib.Path, ...]]:
+    """A file as a module of its own, and the modules beside it that it imported, relative to its folder. Each has its own neighbours."""
+    key = (path, hashlib.sha256(path.read_bytes()).hexdigest())
+    if key in _LOADED:
+        return _LOADED[key]
+    folder, before = path.parent, set(sys.modules)
+    name = f"game_{path.stem}_{hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise GameError(f"{error.filename} line {error.lineno}: {error.msg}") from error
+    except Exception as error:  # whatever the user's file raises while it is read
+        here = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+        raise GameError(f"{path} line {here[-1] if here else '?'}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(folder))
+        heads = {head.partition(".")[0] for head in before}
+        beside = []
+        for other in [n for n in sys.modules if n not in before and n != name and n.partition(".")[0] not in heads]:
+            file = getattr(sys.modules[other], "__file__", None)
+            if file and pathlib.Path(file).resolve().is_relative_to(folder):
+                beside.append(pathlib.Path(file).resolve().relative_to(folder))
+                del sys.modules[other]  # another file's neighbour of the same name is another module
+    _LOADED[key] = (module, tuple(beside))
+    return _LOADED[key]

@@ -1,0 +1,3 @@
+"""What lies beside a user's game."""
+
+DIGITS = tuple("0123456789")

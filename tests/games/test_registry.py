@@ -1,0 +1,100 @@
+"""Games by name: the library's own, and a user's from a file or a module (fault C1)."""
+
+import pathlib
+import shutil
+import sys
+
+import pytest
+
+from marl_llm.games import Game, GameError, JointLetter, find_game, make_game
+from marl_llm.workflows import World
+
+OWN = pathlib.Path(__file__).parent / "own"
+
+
+def test_c1_a_game_and_a_workflow_of_a_users_file_are_made_with_their_options():
+    lock = make_game(f"{OWN}/lock.py:Lock", step=3)
+    assert isinstance(lock, Game)
+    assert (lock.name, lock.step) == ("lock", 3)
+    with make_game(f"{OWN}/relay.py:relay", noise=0.0) as world:
+        assert isinstance(world, World)
+    found = find_game(f"{OWN}/lock.py:Lock")
+    assert list(found.options) == ["step"]
+    assert {name: p.default for name, p in found.script_options.items()} == {"slip": 0.3}
+    assert find_game("plan_path").script_options.keys() == {"noise", "sighted", "repeat"}
+    assert find_game("fact_parallel").script_options == {}
+
+
+def test_c1_a_module_that_python_can_import_and_a_ready_game(tmp_path, monkeypatch):
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "__init__.py").write_text("")
+    (tmp_path / "my_package" / "games.py").write_text("from marl_llm.games import JointLetter\nfive = JointLetter(5)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert make_game("my_package.games:five") == JointLetter(5)
+    with pytest.raises(GameError, match="five has no option 'letters'. It has none"):
+        make_game("my_package.games:five", letters=3)
+
+
+def test_c1_a_copy_and_what_lies_beside_it_are_enough(tmp_path, monkeypatch):
+    """As a run directory keeps them: the same game, from the copy's own neighbours, with the original gone."""
+    there = tmp_path / "there"
+    shutil.copytree(OWN, there)
+    found = find_game(f"{there}/lock.py:Lock")
+    assert [str(file) for file in found.files] == ["lock.py", "digits.py"]
+    assert "digits" not in sys.modules
+    assert str(there) not in sys.path
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for file in found.files:
+        shutil.copy(found.folder / file, kept / file)
+    (kept / "digits.py").write_text('DIGITS = tuple("9876543210")\n')
+    shutil.rmtree(there)
+    again = find_game(f"{there}/lock.py:Lock", home=kept)
+    assert again.make().tokenizer != found.make().tokenizer  # its own neighbour, not the one that was loaded before
+    assert find_game(f"{there}/lock.py:Lock", home=kept).thing is again.thing  # loaded once, so that two games of it can be equal
+    with pytest.raises(GameError, match=r"there is no file .*lock\.py \(from "):
+        find_game(f"{there}/lock.py:Lock")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("plan_pth", r"unknown game 'plan_pth'; did you mean 'plan_path'\?.* are plan_path, .*problems; .*your own .*'my_game\.py:Lock'"),
+        ("zzzz", r"unknown game 'zzzz'; the games are plan_path"),
+        ("lock.py", r"'lock.py' names a file: name the object in it too, like 'lock.py:Lock'"),
+        ("nowhere.py:Lock", r"there is no file nowhere\.py \(from /.*\), which game 'nowhere\.py:Lock' names"),
+        ("{own}/lock.py:Lok", r"there is no 'Lok' in it; did you mean 'Lock'\? It defines LockState, Lock"),
+        ("no_such_package.games:Lock", r"there is no module 'no_such_package' that Python can import here"),
+        ("json:Lock", r"game 'json:Lock': there is no 'Lock' in it"),
+        ("{own}/lock.py:LockState", r"LockState needs its option 'digit'"),
+        ("{own}/lock.py:dataclasses", r"is a module, neither a World nor a Game: it lacks act, .*tokenizer"),
+        ("{own}/digits.py:DIGITS", r"is a tuple, neither a World nor a Game"),
+    ],
+)
+def test_c1_what_is_wrong_is_told_in_one_line(name, said):
+    with pytest.raises(GameError, match=said) as error:
+        make_game(name.format(own=OWN))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = = 1", r"bad\.py line 1: invalid syntax"),
+        ("\nx = y", r"bad\.py line 2: NameError: name 'y' is not defined"),
+        ("import nowhere_to_be_found", r"bad\.py line 1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("def f(): return 3", r"is a int, neither a World nor a Game"),
+    ],
+)
+def test_a_fault_in_a_users_file_is_told_with_its_line(tmp_path, text, said):
+    (tmp_path / "bad.py").write_text(text + "\n")
+    with pytest.raises(GameError, match=said):
+        make_game(f"{tmp_path}/bad.py:f")
+    assert not [name for name in sys.path if name == str(tmp_path)]
+
+
+def test_options_of_a_users_game_are_checked_like_ours():
+    with pytest.raises(GameError, match=r"Lock has no option 'stp'; did you mean 'step'\? Its options are step"):
+        make_game(f"{OWN}/lock.py:Lock", stp=1)
+    with pytest.raises(ValueError, match=r"lock\.step=11 is not in \[0, 9\]"):
+        make_game(f"{OWN}/lock.py:Lock", step=11)
