@@ -115,7 +115,7 @@ def numpy_loss_in_blocks(new, old, advantages, where, rows=2048):
 @jax.jit
 def jax_advantages(t):
     ids = rl.group_ids(rl.group_keys(env=t["env"], agent=t["agent"], turn=t["turn"]))
-    return rl.group_relative(rl.mix_rewards(t["team"], t["local"], 1.0), ids)
+    return rl.group_relative(rl.mix_rewards(t["team"], t["local"], alpha=1.0), ids)
 
 
 @jax.jit
@@ -126,12 +126,12 @@ def jax_to_go(t):
 
 @jax.jit
 def jax_loss_whole(new, old, advantages, where):
-    return rl.reduce(rl.clipped_ratio(new, old, advantages, dual_clip=3.0, where=where), where)
+    return rl.reduce(rl.clipped_ratio(new, old, advantages, dual_clip=3.0, where=where), where=where)
 
 
 @jax.jit
 def jax_loss(*table):
-    parts = lambda new, old, a, where: rl.reduce_parts(rl.clipped_ratio(new, old, a, dual_clip=3.0, where=where), where)  # noqa: E731
+    parts = lambda new, old, a, where: rl.reduce_parts(rl.clipped_ratio(new, old, a, dual_clip=3.0, where=where), where=where)  # noqa: E731
     total, count = rl.sum_blocks(parts, *table)
     return total / count
 

@@ -41,6 +41,7 @@ def _gather(per_group: Array, slots: Array) -> Array:
 def group_relative(
     returns: Real[ArrayLike, "S"],
     ids: Int[ArrayLike, "S"],
+    *,
     where: Shaped[ArrayLike, "S"] | None = None,
     scale: str = "std",
     ddof: Scalar = 1,
@@ -113,7 +114,7 @@ def _positive(x: Array) -> Array:
 
 @jax.jit
 def trajectory_weights(
-    ids: Int[ArrayLike, "S"], trajectory: Int[ArrayLike, "S"], where: Shaped[ArrayLike, "S"] | None = None
+    ids: Int[ArrayLike, "S"], trajectory: Int[ArrayLike, "S"], *, where: Shaped[ArrayLike, "S"] | None = None
 ) -> Float[Array, "S"]:
     """Give every trajectory one vote in each group, split evenly over its samples there; 0 for masked samples.
 
@@ -124,7 +125,7 @@ def trajectory_weights(
     """
     ids = jnp.asarray(ids)
     used = as_mask(where, ids.shape) & (ids >= 0)
-    slots = masked_ids(group_ids(group_keys(group=ids, trajectory=trajectory), used), used)
+    slots = masked_ids(group_ids(group_keys(group=ids, trajectory=trajectory), where=used), used)
     share = 1 / jnp.maximum(per_group_sum(used.astype(jnp.int32), slots), 1).astype(jnp.result_type(float))
     return _gather(share, slots)
 
@@ -133,6 +134,7 @@ def agent_wise(
     returns: Real[ArrayLike, "S"],
     instance: Int[ArrayLike, "S"],
     agent: Int[ArrayLike, "S"],
+    *,
     where: Shaped[ArrayLike, "S"] | None = None,
     ddof: Scalar = 1,
     epsilon: Scalar = 1e-6,
@@ -154,15 +156,16 @@ def agent_wise(
         default each call has one, as released.
       singleton: what an agent called once on an instance gets: "zero" or "raw", as released.
     """
-    ids = group_ids(group_keys(instance=instance, agent=agent), where)
-    weights = None if trajectory is None else trajectory_weights(ids, trajectory, where)
-    return group_relative(returns, ids, where, "std", ddof, epsilon, weights, singleton)
+    ids = group_ids(group_keys(instance=instance, agent=agent), where=where)
+    weights = None if trajectory is None else trajectory_weights(ids, trajectory, where=where)
+    return group_relative(returns, ids, where=where, scale="std", ddof=ddof, epsilon=epsilon, weights=weights, singleton=singleton)
 
 
 @functools.partial(jax.jit, static_argnames="singleton")
 def leave_one_out(
     returns: Real[ArrayLike, "S"],
     ids: Int[ArrayLike, "S"],
+    *,
     where: Shaped[ArrayLike, "S"] | None = None,
     singleton: str = "zero",
 ) -> Float[Array, "S"]:
@@ -198,6 +201,7 @@ def decoupled(
     rewards: Real[ArrayLike, "S C"],
     ids: Int[ArrayLike, "S"],
     coefficients: Real[ArrayLike, "C"],
+    *,
     where: Shaped[ArrayLike, "S C"] | None = None,
     ddof: Scalar = 1,
     epsilon: Scalar = 1e-4,
@@ -219,15 +223,16 @@ def decoupled(
     """
     rewards = as_float(rewards)
     where = as_mask(where, rewards.shape)
-    column = jax.vmap(lambda r, w: group_relative(r, ids, w, "std", ddof, epsilon), in_axes=1, out_axes=1)
+    column = jax.vmap(lambda r, w: group_relative(r, ids, where=w, scale="std", ddof=ddof, epsilon=epsilon), in_axes=1, out_axes=1)
     total = jnp.sum(column(rewards, where) * jnp.asarray(coefficients).astype(rewards.dtype), axis=1)
     counted = jnp.any(where, axis=1) & (jnp.asarray(ids) >= 0)
-    return group_relative(total, jnp.zeros_like(jnp.asarray(ids)), counted, "std", ddof, epsilon)
+    return group_relative(total, jnp.zeros_like(jnp.asarray(ids)), where=counted, scale="std", ddof=ddof, epsilon=epsilon)
 
 
 @functools.partial(jax.jit, static_argnames=("shift_mean", "axis_name"))
 def whiten(
     values: Float[ArrayLike, "S *R"],
+    *,
     where: Shaped[ArrayLike, "S *R"] | None = None,
     weights: Real[ArrayLike, "S *R"] | None = None,
     ddof: Scalar = 0,
@@ -275,6 +280,7 @@ def whiten(
 def normalise_globally(
     returns: Real[ArrayLike, "S"],
     tokens: Real[ArrayLike, "S"],
+    *,
     where: Shaped[ArrayLike, "S"] | None = None,
     epsilon: Scalar = 1e-8,
     axis_name=None,
@@ -292,4 +298,4 @@ def normalise_globally(
       epsilon: under the root.
       axis_name: mesh axis to add the statistics over, inside `shard_map`. Under jit with sharded arrays nothing is needed.
     """
-    return whiten(as_float(returns), where, tokens, 0, epsilon, True, axis_name)
+    return whiten(as_float(returns), where=where, weights=tokens, ddof=0, epsilon=epsilon, shift_mean=True, axis_name=axis_name)

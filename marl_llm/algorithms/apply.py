@@ -55,7 +55,7 @@ def _need(samples: Samples, recipe: Recipe, field: str, why: str) -> Array:
 def _rewards(recipe: Recipe, samples: Samples) -> Array:
     """Reward of each sample before any KL penalty `[S]`."""
     if recipe.rewards == "mixed":
-        return returns.mix_rewards(samples.team, samples.local, recipe.alpha)
+        return returns.mix_rewards(samples.team, samples.local, alpha=recipe.alpha)
     return as_float(samples.team if recipe.rewards == "team" else samples.local)
 
 
@@ -64,12 +64,14 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
     order = samples.turn if samples.order is None else samples.order
     if recipe.returns == "to_go":
         order = samples.turn if recipe.scope == "joint" else order
-        return returns.rewards_to_go(rewards, order, samples.trajectory, recipe.gamma, where, samples.agent, recipe.scope)
+        return returns.rewards_to_go(
+            rewards, order, samples.trajectory, gamma=recipe.gamma, where=where, agent=samples.agent, scope=recipe.scope
+        )
     if recipe.returns == "outcome":
         paid = None if recipe.rewards == "local" else samples.team_where
-        return returns.broadcast_outcome(rewards, samples.trajectory, where, order, "last", paid)
+        return returns.broadcast_outcome(rewards, samples.trajectory, where=where, turn=order, how="last", paid=paid)
     if recipe.returns == "trajectory":
-        return returns.episode_return(rewards, samples.turn, samples.trajectory, where)
+        return returns.episode_return(rewards, samples.turn, samples.trajectory, where=where)
     return rewards
 
 
@@ -80,27 +82,34 @@ def _critic_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Arr
     token_kl = None
     if recipe.kl_coef and recipe.kl_in == "reward":
         token_kl = _need(samples, recipe, "token_kl", "kl_in='reward' charges each token")
-    earned = returns.token_rewards(rewards, token_where, token_kl, recipe.kl_coef)
-    advantages, targets = returns.gae(earned, values, recipe.gamma, recipe.gae_lambda, token_where)
+    earned = returns.token_rewards(rewards, where=token_where, kl=token_kl, kl_coef=recipe.kl_coef)
+    advantages, targets = returns.gae(earned, values, gamma=recipe.gamma, gae_lambda=recipe.gae_lambda, where=token_where)
     return advantages, targets, token_where
 
 
 def _group_advantages(recipe: Recipe, samples: Samples, earned: Array, where: Array) -> tuple[Array, dict, Array]:
     """Compare within groups: (advantages [S], metrics, tied [S])."""
     keys = group_keys(**{axis: getattr(samples, axis) for axis in recipe.group_by})
-    ids = group_ids(keys, where)
+    ids = group_ids(keys, where=where)
     if recipe.normaliser == "leave_one_out":
-        advantages = adv.leave_one_out(earned, ids, where, recipe.singleton)
+        advantages = adv.leave_one_out(earned, ids, where=where, singleton=recipe.singleton)
     else:
         weights = None
         if recipe.weigh == "trajectory":
-            weights = adv.trajectory_weights(ids, samples.trajectory, where)
+            weights = adv.trajectory_weights(ids, samples.trajectory, where=where)
         elif recipe.weigh == "token":
             weights = _need(samples, recipe, "tokens", "weigh='token' gives each response token one vote")
         advantages = adv.group_relative(
-            earned, ids, where, recipe.scale, recipe.ddof, recipe.epsilon, weights, recipe.singleton
+            earned,
+            ids,
+            where=where,
+            scale=recipe.scale,
+            ddof=recipe.ddof,
+            epsilon=recipe.epsilon,
+            weights=weights,
+            singleton=recipe.singleton,
         )
-    stats = group_stats(earned, ids, where)
+    stats = group_stats(earned, ids, where=where)
     metrics = {
         "groups": stats.count,
         "groups_of_one": stats.singletons,
@@ -108,7 +117,7 @@ def _group_advantages(recipe: Recipe, samples: Samples, earned: Array, where: Ar
         "tied_share": stats.zero_variance_share,
     }
     if samples.prompt_ids is not None:
-        metrics["mixed_prompt_share"] = mixed_share(samples.prompt_ids, ids, where)
+        metrics["mixed_prompt_share"] = mixed_share(samples.prompt_ids, ids, where=where)
     tied = where & stats.is_tied.at[jnp.where(where, ids, ids.shape[0])].get(mode="fill", fill_value=False)
     if recipe.singleton == "raw":
         alone = stats.size.at[jnp.where(where, ids, ids.shape[0])].get(mode="fill", fill_value=0) == 1
@@ -118,7 +127,7 @@ def _group_advantages(recipe: Recipe, samples: Samples, earned: Array, where: Ar
 
 @jax.named_scope("advantages")
 def advantages_for(
-    recipe: Recipe, samples: Samples, axis_name=None
+    recipe: Recipe, samples: Samples, *, axis_name=None
 ) -> tuple[Float[Array, "S"] | Float[Array, "S R"], dict[str, Array], Bool[Array, "S"]]:
     """Turn a step's table of samples into advantages, as the recipe says. Call it once per step, on the whole table.
 
@@ -144,7 +153,9 @@ def advantages_for(
     metrics, tied = {}, jnp.zeros(where.shape, bool)
     if recipe.normaliser == "critic":
         earned, _, token_where = _critic_returns(recipe, samples, rewards, where)
-        advantages = adv.whiten(earned, token_where, None, recipe.ddof, recipe.epsilon, True, axis_name)
+        advantages = adv.whiten(
+            earned, where=token_where, weights=None, ddof=recipe.ddof, epsilon=recipe.epsilon, shift_mean=True, axis_name=axis_name
+        )
         earned, counted = rewards, where
     else:
         if recipe.kl_coef and recipe.kl_in == "reward":
@@ -155,8 +166,10 @@ def advantages_for(
             if recipe.weigh == "token":
                 weights = _need(samples, recipe, "tokens", "weigh='token' gives each response token one vote")
             elif recipe.weigh == "trajectory":
-                weights = adv.trajectory_weights(jnp.zeros_like(samples.trajectory), samples.trajectory, where)
-            advantages = adv.whiten(earned, where, weights, recipe.ddof, recipe.epsilon, True, axis_name)
+                weights = adv.trajectory_weights(jnp.zeros_like(samples.trajectory), samples.trajectory, where=where)
+            advantages = adv.whiten(
+                earned, where=where, weights=weights, ddof=recipe.ddof, epsilon=recipe.epsilon, shift_mean=True, axis_name=axis_name
+            )
         else:
             advantages, metrics, tied = _group_advantages(recipe, samples, earned, where)
     count = psum(jnp.sum(counted), axis_name)
@@ -178,6 +191,7 @@ def loss_for(
     log_probs: Float[ArrayLike, "S R"],
     old_log_probs: Float[ArrayLike, "S R"],
     advantages: Real[ArrayLike, "S"] | Real[ArrayLike, "S #R"],
+    *,
     where: Shaped[ArrayLike, "S R"],
     entropy: Float[ArrayLike, "S R"] | None = None,
     reference_log_probs: Float[ArrayLike, "S R"] | None = None,
@@ -210,32 +224,47 @@ def loss_for(
     """
     chex.assert_equal_shape([log_probs, old_log_probs])
     where = as_mask(where, jnp.shape(log_probs))
-    parts = lambda x: losses.reduce_parts(x, where, recipe.reduce, recipe.max_length)  # noqa: E731
-    tokens = lambda x: losses.reduce_parts(jax.lax.stop_gradient(x), where)  # noqa: E731
+    parts = lambda x: losses.reduce_parts(x, where=where, how=recipe.reduce, max_length=recipe.max_length)  # noqa: E731
+    tokens = lambda x: losses.reduce_parts(jax.lax.stop_gradient(x), where=where)  # noqa: E731
     new, old = jnp.where(where, log_probs, 0), jnp.where(where, old_log_probs, 0)
     metrics = {"old_kl": tokens(old - new)}
     if recipe.loss == "clip":
         policy = losses.clipped_ratio(
-            new, old, advantages, recipe.clip_low, recipe.clip_high, recipe.level, recipe.dual_clip, where
+            new,
+            old,
+            advantages,
+            clip_low=recipe.clip_low,
+            clip_high=recipe.clip_high,
+            level=recipe.level,
+            dual_clip=recipe.dual_clip,
+            where=where,
         )
-        ratio, spread = losses.importance_ratio(new, old, recipe.level, where), as_float(advantages)
+        ratio, spread = losses.importance_ratio(new, old, level=recipe.level, where=where), as_float(advantages)
         ratio = jnp.broadcast_to(ratio[:, None] if ratio.ndim == 1 else ratio, where.shape)
         spread = jnp.broadcast_to(spread[:, None] if spread.ndim == 1 else spread, where.shape)
         low, high = losses.clip_masks(ratio, spread, recipe.clip_low, recipe.clip_high)
         metrics |= {"ratio": tokens(ratio), "clip_low": tokens(as_float(low)), "clip_high": tokens(as_float(high))}
     elif recipe.loss == "cispo":
-        policy = losses.cispo(new, old, advantages, recipe.clip_low, recipe.clip_high, where)
+        policy = losses.cispo(new, old, advantages, clip_low=recipe.clip_low, clip_high=recipe.clip_high, where=where)
     elif recipe.loss == "sapo":
-        policy = gated.sapo(new, old, advantages, recipe.gate_positive, recipe.gate_negative, recipe.level, where)
+        policy = gated.sapo(
+            new,
+            old,
+            advantages,
+            temperature_positive=recipe.gate_positive,
+            temperature_negative=recipe.gate_negative,
+            level=recipe.level,
+            where=where,
+        )
     elif recipe.loss == "vespo":
         policy = gated.vespo(new, old, advantages, where=where)
     else:
-        policy = losses.reinforce(new, advantages, where)
+        policy = losses.reinforce(new, advantages, where=where)
     if sampler_log_probs is not None:
         sampler = jnp.where(where, sampler_log_probs, 0)
         metrics["sampler_gap"] = tokens(jnp.abs(old - sampler))
         weights, cut = ratios.importance_weights(
-            old, sampler, recipe.correction, recipe.correction_cap, 0.0, recipe.correction_level, where
+            old, sampler, how=recipe.correction, cap=recipe.correction_cap, floor=0.0, level=recipe.correction_level, where=where
         )
         metrics["corrected"] = tokens(as_float(cut))
         if recipe.correction != "none":
@@ -245,7 +274,7 @@ def loss_for(
     total, count = parts(policy)
     metrics["policy_loss"] = (jax.lax.stop_gradient(total), count)
     if reference_log_probs is not None:
-        divergence = losses.kl(new, jax.lax.stop_gradient(as_float(reference_log_probs)), recipe.kl_kind, where)
+        divergence = losses.kl(new, jax.lax.stop_gradient(as_float(reference_log_probs)), kind=recipe.kl_kind, where=where)
         metrics["kl"] = tokens(divergence)
         if recipe.kl_coef and recipe.kl_in == "loss":
             total = total + recipe.kl_coef * parts(divergence)[0]
@@ -260,13 +289,13 @@ def loss_for(
     return total, count, metrics
 
 
-def count_for(recipe: Recipe, where: Shaped[ArrayLike, "S R"]) -> Float[Array, ""]:
+def count_for(recipe: Recipe, *, where: Shaped[ArrayLike, "S R"]) -> Float[Array, ""]:
     """Count that `loss_for` would return for this mask: the exact denominator of rows that are left out of the forward pass.
 
     With `skip_tied` and `tied_in_denominator`, divide the sums of the rows that were scored by the count of all of them.
     """
     where = jnp.asarray(where).astype(bool)
-    return losses.reduce_parts(jnp.zeros(where.shape), where, recipe.reduce, recipe.max_length)[1]
+    return losses.reduce_parts(jnp.zeros(where.shape), where=where, how=recipe.reduce, max_length=recipe.max_length)[1]
 
 
 @jax.named_scope("value_loss")
@@ -275,6 +304,7 @@ def value_loss_for(
     values: Float[ArrayLike, "S R"],
     old_values: Float[ArrayLike, "S R"],
     targets: Float[ArrayLike, "S R"],
+    *,
     where: Shaped[ArrayLike, "S R"],
 ) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, tuple[Array, Array]]]:
     """Critic's loss of one micro-batch, weighted by `recipe.value_coef`, as a sum and a count over tokens.
@@ -291,7 +321,7 @@ def value_loss_for(
     """
     where = as_mask(where, jnp.shape(values))
     old = None if recipe.value_clip is None else old_values
-    loss = losses.value_loss(values, targets, old, recipe.value_clip, where)
-    total, count = losses.reduce_parts(recipe.value_coef * loss, where)
-    plain = losses.value_loss(jax.lax.stop_gradient(as_float(values)), targets, None, None, where)
-    return total, count, {"value_error": losses.reduce_parts(plain, where)}
+    loss = losses.value_loss(values, old, targets, where=where, value_clip=recipe.value_clip)
+    total, count = losses.reduce_parts(recipe.value_coef * loss, where=where)
+    plain = losses.value_loss(jax.lax.stop_gradient(as_float(values)), None, targets, where=where)
+    return total, count, {"value_error": losses.reduce_parts(plain, where=where)}

@@ -24,10 +24,11 @@ def sapo(
     log_probs: Float[ArrayLike, "S R"],
     old_log_probs: Float[ArrayLike, "S R"],
     advantages: Real[ArrayLike, "S"] | Real[ArrayLike, "S #R"],
+    *,
+    where: Shaped[ArrayLike, "S R"] | None = None,
     temperature_positive: Scalar = 1.0,
     temperature_negative: Scalar = 1.05,
     level: str = "token",
-    where: Shaped[ArrayLike, "S R"] | None = None,
     log_ratio_limits: tuple[float, float] | None = LOG_RATIO_LIMITS,
 ) -> Float[Array, "S R"] | Float[Array, "S"]:
     """Surrogate with a soft gate in place of the clip (SAPO; Gao et al. 2025).
@@ -50,7 +51,7 @@ def sapo(
       The loss: `[S, R]`, or `[S]` at the levels "sequence" and "product" with one advantage per sample.
     """
     where = as_mask(where, jnp.shape(log_probs))
-    ratio = importance_ratio(log_probs, old_log_probs, level, where, log_ratio_limits)
+    ratio = importance_ratio(log_probs, old_log_probs, level=level, where=where, log_ratio_limits=log_ratio_limits)
     advantages, ratio = advantages_like(jax.lax.stop_gradient(as_float(advantages)), ratio, where.shape)
     temperature = jnp.where(advantages > 0, temperature_positive, temperature_negative).astype(ratio.dtype)
     loss = -4 / temperature * jax.nn.sigmoid(temperature * (ratio - 1)) * advantages
@@ -62,9 +63,10 @@ def vespo(
     log_probs: Float[ArrayLike, "S R"],
     old_log_probs: Float[ArrayLike, "S R"],
     advantages: Real[ArrayLike, "S"] | Real[ArrayLike, "S #R"],
+    *,
+    where: Shaped[ArrayLike, "S R"] | None = None,
     shape_positive: tuple[Scalar, Scalar] = (2.0, 3.0),
     shape_negative: tuple[Scalar, Scalar] = (3.0, 2.0),
-    where: Shaped[ArrayLike, "S R"] | None = None,
 ) -> Float[Array, "S R"]:
     """Policy gradient weighted by a gamma-shaped function of the ratio of whole responses (VESPO, 2026; TRL's `vespo`).
 
@@ -95,8 +97,9 @@ def on_policy_rows(
     log_probs: Float[ArrayLike, "S R"],
     sampler_log_probs: Float[ArrayLike, "S R"],
     advantages: Real[ArrayLike, "S"] | Real[ArrayLike, "S #R"],
-    max_kl: Scalar,
+    *,
     where: Shaped[ArrayLike, "S R"] | None = None,
+    max_kl: Scalar,
 ) -> Bool[Array, "S R"]:
     """Say which tokens off-policy sequence masking keeps: bad responses that the policy has left behind teach nothing.
 
@@ -120,9 +123,7 @@ def on_policy_rows(
 
 
 @jax.jit
-def high_entropy(
-    entropy: Float[ArrayLike, "*S"], share: Scalar, where: Shaped[ArrayLike, "*S"] | None = None
-) -> Bool[Array, "*S"]:
+def high_entropy(entropy: Float[ArrayLike, "*S"], share: Scalar, *, where: Shaped[ArrayLike, "*S"] | None = None) -> Bool[Array, "*S"]:
     """Say which tokens are among the share with the highest entropy ("beyond the 80/20 rule", Wang et al. 2025).
 
     keep = H >= quantile_{1 − share}(H over the unmasked tokens), the quantile interpolated linearly

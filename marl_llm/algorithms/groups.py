@@ -89,7 +89,7 @@ def _ids_by_sorting(columns: list[Array], where: Array) -> Array:
 
 
 @jax.jit
-def group_ids(keys: Int[ArrayLike, "S C"], where: Shaped[ArrayLike, "S"] | None = None) -> Int[Array, "S"]:
+def group_ids(keys: Int[ArrayLike, "S C"], *, where: Shaped[ArrayLike, "S"] | None = None) -> Int[Array, "S"]:
     """Number the distinct keys: dense ids in [0, G), in lexicographic order of the keys.
 
     The same numbers as `numpy.unique(keys[where], axis=0, return_inverse=True)`. When the keys span a box of at most 2 S cells
@@ -146,7 +146,7 @@ class GroupStats:
 
 @jax.jit
 def group_stats(
-    values: Real[ArrayLike, "S"], ids: Int[ArrayLike, "S"], where: Shaped[ArrayLike, "S"] | None = None, ddof: Scalar = 0
+    values: Real[ArrayLike, "S"], ids: Int[ArrayLike, "S"], *, where: Shaped[ArrayLike, "S"] | None = None, ddof: Scalar = 0
 ) -> GroupStats:
     """Describe every group: size, mean, variance, extremes, ties, and how many groups teach nothing.
 
@@ -201,7 +201,7 @@ def _mixed_groups(prompt_ids, ids, where) -> tuple[Array, Array, Array]:
 
 @jax.jit
 def mixed_share(
-    prompt_ids: Shaped[ArrayLike, "S *P"], ids: Int[ArrayLike, "S"], where: Shaped[ArrayLike, "S"] | None = None
+    prompt_ids: Shaped[ArrayLike, "S *P"], ids: Int[ArrayLike, "S"], *, where: Shaped[ArrayLike, "S"] | None = None
 ) -> Float[Array, ""]:
     """Share of groups whose members did not all see the very same prompt; 0 when there is no group.
 
@@ -217,7 +217,7 @@ def mixed_share(
 
 
 def check_same_prompt(
-    prompt_ids: Shaped[ArrayLike, "S *P"], ids: Int[ArrayLike, "S"], where: Shaped[ArrayLike, "S"] | None = None
+    prompt_ids: Shaped[ArrayLike, "S *P"], ids: Int[ArrayLike, "S"], *, where: Shaped[ArrayLike, "S"] | None = None
 ) -> None:
     """Raise unless all members of every group saw the very same prompt ids (AT-GRPO's condition for a fair comparison).
 

@@ -33,7 +33,7 @@ def aligned(agents: int, branches: int) -> Int[Array, "B N"]:
 
 
 @functools.partial(jax.jit, static_argnames=("agents", "branches", "subset"))
-def cross(agents: int, branches: int, subset: int | None = None, key: Array | None = None) -> Int[Array, "B N"]:
+def cross(agents: int, branches: int, *, subset: int | None = None, key: Array | None = None) -> Int[Array, "B N"]:
     """Pair every candidate of every agent with all those of the others, or a balanced sample of these pairs.
 
     The sample splits all K^N joints into K^(N−1) blocks of K, in each of which every candidate occurs once (shifts of random
@@ -75,6 +75,7 @@ def marginal_returns(
     joint_returns: Real[ArrayLike, "B"],
     joints: Int[ArrayLike, "B N"],
     branches: int,
+    *,
     where: Shaped[ArrayLike, "B"] | None = None,
     how: str = "mean",
 ) -> tuple[Float[Array, "N K"], Int[Array, "N K"]]:

@@ -33,8 +33,9 @@ def masked(x, where: Array) -> Array:
 def importance_ratio(
     log_probs: Float[ArrayLike, "S R"],
     old_log_probs: Float[ArrayLike, "S R"],
-    level: str = "token",
+    *,
     where: Shaped[ArrayLike, "S R"] | None = None,
+    level: str = "token",
     log_ratio_limits: tuple[float, float] | None = LOG_RATIO_LIMITS,
 ) -> Float[Array, "S R"] | Float[Array, "S"]:
     """Ratio of the probability of what was sampled under the present and under the sampling policy.
@@ -88,11 +89,12 @@ def clipped_ratio(
     log_probs: Float[ArrayLike, "S R"],
     old_log_probs: Float[ArrayLike, "S R"],
     advantages: Real[ArrayLike, "S"] | Real[ArrayLike, "S #R"],
+    *,
+    where: Shaped[ArrayLike, "S R"] | None = None,
     clip_low: Scalar = 0.2,
     clip_high: Scalar = 0.2,
     level: str = "token",
     dual_clip: float | None = None,
-    where: Shaped[ArrayLike, "S R"] | None = None,
     log_ratio_limits: tuple[float, float] | None = LOG_RATIO_LIMITS,
     ratio_cap: float | None = None,
 ) -> Float[Array, "S R"] | Float[Array, "S"]:
@@ -125,7 +127,7 @@ def clipped_ratio(
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip={dual_clip} must be greater than 1: it bounds a ratio from above.")
     where = as_mask(where, jnp.shape(log_probs))
-    ratio = importance_ratio(log_probs, old_log_probs, level, where, log_ratio_limits)
+    ratio = importance_ratio(log_probs, old_log_probs, level=level, where=where, log_ratio_limits=log_ratio_limits)
     advantages, ratio = advantages_like(jax.lax.stop_gradient(as_float(advantages)), ratio, where.shape)
     bounded = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     if ratio_cap is None:
@@ -150,9 +152,10 @@ def cispo(
     log_probs: Float[ArrayLike, "S R"],
     old_log_probs: Float[ArrayLike, "S R"],
     advantages: Real[ArrayLike, "S"] | Real[ArrayLike, "S #R"],
+    *,
+    where: Shaped[ArrayLike, "S R"] | None = None,
     clip_low: Scalar = 1.0,
     clip_high: Scalar = 4.0,
-    where: Shaped[ArrayLike, "S R"] | None = None,
     log_ratio_limits: tuple[float, float] | None = LOG_RATIO_LIMITS,
 ) -> Float[Array, "S R"]:
     """Policy gradient weighted by a clipped ratio, which no token loses its gradient to (CISPO; MiniMax-M1 2025).
@@ -170,7 +173,7 @@ def cispo(
     """
     where = as_mask(where, jnp.shape(log_probs))
     new = masked(log_probs, where)
-    ratio = importance_ratio(new, old_log_probs, "token", where, log_ratio_limits)
+    ratio = importance_ratio(new, old_log_probs, level="token", where=where, log_ratio_limits=log_ratio_limits)
     weight = jax.lax.stop_gradient(jnp.clip(ratio, 1 - clip_low, 1 + clip_high))
     advantages, _ = advantages_like(jax.lax.stop_gradient(as_float(advantages)), ratio, where.shape)
     return jnp.where(where, -weight * advantages * new, 0)
@@ -180,6 +183,7 @@ def cispo(
 def reinforce(
     log_probs: Float[ArrayLike, "S R"],
     advantages: Real[ArrayLike, "S"] | Real[ArrayLike, "S #R"],
+    *,
     where: Shaped[ArrayLike, "S R"] | None = None,
 ) -> Float[Array, "S R"]:
     """Policy gradient without a ratio (Williams 1992; MAGRPO as released).
@@ -211,8 +215,9 @@ def _exp_minus_line(d: Array) -> Array:
 def kl(
     log_probs: Float[ArrayLike, "*S"],
     reference_log_probs: Float[ArrayLike, "*S"],
-    kind: str = "k3",
+    *,
     where: Shaped[ArrayLike, "*S"] | None = None,
+    kind: str = "k3",
     log_ratio_limit: float | None = 20.0,
     value_limit: float | None = None,
 ) -> Float[Array, "*S"]:
@@ -254,7 +259,7 @@ def kl(
     return jnp.where(where, value, 0)
 
 
-def adapt_kl_coef(kl_coef: Scalar, kl: Scalar, target: Scalar, samples: Scalar, horizon: Scalar) -> Float[Array, ""]:
+def adapt_kl_coef(kl_coef: Scalar, kl: Scalar, *, target: Scalar, samples: Scalar, horizon: Scalar) -> Float[Array, ""]:
     """Steer β so that the measured KL stays near a target (Ziegler et al. 2019; verl's adaptive controller).
 
     β ← β (1 + clip(KL / target − 1, −0.2, 0.2) · n / horizon)
@@ -271,7 +276,7 @@ def adapt_kl_coef(kl_coef: Scalar, kl: Scalar, target: Scalar, samples: Scalar, 
 
 
 @jax.jit
-def entropy(logits: Float[ArrayLike, "*S V"], temperature: Scalar = 1.0) -> Float[Array, "*S"]:
+def entropy(logits: Float[ArrayLike, "*S V"], *, temperature: Scalar = 1.0) -> Float[Array, "*S"]:
     """Entropy of the policy at each position, in nats.
 
     H = log Σ_v e^{z_v} − Σ_v p_v z_v, with z = logits / temperature
@@ -288,10 +293,11 @@ def entropy(logits: Float[ArrayLike, "*S V"], temperature: Scalar = 1.0) -> Floa
 @jax.jit
 def value_loss(
     values: Float[ArrayLike, "*S"],
+    old_values: Float[ArrayLike, "*S"] | None,
     targets: Float[ArrayLike, "*S"],
-    old_values: Float[ArrayLike, "*S"] | None = None,
-    value_clip: Scalar | None = None,
+    *,
     where: Shaped[ArrayLike, "*S"] | None = None,
+    value_clip: Scalar | None = None,
 ) -> Float[Array, "*S"]:
     """Squared error of a critic, clipped as in PPO (Schulman et al. 2017; UnityMAS-O trains its critic so, with 0.5).
 
@@ -299,10 +305,10 @@ def value_loss(
 
     Args:
       values: V, per token or per sample.
+      old_values: V_old, around which `value_clip` clips; None without a clip.
       targets: G, same shape, from `gae`; no gradient flows into them.
-      old_values: V_old, needed with `value_clip`.
-      value_clip: ε; None for the plain squared error.
       where: optional; 0 where False.
+      value_clip: ε; None for the plain squared error.
 
     Raises:
       ValueError: `value_clip` without `old_values`, or the reverse.
@@ -321,6 +327,7 @@ def value_loss(
 @functools.partial(jax.jit, static_argnames=("how", "max_length", "empty_rows"))
 def reduce_parts(
     x: Float[ArrayLike, "S *R"],
+    *,
     where: Shaped[ArrayLike, "S *Q"] | None = None,
     how: str = "token_mean",
     max_length: int | None = None,
@@ -377,6 +384,7 @@ def reduce_parts(
 @functools.partial(jax.jit, static_argnames=("how", "max_length", "empty_rows", "axis_name"))
 def reduce(
     x: Float[ArrayLike, "S *R"],
+    *,
     where: Shaped[ArrayLike, "S *Q"] | None = None,
     how: str = "token_mean",
     max_length: int | None = None,
@@ -390,7 +398,7 @@ def reduce(
       x, where, how, max_length, empty_rows, token_epsilon: see `reduce_parts`.
       axis_name: mesh axis (or axes) over which sum and count are added up before the division, inside `shard_map`.
     """
-    total, count = reduce_parts(x, where, how, max_length, empty_rows, token_epsilon)
+    total, count = reduce_parts(x, where=where, how=how, max_length=max_length, empty_rows=empty_rows, token_epsilon=token_epsilon)
     total, count = psum(total, axis_name), psum(count, axis_name)
     return total / jnp.where(count > 0, count, 1)
 

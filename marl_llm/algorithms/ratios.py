@@ -27,7 +27,7 @@ CORRECTIONS = ("none", "truncate", "mask")
 
 @functools.partial(jax.jit, static_argnames=("temperature", "top_k", "top_p"))
 def kept_tokens(
-    logits: Float[ArrayLike, "*S V"], temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0
+    logits: Float[ArrayLike, "*S V"], *, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0
 ) -> Bool[Array, "*S V"]:
     """Say which tokens a sampler with these settings can draw.
 
@@ -63,6 +63,7 @@ def kept_tokens(
 def token_log_probs(
     logits: Float[ArrayLike, "*S V"],
     tokens: Int[ArrayLike, "*S"],
+    *,
     temperature: Scalar = 1.0,
     kept: Shaped[ArrayLike, "*S V"] | None = None,
 ) -> Float[Array, "*S"]:
@@ -88,9 +89,7 @@ def token_log_probs(
 
 
 @jax.jit
-def kept_log_mass(
-    logits: Float[ArrayLike, "*S V"], kept: Shaped[ArrayLike, "*S V"], temperature: Scalar = 1.0
-) -> Float[Array, "*S"]:
+def kept_log_mass(logits: Float[ArrayLike, "*S V"], kept: Shaped[ArrayLike, "*S V"], *, temperature: Scalar = 1.0) -> Float[Array, "*S"]:
     """log Z, the log of the probability that the tempered policy gives to the kept set; 0 when everything is kept."""
     z = as_float(logits) / temperature
     inside = jax.nn.logsumexp(jnp.where(as_mask(kept, z.shape), z, -jnp.inf), axis=-1)
@@ -109,11 +108,12 @@ def untruncate(sampler_log_probs: Float[ArrayLike, "*S"], log_mass: Float[ArrayL
 def importance_weights(
     scorer_log_probs: Float[ArrayLike, "S R"],
     sampler_log_probs: Float[ArrayLike, "S R"],
+    *,
+    where: Shaped[ArrayLike, "S R"] | None = None,
     how: str = "truncate",
     cap: Scalar = 2.0,
     floor: Scalar = 0.0,
     level: str = "token",
-    where: Shaped[ArrayLike, "S R"] | None = None,
 ) -> tuple[Float[Array, "S R"], Bool[Array, "S R"]]:
     """Weights that repair the gap between the program that sampled and the program that scores the same policy.
 
@@ -140,7 +140,7 @@ def importance_weights(
     check_choice("how", how, CORRECTIONS)
     check_choice("level", level, ("token", "sequence", "product"))
     where = as_mask(where, jnp.shape(scorer_log_probs))
-    weights = importance_ratio(scorer_log_probs, sampler_log_probs, level, where)
+    weights = importance_ratio(scorer_log_probs, sampler_log_probs, level=level, where=where)
     weights = jax.lax.stop_gradient(jnp.broadcast_to(weights if weights.ndim == 2 else weights[:, None], where.shape))
     if how == "none":
         return jnp.ones_like(weights), jnp.zeros_like(where)

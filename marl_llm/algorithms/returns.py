@@ -33,7 +33,7 @@ SCOPES = ("token", "agent", "trajectory", "joint")
 OUTCOMES = ("sum", "mean", "last")
 
 
-def mix_rewards(team: Real[ArrayLike, "*S"], local: Real[ArrayLike, "*S"], alpha: Scalar = 1.0) -> Float[Array, "*S"]:
+def mix_rewards(team: Real[ArrayLike, "*S"], local: Real[ArrayLike, "*S"], *, alpha: Scalar = 1.0) -> Float[Array, "*S"]:
     """Mix the team's reward with the agent's own (AT-GRPO: Stronger-MAS Eq. 3).
 
     r_{t,i} = α · r_t^team + r_{t,i}^loc
@@ -50,7 +50,7 @@ def _turn_slots(turn, trajectory, where) -> tuple[Array, Array, Array]:
     """Number the (trajectory, turn) pairs in order: (slot per row [S], trajectory per slot [S], turn per slot [S])."""
     turn, trajectory = jnp.asarray(turn), jnp.asarray(trajectory)
     # group_ids numbers keys lexicographically, so consecutive slots are consecutive turns of one trajectory.
-    slots = masked_ids(group_ids(group_keys(a_trajectory=trajectory, b_turn=turn), where), where)
+    slots = masked_ids(group_ids(group_keys(a_trajectory=trajectory, b_turn=turn), where=where), where)
     size = slots.shape[0]
     slot_trajectory = jnp.zeros(size, trajectory.dtype).at[slots].set(trajectory, mode="drop")
     slot_turn = jnp.zeros(size, turn.dtype).at[slots].set(turn, mode="drop")
@@ -62,8 +62,9 @@ def rewards_to_go(
     rewards: Real[ArrayLike, "S"],
     turn: Int[ArrayLike, "S"],
     trajectory: Int[ArrayLike, "S"],
-    gamma: Scalar = 1.0,
+    *,
     where: Shaped[ArrayLike, "S"] | None = None,
+    gamma: Scalar = 1.0,
     agent: Int[ArrayLike, "S"] | None = None,
     scope: str = "trajectory",
 ) -> Float[Array, "S"]:
@@ -120,6 +121,7 @@ def rewards_to_go(
 def broadcast_outcome(
     rewards: Real[ArrayLike, "S"],
     trajectory: Int[ArrayLike, "S"],
+    *,
     where: Shaped[ArrayLike, "S"] | None = None,
     turn: Int[ArrayLike, "S"] | None = None,
     how: str = "sum",
@@ -146,7 +148,7 @@ def broadcast_outcome(
     rewards = as_float(rewards)
     where = as_mask(where, rewards.shape)
     trajectory = jnp.asarray(trajectory)
-    slots = masked_ids(group_ids(group_keys(trajectory=trajectory), where), where)
+    slots = masked_ids(group_ids(group_keys(trajectory=trajectory), where=where), where)
     counted = where if paid is None else where & as_mask(paid, rewards.shape)
     if how == "last":
         if turn is None:
@@ -167,6 +169,7 @@ def episode_return(
     rewards: Real[ArrayLike, "S"],
     turn: Int[ArrayLike, "S"],
     trajectory: Int[ArrayLike, "S"],
+    *,
     where: Shaped[ArrayLike, "S"] | None = None,
 ) -> Float[Array, "S"]:
     """Give every sample the undiscounted sum of its trajectory's joint rewards, each turn counted once.
@@ -177,7 +180,7 @@ def episode_return(
     where = as_mask(where, rewards.shape)
     slots, slot_trajectory, _ = _turn_slots(turn, trajectory, where)
     rows = per_group_sum(jnp.ones_like(slots), slots)
-    total = broadcast_outcome(per_group_mean(rewards, slots, rows), slot_trajectory, rows > 0)
+    total = broadcast_outcome(per_group_mean(rewards, slots, rows), slot_trajectory, where=rows > 0)
     return total.at[slots].get(mode="fill", fill_value=0)
 
 
@@ -186,6 +189,7 @@ def score_deltas(
     scores: Real[ArrayLike, "S"],
     turn: Int[ArrayLike, "S"],
     trajectory: Int[ArrayLike, "S"],
+    *,
     where: Shaped[ArrayLike, "S"] | None = None,
     marginal: Shaped[ArrayLike, "S"] | None = None,
     stopped: Shaped[ArrayLike, "S"] | None = None,
@@ -224,6 +228,7 @@ def score_deltas(
 
 def token_rewards(
     rewards: Real[ArrayLike, "S"],
+    *,
     where: Shaped[ArrayLike, "S R"],
     kl: Float[ArrayLike, "S R"] | None = None,
     kl_coef: Scalar = 0.0,
@@ -249,7 +254,7 @@ def token_rewards(
 
 @jax.jit
 def token_rewards_to_go(
-    rewards: Real[ArrayLike, "S R"], gamma: Scalar = 1.0, where: Shaped[ArrayLike, "S R"] | None = None
+    rewards: Real[ArrayLike, "S R"], *, where: Shaped[ArrayLike, "S R"] | None = None, gamma: Scalar = 1.0
 ) -> Float[Array, "S R"]:
     """Discounted return at each token of a response (REINFORCE++; scope "token" of MAPPA as released).
 
@@ -277,9 +282,10 @@ def token_rewards_to_go(
 def gae(
     rewards: Real[ArrayLike, "S R"],
     values: Float[ArrayLike, "S R"],
+    *,
+    where: Shaped[ArrayLike, "S R"] | None = None,
     gamma: Scalar = 1.0,
     gae_lambda: Scalar = 1.0,
-    where: Shaped[ArrayLike, "S R"] | None = None,
 ) -> tuple[Float[Array, "S R"], Float[Array, "S R"]]:
     """Generalised advantage estimation over the tokens of one response (Schulman et al. 2016; UnityMAS-O §5.4).
 

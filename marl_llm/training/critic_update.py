@@ -77,7 +77,7 @@ def critic_loss(
     recipe: Recipe, values: Float[Array, "B Q"], old: Float[Array, "B Q"], targets: Float[Array, "B Q"], where: Bool[Array, "B Q"]
 ) -> tuple[Float[Array, ""], Sums]:
     """The clipped value loss of packed rows as sums over response tokens, without `recipe.value_coef`; the first has the gradient."""
-    total, count, parts = value_loss_for(dataclasses.replace(recipe, value_coef=1.0), values, old, targets, where)
+    total, count, parts = value_loss_for(dataclasses.replace(recipe, value_coef=1.0), values, old, targets, where=where)
     parts |= {"value_loss": (total, count)}
     return total, jax.lax.stop_gradient(Sums(total, count, parts, jnp.float32(0)))
 
@@ -146,7 +146,7 @@ def make_critic_update(
     def actor_step(policy: Policy, base, reference, rows: PackedRows, advantages, old, targets, learning_rate):
         part, count, most = cut((rows, advantages, old, targets), microbatch_tokens, axis)
         # the two losses may have denominators of their own, so that of the policy loss divides both
-        units, tokens = count_for(recipe, sample_where(rows)), jnp.sum(rows.length, dtype=jnp.float32)
+        units, tokens = count_for(recipe, where=sample_where(rows)), jnp.sum(rows.length, dtype=jnp.float32)
         units, tokens = summed((units, tokens), axis)
         weight = recipe.value_coef * units / jnp.maximum(tokens, 1)
 

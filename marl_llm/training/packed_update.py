@@ -121,7 +121,7 @@ def make_token_kl(recipe: Recipe, config: ModelConfig, mesh: Mesh, *, row_tokens
     """
     score = lambda params, rows: score_packed(config, params, *rows[:6], recipe.temperature).log_probs  # noqa: E731
     scorer = make_scorer(score, mesh, row_tokens=row_tokens, minibatch=minibatch, microbatch_tokens=microbatch_tokens)
-    charge = jax.jit(lambda new, ref, where: kl(new, ref, recipe.kl_kind, where))
+    charge = jax.jit(lambda new, ref, where: kl(new, ref, kind=recipe.kl_kind, where=where))
 
     def token_kl(reference, samples: Sequence[TokenSample], chosen: Sequence[int] | None = None):
         if reference is None:
@@ -216,7 +216,9 @@ def make_packed_update(
     specs = (P(), P(), P(), P("data"), P("data"), P(), P())
     step = jax.jit(over_data(local, mesh, TRAIN, in_specs=specs, out_specs=(P(), P(), P())), donate_argnums=(0,))
     advise = jax.jit(lambda table: advantages_for(recipe, table))
-    units = jax.jit(lambda length, where, r: count_for(recipe, jnp.arange(r) < jnp.where(where, length, 0)[:, None]), static_argnums=2)
+    units = jax.jit(
+        lambda length, where, r: count_for(recipe, where=jnp.arange(r) < jnp.where(where, length, 0)[:, None]), static_argnums=2
+    )
     charged = recipe.kl_coef and recipe.kl_in == "reward"
     token_kl = make_token_kl(recipe, config, mesh, row_tokens=row_tokens, minibatch=minibatch, microbatch_tokens=microbatch_tokens)
 

@@ -106,7 +106,7 @@ def policy_loss(
         log_probs,
         sampled_log_probs,
         advantages,
-        where,
+        where=where,
         entropy=entropy,
         reference_log_probs=reference_log_probs,
     )

@@ -160,7 +160,7 @@ def make_update(
         useful = mine & ~(equal if recipe.skip_tied else jnp.zeros((g,), bool))
         count = jnp.sum(useful)
         # tied groups that are skipped may still count in the denominator (a stated field of the recipe)
-        units = lambda w: count_for(recipe, (rows.token_where & w[:, None, None]).reshape(g * k, -1))  # noqa: E731
+        units = lambda w: count_for(recipe, where=(rows.token_where & w[:, None, None]).reshape(g * k, -1))  # noqa: E731
         dilution = units(mine) / jnp.maximum(units(useful), 1) if recipe.tied_in_denominator else 1.0
         steps = (count + minibatch - 1) // minibatch
         size = jnp.where(steps > 0, (count + steps - 1) // jnp.maximum(steps, 1), 0)  # even minibatches

@@ -31,7 +31,9 @@ def test_group_relative(scale, ddof, weighted, singleton, dtype):
     desired = oracle.group_relative(returns, ids, where & (ids >= 0), scale, ddof, 1e-4, weights, singleton)
     with jax.enable_x64(dtype == np.float64):
         cast = lambda x: None if x is None else jnp.asarray(x.astype(dtype))  # noqa: E731
-        actual = rl.group_relative(cast(returns), ids, where, scale, ddof, 1e-4, cast(weights), singleton)
+        actual = rl.group_relative(
+            cast(returns), ids, where=where, scale=scale, ddof=ddof, epsilon=1e-4, weights=cast(weights), singleton=singleton
+        )
         assert actual.dtype == dtype
         oracle.close(actual, desired, 1e-12 if dtype == np.float64 else 1e-5)
 
@@ -39,14 +41,14 @@ def test_group_relative(scale, ddof, weighted, singleton, dtype):
 def test_batch_scale():
     returns, ids, where, _ = table(7)
     with jax.enable_x64(True):
-        actual = rl.group_relative(returns, ids, where, "batch", 1, 1e-4)
+        actual = rl.group_relative(returns, ids, where=where, scale="batch", ddof=1, epsilon=1e-4)
         oracle.close(actual, oracle.group_relative(returns, ids, where & (ids >= 0), "batch", 1, 1e-4), 1e-12)
 
 
 def test_leave_one_out():
     returns, ids, where, _ = table(2)
     with jax.enable_x64(True):
-        oracle.close(rl.leave_one_out(returns, ids, where), oracle.leave_one_out(returns, ids, where & (ids >= 0)), 1e-12)
+        oracle.close(rl.leave_one_out(returns, ids, where=where), oracle.leave_one_out(returns, ids, where & (ids >= 0)), 1e-12)
 
 
 @pytest.mark.parametrize("estimate", [rl.group_relative, rl.leave_one_out])
@@ -76,9 +78,9 @@ def test_an_unmasked_nan_is_not_hidden(estimate):
 @pytest.mark.parametrize("scale", ["std", "none", "range", "batch"])
 def test_masked_nan_and_an_empty_table(scale):
     returns, ids = jnp.array([1.0, 2.0, jnp.nan]), jnp.zeros(3, int)
-    out = rl.group_relative(returns, ids, jnp.array([True, True, False]), scale)
+    out = rl.group_relative(returns, ids, where=jnp.array([True, True, False]), scale=scale)
     np.testing.assert_array_equal(jnp.sign(out), [-1, 1, 0])
-    np.testing.assert_array_equal(rl.group_relative(returns, ids, jnp.zeros(3, bool), scale), np.zeros(3))
+    np.testing.assert_array_equal(rl.group_relative(returns, ids, where=jnp.zeros(3, bool), scale=scale), np.zeros(3))
 
 
 def test_a_group_of_one():
@@ -94,12 +96,12 @@ def test_agent_wise_gives_each_agent_its_own_baseline():
     returns, where = rng.normal(size=40), rng.random(40) < 0.9
     with jax.enable_x64(True):
         desired = oracle.group_relative(returns, instance * 10 + agent, where)
-        oracle.close(rl.agent_wise(returns, instance, agent, where), desired, 1e-12)
+        oracle.close(rl.agent_wise(returns, instance, agent, where=where), desired, 1e-12)
         ids = instance * 10 + agent
         alike = lambda r, s: where[s] and ids[s] == ids[r] and trajectory[s] == trajectory[r]  # noqa: E731
         votes = np.array([1 / max(sum(alike(r, s) for s in range(40)), 1) for r in range(40)])
         desired = oracle.group_relative(returns, ids, where, weights=votes)
-        oracle.close(rl.agent_wise(returns, instance, agent, where, trajectory=trajectory), desired, 1e-12)
+        oracle.close(rl.agent_wise(returns, instance, agent, where=where, trajectory=trajectory), desired, 1e-12)
 
 
 class TestWhiten:
@@ -111,7 +113,7 @@ class TestWhiten:
         with jax.enable_x64(True):
             actual = rl.normalise_globally(returns, tokens)
             oracle.close(actual, (returns - flat.mean()) / np.sqrt(flat.var() + 1e-8), 1e-12)
-            laid_out = rl.whiten(jnp.repeat(returns[:, None], 9, axis=1), np.arange(9) < tokens[:, None])
+            laid_out = rl.whiten(jnp.repeat(returns[:, None], 9, axis=1), where=np.arange(9) < tokens[:, None])
             oracle.close(jnp.where(tokens > 0, actual, 0), laid_out[:, 0], 1e-12)
 
     @pytest.mark.parametrize("ddof", [0, 1])
@@ -121,16 +123,16 @@ class TestWhiten:
         inside = values[where]
         desired = np.where(where, (values - inside.mean()) / np.sqrt(inside.var(ddof=ddof) + 1e-8), 0)
         with jax.enable_x64(True):
-            oracle.close(rl.whiten(np.where(where, values, np.nan), where, ddof=ddof), desired, 1e-12)
+            oracle.close(rl.whiten(np.where(where, values, np.nan), where=where, ddof=ddof), desired, 1e-12)
             unshifted = np.where(where, values / np.sqrt(inside.var(ddof=ddof) + 1e-8), 0)
-            oracle.close(rl.whiten(values, where, ddof=ddof, shift_mean=False), unshifted, 1e-12)
+            oracle.close(rl.whiten(values, where=where, ddof=ddof, shift_mean=False), unshifted, 1e-12)
 
     def test_nothing_to_whiten(self):
         same = jnp.array([0.1, 0.1, 0.1])
         np.testing.assert_array_equal(rl.whiten(same), np.zeros(3))
         np.testing.assert_array_equal(rl.whiten(same, shift_mean=False), same)
-        np.testing.assert_array_equal(rl.whiten(same, jnp.zeros(3, bool)), np.zeros(3))
-        np.testing.assert_array_equal(rl.whiten(same, jnp.array([True, False, False]), ddof=1), np.zeros(3))
+        np.testing.assert_array_equal(rl.whiten(same, where=jnp.zeros(3, bool)), np.zeros(3))
+        np.testing.assert_array_equal(rl.whiten(same, where=jnp.array([True, False, False]), ddof=1), np.zeros(3))
 
 
 def test_unknown_values_list_the_valid_ones():

@@ -83,11 +83,11 @@ def expected(name):
 
 
 LOSSES = {
-    "ppo": lambda x, old, a, w: rl.clipped_ratio(x, old, a, 0.2, 0.28, "token", 3.0, w),
+    "ppo": lambda x, old, a, w: rl.clipped_ratio(x, old, a, clip_low=0.2, clip_high=0.28, level="token", dual_clip=3.0, where=w),
     "gspo": lambda x, old, a, w: rl.clipped_ratio(
-        x, old, a, 3e-4, 4e-4, "sequence_token", None, w, log_ratio_limits=(-math.inf, 10.0)
+        x, old, a, clip_low=3e-4, clip_high=4e-4, level="sequence_token", dual_clip=None, where=w, log_ratio_limits=(-math.inf, 10.0)
     ),
-    "cispo": lambda x, old, a, w: rl.cispo(x, old, a, 0.2, 0.28, w),
+    "cispo": lambda x, old, a, w: rl.cispo(x, old, a, clip_low=0.2, clip_high=0.28, where=w),
     "sapo": lambda x, old, a, w: rl.sapo(x, old, a, where=w),
     "vespo": lambda x, old, a, w: rl.vespo(x, old, a, where=w),
 }
@@ -118,7 +118,7 @@ def test_kl_with_both_clamps(kind, dtype, rtol):
         inside = 1 - math.exp(d) if abs(d) < 20 and k3 < 10 else 0.0
         slope[s, r] = -d if kind.endswith("+") else {"k1": 1, "abs": -np.sign(d), "k2": -d, "k3": inside}[kind]
     with jax.enable_x64(dtype == np.float64):
-        estimate = lambda x: rl.kl(x, reference.astype(dtype), kind, where, value_limit=10.0)  # noqa: E731
+        estimate = lambda x: rl.kl(x, reference.astype(dtype), kind=kind, where=where, value_limit=10.0)  # noqa: E731
         oracle.close(estimate(new.astype(dtype)), value, rtol)
         oracle.close(jax.grad(lambda x: estimate(x).sum())(jnp.asarray(new.astype(dtype))), slope, rtol)
 
@@ -137,7 +137,7 @@ def test_the_five_aggregations():
     with jax.enable_x64(True):
         for (how, length), value in desired.items():
             epsilon = 1e-8 if how == "sequence_mean_token_mean" else 0.0
-            oracle.close(rl.reduce(x, where, how, length, token_epsilon=epsilon), value, 1e-12)
+            oracle.close(rl.reduce(x, where=where, how=how, max_length=length, token_epsilon=epsilon), value, 1e-12)
 
 
 @pytest.mark.parametrize("cap", [1.1, 3.0])
@@ -160,7 +160,7 @@ def test_the_cap_of_the_unclipped_arm(cap):
 @pytest.mark.parametrize(("measured", "coef"), [(0.1, 0.4 * (1 + 0.2 * 32 / 1000)), (0.021, 0.4 * (1 + 0.05 * 32 / 1000)),
                                                 (0.0, 0.4 * (1 - 0.2 * 32 / 1000))])  # fmt: skip
 def test_adaptive_kl(measured, coef):
-    np.testing.assert_allclose(rl.adapt_kl_coef(0.4, measured, 0.02, 32, 1000), coef, rtol=1e-6)
+    np.testing.assert_allclose(rl.adapt_kl_coef(0.4, measured, target=0.02, samples=32, horizon=1000), coef, rtol=1e-6)
 
 
 class TestMasks:
@@ -168,11 +168,11 @@ class TestMasks:
         # Means of the gap over the unmasked tokens: 1.0, 1.0, 0.25, and a row without tokens.
         gap = jnp.array([[1.0, 1.0, 9.0], [2.0, 0.0, 9.0], [0.25, 9.0, 9.0], [9.0, 9.0, 9.0]])
         where = jnp.array([[True, True, False], [True, True, False], [True, False, False], [False] * 3])
-        keep = lambda limit: rl.on_policy_rows(-gap, jnp.zeros((4, 3)), jnp.array([1.0, -1, -1, -1]), limit, where)[:, 0]  # noqa: E731
+        keep = lambda limit: rl.on_policy_rows(-gap, jnp.zeros((4, 3)), jnp.array([1.0, -1, -1, -1]), max_kl=limit, where=where)[:, 0]  # noqa: E731
         np.testing.assert_array_equal(keep(0.25), [True, False, True, True])
         np.testing.assert_array_equal(keep(1.0), [True] * 4)
         np.testing.assert_array_equal(keep(0.2), [True, False, False, True])
-        zero = rl.on_policy_rows(-gap, jnp.zeros((4, 3)), jnp.zeros(4), 0.0, where)
+        zero = rl.on_policy_rows(-gap, jnp.zeros((4, 3)), jnp.zeros(4), max_kl=0.0, where=where)
         assert bool(jnp.all(zero))
 
     @pytest.mark.parametrize("share", [1.0, 0.5, 0.2, 0.05])
@@ -181,14 +181,14 @@ class TestMasks:
         entropy, where = rng.random((5, 7)), rng.random((5, 7)) < 0.6
         desired = where & (entropy >= np.quantile(entropy[where], 1 - share))
         with jax.enable_x64(True):
-            np.testing.assert_array_equal(rl.high_entropy(np.where(where, entropy, np.nan), share, where), desired)
-        assert not rl.high_entropy(entropy, share, np.zeros((5, 7), bool)).any()
+            np.testing.assert_array_equal(rl.high_entropy(np.where(where, entropy, np.nan), share, where=where), desired)
+        assert not rl.high_entropy(entropy, share, where=np.zeros((5, 7), bool)).any()
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5, 7, 100])
 def test_sums_over_blocks_are_the_sums(rows):
     new, old, advantages, where = batch()
-    parts = lambda n, o, a, w: rl.reduce_parts(rl.clipped_ratio(n, o, a, where=w), w, "sequence_mean_token_mean")  # noqa: E731
+    parts = lambda n, o, a, w: rl.reduce_parts(rl.clipped_ratio(n, o, a, where=w), where=w, how="sequence_mean_token_mean")  # noqa: E731
     with jax.enable_x64(True):
         args = tuple(map(jnp.asarray, (new, old, advantages, where)))
         for actual, desired in zip(rl.sum_blocks(parts, *args, rows=rows), parts(*args)):
@@ -203,8 +203,8 @@ def test_the_count_of_rows_that_were_not_scored():
     for how, count in (("token_mean", 6), ("sequence_mean_token_mean", 3), ("sequence_mean_token_sum", 3), ("constant", 30)):
         extra = dict(max_length=10) if how == "constant" else {}
         recipe = rl.make_recipe("grpo", reduce=how, skip_tied=True, **extra)
-        assert float(rl.count_for(recipe, where)) == count
-        whole = rl.loss_for(recipe, jnp.zeros((4, 3)), jnp.zeros((4, 3)), jnp.ones(4), where)[1]
+        assert float(rl.count_for(recipe, where=where)) == count
+        whole = rl.loss_for(recipe, jnp.zeros((4, 3)), jnp.zeros((4, 3)), jnp.ones(4), where=where)[1]
         assert float(whole) == count
 
 
@@ -215,5 +215,5 @@ def test_rewards_on_different_scales_weigh_alike_when_decoupled():
     # Weighted two to one the first decides; added up first, the second drowns it.
     np.testing.assert_array_equal(jnp.sign(rl.decoupled(rewards, ids, jnp.array([2.0, 1.0]))), [-1, -1, 1, 1])
     np.testing.assert_array_equal(jnp.sign(rl.group_relative(rewards @ jnp.array([2.0, 1.0]), ids)), [1, 1, -1, -1])
-    masked = rl.decoupled(rewards, ids, jnp.ones(2), jnp.array([[True, False]] * 3 + [[False, False]]))
+    masked = rl.decoupled(rewards, ids, jnp.ones(2), where=jnp.array([[True, False]] * 3 + [[False, False]]))
     np.testing.assert_allclose(masked, [-1, 0, 1, 0], atol=1e-3)

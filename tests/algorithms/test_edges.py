@@ -79,10 +79,10 @@ def test_a_ratio_on_the_edge_is_not_clipped():
 def test_a_weight_on_the_cap_or_the_floor_is_kept():
     scorer, sampler = jnp.log(jnp.array([[2.0, 0.5, 4.0, 0.25]])), jnp.zeros((1, 4))
     exact = rl.importance_ratio(scorer, sampler)[0]
-    weights, touched = rl.importance_weights(scorer, sampler, "mask", exact[0], exact[1])
+    weights, touched = rl.importance_weights(scorer, sampler, how="mask", cap=exact[0], floor=exact[1])
     np.testing.assert_array_equal(touched, [[False, False, True, True]])
     np.testing.assert_allclose(weights, [[2, 0.5, 0, 0]], rtol=1e-6)
-    weights, touched = rl.importance_weights(scorer, sampler, "truncate", exact[0], exact[1])
+    weights, touched = rl.importance_weights(scorer, sampler, how="truncate", cap=exact[0], floor=exact[1])
     np.testing.assert_array_equal(touched, [[False, False, True, False]])
     np.testing.assert_allclose(weights, [[2, 0.5, 2, 0.25]], rtol=1e-6)
 
@@ -100,10 +100,10 @@ def test_no_gradient_into_advantages(loss):
 def test_no_gradient_into_targets_old_values_or_the_reference():
     zeros, ones = jnp.zeros((1, 2)), jnp.ones((1, 2))
     for place in (1, 2):
-        grad = jax.grad(lambda *x: rl.value_loss(*x, 0.1).sum(), place)(zeros, 3 * ones, ones)
+        grad = jax.grad(lambda *x: rl.value_loss(*x, value_clip=0.1).sum(), place)(zeros, ones, 3 * ones)
         np.testing.assert_array_equal(grad, 0)
     recipe = rl.make_recipe("grpo", kl_coef=1.0)
-    loss = lambda reference: rl.loss_for(recipe, zeros, zeros, jnp.ones(1), ones, reference_log_probs=reference)[0]  # noqa: E731
+    loss = lambda reference: rl.loss_for(recipe, zeros, zeros, jnp.ones(1), where=ones, reference_log_probs=reference)[0]  # noqa: E731
     np.testing.assert_array_equal(jax.grad(loss)(ones), 0)
 
 
@@ -145,7 +145,7 @@ def test_trajectory_votes_in_a_recipe():
 def test_small_weights_are_kept_when_large_ones_are_masked():
     recipe = rl.make_recipe("grpo", reduce="token_mean", correction="mask", correction_cap=2.0)
     old = jnp.log(jnp.array([[0.25, 3.0]]))
-    total, _, metrics = rl.loss_for(recipe, old, old, jnp.ones(1), jnp.ones((1, 2)), sampler_log_probs=jnp.zeros((1, 2)))
+    total, _, metrics = rl.loss_for(recipe, old, old, jnp.ones(1), where=jnp.ones((1, 2)), sampler_log_probs=jnp.zeros((1, 2)))
     np.testing.assert_allclose(total, -0.25, rtol=1e-6)
     assert float(metrics["corrected"][0]) == 1
 
@@ -157,13 +157,13 @@ class TestEmptySlots:
     where = jnp.array([True, True, False, False])
 
     def test_to_go_of_play_zero(self):
-        out = rl.rewards_to_go(jnp.array([1.0, 2.0, 9.0, 9.0]), jnp.array([1, 3, 0, 5]), self.zeros, 0.0, self.where)
+        out = rl.rewards_to_go(jnp.array([1.0, 2.0, 9.0, 9.0]), jnp.array([1, 3, 0, 5]), self.zeros, gamma=0.0, where=self.where)
         np.testing.assert_array_equal(out, [1, 2, 0, 0])
 
     def test_turns_and_scores_below_zero(self):
         rewards, turn = jnp.array([1.0, 2.0, 9.0, 9.0]), jnp.array([-3, -1, 5, 5])
-        np.testing.assert_array_equal(rl.broadcast_outcome(rewards, self.zeros, self.where, turn, "last"), [2, 2, 0, 0])
-        paid = rl.score_deltas(jnp.array([-2.0, -0.5, 9.0, 9.0]), turn, self.zeros, self.where)
+        np.testing.assert_array_equal(rl.broadcast_outcome(rewards, self.zeros, where=self.where, turn=turn, how="last"), [2, 2, 0, 0])
+        paid = rl.score_deltas(jnp.array([-2.0, -0.5, 9.0, 9.0]), turn, self.zeros, where=self.where)
         np.testing.assert_array_equal(paid, [-2, 1.5, 0, 0])
 
 
@@ -177,4 +177,4 @@ def test_vespo_limits_each_token_before_it_multiplies():
 
 def test_a_masked_token_is_never_among_the_uncertain_ones():
     entropy, where = jnp.array([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]]), jnp.array([[True, True, False], [True, False, False]])
-    np.testing.assert_array_equal(rl.high_entropy(entropy, 0.5, where), [[False, True, False], [True, False, False]])
+    np.testing.assert_array_equal(rl.high_entropy(entropy, 0.5, where=where), [[False, True, False], [True, False, False]])

@@ -28,12 +28,12 @@ def test_ids_are_the_sorted_numbering(kind, masked):
     for seed in range(5):
         keys = random_keys(kind, seed)
         where = np.random.default_rng(seed).random(len(keys)) < (0.6 if masked else 2.0)
-        np.testing.assert_array_equal(rl.group_ids(keys, where), oracle.group_ids(keys, where))
+        np.testing.assert_array_equal(rl.group_ids(keys, where=where), oracle.group_ids(keys, where))
 
 
 def test_masked_rows_do_not_widen_the_box():
     keys = np.array([[1, 0], [LIMITS.max, LIMITS.min], [0, 1], [1, 0]], np.int32)
-    np.testing.assert_array_equal(rl.group_ids(keys, np.array([True, False, True, True])), [1, -1, 0, 1])
+    np.testing.assert_array_equal(rl.group_ids(keys, where=np.array([True, False, True, True])), [1, -1, 0, 1])
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
@@ -47,7 +47,7 @@ def test_jit_equals_no_jit(kind):
 def test_degenerate_tables():
     assert rl.group_ids(jnp.zeros((0, 3), jnp.int32)).shape == (0,)
     np.testing.assert_array_equal(rl.group_ids(np.array([[7, 7]], np.int32)), [0])
-    np.testing.assert_array_equal(rl.group_ids(random_keys("dense", 0, 4), np.zeros(4, bool)), [rl.NO_GROUP] * 4)
+    np.testing.assert_array_equal(rl.group_ids(random_keys("dense", 0, 4), where=np.zeros(4, bool)), [rl.NO_GROUP] * 4)
 
 
 def test_vmap_over_tables():
@@ -80,7 +80,7 @@ def test_statistics(ddof):
     ids = np.array([0, 0, 2, 2, 2, 1, 0, -1])
     where = np.array([1, 1, 1, 1, 1, 1, 0, 1], bool)
     with jax.enable_x64(True):
-        stats = rl.group_stats(values, ids, where, ddof=ddof)
+        stats = rl.group_stats(values, ids, where=where, ddof=ddof)
         np.testing.assert_array_equal(stats.size, [2, 1, 3, 0, 0, 0, 0, 0])
         np.testing.assert_allclose(stats.mean[:3], [2.0, 9.0, 0.1], rtol=1e-15)
         np.testing.assert_array_equal(stats.variance[:3], [1.0 if ddof == 0 else 2.0, 0.0, 0.0])
@@ -93,7 +93,7 @@ def test_statistics(ddof):
 
 
 def test_statistics_of_nothing():
-    stats = rl.group_stats(np.full(4, np.nan, np.float32), np.zeros(4, np.int32), np.zeros(4, bool))
+    stats = rl.group_stats(np.full(4, np.nan, np.float32), np.zeros(4, np.int32), where=np.zeros(4, bool))
     assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(stats))
     assert int(stats.count) == 0
     assert float(stats.zero_variance_share) == 0.0
@@ -113,10 +113,10 @@ class TestSamePrompt:
 
     def test_masked_rows_do_not_count(self):
         where = np.array([True, True, False, True])
-        rl.check_same_prompt(self.prompts, np.array([0, 0, 0, 1]), where)
-        assert float(rl.mixed_share(self.prompts, np.array([0, 0, 0, 1]), where)) == 0.0
-        assert float(rl.mixed_share(self.prompts, np.array([0, 0, 0, 1]), np.zeros(4, bool))) == 0.0
-        rl.check_same_prompt(self.prompts[[2, 0, 1, 3]], np.array([0, 0, 0, 1]), np.array([False, True, True, True]))
+        rl.check_same_prompt(self.prompts, np.array([0, 0, 0, 1]), where=where)
+        assert float(rl.mixed_share(self.prompts, np.array([0, 0, 0, 1]), where=where)) == 0.0
+        assert float(rl.mixed_share(self.prompts, np.array([0, 0, 0, 1]), where=np.zeros(4, bool))) == 0.0
+        rl.check_same_prompt(self.prompts[[2, 0, 1, 3]], np.array([0, 0, 0, 1]), where=np.array([False, True, True, True]))
 
     def test_fingerprints_do_too(self):
         with pytest.raises(ValueError, match="rows 0 and 1"):

@@ -18,7 +18,7 @@ def test_aligned_and_cross():
 
 @pytest.mark.parametrize(("agents", "branches", "subset"), [(3, 3, 9), (2, 4, 4), (2, 4, 16), (1, 3, 3)])
 def test_a_sampled_subset_is_distinct_and_balanced(agents, branches, subset):
-    draws = {tuple(map(tuple, np.asarray(rl.cross(agents, branches, subset, jax.random.key(seed))))) for seed in range(4)}
+    draws = {tuple(map(tuple, np.asarray(rl.cross(agents, branches, subset=subset, key=jax.random.key(seed))))) for seed in range(4)}
     for joints in draws:
         assert len(set(joints)) == subset
         for agent in range(agents):
@@ -27,7 +27,7 @@ def test_a_sampled_subset_is_distinct_and_balanced(agents, branches, subset):
 
 
 def test_every_joint_is_as_likely_as_any_other():
-    joints = jax.vmap(lambda key: rl.cross(2, 3, 3, key))(jax.random.split(jax.random.key(0), 900)).reshape(-1, 2)
+    joints = jax.vmap(lambda key: rl.cross(2, 3, subset=3, key=key))(jax.random.split(jax.random.key(0), 900)).reshape(-1, 2)
     counts = np.bincount(joints[:, 0] * 3 + joints[:, 1], minlength=9)
     assert np.all(np.abs(counts - 300) < 5 * np.sqrt(300)), counts
 
@@ -60,6 +60,6 @@ def test_cross_margins_are_means_over_partners():
 
 def test_a_joint_without_reward_counts_for_nobody():
     reward = jnp.array([1.0, 3.0, jnp.nan, jnp.nan])
-    returns, counts = rl.marginal_returns(reward, rl.cross(2, 2), 2, jnp.array([True, True, False, False]))
+    returns, counts = rl.marginal_returns(reward, rl.cross(2, 2), 2, where=jnp.array([True, True, False, False]))
     np.testing.assert_array_equal(returns, [[2, 0], [1, 3]])
     np.testing.assert_array_equal(counts, [[2, 0], [1, 1]])

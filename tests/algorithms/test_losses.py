@@ -1,5 +1,7 @@
 """Losses: slow twins at ordinary and extreme ratios, exact edges, estimators of the KL divergence, reductions and critics."""
 
+import functools
+
 import algorithm_oracles as oracle
 import jax
 import jax.numpy as jnp
@@ -27,14 +29,15 @@ def test_clipped_ratio(level, dual, spread):
     if level == "product":
         advantages = advantages[:, :1]
     desired = oracle.clipped(new, old, np.broadcast_to(advantages, new.shape), 0.2, 0.3, level, dual, where)
+    options = dict(clip_low=0.2, clip_high=0.3, level=level, dual_clip=dual, where=where)
     for dtype, rtol in ((np.float64, 1e-10), (np.float32, 1e-5)):
         with jax.enable_x64(dtype == np.float64):
             cast = [jnp.asarray(x.astype(dtype)) for x in (new, old, advantages)]
-            actual = rl.clipped_ratio(*cast, 0.2, 0.3, level, dual, where)
+            actual = rl.clipped_ratio(*cast, **options)
             assert actual.dtype == dtype
             oracle.close(actual, desired, rtol)
             if level in ("sequence", "product") and advantages.shape[1] == 1:
-                per_sample = rl.clipped_ratio(*cast[:2], cast[2][:, 0], 0.2, 0.3, level, dual, where)
+                per_sample = rl.clipped_ratio(*cast[:2], cast[2][:, 0], **options)
                 oracle.close(per_sample, [np.max(row, where=ok, initial=-np.inf) if ok.any() else 0
                                           for row, ok in zip(desired, where)], rtol)  # fmt: skip
 
@@ -45,14 +48,15 @@ def test_gradient_is_the_numerical_one(level):
     new, advantages = np.where(where, new, 0.0), advantages[:, :1]
     old = np.where(where, old, 0.0)
 
-    def loss(x):
-        return rl.reduce(rl.clipped_ratio(x, old, advantages, 0.2, 0.3, level, 2.0, where), where)
+    def loss(x, level=level):
+        options = dict(clip_low=0.2, clip_high=0.3, dual_clip=2.0, where=where)
+        return rl.reduce(rl.clipped_ratio(x, old, advantages, level=level, **options), where=where)
 
     with jax.enable_x64(True):
         grad = jax.grad(loss)(jnp.asarray(new))
         if level == "sequence_token":
             # Same value as "sequence", but each token gets the gradient of its own log-prob: n times that of the mean.
-            other = lambda x: rl.reduce(rl.clipped_ratio(x, old, advantages, 0.2, 0.3, "sequence", 2.0, where), where)  # noqa: E731
+            other = functools.partial(loss, level="sequence")
             np.testing.assert_allclose(loss(new), other(new), rtol=1e-12)
             # With one advantage per row the tokens' gradients add up to the row's, and here they are equal, so they agree.
             oracle.close(grad, jax.grad(other)(jnp.asarray(new)), 1e-10)
@@ -78,7 +82,9 @@ def test_gradient_by_hand():
 def test_the_edge_of_the_clip_still_learns():
     with jax.enable_x64(True):
         edge = jnp.log(jnp.array([[1.25, 0.75]]))
-        grad = jax.grad(lambda y: rl.clipped_ratio(y, jnp.zeros((1, 2)), jnp.array([[1.0, -1.0]]), 0.25, 0.25).sum())(edge)
+        grad = jax.grad(lambda y: rl.clipped_ratio(y, jnp.zeros((1, 2)), jnp.array([[1.0, -1.0]]), clip_low=0.25, clip_high=0.25).sum())(
+            edge
+        )
         np.testing.assert_allclose(np.abs(grad), [[1.25, 0.75]], rtol=1e-12)
 
 
@@ -113,9 +119,11 @@ def test_no_gradient_into_advantages():
 def test_reinforce_and_cispo():
     new, old, advantages, where = batch(5, 2.0)
     with jax.enable_x64(True):
-        oracle.close(rl.reinforce(new, advantages[:, 0], where), np.where(where, -advantages[:, :1] * new, 0), 1e-12)
+        oracle.close(rl.reinforce(new, advantages[:, 0], where=where), np.where(where, -advantages[:, :1] * new, 0), 1e-12)
         weight = np.clip(oracle.ratio(new, old, where, "token"), 0.8, 1.3)
-        actual, grad = jax.value_and_grad(lambda x: rl.cispo(x, old, advantages, 0.2, 0.3, where).sum())(jnp.asarray(new))
+        actual, grad = jax.value_and_grad(lambda x: rl.cispo(x, old, advantages, clip_low=0.2, clip_high=0.3, where=where).sum())(
+            jnp.asarray(new)
+        )
         oracle.close(actual, np.sum(-weight * advantages * new, where=where), 1e-12)
         oracle.close(grad, np.where(where, -weight * advantages, 0), 1e-12)
 
@@ -130,19 +138,19 @@ class TestKL:
         d = np.where(self.where, np.where(self.where, self.reference, 0) - np.where(self.where, self.new, 0), 0)
         slope = dict(k1=np.ones_like(d), abs=-np.sign(d), k2=-d, k3=1 - np.exp(d))[kind]
         with jax.enable_x64(True):
-            value = rl.kl(self.new, self.reference, kind, self.where)
+            value = rl.kl(self.new, self.reference, kind=kind, where=self.where)
             oracle.close(value, np.where(self.where, formula(d), 0), 1e-10)
-            grad = jax.grad(lambda x: rl.kl(x, self.reference, kind, self.where).sum())(jnp.asarray(self.new))
+            grad = jax.grad(lambda x: rl.kl(x, self.reference, kind=kind, where=self.where).sum())(jnp.asarray(self.new))
             oracle.close(grad, np.where(self.where, slope, 0), 1e-10)
             if kind in ("k1", "k3"):
-                straight = rl.kl(self.new, self.reference, f"{kind}+", self.where)
+                straight = rl.kl(self.new, self.reference, kind=f"{kind}+", where=self.where)
                 oracle.close(straight, value, 1e-10)
-                grad = jax.grad(lambda x: rl.kl(x, self.reference, f"{kind}+", self.where).sum())(jnp.asarray(self.new))
+                grad = jax.grad(lambda x: rl.kl(x, self.reference, kind=f"{kind}+", where=self.where).sum())(jnp.asarray(self.new))
                 oracle.close(grad, -d, 1e-10)
 
     def test_clamps(self):
         d = jnp.array([2.0, 3.0, 25.0, -25.0])
-        k3 = lambda **kw: rl.kl(jnp.zeros(4), d, "k3", **kw)  # noqa: E731
+        k3 = lambda **kw: rl.kl(jnp.zeros(4), d, kind="k3", **kw)  # noqa: E731
         np.testing.assert_allclose(k3(value_limit=10.0), [np.e**2 - 3, 10, 10, 10], rtol=1e-6)
         np.testing.assert_allclose(k3()[2:], [np.exp(20.0) - 21, 19 + np.exp(-20.0)], rtol=1e-6)
         np.testing.assert_allclose(k3(log_ratio_limit=None)[2], np.exp(25.0) - 26, rtol=1e-6)
@@ -155,7 +163,7 @@ class TestKL:
         p, q = jax.nn.log_softmax(jnp.array([[0.1, 0.5, -0.3], [0.3, 0.1, 0.2]]))
         truth = jnp.sum(jnp.exp(p) * (p - q))
         for kind in ("k1", "k3"):
-            np.testing.assert_allclose(jnp.sum(jnp.exp(p) * rl.kl(p, q, kind)), truth, rtol=1e-4)
+            np.testing.assert_allclose(jnp.sum(jnp.exp(p) * rl.kl(p, q, kind=kind)), truth, rtol=1e-4)
 
 
 class TestReduce:
@@ -166,26 +174,26 @@ class TestReduce:
     def test_against_rows(self, how, empty_rows):
         extra = dict(max_length=9) if how == "constant" else {}
         with jax.enable_x64(True):
-            actual = rl.reduce(self.x, self.where, how, empty_rows=empty_rows, **extra)
+            actual = rl.reduce(self.x, where=self.where, how=how, empty_rows=empty_rows, **extra)
             oracle.close(actual, oracle.reduced(self.x, self.where, how, extra.get("max_length"), empty_rows), 1e-12)
-            total, count = rl.reduce_parts(self.x, self.where, how, empty_rows=empty_rows, **extra)
+            total, count = rl.reduce_parts(self.x, where=self.where, how=how, empty_rows=empty_rows, **extra)
             oracle.close(actual, total / count, 1e-12)
 
     def test_a_loss_per_sample_counts_at_each_of_its_tokens(self):
         x = jnp.array([2.0, 4.0, 8.0])
         where = jnp.array([[True, True], [True, False], [False, False]])
-        np.testing.assert_allclose(rl.reduce(x, where), 8 / 3, rtol=1e-6)
-        assert float(rl.reduce(x, where, "sequence_mean_token_mean")) == 3.0
-        assert float(rl.reduce(x, where[:, 0], "sequence_mean_token_mean")) == 3.0
+        np.testing.assert_allclose(rl.reduce(x, where=where), 8 / 3, rtol=1e-6)
+        assert float(rl.reduce(x, where=where, how="sequence_mean_token_mean")) == 3.0
+        assert float(rl.reduce(x, where=where[:, 0], how="sequence_mean_token_mean")) == 3.0
         np.testing.assert_allclose(rl.reduce(x, how="sequence_mean_token_mean"), 14 / 3, rtol=1e-6)
 
     @pytest.mark.parametrize("how", ["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum"])
     def test_an_empty_table(self, how):
-        assert [float(part) for part in rl.reduce_parts(jnp.zeros((0, 3)), jnp.zeros((0, 3), bool), how)] == [0, 0]
+        assert [float(part) for part in rl.reduce_parts(jnp.zeros((0, 3)), where=jnp.zeros((0, 3), bool), how=how)] == [0, 0]
         assert float(rl.reduce(jnp.zeros(0), how=how)) == 0
 
     def test_token_epsilon(self):
-        assert float(rl.reduce(jnp.ones((1, 2)), None, "sequence_mean_token_mean", token_epsilon=2.0)) == 0.5
+        assert float(rl.reduce(jnp.ones((1, 2)), where=None, how="sequence_mean_token_mean", token_epsilon=2.0)) == 0.5
 
     def test_refuses_what_would_do_nothing(self):
         with pytest.raises(ValueError, match="max_length belongs"):
@@ -204,13 +212,13 @@ class TestCritic:
         near = np.clip(self.values, self.old - 0.5, self.old + 0.5)
         desired = 0.5 * np.maximum((self.values - self.targets) ** 2, (near - self.targets) ** 2)
         with jax.enable_x64(True):
-            actual = rl.value_loss(np.where(self.where, self.values, np.nan), self.targets, self.old, 0.5, self.where)
+            actual = rl.value_loss(np.where(self.where, self.values, np.nan), self.old, self.targets, value_clip=0.5, where=self.where)
             oracle.close(actual, np.where(self.where, desired, 0), 1e-12)
-            oracle.close(rl.value_loss(self.values, self.targets), 0.5 * (self.values - self.targets) ** 2, 1e-12)
+            oracle.close(rl.value_loss(self.values, None, self.targets), 0.5 * (self.values - self.targets) ** 2, 1e-12)
 
     def test_clip_and_old_values_go_together(self):
         with pytest.raises(ValueError, match="belong together"):
-            rl.value_loss(jnp.zeros(2), jnp.zeros(2), value_clip=0.5)
+            rl.value_loss(jnp.zeros(2), None, jnp.zeros(2), value_clip=0.5)
         with pytest.raises(ValueError, match="belong together"):
             rl.value_loss(jnp.zeros(2), jnp.zeros(2), jnp.zeros(2))
 
@@ -219,5 +227,5 @@ def test_entropy():
     logits = jnp.array([[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, -jnp.inf, -jnp.inf], [100.0, 0.0, 0.0, 0.0]])
     np.testing.assert_allclose(rl.entropy(logits), [np.log(4), np.log(2), 0], atol=1e-6)
     hot = jax.nn.softmax(jnp.array([1.0, 0.5]))
-    np.testing.assert_allclose(rl.entropy(jnp.array([2.0, 1.0]), 2.0), -jnp.sum(hot * jnp.log(hot)), rtol=1e-6)
+    np.testing.assert_allclose(rl.entropy(jnp.array([2.0, 1.0]), temperature=2.0), -jnp.sum(hot * jnp.log(hot)), rtol=1e-6)
     assert jnp.all(jnp.isfinite(jax.grad(lambda z: rl.entropy(z).sum())(logits)))

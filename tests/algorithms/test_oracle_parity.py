@@ -72,11 +72,12 @@ def trl_loss(key, dtype):
         counted = counted if name == "dapo" else where
 
     def loss(new):
-        x = rl.clipped_ratio(new, old, advantages, low, high, level, dual, where)
-        total, count = rl.reduce_parts(x, where, **TRL_REDUCTIONS[name])
+        x = rl.clipped_ratio(new, old, advantages, clip_low=low, clip_high=high, level=level, dual_clip=dual, where=where)
+        total, count = rl.reduce_parts(x, where=where, **TRL_REDUCTIONS[name])
         if beta:
-            total += beta * rl.reduce_parts(rl.kl(new, column(data, "ref", dtype), "k3", where), where, **TRL_REDUCTIONS[name])[0]
-        return total / (count if counted is where else rl.reduce_parts(x, counted, **TRL_REDUCTIONS[name])[1])
+            penalty = rl.kl(new, column(data, "ref", dtype), kind="k3", where=where)
+            total += beta * rl.reduce_parts(penalty, where=where, **TRL_REDUCTIONS[name])[0]
+        return total / (count if counted is where else rl.reduce_parts(x, where=counted, **TRL_REDUCTIONS[name])[1])
 
     return loss, column(data, "new", dtype)
 
@@ -95,22 +96,23 @@ def test_trl_losses_and_gradients(key, dtype, rtol):
 ROWS = dict(how="sequence_mean_token_mean", empty_rows=True)
 TRL_OTHERS = {
     "gspo_3e-4_4e-4_grpo": lambda x, d: rl.reduce(
-        rl.clipped_ratio(x, d.old, d.adv, 3e-4, 4e-4, "sequence", None, d.where), d.where, **ROWS
+        rl.clipped_ratio(x, d.old, d.adv, clip_low=3e-4, clip_high=4e-4, level="sequence", where=d.where), where=d.where, **ROWS
     ),
-    "cispo_hi5": lambda x, d: rl.reduce(rl.cispo(x, d.old, d.adv, 1.0, 4.0, d.where), d.where),
-    "cispo_hi1.2": lambda x, d: rl.reduce(rl.cispo(x, d.old, d.adv, 1.0, 0.2, d.where), d.where),
-    "sapo": lambda x, d: rl.reduce(rl.sapo(x, d.old, d.adv, where=d.where), d.where, **ROWS),
-    "vespo": lambda x, d: rl.reduce(rl.vespo(x, d.old, d.adv, where=d.where), d.where),
+    "cispo_hi5": lambda x, d: rl.reduce(rl.cispo(x, d.old, d.adv, clip_low=1.0, clip_high=4.0, where=d.where), where=d.where),
+    "cispo_hi1.2": lambda x, d: rl.reduce(rl.cispo(x, d.old, d.adv, clip_low=1.0, clip_high=0.2, where=d.where), where=d.where),
+    "sapo": lambda x, d: rl.reduce(rl.sapo(x, d.old, d.adv, where=d.where), where=d.where, **ROWS),
+    "vespo": lambda x, d: rl.reduce(rl.vespo(x, d.old, d.adv, where=d.where), where=d.where),
     "grpo_biaskl": lambda x, d: rl.reduce(
         rl.clipped_ratio(x, d.old, d.adv, where=d.where)
-        + 0.04 * rl.importance_ratio(x, d.old, "token", d.where) * rl.kl(x, d.ref, "k3", d.where),
-        d.where, **ROWS,
+        + 0.04 * rl.importance_ratio(x, d.old, level="token", where=d.where) * rl.kl(x, d.ref, kind="k3", where=d.where),
+        where=d.where, **ROWS,
     ),
     "grpo_topentropy0.2": lambda x, d: rl.reduce(
-        rl.high_entropy(d.entropies, 0.2, d.where) * rl.clipped_ratio(x, d.old, d.adv, where=d.where), d.where, **ROWS
+        rl.high_entropy(d.entropies, 0.2, where=d.where) * rl.clipped_ratio(x, d.old, d.adv, where=d.where), where=d.where, **ROWS
     ),
     "grpo_opsm0.1": lambda x, d: rl.reduce(
-        rl.on_policy_rows(x, d.old, d.adv, 0.1, d.where) * rl.clipped_ratio(x, d.old, d.adv, where=d.where), d.where, **ROWS
+        rl.on_policy_rows(x, d.old, d.adv, max_kl=0.1, where=d.where) * rl.clipped_ratio(x, d.old, d.adv, where=d.where),
+        where=d.where, **ROWS,
     ),
 }  # fmt: skip
 
@@ -136,7 +138,7 @@ def test_trl_losses_as_recipes(loss, key, reduction):
     data = figures("trl")
     with jax.enable_x64(True):
         recipe = rl.make_recipe("grpo", loss=loss, reduce=reduction)
-        total, count, _ = rl.loss_for(recipe, data["new"], data["old"], data["adv"], data["mask"] > 0)
+        total, count, _ = rl.loss_for(recipe, data["new"], data["old"], data["adv"], where=data["mask"] > 0)
         oracle.close(total / count * (7 / 8 if reduction.startswith("sequence") else 1), data[key], 1e-10)
 
 
@@ -148,7 +150,7 @@ def test_trl_logged_metrics():
         new, old = jnp.asarray(data["new"]), jnp.asarray(data["old"])
         recipe = rl.make_recipe("grpo", clip_high=0.28, kl_coef=0.04, kl_kind="k3")
         advantages = jnp.asarray(data["adv"])
-        _, _, metrics = rl.loss_for(recipe, new, old, advantages, where, reference_log_probs=jnp.asarray(data["ref"]))
+        _, _, metrics = rl.loss_for(recipe, new, old, advantages, where=where, reference_log_probs=jnp.asarray(data["ref"]))
         mean = {name: float(total / count) for name, (total, count) in metrics.items()}
         oracle.close(mean["kl"], data[f"{key}/kl"], 1e-10)
         oracle.close(mean["clip_low"], data[f"{key}/clip_low_mean"], 1e-10)
@@ -167,7 +169,7 @@ def test_trl_advantages(case, dtype, rtol):
         for size in (4, 2, 1):
             ids = jnp.arange(12) // size
             for theirs, ours in (("group", "std"), ("batch", "batch"), ("none", "none")):
-                actual = rl.group_relative(rewards, ids, where, ours, ddof=1, epsilon=1e-4)
+                actual = rl.group_relative(rewards, ids, where=where, scale=ours, ddof=1, epsilon=1e-4)
                 oracle.close(actual, data[f"adv/{case}/n{size}_{theirs}"], rtol)
 
 
@@ -177,7 +179,8 @@ def test_trl_normalize_then_sum(case, dtype, rtol):
     data = figures("trl")
     rewards = data[f"adv/{case}/rewards_per_func"]
     with jax.enable_x64(dtype == np.float64):
-        actual = rl.decoupled(jnp.asarray(rewards.astype(dtype)), jnp.arange(12) // 4, data[f"adv/{case}/weights"], ~np.isnan(rewards))
+        weights = data[f"adv/{case}/weights"]
+        actual = rl.decoupled(jnp.asarray(rewards.astype(dtype)), jnp.arange(12) // 4, weights, where=~np.isnan(rewards))
         assert actual.dtype == dtype
         oracle.close(actual, data[f"adv/{case}/n4_normalize_then_sum"], rtol)
 
@@ -196,7 +199,7 @@ def test_verl_outcome_advantages(dtype, rtol):
             "grpo_norm1": per_token(rl.group_relative(scores, ids, ddof=1, epsilon=1e-6, singleton="raw")),
             "grpo_norm0": per_token(centred),
             "opo": per_token(rl.group_relative(scores, ids, scale="none", weights=lengths, singleton="raw")),
-            "rfpp_baseline": rl.whiten(per_token(centred), where, ddof=1, count_epsilon=1e-8),
+            "rfpp_baseline": rl.whiten(per_token(centred), where=where, ddof=1, count_epsilon=1e-8),
         }
         for key, actual in cases.items():
             oracle.close(actual, data[key], rtol)
@@ -213,9 +216,9 @@ def test_verl_reinforce_plus_plus_and_remax(gamma, suffix, dtype, rtol):
     data = {key[4:]: value for key, value in figures("verl").items() if key.startswith("adv/")}
     where = jnp.asarray(data[f"mask{suffix}"] > 0)
     with jax.enable_x64(dtype == np.float64):
-        to_go = rl.token_rewards_to_go(column(data, "token_level_rewards_dense", dtype), gamma, where)
+        to_go = rl.token_rewards_to_go(column(data, "token_level_rewards_dense", dtype), gamma=gamma, where=where)
         oracle.close(to_go, np.where(where, data[f"rfpp_ret_g{gamma}{suffix}"], 0), rtol)
-        advantages = rl.whiten(to_go, where, ddof=1, count_epsilon=1e-8)
+        advantages = rl.whiten(to_go, where=where, ddof=1, count_epsilon=1e-8)
         oracle.close(advantages, data[f"rfpp_adv_g{gamma}{suffix}"], rtol)
         if gamma == 1.0 and not suffix:
             baseline = column(data, "remax_baselines", dtype)[:, None]
@@ -232,8 +235,8 @@ def test_verl_gae(gamma, lam, suffix, dtype, rtol):
     inside = lambda x: np.where(where, x, 0)  # noqa: E731
     with jax.enable_x64(dtype == np.float64):
         rewards, values = column(data, "token_level_rewards", dtype), column(data, "values", dtype)
-        advantages, targets = rl.gae(rewards, values, gamma, lam, where)
+        advantages, targets = rl.gae(rewards, values, gamma=gamma, gae_lambda=lam, where=where)
         oracle.close(advantages, inside(data[f"rawadv_{key}"]), rtol)
         oracle.close(targets, inside(data[f"ret_{key}"]), rtol)
-        whitened = rl.whiten(advantages, where, ddof=1, count_epsilon=1e-8)
+        whitened = rl.whiten(advantages, where=where, ddof=1, count_epsilon=1e-8)
         oracle.close(whitened, inside(data[f"adv_{key}"]), rtol)

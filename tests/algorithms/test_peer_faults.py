@@ -32,9 +32,9 @@ def test_a_group_of_one_trained_on_its_raw_reward():
 
 def test_rewards_mixed_by_hand_on_a_different_scale_in_each_game():
     team, local = jnp.array([1.0, 0.0]), jnp.array([0.25, 0.5])
-    np.testing.assert_allclose(rl.mix_rewards(team, local, 0.5), [0.75, 0.5])
+    np.testing.assert_allclose(rl.mix_rewards(team, local, alpha=0.5), [0.75, 0.5])
     # Doubling α doubles the team's part and nothing else.
-    np.testing.assert_allclose(rl.mix_rewards(team, local, 1.0) - rl.mix_rewards(team, local, 0.5), 0.5 * team)
+    np.testing.assert_allclose(rl.mix_rewards(team, local, alpha=1.0) - rl.mix_rewards(team, local, alpha=0.5), 0.5 * team)
 
 
 def test_ratio_biased_by_top_k_and_top_p():
@@ -43,12 +43,12 @@ def test_ratio_biased_by_top_k_and_top_p():
     settings = dict(temperature=1.25, top_k=4, top_p=0.8)
     kept = rl.kept_tokens(logits, **settings)
     tokens = jnp.array([0])
-    sampled = rl.token_log_probs(logits, tokens, 1.25, kept)
-    careless = jnp.exp(rl.token_log_probs(logits, tokens, 1.25) - sampled)
+    sampled = rl.token_log_probs(logits, tokens, temperature=1.25, kept=kept)
+    careless = jnp.exp(rl.token_log_probs(logits, tokens, temperature=1.25) - sampled)
     np.testing.assert_array_less(careless, 0.8)
-    np.testing.assert_allclose(jnp.exp(rl.token_log_probs(logits, tokens, 1.25, kept) - sampled), 1.0)
-    mass = rl.kept_log_mass(logits, kept, 1.25)
-    np.testing.assert_allclose(jnp.exp(rl.token_log_probs(logits, tokens, 1.25) - rl.untruncate(sampled, mass)), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(jnp.exp(rl.token_log_probs(logits, tokens, temperature=1.25, kept=kept) - sampled), 1.0)
+    mass = rl.kept_log_mass(logits, kept, temperature=1.25)
+    np.testing.assert_allclose(jnp.exp(rl.token_log_probs(logits, tokens, temperature=1.25) - rl.untruncate(sampled, mass)), 1.0, rtol=1e-6)
     # The paper samples everything at temperature 1; the released settings are named, not silent.
     assert (rl.make_recipe("at_grpo").top_k, rl.make_recipe("at_grpo").top_p) == (None, 1.0)
     assert (rl.make_recipe("at_grpo", "released").top_k, rl.make_recipe("at_grpo", "released").top_p) == (20, 0.9)
@@ -69,8 +69,8 @@ def test_magrpo_without_ratio_clip_or_kl():
     assert (released.loss, released.kl_coef) == ("reinforce", 0.0)
     # After a large step with positive advantage the paper's objective stops pushing; the released one never does.
     new, old = jnp.array([[-0.1, -0.1]]), jnp.array([[-1.0, -1.0]])
-    args = (jnp.ones(1), jnp.ones((1, 2), bool), None, new)
-    pushed = lambda recipe: jax.grad(lambda x: rl.loss_for(recipe, x, old, *args)[0])(new)  # noqa: E731
+    rest = dict(where=jnp.ones((1, 2), bool), reference_log_probs=new)
+    pushed = lambda recipe: jax.grad(lambda x: rl.loss_for(recipe, x, old, jnp.ones(1), **rest)[0])(new)  # noqa: E731
     np.testing.assert_array_equal(pushed(paper), [[0, 0]])
     np.testing.assert_array_equal(pushed(released), [[-1, -1]])
 
@@ -79,7 +79,7 @@ def test_padding_that_is_trained_on():
     # Completions cut at the longest of the group with a mask of ones: 3 pads of the short answer enter the sum.
     log_probs = jnp.array([[-1.0, -1.0, -1.0, -1.0], [-1.0, -7.0, -7.0, -7.0]])
     where = jnp.array([[True] * 4, [True, False, False, False]])
-    loss = lambda x: rl.reduce(rl.reinforce(x, jnp.ones(2), where), where, "sequence_mean_token_sum")  # noqa: E731
+    loss = lambda x: rl.reduce(rl.reinforce(x, jnp.ones(2), where=where), where=where, how="sequence_mean_token_sum")  # noqa: E731
     assert float(loss(log_probs)) == 2.5
     np.testing.assert_array_equal(jax.grad(loss)(log_probs)[1], [-0.5, 0, 0, 0])
 
@@ -148,7 +148,7 @@ def test_long_plays_that_dominate_the_baseline():
 def test_copied_rows_that_shift_the_statistics():
     # Rows added to reach a multiple of the devices are masked, not copied: the group's mean stays what it was.
     returns, ids = jnp.array([0.0, 1.0, 1.0]), jnp.zeros(3, int)
-    padded = rl.group_relative(jnp.append(returns, returns[0]), jnp.zeros(4, int), jnp.array([True] * 3 + [False]))
+    padded = rl.group_relative(jnp.append(returns, returns[0]), jnp.zeros(4, int), where=jnp.array([True] * 3 + [False]))
     np.testing.assert_allclose(padded, [*rl.group_relative(returns, ids), 0.0])
     copied = rl.group_relative(jnp.append(returns, returns[0]), jnp.zeros(4, int))
     assert abs(float(copied[0] - padded[0])) > 0.2
@@ -158,10 +158,10 @@ def test_a_mean_over_each_micro_batch():
     # Token means of unequal micro-batches, averaged, are not the token mean: sum and count stay apart until the end.
     x = jnp.array([[1.0, 1.0, 1.0, 1.0], [9.0, 0.0, 0.0, 0.0]])
     where = jnp.array([[True] * 4, [True, False, False, False]])
-    parts = [rl.reduce_parts(x[i : i + 1], where[i : i + 1]) for i in range(2)]
+    parts = [rl.reduce_parts(x[i : i + 1], where=where[i : i + 1]) for i in range(2)]
     whole = sum(p[0] for p in parts) / sum(p[1] for p in parts)
     np.testing.assert_allclose(whole, 13 / 5, rtol=1e-6)
-    np.testing.assert_allclose(rl.reduce(x, where), 13 / 5, rtol=1e-6)
+    np.testing.assert_allclose(rl.reduce(x, where=where), 13 / 5, rtol=1e-6)
     assert float(sum(p[0] / p[1] for p in parts) / 2) == 5.0
 
 
@@ -195,8 +195,8 @@ def test_skipped_rows_that_change_the_scale_of_the_loss():
     recipe = rl.make_recipe("grpo", reduce="token_mean", skip_tied=True)
     where = jnp.array([[True, True], [True, True], [True, False], [True, True]])
     advantages, new = jnp.array([1.0, -1.0, 0.0, 0.0]), jnp.full((4, 2), -0.5)
-    whole, count, _ = rl.loss_for(recipe, new, new - 0.1, advantages, where)
-    scored, few, _ = rl.loss_for(recipe, new[:2], new[:2] - 0.1, advantages[:2], where[:2])
-    assert float(rl.count_for(recipe, where)) == float(count) == 7
-    np.testing.assert_allclose(scored / rl.count_for(recipe, where), whole / count, rtol=1e-6)
+    whole, count, _ = rl.loss_for(recipe, new, new - 0.1, advantages, where=where)
+    scored, few, _ = rl.loss_for(recipe, new[:2], new[:2] - 0.1, advantages[:2], where=where[:2])
+    assert float(rl.count_for(recipe, where=where)) == float(count) == 7
+    np.testing.assert_allclose(scored / rl.count_for(recipe, where=where), whole / count, rtol=1e-6)
     assert float(few) == 4

@@ -43,21 +43,21 @@ def test_the_distribution_is_the_sampler_s(settings):
     kept = rl.kept_tokens(LOGITS, **settings)
     every = jnp.broadcast_to(jnp.arange(6), (2, 6))
     wide = lambda x: jnp.broadcast_to(x[:, None], (2, 6, 6))  # noqa: E731
-    log_mu = rl.token_log_probs(wide(LOGITS), every, temperature, wide(kept))
+    log_mu = rl.token_log_probs(wide(LOGITS), every, temperature=temperature, kept=wide(kept))
     np.testing.assert_allclose(jnp.sum(jnp.exp(log_mu), axis=1), [1, 1], rtol=1e-6)
     np.testing.assert_array_equal(jnp.isfinite(log_mu), kept)
     # Taking the kept mass out again gives the tempered policy.
-    log_pi = rl.token_log_probs(wide(LOGITS), every, temperature)
-    log_mass = rl.kept_log_mass(LOGITS, kept, temperature)[:, None]
+    log_pi = rl.token_log_probs(wide(LOGITS), every, temperature=temperature)
+    log_mass = rl.kept_log_mass(LOGITS, kept, temperature=temperature)[:, None]
     np.testing.assert_allclose(rl.untruncate(log_mu, log_mass)[kept], log_pi[kept], rtol=2e-5, atol=1e-6)
 
 
 def test_gradient_of_a_truncated_log_prob_is_finite_and_centred():
     kept = rl.kept_tokens(LOGITS[1], top_k=3)
     tokens = jnp.arange(1, 4)
-    grads = jax.vmap(jax.grad(lambda z, a: rl.token_log_probs(z, a, 1.0, kept)), (None, 0))(LOGITS[1], tokens)
+    grads = jax.vmap(jax.grad(lambda z, a: rl.token_log_probs(z, a, temperature=1.0, kept=kept)), (None, 0))(LOGITS[1], tokens)
     assert jnp.all(jnp.isfinite(grads))
-    mu = jnp.exp(jax.vmap(lambda a: rl.token_log_probs(LOGITS[1], a, 1.0, kept))(tokens))
+    mu = jnp.exp(jax.vmap(lambda a: rl.token_log_probs(LOGITS[1], a, temperature=1.0, kept=kept))(tokens))
     np.testing.assert_allclose(mu @ grads, np.zeros(6), atol=1e-6)
 
 
@@ -67,23 +67,25 @@ class TestImportanceWeights:
     where = jnp.array([[True, True, True], [True, True, False]])
 
     def test_truncate(self):
-        weights, touched = rl.importance_weights(self.scorer, self.sampler, "truncate", 3.0, where=self.where)
+        weights, touched = rl.importance_weights(self.scorer, self.sampler, how="truncate", cap=3.0, where=self.where)
         np.testing.assert_allclose(weights, [[1, 3, 0.1], [2, 2, 1]], rtol=1e-6)
         np.testing.assert_array_equal(touched, [[0, 1, 0], [0, 0, 0]])
 
     def test_mask(self):
-        weights, touched = rl.importance_weights(self.scorer, self.sampler, "mask", 3.0, 0.5, where=self.where)
+        weights, touched = rl.importance_weights(self.scorer, self.sampler, how="mask", cap=3.0, floor=0.5, where=self.where)
         np.testing.assert_allclose(weights, [[1, 0, 0], [2, 2, 1]], rtol=1e-6)
         np.testing.assert_array_equal(touched, [[0, 1, 1], [0, 0, 0]])
 
     def test_levels(self):
-        product, _ = rl.importance_weights(self.scorer, self.sampler, "mask", 3.0, 0.0, "product", self.where)
+        product, _ = rl.importance_weights(self.scorer, self.sampler, how="mask", cap=3.0, floor=0.0, level="product", where=self.where)
         np.testing.assert_allclose(product, [[0.4, 0.4, 0.4], [0, 0, 1]], rtol=1e-6)
-        sequence, _ = rl.importance_weights(self.scorer, self.sampler, "truncate", 3.0, 0.0, "sequence", self.where)
+        sequence, _ = rl.importance_weights(
+            self.scorer, self.sampler, how="truncate", cap=3.0, floor=0.0, level="sequence", where=self.where
+        )
         np.testing.assert_allclose(sequence, [[0.4 ** (1 / 3)] * 3, [2, 2, 1]], rtol=1e-6)
 
     def test_none_and_no_gradient(self):
-        weights, touched = rl.importance_weights(self.scorer, self.sampler, "none")
+        weights, touched = rl.importance_weights(self.scorer, self.sampler, how="none")
         np.testing.assert_array_equal(weights, np.ones((2, 3)))
         assert not touched.any()
         grad = jax.grad(lambda x: rl.importance_weights(x, self.sampler)[0].sum())(self.scorer)

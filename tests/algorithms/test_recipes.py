@@ -153,8 +153,8 @@ def test_loss_of_a_recipe(recipe):
     d = reference - new
     x = x + recipe.kl_coef * {"k2": d**2 / 2, "k3": np.exp(d) - d - 1}[recipe.kl_kind] - recipe.entropy_coef * bonus
     with jax.enable_x64(True):
-        args = (recipe, new, old, advantages, where, bonus, reference)
-        total, count, metrics = rl.loss_for(*args)
+        inputs = dict(where=where, entropy=bonus, reference_log_probs=reference)
+        total, count, metrics = rl.loss_for(recipe, new, old, advantages, **inputs)
         oracle.close(total / count, oracle.reduced(x, where, recipe.reduce, recipe.max_length), 1e-10)
         mean = {name: float(s / c) for name, (s, c) in metrics.items()}
         oracle.close(mean["old_kl"], np.mean((old - new)[where]), 1e-10)
@@ -171,14 +171,14 @@ def test_the_sampler_s_gap_is_measured_and_corrected():
     plain = rl.make_recipe("grpo", reduce="token_mean")
     repaired = rl.make_recipe("grpo", reduce="token_mean", correction="truncate", correction_cap=1.25)
     with jax.enable_x64(True):
-        total, count, metrics = rl.loss_for(plain, new, old, advantages, where, sampler_log_probs=sampler)
+        total, count, metrics = rl.loss_for(plain, new, old, advantages, where=where, sampler_log_probs=sampler)
         oracle.close(metrics["sampler_gap"][0], np.abs(old - sampler)[where].sum(), 1e-10)
         assert float(metrics["corrected"][0]) == 0
-        untouched = rl.loss_for(plain, new, old, advantages, where)[0]
+        untouched = rl.loss_for(plain, new, old, advantages, where=where)[0]
         assert float(total) == float(untouched)
         weights = np.minimum(np.exp(old - sampler), 1.25)
         x = oracle.clipped(new, old, np.broadcast_to(advantages[:, None], new.shape), 0.2, 0.2, "token", None, where)
-        total, _, metrics = rl.loss_for(repaired, new, old, advantages, where, sampler_log_probs=sampler)
+        total, _, metrics = rl.loss_for(repaired, new, old, advantages, where=where, sampler_log_probs=sampler)
         oracle.close(total, np.sum(weights * x, where=where), 1e-10)
         oracle.close(metrics["corrected"][0], np.sum(np.exp(old - sampler)[where] > 1.25), 1e-10)
 
@@ -190,7 +190,7 @@ def test_the_sampler_s_gap_is_measured_and_corrected():
 def test_a_missing_input_is_named(overrides, missing):
     new, old, _, advantages, where = log_probs()
     with pytest.raises(ValueError, match=f"pass {missing}"):
-        rl.loss_for(rl.make_recipe("grpo", **overrides), new, old, advantages, where)
+        rl.loss_for(rl.make_recipe("grpo", **overrides), new, old, advantages, where=where)
 
 
 def test_the_critic_s_side():
@@ -201,7 +201,7 @@ def test_the_critic_s_side():
         # With γ = λ = 1 each token's target is the sample's reward.
         oracle.close(targets, np.where(inside, (columns["team"] + columns["local"])[:, None], 0), 1e-10)
         values = columns["values"] + 0.3
-        total, count, metrics = rl.value_loss_for(recipe, values, columns["values"], targets, inside)
+        total, count, metrics = rl.value_loss_for(recipe, values, columns["values"], targets, where=inside)
         error = np.maximum((values - targets) ** 2, (columns["values"] + 0.1 - targets) ** 2)
         oracle.close(total / count, 0.5 * 0.5 * np.mean(np.asarray(error)[inside]), 1e-10)
         oracle.close(metrics["value_error"][0], 0.5 * np.sum(np.asarray((values - targets) ** 2)[inside]), 1e-10)

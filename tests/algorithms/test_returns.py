@@ -32,16 +32,19 @@ def test_rewards_to_go(gamma, scope):
                 desired = np.where(p["where"], p["rewards"], 0)
             else:
                 desired = oracle.rewards_to_go(p["rewards"], p["turn"], chain, gamma, p["where"], scope == "joint")
-            actual = rl.rewards_to_go(p["rewards"], p["turn"], p["trajectory"], gamma, p["where"], p["agent"], scope)
+            actual = rl.rewards_to_go(
+                p["rewards"], p["turn"], p["trajectory"], gamma=gamma, where=p["where"], agent=p["agent"], scope=scope
+            )
             oracle.close(actual, desired, 1e-12)
 
 
 def test_rewards_to_go_by_hand():
     # One play, two agents a turn, the joint reward 1 then 10 repeated on each agent's row.
-    args = (jnp.array([1.0, 1.0, 10.0, 10.0]), jnp.array([0, 0, 1, 1]), jnp.zeros(4, int), 1.0, None, jnp.array([0, 1, 0, 1]))
-    np.testing.assert_array_equal(rl.rewards_to_go(*args, "joint"), [11, 11, 10, 10])
-    np.testing.assert_array_equal(rl.rewards_to_go(*args, "agent"), [11, 11, 10, 10])
-    np.testing.assert_array_equal(rl.rewards_to_go(*args, "trajectory"), [22, 22, 20, 20])
+    args = (jnp.array([1.0, 1.0, 10.0, 10.0]), jnp.array([0, 0, 1, 1]), jnp.zeros(4, int))
+    to_go = lambda scope: rl.rewards_to_go(*args, agent=jnp.array([0, 1, 0, 1]), scope=scope)  # noqa: E731
+    np.testing.assert_array_equal(to_go("joint"), [11, 11, 10, 10])
+    np.testing.assert_array_equal(to_go("agent"), [11, 11, 10, 10])
+    np.testing.assert_array_equal(to_go("trajectory"), [22, 22, 20, 20])
 
 
 def test_to_go_needs_what_it_needs():
@@ -69,14 +72,14 @@ def test_outcome(how):
         total = sum(p["rewards"][o] for o in rows)
         desired[s] = (total if how == "sum" else total / len(rows)) if p["where"][s] else 0
     with jax.enable_x64(True):
-        oracle.close(rl.broadcast_outcome(p["rewards"], p["trajectory"], p["where"], p["turn"], how), desired, 1e-12)
+        oracle.close(rl.broadcast_outcome(p["rewards"], p["trajectory"], where=p["where"], turn=p["turn"], how=how), desired, 1e-12)
 
 
 def test_an_outcome_is_read_where_it_was_paid():
     """Two plays: a team reward to the first and third row of one, to none of the other; the rows in between earned something else."""
     rewards, trajectory, order = jnp.array([5.0, 9.0, 3.0, 7.0, 8.0]), jnp.array([0, 0, 0, 0, 1]), jnp.array([0, 1, 2, 3, 0])
     paid = jnp.array([True, False, True, False, False])
-    read = lambda how, where=None: rl.broadcast_outcome(rewards, trajectory, where, order, how, paid)  # noqa: E731
+    read = lambda how, where=None: rl.broadcast_outcome(rewards, trajectory, where=where, turn=order, how=how, paid=paid)  # noqa: E731
     np.testing.assert_array_equal(read("last"), [3, 3, 3, 3, 0])
     np.testing.assert_array_equal(read("mean"), [4, 4, 4, 4, 0])
     np.testing.assert_array_equal(read("sum"), [8, 8, 8, 8, 0])
@@ -121,7 +124,7 @@ class TestScoreDeltas:
 
     def test_masked_turn_is_skipped(self):
         where = jnp.array([True, False, True])
-        paid = rl.score_deltas(jnp.array([0.25, jnp.nan, 1.0]), jnp.arange(3), jnp.zeros(3, int), where)
+        paid = rl.score_deltas(jnp.array([0.25, jnp.nan, 1.0]), jnp.arange(3), jnp.zeros(3, int), where=where)
         np.testing.assert_array_equal(paid, [0.25, 0.0, 0.75])
 
 
@@ -130,7 +133,7 @@ class TestTokens:
 
     def test_reward_lies_on_the_last_token_and_kl_on_each(self):
         kl = np.array([[0.5, 1.0, np.nan, 2.0], [9.0, 1.0, 1.0, 9.0], [1.0] * 4])
-        paid = rl.token_rewards(np.array([10.0, 20.0, 30.0]), self.where, kl, 0.5)
+        paid = rl.token_rewards(np.array([10.0, 20.0, 30.0]), where=self.where, kl=kl, kl_coef=0.5)
         np.testing.assert_allclose(paid, [[-0.25, -0.5, 0, 9.0], [0, -0.5, 19.5, 0], [0, 0, 0, 0]])
 
     @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.95), (0.5, 0.0)])
@@ -140,16 +143,16 @@ class TestTokens:
         where = rng.random((6, 9)) < 0.6
         where[2] = False
         with jax.enable_x64(True):
-            args = (rewards, values, gamma, lam, where)
-            for actual, desired in zip(rl.gae(*args), oracle.gae(*args)):
+            actuals = rl.gae(rewards, values, gamma=gamma, gae_lambda=lam, where=where)
+            for actual, desired in zip(actuals, oracle.gae(rewards, values, gamma, lam, where)):
                 oracle.close(actual, desired, 1e-12)
 
     def test_gae_with_lambda_one_is_return_minus_value(self):
         rng = np.random.default_rng(1)
         rewards, values = rng.normal(size=(2, 3, 4))
         with jax.enable_x64(True):
-            advantages, targets = rl.gae(rewards, values, 0.9, 1.0, self.where)
-            to_go = rl.token_rewards_to_go(rewards, 0.9, self.where)
+            advantages, targets = rl.gae(rewards, values, gamma=0.9, gae_lambda=1.0, where=self.where)
+            to_go = rl.token_rewards_to_go(rewards, gamma=0.9, where=self.where)
             oracle.close(targets, to_go, 1e-12)
             oracle.close(advantages, np.where(self.where, to_go - values, 0), 1e-12)
 
@@ -159,4 +162,4 @@ class TestTokens:
 
 
 def test_mixing():
-    np.testing.assert_allclose(rl.mix_rewards(np.array([1.0, 0.0]), np.array([0.5, 0.25]), 2.0), [2.5, 0.25])
+    np.testing.assert_allclose(rl.mix_rewards(np.array([1.0, 0.0]), np.array([0.5, 0.25]), alpha=2.0), [2.5, 0.25])

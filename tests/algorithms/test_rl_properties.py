@@ -116,7 +116,7 @@ by_loss = pytest.mark.parametrize("recipe", LOSSES, ids=lambda r: f"{r.name}-{r.
 def loss_and_grad(recipe):
     def loss(new, old, reference, per_row, where):
         entropy = jnp.where(where, new, 0) ** 2
-        total, count, metrics = rl.loss_for(recipe, new, old, per_row, where, entropy, reference)
+        total, count, metrics = rl.loss_for(recipe, new, old, per_row, where=where, entropy=entropy, reference_log_probs=reference)
         return total, (count, metrics)
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
@@ -165,7 +165,7 @@ def test_an_empty_mask_has_a_finite_gradient(recipe):
     assert total == 0
     assert count == 0
     np.testing.assert_array_equal(grad, 0)
-    mean = jax.grad(lambda x: rl.reduce(rl.reinforce(x, jnp.ones(SIZE), nothing), nothing))(jnp.ones((SIZE, WIDTH)))
+    mean = jax.grad(lambda x: rl.reduce(rl.reinforce(x, jnp.ones(SIZE), where=nothing), where=nothing))(jnp.ones((SIZE, WIDTH)))
     np.testing.assert_array_equal(mean, 0)
 
 
@@ -198,7 +198,7 @@ def test_the_loss_too(recipe):
     new, old = np.random.default_rng(0).normal(size=(2, SIZE, WIDTH))
     where = np.random.default_rng(1).random((SIZE, WIDTH)) < 0.8
     with jax.enable_x64(True), jax.disable_jit():
-        plain = rl.loss_for(recipe, new, old, new[:, 0], where, new**2, old)
+        plain = rl.loss_for(recipe, new, old, new[:, 0], where=where, entropy=new**2, reference_log_probs=old)
     oracle.close(run(recipe, new, old, old, new[:, 0], where)[0], plain[0], 1e-12)
 
 
@@ -245,9 +245,9 @@ class TestDevices:
             x = jnp.asarray(rng.normal(size=(8, 5)))
             where = jnp.asarray(np.arange(5) < rng.integers(0, 6, 8)[:, None])
             for how in ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum"):
-                local = functools.partial(rl.reduce, how=how, axis_name="data")
+                local = lambda x, where: rl.reduce(x, where=where, how=how, axis_name="data")  # noqa: E731, B023
                 specs = dict(mesh=self.mesh, in_specs=(Spec("data"), Spec("data")), out_specs=Spec())
-                oracle.close(jax.shard_map(local, **specs)(x, where), rl.reduce(x, where, how), 1e-12)
+                oracle.close(jax.shard_map(local, **specs)(x, where), rl.reduce(x, where=where, how=how), 1e-12)
 
     def test_sharded_arrays_under_jit(self):
         recipe = rl.make_recipe("at_grpo")

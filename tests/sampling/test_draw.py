@@ -57,7 +57,7 @@ def test_draws_follow_the_truncated_distribution_and_report_it(settings):
     n, v = 20_000, 33
     logits = np.random.default_rng(3).normal(size=v).astype(np.float32) * 2
     out = drawn(jnp.tile(logits, (n, 1)), jax.random.split(jax.random.key(1), n), settings)
-    keep = np.asarray(kept_tokens(logits, settings.temperature, settings.top_k, settings.top_p))
+    keep = np.asarray(kept_tokens(logits, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p))
     p = np.where(keep, np.exp(logits.astype(np.float64) / settings.temperature), 0)
     p = np.where(p >= settings.min_p * p.max(), p, 0)
     p /= p.sum()
@@ -67,9 +67,9 @@ def test_draws_follow_the_truncated_distribution_and_report_it(settings):
     np.testing.assert_allclose(out.sampled_log_prob, np.log(p[np.asarray(out.token)]), atol=1e-5)
     np.testing.assert_allclose(out.log_prob, token_log_probs(jnp.tile(logits, (n, 1)), out.token), atol=1e-5)
     if not settings.min_p:  # what truncation took away is the library's log Z
-        mass = kept_log_mass(logits, keep, settings.temperature)
+        mass = kept_log_mass(logits, keep, temperature=settings.temperature)
         np.testing.assert_allclose(
-            out.sampled_log_prob + mass, token_log_probs(jnp.tile(logits, (n, 1)), out.token, settings.temperature), atol=1e-5
+            out.sampled_log_prob + mass, token_log_probs(jnp.tile(logits, (n, 1)), out.token, temperature=settings.temperature), atol=1e-5
         )
 
 

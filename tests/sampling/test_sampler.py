@@ -271,8 +271,8 @@ def test_law_2_under_truncation_both_log_probs_are_the_scorers(params, prompts, 
         return model.apply(variables, hidden[:, -R - 1 : -1], method="head").reshape(6, K, R, -1)
 
     logits = logits_of(out.tokens)
-    keep = kept_tokens(logits, settings.temperature, settings.top_k, settings.top_p)
-    raw, under = token_log_probs(logits, out.tokens), token_log_probs(logits, out.tokens, settings.temperature, keep)
+    keep = kept_tokens(logits, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
+    raw, under = token_log_probs(logits, out.tokens), token_log_probs(logits, out.tokens, temperature=settings.temperature, kept=keep)
     np.testing.assert_allclose(out.log_probs, np.where(where, raw, 0), atol=2e-5)
     np.testing.assert_allclose(out.sampled_log_probs, np.where(where, under, 0), atol=2e-5)
     assert np.abs(out.log_probs - out.sampled_log_probs).max() > 0.1

@@ -81,7 +81,7 @@ def plain_step(recipe, samples, table):
     ref = unrolled(reference(), *rows, recipe.temperature)[0] if recipe.kl_coef and recipe.kl_in == "loss" else None
 
     def loss(scores):
-        total, count, _ = loss_for(recipe, scores[0], drawn, advantages, where, entropy=scores[1], reference_log_probs=ref)
+        total, count, _ = loss_for(recipe, scores[0], drawn, advantages, where=where, entropy=scores[1], reference_log_probs=ref)
         return total / count
 
     scores, back = jax.vjp(lambda p: unrolled(p, *rows, recipe.temperature), params())
@@ -171,7 +171,7 @@ def test_each_minibatch_has_the_advantages_of_its_own_samples(name):
 
     def loss(scores):
         sums = [
-            loss_for(recipe, scores[0][i], drawn[i], advantages[i], where[i], entropy=scores[1][i],
+            loss_for(recipe, scores[0][i], drawn[i], advantages[i], where=where[i], entropy=scores[1][i],
                      reference_log_probs=None if ref is None else ref[i])[:2]
             for i in parts
         ]  # fmt: skip
