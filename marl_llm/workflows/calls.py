@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import inspect
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from marl_llm.workflows.graph import Call, Tool, Workflow
 from marl_llm.workflows.roles import RoleTool, WorkflowError
 from marl_llm.workflows.speech import PromptTooLong, Speech, prompt_of, spoken_ids
 from marl_llm.workflows.state import State
-from marl_llm.workflows.threads import Threads
+from marl_llm.workflows.threads import Late, Stalled, Threads
 from marl_llm.workflows.trajectory import Event, RoleCall, Task, ToolUse
 
 NO_TOKENS = np.zeros(0, np.int32)
@@ -39,11 +38,11 @@ class Speaker:
         assignment: Assignment,
         generator: Any,
         speech: Mapping[str, Speech],
-        pool: concurrent.futures.Executor,
+        threads: Threads,
         settings: Settings | None = None,
     ):
         self._workflow, self._assignment, self._generator = workflow, assignment, generator
-        self._speech, self._threads, self._settings = speech, Threads(pool), settings
+        self._speech, self._threads, self._settings = speech, threads, settings
         self._policy_stops = {model: tuple(one.stop_ids) for model, one in speech.items()}
 
     async def speak(
@@ -194,10 +193,13 @@ class Speaker:
             elif inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
                 found = await self._within(node, timeout_s, function(*positional, **named))
             else:
-                work = self._threads.run(lambda: function(*positional, **named))
-                found = await self._within(node, timeout_s, work)
+                found = await self._threads.run(lambda: function(*positional, **named), timeout_s, node)
         except (PlayFailure, ToolRefusal):
             raise
+        except Late as error:
+            raise PlayFailure(node, FailureKind.DEADLINE.value, str(error)) from None
+        except Stalled as error:
+            raise PlayFailure(node, FailureKind.UNAVAILABLE.value, str(error)) from None
         except Exception as error:
             failure = from_error(node, error)
             if failure is None:

@@ -15,7 +15,6 @@ with a fault of its own ends the rollout with an error that names it (law 10).
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import dataclasses
 import time
 from collections.abc import Iterable, Mapping
@@ -30,6 +29,7 @@ from marl_llm.workflows.graph import Call, Each, Together, Workflow, walk
 from marl_llm.workflows.play import PICKS, Forks, Play, finish, run_all
 from marl_llm.workflows.roles import WorkflowError
 from marl_llm.workflows.speech import Speech
+from marl_llm.workflows.threads import Threads
 from marl_llm.workflows.trajectory import Episode, Failure, Task, Trajectory
 
 MAX_NUMBER = 2**31  # seeds are made of numbers below it
@@ -46,6 +46,7 @@ class Rollout:
     episodes: tuple[Episode, ...]
     seconds: float
     pick: str | None = None  # which way of a fork forked again; see `Controller`
+    hung: Mapping[str, int] = dataclasses.field(default_factory=dict)  # calls of plain tools that ended after their deadline, or never
 
     def __repr__(self) -> str:
         return f"Rollout({self.workflow.name}, step {self.step}: {len(self.episodes)} episodes, {sum(e.void for e in self.episodes)} void)"
@@ -71,7 +72,8 @@ class Controller:
       attempts: how often an instance is played before it is void.
       timeout_s: of one attempt at one instance; None: only the nodes' deadlines count.
       concurrency: most instances under way; the others wait in order.
-      threads: for plain tool functions. A call waits for a free one, within its deadline.
+      threads: for the plain function of each tool, so that a tool that hangs holds up no other. A call's deadline begins once it has one; a
+        call that is late leaves its thread behind, and another takes its place (`workflows.threads`).
       settings: how tokens are drawn, in place of the roles' own, e.g. `Settings(temperature=0)` for a greedy evaluation.
 
     Raises:
@@ -108,12 +110,12 @@ class Controller:
         self._forks = Forks(checked_branching(workflow, branching or {}), pick, alpha)
         self.settings = settings
         self._attempts, self._timeout_s, self._concurrency = attempts, timeout_s, concurrency
-        self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="workflow-tool")
-        self.speaker = Speaker(workflow, assignment, generator, self._speech, self._pool, settings)
+        self._threads = Threads(threads)
+        self.speaker = Speaker(workflow, assignment, generator, self._speech, self._threads, settings)
 
     def close(self) -> None:
         """Lets the threads go; calls under way finish unheard."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def __enter__(self) -> Controller:
         return self
@@ -141,7 +143,7 @@ class Controller:
           RolloutError: every single episode is void.
         """
         tasks = list(tasks)
-        start = time.perf_counter()
+        start, hung = time.perf_counter(), self._threads.hung()
         _check_tasks(self.workflow, tasks)
         if not 0 <= step < MAX_NUMBER or plays < 1:
             raise WorkflowError(f"step={step} must be 0 or more and plays={plays} at least 1")
@@ -159,7 +161,9 @@ class Controller:
                 f"all {len(episodes)} plays of workflow {self.workflow.name!r} failed; the first at node {failure.node!r}: "
                 f"{failure.kind}: {failure.message}"
             )
-        return Rollout(self.workflow, self.assignment, step, plays, tuple(episodes), time.perf_counter() - start, self._forks.pick)
+        late = {tool: count - hung.get(tool, 0) for tool, count in self._threads.hung().items()}
+        seconds = time.perf_counter() - start
+        return Rollout(self.workflow, self.assignment, step, plays, tuple(episodes), seconds, self._forks.pick, late)
 
     async def episode(self, task: Task, step: int, play: int, plays: int) -> Episode:
         """One play of one task, tried again after a failure; void if every attempt failed."""

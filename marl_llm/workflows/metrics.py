@@ -22,8 +22,9 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
 
     `episodes`, `void_share`, `failed_<kind>` (attempts that failed), `attempts`, `turns`, `seconds`; `team/<name>`: means of the workflow's
     metrics over its trajectories; `role/<role>/...`: `calls`, `legal_share`, `truncated_share`, `trimmed_share`, `tokens`, `reward`,
-    `team`, `local` and each component; `tool/<node>/calls`, `.../seconds` and `.../attempts`; `samples/trained`, `samples/<why not>`. Means
-    over trajectories of one episode are taken first, so that every episode has one vote. Void episodes have none.
+    `team`, `local` and each component; `tool/<node>/calls`, `.../seconds`, `.../attempts` and `.../hung` (calls that were late, those of
+    void episodes too); `samples/trained`, `samples/<why not>`. Means over trajectories of one episode are taken first, so that every
+    episode has one vote. Void episodes have none.
     """
     episodes, played = rollout.episodes, [episode for episode in rollout.episodes if not episode.void]
     kinds = collections.Counter(failure.kind for episode in episodes for failure in episode.failures)
@@ -88,7 +89,8 @@ def _tool_figures(rollout: Rollout, played: Sequence[Episode]) -> dict[str, floa
         figures[f"tool/{node}/calls"] = float(len(events))
         figures[f"tool/{node}/seconds"] = _mean([event.seconds for event in events])
         figures[f"tool/{node}/attempts"] = _mean([event.attempts for event in events])
-    return figures
+        figures[f"tool/{node}/hung"] = 0.0
+    return figures | {f"tool/{node}/hung": float(count) for node, count in rollout.hung.items()}
 
 
 def _sample_figures(table: SampleTable) -> dict[str, float]:

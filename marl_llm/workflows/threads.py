@@ -1,4 +1,8 @@
-"""Plain functions in threads, for an event loop: `run_in_executor`, cheaper where many end at once.
+"""Plain functions in threads, for an event loop: a limit of calls per tool, and a deadline that begins when the call does.
+
+A thread cannot be stopped. A call that is late is therefore left behind: its thread ends when the function does, and another thread takes
+its place in the tool's limit. Threads left behind are bounded too. Beyond `spare` of them a tool's limit shrinks, and a tool that has no
+thread left answers every call with `Stalled` until some of its functions have come back.
 
 Waking an event loop from a thread costs a system call and a turn of the interpreter's lock. Here the first function that ends wakes the
 loop, and whatever ends before the loop comes round is handed over with it.
@@ -8,28 +12,188 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import concurrent.futures
+import queue
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+IDLE_S = 10.0  # a thread without a call ends after so long
+SPARE = 4  # threads left behind per call of the limit, before the limit shrinks
+
+
+class Late(Exception):
+    """The function did not end within its deadline."""
+
+
+class Stalled(Exception):
+    """The function was not called: all threads that its tool may have are held by calls that hang."""
+
 
 class Threads:
-    """Runs functions in the threads of `pool` for whichever event loop asks. The pool stays its owner's."""
+    """Runs functions in daemon threads for whichever event loop asks.
 
-    def __init__(self, pool: concurrent.futures.Executor):
-        self._pool = pool
+    Args:
+      limit: most calls of one tool at a time; the others wait in order.
+      spare: threads of one tool that may be left behind before its limit shrinks; by default `SPARE` times the limit.
+    """
+
+    def __init__(self, limit: int = 32, spare: int | None = None):
+        self._limit, self._spare = limit, SPARE * limit if spare is None else spare
+        self._lines: dict[str, _Line] = {}
         self._desks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = weakref.WeakKeyDictionary()
 
-    def run(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        """A future of the running loop with what the function returns or raises. Cancelled, the function finishes unheard."""
+    def run(self, function: Callable[[], Any], timeout_s: float | int | None = None, tool: str = "") -> asyncio.Future[Any]:
+        """A future of the running loop with what the function returns or raises.
+
+        Args:
+          timeout_s: from when the function is called, which may be later than now; then the future raises `Late`.
+          tool: whose limit the call counts against.
+
+        A future that is cancelled leaves its call behind, as a late one is.
+        """
         loop = asyncio.get_running_loop()
         desk = self._desks.get(loop)
         if desk is None:
             desk = self._desks[loop] = _Desk(loop)
-        future = loop.create_future()
-        self._pool.submit(desk.work, future, function)
-        return future
+        line = self._lines.get(tool)
+        if line is None:
+            line = self._lines.setdefault(tool, _Line(tool, self._limit, self._spare))
+        call = _Call(function, loop.create_future(), desk, timeout_s)
+        call.future.add_done_callback(lambda _: line.settled(call))
+        line.enter(call)
+        if timeout_s is not None:
+            call.timer = loop.call_later(timeout_s, line.look, call)
+        return call.future
+
+    def hung(self) -> dict[str, int]:
+        """Calls that were late, by tool, since the start; only tools that had any."""
+        return {name: line.late for name, line in self._lines.items() if line.late}
+
+    def close(self) -> None:
+        """Lets the threads go: calls under way finish unheard, waiting ones raise `Stalled`."""
+        for line in self._lines.values():
+            line.close()
+
+
+class _Call:
+    """One call: waiting while `started` is None, over once `future` is done."""
+
+    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], desk: _Desk, timeout_s: float | int | None):
+        self.function, self.future, self.desk, self.timeout_s = function, future, desk, timeout_s
+        self.started: float | None = None
+        self.ended = self.left = False
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class _Line:
+    """The calls of one tool and the threads that carry them out."""
+
+    def __init__(self, name: str, limit: int, spare: int):
+        self._name, self._limit, self._most = name, limit, limit + spare
+        self._lock = threading.Lock()
+        self._waiting: collections.deque[_Call] = collections.deque()
+        self._handed: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._idle = 0  # threads that wait at `_handed`, less what lies there
+        self._running = self._left = 0  # calls in threads: heard, and left behind
+        self._closed = False
+        self.late = 0
+
+    def enter(self, call: _Call) -> None:
+        """Starts a call, or lets it wait."""
+        with self._lock:
+            self._waiting.append(call)
+            self._serve()
+
+    def look(self, call: _Call) -> None:
+        """In the loop, when a call may be late."""
+        if call.future.done():
+            return
+        left = call.timeout_s if call.started is None else call.started + call.timeout_s - time.monotonic()
+        if left > 0:
+            call.timer = call.future.get_loop().call_later(left, self.look, call)
+            return
+        with self._lock:
+            self.late += 1
+        call.future.set_exception(Late(f"no answer within {call.timeout_s} s"))
+
+    def settled(self, call: _Call) -> None:
+        """In the loop, once the future of a call is done: by its result, by its deadline or by a cancellation."""
+        if call.timer is not None:
+            call.timer.cancel()
+        with self._lock:
+            if call.started is None or call.ended:
+                return
+            call.left = True
+            self._running -= 1
+            self._left += 1
+            self._serve()
+
+    def close(self) -> None:
+        """See `Threads.close`."""
+        with self._lock:
+            self._closed = True
+            self._serve()
+            for _ in range(self._idle):
+                self._handed.put(None)
+            self._idle = 0
+
+    def _serve(self) -> None:
+        """Starts as many waiting calls as there are threads for. With the lock."""
+        while self._waiting and not self._closed and self._running < min(self._limit, self._most - self._left):
+            call = self._waiting.popleft()
+            if call.future.done():
+                continue
+            call.started = time.monotonic()
+            self._running += 1
+            if self._idle:
+                self._idle -= 1
+                self._handed.put(call)
+                continue
+            try:
+                threading.Thread(target=self._work, args=(call,), daemon=True, name=f"tool {self._name}").start()
+            except RuntimeError as error:  # the system gives no more threads
+                call.ended = True
+                self._running -= 1
+                call.desk.put(call.future, None, Stalled(f"tool {self._name!r}: {error}"))
+        if self._closed or self._left >= self._most:
+            why = "the controller is closed" if self._closed else f"{self._left} of its calls hang, and no thread is spent on another"
+            while self._waiting:
+                call = self._waiting.popleft()
+                call.desk.put(call.future, None, Stalled(f"tool {self._name!r}: {why}"))
+
+    def _work(self, call: _Call) -> None:
+        """A thread's life."""
+        while call is not None:
+            try:
+                found, error = call.function(), None
+            except BaseException as raised:  # whatever it is, it belongs to the one who awaits
+                found, error = None, raised
+            with self._lock:
+                call.ended = True  # before anyone hears of it, so that nobody takes this thread for a lost one
+                if call.left:
+                    self._left -= 1
+                    self._serve()
+                    return  # another thread took this one's place
+                self._running -= 1
+                self._serve()
+                stays = not self._closed
+                self._idle += stays
+            call.desk.put(call.future, found, error)
+            del found, error
+            call = self._next() if stays else None
+
+    def _next(self) -> _Call | None:
+        """What is handed to a thread that waits; None if it is to end."""
+        try:
+            return self._handed.get(timeout=IDLE_S)
+        except queue.Empty:
+            with self._lock:
+                if not self._handed.empty():
+                    return self._handed.get()
+                self._idle -= 1
+                return None
 
 
 class _Desk:
@@ -40,25 +204,24 @@ class _Desk:
         self._done: collections.deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = collections.deque()
         self._called = False  # whether the loop is going to look; false before it looks, so that nothing is left lying
 
-    def work(self, future: asyncio.Future[Any], function: Callable[[], Any]) -> None:
-        """In a thread."""
-        try:
-            found, error = function(), None
-        except BaseException as raised:  # whatever it is, it belongs to the one who awaits
-            found, error = None, raised
+    def put(self, future: asyncio.Future[Any], found: Any, error: BaseException | None) -> None:
+        """A result for the loop, from any thread."""
         self._done.append((future, found, error))
         loop = self._loop()
         if self._called or loop is None or loop.is_closed():  # a closed loop has nobody left who awaits
             return
         self._called = True
-        loop.call_soon_threadsafe(self._deliver)
+        try:
+            loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # closed since the line above
+            return
 
     def _deliver(self) -> None:
         """In the loop."""
         self._called = False
         while self._done:
             future, found, error = self._done.popleft()
-            if future.done():  # cancelled, by a deadline
+            if future.done():  # cancelled, or late
                 continue
             if error is None:
                 future.set_result(found)

@@ -12,8 +12,9 @@ from marl_llm.workflows.threads import Threads, _Desk
 
 @pytest.fixture
 def threads():
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        yield Threads(pool)
+    threads = Threads(8)
+    yield threads
+    threads.close()
 
 
 def within(job, seconds=20):
@@ -99,8 +100,8 @@ def test_what_comes_beside_a_cancelled_result_is_delivered():
         loop = asyncio.get_running_loop()
         desk, cancelled, awaited = _Desk(loop), loop.create_future(), loop.create_future()
         cancelled.cancel()
-        desk.work(cancelled, lambda: 1)
-        desk.work(awaited, lambda: 2)  # both before the loop comes round
+        desk.put(cancelled, 1, None)
+        desk.put(awaited, 2, None)  # both before the loop comes round
         return await awaited
 
     assert within(job) == 2

@@ -1,0 +1,130 @@
+"""A tool that hangs voids the plays that asked it, and nobody else's: calls have a limit per tool, and lost threads are replaced (A7)."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from wordy import SPEECH, Says
+
+from marl_llm.workflows import Role, Workflow, plain, sequence, tool, when
+from marl_llm.workflows.assignment import shared
+from marl_llm.workflows.controller import Controller
+from marl_llm.workflows.failures import RolloutError
+from marl_llm.workflows.metrics import rollout_metrics
+from marl_llm.workflows.samples import sample_table
+from marl_llm.workflows.trajectory import Task
+
+SPEAKS = Role("a", "{question}", parse=plain("a"), writes={"a": ""})
+
+
+@pytest.fixture
+def hang():
+    """What a call waits for that hangs; let go when the test ends."""
+    never = threading.Event()
+    yield never
+    never.set()
+
+
+def play(body, count, question="q{}", **options):
+    team = Workflow("w", body, inputs=("question",))
+    with Controller(team, shared(team), Says(lambda prompt, request: "x"), SPEECH, **options) as controller:
+        return controller.play([Task(i, {"question": question.format(i)}) for i in range(count)])
+
+
+def number(question):
+    return int(question[1:])
+
+
+def voids(rollout):
+    return [episode.task.number for episode in rollout.episodes if episode.void]
+
+
+def test_a7_forty_of_sixty_calls_that_hang_void_forty_plays(hang):
+    def page(question):
+        return hang.wait() if number(question) % 3 else "found"
+
+    start = time.monotonic()
+    rollout = play(sequence(SPEAKS, tool(page, "page", timeout_s=0.2)), 60)
+    assert voids(rollout) == [n for n in range(60) if n % 3]
+    assert {f.kind for e in rollout.episodes for f in e.failures} == {"deadline"}
+    assert all(not e.failures for e in rollout.episodes if not e.void)  # nor did anyone have to try again
+    assert time.monotonic() - start < 10
+    assert rollout.hung == {"page": 80}
+    assert rollout_metrics(rollout, sample_table(rollout))["tool/page/hung"] == 80
+
+
+def test_a7_plays_that_ask_another_tool_do_not_wait(hang):
+    done = {}
+
+    def stuck(question):
+        return hang.wait()
+
+    def quick(question):
+        done[question] = time.monotonic()
+        return "y"
+
+    odd = when(lambda question: number(question) % 2 == 1, tool(stuck, "x", timeout_s=0.5), tool(quick, "x"), name="which")
+    start = time.monotonic()
+    rollout = play(sequence(SPEAKS, odd), 12, threads=2, attempts=1)
+    assert voids(rollout) == list(range(1, 12, 2))
+    assert max(done.values()) - start < 0.45
+
+
+def test_a7_waiting_for_a_thread_is_not_failing():
+    def nap(question):
+        time.sleep(0.03)
+        return "x"
+
+    assert voids(play(sequence(SPEAKS, tool(nap, "x", timeout_s=0.1)), 12, threads=1)) == []
+
+
+def test_a7_no_tool_has_more_calls_at_once_than_its_limit():
+    lock, now, most = threading.Lock(), [0], [0]
+
+    def counted(question):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.01)
+        with lock:
+            now[0] -= 1
+        return "x"
+
+    play(sequence(SPEAKS, tool(counted, "x")), 20, threads=3)
+    assert most[0] == 3
+
+
+def test_a7_lost_threads_are_bounded_and_a_tool_that_lost_them_all_fails_at_once(hang):
+    before = threading.active_count()
+    start = time.monotonic()
+    with pytest.raises(RolloutError, match="all 100 plays"):
+        play(sequence(SPEAKS, tool(lambda question: hang.wait(), "x", name="stuck", timeout_s=0.05)), 100, threads=2)
+    assert time.monotonic() - start < 4.5  # 100 calls, 2 threads, 0.05 s and 2 attempts would be 5 s
+    assert threading.active_count() - before <= 2 + 4 * 2
+
+
+def test_a7_a_tool_that_comes_back_is_asked_again(hang):
+    team = Workflow("w", sequence(SPEAKS, tool(lambda question: hang.wait() and "x", "x", name="t", timeout_s=0.05)), inputs=("question",))
+    with Controller(team, shared(team), Says(lambda prompt, request: "x"), SPEECH, threads=1) as controller:
+        with pytest.raises(RolloutError):
+            controller.play([Task(i, {"question": "q"}) for i in range(20)])
+        hang.set()
+        time.sleep(0.05)
+        assert voids(controller.play([Task(i, {"question": "q"}) for i in range(20)])) == []
+
+
+def test_a7_a_thread_that_hangs_does_not_keep_the_process_alive():
+    code = """
+import asyncio, threading
+from marl_llm.workflows.threads import Late, Threads
+async def job():
+    try:
+        await Threads(1).run(threading.Event().wait, 0.05)
+    except Late:
+        print("late")
+asyncio.run(job())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "late\n"
