@@ -1,4 +1,4 @@
-"""Every test runs with jaxtyping's shapes and beartype's types checked, and with a persistent compilation cache."""
+"""Every test runs with jaxtyping's shapes and beartype's types checked, a persistent compilation cache, and limits on memory."""
 
 import os
 import pathlib
@@ -12,6 +12,7 @@ from jaxtyping import install_import_hook
 install_import_hook(["marl_llm", "experiments"], "beartype.beartype")
 
 import jax  # noqa: E402
+from worker_memory import WorkerMemory  # noqa: E402
 
 from marl_llm.training import compile_quickly  # noqa: E402
 
@@ -21,3 +22,7 @@ CACHE = pathlib.Path(os.environ.get("MARL_LLM_TEST_CACHE", pathlib.Path(tempfile
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(WorkerMemory(), "worker_memory")
