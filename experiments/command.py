@@ -6,7 +6,6 @@ written, or a damaged line of the run's files, 130 interrupted.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -14,6 +13,8 @@ import traceback
 from collections.abc import Callable
 
 from absl import app, flags
+
+from marl_llm import hints
 
 FAILED, DAMAGED, INTERRUPTED = 2, 3, 130
 
@@ -110,5 +111,4 @@ def _unknown_key(argv: list[str], message: str) -> str:
 
 def closest(word: str, known: list[str]) -> str:
     """`; did you mean 'x'?`, or nothing when no known word is near."""
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return hints.meant(word, known)

@@ -12,7 +12,6 @@ A file may import modules that lie beside it; `Found.files` names them all, so t
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -24,6 +23,7 @@ import types
 from typing import Any
 
 from marl_llm.games.protocol import Game
+from marl_llm.hints import meant
 from marl_llm.workflows import World
 
 _WORLDS = (
@@ -81,7 +81,7 @@ class Found:
         known = list(self.options)
         for option in options:
             if option not in known:
-                raise GameError(f"{self.name} has no option {option!r}{_meant(option, known) or '.'} {_listed('Its options are', known)}")
+                raise GameError(f"{self.name} has no option {option!r}{meant(option, known) or '.'} {_listed('Its options are', known)}")
         thing = self.thing
         if callable(thing) and not self._ready:
             if lacking := [name for name, p in self.options.items() if p.default is p.empty and name not in options]:
@@ -109,7 +109,7 @@ def find_game(name: str, home: str | pathlib.Path | None = None) -> Found:
     if not where or not thing:
         if name.endswith(".py"):
             raise GameError(f"{name!r} names a file: name the object in it too, like '{name}:Lock'")
-        raise GameError(f"unknown game {name!r}{_meant(name, list(GAMES))}; the games are {', '.join(GAMES)}; {_OWN}")
+        raise GameError(f"unknown game {name!r}{meant(name, list(GAMES))}; the games are {', '.join(GAMES)}; {_OWN}")
     if not where.endswith(".py"):
         return Found(name, _object(_module(where, name), thing, name))
     path = pathlib.Path(where).expanduser() if home is None else pathlib.Path(home) / pathlib.Path(where).name
@@ -130,11 +130,6 @@ def _members() -> set[str]:
     return own | set(Game.__annotations__)
 
 
-def _meant(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
 def _listed(what: str, names: list[str]) -> str:
     return f"{what} {', '.join(names)}" if names else "It has none"
 
@@ -142,7 +137,7 @@ def _listed(what: str, names: list[str]) -> str:
 def _object(module: types.ModuleType, thing: str, name: str) -> Any:
     if not hasattr(module, thing):
         made = [n for n, x in vars(module).items() if not n.startswith("_") and getattr(x, "__module__", None) == module.__name__]
-        raise GameError(f"game {name!r}: there is no {thing!r} in it{_meant(thing, made) or '.'} {_listed('It defines', made)}")
+        raise GameError(f"game {name!r}: there is no {thing!r} in it{meant(thing, made) or '.'} {_listed('It defines', made)}")
     return getattr(module, thing)
 
 

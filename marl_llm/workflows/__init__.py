@@ -12,10 +12,9 @@ from marl_llm.workflows.assignment import (
     separate,
     shared,
 )
-from marl_llm.workflows.calls import ToolRefusal
 from marl_llm.workflows.controller import Controller, Rollout
 from marl_llm.workflows.drawing import to_mermaid, to_svg
-from marl_llm.workflows.failures import RolloutError
+from marl_llm.workflows.errors import FormatError, RolloutError, ToolRefusal, WorkflowError
 from marl_llm.workflows.graph import (
     NOTHING,
     Workflow,
@@ -32,7 +31,7 @@ from marl_llm.workflows.graph import (
     with_roles,
 )
 from marl_llm.workflows.parsers import code_block, json_object, plain, short_text, tagged, texts
-from marl_llm.workflows.roles import FormatError, Role, RoleTool, WorkflowError, numbered
+from marl_llm.workflows.roles import Role, RoleTool, numbered
 from marl_llm.workflows.speech import PlainText, Speech
 from marl_llm.workflows.trajectory import Episode, RoleCall, Task, ToolUse, Trajectory
 from marl_llm.workflows.world import World

@@ -12,14 +12,15 @@ Two roles that play one model share its parameters, its optimizer and its buffer
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import random
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from marl_llm.hints import suggestion
 from marl_llm.text import Message
+from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.graph import Workflow
-from marl_llm.workflows.roles import Fields, Role, WorkflowError
+from marl_llm.workflows.roles import Fields, Role
 
 
 @runtime_checkable
@@ -126,11 +127,12 @@ class Assignment:
     def __post_init__(self):
         for name in self.models:
             if name not in self.roles.values():
-                raise WorkflowError(f"assignment: the model {name!r} plays no role{_hint(name, tuple(self.roles.values()))}: take it out")
+                hint = suggestion(name, self.roles.values())
+                raise WorkflowError(f"assignment: the model {name!r} plays no role: take it out; {hint}")
         scheduled = [name for models, _ in self.schedule.spells for name in models]
         for name in scheduled:
             if name not in self.trained:
-                raise WorkflowError(f"schedule: {name!r} is no trained model of this assignment{_hint(name, self.trained)}")
+                raise WorkflowError(f"schedule: {name!r} is no trained model of this assignment, {suggestion(name, self.trained)}")
         for name in self.trained if scheduled else ():
             if name not in scheduled:
                 raise WorkflowError(f"schedule: the model {name!r} never trains: give it a spell, or freeze it with Policy(trained=False)")
@@ -160,16 +162,11 @@ class Assignment:
                 raise WorkflowError(f"the role {role!r} of workflow {workflow.name!r} is unassigned: name the model that plays it")
         for role in self.roles:
             if role not in workflow.roles:
-                raise WorkflowError(f"assignment: workflow {workflow.name!r} has no role {role!r}{_hint(role, tuple(workflow.roles))}")
+                raise WorkflowError(f"assignment: workflow {workflow.name!r} has no role {role!r}, {suggestion(role, workflow.roles)}")
         for name, role in workflow.roles.items():
             if role.tools and not isinstance(self.model(name), Policy):
                 kind = type(self.model(name)).__name__
                 raise WorkflowError(f"the role {name!r} calls tools within its response, which only a Policy can, not {kind}")
-
-
-def _hint(name: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f", did you mean {close[0]!r}?" if close else f" (there are {', '.join(dict.fromkeys(known)) or 'none'})"
 
 
 def shared(workflow: Workflow, model: str = "policy") -> Assignment:
@@ -196,7 +193,7 @@ def assignment_from(
       WorkflowError: an unknown key or kind, or a client or player that is missing.
     """
     if unknown := [key for key in config if key not in ("roles", "models", "schedule")]:
-        raise WorkflowError(f"assignment: unknown key {unknown[0]!r}{_hint(unknown[0], ('roles', 'models', 'schedule'))}")
+        raise WorkflowError(f"assignment: unknown key {unknown[0]!r}, {suggestion(unknown[0], ('roles', 'models', 'schedule'))}")
     models: dict[str, Model] = {}
     for name, kind in dict(config.get("models") or {}).items():
         source = {"outside": outside, "scripted": scripts}.get(kind) or {}
@@ -204,7 +201,7 @@ def assignment_from(
             models[name] = Policy(trained=kind == "trained")
         elif kind not in ("outside", "scripted"):
             kinds = ("trained", "frozen", "outside", "scripted")
-            raise WorkflowError(f"assignment: model {name!r} is {kind!r}{_hint(str(kind), kinds)}; the kinds are {', '.join(kinds)}")
+            raise WorkflowError(f"assignment: model {name!r} is {kind!r}, {suggestion(str(kind), kinds)}")
         elif name not in source:
             raise WorkflowError(
                 f"assignment: model {name!r} is {kind}, but no {'client' if kind == 'outside' else 'player'} was given for it"

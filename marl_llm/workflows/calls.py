@@ -14,10 +14,11 @@ from marl_llm.sampling.requests import Request, RequestError, Settings
 from marl_llm.text import Message, ToolCall
 from marl_llm.tools.results import FailureKind, ToolResult
 from marl_llm.workflows.assignment import Assignment, Outside, Scripted, Turn
-from marl_llm.workflows.failures import PlayFailure, from_error, from_tool
-from marl_llm.workflows.graph import Call, Tool, Workflow
-from marl_llm.workflows.roles import RoleTool, WorkflowError
-from marl_llm.workflows.speech import PromptTooLong, Speech, prompt_of, spoken_ids
+from marl_llm.workflows.errors import PlayFailure, PromptTooLong, ToolRefusal, WorkflowError, from_error, from_tool
+from marl_llm.workflows.graph import Workflow
+from marl_llm.workflows.nodes import Call, Tool
+from marl_llm.workflows.roles import RoleTool
+from marl_llm.workflows.speech import Speech, prompt_of, spoken_ids
 from marl_llm.workflows.state import State
 from marl_llm.workflows.threads import Late, Stalled, Threads
 from marl_llm.workflows.trajectory import Event, RoleCall, Task, ToolUse
@@ -218,7 +219,3 @@ class Speaker:
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise PlayFailure(node, FailureKind.DEADLINE.value, f"no answer within {timeout_s} s") from None
             raise from_error(node, error) from error
-
-
-class ToolRefusal(ValueError):
-    """Raised by the function of a `RoleTool` whose arguments it cannot serve: the role reads the message and goes on."""

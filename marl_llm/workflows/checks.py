@@ -5,18 +5,18 @@ The check follows the state through the graph: at each node it knows the fields 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from marl_llm.workflows.graph import Call, Choose, Each, Node, Repeat, Sequence, Stop, Together, Tool, Workflow, walk
-from marl_llm.workflows.rewards import title
-from marl_llm.workflows.roles import WorkflowError
+from marl_llm.hints import suggestion
+from marl_llm.workflows.errors import WorkflowError
+from marl_llm.workflows.nodes import Call, Choose, Node, Repeat, Sequence, Stop, Together, Tool, label, walk, writes, written
 
 Known = frozenset[str] | None  # fields that are there for certain; None: control never comes here
 
 
-def check(workflow: Workflow) -> None:
-    """Raises `WorkflowError` naming the first node that cannot be, and what to do about it."""
+def check(workflow: Any) -> None:
+    """Of a `graph.Workflow` that is being built. Raises `WorkflowError` naming the first node that cannot be, and what to do about it."""
     for what, names in (("inputs", workflow.inputs), ("hidden", workflow.hidden)):
         if isinstance(names, str):
             raise WorkflowError(f"workflow {workflow.name!r}: {what}={names!r} must be a tuple of names, e.g. {what}=({names!r},)")
@@ -31,21 +31,14 @@ def check(workflow: Workflow) -> None:
                     raise WorkflowError(
                         f"node {node.name!r}: role {node.role.name!r} reads the hidden field {field!r}; a prompt may not hold it"
                     )
-        for field in sorted(_writes(node)):
+        for field in sorted(writes(node)):
             if field in (*workflow.inputs, *workflow.hidden):
                 raise WorkflowError(f"node {label(node)!r} writes {field!r}, which is a field of the task: give it another name")
     _Flow(workflow).follow(workflow.body, frozenset(given), [])
     _check_rewards(workflow)
 
 
-def label(node: Node) -> str:
-    """What to call a node in a message."""
-    if isinstance(node, Each):
-        return f"each {node.item} in {node.over}"
-    return getattr(node, "name", type(node).__name__.lower())
-
-
-def _check_names(workflow: Workflow) -> None:
+def _check_names(workflow: Any) -> None:
     seen: dict[str, Node] = {}
     roles: dict[str, object] = {}
     for node in walk(workflow.body):
@@ -61,14 +54,14 @@ def _check_names(workflow: Workflow) -> None:
         raise WorkflowError(f"workflow {workflow.name!r} calls no role: there is nobody to train")
 
 
-def _check_rewards(workflow: Workflow) -> None:
+def _check_rewards(workflow: Any) -> None:
     """Refuses a reward that pays a role or reads a field which the workflow does not have.
 
     Of a reward that is not made by `rewards`, nothing is known before it is called.
     """
     if callable(workflow.rewards) or isinstance(workflow.rewards, str):
         raise WorkflowError(f"workflow {workflow.name!r}: rewards must be a tuple of rewards, e.g. rewards=(broadcast(...),)")
-    fields = [field for node in walk(workflow.body) for field in sorted(_writes(node))]
+    fields = [field for node in walk(workflow.body) for field in sorted(writes(node))]
     for number, reward in enumerate(workflow.rewards):
         who = f"{title(number, reward)} of workflow {workflow.name!r}"
         if not callable(reward):
@@ -76,34 +69,12 @@ def _check_rewards(workflow: Workflow) -> None:
         pays, reads = getattr(reward, "pays", ()), getattr(reward, "reads", ())
         for names, known, what in ((pays, list(workflow.roles), "pays the role"), (reads, fields, "reads the field")):
             if missing := [name for name in names if name not in known]:
-                raise WorkflowError(f"{who} {what} {missing[0]!r}, which the workflow does not have; {_hint(missing[0], known)}")
+                raise WorkflowError(f"{who} {what} {missing[0]!r}, which the workflow does not have; {suggestion(missing[0], known)}")
 
 
-def _hint(word: str, known: Iterable[str]) -> str:
-    """The nearest of the known words, or all of them."""
-    known = list(dict.fromkeys(known))
-    close = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-
-
-def _writes(node: Node) -> set[str]:
-    """Fields that a node itself writes."""
-    if isinstance(node, Call):
-        return set(node.role.writes)
-    if isinstance(node, Tool):
-        return set(node.writes)
-    return {node.item, *node.collect.values()} if isinstance(node, Each) else set()
-
-
-def written(node: Node) -> set[str]:
-    """Fields that may leave a node: its own and those inside. The body of an `Each` keeps its fields to itself."""
-    if isinstance(node, Each):
-        return set(node.collect.values())
-    fields = _writes(node)
-    inside = node.parts if isinstance(node, Sequence | Together) else ()
-    inside = node.cases.values() if isinstance(node, Choose) else inside
-    inside = (node.body,) if isinstance(node, Repeat) else inside
-    return fields.union(*map(written, inside))
+def title(number: int, reward: Callable) -> str:
+    """What to call a workflow's reward in a message."""
+    return f"reward {number} ({getattr(reward, '__qualname__', type(reward).__name__)})"
 
 
 def _meet(ways: Iterable[Known]) -> Known:
@@ -115,10 +86,10 @@ def _meet(ways: Iterable[Known]) -> Known:
 class _Flow:
     """Follows control and fields through one workflow. `exits` collects what is known where a `stop` leaves."""
 
-    def __init__(self, workflow: Workflow):
+    def __init__(self, workflow: Any):
         self.writers: dict[str, list[str]] = {}
         for node in walk(workflow.body):
-            for field in _writes(node):
+            for field in writes(node):
                 self.writers.setdefault(field, []).append(label(node))
         self.given = [*workflow.inputs, *workflow.hidden, *workflow.start]
 
@@ -130,13 +101,13 @@ class _Flow:
             if field in self.writers:
                 writers = " and ".join(map(repr, self.writers[field]))
                 raise WorkflowError(f"{where}which {writers} may not have written by then: move it, or give it a value in start={{...}}")
-            hint = _hint(field, [*self.given, *self.writers])
+            hint = suggestion(field, [*self.given, *self.writers])
             raise WorkflowError(f"{where}which no node writes and the task does not give; {hint}")
 
     def follow(self, node: Node, known: frozenset[str], exits: list[Known]) -> Known:
         if isinstance(node, Call | Tool):
             self.need(node, node.role.reads if isinstance(node, Call) else node.reads, known)
-            return known | _writes(node)
+            return known | writes(node)
         if isinstance(node, Stop):
             exits.append(known)
             return None

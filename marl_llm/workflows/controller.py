@@ -24,10 +24,10 @@ from marl_llm.sampling.requests import Generator, Settings
 from marl_llm.tools.results import FailureKind
 from marl_llm.workflows.assignment import Assignment, Policy
 from marl_llm.workflows.calls import Speaker
-from marl_llm.workflows.failures import PlayFailure, RolloutError
-from marl_llm.workflows.graph import Call, Each, Together, Workflow, walk
+from marl_llm.workflows.errors import PlayFailure, RolloutError, WorkflowError
+from marl_llm.workflows.graph import Workflow
+from marl_llm.workflows.nodes import Call, Each, Together, walk
 from marl_llm.workflows.play import PICKS, Forks, Play, finish, run_all
-from marl_llm.workflows.roles import WorkflowError
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.threads import Threads
 from marl_llm.workflows.trajectory import Episode, Failure, Task, Trajectory

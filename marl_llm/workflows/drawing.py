@@ -10,7 +10,8 @@ import dataclasses
 import html
 from collections.abc import Mapping
 
-from marl_llm.workflows.graph import Call, Choose, Each, Node, Repeat, Sequence, Stop, Together, Tool, Workflow
+from marl_llm.workflows.graph import Workflow
+from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Sequence, Stop, Together, Tool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,118 +18,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from marl_llm.workflows.roles import Role, WorkflowError, parameters
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """A role speaks."""
-
-    role: Role
-    name: str
-
-    @property
-    def size(self) -> int:
-        """How many requests it can make, which are its places in the numbering of all requests."""
-        return 1 + (self.role.max_tool_rounds if self.role.tools else 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Tool:
-    """A function runs: outside of the event loop if it is plain, in it if it is `async`, and at once if `instant`."""
-
-    name: str
-    function: Callable[..., Any]
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    timeout_s: float | int
-    instant: bool
-    size: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Sequence:
-    """One after the other."""
-
-    parts: tuple[Node, ...]
-
-    @functools.cached_property
-    def size(self) -> int:
-        """Places of all parts."""
-        return sum(part.size for part in self.parts)
-
-
-@dataclasses.dataclass(frozen=True)
-class Together:
-    """All at once, on the same state; what they write must differ."""
-
-    parts: tuple[Node, ...]
-
-    @functools.cached_property
-    def size(self) -> int:
-        """Places of all parts."""
-        return sum(part.size for part in self.parts)
-
-
-@dataclasses.dataclass(frozen=True)
-class Each:
-    """The body once per item of a list, all at once; what it writes is collected into lists in the order of the items."""
-
-    over: str
-    item: str
-    body: Node
-    collect: Mapping[str, str]  # field of the body -> field of the list
-    at_most: int
-
-    @functools.cached_property
-    def size(self) -> int:
-        """Places of all items."""
-        return self.at_most * self.body.size
-
-
-@dataclasses.dataclass(frozen=True)
-class Choose:
-    """One of several ways, by the value of a function of the state."""
-
-    name: str
-    by: Callable[..., Hashable]
-    reads: tuple[str, ...]
-    cases: Mapping[Hashable, Node]
-
-    @functools.cached_property
-    def size(self) -> int:
-        """Places of all ways."""
-        return sum(case.size for case in self.cases.values())
-
-
-@dataclasses.dataclass(frozen=True)
-class Repeat:
-    """The body again and again, until a condition, a `stop` inside, or the bound."""
-
-    name: str
-    body: Node
-    at_most: int
-    until: Callable[..., bool] | None
-    reads: tuple[str, ...]
-
-    @functools.cached_property
-    def size(self) -> int:
-        """Places of all rounds."""
-        return self.at_most * self.body.size
-
-
-@dataclasses.dataclass(frozen=True)
-class Stop:
-    """Leaves the innermost loop, or ends the workflow outside of any."""
-
-    size: int = 0
-
-
-Node = Call | Tool | Sequence | Together | Each | Choose | Repeat | Stop
-Part = Node | Role
+from marl_llm.workflows.checks import check
+from marl_llm.workflows.errors import WorkflowError
+from marl_llm.workflows.nodes import Call, Choose, Each, Node, Part, Repeat, Sequence, Stop, Together, Tool, walk
+from marl_llm.workflows.roles import Role, parameters
 
 
 def _node(part: Any) -> Node:
@@ -289,8 +184,6 @@ class Workflow:
     metrics: Mapping[str, Callable[..., float]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        from marl_llm.workflows.checks import check  # checks and graph describe each other
-
         object.__setattr__(self, "body", _node(self.body))
         check(self)
 
@@ -330,16 +223,3 @@ def with_roles(workflow: Workflow, change: Callable[[Role], Role]) -> Workflow:
         return node
 
     return dataclasses.replace(workflow, body=changed(workflow.body))
-
-
-def walk(node: Node) -> Iterator[Node]:
-    """A node and everything inside it, in the order written."""
-    yield node
-    if isinstance(node, Sequence | Together):
-        for part in node.parts:
-            yield from walk(part)
-    elif isinstance(node, Each | Repeat):
-        yield from walk(node.body)
-    elif isinstance(node, Choose):
-        for case in node.cases.values():
-            yield from walk(case)

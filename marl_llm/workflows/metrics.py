@@ -10,7 +10,7 @@ import numpy as np
 
 from marl_llm.tools.results import FailureKind
 from marl_llm.workflows.controller import Rollout
-from marl_llm.workflows.roles import WorkflowError
+from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.samples import SampleTable
 from marl_llm.workflows.trajectory import Episode, ToolUse
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from marl_llm.workflows.roles import FormatError
+from marl_llm.workflows.errors import FormatError
 
 Parser = Callable[[str], dict[str, Any]]
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n\s*```", re.DOTALL)

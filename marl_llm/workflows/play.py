@@ -9,11 +9,11 @@ import random
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from marl_llm.workflows.failures import PlayFailure
-from marl_llm.workflows.graph import Call, Choose, Each, Node, Repeat, Stop, Together, Tool, Workflow
-from marl_llm.workflows.graph import Sequence as InOrder
+from marl_llm.workflows.errors import PlayFailure, WorkflowError
+from marl_llm.workflows.graph import Workflow
+from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Stop, Together, Tool
+from marl_llm.workflows.nodes import Sequence as InOrder
 from marl_llm.workflows.rewards import earned
-from marl_llm.workflows.roles import WorkflowError
 from marl_llm.workflows.state import Round, State, Todo, merge, push
 from marl_llm.workflows.trajectory import Event, Task, Trajectory
 

@@ -17,17 +17,14 @@ from marl_llm.sampling.requests import Completion, Request
 from marl_llm.workflows.assignment import Assignment
 from marl_llm.workflows.calls import Speaker
 from marl_llm.workflows.controller import Controller
-from marl_llm.workflows.graph import Tool, Workflow
+from marl_llm.workflows.errors import ReplayError
+from marl_llm.workflows.graph import Workflow
+from marl_llm.workflows.nodes import Tool
 from marl_llm.workflows.play import finish
-from marl_llm.workflows.roles import WorkflowError
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.state import State
 from marl_llm.workflows.storage import from_json
 from marl_llm.workflows.trajectory import Episode, RoleCall, ToolUse
-
-
-class ReplayError(WorkflowError):
-    """The workflow makes something else of the recorded answers than it did; the message says where first."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from marl_llm.workflows.checks import title
+from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.graph import Workflow
-from marl_llm.workflows.roles import WorkflowError
 from marl_llm.workflows.trajectory import RoleCall, Trajectory
 
 
@@ -149,11 +150,6 @@ def earned(workflow: Workflow, trajectory: Trajectory) -> dict[str, Earned]:
             into[3] = into[3] or award.team
             into[2][award.component] = into[2].get(award.component, 0.0) + float(award.value)
     return {name: Earned(*parts) for name, parts in sums.items()}
-
-
-def title(number: int, reward: Reward) -> str:
-    """What to call a workflow's reward in a message."""
-    return f"reward {number} ({getattr(reward, '__qualname__', type(reward).__name__)})"
 
 
 def _described(reward: Reward, name: str, roles: tuple[str, ...] | None, scores: Any = None) -> Reward:

@@ -16,25 +16,9 @@ from typing import Any
 
 from marl_llm.sampling.requests import Settings
 from marl_llm.text import Message
+from marl_llm.workflows.errors import FormatError, WorkflowError
 
 Fields = Mapping[str, Any]
-
-
-class WorkflowError(ValueError):
-    """A team that cannot be played as it is written; the message names the node and says what to do."""
-
-
-class FormatError(ValueError):
-    """Raised by a parser: the response breaks the role's format.
-
-    Args:
-      why: one line for people and for the transcripts.
-      fields: what could be read all the same; the other outputs take their fallbacks.
-    """
-
-    def __init__(self, why: str, fields: Fields | None = None):
-        super().__init__(why)
-        self.fields = dict(fields or {})
 
 
 def parameters(function: Callable, what: str) -> tuple[str, ...]:

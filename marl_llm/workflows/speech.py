@@ -12,6 +12,7 @@ from typing import Any, Protocol, SupportsInt, runtime_checkable
 
 from marl_llm.text import Conversation, Message, Reply, Tokenizer
 from marl_llm.text.chat import Turn
+from marl_llm.workflows.errors import PromptTooLong
 from marl_llm.workflows.roles import Role
 
 
@@ -72,10 +73,6 @@ class PlainText:
         ids = talk.turns[-1].reply
         finished = bool(ids) and ids[-1] in self.stop_ids
         return Reply(self.tokenizer.decode(ids[:-1] if finished else ids), None, (), (), finished)
-
-
-class PromptTooLong(ValueError):
-    """A prompt over the role's budget that nothing may be cut from; the message has both lengths."""
 
 
 def prompt_of(role: Role, speech: Speech, fields: dict[str, Any]) -> tuple[Conversation, list[Message], int]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from marl_llm.workflows.checks import written
-from marl_llm.workflows.graph import Each, Node, Repeat, Together
+from marl_llm.workflows.nodes import Each, Node, Repeat, Together, written
 from marl_llm.workflows.trajectory import Event, RoleCall
 
 

@@ -37,8 +37,8 @@ import numpy as np
 
 from marl_llm.reporting import files
 from marl_llm.workflows.controller import Rollout
+from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.rewards import earned
-from marl_llm.workflows.roles import WorkflowError
 from marl_llm.workflows.samples import SampleTable
 from marl_llm.workflows.trajectory import Episode, Event, Failure, RoleCall, Task, ToolUse, Trajectory
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from marl_llm.workflows.assignment import Turn
+from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.graph import Workflow
-from marl_llm.workflows.roles import WorkflowError
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.trajectory import Task
 

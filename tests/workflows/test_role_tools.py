@@ -11,8 +11,8 @@ from marl_llm.text import QWEN2_5, ByteTokenizer, Chat
 from marl_llm.tools.results import FailureKind, failed, success
 from marl_llm.workflows import Role, RoleTool, Workflow, plain
 from marl_llm.workflows.assignment import shared
-from marl_llm.workflows.calls import ToolRefusal
 from marl_llm.workflows.controller import Controller
+from marl_llm.workflows.errors import ToolRefusal
 from marl_llm.workflows.trajectory import Task
 
 TOKENIZER = ByteTokenizer(specials=("<|im_start|>", "<|im_end|>"), stops=("<|im_end|>",))

@@ -30,7 +30,7 @@ from marl_llm.workflows import (
 )
 from marl_llm.workflows.assignment import Assignment, Outside, Scripted, shared
 from marl_llm.workflows.controller import Controller
-from marl_llm.workflows.failures import RolloutError
+from marl_llm.workflows.errors import RolloutError
 from marl_llm.workflows.trajectory import RoleCall, Task
 
 

@@ -25,7 +25,8 @@ from marl_llm.workflows import (
     shared,
     tool,
 )
-from marl_llm.workflows.replay import ReplayError, replay
+from marl_llm.workflows.errors import ReplayError
+from marl_llm.workflows.replay import replay
 from marl_llm.workflows.rewards import broadcast, format_penalty
 from marl_llm.workflows.samples import sample_table
 from marl_llm.workflows.storage import from_json, read_trajectories, report_episodes, write_trajectories

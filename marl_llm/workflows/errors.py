@@ -1,8 +1,40 @@
-"""Failures of a play: what voids it, as against what is a fault of the program."""
+"""All errors of workflows: what is wrong with a team, what breaks a response's format, what voids a play, what ends a rollout."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from marl_llm.tools.results import Failure, InfrastructureError
+
+
+class WorkflowError(ValueError):
+    """A team that cannot be played as it is written; the message names the node and says what to do."""
+
+
+class FormatError(ValueError):
+    """Raised by a parser: the response breaks the role's format.
+
+    Args:
+      why: one line for people and for the transcripts.
+      fields: what could be read all the same; the other outputs take their fallbacks.
+    """
+
+    def __init__(self, why: str, fields: Mapping[str, Any] | None = None):
+        super().__init__(why)
+        self.fields = dict(fields or {})
+
+
+class PromptTooLong(ValueError):
+    """A prompt over the role's budget that nothing may be cut from; the message has both lengths."""
+
+
+class ToolRefusal(ValueError):
+    """Raised by the function of a `RoleTool` whose arguments it cannot serve: the role reads the message and goes on."""
+
+
+class ReplayError(WorkflowError):
+    """The workflow makes something else of the recorded answers than it did; the message says where first."""
 
 
 class RolloutError(RuntimeError):

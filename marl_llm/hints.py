@@ -1,0 +1,27 @@
+"""Ground floor: suggestions for a word that is not known, for error messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def closest(word: object, known: Iterable[object]) -> str | None:
+    """The known word that is most like this one, whatever the case of its letters; None if no word is like it."""
+    names = list(dict.fromkeys(map(str, known)))
+    by_lower = {name.lower(): name for name in reversed(names)}  # of two that differ in case only, the first
+    found = difflib.get_close_matches(str(word).lower(), by_lower, 1)
+    return by_lower[found[0]] if found else None
+
+
+def meant(word: object, known: Iterable[object]) -> str:
+    """`; did you mean 'x'?`, or nothing where no known word is like it."""
+    near = closest(word, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def suggestion(word: object, known: Iterable[object]) -> str:
+    """`did you mean 'x'?`, or `there are x, y, z` where no known word is like it."""
+    names = list(dict.fromkeys(map(str, known)))
+    near = closest(word, names)
+    return f"did you mean {near!r}?" if near else f"there are {', '.join(names) or 'none'}"

@@ -1,0 +1,158 @@
+"""The parts that a workflow is made of, as values, and what can be read off them. `graph` has the words that make them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any
+
+from marl_llm.workflows.roles import Role
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A role speaks."""
+
+    role: Role
+    name: str
+
+    @property
+    def size(self) -> int:
+        """How many requests it can make, which are its places in the numbering of all requests."""
+        return 1 + (self.role.max_tool_rounds if self.role.tools else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """A function runs: outside of the event loop if it is plain, in it if it is `async`, and at once if `instant`."""
+
+    name: str
+    function: Callable[..., Any]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    timeout_s: float | int
+    instant: bool
+    size: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequence:
+    """One after the other."""
+
+    parts: tuple[Node, ...]
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Places of all parts."""
+        return sum(part.size for part in self.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """All at once, on the same state; what they write must differ."""
+
+    parts: tuple[Node, ...]
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Places of all parts."""
+        return sum(part.size for part in self.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Each:
+    """The body once per item of a list, all at once; what it writes is collected into lists in the order of the items."""
+
+    over: str
+    item: str
+    body: Node
+    collect: Mapping[str, str]  # field of the body -> field of the list
+    at_most: int
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Places of all items."""
+        return self.at_most * self.body.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Choose:
+    """One of several ways, by the value of a function of the state."""
+
+    name: str
+    by: Callable[..., Hashable]
+    reads: tuple[str, ...]
+    cases: Mapping[Hashable, Node]
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Places of all ways."""
+        return sum(case.size for case in self.cases.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeat:
+    """The body again and again, until a condition, a `stop` inside, or the bound."""
+
+    name: str
+    body: Node
+    at_most: int
+    until: Callable[..., bool] | None
+    reads: tuple[str, ...]
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Places of all rounds."""
+        return self.at_most * self.body.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """Leaves the innermost loop, or ends the workflow outside of any."""
+
+    size: int = 0
+
+
+Node = Call | Tool | Sequence | Together | Each | Choose | Repeat | Stop
+Part = Node | Role
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """A node and everything inside it, in the order written."""
+    yield node
+    if isinstance(node, Sequence | Together):
+        for part in node.parts:
+            yield from walk(part)
+    elif isinstance(node, Each | Repeat):
+        yield from walk(node.body)
+    elif isinstance(node, Choose):
+        for case in node.cases.values():
+            yield from walk(case)
+
+
+def label(node: Node) -> str:
+    """What to call a node in a message."""
+    if isinstance(node, Each):
+        return f"each {node.item} in {node.over}"
+    return getattr(node, "name", type(node).__name__.lower())
+
+
+def writes(node: Node) -> set[str]:
+    """Fields that a node itself writes."""
+    if isinstance(node, Call):
+        return set(node.role.writes)
+    if isinstance(node, Tool):
+        return set(node.writes)
+    return {node.item, *node.collect.values()} if isinstance(node, Each) else set()
+
+
+def written(node: Node) -> set[str]:
+    """Fields that may leave a node: its own and those inside. The body of an `Each` keeps its fields to itself."""
+    if isinstance(node, Each):
+        return set(node.collect.values())
+    fields = writes(node)
+    inside = node.parts if isinstance(node, Sequence | Together) else ()
+    inside = node.cases.values() if isinstance(node, Choose) else inside
+    inside = (node.body,) if isinstance(node, Repeat) else inside
+    return fields.union(*map(written, inside))
