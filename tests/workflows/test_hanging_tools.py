@@ -11,7 +11,7 @@ from wordy import SPEECH, Says
 from marl_llm.workflows import Role, Workflow, plain, sequence, tool, when
 from marl_llm.workflows.assignment import shared
 from marl_llm.workflows.controller import Controller
-from marl_llm.workflows.failures import RolloutError
+from marl_llm.workflows.errors import RolloutError
 from marl_llm.workflows.metrics import rollout_metrics
 from marl_llm.workflows.samples import sample_table
 from marl_llm.workflows.trajectory import Task
