@@ -7,38 +7,28 @@ return a value.
 
 import asyncio
 import dataclasses
-import decimal
 import json
 import math
 import re
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from marl_llm.tools._compare import USUAL, Tolerance, opened, same_output, same_tree, same_value, shown
 from marl_llm.tools.results import ToolResult, failed, success
+from marl_llm.tools.said import Bounds, read_json, read_text
 from marl_llm.tools.sandbox import Execution, Limits, Program, Request, Sandbox, default_sandbox
 from marl_llm.tools.sandbox.inside import values
 
+__all__ = [
+    "CASE_STATES", "Case", "CallsResult", "Judgement", "Tolerance", "ajudge_calls", "ajudge_stdio", "call_request", "judge_calls",
+    "judge_stdio", "read_calls", "read_stdio", "same_output", "same_value", "stdio_requests",
+]  # fmt: skip
+
 # What can become of one case. Only "passed" is a pass.
 CASE_STATES = ("passed", "wrong", "raised", "timeout", "memory", "output_limit", "not_reached", "missing", "malformed")
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-
-
-@dataclasses.dataclass(frozen=True)
-class Tolerance:
-    """How close a floating-point number must come: |a − e| ≤ absolute + relative·|e|. Integers must be equal.
-
-    APPS compares with numpy's allclose (1e-5 and 1e-8) and applies it to integers as well, so that 1000001 passes for 1000000; here the
-    tolerance is only for numbers that the reference writes as non-integers. LiveCodeBench compares decimals exactly: `Tolerance(0, 0)`.
-    """
-
-    relative: float | int = 1e-5
-    absolute: float | int = 1e-8
-
-    def close(self, actual: float, expected: float) -> bool:
-        """False for NaN on either side; infinities must be equal."""
-        if math.isinf(actual) or math.isinf(expected):
-            return actual == expected
-        return abs(actual - expected) <= self.absolute + self.relative * abs(expected)
+SPARE_VALUES = 10_000  # a returned value may have this many parts more than twice the expected one's; a larger one is wrong unread
+LINE_DEPTH = 4 * values.MAX_DEPTH  # an encoded value nests up to three containers per level
+_NUMBERED = re.compile(rb'\{\s*+"case"\s*+:\s*+(\d{1,9})\s*+,')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +37,11 @@ class Case:
 
     Attributes:
       state: one of `CASE_STATES`.
-      value: what a called function returned.
+      value: what a called function returned; an `Opaque` in its place where it is large (over 1000 parts, or an integer of over 4096 bits).
       error: what it raised, as `Type: message`.
       mutated: whether it changed its arguments (which nobody but itself sees).
       seconds: as the candidate's own process measured, for people.
+      replaced: characters of its texts that were no valid UTF-8 and became U+FFFD.
     """
 
     state: str
@@ -58,6 +49,7 @@ class Case:
     error: str = ""
     mutated: bool = False
     seconds: float = 0.0
+    replaced: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,68 +78,12 @@ class Judgement:
         return any(program.outcome in ("timeout", "memory", "disk", "signal") and program.stdout_bytes for program in self.programs)
 
     def counts(self, prefix: str = "judge") -> dict[str, float]:
-        """Figures for the metrics: a count per state (zeros included), mutated arguments and partial output."""
+        """Figures for the metrics: a count per state (zeros included), mutated arguments, cases with replaced text, partial output."""
         states = {f"{prefix}/{state}": float(sum(case.state == state for case in self.cases)) for state in CASE_STATES}
         mutated = float(sum(case.mutated for case in self.cases))
-        return states | {f"{prefix}/mutated": mutated, f"{prefix}/partial_output": float(self.partial_output)}
-
-
-def same_value(actual: Any, expected: Any, tolerance: Tolerance = Tolerance(), tuples_as_lists: bool = False) -> bool:
-    """Whether a returned value is the expected one, type by type.
-
-    bool, int, float, str, bytes, None and the containers never equal each other, with two exceptions: an int may stand where a float is
-    expected (PEP 484), and with `tuples_as_lists` a tuple where a list is (expected values that come from JSON cannot say tuple). NaN
-    equals nothing. Keys of dictionaries and members of sets are compared exactly.
-    """
-    kind = type(expected)
-    if kind is float:
-        if type(actual) is int:
-            return abs(actual) <= 1 << 1023 and tolerance.close(float(actual), expected)
-        return type(actual) is float and tolerance.close(actual, expected)
-    if kind is complex:
-        return type(actual) is complex and tolerance.close(actual.real, expected.real) and tolerance.close(actual.imag, expected.imag)
-    if kind in (list, tuple):
-        fits = type(actual) is kind or (tuples_as_lists and kind is list and type(actual) is tuple)
-        return fits and len(actual) == len(expected) and all(same_value(a, e, tolerance, tuples_as_lists) for a, e in zip(actual, expected))
-    if kind is dict:
-        if type(actual) is not dict or len(actual) != len(expected):
-            return False
-        keys = {(type(key), key): value for key, value in actual.items()}
-        return all(
-            (type(key), key) in keys and same_value(keys[type(key), key], value, tolerance, tuples_as_lists)
-            for key, value in expected.items()
-        )
-    if kind in (set, frozenset):
-        return type(actual) is kind and {(type(x), x) for x in actual} == {(type(x), x) for x in expected}
-    if kind in (type(None), bool, int, str, bytes):
-        return type(actual) is kind and actual == expected
-    raise TypeError(f"an expected value of type {kind.__name__} cannot be compared; use built-in types")
-
-
-def same_output(actual: str, expected: str, tolerance: Tolerance = Tolerance()) -> bool:
-    """Whether printed text is the expected one.
-
-    As APPS and LiveCodeBench: spaces at the ends of lines and blank lines at the end do not count; the rest is compared line by line, and a
-    line that differs word by word, where two plain numbers are compared as numbers (exactly if the expected one is an integer).
-    """
-    got, want = ([line.strip() for line in text.strip().splitlines()] for text in (actual, expected))
-    return len(got) == len(want) and all(a == e or _same_line(a, e, tolerance) for a, e in zip(got, want))
-
-
-def _same_line(actual: str, expected: str, tolerance: Tolerance) -> bool:
-    got, want = actual.split(), expected.split()
-    return len(got) == len(want) and all(a == e or _same_word(a, e, tolerance) for a, e in zip(got, want))
-
-
-def _same_word(actual: str, expected: str, tolerance: Tolerance) -> bool:
-    if not (_NUMBER.fullmatch(actual) and _NUMBER.fullmatch(expected)) or max(len(actual), len(expected)) > 400:
-        return False
-    a, e = decimal.Decimal(actual), decimal.Decimal(expected)
-    if a == e:
-        return True
-    if expected.lstrip("+-").isdecimal():
-        return False
-    return tolerance.close(float(a), float(e))
+        replaced = float(sum(case.replaced > 0 for case in self.cases))
+        others = {"mutated": mutated, "replaced": replaced, "partial_output": float(self.partial_output)}
+        return states | {f"{prefix}/{name}": value for name, value in others.items()}
 
 
 # ---- calls
@@ -170,58 +106,82 @@ def call_request(
     """
     trees = [values.encode(list(arguments)) for arguments in inputs]
     for number, tree in enumerate(trees):
-        if '{"o":' in json.dumps(tree, separators=(",", ":")) and any(isinstance(v, values.Opaque) for v in _flat(values.decode(tree))):
+        if _has_opaque(tree):
             raise ValueError(f"case {number} has an argument that is not of a built-in type: {inputs[number]!r:.200}")
     plan = {"function": function, "cases": trees, "case_timeout": case_timeout_s}
     limits = dataclasses.replace(limits or Limits(), timeout_s=timeout_s)
     return Request(code, "", profile, limits, environment, calls=json.dumps(plan).encode())
 
 
-def _flat(value: Any) -> list[Any]:
-    """All leaves."""
-    if isinstance(value, dict):
-        value = [*value.keys(), *value.values()]
-    return [leaf for item in value for leaf in _flat(item)] if isinstance(value, list | tuple | set | frozenset) else [value]
+def _has_opaque(tree: Any) -> bool:
+    """Whether an encoded value holds something of a type that does not cross the fence."""
+    if type(tree) is list:
+        return any(map(_has_opaque, tree))
+    return type(tree) is dict and ("o" in tree or any(map(_has_opaque, tree.values())))
 
 
 def read_calls(program: Program, expected: Sequence[Any], tolerance: Tolerance, tuples_as_lists: bool) -> Judgement:
-    """Compares what came out. The first line of a case counts; a line that no harness writes makes its case malformed."""
-    lines: dict[int, dict] = {}
-    for text in program.channel.split(b"\n"):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue  # cut off, or written by the candidate itself: the case stays without a line
-        if isinstance(line, dict) and type(line.get("case")) is int:
-            lines.setdefault(line["case"], line)
+    """Compares what came out. The first line of a case counts; a line that no harness writes makes its case malformed.
+
+    Whatever the lines are, this ends in time linear in their length, give or take a logarithm.
+
+    Raises:
+      TypeError: an expected value that is not of built-in types.
+    """
+    trees = [values.encode(wanted) for wanted in expected]
+    for wanted, tree in zip(expected, trees):
+        if _has_opaque(tree):
+            raise TypeError(f"an expected value that is not of built-in types cannot be compared: {wanted!r:.200}")
+    lines = _lines(program.channel, trees)
+    first_without = next((number for number in range(len(expected)) if number not in lines), -1)
+    missing = lines.get(0, ({}, 0))[0].get("state") == "missing"
     cases = []
-    missing = lines.get(0, {}).get("state") == "missing"
     for number, wanted in enumerate(expected):
-        line = lines.get(number)
         if missing:
             cases.append(Case("missing"))
-        elif line is None:
-            first = number == next((n for n in range(len(expected)) if n not in lines), -1)
-            ended = {"timeout": "timeout", "memory": "memory"}.get(program.outcome, "not_reached")
-            cases.append(Case(ended if first else "not_reached"))
+        elif number in lines:
+            cases.append(_case(*lines[number], wanted, tolerance, tuples_as_lists))
         else:
-            cases.append(_case(line, wanted, tolerance, tuples_as_lists))
+            ended = {"timeout": "timeout", "memory": "memory"}.get(program.outcome, "not_reached")
+            cases.append(Case(ended if number == first_without else "not_reached"))
     return Judgement(tuple(cases), (program,))
 
 
-def _case(line: dict, wanted: Any, tolerance: Tolerance, tuples_as_lists: bool) -> Case:
-    state, seconds = line.get("state"), line.get("seconds")
-    seconds = float(seconds) if type(seconds) in (int, float) else 0.0
-    if state in ("raised", "timeout"):
-        return Case(state, error=str(line.get("error", ""))[:500], seconds=seconds)
-    try:
-        value = values.decode(line["value"])
-        passed = state == "returned" and same_value(value, wanted, tolerance, tuples_as_lists)
-    except (KeyError, ValueError, TypeError, RecursionError, OverflowError) as error:
-        if type(error) is TypeError and "cannot be compared" in str(error):
-            raise
-        return Case("malformed", seconds=seconds)
-    return Case("passed" if passed else "wrong", value, mutated=bool(line.get("mutated")), seconds=seconds)
+def _lines(channel: bytes, trees: Sequence[Any]) -> dict[int, tuple[dict, int]]:
+    """For each case that has one its line, and how many characters of it were replaced. No more lines are read than a harness writes.
+
+    A line that cannot be read stands for its case (if it begins as a harness's line does) with its problem as the only field.
+    """
+    found: dict[int, tuple[dict, int]] = {}
+    pieces = channel.split(b"\n", len(trees))
+    for place, text in enumerate(pieces[: len(trees)]):
+        head = _NUMBERED.match(text)
+        wanted = json.dumps(trees[int(head[1])]) if head and int(head[1]) < len(trees) else ""
+        room = SPARE_VALUES + 2 * sum(map(wanted.count, ",[{"))
+        said = read_json(text, Bounds(depth=LINE_DEPTH, values=room))
+        if said.ok and isinstance(said.value, dict) and type(said.value.get("case")) is int:
+            found.setdefault(said.value["case"], (said.value, said.replaced))
+        elif head and (place < len(pieces) - 1 or said.problem != "not_json"):  # else it was cut off: the case has no line
+            found.setdefault(int(head[1]), ({"problem": said.problem}, 0))
+    return found
+
+
+def _case(line: dict, replaced: int, wanted: Any, tolerance: Tolerance, tuples_as_lists: bool) -> Case:
+    """What a line says of its case; `line` may be any object of valid JSON."""
+    if "problem" in line:
+        return Case("wrong" if line["problem"] == "too_many" else "malformed")
+    state, seconds, error, mutated = (line.get(name) for name in ("state", "seconds", "error", "mutated"))
+    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        return Case("malformed", replaced=replaced)
+    said = dict(seconds=float(seconds), replaced=replaced)
+    if state in ("raised", "timeout") and type(error) in (str, type(None)):
+        return Case(state, error=(error or "")[:500], **said)
+    if state != "returned" or "value" not in line or type(mutated) is not bool:
+        return Case("malformed", **said)
+    passed = same_tree(line["value"], wanted, tolerance, tuples_as_lists)
+    if not passed and opened(line["value"])[0] is None:
+        return Case("malformed", **said)
+    return Case("passed" if passed else "wrong", shown(line["value"]), mutated=mutated, **said)
 
 
 def judge_calls(
@@ -231,7 +191,7 @@ def judge_calls(
     timeout_s: float | int = 10.0,
     *,
     sandbox: Sandbox | None = None,
-    tolerance: Tolerance = Tolerance(),
+    tolerance: Tolerance = USUAL,
     tuples_as_lists: bool = False,
     case_timeout_s: float | int | None = None,
     profile: str = "bare",
@@ -261,7 +221,7 @@ async def ajudge_calls(
     timeout_s: float | int = 10.0,
     *,
     sandbox: Sandbox | None = None,
-    tolerance: Tolerance = Tolerance(),
+    tolerance: Tolerance = USUAL,
     tuples_as_lists: bool = False,
     case_timeout_s: float | int | None = None,
     profile: str = "bare",
@@ -270,7 +230,8 @@ async def ajudge_calls(
     """`judge_calls` from an event loop."""
     request = call_request(code, function, [c[0] for c in cases], timeout_s, case_timeout_s, profile, environment)
     execution = await (sandbox or default_sandbox()).arun(request)
-    return _calls_result(execution, [c[1] for c in cases], tolerance, tuples_as_lists)
+    # in a thread: what a program says may take a while to read, and the loop serves others
+    return await asyncio.to_thread(_calls_result, execution, [c[1] for c in cases], tolerance, tuples_as_lists)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,14 +279,16 @@ def read_stdio(executions: Sequence[Execution], expected: Sequence[str], toleran
     for execution, wanted in zip(executions, expected, strict=True):
         program = execution.outcome()
         programs.append(program)
+        printed, complained = read_text(program.stdout_bytes), read_text(program.stderr_bytes)
         if program.stdout_truncated:
             state = "timeout" if program.timed_out else "output_limit"
         elif program.outcome != "ok":
             state = {"timeout": "timeout", "memory": "memory"}.get(program.outcome, "raised")
         else:
-            state = "passed" if same_output(program.stdout, wanted, tolerance) else "wrong"
-        last = program.stderr.strip().splitlines()[-1][:500] if program.stderr.strip() else ""
-        cases.append(Case(state, error="" if state in ("passed", "wrong") else last, seconds=program.seconds))
+            state = "passed" if same_output(printed.value, wanted, tolerance) else "wrong"
+        last = complained.value.strip().splitlines()[-1][:500] if complained.value.strip() else ""
+        replaced = printed.replaced + complained.replaced
+        cases.append(Case(state, error="" if state in ("passed", "wrong") else last, seconds=program.seconds, replaced=replaced))
     return _result(success(Judgement(tuple(cases), tuple(programs)), seconds, attempts))
 
 
@@ -335,7 +298,7 @@ def judge_stdio(
     timeout_s: float | int = 10.0,
     *,
     sandbox: Sandbox | None = None,
-    tolerance: Tolerance = Tolerance(),
+    tolerance: Tolerance = USUAL,
     profile: str = "bare",
     environment: Hashable = None,
 ) -> CallsResult:
@@ -356,11 +319,11 @@ async def ajudge_stdio(
     timeout_s: float | int = 10.0,
     *,
     sandbox: Sandbox | None = None,
-    tolerance: Tolerance = Tolerance(),
+    tolerance: Tolerance = USUAL,
     profile: str = "bare",
     environment: Hashable = None,
 ) -> CallsResult:
     """`judge_stdio` from an event loop."""
     requests = stdio_requests(code, [c[0] for c in cases], timeout_s, profile, environment)
     results = await asyncio.gather(*((sandbox or default_sandbox()).arun(request) for request in requests))
-    return read_stdio(list(results), [c[1] for c in cases], tolerance)
+    return await asyncio.to_thread(read_stdio, list(results), [c[1] for c in cases], tolerance)

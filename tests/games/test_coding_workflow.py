@@ -282,6 +282,22 @@ def test_visible_tests_are_reported_in_full_and_do_not_count():
     assert "example 1: raised; input (1,), expected 2; KeyError: 'one'" in found["report"]
 
 
+@pytest.mark.parametrize(
+    ("body", "function"),
+    [
+        ("raise ValueError(chr(0xd800))", "f"), ("return 10 ** 5000", "f"), ("return [10 ** 5000, {chr(0xdc00): 1}]", "f"),
+        ("raise type(chr(0xd800), (Exception,), {})(x)", "f"), ("import sys; sys.exit(chr(0xd800))", ""), ("print('1e' + '9' * 30)", ""),
+    ],
+)  # fmt: skip
+def test_a1_a3_whatever_a_program_says_its_report_is_text_for_a_prompt(body, function):
+    code = f"def f(x):\n    {body}" + ("" if function else "\nf(0)")
+    visible = (((1,), 10**6000),) if function else (("1", "2.5"),)
+    found = verdict(code, SECRET if function else (("1", "2.5"),), visible, function)
+    assert found["pass_rate"] == 0.0
+    assert "example 1: " in found["report"]
+    found["report"].encode()
+
+
 def test_programs_that_read_and_print():
     found = verdict("print(int(input()) + 1)", (("1\n", "2"), ("5\n", "7")), (("3\n", "4"),), function="")
     assert found == {"pass_rate": 0.5, "report": "hidden tests: 1 of 2 passed; 1 wrong"}

@@ -1,10 +1,13 @@
 """Judging: what is equal, what is not, and that no program can talk its way to a pass."""
 
 import asyncio
+import json
+import threading
+import time
 
 import pytest
 
-from marl_llm.tools import InfrastructureError
+from marl_llm.tools import InfrastructureError, _compare, judge
 from marl_llm.tools.judge import (
     Judgement,
     Tolerance,
@@ -37,7 +40,10 @@ def sandbox():
         (float("inf"), float("inf"), True), (float("-inf"), float("inf"), False), (1e300, float("inf"), False), (10**400, 1.0, False),
         ([1, 2], [1, 2], True), ([1, 2], [2, 1], False), ((1, 2), [1, 2], False), ([1, 2], (1, 2), False), ([1], [1, 2], False),
         ({"a": 1.0}, {"a": 1}, False), ({"a": 1}, {"a": 1.0}, True), ({1: "x"}, {True: "x"}, False), ({1, 2}, {2, 1}, True),
-        ({1}, frozenset({1}), False), (b"a", "a", False), (1 + 1e-12j, 1 + 0j, True), ([True], [1], False),
+        ({1}, frozenset({1}), False), ({(1,)}, {(True,)}, False), ({frozenset({1, (2,)})}, {frozenset({(2,), 1})}, True),
+        ({(1, 2): "x"}, {(1.0, 2): "x"}, False), ({float("nan")}, {float("nan")}, False), ({-0.0: 1}, {0.0: 1}, True),
+        ({"a,b", "c"}, {"a", "b,c"}, False), ({b"a": {1: {2}}}, {b"a": {1: {2}}}, True), ("a\ud800", "a\ud800", True),
+        ("a\ud800", "a\ud801", False), ("a" + chr(0xD800), "a\ufffd", False), (1 + 1e-12j, 1 + 0j, True), ([True], [1], False),
     ],
 )  # fmt: skip
 def test_same_value(actual, expected, same):
@@ -61,10 +67,44 @@ def test_expected_values_of_other_types_are_an_error():
         ("3.0", "3", True), ("1000001", "1000000", False), ("1000000.4", "1000000.0", True), ("0.3333333", "0.33333333333", True),
         ("0.34", "0.3333", False), ("nan", "1.0", False), ("inf", "1.0", False), ("YES", "yes", False), ("", "", True), ("", "0", False),
         ("1e3", "1000.0", True), ("1_000", "1000", False), ("0x10", "16", False), ("٣", "3", False),
+        ("12", "1 2", False), ("1 2", "12", False), ("a b", "ab", False), ("1.5 2", "1.52", False), ("- 1", "-1", False),
+        ("1e99999999999999999999", "1.5", False), ("1.5", "1e99999999999999999999", False), ("1e99999999999999999999",) * 2 + (True,),
+        ("-1e-99999999999999999999", "0.0", False), ("2e400", "1.0e400", False), ("1e400", "1.0e400", True), ("1e99999", "1e-99999", False),
+        ("9" * 500, "9" * 500 + ".0", False), ("1e400", "inf", False), ("1e", "1", False), ("1" * 401, "1" * 400 + "2", False),
     ],
 )  # fmt: skip
 def test_same_output(actual, expected, same):
     assert same_output(actual, expected) is same
+
+
+def test_a1_no_printed_number_raises():
+    """Every pair of words of extreme size, exponent and form is compared, in both directions, against a tolerant expectation."""
+    signs, bodies = (
+        ("", "-", "+"),
+        ("0", "1", "1.5", ".5", "5.", "9" * 399, "0." + "3" * 390, "nan", "inf", "Infinity", "sNaN", "1_0", "٣.٣"),
+    )
+    ends = (
+        "",
+        "e0",
+        "e5",
+        "e-5",
+        "e308",
+        "e309",
+        "e-400",
+        "E99999",
+        "e999999",
+        "e-999999",
+        "e+9999999999",
+        "e99999999999999999999",
+        "e",
+        "e+",
+    )
+    words = [sign + body + end for sign in signs for body in bodies for end in ends]
+    for word in words:
+        assert same_output(word, word)
+        for expected in ("1.5", "1.0e308", "-2.5e-300", "7", "1e99999999999999999999"):
+            same_output(word, expected)
+            same_output(expected, word)
 
 
 def test_exact_tolerance():
@@ -117,6 +157,25 @@ def test_expected_values_never_enter():
         call_request("", "solve", [(object(),)], 5)
 
 
+def judged(lines: bytes, expected=6):
+    """What is made of the lines that a program of one case wrote on the channel."""
+    judgement = read_calls(Program(b"", b"", 0, channel=lines), [expected], Tolerance(), False)
+    assert len(judgement.cases) == 1
+    return judgement.cases[0]
+
+
+def returned(value: bytes, seconds: bytes = b"0.1", mutated: bytes = b"false") -> bytes:
+    """The line of a harness, with any bytes in place of what it writes."""
+    return b'{"case": 0, "state": "returned", "value": %s, "mutated": %s, "seconds": %s}\n' % (value, mutated, seconds)
+
+
+def test_a_harness_s_line_passes():
+    assert judged(returned(b"6")).state == "passed"
+    assert judged(returned(b"6").rstrip()).state == "passed"
+    assert judged(returned(b"7")).state == "wrong"
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
 @pytest.mark.parametrize(
     "line",
     [
@@ -127,10 +186,106 @@ def test_expected_values_never_enter():
         b'{"case": 0, "state": "returned", "value": ' + b'{"t":[' * 900 + b"]}" * 900 + b"}", b"\xff\xfe",
     ],
 )  # fmt: skip
-def test_forged_lines_are_no_pass(line):
-    judgement = read_calls(Program(b"", b"", 0, channel=line), [6], Tolerance(), False)
-    assert not judgement
-    assert len(judgement.cases) == 1
+def test_forged_lines_are_no_pass(line, end):
+    assert judged(line + end).state != "passed"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(returned(value) for value in (
+            b'{"o":[]}', b'{"o":["a"]}', b'{"o":"ab"}', b'{"o":[1,2]}', b'{"c":[1]}', b'{"c":[]}', b'{"c":[1,2,3]}', b'{"c":["a","b"]}',
+            b'{"c":[6,0]}', b'{"i":6}', b'{"i":"6"}', b'{"i":"0x_6"}', b'{"i":" 0x6 "}', b'{"f":"6"}', b'{"f":6}', b'{"b":"6"}',
+            b'{"u":"00d"}', b'{"u":"3"}', b'{"d":[6]}', b'{"d":[[6]]}', b'{"d":{"6":6}}', b'{"t":6}', b'{"t":"6"}', b'{"s":{}}',
+            b'{"z":null}', b'{"i":"0x6","f":"6"}', b"{}", b'{"case":6}', b'{"":6}',
+        )),
+        *(returned(b"6", seconds) for seconds in (b"1" * 401, b"-1", b"1e400", b"NaN", b"true", b'"1"', b"[]", b"null")),
+        returned(b"6", mutated=b"1"), returned(b"6", mutated=b"null"), b'{"case":0,"state":"returned","value":6}',
+        b'{"case":0,"state":["returned"],"value":6,"mutated":false,"seconds":0.1}', b'{"case":0,"state":"raised","error":[],"seconds":1}',
+        returned(b"[" * 300 + b"]" * 300), returned(b"1" * 5000),
+    ],
+)  # fmt: skip
+def test_a2_a_malformed_record_is_the_program_s_failure(line):
+    case = judged(line)
+    assert case.state == "malformed"
+    assert Judgement((case,)).counts()["judge/malformed"] == 1
+    assert read_calls(Program(b"", b"", 0, channel=line), ["6"], Tolerance(), True).pass_rate == 0
+
+
+def test_a_line_that_was_cut_off_is_no_line():
+    program = Program(b"", b"", None, signal=9, timed_out=True, channel=returned(b"6") + b'{"case": 1, "state": "returned", "val')
+    assert [case.state for case in read_calls(program, [6, 6, 6], Tolerance(), False).cases] == ["passed", "timeout", "not_reached"]
+
+
+def test_a3_texts_of_programs_are_made_valid_and_counted(sandbox):
+    code = (
+        "class Odd:\n    def __repr__(self): return chr(0xd800)\n"
+        "def solve(x):\n    if x == 3: raise ValueError(chr(0xd800))\n    return [chr(0xdfff), 'a' + chr(0xd801)] if x == 5 else Odd()"
+    )
+    judgement = judge_calls(code, "solve", [((3,), ""), ((5,), ["?", "a\ufffd"]), ((8,), "")], 20, sandbox=sandbox).outcome()
+    assert [case.state for case in judgement.cases] == ["raised", "wrong", "wrong"]
+    assert judgement.cases[0].error == "ValueError: \ufffd"
+    assert judgement.cases[1].value == ["\ufffd", "a\ufffd"]
+    assert judgement.counts()["judge/replaced"] == 2  # the list crossed as it was, and is compared as it was
+    for case in judgement.cases:
+        f"{case.error}{case.value!r}".encode()
+    printed = judge_stdio("import sys\nsys.stdout.buffer.write(b'\\xff')\nsys.exit(chr(0xd800))", [("", "")], 20, sandbox=sandbox).outcome()
+    assert printed.counts()["judge/replaced"] == 1
+    printed.cases[0].error.encode()
+
+
+PRIME = (1 << 61) - 1  # integers hash modulo this
+
+
+@pytest.mark.parametrize("kind", ["s", "z", "d"])
+def test_a6_no_object_is_made_of_many_members(kind, monkeypatch):
+    """A set of 20,000 members with one hash took seconds. Here it is compared as text; only a small one is made, to be shown."""
+
+    def line(numbers):
+        keys = [b'{"i": "%s"}' % hex(number).encode() for number in numbers]
+        body = b", ".join(b"[%s, 0]" % key for key in keys) if kind == "d" else b", ".join(keys)
+        return returned(b'{"%s": [%s]}' % (kind.encode(), body))
+
+    make = {"s": set, "z": frozenset, "d": lambda keys: dict.fromkeys(keys, 0)}[kind]
+    small, large = [PRIME * n for n in range(3)], [PRIME * n for n in range(2000)]
+    assert judged(line(small), make([0, 1, 2])).value == make(small)
+    monkeypatch.setattr(_compare, "_made", None)  # nothing may be made from here on
+    assert judged(line(large), make(range(2000))).state == "wrong"
+    assert judged(line(large), make(large)).state == "passed"
+    assert repr(judged(line(large), 6).value).endswith("too large to show>")
+
+
+@pytest.mark.parametrize(
+    "channel",
+    [b"\n" * (1 << 20), b'{"case": 0}\n' * 90_000, returned(b"[" + b"[]," * 300_000 + b"[]]"), returned(b'"' + b"\\ud800" * 100_000 + b'"'),
+     returned(b'{"i": "0x' + b"f" * 1_000_000 + b'"}'), returned(b"[" + b"1.5," * 200_000 + b"1]"), b'"' * (1 << 20)],
+)  # fmt: skip
+def test_a6_a_long_result_is_read_in_linear_time(channel):
+    tick = time.process_time()
+    case = judged(channel)
+    assert case.state != "passed"
+    repr(case.value).encode()  # an integer of 4,301 digits and more has no repr in Python 3.11
+    assert time.process_time() - tick < 2
+
+
+def test_a6_a_value_with_too_many_parts_is_wrong_and_a_long_expected_one_is_read():
+    many = list(range(15_000))
+    text = json.dumps(many).encode()
+    assert judged(returned(text)).state == "wrong"
+    assert judged(returned(text), many).state == "passed"
+    assert repr(judged(returned(text), many).value) == "<list: too large to show>"
+
+
+def test_a6_results_are_read_off_the_event_loop(monkeypatch, sandbox):
+    threads = []
+    real = judge.read_calls
+    monkeypatch.setattr(judge, "read_calls", lambda *arguments: threads.append(threading.current_thread()) or real(*arguments))
+    real_output = judge.same_output
+    monkeypatch.setattr(judge, "same_output", lambda *arguments: threads.append(threading.current_thread()) or real_output(*arguments))
+    assert asyncio.run(ajudge_calls("def solve(x): return 2 * x", "solve", CASES, 20, sandbox=sandbox))
+    assert asyncio.run(ajudge_stdio("print(input())", [("a", "a")], 20, sandbox=sandbox))
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 def test_no_cases_is_no_pass():

@@ -156,12 +156,21 @@ def report(shown: Judgement, secret: Judgement, visible_tests: Sequence[Any]) ->
     lines = []
     for number, (case, (given, wanted)) in enumerate(zip(shown.cases, visible_tests), 1):
         if case.state != "passed":
-            said = case.error or (f"got {case.value!r}" if case.state == "wrong" and case.value is not None else "")
-            lines.append(f"example {number}: {case.state}; input {given!r:.300}, expected {wanted!r:.300}{'; ' if said else ''}{said:.300}")
+            said = case.error or (f"got {_brief(case.value)}" if case.state == "wrong" and case.value is not None else "")
+            said = f"; {said:.300}" if said else ""
+            lines.append(f"example {number}: {case.state}; input {_brief(given)}, expected {_brief(wanted)}{said}")
     states = collections.Counter(_state(case) for case in secret.cases)
     passed = states.pop("passed", 0)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return "\n".join([*lines, f"hidden tests: {passed} of {len(secret.cases)} passed" + (f"; {counts}" if counts else "")])
+
+
+def _brief(value: Any) -> str:
+    """The start of a value's text; Python refuses to print integers of more than 4,300 digits."""
+    try:
+        return f"{value!r:.300}"
+    except ValueError:
+        return f"({type(value).__name__} with a number too long to print)"
 
 
 def _state(case: Case) -> str:

@@ -4,9 +4,11 @@ Only built-in types, matched by identity of the type: a subclass of int with its
 """
 
 import math
+import re
 
 MAX_DEPTH = 60
 _SMALL = 1 << 53
+_SURROGATE = re.compile("[\ud800-\udfff]")  # texts with one are no UTF-8; the host replaces them in all but compared values
 
 
 class Opaque:
@@ -31,8 +33,10 @@ def _opaque(value) -> dict:
 def encode(value, depth: int = 0):
     """A JSON tree for `value`: lists stay lists; other types are one-key objects."""
     kind = type(value)
-    if value is None or kind is bool or kind is str:
+    if value is None or kind is bool:
         return value
+    if kind is str:
+        return value if _SURROGATE.search(value) is None else {"u": value.encode("utf-16-le", "surrogatepass").hex()}
     if kind is int:
         return value if -_SMALL < value < _SMALL else {"i": hex(value)}
     if kind is float:
@@ -55,11 +59,7 @@ def encode(value, depth: int = 0):
 
 
 def decode(tree):
-    """The value of a JSON tree.
-
-    Raises:
-      ValueError, TypeError: a tree that `encode` does not make.
-    """
+    """The value of a tree that the host's `encode` made: arguments on their way in. What comes out is read by `tools._compare`."""
     if tree is None or type(tree) in (bool, str, int, float):
         return tree
     if type(tree) is list:
@@ -73,6 +73,8 @@ def decode(tree):
         return float(body)
     if tag == "b":
         return bytes.fromhex(body)
+    if tag == "u":
+        return bytes.fromhex(body).decode("utf-16-le", "surrogatepass")
     if tag == "o":
         return Opaque(str(body[0]), str(body[1]))
     if tag == "c":
