@@ -11,6 +11,7 @@ from typing import Any
 from marl_llm.hints import suggestion
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.nodes import Call, Choose, Node, Repeat, Sequence, Stop, Together, Tool, label, walk, writes, written
+from marl_llm.workflows.secrecy import check_secrecy
 
 Known = frozenset[str] | None  # fields that are there for certain; None: control never comes here
 
@@ -25,16 +26,11 @@ def check(workflow: Any) -> None:
         raise WorkflowError(f"workflow {workflow.name!r}: the field {clash[0]!r} is given twice among inputs, hidden and start")
     _check_names(workflow)
     for node in walk(workflow.body):
-        if isinstance(node, Call):
-            for field in node.role.reads:
-                if field in workflow.hidden:
-                    raise WorkflowError(
-                        f"node {node.name!r}: role {node.role.name!r} reads the hidden field {field!r}; a prompt may not hold it"
-                    )
         for field in sorted(writes(node)):
             if field in (*workflow.inputs, *workflow.hidden):
                 raise WorkflowError(f"node {label(node)!r} writes {field!r}, which is a field of the task: give it another name")
     _Flow(workflow).follow(workflow.body, frozenset(given), [])
+    check_secrecy(workflow.body, workflow.hidden)
     _check_rewards(workflow)
 
 

@@ -8,7 +8,8 @@
     team = Workflow("search", search, inputs=("question",), hidden=("answers",), rewards=(...))
 
 The state is a set of named fields, and a value: every node reads some and writes some. Roles never read hidden fields (gold answers,
-hidden tests); tools, conditions and rewards may. A workflow is checked when it is built; see `checks`.
+hidden tests), nor what was made of them; tools, conditions and rewards may. What they make of them is hidden too, unless they say
+`reveals`; see `secrecy`. A workflow is checked when it is built; see `checks`.
 
 **Turns.** A turn is a round of a loop: each iteration of a `repeat` begins one, unless no role has spoken yet since the last began. Nodes
 outside of loops belong to turn 0, or to the last turn of the loop before them.
@@ -21,6 +22,7 @@ import functools
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+from marl_llm.hints import suggestion
 from marl_llm.workflows.checks import check
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.nodes import Call, Choose, Each, Node, Part, Repeat, Sequence, Stop, Together, Tool, walk
@@ -46,6 +48,14 @@ def _name(function: Callable, name: str | None, kind: str) -> str:
     return name
 
 
+def _revealed(reveals: tuple[str, ...], known: tuple[str, ...], who: str, verb: str) -> tuple[str, ...]:
+    if isinstance(reveals, str):
+        raise WorkflowError(f"{who}: reveals={reveals!r} must be a tuple of names, e.g. reveals=({reveals!r},)")
+    if unknown := [field for field in reveals if field not in known]:
+        raise WorkflowError(f"{who} reveals {unknown[0]!r}, which it does not {verb}; {suggestion(unknown[0], known)}")
+    return tuple(reveals)
+
+
 def _bound(at_most: Any, what: str) -> int:
     if isinstance(at_most, bool) or not isinstance(at_most, int) or at_most < 1:
         raise WorkflowError(f"{what} is unbounded: at_most={at_most!r} must be a whole number, 1 or more")
@@ -63,6 +73,7 @@ def tool(
     name: str | None = None,
     timeout_s: float | int = 30.0,
     reads: tuple[str, ...] | None = None,
+    reveals: tuple[str, ...] = (),
 ) -> Tool:
     """A tool call.
 
@@ -73,21 +84,29 @@ def tool(
       name: by default the function's.
       timeout_s: after it the call has failed, as infrastructure.
       reads: fields, by position; by default the parameters without a default.
+      reveals: those of `writes` that roles may read although the tool reads hidden fields, e.g. the verdict of hidden tests. Without this
+        word everything that a tool writes is as hidden as what it reads.
     """
     name = _name(function, name, "tool")
     if timeout_s <= 0:
         raise WorkflowError(f"tool {name!r}: timeout_s={timeout_s} must be above 0")
     writes = (writes,) if isinstance(writes, str) else tuple(writes)
-    return Tool(name, function, _reads(function, reads, name), writes, timeout_s, instant=False)
+    reveals = _revealed(reveals, writes, f"tool {name!r}", "write")
+    return Tool(name, function, _reads(function, reads, name), writes, timeout_s, instant=False, reveals=reveals)
 
 
 def compute(
-    function: Callable[..., Any], writes: str | tuple[str, ...], name: str | None = None, reads: tuple[str, ...] | None = None
+    function: Callable[..., Any],
+    writes: str | tuple[str, ...],
+    name: str | None = None,
+    reads: tuple[str, ...] | None = None,
+    reveals: tuple[str, ...] = (),
 ) -> Tool:
     """A pure function of fields that takes no time to speak of; arguments as `tool`. It must not wait for anything."""
     name = _name(function, name, "computation")
     writes = (writes,) if isinstance(writes, str) else tuple(writes)
-    return Tool(name, function, _reads(function, reads, name), writes, 1.0, instant=True)
+    reveals = _revealed(reveals, writes, f"computation {name!r}", "write")
+    return Tool(name, function, _reads(function, reads, name), writes, 1.0, instant=True, reveals=reveals)
 
 
 def sequence(*parts: Part) -> Sequence:
@@ -118,13 +137,22 @@ def each(over: str, as_: str, do: Part, collect: str | Mapping[str, str], at_mos
 
 
 def choose(
-    by: Callable[..., Hashable], cases: Mapping[Hashable, Part], name: str | None = None, reads: tuple[str, ...] | None = None
+    by: Callable[..., Hashable],
+    cases: Mapping[Hashable, Part],
+    name: str | None = None,
+    reads: tuple[str, ...] | None = None,
+    reveals: tuple[str, ...] = (),
 ) -> Choose:
-    """The case whose key `by` returns; another value is an error of the workflow. A case that does nothing is `NOTHING`."""
+    """The case whose key `by` returns; another value is an error of the workflow. A case that does nothing is `NOTHING`.
+
+    `reveals`: those of the fields that `by` reads which roles may learn of by the case that is taken, although they are hidden.
+    """
     name = _name(by, name, "choice")
     if not cases:
         raise WorkflowError(f"choice {name!r} has no cases")
-    return Choose(name, by, _reads(by, reads, name), {key: _node(case) for key, case in cases.items()})
+    reads = _reads(by, reads, name)
+    reveals = _revealed(reveals, reads, f"choice {name!r}", "read")
+    return Choose(name, by, reads, {key: _node(case) for key, case in cases.items()}, reveals)
 
 
 def when(
@@ -133,9 +161,10 @@ def when(
     otherwise: Part | None = None,
     name: str | None = None,
     reads: tuple[str, ...] | None = None,
+    reveals: tuple[str, ...] = (),
 ) -> Choose:
-    """`then` if the condition on the state holds, else `otherwise`, or nothing."""
-    return choose(condition, {True: then, False: NOTHING if otherwise is None else otherwise}, name, reads)
+    """`then` if the condition on the state holds, else `otherwise`, or nothing; `reveals` as in `choose`."""
+    return choose(condition, {True: then, False: NOTHING if otherwise is None else otherwise}, name, reads, reveals)
 
 
 def repeat(
@@ -144,10 +173,15 @@ def repeat(
     until: Callable[..., bool] | None = None,
     name: str = "loop",
     reads: tuple[str, ...] | None = None,
+    reveals: tuple[str, ...] = (),
 ) -> Repeat:
-    """The parts in sequence, at most so often; ends early when `until` holds after a round, or at a `stop()` inside."""
+    """The parts in sequence, at most so often; ends early when `until` holds after a round, or at a `stop()` inside.
+
+    `reveals`: those of the fields that `until` reads which roles may learn of by there being another round, although they are hidden.
+    """
     bound = _bound(at_most, f"loop {name!r}")
-    return Repeat(name, sequence(*parts), bound, until, () if until is None else _reads(until, reads, name))
+    reads = () if until is None else _reads(until, reads, name)
+    return Repeat(name, sequence(*parts), bound, until, reads, _revealed(reveals, reads, f"loop {name!r}", "read"))
 
 
 def stop() -> Stop:
@@ -166,7 +200,7 @@ class Workflow:
       name: of the workflow.
       body: what `sequence` and its kin return, or one Role.
       inputs: fields of the task that everyone may read.
-      hidden: fields of the task that only tools, conditions and rewards may read.
+      hidden: fields of the task that only tools, conditions and rewards may read. What tools make of them is hidden too; see `secrecy`.
       start: fields that have a value before anyone has spoken, e.g. an empty report.
       rewards: functions of a whole trajectory that say who earned what; see `rewards`.
       metrics: name -> function of a whole trajectory; a float, for tables. Never trained on.

@@ -34,6 +34,7 @@ class Tool:
     timeout_s: float | int
     instant: bool
     size: int = 1
+    reveals: tuple[str, ...] = ()  # fields written that roles may read though hidden ones were read for them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Choose:
     by: Callable[..., Hashable]
     reads: tuple[str, ...]
     cases: Mapping[Hashable, Node]
+    reveals: tuple[str, ...] = ()  # hidden fields read that roles may learn of by the case that is taken
 
     @functools.cached_property
     def size(self) -> int:
@@ -100,6 +102,7 @@ class Repeat:
     at_most: int
     until: Callable[..., bool] | None
     reads: tuple[str, ...]
+    reveals: tuple[str, ...] = ()  # hidden fields read that roles may learn of by the number of rounds
 
     @functools.cached_property
     def size(self) -> int:

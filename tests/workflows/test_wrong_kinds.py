@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 CASES = {
     "Workflow('w', role, inputs='question')": r"inputs='question' must be a tuple of names, e\.g\. inputs=\('question',\)",
     "Workflow('w', role, inputs=('question',), hidden='gold')": "hidden='gold' must be a tuple",
+    "compute(len, 'x', reads=('a',), reveals='x')": "computation 'len': reveals='x' must be a tuple",
     "Workflow('w', role, inputs=('question',), rewards=broadcast(len))": r"rewards must be a tuple of rewards, e\.g\. rewards=\(broadcast",
     "Workflow('w', role, inputs=('question',), rewards=(0.5,))": r"reward 0 \(float\) of workflow 'w' is no function of a trajectory",
     "delta('score', roles='code')": r"delta 'delta': roles='code' must be a tuple of names, e\.g\. roles=\('code',\)",

@@ -86,7 +86,7 @@ def plan_code_verify_reflect(
     body = repeat(
         roles["planner"],
         roles["coder"],
-        tool(verify, ("pass_rate", "report"), name="verify", timeout_s=timeout_s),
+        tool(verify, ("pass_rate", "report"), name="verify", timeout_s=timeout_s, reveals=("pass_rate", "report")),
         compute(lambda round_: round_ + 1, "round_", name="count"),
         when(lambda pass_rate, round_: pass_rate == 1.0 or round_ == rounds, stop(), name="finished"),
         roles["reflector"],

@@ -140,7 +140,7 @@ def iterative_search(
     """Workflow C. The paper's assignment lets `plan` and `answer` share a model: see `M_ASK_MODELS`.
 
     Args:
-      retrieve: a tool of one `query`.
+      retrieve: a tool of one `query`. It may read a hidden field, e.g. which index is the task's: what it finds is for all.
       roles: plan (question -> knowledge, plan_answer), search (-> sub_questions, ended), summary (passages -> evidence), update
         (knowledge, evidence -> knowledge) and answer (knowledge -> answer); by default `m_ask_roles`.
       hidden: fields that tasks carry for rewards and scripts; `answers` among them.
@@ -153,7 +153,7 @@ def iterative_search(
         repeat(
             roles["search"],
             when(lambda ended: ended, stop(), name="ended"),
-            each("sub_questions", "query", tool(retrieve, "found", name="retrieve"), "found", at_most=MAX_SUB_QUESTIONS),
+            each("sub_questions", "query", tool(retrieve, "found", name="retrieve", reveals=("found",)), "found", MAX_SUB_QUESTIONS),
             compute(_unique, "passages", name="merge"),
             roles["summary"],
             roles["update"],

@@ -104,7 +104,8 @@ def parallel_retrieval(
     """Workflow A, of two roles.
 
     Args:
-      retrieve: a tool of one `query`; see `retrieve_with`.
+      retrieve: a tool of one `query`; see `retrieve_with`. It may read hidden fields, e.g. which index to search:
+        what it finds is for all.
       decompose: reads `question`, writes `queries`.
       answer: reads `question` and `passages`, writes `answer`.
       rewards: by default `shared_f1`.
@@ -112,7 +113,7 @@ def parallel_retrieval(
     """
     body = sequence(
         decompose or decompose_role(),
-        each("queries", as_="query", do=tool(retrieve, "found", name="retrieve"), collect="found", at_most=max_queries),
+        each("queries", as_="query", do=tool(retrieve, "found", name="retrieve", reveals=("found",)), collect="found", at_most=max_queries),
         compute(_unique, "passages", name="merge"),
         answer or answer_role(),
     )
@@ -129,7 +130,7 @@ def retrieve_extract_answer(
     hidden: tuple[str, ...] = ("answers",),
 ) -> Workflow:
     """Workflow B, of three roles: `evidence` reads `query` and its `passages` and writes `evidence`; `answer` reads `evidences`."""
-    extract = sequence(tool(retrieve, "passages", name="retrieve"), evidence or evidence_role())
+    extract = sequence(tool(retrieve, "passages", name="retrieve", reveals=("passages",)), evidence or evidence_role())
     body = sequence(
         decompose or decompose_role(),
         each("queries", as_="query", do=extract, collect={"evidence": "evidences"}, at_most=max_queries),
