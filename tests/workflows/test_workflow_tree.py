@@ -127,3 +127,41 @@ def test_a_tree_replays():
 def test_an_unknown_pick_is_refused():
     with pytest.raises(WorkflowError, match="pick='best' is unknown; choose None or one of first, random, greedy"):
         play(rounds_team(), "best")
+
+
+def test_d6_the_pick_compares_what_the_forks_own_candidates_were_paid_not_what_the_first_call_was():
+    own = absolute(lambda call, way: float(call.text), ("b",), name="own")
+    against = absolute(lambda call, way: -sum(float(one.text) for one in way.by("b")), ("a",), name="against")
+    body = sequence(role("a"), repeat(role("b", "{a}"), at_most=3))
+    rollout, _ = play(Workflow("tree", body, ("question",), rewards=(own, against)), "greedy", branching={"b": K})
+    for episode in rollout.episodes:
+        forks = {}
+        for way in episode.trajectories:
+            for call in way.by("b"):
+                forks.setdefault(call.group, {})[call.id] = float(call.text)
+        trunk = episode.trajectories[-1].by("b")  # the last fork's ways have the whole trunk but for their own call
+        for call in trunk[:-1]:
+            assert float(call.text) == max(forks[call.group].values())
+
+
+def test_d6_a_loops_condition_is_asked_after_a_round_never_before_the_first():
+    asked = []
+
+    def over(b):
+        asked.append(b)
+        return True
+
+    body = sequence(role("a"), repeat(role("b", "{a}"), at_most=3, until=over))
+    rollout, _ = play(Workflow("loop", body, ("question",), start={"b": "start"}), None, n=1, branching={"a": 2})
+    assert [len(way.by("b")) for way in rollout.trajectories] == [1, 1]
+    assert "start" not in asked
+
+
+def test_d6_a_stop_within_a_round_is_asked_where_it_stands():
+    body = sequence(role("a"), repeat(when(over_before, stop(), name="s"), role("b", "{a}"), at_most=3))
+    rollout, _ = play(Workflow("loop", body, ("question",), start={"b": "start"}), None, n=1, branching={"a": 2})
+    assert [len(way.by("b")) for way in rollout.trajectories] == [1, 1]
+
+
+def over_before(b):
+    return b != "start"
