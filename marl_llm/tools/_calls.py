@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from marl_llm.tools.results import ToolResult
+from marl_llm.tools.waiting import waiting
 
 Request = TypeVar("Request")
 T = TypeVar("T")
@@ -34,11 +35,18 @@ class Calls(Generic[Request, T]):
         self._closed = False
 
     def submit(self, request: Request) -> concurrent.futures.Future:
-        """Queues one call."""
+        """Queues one call. Until a thread takes it up, the caller's clock stands still."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("this tool is closed: make a new one")
-            return self._pool.submit(self._function, request)
+            arrived = waiting()
+            future = self._pool.submit(self._carry_out, request, arrived)
+        future.add_done_callback(lambda _: arrived())  # dropped before it began
+        return future
+
+    def _carry_out(self, request: Request, arrived: Callable[[], None]) -> ToolResult[T]:
+        arrived()
+        return self._function(request)
 
     def call(self, request: Request) -> ToolResult[T]:
         """One call, blocking."""

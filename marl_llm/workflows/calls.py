@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ import numpy as np
 from marl_llm.sampling.requests import Request, RequestError, Settings
 from marl_llm.text import Message, ToolCall
 from marl_llm.tools.results import FailureKind, ToolResult
+from marl_llm.tools.waiting import Expired, within
 from marl_llm.workflows.assignment import Assignment, Outside, Scripted, Turn
 from marl_llm.workflows.errors import PlayFailure, PromptTooLong, ToolRefusal, WorkflowError, from_error, from_tool
 from marl_llm.workflows.graph import Workflow
@@ -211,11 +211,10 @@ class Speaker:
         return found
 
     async def _within(self, node: str, timeout_s: float | int, work: Any) -> Any:
-        """What is awaited, or a failure of the play after the node's deadline."""
+        """What is awaited, or a failure of the play after the node's deadline; time in a tool's queue does not count."""
         try:
-            async with asyncio.timeout(timeout_s) as deadline:
-                return await work
-        except OSError as error:  # a TimeoutError is one, be it this deadline's or the work's own
-            if isinstance(error, TimeoutError) and deadline.expired():
-                raise PlayFailure(node, FailureKind.DEADLINE.value, f"no answer within {timeout_s} s") from None
+            return await within(timeout_s, work)
+        except Expired as error:
+            raise PlayFailure(node, FailureKind.DEADLINE.value, str(error)) from None
+        except OSError as error:
             raise from_error(node, error) from error

@@ -22,6 +22,7 @@ from typing import Any
 
 from marl_llm.sampling.requests import Generator, Settings
 from marl_llm.tools.results import FailureKind
+from marl_llm.tools.waiting import Expired, within
 from marl_llm.workflows.assignment import Assignment, Policy
 from marl_llm.workflows.calls import Speaker
 from marl_llm.workflows.errors import PlayFailure, RolloutError, WorkflowError
@@ -70,7 +71,7 @@ class Controller:
         what a candidate is worth may show only then.
       alpha: weight of team rewards beside local ones when "greedy" picks.
       attempts: how often an instance is played before it is void.
-      timeout_s: of one attempt at one instance; None: only the nodes' deadlines count.
+      timeout_s: of one attempt at one instance, waiting in queues of tools not counted; None: only the nodes' deadlines count.
       concurrency: most instances under way; the others wait in order.
       threads: for the plain function of each tool, so that a tool that hangs holds up no other. A call's deadline begins once it has one; a
         call that is late leaves its thread behind, and another takes its place (`workflows.threads`).
@@ -171,13 +172,12 @@ class Controller:
         for attempt in range(1, self._attempts + 1):
             one = Play(self.workflow, self.speaker, self._forks, task, (step, play, plays))
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    ways = await one.run()
+                ways = await within(self._timeout_s, one.run())
             except PlayFailure as failure:
                 failures.append(Failure(failure.node, failure.kind, str(failure)))
                 if not failure.retriable:
                     break
-            except TimeoutError:
+            except Expired:
                 message = f"not finished within {self._timeout_s} s"
                 failures.append(Failure(one.now, FailureKind.DEADLINE.value, message))
             else:

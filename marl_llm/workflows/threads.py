@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextvars
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+from marl_llm.tools.waiting import LOOK_S, Clock, waiting
 
 IDLE_S = 10.0  # a thread without a call ends after so long
 SPARE = 4  # threads left behind per call of the limit, before the limit shrinks
@@ -78,13 +80,19 @@ class Threads:
 
 
 class _Call:
-    """One call: waiting while `started` is None, over once `future` is done."""
+    """One call: waiting until it has `started`, over once `future` is done. Its clock begins with it (`tools.waiting`)."""
 
     def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], desk: _Desk, timeout_s: float | int | None):
         self.function, self.future, self.desk, self.timeout_s = function, future, desk, timeout_s
-        self.started: float | None = None
+        self.context, self.clock = contextvars.copy_context(), None
+        self.started, self.arrived = False, waiting()
         self.ended = self.left = False
         self.timer: asyncio.TimerHandle | None = None
+
+    def carry_out(self) -> Any:
+        """In a thread."""
+        with self.clock.use():
+            return self.function()
 
 
 class _Line:
@@ -110,9 +118,9 @@ class _Line:
         """In the loop, when a call may be late."""
         if call.future.done():
             return
-        left = call.timeout_s if call.started is None else call.started + call.timeout_s - time.monotonic()
+        left = call.timeout_s - (call.clock.elapsed() if call.started else 0.0)
         if left > 0:
-            call.timer = call.future.get_loop().call_later(left, self.look, call)
+            call.timer = call.future.get_loop().call_later(max(left, LOOK_S), self.look, call)
             return
         with self._lock:
             self.late += 1
@@ -120,10 +128,11 @@ class _Line:
 
     def settled(self, call: _Call) -> None:
         """In the loop, once the future of a call is done: by its result, by its deadline or by a cancellation."""
+        call.arrived()
         if call.timer is not None:
             call.timer.cancel()
         with self._lock:
-            if call.started is None or call.ended:
+            if not call.started or call.ended:
                 return
             call.left = True
             self._running -= 1
@@ -145,7 +154,8 @@ class _Line:
             call = self._waiting.popleft()
             if call.future.done():
                 continue
-            call.started = time.monotonic()
+            call.arrived()
+            call.clock, call.started = call.context.run(Clock), True
             self._running += 1
             if self._idle:
                 self._idle -= 1
@@ -167,7 +177,7 @@ class _Line:
         """A thread's life."""
         while call is not None:
             try:
-                found, error = call.function(), None
+                found, error = call.context.run(call.carry_out), None
             except BaseException as raised:  # whatever it is, it belongs to the one who awaits
                 found, error = None, raised
             with self._lock:

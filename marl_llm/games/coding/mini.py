@@ -17,6 +17,7 @@ from marl_llm.games.coding.functions import AMBIGUOUS, BY_NAME, HIDDEN, NUMBERS,
 from marl_llm.games.coding.team import ROUNDS, plan_code_verify_reflect
 from marl_llm.tools.judge import ajudge_calls
 from marl_llm.tools.results import ToolResult
+from marl_llm.tools.waiting import waiting
 from marl_llm.workflows import FormatError, Role, Turn, Workflow
 
 READINGS = {word: op.name for op in OPS for word in op.words}
@@ -93,7 +94,11 @@ class Verdicts:
         if key not in self._running:
             self._running[key] = asyncio.ensure_future(judge())
             self._running[key].add_done_callback(lambda _: self._running.pop(key, None))
-        found = await asyncio.shield(self._running[key])
+        arrived = waiting()  # the judge keeps its own time; whoever waits for another's may wait in a queue
+        try:
+            found = await asyncio.shield(self._running[key])
+        finally:
+            arrived()
         if found.ok:
             if len(self._known) >= self._size:
                 self._known.clear()

@@ -26,6 +26,7 @@ from marl_llm.tools.sandbox.limits import Execution, Level, Limits, SandboxError
 from marl_llm.tools.sandbox.profiles import PROFILES
 from marl_llm.tools.sandbox.queueing import FairQueue, Job, Request
 from marl_llm.tools.sandbox.workspace import Workspace
+from marl_llm.tools.waiting import waiting
 
 MAX_ATTEMPTS = 10
 MAX_FAILED_STARTS = 5
@@ -93,7 +94,8 @@ class Sandbox:
     # ---- asking
 
     def submit(self, request: Request) -> concurrent.futures.Future:
-        """Queues one execution; the future's result is an `Execution` and never an exception.
+        """Queues one execution; the future's result is an `Execution` and never an exception. Until it starts, the caller's clock stands
+        still (`tools.waiting`): its place in the queue is nobody's failure.
 
         Raises:
           SandboxError: the sandbox is closed, or was made before a fork.
@@ -106,7 +108,7 @@ class Sandbox:
         PROFILES[request.profile].entries()
         now, future = time.monotonic(), concurrent.futures.Future()
         expires = None if request.deadline_s is None else now + request.deadline_s
-        job = Job(next(self._numbers), request, request.limits or self.limits, future, now, expires)
+        job = Job(next(self._numbers), request, request.limits or self.limits, future, now, expires, waiting())
         with self._lock:
             if self._closed:
                 raise SandboxError("this sandbox is closed: make a new one")
@@ -210,6 +212,7 @@ class Sandbox:
 
     def _may_start(self, job: Job) -> bool:
         job.queued = False
+        job.arrived()
         if job.attempts == 0 and not job.future.set_running_or_notify_cancel():
             return False
         if job.expires is not None and time.monotonic() > job.expires:
@@ -312,6 +315,7 @@ class Sandbox:
 
     def _set(self, job: Job, program, failure: Failure | None) -> None:
         now = time.monotonic()
+        job.arrived()
         waited = (job.started or now) - job.submitted
         if not job.future.done():
             job.future.set_result(Execution(program, failure, now - job.submitted, max(1, job.attempts), level=self.level, queued_s=waited))

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
@@ -82,6 +82,7 @@ class Job:
     future: Future
     submitted: float
     expires: float | None
+    arrived: Callable[[], None]  # ends the caller's waiting
     attempts: int = 0
     kills: int = 0  # SIGKILLs that neither the program's limits nor the supervisor explain
     started: float = 0.0

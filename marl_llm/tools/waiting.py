@@ -1,0 +1,114 @@
+"""Time that counts against a deadline, and time that does not: a call that waits in a queue for a worker is not late.
+
+    result = await within(2.0, tool())   # in tool(), wherever a call begins to wait for a worker:  arrived = waiting()
+                                         # and, from any thread, when it has one:                  arrived()
+
+A queue tells the clock of whoever asks, and needs to know nothing of deadlines; a deadline reads the clock, and needs to know nothing of
+queues. The clock is a context variable, so it follows awaits and tasks. Whoever hands work to a thread takes it along (`Clock.use`).
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+LOOK_S = 0.01  # least pause between two looks at a clock
+_clock: contextvars.ContextVar["Clock | None"] = contextvars.ContextVar("clock", default=None)
+
+
+class Clock:
+    """The time of one call. It stands still while anything that the call asked for waits. May be read and told from any thread.
+
+    A clock that is made within the use of another is part of it: what stops it stops the other as well.
+    """
+
+    def __init__(self):
+        self._parent = _clock.get()
+        self._lock = threading.Lock()
+        self._start = time.monotonic()
+        self._waits, self._since, self._waited = 0, 0.0, 0.0
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """Makes this the clock that `waiting` tells, in this context."""
+        token = _clock.set(self)
+        try:
+            yield
+        finally:
+            _clock.reset(token)
+
+    def elapsed(self) -> float:
+        """Seconds since the clock was made, without those in which it stood still."""
+        with self._lock:
+            return (self._since if self._waits else time.monotonic()) - self._start - self._waited
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if self._waits == 0:
+                self._since = now
+            self._waits += by
+            if self._waits == 0:
+                self._waited += now - self._since
+        if self._parent is not None:
+            self._parent._change(by)
+
+
+def waiting() -> Callable[[], None]:
+    """Stops the clock of the present call until the returned function is called, from whatever thread; a second time it does nothing."""
+    clock, lock, over = _clock.get(), threading.Lock(), []
+    if clock is None:
+        return lambda: None
+    clock._change(1)
+
+    def arrived() -> None:
+        with lock:
+            if over:
+                return
+            over.append(True)
+        clock._change(-1)
+
+    return arrived
+
+
+async def within(timeout_s: float | int | None, work: Awaitable[T]) -> T:
+    """What is awaited, with a clock of its own.
+
+    Args:
+      timeout_s: most seconds by that clock; None for any number.
+
+    Raises:
+      Expired: the time is over. A TimeoutError that `work` raises itself is another.
+    """
+    loop, clock, timer = asyncio.get_running_loop(), Clock(), None
+
+    def look() -> None:
+        nonlocal timer
+        left = timeout_s - clock.elapsed()
+        if left <= 0:
+            deadline.reschedule(loop.time())
+        else:
+            timer = loop.call_later(max(left, LOOK_S), look)
+
+    try:
+        async with asyncio.timeout(None) as deadline:
+            if timeout_s is not None:
+                look()
+            with clock.use():
+                return await work
+    except TimeoutError:
+        if deadline.expired():
+            raise Expired(f"no answer within {timeout_s} s") from None
+        raise
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+class Expired(TimeoutError):
+    """The time of a call is over, the time that it waited for a worker not counted."""

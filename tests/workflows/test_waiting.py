@@ -1,0 +1,122 @@
+"""Waiting for a worker is nobody's failure: the deadline of a call stands still while what it asked for waits in a queue."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from marl_llm.games.coding import coding_roles, mini_verifier, plan_code_verify_reflect, verifier
+from marl_llm.tools._calls import Calls
+from marl_llm.tools.judge import judge_calls
+from marl_llm.tools.results import success
+from marl_llm.tools.sandbox import Sandbox
+from marl_llm.tools.waiting import Clock, Expired, waiting, within
+from marl_llm.workflows import Assignment, Controller, Scripted
+from marl_llm.workflows.trajectory import Task
+
+HANGING, HONEST = 8, 4
+LIMIT_S = 0.7  # of a program; all that hang take four times that of two workers
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(workers=2) as made:
+        made.warm()
+        yield made
+
+
+def blocking_verifier(sandbox):
+    """A plain function for the controller's threads."""
+
+    def verify(code: str, function: str, tests):
+        judged = judge_calls(code, function, tests, LIMIT_S, sandbox=sandbox)
+        return success({"pass_rate": judged.outcome().pass_rate, "report": ""}, 0.0) if judged.ok else judged
+
+    return verify
+
+
+def play(verify, names, timeout_s=2 * LIMIT_S, play_s=None, copies=1):
+    """Twelve programs at once, each played once: its pass rate, None where the play is void."""
+    hangs = "def f(x):\n    import time\n    time.sleep({} + 99)"
+    tasks = []
+    for number in range(copies * HANGING + HONEST):
+        code = hangs.format(number % HANGING) if number < copies * HANGING else f"def f(x): return x + 1 + 0 * {number}"
+        hidden = {"function": "f", "tests": (((1,), 2),), "visible_tests": ()}
+        tasks.append(Task(number, {"problem": code, "visible": "", "interface": ""}, {name: hidden[name] for name in names}))
+    team = plan_code_verify_reflect(verify, coding_roles(), rounds=1, hidden=names, timeout_s=timeout_s)
+    player = Scripted(lambda turn: f"```python\n{turn.fields['problem']}\n```" if turn.role.name == "coder" else "go")
+    assignment = Assignment(dict.fromkeys(team.roles, "s"), {"s": player})
+    with Controller(team, assignment, None, {}, attempts=1, timeout_s=play_s) as controller:
+        rollout = controller.play(tasks)
+    return [None if e.void else e.trajectories[0].fields["pass_rate"] for e in rollout.episodes]
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "threads", "shared verdicts", "whole plays"])
+def test_a4_hanging_programs_score_0_and_void_nobody(kind, sandbox):
+    """Four times as many hanging programs as workers; the last one waits for longer than its node may take."""
+    names = ("function", "tests", "visible_tests")
+    copies = 2 if kind == "shared verdicts" else 1
+    if kind == "threads":
+        found = play(blocking_verifier(sandbox), names[:2])
+    elif kind == "shared verdicts":
+        found = play(mini_verifier(sandbox, LIMIT_S), names[:2], copies=copies)
+    elif kind == "asyncio":
+        found = play(verifier(LIMIT_S, sandbox=sandbox), names)
+    else:
+        found = play(mini_verifier(sandbox, LIMIT_S), names[:2], timeout_s=30, play_s=2 * LIMIT_S)
+    assert found == [0.0] * HANGING * copies + [1.0] * HONEST
+
+
+def test_a4_calls_of_a_tool_that_wait_for_its_thread_are_not_late():
+    calls = Calls(lambda seconds: time.sleep(seconds) or success(seconds, 0.0), 1, "slow")
+
+    async def job():
+        return await asyncio.gather(*(within(0.3, calls.acall(0.1)) for _ in range(8)))
+
+    assert [result.value for result in asyncio.run(job())] == [0.1] * 8
+    calls.close()
+
+
+def test_a_call_that_does_not_wait_is_late_and_says_so():
+    async def late(work):
+        with pytest.raises(Expired, match="no answer within 0.05 s"):
+            await within(0.05, work)
+
+    async def own():
+        raise TimeoutError("its own")
+
+    async def job():
+        await late(asyncio.sleep(20))
+        with pytest.raises(TimeoutError, match="its own"):
+            await within(5, own())
+        task = asyncio.ensure_future(within(None, asyncio.sleep(20)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    tick = time.monotonic()
+    asyncio.run(job())
+    assert time.monotonic() - tick < 10
+
+
+def test_a_clock_stands_still_while_anything_waits_and_so_does_the_one_around_it():
+    outer = Clock()
+    with outer.use():
+        inner = Clock()
+    with inner.use():
+        first, second = waiting(), waiting()
+    before = inner.elapsed(), outer.elapsed()
+    time.sleep(0.02)
+    first()
+    first()
+    threading.Thread(target=time.sleep, args=(0,)).start()
+    assert (inner.elapsed(), outer.elapsed()) == before
+    thread = threading.Thread(target=second)
+    thread.start()
+    thread.join()
+    time.sleep(0.01)
+    assert inner.elapsed() > before[0]
+    assert outer.elapsed() < before[1] + 0.02 + time.monotonic() - outer._start - outer._waited
+    waiting()()  # without a clock
