@@ -130,3 +130,17 @@ def role_of(game: Game, name: str) -> Role:
         if role.name == name:
             return role
     raise KeyError(f"{game.name} has no role {name!r}; its roles are {', '.join(r.name for r in game.roles)}")
+
+
+def speaking_order(game: Game) -> tuple[str, ...]:
+    """Names of the roles in the order in which they speak within a turn: the stages, one after the other.
+
+    Raises `ValueError` naming a role that is not there, or that does not speak exactly once in every turn.
+    """
+    names, order = [role.name for role in game.roles], [name for stage in game.stages for name in stage]
+    for name in dict.fromkeys([*order, *names]):
+        if name not in names:
+            raise ValueError(f"{game.name}: a stage names {name!r}, which is no role; the roles are {', '.join(names)}")
+        if order.count(name) != 1 or names.count(name) != 1:
+            raise ValueError(f"{game.name}: the role {name!r} stands in {order.count(name)} stages of a turn; it must be in exactly one")
+    return tuple(order)

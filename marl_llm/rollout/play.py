@@ -4,8 +4,8 @@ Tree sampling is Algorithm 1 of Stronger-MAS: at each turn, for each role, K res
 branch of its own, one is played, and the next role observes what it did. Parallel sampling plays K whole trajectories per
 environment, each from its own prompts. States are values: a branch is the state that `act` returns, and choosing is indexing.
 
-Every draw's key is folded from (key, env, trajectory, turn, role, branch), and by the sampler from the position, so a sample does
-not depend on the batch, slot or device (law 6).
+Every draw's key is folded from (key, step, task, agent, place, branch), and by the sampler from the position, so a sample does not
+depend on the batch, slot or device (law 6). It is the identity that a hosted play of the game gives its requests, so that both draw alike.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from marl_llm.games import Game, Prompt
+from marl_llm.games import Game, Prompt, speaking_order
 from marl_llm.rollout.table import Episodes, Rollout, Table
-from marl_llm.sampling import Responses
+from marl_llm.sampling import Responses, identity_key
 
 # (role, states [E], prompts [E], keys [E, K]) -> K responses per prompt
 Player = Callable[[str, object, Prompt, Key[Array, "E K"]], Responses]
@@ -27,15 +27,24 @@ PICKS = ("greedy", "first", "random")
 
 
 def row_keys(
-    key: Key[Array, ""], env: Int[Array, "E"], turn: Int[Array, ""] | int, role: int, branches: int
+    key: Key[Array, ""],
+    env: Int[Array, "E"],
+    agent: int,
+    place: Int[Array, ""] | int,
+    branches: int,
+    trajectory: Int[Array, "E"] | int = 0,
+    step: Int[Array, ""] | int = 0,
 ) -> Key[Array, "E K"]:
-    """Keys by identity: folded from the rollout's key, the row's env id, the turn, the role and the branch."""
+    """Keys by identity, see `sampling.identity_key`: (step, number of the instance, role in the order of speaking, place, branch).
 
-    def one(env_id, branch):
-        k = jax.random.fold_in(jax.random.fold_in(key, env_id), turn)
-        return jax.random.fold_in(jax.random.fold_in(k, role), branch)
-
-    return jax.vmap(lambda e: jax.vmap(lambda b: one(e, b))(jnp.arange(branches)))(env)
+    The place counts the responses of one play, T N of them: `turn * N + agent`. The branch counts plays and candidates:
+    `trajectory * K + candidate`.
+    """
+    candidate = jnp.asarray(trajectory)[..., None] * branches + jnp.arange(branches)
+    numbers = [x[..., None] if x.ndim == 1 else x for x in map(jnp.asarray, (step, env, agent, place))] + [candidate]
+    shape = (env.shape[0], branches)
+    identity = jnp.stack([jnp.broadcast_to(x, shape) for x in numbers], axis=-1)
+    return jax.vmap(jax.vmap(lambda one: identity_key(key, one, len(numbers))))(identity)
 
 
 def pick_branch(
@@ -68,12 +77,13 @@ def play(
     branches: int = 1,
     pick: str = "first",
     alpha: float = 1.0,
+    step: Int[Array, ""] | int = 0,
 ) -> Rollout:
     """One episode per environment and trajectory, turn by turn, as one traceable function.
 
     Args:
       game: a device game. player: answers prompts; see `Player`.
-      instances: pytree with leading E. env: identities of the environments, which enter every key.
+      instances: pytree with leading E. env: their numbers, which enter every key. step: of training; enters every key too.
       key: the rollout's key; folded, not consumed.
       trajectories: B plays of each instance (parallel sampling). branches: K responses to each prompt (tree sampling).
       pick: which branch is played. alpha: weight of the team reward in the reward that 'greedy' compares (AT-GRPO Eq. 3).
@@ -82,11 +92,11 @@ def play(
       instance that cannot be played is void: none of its rows counts (law 9).
     """
     e, b = env.shape[0], trajectories
-    rows = jnp.repeat(env, b) * b + jnp.tile(jnp.arange(b), e)  # identity of each (env, trajectory)
+    numbers, trajectory = jnp.repeat(env, b), jnp.tile(jnp.arange(b), e)
     instances = jax.tree.map(lambda x: jnp.repeat(x, b, axis=0), instances)
     valid = jax.vmap(game.valid)(instances)
     state = jax.vmap(game.reset)(instances)
-    names = [r.name for r in game.roles]
+    speakers = speaking_order(game)
 
     def turn(carry, t):
         state, turns = carry
@@ -99,7 +109,8 @@ def play(
             for role in stage:
                 with jax.named_scope(f"observe_{role}"):
                     prompt = jax.vmap(lambda s, role=role: game.observe(s, role))(before)
-                keys = row_keys(key, rows, t, names.index(role), branches)
+                agent = speakers.index(role)
+                keys = row_keys(key, numbers, agent, t * len(speakers) + agent, branches, trajectory, step)
                 with jax.named_scope(f"respond_{role}"):
                     said[role] = (prompt, player(role, before, prompt, keys), keys)
             scored = {}

@@ -17,6 +17,7 @@ _EXPORTS = {
     "Drawn": "draws",
     "RowSettings": "draws",
     "draw": "draws",
+    "identity_key": "draws",
     "inverse_cdf": "draws",
     "kept": "draws",
     "StopRule": "stops",

@@ -33,6 +33,17 @@ class RowSettings(NamedTuple):
     min_p: Float[Array, "*rows"]
 
 
+def identity_key(root: Key[Array, ""], identity: Int[Array, "C"], count: Int[Array, ""] | int) -> Key[Array, ""]:
+    """The key of a response: the root folded with the first `count` numbers of its identity, one after the other (law 6).
+
+    The identity of a team's response is (step, task, agent, place, branch), in compiled play and in the engine alike: the numbers of the
+    task, of the role in the order of speaking, of the request among all that the game could make, and of the play and candidate. Whoever
+    draws folds in the token's position.
+    """
+    fold = lambda key, x: (jnp.where(x[1] < count, jax.random.fold_in(key, x[0]), key), None)  # noqa: E731
+    return jax.lax.scan(fold, root, (identity, jnp.arange(identity.shape[0])))[0]
+
+
 def inverse_cdf(probabilities: Float[Array, "*rows V"], uniform: Float[Array, "*rows"]) -> Int[Array, "*rows"]:
     """The first token whose cumulative probability exceeds `uniform` (in [0, 1)) of the total; never one of probability 0.
 

@@ -25,7 +25,7 @@ from marl_llm.models import (
     split_adapters,
     to_cache,
 )
-from marl_llm.sampling.draws import Drawn, RowSettings, draw
+from marl_llm.sampling.draws import Drawn, RowSettings, draw, identity_key
 
 SEEDS = 8  # numbers in a request's identity, at most
 
@@ -74,12 +74,6 @@ class Rules(NamedTuple):
 
     table: Int[Array, "states V"]
     ends: Bool[Array, "states"]
-
-
-def request_key(root: Key[Array, ""], seeds: Int[Array, "8"], count: Int[Array, ""]) -> Key[Array, ""]:
-    """The root key folded with the first `count` numbers of a request's identity, one after the other."""
-    fold = lambda key, x: (jnp.where(x[1] < count, jax.random.fold_in(key, x[0]), key), None)  # noqa: E731
-    return jax.lax.scan(fold, root, (seeds, jnp.arange(SEEDS)))[0]
 
 
 @functools.partial(jax.jit, static_argnames=("config", "slots", "prompt", "response"))
@@ -140,7 +134,7 @@ def admit(
         hidden, layers = model.apply(variables, a.tokens, positions, PrefixMask(prompt_mask(where), seen), cache=old)
     last = jnp.take_along_axis(hidden, (a.new - 1)[:, None, None], axis=1)[:, 0]
     logits = model.apply(variables, last, method="head")
-    keys = jax.vmap(request_key, (None, 0, 0))(root, a.seeds, a.seed_count)
+    keys = jax.vmap(identity_key, (None, 0, 0))(root, a.seeds, a.seed_count)
     drawn = draw(logits, jax.vmap(jax.random.fold_in, (0, None))(keys, 0), a.settings, truncates)
     state = rules.table[a.state, drawn.token]
     alive = ~rules.ends[state] & (a.budget > 1)
