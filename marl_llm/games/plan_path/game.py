@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.games.plan_path import language as words
+from marl_llm.games.plan_path import prose
 from marl_llm.games.plan_path import rewards as pay
 from marl_llm.games.plan_path.maps import DELTAS, FAR, Map, random_map, rows_of
 from marl_llm.games.protocol import Prompt, Rewards, Role
@@ -224,6 +225,21 @@ class PlanPath:
         real = ids != self.tokenizer.pad_id
         order = jnp.argsort(real, stable=True)  # padding to the left, the rest in order
         return Prompt(ids[order], real[order])
+
+    def text(self, state: PlanPathState, role: str) -> str:
+        """The role's prompt as ordinary text, of host values; see `prose.py`."""
+        return prose.prompt(self, state, role)
+
+    def read(self, state: PlanPathState, role: str, text: str) -> tuple[int, ...]:
+        """The response in the protocol's ids that says what a text says, by the grammar of `prose.py`.
+
+        A text that says nothing, or more than `max_moves` moves, gives ids without a stop word, which do not parse.
+        """
+        said = prose.spoken(prose.listed(text), role)
+        known = self.language.cells_by_name if role == "tool" else self.language.moves_by_name
+        if said is None or len(said) > self.max_moves or not all(word in known for word in said):
+            return (self.tokenizer.pad_id,) * (self.max_moves + 1)
+        return (*(known[word] for word in said), self.stop_id)
 
     def _offset(self, origin, cell):
         """Index of the offset from one cell to another in the language's order."""

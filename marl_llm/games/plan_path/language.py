@@ -68,3 +68,13 @@ class Language:
     def cells(self, mark: str) -> np.ndarray:
         """Ids of all offsets under a mark: '' route, '#' wall, '@' goal. int32 `[(2h-1)(2w-1)]`."""
         return self.tokenizer.ids_of([mark + name for name in self.offsets])
+
+    @functools.cached_property
+    def cells_by_name(self) -> dict[str, int]:
+        """Ids of a route's words."""
+        return dict(zip(self.offsets, self.cells("").tolist()))
+
+    @functools.cached_property
+    def moves_by_name(self) -> dict[str, int]:
+        """Ids of the moves."""
+        return dict(zip(MOVES, self.ids(*MOVES).tolist()))

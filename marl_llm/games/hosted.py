@@ -1,0 +1,312 @@
+"""Plays a value-state game on the host: its states become a field of a workflow, and its functions the prompts, parsers and rewards.
+
+    world = hosted(PlanPath(), key)                                   # its own words: prompts are the ids of `game.observe`
+    world = hosted(PlanPath(), key, text=TextBudget(512, 128))        # ordinary text, for a chat model: `game.text` and `game.read`
+
+Hosted and compiled play of one game give the same samples (law 13). Task `i` is the instance of (key, i), as in
+`training.make_rollout`; a request's seed is the identity that `rollout.row_keys` folds, so the engine's root must be the rollout's second
+half of the key, `jax.random.split(key)[1]`; roles of one stage read the same state, their actions are applied in the order written, and they are
+paid for what they did together. An instance that is not `valid` voids its play.
+
+The game's functions are compiled once per game and run on the CPU, one call per prompt and one per response.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import Array, Key
+
+from marl_llm.games.protocol import Game, Instance, Rewards, State, role_of, speaking_order, split_index
+from marl_llm.sampling import identity_key
+from marl_llm.tools.results import Failure, FailureKind, InfrastructureError
+from marl_llm.workflows import (
+    FormatError,
+    PlainText,
+    Role,
+    Task,
+    Turn,
+    Workflow,
+    World,
+    compute,
+    repeat,
+    sequence,
+    stop,
+    together,
+    when,
+)
+from marl_llm.workflows.graph import Node
+from marl_llm.workflows.rewards import Paid
+from marl_llm.workflows.roles import Reader, Spoken
+from marl_llm.workflows.trajectory import RoleCall, Trajectory
+
+
+@runtime_checkable
+class TextGame(Protocol):
+    """A game that can also be played in ordinary text."""
+
+    def text(self, state: State, role: str) -> str:
+        """What the role reads, rules included. It tells what `observe` tells, and no more."""
+
+    def read(self, state: State, role: str, text: str) -> Sequence[int]:
+        """The response in the game's own language that says what the text says. What says nothing gives ids that do not parse; never raises."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextBudget:
+    """Tokens of a role that plays in text: its longest prompt and its longest response, as its model's tokenizer counts them."""
+
+    prompt_tokens: int = 1024
+    response_tokens: int = 256
+
+
+class GameState(tuple):
+    """A state as a plain value: its leaves as numbers and lists, which transcripts can hold. `arrays` are the same for the game."""
+
+    arrays: tuple[np.ndarray, ...]
+
+    def __new__(cls, arrays: Iterable[Any]):
+        """Of the leaves in the pytree's order."""
+        arrays = tuple(map(np.asarray, arrays))
+        self = super().__new__(cls, (x.tolist() for x in arrays))
+        self.arrays = arrays
+        return self
+
+
+class HostGame:
+    """A game's functions, compiled for one call at a time.
+
+    Args:
+      key: of the training instances, as `training.make_rollout` takes it; `evaluation_key`: of those of the other splits.
+      script: options of the scripted player.
+    """
+
+    def __init__(self, game: Game, key: Key[Array, ""], evaluation_key: Key[Array, ""] | None = None, script: Mapping[str, Any] | None = None):
+        self.game, self.speakers = game, speaking_order(game)
+        evaluation = key if evaluation_key is None else evaluation_key
+        self._data = {False: jax.random.split(key)[0], True: jax.random.split(evaluation)[0]}
+        self._draws, self._options = jax.random.split(key)[1], dict(script or {})
+        example = jax.eval_shape(lambda: game.reset(game.instance(key, 0)))
+        leaves, self._tree = jax.tree.flatten(example)
+        self._keys = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
+        self._dtypes = [np.uint32 if is_key else x.dtype for x, is_key in zip(leaves, self._keys)]
+        self._compiled: dict[Any, Callable] = {}
+        self.deal = functools.lru_cache(4096)(self._deal)
+
+    # --- between fields and arrays ---------------------------------------------------------------------------------------
+
+    def _leaves(self, state: State) -> list[Array]:
+        return [jax.random.key_data(x) if is_key else x for x, is_key in zip(jax.tree.leaves(state), self._keys)]
+
+    def _state(self, leaves: Iterable[Array]) -> State:
+        return jax.tree.unflatten(self._tree, [jax.random.wrap_key_data(x) if is_key else x for x, is_key in zip(leaves, self._keys)])
+
+    def _arrays(self, state: Sequence[Any]) -> tuple[np.ndarray, ...]:
+        """Leaves of a field's value, which a transcript may have turned into numbers."""
+        if isinstance(state, GameState):
+            return state.arrays
+        return tuple(np.asarray(x, dtype) for x, dtype in zip(state, self._dtypes, strict=True))
+
+    def state(self, state: Sequence[Any]) -> State:
+        """The game's state that a field holds, with NumPy leaves, for `game.picture` and its like."""
+        return self._state(self._arrays(state))
+
+    def _call(self, name: Any, function: Callable, *arguments: Any) -> Any:
+        """`function` of NumPy arguments, compiled under a name, on the CPU; NumPy comes back."""
+        if name not in self._compiled:
+            self._compiled[name] = jax.jit(function)
+        with jax.default_device(_cpu()) if _cpu() is not None else contextlib.nullcontext():
+            return jax.device_get(self._compiled[name](*arguments))
+
+    # --- the game ---------------------------------------------------------------------------------------------------------
+
+    def _deal(self, split: str, number: int) -> tuple[Instance, GameState, bool, bool]:
+        game = self.game
+
+        def deal(data_key, i, split):
+            instance = game.instance(jax.random.fold_in(jax.random.wrap_key_data(data_key), i), split)
+            state = game.reset(instance)
+            return instance, self._leaves(state), game.done(state), game.valid(instance)
+
+        data_key = np.asarray(jax.random.key_data(self._data[split != "train"]))
+        found = self._call("deal", deal, data_key, np.int32(number), np.int32(split_index(split)))
+        return found[0], GameState(found[1]), bool(found[2]), bool(found[3])
+
+    def tasks(self, split: str, first: int, count: int) -> list[Task]:
+        """Tasks `first ... first + count`; they show the instance to people, and hide it from roles."""
+        split_index(split)
+        json = lambda number: self.game.task(self.deal(split, number)[0])  # noqa: E731
+        return [Task(n, {"task": json(n)}, {"instance": (split, n)}, split) for n in range(first, first + count)]
+
+    def begin(self, instance: tuple[str, int]) -> dict[str, Any]:
+        """The fields at the start. Raises `InfrastructureError` for an instance that cannot be played, which voids the play (law 9)."""
+        split, number = instance
+        _, state, over, valid = self.deal(split, number)
+        if not valid:
+            message = f"instance {number} of split {split!r} of {self.game.name} cannot be played"
+            raise InfrastructureError(Failure(FailureKind.BAD_INPUT, message))
+        return {"state": state, "over": over}
+
+    def observe(self, role: str, state: Sequence[Any]) -> tuple[int, ...]:
+        """The prompt's ids, without padding."""
+        prompt = self._call(("observe", role), lambda leaves: self.game.observe(self._state(leaves), role), self._arrays(state))
+        return tuple(prompt.ids[prompt.where].tolist())
+
+    def act(self, said: Mapping[str, Sequence[int]], state: Sequence[Any]) -> dict[str, Any]:
+        """The fields after roles acted one after the other, each paid for what they did together: `paid_<role>` holds its rewards."""
+        game, roles = self.game, tuple(said)
+
+        def act(leaves, padded):
+            before = after = self._state(leaves)
+            for role, (tokens, where) in zip(roles, padded):
+                after = game.act(after, role, tokens, where)
+            return self._leaves(after), game.done(after), [game.rewards(before, after, role) for role in roles]
+
+        padded = [self._padded(role, said[role]) for role in roles]
+        leaves, over, rewards = self._call(("act", roles), act, self._arrays(state), padded)
+        return {"state": GameState(leaves), "over": bool(over), **{f"paid_{r}": _plain(x) for r, x in zip(roles, rewards)}}
+
+    def _padded(self, role: str, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """A response as `act` takes it: padded after its end, and what is real."""
+        size = role_of(self.game, role).response_tokens
+        ids = np.asarray(ids[:size], np.int32)
+        return np.pad(ids, (0, size - ids.size), constant_values=self.game.tokenizer.pad_id), np.arange(size) < ids.size
+
+    def outcome(self, state: Sequence[Any]) -> float:
+        """The team's result in a state."""
+        return float(self._call("outcome", lambda leaves: self.game.outcome(self._state(leaves)), self._arrays(state)))
+
+    def script(self, turn: Turn) -> tuple[int, ...]:
+        """The ids that the game's scripted player says, drawn by the call's identity as in compiled play."""
+        role, draws = turn.role.name, np.asarray(jax.random.key_data(self._draws))
+
+        def script(leaves, draws, seed):
+            key = identity_key(jax.random.wrap_key_data(draws), seed, seed.shape[0])
+            return self.game.script(self._state(leaves), role, key, **self._options)
+
+        tokens, where = self._call(("script", role), script, self._arrays(turn.fields["state"]), draws, np.asarray(turn.seed, np.int32))
+        return tuple(tokens[where].tolist())
+
+    def noise(self, turn: Turn) -> tuple[int, ...]:
+        """The floor: uniformly random tokens up to and with the first stop token, as `rollout.random_player` says."""
+        size, draws = role_of(self.game, turn.role.name).response_tokens, np.asarray(jax.random.key_data(self._draws))
+
+        def noise(draws, seed):
+            key = identity_key(jax.random.wrap_key_data(draws), seed, seed.shape[0])
+            return jax.random.randint(key, (size,), 1, self.game.tokenizer.vocab_size)
+
+        tokens = self._call(("noise", size), noise, draws, np.asarray(turn.seed, np.int32)).tolist()
+        return tuple(tokens[: tokens.index(self.game.stop_id) + 1] if self.game.stop_id in tokens else tokens)
+
+
+@functools.cache
+def _cpu() -> jax.Device | None:
+    """Where the game's functions run; None, the default device, where JAX was started without a CPU."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
+
+
+def _plain(rewards: Rewards) -> dict[str, Any]:
+    components = {name: float(value) for name, value in rewards.components.items()}
+    return dict(team=float(rewards.team), local=float(rewards.local), components=components, well_formed=bool(rewards.well_formed))
+
+
+def hosted(
+    game: Game,
+    key: Key[Array, ""],
+    *,
+    evaluation_key: Key[Array, ""] | None = None,
+    script: Mapping[str, Any] | None = None,
+    text: TextBudget | None = None,
+) -> World:
+    """The game as a world: a workflow with its tasks, its scripted player and, unless it is played in text, its speech.
+
+    Args:
+      game: a value-state game.
+      key: of the training instances and of the scripted player's draws; what `training.make_rollout` takes.
+      evaluation_key: of the instances of the other splits; by default `key`.
+      script: options of the scripted player.
+      text: play in ordinary text, with these budgets; the models then bring their own speech. None: in the game's own words.
+
+    Raises:
+      ValueError: a game whose roles do not each speak once in a turn, or that has no text.
+    """
+    if text is not None and not isinstance(game, TextGame):
+        raise ValueError(f"{game.name} cannot be played in text: it lacks the methods `text` and `read` (games.hosted.TextGame)")
+    host = HostGame(game, key, evaluation_key, script)
+    ended = lambda over: over  # noqa: E731
+    parts: list[Node | Role] = []
+    for number, stage in enumerate(game.stages):
+        if number:
+            parts.append(when(ended, stop(), name=f"over_before_{'_'.join(stage)}"))
+        if len(stage) == 1:
+            parts.append(_speaker(host, stage[0], text, alone=True))
+        else:
+            parts += [together(*(_speaker(host, role, text, alone=False) for role in stage)), _acts(host, stage)]
+    deal = compute(host.begin, ("state", "over"), name="deal", reads=("instance",))
+    turns = repeat(*parts, at_most=game.max_turns, until=ended, name="turns")
+    outcome = lambda trajectory: host.outcome(trajectory.fields["state"])  # noqa: E731
+    workflow = Workflow(
+        game.name,
+        sequence(deal, when(ended, stop(), name="over_at_once"), turns),
+        inputs=("task",),
+        hidden=("instance",),
+        rewards=(paid,),
+        metrics={"success": lambda trajectory: float(outcome(trajectory) >= 1.0), "outcome": outcome},
+    )
+    if text is None:
+        return World(workflow, host.tasks, "success", PlainText(game.tokenizer, (game.stop_id,)), host.script)
+    written = lambda turn: game.tokenizer.decode(i for i in host.script(turn) if i != game.stop_id)  # noqa: E731
+    return World(workflow, host.tasks, "success", None, written)
+
+
+def paid(trajectory: Trajectory) -> list[Paid]:
+    """The game's rewards, to each call what the game pays its role for the stage."""
+    awards, waiting = [], []
+    for event in trajectory.events:
+        if isinstance(event, RoleCall):
+            waiting.append(event)
+        for call in [call for call in waiting if f"paid_{call.role}" in event.writes]:
+            found = event.writes[f"paid_{call.role}"]
+            awards.append(Paid(call, found["team"], found["local"], found["components"]))
+            waiting.remove(call)
+    return awards
+
+
+def _speaker(host: HostGame, name: str, text: TextBudget | None, alone: bool) -> Role:
+    """A role of the game. One that speaks alone in its stage acts at once; others leave what they said to `_acts`."""
+    game, budget = host.game, role_of(host.game, name)
+
+    def parse(spoken: Spoken, state: Sequence[Any]) -> dict[str, Any]:
+        ids = tuple(spoken.ids) if text is None else tuple(game.read(host.state(state), name, spoken.text))
+        found = host.act({name: ids}, state)
+        fields = found if alone else {f"said_{name}": ids}
+        if not found[f"paid_{name}"]["well_formed"]:
+            raise FormatError(f"no response of {name}'s language", fields)
+        return fields
+
+    writes = {"state": None, "over": False, f"paid_{name}": None} if alone else {f"said_{name}": ()}
+    reader = Reader(parse, ("state",))
+    if text is None:
+        prompt = lambda state: host.observe(name, state)  # noqa: E731
+        return Role(name, prompt, reader, writes, max_tokens=budget.response_tokens, max_prompt=budget.prompt_tokens)
+    show = {"state": lambda state: game.text(host.state(state), name)}
+    return Role(name, "{state}", reader, writes, show=show, max_tokens=text.response_tokens, max_prompt=text.prompt_tokens)
+
+
+def _acts(host: HostGame, stage: tuple[str, ...]) -> Node:
+    """What the roles of a stage do, once all have spoken."""
+
+    def act(state: Sequence[Any], *said: Sequence[int]) -> dict[str, Any]:
+        return host.act(dict(zip(stage, said)), state)
+
+    reads = ("state", *(f"said_{role}" for role in stage))
+    return compute(act, ("state", "over", *(f"paid_{role}" for role in stage)), name="_".join((*stage, "act")), reads=reads)
