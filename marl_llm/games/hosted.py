@@ -3,10 +3,10 @@
     world = hosted(PlanPath(), key)                                   # its own words: prompts are the ids of `game.observe`
     world = hosted(PlanPath(), key, text=TextBudget(512, 128))        # ordinary text, for a chat model: `game.text` and `game.read`
 
-Hosted and compiled play of one game give the same samples (law 13). Task `i` is the instance of (key, i), as in
-`training.make_rollout`; a request's seed is the identity that `rollout.row_keys` folds, so the engine's root must be the rollout's second
-half of the key, `jax.random.split(key)[1]`; roles of one stage read the same state, their actions are applied in the order written, and they are
-paid for what they did together. An instance that is not `valid` voids its play.
+Hosted and compiled play of one game give the same samples (law 13). Task `i` is the instance of (key, i), as in `training.make_rollout`; a
+request's seed is the identity that `rollout.row_keys` folds, so the engine's root must be the one of compiled play,
+`jax.random.split(key)[1]`; roles of one stage read the same state, their actions are applied in the order written, and they are paid for
+what they did together. An instance that is not `valid` voids its play.
 
 The game's functions are compiled once per game and run on the CPU, one call per prompt and one per response.
 """
@@ -55,7 +55,7 @@ class TextGame(Protocol):
         """What the role reads, rules included. It tells what `observe` tells, and no more."""
 
     def read(self, state: State, role: str, text: str) -> Sequence[int]:
-        """The response in the game's own language that says what the text says. What says nothing gives ids that do not parse; never raises."""
+        """The ids of the response that says what the text says. A text that says nothing gives ids that do not parse. Never raises."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +87,14 @@ class HostGame:
       script: options of the scripted player.
     """
 
-    def __init__(self, game: Game, key: Key[Array, ""], evaluation_key: Key[Array, ""] | None = None, script: Mapping[str, Any] | None = None):
+    def __init__(
+        self, game: Game, key: Key[Array, ""], evaluation_key: Key[Array, ""] | None = None, script: Mapping[str, Any] | None = None
+    ):
         self.game, self.speakers = game, speaking_order(game)
         evaluation = key if evaluation_key is None else evaluation_key
         self._data = {False: jax.random.split(key)[0], True: jax.random.split(evaluation)[0]}
         self._draws, self._options = jax.random.split(key)[1], dict(script or {})
-        example = jax.eval_shape(lambda: game.reset(game.instance(key, 0)))
+        example = jax.eval_shape(lambda: game.reset(game.instance(key, "train")))
         leaves, self._tree = jax.tree.flatten(example)
         self._keys = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
         self._dtypes = [np.uint32 if is_key else x.dtype for x, is_key in zip(leaves, self._keys)]
@@ -251,7 +253,7 @@ def hosted(
             parts.append(_speaker(host, stage[0], text, alone=True))
         else:
             parts += [together(*(_speaker(host, role, text, alone=False) for role in stage)), _acts(host, stage)]
-    deal = compute(host.begin, ("state", "over"), name="deal", reads=("instance",))
+    deal = compute(host.begin, ("state", "over"), name="deal", reads=("instance",), reveals=("state", "over"))
     turns = repeat(*parts, at_most=game.max_turns, until=ended, name="turns")
     outcome = lambda trajectory: host.outcome(trajectory.fields["state"])  # noqa: E731
     workflow = Workflow(

@@ -69,9 +69,12 @@ class Outside:
 
 @dataclasses.dataclass(frozen=True)
 class Scripted:
-    """A function that plays: a teacher for the warm start, a floor, an ablation. It is never trained by reinforcement."""
+    """A function that plays: a teacher for the warm start, a floor, an ablation. It is never trained by reinforcement.
 
-    play: Callable[[Turn], str]
+    It returns the response as text, or as the ids that a role which speaks ids is to say.
+    """
+
+    play: Callable[[Turn], str | tuple[int, ...]]
 
 
 Model = Policy | Outside | Scripted
@@ -167,6 +170,8 @@ class Assignment:
             if role.tools and not isinstance(self.model(name), Policy):
                 kind = type(self.model(name)).__name__
                 raise WorkflowError(f"the role {name!r} calls tools within its response, which only a Policy can, not {kind}")
+            if role.speaks_ids and isinstance(self.model(name), Outside):
+                raise WorkflowError(f"the role {name!r} reads and says ids, which an Outside model has none of; play the game in text")
 
 
 def shared(workflow: Workflow, model: str = "policy") -> Assignment:

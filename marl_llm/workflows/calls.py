@@ -98,7 +98,7 @@ class Speaker:
                     if len(talk.ids) <= role.max_prompt:
                         continue
                     raise PlayFailure(node.name, "prompt", f"tool results grew the prompt to {len(talk.ids)} tokens", retriable=False)
-            writes, illegal = role.read(said["text"])
+            writes, illegal = role.read(said["text"], said["tokens"].tolist(), state.fields)
             events.append(RoleCall(**common, **said, writes=writes, illegal=illegal, trimmed=trimmed))
             break
         return tuple(events), state.after(*events)
@@ -110,9 +110,14 @@ class Speaker:
             text = player.play(Turn(node.role, node.name, state.fields, tuple(messages), state.turn, seed))
         except Exception as error:
             raise WorkflowError(f"the scripted player of node {node.name!r} raised {type(error).__name__}: {error}") from error
-        if not isinstance(text, str):
-            raise WorkflowError(f"the scripted player of node {node.name!r} returned {type(text).__name__}; it must return text")
-        tokens = NO_TOKENS if speech is None else np.asarray(spoken_ids(speech, text), np.int32)
+        if isinstance(text, str):
+            tokens = NO_TOKENS if speech is None else np.asarray(spoken_ids(speech, text), np.int32)
+        elif isinstance(text, tuple):  # ids, as they are
+            tokens = np.asarray(text, np.int32)
+            text = "" if speech is None else speech.tokenizer.decode(text)
+        else:
+            kind = type(text).__name__
+            raise WorkflowError(f"the scripted player of node {node.name!r} returned {kind}; it must return text, or a tuple of ids")
         return dict(text=text, tokens=tokens, log_probs=None, sampled_log_probs=None, finish="stop", version=0)
 
     async def _from_outside(self, node: Call, player: Outside, messages: list[Message], branch: int) -> dict[str, Any]:

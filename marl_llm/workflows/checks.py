@@ -102,7 +102,7 @@ class _Flow:
 
     def follow(self, node: Node, known: frozenset[str], exits: list[Known]) -> Known:
         if isinstance(node, Call | Tool):
-            self.need(node, node.role.reads if isinstance(node, Call) else node.reads, known)
+            self.need(node, (*node.role.reads, *node.role.parse_reads) if isinstance(node, Call) else node.reads, known)
             return known | writes(node)
         if isinstance(node, Stop):
             exits.append(known)

@@ -33,7 +33,7 @@ class Tool:
     writes: tuple[str, ...]
     timeout_s: float | int
     instant: bool
-    size: int = 1
+    size: int = 0  # it makes no request
     reveals: tuple[str, ...] = ()  # fields written that roles may read though hidden ones were read for them
 
 
@@ -74,7 +74,7 @@ class Each:
     @functools.cached_property
     def size(self) -> int:
         """Places of all items."""
-        return self.at_most * self.body.size
+        return self.at_most * step_of(self.body)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Repeat:
     @functools.cached_property
     def size(self) -> int:
         """Places of all rounds."""
-        return self.at_most * self.body.size
+        return self.at_most * step_of(self.body)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +119,11 @@ class Stop:
 
 Node = Call | Tool | Sequence | Together | Each | Choose | Repeat | Stop
 Part = Node | Role
+
+
+def step_of(body: Node) -> int:
+    """How far apart the places of two rounds, or of two items, are: at least 1, so that a tool's uses have names of their own."""
+    return max(1, body.size)
 
 
 def walk(node: Node) -> Iterator[Node]:

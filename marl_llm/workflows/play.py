@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from marl_llm.workflows.errors import PlayFailure, WorkflowError
 from marl_llm.workflows.graph import Workflow
-from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Stop, Together, Tool
+from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Stop, Together, Tool, step_of
 from marl_llm.workflows.nodes import Sequence as InOrder
 from marl_llm.workflows.rewards import earned
 from marl_llm.workflows.state import Round, State, Todo, merge, push
@@ -157,7 +157,7 @@ class Play:
         if state.spoken:
             state = state._replace(turn=state.turn + 1, spoken=False)
         todo: Todo = (Round(loop, number + 1), base, state.todo)
-        return state._replace(todo=push(todo, loop.body, base + number * loop.body.size))
+        return state._replace(todo=push(todo, loop.body, base + number * step_of(loop.body)))
 
     def _choose(self, node: Choose, base: int, state: State) -> State:
         key = self._ask(node.by, node.reads, state, node.name)
@@ -181,7 +181,7 @@ class Play:
                     f"each {node.item} in {node.over}: the field holds {type(items).__name__}; it must be a list or a tuple"
                 )
             children = [
-                state.child(push(None, node.body, base + i * node.body.size), i, {node.item: item})
+                state.child(push(None, node.body, base + i * step_of(node.body)), i, {node.item: item})
                 for i, item in enumerate(items[: node.at_most])
             ]
         ends = await run_all([self.drive(child) for child in children])

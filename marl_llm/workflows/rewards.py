@@ -35,7 +35,18 @@ class Award:
     team: bool = False
 
 
-Reward = Callable[[Trajectory], Iterable[Award]]
+@dataclasses.dataclass(frozen=True)
+class Paid:
+    """All that a call is paid by someone who has added it up: both sums, and the components under the names that they have there."""
+
+    call: RoleCall
+    team: float | int
+    local: float | int
+    components: Mapping[str, float | int]
+    team_paid: bool = True  # whether it is a payment for the team's result too, be it 0
+
+
+Reward = Callable[[Trajectory], Iterable[Award | Paid]]
 Scores = str | Callable[[Trajectory], Mapping[int, float]]  # a field that each turn writes, or turn -> score
 
 
@@ -139,16 +150,20 @@ def earned(workflow: Workflow, trajectory: Trajectory) -> dict[str, Earned]:
         except Exception as error:
             raise WorkflowError(f"{who} raised {type(error).__name__}: {error}; task {trajectory.task.number}") from error
         for award in awards:
-            if not isinstance(award, Award):
+            if isinstance(award, Award):
+                team, local = (award.value, 0.0) if award.team else (0.0, award.value)
+                award = Paid(award.call, team, local, {award.component: award.value}, award.team)
+            if not isinstance(award, Paid):
                 raise WorkflowError(f"{who} yields {type(award).__name__}; it must yield Award(call, value, component)")
             if award.call.id not in sums:
                 raise WorkflowError(f"{who} pays {award.call.id}, which is no call of the trajectory of task {trajectory.task.number}")
-            if not math.isfinite(award.value):
-                raise WorkflowError(f"{who} pays {award.value} to {award.call.id} of task {trajectory.task.number}; pay a finite number")
+            for value in (award.team, award.local, *award.components.values()):
+                if not math.isfinite(value):
+                    raise WorkflowError(f"{who} pays {value} to {award.call.id} of task {trajectory.task.number}; pay a finite number")
             into = sums[award.call.id]
-            into[0 if award.team else 1] += float(award.value)
-            into[3] = into[3] or award.team
-            into[2][award.component] = into[2].get(award.component, 0.0) + float(award.value)
+            into[0], into[1], into[3] = into[0] + float(award.team), into[1] + float(award.local), into[3] or award.team_paid
+            for name, value in award.components.items():
+                into[2][name] = into[2].get(name, 0.0) + float(value)
     return {name: Earned(*parts) for name, parts in sums.items()}
 
 

@@ -12,7 +12,7 @@ import functools
 import inspect
 import string
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from marl_llm.sampling.requests import Settings
 from marl_llm.text import Message
@@ -33,6 +33,26 @@ def parameters(function: Callable, what: str) -> tuple[str, ...]:
         if parameter.default is parameter.empty:
             names.append(name)
     return tuple(names)
+
+
+class Spoken(NamedTuple):
+    """A response: its text, and the ids that were drawn."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """A parser that reads more of a response than its text: its ids (law 1), or what the state was when the role was asked.
+
+    Attributes:
+      function: of a `Spoken` and of the values of `reads`, in this order; otherwise as `Role.parse`.
+      reads: fields, hidden ones too.
+    """
+
+    function: Callable[..., Fields]
+    reads: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +87,9 @@ class Role:
 
     Attributes:
       name: unique in its workflow.
-      prompt: template of the user's message; `{field}` stands for a field of the workflow's state, `{{` for a brace.
-      parse: response text -> output fields; raises `FormatError` for a response that breaks the format, and nothing else.
+      prompt: template of the user's message; `{field}` stands for a field of the workflow's state, `{{` for a brace. Or, for a role that
+        speaks a language of ids, a function that returns the prompt's ids, of the fields that its parameters name.
+      parse: response text -> output fields; raises `FormatError` for a response that breaks the format, and nothing else. Or a `Reader`.
       writes: output field -> its value when the response cannot be read.
       system: template of the system's message; empty for none.
       show: field -> function that renders it as text; `str` without one.
@@ -83,12 +104,13 @@ class Role:
       timeout_s: of one response.
 
     Raises:
-      WorkflowError: a template with positional or dotted fields, a field to show or trim that the template does not read, budgets below 1.
+      WorkflowError: a template with positional or dotted fields, a field to show or trim that the template does not read, budgets below 1,
+        or beside a prompt of ids an option that only text can have.
     """
 
     name: str
-    prompt: str
-    parse: Callable[[str], Fields]
+    prompt: str | Callable[..., Sequence[int]]
+    parse: Callable[[str], Fields] | Reader
     writes: Fields
     system: str = ""
     show: Mapping[str, Callable[[Any], str]] = dataclasses.field(default_factory=dict)
@@ -107,6 +129,8 @@ class Role:
         if not isinstance(self.writes, Mapping):
             raise WorkflowError(f"role {self.name!r}: writes={self.writes!r} must map each field to its value without a response")
         reads = self.reads
+        if self.speaks_ids and (text := [option for option in ("system", "show", "trim", "tools") if getattr(self, option)]):
+            raise WorkflowError(f"role {self.name!r}: its prompt is a function that returns ids, so {text[0]} has no effect: remove it")
         for option, fields in (("show", tuple(self.show)), ("trim", (self.trim,) if self.trim else ())):
             if unknown := [f for f in fields if f not in reads]:
                 known = ", ".join(reads) or "none"
@@ -119,6 +143,8 @@ class Role:
     @functools.cached_property
     def reads(self) -> tuple[str, ...]:
         """Input fields, in the order of the templates."""
+        if not isinstance(self.prompt, str):
+            return parameters(self.prompt, f"the prompt of role {self.name!r}")
         names = []
         for text in (self.system, self.prompt):
             try:
@@ -133,19 +159,42 @@ class Role:
                 names.append(name)
         return tuple(dict.fromkeys(names))
 
+    @property
+    def speaks_ids(self) -> bool:
+        """Whether its prompts are made as ids, not as text."""
+        return not isinstance(self.prompt, str)
+
+    @property
+    def parse_reads(self) -> tuple[str, ...]:
+        """Fields that its parser reads."""
+        return self.parse.reads if isinstance(self.parse, Reader) else ()
+
+    def prompt_ids(self, fields: Fields) -> tuple[int, ...]:
+        """The prompt of a role that speaks ids."""
+        return tuple(int(i) for i in self.prompt(*(fields[name] for name in self.reads)))
+
     def messages(self, fields: Fields) -> list[Message]:
-        """The prompt as messages."""
+        """The prompt as messages; none for a role that speaks ids."""
+        if self.speaks_ids:
+            return []
         shown = {name: self.show.get(name, str)(fields[name]) for name in self.reads}
         system = [Message("system", self.system.format_map(shown))] if self.system else []
         return [*system, Message("user", self.prompt.format_map(shown))]
 
-    def read(self, text: str) -> tuple[dict[str, Any], str | None]:
+    def read(self, text: str, ids: Sequence[int] = (), fields: Fields | None = None) -> tuple[dict[str, Any], str | None]:
         """Output fields of a response, and why its format is broken (None: it is not).
+
+        `ids` are those that were drawn, and `fields` those of the state: a `Reader` reads them.
 
         Raises `WorkflowError` if the parser fails otherwise than by `FormatError`, or gives other fields than `writes`.
         """
         try:
-            found, why = dict(self.parse(text)), None
+            if isinstance(self.parse, Reader):
+                spoken = Spoken(text, tuple(int(i) for i in ids))
+                found = self.parse.function(spoken, *((fields or {})[name] for name in self.parse.reads))
+            else:
+                found = self.parse(text)
+            found, why = dict(found), None
         except FormatError as error:
             found, why = {**self.writes, **error.fields}, str(error) or "illegal"
         except Exception as error:  # a parser reads what a policy wrote, which may be anything: this one has a fault

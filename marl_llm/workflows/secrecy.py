@@ -6,7 +6,8 @@ nor speak where a hidden field decides whether it speaks. The word `reveals` end
 fields that it writes, of a choice or loop the fields that its condition reads.
 
 This is the information flow of Denning and Denning, "Certification of programs for secure information flow", CACM 1977, with the program
-counter's label in `control`. Role calls keep it simple: whatever a role reads is open, hence what it writes is.
+counter's label in `control`. Role calls keep it simple: whatever a role reads is open, hence what it writes is, unless its parser (a
+`Reader`) reads a hidden field.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _follow(node: Node, known: Known, exits: list[Known]) -> Known | None:
 
 
 def _speak(node: Call, known: Known) -> Known:
-    """A role speaks: nothing that it reads may be hidden, nor whether it speaks. What it writes is open."""
+    """A role speaks: nothing that it reads may be hidden, nor whether it speaks. What it writes is as open as what its parser reads."""
     who = f"node {node.name!r}: role {node.role.name!r} reads"
     for field in node.role.reads:
         if origin := known.fields.get(field):
@@ -94,7 +95,9 @@ def _speak(node: Call, known: Known) -> Known:
             f"whether {node.name!r} speaks depends on the hidden field {origin.field!r} by {origin.by!r}; its prompt would tell, "
             f"unless {origin.remedy}"
         )
-    return known.wrote(node.role.writes, None)
+    origin = known.source(node.role.parse_reads)
+    remedy = f"its parser reads no hidden field but leaves that to a tool after {node.name!r}"
+    return known.wrote(node.role.writes, None if origin is None else Origin(origin.field, node.name, remedy))
 
 
 def _condition(node: Choose | Repeat, known: Known) -> Origin | None:

@@ -80,6 +80,11 @@ def prompt_of(role: Role, speech: Speech, fields: dict[str, Any]) -> tuple[Conve
 
     Raises `PromptTooLong`.
     """
+    if role.speaks_ids:
+        ids = role.prompt_ids(fields)
+        if len(ids) > role.max_prompt:
+            raise PromptTooLong(f"the prompt has {len(ids)} tokens, {role.max_prompt} are allowed")
+        return Conversation((Turn(ids), Turn((), asked=True))), [Message("user", speech.tokenizer.decode(ids))], 0
     schemas = [tool.schema for tool in role.tools]
 
     def render(value: Any) -> tuple[Conversation, list[Message]]:

@@ -40,7 +40,7 @@ class World:
     tasks: Tasks
     headline: str
     speech: Speech | None = None
-    script: Callable[[Turn], str] | None = None
+    script: Callable[[Turn], str | tuple[int, ...]] | None = None
     close: Callable[[], None] = lambda: None
 
     def __post_init__(self):

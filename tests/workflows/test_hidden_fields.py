@@ -3,6 +3,7 @@
 import pytest
 
 from marl_llm.workflows import Role, Workflow, WorkflowError, choose, compute, each, repeat, sequence, stop, together, tool, when
+from marl_llm.workflows.roles import Reader
 
 
 def role(name, prompt="{question}", writes=None, **options):
@@ -127,3 +128,10 @@ def test_a_word_that_reveals_nothing_is_refused():
         when(copy, READER, reveals=("golf",))
     with pytest.raises(WorkflowError, match="loop 'loop' reveals 'ok', which it does not read"):
         repeat(READER, at_most=2, reveals=("ok",))
+
+
+def test_what_a_parser_makes_of_a_hidden_field_is_hidden():
+    grader = Role("a", "{question}", Reader(lambda spoken, gold: {"a": spoken.text == gold}, ("gold",)), {"a": False})
+    Workflow("w", grader, ("question",), ("gold",))
+    with pytest.raises(WorkflowError, match="role 'b' reads 'a', which comes from the hidden field 'gold' by 'a'.*leaves that to a tool"):
+        Workflow("w", sequence(grader, Role("b", "{a}", lambda text: {"b": text}, {"b": ""})), ("question",), ("gold",))

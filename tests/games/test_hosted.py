@@ -1,0 +1,133 @@
+"""Law 13: a value-state game that is played compiled and one that is played on the host give the same samples."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tally import Tally
+
+from marl_llm.games import Game, JointLetter, PlanPath
+from marl_llm.games.hosted import TextBudget, hosted
+from marl_llm.models import ModelConfig, init_params
+from marl_llm.rollout import model_player, play, scripted_player
+from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.workflows import Assignment, Controller, Scripted, shared
+from marl_llm.workflows.samples import sample_table
+
+GAMES = {
+    "plan_path": PlanPath(height=3, width=3, min_distance=2, max_distance=4, max_moves=2, max_turns=2, wall_density=0.2),
+    "joint_letter": JointLetter(letters=2),
+    "tally": Tally(),
+}
+KEY, FIRST, E, K, STEP = jax.random.key(11), 5, 8, 3, 2
+
+
+def model_of(game):
+    return ModelConfig(
+        vocab_size=game.tokenizer.vocab_size, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16
+    )
+
+
+def compiled(game, player_of, **options):
+    """As `training.make_rollout` plays it, with the instances."""
+
+    @jax.jit
+    def run():
+        data_key, draws = jax.random.split(KEY)
+        env = FIRST + jnp.arange(E)
+        instances = jax.vmap(lambda i: game.instance(jax.random.fold_in(data_key, i), "train"))(env)
+        return play(game, player_of(), instances, env, draws, step=STEP, **options), instances
+
+    return jax.device_get(run())
+
+
+def columns(game, rollout):
+    """(task, play, turn, role) -> what compiled play noted of the response."""
+    found = {}
+    for role, table in rollout.tables.items():
+        for t, e, b in zip(*np.nonzero(table.where)):
+            at = (t, e, b)
+            said = table.responses.tokens[at][0][table.responses.where[at][0]]
+            rewards = jax.tree.map(lambda x, at=at: x[at][0], table.rewards)
+            found[FIRST + int(e), int(b), int(t), role] = (table.prompt.ids[at][table.prompt.where[at]].tolist(), said.tolist(), rewards)
+    return found
+
+
+def hosted_columns(rollout):
+    """The same of a hosted rollout, and its table of samples."""
+    table = sample_table(rollout)
+    rows = {(s.instance, s.call.branch, s.call.turn, s.call.role): s for s in table.samples if s.excluded != "void"}
+    assert len(rows) == sum(s.excluded != "void" for s in table.samples)
+    return rows
+
+
+def assert_same(game, rollout, played):
+    """Prompts, ids, rewards, form and ends; returns the share of equal responses."""
+    mine, others = columns(game, rollout), hosted_columns(played)
+    assert set(mine) == set(others)
+    equal = []
+    for name, (prompt, said, rewards) in mine.items():
+        sample = others[name]
+        equal.append(said == sample.response_ids.tolist())
+        assert list(sample.prompt_ids) == prompt
+        np.testing.assert_allclose([sample.team, sample.local], [rewards.team, rewards.local], atol=1e-6)
+        assert set(sample.components) == set(rewards.components)
+        for part, value in rewards.components.items():
+            np.testing.assert_allclose(sample.components[part], value, atol=1e-6)
+        assert sample.call.legal == bool(rewards.well_formed)
+    episodes = rollout.episodes
+    for place, episode in enumerate(played.episodes):
+        e, b = divmod(place, K)
+        assert episode.void == bool(episodes.void[e, b])
+        if not episode.void:
+            (way,) = episode.trajectories
+            assert played.workflow.metrics["success"](way) == float(episodes.outcome[e, b] >= 1)
+            np.testing.assert_allclose(played.workflow.metrics["outcome"](way), episodes.outcome[e, b])
+            assert len({call.turn for call in way.calls}) == episodes.turns[e, b]
+    return np.mean(equal)
+
+
+@functools.cache
+def played(name):
+    """(compiled, hosted) play of a game by a random model."""
+    game = GAMES[name]
+    config = model_of(game)
+    params = jax.jit(lambda key: init_params(config, key))(jax.random.key(1))
+    models = {"policy": params}
+    player = lambda: model_player(game, dict.fromkeys((r.name for r in game.roles), "policy"), {"policy": config}, models, 1.0)  # noqa: E731
+    rollout, instances = compiled(game, player, trajectories=K)
+    world = hosted(game, KEY)
+    sizes = LaneConfig(slots=8, prompt_tokens=32, response_tokens=4, chunk=4, admit=8, reuse=1000)
+    with Engine({"policy": (config, params)}, jax.random.split(KEY)[1], sizes=sizes) as engine:
+        with Controller(world.workflow, shared(world.workflow), engine, world.speech) as controller:
+            return rollout, instances, controller.play(world.tasks("train", FIRST, E), STEP, K)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_law_13_a_model_says_the_same_and_is_paid_the_same_compiled_and_hosted(name):
+    rollout, _, on_host = played(name)
+    assert assert_same(GAMES[name], rollout, on_host) >= 0.999
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_law_13_the_scripted_player_says_the_same_compiled_and_hosted(name):
+    game = GAMES[name]
+    rollout, _ = compiled(game, lambda: scripted_player(game), trajectories=K)
+    world = hosted(game, KEY)
+    assignment = Assignment(dict.fromkeys(world.workflow.roles, "script"), {"script": Scripted(world.script)})
+    with Controller(world.workflow, assignment, None, world.speech) as controller:
+        assert assert_same(game, rollout, controller.play(world.tasks("train", FIRST, E), STEP, K)) == 1.0
+
+
+def test_a_game_of_ones_own_is_a_game_and_holds_what_law_13_must_cover():
+    """Void instances, plays that are over at once or early, responses that do not parse, two roles at once."""
+    rollout, _, on_host = played("tally")
+    assert isinstance(GAMES["tally"], Game)
+    assert 0 < rollout.episodes.void.mean() < 1
+    turns = rollout.episodes.turns[~rollout.episodes.void]
+    assert {0, 3} <= set(turns.tolist())
+    rows = hosted_columns(on_host).values()
+    assert 0 < np.mean([s.call.legal for s in rows]) < 1
+    assert {s.call.role for s in rows} == {"ann", "bob", "cy"}
