@@ -9,7 +9,7 @@ import pytest
 from tally import Tally
 
 from marl_llm.games import Game, JointLetter, PlanPath
-from marl_llm.games.hosted import TextBudget, hosted
+from marl_llm.games.hosted import hosted
 from marl_llm.models import ModelConfig, init_params
 from marl_llm.rollout import model_player, play, scripted_player
 from marl_llm.sampling import Engine, LaneConfig
