@@ -29,7 +29,7 @@ from typing import Any, Literal, SupportsInt
 from marl_llm.text.formats import END_THINK, ChatFormat, History, Message, Piece, ToolCall, is_query, opening_of, spell, split_thinking
 from marl_llm.text.tokenizer import Tokenizer, checked_ids
 
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_CALL, _END_CALL = "<tool_call>", "</tool_call>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +88,20 @@ def extends(before: Conversation, after: Conversation) -> bool:
     return after.ids[: len(before.ids)] == before.ids
 
 
+def _split_calls(text: str) -> tuple[str, list[str]]:
+    """A text without its tool calls, and what stands in them. In linear time: a pattern would look for each end anew."""
+    rest, bodies, place = [], [], 0
+    while (start := text.find(_CALL, place)) >= 0 and (end := text.find(_END_CALL, start)) >= 0:
+        rest.append(text[place:start])
+        bodies.append(text[start + len(_CALL) : end])
+        place = end + len(_END_CALL)
+    return "".join([*rest, text[place:]]), bodies
+
+
 def _read_call(body: str) -> ToolCall | None:
     try:
         call = json.loads(body)
-    except (json.JSONDecodeError, RecursionError):  # what a policy writes may be anything: the caller lists it as broken
+    except (ValueError, RecursionError):  # what a policy writes may be anything, integers of 5,000 digits too: it is listed as broken
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not isinstance(call.get("arguments"), dict):
         return None
@@ -243,9 +253,8 @@ class Chat:
             thinking, text = split_thinking(text, newlines=True)
         elif self.format.thinks and text.lstrip().startswith("<think>"):
             thinking, text = text.lstrip().removeprefix("<think>").lstrip("\n"), ""  # cut off while it thought
-        calls, broken = [], []
-        for body in _CALL.findall(text) if self.format.tools else ():
-            call = _read_call(body)
-            calls, broken = (calls, [*broken, body]) if call is None else ([*calls, call], broken)
-        content = _CALL.sub("", text).strip() if calls or broken else text
+        rest, bodies = _split_calls(text) if self.format.tools else (text, [])
+        read = [(body, _read_call(body)) for body in bodies]
+        calls, broken = [call for _, call in read if call], [body for body, call in read if not call]
+        content = rest.strip() if bodies else text
         return Reply(content, thinking, tuple(calls), tuple(broken), finished)

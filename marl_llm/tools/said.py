@@ -9,6 +9,7 @@ import functools
 import itertools
 import json
 import math
+import operator
 import re
 from typing import Any
 
@@ -81,6 +82,60 @@ def read_text(text: str | bytes) -> Said:
     except UnicodeEncodeError:
         valid, replaced = _HALF.subn(REPLACEMENT, _PAIR.sub(_joined, text))
         return Said(valid, "", replaced)
+
+
+def read_value(value: Any, bounds: Bounds = Bounds()) -> Said:
+    """A value that somebody's function gave: the same with valid texts, or the problem why it is not within the bounds.
+
+    Texts, numbers, lists, tuples, sets and dictionaries are looked at, `bounds.size` counts characters and `bounds.values` items. Other
+    objects pass as they are. Where nothing is replaced the very same object comes back.
+    """
+    walk = _Walk(bounds)
+    try:
+        return Said(walk.valid(value, 0), "", walk.replaced)
+    except _Beyond as beyond:
+        return Said(problem=str(beyond))
+
+
+class _Beyond(Exception):
+    """The value is not within the bounds; the text is the problem."""
+
+
+class _Walk:
+    """One look at a value."""
+
+    def __init__(self, bounds: Bounds):
+        self._bounds, self._size, self._values, self.replaced = bounds, 0, 0, 0
+        self._bits = int(bounds.digits * math.log2(10))
+
+    def valid(self, value: Any, depth: int) -> Any:
+        """The value with valid texts. Raises `_Beyond`."""
+        if isinstance(value, str):
+            self._size += len(value)
+            if self._size > self._bounds.size:
+                raise _Beyond("too_long")
+            said = read_text(value)
+            self.replaced += said.replaced
+            return said.value
+        if isinstance(value, int) and value.bit_length() > self._bits or isinstance(value, float) and not math.isfinite(value):
+            raise _Beyond("number")
+        if not isinstance(value, list | tuple | set | frozenset | dict):
+            return value
+        self._values += len(value)
+        if depth == self._bounds.depth:
+            raise _Beyond("too_deep")
+        if self._values > self._bounds.values:
+            raise _Beyond("too_many")
+        old = [*value, *value.values()] if isinstance(value, dict) else list(value)
+        new = [self.valid(item, depth + 1) for item in old]
+        if all(map(operator.is_, old, new)):
+            return value
+        if isinstance(value, dict):
+            return dict(zip(new[: len(value)], new[len(value) :]))
+        if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple
+            return value._make(new)
+        kind = next(kind for kind in (list, tuple, frozenset, set) if isinstance(value, kind))
+        return kind(new)
 
 
 def _joined(pair: re.Match) -> str:

@@ -12,18 +12,23 @@ import numpy as np
 from marl_llm.sampling.requests import Request, RequestError, Settings
 from marl_llm.text import Message, ToolCall
 from marl_llm.tools.results import FailureKind, ToolResult
+from marl_llm.tools.said import Said, read_text, read_value, valid_text
 from marl_llm.tools.waiting import Expired, within
 from marl_llm.workflows.assignment import Assignment, Outside, Scripted, Turn
 from marl_llm.workflows.errors import PlayFailure, PromptTooLong, ToolRefusal, WorkflowError, from_error, from_tool
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Tool
-from marl_llm.workflows.roles import RoleTool
+from marl_llm.workflows.roles import BOUNDS, MAX_REASON, RoleTool
 from marl_llm.workflows.speech import Speech, prompt_of, spoken_ids
 from marl_llm.workflows.state import State
 from marl_llm.workflows.threads import Late, Stalled, Threads
 from marl_llm.workflows.trajectory import Event, RoleCall, Task, ToolUse
 
 NO_TOKENS = np.zeros(0, np.int32)
+MAX_TEXT = 1 << 20  # characters of one response from outside, or of one answer of a role's tool
+MAX_TOOL_CALLS = 32  # in one response
+# What a function raises because of the names that a role chose, not because of the machine.
+OF_ARGUMENTS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 class Speaker:
@@ -65,41 +70,44 @@ class Speaker:
         common = dict(node=node.name, role=role.name, agent=agent, model=model, turn=state.turn, items=state.items, branch=branch)
         events: list[Event] = []
         player, speech = self._assignment.model(role.name), self._speech.get(model)
-        talk, trimmed = None, 0
-        if speech is None:
-            messages = role.messages(state.fields)
-        else:
-            try:
-                talk, messages, trimmed = prompt_of(role, speech, state.fields)
-            except PromptTooLong as error:
-                raise PlayFailure(node.name, "prompt", str(error), retriable=False) from error
+        try:
+            begun = prompt_of(role, speech, state.fields)
+        except PromptTooLong as error:
+            raise PlayFailure(node.name, "prompt", str(error), retriable=False) from error
+        talk, messages, replaced = begun.talk, begun.messages, begun.replaced
         prompt = "\n".join(message.content for message in messages)
-        last = state.last
+        last, common["trimmed"] = state.last, begun.trimmed
         for number in range(role.max_tool_rounds + 1):
             seed = (step, task.number, agent, place + number, branch)
             prompt_ids = () if talk is None else talk.ids
             common |= dict(id=f"{node.name}:{place + number}:{branch}", parents=last, place=place + number, seed=seed, choice=choice)
             common |= dict(group=group if number == 0 else f"{place + number}:{branch}", prompt=prompt, prompt_ids=prompt_ids)
+            tool_calls: tuple[ToolCall, ...] = ()
             if isinstance(player, Scripted):
                 said = self._from_script(node, player, state, messages, seed, speech)
             elif isinstance(player, Outside):
                 said = await self._from_outside(node, player, messages, branch)
             else:
                 said = await self._from_policy(node, model, prompt_ids, seed)
-                talk = speech.reply(talk, said["tokens"].tolist())
-                reply = speech.read(talk)
-                said["text"] = reply.content
-                if role.tools and reply.tool_calls and number < role.max_tool_rounds:
-                    called = RoleCall(**common, **said, writes={}, illegal=None, trimmed=trimmed)
-                    uses, answers = await self._use_role_tools(node, reply.tool_calls, called)
-                    events += [called, *uses]
-                    last = (events[-1].id,)
-                    talk, prompt = speech.extend(talk, answers), "\n".join(message.content for message in answers)
-                    if len(talk.ids) <= role.max_prompt:
-                        continue
-                    raise PlayFailure(node.name, "prompt", f"tool results grew the prompt to {len(talk.ids)} tokens", retriable=False)
-            writes, illegal = role.read(said["text"], said["tokens"].tolist(), state.fields)
-            events.append(RoleCall(**common, **said, writes=writes, illegal=illegal, trimmed=trimmed))
+                try:
+                    talk = speech.reply(talk, said["tokens"].tolist())
+                    reply = speech.read(talk)
+                except ValueError as error:  # the vocabularies of model and tokenizer differ
+                    raise WorkflowError(f"node {node.name!r}: its response cannot be read: {error}") from error
+                said["text"], tool_calls = reply.content, reply.tool_calls
+            heard = read_text(said["text"])
+            said["text"], replaced = heard.value, replaced + heard.replaced
+            if role.tools and tool_calls and number < role.max_tool_rounds:
+                called = RoleCall(**common, **said, writes={}, illegal=None, replaced=replaced)
+                uses, answers = await self._use_role_tools(node, tool_calls, called)
+                events += [called, *uses]
+                last, replaced = (events[-1].id,), 0
+                talk, prompt = speech.extend(talk, answers), "\n".join(message.content for message in answers)
+                if len(talk.ids) <= role.max_prompt:
+                    continue
+                raise PlayFailure(node.name, "prompt", f"tool results grew the prompt to {len(talk.ids)} tokens", retriable=False)
+            writes, illegal, more = role.hear(said["text"], said["tokens"].tolist(), state.fields)
+            events.append(RoleCall(**common, **said, writes=writes, illegal=illegal, replaced=replaced + more))
             break
         return tuple(events), state.after(*events)
 
@@ -111,7 +119,7 @@ class Speaker:
         except Exception as error:
             raise WorkflowError(f"the scripted player of node {node.name!r} raised {type(error).__name__}: {error}") from error
         if isinstance(text, str):
-            tokens = NO_TOKENS if speech is None else np.asarray(spoken_ids(speech, text), np.int32)
+            tokens = NO_TOKENS if speech is None else np.asarray(spoken_ids(speech, valid_text(text)), np.int32)
         elif isinstance(text, tuple):  # ids, as they are
             tokens = np.asarray(text, np.int32)
             text = "" if speech is None else speech.tokenizer.decode(text)
@@ -125,12 +133,22 @@ class Speaker:
         options = dict(max_tokens=node.role.max_tokens, temperature=settings.temperature, top_p=settings.top_p)
         options |= dict(stop=node.role.stop or None) | dict(player.options)
         plain = [{"role": message.role, "content": message.content} for message in messages]
-        reply = await self._within(node.name, node.role.timeout_s, player.client.acomplete(plain, draw=branch, **options))
+        try:
+            reply = await self._within(node.name, node.role.timeout_s, player.client.acomplete(plain, draw=branch, **options))
+        except PlayFailure:
+            raise
+        except Exception as error:
+            message = f"the outside model of node {node.name!r} raised {type(error).__name__}: {error}"
+            raise from_error(node.name, error) or WorkflowError(message) from error
+        if not isinstance(reply, ToolResult):
+            raise WorkflowError(f"the outside model of node {node.name!r} gave {type(reply).__name__}, not a ToolResult of a reply")
         if not reply.ok:
             raise from_tool(node.name, reply.failure)
-        value = reply.outcome()
-        finish = "length" if value.finish_reason == "length" else "stop"
-        return dict(text=value.text, tokens=NO_TOKENS, log_probs=None, sampled_log_probs=None, finish=finish, version=0)
+        text, finish = (getattr(reply.outcome(), name, None) for name in ("text", "finish_reason"))
+        if not isinstance(text, str):
+            raise PlayFailure(node.name, FailureKind.BAD_REPLY.value, f"a reply without text: {type(reply.outcome()).__name__}")
+        finish = "length" if finish == "length" or len(text) > MAX_TEXT else "stop"
+        return dict(text=text[:MAX_TEXT], tokens=NO_TOKENS, log_probs=None, sampled_log_probs=None, finish=finish, version=0)
 
     async def _from_policy(self, node: Call, model: str, prompt_ids: tuple[int, ...], seed: tuple[int, ...]) -> dict[str, Any]:
         role = node.role
@@ -140,6 +158,8 @@ class Speaker:
             done = await self._within(node.name, role.timeout_s, self._generator.generate(request))
         except RequestError as error:
             raise WorkflowError(f"node {node.name!r}: the engine refuses its request: {error}") from error
+        except OSError as error:
+            raise from_error(node.name, error) from error
         if done.finish in ("timeout", "cancelled"):
             raise PlayFailure(node.name, FailureKind.DEADLINE.value, f"the response was {done.finish} after {len(done.tokens)} tokens")
         return dict(
@@ -150,49 +170,79 @@ class Speaker:
         """One tool call of the graph. Raises `PlayFailure` or `WorkflowError`."""
         start = time.perf_counter()
         branch = state.way * identity[2] + identity[1]
-        found = await self._call(node.name, node.function, [state.fields[f] for f in node.reads], {}, node.timeout_s, node.instant)
+        try:
+            found = await self._call(node.name, node.function, [state.fields[f] for f in node.reads], {}, node.timeout_s, node.instant)
+        except PlayFailure:
+            raise
+        except Exception as error:
+            message = f"tool {node.name!r} raised {type(error).__name__}: {error}"
+            raise from_error(node.name, error) or WorkflowError(message) from error
         value, attempts = (found.value, found.attempts) if isinstance(found, ToolResult) else (found, 1)
         if len(node.writes) == 1 and not (isinstance(value, Mapping) and set(value) == set(node.writes)):
             value = {node.writes[0]: value}
         if not isinstance(value, Mapping) or set(value) != set(node.writes):
             got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
             raise WorkflowError(f"tool {node.name!r} returned {got}; it writes {', '.join(node.writes)}: return a dictionary of these")
+        said = Said(dict(value)) if node.instant else read_value(dict(value), BOUNDS)  # what is instant says nothing from outside
+        if not said.ok:
+            raise PlayFailure(node.name, FailureKind.BAD_REPLY.value, f"the tool's value cannot be used: {said.problem}")
         seconds = time.perf_counter() - start
         name = f"{node.name}:{place}:{branch}"
-        return ToolUse(name, node.name, state.last, state.turn, place, state.items, branch, dict(value), seconds, attempts)
+        writes = said.value
+        return ToolUse(name, node.name, state.last, state.turn, place, state.items, branch, writes, seconds, attempts, said.replaced)
 
     async def _use_role_tools(self, node: Call, calls: tuple[ToolCall, ...], called: RoleCall) -> tuple[list[ToolUse], list[Message]]:
         """The tools that a role called within its response, one after the other, and their answers as messages."""
         known, uses, answers = {tool.name: tool for tool in node.role.tools}, [], []
-        for number, asked in enumerate(calls):
-            start = time.perf_counter()
-            text, attempts = await self._use_role_tool(node.name, known, asked)
-            name, seconds = f"{called.id}:{asked.name}:{number}", time.perf_counter() - start
+        for number, asked in enumerate(calls[:MAX_TOOL_CALLS]):
+            start, shown = time.perf_counter(), asked.name if asked.name in known else "unknown"
+            try:
+                said, attempts = await self._use_role_tool(node.name, known, asked)
+                refused = None
+            except ToolRefusal as refusal:
+                said, attempts, refused = read_text(f"error: {refusal}"[:MAX_REASON]), 1, type(refusal.__cause__ or refusal).__name__
+            name, seconds = f"{called.id}:{shown}:{number}", time.perf_counter() - start
             parents = (called.id,) if not uses else (uses[-1].id,)
             place = dict(turn=called.turn, place=called.place, items=called.items, branch=called.branch)
-            uses.append(ToolUse(name, f"{node.name}.{asked.name}", parents, writes={}, seconds=seconds, attempts=attempts, **place))
-            answers.append(Message("tool", text))
+            about = dict(writes={}, seconds=seconds, attempts=attempts, replaced=said.replaced, refused=refused)
+            uses.append(ToolUse(name, f"{node.name}.{shown}", parents, **about, **place))
+            answers.append(Message("tool", said.value))
+        if len(calls) > MAX_TOOL_CALLS:
+            answers.append(Message("tool", f"error: only the first {MAX_TOOL_CALLS} calls were made"))
         return uses, answers
 
-    async def _use_role_tool(self, node: str, known: dict[str, RoleTool], asked: ToolCall) -> tuple[str, int]:
-        """What the tool answers; a call that no tool can serve is answered with the reason, because the role made it."""
-        tool = known.get(asked.name)
+    async def _use_role_tool(self, node: str, known: dict[str, RoleTool], asked: ToolCall) -> tuple[Said, int]:
+        """What the tool answers, as text, and in how many attempts.
+
+        Raises `ToolRefusal` for a call that it cannot serve, for whatever reason: the role made it and is answered with the reason.
+        """
+        tool, given = known.get(asked.name), read_value(dict(asked.arguments), BOUNDS)
         if tool is None:
-            return f"error: there is no tool {asked.name!r}; there are {', '.join(known)}", 1
+            raise ToolRefusal(f"there is no tool {asked.name[:MAX_REASON]!r}; there are {', '.join(known)}")
+        if not given.ok:
+            raise ToolRefusal(f"the arguments cannot be read: {given.problem}")
         try:
-            inspect.signature(tool.function).bind(**asked.arguments)
+            inspect.signature(tool.function).bind(**given.value)
         except TypeError as error:
-            return f"error: {error}", 1
+            raise ToolRefusal(str(error)) from error
         try:
-            found = await self._call(f"{node}.{tool.name}", tool.function, [], dict(asked.arguments), tool.timeout_s, False)
-        except ToolRefusal as refusal:
-            return f"error: {refusal}", 1
-        return (str(found.value), found.attempts) if isinstance(found, ToolResult) else (str(found), 1)
+            found = await self._call(f"{node}.{tool.name}", tool.function, [], given.value, tool.timeout_s, False)
+        except (PlayFailure, ToolRefusal):
+            raise
+        except Exception as error:
+            failure = None if isinstance(error, OF_ARGUMENTS) else from_error(f"{node}.{tool.name}", error)
+            raise failure or ToolRefusal(f"{type(error).__name__}: {error}") from error
+        value, attempts = (found.value, found.attempts) if isinstance(found, ToolResult) else (found, 1)
+        answer = read_value(value, BOUNDS)
+        if not answer.ok:
+            raise ToolRefusal(f"the answer cannot be read: {answer.problem}")
+        text = read_text(str(answer.value)[:MAX_TEXT])
+        return Said(text.value, "", given.replaced + answer.replaced + text.replaced), attempts
 
     async def _call(
         self, node: str, function: Callable, positional: list[Any], named: dict[str, Any], timeout_s: float | int, instant: bool
     ) -> Any:
-        """What a function returns, wherever it has to run."""
+        """What a function returns, wherever it has to run. What it raises is the caller's to judge."""
         try:
             if instant:
                 found = function(*positional, **named)
@@ -200,17 +250,10 @@ class Speaker:
                 found = await self._within(node, timeout_s, function(*positional, **named))
             else:
                 found = await self._threads.run(lambda: function(*positional, **named), timeout_s, node)
-        except (PlayFailure, ToolRefusal):
-            raise
         except Late as error:
             raise PlayFailure(node, FailureKind.DEADLINE.value, str(error)) from None
         except Stalled as error:
             raise PlayFailure(node, FailureKind.UNAVAILABLE.value, str(error)) from None
-        except Exception as error:
-            failure = from_error(node, error)
-            if failure is None:
-                raise WorkflowError(f"tool {node!r} raised {type(error).__name__}: {error}") from error
-            raise failure from error
         if isinstance(found, ToolResult) and found.failure is not None:
             raise from_tool(node, found.failure)
         return found
@@ -221,5 +264,3 @@ class Speaker:
             return await within(timeout_s, work)
         except Expired as error:
             raise PlayFailure(node, FailureKind.DEADLINE.value, str(error)) from None
-        except OSError as error:
-            raise from_error(node, error) from error

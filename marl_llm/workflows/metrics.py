@@ -21,10 +21,10 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
     """Figures of a step, by name; zeros are there too, so that a curve has no gaps.
 
     `episodes`, `void_share`, `failed_<kind>` (attempts that failed), `attempts`, `turns`, `seconds`; `team/<name>`: means of the workflow's
-    metrics over its trajectories; `role/<role>/...`: `calls`, `legal_share`, `truncated_share`, `trimmed_share`, `tokens`, `reward`,
-    `team`, `local` and each component; `tool/<node>/calls`, `.../seconds`, `.../attempts` and `.../hung` (calls that were late, those of
-    void episodes too); `samples/trained`, `samples/<why not>`. Means over trajectories of one episode are taken first, so that every
-    episode has one vote. Void episodes have none.
+    metrics over its trajectories; `role/<role>/...`: `calls`, `legal_share`, `truncated_share`, `trimmed_share`, `replaced_share`,
+    `tokens`, `reward`, `team`, `local` and each component; `tool/<node>/calls`, `.../seconds`, `.../attempts`, `.../replaced_share`,
+    `.../refused_share` and `.../hung` (calls that were late, those of void episodes too); `samples/trained`, `samples/<why not>`.
+    Means over trajectories of one episode are taken first, so that every episode has one vote. Void episodes have none.
     """
     episodes, played = rollout.episodes, [episode for episode in rollout.episodes if not episode.void]
     kinds = collections.Counter(failure.kind for episode in episodes for failure in episode.failures)
@@ -67,6 +67,7 @@ def _role_figures(rollout: Rollout, table: SampleTable) -> dict[str, float]:
             "legal_share": [s.call.legal for s in rows],
             "truncated_share": [s.call.truncated for s in rows],
             "trimmed_share": [s.call.trimmed > 0 for s in rows],
+            "replaced_share": [s.call.replaced > 0 for s in rows],
             "tokens": [s.response_ids.size for s in rows],
             "reward": [s.reward for s in rows],
             "team": [s.team for s in rows],
@@ -89,6 +90,8 @@ def _tool_figures(rollout: Rollout, played: Sequence[Episode]) -> dict[str, floa
         figures[f"tool/{node}/calls"] = float(len(events))
         figures[f"tool/{node}/seconds"] = _mean([event.seconds for event in events])
         figures[f"tool/{node}/attempts"] = _mean([event.attempts for event in events])
+        figures[f"tool/{node}/replaced_share"] = _mean([event.replaced > 0 for event in events])
+        figures[f"tool/{node}/refused_share"] = _mean([event.refused is not None for event in events])
         figures[f"tool/{node}/hung"] = 0.0
     return figures | {f"tool/{node}/hung": float(count) for node, count in rollout.hung.items()}
 

@@ -6,15 +6,14 @@ stands beside the format makes a response illegal, because a reader that forgive
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from marl_llm.tools.said import read_json
 from marl_llm.workflows.errors import FormatError
 
 Parser = Callable[[str], dict[str, Any]]
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n\s*```", re.DOTALL)
 
 
 def plain(field: str, max_words: int | None = None) -> Parser:
@@ -40,11 +39,10 @@ def json_object(**fields: Callable[[Any], Any]) -> Parser:
     """
 
     def parse(text: str) -> dict[str, Any]:
-        fenced = _FENCED.fullmatch(text.strip())
-        try:
-            found = json.loads(fenced.group(1) if fenced else text)
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"not JSON: {error}") from error
+        said = read_json(_unfenced(text))
+        if not said.ok:
+            raise FormatError(f"not JSON: {said.problem}")
+        found = said.value
         if not isinstance(found, dict):
             raise FormatError(f"a JSON {type(found).__name__}, not an object")
         if missing := [key for key in fields if key not in found]:
@@ -60,6 +58,17 @@ def json_object(**fields: Callable[[Any], Any]) -> Parser:
         return result
 
     return parse
+
+
+def _unfenced(text: str) -> str:
+    """What stands in the fenced block that a text is; the text itself, if it is none. No pattern: one would take cubic time."""
+    body = text.strip()
+    if len(body) < 6 or not body.startswith("```") or not body.endswith("```"):
+        return text
+    body = body[3:-3].removeprefix("json")
+    inner = body.strip()
+    before, after = body[: len(body) - len(body.lstrip())], body[len(body.rstrip()) :]
+    return inner if "\n" in before and "\n" in after else text
 
 
 def texts(at_most: int, distinct: bool = True, cut: bool = False) -> Callable[[Any], tuple[str, ...]]:
@@ -117,10 +126,9 @@ def tagged(tags: Mapping[str, str] | tuple[str, ...], read: Callable[[dict[str, 
 
 def code_block(field: str, language: str = "python") -> Parser:
     """The code of the one fenced block of this language. Words around it are allowed; a second block is not, nor an empty one."""
-    pattern = re.compile(rf"^[ \t]*```{re.escape(language)}[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 
     def parse(text: str) -> dict[str, Any]:
-        blocks = pattern.findall(text)
+        blocks = _blocks(text, language)
         if len(blocks) != 1:
             raise FormatError(f"{len(blocks)} fenced {language} blocks; one is expected")
         if not blocks[0].strip():
@@ -128,3 +136,16 @@ def code_block(field: str, language: str = "python") -> Parser:
         return {field: blocks[0]}
 
     return parse
+
+
+def _blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language: lines between one that is the opening fence and the next one that is the closing fence."""
+    blocks, lines, start = [], text.split("\n"), None
+    for number, line in enumerate(lines):
+        fence = line.strip(" \t")
+        if start is None and fence == f"```{language}":
+            start = number + 1
+        elif start is not None and fence == "```":
+            blocks.append("".join(f"{inside}\n" for inside in lines[start:number]))
+            start = None
+    return blocks

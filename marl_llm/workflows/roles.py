@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 
 from marl_llm.sampling.requests import Settings
 from marl_llm.text import Message
+from marl_llm.tools.said import REPLACEMENT, Bounds, read_text, read_value
 from marl_llm.workflows.errors import FormatError, WorkflowError
 
 Fields = Mapping[str, Any]
+BOUNDS = Bounds()  # of what a parser or a tool may write
+MAX_REASON = 300  # characters of why a response is illegal
 
 
 def parameters(function: Callable, what: str) -> tuple[str, ...]:
@@ -174,12 +177,25 @@ class Role:
         return tuple(int(i) for i in self.prompt(*(fields[name] for name in self.reads)))
 
     def messages(self, fields: Fields) -> list[Message]:
-        """The prompt as messages; none for a role that speaks ids."""
+        """The prompt as messages, of valid text. Raises `WorkflowError` if a field cannot be shown.
+
+        A role that speaks ids has none.
+        """
+        return self.render(fields)[0]
+
+    def render(self, fields: Fields) -> tuple[list[Message], int]:
+        """`messages`, and how many characters in them were no valid text."""
         if self.speaks_ids:
-            return []
-        shown = {name: self.show.get(name, str)(fields[name]) for name in self.reads}
-        system = [Message("system", self.system.format_map(shown))] if self.system else []
-        return [*system, Message("user", self.prompt.format_map(shown))]
+            return [], 0
+        shown, name = {}, ""
+        try:
+            for name in self.reads:
+                shown[name] = str(self.show.get(name, str)(fields[name]))
+        except Exception as error:
+            raise WorkflowError(f"role {self.name!r} cannot show {name!r}: {type(error).__name__}: {error}") from error
+        system = [("system", self.system)] if self.system else []
+        said = [(who, read_text(template.format_map(shown))) for who, template in (*system, ("user", self.prompt))]
+        return [Message(who, one.value) for who, one in said], sum(one.replaced for _, one in said)
 
     def read(self, text: str, ids: Sequence[int] = (), fields: Fields | None = None) -> tuple[dict[str, Any], str | None]:
         """Output fields of a response, and why its format is broken (None: it is not).
@@ -188,6 +204,15 @@ class Role:
 
         Raises `WorkflowError` if the parser fails otherwise than by `FormatError`, or gives other fields than `writes`.
         """
+        return self.hear(text, ids, fields)[:2]
+
+    def hear(self, text: str, ids: Sequence[int] = (), fields: Fields | None = None) -> tuple[dict[str, Any], str | None, int]:
+        """`read`, and how many characters of the response and of its fields were no valid text.
+
+        A field beyond `BOUNDS` takes its fallback, and the response is illegal.
+        """
+        said = read_text(text)
+        text = said.value
         try:
             if isinstance(self.parse, Reader):
                 spoken = Spoken(text, tuple(int(i) for i in ids))
@@ -196,13 +221,31 @@ class Role:
                 found = self.parse(text)
             found, why = dict(found), None
         except FormatError as error:
-            found, why = {**self.writes, **error.fields}, str(error) or "illegal"
+            found, why = {**self.writes, **error.fields}, read_text(str(error)[:MAX_REASON]).value or "illegal"
         except Exception as error:  # a parser reads what a policy wrote, which may be anything: this one has a fault
             raise WorkflowError(f"the parser of role {self.name!r} raised {type(error).__name__}: {error}; on {text[:200]!r}") from error
         if set(found) != set(self.writes):
             names = f"{sorted(found)}, while the role writes {sorted(self.writes)}"
             raise WorkflowError(f"the parser of role {self.name!r} gave {names}")
-        return found, why
+        marks = 0
+        for field, value in found.items():
+            if value is self.writes[field]:
+                continue
+            one = read_value(value, BOUNDS)
+            if not one.ok:
+                why = why or f"{field}: cannot be read: {one.problem}"
+            found[field] = one.value if one.ok else self.writes[field]
+            marks += count_marks(found[field])
+        return found, why, said.replaced + max(0, marks - text.count(REPLACEMENT))  # a parser hands on those that stood in the text
+
+
+def count_marks(value: Any) -> int:
+    """How often U+FFFD stands in a value's texts."""
+    if isinstance(value, str):
+        return value.count(REPLACEMENT)
+    if isinstance(value, Mapping):
+        return sum(count_marks(key) + count_marks(item) for key, item in value.items())
+    return sum(map(count_marks, value)) if isinstance(value, list | tuple | set | frozenset) else 0
 
 
 def numbered(items: Sequence[Any]) -> str:

@@ -75,39 +75,69 @@ class PlainText:
         return Reply(self.tokenizer.decode(ids[:-1] if finished else ids), None, (), (), finished)
 
 
-def prompt_of(role: Role, speech: Speech, fields: dict[str, Any]) -> tuple[Conversation, list[Message], int]:
-    """The prompt of a role as a conversation and as messages, and how much of `role.trim` was cut to fit `role.max_prompt`.
+CHARACTERS_PER_TOKEN = 128  # a text of more is over budget in any vocabulary, and is not encoded to find that out
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A role's prompt.
+
+    Attributes:
+      talk: as ids; None for a player without speech.
+      messages: as text.
+      trimmed: how much of `role.trim`, items or characters, was cut.
+      replaced: characters that were no valid text.
+    """
+
+    talk: Conversation | None
+    messages: list[Message]
+    trimmed: int
+    replaced: int
+
+
+def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any]) -> Prompt:
+    """The prompt of a role, `role.trim` cut so far that it fits `role.max_prompt`. Without speech nothing is cut.
 
     Raises `PromptTooLong`.
     """
     if role.speaks_ids:
+        if speech is None:
+            return Prompt(None, [], 0, 0)
         ids = role.prompt_ids(fields)
         if len(ids) > role.max_prompt:
             raise PromptTooLong(f"the prompt has {len(ids)} tokens, {role.max_prompt} are allowed")
-        return Conversation((Turn(ids), Turn((), asked=True))), [Message("user", speech.tokenizer.decode(ids))], 0
+        return Prompt(Conversation((Turn(ids), Turn((), asked=True))), [Message("user", speech.tokenizer.decode(ids))], 0, 0)
     schemas = [tool.schema for tool in role.tools]
 
-    def render(value: Any) -> tuple[Conversation, list[Message]]:
-        messages = role.messages(fields if value is None else {**fields, role.trim: value})
-        return speech.start(messages, schemas) if schemas else speech.start(messages), messages
+    def render(trimmed: int) -> tuple[Prompt, str]:
+        """The prompt, and how long it is if it does not fit."""
+        given = {**fields, role.trim: value[: len(value) - trimmed]} if trimmed else fields
+        messages, replaced = role.render(given)
+        size = sum(len(message.content) for message in messages)
+        if speech is not None and size > CHARACTERS_PER_TOKEN * role.max_prompt:
+            return Prompt(None, messages, trimmed, replaced), f"{size} characters, {role.max_prompt} tokens are allowed"
+        talk = None if speech is None else speech.start(messages, schemas) if schemas else speech.start(messages)
+        fits = talk is None or len(talk.ids) <= role.max_prompt
+        return Prompt(talk, messages, trimmed, replaced), "" if fits else f"{len(talk.ids)} tokens, {role.max_prompt} are allowed"
 
-    talk, messages = render(None)
-    if len(talk.ids) <= role.max_prompt:
-        return talk, messages, 0
-    if role.trim is None:
-        raise PromptTooLong(f"the prompt has {len(talk.ids)} tokens, {role.max_prompt} are allowed, and the role trims no field")
-    value = fields[role.trim]
-    low, high, best = 0, len(value) - 1, None
+    prompt, over = render(0)
+    if not over:
+        return prompt
+    value = fields.get(role.trim)
+    if not isinstance(value, Sequence):
+        why = "the role trims no field" if role.trim is None else f"{role.trim!r} ({type(value).__name__}) cannot be trimmed"
+        raise PromptTooLong(f"the prompt has {over}, and {why}")
+    low, high, best = 1, len(value), None
     while low <= high:
-        keep = (low + high) // 2
-        shorter = render(value[:keep])
-        if len(shorter[0].ids) <= role.max_prompt:
-            best, low = (shorter, len(value) - keep), keep + 1
+        cut = (low + high) // 2
+        shorter, longer = render(cut)
+        if longer:
+            low = cut + 1
         else:
-            high = keep - 1
+            best, high = shorter, cut - 1
     if best is None:
-        raise PromptTooLong(f"the prompt has {len(talk.ids)} tokens, {role.max_prompt} are allowed, even without {role.trim!r}")
-    return *best[0], best[1]
+        raise PromptTooLong(f"the prompt has {over}, even without {role.trim!r}")
+    return best
 
 
 def spoken_ids(speech: Speech, text: str) -> tuple[int, ...]:

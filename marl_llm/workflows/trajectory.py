@@ -65,6 +65,7 @@ class RoleCall:
     writes: Mapping[str, Any]  # output fields; empty for a response that only called tools
     illegal: str | None  # why the format is broken; None: it is not
     trimmed: int = 0  # items or characters that were cut from the prompt to fit its budget
+    replaced: int = 0  # characters of the prompt and the response that were no valid text and became U+FFFD
 
     def __repr__(self) -> str:
         return f"RoleCall({self.id}, {self.text[:60]!r}{'' if self.legal else ', illegal'})"
@@ -94,6 +95,8 @@ class ToolUse:
     writes: Mapping[str, Any]
     seconds: float = 0.0
     attempts: int = 1
+    replaced: int = 0  # characters of the answer (of a role's call: of its arguments too) that were no valid text
+    refused: str | None = None  # why a call that a role made could not be served; None: it was
 
     def __repr__(self) -> str:
         return f"ToolUse({self.id})"
