@@ -46,38 +46,38 @@ def test_a7_forty_of_sixty_calls_that_hang_void_forty_plays(hang):
         return hang.wait() if number(question) % 3 else "found"
 
     start = time.monotonic()
-    rollout = play(sequence(SPEAKS, tool(page, "page", timeout_s=0.2)), 60)
+    rollout = play(sequence(SPEAKS, tool(page, "page", timeout_s=0.5)), 60)
     assert voids(rollout) == [n for n in range(60) if n % 3]
     assert {f.kind for e in rollout.episodes for f in e.failures} == {"deadline"}
     assert all(not e.failures for e in rollout.episodes if not e.void)  # nor did anyone have to try again
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 15
     assert rollout.hung == {"page": 80}
     assert rollout_metrics(rollout, sample_table(rollout))["tool/page/hung"] == 80
 
 
-def test_a7_plays_that_ask_another_tool_do_not_wait(hang):
-    done = {}
+def test_a7_plays_that_ask_another_tool_do_not_wait():
+    done, all_done = [], threading.Event()
 
     def stuck(question):
-        return hang.wait()
+        return all_done.wait(20)  # for ever, if the other tool's calls had to wait for these
 
     def quick(question):
-        done[question] = time.monotonic()
-        return "y"
+        done.append(question)
+        if len(done) == 6:
+            all_done.set()
+        return True
 
-    odd = when(lambda question: number(question) % 2 == 1, tool(stuck, "x", timeout_s=0.5), tool(quick, "x"), name="which")
-    start = time.monotonic()
+    odd = when(lambda question: number(question) % 2 == 1, tool(stuck, "x"), tool(quick, "x"), name="which")
     rollout = play(sequence(SPEAKS, odd), 12, threads=2, attempts=1)
-    assert voids(rollout) == list(range(1, 12, 2))
-    assert max(done.values()) - start < 0.45
+    assert [way.fields["x"] for way in rollout.trajectories] == [True] * 12
 
 
 def test_a7_waiting_for_a_thread_is_not_failing():
     def nap(question):
-        time.sleep(0.03)
+        time.sleep(0.04)
         return "x"
 
-    assert voids(play(sequence(SPEAKS, tool(nap, "x", timeout_s=0.1)), 12, threads=1)) == []
+    assert voids(play(sequence(SPEAKS, tool(nap, "x", timeout_s=0.3)), 12, threads=1)) == []
 
 
 def test_a7_no_tool_has_more_calls_at_once_than_its_limit():
@@ -87,32 +87,32 @@ def test_a7_no_tool_has_more_calls_at_once_than_its_limit():
         with lock:
             now[0] += 1
             most[0] = max(most[0], now[0])
-        time.sleep(0.01)
+        time.sleep(0.05)
         with lock:
             now[0] -= 1
         return "x"
 
     play(sequence(SPEAKS, tool(counted, "x")), 20, threads=3)
-    assert most[0] == 3
+    assert 1 < most[0] <= 3
 
 
 def test_a7_lost_threads_are_bounded_and_a_tool_that_lost_them_all_fails_at_once(hang):
     before = threading.active_count()
     start = time.monotonic()
     with pytest.raises(RolloutError, match="all 100 plays"):
-        play(sequence(SPEAKS, tool(lambda question: hang.wait(), "x", name="stuck", timeout_s=0.05)), 100, threads=2)
-    assert time.monotonic() - start < 4.5  # 100 calls, 2 threads, 0.05 s and 2 attempts would be 5 s
+        play(sequence(SPEAKS, tool(lambda question: hang.wait(), "x", name="stuck", timeout_s=0.2)), 100, threads=2)
+    assert time.monotonic() - start < 12  # 100 calls, 2 threads, 0.2 s and 2 attempts would be 20 s
     assert threading.active_count() - before <= 2 + 4 * 2
 
 
 def test_a7_a_tool_that_comes_back_is_asked_again(hang):
-    team = Workflow("w", sequence(SPEAKS, tool(lambda question: hang.wait() and "x", "x", name="t", timeout_s=0.05)), inputs=("question",))
+    team = Workflow("w", sequence(SPEAKS, tool(lambda question: hang.wait() and "x", "x", name="t", timeout_s=0.2)), inputs=("question",))
     with Controller(team, shared(team), Says(lambda prompt, request: "x"), SPEECH, threads=1) as controller:
         with pytest.raises(RolloutError):
-            controller.play([Task(i, {"question": "q"}) for i in range(20)])
+            controller.play([Task(i, {"question": "q"}) for i in range(8)])
         hang.set()
-        time.sleep(0.05)
-        assert voids(controller.play([Task(i, {"question": "q"}) for i in range(20)])) == []
+        time.sleep(0.2)
+        assert voids(controller.play([Task(i, {"question": "q"}) for i in range(8)])) == []
 
 
 def test_a7_a_thread_that_hangs_does_not_keep_the_process_alive():
