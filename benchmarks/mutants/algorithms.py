@@ -1,0 +1,129 @@
+"""Faults in equations: groups, returns, advantages, losses, ratios, recipes."""
+
+A, T = "marl_llm/algorithms/", "tests/algorithms/"
+
+FAULTS = {
+    (A + "groups.py", T + "test_groups.py " + T + "test_conventions.py"): {
+        "columns in the order of the arguments": ("for name in sorted(axes)]", "for name in axes]"),
+        "masked rows get a group": (
+            "ids.astype(jnp.int32))\n    return jnp.where(where, ids, NO_GROUP)", "ids.astype(jnp.int32))\n    return ids"
+        ),
+        "statistics count masked rows": (
+            "    slots = masked_ids(ids, as_mask(where, ids.shape))\n    used = slots < ids.shape[0]\n    values",
+            "    slots = masked_ids(ids, as_mask(None, ids.shape))\n    used = slots < ids.shape[0]\n    values",
+        ),
+        "the variance forgets ddof": ("jnp.maximum(size - ddof, 1)", "jnp.maximum(size, 1)"),
+        "groups are compared in their first token only": (
+            "jnp.any(prompts != reference, axis=1)", "(prompts != reference)[:, 0]"
+        ),
+        "the share of mixed groups is a share of rows": (
+            "jnp.sum(mixed) / jnp.maximum(jnp.sum(in_use), 1)", "jnp.sum(mixed) / jnp.maximum(mixed.shape[0], 1)"
+        ),
+    },
+    (A + "_arrays.py", T + "test_groups.py " + T + "test_advantages.py " + T + "test_edges.py"): {
+        "negative ids count": ("where & (ids >= 0), ids", "where, ids"),
+        "a difference of rounding is no tie": ("tolerance = 4 *", "tolerance = 0 *"),
+        "a mean of equals is rounded": ("jnp.where(low == high, low, ", "jnp.where(low > high, low, ", T + "test_returns.py"),
+    },
+    (A + "returns.py", T + "test_returns.py"): {
+        "the past is paid too": ("(decay, earned), reverse=True)", "(decay, earned), reverse=False)"),
+        "gaps cost no discount": ("** gap, 0)", "** (gap > 0), 0)"),
+        "a joint reward counts once per agent": ('if scope == "joint" else', 'if scope == "none" else'),
+        "trajectories run into each other": (
+            "follows = (slot_trajectory[1:] == slot_trajectory[:-1]) & (rows[1:] > 0)", "follows = rows[1:] > 0"
+        ),
+        "scope agent keeps the trajectory whole": ("group_keys(agent=agent, trajectory=trajectory)", "group_keys(trajectory=trajectory)"),
+        "the last outcome is the first": (
+            "last = per_group_max(turn, jnp.where(counted, slots, slots.shape[0]), jnp.iinfo(turn.dtype).min)",
+            "last = per_group_min(turn, jnp.where(counted, slots, slots.shape[0]), jnp.iinfo(turn.dtype).max)",
+        ),
+        "the outcome ignores who was paid": ("counted = where if paid is None else", "counted = where if True else"),
+        "the first score pays nothing": ("jnp.where(follows, score[:-1], 0)", "jnp.where(follows, score[:-1], score[1:])"),
+        "stopped samples are paid": ("if stopped is not None:", "if stopped is None and False:"),
+        "the KL is given, not taken": ("out = out - jnp.where(where, kl_coef", "out = out + jnp.where(where, kl_coef"),
+        "the reward lies on the first token": (
+            "last = where & (jnp.cumsum(where[:, ::-1], axis=1)[:, ::-1] == 1)", "last = where & (jnp.cumsum(where, axis=1) == 1)"
+        ),
+        "token returns decay over holes": (
+            "carried = jnp.where(valid, reward + gamma * carried, carried)", "carried = jnp.where(valid, reward, 0) + gamma * carried"
+        ),
+        "GAE without lambda": ("gamma * gae_lambda * next_advantage", "gamma * next_advantage"),
+        "GAE bootstraps over holes": (
+            "carried = (jnp.where(valid, value, next_value), ", "carried = (value, "
+        ),
+    },
+    (A + "advantages.py", T + "test_advantages.py " + T + "test_conventions.py"): {
+        "the standard deviation is a variance": ("jnp.sqrt(jnp.where(varied, variance, 1)) + epsilon", "jnp.where(varied, variance, 1) + epsilon"),
+        "epsilon stands under the root": (
+            "jnp.sqrt(jnp.where(varied, variance, 1)) + epsilon", "jnp.sqrt(jnp.where(varied, variance, 1) + epsilon)"
+        ),
+        "the sample's estimate whatever ddof": ("/ _positive(votes - ddof)", "/ _positive(votes - 1)"),
+        "weights do not weigh": ("(lambda x: x) if weights is None", "(lambda x: x) if True"),
+        "a batch's scale is a group's": ("deviation = jnp.where(used, returns - jnp.sum(weigh(returns)) / _positive(total), 0)", "deviation = centred"),
+        "a group of one is paid its return": ('if singleton == "raw":\n        alone', 'if singleton:\n        alone'),
+        "an agent's calls have one vote each": ("weights = None if trajectory is None else trajectory_weights", "weights = None if True else trajectory_weights"),
+        "agents share a baseline": ("group_ids(group_keys(instance=instance, agent=agent), where=where)", "group_ids(group_keys(instance=instance), where=where)"),
+        "leave one out leaves none out": ("* (size / jnp.maximum(size - 1, 1))", "* (size / jnp.maximum(size, 1))"),
+        "decoupled rewards are not weighted": ("* jnp.asarray(coefficients).astype(rewards.dtype), axis=1)", "* 1.0, axis=1)"),
+        "whitening divides by the variance": ("jax.lax.rsqrt(jnp.where(varied, variance, 1) + epsilon)", "1 / (jnp.where(varied, variance, 1) + epsilon)"),
+        "whitening over one device": ("mean = psum(jnp.sum(weights * x), axis_name)", "mean = jnp.sum(weights * x)", T + "test_advantages.py " + T + "test_oracle_parity.py " + T + "test_recipes.py"),
+    },
+    (A + "losses.py", T + "test_losses.py " + T + "test_conventions.py"): {
+        "the ratio is upside down": ("log_ratio = new - masked(old_log_probs, where)\n    if level", "log_ratio = masked(old_log_probs, where) - new\n    if level"),
+        "the sequence ratio is a product": ('if level != "product":', 'if level == "none":'),
+        "masked tokens count in the mean": ("total / jnp.maximum(jnp.sum(where, axis=1), 1)", "total / where.shape[1]"),
+        "the clip takes the better arm": ("jnp.where(clipped > unclipped, clipped, unclipped)", "jnp.where(clipped < unclipped, clipped, unclipped)"),
+        "the clip is symmetric": ("bounded = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)", "bounded = jnp.clip(ratio, 1 - clip_low, 1 + clip_low)"),
+        "the dual clip bounds gains too": ("(advantages < 0) & (loss > -dual_clip", "(loss > -dual_clip"),
+        "the advantage has a gradient": (
+            "advantages, ratio = advantages_like(jax.lax.stop_gradient(as_float(advantages)), ratio, where.shape)\n    bounded",
+            "advantages, ratio = advantages_like(as_float(advantages), ratio, where.shape)\n    bounded",
+        ),
+        "a tie of the arms does not learn": ("-advantages * jax.lax.stop_gradient(bounded)", "-advantages * bounded * (1 + 1e-7)"),
+        "cispo's weight has a gradient": ("weight = jax.lax.stop_gradient(jnp.clip(", "weight = (jnp.clip("),
+        "reinforce climbs down": ("jnp.where(where, -advantages * log_probs, 0)", "jnp.where(where, advantages * log_probs, 0)"),
+        "k1 with the other sign": ("value = -d\n", "value = d\n"),
+        "k2 without its half": ("value = 0.5 * d**2\n    else", "value = d**2\n    else"),
+        "k3+ has k3's gradient": ('if kind.endswith("+"):', 'if kind.endswith("1+"):'),
+        "the KL controller is not bounded": ("jnp.clip(as_float(kl) / target - 1, -0.2, 0.2)", "(as_float(kl) / target - 1)"),
+        "the entropy of the untempered policy": ("jax.nn.log_softmax(as_float(logits) / temperature, axis=-1)\n    possible", "jax.nn.log_softmax(as_float(logits), axis=-1)\n    possible"),
+        "the smaller value error": ("error = jnp.maximum(error,", "error = jnp.minimum(error,"),
+        "the value loss without its half": ("jnp.where(where, 0.5 * error, 0)", "jnp.where(where, error, 0)"),
+        "empty rows count": ("if empty_rows else jnp.sum(tokens > 0)", "if True else jnp.sum(tokens > 0)"),
+        "the constant is not multiplied": ("rows = rows * max_length", "rows = rows * 1"),
+        "rows are not divided by their tokens": ('if how == "sequence_mean_token_mean":', 'if how == "none":'),
+    },
+    (A + "gated.py", T + "test_conventions.py " + T + "test_losses.py " + T + "test_oracle_parity.py"): {
+        "one temperature for both signs": ("jnp.where(advantages > 0, temperature_positive, temperature_negative)", "jnp.where(advantages > 0, temperature_positive, temperature_positive)"),
+        "the gate is steeper": ("loss = -4 / temperature", "loss = -4 * temperature"),
+        "vespo weighs tokens, not responses": ("jnp.clip(jnp.sum(log_ratio, axis=1, keepdims=True), *VESPO_LIMITS)", "jnp.clip(log_ratio, *VESPO_LIMITS)"),
+    },
+    (A + "ratios.py", T + "test_ratios.py"): {
+        "top-p before top-k": ("jnp.where(keep, ranked, -jnp.inf), axis=-1)", "ranked, axis=-1)"),
+        "the nucleus misses its last token": ("jnp.cumsum(mass, axis=-1) - mass < top_p", "jnp.cumsum(mass, axis=-1) < top_p"),
+        "log-probs outside the kept set": ("z = jnp.where(as_mask(kept, z.shape), z, -jnp.inf)\n    chosen", "z = z\n    chosen"),
+        "truncation also masks": ('if how == "truncate" else', 'if how == "mask" else'),
+        "the log mass is taken off": ("as_float(sampler_log_probs) + as_float(log_mass)", "as_float(sampler_log_probs) - as_float(log_mass)"),
+    },
+    (A + "joint.py", T + "test_joint.py"): {
+        "void joints count": ("where[:, None].astype(jnp.int32))", "jnp.ones_like(where)[:, None].astype(jnp.int32))"),
+        "joints are drawn with repeats": ("replace=False)", "replace=True)"),
+        "the first agent is paired with itself": ("places = (jnp.arange(branches)[None, :, None] + shifts[:, None, :])", "places = (jnp.arange(branches)[None, :, None] + 0 * shifts[:, None, :])"),
+    },
+    (A + "apply.py", T + "test_recipes.py " + T + "test_edges.py"): {
+        "the outcome is read from all rows": ('paid = None if recipe.rewards == "local" else samples.team_where', "paid = None"),
+        "the reward is not charged the KL": ('if recipe.kl_coef and recipe.kl_in == "reward":\n            rewards', 'if False:\n            rewards'),
+        "tied rows are not reported": ("advantages, metrics, tied = _group_advantages(", "advantages, metrics, _ = _group_advantages("),
+        "the KL is rewarded": ("total = total + recipe.kl_coef *", "total = total - recipe.kl_coef *"),
+        "entropy is punished": ("total = total - recipe.entropy_coef *", "total = total + recipe.entropy_coef *"),
+        "the correction is not applied": ("policy = weights * (policy", "policy = 1.0 * (policy"),
+        "void rows are paid": ("rewards = jnp.where(where, _rewards(recipe, samples), 0)\n    metrics", "rewards = _rewards(recipe, samples)\n    where = jnp.ones_like(where)\n    metrics"),
+        "gamma is dropped": ("gamma=recipe.gamma, where=where, agent", "gamma=1.0, where=where, agent"),
+    },
+    (A + "recipes.py", T + "test_recipes.py"): {
+        "AT-GRPO groups whole plays": ('returns="immediate", group_by=("env", "agent", "turn")', 'returns="immediate", group_by=("env", "agent")'),
+        "MAGRPO with the token's ratio": ('level="product", kl_coef=0.02,', 'level="token", kl_coef=0.02,'),
+        "an option without effect passes": ("if idle and field in overrides:", "if False:"),
+        "a tree may wait for its outcome": ('r.sampling == "tree" and r.returns in (', 'r.sampling == "none" and r.returns in ('),
+    },
+}

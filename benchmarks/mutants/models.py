@@ -1,0 +1,91 @@
+"""Faults in the decoder, its masks and caches, scoring, adapters."""
+
+M, T = "marl_llm/models/", "tests/models/"
+
+FAULTS = {
+    (M + "log_probs.py", T + "test_log_probs.py"): {
+        "the first real token of a left-padded row gets a score": (
+            "known = where & jnp.concatenate([jnp.zeros_like(where[:, :1]), where[:, :-1]], axis=1)",
+            "known = where & jnp.concatenate([jnp.zeros_like(where[:, :1]), jnp.ones_like(where[:, :-1])], axis=1)",
+        ),
+        "the temperature is forgotten": ("logits = logits / temperature", "logits = logits * 1"),
+        "a token is scored by its own position": (
+            "targets = jnp.concatenate([tokens[:, 1:], tokens[:, :1]], axis=1)", "targets = tokens"
+        ),
+        "the entropy lacks the log of the total": (
+            "log_total - jnp.sum(weights * shifted, axis=-1) / total", "-jnp.sum(weights * shifted, axis=-1) / total"
+        ),
+        "chunks are joined in the wrong order": (
+            "join = lambda x: jnp.moveaxis(x, 0, at)", "join = lambda x: jnp.moveaxis(x[::-1], 0, at)"
+        ),
+    },
+    (M + "masks.py", T + "test_packed_scoring.py " + T + "test_decoder.py " + T + "test_attention.py"): {
+        "branches see each other": ("(key <= query) & ((key < self.prompt) | same)", "(key <= query)"),
+        "a token sees the next": ("(key <= query) & (", "(key <= query + 1) & ("),
+        "packed trees see each other's responses": ("seen &= (key == 0) | (key == cut(self.branches))", "seen &= key >= 0"),
+        "segments see each other": (
+            "& (cut(self.segments) == self.segments[:, None, :])", "& (self.segments[:, None, :] >= 0)"
+        ),
+        "padding counts as a position": (
+            "jnp.maximum(jnp.cumsum(where, axis=-1) - 1, 0)", "jnp.broadcast_to(jnp.arange(where.shape[-1]), where.shape)",
+            T + "test_packed_scoring.py " + T + "test_log_probs.py " + T + "test_decoder.py",
+        ),
+    },
+    (M + "packed.py", T + "test_packed_scoring.py"): {
+        "responses begin one position late": (
+            "start = jnp.sum(prompt_where, axis=-1, dtype=jnp.int32)[:, None]",
+            "start = jnp.sum(prompt_where, axis=-1, dtype=jnp.int32)[:, None] + 1",
+        ),
+        "depth runs on over branches": ("depth = jnp.arange(k * r) % r", "depth = jnp.arange(k * r)"),
+    },
+    (M + "rotary.py", T + "test_parity.py " + T + "test_decoder.py"): {
+        "the rotation runs backwards": (
+            "[first * cos - second * sin, second * cos + first * sin]", "[first * cos + second * sin, second * cos - first * sin]"
+        ),
+        "linear scaling is left out": ("(plain / np.float32(s.factor))", "(plain * 1)"),
+        "YaRN's ends are exchanged": (
+            "plain / s.factor * stretched + plain * (1 - stretched)", "plain / s.factor * (1 - stretched) + plain * stretched"
+        ),
+        "llama3's ramp is turned around": (
+            "(1 - smooth) * plain / s.factor + smooth * plain", "smooth * plain / s.factor + (1 - smooth) * plain"
+        ),
+        "YaRN's factor on attention is left out": ("if scale == 1.0 else (sin * scale, cos * scale)", "if True else (sin, cos)"),
+    },
+    (M + "experts.py", T + "test_parity.py " + T + "test_decoder.py"): {
+        "the experts' weights are never renormalised": ("if normalize:", "if False:"),
+        "the weights belong to other tokens": ("weights.reshape(-1)[order]", "weights.reshape(-1)"),
+    },
+    (M + "cache.py", "tests/models/test_decoder.py tests/sampling/test_sampler.py"): {
+        "queries are not scaled": ("q = (queries * d**-0.5).reshape(e, k, j, g, d)", "q = queries.reshape(e, k, j, g, d)"),
+        "rows that stand still write": ("if mask.write is not None:", "if False:", "tests/sampling/test_engine.py"),
+        "the prompt's padding is seen": (
+            "to_prompt = jnp.where(mask.prompt[:, None, None, None], to_prompt, MASKED)", "to_prompt = to_prompt * 1"
+        ),
+        "behind a prefix the future is seen": (
+            "mask.rows.dense()], axis=-1)", "jnp.ones_like(mask.rows.dense())], axis=-1)", "tests/sampling/test_engine.py"
+        ),
+    },
+    (M + "transformer.py", T + "test_decoder.py " + T + "test_parity.py"): {
+        "queries are not normed": ("if c.qk_norm:", "if False:"),
+        "the norm forgets epsilon": ("keepdims=True) + self.epsilon)", "keepdims=True))"),
+        "the gate is applied to up": ("jax.nn.silu(gate) * up, \"batch\"", "jax.nn.silu(up) * gate, \"batch\""),
+        "the bias is left out": ("y = y + bias.reshape(out).astype(dtype)", "y = y + 0 * bias.reshape(out).astype(dtype)"),
+        "the attention's residual is left out": ("x = x + h\n", "x = h\n"),
+        "the weight's gradient sees other rows": (
+            "turned = jax.lax.optimization_barrier(rows.T)", "turned = jax.lax.optimization_barrier(rows[::-1].T)"
+        ),
+        "a fresh critic does not predict zero": (
+            'self.param("bias", nn.initializers.zeros, ())', 'self.param("bias", nn.initializers.ones, ())', T + "test_value_head.py"
+        ),
+        "layers are stacked in the order of their names": (
+            'key=lambda n: int(n.removeprefix("block_")))', "key=str)", T + "test_layouts.py " + T + "test_decoder.py"
+        ),
+    },
+    (M + "lora.py", T + "test_lora.py"): {
+        "the scale is alpha alone": ("return self.alpha / self.rank", "return self.alpha"),
+        "merging forgets the scale": ("delta = lora.scale * (", "delta = ("),
+        "a fresh adapter changes the model": (
+            "jnp.zeros((lora.rank, features), dtype)", "jnp.ones((lora.rank, features), dtype)"
+        ),
+    },
+}

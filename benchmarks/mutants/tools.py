@@ -1,0 +1,43 @@
+"""Faults in judges, maths, retrieval, results."""
+
+D, T = "marl_llm/tools/", "tests/tools/"
+
+FAULTS = {
+    (D + "judge.py", T + "test_judge.py"): {
+        "inner spaces are ignored": (
+            "a == e or _same_line(a, e, tolerance) for a, e in zip(got, want))", 'a.replace(" ", "") == e.replace(" ", "") or _same_line(a, e, tolerance) for a, e in zip(got, want))'
+        ),
+        "a case more or less passes": (
+            "len(got) == len(want) and all(a == e or _same_line", "all(a == e or _same_line"
+        ),
+        "no case is a pass": ("return bool(self.cases) and all(", "return all("),
+        "integers have a tolerance": ('if expected.lstrip("+-").isdecimal():', "if False:"),
+        "True passes for 1": ("return type(actual) is kind and actual == expected\n    raise", "return actual == expected\n    raise"),
+        "a tuple passes for a list": ("(tuples_as_lists and kind is list", "(kind is list"),
+        "a dictionary may have more keys": ("if type(actual) is not dict or len(actual) != len(expected):", "if type(actual) is not dict:"),
+        "a member may be missing from a set": (
+            "{(type(x), x) for x in actual} == {(type(x), x) for x in expected}", "{(type(x), x) for x in actual} >= {(type(x), x) for x in expected}"
+        ),
+        "the last line of a case counts": ('lines.setdefault(line["case"], line)', 'lines[line["case"]] = line'),
+        "a failed execution is a miss": ("for execution in executions:\n        if execution.failure is not None:", "for execution in ():\n        if execution.failure is not None:"),
+        "a program that fails passes by its output": ('elif program.outcome != "ok":', "elif False:"),
+    },
+    (D + "_maths_worker.py", T + "test_maths.py"): {
+        "spaces are removed before texts are compared": (
+            '" ".join(answer.split()) == " ".join(target.split())', '"".join(answer.split()) == "".join(target.split())'
+        ),
+        "exact integers are close": ("(exact_integers and a.is_Integer and b.is_Integer)", "False"),
+        "the tolerance is relative to small numbers": ("gap / max(1, abs(b)) <= delta", "gap / max(1, abs(b)) <= 1000 * delta"),
+    },
+    (D + "results.py", T + "test_results.py"): {
+        "a refused call is tried again": ("FINAL_KINDS = frozenset({FailureKind.REFUSED, ", "FINAL_KINDS = frozenset({"),
+        "a result may hold both": ("if (self.value is None) == (self.failure is None):", "if self.value is None and self.failure is None:"),
+    },
+    (D + "retriever/bm25.py", T + "test_retriever.py"): {
+        "words count once in a query": (", weight, weight * float(", ", 1, float("),
+        "of equals the later passage comes first": ("np.lexsort((rows, -scores))[:topk]", "np.lexsort((-rows, -scores))[:topk]"),
+        "sums are left from the query before": ("sums[column.rows] = 0.0", "sums[column.rows[:0]] = 0.0"),
+        "the search stops too early": ("if rest[visited] < threshold * SLACK:", "if rest[visited] < 4 * threshold * SLACK:"),
+        "summands of absent words": ("summands *= self.rows.take(position) == rows", "summands *= 1"),
+    },
+}

@@ -1,0 +1,52 @@
+"""The instrument that measures the tests: it must notice, let live, and report what it could not try."""
+
+import pytest
+
+from benchmarks.mutants import Mutant, StaleMutant, mutants_of, mutated, rooms
+from benchmarks.mutants.__main__ import measure, verdict
+
+
+@pytest.fixture
+def tree(tmp_path):
+    (tmp_path / "adder.py").write_text("def add(a, b):\n    return a + b\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_adder.py").write_text("from adder import add\n\n\ndef test_add():\n    assert add(2, 0) == 2\n")
+    return tmp_path
+
+
+def mutant(name, old, new, tests="test_adder.py"):
+    return Mutant(name, "adder.py", old, new, tests)
+
+
+def test_a_score_counts_what_was_noticed_and_names_what_was_not(tree):
+    faults = [mutant("product", "a + b", "a * b"), mutant("difference", "a + b", "a - b"), mutant("gone", "a ** b", "a")]
+    faults += [mutant("no test runs", "a + b", "a", "test_adder.py::test_none"), mutant("crash", "return a + b", "import os; os.abort()")]
+    report = measure(faults, tree, limit_s=60, baseline=False)
+    assert (report["killed"], report["survived"], report["error"]) == (2, 1, 2)
+    assert report["survivors"] == ["difference"]
+    assert report["score"] == round(2 / 3, 4)
+    assert len(report["errors"]) == 2
+    assert "gone: adder.py has the old text 0 times" in report["errors"][0]
+    assert (tree / "adder.py").read_text().endswith("return a + b\n"), "the tree is put back"
+
+
+def test_tests_that_fail_without_a_fault_prove_nothing(tree):
+    (tree / "test_adder.py").write_text("def test_add():\n    assert False\n")
+    report = measure([mutant("product", "a + b", "a * b")], tree, limit_s=60, baseline=True)
+    assert (report["killed"], report["error"]) == (0, 1)
+    assert "without any fault" in report["errors"][0]
+
+
+def test_a_hang_and_a_crash_are_noticed():
+    assert [verdict(code) for code in (None, -11, 1, 0, 2, 4, 5)] == ["killed", "killed", "killed", "survived", "error", "error", "error"]
+
+
+def test_every_table_can_be_read_and_no_name_stands_twice():
+    mutants = [mutant for room in rooms() for mutant in mutants_of(room)]
+    assert len({m.name for m in mutants}) == len(mutants) >= 120
+
+
+def test_an_old_text_that_stands_twice_is_stale(tree):
+    (tree / "adder.py").write_text("a + b\na + b\n")
+    with pytest.raises(StaleMutant, match="2 times"):
+        mutated(tree, mutant("double", "a + b", "a"))
