@@ -50,6 +50,19 @@ def test_any_chunk_gives_the_naive_values_and_gradients(chunk, temperature):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_d8_padding_changes_no_score_and_the_first_real_token_has_none(side):
+    tokens = jnp.asarray([[3, 5, 7, 11]], jnp.int32)
+    padding, real = jnp.full((1, 2), 9, jnp.int32), jnp.ones((1, 4), bool)
+    join = lambda pad, x: jnp.concatenate([pad, x] if side == "left" else [x, pad], axis=1)  # noqa: E731
+    alone = log_probs(BASE, params_of(BASE), tokens)
+    padded = log_probs(BASE, params_of(BASE), join(padding, tokens), join(padding < 0, real))
+    for whole, part in zip(padded, alone, strict=True):
+        np.testing.assert_allclose(whole[:, 2:] if side == "left" else whole[:, :4], part, atol=1e-6)
+        np.testing.assert_array_equal(whole[:, :2] if side == "left" else whole[:, 4:], 0.0)
+    assert float(alone.log_probs[0, 0]) == 0.0
+
+
 def test_extreme_logits_stay_finite():
     weight = jnp.asarray([[1e4, -1e4, 0.0]])
     out = score_hidden(weight, jnp.ones((2, 1)), jnp.asarray([0, 1]))

@@ -17,11 +17,12 @@ from marl_llm.tools.judge import (
     judge_calls,
     judge_stdio,
     read_calls,
+    read_stdio,
     same_output,
     same_value,
 )
-from marl_llm.tools.results import FailureKind
-from marl_llm.tools.sandbox import Limits, Program, Sandbox
+from marl_llm.tools.results import Failure, FailureKind
+from marl_llm.tools.sandbox import Execution, Limits, Program, Sandbox
 
 CASES = [((3,), 6), ((5,), 10), ((8,), 16)]
 
@@ -40,6 +41,7 @@ def sandbox():
         (float("inf"), float("inf"), True), (float("-inf"), float("inf"), False), (1e300, float("inf"), False), (10**400, 1.0, False),
         ([1, 2], [1, 2], True), ([1, 2], [2, 1], False), ((1, 2), [1, 2], False), ([1, 2], (1, 2), False), ([1], [1, 2], False),
         ({"a": 1.0}, {"a": 1}, False), ({"a": 1}, {"a": 1.0}, True), ({1: "x"}, {True: "x"}, False), ({1, 2}, {2, 1}, True),
+        ({"a": 1, "b": 2}, {"a": 1}, False), ({"a": 1}, {"a": 1, "b": 2}, False), ({1, 2}, {1}, False), ({1}, {1, 2}, False),
         ({1}, frozenset({1}), False), ({(1,)}, {(True,)}, False), ({frozenset({1, (2,)})}, {frozenset({(2,), 1})}, True),
         ({(1, 2): "x"}, {(1.0, 2): "x"}, False), ({float("nan")}, {float("nan")}, False), ({-0.0: 1}, {0.0: 1}, True),
         ({"a,b", "c"}, {"a", "b,c"}, False), ({b"a": {1: {2}}}, {b"a": {1: {2}}}, True), ("a\ud800", "a\ud800", True),
@@ -316,6 +318,13 @@ def test_async(sandbox):
     calls, stdio = asyncio.run(both())
     assert calls
     assert not stdio
+
+
+def test_one_failed_execution_makes_a_judgement_by_output_a_failure():
+    failed_one = Execution(None, Failure(FailureKind.CRASH, "a worker died"), 0.1)
+    judged = read_stdio([failed_one, failed_one], ["1", "2"], Tolerance())
+    assert judged.failure == failed_one.failure
+    assert judged.attempts == 2
 
 
 def test_a_failure_is_neither_pass_nor_miss():

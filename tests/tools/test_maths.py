@@ -99,6 +99,8 @@ def test_numeq_normalises_by_the_reference_alone():
         (r"\boxed{2.71827}", "e", False, "different"),
         (r"\boxed{5.00001}", "5", False, "different"),
         (r"\boxed{-5}", "5", False, "different"),
+        (r"\boxed{1 2}", "12", False, "different"),  # d7: spaces between digits count
+        (r"\boxed{3 1/2}", "31/2", False, "different"),
         (r"\boxed{4, 5, 6}", "5", False, "different"),
         (r"\boxed{4 \text{ or } 5}", "5", False, "different"),
         (r"5 and 5 and 5, so \boxed{6}", "5", False, "different"),

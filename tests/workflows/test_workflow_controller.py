@@ -122,6 +122,7 @@ def test_a_loop_ends_by_its_condition_its_stop_or_its_bound():
         (repeat(role("a"), grow, until=lambda n: n == 2, at_most=9), 2),
         (repeat(role("a"), grow, when(lambda n: n == 3, stop(), name="w"), compute(lambda n: n, "m", name="m"), at_most=9), 3),
         (repeat(role("a"), grow, at_most=4), 4),
+        (repeat(role("a"), grow, until=lambda n: n >= 0, at_most=4), 1),  # d6: the condition is asked after a round, not before it
     ):
         team = Workflow("w", sequence(body, role("last")), inputs=("question",), start={"n": 0, "m": 0})
         (way,) = play(None, workflow=team).trajectories

@@ -73,6 +73,25 @@ def test_greedy_goes_on_from_the_candidate_that_was_paid_most_on_its_own_way():
         assert {way.calls[0].id for way in later} == {best.calls[0].id}
 
 
+def test_d6_greedy_compares_the_pay_of_the_calls_at_the_fork():
+    """Only b is paid, for what it says itself: at b's fork the payment of a, the first call of every path, says nothing."""
+    by_itself = absolute(lambda call, way: float(call.text), ("b",), name="own")
+    rollout, _ = play(rounds_team((by_itself,)), "greedy", n=6)
+    later_forks = 0
+    for episode in rollout.episodes:
+        candidates = {}
+        for way in episode.trajectories:
+            for call in way.by("b"):
+                candidates.setdefault(call.group, {})[call.id] = call
+        for members in (list(found.values()) for found in candidates.values() if len(found) == K):
+            best = max(members, key=lambda call: float(call.text))
+            paths = [{call.id for call in way.calls} for way in episode.trajectories]
+            through = [sum(call.id in path for path in paths) for call in members if call is not best]
+            assert through == [1] * (K - 1)  # the others are played to one end each, and fork no more
+            later_forks += sum(best.id in path for path in paths) > 1
+    assert later_forks
+
+
 def test_first_goes_on_from_the_first_and_random_from_any():
     first, _ = play(rounds_team(), "first", n=12)
     later = [way.calls[0].choice for episode in first.episodes for way in episode.trajectories[K:]]

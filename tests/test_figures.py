@@ -1,0 +1,55 @@
+"""One figure, one place: what a config's docstring promises stands in the README or in docs/, beside that config's name.
+
+A measured figure that stands in two places is sooner or later two figures. The README's results and docs/ are where figures live; a
+config's docstring may repeat the headline, and this test holds it to them.
+"""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+CONFIGS = sorted(path for path in (ROOT / "experiments" / "configs").glob("*.py") if path.stem != "__init__")
+# 92.9 %, 0.2-2.6 %, "94.4, 92.4 and 93.2 %" (each of them), F1 0.884, 133 CPU seconds, 6 s, 21 minutes
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
+LIST = rf"{NUMBER}(?:(?:\s*[–-]\s*|, | and ){NUMBER})*"
+FIGURES = re.compile(rf"({LIST})\s*(?:%|CPU seconds|CPU s\b|seconds|minutes|min\b|s\b)|F1 ({NUMBER})")
+
+
+def figures(text: str) -> set[str]:
+    """The measured numbers of a text: percentages, F1 scores and times."""
+    found = {number for match in FIGURES.finditer(text) for number in re.findall(NUMBER, match[1] or match[2])}
+    return {number.rstrip(",") for number in found}
+
+
+def passages(config: str, text: str) -> str:
+    """The rows and paragraphs of a Markdown text that name a config, or the command that runs it."""
+    command = re.search(r"<!-- command one -->(.*?)<!-- end -->", text, re.DOTALL)
+    names = [f"{config}.py"] + (["command one"] if command and f"{config}.py" in command[1] else [])
+    text = re.sub(r"<!--.*?-->", "\n", text)
+    blocks = [block for block in re.split(r"\n\s*\n|\n(?=\|)|(?<=\|)\n", text) if any(name in block for name in names)]
+    return "\n".join(blocks)
+
+
+def unsupported(config: str, docstring: str, pages: list[str]) -> set[str]:
+    """Figures of a docstring that no passage about the config has."""
+    there = set(re.findall(NUMBER, "\n".join(passages(config, page) for page in pages)))
+    return figures(docstring) - there
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_c10_a_configs_figures_are_those_of_the_readme_and_docs(path):
+    pages = [page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+    wrong = unsupported(path.stem, ast.get_docstring(ast.parse(path.read_text())) or "", pages)
+    assert not wrong, f"{path.name}: {sorted(wrong)} stand in no row or paragraph of README.md or docs/ that names {path.name}"
+
+
+def test_an_older_figure_is_found():
+    page = "| 6x6 | command one | 35.7 % → **92.9 %** (92.6, 93.8) |\n"
+    page += "| other | `b.py` | 94.4 % |\n<!-- command one -->\nrun a.py\n<!-- end -->\n"
+    assert unsupported("a", "From 35.7 % to 92.9 % (seeds: 92.6 and 93.8 %).", [page]) == set()
+    older = "From 36 % to 93 % (seeds: 94.4, 93.8 %), in 133-179 CPU seconds."
+    assert unsupported("a", older, [page]) == {"36", "93", "94.4", "133", "179"}
+    assert figures("500 held-out maps of 10x10, 2 models, F1 0.884") == {"0.884"}
