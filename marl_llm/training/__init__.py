@@ -1,52 +1,56 @@
-"""Third floor: policies on the mesh, the warm start, rollouts, the update, checkpoints."""
+"""Third floor: policies on the mesh, the table of samples, the update, teams, checkpoints."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from jax.sharding import Mesh
+
+from marl_llm.games import Game
+from marl_llm.training.batch import Batch
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
-from marl_llm.training.critic_update import make_critic_update, with_value_head
+from marl_llm.training.compiled import CompiledTeam
+from marl_llm.training.hosted import HostedTeam, PlayOptions
 from marl_llm.training.imitation import make_imitation
-from marl_llm.training.learner import Learner, LearnerOptions, ModelSpec
+from marl_llm.training.learner import Learner, ModelSpec, with_value_head
 from marl_llm.training.mesh import compile_quickly, make_mesh, over_data, use_cpu_devices
-from marl_llm.training.packed_imitation import make_packed_imitation
-from marl_llm.training.packed_update import make_packed_update, make_token_kl
-from marl_llm.training.packing import PackingError, TokenSample, pack
+from marl_llm.training.packing import PackingError, Tokens, TokenSample, pack
 from marl_llm.training.policy import Policy, fresh_policy, linear_decay, make_optimizer, make_policy, step_policy
-from marl_llm.training.rollouts import Batch, make_evaluation, make_random_rollout, make_rollout, summarise
-from marl_llm.training.team import PlayOptions, Team
-from marl_llm.training.update import Rows, make_update, rows_from, to_samples
+from marl_llm.training.rollouts import make_rollout, sampling_of, summarise
+from marl_llm.training.scoring import make_token_kl
+from marl_llm.training.seats import Seat, parse_seat, parse_seats
+from marl_llm.training.team import Team
+from marl_llm.training.update import Advice, LearnerOptions, Trained, advise, make_update
+from marl_llm.workflows import Assignment, World
+
+
+def make_team(
+    game: Game | World,
+    assignment: Assignment,
+    models: Mapping[str, ModelSpec],
+    options: LearnerOptions,
+    mesh: Mesh,
+    *,
+    play: PlayOptions | None = None,
+    seed: int = 0,
+    evaluation_seed: int = 2026,
+    permute_rewards: bool = False,
+    script: Mapping[str, Any] | None = None,
+) -> Team:
+    """The team of a game: a `CompiledTeam` for a value-state game, a `HostedTeam` for a workflow's `World`; see `Team`.
+
+    `play` is read by hosted teams; `evaluation_seed` and `script` (options of the game's scripted player) by compiled ones. A world has
+    its own.
+    """
+    if isinstance(game, World):
+        return HostedTeam(game, assignment, models, options, mesh, play=play or PlayOptions(), seed=seed, permute_rewards=permute_rewards)
+    own = dict(evaluation_seed=evaluation_seed, script=script)
+    return CompiledTeam(game, assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards, **own)
+
 
 __all__ = [
-    "compile_quickly",
-    "Batch",
-    "CheckpointError",
-    "Checkpoints",
-    "Learner",
-    "LearnerOptions",
-    "ModelSpec",
-    "PackingError",
-    "PlayOptions",
-    "Policy",
-    "Rows",
-    "Team",
-    "TokenSample",
-    "fresh_policy",
-    "linear_decay",
-    "make_critic_update",
-    "make_evaluation",
-    "make_imitation",
-    "make_mesh",
-    "make_optimizer",
-    "make_packed_imitation",
-    "make_packed_update",
-    "make_policy",
-    "make_random_rollout",
-    "make_rollout",
-    "make_token_kl",
-    "make_update",
-    "pack",
-    "rows_from",
-    "step_policy",
-    "summarise",
-    "to_samples",
-    "over_data",
-    "use_cpu_devices",
-    "with_value_head",
-]
+    "Advice", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LearnerOptions", "ModelSpec",
+    "PackingError", "PlayOptions", "Policy", "Seat", "Team", "TokenSample", "Tokens", "Trained", "advise", "compile_quickly",
+    "fresh_policy", "linear_decay", "make_imitation", "make_mesh", "make_optimizer", "make_policy", "make_rollout", "make_team",
+    "make_token_kl", "make_update", "over_data", "pack", "parse_seat", "parse_seats", "sampling_of", "step_policy", "summarise",
+    "use_cpu_devices", "with_value_head",
+]  # fmt: skip

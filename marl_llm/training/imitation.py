@@ -1,70 +1,66 @@
-"""Warm start: imitation of the game's scripted noisy player, before any reinforcement.
+"""Imitation of given responses: the warm start, whose scripted players' responses came from the very game that trains later.
 
-The traces come from the very rollout that trains later, with the script in the place of the models, so prompts and responses are ids of
-the same protocol. The script may know the map; no prompt does.
+The same packed rows and micro-batches as the update (`marl_llm.training.update`), with the plain likelihood.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from marl_llm.games import Game
-from marl_llm.models import TRAIN, ModelConfig, score_responses
-from marl_llm.rollout import play, scripted_player
-from marl_llm.training.mesh import data_axis, over_data, position, summed
-from marl_llm.training.policy import Policy, step_policy
-from marl_llm.training.update import buffer_sizes, rows_from
+from marl_llm.models import TRAIN, LoraConfig, ModelConfig, score_packed
+from marl_llm.training.mesh import data_axis, over_data
+from marl_llm.training.packing import PackedRows, Tokens, TokenSample
+from marl_llm.training.policy import Policy
+from marl_llm.training.scoring import response_where
+from marl_llm.training.steps import Sums, check_base, cut, exact_step, shape_rounding, whole
+from marl_llm.training.update import LearnerOptions
 
 
-def make_imitation(
-    games: list[Game],
-    config: ModelConfig,
-    optimizer: optax.GradientTransformation,
-    mesh: Mesh,
-    *,
-    environments: int,
-    branches: int,
-    script: dict | None = None,
-):
-    """Builds `imitate(policy, step, learning_rate, key) -> (policy, metrics)`, jit-compiled.
+def make_imitation(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None) -> Callable:
+    """Builds `imitate(policy, tokens, chosen, learning_rate, base=None) -> (policy, metrics)`, one optimizer step on the chosen samples.
 
-    Each call plays `environments` fresh training instances of every game with the scripted player, `branches` independent responses per
-    prompt, and steps the policy once on their mean negative log-likelihood. Policy is donated; `key` is folded with `step`.
-    Raises `ValueError` when the games do not share one vocabulary or the environments do not divide over the devices.
+    loss = −1/N Σ_i Σ_r log π(response_{i,r} | prompt_i, response_{i,<r}), over the N response tokens of all of them
+
+    Args:
+      options: of these `optimizer`, `row_tokens` and `microbatch_tokens` are read. config: the policy's shape.
+      lora: the policy's parameters are adapters on the frozen `base` (see `marl_llm.models.lora`).
+    `tokens` are `Tokens`, or a list of `TokenSample`, whose log-probs are not read; equal samples count as often as they come. The policy
+    is donated. Metrics: loss, grad_norm and tokens (N), floats; all 0 and the policy as it was when nothing is chosen.
+    One compilation per shape of rows. Raises `PackingError` for a sample that does not fit, `ValueError` for a base without `lora` or the
+    reverse.
     """
     axis = data_axis(mesh)
     devices = mesh.shape["data"] if axis else 1
-    if environments < 1 or environments % devices:
-        raise ValueError(f"warm_start.environments={environments} do not divide over {devices} devices")
-    if len({g.tokenizer for g in games}) != 1:
-        raise ValueError("games that share a warm start must share a vocabulary")
-    prompt_tokens, response_tokens = buffer_sizes(games)
-    share = environments // devices
 
-    def local(policy: Policy, step, learning_rate, key):
-        device = position(axis)
-        env = step * environments + device * share + jnp.arange(share)
-        parts = []
-        for number, game in enumerate(games):
-            game_key = jax.random.fold_in(key, number)
-            instances = jax.vmap(lambda i, g=game, k=game_key: g.instance(jax.random.fold_in(k, i), "train"))(env)
-            rollout = play(game, scripted_player(game, **(script or {})), instances, env, game_key, branches=branches)
-            parts.append(rows_from(game, rollout.tables, env, prompt_tokens, response_tokens))
-        rows = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-        where = rows.token_where & rows.where[:, None, None]
+    def local(policy: Policy, base, rows: PackedRows, learning_rate):
+        part, count, most = cut((rows,), options.microbatch_tokens, axis)
 
-        def loss(params):
-            scored = score_responses(config, params, rows.prompt, rows.prompt_where, rows.tokens)
-            return -jnp.sum(jnp.where(where, scored.log_probs, 0.0))
+        def loss(params, j):
+            (some,) = part(j)
+            where = response_where(some)
+            total = -jnp.sum(score_packed(config, whole(params, base, lora), *some[:6]).log_probs, where=where)
+            return total, Sums(jax.lax.stop_gradient(total), jnp.sum(where, dtype=jnp.float32), {}, jnp.float32(0))
 
-        total, gradient = jax.value_and_grad(loss)(policy.params)
-        total, n, gradient = summed((total, jnp.sum(where), gradient), axis)
-        policy, norm = step_policy(policy, jax.tree.map(lambda x: x / n, gradient), learning_rate, optimizer)
-        return policy, {"loss": total / n, "grad_norm": norm, "tokens": n}
+        policy, metrics, _ = exact_step(policy, loss, count, most, learning_rate, options.optimizer, axis)
+        return policy, metrics
 
-    mapped = over_data(local, mesh, TRAIN, in_specs=(P(), P(), P(), P()), out_specs=(P(), P()))
-    return jax.jit(mapped, donate_argnums=(0,))
+    specs = (P(), P(), P("data"), P())
+    step = jax.jit(over_data(local, mesh, TRAIN, in_specs=specs, out_specs=(P(), P())), donate_argnums=(0,))
+
+    def imitate(policy: Policy, tokens: Tokens | Sequence[TokenSample], chosen: Sequence[int], learning_rate, base: Any = None):
+        check_base(base, lora)
+        tokens = tokens if isinstance(tokens, Tokens) else Tokens.of(tokens)
+        if not len(chosen):
+            return policy, {"loss": 0.0, "grad_norm": 0.0, "tokens": 0.0}
+        rows = tokens.pack(chosen, options.row_tokens, devices, shape_rounding(options.microbatch_tokens))
+        policy, metrics = step(policy, base, rows, jnp.float32(learning_rate))
+        return policy, metrics | {"tokens": float(np.sum(tokens.size[np.asarray(chosen)]))}
+
+    return imitate

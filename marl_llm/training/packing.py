@@ -1,4 +1,4 @@
-"""Packing of samples of uneven length into rows of a fixed token budget, on the host.
+"""Packing of samples of uneven length into rows of a fixed token budget, planned on the host.
 
 Samples with the very same prompt ids form a family: one copy of the prompt, and behind it their responses, each of which sees the prompt
 and itself (sharing is a matter of computation only, so content decides, not identity). A sample that shares its prompt with none is a
@@ -10,14 +10,20 @@ with a copy of the prompt in each part. No sample is dropped, copied or cut (law
     branches    0 0 0 1 1 2 2 2   0 0 3 0
     positions   0 1 2 3 4 3 4 5   0 1 2 0
     predict     2 3 2 5 6 9                    who predicts a a b b b c
+
+`Tokens` holds the ids of all samples of a step. They may lie on the host or, straight from a compiled rollout, on the devices: a plan
+of rows needs lengths only, and the ids are then gathered where they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
@@ -67,97 +73,197 @@ class PackedRows(NamedTuple):
     predict: Int[Array, "B Q"]  # index of the token whose hidden state predicts the response token
     targets: Int[Array, "B Q"]  # ids of response tokens, one response after the other
     log_probs: Float[Array, "B Q"]  # the sampler's
-    sample: Int[Array, "B N"]  # index of the sample in the list that was packed
+    sample: Int[Array, "B N"]  # index of the sample among those of the step
     first: Int[Array, "B N"]  # index of its first token along Q
     length: Int[Array, "B N"]  # response tokens
 
 
-def families(samples: Sequence[TokenSample]) -> list[list[int]]:
-    """Indices of the samples that have the same prompt ids, in the order of their first appearance."""
-    out: dict[bytes, list[int]] = {}
-    for i, s in enumerate(samples):
-        out.setdefault(s.prompt.tobytes(), []).append(i)
-    return list(out.values())
+class RowShape(NamedTuple):
+    """A fixed shape of rows, so that all steps of a compiled rollout share a program."""
+
+    rows: int  # B over all devices; a multiple of it where more are needed
+    targets: int  # Q, and the most response tokens of a row
+    samples: int  # N
 
 
-def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins of indices whose sizes add up to `capacity` at most: first-fit decreasing, ties in the order given."""
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Tokens:
+    """The ids of S samples, with what a plan of rows needs to know of them.
+
+    Attributes:
+      ids: all ids in one array; those of the responses are its end, in the order of `log_probs`. NumPy, or JAX on the devices.
+      log_probs: of all response tokens, of the distribution that was drawn from.
+      prompt_at, response_at: where each sample's prompt begins in `ids`, and its response in `log_probs`.
+      prompt_size, size: how many tokens each has.
+      prompt: number of its prompt; equal numbers mean equal ids.
+      rank: breaks ties in an order by identity: candidates of one prompt by their content or branch.
+      names: of the samples, for messages.
+      shape: of rows; None: by what they hold, see `pack`.
+    """
+
+    ids: Int[Any, "X"]
+    log_probs: Float[Any, "Y"]
+    prompt_at: Int[np.ndarray, "S"]
+    prompt_size: Int[np.ndarray, "S"]
+    response_at: Int[np.ndarray, "S"]
+    size: Int[np.ndarray, "S"]
+    prompt: Int[np.ndarray, "S"]
+    rank: Int[np.ndarray, "S"]
+    names: Sequence[str] | None = None
+    shape: RowShape | None = None
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    @classmethod
+    def of(cls, samples: Sequence[TokenSample]) -> Tokens:
+        """The tokens of samples that were made on the host."""
+        if not samples:
+            none = np.zeros(0, np.int32)
+            return cls(none, none.astype(np.float32), *(none,) * 6)
+        prompts: dict[bytes, int] = {}
+        prompt = np.asarray([prompts.setdefault(s.prompt.tobytes(), len(prompts)) for s in samples], np.int32)
+        order = {content: place for place, content in enumerate(sorted({s.response.tobytes() for s in samples}))}
+        prompt_size = np.asarray([s.prompt.size for s in samples], np.int32)
+        size = np.asarray([s.response.size for s in samples], np.int32)
+        begins = lambda sizes: np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)  # noqa: E731
+        return cls(
+            ids=np.concatenate([*(s.prompt for s in samples), *(s.response for s in samples)]),
+            log_probs=np.concatenate([s.log_probs for s in samples]),
+            prompt_at=begins(prompt_size),
+            prompt_size=prompt_size,
+            response_at=begins(size),
+            size=size,
+            prompt=prompt,
+            rank=np.asarray([order[s.response.tobytes()] for s in samples], np.int32),
+            names=[s.name for s in samples],
+        )
+
+    def families(self, chosen: Sequence[int]) -> list[list[int]]:
+        """The chosen samples that have the same prompt ids, together, in the order of their first appearance."""
+        out: dict[int, list[int]] = {}
+        for i in chosen:
+            out.setdefault(int(self.prompt[i]), []).append(i)
+        return list(out.values())
+
+    def plan(self, chosen: Sequence[int], row_tokens: int) -> list[list[list[int]]]:
+        """Which of the chosen samples lie in which row: rows of families of sample numbers.
+
+        Raises `PackingError` naming the first sample that is longer than a row.
+        """
+        for i in chosen:
+            if (total := int(self.prompt_size[i] + self.size[i])) > row_tokens:
+                raise PackingError(
+                    f"sample {(self.names and self.names[i]) or i!r} has {self.prompt_size[i]} + {self.size[i]} = {total} tokens, more "
+                    f"than a row's {row_tokens}: raise row_tokens, or shorten prompts or responses where they are made"
+                )
+        most = (row_tokens, row_tokens, row_tokens) if self.shape is None else (row_tokens, self.shape.targets, self.shape.samples)
+        parts = []
+        for family in self.families(chosen):
+            room = (row_tokens - int(self.prompt_size[family[0]]), *most[1:])
+            sizes = [(int(self.size[i]), int(self.size[i]), 1) for i in family]
+            parts += [[family[i] for i in sorted(bin_)] for bin_ in first_fit(sizes, room)]
+        answers = [int(self.size[part].sum()) for part in parts]
+        sizes = [(int(self.prompt_size[part[0]]) + n, n, len(part)) for part, n in zip(parts, answers)]
+        return [[parts[i] for i in row] for row in first_fit(sizes, most)]
+
+    def _length(self, family: Sequence[int]) -> int:
+        return int(self.prompt_size[family[0]] + self.size[list(family)].sum())
+
+    def pack(self, chosen: Sequence[int], row_tokens: int, devices: int = 1, growth: int = 2) -> PackedRows:
+        """The chosen samples in rows for `devices` that take equal blocks of them; `sample` numbers those of this table.
+
+        Rows are dealt by how full they are, and each block begins with rows that hold something. L is `row_tokens`, or a half, a quarter,
+        ... that holds the longest row; Q is a multiple of a quarter of L; B per device and N are powers of `growth`. With `shape`, L is
+        `row_tokens` and the rest is as it says. Raises `PackingError`.
+        """
+        rows = self.plan(chosen, row_tokens)
+        used = [sum(map(self._length, row)) for row in rows]
+        order = sorted(range(len(rows)), key=lambda b: -used[b])
+        length, share = row_tokens, -(-len(rows) // devices)
+        if self.shape is None:
+            while length % 2 == 0 and length // 2 >= max([64, *used]):
+                length //= 2
+            answers = max([1, *(sum(int(self.size[f].sum()) for f in row) for row in rows)])
+            quarter = max(1, length // 4)
+            q = -(-answers // quarter) * quarter
+            n = bucket(max([1, *(sum(map(len, row)) for row in rows)]), growth=growth)
+            each = bucket(share, growth=growth)
+        else:
+            q, n, least = self.shape.targets, self.shape.samples, -(-self.shape.rows // devices)
+            each = least * bucket(-(-share // least), growth=growth)
+        make = lambda width, fill=0: np.full((devices * each, width), fill, np.int32)  # noqa: E731
+        plan = _Plan(make(length, -1), make(length), make(length), make(length), make(q), make(q, -1), make(n, -1), make(n), make(n))
+        offset = self.ids.shape[0] - self.log_probs.shape[0]
+        for place, b in enumerate(order):
+            self._fill(plan, place % devices * each + place // devices, rows[b], offset)
+        ids, log_probs = self._taken(plan.source, plan.answer, offset)
+        return PackedRows(ids[0], *plan[1:5], ids[1], log_probs, *plan[6:])
+
+    def _taken(self, source: np.ndarray, answer: np.ndarray, offset: int):
+        """(row ids, targets), log-probs: gathered where they lie."""
+        if isinstance(self.ids, np.ndarray):
+            take = lambda pool, at: np.where(at >= 0, pool[at] if pool.size else 0, 0).astype(pool.dtype)  # noqa: E731
+            return (take(self.ids, source), take(self.ids, np.where(answer >= 0, answer + offset, -1))), take(self.log_probs, answer)
+        return _gather(self.ids, self.log_probs, source, answer, offset)
+
+    def _fill(self, out: _Plan, b: int, row: list[list[int]], offset: int) -> None:
+        """Writes one row of families in place."""
+        at = answer = number = 0
+        for segment, family in enumerate(row, start=1):
+            p, start, total = int(self.prompt_size[family[0]]), at, self._length(family)
+            out.segments[b, start : start + total] = segment
+            out.source[b, start : start + p] = np.arange(p) + self.prompt_at[family[0]]
+            out.positions[b, start : start + p] = np.arange(p)
+            at += p
+            for i in family:
+                r, here = int(self.size[i]), int(self.response_at[i])
+                steps = np.arange(r)
+                out.source[b, at : at + r] = steps + offset + here
+                out.positions[b, at : at + r] = p + steps
+                out.branches[b, at : at + r] = number + 1
+                out.predict[b, answer] = start + p - 1
+                out.predict[b, answer + 1 : answer + r] = steps[1:] + at - 1
+                out.answer[b, answer : answer + r] = steps + here
+                out.sample[b, number], out.first[b, number], out.length[b, number] = i, answer, r
+                at, answer, number = at + r, answer + r, number + 1
+
+
+class _Plan(NamedTuple):
+    """`PackedRows` before the ids are filled in: `source [B, L]` and `answer [B, Q]` say where they lie, -1 for padding."""
+
+    source: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+    branches: np.ndarray
+    predict: np.ndarray
+    answer: np.ndarray
+    sample: np.ndarray
+    first: np.ndarray
+    length: np.ndarray
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _gather(ids, log_probs, source, answer, offset):
+    take = lambda pool, at, shift=0: jnp.where(at >= 0, pool[jnp.maximum(at, 0) + shift], 0)  # noqa: E731
+    return (take(ids, source), take(ids, answer, offset)), take(log_probs, answer)
+
+
+def first_fit(sizes: Sequence[tuple[int, ...]], capacity: tuple[int, ...]) -> list[list[int]]:
+    """Bins of indices whose sizes add up to `capacity` at most, in each component: first-fit decreasing, ties in the order given."""
     bins: list[list[int]] = []
-    free: list[int] = []
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        at = next((b for b, room in enumerate(free) if room >= sizes[i]), None)
+    free: list[tuple[int, ...]] = []
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i][0]):
+        at = next((b for b, room in enumerate(free) if all(r >= s for r, s in zip(room, sizes[i]))), None)
         if at is None:
             at = len(bins)
             bins.append([])
             free.append(capacity)
         bins[at].append(i)
-        free[at] -= sizes[i]
+        free[at] = tuple(r - s for r, s in zip(free[at], sizes[i]))
     return bins
 
 
-def plan_rows(samples: Sequence[TokenSample], row_tokens: int) -> list[list[list[int]]]:
-    """Which samples lie in which row: rows of families of sample indices.
-
-    Raises `PackingError` naming the first sample that is longer than a row.
-    """
-    for i, s in enumerate(samples):
-        if s.tokens > row_tokens:
-            raise PackingError(
-                f"sample {s.name or i!r} has {s.prompt.size} + {s.response.size} = {s.tokens} tokens, more than a row's {row_tokens}: "
-                "raise row_tokens, or shorten prompts or responses where they are made"
-            )
-    parts = []
-    for family in families(samples):
-        room = row_tokens - samples[family[0]].prompt.size
-        parts += [[family[i] for i in sorted(bin_)] for bin_ in first_fit([samples[i].response.size for i in family], room)]
-    sizes = [samples[part[0]].prompt.size + sum(samples[i].response.size for i in part) for part in parts]
-    return [[parts[i] for i in row] for row in first_fit(sizes, row_tokens)]
-
-
 def pack(samples: Sequence[TokenSample], row_tokens: int, devices: int = 1, growth: int = 2) -> PackedRows:
-    """Packs samples into rows, NumPy arrays, for `devices` that take equal blocks of them.
-
-    Rows are dealt by how full they are, and each block begins with rows that hold something. L is `row_tokens`, or a half, a quarter, ...
-    that holds the longest row; Q is a multiple of a quarter of L; B per device and N are powers of `growth`. Raises `PackingError`.
-    """
-    rows = plan_rows(samples, row_tokens)
-    used = [sum(samples[f[0]].prompt.size + sum(samples[i].response.size for i in f) for f in row) for row in rows]
-    order = sorted(range(len(rows)), key=lambda b: -used[b])
-    length = row_tokens
-    while length % 2 == 0 and length // 2 >= max([64, *used]):
-        length //= 2
-    answers = max([1, *(sum(samples[i].response.size for f in row for i in f) for row in rows)])
-    quarter = max(1, length // 4)
-    q = -(-answers // quarter) * quarter
-    n = bucket(max([1, *(sum(map(len, row)) for row in rows)]), growth=growth)
-    each = bucket(-(-len(rows) // devices), growth=growth)
-    whole = lambda *shape: np.zeros((devices * each, *shape), np.int32)  # noqa: E731
-    out = PackedRows(
-        *(whole(length) for _ in range(4)), whole(q), whole(q), whole(q).astype(np.float32), whole(n) - 1, whole(n), whole(n)
-    )
-    for place, b in enumerate(order):
-        _fill(out, place % devices * each + place // devices, [[(i, samples[i]) for i in f] for f in rows[b]])
-    return out
-
-
-def _fill(out: PackedRows, b: int, row: list[list[tuple[int, TokenSample]]]) -> None:
-    """Writes one row of families in place."""
-    at = answer = number = 0
-    for segment, family in enumerate(row, start=1):
-        prompt = family[0][1].prompt
-        p, start = prompt.size, at
-        end = start + p + sum(s.response.size for _, s in family)
-        out.segments[b, start:end] = segment
-        out.tokens[b, start : start + p] = prompt
-        out.positions[b, start : start + p] = np.arange(p)
-        at += p
-        for i, s in family:
-            r = s.response.size
-            out.tokens[b, at : at + r] = s.response
-            out.positions[b, at : at + r] = p + np.arange(r)
-            out.branches[b, at : at + r] = number + 1
-            out.predict[b, answer : answer + r] = np.concatenate([[start + p - 1], np.arange(at, at + r - 1)])
-            out.targets[b, answer : answer + r] = s.response
-            out.log_probs[b, answer : answer + r] = s.log_probs
-            out.sample[b, number], out.first[b, number], out.length[b, number] = i, answer, r
-            at, answer, number = at + r, answer + r, number + 1
+    """Packs samples that were made on the host; see `Tokens.pack`."""
+    return Tokens.of(samples).pack(range(len(samples)), row_tokens, devices, growth)

@@ -1,7 +1,8 @@
-"""Rollouts on the mesh: the pure functions of `marl_llm.rollout`, sharded over environments and jit-compiled."""
+"""Compiled rollouts on the mesh: the pure functions of `marl_llm.rollout`, sharded over environments and jit-compiled."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,18 +13,18 @@ from jaxtyping import Array, Float
 
 from marl_llm.algorithms import Recipe
 from marl_llm.games import Game, split_index
-from marl_llm.models import SAMPLE, ModelConfig
-from marl_llm.rollout import Episodes, Player, Rollout, model_player, play, random_player
+from marl_llm.models import SAMPLE
+from marl_llm.rollout import Episodes, Player, Rollout, play
+from marl_llm.training.batch import Pool, pooled, rows_from
 from marl_llm.training.mesh import data_axis, over_data, position
-from marl_llm.training.update import Rows, buffer_sizes, rows_from
 
 TRAIN = split_index("train")
 
 
-class Batch(NamedTuple):
-    """What one rollout yields: the training rows, a few figures, and the whole record for transcripts."""
+class Played(NamedTuple):
+    """What one compiled rollout yields: tokens and columns, a few figures, and the whole record for transcripts."""
 
-    rows: Rows
+    pool: Pool
     summary: dict[str, Float[Array, ""]]
     rollout: Rollout
     instances: object
@@ -69,17 +70,23 @@ def summarise(rollout: Rollout) -> dict[str, Float[Array, ""]]:
     return out | {"samples": samples, "sampled_tokens": tokens, "prompts": prompts, "prompt_tokens": prompt_tokens}
 
 
-def _sharded(game: Game, mesh: Mesh, environments: int, what: str, player_of, **options):
-    """The jit-compiled `(params, first, key, split) -> Batch` behind training rollouts and evaluation."""
+def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], environments: int, what: str = "tasks", **options):
+    """Builds `rollout(params, first, key, split) -> Played`, jit-compiled: instances `first ... first + environments` of a split.
+
+    Args:
+      player_of: `params -> Player`, for example `model_player(game, ...)`; `params` is any pytree.
+      what: the option to name when environments do not divide over the devices.
+      options: of `marl_llm.rollout.play`; see `sampling_of`.
+    Instance `i` is drawn from the key folded with `i`: the data position is `first`. One compilation serves all splits.
+    """
     share = share_of(mesh, environments, what)
-    prompt_tokens, response_tokens = buffer_sizes([game])
 
     def local(params, first, key, split):
         data_key, sample_key = jax.random.split(key)
         env = first + position(data_axis(mesh)) * share + jnp.arange(share)
         instances = jax.vmap(lambda i: game.instance(jax.random.fold_in(data_key, i), split))(env)
         rollout = play(game, player_of(params), instances, env, sample_key, **options)
-        return rows_from(game, rollout.tables, env, prompt_tokens, response_tokens), rollout, instances
+        return rows_from(game, rollout.tables, env), rollout, instances
 
     by_env = P(None, "data")
     out = (P("data"), Rollout(by_env, Episodes(*(P("data"),) * 4), by_env), P("data"))
@@ -87,40 +94,13 @@ def _sharded(game: Game, mesh: Mesh, environments: int, what: str, player_of, **
 
     def run(params, first, key, split=TRAIN):
         rows, rollout, instances = mapped(params, first, key, jnp.asarray(split, jnp.int32))
-        return Batch(rows, summarise(rollout), rollout, instances)
+        return Played(pooled(rows), summarise(rollout), rollout, instances)
 
     return jax.jit(run)
 
 
-def make_rollout(
-    game: Game,
-    recipe: Recipe,
-    assignment: dict[str, str],
-    configs: dict[str, ModelConfig],
-    mesh: Mesh,
-    *,
-    environments: int,
-):
-    """Builds `rollout(params, first, key) -> Batch`: fresh training instances `first ... first + environments`, sampled as the recipe says.
-
-    `params` maps each model's name to its parameters. Instance `i` is drawn from the key folded with `i`: the data position is `first`.
-    Raises `ValueError` on environments that do not divide, and on a recipe that samples with top-k or top-p, which this sampler does not.
-    """
-    if recipe.top_k is not None or recipe.top_p < 1:
-        raise ValueError(
-            f"recipe {recipe.name!r} samples with top_k={recipe.top_k}, top_p={recipe.top_p}, but the rollout draws from the whole "
-            "distribution; set top_k=None and top_p=1"
-        )
-    player_of = lambda params: model_player(game, assignment, configs, params, recipe.temperature)  # noqa: E731
-    return _sharded(game, mesh, environments, "rollout.environments", player_of, **_shape_of(recipe))
-
-
-def make_random_rollout(game: Game, recipe: Recipe, mesh: Mesh, *, environments: int):
-    """The same rollout with tokens that cost nothing (`random_player`): what is left of its time is prompts, game and rewards."""
-    return _sharded(game, mesh, environments, "rollout.environments", lambda params: random_player(game), **_shape_of(recipe))
-
-
-def _shape_of(recipe: Recipe) -> dict:
+def sampling_of(recipe: Recipe) -> dict:
+    """How a recipe samples, as options of `marl_llm.rollout.play`."""
     tree = recipe.sampling == "tree"
     return {
         "trajectories": 1 if tree else recipe.branches,
@@ -128,14 +108,3 @@ def _shape_of(recipe: Recipe) -> dict:
         "pick": recipe.pick if tree else "first",
         "alpha": recipe.alpha,
     }
-
-
-def make_evaluation(game: Game, mesh: Mesh, player_of, *, environments: int):
-    """Builds `evaluate(params, first, key, split) -> Batch`: one episode on each of `environments` instances of a split (a number).
-
-    `player_of(params)` returns the `Player`, for example `model_player(..., temperature=0)`. One compilation serves all splits.
-    """
-    return _sharded(game, mesh, environments, "evaluation.episodes", player_of)
-
-
-__all__ = ["Batch", "Player", "make_evaluation", "make_random_rollout", "make_rollout", "share_of", "summarise"]

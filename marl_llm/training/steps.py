@@ -20,7 +20,8 @@ from marl_llm.models.sharding import ways
 from marl_llm.training.mesh import largest, summed
 from marl_llm.training.policy import Policy, step_policy
 
-ADDITION = 64  # tokens that one could train on while a gradient is added: 12 bytes a parameter against 6 FLOPs a parameter and token
+# tokens that one could train on while a gradient is added: 12 bytes a parameter against 6 FLOPs a parameter and token
+GRADIENT_ADD_TOKENS = 64
 
 
 class Sums(NamedTuple):
@@ -46,7 +47,7 @@ def microbatch_size(tokens: int, row_tokens: int, rows: int, multiple: int = 1) 
     if tokens == 0:
         return rows
     shares = -(-rows // multiple)
-    cost = lambda size: -(-shares // size) * (size * row_tokens + ADDITION)  # noqa: E731
+    cost = lambda size: -(-shares // size) * (size * row_tokens + GRADIENT_ADD_TOKENS)  # noqa: E731
     return min(range(1, min(max(1, tokens // row_tokens), shares) + 1), key=cost) * multiple
 
 
@@ -66,7 +67,7 @@ def cut(arrays: tuple, tokens: int, axis: str | None) -> tuple[Callable, Int[Arr
     return part, (jnp.sum(arrays[0].length[:, 0] > 0) + size - 1) // size, most
 
 
-def row_growth(tokens: int) -> int:
+def shape_rounding(tokens: int) -> int:
     """By which factor the numbers of rows and samples may be rounded up (see `pack`) if a micro-batch holds `tokens`.
 
     The loop over micro-batches ends before rows that hold nothing, so that they cost next to nothing and a shape less to compile is worth
@@ -99,16 +100,22 @@ def policy_loss(
     advantages: Float[Array, "S"] | Float[Array, "S R"],
     where: Bool[Array, "S R"],
     reference_log_probs: Float[Array, "S R"] | None,
+    old_log_probs: Float[Array, "S R"] | None = None,
 ) -> tuple[Float[Array, ""], Sums]:
-    """The recipe's loss of the responses of one micro-batch, as sums. The first output is the one to differentiate."""
+    """The recipe's loss of the responses of one micro-batch, as sums. The first output is the one to differentiate.
+
+    `old_log_probs` are those that this program scored before the first step, needed where the recipe corrects the gap between sampler and
+    scorer; without them the sampler's own are the old policy's.
+    """
     total, count, parts = loss_for(
         recipe,
         log_probs,
-        sampled_log_probs,
+        sampled_log_probs if old_log_probs is None else old_log_probs,
         advantages,
         where=where,
         entropy=entropy,
         reference_log_probs=reference_log_probs,
+        sampler_log_probs=None if old_log_probs is None else sampled_log_probs,
     )
     gap = jnp.max(jnp.where(where, jnp.abs(log_probs - sampled_log_probs), 0.0))
     return total, jax.lax.stop_gradient(Sums(total, count, parts, gap))
@@ -145,18 +152,18 @@ def exact_step(
     learning_rate: Float[Array, ""],
     optimizer: optax.GradientTransformation,
     axis: str | None,
-    dilution: Float[Array, ""] | float = 1.0,
+    denominator_scale: Float[Array, ""] | float = 1.0,
 ) -> tuple[Policy, dict[str, Array], Float[Array, ""]]:
     """One step on the mean of `loss` over the micro-batches of all devices: `(policy, metrics, log-prob gap)`.
 
     Args:
       loss, count, most: see `accumulate`; `count` is this device's.
       axis: of the devices whose sums are added, see `marl_llm.training.mesh`.
-      dilution: the denominator counts this many times what was scored: samples that were left out, but count.
+      denominator_scale: the denominator counts this many times what was scored: samples that were left out, but count.
     """
     sums, gradient = accumulate(loss, policy.params, count, most)
     total, n, parts, gradient = summed((sums.total, sums.count, sums.parts, gradient), axis)
-    n = jnp.maximum(n * dilution, 1e-9)
+    n = jnp.maximum(n * denominator_scale, 1e-9)
     gradient = _pinned(jax.tree.map(lambda x: x / n, gradient))
     policy, norm = step_policy(policy, gradient, learning_rate, optimizer)
     metrics = {name: s / jnp.maximum(c, 1e-9) for name, (s, c) in parts.items()} | {"loss": total / n, "grad_norm": norm}

@@ -1,224 +1,401 @@
-"""The update of one model from the rows of a rollout.
+"""The update of one model from the samples of a step, whoever played them: policy, critic, KL, adapters, any mesh.
 
-Rows are groups in packed form (a prompt once, its K responses beside it). The whole update is one per-device program: the rows of all
-devices are gathered (they are small: ids and a few floats), advantages are computed over all of them, and a loop of minibatches
-follows in which each device takes its share of every minibatch, a micro-batch at a time, and sums and counts are added over micro-batches
-and devices before the division. So loss and gradient depend on neither (law 5), and statistics over "the whole batch" are truly that.
+Advantages come from the whole team's table, once per step (`advise`). Then follow minibatches of prompts: each is packed into rows
+(`marl_llm.training.packing`), every device takes its share, a micro-batch at a time, and sums and counts are added over micro-batches and
+devices before the division, so that loss and gradient depend on neither (law 5).
+
+A recipe with a critic first values every response token; GAE over the tokens of a call gives advantages and targets, and advantages are
+whitened over the rows that this model trains on (UnityMAS-O §5.4: a call's reward lies on its last token, where the episode is over).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for
-from marl_llm.games import Game
-from marl_llm.models import TRAIN, ModelConfig, score_responses
-from marl_llm.models.sharding import ways
-from marl_llm.rollout import Table, flatten_rows, pad_to
-from marl_llm.training.mesh import data_axis, gathered, over_data, position
+from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, value_loss_for, value_targets_for
+from marl_llm.models import TRAIN, LoraConfig, ModelConfig, TokenScores, score_packed
+from marl_llm.sampling.lane import bucket
+from marl_llm.training.mesh import data_axis, over_data, summed
+from marl_llm.training.packing import PackedRows, Tokens, TokenSample
 from marl_llm.training.policy import Policy
-from marl_llm.training.steps import exact_step, microbatch_size, policy_loss
+from marl_llm.training.scoring import (
+    by_row,
+    by_sample,
+    make_policy_scorer,
+    make_scorer,
+    make_token_kl,
+    packed_values,
+    per_sample,
+    reference_scores,
+    response_where,
+    sample_where,
+    table_shape,
+)
+from marl_llm.training.steps import Sums, check_base, cut, exact_step, microbatch_size, policy_loss, shape_rounding, whole
 
 
-class Rows(NamedTuple):
-    """Training rows of one model: G groups of K responses. Padded rows (`where` False) carry no weight."""
+class Trained(NamedTuple):
+    """What an update changes: a policy, and its critic where that is a network of its own."""
 
-    prompt: Int[Array, "G P"]
-    prompt_where: Bool[Array, "G P"]
-    tokens: Int[Array, "G K R"]
-    token_where: Bool[Array, "G K R"]
-    log_probs: Float[Array, "G K R"]  # of the distribution that was sampled from
-    team: Float[Array, "G K"]
-    local: Float[Array, "G K"]
-    env: Int[Array, "G"]
-    agent: Int[Array, "G"]
-    turn: Int[Array, "G"]
-    trajectory: Int[Array, "G"]  # env * B + play
-    where: Bool[Array, "G"]
+    policy: Policy
+    critic: Policy | None = None
 
 
-def buffer_sizes(games: list[Game]) -> tuple[int, int]:
-    """The longest prompt and the longest response of any role of any game, in tokens."""
-    roles = [r for game in games for r in game.roles]
-    return max(r.prompt_tokens for r in roles), max(r.response_tokens for r in roles)
+class Advice(NamedTuple):
+    """What a step's table says of each sample, in the table's order."""
+
+    advantages: Any  # [S], or [S, R] with a critic
+    tied: Any  # [S] bool: its group has equal returns
+    metrics: dict[str, float]
 
 
-def rows_from(game: Game, tables: dict[str, Table], env: Int[Array, "E"], prompt_tokens: int, response_tokens: int) -> Rows:
-    """Stacks the tables of all roles, padded to common lengths. Agents are numbered in the order of `game.roles`."""
-    parts = []
-    for agent, name in enumerate(r.name for r in game.roles):  # not the dict's order: JAX sorts a dict's keys
-        t, e, b, k, _ = tables[name].responses.tokens.shape
-        table = flatten_rows(pad_to(tables[name], prompt_tokens, response_tokens, k, game.tokenizer.pad_id))
-        grid = jnp.meshgrid(jnp.arange(t), env, jnp.arange(b), indexing="ij")
-        turn, env_id, play = (x.reshape(-1).astype(jnp.int32) for x in grid)
-        parts.append(
-            Rows(
-                table.prompt.ids,
-                table.prompt.where,
-                table.responses.tokens,
-                table.responses.where,
-                table.responses.sampled_log_probs,
-                table.rewards.team,
-                table.rewards.local,
-                env_id,
-                jnp.full_like(env_id, agent),
-                turn,
-                env_id * b + play,
-                table.where,
-            )
-        )
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+@dataclasses.dataclass(frozen=True)
+class LearnerOptions:
+    """How a model is updated; the same for all of a team.
+
+    Attributes:
+      recipe: see `marl_llm.algorithms`. optimizer: of policies and critics.
+      row_tokens: budget of a packed row; no sample may be longer.
+      minibatch: prompts per optimizer step, over all devices. epochs: passes over a step's samples.
+      microbatch_tokens: tokens of packed rows whose activations live at a time on a device; a row is never cut. 0: all at once.
+      critic: where the recipe has one: "own", a network of the policy's shape, or "head", a value head on the policy itself.
+
+    Raises `ValueError` naming a size that no update can have, or an unknown kind of critic.
+    """
+
+    recipe: Recipe
+    optimizer: optax.GradientTransformation
+    row_tokens: int
+    minibatch: int
+    epochs: int = 1
+    microbatch_tokens: int = 0
+    critic: str = "own"
+
+    def __post_init__(self):
+        for name in ("row_tokens", "minibatch", "epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        microbatch_size(self.microbatch_tokens, 1, 1)
+        if self.critic not in CRITICS:
+            raise ValueError(f"critic={self.critic!r} is unknown; the kinds are {', '.join(CRITICS)}")
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the recipe learns values."""
+        return self.recipe.normaliser == "critic"
+
+    @property
+    def charges_kl(self) -> bool:
+        """Whether the KL to the reference is taken off the rewards."""
+        return bool(self.recipe.kl_coef) and self.recipe.kl_in == "reward"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What the forward passes of `marl_llm.training.scoring` need to know."""
+        return {name: getattr(self, name) for name in ("row_tokens", "minibatch", "microbatch_tokens")}
 
 
-def fingerprint(rows: Rows) -> Int[Array, "G"]:
-    """A 32-bit hash of each row's prompt ids, blind to padding, for the check that groups compare like with like (law 3)."""
-
-    def mix(h, column):
-        token, real = column
-        new = (h ^ token.astype(jnp.uint32)) * jnp.uint32(16_777_619)  # FNV-1a over tokens, with a final xor-shift
-        return jnp.where(real, new ^ (new >> 15), h), None
-
-    start = jnp.full(rows.where.shape, 2_166_136_261, jnp.uint32)
-    h, _ = jax.lax.scan(mix, start, (rows.prompt.T, rows.prompt_where.T))
-    return jax.lax.bitcast_convert_type(h, jnp.int32)
+CRITICS = ("own", "head")
 
 
-def to_samples(rows: Rows) -> Samples:
-    """The flat `[S]` table that `advantages_for` reads; S = G K. A branch of a tree shares its row's trajectory."""
-    k = rows.tokens.shape[1]
-    spread = lambda x: jnp.repeat(x, k)  # noqa: E731
-    return Samples(
-        instance=spread(rows.env),
-        env=spread(rows.env),
-        agent=spread(rows.agent),
-        turn=spread(rows.turn),
-        trajectory=spread(rows.trajectory),
-        team=rows.team.reshape(-1),
-        local=rows.local.reshape(-1),
-        where=spread(rows.where),
-        tokens=jnp.sum(rows.token_where, axis=-1).reshape(-1),
-        prompt_ids=spread(fingerprint(rows)),
-    )
+def columns_of(tokens: Tokens, table: Samples) -> Samples:
+    """The table's columns as NumPy, with `where`, `tokens` and `prompt_ids` filled in. Raises `ValueError` if lengths differ."""
+    columns = {f.name: getattr(table, f.name) for f in dataclasses.fields(Samples)}
+    columns = {name: np.asarray(x) for name, x in columns.items() if x is not None}
+    for name, x in columns.items():
+        if x.shape[:1] != (len(tokens),):
+            raise ValueError(f"{len(tokens)} token samples, but the table's column {name!r} has shape {x.shape}")
+    columns.setdefault("where", np.ones(len(tokens), bool))
+    return Samples(**columns | {"tokens": tokens.size, "prompt_ids": tokens.prompt})
 
 
-def make_update(
+def by_identity(tokens: Tokens, table: Samples) -> np.ndarray:
+    """Numbers of the samples in an order that does not depend on who computed or delivered them first."""
+    return np.lexsort((tokens.rank, table.trajectory, table.env, table.turn, table.agent))
+
+
+def rows_of(table: Samples, index: np.ndarray, size: int) -> Samples:
+    """The rows at `index`, with padding up to `size` rows that do not count."""
+    return jax.tree.map(lambda x: np.pad(x[index], [(0, size - len(index))] + [(0, 0)] * (x.ndim - 1)), table)
+
+
+@functools.cache
+def _advantages(recipe: Recipe) -> Callable:
+    return jax.jit(lambda table: advantages_for(recipe, table))
+
+
+def advise(recipe: Recipe, tokens: Tokens, table: Samples) -> Advice:
+    """The advantages of a step: once, over the whole team's table. `recipe` has no critic. Padding and order change nothing (law 5)."""
+    order = by_identity(tokens, table)
+    advantages, metrics, tied = jax.device_get(_advantages(recipe)(rows_of(table, order, bucket(len(order), 16))))
+    out = np.zeros(len(order), np.float32), np.zeros(len(order), bool)
+    out[0][order], out[1][order] = advantages[: len(order)], tied[: len(order)]
+    return Advice(*out, {name: float(x) for name, x in metrics.items()})
+
+
+def packed_loss(
     recipe: Recipe,
-    config: ModelConfig,
-    optimizer: optax.GradientTransformation,
-    mesh: Mesh,
-    *,
-    minibatch: int,
-    epochs: int = 1,
-    microbatch_tokens: int = 0,
-    permute_rewards: bool = False,
-):
-    """Builds `update(policy, reference, rows, plays, learning_rate, key) -> (policy, metrics)`, jit-compiled, rows sharded over 'data'.
+    scored: TokenScores,
+    reference: Float[Array, "B Q"] | None,
+    rows: PackedRows,
+    advantages: Float[Array, "B N"] | Float[Array, "B Q"],
+    old: Float[Array, "B Q"] | None,
+) -> tuple[Float[Array, ""], Sums]:
+    """The recipe's loss of packed rows as sums, see `policy_loss`. `scored` holds one number per target `[B, Q]`, S = B N."""
+    advantages = by_sample(rows, advantages) if recipe.normaliser == "critic" else advantages.reshape(-1)
+    new, entropy, sampled = (by_sample(rows, x) for x in (scored.log_probs, scored.entropy, rows.log_probs))
+    old, reference = (None if x is None else jax.lax.stop_gradient(by_sample(rows, x)) for x in (old, reference))
+    return policy_loss(recipe, new, entropy, sampled, advantages, sample_where(rows), reference, old)
+
+
+def critic_loss(
+    recipe: Recipe, values: Float[Array, "B Q"], old: Float[Array, "B Q"], targets: Float[Array, "B Q"], where: Bool[Array, "B Q"]
+) -> tuple[Float[Array, ""], Sums]:
+    """The clipped value loss of packed rows as sums over response tokens, without `recipe.value_coef`; the first has the gradient."""
+    total, count, parts = value_loss_for(dataclasses.replace(recipe, value_coef=1.0), values, old, targets, where=where)
+    parts |= {"value_loss": (total, count)}
+    return total, jax.lax.stop_gradient(Sums(total, count, parts, jnp.float32(0)))
+
+
+def explained_variance(values: Float[np.ndarray, "S R"], targets: Float[np.ndarray, "S R"], where: Bool[np.ndarray, "S R"]) -> float:
+    """1 − Var(G − V) / Var(G) over response tokens: 1 for a perfect critic, 0 for a constant. 0 if the targets do not vary."""
+    goal, error = targets[where].astype(np.float64), (targets - values)[where].astype(np.float64)
+    spread = goal.var() if goal.size else 0.0
+    return float(1 - error.var() / spread) if spread > 1e-12 else 0.0
+
+
+def _policy_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None, head: bool) -> Callable:
+    """`(policy, base, reference, rows, arrays, denominator_scale, learning_rate) -> (policy, means, gap)`, compiled."""
+    recipe, axis = options.recipe, data_axis(mesh)
+
+    def step(policy: Policy, base, reference, rows: PackedRows, arrays: dict, denominator_scale, learning_rate):
+        part, count, most = cut((rows, arrays), options.microbatch_tokens, axis)
+        if head:  # the two losses may have denominators of their own, so that of the policy loss divides both
+            units, tokens = count_for(recipe, sample_where(rows)), jnp.sum(rows.length, dtype=jnp.float32)
+            units, tokens = summed((units, tokens), axis)
+            weight = recipe.value_coef * units / jnp.maximum(tokens, 1)
+
+        def loss(params, j):
+            some, beside = part(j)
+            if head:
+                values, scored = packed_values(config, params, some, recipe.temperature)
+            else:
+                scored = score_packed(config, whole(params, base, lora), *some[:6], recipe.temperature)
+            ref = reference_scores(recipe, config, reference, some)
+            total, sums = packed_loss(recipe, scored, ref, some, beside["advantages"], beside.get("old"))
+            if head:
+                error, of_values = critic_loss(recipe, values, beside["values"], beside["targets"], response_where(some))
+                total = total + weight * error
+                sums = sums._replace(total=jax.lax.stop_gradient(total), parts=sums.parts | of_values.parts)
+            return total, sums
+
+        return exact_step(policy, loss, count, most, learning_rate, options.optimizer, axis, denominator_scale)
+
+    specs = (P(), P(), P(), P("data"), P("data"), P(), P())
+    return jax.jit(over_data(step, mesh, TRAIN, in_specs=specs, out_specs=(P(), P(), P())), donate_argnums=(0,))
+
+
+def _value_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
+    """`(critic, rows, arrays, learning_rate) -> (critic, means, gap)`, compiled."""
+    axis = data_axis(mesh)
+
+    def step(critic: Policy, rows: PackedRows, arrays: dict, learning_rate):
+        part, count, most = cut((rows, arrays), options.microbatch_tokens, axis)
+
+        def loss(params, j):
+            some, beside = part(j)
+            values, _ = packed_values(config, params, some)
+            return critic_loss(options.recipe, values, beside["values"], beside["targets"], response_where(some))
+
+        return exact_step(critic, loss, count, most, learning_rate, options.optimizer, axis)
+
+    specs = (P(), P("data"), P("data"), P())
+    return jax.jit(over_data(step, mesh, TRAIN, in_specs=specs, out_specs=(P(), P(), P())), donate_argnums=(0,))
+
+
+def _judge(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
+    """`(params, reference, tokens, table, chosen) -> (Advice, values, targets)`: the critic's view before any step, tables `[S, R]`."""
+    recipe = options.recipe
+    value_all = make_scorer(lambda params, rows: packed_values(config, params, rows)[0], mesh, **options.sizes)
+    token_kl = make_token_kl(recipe, dataclasses.replace(config, value_head=False), mesh, **options.sizes)
+    run = jax.jit(lambda table: (*advantages_for(recipe, table)[:2], value_targets_for(recipe, table)))
+
+    def judge(params, reference, tokens: Tokens, table: Samples, chosen: np.ndarray):
+        values = value_all(params, tokens, chosen)
+        charge = token_kl(reference, tokens, chosen) if options.charges_kl else np.zeros_like(values)
+        size = bucket(len(chosen), 16)
+        lines = lambda x: np.pad(x[chosen], [(0, size - len(chosen)), (0, 0)])  # noqa: E731
+        where = np.arange(values.shape[1]) < np.pad(tokens.size[chosen], (0, size - len(chosen)))[:, None]
+        plain = dataclasses.replace(table, values=None, token_where=None, token_kl=None)
+        some = dataclasses.replace(rows_of(plain, chosen, size), values=lines(values), token_where=where, token_kl=lines(charge))
+        worth, metrics, goals = jax.device_get(run(some))
+        advantages, targets = np.zeros_like(values), np.zeros_like(values)
+        advantages[chosen], targets[chosen] = worth[: len(chosen)], goals[: len(chosen)]
+        count = max(np.sum(where), 1)
+        metrics = {name: float(x) for name, x in metrics.items()} | {"values_mean": float(np.sum(lines(values)) / count)}
+        metrics["explained_variance"] = explained_variance(lines(values), goals, where)
+        if options.charges_kl:
+            metrics["kl"] = float(np.sum(charge) / count)
+        return Advice(advantages, np.zeros(len(table.team), bool), metrics), values, targets
+
+    return judge
+
+
+def over_minibatches(step: Callable, state, packed: Callable, prompts: list[list[int]], minibatch: int, epochs: int, seed: int):
+    """Steps on every minibatch of every epoch: `(state, metrics)`.
 
     Args:
-      recipe: how rows become advantages and a loss. minibatch: groups per optimizer step, over all devices.
-      epochs: passes over the rows. permute_rewards: the control that breaks the link between a row and its reward.
-      microbatch_tokens: tokens (P + K R of each group) whose activations live at a time on a device; a group is never cut. 0: all at once.
-    `rows` are those of all roles, so that statistics may run over the whole team; `plays [N]` says which agents the model plays and is
-    trained on. Models of one architecture share the compiled function. `reference` is the parameters of the KL term (None when
-    `recipe.kl_coef` is 0), `key` orders the rows. The policy is donated.
-    Metrics: loss, clip_fraction, kl, entropy, grad_norm (mean over optimizer steps), log_prob_gap (largest |sampler - scorer| before
-    the first step), updates, groups, the share of each agent's rows that are tied, and those of `advantages_for`.
+      step: `(state, rows, arrays) -> (state, means, gap)`. packed: sample numbers, perhaps none, to `(rows, arrays)`.
+      prompts: the samples of each prompt. minibatch: prompts per step, cut evenly. seed: with the epoch's number, of their order.
+    Metrics are means over the steps, `log_prob_gap` that of the first one. Without prompts they are all there, and zero.
     """
-    axis = data_axis(mesh)
-    devices = mesh.shape["data"] if axis else 1
-    if minibatch < 1 or minibatch % devices:
-        raise ValueError(f"minibatch={minibatch} groups do not divide over {devices} devices; choose a multiple of {devices}")
-    if epochs < 1:
-        raise ValueError(f"epochs={epochs}: the update must pass over its rows at least once")
-    share = minibatch // devices
-    microbatch_size(microbatch_tokens, 1, 1)  # refuses what is negative before anything is traced
+    steps = -(-len(prompts) // minibatch)
+    sums, gap, real, made = None, jnp.float32(0), 0, 0
+    for epoch in range(epochs if prompts else 0):
+        dice = np.random.default_rng((seed, epoch)).permutation(len(prompts))
+        for number, part in enumerate(np.array_split(dice, steps)):  # even minibatches
+            rows, arrays = packed([i for f in sorted(part) for i in prompts[f]])
+            real += np.count_nonzero(rows.segments)
+            made += np.count_nonzero(rows.length[:, 0]) * rows.tokens.shape[1]
+            state, means, largest = step(state, rows, arrays)
+            sums = means if sums is None else {name: sums[name] + x for name, x in means.items()}
+            gap = largest if epoch == number == 0 else gap
+    if sums is None:  # nothing to learn from: the same figures, all zero
+        sums = {name: jnp.zeros(x.shape) for name, x in jax.eval_shape(step, state, *packed([]))[1].items()}
+    sums, gap = jax.device_get((sums, gap))
+    metrics = {name: float(x) / max(steps * epochs, 1) for name, x in sums.items()} | {"log_prob_gap": float(gap)}
+    return state, metrics | {"updates": steps * epochs, "useful_groups": len(prompts), "packing": real / max(made, 1)}
 
-    def local(policy: Policy, reference, rows: Rows, plays, learning_rate, key):
-        rows = gathered(rows, axis)
-        # one order for any number of devices: by identity, not by where a row was computed
-        order = jnp.lexsort((rows.trajectory, rows.env, rows.turn, rows.agent))
-        rows = jax.tree.map(lambda x: x[order], rows)
-        g, k = rows.tokens.shape[:2]
-        if permute_rewards:
-            moved = jax.random.permutation(jax.random.fold_in(key, g), g)
-            rows = rows._replace(team=rows.team[moved], local=rows.local[moved])
-        with jax.named_scope("advantages"):
-            flat, extra, tied = advantages_for(recipe, to_samples(rows))
-            advantages, tied = flat.reshape(g, k), tied.reshape(g, k)
-        mine = rows.where & plays[rows.agent]
-        equal = jnp.all(tied, axis=-1)
-        for agent in range(plays.shape[0]):
-            rows_of = rows.where & (rows.agent == agent)
-            extra[f"tied_share/{agent}"] = jnp.sum(equal & rows_of) / jnp.maximum(jnp.sum(rows_of), 1)
-        useful = mine & ~(equal if recipe.skip_tied else jnp.zeros((g,), bool))
-        count = jnp.sum(useful)
-        # tied groups that are skipped may still count in the denominator (a stated field of the recipe)
-        units = lambda w: count_for(recipe, where=(rows.token_where & w[:, None, None]).reshape(g * k, -1))  # noqa: E731
-        dilution = units(mine) / jnp.maximum(units(useful), 1) if recipe.tied_in_denominator else 1.0
-        steps = (count + minibatch - 1) // minibatch
-        size = jnp.where(steps > 0, (count + steps - 1) // jnp.maximum(steps, 1), 0)  # even minibatches
-        device = position(axis)
 
-        size_of = rows.prompt.shape[1] + k * rows.tokens.shape[2]
-        micro = microbatch_size(microbatch_tokens, size_of, share, ways("batch") if axis is None else 1)
-        most = -(-share // micro)
+def _check(options: LearnerOptions, config: ModelConfig, lora: LoraConfig | None) -> ModelConfig:
+    """The config of the network that judges. Raises `ValueError` for a combination that no update can have."""
+    if not options.has_critic:
+        return config
+    if options.critic == "head" and lora is not None:
+        raise ValueError("critic='head' lies on the policy's own parameters, but adapters are trained: use critic='own'")
+    return dataclasses.replace(config, value_head=True)
 
-        def loss_of(index, weight):
-            """The loss of the groups at `index`, of which those with weight count, `micro` of them at a time."""
 
-            def loss(params, j):
-                part = lambda x: jax.lax.dynamic_slice_in_dim(x, j * micro, micro)  # noqa: E731
-                at = part(index)
-                take = jax.tree.map(lambda x: x[at], rows)
-                where = take.token_where & part(weight)[:, None, None]
-                scored = score_responses(config, params, take.prompt, take.prompt_where, take.tokens, recipe.temperature)
-                ref = None
-                if recipe.kl_coef:
-                    ref = score_responses(config, reference, take.prompt, take.prompt_where, take.tokens, recipe.temperature).log_probs
-                merge = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
-                return policy_loss(
-                    recipe,
-                    *map(merge, (scored.log_probs, scored.entropy, take.log_probs)),
-                    advantages[at].reshape(-1),
-                    merge(where),
-                    None if ref is None else merge(jax.lax.stop_gradient(ref)),
-                )
+def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None) -> Callable:
+    """Builds `update(trained, reference, tokens, table, plays, learning_rate, seed, ...) -> (trained, metrics)`.
 
-            return loss
+    Args:
+      options: the recipe and the sizes. config: the policy's shape. lora: the policy's parameters are adapters on a frozen `base`.
 
-        def minibatch_step(i, carry):
-            policy, sums, worst, epoch_key = carry
-            epoch, j = i // jnp.maximum(steps, 1), i % jnp.maximum(steps, 1)
-            dice = jax.random.uniform(jax.random.fold_in(epoch_key, epoch), (g,))
-            ranked = jnp.argsort(jnp.where(useful, dice, 2.0))
-            place = jnp.arange(most * micro) * devices + device
-            rank = j * size + place
-            weight = (place < size) & (rank < count)
-            index = ranked[jnp.minimum(rank, g - 1)]
-            batches = (jnp.sum(weight) + micro - 1) // micro  # groups that count come first, so the rest costs nothing
-            policy, means, gap = exact_step(
-                policy, loss_of(index, weight), batches, most, learning_rate, optimizer, axis, dilution
-            )
-            sums = jax.tree.map(jnp.add, sums, means) if sums is not None else means
-            worst = jnp.where(i == 0, gap, worst)
-            return policy, sums, worst, epoch_key
+    The update's arguments:
+      trained: a `Trained`, which is donated. Its `critic` is there exactly where the recipe has a critic and `options.critic` is "own".
+      reference: plain full parameters that the KL is measured to; None where `recipe.kl_coef` is 0.
+      tokens, table: `Tokens` (or a list of `TokenSample`) of all samples of the team, and their columns `[S]` in the same order.
+      plays: `[N]` bool, which agents the model plays and is trained on.
+      learning_rate: float. seed: int, with the epoch's number it orders the prompts.
+      critic_learning_rate: of a critic of its own; None: as the policy's. base: frozen parameters under adapters.
+      advice: what `advise` said of this table; None: it is computed here.
+    With `kl_in="reward"` and no critic, `table.kl` is charged; if it is None, the reference charges every sample that counts.
 
-        shapes = jax.eval_shape(lambda c: minibatch_step(jnp.int32(0), c)[1], (policy, None, jnp.float32(0), key))
-        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        policy, sums, gap, _ = jax.lax.fori_loop(
-            0, steps * epochs, minibatch_step, (policy, zero, jnp.float32(0), key)
-        )
-        n = jnp.maximum(steps * epochs, 1)
-        metrics = {name: value / n for name, value in sums.items()} | extra
-        metrics |= {"log_prob_gap": gap, "updates": steps * epochs, "groups": jnp.sum(mine), "useful_groups": count}
-        return policy, metrics
+    Metrics, floats: loss, grad_norm, entropy, old_kl, ratio, clip_low, clip_high and kl (means over optimizer steps), log_prob_gap
+    (largest |sampler − scorer| in nats before the first step), updates, groups (prompts of this model), useful_groups (of these, prompts
+    that were scored), packing (share of the rows' tokens that are not padding), tied_share/<agent number>, and those of `advantages_for`;
+    with a critic also value_loss (clipped), value_error (not clipped), values_mean, explained_variance and, for its own network,
+    critic_grad_norm. One compilation per shape of rows, see `Tokens.pack`.
 
-    mapped = over_data(local, mesh, TRAIN, in_specs=(P(), P(), P("data"), P(), P(), P()), out_specs=(P(), P()))
-    return jax.jit(mapped, donate_argnums=(0,))
+    Raises:
+      ValueError: a critic or a base that is given where there is none, or the reverse; columns of another length.
+      PackingError: a sample that does not fit in a row.
+    """
+    recipe, judging = options.recipe, _check(options, config, lora)
+    own, head = options.has_critic and options.critic == "own", options.has_critic and options.critic == "head"
+    devices = mesh.shape["data"] if data_axis(mesh) else 1
+    act = _policy_step(options, judging if head else config, mesh, lora, head)
+    learn_values = _value_step(options, judging, mesh) if own else None
+    judge = _judge(options, judging, mesh) if options.has_critic else None
+    token_kl = make_token_kl(recipe, config, mesh, **options.sizes)
+    score_old = make_policy_scorer(recipe, config, mesh, lora, **options.sizes) if recipe.correction != "none" else None
+    units = jax.jit(lambda length, where, r: count_for(recipe, jnp.arange(r) < jnp.where(where, length, 0)[:, None]), static_argnums=2)
+
+    def advice_of(trained: Trained, reference, tokens: Tokens, table: Samples, mine: np.ndarray, advice: Advice | None):
+        """(advice, the arrays `[S, R]` beside the rows)."""
+        if judge is None:
+            return (advise(recipe, tokens, table) if advice is None else advice), {}
+        advice, values, targets = judge((trained.critic if own else trained.policy).params, reference, tokens, table, mine)
+        return advice, {"values": values, "targets": targets}
+
+    def update(
+        trained: Trained,
+        reference,
+        tokens: Tokens | Sequence[TokenSample],
+        table: Samples,
+        plays,
+        learning_rate,
+        seed: int,
+        *,
+        critic_learning_rate=None,
+        base: dict | None = None,
+        advice: Advice | None = None,
+    ):
+        check_base(base, lora)
+        if (trained.critic is not None) != own:
+            raise ValueError("Trained.critic is given exactly where the recipe has a critic with a network of its own")
+        tokens = tokens if isinstance(tokens, Tokens) else Tokens.of(tokens)
+        table, plays = columns_of(tokens, table), np.asarray(plays)
+        order = by_identity(tokens, table)
+        if options.charges_kl and judge is None and table.kl is None:
+            table = dataclasses.replace(table, kl=token_kl(reference, tokens, order[table.where[order]])[: len(tokens)].sum(axis=1))
+        mine = order[(table.where & plays[table.agent])[order]]
+        advice, tables = advice_of(trained, reference, tokens, table, mine, advice)
+        useful = mine[~advice.tied[mine]] if recipe.skip_tied else mine
+        metrics = advice.metrics | tied_shares(table, advice.tied, len(plays))
+        if options.charges_kl and judge is None:
+            metrics["kl"] = float(np.sum(table.kl[mine]) / max(np.sum(table.tokens[mine]), 1))
+        scale = 1.0
+        if recipe.tied_in_denominator and len(useful):
+            at = lambda some: np.pad(np.isin(np.arange(len(tokens)), some), (0, bucket(len(tokens), 16) - len(tokens)))  # noqa: E731
+            sizes, longest = np.pad(tokens.size, (0, bucket(len(tokens), 16) - len(tokens))), table_shape(tokens)[1]
+            scale = float(units(sizes, at(mine), longest)) / float(units(sizes, at(useful), longest))
+        if score_old is not None:
+            tables["old"] = score_old((trained.policy.params, base), tokens, useful)
+
+        def packed(chosen: list[int]) -> tuple[PackedRows, dict]:
+            rows = tokens.pack(chosen, options.row_tokens, devices, shape_rounding(options.microbatch_tokens))
+            arrays = {name: by_row(rows, one) for name, one in tables.items()}
+            spread = per_sample if advice.advantages.ndim == 1 else by_row
+            return rows, arrays | {"advantages": spread(rows, advice.advantages)}
+
+        def take(trained: Trained, rows: PackedRows, arrays: dict):
+            policy, means, gap = act(trained.policy, base, reference, rows, arrays, jnp.float32(scale), learning_rate)
+            if not own:
+                return Trained(policy), means, gap
+            rate = learning_rate if critic_learning_rate is None else critic_learning_rate
+            critic, more, _ = learn_values(trained.critic, rows, arrays, rate)
+            means |= {"critic_grad_norm": more["grad_norm"], "value_loss": more["value_loss"], "value_error": more["value_error"]}
+            return Trained(policy, critic), means, gap
+
+        prompts = prompts_of(tokens, table, useful)
+        trained, figures = over_minibatches(take, trained, packed, prompts, options.minibatch, options.epochs, seed)
+        return trained, metrics | figures | {"groups": len(prompts_of(tokens, table, mine))}
+
+    return update
+
+
+def prompts_of(tokens: Tokens, table: Samples, chosen: np.ndarray) -> list[list[int]]:
+    """The chosen samples that have one prompt of one task, together: what a minibatch counts."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for i in chosen.tolist():
+        found.setdefault((int(table.instance[i]), int(tokens.prompt[i])), []).append(i)
+    return list(found.values())
+
+
+def tied_shares(table: Samples, tied: np.ndarray, agents: int) -> dict[str, float]:
+    """`tied_share/<agent number>`: the share of each agent's samples whose group has equal returns."""
+    of = [table.where & (table.agent == number) for number in range(agents)]
+    return {f"tied_share/{number}": float(np.sum(tied & mine) / max(np.sum(mine), 1)) for number, mine in enumerate(of)}

@@ -30,6 +30,7 @@ class World:
       headline: the metric of the workflow that says how well the team did, in [0, 1].
       speech: how models that are made for this world read and write; None where models bring their own (a checkpoint's chat format).
       script: who plays every role in the warm start; None where there is no teacher.
+      floor: a player without skill that keeps the format; None where there is none.
       close: lets go of what the tools hold.
 
     Raises:
@@ -41,6 +42,7 @@ class World:
     headline: str
     speech: Speech | None = None
     script: Callable[[Turn], str | tuple[int, ...]] | None = None
+    floor: Callable[[Turn], str | tuple[int, ...]] | None = None
     close: Callable[[], None] = lambda: None
 
     def __post_init__(self):

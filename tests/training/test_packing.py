@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from marl_llm.training import PackingError, TokenSample, pack
-from marl_llm.training.packing import bucket, families, first_fit, plan_rows
+from marl_llm.training.packing import Tokens, bucket, first_fit
 
 
 def sample(prompt, response, name=""):
@@ -71,15 +71,15 @@ def test_a_prompt_that_is_shared_is_there_once_unless_its_family_is_larger_than_
     rows = pack(shared, 64)
     assert np.count_nonzero(rows.segments) == 10 + 4 * 3
     rows = pack(shared, 16)  # two responses beside each copy
-    assert [len(r[0]) for r in plan_rows(shared, 16)] == [2, 2]
+    assert [len(r[0]) for r in Tokens.of(shared).plan(range(len(shared)), 16)] == [2, 2]
     assert np.count_nonzero(rows.segments) == 2 * 10 + 4 * 3
-    assert families(some(1)) != [[i] for i in range(60)]
+    assert Tokens.of(some(1)).families(range(60)) != [[i] for i in range(60)]
 
 
 def test_rows_are_filled_first_fit_decreasing():
-    assert first_fit([3, 7, 2, 5, 5], 8) == [[1], [3, 0], [4, 2]]
+    assert first_fit([(n,) for n in (3, 7, 2, 5, 5)], (8,)) == [[1], [3, 0], [4, 2]]
     samples = [sample([i + 1] * n, [1]) for i, n in enumerate((2, 6, 1, 4, 4))]
-    assert plan_rows(samples, 8) == [[[1]], [[3], [0]], [[4], [2]]]
+    assert Tokens.of(samples).plan(range(len(samples)), 8) == [[[1]], [[3], [0]], [[4], [2]]]
 
 
 def test_shapes_are_few():

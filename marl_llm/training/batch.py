@@ -1,0 +1,203 @@
+"""The samples of one step, whoever played them: one table with one meaning per column, and where to take their tokens from.
+
+    instance     the task's number
+    env          the prompt state that candidates share: the K candidates of one prompt have one `env`, two plays of a task never do
+    agent, turn  who acted, in which turn (agents are numbered in the order of the team's roles)
+    order        who spoke before whom within a trajectory
+    trajectory   which play of which task
+    team, local  what was paid for it, for the team's result and for the role's own work
+    where        False: padding, void, or spoken by a player that does not train; it takes no part in any statistic
+    version      of the parameters that it was sampled with: updates of its model since training began
+
+Compiled play (`from_rows`) and hosted play (`from_table`) fill the same columns, and give the same numbers for the same game (law 13).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from marl_llm.algorithms import Samples
+from marl_llm.games import Game
+from marl_llm.rollout import Table, flatten_rows, pad_to
+from marl_llm.training.packing import RowShape, Tokens, TokenSample
+from marl_llm.workflows.samples import SampleTable
+
+Plays = Sequence[tuple[dict, dict]]  # (episode, tokens) in the schema of marl_llm.reporting.episodes
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Batch:
+    """What one rollout yields.
+
+    Attributes:
+      step: of training.
+      roles: names of the agents.
+      tokens: of S samples. table: their columns `[S]`, NumPy; see the module's text. version: `[S]` int.
+      figures: means over the rollout, by name: success, turns, void, samples, prompts, sampled_tokens, prompt_tokens, team/<metric>,
+        role/<role>/{team,local,reward,well_formed,truncated,entropy,...}.
+      episodes: `(count, when) -> plays`, the first plays as people read them, for `marl_llm.reporting.EpisodeWriter`.
+    """
+
+    step: int
+    roles: tuple[str, ...]
+    tokens: Tokens
+    table: Samples
+    version: Int[np.ndarray, "S"]
+    figures: dict[str, float]
+    episodes: Callable[[int, str], Plays]
+
+    def __repr__(self) -> str:
+        return f"Batch(step {self.step}: {len(self.tokens)} samples, {int(np.sum(self.table.where))} of them trained)"
+
+
+class Rows(NamedTuple):
+    """Rows of a compiled rollout: G prompts with K responses each, on the devices. Rows with `where` False carry no weight."""
+
+    prompt: Int[Array, "G P"]  # padded on the left
+    prompt_where: Bool[Array, "G P"]
+    tokens: Int[Array, "G K R"]  # padded on the right
+    token_where: Bool[Array, "G K R"]
+    log_probs: Float[Array, "G K R"]  # of the distribution that was sampled from
+    team: Float[Array, "G K"]
+    local: Float[Array, "G K"]
+    instance: Int[Array, "G"]
+    agent: Int[Array, "G"]
+    turn: Int[Array, "G"]
+    play: Int[Array, "G"]  # which play of the instance
+    where: Bool[Array, "G"]
+
+
+class Pool(NamedTuple):
+    """`Rows` as `Tokens` need them: ids and log-probs stay on the devices, the rest is small and goes to the host."""
+
+    ids: Int[Array, "X"]
+    log_probs: Float[Array, "Y"]
+    prompt_size: Int[Array, "G"]
+    size: Int[Array, "G K"]
+    fingerprint: UInt[Array, "2 G"]
+    team: Float[Array, "G K"]
+    local: Float[Array, "G K"]
+    instance: Int[Array, "G"]
+    agent: Int[Array, "G"]
+    turn: Int[Array, "G"]
+    play: Int[Array, "G"]
+    where: Bool[Array, "G"]
+
+
+def buffer_sizes(game: Game) -> tuple[int, int]:
+    """The longest prompt and the longest response of any role, in tokens."""
+    return max(r.prompt_tokens for r in game.roles), max(r.response_tokens for r in game.roles)
+
+
+def rows_from(game: Game, tables: dict[str, Table], instance: Int[Array, "E"]) -> Rows:
+    """Stacks the tables of all roles, padded to common lengths. Agents are numbered in the order of `game.roles`."""
+    prompt_tokens, response_tokens = buffer_sizes(game)
+    parts = []
+    for agent, name in enumerate(r.name for r in game.roles):  # not the dict's order: JAX sorts a dict's keys
+        t, _, b, k, _ = tables[name].responses.tokens.shape
+        table = flatten_rows(pad_to(tables[name], prompt_tokens, response_tokens, k, game.tokenizer.pad_id))
+        grid = jnp.meshgrid(jnp.arange(t), instance, jnp.arange(b), indexing="ij")
+        turn, number, play = (x.reshape(-1).astype(jnp.int32) for x in grid)
+        parts.append(
+            Rows(
+                *table.prompt, table.responses.tokens, table.responses.where, table.responses.sampled_log_probs,
+                table.rewards.team, table.rewards.local, number, jnp.full_like(number, agent), turn, play, table.where,
+            )
+        )  # fmt: skip
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+
+def fingerprint(prompt: Int[Array, "G P"], where: Bool[Array, "G P"]) -> UInt[Array, "2 G"]:
+    """Two 32-bit hashes of each row's prompt ids, blind to padding: equal prompts have equal ones, and unequal prompts do not (2^-64)."""
+
+    def mix(h, column):
+        token, real = column
+        new = (h ^ token.astype(jnp.uint32)) * jnp.asarray([[16_777_619], [2_246_822_519]], jnp.uint32)  # FNV-1a's prime and xxHash's
+        return jnp.where(real, new ^ (new >> 15), h), None
+
+    start = jnp.broadcast_to(jnp.asarray([[2_166_136_261], [374_761_393]], jnp.uint32), (2, prompt.shape[0]))
+    return jax.lax.scan(mix, start, (prompt.T, where.T))[0]
+
+
+def pooled(rows: Rows) -> Pool:
+    """See `Pool`; inside jit."""
+    return Pool(
+        jnp.concatenate([rows.prompt.reshape(-1), rows.tokens.reshape(-1)]),
+        rows.log_probs.reshape(-1),
+        jnp.sum(rows.prompt_where, axis=-1, dtype=jnp.int32),
+        jnp.sum(rows.token_where, axis=-1, dtype=jnp.int32),
+        fingerprint(rows.prompt, rows.prompt_where),
+        *rows[5:],
+    )
+
+
+def from_pool(pool: Pool, game: Game, minibatch: int) -> tuple[Tokens, Samples]:
+    """Tokens and columns of a compiled rollout, S = G K. Ids stay where they are; `minibatch`: prompts that share packed rows."""
+    roles = [role.name for role in game.roles]
+    ids, log_probs = pool.ids, pool.log_probs
+    small = jax.device_get(pool._replace(ids=None, log_probs=None))
+    g, k = small.size.shape
+    r = log_probs.shape[0] // (g * k)
+    p = (ids.shape[0] - log_probs.shape[0]) // g
+    plays = k * (int(small.play.max()) + 1)  # responses that may share a prompt
+    spread = lambda x: np.repeat(x, k)  # noqa: E731
+    _, prompt = np.unique(small.fingerprint[0].astype(np.uint64) << np.uint64(32) | small.fingerprint[1], return_inverse=True)
+    tokens = Tokens(
+        ids, log_probs,
+        prompt_at=spread(np.arange(g) * p + p - small.prompt_size),
+        prompt_size=spread(small.prompt_size),
+        response_at=np.arange(g * k) * r,
+        size=small.size.reshape(-1),
+        prompt=spread(prompt.astype(np.int32)),
+        rank=np.tile(np.arange(k), g),
+        shape=RowShape(minibatch, plays * r, plays),
+    )  # fmt: skip
+    speakers = [roles.index(name) for stage in game.stages for name in stage]  # a turn's order of speech
+    trajectory = _dense(small.instance, small.play)
+    table = Samples(
+        instance=spread(small.instance),
+        env=spread(_dense(small.instance, small.play, small.turn, small.agent)),
+        agent=spread(small.agent),
+        turn=spread(small.turn),
+        trajectory=spread(trajectory),
+        team=small.team.reshape(-1),
+        local=small.local.reshape(-1),
+        where=spread(small.where) & (tokens.size > 0),
+        order=spread((small.turn * len(roles) + np.argsort(speakers)[small.agent]).astype(np.int32)),
+        tokens=tokens.size,
+        prompt_ids=tokens.prompt,
+    )
+    return tokens, table
+
+
+def _dense(*columns: np.ndarray) -> np.ndarray:
+    """Numbers 0, 1, ... of the distinct rows, in their order."""
+    return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int32)
+
+
+def from_table(table: SampleTable) -> tuple[Tokens, Samples, np.ndarray]:
+    """Tokens, columns and versions of the rows of a hosted rollout that are trained on."""
+    keep = np.asarray([number for number, sample in enumerate(table.samples) if sample.where], np.int64)
+    chosen = [table[number] for number in keep]
+    tokens = Tokens.of([TokenSample(s.prompt_ids, s.response_ids, table.log_probs(n), s.name) for n, s in zip(keep, chosen)])
+    every = table.to_samples()
+    columns = {f.name: getattr(every, f.name) for f in dataclasses.fields(Samples)}
+    columns = Samples(**{name: np.asarray(x)[keep] for name, x in columns.items() if x is not None})
+    return tokens, columns, np.asarray([s.call.version for s in chosen], np.int32)
+
+
+def imitated(table: SampleTable) -> tuple[Tokens, list[str]]:
+    """Tokens of scripted players' calls that kept the format, and the role that spoke each: data for a warm start."""
+    said = [s for s in table.samples if s.call.log_probs is None and s.call.tokens.size and s.excluded != "void" and s.call.legal]
+    silent = [TokenSample(s.prompt_ids, s.response_ids, np.zeros(s.response_ids.size, np.float32), s.name) for s in said]
+    return Tokens.of(silent), [s.call.role for s in said]
+
+
+__all__ = ["Batch", "Plays", "Pool", "Rows", "buffer_sizes", "fingerprint", "from_pool", "from_table", "imitated", "pooled", "rows_from"]

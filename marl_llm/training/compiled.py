@@ -1,0 +1,177 @@
+"""A team that plays a value-state game compiled: each rollout is one jitted function on the mesh, and its samples stay there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from marl_llm.evaluation import Evaluation, Outcome, episode
+from marl_llm.games import Game, split_index
+from marl_llm.models import SAMPLE, param_shardings
+from marl_llm.rollout import Player, model_player, random_player, scripted_player
+from marl_llm.training.batch import Batch, from_pool
+from marl_llm.training.learner import ModelSpec
+from marl_llm.training.packing import Tokens
+from marl_llm.training.rollouts import Played, make_rollout, sampling_of
+from marl_llm.training.seats import MODELS, Seat
+from marl_llm.training.team import Team
+from marl_llm.training.update import LearnerOptions
+from marl_llm.workflows import Assignment, Policy, WorkflowError
+from marl_llm.workflows.failures import RolloutError
+
+DEMONSTRATIONS = 4  # scripted responses per prompt in the warm start
+CHUNK = 128  # tasks of one compiled evaluation
+
+
+class CompiledTeam(Team):
+    """See the module's text and `Team`.
+
+    Args:
+      game: a value-state game whose functions are `jnp`.
+      evaluation_seed: of the tasks of evaluations, independent of the run's seed.
+      script: options of the game's scripted player.
+
+    Raises:
+      WorkflowError: a player that is no model of this program, or that has no parameters.
+    """
+
+    def __init__(
+        self,
+        game: Game,
+        assignment: Assignment,
+        models: Mapping[str, ModelSpec],
+        options: LearnerOptions,
+        mesh: Mesh,
+        *,
+        seed: int = 0,
+        evaluation_seed: int = 2026,
+        permute_rewards: bool = False,
+        script: Mapping[str, Any] | None = None,
+    ):
+        super().__init__([r.name for r in game.roles], assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
+        for name, model in assignment.models.items():
+            if not isinstance(model, Policy):
+                raise WorkflowError(f"model {name!r} is {type(model).__name__}: compiled play knows policies only; play {game.name} hosted")
+        self.game, self.script = game, dict(script or {})
+        _, self._warm_key, self._data_key, _ = jax.random.split(jax.random.key(seed), 4)
+        self._evaluation_key = jax.random.key(evaluation_seed)
+        self._rollout = functools.lru_cache(4)(self._training_rollout)
+        self._evaluation = functools.lru_cache(8)(self._evaluation_rollout)
+        self._demonstration = functools.lru_cache(2)(self._scripted_rollout)
+
+    # ------------------------------------------------------------------------------------------------ compiled functions
+    def _training_rollout(self, count: int) -> Callable:
+        recipe, configs = self.options.recipe, {name: learner.config for name, learner in self.learners.items()}
+        player_of = lambda params: model_player(self.game, self.assignment.roles, configs, params, recipe.temperature)  # noqa: E731
+        return make_rollout(self.game, self.mesh, player_of, count, "rollout.tasks", **sampling_of(recipe))
+
+    def _scripted_rollout(self, count: int) -> Callable:
+        player_of = lambda params: scripted_player(self.game, **self.script)  # noqa: E731
+        return make_rollout(self.game, self.mesh, player_of, count, "warm_start.tasks", branches=DEMONSTRATIONS)
+
+    def _evaluation_rollout(self, seated: tuple[tuple[str, str, Any], ...], count: int, plays: int, temperature: float) -> Callable:
+        """Of roles as (role, kind, config): tables of seats of the same kinds share a program."""
+        configs = {role: config for role, _, config in seated if config is not None}
+
+        def player_of(params) -> Player:
+            models = model_player(self.game, {role: role for role in configs}, configs, params, temperature)
+            scripted, floor = scripted_player(self.game, **self.script), scripted_player(self.game, **self.game.floor)
+            of = {role: {"scripted": scripted, "random": floor}.get(kind, models) for role, kind, _ in seated}
+            return lambda role, states, prompts, keys: of[role](role, states, prompts, keys)
+
+        return make_rollout(self.game, self.mesh, player_of, count, "evaluation.tasks", trajectories=plays)
+
+    def _sampled_from(self, params: dict) -> dict:
+        """The one reshard between update and sampling; nothing moves where the two rule tables agree."""
+        return jax.device_put(params, param_shardings(params, self.mesh, SAMPLE))
+
+    def close(self) -> None:
+        """Lets the compiled programs go."""
+        for programs in (self._rollout, self._evaluation, self._demonstration):
+            programs.cache_clear()
+
+    def _serve(self, names) -> None:
+        """Nothing to do: a rollout is given its parameters."""
+
+    # ------------------------------------------------------------------------------------------------ play
+    def play(self, step: int, first: int, count: int) -> Batch:
+        """See `Team.play`. Raises `RolloutError` if no instance can be played."""
+        params = self._sampled_from({name: learner.params for name, learner in self.learners.items()})
+        played = self._rollout(count)(params, jnp.int32(first), self._data_key)
+        tokens, table = from_pool(played.pool, self.game, self.options.minibatch)
+        figures = {name: float(x) for name, x in jax.device_get(played.summary).items()}
+        if figures["void"] == 1.0:
+            raise RolloutError(f"step {step}: no instance of {self.game.name} could be played; the game's settings contradict each other")
+        for role in self.roles:
+            figures[f"role/{role}/reward"] = self.options.recipe.alpha * figures[f"role/{role}/team"] + figures[f"role/{role}/local"]
+        trains = np.asarray([self.assignment.roles[role] in self.assignment.training(step) for role in self.roles])
+        table.where[:] &= trains[table.agent]
+        version = np.asarray([self.learners[self.assignment.roles[role]].version for role in self.roles], np.int32)[table.agent]
+        record = lambda n, when: self._episodes([played], n, when, step, self.assignment.roles)  # noqa: E731
+        return Batch(step, self.roles, tokens, table, version, figures, record)
+
+    def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
+        """See `Team.demonstrate`."""
+        played = self._demonstration(count)({}, jnp.int32(step * count), self._warm_key)
+        tokens, table = from_pool(played.pool, self.game, self.options.minibatch)
+        return tokens, [self.roles[agent] if there else "" for agent, there in zip(table.agent, table.where)]
+
+    def evaluate(
+        self, seats: Mapping[str, str | Seat], split: str, tasks: int, *, plays: int = 1, temperature: float = 0.0, first: int = 0
+    ) -> Evaluation:
+        """See `Team.evaluate`. Raises `ValueError` for a seat that compiled play does not have."""
+        table, models = self._seated(seats)
+        if idle := [role for role, seat in table.items() if seat.kind not in (*MODELS, "scripted", "random")]:
+            raise ValueError(f"seats: {idle[0]}={table[idle[0]]}: compiled play has no such seat; play {self.game.name} hosted")
+        kind = lambda role, seat: ("model", models[role][0].config) if role in models else (seat.kind, None)  # noqa: E731
+        seated = tuple((role, *kind(role, seat)) for role, seat in table.items())
+        devices = self.mesh.shape["data"]
+        count = min(-(-CHUNK // devices), -(-tasks // devices)) * devices
+        run = self._evaluation(seated, count, plays, float(temperature))
+        params = self._sampled_from({role: params for role, (_, params) in models.items()})
+        chunks = [run(params, jnp.int32(first + s), self._evaluation_key, jnp.int32(split_index(split))) for s in range(0, tasks, count)]
+        names = {role: str(seat) if role in seats else self.assignment.roles[role] for role, seat in table.items()}
+        record = lambda n, when: self._episodes(chunks, n, when, 0, names)  # noqa: E731
+        outcomes, formed = self._outcomes(chunks, tasks, first)
+        said = {role: str(seat) for role, seat in table.items()}
+        return Evaluation(split, said, temperature, self.headline, outcomes, formed, {}, record)
+
+    def _outcomes(self, chunks: list[Played], tasks: int, first: int) -> tuple[tuple[Outcome, ...], dict[str, float]]:
+        ended = [jax.device_get(c.rollout.episodes) for c in chunks]
+        ended = jax.tree.map(lambda *x: np.concatenate(x)[:tasks], *ended)
+        columns = (ended.outcome.tolist(), ended.turns.tolist(), ended.void.tolist())
+        outcomes = tuple(
+            Outcome(first + task, play, float(end >= 1.0), float(turns), void, {"outcome": end})
+            for task, row in enumerate(zip(*columns))
+            for play, (end, turns, void) in enumerate(zip(*row))
+        )
+        formed = {}
+        for role in self.roles:
+            parts = [jax.device_get((c.rollout.tables[role].where, c.rollout.tables[role].rewards.well_formed)) for c in chunks]
+            where = np.concatenate([w for w, _ in parts], axis=1)[:, :tasks]
+            good = np.concatenate([f[..., 0] for _, f in parts], axis=1)[:, :tasks]
+            formed[role] = float((good & where).sum() / max(where.sum(), 1))
+        return outcomes, formed
+
+    def _episodes(self, chunks: list[Played], count: int, when: str, step: int, players: Mapping[str, str]) -> list[tuple[dict, dict]]:
+        found = []
+        for played in chunks:
+            for index in range(min(count - len(found), played.rollout.episodes.void.shape[0])):
+                name = f"{when}-{step + 1}-{index}" if when == "train" else f"{when}-{len(found)}"
+                identity = dict(name=name, step=step + 1, when=when)
+                found.append(episode(self.game, played.rollout, played.instances, index, dict(players), **identity))
+        return found
+
+    def seconds_without_models(self, count: int) -> float:
+        """Seconds of a training rollout whose tokens cost nothing: what prompts, game and rewards take."""
+        from marl_llm.training.speed import seconds_of
+
+        sampling = sampling_of(self.options.recipe)
+        instant = make_rollout(self.game, self.mesh, lambda params: random_player(self.game), count, "rollout.tasks", **sampling)
+        return seconds_of(lambda: instant({}, jnp.int32(0), self._data_key).summary)

@@ -1,0 +1,239 @@
+"""A team that plays a workflow on the host: a controller and tools over one sampling engine.
+
+Everything is drawn by identity: the same seed, steps and tasks give the same draws, however fast tools and other players were. Log-probs
+agree to float32's rounding only, because who decodes beside whom decides the shapes of matrix products; so two runs drift apart, slowly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from marl_llm.algorithms import Recipe
+from marl_llm.evaluation import Evaluation, Outcome
+from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.sampling.requests import Settings
+from marl_llm.training.batch import Batch, from_table, imitated
+from marl_llm.training.learner import Learner, ModelSpec
+from marl_llm.training.packing import Tokens
+from marl_llm.training.seats import Seat
+from marl_llm.training.team import Team
+from marl_llm.training.update import LearnerOptions
+from marl_llm.workflows import Assignment, Controller, Outside, Policy, Rollout, Scripted, WorkflowError, World
+from marl_llm.workflows.metrics import rollout_metrics, team_metrics
+from marl_llm.workflows.samples import SampleTable, sample_table
+from marl_llm.workflows.storage import report_episodes
+
+EVALUATION = 2**30  # the step in the seeds of evaluations, which no training step reaches
+
+
+@dataclasses.dataclass(frozen=True)
+class PlayOptions:
+    """How a team plays on the host.
+
+    Attributes:
+      slots: requests that each model decodes at once. chunk: tokens between two looks at the queue.
+      attempts, timeout_s, concurrency: see `marl_llm.workflows.Controller`.
+    """
+
+    slots: int = 64
+    chunk: int = 8
+    attempts: int = 2
+    timeout_s: float | int | None = None
+    concurrency: int = 1024
+
+
+def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:
+    """Role -> K where a recipe samples a tree: every role that trains."""
+    if recipe.sampling != "tree":
+        return {}
+    return {role: recipe.branches for role, model in assignment.roles.items() if model in assignment.trained}
+
+
+class HostedTeam(Team):
+    """See the module's text and `Team`. It owns an engine and threads: close it.
+
+    Args:
+      world: a workflow with tasks, tools, and perhaps a scripted player.
+      play: how they play.
+
+    Raises:
+      WorkflowError: an assignment or a model that does not fit the workflow, or a recipe that samples a tree where a role that trains
+        speaks beside others.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        assignment: Assignment,
+        models: Mapping[str, ModelSpec],
+        options: LearnerOptions,
+        mesh: Mesh,
+        *,
+        play: PlayOptions = PlayOptions(),
+        seed: int = 0,
+        permute_rewards: bool = False,
+    ):
+        assignment.check(world.workflow)
+        super().__init__(list(world.workflow.roles), assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
+        self.world, self.headline, self._options = world, world.headline, play
+        _, self._engine_key = jax.random.split(jax.random.key(seed))
+        self.plays = 1 if options.recipe.sampling == "tree" else options.recipe.branches
+        self.engine = self._engine({name: (learner, learner.params) for name, learner in self.learners.items()})
+        self._guests: dict[tuple, Engine] = {}  # engines of evaluations with other seats, by their models
+        recipe = options.recipe
+        branching = branching_of(recipe, assignment)
+        drawn = Settings(temperature=recipe.temperature, top_k=recipe.top_k, top_p=recipe.top_p)
+        try:
+            self._training = self._controller(self.engine, assignment, drawn, branching, recipe.pick if branching else None)
+        except WorkflowError:
+            self.engine.close()
+            raise
+
+    def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine:
+        """An engine whose lanes hold what the roles of each model may read and say."""
+        roles, o = self.world.workflow.roles, self._options
+        sizes = LaneConfig(
+            slots=o.slots,
+            prompt_tokens=max(role.max_prompt for role in roles.values()),
+            response_tokens=max(role.max_tokens for role in roles.values()),
+            chunk=o.chunk,
+            admit=min(o.slots, 16),
+        )
+        served = {name: (learner.config, params) for name, (learner, params) in models.items()}
+        tokenizers = {name: learner.spec.speech.tokenizer for name, (learner, _) in models.items()}
+        return Engine(served, self._engine_key, sizes=sizes, mesh=self.mesh if self.mesh.size > 1 else None, tokenizers=tokenizers)
+
+    def _controller(
+        self,
+        engine: Engine | None,
+        assignment: Assignment,
+        settings: Settings,
+        branching: Mapping[str, int] | None = None,
+        pick: str | None = None,
+    ) -> Controller:
+        speech = {name: learner.spec.speech for name, learner in self.learners.items()}
+        speech |= {f"{role} as {name}": speech[name] for role, name in self.assignment.roles.items() if name in speech}
+        o = self._options
+        return Controller(
+            self.world.workflow, assignment, engine, speech, branching=branching, attempts=o.attempts, timeout_s=o.timeout_s,
+            concurrency=o.concurrency, settings=settings, pick=pick, alpha=self.options.recipe.alpha,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Stops engines and threads."""
+        self._training.close()
+        for engine in (self.engine, *self._guests.values()):
+            engine.close()
+
+    def _serve(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.engine.set_params(name, self.learners[name].params)
+
+    # ------------------------------------------------------------------------------------------------ play
+    def play(self, step: int, first: int, count: int) -> Batch:
+        """See `Team.play`. Raises `RolloutError` if every play failed."""
+        rollout = self._training.play(self.world.tasks("train", first, count), step, self.plays)
+        samples = sample_table(rollout)
+        tokens, table, version = from_table(samples)
+        figures = self._figures(rollout, samples)
+        return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout))
+
+    def _figures(self, rollout: Rollout, samples: SampleTable) -> dict[str, float]:
+        figures = rollout_metrics(rollout, samples)
+        drawn = [s for s in samples.samples if s.call.log_probs is not None]
+        figures |= {"success": figures[f"team/{self.headline}"], "void": figures.pop("void_share"), "samples": float(len(drawn))}
+        figures |= {f"role/{r}/well_formed": figures.pop(f"role/{r}/legal_share") for r in self.roles}
+        figures |= {f"role/{r}/truncated": figures.pop(f"role/{r}/truncated_share") for r in self.roles}
+        prompts = {(s.instance, s.prompt): len(s.prompt_ids) for s in drawn}
+        figures |= {"prompts": float(len(prompts)), "prompt_tokens": float(sum(prompts.values()))}
+        return figures | {"sampled_tokens": float(sum(s.response_ids.size for s in drawn))}
+
+    def _recorder(self, rollout: Rollout):
+        def episodes(count: int, when: str) -> list[tuple[dict, dict]]:
+            few = dataclasses.replace(rollout, episodes=rollout.episodes[:count])
+            named = lambda one: one | {"episode": f"{when}-{one['episode']}"}  # noqa: E731
+            return [(named(play), named(tokens)) for play, tokens in report_episodes(few, sample_table(few, training=()), when)]
+
+        episodes.rollout = rollout  # whole plays as graphs, for `marl_llm.workflows.storage`
+        return episodes
+
+    def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
+        """See `Team.demonstrate`. Raises `WorkflowError` if the world has no scripted player."""
+        if self.world.script is None:
+            raise WorkflowError(f"world {self.world.workflow.name!r} has no scripted player to imitate: start from checkpoints instead")
+        players = {name: Scripted(self.world.script) for name in self.learners}
+        teachers = Assignment(self.assignment.roles, {**self.assignment.models, **players})
+        with self._controller(None, teachers, Settings()) as controller:
+            rollout = controller.play(self.world.tasks("train", step * count, count), step)
+        return imitated(sample_table(rollout, training=()))
+
+    # ------------------------------------------------------------------------------------------------ measuring
+    def evaluate(
+        self, seats: Mapping[str, str | Seat], split: str, tasks: int, *, plays: int = 1, temperature: float = 0.0, first: int = 0
+    ) -> Evaluation:
+        """See `Team.evaluate`."""
+        table, models = self._seated(seats)
+        engine, names, players = self._players(table, models)
+        settings = Settings(temperature=float(temperature))
+        with self._controller(engine, Assignment(names, players), settings) as controller:
+            rollout = controller.play(self.world.tasks(split, first, tasks), EVALUATION, plays)
+        samples = sample_table(rollout, training=())
+        figures, metrics = self._figures(rollout, samples), iter(zip(*team_metrics(rollout).values(), strict=True))
+        known, outcomes = list(self.world.workflow.metrics), []
+        for one in rollout.episodes:
+            team = {} if one.void else dict(zip(known, next(metrics), strict=True))
+            turns = 0.0 if one.void else sum(path.turns for path in one.trajectories) / len(one.trajectories)
+            outcomes.append(Outcome(one.task.number, one.play, team.get(self.headline, 0.0), turns, one.void, team))
+        formed = {role: figures[f"role/{role}/well_formed"] for role in self.roles}
+        seated = {role: str(seat) for role, seat in table.items()}
+        return Evaluation(split, seated, temperature, self.headline, tuple(outcomes), formed, figures, self._recorder(rollout))
+
+    def _players(
+        self, table: Mapping[str, Seat], models: Mapping[str, tuple[Learner, dict]]
+    ) -> tuple[Engine | None, dict[str, str], dict[str, Any]]:
+        """(engine, role -> name of its player, name -> player) of a table of seats."""
+        if all(seat == Seat() for seat in table.values()):  # the team itself
+            frozen = {name: Policy(trained=False) for name in self.learners}
+            return self.engine, dict(self.assignment.roles), {**self.assignment.models, **frozen}
+        names, players, served = {}, {}, {}
+        for role, seat in table.items():
+            if role in models:
+                name = f"{role} as {self.assignment.roles[role]}"
+                names[role], players[name], served[name] = name, Policy(trained=False), models[role]
+            elif seat == Seat():  # the assignment's own outside or scripted player
+                names[role] = self.assignment.roles[role]
+                players[names[role]] = self.assignment.models[names[role]]
+            else:
+                names[role], players[str(seat)] = str(seat), self._guest(role, seat)
+        key = tuple(sorted((name, learner.config) for name, (learner, _) in served.items()))
+        if not served:
+            return None, names, players
+        if key in self._guests:
+            for name, (_, params) in served.items():
+                self._guests[key].set_params(name, params)
+        else:
+            self._guests[key] = self._engine(served)
+        return self._guests[key], names, players
+
+    def _guest(self, role: str, seat: Seat) -> Scripted | Outside:
+        if seat.kind in ("scripted", "random"):
+            script = self.world.script if seat.kind == "scripted" else self.world.floor
+            if script is None:
+                raise WorkflowError(f"seats: {role}={seat}: world {self.world.workflow.name!r} has no {seat.kind} player")
+            return Scripted(script)
+        if seat.kind == "human":
+            return Scripted(ask_at_the_keyboard)
+        from marl_llm.tools.chat import ChatClient, OpenAICompatible
+
+        return Outside(ChatClient(OpenAICompatible(seat.place, seat.model)))
+
+
+def ask_at_the_keyboard(turn: Any) -> str:
+    """A person plays: the messages are printed, and one line is read."""
+    print("\n".join(f"[{message.role}] {message.text}" for message in turn.messages))
+    return input(f"{turn.role.name}> ")

@@ -1,0 +1,160 @@
+"""Forward passes over the samples of a step: log-probs, values and KL of packed rows, and tables `[S, R]` of them.
+
+A number per response token has two layouts: `[B, Q]` beside packed rows, and `[S, R]` with a line per sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float
+
+from marl_llm.algorithms import Recipe, kl
+from marl_llm.models import (
+    TRAIN,
+    Decoder,
+    LoraConfig,
+    ModelConfig,
+    TokenScores,
+    head_weight,
+    is_stacked,
+    packed_mask,
+    score_hidden,
+    score_packed,
+)
+from marl_llm.sampling.lane import bucket
+from marl_llm.training.mesh import data_axis, gathered, over_data
+from marl_llm.training.packing import PackedRows, Tokens
+from marl_llm.training.steps import cut, shape_rounding, whole
+
+
+def by_sample(rows: PackedRows, values: Float[Array, "B Q"]) -> Float[Array, "S Q"]:
+    """Values per response token as a table with a line per sample, S = B N; what is past a response's end means nothing."""
+    q = values.shape[1]
+    index = jnp.minimum(rows.first[..., None] + jnp.arange(q), q - 1)  # B N Q
+    return jnp.take_along_axis(values[:, None], index, axis=2).reshape(-1, q)
+
+
+def by_row(rows: PackedRows, table: Float[np.ndarray, "S R"]) -> Float[np.ndarray, "B Q"]:
+    """Values per response token of all samples, laid out as the rows' targets are; 0 where there is none. On the host."""
+    out = np.zeros(rows.targets.shape, np.float32)
+    for b, n in np.argwhere(rows.sample >= 0):
+        start, length = rows.first[b, n], rows.length[b, n]
+        out[b, start : start + length] = table[rows.sample[b, n], :length]
+    return out
+
+
+def per_sample(rows: PackedRows, values: Float[np.ndarray, "S"]) -> Float[np.ndarray, "B N"]:
+    """One number per sample beside the rows that hold them; 0 where there is none. On the host."""
+    return np.where(rows.sample >= 0, np.append(values, 0)[rows.sample], 0).astype(np.float32)
+
+
+def response_where(rows: PackedRows) -> Bool[Array, "B Q"]:
+    """Which of the rows' targets are response tokens; they come before the padding."""
+    return jnp.arange(rows.targets.shape[1]) < jnp.sum(rows.length, axis=1, keepdims=True)
+
+
+def sample_where(rows: PackedRows) -> Bool[Array, "S Q"]:
+    """Which places of `by_sample`'s table are response tokens."""
+    return jnp.arange(rows.targets.shape[1]) < rows.length.reshape(-1, 1)
+
+
+def reference_scores(recipe: Recipe, config: ModelConfig, reference: dict | None, rows: PackedRows) -> Float[Array, "B Q"] | None:
+    """The reference's log-probs of the targets, where the recipe has a KL in its loss."""
+    if not (recipe.kl_coef and recipe.kl_in == "loss"):
+        return None
+    return score_packed(config, reference, *rows[:6], recipe.temperature).log_probs
+
+
+def packed_values(
+    config: ModelConfig, params: dict, rows: PackedRows, temperature: float | None = None
+) -> tuple[Float[Array, "B Q"], TokenScores | None]:
+    """V of each response token, the value of the state in which it was chosen; with a temperature also its `score_packed`.
+
+    Both come from one forward pass. `config` has a value head.
+    """
+    model = Decoder(config, stacked=is_stacked(params))
+    hidden, _ = model.apply({"params": params}, rows.tokens, rows.positions, packed_mask(rows.segments, rows.branches))
+    hidden = jnp.take_along_axis(hidden, rows.predict[..., None], axis=1)
+    values = model.apply({"params": params}, hidden, method="value")
+    scored = None if temperature is None else score_hidden(head_weight(config, params), hidden, rows.targets, temperature)
+    return values, scored
+
+
+def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int, microbatch_tokens: int = 0) -> Callable:
+    """Builds `score_all(params, tokens, chosen) -> table`: one number per response token, by forward passes alone.
+
+    Args:
+      score: `(params, rows) -> Float[Array, "B Q"]`, inside jit.
+      row_tokens, minibatch, microbatch_tokens: as in `make_update`, so that the rows have the shapes of the update's.
+    `chosen` are the numbers of the samples to score; the table, NumPy of `table_shape(tokens)`, is 0 elsewhere.
+    """
+    axis = data_axis(mesh)
+    devices = mesh.shape["data"] if axis else 1
+
+    def local(params, rows: PackedRows):
+        part, count, most = cut((rows,), microbatch_tokens, axis)
+        if most == 1:
+            return gathered(score(params, *part(0)), axis)
+        of = jax.eval_shape(part, 0)[0].targets.shape
+        fill = lambda j, out: out.at[j].set(score(params, *part(j)))  # noqa: E731
+        out = jax.lax.fori_loop(0, count, fill, jnp.zeros((most, *of)))
+        return gathered(out.reshape(-1, of[1])[: rows.tokens.shape[0]], axis)
+
+    run = jax.jit(over_data(local, mesh, TRAIN, in_specs=(P(), P("data")), out_specs=P()))
+
+    def score_all(params, tokens: Tokens, chosen: Sequence[int]):
+        table = np.zeros(table_shape(tokens), np.float32)
+        prompts = tokens.families(chosen)
+        for start in range(0, len(prompts), minibatch):
+            some = [i for f in prompts[start : start + minibatch] for i in f]
+            rows = tokens.pack(some, row_tokens, devices, shape_rounding(microbatch_tokens))
+            values = jax.device_get(run(params, rows))
+            for b, n in np.argwhere(rows.sample >= 0):
+                first, length = rows.first[b, n], rows.length[b, n]
+                table[rows.sample[b, n], :length] = values[b, first : first + length]
+        return table
+
+    return score_all
+
+
+def table_shape(tokens: Tokens) -> tuple[int, int]:
+    """Of a table of response tokens: few shapes, whatever the samples."""
+    return bucket(len(tokens), 16), bucket(int(max([1, *tokens.size])))
+
+
+def make_policy_scorer(recipe: Recipe, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None, **sizes: int) -> Callable:
+    """`make_scorer` of log-probs at the recipe's temperature; its parameters are `(params, base)`, see `steps.whole`."""
+    score = lambda both, rows: score_packed(config, whole(*both, lora), *rows[:6], recipe.temperature).log_probs  # noqa: E731
+    return make_scorer(score, mesh, **sizes)
+
+
+def make_token_kl(recipe: Recipe, config: ModelConfig, mesh: Mesh, **sizes: int) -> Callable:
+    """Builds `token_kl(reference, tokens, chosen) -> table`, what `kl_in="reward"` charges for each response token.
+
+    k_{s,r} = kl_kind(log π_{s,r}, log π_ref(response_{s,r} | ...)), with log π as the policy that sampled reported it
+
+    (MAPPA Eq. 2; REINFORCE++ arXiv 2501.03262). Both sides are at the recipe's temperature. `reference` is plain full parameters,
+    `sizes` are those of `make_scorer`. The table is NumPy `[S, R]`, 0 past a response's end and for samples that are not `chosen`.
+    Raises `ValueError` without a reference.
+    """
+    scorer = make_policy_scorer(recipe, config, mesh, **sizes)
+    charge = jax.jit(lambda new, ref, where: kl(new, ref, recipe.kl_kind, where=where))
+
+    def token_kl(reference, tokens: Tokens, chosen: Sequence[int]):
+        if reference is None:
+            raise ValueError(f"recipe {recipe.name!r} has kl_coef={recipe.kl_coef}: pass the reference's parameters")
+        scored = scorer((reference, None), tokens, chosen)
+        drawn, where = np.zeros_like(scored), np.zeros(scored.shape, bool)
+        log_probs = np.asarray(tokens.log_probs)
+        for i in chosen:
+            at, size = int(tokens.response_at[i]), int(tokens.size[i])
+            drawn[i, :size], where[i, :size] = log_probs[at : at + size], True
+        return np.asarray(charge(drawn, scored, where))
+
+    return token_kl
