@@ -138,9 +138,8 @@ def pooled(rows: Rows) -> Pool:
     )
 
 
-def from_pool(pool: Pool, game: Game, minibatch: int) -> tuple[Tokens, Samples]:
+def from_pool(pool: Pool, roles: Sequence[str], stages: Sequence[Sequence[str]], minibatch: int) -> tuple[Tokens, Samples]:
     """Tokens and columns of a compiled rollout, S = G K. Ids stay where they are; `minibatch`: prompts that share packed rows."""
-    roles = [role.name for role in game.roles]
     ids, log_probs = pool.ids, pool.log_probs
     small = jax.device_get(pool._replace(ids=None, log_probs=None))
     g, k = small.size.shape
@@ -159,7 +158,7 @@ def from_pool(pool: Pool, game: Game, minibatch: int) -> tuple[Tokens, Samples]:
         rank=np.tile(np.arange(k), g),
         shape=RowShape(minibatch, plays * r, plays),
     )  # fmt: skip
-    speakers = [roles.index(name) for stage in game.stages for name in stage]  # a turn's order of speech
+    speakers = [roles.index(name) for stage in stages for name in stage]  # a turn's order of speech
     trajectory = _dense(small.instance, small.play)
     table = Samples(
         instance=spread(small.instance),

@@ -22,8 +22,7 @@ from marl_llm.training.rollouts import Played, make_rollout, sampling_of
 from marl_llm.training.seats import MODELS, Seat
 from marl_llm.training.team import Team
 from marl_llm.training.update import LearnerOptions
-from marl_llm.workflows import Assignment, Policy, WorkflowError
-from marl_llm.workflows.failures import RolloutError
+from marl_llm.workflows import Assignment, Policy, RolloutError, WorkflowError
 
 DEMONSTRATIONS = 4  # scripted responses per prompt in the warm start
 CHUNK = 128  # tasks of one compiled evaluation
@@ -104,7 +103,7 @@ class CompiledTeam(Team):
         """See `Team.play`. Raises `RolloutError` if no instance can be played."""
         params = self._sampled_from({name: learner.params for name, learner in self.learners.items()})
         played = self._rollout(count)(params, jnp.int32(first), self._data_key)
-        tokens, table = from_pool(played.pool, self.game, self.options.minibatch)
+        tokens, table = from_pool(played.pool, self.roles, self.game.stages, self.options.minibatch)
         figures = {name: float(x) for name, x in jax.device_get(played.summary).items()}
         if figures["void"] == 1.0:
             raise RolloutError(f"step {step}: no instance of {self.game.name} could be played; the game's settings contradict each other")
@@ -119,7 +118,7 @@ class CompiledTeam(Team):
     def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
         """See `Team.demonstrate`."""
         played = self._demonstration(count)({}, jnp.int32(step * count), self._warm_key)
-        tokens, table = from_pool(played.pool, self.game, self.options.minibatch)
+        tokens, table = from_pool(played.pool, self.roles, self.game.stages, self.options.minibatch)
         return tokens, [self.roles[agent] if there else "" for agent, there in zip(table.agent, table.where)]
 
     def evaluate(

@@ -144,7 +144,7 @@ def make_token_kl(recipe: Recipe, config: ModelConfig, mesh: Mesh, **sizes: int)
     Raises `ValueError` without a reference.
     """
     scorer = make_policy_scorer(recipe, config, mesh, **sizes)
-    charge = jax.jit(lambda new, ref, where: kl(new, ref, recipe.kl_kind, where=where))
+    charge = jax.jit(lambda new, ref, where: kl(new, ref, kind=recipe.kl_kind, where=where))
 
     def token_kl(reference, tokens: Tokens, chosen: Sequence[int]):
         if reference is None:

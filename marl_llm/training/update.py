@@ -182,7 +182,7 @@ def _policy_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora:
     def step(policy: Policy, base, reference, rows: PackedRows, arrays: dict, denominator_scale, learning_rate):
         part, count, most = cut((rows, arrays), options.microbatch_tokens, axis)
         if head:  # the two losses may have denominators of their own, so that of the policy loss divides both
-            units, tokens = count_for(recipe, sample_where(rows)), jnp.sum(rows.length, dtype=jnp.float32)
+            units, tokens = count_for(recipe, where=sample_where(rows)), jnp.sum(rows.length, dtype=jnp.float32)
             units, tokens = summed((units, tokens), axis)
             weight = recipe.value_coef * units / jnp.maximum(tokens, 1)
 
@@ -321,7 +321,8 @@ def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
     judge = _judge(options, judging, mesh) if options.has_critic else None
     token_kl = make_token_kl(recipe, config, mesh, **options.sizes)
     score_old = make_policy_scorer(recipe, config, mesh, lora, **options.sizes) if recipe.correction != "none" else None
-    units = jax.jit(lambda length, where, r: count_for(recipe, jnp.arange(r) < jnp.where(where, length, 0)[:, None]), static_argnums=2)
+    lengths = lambda length, where, r: jnp.arange(r) < jnp.where(where, length, 0)[:, None]  # noqa: E731
+    units = jax.jit(lambda length, where, r: count_for(recipe, where=lengths(length, where, r)), static_argnums=2)
 
     def advice_of(trained: Trained, reference, tokens: Tokens, table: Samples, mine: np.ndarray, advice: Advice | None):
         """(advice, the arrays `[S, R]` beside the rows)."""

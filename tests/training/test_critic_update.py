@@ -12,8 +12,8 @@ from test_update import CONFIG, SGD, assert_close, assert_same, params
 
 from marl_llm.algorithms import Samples, make_recipe
 from marl_llm.models import Decoder, LoraConfig, prompt_mask, prompt_positions
-from marl_llm.training import TokenSample, make_critic_update, make_mesh, make_optimizer, make_policy, with_value_head
-from marl_llm.training.critic_update import explained_variance
+from marl_llm.training import LearnerOptions, TokenSample, Trained, make_mesh, make_optimizer, make_policy, make_update, with_value_head
+from marl_llm.training.update import explained_variance
 
 CRITIC = dataclasses.replace(CONFIG, value_head=True)
 SHARP = dict(dual_clip=1.2, value_clip=0.01, gamma=0.9, gae_lambda=0.8, temperature=1.2)
@@ -120,17 +120,16 @@ def plain_update(recipe, samples, table, shared, rates=RATES, by_prompt=False):
 
 @functools.cache
 def update_for(recipe, shared=False, devices=1, fsdp=1, optimizer=SGD, **options):
-    settings = dict(row_tokens=32, minibatch=100) | options
-    config, critic = (CRITIC, None) if shared else (CONFIG, CRITIC)
-    return make_critic_update(recipe, config, optimizer, make_mesh(devices, fsdp), critic=critic, **settings)
+    settings = dict(row_tokens=32, minibatch=100, critic="head" if shared else "own") | options
+    return make_update(LearnerOptions(recipe, optimizer, **settings), CONFIG, make_mesh(devices, fsdp))
 
 
 def ppo_step(recipe, samples, table, shared=False, plays=FIRST, seed=0, rates=RATES, **options):
     policy, critic = make_policy(critic_params() if shared else params(), SGD), None if shared else make_policy(critic_params(), SGD)
     ref = reference() if recipe.kl_coef else None
-    rates = rates[0], None if shared else rates[1]
-    policy, critic, metrics = update_for(recipe, shared, **options)(policy, critic, ref, samples, table, plays, *rates, seed)
-    return policy.params, None if critic is None else critic.params, metrics
+    update, rate = update_for(recipe, shared, **options), None if shared else rates[1]
+    trained, metrics = update(Trained(policy, critic), ref, samples, table, plays, rates[0], seed, critic_learning_rate=rate)
+    return trained.policy.params, None if trained.critic is None else trained.critic.params, metrics
 
 
 @pytest.mark.parametrize(("recipe", "shared"), [(OWN, False), (CHARGED, False), (SHARED, True)], ids=["own", "charged", "shared"])
@@ -221,16 +220,15 @@ def test_a_critic_learns_the_returns_and_leaves_the_actor_to_its_own_rate():
     goal = np.where(table.turn == 1, 1.0, -0.5).astype(np.float32)
     table = dataclasses.replace(table, team=goal, local=np.zeros_like(goal))
     update = update_for(make_recipe("ppo"), optimizer=adam, epochs=8)
-    policy, critic, figures = make_policy(params(), adam), make_policy(with_value_head(params()), adam), []
+    trained, figures = Trained(make_policy(params(), adam), make_policy(with_value_head(params()), adam)), []
     for step in range(5):
-        args = samples, table, FIRST, jnp.float32(0.0), jnp.float32(0.02), step
-        policy, critic, metrics = update(policy, critic, None, *args)
+        trained, metrics = update(trained, None, samples, table, FIRST, jnp.float32(0.0), step, critic_learning_rate=jnp.float32(0.02))
         figures.append(metrics)
     assert figures[0]["values_mean"] == 0.0
     assert figures[0]["explained_variance"] == 0.0
     assert figures[-1]["value_error"] < 0.3 * figures[0]["value_error"]
     assert figures[-1]["explained_variance"] > 0.5
-    assert_same(policy.params, params())
+    assert_same(trained.policy.params, params())
 
 
 def test_explained_variance_has_its_known_values():
@@ -244,22 +242,15 @@ def test_explained_variance_has_its_known_values():
 
 def test_law_10_what_cannot_be_done_is_told():
     samples, table = make_samples()
-    make = functools.partial(make_critic_update, mesh=make_mesh(1), optimizer=SGD, row_tokens=32, minibatch=4)
+    with pytest.raises(ValueError, match="adapters are trained: use critic='own'"):
+        make_update(LearnerOptions(OWN, SGD, 32, 4, critic="head"), CONFIG, make_mesh(1), LoraConfig())
+    policy, critic = make_policy(params(), SGD), make_policy(critic_params(), SGD)
     wrong = [
-        (dict(recipe=make_recipe("at_grpo"), config=CONFIG, critic=CRITIC), "use make_packed_update"),
-        (dict(recipe=OWN, config=CONFIG, critic=None), "no value head"),
-        (dict(recipe=OWN, config=CRITIC, critic=CONFIG), "no value head"),
-        (dict(recipe=OWN, config=CRITIC, critic=None, lora=LoraConfig()), "network of its own"),
-        (dict(recipe=OWN, config=CRITIC, critic=None, critic_optimizer=SGD), "critic_optimizer"),
-        (dict(recipe=OWN, config=CONFIG, critic=CRITIC, minibatch=0), "minibatch=0"),
+        (OWN, Trained(policy), {}, "a critic with a network of its own"),
+        (make_recipe("at_grpo"), Trained(policy, critic), {}, "a critic with a network of its own"),
+        (CHARGED, Trained(policy, critic), {}, "pass the reference's parameters"),
+        (OWN, Trained(policy, critic), dict(base=params()), "frozen base"),
     ]
-    for options, message in wrong:
+    for recipe, trained, options, message in wrong:
         with pytest.raises(ValueError, match=message):
-            make(**options)
-    policy = make_policy(params(), SGD)
-    with pytest.raises(ValueError, match="a critic's Policy"):
-        update_for(OWN)(policy, None, None, samples, table, FIRST, *RATES, 0)
-    with pytest.raises(ValueError, match="pass the reference's parameters"):
-        update_for(CHARGED)(policy, make_policy(critic_params(), SGD), None, samples, table, FIRST, *RATES, 0)
-    with pytest.raises(ValueError, match="frozen base"):
-        update_for(OWN)(policy, make_policy(critic_params(), SGD), None, samples, table, FIRST, *RATES, 0, params())
+            update_for(recipe)(trained, None, samples, table, FIRST, RATES[0], 0, **options)

@@ -13,12 +13,16 @@ from test_update import CONFIG, SGD, assert_close, assert_same, params
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import LoraConfig, init_adapters, merge
 from marl_llm.training import (
+    LearnerOptions,
     PackingError,
-    make_critic_update,
+    Tokens,
+    TokenSample,
+    Trained,
+    make_imitation,
     make_mesh,
-    make_packed_imitation,
     make_policy,
     make_token_kl,
+    make_update,
     with_value_head,
 )
 
@@ -35,12 +39,13 @@ def adapters():
 
 @functools.cache
 def imitation_for(lora=None, devices=1, fsdp=1, row_tokens=32, microbatch_tokens=0):
-    mesh = make_mesh(devices, fsdp)
-    return make_packed_imitation(CONFIG, SGD, mesh, row_tokens=row_tokens, microbatch_tokens=microbatch_tokens, lora=lora)
+    options = LearnerOptions(make_recipe("grpo"), SGD, row_tokens, 1, microbatch_tokens=microbatch_tokens)
+    imitate = make_imitation(options, CONFIG, make_mesh(devices, fsdp), lora)
+    return lambda policy, samples, *rest: imitate(policy, samples, range(len(samples)), *rest)
 
 
 def pairs():
-    return [(tuple(s.prompt.tolist()), s.response) for s in make_samples()[0]]
+    return make_samples()[0]
 
 
 @functools.cache
@@ -68,7 +73,7 @@ def test_imitation_of_nothing_changes_nothing_and_what_does_not_fit_is_named():
     assert_same(policy.params, params())
     assert metrics == {"loss": 0.0, "grad_norm": 0.0, "tokens": 0.0}
     with pytest.raises(PackingError, match="'pair 1' has 30 "):
-        imitate(policy, [((1,), (2,)), ((1,) * 30, (2,) * 8)], 1.0)
+        imitate(policy, [TokenSample([1], [2], [0.0]), TokenSample([1] * 30, [2] * 8, [0.0] * 8, "pair 1")], 1.0)
     with pytest.raises(ValueError, match="frozen base"):
         imitate(policy, pairs(), 1.0, params())
 
@@ -97,29 +102,28 @@ def test_the_update_of_adapters_is_the_full_update_seen_through_them():
     recipe = dataclasses.replace(recipe, kl_coef=0.05)  # the reference is plain, whatever the policy is
     merged, base = merge(params(), adapters(), LORA), jax.tree.map(jnp.copy, params())
     args = reference(), *make_samples(), BOTH, ONE, 0
-    full, usual = packed_for(recipe)(make_policy(merged, SGD), *args)
-    policy, metrics = packed_for(recipe, lora=LORA)(make_policy(adapters(), SGD), *args, base)
+    (full, _), usual = packed_for(recipe)(Trained(make_policy(merged, SGD)), *args)
+    (policy, _), metrics = packed_for(recipe, lora=LORA)(Trained(make_policy(adapters(), SGD)), *args, base=base)
     assert_close(jax.tree.map(lambda a, b: a - b, adapters(), policy.params), projected(merged, full.params))
     assert metrics["loss"] == pytest.approx(usual["loss"], rel=1e-4)
     assert metrics["kl"] == pytest.approx(usual["kl"], rel=1e-4)
     assert_same(base, params())
     assert jax.tree.structure(policy.params) == jax.tree.structure(adapters())
     assert not np.array_equal(policy.params["block_0"]["attention"]["query"]["a"], adapters()["block_0"]["attention"]["query"]["a"])
-    for options, extra in ((dict(lora=LORA), ()), ({}, (base,))):
+    for options, extra in ((dict(lora=LORA), None), ({}, base)):
         with pytest.raises(ValueError, match="frozen base"):
-            packed_for(recipe, **options)(make_policy(merged, SGD), *args, *extra)
+            packed_for(recipe, **options)(Trained(make_policy(merged, SGD)), *args, base=extra)
 
 
 def test_ppo_trains_adapters_beside_a_critic_of_full_parameters():
     recipe = make_recipe("ppo")
     merged, critic = merge(params(), adapters(), LORA), with_value_head(params())
-    settings = dict(critic=dataclasses.replace(CONFIG, value_head=True), row_tokens=32, minibatch=100)
     moved = []
     for start, lora, base in ((merged, None, None), (adapters(), LORA, params())):
-        update = make_critic_update(recipe, CONFIG, SGD, make_mesh(1), lora=lora, **settings)
-        policies = make_policy(start, SGD), make_policy(critic, SGD)
-        moved.append(update(*policies, None, *make_samples(), BOTH, ONE, ONE, 0, base))
-    (full, full_critic, usual), (policy, own_critic, metrics) = moved
+        update = make_update(LearnerOptions(recipe, SGD, 32, 100), CONFIG, make_mesh(1), lora)
+        policies = Trained(make_policy(start, SGD), make_policy(critic, SGD))
+        moved.append(update(policies, None, *make_samples(), BOTH, ONE, 0, base=base))
+    ((full, full_critic), usual), ((policy, own_critic), metrics) = moved
     assert_close(jax.tree.map(lambda a, b: a - b, adapters(), policy.params), projected(merged, full.params))
     assert_same(own_critic.params, full_critic.params)
     assert not np.array_equal(own_critic.params["value_head"]["kernel"], critic["value_head"]["kernel"])
@@ -144,8 +148,8 @@ def test_a_kl_in_the_reward_is_charged_from_the_samplers_own_log_probs():
     assert_close(given, jax.tree.map(lambda p, g: p - g, params(), plain_step(recipe, samples, table)[1]))
     assert figures["kl"] == pytest.approx(table.kl.sum() / where.sum(), rel=1e-5)
     scores = make_token_kl(recipe, CONFIG, make_mesh(2), row_tokens=16, minibatch=3, microbatch_tokens=16)
-    some = scores(reference(), samples, [4, 1])
+    some = scores(reference(), Tokens.of(samples), [4, 1])
     np.testing.assert_allclose(some[[1, 4], : where.shape[1]], charge[[1, 4]], atol=1e-5)
     assert not np.delete(some, [1, 4], axis=0).any()
     with pytest.raises(ValueError, match="pass the reference's parameters"):
-        scores(None, samples)
+        scores(None, Tokens.of(samples), [0])

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_update import CONFIG, SGD, G, K, R, assert_close, assert_same, make_rows, params
+from test_update import CONFIG, SGD, G, K, assert_close, assert_same, make_rows, params, step, table_of
 
 from marl_llm.algorithms import RECIPES, Samples, advantages_for, loss_for, make_recipe
 from marl_llm.models import Decoder, prompt_mask, prompt_positions
-from marl_llm.training import PackingError, TokenSample, make_mesh, make_packed_update, make_policy, make_update
+from marl_llm.training import LearnerOptions, PackingError, TokenSample, Trained, make_mesh, make_policy, make_update
 
 P_MAX, R_MAX = 6, 5
 RELEASED = ("at_grpo", "magrpo", "dr_mas", "mappa")
@@ -90,15 +90,16 @@ def plain_step(recipe, samples, table):
 
 
 @functools.cache
-def packed_for(recipe, devices=1, **options):
+def packed_for(recipe, devices=1, lora=None, **options):
     settings = dict(row_tokens=32, minibatch=100) | options
-    return make_packed_update(recipe, CONFIG, SGD, make_mesh(devices), **settings)
+    return make_update(LearnerOptions(recipe, SGD, **settings), CONFIG, make_mesh(devices), lora)
 
 
 def packed_step(recipe, samples, table, plays=BOTH, seed=0, **options):
     ref = reference() if recipe.kl_coef else None
-    policy, metrics = packed_for(recipe, **options)(make_policy(params(), SGD), ref, samples, table, plays, jnp.float32(1.0), seed)
-    return jax.tree.map(np.asarray, policy.params), metrics
+    start = Trained(make_policy(params(), SGD))
+    trained, metrics = packed_for(recipe, **options)(start, ref, samples, table, plays, jnp.float32(1.0), seed)
+    return jax.tree.map(np.asarray, trained.policy.params), metrics
 
 
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
@@ -126,20 +127,13 @@ def test_law_5_tree_rows_take_the_step_of_unrolled_rows(name, preset):
         if rows.where[g]:
             r = int(rows.token_where[g, k].sum())
             samples.append(TokenSample(rows.prompt[g][rows.prompt_where[g]], rows.tokens[g, k, :r], rows.log_probs[g, k, :r]))
-            kept.append((g, k))
-    g, k = np.asarray(kept).T
-    of = lambda x: np.asarray(x)[g]  # noqa: E731
-    table = Samples(
-        instance=of(rows.env), env=of(rows.env), agent=of(rows.agent), turn=of(rows.turn), trajectory=of(rows.trajectory),
-        team=np.asarray(rows.team)[g, k], local=np.asarray(rows.local)[g, k],
-    )  # fmt: skip
+            kept.append(g * K + k)
+    table = jax.tree.map(lambda x: x[np.asarray(kept)], table_of(rows)[1])
     value, gradient = plain_step(recipe, samples, table)
-    update = make_update(recipe, CONFIG, SGD, make_mesh(1), minibatch=G, microbatch_tokens=5 * (5 + K * R))
-    ref = reference() if recipe.kl_coef else None
-    policy, metrics = update(make_policy(params(), SGD), ref, rows, jnp.asarray(BOTH), jnp.float32(1.0), jax.random.key(0))
+    moved, metrics = step(rows, recipe=recipe, microbatch_tokens=80, reference=reference() if recipe.kl_coef else None)
     scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradient))
-    assert_close(jax.tree.map(lambda a, b: a - b, params(), policy.params), gradient, atol=1e-5 * max(1.0, scale))
-    assert float(metrics["loss"]) == pytest.approx(value, rel=1e-5, abs=1e-5)
+    assert_close(jax.tree.map(lambda a, b: a - b, params(), moved), gradient, atol=1e-5 * max(1.0, scale))
+    assert metrics["loss"] == pytest.approx(value, rel=1e-5, abs=1e-5)
 
 
 def test_law_5_budget_micro_batch_order_and_devices_change_nothing():
@@ -180,14 +174,14 @@ def test_each_minibatch_has_the_advantages_of_its_own_samples(name):
     scores, back = jax.vjp(lambda p: unrolled(p, *rows, recipe.temperature), params())
     value, slope = jax.value_and_grad(loss)(scores)
     update, ref_params = packed_for(recipe, minibatch=1), reference() if recipe.kl_coef else None
-    step = lambda rate: update(make_policy(params(), SGD), ref_params, samples, table, BOTH, jnp.float32(rate), 0)  # noqa: E731
+    step = lambda rate: update(Trained(make_policy(params(), SGD)), ref_params, samples, table, BOTH, jnp.float32(rate), 0)  # noqa: E731
     _, metrics = step(0.0)
     assert metrics["updates"] == len(parts)
     assert metrics["loss"] == pytest.approx(float(value) / len(parts), rel=1e-4, abs=1e-5)
     moved, _ = step(1e-3)  # so small that the order of the steps does not matter
     gradient = back(slope)[0]
     scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradient))
-    assert_close(jax.tree.map(lambda a, b: (a - b) / 1e-3, params(), moved.params), gradient, atol=0.05 * scale)
+    assert_close(jax.tree.map(lambda a, b: (a - b) / 1e-3, params(), moved.policy.params), gradient, atol=0.05 * scale)
 
 
 def test_each_model_learns_from_the_agents_that_it_plays_and_tied_groups_can_be_left_out():
@@ -241,8 +235,8 @@ def test_law_10_what_cannot_be_done_is_told():
         packed_step(recipe, samples, table, row_tokens=5)
     with pytest.raises(ValueError, match=r"3 token samples, but the table's column 'instance' has shape"):
         packed_step(recipe, samples[:3], table)
-    with pytest.raises(ValueError, match="needs a critic"):
-        packed_for(make_recipe("ppo"))
+    with pytest.raises(ValueError, match=r"Trained\.critic is given exactly where"):
+        packed_step(make_recipe("ppo"), samples, table)
     for options in (dict(row_tokens=0), dict(minibatch=0), dict(epochs=0), dict(microbatch_tokens=-1)):
         with pytest.raises(ValueError, match=next(iter(options))):
             packed_for(recipe, **options)

@@ -10,9 +10,9 @@ import pytest
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import Decoder, ModelConfig, init_params, prompt_mask, prompt_positions
-from marl_llm.training import make_mesh, make_optimizer, make_policy, make_update, step_policy, to_samples
+from marl_llm.training import LearnerOptions, Trained, make_mesh, make_optimizer, make_policy, make_update, step_policy
+from marl_llm.training.batch import Rows, fingerprint, from_pool, pooled
 from marl_llm.training.steps import Sums, accumulate, microbatch_size
-from marl_llm.training.update import Rows, fingerprint
 
 CONFIG = ModelConfig(vocab_size=17, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
 G, P, K, R = 16, 5, 3, 4  # 4 environments, 2 agents, 2 turns
@@ -65,10 +65,10 @@ def make_rows(drift=0.25, full=False):
         log_probs=jnp.zeros((G, K, R)),
         team=jnp.asarray(team, jnp.float32),
         local=jnp.asarray(local, jnp.float32),
-        env=as_int(env),
+        instance=as_int(env),
         agent=as_int(agent),
         turn=as_int(turn),
-        trajectory=as_int(env),
+        play=as_int(np.zeros(G)),
         where=jnp.asarray(where),
     )
     drawn = unrolled_scores()(params(), rows)[0] + drift * rng.normal(size=(G, K, R)).astype(np.float32)
@@ -76,14 +76,22 @@ def make_rows(drift=0.25, full=False):
 
 
 @functools.cache
-def update_for(devices=1, minibatch=G, recipe=RECIPE, microbatch_tokens=0):
-    return make_update(recipe, CONFIG, SGD, make_mesh(devices), minibatch=minibatch, microbatch_tokens=microbatch_tokens)
+def update_for(devices=1, minibatch=G, recipe=RECIPE, microbatch_tokens=0, epochs=1, mesh=None):
+    options = LearnerOptions(recipe, SGD, P + K * R, minibatch, epochs, microbatch_tokens)
+    return make_update(options, CONFIG, mesh or make_mesh(devices))
 
 
-def step(rows, plays=BOTH, rate=RATE, key=0, **options):
+def table_of(rows, minibatch=G):
+    """Tokens and columns of the rows of a compiled rollout."""
+    return from_pool(jax.jit(pooled)(rows), ("a", "b"), (("b",), ("a",)), minibatch)
+
+
+def step(rows, plays=BOTH, rate=RATE, key=0, policy=None, reference=None, **options):
     """(parameters after the update, metrics)"""
-    policy, metrics = update_for(**options)(make_policy(params(), SGD), None, rows, plays, rate, jax.random.key(key))
-    return jax.tree.map(np.asarray, policy.params), {k: float(v) for k, v in metrics.items()}
+    tokens, table = table_of(rows, options.get("minibatch", G))
+    start = Trained(make_policy(params(), SGD) if policy is None else policy)
+    trained, metrics = update_for(**options)(start, reference, tokens, table, plays, rate, key)
+    return jax.tree.map(np.asarray, trained.policy.params), metrics
 
 
 def assert_close(got, want, atol=1e-5):
@@ -216,7 +224,7 @@ def test_law_5_padding_of_prompts_responses_and_rows_changes_nothing():
         log_probs=widen(rows.log_probs, 0, 2, jnp.nan),
     )
     empty = jax.tree.map(lambda x: x[:2], wide)
-    empty = empty._replace(where=jnp.zeros(2, bool), env=empty.env + 90)
+    empty = empty._replace(where=jnp.zeros(2, bool), instance=empty.instance + 90)
     wide = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), wide, empty)
     padded, more = step(wide)
     assert_close(padded, base)
@@ -312,38 +320,48 @@ def test_a_policy_owns_a_copy_of_its_parameters():
 
 
 def test_the_fingerprint_of_a_prompt_is_blind_to_padding_and_to_nothing_else():
-    rows = make_rows()
     rng = np.random.default_rng(4)
     n = 4000
     prompt = rng.integers(0, 4, (n, P))
     where = np.arange(P)[None] >= rng.integers(0, P, (n, 1))
-    pick = lambda x: jnp.zeros((n, *x.shape[1:]), x.dtype)  # noqa: E731
-    many = jax.tree.map(pick, rows)._replace(prompt=jnp.asarray(prompt, jnp.int32), prompt_where=jnp.asarray(where))
-    hashed = jax.jit(fingerprint)
-    prints = np.asarray(hashed(many))
+    prints = np.asarray(jax.jit(fingerprint)(jnp.asarray(prompt, jnp.int32), jnp.asarray(where)))
     contents = [tuple(p[w]) for p, w in zip(prompt, where, strict=True)]
-    assert len(set(prints.tolist())) == len(set(contents)) > 500
-    assert len(set(zip(contents, prints.tolist(), strict=True))) == len(set(contents))
+    for one in prints:  # either half alone
+        assert len(set(one.tolist())) == len(set(contents)) > 500
+        assert len(set(zip(contents, one.tolist(), strict=True))) == len(set(contents))
+    assert not np.array_equal(prints[0], prints[1])
 
 
-def test_to_samples_spreads_each_group_over_its_branches():
-    samples = to_samples(make_rows())
+def test_columns_of_a_compiled_rollout_mean_what_the_table_says():
     rows = make_rows()
-    np.testing.assert_array_equal(samples.env, np.repeat(rows.env, K))
-    np.testing.assert_array_equal(samples.agent, np.repeat(rows.agent, K))
-    np.testing.assert_array_equal(samples.team, np.asarray(rows.team).reshape(-1))
-    np.testing.assert_array_equal(samples.tokens, np.asarray(rows.token_where).sum(-1).reshape(-1))
+    tokens, table = table_of(rows)
+    np.testing.assert_array_equal(table.instance, np.repeat(rows.instance, K))
+    np.testing.assert_array_equal(table.agent, np.repeat(rows.agent, K))
+    np.testing.assert_array_equal(table.team, np.asarray(rows.team).reshape(-1))
+    np.testing.assert_array_equal(table.tokens, np.asarray(rows.token_where).sum(-1).reshape(-1))
+    assert len(set(table.env.tolist())) == G  # the state of each prompt, which its K candidates share
+    np.testing.assert_array_equal(table.env, np.repeat(table.env[::K], K))
+    np.testing.assert_array_equal(table.trajectory, table.instance)  # one play of each
+    np.testing.assert_array_equal(table.order, 2 * table.turn + 1 - table.agent)  # the second agent speaks first
+
+
+def test_two_plays_of_an_instance_never_share_a_prompt_state():
+    rows = make_rows()._replace(play=jnp.asarray(np.arange(G) % 2, jnp.int32), turn=jnp.zeros(G, jnp.int32))
+    _, table = table_of(rows)
+    assert len(set(zip(table.env.tolist(), table.instance.tolist()))) == 16
+    assert len(set(table.trajectory.tolist())) == 8
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(minibatch=6), "minibatch=6 groups do not divide over 4 devices; choose a multiple of 4"),
-        (dict(minibatch=0), "minibatch=0 groups do not divide over 4 devices"),
-        (dict(minibatch=4, epochs=0), "epochs=0"),
-        (dict(minibatch=4, microbatch_tokens=-3), "microbatch_tokens=-3 must be 0"),
+        (dict(minibatch=0), "minibatch=0 must be at least 1"),
+        (dict(epochs=0), "epochs=0"),
+        (dict(row_tokens=0), "row_tokens=0"),
+        (dict(microbatch_tokens=-3), "microbatch_tokens=-3 must be 0"),
+        (dict(critic="both"), "critic='both' is unknown; the kinds are own, head"),
     ],
 )
 def test_law_10_impossible_sizes_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        make_update(RECIPE, CONFIG, SGD, make_mesh(4), **options)
+        LearnerOptions(RECIPE, SGD, **(dict(row_tokens=8, minibatch=4) | options))
