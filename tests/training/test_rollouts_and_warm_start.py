@@ -1,26 +1,31 @@
 """Rollouts, routing of rows to models, evaluation and warm start on a mesh of several devices (laws 2, 5, 6, 8, 10, 12)."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from marl_llm.algorithms import make_recipe
-from marl_llm.games import JointLetter, PlanPath, split_index
+from marl_llm.games import PlanPath, split_index
 from marl_llm.games.plan_path.maps import fingerprint, in_split
-from marl_llm.models import ModelConfig, init_params, score_responses
-from marl_llm.rollout import scripted_player
+from marl_llm.models import ModelConfig, init_params
+from marl_llm.rollout import model_player, scripted_player
 from marl_llm.training import (
-    fresh_policy,
+    LearnerOptions,
+    ModelSpec,
+    RolloutError,
     linear_decay,
-    make_evaluation,
-    make_imitation,
     make_mesh,
     make_optimizer,
-    make_policy,
     make_rollout,
-    make_update,
+    make_team,
+    sampling_of,
 )
+from marl_llm.training.batch import from_pool
+from marl_llm.training.scoring import make_policy_scorer
+from marl_llm.workflows import Assignment, Policy, WorkflowError
 
 GAME = PlanPath(height=3, width=3, min_distance=2, max_distance=4, max_moves=2, max_turns=2, wall_density=0.2)
 CONFIG = ModelConfig(GAME.tokenizer.vocab_size, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
@@ -28,9 +33,10 @@ CONFIG = ModelConfig(GAME.tokenizer.vocab_size, width=16, layers=1, query_heads=
 RECIPE = make_recipe("at_grpo", branches=4, temperature=1.3, entropy_coef=0.05)
 # Names on purpose: sorted, the models and the roles come in another order than the game has them.
 ASSIGNMENT = {"tool": "zeta", "planner": "alpha"}
+ROLES = ("tool", "planner")
 CONFIGS = {"zeta": CONFIG, "alpha": CONFIG}
 E = 8
-OPTIMIZER = make_optimizer()
+OPTIONS = LearnerOptions(RECIPE, make_optimizer(), row_tokens=64, minibatch=8)
 
 
 def start_params():
@@ -38,14 +44,19 @@ def start_params():
     return {"zeta": make(jax.random.key(1)), "alpha": make(jax.random.key(2))}
 
 
-def plays(model):
-    """Which agents a model plays, numbered as the game has its roles."""
-    return jnp.asarray([ASSIGNMENT[role.name] == model for role in GAME.roles])
+def rollout_on(mesh, game=GAME, environments=E):
+    player_of = lambda params: model_player(game, ASSIGNMENT, CONFIGS, params, RECIPE.temperature)  # noqa: E731
+    return make_rollout(game, mesh, player_of, environments, **sampling_of(RECIPE))
+
+
+def team(devices=2, game=GAME, **options):
+    specs = {name: ModelSpec(CONFIG, params) for name, params in start_params().items()}
+    return make_team(game, Assignment(ASSIGNMENT), specs, OPTIONS, make_mesh(devices), seed=7, **options)
 
 
 @pytest.fixture(scope="module")
 def rollout():
-    return make_rollout(GAME, RECIPE, ASSIGNMENT, CONFIGS, make_mesh(2), environments=E)
+    return rollout_on(make_mesh(2))
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +65,13 @@ def batch(rollout):
 
 
 @pytest.fixture(scope="module")
-def update():
-    return make_update(RECIPE, CONFIG, OPTIMIZER, make_mesh(2), minibatch=8)
+def samples(batch):
+    """(tokens, columns)"""
+    return from_pool(batch.pool, ROLES, GAME.stages, 8)
 
 
 def test_law_6_samples_do_not_depend_on_the_number_of_devices(batch):
-    one = make_rollout(GAME, RECIPE, ASSIGNMENT, CONFIGS, make_mesh(1), environments=E)(start_params(), 0, jax.random.key(7))
+    one = rollout_on(make_mesh(1))(start_params(), 0, jax.random.key(7))
     for role, table in batch.rollout.tables.items():
         np.testing.assert_array_equal(table.responses.tokens, one.rollout.tables[role].responses.tokens)
         np.testing.assert_array_equal(table.prompt.ids, one.rollout.tables[role].prompt.ids)
@@ -79,69 +91,102 @@ def test_law_6_a_later_call_goes_on_with_the_next_instances(rollout, batch):
     assert len({w.tobytes() + s.tobytes() + g.tobytes() for w, s, g in zip(*map(np.asarray, batch.instances[:3]))}) > 4
 
 
-def test_law_1_the_rows_that_are_trained_hold_the_very_ids_that_were_sampled(batch):
-    rows = batch.rows
-    assert set(np.asarray(rows.agent).tolist()) == {0, 1}
-    for agent, role in enumerate(GAME.roles):
-        table = batch.rollout.tables[role.name]
-        for i in np.flatnonzero(np.asarray(rows.agent) == agent):
-            t, e = int(rows.turn[i]), int(rows.env[i])
-            r = role.response_tokens
-            np.testing.assert_array_equal(rows.tokens[i, :, :r], table.responses.tokens[t, e, 0])
-            np.testing.assert_array_equal(rows.token_where[i, :, :r], table.responses.where[t, e, 0])
-            np.testing.assert_array_equal(rows.log_probs[i, :, :r], table.responses.sampled_log_probs[t, e, 0])
-            ids = np.asarray(table.prompt.ids[t, e, 0])[np.asarray(table.prompt.where[t, e, 0])]
-            np.testing.assert_array_equal(np.asarray(rows.prompt[i])[np.asarray(rows.prompt_where[i])], ids)
-            np.testing.assert_array_equal(rows.team[i], table.rewards.team[t, e, 0])
-            np.testing.assert_array_equal(rows.local[i], table.rewards.local[t, e, 0])
-            assert bool(rows.where[i]) == bool(table.where[t, e, 0])
+def test_law_1_the_samples_that_are_trained_hold_the_very_ids_that_were_sampled(batch, samples):
+    tokens, table = samples
+    ids, log_probs = np.asarray(tokens.ids), np.asarray(tokens.log_probs)
+    responses = ids[len(ids) - len(log_probs) :]
+    assert set(table.agent.tolist()) == {0, 1}
+    for i in range(len(tokens)):
+        t, e, k = int(table.turn[i]), int(table.instance[i]), int(tokens.rank[i])
+        of = jax.tree.map(lambda x: np.asarray(x[t, e, 0]), batch.rollout.tables[ROLES[table.agent[i]]])  # noqa: B023
+        at, size = int(tokens.response_at[i]), int(tokens.size[i])
+        np.testing.assert_array_equal(responses[at : at + size], of.responses.tokens[k][of.responses.where[k]])
+        np.testing.assert_array_equal(log_probs[at : at + size], of.responses.sampled_log_probs[k][of.responses.where[k]])
+        at, size = int(tokens.prompt_at[i]), int(tokens.prompt_size[i])
+        np.testing.assert_array_equal(ids[at : at + size], of.prompt.ids[of.prompt.where])
+        assert (table.team[i], table.local[i]) == (of.rewards.team[k], of.rewards.local[k])
+        assert bool(table.where[i]) == bool(of.where)
 
 
-def test_agents_are_numbered_as_the_game_has_its_roles_not_as_a_dict_sorts_them(batch):
+def test_agents_are_numbered_as_the_game_has_its_roles_not_as_a_dict_sorts_them(batch, samples):
     """A pytree of tables comes back with sorted keys; numbered by that order, each model would learn from the other's rows."""
     assert list(batch.rollout.tables) == ["planner", "tool"]
-    last = np.asarray(batch.rows.prompt)[:, -1]
-    names = [role.name for role in GAME.roles]
-    assert names == ["tool", "planner"]
-    for agent, name in enumerate(names):
-        assert set(last[np.asarray(batch.rows.agent) == agent]) == set(GAME.tokenizer.ids_of([name]))
+    tokens, table = samples
+    last = np.asarray(tokens.ids)[tokens.prompt_at + tokens.prompt_size - 1]
+    assert ROLES == tuple(role.name for role in GAME.roles)
+    for agent, name in enumerate(ROLES):
+        assert set(last[table.agent == agent]) == set(GAME.tokenizer.ids_of([name]))
 
 
-def test_law_2_each_row_scores_alike_under_the_model_that_wrote_it_and_under_no_other(batch):
-    rows, params = batch.rows, start_params()
-    args = (rows.prompt, rows.prompt_where, rows.tokens, RECIPE.temperature)
-    score = jax.jit(lambda p: score_responses(CONFIG, p, *args).log_probs)
-    gap = {name: np.abs(np.where(rows.token_where, score(p) - rows.log_probs, 0)).max((1, 2)) for name, p in params.items()}
-    for agent, role in enumerate(GAME.roles):
-        mine = np.asarray(rows.agent) == agent
-        own = ASSIGNMENT[role.name]
-        assert gap[own][mine].max() < 5e-5
-        assert gap["alpha" if own == "zeta" else "zeta"][mine].min() > 0.01
+def test_law_2_each_sample_scores_alike_under_the_model_that_wrote_it_and_under_no_other(samples):
+    tokens, table = samples
+    score = make_policy_scorer(RECIPE, CONFIG, make_mesh(2), row_tokens=64, minibatch=64)
+    everyone = np.arange(len(tokens))
+    where = np.arange(score((start_params()["alpha"], None), tokens, everyone).shape[1]) < tokens.size[:, None]
+    drawn = np.zeros(where.shape, np.float32)
+    drawn[where] = np.concatenate([np.asarray(tokens.log_probs)[a : a + n] for a, n in zip(tokens.response_at, tokens.size)])
+    scored = {name: score((params, None), tokens, everyone)[: len(tokens)] for name, params in start_params().items()}
+    gap = {name: np.abs(np.where(where, x - drawn, 0)).max(1) for name, x in scored.items()}
+    for agent, role in enumerate(ROLES):
+        own = ASSIGNMENT[role]
+        assert gap[own][table.agent == agent].max() < 5e-5
+        assert gap["alpha" if own == "zeta" else "zeta"][table.agent == agent].max() > 0.01
 
 
-def test_two_different_models_learn_for_several_steps_and_the_gap_stays_small(rollout, update):
-    policies = {name: make_policy(p, OPTIMIZER) for name, p in start_params().items()}
-    begin = start_params()
-    for i in range(3):
-        batch = rollout({name: policy.params for name, policy in policies.items()}, i * E, jax.random.key(7))
-        counted = 0
-        for name in policies:
-            key = jax.random.fold_in(jax.random.key(9), i)
-            policies[name], metrics = update(policies[name], None, batch.rows, plays(name), jnp.float32(0.01), key)
-            assert float(metrics["log_prob_gap"]) < 5e-5, (i, name)
-            assert float(metrics["mixed_prompt_share"]) == 0
-            assert int(metrics["updates"]) > 0
-            assert float(metrics["grad_norm"]) > 0
-            counted += int(metrics["groups"])
-        assert counted == int(batch.rows.where.sum())  # every row is somebody's
-    for name, policy in policies.items():
-        assert not np.allclose(policy.params["embedding"], begin[name]["embedding"], atol=1e-3)
+def test_a_team_trains_each_model_on_the_samples_of_its_own_role():
+    with team() as one:
+        begin = {name: learner.start for name, learner in one.learners.items()}
+        for step in range(2):
+            batch = one.play(step, E * step, E)
+            np.testing.assert_array_equal(batch.version, step)
+            figures = one.learn(batch, 0.01)
+            counted = 0
+            for name, found in figures.items():
+                assert found["log_prob_gap"] < 5e-5, (step, name)
+                assert found["mixed_prompt_share"] == 0
+                assert found["updates"] > 0 < found["grad_norm"]
+                counted += found["groups"]
+            assert set(figures) == {"zeta", "alpha"}
+            trained = batch.table.where
+            prompts = zip(*(x[trained].tolist() for x in (batch.table.instance, batch.tokens.prompt)))
+            assert counted == len(set(prompts))  # every prompt is somebody's
+        for name, learner in one.learners.items():
+            assert not np.allclose(learner.params["embedding"], begin[name]["embedding"], atol=1e-3)
+        assert {f"tied_share/{role}" for role in ROLES} < set(figures["zeta"])
 
 
-def test_rows_handed_to_the_wrong_model_show_in_the_gap(batch, update):
-    policy = make_policy(start_params()["zeta"], OPTIMIZER)
-    _, metrics = update(policy, None, batch.rows, plays("alpha"), jnp.float32(0.0), jax.random.key(0))
-    assert float(metrics["log_prob_gap"]) > 0.1
+def test_samples_handed_to_the_wrong_model_show_in_the_gap():
+    with team() as one:
+        batch = one.play(0, 0, E)
+        swapped = dataclasses.replace(batch.table, agent=1 - batch.table.agent)
+        figures = one.learn(dataclasses.replace(batch, table=swapped), 0.0)
+        assert min(found["log_prob_gap"] for found in figures.values()) > 0.1
+
+
+def test_d2_instances_that_cannot_be_played_train_nobody_win_nothing_and_are_counted(monkeypatch):
+    """Every third instance is unplayable; the script, which solves all others, must not win on them."""
+    monkeypatch.setattr(PlanPath, "valid", lambda self, instance: (jnp.sum(instance.start) + jnp.sum(instance.goal)) % 3 != 0)
+    game = dataclasses.replace(GAME, max_turns=3)
+    script = scripted_player(game, noise=0.0, sighted=1.0)
+    played = make_rollout(game, make_mesh(1), lambda params: script, 24)({}, 0, jax.random.key(7))
+    void = np.asarray(played.rollout.episodes.void)[:, 0]
+    assert 0 < void.sum() < 24
+    _, table = from_pool(played.pool, ROLES, game.stages, 8)
+    assert not table.where[np.isin(table.instance, np.flatnonzero(void))].any()
+    assert table.where[np.isin(table.instance, np.flatnonzero(~void)) & (table.turn == 0)].all()
+    assert float(played.summary["void"]) == pytest.approx(void.mean())
+    won = np.asarray(played.rollout.episodes.outcome)[:, 0] >= 1
+    assert float(played.summary["success"]) == pytest.approx(won[~void].mean())
+    with team(game=game, script=dict(noise=0.0, sighted=1.0)) as one:
+        seats = dict.fromkeys(ROLES, "scripted")
+        found = one.evaluate(seats, "test", 24)
+        assert 0 < sum(x.void for x in found.outcomes) < 24
+        assert found.summary()["episodes"] == 24 - sum(x.void for x in found.outcomes)
+        assert found.success == 1.0
+        monkeypatch.setattr(PlanPath, "valid", lambda self, instance: jnp.bool_(False))
+    with team(game=dataclasses.replace(game, max_turns=4)) as one:
+        with pytest.raises(RolloutError, match="no instance of plan_path could be played"):
+            one.play(0, 0, E)
 
 
 def test_the_summary_counts_what_the_tables_hold(batch):
@@ -173,7 +218,7 @@ def test_the_summary_counts_what_the_tables_hold(batch):
 
 def test_law_12_training_and_evaluation_draw_from_their_own_splits(batch):
     script = scripted_player(GAME, noise=0.0, sighted=1.0)
-    evaluate = make_evaluation(GAME, make_mesh(2), lambda params: script, environments=16)
+    evaluate = make_rollout(GAME, make_mesh(2), lambda params: script, 16)
     belongs = lambda drawn, split: [  # noqa: E731
         bool(in_split(fingerprint(w, s, g), split)) for w, s, g in zip(drawn.walls, drawn.start, drawn.goal, strict=True)
     ]
@@ -184,16 +229,18 @@ def test_law_12_training_and_evaluation_draw_from_their_own_splits(batch):
         assert float(seen.summary["success"]) == 1.0  # and the sighted script solves them all
 
 
-def test_imitation_lowers_the_loss_of_a_model_that_is_shared_by_all_roles():
-    imitate = make_imitation([GAME], CONFIG, OPTIMIZER, make_mesh(2), environments=8, branches=2, script={"noise": 0.2})
-    policy, losses = fresh_policy(CONFIG, jax.random.key(0), OPTIMIZER), []
-    for i in range(40):
-        policy, metrics = imitate(policy, jnp.int32(i), jnp.float32(0.02), jax.random.key(1))
-        losses.append(float(metrics["loss"]))
-    assert losses[0] == pytest.approx(np.log(CONFIG.vocab_size), rel=0.1)
-    assert np.mean(losses[-5:]) < 0.5 * losses[0]
-    assert float(metrics["tokens"]) > 0
-    assert np.isfinite(float(metrics["grad_norm"]))
+def test_imitation_lowers_the_loss_and_begins_all_models_of_one_shape_alike():
+    shared = ModelSpec(CONFIG, start_params()["alpha"])
+    specs = dict.fromkeys(("zeta", "alpha"), shared)
+    with make_team(GAME, Assignment(ASSIGNMENT), specs, OPTIONS, make_mesh(2), script={"noise": 0.2}) as one:
+        figures = [one.imitate(step % 10, 8, 0.02) for step in range(40)]
+        one.begin()
+        losses = [found["loss"] for found in figures]
+        assert losses[0] > 5
+        assert np.mean(losses[-5:]) < 0.5 * losses[0]
+        assert figures[-1]["tokens"] > 0 < figures[-1]["grad_norm"]
+        for a, b in zip(*(jax.tree.leaves(one.learners[name].params) for name in ("zeta", "alpha")), strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -208,22 +255,42 @@ def test_linear_decay_without_warm_up_starts_at_its_peak_and_ends_at_zero():
     assert rates == pytest.approx([3.0, 1.5, 0.0])
 
 
-def test_law_10_what_does_not_divide_or_does_not_fit_is_refused_by_name():
-    mesh, other = make_mesh(4), PlanPath(height=3, width=3, min_distance=2, max_distance=4, max_moves=2, max_turns=3)
-    with pytest.raises(ValueError, match="rollout.environments=6 do not divide over 4 devices; choose a multiple of 4"):
-        make_rollout(GAME, RECIPE, ASSIGNMENT, CONFIGS, mesh, environments=6)
-    with pytest.raises(ValueError, match="rollout.environments=0"):
-        make_rollout(GAME, RECIPE, ASSIGNMENT, CONFIGS, mesh, environments=0)
-    with pytest.raises(ValueError, match="=5 do not divide over 4 devices"):
-        make_evaluation(GAME, mesh, lambda p: None, environments=5)
-    with pytest.raises(ValueError, match="top_k=20, top_p=0.9"):
-        make_rollout(GAME, make_recipe("at_grpo", "released"), ASSIGNMENT, CONFIGS, mesh, environments=8)
+def test_seats_of_compiled_play():
+    with team(script=dict(noise=0.0, sighted=1.0)) as one:
+        page = lambda **seats: one.evaluate(seats, "test", 10)  # noqa: E731
+        before = page()
+        assert before.summary()["episodes"] == 10
+        assert page(tool="scripted", planner="scripted").success == 1.0
+        assert page(tool="scripted", planner="scripted").well_formed == {"tool": 1.0, "planner": 1.0}
+        floor = page(tool="random", planner="random")
+        assert floor.well_formed == {"tool": 1.0, "planner": 1.0}
+        assert floor.success < 1
+        params = one.learners["zeta"].params
+        one.learners["zeta"].begin(jax.tree.map(jnp.zeros_like, params))  # says the same whatever it reads
+        alone = page(tool="trained:alpha").outcomes
+        assert page(tool="start:alpha").outcomes == alone != page().outcomes
+        twice = one.evaluate({}, "validation", 3, plays=2, temperature=1.0, first=5)
+        assert [(x.task, x.play) for x in twice.outcomes] == [(t, p) for t in (5, 6, 7) for p in (0, 1)]
+        for seat, message in (("human", "compiled play has no such seat"), ("start:beta", "no model 'beta'; the models are zeta, alpha")):
+            with pytest.raises(ValueError, match=message):
+                page(tool=seat)
+
+
+def test_frozen_models_stay_and_others_than_policies_are_refused():
+    specs = {name: ModelSpec(CONFIG, params) for name, params in start_params().items()}
+    frozen = Assignment(ASSIGNMENT, {"alpha": Policy(trained=False)})
+    with make_team(GAME, frozen, specs, OPTIONS, make_mesh(1)) as one:
+        batch = one.play(0, 0, E)
+        assert set(batch.table.agent[batch.table.where]) == {0}
+        assert set(one.learn(batch, 0.01)) == {"zeta"}
+    with pytest.raises(WorkflowError, match="models holds only zeta"):
+        make_team(GAME, Assignment(ASSIGNMENT), {"zeta": specs["zeta"]}, OPTIONS, make_mesh(1))
+
+
+def test_law_10_what_does_not_divide_is_refused_by_name():
     for environments in (0, 6):
-        with pytest.raises(ValueError, match=f"warm_start.environments={environments} do not divide over 4 devices"):
-            make_imitation([GAME], CONFIG, OPTIMIZER, mesh, environments=environments, branches=2)
-    for foreign in (other, JointLetter()):
-        with pytest.raises(ValueError, match="share a vocabulary"):
-            make_imitation([GAME, foreign], CONFIG, OPTIMIZER, mesh, environments=8, branches=2)
+        with pytest.raises(ValueError, match=f"tasks={environments} do not divide over 4 devices; choose a multiple of 4"):
+            rollout_on(make_mesh(4), environments=environments)
     for devices in (0, 9):
         with pytest.raises(ValueError, match=f"data={devices} x fsdp=1 x tensor=1 devices asked for, 8 are there"):
             make_mesh(devices)

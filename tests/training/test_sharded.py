@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_update import CONFIG, RECIPE, SGD, assert_close, make_rows, params, step
+from test_update import SGD, assert_close, make_rows, params, step, table_of, update_for
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.games import make_game
 from marl_llm.models import SAMPLE, TRAIN, ModelConfig, init_params, param_shardings, place, stack_layers, unstack_layers
-from marl_llm.training import make_mesh, make_policy, make_rollout, make_update
+from marl_llm.rollout import model_player
+from marl_llm.training import Trained, make_mesh, make_policy, make_rollout, sampling_of
 
 
 @pytest.mark.parametrize("axes", [(2, 2, 2), (1, 4, 2)])
@@ -24,10 +25,11 @@ def test_law_5_a_split_model_takes_the_same_step(axes):
     placed = jax.device_put(start, param_shardings(start, mesh, TRAIN))
     spec = placed.params["blocks"]["block"]["attention"]["query"]["kernel"].sharding.spec
     assert tuple(spec) == (None, "fsdp", "tensor", None)
-    update = make_update(RECIPE, CONFIG, SGD, mesh, minibatch=8, microbatch_tokens=20)  # a row per device that splits them
-    policy, metrics = update(placed, None, rows, jnp.asarray([True, True]), jnp.float32(1.0), jax.random.key(0))
-    assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), policy.params, kept))
-    assert_close(unstack_layers(jax.device_get(policy.params)), want, atol=3e-5)
+    tokens, table = table_of(rows, 8)
+    update = update_for(minibatch=8, mesh=mesh, microbatch_tokens=20)  # a row per device that splits them
+    trained, metrics = update(Trained(placed), None, tokens, table, np.asarray([True, True]), jnp.float32(1.0), 0)
+    assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), trained.policy.params, kept))
+    assert_close(unstack_layers(jax.device_get(trained.policy.params)), want, atol=3e-5)
     for name in ("loss", "grad_norm", "log_prob_gap", "useful_groups"):
         np.testing.assert_allclose(metrics[name], figures[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
@@ -41,9 +43,10 @@ def test_law_6_a_split_sampler_gives_the_same_rollout():
     out = []
     for axes in ((1, 1, 1), (2, 2, 2)):
         mesh = make_mesh(*axes)
-        rollout = make_rollout(game, recipe, {n: n for n in names}, dict.fromkeys(names, config), mesh, environments=4)
-        out.append(rollout({n: place(p, mesh, SAMPLE) for n, p in models.items()}, jnp.int32(0), jax.random.key(1)).rows)
-    np.testing.assert_array_equal(out[0].tokens, out[1].tokens)
+        player_of = lambda params: model_player(game, {n: n for n in names}, dict.fromkeys(names, config), params, 1.0)  # noqa: E731
+        rollout = make_rollout(game, mesh, player_of, 4, **sampling_of(recipe))
+        out.append(rollout({n: place(p, mesh, SAMPLE) for n, p in models.items()}, jnp.int32(0), jax.random.key(1)).pool)
+    np.testing.assert_array_equal(out[0].ids, out[1].ids)
     np.testing.assert_allclose(out[0].log_probs, out[1].log_probs, atol=2e-5)
 
 

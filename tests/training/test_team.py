@@ -11,7 +11,7 @@ import pytest
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import LoraConfig, ModelConfig, init_params
 from marl_llm.text import train_pieces
-from marl_llm.training import Checkpoints, LearnerOptions, ModelSpec, PlayOptions, Team, make_mesh, make_optimizer
+from marl_llm.training import Checkpoints, HostedTeam, LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer, make_team
 from marl_llm.workflows import (
     Assignment,
     FormatError,
@@ -86,14 +86,13 @@ def team(recipe=GRPO, assignment=None, world=WORLD, specs=None, **options):
     assignment = assignment or separate(world.workflow)
     learner = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
     specs = specs or dict.fromkeys(assignment.policies, SPEC)
-    return Team(world, assignment, specs, learner, make_mesh(1), play=PlayOptions(slots=16, chunk=2), **options)
+    return make_team(world, assignment, specs, learner, make_mesh(1), play=PlayOptions(slots=16, chunk=2), **options)
 
 
 def run(one, steps=1, rate=1e-2, first=0):
     figures = []
     for step in range(first, first + steps):
-        rollout = one.play(step, 6 * step, 6)
-        figures.append(one.learn(rollout, rate)[0])
+        figures.append(one.learn(one.play(step, 6 * step, 6), rate))
     return figures
 
 
@@ -109,10 +108,9 @@ def test_a_team_learns_and_the_control_with_permuted_rewards_does_not():
             for step in range(12):
                 one.imitate(step % 6, 12, 1e-2)
             one.begin()
-            before, _ = one.evaluate("test", 60, greedy=False)
+            before = one.evaluate({}, "test", 60, temperature=1.0)
             run(one, steps=20, rate=1e-2)
-            after, _ = one.evaluate("test", 60, greedy=False)
-            found[permute] = (before["team/right"], after["team/right"])
+            found[permute] = before.success, one.evaluate({}, "test", 60, temperature=1.0).success
     assert found[False][0] == found[True][0] < 0.7
     assert found[False][1] > found[False][0] + 0.25
     assert found[True][1] < found[True][0] + 0.1
@@ -123,13 +121,13 @@ def test_pay_that_the_recipe_leaves_out_is_told_once():
         rewards = (broadcast(lambda way: 1.0), by_tokens(1.0)) if left_out == "team" else (broadcast(right), by_tokens(1.0))
         world = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=rewards))
         with team(make_recipe("grpo", branches=4, rewards=kind), world=world) as one:
-            rollout = one.play(0, 0, 6)
+            batch = one.play(0, 0, 6)
             told = rf"reads {kind} rewards only; the {left_out} rewards {message} train nothing.*rewards='mixed'"
             with pytest.warns(UserWarning, match=told):
-                one.learn(rollout, 1e-3)
+                one.learn(batch, 1e-3)
             with warnings.catch_warnings():
                 warnings.simplefilter("error", UserWarning)
-                one.learn(rollout, 1e-3)
+                one.learn(batch, 1e-3)
     with team() as one, warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         run(one)
@@ -176,8 +174,9 @@ def test_roles_that_share_a_model_share_its_update():
         (figures,) = run(one)
         assert set(figures) == {"policy"}
         assert list(one.learners) == ["policy"]
-        _, table = one.learn(one.play(1, 6, 6), 1e-2)
-        assert {s.call.agent for s in table.trained("policy")} == {0, 1}
+        batch = one.play(1, 6, 6)
+        assert set(batch.table.agent[batch.table.where]) == {0, 1}
+        np.testing.assert_array_equal(batch.version, 1)  # sampled after one update
 
 
 def test_models_of_other_shapes_and_adapters_on_a_base_train_side_by_side():
@@ -199,7 +198,8 @@ def test_every_recipe_steps(recipe, critic):
     options = {"ppo": dict(branches=2), "mappa": dict(branches=2, rewards="mixed"), "at_grpo": dict(branches=3)}[recipe]
     made = make_recipe(recipe, **options)
     learner = LearnerOptions(made, make_optimizer(), row_tokens=64, minibatch=8, critic=critic)
-    with Team(WORLD, separate(ECHO), dict.fromkeys(("first", "second"), SPEC), learner, make_mesh(1), play=PlayOptions(16, 2)) as one:
+    specs = dict.fromkeys(("first", "second"), SPEC)
+    with HostedTeam(WORLD, separate(ECHO), specs, learner, make_mesh(1), play=PlayOptions(16, 2)) as one:
         steps = run(one, steps=2)
         for figures in steps:
             assert set(figures) == {"first", "second"}
@@ -210,21 +210,35 @@ def test_every_recipe_steps(recipe, critic):
         assert critics == ({"first.critic", "second.critic"} if (recipe, critic) == ("ppo", "own") else set())
 
 
-def test_a_role_that_is_put_back_plays_as_it_began():
+def test_seats_say_who_plays_and_a_role_that_is_put_back_plays_as_it_began():
     with team(assignment=Assignment({"first": "a", "second": "b"})) as one:
         for step in range(10):
             one.imitate(step, 12, 1e-2)
         one.begin()
-        before, _ = one.evaluate("test", 12, greedy=True)
+        page = lambda **seats: one.evaluate(seats, "test", 12)  # noqa: E731
+        before = page()
         run(one, steps=3)
-        after, _ = one.evaluate("test", 12, greedy=True)
-        both, none, first = one.evaluate_mixed([["first", "second"], [], ["first"]], "test", 12, greedy=True)
-        names = ("team/right", "role/first/reward", "role/second/reward")
-        assert [both[n] for n in names] == [before[n] for n in names]
-        assert [none[n] for n in names] == [after[n] for n in names]
-        assert first["role/first/calls"] == 12
-        with pytest.raises(WorkflowError, match="no role 'third'; the roles are first, second"):
-            one.evaluate_mixed([["third"]], "test", 12, greedy=True)
+        after = page()
+        same_as = lambda a, b: [x.team for x in a.outcomes] == [x.team for x in b.outcomes]  # noqa: E731
+        assert same_as(page(first="start", second="start"), before)
+        assert same_as(page(first="trained:a", second="trained"), after)
+        swapped = page(first="trained:b", second="trained:a")
+        assert swapped.seats == {"first": "trained:b", "second": "trained:a"}
+        assert same_as(page(first="trained:b", second="trained:a"), swapped)
+        taught = page(first="scripted", second="scripted").summary()
+        assert taught["roles"] == {"first": {"well_formed": 1.0}, "second": {"well_formed": 1.0}}
+        assert taught["episodes"] == taught["tasks"] == 12
+        twice = one.evaluate({}, "test", 4, plays=2, temperature=1.0)
+        assert [(x.task, x.play) for x in twice.outcomes] == [(t, p) for t in range(4) for p in range(2)]
+        for seats, message in (
+            ({"third": "start"}, "no role 'third'; the roles are first, second"),
+            ({"first": "start:c"}, "no model 'c'; the models are a, b"),
+            ({"first": "asleep"}, "seat 'asleep' is unknown"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                one.evaluate(seats, "test", 12)
+        with pytest.raises(WorkflowError, match="has no random player"):
+            one.evaluate({"first": "random"}, "test", 12)
 
 
 def test_what_is_restored_goes_on_as_if_nothing_had_happened(tmp_path):
@@ -258,8 +272,8 @@ def test_what_cannot_be_is_refused():
         LearnerOptions(GRPO, make_optimizer(), 64, 8, critic="both")
     options = LearnerOptions(make_recipe("ppo"), make_optimizer(), 64, 8, critic="head")
     adapted = dict.fromkeys(("first", "second"), ModelSpec(SHAPE, PARAMS, SPEECH, LoraConfig(2)))
-    with pytest.raises(ValueError, match="adapters only: use critic='own'"):
-        Team(WORLD, separate(ECHO), adapted, options, make_mesh(1))
+    with pytest.raises(ValueError, match="adapters are trained: use critic='own'"):
+        HostedTeam(WORLD, separate(ECHO), adapted, options, make_mesh(1))
     with pytest.raises(WorkflowError, match="no scripted player to imitate"), team(world=dataclasses.replace(WORLD, script=None)) as one:
         one.imitate(0, 4, 1e-2)
     with pytest.raises(WorkflowError, match="its headline 'score' is no metric of the workflow \\(right\\)"):
@@ -277,7 +291,7 @@ def test_a_tree_that_cannot_be_is_refused_and_leaves_no_engine_behind():
 def test_a_scripted_role_speaks_beside_a_policy_and_is_no_sample():
     models = {"script": Scripted(lambda turn: turn.fields["letter"])}
     with team(assignment=Assignment({"first": "script", "second": "b"}, models)) as one:
-        rollout = one.play(0, 0, 6)
-        figures, table = one.learn(rollout, 1e-2)
-        assert set(figures) == {"b"}
-        assert {s.excluded for s in table.samples if s.call.role == "first"} == {"not trained"}
+        batch = one.play(0, 0, 6)
+        assert set(one.learn(batch, 1e-2)) == {"b"}
+        assert set(batch.table.agent) == {1}
+        assert batch.figures["samples/not_trained"] == 24
