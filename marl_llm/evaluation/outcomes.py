@@ -18,8 +18,8 @@ class Outcome:
 
     task: int  # its number in the split
     play: int
-    score: float  # the headline, in [0, 1]; meaningless where void
-    turns: float
+    score: float | int  # the headline, in [0, 1]; meaningless where void
+    turns: float | int
     void: bool = False  # could not be played, and counts for nothing
     team: Mapping[str, float] = dataclasses.field(default_factory=dict)  # further metrics of the team
 

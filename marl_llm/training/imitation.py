@@ -54,7 +54,9 @@ def make_imitation(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lor
     specs = (P(), P(), P("data"), P())
     step = jax.jit(over_data(local, mesh, TRAIN, in_specs=specs, out_specs=(P(), P())), donate_argnums=(0,))
 
-    def imitate(policy: Policy, tokens: Tokens | Sequence[TokenSample], chosen: Sequence[int], learning_rate, base: Any = None):
+    def imitate(
+        policy: Policy, tokens: Tokens | Sequence[TokenSample], chosen: Sequence[int] | np.ndarray, learning_rate, base: Any = None
+    ):
         check_base(base, lora)
         tokens = tokens if isinstance(tokens, Tokens) else Tokens.of(tokens)
         if not len(chosen):

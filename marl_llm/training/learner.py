@@ -99,7 +99,7 @@ class Learner:
         """Whole parameters of a policy of this shape: adapters are merged in."""
         return trained if self.base is None else merge(self.base, trained, self.spec.lora)
 
-    def imitate(self, tokens: Tokens, chosen: Sequence[int], learning_rate: float | Array) -> dict[str, Any]:
+    def imitate(self, tokens: Tokens, chosen: Sequence[int] | np.ndarray, learning_rate: float | Array) -> dict[str, Any]:
         """One step towards the chosen responses; see `make_imitation`."""
         policy, figures = self._imitate(self.policy, tokens, chosen, learning_rate, self.base)
         self.trained = self.trained._replace(policy=policy)
@@ -137,4 +137,4 @@ class Learner:
             critic_learning_rate=critic_learning_rate, base=self.base, advice=advice,
         )  # fmt: skip
         self.version += 1
-        return figures
+        return {name: float(x) for name, x in figures.items()}

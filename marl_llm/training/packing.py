@@ -139,14 +139,14 @@ class Tokens:
             names=[s.name for s in samples],
         )
 
-    def families(self, chosen: Sequence[int]) -> list[list[int]]:
+    def families(self, chosen: Sequence[int] | np.ndarray) -> list[list[int]]:
         """The chosen samples that have the same prompt ids, together, in the order of their first appearance."""
         out: dict[int, list[int]] = {}
-        for i in chosen:
+        for i in map(int, chosen):
             out.setdefault(int(self.prompt[i]), []).append(i)
         return list(out.values())
 
-    def plan(self, chosen: Sequence[int], row_tokens: int) -> list[list[list[int]]]:
+    def plan(self, chosen: Sequence[int] | np.ndarray, row_tokens: int) -> list[list[list[int]]]:
         """Which of the chosen samples lie in which row: rows of families of sample numbers.
 
         Raises `PackingError` naming the first sample that is longer than a row.
@@ -170,7 +170,7 @@ class Tokens:
     def _length(self, family: Sequence[int]) -> int:
         return int(self.prompt_size[family[0]] + self.size[list(family)].sum())
 
-    def pack(self, chosen: Sequence[int], row_tokens: int, devices: int = 1, growth: int = 2) -> PackedRows:
+    def pack(self, chosen: Sequence[int] | np.ndarray, row_tokens: int, devices: int = 1, growth: int = 2) -> PackedRows:
         """The chosen samples in rows for `devices` that take equal blocks of them; `sample` numbers those of this table.
 
         Rows are dealt by how full they are, and each block begins with rows that hold something. L is `row_tokens`, or a half, a quarter,

@@ -108,7 +108,7 @@ def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int,
 
     run = jax.jit(over_data(local, mesh, TRAIN, in_specs=(P(), P("data")), out_specs=P()))
 
-    def score_all(params, tokens: Tokens, chosen: Sequence[int]):
+    def score_all(params, tokens: Tokens, chosen: Sequence[int] | np.ndarray):
         table = np.zeros(table_shape(tokens), np.float32)
         prompts = tokens.families(chosen)
         for start in range(0, len(prompts), minibatch):
@@ -146,7 +146,7 @@ def make_token_kl(recipe: Recipe, config: ModelConfig, mesh: Mesh, **sizes: int)
     scorer = make_policy_scorer(recipe, config, mesh, **sizes)
     charge = jax.jit(lambda new, ref, where: kl(new, ref, kind=recipe.kl_kind, where=where))
 
-    def token_kl(reference, tokens: Tokens, chosen: Sequence[int]):
+    def token_kl(reference, tokens: Tokens, chosen: Sequence[int] | np.ndarray):
         if reference is None:
             raise ValueError(f"recipe {recipe.name!r} has kl_coef={recipe.kl_coef}: pass the reference's parameters")
         scored = scorer((reference, None), tokens, chosen)
