@@ -183,7 +183,7 @@ def _dense(*columns: np.ndarray) -> np.ndarray:
 
 def from_table(table: SampleTable) -> tuple[Tokens, Samples, np.ndarray]:
     """Tokens, columns and versions of the rows of a hosted rollout that are trained on."""
-    keep = np.asarray([number for number, sample in enumerate(table.samples) if sample.where], np.int64)
+    keep = [number for number, sample in enumerate(table.samples) if sample.where]
     chosen = [table[number] for number in keep]
     tokens = Tokens.of([TokenSample(s.prompt_ids, s.response_ids, table.log_probs(n), s.name) for n, s in zip(keep, chosen)])
     every = table.to_samples()
