@@ -69,7 +69,7 @@ def make_rows(groups: int, branches: int, prompt: int, response: int, unrolled: 
     import jax.numpy as jnp
     import numpy as np
 
-    from marl_llm.training.update import Rows
+    from marl_llm.training.batch import Rows
 
     rng = np.random.default_rng(0)
     ids, answers = rng.integers(3, VOCABULARY, (groups, prompt)), rng.integers(3, VOCABULARY, (groups, branches, response))
@@ -94,18 +94,21 @@ def prepare(names: list[str], model: str, microbatch_tokens: int) -> dict:
     from marl_llm.algorithms import make_recipe
     from marl_llm.models import TRAIN, load_pretrained, param_shardings, serving_layout
     from marl_llm.sampling import sample
-    from marl_llm.training import make_mesh, make_optimizer, make_policy, make_update
+    from marl_llm.training import LearnerOptions, Trained, make_mesh, make_optimizer, make_policy, make_update
+    from marl_llm.training.batch import from_pool, pooled
 
     jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
     mesh, optimizer = make_mesh(1), make_optimizer(max_grad_norm=1.0, b2=0.999, weight_decay=0.01)
     config, params = load_pretrained(model)
     held = {"policy": make_policy(params, optimizer)}
     held["policy"] = jax.device_put(held["policy"], param_shardings(held["policy"], mesh, TRAIN))
+    pool = jax.jit(pooled)
 
     def step(update, rows):
         tick = time.perf_counter()
-        held["policy"], figures = update(held["policy"], None, rows, jnp.asarray([True]), jnp.float32(1e-6), jax.random.key(0))
-        loss = float(figures["loss"])
+        tokens, table = from_pool(pool(rows), ["solo"], [("solo",)], len(rows.where))
+        (held["policy"], _), figures = update(Trained(held["policy"]), None, tokens, table, [True], jnp.float32(1e-6), 0)
+        loss = figures["loss"]
         jax.block_until_ready(held["policy"])
         return {"seconds": time.perf_counter() - tick, "loss": loss}
 
@@ -113,7 +116,8 @@ def prepare(names: list[str], model: str, microbatch_tokens: int) -> dict:
     for name in names:
         rows = make_rows(*STEPS[name])
         recipe = make_recipe("grpo", branches=STEPS[name][1])
-        update = make_update(recipe, config, optimizer, mesh, minibatch=len(rows.where), microbatch_tokens=microbatch_tokens)
+        row = rows.prompt.shape[1] + rows.tokens.shape[1] * rows.tokens.shape[2]
+        update = make_update(LearnerOptions(recipe, optimizer, row, len(rows.where), 1, microbatch_tokens), config, mesh)
         tasks[name] = functools.partial(step, update, rows)
         tasks[name]()
 

@@ -15,7 +15,7 @@ from marl_llm.games import Game, JointLetter, PlanPath, Prompt, Rewards, Role
 from marl_llm.rollout import flatten_rows, pad_to, pick_branch, play, random_player, row_keys, scripted_player
 from marl_llm.sampling import Responses
 from marl_llm.text import ByteTokenizer
-from marl_llm.training.update import rows_from, to_samples
+from marl_llm.training.batch import from_pool, pooled, rows_from
 
 GAME = PlanPath(height=3, width=4, min_distance=3, max_distance=8, max_moves=2, max_turns=3, wall_density=0.2)
 E, K = 24, 4
@@ -192,11 +192,16 @@ def test_law_4_the_planner_reads_the_best_proposal_of_the_tool(tree):
                 assert read[0] == route[0][0]  # R1 is proposed as R
 
 
+def columns(rows):
+    """The table of a compiled rollout."""
+    return from_pool(jax.jit(pooled)(rows), [role.name for role in GAME.roles], GAME.stages, 8)[1]
+
+
 def test_the_second_agents_branches_are_paid_each_for_its_own(tree):
     """The order bug: paid after the winner was applied to all branches, the second agent's K rewards would be equal."""
-    rows = rows_from(GAME, tree.tables, jnp.arange(E), 64, GAME.max_moves + 1)
-    advantages, metrics, tied = advantages_for(make_recipe("at_grpo"), to_samples(rows))
-    planner = np.repeat(np.asarray(rows.agent == 1) & np.asarray(rows.where), K)
+    samples = columns(rows_from(GAME, tree.tables, jnp.arange(E)))
+    advantages, metrics, tied = advantages_for(make_recipe("at_grpo"), samples)
+    planner = (samples.agent == 1) & samples.where
     paid = np.asarray(tree.tables["planner"].rewards.team)
     where = np.asarray(tree.tables["planner"].where)
     assert (paid.std(-1)[where] > 0).mean() > 0.5
@@ -214,10 +219,10 @@ def test_the_second_agents_branches_are_paid_each_for_its_own(tree):
 
 
 def test_law_3_in_a_tree_every_group_has_one_prompt_and_keys_are_injective(tree):
-    rows = rows_from(GAME, tree.tables, jnp.arange(E), 64, GAME.max_moves + 1)
-    identities = np.stack([rows.env, rows.agent, rows.turn], -1)
+    rows = rows_from(GAME, tree.tables, jnp.arange(E))
+    identities = np.stack([rows.instance, rows.agent, rows.turn], -1)
     assert len(np.unique(identities, axis=0)) == len(identities) == E * 2 * GAME.max_turns
-    samples = to_samples(rows)
+    samples = columns(rows)
     assert len(np.unique(np.asarray(samples.trajectory))) == E
     _, metrics, _ = advantages_for(make_recipe("at_grpo"), samples)
     assert float(metrics["mixed_prompt_share"]) == 0.0
@@ -229,18 +234,18 @@ def test_law_3_in_parallel_sampling_later_turns_are_mixed_and_the_metrics_say_so
     script = scripted_player(GAME, noise=0.7)
     run = jax.jit(lambda i: play(GAME, script, i, jnp.arange(E), jax.random.key(1), trajectories=K))
     tables = run(instances).tables
-    rows = rows_from(GAME, tables, jnp.arange(E), 64, GAME.max_moves + 1)
+    rows = rows_from(GAME, tables, jnp.arange(E))
     first_tool = (rows.turn == 0) & (rows.agent == 0)
     recipe = make_recipe("grpo", group_by="instance,agent,turn", returns="immediate")
     shares = [
-        float(advantages_for(recipe, to_samples(rows._replace(where=rows.where & keep)))[1]["mixed_prompt_share"])
+        float(advantages_for(recipe, columns(rows._replace(where=rows.where & keep)))[1]["mixed_prompt_share"])
         for keep in (first_tool, rows.turn > 0)
     ]
     assert shares[0] == 0.0
     assert shares[1] > 0.5
     ids = np.asarray(tables["tool"].prompt.ids[0])
     assert np.all(ids == ids[:, :1])  # all K plays of one map begin alike
-    assert len(np.unique(np.asarray(rows.trajectory))) == E * K
+    assert len(np.unique(columns(rows).trajectory)) == E * K
 
 
 # --- stages, picks, budgets ----------------------------------------------------------------------------------------------
