@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import gc
 import resource
 import threading
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from marl_llm.models import TRAIN, ModelConfig, init_params, param_shardings
-from marl_llm.sampling import Engine, EngineError, LaneConfig, Request, RequestError, Settings, sample, stop_rule
+from marl_llm.sampling import Engine, EngineError, LaneConfig, Request, RequestError, Settings, StopRule, sample, stop_rule
 from marl_llm.text import ByteTokenizer
 from marl_llm.training import make_mesh
 
@@ -23,6 +24,7 @@ CONFIG = ModelConfig(vocab_size=V, width=16, layers=2, query_heads=4, key_value_
 SIZES = LaneConfig(slots=8, prompt_tokens=P, response_tokens=R, chunk=4, admit=2, reuse=8)
 ROOT = 11
 DRAWS = (Settings(), Settings(0.0), Settings(0.8, top_k=20, top_p=0.9))
+ROWS, STATES = 16, 8  # of the plain sampler's programs
 STOPS = (((), ()), (tuple(range(1, 100)), ()), ((257,), ("e", "th")))
 
 
@@ -51,29 +53,36 @@ def key_of(seed):
     return key
 
 
+@functools.partial(jax.jit, static_argnames="settings")
+def plain_rows(params, prompt, where, keys, budgets, rule, settings):
+    """The plain sampler for `ROWS` requests with any one stop rule: one program per settings serves every test of this file."""
+    return sample(CONFIG, params, prompt, where, keys, max_tokens=R, stop=rule, pad_id=0, settings=settings, budgets=budgets)
+
+
+def rule_of(ids, strings):
+    """A stop rule widened to `STATES` states, so that all rules have one shape; nothing leads to the added ones."""
+    rule = stop_rule(V, ids, strings, TOKENIZER)
+    room = STATES - len(rule.ends)
+    return StopRule(np.pad(rule.table, ((0, room), (0, 0))), np.pad(rule.ends, (0, room)))
+
+
 def plain(models, requests):
     """What the plain sampler gives for each request: (tokens, log-probs, sampled log-probs, stopped)."""
-    out = [None] * len(requests)
-    kinds = {(r.model, r.settings, r.stop_ids, r.stop_strings) for r in requests}
-    for model, settings, ids, strings in sorted(kinds, key=str):
-        rows = [i for i, r in enumerate(requests) if (r.model, r.settings, r.stop_ids, r.stop_strings) == (model, settings, ids, strings)]
-        prompt, where = np.zeros((len(rows), P), np.int32), np.zeros((len(rows), P), bool)
-        for n, i in enumerate(rows):
-            size = len(requests[i].prompt)
-            prompt[n, P - size :], where[n, P - size :] = requests[i].prompt, True
-        keys = jnp.stack([key_of(requests[i].seed) for i in rows])[:, None]
-        budgets = jnp.asarray([[requests[i].max_tokens] for i in rows], jnp.int32)
-        rule = stop_rule(V, ids, strings, TOKENIZER)
-        run = jax.jit(
-            lambda params, keys, rule=rule, settings=settings, prompt=prompt, where=where, budgets=budgets: sample(
-                CONFIG, params, jnp.asarray(prompt), jnp.asarray(where), keys, max_tokens=R, stop=rule, pad_id=0, settings=settings,
-                budgets=budgets,
-            )  # fmt: skip
-        )
-        got = jax.device_get(run(models[model], keys))
-        for n, i in enumerate(rows):
-            real = got.where[n, 0]
-            out[i] = (got.tokens[n, 0][real], got.log_probs[n, 0][real], got.sampled_log_probs[n, 0][real], not got.truncated[n, 0])
+    out, kind_of = [None] * len(requests), lambda r: (r.model, r.settings, r.stop_ids, r.stop_strings)
+    for kind in sorted(set(map(kind_of, requests)), key=str):
+        model, settings, ids, strings = kind
+        mine = [i for i, r in enumerate(requests) if kind_of(r) == kind]
+        for rows in (mine[n : n + ROWS] for n in range(0, len(mine), ROWS)):
+            prompt, where = np.zeros((ROWS, P), np.int32), np.arange(P)[None].repeat(ROWS, 0) == P - 1
+            budgets = np.ones((ROWS, 1), np.int32)
+            for n, i in enumerate(rows):
+                size = len(requests[i].prompt)
+                prompt[n, P - size :], where[n, P - size :], budgets[n] = requests[i].prompt, True, requests[i].max_tokens
+            keys = jnp.stack([key_of(requests[i].seed) for i in (*rows, *[rows[0]] * (ROWS - len(rows)))])[:, None]
+            got = jax.device_get(plain_rows(models[model], prompt, where, keys, budgets, rule_of(ids, strings), settings))
+            for n, i in enumerate(rows):
+                real = got.where[n, 0]
+                out[i] = (got.tokens[n, 0][real], got.log_probs[n, 0][real], got.sampled_log_probs[n, 0][real], not got.truncated[n, 0])
     return out
 
 
