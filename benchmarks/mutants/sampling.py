@@ -36,7 +36,7 @@ FAULTS = {
         "a failed match begins anew": ("fail[child] = go[fail[state], byte]", "fail[child] = 0"),
     },
     (S + "slots.py", T + "test_engine.py"): {
-        "all requests share a key": ("keys = jax.vmap(request_key, (None, 0, 0))(root, a.seeds, a.seed_count)", "keys = jax.vmap(request_key, (None, 0, 0))(root, 0 * a.seeds, a.seed_count)"),
+        "all requests share a key": ("jax.vmap(identity_key, (None, 0, 0))(root, a.seeds, a.seed_count)", "jax.vmap(identity_key, (None, 0, 0))(root, 0 * a.seeds, a.seed_count)"),
         "the first token does not count": ("count=at(slots.count, jnp.ones((n,), jnp.int32))", "count=at(slots.count, jnp.zeros((n,), jnp.int32))"),
         "the ring is read from its start": ("(jnp.arange(r)[None] - slots.began[:, None]) % r < count", "jnp.arange(r)[None] % r < count"),
         "a slot goes on after its budget": ("& (count < slots.budget)\n        return", "& (count <= slots.budget)\n        return"),

@@ -9,7 +9,7 @@ FAULTS = {
         "a turn is ended twice": ("tail=tail[1:] if last.reply[-1:] == (end,) else tail", "tail=tail"),
         "stripped replies are scored again": ("dataclasses.replace(t, fresh=False) for t", "dataclasses.replace(t, fresh=True) for t"),
         "a changed prompt is the same sample": ("return Conversation((*turns, grown.turns[-1]), talk.sample + 1)", "return Conversation((*turns, grown.turns[-1]), talk.sample)"),
-        "broken calls are lost": ("(calls, [*broken, body]) if call is None", "(calls, broken) if call is None"),
+        "broken calls are lost": ("[body for body, call in read if not call]", "[]"),
         "the tokenizer's own stops do not stop": ("(self._special(self.format.end), *self.tokenizer.stop_ids)", "(self._special(self.format.end),)"),
         "the stop token is read as text": ("*(turn.reply[:-1] if finished else turn.reply)", "*turn.reply"),
     },

@@ -15,7 +15,7 @@ FAULTS = {
             "state = state._replace(todo=None if rest is None else rest[2])", "state = state._replace(todo=None)", T + "test_workflow_controller.py"
         ),
         "a round without a speaker is a turn": ("if state.spoken:\n            state = state._replace(turn", "if True:\n            state = state._replace(turn"),
-        "each item runs at the same place": ("base + i * node.body.size), i, {node.item", "base), i, {node.item"),
+        "each item runs at the same place": ("base + i * step_of(node.body)), i, {node.item", "base), i, {node.item"),
         "each takes more than it may": ("enumerate(items[: node.at_most])", "enumerate(items)"),
         "an error of the infrastructure outweighs the program's": (
             "key=lambda error: isinstance(error, PlayFailure))", "key=lambda error: not isinstance(error, PlayFailure))"
@@ -33,8 +33,8 @@ FAULTS = {
         "a broken format is free": ("0.0 if call.legal else -weight", "0.0"),
         "an improvement is paid from the start again": ("            before = found[turn]\n", ""),
         "the delayed pay is one turn late": ("found[after] - found[turn] for", "found[turn] - found[after] for"),
-        "team and local are exchanged": ("into[0 if award.team else 1]", "into[1 if award.team else 0]"),
-        "NaN is paid": ("if not math.isfinite(award.value):", "if False:"),
+        "team and local are exchanged": ("team, local = (award.value, 0.0) if award.team else", "team, local = (0.0, award.value) if award.team else"),
+        "NaN is paid": ("if not math.isfinite(value):", "if False:"),
         "a broadcast reaches all roles": ("for call in _calls(trajectory, roles)]\n\n    return _described(reward, f\"broadcast", "for call in _calls(trajectory, None)]\n\n    return _described(reward, f\"broadcast"),
     },
     (W + "metrics.py", T + "test_workflow_rewards.py " + T + "test_workflow_controller.py"): {
@@ -50,7 +50,7 @@ FAULTS = {
         "any accepted answer but the best": ("return max(_f1(", "return min(_f1("),
     },
     (W + "speech.py", T + "test_workflow_roles.py " + T + "test_workflow_controller.py"): {
-        "too much is trimmed": ("low, high, best = 0, len(value) - 1, None", "low, high, best = 0, len(value) // 2, None"),
+        "too much is trimmed": ("low, high, best = 1, len(value), None", "low, high, best = len(value) // 2, len(value), None"),
         "an unfinished reply loses its last token": ("ids[:-1] if finished else ids", "ids[:-1]"),
     },
     (W + "parsers.py", T + "test_workflow_roles.py"): {

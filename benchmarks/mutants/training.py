@@ -1,0 +1,36 @@
+"""Faults in steps, policies, learners, figures of rollouts."""
+
+R, T = "marl_llm/training/", "tests/training/"
+
+FAULTS = {
+    (R + "policy.py", T + "test_update.py " + T + "test_rollouts_and_warm_start.py"): {
+        "the optimizer's memory is made anew at each step": (
+            "optimizer.update(gradient, policy.optimizer, policy.params)", "optimizer.update(gradient, optimizer.init(policy.params), policy.params)"
+        ),
+        "a step climbs the loss": ("lambda p, u: p - learning_rate * u", "lambda p, u: p + learning_rate * u"),
+        "gradients are not clipped": ("optax.clip_by_global_norm(max_grad_norm),", "optax.identity(),"),
+        "a gradient that is not finite steps": ("jnp.where(finite, n, o)", "n"),
+        "the rate does not warm up": ("up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))", "up = 1.0"),
+    },
+    (R + "steps.py", T + "test_packed_update.py " + T + "test_update.py"): {
+        "samples left out do not count": ("n = jnp.maximum(n * ", "n = jnp.maximum(n + 0 * "),
+        "the gap is the last micro-batch's": ("gap = jnp.maximum(kept.gap, sums.gap)", "gap = sums.gap"),
+        "each device divides by its own count": (
+            "total, n, parts, gradient = summed((sums.total, sums.count, sums.parts, gradient), axis)",
+            "(total, parts, gradient), n = summed((sums.total, sums.parts, gradient), axis), sums.count",
+        ),
+    },
+    (R + "learner.py", T + "test_team.py"): {
+        "the KL's reference is the present policy": (
+            "self.start if self.options.recipe.kl_coef else None", "jax.tree.map(jnp.copy, self.params) if self.options.recipe.kl_coef else None"
+        ),
+        "the warm start's optimizer memory is carried over": (
+            "policy = self._policy(self.policy.params if trained is None else trained)",
+            "policy = self.policy if trained is None else self._policy(trained)",
+        ),
+    },
+    (R + "rollouts.py", T + "test_rollouts_and_warm_start.py"): {
+        "void episodes count in success": ("share(rollout.episodes.outcome >= 1.0)", "jnp.mean(rollout.episodes.outcome >= 1.0)"),
+        "tokens after the end have entropy": ("token_where = table.responses.where & where[..., None]", "token_where = jnp.ones_like(table.responses.where) & where[..., None]"),
+    },
+}
