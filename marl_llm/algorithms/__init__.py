@@ -27,8 +27,18 @@ from marl_llm.algorithms.advantages import (
     trajectory_weights,
     whiten,
 )
-from marl_llm.algorithms.apply import Samples, advantages_for, count_for, loss_for, value_loss_for, value_targets_for
-from marl_llm.algorithms.gated import high_entropy, on_policy_rows, sapo, vespo
+from marl_llm.algorithms.apply import (
+    Samples,
+    advantages_for,
+    check_rewards,
+    count_for,
+    loss_for,
+    needs,
+    next_kl_coef,
+    value_loss_for,
+    value_targets_for,
+)
+from marl_llm.algorithms.gated import entropy_threshold, high_entropy, on_policy_rows, sapo, vespo
 from marl_llm.algorithms.groups import (
     NO_GROUP,
     GroupStats,
@@ -54,7 +64,7 @@ from marl_llm.algorithms.losses import (
     value_loss,
 )
 from marl_llm.algorithms.ratios import importance_weights, kept_log_mass, kept_tokens, token_log_probs, untruncate
-from marl_llm.algorithms.recipes import FIELDS, RECIPES, Recipe, make_recipe
+from marl_llm.algorithms.recipes import FIELDS, RECIPES, SAMPLER_FIELDS, TRAINER_FIELDS, Recipe, make_recipe
 from marl_llm.algorithms.returns import (
     broadcast_outcome,
     episode_return,
@@ -70,6 +80,8 @@ __all__ = [
     "FIELDS",
     "NO_GROUP",
     "RECIPES",
+    "SAMPLER_FIELDS",
+    "TRAINER_FIELDS",
     "GroupStats",
     "Recipe",
     "Samples",
@@ -78,6 +90,7 @@ __all__ = [
     "agent_wise",
     "aligned",
     "broadcast_outcome",
+    "check_rewards",
     "check_same_prompt",
     "cispo",
     "clip_masks",
@@ -86,6 +99,7 @@ __all__ = [
     "cross",
     "decoupled",
     "entropy",
+    "entropy_threshold",
     "episode_return",
     "gae",
     "group_ids",
@@ -104,6 +118,8 @@ __all__ = [
     "marginal_returns",
     "mix_rewards",
     "mixed_share",
+    "needs",
+    "next_kl_coef",
     "normalise_globally",
     "on_policy_rows",
     "reduce",

@@ -20,23 +20,21 @@ from marl_llm.algorithms._arrays import (
     as_mask,
     check_choice,
     differ,
+    gather,
+    integer_arguments,
     masked_ids,
-    per_group_max,
-    per_group_min,
+    nan_if_infinite,
     per_group_sum,
+    positive,
     psum,
 )
-from marl_llm.algorithms.groups import group_ids, group_keys
+from marl_llm.algorithms.groups import NO_GROUP, group_ids, group_keys, slots_of, stats_of
 
 SCALES = ("std", "none", "range", "batch")
 SINGLETONS = ("zero", "raw")
 
 
-def _gather(per_group: Array, slots: Array) -> Array:
-    """Read the value of each row's group; masked rows read 0."""
-    return per_group.at[slots].get(mode="fill", fill_value=0)
-
-
+@integer_arguments("ids")
 @functools.partial(jax.jit, static_argnames=("scale", "singleton"))
 def group_relative(
     returns: Real[ArrayLike, "S"],
@@ -55,7 +53,7 @@ def group_relative(
 
     Args:
       returns: return of each sample.
-      ids: dense group ids from `group_ids`.
+      ids: group ids from `group_ids`, or any other integers; `NO_GROUP` (-1) is no group.
       where: optional; False samples take no part in any statistic and get 0.
       scale: F_norm. "std": the group's standard deviation; "range": max − min; "none": no division at all, ε unused (Dr. GRPO);
         "batch": the standard deviation of all unmasked returns about their own mean (TRL's `scale_rewards="batch"`).
@@ -75,43 +73,33 @@ def group_relative(
     """
     check_choice("scale", scale, SCALES)
     check_choice("singleton", singleton, SINGLETONS)
-    returns, ids = as_float(returns), jnp.asarray(ids)
-    slots = masked_ids(ids, as_mask(where, ids.shape))
+    returns = as_float(returns)
+    slots = slots_of(ids, as_mask(where, ids.shape))
     used = slots < ids.shape[0]
     returns = jnp.where(used, returns, 0)
-    # Without weights nothing is multiplied: at 10^6 samples each array that is not written saves a millisecond.
-    votes_of = used.astype(returns.dtype) if weights is None else jnp.where(used, as_float(weights).astype(returns.dtype), 0)
-    weigh = (lambda x: x) if weights is None else (lambda x: votes_of * x)
-    votes = per_group_sum(votes_of, slots)
-    centred = returns - _gather(per_group_sum(weigh(returns), slots) / _positive(votes), slots)
-    centred = jnp.where(used, centred, 0)
-    low, high = per_group_min(returns, slots, jnp.inf), per_group_max(returns, slots, -jnp.inf)
-    varied = differ(low, high)
+    weights = None if weights is None else jnp.where(used, as_float(weights).astype(returns.dtype), 0)
+    stats = stats_of(returns, slots, weights, ddof)
     if scale == "std":
-        variance = per_group_sum(weigh(centred**2), slots) / _positive(votes - ddof)
-        divisor = jnp.sqrt(jnp.where(varied, variance, 1)) + epsilon
+        divisor = stats.std + epsilon
     elif scale == "range":
-        divisor = jnp.where(varied, high - low, 1) + epsilon
+        divisor = stats.maximum - stats.minimum + epsilon
     elif scale == "batch":
-        total = jnp.sum(votes_of)
-        deviation = jnp.where(used, returns - jnp.sum(weigh(returns)) / _positive(total), 0)
-        divisor = jnp.sqrt(jnp.sum(weigh(deviation**2)) / _positive(total - ddof)) + epsilon
+        votes = used.astype(returns.dtype) if weights is None else weights
+        total = jnp.sum(votes)
+        deviation = jnp.where(used, returns - jnp.sum(votes * returns) / positive(total), 0)
+        divisor = jnp.sqrt(jnp.sum(votes * deviation**2) / positive(total - ddof)) + epsilon
     else:
         divisor = jnp.ones((), returns.dtype)
-    # One gather brings the divisor and the verdict: 0 stands for tied, and for masked rows, which read the fill value.
-    divisor = _gather(jnp.where(varied, divisor, 0), slots)
-    advantages = jnp.where(divisor == 0, 0, centred / jnp.where(divisor == 0, 1, divisor))
+    # Over infinity a tied group is exactly 0, and so is a masked row.
+    divisor = jnp.where(stats.is_tied | (divisor == 0), jnp.inf, divisor)
+    advantages = (returns - gather(stats.mean, slots)) / gather(divisor, slots, jnp.inf)
     if singleton == "raw":
-        alone = _gather(per_group_sum(used.astype(jnp.int32), slots), slots) == 1
-        advantages = jnp.where(alone & used, returns / (1 + epsilon if scale in ("std", "range") else 1), advantages)
+        alone = gather(stats.size, slots) == 1
+        advantages = jnp.where(alone, returns / (1 + epsilon if scale in ("std", "range") else 1), advantages)
     return advantages
 
 
-def _positive(x: Array) -> Array:
-    """Replace what is not positive by 1, so that an undefined variance divides by one."""
-    return jnp.where(x > 0, x, 1)
-
-
+@integer_arguments("ids", "trajectory")
 @jax.jit
 def trajectory_weights(
     ids: Int[ArrayLike, "S"], trajectory: Int[ArrayLike, "S"], *, where: Shaped[ArrayLike, "S"] | None = None
@@ -123,11 +111,10 @@ def trajectory_weights(
       trajectory: id of the play each sample belongs to.
       where: optional.
     """
-    ids = jnp.asarray(ids)
-    used = as_mask(where, ids.shape) & (ids >= 0)
+    used = as_mask(where, ids.shape) & (ids != NO_GROUP)
     slots = masked_ids(group_ids(group_keys(group=ids, trajectory=trajectory), where=used), used)
     share = 1 / jnp.maximum(per_group_sum(used.astype(jnp.int32), slots), 1).astype(jnp.result_type(float))
-    return _gather(share, slots)
+    return gather(share, slots)
 
 
 def agent_wise(
@@ -161,6 +148,7 @@ def agent_wise(
     return group_relative(returns, ids, where=where, scale="std", ddof=ddof, epsilon=epsilon, weights=weights, singleton=singleton)
 
 
+@integer_arguments("ids")
 @functools.partial(jax.jit, static_argnames="singleton")
 def leave_one_out(
     returns: Real[ArrayLike, "S"],
@@ -183,19 +171,18 @@ def leave_one_out(
       Advantages `[S]`; exactly 0 in groups whose returns are all equal (a group of one under "raw" excepted).
     """
     check_choice("singleton", singleton, SINGLETONS)
-    returns, ids = as_float(returns), jnp.asarray(ids)
-    slots = masked_ids(ids, as_mask(where, ids.shape))
-    used = slots < ids.shape[0]
-    returns = jnp.where(used, returns, 0)
-    size = _gather(per_group_sum(used.astype(jnp.int32), slots), slots)
-    mean = _gather(per_group_sum(returns, slots) / jnp.maximum(per_group_sum(used.astype(jnp.int32), slots), 1), slots)
-    low, high = per_group_min(returns, slots, jnp.inf), per_group_max(returns, slots, -jnp.inf)
-    tied = ~_gather(differ(low, high), slots)
+    returns = as_float(returns)
+    slots = slots_of(ids, as_mask(where, ids.shape))
+    returns = jnp.where(slots < ids.shape[0], returns, 0)
+    stats = stats_of(returns, slots, None, 0)
     # n / (n - 1) times the distance to the full mean is the distance to the mean of the others.
-    advantages = jnp.where(tied | ~used, 0, (returns - mean) * (size / jnp.maximum(size - 1, 1)).astype(returns.dtype))
-    return jnp.where((size == 1) & used, returns, advantages) if singleton == "raw" else advantages
+    size = stats.size.astype(returns.dtype)
+    factor = gather(jnp.where(stats.is_tied, 0, size / jnp.maximum(size - 1, 1)), slots)
+    advantages = jnp.where(factor == 0, 0, factor * (returns - gather(stats.mean, slots)))
+    return jnp.where(gather(stats.size, slots) == 1, returns, advantages) if singleton == "raw" else advantages
 
 
+@integer_arguments("ids")
 @jax.jit
 def decoupled(
     rewards: Real[ArrayLike, "S C"],
@@ -223,10 +210,12 @@ def decoupled(
     """
     rewards = as_float(rewards)
     where = as_mask(where, rewards.shape)
+    slots = slots_of(ids, jnp.ones(ids.shape, bool))
+    ids = jnp.where(slots < slots.shape[0], slots, NO_GROUP)
     column = jax.vmap(lambda r, w: group_relative(r, ids, where=w, scale="std", ddof=ddof, epsilon=epsilon), in_axes=1, out_axes=1)
     total = jnp.sum(column(rewards, where) * jnp.asarray(coefficients).astype(rewards.dtype), axis=1)
-    counted = jnp.any(where, axis=1) & (jnp.asarray(ids) >= 0)
-    return group_relative(total, jnp.zeros_like(jnp.asarray(ids)), where=counted, scale="std", ddof=ddof, epsilon=epsilon)
+    counted = jnp.any(where, axis=1) & (ids != NO_GROUP)
+    return group_relative(total, jnp.zeros_like(ids), where=counted, scale="std", ddof=ddof, epsilon=epsilon)
 
 
 @functools.partial(jax.jit, static_argnames=("shift_mean", "axis_name"))
@@ -243,7 +232,7 @@ def whiten(
 ) -> Float[Array, "S *R"]:
     """Bring all unmasked values to mean 0 and variance 1 (PPO's whitening; with token weights, MAPPA Eq. 4).
 
-    μ = Σ w x / Σ w,   σ² = Σ w (x − μ)² / (Σ w − ddof),   out = (x − μ) / √(σ² + ε)
+    μ = Σ w x / Σ w,   σ² = Σ w (x − μ)² / (Σ w − ddof),   out = (x − μ) / √(σ² + ε), plus μ where `shift_mean` is False
 
     Args:
       values: `[S]` per sample or `[S, R]` per token.
@@ -251,7 +240,7 @@ def whiten(
       weights: optional votes, same shape; one each by default.
       ddof: 0 (MAPPA) or 1 (verl's masked_whiten).
       epsilon: added to the variance, under the root.
-      shift_mean: False keeps the mean and changes only the scale.
+      shift_mean: False adds the mean back and changes only the scale about it (TRL, verl).
       axis_name: mesh axis (or axes) over which sums are added inside `shard_map`, so that μ and σ are those of all devices.
       count_epsilon: added to Σ w wherever a mean is taken; 0 is exact, verl's masked_whiten has 1e-8.
 
@@ -263,18 +252,18 @@ def whiten(
     x = jnp.where(where, values, 0)
     weights = where.astype(x.dtype) if weights is None else jnp.where(where, as_float(weights).astype(x.dtype), 0)
     total = psum(jnp.sum(weights), axis_name)
-    divisor = jnp.where(total > 0, total, 1) + count_epsilon
-    mean = psum(jnp.sum(weights * x), axis_name) / divisor
+    divisor = positive(total) + count_epsilon
+    mean = nan_if_infinite(psum(jnp.sum(weights * x), axis_name) / divisor)
     variance = psum(jnp.sum(weights * jnp.where(where, x - mean, 0) ** 2), axis_name) / divisor
-    variance = variance * (total / _positive(total - ddof))
+    variance = variance * (total / positive(total - ddof))
     high = jnp.max(x, where=where & (weights > 0), initial=-jnp.inf)
     low = jnp.min(x, where=where & (weights > 0), initial=jnp.inf)
     if axis_name is not None:
         high, low = jax.lax.pmax(high, axis_name), jax.lax.pmin(low, axis_name)
     varied = differ(low, high)
     scale = jax.lax.rsqrt(jnp.where(varied, variance, 1) + epsilon)
-    out = (x - mean) * scale if shift_mean else x * jnp.where(varied, scale, 1)
-    return jnp.where(where & (varied | (not shift_mean)), out, 0)
+    whitened = jnp.where(where & varied, (x - mean) * scale, 0)
+    return whitened if shift_mean else jnp.where(where, jnp.where(varied, whitened + mean, x), 0)
 
 
 def normalise_globally(

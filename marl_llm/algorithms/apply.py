@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Real, Shaped
 
 from marl_llm.algorithms import advantages as adv
 from marl_llm.algorithms import gated, losses, ratios, returns
-from marl_llm.algorithms._arrays import as_float, as_mask, psum
+from marl_llm.algorithms._arrays import Scalar, as_float, as_mask, is_traced, psum
 from marl_llm.algorithms.groups import group_ids, group_keys, group_stats, mixed_share
 from marl_llm.algorithms.recipes import Recipe
 
@@ -75,14 +75,14 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
     return rewards
 
 
-def _critic_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> tuple[Array, Array, Array]:
+def _critic_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array, kl_coef) -> tuple[Array, Array, Array]:
     """Return (GAE advantages, value targets, token mask), all `[S, R]`."""
     token_where = _need(samples, recipe, "token_where", "GAE runs over response tokens").astype(bool) & where[:, None]
     values = _need(samples, recipe, "values", "GAE bootstraps from the critic")
     token_kl = None
     if recipe.kl_coef and recipe.kl_in == "reward":
         token_kl = _need(samples, recipe, "token_kl", "kl_in='reward' charges each token")
-    earned = returns.token_rewards(rewards, where=token_where, kl=token_kl, kl_coef=recipe.kl_coef)
+    earned = returns.token_rewards(rewards, where=token_where, kl=token_kl, kl_coef=kl_coef)
     advantages, targets = returns.gae(earned, values, gamma=recipe.gamma, gae_lambda=recipe.gae_lambda, where=token_where)
     return advantages, targets, token_where
 
@@ -125,9 +125,29 @@ def _group_advantages(recipe: Recipe, samples: Samples, earned: Array, where: Ar
     return advantages, metrics, tied
 
 
+def check_rewards(samples: Samples) -> None:
+    """Raise unless every reward that counts is finite: one NaN or infinity would make the advantages of its whole group NaN.
+
+    Raises:
+      ValueError: a reward is not finite; the message names the first such sample.
+      TypeError: called inside jit, where nothing can be raised.
+    """
+    if is_traced(samples.team, samples.local, samples.where):
+        raise TypeError("check_rewards raises, so it needs concrete arrays: call it before jit.")
+    where = as_mask(samples.where, jnp.shape(samples.team))
+    for column in ("team", "local"):
+        rewards = as_float(getattr(samples, column))
+        bad = jnp.flatnonzero(where & ~jnp.isfinite(rewards))
+        if bad.size:
+            row = int(bad[0])
+            names = ("instance", "agent", "turn", "trajectory")
+            who = ", ".join(f"{name} {int(getattr(samples, name)[row])}" for name in names)
+            raise ValueError(f"The {column} reward of sample {row} ({who}) is {float(rewards[row])}; {bad.size} are not finite.")
+
+
 @jax.named_scope("advantages")
 def advantages_for(
-    recipe: Recipe, samples: Samples, *, axis_name=None
+    recipe: Recipe, samples: Samples, *, axis_name=None, kl_coef: Scalar | None = None
 ) -> tuple[Float[Array, "S"] | Float[Array, "S R"], dict[str, Array], Bool[Array, "S"]]:
     """Turn a step's table of samples into advantages, as the recipe says. Call it once per step, on the whole table.
 
@@ -136,6 +156,7 @@ def advantages_for(
       samples: the table. Rows with `where` False take no part and get 0.
       axis_name: mesh axis over which the "global" and "critic" statistics are added inside `shard_map`. Groups are never added
         over devices: keep the rows of a group on one device, or use jit with sharded arrays, where nothing needs to be said.
+      kl_coef: β of this step where `next_kl_coef` steers it; by default `recipe.kl_coef`.
 
     Returns:
       (advantages `[S]`, or `[S, R]` with a critic; a dict of scalar metrics; tied `[S]`: rows whose group has equal returns and
@@ -149,17 +170,18 @@ def advantages_for(
     chex.assert_rank(columns, 1)
     chex.assert_equal_shape(columns)
     where = as_mask(samples.where, jnp.shape(samples.team))
+    kl_coef = recipe.kl_coef if kl_coef is None else kl_coef
     rewards = jnp.where(where, _rewards(recipe, samples), 0)
     metrics, tied = {}, jnp.zeros(where.shape, bool)
     if recipe.normaliser == "critic":
-        earned, _, token_where = _critic_returns(recipe, samples, rewards, where)
+        earned, _, token_where = _critic_returns(recipe, samples, rewards, where, kl_coef)
         advantages = adv.whiten(
             earned, where=token_where, weights=None, ddof=recipe.ddof, epsilon=recipe.epsilon, shift_mean=True, axis_name=axis_name
         )
         earned, counted = rewards, where
     else:
         if recipe.kl_coef and recipe.kl_in == "reward":
-            rewards = rewards - recipe.kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_in='reward' charges it"), 0)
+            rewards = rewards - kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_in='reward' charges it"), 0)
         earned, counted = _returns(recipe, samples, rewards, where), where
         if recipe.normaliser == "global":
             weights = None
@@ -179,10 +201,54 @@ def advantages_for(
     return advantages, metrics, tied
 
 
-def value_targets_for(recipe: Recipe, samples: Samples) -> Float[Array, "S R"]:
-    """Targets for the critic, un-whitened advantage plus old value, 0 where masked; only for recipes with a critic."""
+def value_targets_for(recipe: Recipe, samples: Samples, *, kl_coef: Scalar | None = None) -> Float[Array, "S R"]:
+    """Targets for the critic, un-whitened advantage plus old value, 0 where masked; only for recipes with a critic.
+
+    `kl_coef` as in `advantages_for`.
+    """
     where = as_mask(samples.where, jnp.shape(samples.team))
-    return _critic_returns(recipe, samples, jnp.where(where, _rewards(recipe, samples), 0), where)[1]
+    kl_coef = recipe.kl_coef if kl_coef is None else kl_coef
+    return _critic_returns(recipe, samples, jnp.where(where, _rewards(recipe, samples), 0), where, kl_coef)[1]
+
+
+def _policy_term(recipe: Recipe, new: Array, old: Array, advantages, where: Array) -> tuple[Array, dict[str, Array]]:
+    """The recipe's loss per token `[S, R]` or per sample `[S]`, and what is measured about it per token."""
+    if recipe.loss == "cispo":
+        return losses.cispo(new, old, advantages, where=where, clip_low=recipe.clip_low, clip_high=recipe.clip_high), {}
+    if recipe.loss == "sapo":
+        gates = dict(temperature_positive=recipe.gate_positive, temperature_negative=recipe.gate_negative)
+        return gated.sapo(new, old, advantages, where=where, level=recipe.level, **gates), {}
+    if recipe.loss == "vespo":
+        return gated.vespo(new, old, advantages, where=where), {}
+    if recipe.loss == "reinforce":
+        return losses.reinforce(new, advantages, where=where), {}
+    clips = dict(clip_low=recipe.clip_low, clip_high=recipe.clip_high)
+    policy = losses.clipped_ratio(new, old, advantages, where=where, level=recipe.level, dual_clip=recipe.dual_clip, **clips)
+    ratio, spread = losses.importance_ratio(new, old, where=where, level=recipe.level), as_float(advantages)
+    ratio = jnp.broadcast_to(ratio[:, None] if ratio.ndim == 1 else ratio, where.shape)
+    spread = jnp.broadcast_to(spread[:, None] if spread.ndim == 1 else spread, where.shape)
+    low, high = losses.clip_masks(ratio, spread, **clips)
+    return policy, {"ratio": ratio, "clip_low": as_float(low), "clip_high": as_float(high)}
+
+
+def needs(recipe: Recipe) -> frozenset[str]:
+    """Names of the optional inputs that a recipe cannot do without: arguments of `loss_for` and columns of `Samples`.
+
+    A trainer that cannot give one of them can refuse the recipe before its first step.
+    """
+    critic, charged = recipe.normaliser == "critic", bool(recipe.kl_coef)
+    conditions = {
+        "reference_log_probs": charged and recipe.kl_in == "loss",
+        "kl": charged and recipe.kl_in == "reward" and not critic,
+        "token_kl": charged and recipe.kl_in == "reward" and critic,
+        "sampler_log_probs": recipe.correction != "none" or recipe.off_policy_kl is not None,
+        "entropy": bool(recipe.entropy_coef) or recipe.entropy_quantile < 1,
+        "entropy_threshold": recipe.entropy_quantile < 1,
+        "tokens": recipe.weigh == "token" and recipe.normaliser != "leave_one_out",
+        "values": critic,
+        "token_where": critic,
+    }
+    return frozenset(name for name, needed in conditions.items() if needed)
 
 
 @jax.named_scope("loss")
@@ -194,29 +260,36 @@ def loss_for(
     *,
     where: Shaped[ArrayLike, "S R"],
     entropy: Float[ArrayLike, "S R"] | None = None,
+    entropy_threshold: Scalar | None = None,
     reference_log_probs: Float[ArrayLike, "S R"] | None = None,
     sampler_log_probs: Float[ArrayLike, "S R"] | None = None,
+    kl_coef: Scalar | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, tuple[Array, Array]]]:
     """Loss of one micro-batch, to be minimised, as a sum and a count.
 
     Add the sums and the counts of all micro-batches and devices and divide once: loss = Σ sum / Σ count. The gradient of the
-    sum divided by the total count is then the gradient of the whole batch, however it was cut.
+    sum divided by the total count is then the gradient of the whole batch, however it was cut. `needs` lists what a recipe needs.
 
     Args:
       recipe: from `make_recipe`; static under jit.
       log_probs: log π of the sampled tokens, the only input with a gradient (besides `entropy`).
-      old_log_probs: the same under the policy that sampled them.
+      old_log_probs: the same under the policy that sampled them, as the trainer scores it.
       advantages: from `advantages_for`.
       where: response tokens that are trained on; rows of padding are all False. NaN is harmless where False.
       entropy: per-token entropy of π, needed when `recipe.entropy_coef` is not 0; otherwise only a metric.
+      entropy_threshold: scalar, from the function of this name over the tokens of the whole step; needed, with `entropy`, when
+        `recipe.entropy_quantile` is below 1. Tokens below it leave the policy term and still count.
       reference_log_probs: log π_ref, needed when `recipe.kl_coef` is not 0 and `kl_in="loss"`; otherwise only a metric.
-      sampler_log_probs: what the sampler itself reported for these tokens, needed when `recipe.correction` is not "none";
-        otherwise only a metric, the gap between sampler and scorer.
+      sampler_log_probs: what the sampler itself reported for these tokens, needed when `recipe.correction` is not "none" or
+        `recipe.off_policy_kl` is set; otherwise only a metric, the gap between sampler and scorer. Where `old_log_probs` are the
+        sampler's too there is no gap to correct: score the samples once before the step.
+      kl_coef: β of this step where `next_kl_coef` steers it; by default `recipe.kl_coef`.
 
     Returns:
       (sum, count, metrics), each metric again a (sum, count) pair. "policy_loss" is reduced like the loss; the others are means
       over tokens: "old_kl" (log π_old − log π), "ratio", "clip_low" and "clip_high" (under loss="clip"), "kl", "entropy",
-      "sampler_gap" (|log π_old − log π_sampler|), "corrected" (share of tokens whose weight was cut).
+      "sampler_gap" (|log π_old − log π_sampler|), "corrected" (share of tokens whose weight was cut), "left_out" (share of tokens
+      outside the policy term).
 
     Raises:
       ValueError: the recipe needs an input that was not given.
@@ -224,69 +297,61 @@ def loss_for(
     """
     chex.assert_equal_shape([log_probs, old_log_probs])
     where = as_mask(where, jnp.shape(log_probs))
+    kl_coef = recipe.kl_coef if kl_coef is None else kl_coef
+    given = dict(entropy=entropy, entropy_threshold=entropy_threshold, reference_log_probs=reference_log_probs,
+                 sampler_log_probs=sampler_log_probs)  # fmt: skip
+    if missing := [name for name, value in given.items() if value is None and name in needs(recipe)]:
+        fields = ("entropy_coef", "entropy_quantile", "kl_coef", "correction", "off_policy_kl")
+        said = ", ".join(f"{field}={getattr(recipe, field)!r}" for field in fields)
+        raise ValueError(f"Recipe {recipe.name!r} ({said}): pass {' and '.join(missing)}.")
     parts = lambda x: losses.reduce_parts(x, where=where, how=recipe.reduce, max_length=recipe.max_length)  # noqa: E731
     tokens = lambda x: losses.reduce_parts(jax.lax.stop_gradient(x), where=where)  # noqa: E731
-    new, old = jnp.where(where, log_probs, 0), jnp.where(where, old_log_probs, 0)
-    metrics = {"old_kl": tokens(old - new)}
-    if recipe.loss == "clip":
-        policy = losses.clipped_ratio(
-            new,
-            old,
-            advantages,
-            clip_low=recipe.clip_low,
-            clip_high=recipe.clip_high,
-            level=recipe.level,
-            dual_clip=recipe.dual_clip,
-            where=where,
-        )
-        ratio, spread = losses.importance_ratio(new, old, level=recipe.level, where=where), as_float(advantages)
-        ratio = jnp.broadcast_to(ratio[:, None] if ratio.ndim == 1 else ratio, where.shape)
-        spread = jnp.broadcast_to(spread[:, None] if spread.ndim == 1 else spread, where.shape)
-        low, high = losses.clip_masks(ratio, spread, recipe.clip_low, recipe.clip_high)
-        metrics |= {"ratio": tokens(ratio), "clip_low": tokens(as_float(low)), "clip_high": tokens(as_float(high))}
-    elif recipe.loss == "cispo":
-        policy = losses.cispo(new, old, advantages, clip_low=recipe.clip_low, clip_high=recipe.clip_high, where=where)
-    elif recipe.loss == "sapo":
-        policy = gated.sapo(
-            new,
-            old,
-            advantages,
-            temperature_positive=recipe.gate_positive,
-            temperature_negative=recipe.gate_negative,
-            level=recipe.level,
-            where=where,
-        )
-    elif recipe.loss == "vespo":
-        policy = gated.vespo(new, old, advantages, where=where)
-    else:
-        policy = losses.reinforce(new, advantages, where=where)
+    new, old = losses.masked(log_probs, where), losses.masked(old_log_probs, where)
+    policy, measured = _policy_term(recipe, new, old, advantages, where)
+    metrics = {"old_kl": tokens(old - new)} | {name: tokens(x) for name, x in measured.items()}
+    kept = where
     if sampler_log_probs is not None:
-        sampler = jnp.where(where, sampler_log_probs, 0)
+        sampler = losses.masked(sampler_log_probs, where)
         metrics["sampler_gap"] = tokens(jnp.abs(old - sampler))
         weights, cut = ratios.importance_weights(
-            old, sampler, how=recipe.correction, cap=recipe.correction_cap, floor=0.0, level=recipe.correction_level, where=where
+            old, sampler, where=where, how=recipe.correction, cap=recipe.correction_cap, level=recipe.correction_level
         )
         metrics["corrected"] = tokens(as_float(cut))
         if recipe.correction != "none":
             policy = weights * (policy if policy.ndim == 2 else policy[:, None])
-    elif recipe.correction != "none":
-        raise ValueError(f"Recipe {recipe.name!r} has correction={recipe.correction!r}: pass sampler_log_probs.")
+        if recipe.off_policy_kl is not None:
+            kept = kept & gated.on_policy_rows(new, sampler, advantages, where=where, max_kl=recipe.off_policy_kl)
+    if recipe.entropy_quantile < 1:
+        kept = kept & (as_float(entropy) >= entropy_threshold)
+    if recipe.off_policy_kl is not None or recipe.entropy_quantile < 1:
+        policy = jnp.where(kept, policy if policy.ndim == 2 else policy[:, None], 0)
+        metrics["left_out"] = tokens(as_float(~kept))
     total, count = parts(policy)
     metrics["policy_loss"] = (jax.lax.stop_gradient(total), count)
     if reference_log_probs is not None:
         divergence = losses.kl(new, jax.lax.stop_gradient(as_float(reference_log_probs)), kind=recipe.kl_kind, where=where)
         metrics["kl"] = tokens(divergence)
         if recipe.kl_coef and recipe.kl_in == "loss":
-            total = total + recipe.kl_coef * parts(divergence)[0]
-    elif recipe.kl_coef and recipe.kl_in == "loss":
-        raise ValueError(f"Recipe {recipe.name!r} has kl_coef={recipe.kl_coef}: pass reference_log_probs.")
+            total = total + kl_coef * parts(divergence)[0]
     if entropy is not None:
         metrics["entropy"] = tokens(as_float(entropy))
         if recipe.entropy_coef:
             total = total - recipe.entropy_coef * parts(entropy)[0]
-    elif recipe.entropy_coef:
-        raise ValueError(f"Recipe {recipe.name!r} has entropy_coef={recipe.entropy_coef}: pass entropy.")
     return total, count, metrics
+
+
+def next_kl_coef(recipe: Recipe, kl_coef: Scalar, kl: Scalar, *, samples: Scalar) -> Scalar:
+    """β of the next step: steered by `adapt_kl_coef` to `recipe.kl_target`, or as it is where the recipe has no target.
+
+    Args:
+      recipe: from `make_recipe`.
+      kl_coef: β of this step; of the first, `recipe.kl_coef`. A loop keeps it in its checkpoint.
+      kl: measured KL of this step, in nats per token: the metric "kl".
+      samples: how many samples the step had.
+    """
+    if recipe.kl_target is None:
+        return kl_coef
+    return losses.adapt_kl_coef(kl_coef, kl, target=recipe.kl_target, samples=samples, horizon=recipe.kl_horizon)
 
 
 def count_for(recipe: Recipe, *, where: Shaped[ArrayLike, "S R"]) -> Float[Array, ""]:

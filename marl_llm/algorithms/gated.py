@@ -52,7 +52,7 @@ def sapo(
     """
     where = as_mask(where, jnp.shape(log_probs))
     ratio = importance_ratio(log_probs, old_log_probs, level=level, where=where, log_ratio_limits=log_ratio_limits)
-    advantages, ratio = advantages_like(jax.lax.stop_gradient(as_float(advantages)), ratio, where.shape)
+    advantages, ratio = advantages_like(advantages, ratio, where)
     temperature = jnp.where(advantages > 0, temperature_positive, temperature_negative).astype(ratio.dtype)
     loss = -4 / temperature * jax.nn.sigmoid(temperature * (ratio - 1)) * advantages
     return jnp.where(jnp.any(where, axis=1) if loss.ndim == 1 else where, loss, 0)
@@ -86,7 +86,7 @@ def vespo(
     new = masked(log_probs, where)
     log_ratio = jnp.clip(new - masked(old_log_probs, where), *LOG_RATIO_LIMITS)
     log_w = jnp.clip(jnp.sum(log_ratio, axis=1, keepdims=True), *VESPO_LIMITS)
-    advantages, log_w = advantages_like(jax.lax.stop_gradient(as_float(advantages)), log_w, where.shape)
+    advantages, log_w = advantages_like(advantages, log_w, where)
     k, rate = (jnp.where(advantages >= 0, *pair) for pair in zip(shape_positive, shape_negative))
     weight = jax.lax.stop_gradient(jnp.exp(k * log_w + rate * (1 - jnp.exp(log_w))))
     return jnp.where(where, -weight.astype(new.dtype) * advantages * new, 0)
@@ -118,8 +118,31 @@ def on_policy_rows(
     where = as_mask(where, jnp.shape(log_probs))
     gap = masked(sampler_log_probs, where) - jax.lax.stop_gradient(masked(log_probs, where))
     gap = jnp.sum(gap, axis=1, keepdims=True) / jnp.maximum(jnp.sum(where, axis=1, keepdims=True), 1)
-    advantages, gap = advantages_like(advantages, gap, where.shape)
+    advantages, gap = advantages_like(advantages, gap, where)
     return (advantages >= 0) | (gap <= max_kl)
+
+
+@jax.jit
+def entropy_threshold(entropy: Float[ArrayLike, "*S"], share: Scalar, *, where: Shaped[ArrayLike, "*S"] | None = None) -> Float[Array, ""]:
+    """The entropy above which the given share of the tokens lies: quantile_{1 − share}(H), interpolated linearly; 0 without tokens.
+
+    Args:
+      entropy: H of each token of a whole step, in nats.
+      share: of the tokens, in (0, 1].
+      where: optional; masked tokens do not count.
+    """
+    entropy = as_float(entropy)
+    where = as_mask(where, entropy.shape)
+    if entropy.size == 0:
+        return jnp.zeros((), entropy.dtype)
+    ranked = jnp.sort(jnp.where(where, entropy, jnp.inf).reshape(-1))
+    count = jnp.sum(where)
+    place = (1 - share) * jnp.maximum(count - 1, 0).astype(entropy.dtype)
+    below = jnp.floor(place).astype(jnp.int32)
+    above = jnp.minimum(below + 1, jnp.maximum(count - 1, 0))
+    low, high = ranked[below], ranked[above]
+    threshold = jnp.where(above > below, low + (high - low) * (place - below), low)
+    return jnp.where(count > 0, threshold, 0)
 
 
 @jax.jit
@@ -138,11 +161,4 @@ def high_entropy(entropy: Float[ArrayLike, "*S"], share: Scalar, *, where: Shape
     """
     entropy = as_float(entropy)
     where = as_mask(where, entropy.shape)
-    ranked = jnp.sort(jnp.where(where, entropy, jnp.inf).reshape(-1))
-    count = jnp.sum(where)
-    place = (1 - share) * jnp.maximum(count - 1, 0).astype(entropy.dtype)
-    below = jnp.floor(place).astype(jnp.int32)
-    above = jnp.minimum(below + 1, jnp.maximum(count - 1, 0))
-    low, high = ranked[below], ranked[above]
-    threshold = jnp.where(above > below, low + (high - low) * (place - below), low)
-    return where & (entropy >= threshold)
+    return where & (entropy >= entropy_threshold(entropy, share, where=where))

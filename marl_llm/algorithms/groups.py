@@ -10,23 +10,30 @@ never more groups than samples). A masked sample has the id `NO_GROUP`, and a sa
 
 import dataclasses
 import functools
+import math
 import typing
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, Real, Shaped
+from jaxtyping import Array, Float, Int, Integer, Real, Shaped
 
 from marl_llm.algorithms._arrays import (
     Scalar,
     as_float,
+    as_integers,
     as_mask,
     differ,
+    gather,
+    integer_arguments,
     is_traced,
     masked_ids,
+    nan_if_infinite,
     per_group_max,
     per_group_min,
     per_group_sum,
+    positive,
 )
 
 NO_GROUP = -1
@@ -36,12 +43,12 @@ CELLS = 2
 WORD = 32
 
 
-@jax.jit
-def group_keys(**axes: Int[ArrayLike, "S"]) -> Int[Array, "S C"]:
+def group_keys(**axes: Integer[ArrayLike, "S"]) -> Int[Array, "S C"]:
     """Stack the axes that name a group into one key per sample: the papers' hash(e, i, t), without its collisions.
 
     AT-GRPO (Stronger-MAS, Alg. 1 line 11) writes g = hash(e, i, t). Two different groups must never share a key, so the key
-    is the tuple itself: injective by construction, for any number of groups and any integer values, negative ones included.
+    is the tuple itself: injective by construction, for any number of groups and any integer values, negative ones included. A
+    value that does not fit int32 is refused unless JAX has 64 bits switched on.
 
     Args:
       **axes: integer arrays `[S]`, for example `env=..., agent=..., turn=...`. At least one.
@@ -51,11 +58,17 @@ def group_keys(**axes: Int[ArrayLike, "S"]) -> Int[Array, "S C"]:
       arguments nor jit changes the result.
 
     Raises:
-      ValueError: no axis was given.
+      ValueError: no axis was given, or a value does not fit.
+      TypeError: an axis does not hold integers, or is traced and of a type whose values may not fit (uint32).
     """
     if not axes:
         raise ValueError("group_keys needs at least one axis, for example group_keys(env=env, agent=agent, turn=turn).")
-    columns = [jnp.asarray(axes[name]) for name in sorted(axes)]
+    return _stacked([as_integers(axes[name], name) for name in sorted(axes)])
+
+
+@jax.jit
+def _stacked(columns: list[Array]) -> Int[Array, "S C"]:
+    """Columns side by side."""
     return jnp.stack(columns, axis=1)
 
 
@@ -88,6 +101,7 @@ def _ids_by_sorting(columns: list[Array], where: Array) -> Array:
     return jnp.where(where, ids, NO_GROUP)
 
 
+@integer_arguments("keys")
 @jax.jit
 def group_ids(keys: Int[ArrayLike, "S C"], *, where: Shaped[ArrayLike, "S"] | None = None) -> Int[Array, "S"]:
     """Number the distinct keys: dense ids in [0, G), in lexicographic order of the keys.
@@ -121,11 +135,21 @@ def group_ids(keys: Int[ArrayLike, "S C"], *, where: Shaped[ArrayLike, "S"] | No
     return jax.lax.cond(fits, counting, lambda: _ids_by_sorting(columns, where))
 
 
+def slots_of(ids: Array, where: Array) -> Array:
+    """The slot of each row in arrays of capacity S, S for rows that are masked or have no group (`NO_GROUP`).
+
+    Dense ids in [0, S) are their own slots. Any others, raw prompt ids for example, are numbered first, in ascending order.
+    """
+    dense = jnp.all((ids >= NO_GROUP) & (ids < ids.shape[0]))
+    ids = jax.lax.cond(dense, lambda i: i, lambda i: group_ids(i[:, None], where=i != NO_GROUP).astype(i.dtype), ids)
+    return masked_ids(ids, where)
+
+
 @typing.no_type_check  # as a pytree it may hold tracers, shapes or None
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GroupStats:
-    """What each group looks like. Arrays are indexed by group id, have capacity S, and are zero past the last group."""
+    """What each group looks like. Arrays are indexed by dense group id, have capacity S, and are zero past the last group."""
 
     size: Array  # [S] int32, members of group g (unmasked samples); 0 for ids that are not in use
     mean: Array  # [S] float, mean value
@@ -144,6 +168,7 @@ class GroupStats:
         return jnp.where(self.is_tied, 0.0, jnp.sqrt(jnp.where(self.is_tied, 1.0, self.variance)))
 
 
+@integer_arguments("ids")
 @jax.jit
 def group_stats(
     values: Real[ArrayLike, "S"], ids: Int[ArrayLike, "S"], *, where: Shaped[ArrayLike, "S"] | None = None, ddof: Scalar = 0
@@ -152,25 +177,32 @@ def group_stats(
 
     Args:
       values: rewards or returns `[S]`.
-      ids: dense group ids `[S]` from `group_ids`.
+      ids: group ids `[S]` from `group_ids`. Other integers are numbered in ascending order: index the result by those numbers.
       where: `[S]`, optional; False samples count nowhere.
       ddof: the variance divides by max(n - ddof, 1).
 
     Returns:
       A `GroupStats` pytree. An empty table gives zero groups and finite zeros everywhere.
     """
-    values, ids = as_float(values), jnp.asarray(ids)
-    slots = masked_ids(ids, as_mask(where, ids.shape))
-    used = slots < ids.shape[0]
+    values = as_float(values)
+    return stats_of(values, slots_of(ids, as_mask(where, ids.shape)), None, ddof)
+
+
+def stats_of(values: Array, slots: Array, weights: Array | None, ddof: Scalar) -> GroupStats:
+    """`group_stats` of float values whose rows stand in `slots`, with one vote each or `weights` `[S]`, 0 where masked."""
+    used = slots < slots.shape[0]
     values = jnp.where(used, values, 0)
-    size = per_group_sum(jnp.ones_like(slots, jnp.int32), slots)
+    # Without weights nothing is multiplied: at 10^6 samples each array that is not written saves a millisecond.
+    weigh = (lambda x: x) if weights is None else (lambda x: weights * x)
+    size = per_group_sum(used.astype(jnp.int32), slots)
+    votes = size.astype(values.dtype) if weights is None else per_group_sum(weights, slots)
     present = size > 0
-    mean = per_group_sum(values, slots) / jnp.maximum(size, 1)
-    deviation = jnp.where(used, values - mean.at[slots].get(mode="fill", fill_value=0), 0)
+    mean = nan_if_infinite(per_group_sum(weigh(values), slots) / positive(votes))
+    deviation = jnp.where(used, values - gather(mean, slots), 0)
     low = per_group_min(values, slots, jnp.inf)
     high = per_group_max(values, slots, -jnp.inf)
     is_tied = present & ~differ(low, high)
-    variance = jnp.where(is_tied, 0, per_group_sum(deviation**2, slots) / jnp.maximum(size - ddof, 1))
+    variance = jnp.where(is_tied, 0, per_group_sum(weigh(deviation**2), slots) / positive(votes - ddof))
     count, tied = jnp.sum(present), jnp.sum(is_tied)
     return GroupStats(
         size=size,
@@ -186,11 +218,19 @@ def group_stats(
     )
 
 
-def _mixed_groups(prompt_ids, ids, where) -> tuple[Array, Array, Array]:
+def _words(prompt_ids) -> Array:
+    """Prompts as rows of words `[S, C]` that are equal where the prompts are: 64-bit numbers become two words if JAX has 32 bits."""
+    if not isinstance(prompt_ids, jax.Array):
+        prompt_ids = np.asarray(prompt_ids)
+        if prompt_ids.dtype.itemsize > jnp.asarray(prompt_ids[:0]).dtype.itemsize:
+            prompt_ids = np.ascontiguousarray(prompt_ids).reshape(*prompt_ids.shape, 1).view(np.int32)
+    return jnp.asarray(prompt_ids).reshape(prompt_ids.shape[0], math.prod(prompt_ids.shape[1:]))
+
+
+@jax.jit
+def _mixed_groups(prompts, ids, where) -> tuple[Array, Array, Array]:
     """Return (slots [S], group is mixed [S], group in use [S]) for `check_same_prompt` and `mixed_share`."""
-    prompt_ids, ids = jnp.asarray(prompt_ids), jnp.asarray(ids)
-    prompts = prompt_ids.reshape(prompt_ids.shape[0], -1)
-    slots = masked_ids(ids, as_mask(where, ids.shape))
+    slots = slots_of(ids, as_mask(where, ids.shape))
     rows = jnp.arange(ids.shape[0])
     first = per_group_min(rows, slots, ids.shape[0])
     reference = prompts.at[first.at[slots].get(mode="fill", fill_value=0)].get(mode="fill", fill_value=0)
@@ -199,7 +239,7 @@ def _mixed_groups(prompt_ids, ids, where) -> tuple[Array, Array, Array]:
     return slots, per_group_max(differs, slots, 0) > 0, in_use
 
 
-@jax.jit
+@integer_arguments("ids")
 def mixed_share(
     prompt_ids: Shaped[ArrayLike, "S *P"], ids: Int[ArrayLike, "S"], *, where: Shaped[ArrayLike, "S"] | None = None
 ) -> Float[Array, ""]:
@@ -212,10 +252,11 @@ def mixed_share(
       ids: dense group ids `[S]`.
       where: `[S]`, optional.
     """
-    _, mixed, in_use = _mixed_groups(prompt_ids, ids, where)
+    _, mixed, in_use = _mixed_groups(_words(prompt_ids), ids, where)
     return jnp.sum(mixed) / jnp.maximum(jnp.sum(in_use), 1).astype(jnp.result_type(float))
 
 
+@integer_arguments("ids")
 def check_same_prompt(
     prompt_ids: Shaped[ArrayLike, "S *P"], ids: Int[ArrayLike, "S"], *, where: Shaped[ArrayLike, "S"] | None = None
 ) -> None:
@@ -232,12 +273,12 @@ def check_same_prompt(
     """
     if is_traced(prompt_ids, ids, where):
         raise TypeError("check_same_prompt raises, so it needs concrete arrays: inside jit, report mixed_share(...) instead.")
-    slots, mixed, _ = _mixed_groups(prompt_ids, ids, where)
+    prompts = _words(prompt_ids)
+    slots, mixed, _ = _mixed_groups(prompts, ids, where)
     if not bool(jnp.any(mixed)):
         return
     group = int(jnp.argmax(mixed))
     rows = [int(row) for row in jnp.flatnonzero(slots == group)]
-    prompts = jnp.asarray(prompt_ids).reshape(slots.shape[0], -1)
     other = next(row for row in rows if bool(jnp.any(prompts[row] != prompts[rows[0]])))
     raise ValueError(
         f"{int(jnp.sum(mixed))} group(s) mix prompts. Group {group} has {len(rows)} samples; rows {rows[0]} and {other} saw "

@@ -72,16 +72,19 @@ def importance_ratio(
     return jnp.exp(log_ratio)
 
 
-def advantages_like(advantages, ratio: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Broadcast advantages `[S]`, `[S, 1]` or `[S, R]` against a ratio `[S]` or `[S, R]`."""
-    advantages = as_float(advantages)
+def advantages_like(advantages, ratio: Array, where: Array) -> tuple[Array, Array]:
+    """Broadcast advantages `[S]`, `[S, 1]` or `[S, R]` against a ratio `[S]` or `[S, R]`: (advantages, ratio), no gradient into the first.
+
+    Masked advantages become 0 before they meet a ratio that a whole row shares, or their NaN would be in its gradient.
+    """
+    advantages = jax.lax.stop_gradient(as_float(advantages))
     if ratio.ndim == 1 and advantages.ndim == 1:
-        return advantages, ratio
+        return jnp.where(jnp.any(where, axis=1), advantages, 0), ratio
     if advantages.ndim == 1:
         advantages = advantages[:, None]
     if ratio.ndim == 1:
         ratio = ratio[:, None]
-    return jnp.broadcast_to(advantages, shape), jnp.broadcast_to(ratio, shape)
+    return masked(advantages, where), jnp.broadcast_to(ratio, where.shape)
 
 
 @functools.partial(jax.jit, static_argnames=("level", "dual_clip", "ratio_cap", "log_ratio_limits"))
@@ -128,7 +131,7 @@ def clipped_ratio(
         raise ValueError(f"dual_clip={dual_clip} must be greater than 1: it bounds a ratio from above.")
     where = as_mask(where, jnp.shape(log_probs))
     ratio = importance_ratio(log_probs, old_log_probs, level=level, where=where, log_ratio_limits=log_ratio_limits)
-    advantages, ratio = advantages_like(jax.lax.stop_gradient(as_float(advantages)), ratio, where.shape)
+    advantages, ratio = advantages_like(advantages, ratio, where)
     bounded = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     if ratio_cap is None:
         unclipped, clipped = -advantages * ratio, -advantages * jax.lax.stop_gradient(bounded)
@@ -175,7 +178,7 @@ def cispo(
     new = masked(log_probs, where)
     ratio = importance_ratio(new, old_log_probs, level="token", where=where, log_ratio_limits=log_ratio_limits)
     weight = jax.lax.stop_gradient(jnp.clip(ratio, 1 - clip_low, 1 + clip_high))
-    advantages, _ = advantages_like(jax.lax.stop_gradient(as_float(advantages)), ratio, where.shape)
+    advantages, _ = advantages_like(advantages, ratio, where)
     return jnp.where(where, -weight * advantages * new, 0)
 
 
@@ -197,7 +200,7 @@ def reinforce(
     """
     where = as_mask(where, jnp.shape(log_probs))
     log_probs = masked(log_probs, where)
-    advantages, log_probs = advantages_like(jax.lax.stop_gradient(as_float(advantages)), log_probs, where.shape)
+    advantages, log_probs = advantages_like(advantages, log_probs, where)
     return jnp.where(where, -advantages * log_probs, 0)
 
 
@@ -344,7 +347,7 @@ def reduce_parts(
 
     Args:
       x: loss per token `[S, R]` or per sample `[S]`.
-      where: mask `[S, R]` or `[S]`; everything by default. A per-sample `x` with a per-token mask counts at each of its tokens.
+      where: mask of the rank of `x`; everything by default. A per-sample `x` with a mask `[S, R]` counts at each of its tokens.
       how: which reduction.
       max_length: Dr. GRPO's constant, usually the longest response allowed; needed by and only by "constant".
       empty_rows: whether rows without any token count as rows (TRL: yes; verl: no; padding rows must not: no by default).
@@ -360,15 +363,11 @@ def reduce_parts(
     if (max_length is not None) != (how == "constant"):
         raise ValueError(f"max_length belongs to how='constant' and only to it; got how={how!r}, max_length={max_length!r}.")
     x = as_float(x)
-    where = jnp.ones(x.shape, bool) if where is None else jnp.asarray(where).astype(bool)
-    if x.ndim == 1 and where.ndim == 2:
-        x = x[:, None]
-    if x.ndim == 2 and where.ndim == 1:
-        where = where[:, None]
-    shape = jnp.broadcast_shapes(x.shape, where.shape)
-    where = jnp.broadcast_to(where, shape)
+    if x.ndim == 1 and where is not None and jnp.ndim(where) == 2:
+        x = jnp.broadcast_to(x[:, None], jnp.shape(where))
+    where, shape = as_mask(where, x.shape), x.shape
     inner = tuple(range(1, len(shape)))
-    x = jnp.where(where, jnp.broadcast_to(x, shape), 0)
+    x = jnp.where(where, x, 0)
     tokens = jnp.sum(where, axis=inner).astype(x.dtype)
     rows = jnp.asarray(shape[0], x.dtype) if empty_rows else jnp.sum(tokens > 0).astype(x.dtype)
     per_row = jnp.sum(x, axis=inner)

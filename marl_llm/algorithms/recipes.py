@@ -14,6 +14,8 @@ import math
 import types
 import typing
 
+import numpy as np
+
 from marl_llm.algorithms._arrays import check_choice
 from marl_llm.algorithms.advantages import SCALES, SINGLETONS
 from marl_llm.algorithms.losses import KL_KINDS, LEVELS, REDUCTIONS
@@ -53,8 +55,10 @@ class Recipe:
     preset: str = "paper"  # "paper" or "released"
 
     # How a team is sampled.
-    sampling: str = "parallel"  # "tree": K candidates per prompt, one goes on; "parallel": K whole plays; "chain": one by one
-    branches: int = 4  # K, candidates per prompt (tree) or plays per instance (parallel, chain)
+    # "tree": K candidates per prompt, one goes on; "parallel": K plays of an instance, compared with each other; "chain": K plays of an
+    # instance, each for itself, so that K may be 1. In plays no prompt has a second candidate. See `plays` and `candidates`.
+    sampling: str = "parallel"
+    branches: int = 4  # K
     pick: str = "greedy"  # tree: which candidate goes on: the best paid ("greedy"), "first" or "random"
     temperature: float = 1.0  # of sampling, and of both sides of the ratio
     top_k: int | None = None  # sample among the k likeliest tokens only; None: all
@@ -92,14 +96,32 @@ class Recipe:
     kl_coef: float = 0.0  # β, weight of the KL to the reference
     kl_kind: str = "k3"  # estimator, see losses.kl
     kl_in: str = "loss"  # β·KL is added to the "loss" or taken off the "reward"
+    kl_target: float | None = None  # measured KL that β is steered to after each step, see `next_kl_coef`; None: β stays
+    kl_horizon: float = 10_000.0  # kl_target: over how many samples β may change by a fifth
     entropy_coef: float = 0.0  # weight of the entropy bonus
+    entropy_quantile: float = 1.0  # share of a step's tokens, those of the highest entropy, in the policy term; 1: all
+    off_policy_kl: float | None = None  # nats per token beyond which a bad response leaves the policy term, see on_policy_rows; None: never
     correction: str = "none"  # of the gap between sampler and scorer: "none", "truncate" or "mask"; see ratios
     correction_level: str = "token"  # weight per "token", "sequence" or "product"
     correction_cap: float = 2.0  # largest weight
     value_coef: float = 0.5  # critic: weight of the value loss
     value_clip: float | None = 0.5  # critic: the value may move this far from the old one; None: no clip
 
+    @property
+    def plays(self) -> int:
+        """Plays of each instance: 1 in a tree, otherwise K."""
+        return 1 if self.sampling == "tree" else self.branches
+
+    @property
+    def candidates(self) -> int:
+        """Responses to each prompt: K in a tree, otherwise 1."""
+        return self.branches if self.sampling == "tree" else 1
+
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+                object.__setattr__(self, field.name, value.item())
         if isinstance(self.group_by, str):
             object.__setattr__(self, "group_by", tuple(axis.strip() for axis in self.group_by.split(",") if axis.strip()))
         object.__setattr__(self, "group_by", tuple(self.group_by))
@@ -126,7 +148,7 @@ class Recipe:
 
 
 _INTEGERS = ("branches", "top_k", "ddof", "max_length")
-_OPTIONAL = ("top_k", "dual_clip", "max_length", "value_clip")
+_OPTIONAL = ("top_k", "dual_clip", "max_length", "value_clip", "kl_target", "off_policy_kl")
 _RANGES = (
     ("branches", 1, math.inf),
     ("temperature", 1e-3, math.inf),
@@ -144,7 +166,11 @@ _RANGES = (
     ("gate_negative", 1e-6, math.inf),
     ("max_length", 1, math.inf),
     ("kl_coef", 0, math.inf),
+    ("kl_target", 1e-9, math.inf),
+    ("kl_horizon", 1, math.inf),
     ("entropy_coef", 0, math.inf),
+    ("entropy_quantile", 1e-6, 1),
+    ("off_policy_kl", 0, math.inf),
     ("value_coef", 0, math.inf),
     ("value_clip", 0, math.inf),
     ("correction_cap", 1, math.inf),
@@ -160,8 +186,8 @@ def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
             "use returns='immediate', or sampling='parallel' or 'chain'.",
         ),
         (
-            r.sampling == "tree" and r.branches < 2 and r.normaliser in ("group", "leave_one_out") and "turn" in r.group_by,
-            "branches=1 in a tree makes groups of one, which teach nothing: use branches >= 2.",
+            r.branches < 2 and r.normaliser in ("group", "leave_one_out") and bool({"instance", "env"} & set(r.group_by)),
+            f"branches=1 makes groups of one for group_by={r.group_by!r}, which teach nothing: use branches >= 2.",
         ),
         (
             (r.returns == "gae") != (r.normaliser == "critic"),
@@ -200,15 +226,17 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
         (("dual_clip",), r.loss != "clip", f"only loss='clip' reads it, and this is {r.loss!r}"),
         (("gate_positive", "gate_negative"), r.loss != "sapo", f"only loss='sapo' reads it, and this is {r.loss!r}"),
         (("correction_level", "correction_cap"), r.correction == "none", "correction='none' weighs nothing"),
-        (("kl_kind", "kl_in"), r.kl_coef == 0, "kl_coef=0 switches the KL term off"),
+        (("kl_kind", "kl_in", "kl_target"), r.kl_coef == 0, "kl_coef=0 switches the KL term off"),
+        (("kl_horizon",), r.kl_target is None, "kl_target=None leaves kl_coef as it is"),
     ]
 
 
 def _check(field: str, value, choices) -> None:
-    """`check_choice` with a suggestion."""
+    """`check_choice` with a suggestion, which cares neither for case nor for underscores."""
     if value in choices:
         return
-    close = difflib.get_close_matches(str(value), [str(c) for c in choices], 1)
+    plain = {str(c).lower().replace("_", ""): c for c in choices}
+    close = [plain[c] for c in difflib.get_close_matches(str(value).lower().replace("_", "").replace("-", ""), plain, 1)]
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"{field}={value!r} is unknown.{hint} Valid: {', '.join(repr(c) for c in choices)}.")
 
@@ -222,13 +250,35 @@ _PAPER = {
     ),
     "dr_mas": dict(sampling="parallel", rewards="team", returns="outcome", group_by=("instance", "agent"), reduce="token_mean"),
     "mappa": dict(
-        sampling="chain", branches=1, rewards="local", returns="to_go", scope="trajectory", normaliser="global", group_by=(),
+        sampling="chain", branches=2, rewards="local", returns="to_go", scope="trajectory", normaliser="global", group_by=(),
         ddof=0, epsilon=1e-8, weigh="token", kl_coef=0.01, kl_kind="k1", kl_in="reward", reduce="token_mean",
     ),
     "ppo": dict(
         sampling="chain", branches=1, rewards="mixed", returns="gae", normaliser="critic", group_by=(), epsilon=1e-8,
         dual_clip=3.0, reduce="token_mean",
     ),
+    # DeepSeekMath's group baseline without its two biases: no division by the deviation, and by a constant instead of the response's
+    # length (Liu et al. 2025). The constant is the paper's generation budget: set max_length to yours.
+    "dr_grpo": dict(sampling="parallel", rewards="team", returns="outcome", scale="none", reduce="constant", max_length=3000),
+    # Clip-higher, token mean and no groups without a difference (Yu et al. 2025). Left-out groups are not sampled anew, and the
+    # penalty of long responses is a reward, hence the game's.
+    "dapo": dict(
+        sampling="parallel", branches=16, rewards="team", returns="outcome", clip_high=0.28, reduce="token_mean", skip_tied=True,
+        tied_in_denominator=False,
+    ),
+    # The mean of the others as the baseline, REINFORCE on whole responses (Ahmadian et al. 2024). Its KL is kl_in="reward", "k1".
+    "rloo": dict(
+        sampling="parallel", rewards="team", returns="outcome", normaliser="leave_one_out", loss="reinforce",
+        reduce="sequence_mean_token_sum",
+    ),
+    # No groups: the outcome, normalised over the tokens of the whole batch, in PPO's clip (Hu et al. 2025). Its KL per token is
+    # `token_rewards` and `token_rewards_to_go`.
+    "reinforce_pp": dict(
+        sampling="chain", branches=1, rewards="team", returns="outcome", normaliser="global", group_by=(), ddof=0, epsilon=1e-8,
+        weigh="token", reduce="token_mean",
+    ),
+    # One ratio per response, the geometric mean of its tokens', and a clip to match (Zheng et al. 2025).
+    "gspo": dict(sampling="parallel", rewards="team", returns="outcome", level="sequence", clip_low=3e-4, clip_high=4e-4),
 }  # fmt: skip
 
 _RELEASED = {
@@ -242,18 +292,22 @@ _RELEASED = {
     # verl-agent.
     "dr_mas": dict(branches=8, singleton="raw", dual_clip=3.0),
     # MARTI: rewards do not reach earlier actions, statistics per agent.
-    "mappa": dict(branches=2, scope="token", normaliser="group", group_by=("agent",)),
+    "mappa": dict(scope="token", normaliser="group", group_by=("agent",)),
 }  # fmt: skip
 
 RECIPES = tuple(_PAPER)
 FIELDS = tuple(field.name for field in dataclasses.fields(Recipe) if field.name not in ("name", "preset"))
+
+# What a sampler and a trainer carry out; all other fields are carried out by `advantages_for`, `loss_for` and their kin in `apply`.
+SAMPLER_FIELDS = ("sampling", "branches", "pick", "temperature", "top_k", "top_p")
+TRAINER_FIELDS = ("skip_tied", "tied_in_denominator")
 
 
 def make_recipe(name: str, preset: str = "paper", **overrides) -> Recipe:
     """Build a published recipe, with any of its fields changed.
 
     Args:
-      name: one of `RECIPES`.
+      name: one of `RECIPES`, in any case; "reinforce++" is "reinforce_pp".
       preset: "paper", or "released" for at_grpo, magrpo, dr_mas and mappa.
       **overrides: fields of `Recipe`. `group_by` may be a tuple or a comma-separated string.
 
@@ -264,6 +318,7 @@ def make_recipe(name: str, preset: str = "paper", **overrides) -> Recipe:
       ValueError: an unknown name, preset, field or value (the message lists the valid ones), a contradiction, or a field that
         was set on purpose but would have no effect in the resulting recipe (the message says why).
     """
+    name = str(name).lower().replace("-", "_").replace("++", "_pp")
     _check("recipe", name, RECIPES)
     check_choice(f"preset of {name}", preset, ("paper", "released") if name in _RELEASED else ("paper",))
     for field in overrides:

@@ -22,6 +22,8 @@ from marl_llm.algorithms._arrays import (
     as_float,
     as_mask,
     check_choice,
+    gather,
+    integer_arguments,
     masked_ids,
     per_group_max,
     per_group_mean,
@@ -48,7 +50,6 @@ def mix_rewards(team: Real[ArrayLike, "*S"], local: Real[ArrayLike, "*S"], *, al
 
 def _turn_slots(turn, trajectory, where) -> tuple[Array, Array, Array]:
     """Number the (trajectory, turn) pairs in order: (slot per row [S], trajectory per slot [S], turn per slot [S])."""
-    turn, trajectory = jnp.asarray(turn), jnp.asarray(trajectory)
     # group_ids numbers keys lexicographically, so consecutive slots are consecutive turns of one trajectory.
     slots = masked_ids(group_ids(group_keys(a_trajectory=trajectory, b_turn=turn), where=where), where)
     size = slots.shape[0]
@@ -57,6 +58,7 @@ def _turn_slots(turn, trajectory, where) -> tuple[Array, Array, Array]:
     return slots, slot_trajectory, slot_turn
 
 
+@integer_arguments("turn", "trajectory", "agent")
 @functools.partial(jax.jit, static_argnames="scope")
 def rewards_to_go(
     rewards: Real[ArrayLike, "S"],
@@ -111,12 +113,14 @@ def rewards_to_go(
     decay = jnp.concatenate([decay, jnp.zeros(min(1, rewards.shape[0]), rewards.dtype)])
 
     def then(later, earlier):
-        return later[0] * earlier[0], earlier[1] + earlier[0] * later[1]
+        # Where nothing is passed on, nothing is: 0 times the NaN of one play must not reach the play before it.
+        return later[0] * earlier[0], earlier[1] + jnp.where(earlier[0] == 0, 0, earlier[0] * later[1])
 
     to_go = jax.lax.associative_scan(then, (decay, earned), reverse=True)[1]
-    return to_go.at[slots].get(mode="fill", fill_value=0)
+    return gather(to_go, slots)
 
 
+@integer_arguments("trajectory", "turn")
 @functools.partial(jax.jit, static_argnames="how")
 def broadcast_outcome(
     rewards: Real[ArrayLike, "S"],
@@ -147,23 +151,22 @@ def broadcast_outcome(
     check_choice("how", how, OUTCOMES)
     rewards = as_float(rewards)
     where = as_mask(where, rewards.shape)
-    trajectory = jnp.asarray(trajectory)
     slots = masked_ids(group_ids(group_keys(trajectory=trajectory), where=where), where)
     counted = where if paid is None else where & as_mask(paid, rewards.shape)
     if how == "last":
         if turn is None:
             raise ValueError("broadcast_outcome(how='last') needs the order of the samples: pass turn=.")
-        turn = jnp.asarray(turn)
         last = per_group_max(turn, jnp.where(counted, slots, slots.shape[0]), jnp.iinfo(turn.dtype).min)
-        counted = counted & (turn == last.at[slots].get(mode="fill", fill_value=0))
+        counted = counted & (turn == gather(last, slots))
     slots_counted = jnp.where(counted, slots, slots.shape[0])
     if how == "sum":
         outcome = per_group_sum(rewards, slots_counted)
     else:
         outcome = per_group_mean(rewards, slots_counted, per_group_sum(counted.astype(jnp.int32), slots_counted))
-    return outcome.at[slots].get(mode="fill", fill_value=0)
+    return gather(outcome, slots)
 
 
+@integer_arguments("turn", "trajectory")
 @jax.jit
 def episode_return(
     rewards: Real[ArrayLike, "S"],
@@ -181,9 +184,10 @@ def episode_return(
     slots, slot_trajectory, _ = _turn_slots(turn, trajectory, where)
     rows = per_group_sum(jnp.ones_like(slots), slots)
     total = broadcast_outcome(per_group_mean(rewards, slots, rows), slot_trajectory, where=rows > 0)
-    return total.at[slots].get(mode="fill", fill_value=0)
+    return gather(total, slots)
 
 
+@integer_arguments("turn", "trajectory")
 @jax.jit
 def score_deltas(
     scores: Real[ArrayLike, "S"],
@@ -219,8 +223,7 @@ def score_deltas(
     score = per_group_max(scores, slots, -jnp.inf)
     follows = slot_trajectory[1:] == slot_trajectory[:-1]
     before = jnp.concatenate([jnp.zeros(min(1, scores.shape[0]), scores.dtype), jnp.where(follows, score[:-1], 0)])
-    gather = lambda x: x.at[slots].get(mode="fill", fill_value=0)  # noqa: E731
-    paid = gather(score) - jnp.where(as_mask(marginal, scores.shape), gather(before), 0)
+    paid = gather(score, slots) - jnp.where(as_mask(marginal, scores.shape), gather(before, slots), 0)
     if stopped is not None:
         paid = jnp.where(as_mask(stopped, scores.shape), 0, paid)
     return jnp.where(where, paid, 0)
@@ -244,7 +247,7 @@ def token_rewards(
       kl_coef: β. MAPPA 0.01.
     """
     rewards = as_float(rewards)
-    where = jnp.asarray(where).astype(bool)
+    where = as_mask(where, (*rewards.shape, jnp.shape(where)[-1]))
     last = where & (jnp.cumsum(where[:, ::-1], axis=1)[:, ::-1] == 1)
     out = jnp.where(last, rewards[:, None], 0)
     if kl is not None:
@@ -274,7 +277,7 @@ def token_rewards_to_go(
         return carried, carried
 
     tokens = (jnp.where(where, rewards, 0).T, where.T)
-    _, returns = jax.lax.scan(step, jnp.zeros_like(rewards[:, 0]), tokens, reverse=True)
+    _, returns = jax.lax.scan(step, jnp.zeros(rewards.shape[0], rewards.dtype), tokens, reverse=True)
     return jnp.where(where, returns.T, 0)
 
 
@@ -316,7 +319,7 @@ def gae(
         carried = (jnp.where(valid, value, next_value), jnp.where(valid, advantage, next_advantage))
         return carried, advantage
 
-    nothing = jnp.zeros_like(rewards[:, 0])
+    nothing = jnp.zeros(rewards.shape[0], rewards.dtype)
     _, advantages = jax.lax.scan(step, (nothing, nothing), (rewards.T, values.T, where.T), reverse=True)
     advantages = jnp.where(where, advantages.T, 0)
     return advantages, jnp.where(where, advantages + values, 0)

@@ -124,7 +124,8 @@ class TestWhiten:
         desired = np.where(where, (values - inside.mean()) / np.sqrt(inside.var(ddof=ddof) + 1e-8), 0)
         with jax.enable_x64(True):
             oracle.close(rl.whiten(np.where(where, values, np.nan), where=where, ddof=ddof), desired, 1e-12)
-            unshifted = np.where(where, values / np.sqrt(inside.var(ddof=ddof) + 1e-8), 0)
+            scaled = (values - inside.mean()) / np.sqrt(inside.var(ddof=ddof) + 1e-8)
+            unshifted = np.where(where, scaled + inside.mean(), 0)
             oracle.close(rl.whiten(values, where=where, ddof=ddof, shift_mean=False), unshifted, 1e-12)
 
     def test_nothing_to_whiten(self):

@@ -12,7 +12,7 @@ import marl_llm.algorithms as rl
 OUT_OF_RANGE = dict(
     branches=0, temperature=0.0, top_k=0, top_p=0.0, gamma=1.5, gae_lambda=1.1, ddof=2, epsilon=-1.0, clip_low=1.1, clip_high=-0.1,
     dual_clip=1.0, gate_positive=0.0, gate_negative=0.0, max_length=0, kl_coef=-1.0, entropy_coef=-1.0, value_coef=-1.0,
-    value_clip=-0.1, correction_cap=0.5,
+    value_clip=-0.1, correction_cap=0.5, kl_target=0.0, kl_horizon=0.5, entropy_quantile=0.0, off_policy_kl=-0.1,
 )  # fmt: skip
 
 SETTINGS = {
@@ -34,7 +34,7 @@ SETTINGS = {
         rewards="team", returns="outcome", reduce="token_mean", branches=8, singleton="raw", dual_clip=3.0
     ),
     ("mappa", "paper"): dict(
-        sampling="chain", branches=1, rewards="local", returns="to_go", normaliser="global", group_by=(), ddof=0, epsilon=1e-8,
+        sampling="chain", branches=2, rewards="local", returns="to_go", normaliser="global", group_by=(), ddof=0, epsilon=1e-8,
         weigh="token", kl_coef=0.01, kl_kind="k1", kl_in="reward", reduce="token_mean",
     ),
     ("mappa", "released"): dict(
@@ -45,6 +45,18 @@ SETTINGS = {
         sampling="chain", branches=1, returns="gae", normaliser="critic", group_by=(), epsilon=1e-8, dual_clip=3.0,
         reduce="token_mean",
     ),
+    ("dr_grpo", "paper"): dict(rewards="team", returns="outcome", scale="none", reduce="constant", max_length=3000),
+    ("dapo", "paper"): dict(
+        branches=16, rewards="team", returns="outcome", clip_high=0.28, reduce="token_mean", skip_tied=True, tied_in_denominator=False,
+    ),
+    ("rloo", "paper"): dict(
+        rewards="team", returns="outcome", normaliser="leave_one_out", loss="reinforce", reduce="sequence_mean_token_sum",
+    ),
+    ("reinforce_pp", "paper"): dict(
+        sampling="chain", branches=1, rewards="team", returns="outcome", normaliser="global", group_by=(), ddof=0, epsilon=1e-8,
+        weigh="token", reduce="token_mean",
+    ),
+    ("gspo", "paper"): dict(rewards="team", returns="outcome", level="sequence", clip_low=3e-4, clip_high=4e-4),
 }  # fmt: skip
 
 

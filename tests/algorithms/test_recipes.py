@@ -57,6 +57,8 @@ def expected(recipe, c):
         flat = np.repeat(rewards[where], c["tokens"][where])
         return np.where(where, (rewards - flat.mean()) / np.sqrt(flat.var() + 1e-8), 0)
     ids = oracle.group_ids(np.stack([c[axis] for axis in recipe.group_by], axis=1), where)
+    if recipe.normaliser == "leave_one_out":
+        return oracle.leave_one_out(rewards, ids, where)
     weights = c["tokens"] if recipe.weigh == "token" else None
     return oracle.group_relative(rewards, ids, where, recipe.scale, recipe.ddof, recipe.epsilon, weights, recipe.singleton)
 
@@ -216,6 +218,11 @@ class TestMaking:
             "dr_mas": ("parallel", "outcome", ("instance", "agent"), "group", 0.0, "token", None),
             "mappa": ("chain", "to_go", (), "global", 0.01, "token", None),
             "ppo": ("chain", "gae", (), "critic", 0.0, "token", 3.0),
+            "dr_grpo": ("parallel", "outcome", ("instance", "agent"), "group", 0.0, "token", None),
+            "dapo": ("parallel", "outcome", ("instance", "agent"), "group", 0.0, "token", None),
+            "rloo": ("parallel", "outcome", ("instance", "agent"), "leave_one_out", 0.0, "token", None),
+            "reinforce_pp": ("chain", "outcome", (), "global", 0.0, "token", None),
+            "gspo": ("parallel", "outcome", ("instance", "agent"), "group", 0.0, "sequence", None),
         }
         fields = ("sampling", "returns", "group_by", "normaliser", "kl_coef", "level", "dual_clip")
         assert set(want) == set(rl.RECIPES)
@@ -238,11 +245,14 @@ class TestMaking:
             level="sequence", clip_low=0.1, clip_high=0.28, dual_clip=4.0, reduce="token_mean", kl_coef=0.5,
             kl_kind="k2", kl_in="reward",
             entropy_coef=0.01, value_coef=1.0, value_clip=None, correction="mask", gate_positive=2.0, gate_negative=3.0,
+            entropy_quantile=0.2, off_policy_kl=0.1,
         )  # fmt: skip
         together = dict(gate_positive=dict(loss="sapo"), gate_negative=dict(loss="sapo"),
                         tied_in_denominator=dict(skip_tied=True), max_length=dict(reduce="constant"),
-                        correction_level=dict(correction="mask"), correction_cap=dict(correction="mask"))  # fmt: skip
-        extra = dict(tied_in_denominator=False, max_length=64, correction_level="product", correction_cap=3.0)
+                        correction_level=dict(correction="mask"), correction_cap=dict(correction="mask"),
+                        kl_target=dict(kl_coef=0.1), kl_horizon=dict(kl_coef=0.1, kl_target=0.02))  # fmt: skip
+        extra = dict(tied_in_denominator=False, max_length=64, correction_level="product", correction_cap=3.0, kl_target=0.02,
+                     kl_horizon=100.0)  # fmt: skip
         assert set(values) | set(extra) == set(rl.FIELDS)
         for field, value in (values | extra).items():
             made = []
@@ -278,7 +288,8 @@ class TestMaking:
         ("grpo", dict(loss="reinforce", clip_low=0.1)), ("grpo", dict(loss="cispo", dual_clip=3.0)),
         ("grpo", dict(gate_negative=2.0)), ("grpo", dict(loss="vespo", gate_positive=2.0)), ("grpo", dict(loss="sapo", clip_low=0.1)),
         ("grpo", dict(loss="vespo", level="sequence")), ("grpo", dict(loss="sapo", dual_clip=3.0)),
-        ("grpo", dict(correction_cap=3.0)), ("grpo", dict(kl_kind="k1")), ("magrpo", dict(kl_coef=0.0, kl_in="reward")),
+        ("grpo", dict(correction_cap=3.0)), ("grpo", dict(kl_kind="k1")), ("grpo", dict(kl_target=0.1)),
+        ("grpo", dict(kl_coef=0.1, kl_horizon=10.0)), ("magrpo", dict(kl_coef=0.0, kl_in="reward")),
     ])  # fmt: skip
     def test_what_would_have_no_effect_is_refused(self, name, overrides):
         with pytest.raises(ValueError, match="would have no effect: .+Leave it out"):
