@@ -251,6 +251,14 @@ def needs(recipe: Recipe) -> frozenset[str]:
     return frozenset(name for name, needed in conditions.items() if needed)
 
 
+def _check_given(recipe: Recipe, **given) -> None:
+    """Raise a ValueError that names the inputs of `loss_for` that the recipe needs and that are None."""
+    if missing := [name for name, value in given.items() if value is None and name in needs(recipe)]:
+        fields = ("entropy_coef", "entropy_quantile", "kl_coef", "correction", "off_policy_kl")
+        said = ", ".join(f"{field}={getattr(recipe, field)!r}" for field in fields)
+        raise ValueError(f"Recipe {recipe.name!r} ({said}): pass {' and '.join(missing)}.")
+
+
 @jax.named_scope("loss")
 def loss_for(
     recipe: Recipe,
@@ -298,12 +306,8 @@ def loss_for(
     chex.assert_equal_shape([log_probs, old_log_probs])
     where = as_mask(where, jnp.shape(log_probs))
     kl_coef = recipe.kl_coef if kl_coef is None else kl_coef
-    given = dict(entropy=entropy, entropy_threshold=entropy_threshold, reference_log_probs=reference_log_probs,
+    _check_given(recipe, entropy=entropy, entropy_threshold=entropy_threshold, reference_log_probs=reference_log_probs,
                  sampler_log_probs=sampler_log_probs)  # fmt: skip
-    if missing := [name for name, value in given.items() if value is None and name in needs(recipe)]:
-        fields = ("entropy_coef", "entropy_quantile", "kl_coef", "correction", "off_policy_kl")
-        said = ", ".join(f"{field}={getattr(recipe, field)!r}" for field in fields)
-        raise ValueError(f"Recipe {recipe.name!r} ({said}): pass {' and '.join(missing)}.")
     parts = lambda x: losses.reduce_parts(x, where=where, how=recipe.reduce, max_length=recipe.max_length)  # noqa: E731
     tokens = lambda x: losses.reduce_parts(jax.lax.stop_gradient(x), where=where)  # noqa: E731
     new, old = losses.masked(log_probs, where), losses.masked(old_log_probs, where)
