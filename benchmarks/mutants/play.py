@@ -17,13 +17,18 @@ FAULTS = {
     (R + "table.py", "tests/rollout/test_play.py tests/training/test_update.py"): {
         "prompts are padded on the right": ('pad(ids, left, "left", pad_id)', 'pad(ids, left, "right", pad_id)'),
     },
-    (E + "teams.py", "tests/evaluation/test_teams.py"): {
-        "void episodes may win": ("((ended.outcome >= 1.0) & played).sum()", "(ended.outcome >= 1.0).sum()"),
-        "void episodes count as lost": ("n, wins = int(played.sum()),", "n, wins = len(played),"),
-        "a half success is one": ("ended.outcome >= 1.0", "ended.outcome >= 0.5"),
-        "swapped plays the team as it is": ("after[models[(i + 1) % len(models)]]", "after[models[i]]"),
-        "the trained one is exchanged for the untrained": ("m: after[m] if m == trained else before[m]", "m: before[m] if m == trained else after[m]"),
-        "rows after the end count as well-formed": ("(formed & where).sum()", "formed.sum()"),
+    (E + "outcomes.py", "tests/evaluation/test_outcomes.py"): {
+        "void plays count": ("for one in self.outcomes if not one.void)", "for one in self.outcomes)"),
+        "the interval takes plays of one task for independent": (
+            "clustered([[one.score for one in self.played if one.task == task] for task in self.per_task])", "clustered([[one.score] for one in self.played])"
+        ),
+        "a task's mean is its sum": ("task: float(np.mean(of)) for", "task: float(np.sum(of)) for"),
+        "the difference is turned around": ("b[task] - a[task] for task in common", "a[task] - b[task] for task in common"),
+        "the clustered spread is the population's": ("* groups / (groups - 1)", "* 1.0"),
+    },
+    ("marl_llm/training/compiled.py", "tests/training/test_team.py"): {
+        "models off the schedule are trained": ("table.where[:] &= trains[table.agent]", "table.where[:] &= True"),
+        "a half success is one": ("float(end >= 1.0)", "float(end >= 0.5)"),
     },
     (E + "intervals.py", "tests/evaluation/test_intervals.py"): {
         "Wilson's centre is the rate": ("centre = (p + z * z / (2 * n)) / (1 + z * z / n)", "centre = p"),

@@ -3,7 +3,7 @@
 R, T = "marl_llm/training/", "tests/training/"
 
 FAULTS = {
-    (R + "policy.py", T + "test_update.py " + T + "test_rollouts_and_warm_start.py"): {
+    (R + "policy.py", T + "test_learner.py " + T + "test_update.py"): {
         "the optimizer's memory is made anew at each step": (
             "optimizer.update(gradient, policy.optimizer, policy.params)", "optimizer.update(gradient, optimizer.init(policy.params), policy.params)"
         ),
@@ -20,7 +20,7 @@ FAULTS = {
             "(total, parts, gradient), n = summed((sums.total, sums.parts, gradient), axis), sums.count",
         ),
     },
-    (R + "learner.py", T + "test_team.py"): {
+    (R + "learner.py", T + "test_learner.py"): {
         "the KL's reference is the present policy": (
             "self.start if self.options.recipe.kl_coef else None", "jax.tree.map(jnp.copy, self.params) if self.options.recipe.kl_coef else None"
         ),
@@ -28,6 +28,10 @@ FAULTS = {
             "policy = self._policy(self.policy.params if trained is None else trained)",
             "policy = self.policy if trained is None else self._policy(trained)",
         ),
+        "the KL that is charged is to the present policy": ("self._token_kl(self.start, tokens", "self._token_kl(self.params, tokens"),
+    },
+    (R + "team.py", T + "test_team.py"): {
+        "the models' rows are exchanged": ("self.assignment.roles[role] == name for role in self.roles", "self.assignment.roles[role] != name for role in self.roles"),
     },
     (R + "rollouts.py", T + "test_rollouts_and_warm_start.py"): {
         "void episodes count in success": ("share(rollout.episodes.outcome >= 1.0)", "jnp.mean(rollout.episodes.outcome >= 1.0)"),

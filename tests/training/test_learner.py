@@ -1,0 +1,82 @@
+"""What an optimizer remembers, and what a KL is measured to: the parts of a step that a run of one step cannot show."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from marl_llm.algorithms import Samples, make_recipe
+from marl_llm.models import ModelConfig, init_params
+from marl_llm.training import make_mesh, make_optimizer
+from marl_llm.training.learner import Learner, ModelSpec
+from marl_llm.training.packing import Tokens
+from marl_llm.training.policy import linear_decay, make_policy, step_policy
+from marl_llm.training.update import LearnerOptions
+
+SHAPE = ModelConfig(vocab_size=8, width=4, layers=1, query_heads=1, key_value_heads=1, head_dim=4, feed_forward=4)
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def shifted(tree, by):
+    return jax.tree.map(lambda x: x + jnp.asarray(by, x.dtype), tree)
+
+
+def test_d3_the_optimizers_memory_goes_from_step_to_step():
+    """Two steps are optax's two steps; with a memory made anew, the second would be as long as a first one."""
+    params, gradients = {"w": jnp.asarray([1.0, -2.0])}, ({"w": jnp.asarray([3.0, 0.1])}, {"w": jnp.asarray([-0.2, 0.4])})
+    rate, optimizer = 0.1, make_optimizer(max_grad_norm=1.0)
+    policy = make_policy(params, optimizer)
+    reference = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate, b1=0.9, b2=0.99))
+    state = reference.init(params)
+    for gradient in gradients:
+        policy, norm = step_policy(policy, gradient, jnp.float32(rate), optimizer)
+        updates, state = reference.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        np.testing.assert_allclose(policy.params["w"], params["w"], atol=1e-6)
+        np.testing.assert_allclose(norm, np.linalg.norm(gradient["w"]), rtol=1e-6)
+
+
+def test_the_learning_rate_warms_up_and_falls_to_its_floor():
+    rates = [float(linear_decay(step, total=10, peak=1.0, warmup=2, floor=0.5)) for step in (0, 1, 2, 6, 10, 20)]
+    np.testing.assert_allclose(rates, [0.5, 1.0, 1.0, 0.75, 0.5, 0.5], atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def learners():
+    """Two models of one shape with other parameters, and a KL to where each began."""
+    options = LearnerOptions(make_recipe("magrpo", kl_coef=0.1), make_optimizer(), row_tokens=8, minibatch=1)
+    mesh = make_mesh(1)
+    return [Learner(ModelSpec(SHAPE, init_params(SHAPE, jax.random.key(n))), options, mesh, jax.random.key(9)) for n in range(2)]
+
+
+def test_d5_the_memory_of_the_warm_start_ends_with_it(learners):
+    learner = learners[0]
+    fresh = learner.policy.optimizer
+    warm = shifted(learner.policy.params, 1.0)
+    learner.trained = learner.trained._replace(policy=learner.policy._replace(params=warm, optimizer=shifted(fresh, 3)))
+    learner.begin()
+    assert same(learner.policy.optimizer, fresh)
+    assert same(learner.policy.params, warm)
+    assert same(learner.start, warm)
+
+
+def test_d4_the_kl_is_to_where_this_very_model_began(learners, monkeypatch):
+    seen = []
+    tokens = Tokens.of([])
+    zero = np.zeros(0, np.int32)
+    table = Samples(instance=zero, env=zero, agent=zero, turn=zero, trajectory=zero, team=zero * 1.0, local=zero * 1.0)
+    for learner in learners:
+        learner.begin()
+        begun = jax.tree.map(np.asarray, learner.params)
+        learner.trained = learner.trained._replace(policy=learner.policy._replace(params=shifted(learner.policy.params, 0.5)))
+        monkeypatch.setattr(learner, "_update", lambda trained, reference, *_, **__: (trained, seen.append(reference) or {}))
+        monkeypatch.setattr(learner, "_token_kl", lambda reference, *_: seen.append(reference) or np.zeros((0, 1)))
+        learner.learn(tokens, table, np.ones(1, bool), 0.1, None, 0, None)
+        learner.charged_kl(tokens, zero)
+        assert same(seen[-2], begun)
+        assert same(seen[-1], begun)
+    assert not same(seen[0], seen[2])  # and the two models began apart
