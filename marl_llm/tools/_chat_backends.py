@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import email.utils
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -11,9 +12,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from marl_llm.tools._http import HttpError, HttpReply, is_loopback, post_json, split_url
 from marl_llm.tools.results import FailureKind
+from marl_llm.tools.said import Bounds, read_json, valid_text
 
 Message = dict[str, str]
 ROLES = ("system", "developer", "user", "assistant")
+BOUNDS = Bounds(size=4 << 20, values=100_000)  # of an answer
+MAX_HEADER = 100  # characters of a Retry-After
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +129,7 @@ class OpenAICompatible:
     """A server with OpenAI's chat completions (vLLM, SGLang, Gemini's and others' compatible endpoints).
 
     Args:
-      base_url: up to and without `/chat/completions`, e.g. http://127.0.0.1:8000/v1.
+      base_url: with or without `/chat/completions`, e.g. http://127.0.0.1:8000/v1.
       model: its name there.
       key_env: environment variable with the key, read anew for each request and kept nowhere; None for servers without one.
       allow_plain_http: sends a key over unencrypted http to another machine.
@@ -144,7 +148,8 @@ class OpenAICompatible:
         extra: dict[str, Any] | None = None,
     ):
         parts = split_url(base_url)
-        self.url, self.model, self._key_env, self._extra = base_url.rstrip("/") + "/chat/completions", model, key_env, dict(extra or {})
+        base = base_url.rstrip("/").removesuffix("/chat/completions").rstrip("/")
+        self.url, self.model, self._key_env, self._extra = f"{base}/chat/completions", model, key_env, dict(extra or {})
         if key_env is not None and parts.scheme == "http" and not is_loopback(parts.hostname) and not allow_plain_http:
             raise ValueError(f"the key in {key_env} would travel unencrypted to {parts.hostname}: use https, or allow_plain_http=True")
         self._key()
@@ -179,44 +184,46 @@ class OpenAICompatible:
 
 
 def read_reply(body: bytes) -> Reply:
-    """The first choice of a chat completion.
+    """The first choice of a chat completion. Counts of tokens that are none (negative, no integers) are None.
 
     Raises:
-      ValueError: truncated or not JSON, or not of this form.
+      ValueError: truncated or not JSON, beyond `BOUNDS`, or not of this form.
     """
-    try:
-        answer = json.loads(body)
-    except ValueError as error:
-        raise ValueError(f"the answer is not JSON ({error})") from error
+    said = read_json(body, BOUNDS)
+    if not said.ok:
+        raise ValueError(f"the answer is not JSON within bounds ({said.problem})")
+    answer = said.value
     choices = answer.get("choices") if isinstance(answer, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(message, dict) or not isinstance(message.get("content"), str | None):
         raise ValueError("the answer has no choices[0].message.content")
     usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
-    counts = [usage.get(name) if type(usage.get(name)) is int else None for name in ("prompt_tokens", "completion_tokens")]
+    counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    counts = [count if type(count) is int and count >= 0 else None for count in counts]
     finish = choice.get("finish_reason")
     return Reply(message.get("content") or "", finish if isinstance(finish, str) else None, *counts)
 
 
 def retry_after_s(header: str | None) -> float | None:
     """Seconds of a Retry-After header, which holds seconds or a date; None if it is missing or unreadable."""
-    if header is None:
+    if header is None or len(header) > MAX_HEADER:
         return None
     try:
-        return max(0.0, float(header))
+        seconds = float(header)
+        return None if math.isnan(seconds) else max(0.0, seconds)
     except ValueError:
         pass
     try:
         moment = email.utils.parsedate_to_datetime(header)
-    except ValueError:
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+        return max(0.0, (moment - datetime.datetime.now(datetime.UTC)).total_seconds())
+    except (ValueError, TypeError, OverflowError, IndexError):  # what the parser of dates makes of texts that are none
         return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
-    return max(0.0, (moment - datetime.datetime.now(datetime.UTC)).total_seconds())
 
 
 def _refusal(answer: HttpReply, key: str | None) -> BackendError:
-    text = _redacted(answer.body[:500].decode(errors="replace"), key)
+    text = _redacted(valid_text(answer.body[:500]), key)
     pause = retry_after_s(answer.headers.get("retry-after"))
     if answer.status == 429:
         # OpenAI's 429 for an empty account: no pause helps.

@@ -117,6 +117,10 @@ def post_json(url: str, payload: Any, timeout_s: float, headers: dict[str, str] 
         if expired.is_set() or isinstance(error, TimeoutError) or time.monotonic() >= deadline:
             raise HttpError(FailureKind.DEADLINE, f"no complete answer in {timeout_s:.3g} s", sent) from error
         raise HttpError(FailureKind.UNAVAILABLE, f"{type(error).__name__}: {error}", sent) from error
+    except HttpError:
+        raise
+    except Exception as error:  # an answer may break http.client in ways of its own, e.g. a chunk of negative length
+        raise HttpError(FailureKind.BAD_REPLY, f"the answer cannot be read: {type(error).__name__}: {error}", sent) from error
     finally:
         timer.cancel()
         connection.close()

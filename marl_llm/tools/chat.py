@@ -31,11 +31,14 @@ from marl_llm.tools._chat_backends import (
 )
 from marl_llm.tools._chat_store import ChatStore
 from marl_llm.tools.results import FINAL_KINDS, FailureKind, ToolResult, failed, success
+from marl_llm.tools.said import Said, read_json, valid_text
 
 __all__ = ["Backend", "BackendError", "ChatClient", "ChatRequest", "Message", "OpenAICompatible", "Options", "PolicyBackend", "Reply"]
 
 TOKENS_PER_MESSAGE = 16  # more than any chat template adds around a message
 KEY_VERSION = 1
+MAX_TEXT = 1 << 20  # characters of a reply, and tokens where the request has no bound
+MAX_FINISH = 64  # characters of a finish reason
 
 
 class Pace:
@@ -78,7 +81,8 @@ class ChatClient:
         its text, since no token is shorter, and `max_tokens`.
       cache: file for replies by content, and for what was spent over runs; None keeps both in memory for this client.
       cap_usd: most that may be spent, over all runs that share the cache. The bound of each attempt is set aside before it is sent, and an
-        attempt that broke off after it was sent counts with its bound: the provider may charge for it.
+        attempt that broke off after it was sent counts with its bound: the provider may charge for it. So does a reply that counts no
+        tokens, or a number below 0 or beyond the request's own bound.
       prices: USD per million tokens of prompt and of reply.
 
     Raises:
@@ -171,9 +175,9 @@ class ChatClient:
             result = self._attempt_all(request, start, deadline)
         else:
             with self._flight(key, deadline) as alone:
-                known = self._store.reply(key)
+                known = kept_reply(self._store.reply(key))
                 if known is not None:
-                    result = success(dataclasses.replace(Reply(**json.loads(known)), cached=True), time.monotonic() - start, 0)
+                    result = success(known, time.monotonic() - start, 0)
                 elif not alone:
                     message = f"an equal request was not answered within {self._deadline_s} s"
                     result = failed(FailureKind.DEADLINE, message, time.monotonic() - start, 0)
@@ -221,6 +225,7 @@ class ChatClient:
                     self._counts["attempts"] += 1
                 cost = bound_usd  # until it is known better, whatever happens
                 reply = self._backend.complete(request, min(self._attempt_s, deadline - time.monotonic()))
+                reply = checked_reply(reply, prompt_bound, request.options.max_tokens)
                 if reply.prompt_tokens is not None and reply.completion_tokens is not None:
                     cost = self._usd(reply.prompt_tokens, reply.completion_tokens)
                 return success(reply, time.monotonic() - start, attempt)
@@ -255,6 +260,30 @@ class ChatClient:
                 counts["uncounted_replies"] += reply.prompt_tokens is None or reply.completion_tokens is None
                 counts["prompt_tokens"] += reply.prompt_tokens or 0
                 counts["completion_tokens"] += reply.completion_tokens or 0
+
+
+def checked_reply(reply: Reply, prompt_bound: int, max_tokens: int | None) -> Reply:
+    """A reply whose texts are valid and whose counts of tokens are None unless both lie within the request's bounds.
+
+    Raises:
+      BackendError: the reply has no text, or one of more than `MAX_TEXT` characters.
+    """
+    if not isinstance(reply, Reply) or not isinstance(reply.text, str) or len(reply.text) > MAX_TEXT:
+        raise BackendError(FailureKind.BAD_REPLY, f"a reply needs a text of at most {MAX_TEXT} characters", billed=True)
+    finish = valid_text(reply.finish_reason[:MAX_FINISH]) if isinstance(reply.finish_reason, str) else None
+    pairs = ((reply.prompt_tokens, prompt_bound), (reply.completion_tokens, MAX_TEXT if max_tokens is None else max_tokens))
+    if not all(type(count) is int and 0 <= count <= bound for count, bound in pairs):
+        pairs = ((None, 0), (None, 0))
+    return Reply(valid_text(reply.text), finish, pairs[0][0], pairs[1][0], reply.cached is True)
+
+
+def kept_reply(kept: str | None) -> Reply | None:
+    """A reply from the cache; None if there is none, or none that can be read: it is asked for again."""
+    said = read_json(kept) if kept is not None else Said()
+    try:
+        return None if said.value is None else dataclasses.replace(Reply(**said.value), cached=True)
+    except TypeError:
+        return None
 
 
 def content_key(identity: str, request: ChatRequest) -> str:

@@ -364,3 +364,69 @@ def test_importing_the_tools_is_cheap():
     code = "import sys, marl_llm.tools; marl_llm.tools.ChatClient; marl_llm.tools.MathsChecker; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"jax", "numpy", "bm25s", "math_verify", "sympy", "pyarrow"} & set(loaded)
+
+
+# ---- whatever a server says (A8, C14)
+
+DATES = ["Fri, 01 Jan 1000000 00:00:00 GMT", "Mon, 99 Foo 2020 99:99:99 +9999", "1 Jan 9999 00:00:00 -2359", "nan", "1e400"]
+DATES += ["x" * 10_000, "", ",", "\ud800"]
+
+
+@pytest.mark.parametrize("header", DATES, ids=lambda header: header[:30])
+def test_a8_any_retry_after_is_a_pause_or_none(header):
+    assert (retry_after_s(header) or 0.0) >= 0.0
+    with MisbehavingServer((429, {"Retry-After": header.encode("ascii", "replace").decode()}, b"")) as server, make(server) as client:
+        assert client.complete(HELLO).ok or len(server.seen) == 1
+
+
+@pytest.mark.parametrize("prompt", [-(10**9), 10**9, 10**290, True, 1.5, "7", None, 22], ids=str)
+@pytest.mark.parametrize("reply", [-1, 3, 1001], ids=str)
+def test_a8_bad_usage_counts_as_the_requests_own_bound(prompt, reply):
+    """HELLO is bounded by 21 tokens and 1000 of reply: 2021e-6 USD."""
+    body = completion("hi", prompt, reply)
+    with MisbehavingServer((200, {}, body)) as server, make(server, prices=PRICES, cap_usd=0.003) as client:
+        result = client.complete(HELLO, max_tokens=1000)
+        assert (result.outcome().text, result.outcome().prompt_tokens, result.outcome().completion_tokens) == ("hi", None, None)
+        assert client.metrics()["chat/usd"] == pytest.approx(2021e-6)
+        assert client.metrics()["chat/uncounted_replies"] == 1
+        assert client.metrics()["chat/prompt_tokens"] == 0
+        assert client.complete(HELLO, draw=1, max_tokens=1000).failure.kind == FailureKind.BUDGET
+
+
+BAD_BODIES = {
+    "deep": b'{"choices":' + b"[" * 100_000, "deep object": b'{"a":' * 5000 + b"1" + b"}" * 5000, "digits": b"9" * 5000,
+    "nan": b'{"usage": NaN}', "many": b"[" + b"1," * 200_000 + b"1]", "invalid": b"\xff\xfe", "null": b"null",
+    "no text": b'{"choices": [{"message": {"content": []}}]}',
+    "choices": b'{"choices": {"0": {"message": {"content": "x"}}}}', "long": b'"' + b"x" * (5 << 20) + b'"',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_BODIES)
+def test_a8_a_reply_that_cannot_be_read_is_a_bad_reply(name):
+    with MisbehavingServer((200, {}, BAD_BODIES[name])) as server, make(server, attempts=1) as client:
+        assert client.complete(HELLO).failure.kind == FailureKind.BAD_REPLY
+
+
+def test_a3_half_a_character_in_a_reply_is_replaced_in_the_cache_too(tmp_path):
+    half = (200, {}, completion("half \ud83d", finish_reason="\ud83d"))
+    with MisbehavingServer(half) as server, make(server, cache=tmp_path / "c") as client:
+        for cached in (False, True):
+            reply = client.complete(HELLO).outcome()
+            assert (reply.text, reply.finish_reason, reply.cached) == ("half \ufffd", "\ufffd", cached)
+
+
+def test_a8_a_policys_reply_is_checked_like_a_servers():
+    replies = [Reply("a\ud800", "stop", -5, 10**30), Reply("b" * (2 << 20))]
+    with ChatClient(PolicyBackend(lambda messages, options: replies.pop(0)), attempts=1, prices=PRICES) as client:
+        assert client.complete(HELLO, max_tokens=5).outcome() == Reply("a\ufffd", "stop")
+        assert client.complete(HELLO, max_tokens=5).failure.kind == FailureKind.BAD_REPLY
+
+
+@pytest.mark.parametrize("tail", ["", "/", "/chat/completions", "/chat/completions/", "//"])
+def test_c14_the_url_may_hold_the_endpoint(tail):
+    with MisbehavingServer() as server:
+        backend = OpenAICompatible(server.url + tail, "m", key_env=None)
+        assert backend.identity == OpenAICompatible(server.url, "m", key_env=None).identity
+        with ChatClient(backend) as client:
+            assert client.complete(HELLO).ok
+        assert server.seen[0]["path"] == "/v1/chat/completions"

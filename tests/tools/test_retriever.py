@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -293,7 +294,7 @@ def test_the_server_speaks_the_form_of_search_r1(corpus):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"{", "Expecting"),
+        (b"{", "Expecting JSON"),
         (b"[]", "must be an object"),
         (b'{"queries": "one"}', "list of strings"),
         (b'{"queries": [1]}', r"queries[0] must be a string"),
@@ -421,3 +422,104 @@ def test_the_command_line_builds_searches_and_serves(tmp_path):
         client.close()
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+# ---- whatever a server or a client says (A8, A9)
+
+DEEP = b'{"queries":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+def answer_with(**hit) -> bytes:
+    return json.dumps({"result": [[dict(document={"id": "1", "contents": "a"}, score=1.5) | hit]]}).encode()
+
+
+class Answers(MisbehavingServer):
+    """Gives its behaviours in answer to any body."""
+
+    def handle(self, handler):
+        handler.rfile.read(int(handler.headers["Content-Length"]))
+        self.behave(handler, self.behaviours.popleft(), b"")
+
+
+BAD_ANSWERS = {
+    "deep": b'{"result":' + b"[" * 100_000, "huge score": answer_with(score=10**400), "nan": answer_with(score=math.nan),
+    "inf": answer_with(score=math.inf), "true": answer_with(score=True), "no contents": answer_with(document={"id": "1"}),
+    "contents": answer_with(document={"contents": 3}), "text": answer_with(document="a"), "digits": b"[" + b"9" * 5000 + b"]",
+    "object": b'{"result": {"0": []}}', "null": b"null", "bytes": b"\xff\x00",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+def test_a8_an_answer_that_is_no_list_of_documents_is_a_bad_reply(name):
+    with Answers((200, {}, BAD_ANSWERS[name])) as server:
+        client = RetrieverClient(server.url, attempts=1)
+        assert client.search(["a"], 1).failure.kind == FailureKind.BAD_REPLY
+        client.close()
+
+
+def test_a3_half_a_character_in_a_document_is_replaced():
+    with Answers((200, {}, answer_with(document={"contents": "half \ud83d"}))) as server:
+        client = RetrieverClient(server.url, attempts=1)
+        assert client.search(["a\ud83d"], 1).outcome()[0][0].document == {"contents": "half \ufffd"}
+        client.close()
+
+
+def raw(url: str, head: str, body: bytes = b"") -> bytes:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(f"POST /retrieve HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode() + body)
+        return connection.recv(65536)
+
+
+@pytest.mark.parametrize(
+    ("length", "status"), [("²", 400), ("-5", 400), ("1e3", 400), ("9" * 5000, 413), ("٣", 400), ("+3", 400), ("", 411), ("99999999", 413)]
+)
+def test_a9_a_length_that_is_none_is_answered(corpus, length, status):
+    with RetrieverServer(corpus[1]) as server:
+        answer = raw(server.url, f"Content-Length: {length}")
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (DEEP, "too_many"), (b'{"queries": [' + b"9" * 5000 + b"]}", "number"), (b"\xff\xfe", "not_json"), (b'{"queries": NaN}', "number"),
+        (json.dumps({"queries": ["x" * 20_000]}).encode(), "20000 characters; at most 16384"),
+        (b'{"queries": ["a"], "topk": 1e999}', "number"),
+    ],
+)  # fmt: skip
+def test_a9_a_request_that_cannot_be_read_gets_400_and_the_reason(corpus, body, said):
+    with RetrieverServer(corpus[1]) as server:
+        status, answer = post(server.url + "/retrieve", body)
+        assert (status, said in answer["error"]) == (400, True)
+
+
+def test_a9_the_longest_query_takes_a_moment_and_a_longer_one_is_refused(corpus):
+    index = corpus[1]
+    longest = " ".join(f"w{n % 150}x{n}" for n in range(4000))[:16_384]
+    tick = time.monotonic()
+    assert index.search([longest], 5).ok
+    assert time.monotonic() - tick < 2
+    with pytest.raises(ValueError, match="at most 16384"):
+        index.search([longest + "x"], 5)
+
+
+@pytest.mark.parametrize("where", ["columns", "lock", "dense"])
+def test_a9_the_deadline_is_looked_at_within_a_query(tmp_path, monkeypatch, corpus, where):
+    index = corpus[1]
+    if where == "dense":
+        index = build_dense(passages_of(["a", "b", "c", "d"]), np.ones((4, 2), np.float32), tmp_path / "index", encode)
+        monkeypatch.setattr("marl_llm.tools.retriever.dense.BLOCK", 1)
+        monkeypatch.setattr(index, "_encode", lambda texts: time.sleep(0.02) or encode(texts))
+    elif where == "columns":
+        slow = index.vocabulary.column
+        monkeypatch.setattr(index.vocabulary, "column", lambda word: time.sleep(0.01) or slow(word))
+    else:
+        index._lock.acquire()
+    tick = time.monotonic()
+    found = index.search([" ".join(f"w{n}" for n in range(400))], 5, deadline_s=0.01 if where == "dense" else 0.05)
+    if where == "lock":
+        index._lock.release()
+    assert found.failure.kind == FailureKind.DEADLINE
+    assert time.monotonic() - tick < 3  # 400 words at 0.01 s each would be 4 s
+    assert where == "dense" or not index._sums.any()

@@ -22,6 +22,7 @@ from typing import Any
 
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.results import ToolResult
+from marl_llm.tools.retriever.interface import MAX_QUERY
 from marl_llm.workflows import PlainText, Task
 
 PIECES = 24
@@ -226,7 +227,7 @@ def retrieve_pages(retriever: Any, top_k: int = 1) -> Callable[..., Any]:
     """The retrieval tool of this world: one query, a tuple of pages. A query without a word that is indexed finds nothing."""
 
     async def retrieve(query: str) -> ToolResult:
-        found = await retriever.asearch([joined(query)], top_k, 30.0)
+        found = await retriever.asearch([joined(query)[:MAX_QUERY]], top_k, 30.0)
         if not found.ok:
             return found
         return ToolResult(tuple(hit.document["page"] for hit in found.outcome()[0]), None, found.seconds, found.attempts)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_llm.tools.results import ToolResult
+from marl_llm.tools.retriever.interface import MAX_QUERY
 from marl_llm.workflows import Role, Trajectory, Workflow, compute, each, json_object, numbered, sequence, short_text, texts, tool
 from marl_llm.workflows.answers import answer_f1, exact_match
 from marl_llm.workflows.rewards import Reward, broadcast, format_penalty
@@ -21,10 +22,13 @@ TOP_K = 4
 
 
 def retrieve_with(retriever: Any, top_k: int = TOP_K, deadline_s: float | int = 30.0) -> Callable[..., Any]:
-    """A tool of one query: the contents of its best passages, as a tuple of texts. `retriever` is a `marl_llm.tools.Retriever`."""
+    """A tool of one query: the contents of its best passages, as a tuple of texts. `retriever` is a `marl_llm.tools.Retriever`.
+
+    Of a query that is longer than any retriever takes, the beginning is searched for.
+    """
 
     async def retrieve(query: str) -> ToolResult:
-        found = await retriever.asearch([query], top_k, float(deadline_s))
+        found = await retriever.asearch([query[:MAX_QUERY]], top_k, float(deadline_s))
         if not found.ok:
             return found
         passages = tuple(str(hit.document["contents"]) for hit in found.outcome()[0])

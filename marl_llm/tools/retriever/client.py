@@ -1,6 +1,6 @@
 """A retriever on another machine: speaks the `/retrieve` form of Search-R1's servers, with the interface of a local index."""
 
-import json
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,9 @@ from marl_llm.tools._calls import Calls
 from marl_llm.tools._http import HttpError, post_json, split_url
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
 from marl_llm.tools.retriever.interface import Hit, Hits, check_request
+from marl_llm.tools.said import Bounds, read_json, valid_text
 
+BOUNDS = Bounds(size=64 << 20, values=4_000_000)  # of an answer
 RETRY_PAUSE_S = 0.05  # doubled per attempt: a server that restarts is back within seconds
 
 
@@ -61,7 +63,7 @@ class RetrieverClient:
                     except ValueError as error:
                         kind, message = FailureKind.BAD_REPLY, f"{self.url}: {error}"
                 else:
-                    text = reply.body[:200].decode(errors="replace")
+                    text = valid_text(reply.body[:200])
                     final = 400 <= reply.status < 500 and reply.status not in (408, 429)
                     kind, message = FailureKind.REFUSED if final else FailureKind.UNAVAILABLE, f"{self.url}: {reply.status} {text}"
                     if final:
@@ -74,25 +76,28 @@ class RetrieverClient:
 def read_hits(body: bytes, queries: int, topk: int) -> Hits:
     """The hits of an answer in the form `{"result": [[{"document": {...}, "score": ...}, ...], ...]}`.
 
+    Every document has a text in `contents`, and every score is finite.
+
     Raises:
-      ValueError: no JSON, or not of this form.
+      ValueError: no JSON, beyond `BOUNDS`, or not of this form.
     """
-    try:
-        answer: Any = json.loads(body)
-    except ValueError as error:
-        raise ValueError(f"the answer is not JSON ({error})") from error
+    said = read_json(body, BOUNDS)
+    if not said.ok:
+        raise ValueError(f"the answer is not JSON within bounds ({said.problem})")
+    answer = said.value
     lists = answer.get("result") if isinstance(answer, dict) else None
     if not isinstance(lists, list) or len(lists) != queries:
         raise ValueError(f"the answer must have the field 'result' with {queries} lists")
     hits: Hits = []
     for position, found in enumerate(lists):
         if not isinstance(found, list) or len(found) > topk or not all(map(_is_hit, found)):
-            raise ValueError(f"result[{position}] must hold at most {topk} objects with a 'document' (an object) and a 'score' (a number)")
+            form = "a 'document' (an object with a text in 'contents') and a 'score' (a finite number)"
+            raise ValueError(f"result[{position}] must hold at most {topk} objects with {form}")
         hits.append([Hit(hit["document"], float(hit["score"])) for hit in found])
     return hits
 
 
 def _is_hit(hit: Any) -> bool:
-    if not isinstance(hit, dict) or not isinstance(hit.get("document"), dict):
+    if not isinstance(hit, dict) or not isinstance(hit.get("document"), dict) or not isinstance(hit["document"].get("contents"), str):
         return False
-    return isinstance(hit.get("score"), int | float) and not isinstance(hit["score"], bool)
+    return isinstance(hit.get("score"), int | float) and not isinstance(hit["score"], bool) and math.isfinite(hit["score"])

@@ -5,6 +5,7 @@ milliseconds per million passages and query in a batch; approximate indexes are 
 """
 
 import json
+import math
 import pathlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from marl_llm.tools.retriever.bm25 import FORMAT, read_about
-from marl_llm.tools.retriever.interface import LocalRetriever
+from marl_llm.tools.retriever.interface import LocalRetriever, check_time
 from marl_llm.tools.retriever.passages import PassageStore, write_passages
 
 BLOCK = 65_536  # rows of one matrix product
@@ -68,7 +69,7 @@ class DenseIndex(LocalRetriever):
     def __len__(self) -> int:
         return len(self.passages)
 
-    def _ranked(self, queries: Sequence[str], topk: int) -> Iterator[tuple[Sequence[int], Sequence[float]]]:
+    def _ranked(self, queries: Sequence[str], topk: int, deadline: float = math.inf) -> Iterator[tuple[Sequence[int], Sequence[float]]]:
         if not queries:
             return
         encoded = np.asarray(self._encode(list(queries)), np.float32)
@@ -77,6 +78,7 @@ class DenseIndex(LocalRetriever):
             raise ValueError(f"the query encoder gave the shape {encoded.shape}; this index needs {wanted}")
         best: list[list[tuple[float, int]]] = [[] for _ in queries]
         for start in range(0, len(self._embeddings), BLOCK):
+            check_time(deadline)
             scores = encoded @ self._embeddings[start : start + BLOCK].T
             keep = min(topk, scores.shape[1])
             for query, row_scores in enumerate(scores):

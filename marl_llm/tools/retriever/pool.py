@@ -1,13 +1,15 @@
 """A BM25 index searched by several processes, which share its pages. Threads would only fight for the interpreter."""
 
 import concurrent.futures
+import math
 import multiprocessing
 import pathlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 from marl_llm.tools.retriever.bm25 import BM25Index, read_about
-from marl_llm.tools.retriever.interface import LocalRetriever
+from marl_llm.tools.retriever.interface import LocalRetriever, Overdue
 from marl_llm.tools.retriever.passages import PassageStore
 
 CHUNK = 8  # queries per task: small enough to even out hard and easy queries, large enough to make the way there cheap
@@ -20,8 +22,9 @@ def _open(folder: pathlib.Path) -> None:
     _index = BM25Index(folder)
 
 
-def _rank(queries: list[str], topk: int) -> list[list[tuple[int, float]]]:
-    return _index.rank(queries, topk)
+def _rank(queries: list[str], topk: int, deadline: float) -> list[list[tuple[int, float]]]:
+    # Processes of one machine share the monotonic clock, so that a deadline means the same here.
+    return [list(zip(rows, scores)) for rows, scores in _index._ranked(queries, topk, deadline)]
 
 
 class BM25Pool(LocalRetriever):
@@ -49,13 +52,16 @@ class BM25Pool(LocalRetriever):
     def __len__(self) -> int:
         return len(self.passages)
 
-    def _ranked(self, queries: Sequence[str], topk: int) -> Iterator[tuple[Sequence[int], Sequence[float]]]:
+    def _ranked(self, queries: Sequence[str], topk: int, deadline: float = math.inf) -> Iterator[tuple[Sequence[int], Sequence[float]]]:
         pool, tasks = self._started(), []
         try:
-            tasks += [pool.submit(_rank, list(queries[start : start + CHUNK]), topk) for start in range(0, len(queries), CHUNK)]
+            tasks += [pool.submit(_rank, list(queries[start : start + CHUNK]), topk, deadline) for start in range(0, len(queries), CHUNK)]
             for task in tasks:
-                for ranked in task.result():
+                left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+                for ranked in task.result(left):
                     yield [row for row, _ in ranked], [score for _, score in ranked]
+        except TimeoutError:
+            raise Overdue from None
         except concurrent.futures.BrokenExecutor:
             self._drop(pool)
             raise

@@ -22,9 +22,11 @@ from marl_llm.tools.results import FailureKind
 from marl_llm.tools.retriever.bm25 import BM25Index, read_about
 from marl_llm.tools.retriever.dense import DenseIndex
 from marl_llm.tools.retriever.interface import LocalRetriever, check_request
+from marl_llm.tools.said import Bounds, read_json, valid_text
 
 MAX_REQUEST = 16 * 2**20  # bytes
 MAX_QUERIES = 4096
+BOUNDS = Bounds(size=MAX_REQUEST, depth=8, values=4 * MAX_QUERIES)
 IDLE_S = 60.0  # a connection that sends nothing for so long is closed
 
 
@@ -91,6 +93,29 @@ class RetrieverServer:
         self.close()
 
 
+def read_request(body: bytes, topk: int) -> tuple[list[str], int, bool]:
+    """Queries, hits per query and whether scores are wanted. Queries are valid text.
+
+    Args:
+      topk: where the request does not say.
+
+    Raises:
+      ValueError, TypeError: with the reason, for the client.
+    """
+    said = read_json(body, BOUNDS)
+    if not said.ok:
+        raise ValueError(f"Expecting JSON within bounds; the body is {said.problem}")
+    request = said.value
+    if not isinstance(request, dict) or "queries" not in request:
+        raise ValueError('the body must be an object: {"queries": ["..."], "topk": 3, "return_scores": true}')
+    queries = request["queries"]
+    topk = topk if request.get("topk") is None else request["topk"]
+    check_request(queries, topk)
+    if len(queries) > MAX_QUERIES:
+        raise ValueError(f"{len(queries)} queries in one request; at most {MAX_QUERIES}")
+    return queries, topk, bool(request.get("return_scores", False))
+
+
 class _Threads(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256  # thousands of environments may ask at once; the default of 5 drops connections
@@ -126,11 +151,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True  # the body was not read
             return self._answer(404, dict(error=f"no such path: {self.path}; there are POST /retrieve and GET /health"))
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > MAX_REQUEST:
+        if not length:
             self.close_connection = True
-            return self._answer(413 if length.isdigit() else 411, dict(error=f"a request needs a length of at most {MAX_REQUEST} bytes"))
+            return self._answer(411, dict(error="a request needs a Content-Length"))
+        if not (length.isascii() and length.isdigit()):
+            self.close_connection = True
+            return self._answer(400, dict(error=f"Content-Length must be a number of bytes, not {length[:50]!r}"))
+        if len(length) > 12 or int(length) > MAX_REQUEST:
+            self.close_connection = True
+            return self._answer(413, dict(error=f"a request may have at most {MAX_REQUEST} bytes"))
         try:
-            queries, topk, with_scores = self._request(self.rfile.read(int(length)))
+            queries, topk, with_scores = read_request(self.rfile.read(int(length)), self.topk)
         except (ValueError, TypeError) as error:
             return self._answer(400, dict(error=str(error)))
         try:
@@ -146,19 +177,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         ]
         return self._answer(200, dict(result=found))
 
-    def _request(self, body: bytes) -> tuple[list[str], int, bool]:
-        request = json.loads(body)
-        if not isinstance(request, dict) or "queries" not in request:
-            raise ValueError('the body must be an object: {"queries": ["..."], "topk": 3, "return_scores": true}')
-        queries, topk = request["queries"], request.get("topk")
-        topk = self.topk if topk is None else topk
-        check_request(queries, topk)
-        if len(queries) > MAX_QUERIES:
-            raise ValueError(f"{len(queries)} queries in one request; at most {MAX_QUERIES}")
-        return queries, topk, bool(request.get("return_scores", False))
-
     def _answer(self, status: int, content: dict[str, Any]) -> None:
-        body = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+        body = valid_text(json.dumps(content, ensure_ascii=False)).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
