@@ -5,24 +5,19 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
+import worker_memory
 from worker_memory import MAX_GB, MAX_MAPS, Peak, WorkerMemory, excesses, free_programs
 
 
-def maps() -> int:
-    peak = Peak()
-    peak.look()
-    return peak.maps
-
-
 def test_e1_programs_are_unmapped_when_they_are_freed():
-    before = maps()
+    before = Peak().look()
     functions = [jax.jit(lambda x, n=n: jnp.sort(x * n + n)) for n in range(12)]
     for function in functions:
         function(jnp.zeros(7)).block_until_ready()
-    held = maps()
+    held = Peak().look()
     free_programs()  # the functions still exist: only their programs go
     assert held - before > 40, "compiled programs are expected to be mapped"
-    assert held - maps() > 40
+    assert held - Peak().look() > 40
 
 
 def test_e1_both_limits_are_checked_for_every_process():
@@ -46,3 +41,16 @@ def test_e1_a_run_fails_when_one_worker_held_too_much(maps, exit_code):
     controller.pytest_terminal_summary(types.SimpleNamespace(write_line=lambda line, **_: lines.append(line)))
     assert lines[0] == f"gw1: at most {maps:,} memory maps and 1.50 GB"
     assert len(lines) == 1 + (exit_code != pytest.ExitCode.OK)
+
+
+def test_e1_a_file_is_cleared_away_when_it_leaves_much(monkeypatch):
+    memory, freed = WorkerMemory(), []
+    monkeypatch.setattr(worker_memory, "free_programs", lambda: freed.append(1))
+    for held, count in ((worker_memory.FREE_ABOVE, 0), (worker_memory.FREE_ABOVE + 1, 1)):
+        monkeypatch.setattr(Peak, "look", lambda self, held=held: held)
+        for nextitem in (types.SimpleNamespace(path="a"), types.SimpleNamespace(path="b"), None):  # the first is of the same file
+            step = memory.pytest_runtest_teardown(types.SimpleNamespace(path="a"), nextitem)
+            next(step)
+            with pytest.raises(StopIteration):
+                next(step)
+        assert len(freed) == 2 * count

@@ -16,6 +16,7 @@ import jax
 import pytest
 
 MAX_MAPS = int(os.environ.get("MARL_LLM_TEST_MAX_MAPS", 20_000))  # memory maps of one process
+FREE_ABOVE = 2_000  # maps above which programs are freed after a file: fewer are left to the next file, which may need them too
 MAX_GB = float(os.environ.get("MARL_LLM_TEST_MAX_GB", 3.0))  # resident memory of one process, 10^9 bytes
 PROC = pathlib.Path("/proc/self")
 
@@ -27,18 +28,19 @@ class Peak:
     maps: int = 0
     gb: float = 0.0
 
-    def look(self) -> None:
-        """Counts the present maps; the kernel itself keeps the maximum of the resident memory. Without `/proc` nothing is counted."""
+    def look(self) -> int:
+        """Counts the present maps and returns them; the kernel itself keeps the maximum of the resident memory. 0 without `/proc`."""
         if not PROC.exists():
-            return
-        self.maps = max(self.maps, (PROC / "maps").read_bytes().count(b"\n"))
+            return 0
+        present = (PROC / "maps").read_bytes().count(b"\n")
+        self.maps = max(self.maps, present)
         fields = dict(line.split(":", 1) for line in (PROC / "status").read_text().splitlines())
         self.gb = int(fields["VmHWM"].split()[0]) * 1024 / 1e9
+        return present
 
 
 def free_programs() -> None:
-    """Frees every compiled program that no Python object holds; objects in cycles are collected first."""
-    gc.collect()
+    """Frees every compiled program that no Python object holds."""
     jax.clear_caches()
     gc.collect()
 
@@ -63,8 +65,8 @@ class WorkerMemory:
     def pytest_runtest_teardown(self, item, nextitem):
         result = yield
         if nextitem is None or nextitem.path != item.path:
-            self.peak.look()
-            free_programs()
+            if self.peak.look() > FREE_ABOVE:
+                free_programs()
         return result
 
     @pytest.hookimpl(optionalhook=True)
