@@ -286,7 +286,7 @@ def _check_tree(world: World, recipe: Recipe, assignment: Assignment) -> None:
     from marl_llm.training.team import branching_of  # takes a second to import
 
     try:
-        checked_branching(world.workflow, branching_of(recipe, assignment))
+        checked_branching(world.workflow, branching_of(recipe, assignment), recipe.pick)
     except WorkflowError as error:
         raise ConfigError(f"recipe {recipe.name} samples a tree; {error}: use a recipe with sampling='parallel', e.g. grpo") from error
 

@@ -32,8 +32,9 @@ from marl_llm.workflows.graph import (
 )
 from marl_llm.workflows.parsers import code_block, json_object, plain, short_text, tagged, texts
 from marl_llm.workflows.roles import Role, RoleTool, numbered
+from marl_llm.workflows.scoring import ActionView, Scorer
 from marl_llm.workflows.speech import PlainText, Speech
-from marl_llm.workflows.trajectory import Episode, RoleCall, Task, ToolUse, Trajectory
+from marl_llm.workflows.trajectory import Episode, RoleCall, Score, Task, ToolUse, Trajectory
 from marl_llm.workflows.world import World
 
 __all__ = [
@@ -43,5 +44,5 @@ __all__ = [
     "to_mermaid", "to_svg",
     "Assignment", "Outside", "Policy", "Schedule", "Scripted", "Turn", "alternate", "assignment_from", "separate", "shared",
     "Controller", "PlainText", "Rollout", "RolloutError", "Speech", "Task",
-    "Episode", "RoleCall", "ToolUse", "Trajectory", "World",
+    "ActionView", "Episode", "RoleCall", "Score", "Scorer", "ToolUse", "Trajectory", "World",
 ]  # fmt: skip

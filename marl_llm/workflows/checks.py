@@ -10,9 +10,24 @@ from typing import Any
 
 from marl_llm.hints import suggestion
 from marl_llm.workflows.errors import WorkflowError
-from marl_llm.workflows.nodes import Call, Choose, Node, Repeat, Sequence, Stop, Together, Tool, label, walk, writes, written
+from marl_llm.workflows.nodes import (
+    Call,
+    Choose,
+    Node,
+    Repeat,
+    Sequence,
+    Stop,
+    Together,
+    Tool,
+    label,
+    walk,
+    writes,
+    written,
+    written_before_next_role,
+)
 from marl_llm.workflows.secrecy import check_secrecy
 
+SCORED = ("when_made", "at_end")
 Known = frozenset[str] | None  # fields that are there for certain; None: control never comes here
 
 
@@ -32,6 +47,7 @@ def check(workflow: Any) -> None:
     _Flow(workflow).follow(workflow.body, frozenset(given), [])
     check_secrecy(workflow.body, workflow.hidden)
     _check_rewards(workflow)
+    _check_scorers(workflow)
 
 
 def _check_names(workflow: Any) -> None:
@@ -66,6 +82,43 @@ def _check_rewards(workflow: Any) -> None:
         for names, known, what in ((pays, list(workflow.roles), "pays the role"), (reads, fields, "reads the field")):
             if missing := [name for name in names if name not in known]:
                 raise WorkflowError(f"{who} {what} {missing[0]!r}, which the workflow does not have; {suggestion(missing[0], known)}")
+
+
+def _check_scorers(workflow: Any) -> None:
+    """Refuses scorers of one name or of no role, and rewards that read a scorer which is not there."""
+    names = [scorer.name for scorer in workflow.scorers]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise WorkflowError(f"workflow {workflow.name!r}: two scorers are called {twice[0]!r}")
+    for scorer in workflow.scorers:
+        if missing := [role for role in scorer.roles or () if role not in workflow.roles]:
+            raise WorkflowError(f"scorer {scorer.name!r} scores the role {missing[0]!r}; {suggestion(missing[0], workflow.roles)}")
+    for number, reward in enumerate(workflow.rewards):
+        if missing := [name for name in getattr(reward, "scorers", ()) if name not in names]:
+            who = f"{title(number, reward)} of workflow {workflow.name!r}"
+            raise WorkflowError(f"{who} reads the scorer {missing[0]!r}, which is not among scorers=(...); {suggestion(missing[0], names)}")
+    if workflow.score not in SCORED:
+        raise WorkflowError(f"workflow {workflow.name!r}: score={workflow.score!r} is unknown; choose one of {', '.join(SCORED)}")
+
+
+def check_shown(workflow: Any, roles: Iterable[str]) -> None:
+    """Refuses to score candidates of these roles when they are made, by a reward that shows later: `delayed`, or one of a field that
+    nothing writes between the role and the next one, or one of a scorer that waits for the end."""
+    after = written_before_next_role(workflow.body)
+    late = {scorer.name for scorer in workflow.scorers if scorer.when == "end"}
+    for number, reward in enumerate(workflow.rewards):
+        pays = [role for role in getattr(reward, "pays", ()) or workflow.roles if role in roles]
+        why = "later" if getattr(reward, "shows_later", False) else ""
+        for name in getattr(reward, "scorers", ()):
+            why = why or (f"by the scorer {name!r}, which is asked at the end" if name in late else "")
+        for role in pays:
+            nodes = [node for node in workflow.nodes.values() if isinstance(node, Call) and node.role.name == role]
+            unseen = [f for f in getattr(reward, "reads", ()) for node in nodes if f not in after[node.name]]
+            if why or unseen:
+                how = why or f"for {unseen[0]!r}, which nothing writes between it and the next role"
+                raise WorkflowError(
+                    f"{title(number, reward)} of workflow {workflow.name!r} pays {role!r} {how}: "
+                    "its candidates cannot be scored when they are made; let the workflow say score='at_end'"
+                )
 
 
 def title(number: int, reward: Callable) -> str:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from marl_llm.sampling.requests import Generator, Settings
@@ -25,10 +26,12 @@ from marl_llm.tools.results import FailureKind
 from marl_llm.tools.waiting import Expired, within
 from marl_llm.workflows.assignment import Assignment, Policy
 from marl_llm.workflows.calls import Speaker
+from marl_llm.workflows.checks import SCORED, check_shown
 from marl_llm.workflows.errors import PlayFailure, RolloutError, WorkflowError
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Each, Together, walk
 from marl_llm.workflows.play import PICKS, Forks, Play, finish, run_all
+from marl_llm.workflows.scoring import Scoring
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.threads import Threads
 from marl_llm.workflows.trajectory import Episode, Failure, Task, Trajectory
@@ -67,8 +70,10 @@ class Controller:
       speech: how models read and write: one for all, or by model. Scripted players may have one too, for imitation data.
       branching: role -> K: its prompt gets K responses and the play goes on from each (tree sampling); its call must not run beside others.
       pick: which of the K ways forks again at later calls: None, all of them (K to the power of the calls); "first", "random", or "greedy",
-        the one whose candidate was paid most (AT-GRPO, Algorithm 1). The others are played to their ends without further forks, because
-        what a candidate is worth may show only then.
+        the one whose candidate was paid most (AT-GRPO, Algorithm 1).
+      score: when the candidates of a `pick` are scored; by default as the workflow says. "when_made": each on the state after it and the
+        tools that follow it up to the next role, so that N calls cost N·K responses, and calls beside others may fork too. "at_end": the
+        others are played to their ends without further forks, n + (K−1)·n·(n+1)/2 responses for n calls.
       alpha: weight of team rewards beside local ones when "greedy" picks.
       attempts: how often an instance is played before it is void.
       timeout_s: of one attempt at one instance, waiting in queues of tools not counted; None: only the nodes' deadlines count.
@@ -95,6 +100,7 @@ class Controller:
         settings: Settings | None = None,
         pick: str | None = None,
         alpha: float | int = 1.0,
+        score: str | None = None,
     ):
         assignment.check(workflow)
         if attempts < 1 or concurrency < 1 or threads < 1 or (timeout_s is not None and timeout_s <= 0):
@@ -108,7 +114,9 @@ class Controller:
                 raise WorkflowError(f"the role {role!r} is played by the policy {model!r}, which needs {lacks}")
         if pick not in (None, *PICKS):
             raise WorkflowError(f"pick={pick!r} is unknown; choose None or one of {', '.join(PICKS)}")
-        self._forks = Forks(checked_branching(workflow, branching or {}), pick, alpha)
+        branching = checked_branching(workflow, branching or {}, pick, score)
+        self._forks = Forks(branching, pick, alpha, when_scored(workflow, pick, score) if branching else "at_end")
+        self.scoring: Callable[[Task], Any] = functools.partial(Scoring, workflow)
         self.settings = settings
         self._attempts, self._timeout_s, self._concurrency = attempts, timeout_s, concurrency
         self._threads = Threads(threads)
@@ -170,9 +178,9 @@ class Controller:
         """One play of one task, tried again after a failure; void if every attempt failed."""
         start, failures = time.perf_counter(), []
         for attempt in range(1, self._attempts + 1):
-            one = Play(self.workflow, self.speaker, self._forks, task, (step, play, plays))
+            one = Play(self.workflow, self.speaker, self.scoring(task), self._forks, task, (step, play, plays))
             try:
-                ways = await within(self._timeout_s, one.run())
+                ways, candidates = await within(self._timeout_s, one.run())
             except PlayFailure as failure:
                 failures.append(Failure(failure.node, failure.kind, str(failure)))
                 if not failure.retriable:
@@ -181,7 +189,7 @@ class Controller:
                 message = f"not finished within {self._timeout_s} s"
                 failures.append(Failure(one.now, FailureKind.DEADLINE.value, message))
             else:
-                return Episode(task, step, play, ways, tuple(failures), attempt, (), time.perf_counter() - start)
+                return Episode(task, step, play, ways, tuple(failures), attempt, (), time.perf_counter() - start, candidates)
         remains = tuple(sorted(one.log, key=lambda event: (event.place, event.branch)))
         return Episode(task, step, play, (), tuple(failures), attempt, remains, time.perf_counter() - start)
 
@@ -210,8 +218,24 @@ def _check_tasks(workflow: Workflow, tasks: list[Task]) -> None:
                 )
 
 
-def checked_branching(workflow: Workflow, branching: Mapping[str, int]) -> dict[str, int]:
-    """The same, or a `WorkflowError` that names a role which does not exist or cannot fork."""
+def when_scored(workflow: Workflow, pick: str | None, score: str | None) -> str:
+    """When candidates are scored: as asked for, or as the workflow says. Without a pick every candidate goes on to the end.
+
+    Raises `WorkflowError` for "when_made" of a workflow that says "at_end", or without a pick.
+    """
+    if score not in (None, *SCORED):
+        raise WorkflowError(f"score={score!r} is unknown; choose None or one of {', '.join(SCORED)}")
+    if score == "when_made" and pick is None:
+        raise WorkflowError("score='when_made' scores candidates so that one is picked: say which with pick='greedy', 'first' or 'random'")
+    if score == "when_made" and workflow.score == "at_end":
+        raise WorkflowError(f"score='when_made': workflow {workflow.name!r} says score='at_end', because its pay shows only at the end")
+    return "at_end" if pick is None else score or workflow.score
+
+
+def checked_branching(
+    workflow: Workflow, branching: Mapping[str, int], pick: str | None = None, score: str | None = None
+) -> dict[str, int]:
+    """The same, or a `WorkflowError` that names a role which does not exist, cannot fork, or whose pay does not show when it should."""
     for role, branches in branching.items():
         if role not in workflow.roles:
             raise WorkflowError(f"branching: there is no role {role!r}; the roles are {', '.join(workflow.roles)}")
@@ -219,10 +243,14 @@ def checked_branching(workflow: Workflow, branching: Mapping[str, int]) -> dict[
             raise WorkflowError(f"branching: {role}={branches} forks nothing; leave it out, or ask for 2 or more")
         if workflow.roles[role].tools:
             raise WorkflowError(f"branching: the role {role!r} calls tools within its response, which is no place for a fork")
+    if branching and when_scored(workflow, pick, score) == "when_made":
+        check_shown(workflow, branching)
+        return dict(branching)
     beside = [inside for node in walk(workflow.body) if isinstance(node, Together | Each) for inside in walk(node)]
     for node in beside:
         if isinstance(node, Call) and node.role.name in branching:
             raise WorkflowError(
-                f"branching: node {node.name!r} runs beside others, where a play cannot fork; play whole instances several times (plays=K)"
+                f"branching: node {node.name!r} runs beside others, where a play cannot fork to its end; play whole instances "
+                "several times (plays=K), or pick one and score candidates when they are made"
             )
     return dict(branching)

@@ -204,6 +204,9 @@ class Workflow:
       start: fields that have a value before anyone has spoken, e.g. an empty report.
       rewards: functions of a whole trajectory that say who earned what; see `rewards`.
       metrics: name -> function of a whole trajectory; a float, for tables. Never trained on.
+      scorers: who is asked once per action before a play ends, asynchronously; see `scoring`.
+      score: when a tree's candidates are scored: "when_made", on the state after the candidate and the tools that follow it up to the next
+        role; or "at_end", for a team whose pay shows only when the play is over.
 
     Raises:
       WorkflowError: a node that cannot be reached, reads what nobody wrote, is written twice at once or shares its name; it says which.
@@ -216,6 +219,8 @@ class Workflow:
     start: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rewards: tuple[Callable[..., Any], ...] = ()
     metrics: Mapping[str, Callable[..., float]] = dataclasses.field(default_factory=dict)
+    scorers: tuple[Any, ...] = ()
+    score: str = "when_made"
 
     def __post_init__(self):
         object.__setattr__(self, "body", _node(self.body))

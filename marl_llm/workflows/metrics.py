@@ -14,7 +14,7 @@ from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.samples import SampleTable
 from marl_llm.workflows.trajectory import Episode, ToolUse
 
-KINDS = (*(kind.value for kind in FailureKind), "prompt")
+KINDS = (*(kind.value for kind in FailureKind), "prompt", "scorer")
 
 
 def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
@@ -23,8 +23,8 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
     `episodes`, `void_share`, `failed_<kind>` (attempts that failed), `attempts`, `turns`, `seconds`; `team/<name>`: means of the workflow's
     metrics over its trajectories; `role/<role>/...`: `calls`, `legal_share`, `truncated_share`, `trimmed_share`, `replaced_share`,
     `tokens`, `reward`, `team`, `local` and each component; `tool/<node>/calls`, `.../seconds`, `.../attempts`, `.../replaced_share`,
-    `.../refused_share` and `.../hung` (calls that were late, those of void episodes too); `samples/trained`, `samples/<why not>`.
-    Means over trajectories of one episode are taken first, so that every episode has one vote. Void episodes have none.
+    `.../refused_share` and `.../hung` (calls that were late, those of void episodes too); `scorer/<name>/calls`,
+    `.../value`, `.../failed`; `samples/trained`, `samples/<why not>`. Means over trajectories of one episode are taken first, so that every episode has one vote. Void episodes have none.
     """
     episodes, played = rollout.episodes, [episode for episode in rollout.episodes if not episode.void]
     kinds = collections.Counter(failure.kind for episode in episodes for failure in episode.failures)
@@ -37,7 +37,7 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
         **{f"failed_{kind}": float(kinds[kind]) for kind in KINDS},
         **{f"team/{name}": _mean(values) for name, values in team_metrics(rollout).items()},
     }
-    return figures | _role_figures(rollout, table) | _tool_figures(rollout, played) | _sample_figures(table)
+    return figures | _role_figures(rollout, table) | _tool_figures(rollout, played) | _scorer_figures(rollout) | _sample_figures(table)
 
 
 def team_metrics(rollout: Rollout) -> dict[str, list[float]]:
@@ -94,6 +94,20 @@ def _tool_figures(rollout: Rollout, played: Sequence[Episode]) -> dict[str, floa
         figures[f"tool/{node}/refused_share"] = _mean([event.refused is not None for event in events])
         figures[f"tool/{node}/hung"] = 0.0
     return figures | {f"tool/{node}/hung": float(count) for node, count in rollout.hung.items()}
+
+
+def _scorer_figures(rollout: Rollout) -> dict[str, float]:
+    figures = {}
+    for scorer in rollout.workflow.scorers:
+        said: dict[tuple[str, str], float] = {}
+        for episode in rollout.episodes:
+            for way in (*episode.trajectories, *episode.candidates):
+                said.update(((episode.name, call), one[scorer.name].value) for call, one in way.scores.items() if scorer.name in one)
+        failed = [failure for episode in rollout.episodes for failure in episode.failures if failure.node == f"scorer {scorer.name}"]
+        figures[f"scorer/{scorer.name}/calls"] = float(len(said))
+        figures[f"scorer/{scorer.name}/value"] = _mean(list(said.values()))
+        figures[f"scorer/{scorer.name}/failed"] = float(len(failed))
+    return figures
 
 
 def _sample_figures(table: SampleTable) -> dict[str, float]:

@@ -164,3 +164,33 @@ def written(node: Node) -> set[str]:
     inside = node.cases.values() if isinstance(node, Choose) else inside
     inside = (node.body,) if isinstance(node, Repeat) else inside
     return fields.union(*map(written, inside))
+
+
+def written_before_next_role(body: Node) -> dict[str, frozenset[str]]:
+    """Name of a role call -> fields that it or the tools behind it may write before the next role speaks, beside others or after it."""
+    found: dict[str, frozenset[str]] = {}
+
+    def back(node: Node, later: frozenset[str], leave: frozenset[str]) -> frozenset[str]:
+        """What may be written from the beginning of a node on, given what may be behind it and behind the loop around it."""
+        if isinstance(node, Call):
+            found[node.name] = found.get(node.name, frozenset()) | set(node.role.writes) | later
+            return frozenset()
+        if isinstance(node, Tool):
+            return later | set(node.writes)
+        if isinstance(node, Stop):
+            return leave
+        if isinstance(node, Sequence):
+            for part in reversed(node.parts):
+                later = back(part, later, leave)
+            return later
+        if isinstance(node, Choose):
+            return frozenset().union(*(back(case, later, leave) for case in node.cases.values()))
+        if isinstance(node, Repeat):
+            first = back(node.body, later, later)
+            return back(node.body, later | first, later)
+        inside = node.parts if isinstance(node, Together) else (node.body,)
+        own = frozenset().union(*(back(part, frozenset(), frozenset()) for part in inside))
+        return own if any(isinstance(one, Call) for one in walk(node)) else own | written(node) | later
+
+    back(body, frozenset(), frozenset())
+    return found

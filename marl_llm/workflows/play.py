@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from marl_llm.workflows.errors import PlayFailure, WorkflowError
 from marl_llm.workflows.graph import Workflow
-from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Stop, Together, Tool, step_of
+from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Stop, Together, Tool, step_of, walk
 from marl_llm.workflows.nodes import Sequence as InOrder
 from marl_llm.workflows.rewards import earned
 from marl_llm.workflows.state import Round, State, Todo, merge, push
-from marl_llm.workflows.trajectory import Event, Task, Trajectory
+from marl_llm.workflows.trajectory import Earned, Event, RoleCall, Task, Trajectory
 
 PICKS = ("first", "random", "greedy")
 
@@ -27,6 +27,7 @@ class Forks:
     branching: Mapping[str, int]
     pick: str | None = None
     alpha: float | int = 1.0
+    score: str = "at_end"
 
     @property
     def base(self) -> int:
@@ -45,66 +46,116 @@ class _Fork(NamedTuple):
 class Play:
     """One attempt at one instance. `log` holds what it did, `now` names the node that began last.
 
-    `speaker` is a `calls.Speaker`, or who stands in for one.
+    `speaker` is a `calls.Speaker` and `scoring` a `scoring.Scoring`, or who stands in for one.
     """
 
-    def __init__(self, workflow: Workflow, speaker: Any, forks: Forks, task: Task, identity: tuple[int, int, int]):
-        self.workflow, self.speaker, self.forks = workflow, speaker, forks
+    def __init__(self, workflow: Workflow, speaker: Any, scoring: Any, forks: Forks, task: Task, identity: tuple[int, int, int]):
+        self.workflow, self.speaker, self.scoring, self.forks = workflow, speaker, scoring, forks
         self.task, self.identity = task, identity
         self.log: list[Event] = []
         self.now = "start"
+        self._candidates: list[Trajectory] = []
+        self._made: dict[str, Earned] = {}  # what picked candidates were paid when they were made
 
-    async def run(self) -> tuple[Trajectory, ...]:
-        """All ways to the end. With a pick, the first way through each fork's candidates stands before those that fork later."""
+    async def run(self) -> tuple[tuple[Trajectory, ...], tuple[Trajectory, ...]]:
+        """The play's trajectories, and the candidates that were scored when they were made and not picked.
+
+        Where candidates are played to the end, the trunk's trajectory stands first, then the others of each fork in the order of forks.
+        """
         fields = {**self.workflow.start, **self.task.fields, **self.task.hidden}
         start = State(fields, todo=push(None, self.workflow.body, 0))
-        if self.forks.pick is None or not self.forks.branching:
-            return tuple(map(self._trajectory, await self.drive(start)))
+        try:
+            if self.forks.score == "when_made":
+                (end,) = await self.drive(start)
+                trunk = await self._finished(end)
+                trunk = dataclasses.replace(trunk, earned={**trunk.earned, **self._made})
+                return (trunk,), tuple(sorted(self._candidates, key=lambda one: (one.calls[-1].place, one.calls[-1].choice)))
+            if self.forks.pick is None or not self.forks.branching:
+                return tuple([await self._finished(end) for end in await self.drive(start)]), ()
+            return await self._forked_to_the_end(start), ()
+        finally:
+            self.scoring.cancel()
+
+    async def _forked_to_the_end(self, start: State) -> tuple[Trajectory, ...]:
+        """Every candidate played to its end; the picked one's own way is the trunk, where later forks are."""
         forks: list[_Fork] = []
-        (trunk,) = await self.drive(start, forks)
+        (end,) = await self.drive(start, forks)
+        trunk = await self._finished(end)
         ways, number = [trunk], 0
         while number < len(forks):
             fork, later = forks[number], forks[number + 1 :]
             others = [self._other(fork, choice) for choice in range(1, self.forks.branching[fork.node.role.name])]
             found = [(trunk, later), *await run_all(others)]
             ways += [way for way, _ in found[1:]]
-            trunk, later = found[self._picked(fork, [way for way, _ in found])]
+            pays = [self._worth(fork.place, way) for way, _ in found]
+            trunk, later = found[self._picked(fork.place, pays)]
             forks, number = [*forks[: number + 1], *later], number + 1
-        return tuple(map(self._trajectory, ways))
+        return tuple(ways)
 
-    async def _other(self, fork: _Fork, choice: int) -> tuple[State, list[_Fork]]:
+    async def _other(self, fork: _Fork, choice: int) -> tuple[Trajectory, list[_Fork]]:
         """Another candidate of a fork, played to its end, and the forks that it could have had."""
         forks: list[_Fork] = []
-        way = fork.place * self.forks.base + choice  # a trunk forks at a place once, so that no two ways have one number
-        after = await self._answered(fork.node, fork.place, fork.state, choice, fork.state._replace(way=way))
+        after = await self._answered(fork.node, fork.place, fork.state, choice, self._branch_off(fork.place, fork.state, choice))
         (end,) = await self.drive(after, forks)
-        return end, forks
+        return await self._finished(end), forks
 
-    def _picked(self, fork: _Fork, ways: Sequence[State]) -> int:
-        """Which candidate goes on."""
+    def _branch_off(self, place: int, state: State, choice: int) -> State:
+        """The state of another candidate. A trunk forks at a place once, so that no two candidates have one number."""
+        return state if choice == 0 else state._replace(way=place * self.forks.base + choice)
+
+    async def _pick_now(self, node: Call, place: int, state: State, branches: int) -> State:
+        """K candidates on the same state, each scored when it is made; the picked one's state (AT-GRPO, Algorithm 1, lines 9 to 14)."""
+        starts = [self._branch_off(place, state, choice) for choice in range(branches)]
+        found = await run_all([self._candidate(node, place, state, choice, one) for choice, one in enumerate(starts)])
+        picked = self._picked(place, [self._worth(place, trajectory) for _, trajectory in found])
+        self._candidates += [trajectory for choice, (_, trajectory) in enumerate(found) if choice != picked]
+        after, trajectory = found[picked]
+        self._made.update(trajectory.earned)
+        return after
+
+    async def _candidate(self, node: Call, place: int, asked: State, choice: int, state: State) -> tuple[State, Trajectory]:
+        """The state after a candidate and the tools that follow it up to the next role, and what the candidate is paid on it."""
+        after = await self._answered(node, place, asked, choice, state)
+        (after,) = await self.drive(after, to_next_role=True)
+        try:
+            trajectory = await self._finished(after, after.turn + after.spoken)  # a round that has begun without a role is not counted
+        except WorkflowError as error:
+            hint = "candidates are scored when they are made: a workflow whose pay shows only at the end says score='at_end'"
+            raise WorkflowError(f"{error}; {hint}") from error
+        call = trajectory.calls[-1]
+        return after, dataclasses.replace(trajectory, earned={call.id: trajectory.earned[call.id]})
+
+    def _worth(self, place: int, trajectory: Trajectory) -> float:
+        """What a fork's candidate was paid: α·team + local."""
+        call = next(call for call in trajectory.calls if call.place == place)
+        pay = trajectory.earned[call.id]
+        return self.forks.alpha * pay.team + pay.local
+
+    def _picked(self, place: int, pays: Sequence[float]) -> int:
+        """Which candidate goes on; of equals the first."""
         if self.forks.pick == "first":
             return 0
         if self.forks.pick == "random":
-            return random.Random(repr((*self.identity, self.task.number, fork.place))).randrange(len(ways))
-        paid = []
-        for way in ways:
-            trajectory = self._trajectory(way)
-            call = next(call for call in trajectory.calls if call.place == fork.place)
-            pay = earned(self.workflow, trajectory)[call.id]
-            paid.append(self.forks.alpha * pay.team + pay.local)
-        return paid.index(max(paid))
+            return random.Random(repr((*self.identity, self.task.number, place))).randrange(len(pays))
+        return pays.index(max(pays))
 
-    def _trajectory(self, state: State) -> Trajectory:
+    async def _finished(self, state: State, turns: int | None = None) -> Trajectory:
+        """What is over, with its scores and what it earned: computed here, once, and read by everybody else."""
         _, play, plays = self.identity
-        return Trajectory(self.task, state.events, state.fields, state.turn + 1, state.way * plays + play)
+        events, turns = (*state.past, *state.events), state.turn + 1 if turns is None else turns
+        trajectory = Trajectory(self.task, events, state.fields, turns, state.way * plays + play)
+        trajectory = dataclasses.replace(trajectory, scores=await self.scoring.scores(trajectory))
+        return dataclasses.replace(trajectory, earned=earned(self.workflow, trajectory))
 
-    async def drive(self, state: State, forks: list[_Fork] | None = None) -> list[State]:
+    async def drive(self, state: State, forks: list[_Fork] | None = None, to_next_role: bool = False) -> list[State]:
         """Carries out what is to do until nothing is; one state comes back, or one per way after a fork.
 
-        With `forks` it goes one way, and notes there where it could have forked.
+        With `forks` it goes one way, and notes there where it could have forked. With `to_next_role` it ends before a role would speak.
         """
         while state.todo is not None:
             node, base, rest = state.todo
+            if to_next_role and isinstance(node, Call | Together | Each) and any(isinstance(inside, Call) for inside in walk(node)):
+                break
             state = state._replace(todo=rest)
             if isinstance(node, Call):
                 self.now = node.name
@@ -112,6 +163,9 @@ class Play:
                 if branches > 1 and forks is not None:
                     forks.append(_Fork(node, base, state))
                     branches = 1
+                if branches > 1 and self.forks.score == "when_made":
+                    state = await self._pick_now(node, base, state, branches)
+                    continue
                 ways = await self._speak(node, base, state, branches)
                 if len(ways) > 1:
                     done = await run_all([self.drive(way) for way in ways])
@@ -147,6 +201,10 @@ class Play:
         """The state after one candidate of those that `asked`."""
         events, after = await self.speaker.speak(node, base, state, self.task, self.identity, choice, asked.way)
         self.log += events
+        before = (*asked.past, *asked.events)
+        for number, event in enumerate(events):
+            if isinstance(event, RoleCall):
+                self.scoring.acted(event, (*before, *events[:number]))
         return after
 
     def _loop(self, node: Repeat | Round, base: int, state: State) -> State:

@@ -21,6 +21,7 @@ from marl_llm.workflows.errors import ReplayError
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Tool
 from marl_llm.workflows.play import finish
+from marl_llm.workflows.scoring import Recorded
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.state import State
 from marl_llm.workflows.storage import from_json
@@ -77,12 +78,13 @@ def replay(
     branching: Mapping[str, int] | None = None,
     pick: str | None = None,
     alpha: float | int = 1.0,
+    score: str | None = None,
 ) -> Episode:
     """Plays an episode again and returns it.
 
     Args:
       episode: as played, or a line of `storage.read_trajectories`.
-      plays, branching, pick, alpha: of its rollout, which the numbers of branches depend on.
+      plays, branching, pick, alpha, score: of its rollout, which the numbers of branches depend on.
       workflow, assignment, speech: as when it was played. Roles of scripts and outside models cannot be replayed, because they are asked by
         text; nor can tools that a role calls within its response.
 
@@ -99,8 +101,10 @@ def replay(
         raise ReplayError(f"{strange[0].id} was spoken by {strange[0].model!r}, which is no policy: its answers were not asked for by ids")
     if tooled := [name for name, role in workflow.roles.items() if role.tools]:
         raise ReplayError(f"role {tooled[0]!r} calls tools within its response; such episodes cannot be replayed")
+    scores = {name: said for way in (*episode.trajectories, *episode.candidates) for name, said in way.scores.items()}
     recorded = _Recorded({call.seed: call for call in calls})
-    with Controller(workflow, assignment, recorded, speech, branching, attempts=1, pick=pick, alpha=alpha) as controller:
+    with Controller(workflow, assignment, recorded, speech, branching, attempts=1, pick=pick, alpha=alpha, score=score) as controller:
+        controller.scoring = lambda task: Recorded(scores)
         controller.speaker = _RecordedTools(controller.speaker, {event.id: event for event in events if isinstance(event, ToolUse)})
         found = finish(controller.episode(episode.task, episode.step, episode.play, plays))
     if found.void:

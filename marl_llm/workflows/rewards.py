@@ -22,7 +22,7 @@ from typing import Any
 from marl_llm.workflows.checks import title
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.graph import Workflow
-from marl_llm.workflows.trajectory import RoleCall, Trajectory
+from marl_llm.workflows.trajectory import Earned, RoleCall, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +48,6 @@ class Paid:
 
 Reward = Callable[[Trajectory], Iterable[Award | Paid]]
 Scores = str | Callable[[Trajectory], Mapping[int, float]]  # a field that each turn writes, or turn -> score
-
-
-@dataclasses.dataclass(frozen=True)
-class Earned:
-    """What one call earned: the sums of its awards, and each component. team + local = Σ components."""
-
-    team: float = 0.0
-    local: float = 0.0
-    components: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    team_paid: bool = False  # whether there was a team award, be it 0
 
 
 def broadcast(
@@ -134,11 +124,27 @@ def delayed(scores: Scores, roles: tuple[str, ...], name: str = "delayed") -> Re
         gains = {turn: found[after] - found[turn] for turn, after in following.items()}
         return [Award(call, gains.get(call.turn, 0.0), name) for call in _calls(trajectory, roles)]
 
-    return _described(reward, f"delayed {name!r}", roles, scores)
+    paid = _described(reward, f"delayed {name!r}", roles, scores)
+    paid.shows_later = True
+    return paid
+
+
+def scored(scorer: str, roles: tuple[str, ...] | None = None, weight: float | int = 1.0, name: str | None = None) -> Reward:
+    """weight · the scorer's score of each call that it scores; see `scoring`. `name` of the component: by default the scorer's."""
+
+    def reward(trajectory: Trajectory) -> list[Award]:
+        calls = [call for call in _calls(trajectory, roles) if scorer in trajectory.scores.get(call.id, {})]
+        return [Award(call, weight * trajectory.scores[call.id][scorer].value, name or scorer) for call in calls]
+
+    paid = _described(reward, f"scored {scorer!r}", roles)
+    paid.scorers = (scorer,)
+    return paid
 
 
 def earned(workflow: Workflow, trajectory: Trajectory) -> dict[str, Earned]:
     """Call id -> what the workflow's rewards paid it, for every role call of the trajectory.
+
+    A play computes it once for each trajectory, when it ends, and keeps it as `Trajectory.earned`; everybody else reads it there.
 
     Raises `WorkflowError` naming the reward that fails, pays no finite number, or pays a call of another trajectory.
     """

@@ -22,8 +22,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from marl_llm.workflows.controller import Rollout
-from marl_llm.workflows.rewards import Earned, earned
-from marl_llm.workflows.trajectory import Episode, RoleCall
+from marl_llm.workflows.trajectory import Earned, Episode, RoleCall
 
 if TYPE_CHECKING:
     from marl_llm.algorithms import Samples
@@ -139,7 +138,7 @@ def sample_table(rollout: Rollout, training: Iterable[str] | None = None) -> Sam
       training: the models that train on it; by default those that the assignment's schedule names for the rollout's step.
 
     Raises:
-      WorkflowError: a reward fails; see `rewards.earned`.
+      KeyError: a trajectory that no play ended, whose calls were paid nothing.
     """
     trains = set(rollout.assignment.training(rollout.step) if training is None else training)
     rows: list[dict[str, Any]] = []
@@ -154,12 +153,15 @@ def _rows(rollout: Rollout, episode: Episode, trains: set[str]) -> list[dict[str
     """Rows of one episode, with keys where the table will have dense numbers."""
     number = episode.task.number
     paid: dict[str, list[Earned]] = {}
-    first: dict[str, tuple[RoleCall, int, int]] = {}
+    first: dict[str, tuple[RoleCall, Hashable, int]] = {}
     for trajectory in episode.trajectories:
-        awards = earned(rollout.workflow, trajectory)
         for order, call in enumerate(trajectory.calls):
             first.setdefault(call.id, (call, trajectory.branch, order))
-            paid.setdefault(call.id, []).append(awards[call.id])
+            paid.setdefault(call.id, []).append(trajectory.earned[call.id])
+    for candidate in episode.candidates:  # each a trajectory of its own, of which only the candidate is a row
+        call = candidate.calls[-1]
+        first[call.id] = (call, call.id, len(candidate.calls) - 1)
+        paid[call.id] = [candidate.earned[call.id]]
     if episode.void:
         calls = [event for event in episode.remains if isinstance(event, RoleCall)]
         first = {call.id: (call, episode.play, order) for order, call in enumerate(calls)}

@@ -33,6 +33,7 @@ class State(NamedTuple):
     spoken: bool = False  # whether a role has spoken in this turn
     last: tuple[str, ...] = ()  # ids of the events that the next one follows
     events: tuple[Event, ...] = ()
+    past: tuple[Event, ...] = ()  # what happened before the part began that runs beside others; `events` are its own
     items: tuple[int, ...] = ()  # which item of each `each` around
     way: int = 0  # number of the forks taken, injective: digits 1..K in base K_max + 1
 
@@ -47,7 +48,8 @@ class State(NamedTuple):
     def child(self, todo: Todo, item: int | None = None, fields: Mapping[str, Any] | None = None) -> State:
         """The state in which a part begins that runs beside others."""
         items = self.items if item is None else (*self.items, item)
-        return self._replace(fields={**self.fields, **(fields or {})}, todo=todo, events=(), items=items)
+        past = (*self.past, *self.events)
+        return self._replace(fields={**self.fields, **(fields or {})}, todo=todo, events=(), past=past, items=items)
 
 
 def merge(node: Together | Each, before: State, ends: Sequence[State]) -> State:

@@ -14,11 +14,12 @@ field               type          meaning
 `failures`          list          objects `node`, `kind`, `message`
 `events`            list          role calls and tool calls, parents first; the graph is in `parents`
 `events[].id`       str           unique among all plays of the task
-`events[].kind`     str           "role" or "tool"
+`events[].kind`     str           "role", "tool", or "score": what a `scorer` said of its one parent, with `value` and `message`
 `events[].parents`  list of str   ids of the events that it followed
 `events[].earned`   object        `team`, `local`, `components`; role calls of episodes that are not void
 `events[]. ...`     ...           the fields of `RoleCall` or `ToolUse`, arrays as lists
-`ways`              list          per trajectory: `branch`, `turns`, `events` (ids in the order of play), `fields` at its end
+`ways`              list          per trajectory: `branch`, `turns`, `events` (ids in order of play), `fields` at its end, `earned` by call
+`candidates`        list          the same for responses that were scored when they were made and not picked; their last role call is it
 ==================  ============  ====================================================================================================
 
 Field values that are tuples come back as lists do in JSON: as tuples again, because workflows write tuples. What JSON cannot hold is an
@@ -38,9 +39,8 @@ import numpy as np
 from marl_llm.reporting import files
 from marl_llm.workflows.controller import Rollout
 from marl_llm.workflows.errors import WorkflowError
-from marl_llm.workflows.rewards import earned
 from marl_llm.workflows.samples import SampleTable
-from marl_llm.workflows.trajectory import Episode, Event, Failure, RoleCall, Task, ToolUse, Trajectory
+from marl_llm.workflows.trajectory import Earned, Episode, Event, Failure, RoleCall, Score, Task, ToolUse, Trajectory
 
 FILE_NAME = "trajectories.jsonl"
 _ARRAYS = {"tokens": np.int32, "log_probs": np.float64, "sampled_log_probs": np.float64}
@@ -49,9 +49,14 @@ _ARRAYS = {"tokens": np.int32, "log_probs": np.float64, "sampled_log_probs": np.
 def to_json(rollout: Rollout, episode: Episode) -> dict[str, Any]:
     """One line of `trajectories.jsonl`."""
     pay: dict[str, Any] = {}
-    for way in episode.trajectories:
-        for name, one in earned(rollout.workflow, way).items():
-            pay.setdefault(name, dataclasses.asdict(one))
+    scores: dict[str, dict[str, Any]] = {}
+    for way in (*episode.trajectories, *episode.candidates):
+        for call, one in way.earned.items():
+            pay.setdefault(call, dataclasses.asdict(one))
+        for call, said in way.scores.items():
+            for name, score in said.items():
+                head = {"kind": "score", "id": f"{call}:{name}", "parents": [call], "scorer": name}
+                scores[head["id"]] = {**head, **dataclasses.asdict(score)}
     task = episode.task
     return {
         "episode": episode.name,
@@ -61,13 +66,16 @@ def to_json(rollout: Rollout, episode: Episode) -> dict[str, Any]:
         "task": {"number": task.number, "split": task.split, "fields": dict(task.fields), "hidden": dict(task.hidden)},
         "void": episode.void,
         "failures": [dataclasses.asdict(failure) for failure in episode.failures],
-        "events": [_event(event, pay.get(event.id)) for event in episode.events() or episode.remains],
+        "events": [_event(event, pay.get(event.id)) for event in episode.events() or episode.remains] + list(scores.values()),
         "ways": [_way(way) for way in episode.trajectories],
+        "candidates": [_way(way) for way in episode.candidates],
     }
 
 
 def _way(way: Trajectory) -> dict[str, Any]:
-    return {"branch": way.branch, "turns": way.turns, "events": [event.id for event in way.events], "fields": dict(way.fields)}
+    pays = {call: dataclasses.asdict(one) for call, one in way.earned.items()}
+    ids = [event.id for event in way.events]
+    return {"branch": way.branch, "turns": way.turns, "events": ids, "fields": dict(way.fields), "earned": pays}
 
 
 def _event(event: Event, pay: dict[str, Any] | None) -> dict[str, Any]:
@@ -126,14 +134,23 @@ def _file(path: str | pathlib.Path) -> pathlib.Path:
 def from_json(line: Mapping[str, Any]) -> Episode:
     """An episode as it was, without its wall time."""
     task = Task(line["task"]["number"], _tuples(line["task"]["fields"]), _tuples(line["task"]["hidden"]), line["task"]["split"])
-    events = {event["id"]: _read_event(event) for event in line["events"]}
-    ways = [
-        Trajectory(task, tuple(events[name] for name in way["events"]), _tuples(way["fields"]), way["turns"], way["branch"])
-        for way in line["ways"]
-    ]
+    events = {event["id"]: _read_event(event) for event in line["events"] if event["kind"] != "score"}
+    scores: dict[str, dict[str, Score]] = {}
+    for one in line["events"]:
+        if one["kind"] == "score":
+            scores.setdefault(one["parents"][0], {})[one["scorer"]] = Score(one["value"], one["message"])
+    ways = [_read_way(way, task, events, scores) for way in line["ways"]]
+    candidates = tuple(_read_way(way, task, events, scores) for way in line.get("candidates", ()))
     failures = tuple(Failure(**failure) for failure in line["failures"])
     remains = tuple(events.values()) if line["void"] else ()
-    return Episode(task, line["step"], line["play"], tuple(ways), failures, len(failures) + (not line["void"]), remains)
+    return Episode(task, line["step"], line["play"], tuple(ways), failures, len(failures) + (not line["void"]), remains, 0.0, candidates)
+
+
+def _read_way(line: Mapping[str, Any], task: Task, events: Mapping[str, Event], scores: Mapping[str, Mapping[str, Score]]) -> Trajectory:
+    own = tuple(events[name] for name in line["events"])
+    said = {event.id: scores[event.id] for event in own if event.id in scores}
+    pays = {call: Earned(**pay) for call, pay in line.get("earned", {}).items()}
+    return Trajectory(task, own, _tuples(line["fields"]), line["turns"], line["branch"], said, pays)
 
 
 def _read_event(line: Mapping[str, Any]) -> Event:

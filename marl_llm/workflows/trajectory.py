@@ -105,6 +105,24 @@ class ToolUse:
 Event = RoleCall | ToolUse
 
 
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """What a scorer said of one action; see `scoring`."""
+
+    value: float | int
+    message: str = ""  # for people; no role ever reads it
+
+
+@dataclasses.dataclass(frozen=True)
+class Earned:
+    """What one call earned: the sums of its awards, and each component. team + local = Σ components."""
+
+    team: float = 0.0
+    local: float = 0.0
+    components: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    team_paid: bool = False  # whether there was a team award, be it 0
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Trajectory:
     """One way through the workflow, from the task to its end.
@@ -115,6 +133,9 @@ class Trajectory:
       fields: the state at the end, hidden fields included.
       turns: how many turns were begun.
       branch: number of this way and play; the branch of its last fork.
+      scores: call id -> scorer -> what it said.
+      earned: call id -> what the workflow's rewards paid it, computed once when the trajectory ended; of a candidate that was scored when
+        it was made, what it was paid then.
     """
 
     task: Task
@@ -122,6 +143,8 @@ class Trajectory:
     fields: Fields
     turns: int
     branch: int
+    scores: Mapping[str, Mapping[str, Score]] = dataclasses.field(default_factory=dict)
+    earned: Mapping[str, Earned] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Trajectory(task {self.task.number}: {' '.join(event.node for event in self.events)})"
@@ -164,6 +187,8 @@ class Episode:
       void: it has no outcome, and none of its samples may be trained (law 9).
       remains: what the last attempt of a void play had done, for people.
       seconds: wall time, all attempts.
+      candidates: responses that were scored when they were made and not picked: trajectories up to the tools that follow such a response,
+        which is the last of their calls and the only one in `earned`.
     """
 
     task: Task
@@ -174,6 +199,7 @@ class Episode:
     attempts: int = 1
     remains: tuple[Event, ...] = ()
     seconds: float = 0.0
+    candidates: tuple[Trajectory, ...] = ()
 
     def __repr__(self) -> str:
         return f"Episode({self.name}, {'void' if self.void else f'{len(self.trajectories)} trajectories'})"
@@ -191,6 +217,6 @@ class Episode:
     def events(self) -> tuple[Event, ...]:
         """All events of all ways, each once, parents first."""
         seen: dict[str, Event] = {}
-        for trajectory in self.trajectories:
+        for trajectory in (*self.trajectories, *self.candidates):
             seen.update((event.id, event) for event in trajectory.events)
         return tuple(seen.values())

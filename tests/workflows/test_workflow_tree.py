@@ -32,7 +32,7 @@ def rounds_team(rewards=PAID):
     """a, then b up to three times, until what b says is above 0.9."""
     look = compute(lambda b: float(b) > 0.9, "done", name="look")
     body = sequence(role("a"), repeat(role("b", "{a}"), look, when(lambda done: done, stop(), name="s"), at_most=3))
-    return Workflow("tree", body, ("question",), start={"b": "0"}, rewards=rewards)
+    return Workflow("tree", body, ("question",), start={"b": "0"}, rewards=rewards, score="at_end")
 
 
 def play(team, pick, n=3, branching=None, alpha=1.0):
@@ -152,7 +152,7 @@ def test_d6_the_pick_compares_what_the_forks_own_candidates_were_paid_not_what_t
     own = absolute(lambda call, way: float(call.text), ("b",), name="own")
     against = absolute(lambda call, way: -sum(float(one.text) for one in way.by("b")), ("a",), name="against")
     body = sequence(role("a"), repeat(role("b", "{a}"), at_most=3))
-    rollout, _ = play(Workflow("tree", body, ("question",), rewards=(own, against)), "greedy", branching={"b": K})
+    rollout, _ = play(Workflow("tree", body, ("question",), rewards=(own, against), score="at_end"), "greedy", branching={"b": K})
     for episode in rollout.episodes:
         forks = {}
         for way in episode.trajectories:

@@ -100,6 +100,7 @@ def plan_code_verify_reflect(
         hidden,
         start={**dict.fromkeys(("plan", "code", "report", "advice"), ""), **(start or {}), "round_": 0},
         rewards=coding_rewards(format_weight),
+        score="at_end",  # the planner is paid for what the coder makes of the plan
         metrics={"pass_rate": pass_rate, "all_passed": all_passed, "rounds": lambda way: float(way.turns)},
     )
 

@@ -176,6 +176,7 @@ def iterative_search(
         hidden,
         start={"answer": ""},
         rewards=_rewards(options, score),
+        score="at_end",  # a search is paid for the answer that follows it
         metrics={
             "f1": lambda way: answer_f1(final(way), way.fields["answers"]),
             "em": lambda way: exact_match(final(way), way.fields["answers"]),

@@ -145,4 +145,4 @@ def retrieve_extract_answer(
 
 def _question_team(name: str, body: Any, rewards: tuple[Reward, ...] | None, hidden: tuple[str, ...]) -> Workflow:
     paid = shared_f1() if rewards is None else rewards
-    return Workflow(name, body, ("question",), hidden, rewards=paid, metrics={"f1": final_f1, "em": final_em})
+    return Workflow(name, body, ("question",), hidden, rewards=paid, metrics={"f1": final_f1, "em": final_em}, score="at_end")
