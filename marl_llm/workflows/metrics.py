@@ -24,7 +24,8 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
     metrics over its trajectories; `role/<role>/...`: `calls`, `legal_share`, `truncated_share`, `trimmed_share`, `replaced_share`,
     `tokens`, `reward`, `team`, `local` and each component; `tool/<node>/calls`, `.../seconds`, `.../attempts`, `.../replaced_share`,
     `.../refused_share` and `.../hung` (calls that were late, those of void episodes too); `scorer/<name>/calls`,
-    `.../value`, `.../failed`; `samples/trained`, `samples/<why not>`. Means over trajectories of one episode are taken first, so that every episode has one vote. Void episodes have none.
+    `.../value`, `.../failed`; `samples/trained`, `samples/<why not>`. Means over trajectories of one episode are taken first, so that every
+    episode has one vote. Void episodes have none.
     """
     episodes, played = rollout.episodes, [episode for episode in rollout.episodes if not episode.void]
     kinds = collections.Counter(failure.kind for episode in episodes for failure in episode.failures)
