@@ -64,8 +64,9 @@ def own(call, way):
 
 
 ECHO = Workflow(
-    "echo", sequence(FIRST, SECOND), ("letter",), rewards=(broadcast(right, name="right"), format_penalty(0.5)), metrics={"right": right}
-)
+    "echo", sequence(FIRST, SECOND), ("letter",), rewards=(broadcast(right, name="right"), format_penalty(0.5)), metrics={"right": right},
+    score="at_end",
+)  # fmt: skip
 
 
 def tasks(split, first, count):
