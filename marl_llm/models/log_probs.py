@@ -7,11 +7,12 @@ target's logit is picked by comparison instead of a gather, so that only sums tr
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.models.config import ModelConfig
 from marl_llm.models.masks import prompt_mask, prompt_positions
@@ -19,10 +20,12 @@ from marl_llm.models.sharding import constrain
 from marl_llm.models.transformer import Decoder, is_stacked
 
 BLOCK_LOGITS = 1 << 23  # logits per chunk: 32 MB in float32
+LEFT_OUT = -1e30  # a logit of no weight; finite, so that weight times logit is 0
 
 
 class TokenScores(NamedTuple):
-    """Per token: its log-prob under softmax(logits / temperature), and that distribution's entropy, in nats."""
+    """Per token: its log-prob under softmax(logits / temperature), over the kept tokens if these are given, and that distribution's
+    entropy, in nats."""
 
     log_probs: Float[Array, "*shape"]
     entropy: Float[Array, "*shape"]
@@ -34,44 +37,62 @@ def score_hidden(
     targets: Int[Array, "*shape"],
     temperature: float = 1.0,
     chunk: int | None = None,
+    kept_ids: Int[Array, "*shape M"] | None = None,
 ) -> TokenScores:
     """Scores of `targets` given the hidden states that predict them; `weight` is the head.
 
     Args:
       chunk: positions whose logits exist at a time; None takes what fits into 32 MB (everything, for a small vocabulary).
+      kept_ids: the ids that each target was drawn from, -1 behind them, as samplers return them (`Settings.max_kept`): the distribution is
+        renormalised over these. The same ids on both sides of a ratio make it 1 for an unchanged policy. -1 alone keeps all tokens; a
+        target outside of its kept ids has log-prob -inf.
     """
-    v, d = weight.shape[1], hidden.shape[-1]
-    n = targets.size
+    v, n = weight.shape[1], targets.size
     chunk = chunk or max(1, BLOCK_LOGITS // v)
 
-    def score(h, t) -> TokenScores:
+    def score(h, t, ids=None) -> TokenScores:
         logits = jnp.matmul(h, weight.astype(h.dtype), preferred_element_type=jnp.float32)
         if temperature != 1:
             logits = logits / temperature
         logits = constrain(logits, "batch", *(None,) * (logits.ndim - 2), "vocab")
-        top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-        shifted = logits - top
-        weights = jnp.exp(shifted)
-        total = jnp.sum(weights, axis=-1)
-        target = jnp.sum(jnp.where(jnp.arange(v) == t[..., None], shifted, 0.0), axis=-1)
-        log_total = jnp.log(total)
-        return TokenScores(target - log_total, log_total - jnp.sum(weights * shifted, axis=-1) / total)
+        out = _scores(logits, jnp.arange(v) == t[..., None])
+        if ids is None:
+            return out
+        real = ids >= 0
+        target = real & (ids == t[..., None])
+        kept = _scores(jnp.where(real, jnp.take_along_axis(logits, jnp.maximum(ids, 0), axis=-1), LEFT_OUT), target)
+        kept = kept._replace(log_probs=jnp.where(jnp.any(target, axis=-1), kept.log_probs, -jnp.inf))
+        return jax.tree.map(functools.partial(jnp.where, jnp.any(real, axis=-1)), kept, out)
 
     with jax.named_scope("head"):
+        inputs = (hidden, targets) if kept_ids is None else (hidden, targets, kept_ids)
         if chunk >= n:
-            return score(hidden, targets)
+            return score(*inputs)
         # chunks run along the last token axis, so that a batch axis stays sharded as it is
         length, lead = targets.shape[-1], targets.shape[:-1]
         size = max(1, chunk // max(1, n // length))
         count = -(-length // size)
         pad = count * size - length
         at = len(lead)
-        h = jnp.pad(hidden, [(0, 0)] * at + [(0, pad), (0, 0)]).reshape(*lead, count, size, d)
-        t = jnp.pad(targets, [(0, 0)] * at + [(0, pad)]).reshape(*lead, count, size)
+
+        def chunks(x):
+            x = jnp.pad(x, [(0, pad) if axis == at else (0, 0) for axis in range(x.ndim)])
+            return jnp.moveaxis(x.reshape(*lead, count, size, *x.shape[at + 1 :]), at, 0)
+
         step = jax.checkpoint(lambda _, x: (None, score(*x)))
-        _, out = jax.lax.scan(step, None, (jnp.moveaxis(h, at, 0), jnp.moveaxis(t, at, 0)))
+        _, out = jax.lax.scan(step, None, tuple(map(chunks, inputs)))
         join = lambda x: jnp.moveaxis(x, 0, at).reshape(*lead, count * size)[..., :length]  # noqa: E731
         return TokenScores(*map(join, out))
+
+
+def _scores(logits: Float[Array, "*shape W"], target: Bool[Array, "*shape W"]) -> TokenScores:
+    """Of the token where `target` is True, and the entropy of softmax(logits)."""
+    shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    weights = jnp.exp(shifted)
+    total = jnp.sum(weights, axis=-1)
+    log_total = jnp.log(total)
+    chosen = jnp.sum(jnp.where(target, shifted, 0.0), axis=-1)
+    return TokenScores(chosen - log_total, log_total - jnp.sum(weights * shifted, axis=-1) / total)
 
 
 def head_weight(config: ModelConfig, params: dict) -> Float[Array, "D V"]:

@@ -20,7 +20,7 @@ from marl_llm.models.transformer import Decoder, is_stacked
 
 
 class Scores(NamedTuple):
-    """Per response token: its log-prob under the (tempered) policy, and that policy's entropy, in nats. `[B, K, R]`."""
+    """Per response token: its log-prob under the (tempered, truncated) policy, and that policy's entropy, in nats. `[B, K, R]`."""
 
     log_probs: Float[Array, "B K R"]
     entropy: Float[Array, "B K R"]
@@ -33,11 +33,13 @@ def score_responses(
     prompt_where: Bool[Array, "B P"],
     responses: Int[Array, "B K R"],
     temperature: float = 1.0,
+    *,
+    kept_ids: Int[Array, "B K R M"] | None = None,
 ) -> Scores:
     """Log-probs of K given responses per prompt, and the entropies, in one forward of the packed rows.
 
-    The last prompt token is at index P-1 (left padding). Log-probs are those of `softmax(logits / temperature)`. Positions
-    past a response's end are scored too; mask them.
+    The last prompt token is at index P-1 (left padding). Log-probs are those of `softmax(logits / temperature)`,
+    over the sampler's `kept_ids` if given (see `score_hidden`). Positions past a response's end are scored too; mask them.
     """
     b, p = prompt.shape
     _, k, r = responses.shape
@@ -51,8 +53,8 @@ def score_responses(
     # the token at depth 0 is predicted by the prompt's last token, deeper ones by the branch's previous token
     first = jnp.broadcast_to(hidden[:, p - 1, None, None, :], (b, k, 1, hidden.shape[-1]))
     rest = hidden[:, p:].reshape(b, k, r, -1)[:, :, :-1]
-    scores = score_hidden(head_weight(config, base), jnp.concatenate([first, rest], axis=2), responses, temperature)
-    return Scores(*scores)
+    hidden = jnp.concatenate([first, rest], axis=2)
+    return Scores(*score_hidden(head_weight(config, base), hidden, responses, temperature, kept_ids=kept_ids))
 
 
 def score_packed(
@@ -65,15 +67,18 @@ def score_packed(
     predict: Int[Array, "B Q"],
     targets: Int[Array, "B Q"],
     temperature: float = 1.0,
+    *,
+    kept_ids: Int[Array, "B Q M"] | None = None,
 ) -> TokenScores:
     """Log-probs and entropies `[B, Q]` of `targets`, each predicted by the token at index `predict` of its row.
 
     Args:
       positions: depth of each token in its own sequence. segments, branches: who sees whom, see `marl_llm.models.masks.RowMask`.
+      kept_ids: the sampler's, see `score_hidden`.
     The head runs on the Q predicting positions only. What padding of `predict` and `targets` (index 0, any id) scores means nothing.
     """
     variables, base = split_adapters(params)
     model = Decoder(config, stacked=is_stacked(base))
     hidden, _ = model.apply(variables, tokens, positions, packed_mask(segments, branches))
     hidden = jnp.take_along_axis(hidden, predict[..., None], axis=1)
-    return score_hidden(head_weight(config, base), hidden, targets, temperature)
+    return score_hidden(head_weight(config, base), hidden, targets, temperature, kept_ids=kept_ids)

@@ -22,15 +22,18 @@ class Drawn(NamedTuple):
     log_prob: Float[Array, "*rows"]  # of the raw policy, softmax(logits)
     sampled_log_prob: Float[Array, "*rows"]  # of the distribution drawn from
     entropy: Float[Array, "*rows"]  # of the raw policy, nats
+    kept_ids: Int[Array, "*rows M"] | None = None  # the tokens it was drawn from, likeliest first, -1 behind them; with `max_kept` only
+    kept_log_mass: Float[Array, "*rows"] | None = None  # log of their probability under softmax(logits / temperature)
 
 
 class RowSettings(NamedTuple):
-    """`Settings` as arrays, one value per row; `top_k` 0 and `top_p` 1 keep everything."""
+    """`Settings` as arrays, one value per row; `top_k` 0, `top_p` 1 and `max_kept` 0 keep everything."""
 
     temperature: Float[Array, "*rows"]
     top_k: Int[Array, "*rows"]
     top_p: Float[Array, "*rows"]
     min_p: Float[Array, "*rows"]
+    max_kept: Int[Array, "*rows"]
 
 
 def identity_key(root: Key[Array, ""], identity: Int[Array, "C"], count: Int[Array, ""] | int) -> Key[Array, ""]:
@@ -110,12 +113,28 @@ def kept(z: Float[Array, "*rows V"], settings: RowSettings) -> Bool[Array, "*row
     return keep & (p >= settings.min_p[..., None] * jnp.max(p, axis=-1, keepdims=True))
 
 
+def likeliest_kept(
+    z: Float[Array, "*rows V"], keep: Bool[Array, "*rows V"], most: Int[Array, "*rows"], width: int
+) -> tuple[Bool[Array, "*rows V"], Int[Array, "*rows M"]]:
+    """The `most` likeliest of the kept tokens of each row, as a mask and as ids (`width` columns, likeliest first, -1 behind them).
+
+    The mask is made of the ids, so that both are one set. `most` 0 leaves a row as it is, and gives it no ids.
+    """
+    v = z.shape[-1]
+    value, ids = jax.lax.top_k(jnp.where(keep, jnp.where(z == 0, 0.0, z), -jnp.inf), min(width, v))
+    real = (value > -jnp.inf) & (jnp.arange(ids.shape[-1]) < most[..., None])
+    flat = jnp.where(real, ids, v).reshape(-1, ids.shape[-1])
+    mask = jax.vmap(lambda i: jnp.zeros((v,), bool).at[i].set(True, mode="drop"))(flat).reshape(z.shape)
+    ids = jnp.pad(jnp.where(real, ids, -1), [(0, 0)] * (ids.ndim - 1) + [(0, max(0, width - v))], constant_values=-1)
+    return jnp.where((most > 0)[..., None], mask, keep), ids
+
+
 def rows_of(settings: Settings, shape: tuple[int, ...]) -> RowSettings:
     """The same settings for every row."""
     full = lambda x, dtype: jnp.full(shape, x, dtype)  # noqa: E731
     return RowSettings(
         full(settings.temperature, jnp.float32), full(settings.top_k or 0, jnp.int32), full(settings.top_p, jnp.float32),
-        full(settings.min_p, jnp.float32),
+        full(settings.min_p, jnp.float32), full(settings.max_kept or 0, jnp.int32),
     )  # fmt: skip
 
 
@@ -123,13 +142,21 @@ def _pick(x: Float[Array, "*rows V"], token: Int[Array, "*rows"]) -> Float[Array
     return jnp.take_along_axis(x, token[..., None], axis=-1)[..., 0]
 
 
+def _only(raw: Float[Array, "*rows V"], token: Int[Array, "*rows"], width: int | None):
+    """`kept_ids` and `kept_log_mass` of a greedy draw."""
+    if not width:
+        return None, None
+    return jnp.concatenate([token[..., None], jnp.full((*token.shape, width - 1), -1, token.dtype)], axis=-1), _pick(raw, token)
+
+
 def draw(
-    logits: Float[Array, "*rows V"], keys: Key[Array, "*rows"], settings: Settings | RowSettings, truncates: bool = True
+    logits: Float[Array, "*rows V"], keys: Key[Array, "*rows"], settings: Settings | RowSettings, truncates: bool = True, width: int = 0
 ) -> Drawn:
     """One token per row. Keys are consumed.
 
     Temperature 0 takes the argmax (ties: the lowest id), whose sampled log-prob is 0. With `RowSettings`, `truncates=False` promises
-    that no row leaves tokens out, and saves the search.
+    that no row leaves tokens out, and saves the search; `width` (M) is the largest `max_kept` of the rows, and 0 promises that none has
+    one. A row drawn at temperature 0 has kept the likeliest token.
     """
     logits = logits.astype(jnp.float32)
     raw = jax.nn.log_softmax(logits, axis=-1)
@@ -140,16 +167,23 @@ def draw(
     if isinstance(settings, Settings):
         if settings.temperature == 0:
             token = likeliest()
-            return Drawn(token, _pick(raw, token), jnp.zeros(token.shape), entropy)
+            return Drawn(token, _pick(raw, token), jnp.zeros(token.shape), entropy, *_only(raw, token, settings.max_kept))
         if settings == PLAIN:
             token = inverse_cdf(p_raw, uniform)
             return Drawn(token, _pick(raw, token), _pick(raw, token), entropy)
-        truncates = settings.truncates
+        truncates, width = settings.truncates, settings.max_kept or 0
         settings = rows_of(settings, keys.shape)
     greedy = settings.temperature == 0
     z = logits / jnp.where(greedy, 1.0, settings.temperature)[..., None]
+    ids = log_mass = None
     if truncates:
-        z = jnp.where(kept(z, settings), z, -jnp.inf)
+        keep, whole = kept(z, settings), z
+        if width:
+            most = jnp.where(greedy & (settings.max_kept > 0), 1, settings.max_kept)
+            keep, ids = likeliest_kept(z, keep, most, width)
+        z = jnp.where(keep, z, -jnp.inf)
+        if width:
+            log_mass = jax.nn.logsumexp(z, axis=-1) - jax.nn.logsumexp(whole, axis=-1)
     tempered = jax.nn.log_softmax(z, axis=-1)
     token = jnp.where(greedy, likeliest(), inverse_cdf(jnp.exp(tempered), uniform))
-    return Drawn(token, _pick(raw, token), jnp.where(greedy, 0.0, _pick(tempered, token)), entropy)
+    return Drawn(token, _pick(raw, token), jnp.where(greedy, 0.0, _pick(tempered, token)), entropy, ids, log_mass)

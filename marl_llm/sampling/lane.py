@@ -18,8 +18,8 @@ from jaxtyping import Array, Key
 
 from marl_llm.models import SAMPLE, ModelConfig, param_shardings, serving_layout, use_rules
 from marl_llm.models.sharding import path_name
-from marl_llm.sampling.draws import RowSettings
-from marl_llm.sampling.requests import Completion, Request, RequestError
+from marl_llm.sampling.draws import Drawn, RowSettings
+from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
 from marl_llm.sampling.slots import SEEDS, Admission, Rules, Slots, admit, cache_bytes, decode, init_slots
 from marl_llm.sampling.stops import StopRule, stop_rule
 from marl_llm.text import Tokenizer
@@ -57,12 +57,12 @@ class Ticket:
     cancelled: bool = False
     version: int = 0
     reused: int = 0
-    parts: list[tuple[np.ndarray, ...]] = dataclasses.field(default_factory=list)  # (tokens, log-probs, sampled, entropy) per chunk
+    parts: list[Drawn] = dataclasses.field(default_factory=list)  # NumPy arrays [n], one part per chunk
 
     @property
     def drawn(self) -> int:
         """Tokens so far."""
-        return sum(len(p[0]) for p in self.parts)
+        return sum(len(p.token) for p in self.parts)
 
     def expired(self, now: float) -> bool:
         """Whether the deadline has passed."""
@@ -70,10 +70,20 @@ class Ticket:
 
     def answer(self, finish: str) -> None:
         """Hands over what there is. Whoever asked may have given up meanwhile."""
-        parts = [np.concatenate(p) for p in zip(*self.parts, strict=True)] if self.parts else [np.zeros(0, np.int32)] + [np.zeros(0)] * 3
-        parts = [parts[0].astype(np.int32), *(p.astype(np.float32) for p in parts[1:])]
+        most = self.request.settings.max_kept
+        real, nothing = np.zeros(0, np.float32), np.zeros(0, np.int32)
+        empty = Drawn(nothing, real, real, real, *(None, None) if most is None else (np.zeros((0, most), np.int32), real))
+        token, *real, kept_ids, kept_log_mass = (None if p[0] is None else np.concatenate(p) for p in zip(empty, *self.parts, strict=True))
         if self.future.set_running_or_notify_cancel():
-            self.future.set_result(Completion(*parts, finish, self.version, self.reused))
+            self.future.set_result(Completion(token, *real, finish, self.version, self.reused, kept_ids, kept_log_mass))
+
+    def add(self, drawn: Drawn, at: tuple) -> np.ndarray:
+        """Takes over what lies at an index of a program's draws; returns the tokens. A program may have more columns of kept ids than this
+        request asked for, because others in it did."""
+        token, *real, kept_ids, kept_log_mass = (None if x is None else np.asarray(x[at]) for x in drawn)
+        most = self.request.settings.max_kept
+        self.parts.append(Drawn(token, *real, *(None, None) if most is None else (kept_ids[:, :most], kept_log_mass)))
+        return token
 
 
 def bucket(n: int, least: int = 1, growth: int = 2) -> int:
@@ -267,7 +277,7 @@ class Lane:
         tokens, seeds = i32(n, length), i32(n, SEEDS)
         new, slot, source, keep_prompt, keep_own, count, budget, state = (i32(n) for _ in range(8))
         new[:], budget[:], slot[:] = 1, 1, self.sizes.slots  # rows of padding lie outside
-        settings = RowSettings(np.ones(n, np.float32), i32(n), np.ones(n, np.float32), np.zeros(n, np.float32))
+        settings = RowSettings(np.ones(n, np.float32), i32(n), np.ones(n, np.float32), np.zeros(n, np.float32), i32(n))
         for i, (ticket, prompt, at, (src, in_prompt, own), start) in enumerate(batch):
             request = ticket.request
             fresh = prompt[in_prompt + own :]
@@ -277,22 +287,21 @@ class Lane:
             seeds[i, : len(request.seed)], count[i] = request.seed, len(request.seed)
             budget[i], state[i] = request.max_tokens, start
             s = request.settings
-            for field, value in zip(settings, (s.temperature, s.top_k or 0, s.top_p, s.min_p), strict=True):
+            for field, value in zip(settings, (s.temperature, s.top_k or 0, s.top_p, s.min_p, s.max_kept or 0), strict=True):
                 field[i] = value
         rows = Admission(tokens, new, slot, source, keep_prompt, keep_own, seeds, count, budget, state, settings)
         rules = self._tables()
-        truncates = any(t.request.settings.truncates for t, *_ in batch)
-        with self._program("admit", n, length, not reuses, truncates, len(rules.ends)):
+        truncates, width = _truncation([t.request.settings for t, *_ in batch])
+        with self._program("admit", n, length, not reuses, truncates, width, len(rules.ends)):
             self.slots, drawn, alive = admit(
-                self.config, self.params, self.slots, rows, rules, self.root, fresh=not reuses, truncates=truncates
+                self.config, self.params, self.slots, rows, rules, self.root, fresh=not reuses, truncates=truncates, width=width
             )
             self.slots = self._placed(self.slots)
             drawn, alive = jax.device_get((drawn, alive))
         self.turn += 1
         for i, (ticket, prompt, at, (_, in_prompt, own), _start) in enumerate(batch):
             ticket.version, ticket.reused = self.version, in_prompt + own
-            ticket.parts.append(tuple(np.asarray(x[i : i + 1]) for x in drawn))
-            self.held[at], self.said[at], self.used[at] = prompt, [ticket.parts[0][0]], self.turn
+            self.held[at], self.said[at], self.used[at] = prompt, [ticket.add(drawn, np.s_[i : i + 1])], self.turn
             self.stats["prompt_tokens"] += len(prompt)
             self.stats["reused_tokens"] += in_prompt + own
             self.stats["sampled_tokens"] += 1
@@ -313,17 +322,18 @@ class Lane:
             return
         longest = max((len(self.held[s]) for s in living), default=1)
         window = min(bucket(longest, 64), self.sizes.prompt_tokens)
-        truncates = any(self.tickets[s].request.settings.truncates for s in living)
+        truncates, width = _truncation([self.tickets[s].request.settings for s in living])
         rules = self._tables()
         rows, columns = None, {s: s for s in living}
         computed = min((n for n in self._few if n >= len(living)), default=self.sizes.slots)
         if computed < self.sizes.slots:
             rows = np.asarray([*living, *(s for s in range(self.sizes.slots) if self.tickets[s] is None)][:computed], np.int32)
             columns = {int(s): i for i, s in enumerate(rows)}
-        with self._program("decode", self.sizes.chunk, window, computed, truncates, len(rules.ends)):
+        with self._program("decode", self.sizes.chunk, window, computed, truncates, width, len(rules.ends)):
             self.slots, chunk = decode(
-                self.config, self.params, self.slots, rules, stop, rows, chunk=self.sizes.chunk, window=window, truncates=truncates
-            )
+                self.config, self.params, self.slots, rules, stop, rows, chunk=self.sizes.chunk, window=window, truncates=truncates,
+                width=width,
+            )  # fmt: skip
             self.slots = self._placed(self.slots)
             (drawn, where), alive = jax.device_get((chunk, self.slots.alive))
         steps = int(where.any(axis=1).sum())
@@ -331,8 +341,7 @@ class Lane:
         self.stats["slot_steps"] += steps * computed
         for s in living:
             real = where[:, columns[s]]
-            self.tickets[s].parts.append(tuple(x[real, columns[s]] for x in drawn))
-            self.said[s].append(drawn.token[real, columns[s]])
+            self.said[s].append(self.tickets[s].add(drawn, (real, columns[s])))
             self.stats["sampled_tokens"] += int(real.sum())
             if not alive[s]:
                 self._finish(s)
@@ -370,6 +379,12 @@ class _Timed:
             log.info("engine: model %s compiled %s in %.1f s (%d shapes)", self.lane.name, self.shape, took, len(self.lane.shapes))
         else:
             self.lane.stats[f"{self.shape[0]}_s"] += took
+
+
+def _truncation(settings: list[Settings]) -> tuple[bool, int]:
+    """Whether any row of a program leaves tokens out, and how many columns of kept ids it needs: a power of two (few programs)."""
+    most = max((s.max_kept or 0 for s in settings), default=0)
+    return any(s.truncates for s in settings), bucket(most, 16) if most else 0
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:

@@ -9,11 +9,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 FINISHED = ("stop", "length", "cancelled", "timeout")
+MAX_KEPT = 128  # kept ids per token where a nucleus is trained on: 512 bytes a token
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How tokens are drawn: temperature, then top-k, then top-p over what is left, then min-p (the order of Hugging Face).
+    """How tokens are drawn: temperature, then top-k, then top-p over what is left, then min-p (the order of Hugging Face), then `max_kept`.
 
     Raises `ValueError` naming the field that cannot be.
     """
@@ -22,6 +23,7 @@ class Settings:
     top_k: int | None = None  # keep the k likeliest; None keeps all
     top_p: float = 1.0  # keep the likeliest until their mass reaches this
     min_p: float = 0.0  # keep tokens at least this many times as likely as the likeliest
+    max_kept: int | None = None  # keep the likeliest of what is left, this many at most, and hand back their ids; None: no ids, no limit
 
     def __post_init__(self):
         for field, good, want in (
@@ -29,6 +31,7 @@ class Settings:
             ("top_k", self.top_k is None or self.top_k >= 1, "None, or 1 or more"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
             ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),
+            ("max_kept", self.max_kept is None or self.max_kept >= 1, "None, or 1 or more"),
         ):
             if not good:
                 raise ValueError(f"sampling.{field}={getattr(self, field)!r} must be {want}")
@@ -36,7 +39,17 @@ class Settings:
     @property
     def truncates(self) -> bool:
         """Whether some tokens of positive probability may be left out."""
-        return self.top_k is not None or self.top_p < 1 or self.min_p > 0
+        return self.top_k is not None or self.top_p < 1 or self.min_p > 0 or self.max_kept is not None
+
+    @classmethod
+    def to_train(cls, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0, min_p: float = 0.0) -> Settings:
+        """Settings whose draws can be trained on: a scorer renormalises over the very set that each token was drawn from.
+
+        With a top-k all of its tokens are handed back. A nucleus may be as large as the vocabulary, so at most `MAX_KEPT` tokens of it are
+        drawn from: `kept_log_mass` below `log(top_p)` shows where that bound. Without truncation there is nothing to hand back.
+        """
+        plain = cls(temperature, top_k, top_p, min_p)
+        return dataclasses.replace(plain, max_kept=top_k or MAX_KEPT) if plain.truncates else plain
 
 
 PLAIN = Settings()  # the policy's own distribution
@@ -71,6 +84,8 @@ class Completion:
     finish: str  # one of FINISHED: a stop token or string, the budget, `cancel`, the deadline
     version: int  # of the model's parameters: how often they had been set when the request was admitted
     reused: int = 0  # prompt tokens whose keys and values were still there from an earlier turn
+    kept_ids: Int[np.ndarray, "R M"] | None = None  # with `Settings.max_kept` (M): the tokens each was drawn from, -1 behind them
+    kept_log_mass: Float[np.ndarray, "R"] | None = None  # ... and the log of their probability under softmax(logits / temperature)
 
 
 @runtime_checkable

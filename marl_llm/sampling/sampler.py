@@ -40,6 +40,8 @@ class Responses(NamedTuple):
     sampled_log_probs: Float[Array, "E K R"]  # of the distribution drawn from: tempered and truncated
     entropy: Float[Array, "E K R"]  # of the raw policy, nats
     truncated: Bool[Array, "E K"]  # finish reason: cut at its budget (True) or stopped (False)
+    kept_ids: Int[Array, "E K R M"] | None = None  # with `Settings.max_kept` (M): the tokens each was drawn from, -1 behind them
+    kept_log_mass: Float[Array, "E K R"] | None = None  # ... and the log of their probability under softmax(logits / temperature)
 
 
 def ends_with(stop: int | tuple[int, ...] | StopRule, token: Int[Array, "*rows"], state: Int[Array, "*rows"]):
@@ -74,7 +76,8 @@ def sample(
       prompt: token ids; prompt_where: True on real tokens. The last column must be real.
       keys: one per response, folded (not consumed) with the token position.
       stop: the token or tokens that end a response, or a `StopRule` with stop strings.
-      settings: how tokens are drawn. budgets: most tokens of each response, at least 1 each; None: R for all.
+      settings: how tokens are drawn; `Settings.to_train` where truncated draws are to be scored.
+      budgets: most tokens of each response, at least 1 each; None: R for all.
     Returns:
       `Responses`. The loop ends early once every response has ended.
     """
@@ -94,13 +97,15 @@ def sample(
     fold = jax.vmap(jax.vmap(jax.random.fold_in, in_axes=(0, None)), in_axes=(0, None))
 
     blank = jnp.zeros((e, k, max_tokens), jnp.float32)
+    width = settings.max_kept
     out = Responses(
-        jnp.full((e, k, max_tokens), pad_id, jnp.int32), blank.astype(bool), blank, blank, blank, jnp.ones((e, k), bool)
-    )
+        jnp.full((e, k, max_tokens), pad_id, jnp.int32), blank.astype(bool), blank, blank, blank, jnp.ones((e, k), bool),
+        *(None, None) if width is None else (jnp.full((e, k, max_tokens, width), -1, jnp.int32), blank),
+    )  # fmt: skip
 
     def emit(out: Responses, logits, step, alive, state) -> tuple[Responses, Array, Array, Array]:
         drawn = draw(logits, fold(keys, step), settings)
-        put = lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new[..., None], step, axis=2)  # noqa: E731
+        put = lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, jnp.expand_dims(new, 2), step, axis=2)  # noqa: E731
         keep = alive.astype(jnp.float32)
         state, ended = ends_with(stop, drawn.token, state)
         ended &= alive
@@ -111,7 +116,10 @@ def sample(
             put(out.sampled_log_probs, drawn.sampled_log_prob * keep),
             put(out.entropy, drawn.entropy * keep),
             out.truncated & ~ended,
-        )
+            *(None, None) if width is None else (
+                put(out.kept_ids, jnp.where(alive[..., None], drawn.kept_ids, -1)), put(out.kept_log_mass, drawn.kept_log_mass * keep),
+            ),
+        )  # fmt: skip
         return out, drawn.token, alive & ~ended & (step + 1 < budgets), state
 
     def more(carry):

@@ -87,7 +87,7 @@ def init_slots(config: ModelConfig, slots: int, prompt: int, response: int) -> S
     real = jnp.ones((slots,), jnp.float32)
     return Slots(
         [jax.tree.map(jnp.copy, one) for _ in range(config.layers)], number, number, number, number, number, number.astype(bool), number,
-        keys, RowSettings(real, number, real, real * 0), jnp.int32(0),
+        keys, RowSettings(real, number, real, real * 0, number), jnp.int32(0),
     )  # fmt: skip
 
 
@@ -111,13 +111,14 @@ def _taken_over(cache: BranchCache, slots: Slots, a: Admission):
     return jax.vmap(one)(a.source, a.keep_prompt)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "fresh", "truncates"), donate_argnames=("slots",))
+@functools.partial(jax.jit, static_argnames=("config", "fresh", "truncates", "width"), donate_argnames=("slots",))
 def admit(
-    config: ModelConfig, params: dict, slots: Slots, a: Admission, rules: Rules, root: Key[Array, ""], *, fresh: bool, truncates: bool
-) -> tuple[Slots, Drawn, Bool[Array, "n"]]:
+    config: ModelConfig, params: dict, slots: Slots, a: Admission, rules: Rules, root: Key[Array, ""],
+    *, fresh: bool, truncates: bool, width: int,
+) -> tuple[Slots, Drawn, Bool[Array, "n"]]:  # fmt: skip
     """Puts n requests into slots: the new slots, each row's first token, and whether it goes on after it.
 
-    `fresh` promises that nothing is taken over. The slots are donated.
+    `fresh` promises that nothing is taken over; `truncates` and `width`: see `draws.draw`. The slots are donated.
     """
     model, variables = _model(config, params)
     n, length = a.tokens.shape
@@ -135,7 +136,7 @@ def admit(
     last = jnp.take_along_axis(hidden, (a.new - 1)[:, None, None], axis=1)[:, 0]
     logits = model.apply(variables, last, method="head")
     keys = jax.vmap(identity_key, (None, 0, 0))(root, a.seeds, a.seed_count)
-    drawn = draw(logits, jax.vmap(jax.random.fold_in, (0, None))(keys, 0), a.settings, truncates)
+    drawn = draw(logits, jax.vmap(jax.random.fold_in, (0, None))(keys, 0), a.settings, truncates, width)
     state = rules.table[a.state, drawn.token]
     alive = ~rules.ends[state] & (a.budget > 1)
 
@@ -172,31 +173,35 @@ def admit(
     return slots, drawn, alive
 
 
-@functools.partial(jax.jit, static_argnames=("config", "chunk", "window", "truncates"), donate_argnames=("slots",))
+@functools.partial(jax.jit, static_argnames=("config", "chunk", "window", "truncates", "width"), donate_argnames=("slots",))
 def decode(
     config: ModelConfig, params: dict, slots: Slots, rules: Rules, stop: Bool[Array, "S"], rows: Int[Array, "n"] | None,
-    *, chunk: int, window: int, truncates: bool,
+    *, chunk: int, window: int, truncates: bool, width: int,
 ) -> tuple[Slots, Chunk]:  # fmt: skip
     """Up to `chunk` (C) tokens in every living slot; ends early when none is left. Slots in `stop` end before the first step.
 
     `rows` names distinct slots, all the living ones among them, when these are few: only they are computed (S is n in what is returned
-    as a `Chunk`); None computes all. `window` promises that no living slot's prompt is longer. The slots are donated.
+    as a `Chunk`); None computes all. `window` promises that no living slot's prompt is longer; `truncates` and `width`: see `draws.draw`.
+    The slots are donated.
     """
     slots = slots._replace(alive=slots.alive & ~stop)
     if rows is None:
-        return _decode(config, params, slots, rules, chunk, window, truncates)
+        return _decode(config, params, slots, rules, chunk, window, truncates, width)
     apart = lambda x: x[rows] if x.ndim else x  # noqa: E731
-    some, out = _decode(config, params, jax.tree.map(apart, slots), rules, chunk, window, truncates)
+    some, out = _decode(config, params, jax.tree.map(apart, slots), rules, chunk, window, truncates, width)
     return jax.tree.map(lambda x, y: x.at[rows].set(y) if x.ndim else y, slots, some), out
 
 
-def _decode(config: ModelConfig, params: dict, slots: Slots, rules: Rules, chunk: int, window: int, truncates: bool) -> tuple[Slots, Chunk]:
+def _decode(
+    config: ModelConfig, params: dict, slots: Slots, rules: Rules, chunk: int, window: int, truncates: bool, width: int
+) -> tuple[Slots, Chunk]:
     model, variables = _model(config, params)
     s, r = slots.alive.shape[0], slots.cache[0].keys.shape[-1]
     prompts = [(c.prompt_keys[..., :window], c.prompt_values[:, :, :window]) for c in slots.cache]
     in_prompt = jnp.arange(window)[None] < slots.length[:, None]
     real = jnp.zeros((chunk, s), jnp.float32)
-    out = Chunk(Drawn(jnp.zeros((chunk, s), jnp.int32), real, real, real), jnp.zeros((chunk, s), bool))
+    kept = (jnp.full((chunk, s, width), -1, jnp.int32), real) if width else (None, None)
+    out = Chunk(Drawn(jnp.zeros((chunk, s), jnp.int32), real, real, real, *kept), jnp.zeros((chunk, s), bool))
 
     def more(carry):
         _, step, alive, *_ = carry
@@ -209,7 +214,7 @@ def _decode(config: ModelConfig, params: dict, slots: Slots, rules: Rules, chunk
         cache = [BranchCache(*p, *o) for p, o in zip(prompts, own, strict=True)]
         hidden, cache = model.apply(variables, token[:, None], (slots.length + count - 1)[:, None], mask, cache=cache)
         logits = model.apply(variables, hidden[:, 0], method="head")
-        drawn = draw(logits, jax.vmap(jax.random.fold_in)(slots.keys, count), slots.settings, truncates)
+        drawn = draw(logits, jax.vmap(jax.random.fold_in)(slots.keys, count), slots.settings, truncates, width)
         put = lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new[None], step, axis=0)  # noqa: E731
         out = Chunk(jax.tree.map(put, out.drawn, drawn), put(out.where, alive))
         token, count = jnp.where(alive, drawn.token, token), count + alive

@@ -157,3 +157,55 @@ def test_a_moved_model_is_the_same_model():
     placed = place(params_of(BASE), mesh, TRAIN)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), jax.device_get(placed), params_of(BASE))
     assert unstack_layers(placed) is placed
+
+
+def kept_ids_of(rng, targets, v, most):
+    """Ids in any order with the target among them, some of fewer than `most`, one position with none."""
+    out = np.full((*targets.shape, most), -1, np.int32)
+    for i in np.ndindex(targets.shape):
+        others = rng.permutation(np.setdiff1d(np.arange(v), targets[i]))[: rng.integers(0, most)]
+        ids = rng.permutation(np.append(others, targets[i]))
+        out[i][: len(ids)] = ids
+    out[0, 0, 3] = -1
+    return out
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_scores_over_kept_ids_are_the_renormalised_ones_in_any_chunk(chunk, temperature):
+    rng = np.random.default_rng(1)
+    weight, hidden = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((6, 33), (2, 3, 7, 6)))
+    targets = rng.integers(0, 33, (2, 3, 7)).astype(np.int32)
+    ids = kept_ids_of(rng, targets, 33, 9)
+    mask = np.zeros((2, 3, 7, 34), bool)
+    np.put_along_axis(mask, np.where(ids < 0, 33, ids), True, -1)
+    mask = mask[..., :33] | (ids < 0).all(-1)[..., None]  # no ids: nothing was left out
+
+    def plain(weight, hidden):
+        logits = jnp.where(mask, (hidden @ weight) / temperature, -1e30)
+        out = jax.nn.log_softmax(logits, axis=-1)
+        entropy = -jnp.sum(jnp.where(mask, jnp.exp(out) * out, 0.0), -1)
+        return jnp.take_along_axis(out, targets[..., None], -1)[..., 0], entropy
+
+    mix = jnp.asarray(rng.normal(size=(2, 2, 3, 7)), jnp.float32)
+    ours = lambda w, h: tuple(score_hidden(w, h, jnp.asarray(targets), temperature, chunk, jnp.asarray(ids)))  # noqa: E731
+    results = []
+    for f in (ours, plain):
+        loss = lambda *x, f=f: sum(jnp.sum(a * m) for a, m in zip(f(*x), mix, strict=True))  # noqa: E731
+        results.append(jax.jit(lambda *x, f=f, loss=loss: (f(*x), jax.grad(loss, (0, 1))(*x)))(weight, hidden))
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_kept_tokens_that_have_become_unlikely_are_still_compared_among_themselves():
+    """Under the policy that is trained the kept tokens may lie 1e4 below the likeliest one, far past what exp can hold."""
+    weight, ids = jnp.asarray([[-1e4, -1e4, 1e4]]), jnp.asarray([[0, 1], [0, -1]])
+    score = lambda w: jnp.sum(score_hidden(w, jnp.ones((2, 1)), jnp.asarray([0, 0]), kept_ids=ids).log_probs)  # noqa: E731
+    out, slope = jax.value_and_grad(score)(weight)
+    np.testing.assert_allclose(out, -np.log(2), rtol=1e-6)
+    np.testing.assert_allclose(slope, [[0.5, -0.5, 0.0]], atol=1e-6)
+
+
+def test_a_target_outside_of_its_kept_ids_is_impossible():
+    out = score_hidden(jnp.zeros((1, 4)), jnp.ones((2, 1)), jnp.asarray([0, 3]), kept_ids=jnp.asarray([[0, 1, -1], [0, 1, 2]]))
+    np.testing.assert_allclose(out.log_probs, [-np.log(2), -np.inf], rtol=1e-6)

@@ -1,5 +1,6 @@
 """Kept sets are the library's, draws follow them, and both log-probs are those of their distributions (law 2)."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,14 +12,15 @@ import scipy.stats
 from marl_llm.algorithms import kept_log_mass, kept_tokens, token_log_probs
 from marl_llm.sampling import RowSettings, Settings, draw, kept
 from marl_llm.sampling.draws import rows_of
+from marl_llm.sampling.requests import MAX_KEPT
 
 search = jax.jit(kept)
 
 
 def settings_rows(rows):
-    """Rows of (temperature, top_k, top_p, min_p) as arrays."""
-    t, k, p, m = zip(*rows, strict=True)
-    return RowSettings(jnp.asarray(t, jnp.float32), jnp.asarray(k, jnp.int32), jnp.asarray(p, jnp.float32), jnp.asarray(m, jnp.float32))
+    """Rows of (temperature, top_k, top_p, min_p, max_kept) as arrays."""
+    kinds = (jnp.float32, jnp.int32, jnp.float32, jnp.float32, jnp.int32)
+    return RowSettings(*(jnp.asarray(x, kind) for x, kind in zip(zip(*rows, strict=True), kinds, strict=True)))
 
 
 @pytest.mark.parametrize("top_k", [None, 1, 2, 7, 300])
@@ -74,17 +76,76 @@ def test_draws_follow_the_truncated_distribution_and_report_it(settings):
 
 
 def test_rows_may_have_settings_of_their_own():
-    rows = [(1.0, 0, 1.0, 0.0), (0.0, 0, 1.0, 0.0), (0.7, 4, 1.0, 0.0), (1.3, 0, 0.6, 0.0), (1.0, 5, 0.9, 0.1)]
+    rows = [(1.0, 0, 1.0, 0.0, 0), (0.0, 0, 1.0, 0.0, 3), (0.7, 4, 1.0, 0.0, 4), (1.3, 0, 0.6, 0.0, 0), (1.0, 5, 0.9, 0.1, 2)]
     logits = jnp.asarray(np.random.default_rng(4).normal(size=(5, 40)), jnp.float32)
     keys = jax.random.split(jax.random.key(2), 5)
-    together = jax.jit(draw)(logits, keys, settings_rows(rows))
-    for i, (t, k, p, m) in enumerate(rows):
-        alone = drawn(logits[i : i + 1], keys[i : i + 1], Settings(t, k or None, p, m))
-        for name in together._fields:
-            np.testing.assert_allclose(getattr(together, name)[i], getattr(alone, name)[0], atol=1e-6, err_msg=f"{name} of row {i}")
+    together = jax.jit(draw, static_argnames="width")(logits, keys, settings_rows(rows), width=6)
+    for i, (t, k, p, m, most) in enumerate(rows):
+        alone = drawn(logits[i : i + 1], keys[i : i + 1], Settings(t, k or None, p, m, most or None))
+        for name in together._fields[:4] if not most else together._fields:
+            got = getattr(together, name)[i]
+            got = got[:most] if name == "kept_ids" else got
+            np.testing.assert_allclose(got, getattr(alone, name)[0], atol=1e-6, err_msg=f"{name} of row {i}")
+        if not most:
+            np.testing.assert_array_equal(together.kept_ids[i], -1)
 
 
 @pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": -0.1}])
 def test_settings_that_cannot_be_are_told(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         Settings(**bad)
+
+
+@pytest.mark.parametrize("settings", [Settings(0.7, top_k=5), Settings(1.4, top_p=0.9), Settings(1.0, top_k=9, top_p=0.8, min_p=0.02)])
+def test_kept_ids_are_the_kept_set_likeliest_first_with_its_log_mass(settings):
+    n, v, most = 32, 33, 12
+    logits = jnp.asarray(np.random.default_rng(5).normal(size=(n, v)) * 3, jnp.float32)
+    keys = jax.random.split(jax.random.key(1), n)
+    out = drawn(logits, keys, dataclasses.replace(settings, max_kept=most))
+    keep = np.asarray(search(logits / settings.temperature, rows_of(settings, (n,))))
+    assert keep.sum(-1).max() > 3
+    for row in range(n):
+        ids = np.asarray(out.kept_ids[row])
+        real = ids[ids >= 0]
+        assert (ids[len(real) :] == -1).all()
+        by_rank = np.argsort(-np.where(keep[row], logits[row], -np.inf), kind="stable")[: min(most, keep[row].sum())]
+        np.testing.assert_array_equal(real, by_rank)
+        assert int(out.token[row]) in real
+    inside = np.zeros((n, v), bool)
+    for row in range(n):
+        inside[row, np.asarray(out.kept_ids[row])[np.asarray(out.kept_ids[row]) >= 0]] = True
+    np.testing.assert_allclose(out.kept_log_mass, kept_log_mass(logits, inside, settings.temperature), atol=1e-5)
+    np.testing.assert_allclose(out.sampled_log_prob, token_log_probs(logits, out.token, settings.temperature, inside), atol=1e-5)
+    exact = keep.sum(-1) <= most  # a set that fits is the set without a limit, and so is the draw
+    free = drawn(logits, keys, settings)
+    assert free.kept_ids is None
+    np.testing.assert_array_equal(out.token[exact], free.token[exact])
+
+
+def test_a_limit_on_kept_tokens_shows_in_the_log_mass_and_ties_go_to_lower_ids():
+    flat = jnp.zeros((4, 100))
+    out = drawn(flat, jax.random.split(jax.random.key(0), 4), Settings(top_p=0.9, max_kept=8))
+    np.testing.assert_array_equal(out.kept_ids, np.tile(np.arange(8), (4, 1)))
+    np.testing.assert_allclose(out.kept_log_mass, np.log(0.08), atol=1e-5)
+    np.testing.assert_allclose(out.sampled_log_prob, -np.log(8), atol=1e-5)
+    wide = drawn(flat[:, :5], jax.random.split(jax.random.key(0), 4), Settings(max_kept=8))  # wider than the vocabulary
+    np.testing.assert_array_equal(wide.kept_ids, np.tile([0, 1, 2, 3, 4, -1, -1, -1], (4, 1)))
+
+
+def test_a_greedy_draw_has_kept_the_likeliest():
+    logits = jnp.asarray([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0]])
+    keys = jax.random.split(jax.random.key(0), 2)
+    rows = RowSettings(*(jnp.asarray([x, x]) for x in (0.0, 0, 0.9, 0.0, 2)))
+    by_rows = jax.jit(draw, static_argnames="width")(logits, keys, rows, width=2)
+    for out in (drawn(logits, keys, Settings(0.0, top_p=0.9, max_kept=2)), by_rows):
+        np.testing.assert_array_equal(out.kept_ids, [[1, -1], [0, -1]])
+        np.testing.assert_allclose(out.kept_log_mass, out.log_prob, atol=1e-6)
+        np.testing.assert_array_equal(out.sampled_log_prob, 0)
+
+
+def test_settings_to_train_ask_for_kept_ids_only_where_tokens_are_left_out():
+    assert Settings.to_train(0.7) == Settings(0.7)
+    assert Settings.to_train(0.7, top_k=20, top_p=0.9) == Settings(0.7, 20, 0.9, max_kept=20)
+    assert Settings.to_train(top_p=0.9).max_kept == MAX_KEPT
+    with pytest.raises(ValueError, match="max_kept"):
+        Settings(max_kept=0)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_llm.models import TRAIN, ModelConfig, init_params, param_shardings
+from marl_llm.models import TRAIN, ModelConfig, init_params, param_shardings, score_packed
 from marl_llm.sampling import Engine, EngineError, LaneConfig, Request, RequestError, Settings, StopRule, sample, stop_rule
 from marl_llm.text import ByteTokenizer
 from marl_llm.training import make_mesh
@@ -24,6 +24,7 @@ CONFIG = ModelConfig(vocab_size=V, width=16, layers=2, query_heads=4, key_value_
 SIZES = LaneConfig(slots=8, prompt_tokens=P, response_tokens=R, chunk=4, admit=2, reuse=8)
 ROOT = 11
 DRAWS = (Settings(), Settings(0.0), Settings(0.8, top_k=20, top_p=0.9))
+packed = jax.jit(score_packed, static_argnums=(0, 8))
 ROWS, STATES = 16, 8  # of the plain sampler's programs
 STOPS = (((), ()), (tuple(range(1, 100)), ()), ((257,), ("e", "th")))
 
@@ -116,6 +117,36 @@ def test_every_answer_is_the_plain_samplers(engine, models):
     assert kinds == {("stop", True), ("stop", False), ("length", True), ("length", False)}
     alone = engine.generate_all(requests[7:8])[0]  # in an empty engine, another slot
     np.testing.assert_array_equal(alone.tokens, answers[7].tokens)
+
+
+def test_law_2_truncated_draws_come_back_with_what_they_were_drawn_from(engine, models):
+    """Answers with kept ids of several widths, mixed with others in the same programs, scored in packed rows."""
+    kinds = [Settings.to_train(*x) for x in ((0.7, 5), (1.3, None, 0.9), (0.9, 20, 0.8))] + [Settings(0.8, 9)]
+    requests = [Request((*range(30 + i, 40 + i),), (13, i), 3 + i % 10, "ab"[i % 2], kinds[i % 4]) for i in range(24)]
+    answers = engine.generate_all(requests)
+    alone = engine.generate_all(requests[5:6])[0]
+    np.testing.assert_array_equal(alone.kept_ids, answers[5].kept_ids)
+    np.testing.assert_array_equal(alone.tokens, answers[5].tokens)
+    for request, got in zip(requests, answers, strict=True):
+        if request.settings.max_kept is None:
+            assert got.kept_ids is None
+            assert got.kept_log_mass is None
+            continue
+        assert got.kept_ids.shape == (len(got.tokens), request.settings.max_kept)
+        p, n = len(request.prompt), len(got.tokens)
+        row = np.zeros((1, 24), np.int32)
+        row[0, : p + n] = (*request.prompt, *got.tokens)
+        places = np.arange(24)[None]
+        predict = np.minimum(p - 1 + np.arange(R), 23)[None]
+        targets, ids = np.zeros((1, R), np.int32), np.full((1, R, request.settings.max_kept), -1, np.int32)
+        targets[0, :n], ids[0, :n] = got.tokens, got.kept_ids
+        here = (places < p + n).astype(np.int32)
+        rows = map(jnp.asarray, (row, places.astype(np.int32), here, here * 0, predict.astype(np.int32), targets))
+        scored = packed(CONFIG, models[request.model], *rows, request.settings.temperature, kept_ids=jnp.asarray(ids))
+        np.testing.assert_allclose(got.sampled_log_probs, scored.log_probs[0, :n], atol=1e-4)
+        assert np.isfinite(scored.log_probs).all()
+    cut = engine.submit(dataclasses.replace(requests[0], timeout=1e-9)).result(60)
+    assert (cut.finish, cut.kept_ids.shape, cut.kept_log_mass.shape) == ("timeout", (0, 5), (0,))
 
 
 def test_the_next_turn_takes_over_the_keys_of_the_last_and_says_the_same(engine, models):

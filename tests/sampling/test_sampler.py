@@ -276,3 +276,37 @@ def test_law_2_under_truncation_both_log_probs_are_the_scorers(params, prompts, 
     np.testing.assert_allclose(out.log_probs, np.where(where, raw, 0), atol=2e-5)
     np.testing.assert_allclose(out.sampled_log_probs, np.where(where, under, 0), atol=2e-5)
     assert np.abs(out.log_probs - out.sampled_log_probs).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings.to_train(0.6, top_k=3),
+        Settings.to_train(1.7, top_p=0.8),
+        Settings.to_train(0.9, top_k=5, top_p=0.7, min_p=0.05),
+        Settings(1.2, top_p=0.95, max_kept=2),  # the limit cuts the nucleus
+    ],
+)
+def test_law_2_the_scorer_reproduces_truncated_draws_from_the_kept_ids(params, prompts, settings):
+    """And an update that has moved the policy is compared over the same tokens, with a finite gradient."""
+    keys = keys_of(jnp.arange(6), jnp.arange(K))
+    out = jax.jit(lambda: sample(CONFIG, params, *prompts, keys, max_tokens=R, stop=STOP, pad_id=PAD, settings=settings))()
+    where = np.asarray(out.where)
+    assert out.kept_ids.shape == (6, K, R, settings.max_kept)
+    np.testing.assert_array_equal(np.asarray(out.kept_ids)[~where], -1)
+    np.testing.assert_array_equal(np.asarray(out.kept_log_mass)[~where], 0)
+
+    def score(p):
+        return score_responses(CONFIG, p, *prompts, out.tokens, settings.temperature, kept_ids=out.kept_ids)
+
+    scored, gradient = jax.jit(lambda p: (score(p), jax.grad(lambda p: jnp.sum(score(p).log_probs) + jnp.sum(score(p).entropy))(p)))(params)
+    assert where.sum() > 100
+    np.testing.assert_allclose(out.sampled_log_probs, np.where(where, scored.log_probs, 0), atol=1e-4)
+    whole = jax.jit(lambda p: score_responses(CONFIG, p, *prompts, out.tokens, settings.temperature))(params)
+    np.testing.assert_allclose(out.sampled_log_probs + out.kept_log_mass, np.where(where, whole.log_probs, 0), atol=1e-4)
+    assert np.abs(np.where(where, whole.log_probs - scored.log_probs, 0)).max() > 0.1  # without the kept set the ratio would be biased
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((scored, gradient)))
+    moved = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(9), x.shape), params)
+    after = jax.jit(score)(moved)
+    np.testing.assert_array_less(np.where(where, after.log_probs, -1), 1e-6)
+    assert np.isfinite(after.log_probs).all()
