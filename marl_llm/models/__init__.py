@@ -4,9 +4,9 @@ from marl_llm.models.attention import attend, for_platform, self_attention
 from marl_llm.models.cache import BranchCache, DecodeMask, PrefixMask, to_cache
 from marl_llm.models.config import ModelConfig, RopeScaling
 from marl_llm.models.huggingface import load_pretrained, read_config, save_pretrained
-from marl_llm.models.log_probs import TokenScores, head_weight, log_probs, score_hidden, split_adapters
+from marl_llm.models.log_probs import TokenScores, head_weight, log_prob_gap_bound, log_probs, score_hidden, split_adapters
 from marl_llm.models.lora import LoraConfig, attach, attach_many, init_adapters, load_adapters, merge, save_adapters
-from marl_llm.models.masks import RowMask, packed_mask, prompt_mask, prompt_positions, tree_mask
+from marl_llm.models.masks import RowMask, outside_vocabulary, packed_mask, prompt_mask, prompt_positions, tree_mask
 from marl_llm.models.packed import Scores, score_packed, score_responses
 from marl_llm.models.presets import PRESETS, make_model_config
 from marl_llm.models.serving import is_serving, serving_layout
@@ -44,9 +44,11 @@ __all__ = [
     "is_stacked",
     "load_adapters",
     "load_pretrained",
+    "log_prob_gap_bound",
     "log_probs",
     "make_model_config",
     "merge",
+    "outside_vocabulary",
     "packed_mask",
     "param_shardings",
     "place",

@@ -8,62 +8,110 @@ from marl_llm.models.tensor_files import CheckpointFileError
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "llama": "LlamaForCausalLM"}
 
 
+class _Fields:
+    """A parsed object of `config.json`, read field by field: each is of its kind, or is named in the error. null counts as missing."""
+
+    def __init__(self, raw: object, where: str):
+        if not isinstance(raw, dict):
+            raise CheckpointFileError(f"{where}: must be an object with named fields, not {_shown(raw)}")
+        self.raw, self.where = raw, where
+
+    def get(self, key: str, kind: str, default=None):
+        """The field as a `kind` of `_KINDS`; `default` when it is missing."""
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if not _KINDS[kind](value):
+            raise CheckpointFileError(f"{self.where}: {key}={_shown(value)} must be {kind}")
+        return value
+
+    def need(self, key: str, kind: str):
+        """The same, where nothing can stand in."""
+        if self.raw.get(key) is None:
+            raise CheckpointFileError(f"{self.where}: has no {key!r}")
+        return self.get(key, kind)
+
+    def number(self, key: str, default: float | None) -> float | None:
+        """A finite number as a float."""
+        value = self.get(key, "a number", default)
+        return None if value is None else float(value)
+
+    def inner(self, key: str) -> _Fields:
+        """An object within; empty when it is missing."""
+        return _Fields({} if self.raw.get(key) is None else self.raw[key], f"{self.where}: {key}")
+
+    def refuse(self, key: str, fine: tuple, why: str) -> None:
+        """Raises unless the field is missing or one of `fine`."""
+        if self.raw.get(key) is not None and self.raw[key] not in fine:
+            raise CheckpointFileError(f"{self.where}: {key}={_shown(self.raw[key])} is not supported ({why})")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_KINDS = {
+    "an integer of at least 0": lambda x: type(x) is int and x >= 0,
+    "a number": lambda x: type(x) in (int, float) and abs(x) < 1e300,
+    "true or false": lambda x: type(x) is bool,
+    "a string": lambda x: type(x) is str,
+    "a list of strings": lambda x: type(x) is list and all(type(y) is str for y in x),
+    "a list of integers": lambda x: type(x) is list and all(type(y) is int for y in x),
+}
+_COUNT, _FLAG = "an integer of at least 0", "true or false"
+
+
 def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
     """A `ModelConfig` from a parsed `config.json`; `where` names the file in errors.
 
     Reads the keys of transformers 5 (`rope_parameters`, `dtype`) and of the checkpoints on the hub (`rope_theta`, `rope_scaling`,
-    `torch_dtype`). Raises `CheckpointFileError` on a missing key and on a feature that would change the numbers and is not supported.
+    `torch_dtype`). Raises `CheckpointFileError`, naming the field, on one that is missing or malformed and on a feature that would change
+    the numbers and is not supported.
     """
-    kind = raw.get("model_type")
+    file = _Fields(raw, where)
+    kind = file.get("model_type", "a string")
     if kind not in ARCHITECTURES:
         raise CheckpointFileError(f"{where}: model_type={kind!r} is not supported; {', '.join(ARCHITECTURES)} are")
-
-    def need(key):
-        if raw.get(key) is None:
-            raise CheckpointFileError(f"{where}: has no {key!r}")
-        return raw[key]
-
-    def refuse(key, fine, why):
-        if raw.get(key) not in (None, *fine):
-            raise CheckpointFileError(f"{where}: {key}={raw[key]!r} is not supported ({why})")
-
-    refuse("hidden_act", ("silu", "swish"), "only SwiGLU feed-forwards")
-    heads = need("num_attention_heads")
-    head_dim = raw.get("head_dim") or (128 if kind.startswith("qwen3") else need("hidden_size") // heads)
-    types = set(raw.get("layer_types") or [])
-    if raw.get("use_sliding_window") and (raw.get("sliding_window") or types - {"full_attention"}):
+    file.refuse("hidden_act", ("silu", "swish"), "only SwiGLU feed-forwards")
+    heads, width = file.need("num_attention_heads", _COUNT), file.need("hidden_size", _COUNT)
+    types = set(file.get("layer_types", "a list of strings", []))
+    if file.get("use_sliding_window", _FLAG) and (file.get("sliding_window", _COUNT) or types - {"full_attention"}):
         raise CheckpointFileError(f"{where}: use_sliding_window is not supported; set it to false if your rows fit the window")
     if types - {"full_attention"}:
         raise CheckpointFileError(f"{where}: layer_types {sorted(types - {'full_attention'})} are not supported; full_attention is")
-    bias = bool(raw.get("attention_bias", False))
-    theta, scaling = _rope(raw, where)
+    bias = file.get("attention_bias", _FLAG, False)
+    theta, scaling = _rope(file)
+    # transformers gives a Llama without the field one key head per query head, and other families a number of their own
+    key_heads = file.get("num_key_value_heads", _COUNT) or (heads if kind == "llama" else file.need("num_key_value_heads", _COUNT))
     fields = dict(
-        vocab_size=need("vocab_size"),
-        width=need("hidden_size"),
-        layers=need("num_hidden_layers"),
+        vocab_size=file.need("vocab_size", _COUNT),
+        width=width,
+        layers=file.need("num_hidden_layers", _COUNT),
         query_heads=heads,
-        key_value_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=head_dim,
-        feed_forward=need("intermediate_size"),
+        key_value_heads=key_heads,
+        head_dim=file.get("head_dim", _COUNT) or (128 if kind.startswith("qwen3") else width // max(heads, 1)),
+        feed_forward=file.need("intermediate_size", _COUNT),
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_epsilon=float(raw.get("rms_norm_eps", 1e-6)),
-        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        norm_epsilon=file.number("rms_norm_eps", 1e-6),
+        tie_embeddings=file.get("tie_word_embeddings", _FLAG, False),
         qk_norm=kind.startswith("qwen3"),
         attention_bias=True if kind == "qwen2" else bias,
         output_bias=False if kind == "qwen2" else bias,
-        feed_forward_bias=kind == "llama" and bool(raw.get("mlp_bias", False)),
-        max_position=int(raw.get("max_position_embeddings", 40_960)),
+        feed_forward_bias=kind == "llama" and file.get("mlp_bias", _FLAG, False),
+        max_position=file.get("max_position_embeddings", _COUNT, 40_960),
     )
     if kind == "qwen3_moe":
-        step, layers = int(raw.get("decoder_sparse_step", 1)), fields["layers"]
-        experts = need("num_experts") if "num_experts" in raw else need("num_local_experts")
-        dense = [y for y in range(layers) if y in (raw.get("mlp_only_layers") or []) or experts == 0 or (y + 1) % step]
+        step, layers = file.get("decoder_sparse_step", _COUNT, 1), fields["layers"]
+        experts = file.need("num_experts" if "num_experts" in raw else "num_local_experts", _COUNT)
+        alone = file.get("mlp_only_layers", "a list of integers", [])
+        dense = [y for y in range(layers) if y in alone or experts == 0 or (y + 1) % max(step, 1)]
         fields |= dict(
             experts=experts,
-            experts_per_token=need("num_experts_per_tok"),
-            expert_feed_forward=need("moe_intermediate_size"),
-            normalize_experts=bool(raw.get("norm_topk_prob", False)),
+            experts_per_token=file.need("num_experts_per_tok", _COUNT),
+            expert_feed_forward=file.need("moe_intermediate_size", _COUNT),
+            normalize_experts=file.get("norm_topk_prob", _FLAG, False),
             dense_layers=tuple(dense),
         )
     try:
@@ -72,39 +120,39 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
         raise CheckpointFileError(f"{where}: {e}") from e
 
 
-def _rope(raw: dict, where: str) -> tuple[float, RopeScaling | None]:
-    new = raw.get("rope_parameters") or {}
-    if "full_attention" in new:  # one table per kind of layer
-        new = new["full_attention"]
-    old = raw.get("rope_scaling") or {}
-    both = {**old, **new}
-    theta = float(both.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
-    kind = both.get("rope_type") or both.get("type") or "default"
-    if float(both.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise CheckpointFileError(f"{where}: partial_rotary_factor is not supported")
+def _rope(file: _Fields) -> tuple[float, RopeScaling | None]:
+    new = file.inner("rope_parameters")
+    if "full_attention" in new.raw:  # one table per kind of layer
+        new = new.inner("full_attention")
+    both = _Fields({**file.inner("rope_scaling").raw, **new.raw}, f"{file.where}: rope_parameters or rope_scaling")
+    theta = both.number("rope_theta", None) or file.number("rope_theta", None) or 10_000.0
+    kind = both.get("rope_type", "a string") or both.get("type", "a string") or "default"
+    if (both.number("partial_rotary_factor", None) or file.number("partial_rotary_factor", None) or 1.0) != 1.0:
+        raise CheckpointFileError(f"{file.where}: partial_rotary_factor is not supported")
     if kind == "default":
         return theta, None
     if kind not in ("linear", "yarn", "llama3"):
-        raise CheckpointFileError(f"{where}: rope_type={kind!r} is not supported; default, linear, yarn and llama3 are")
-    if "factor" not in both:
-        raise CheckpointFileError(f"{where}: rope_type={kind!r} without a factor")
-    original = both.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings")
+        raise CheckpointFileError(f"{file.where}: rope_type={kind!r} is not supported; default, linear, yarn and llama3 are")
+    factor = both.number("factor", None)
+    if factor is None:
+        raise CheckpointFileError(f"{file.where}: rope_type={kind!r} without a factor")
+    original = "original_max_position_embeddings"
     try:
         return theta, RopeScaling(
             kind,
-            float(both["factor"]),
-            int(original or raw.get("max_position_embeddings") or 0),
-            beta_fast=float(both.get("beta_fast") or 32.0),
-            beta_slow=float(both.get("beta_slow") or 1.0),
-            truncate=bool(both.get("truncate", True)),
-            attention_factor=both.get("attention_factor"),
-            mscale=both.get("mscale"),
-            mscale_all_dim=both.get("mscale_all_dim"),
-            low_frequency_factor=float(both.get("low_freq_factor") or 1.0),
-            high_frequency_factor=float(both.get("high_freq_factor") or 4.0),
+            factor,
+            both.get(original, _COUNT) or file.get(original, _COUNT) or file.get("max_position_embeddings", _COUNT) or 0,
+            beta_fast=both.number("beta_fast", None) or 32.0,
+            beta_slow=both.number("beta_slow", None) or 1.0,
+            truncate=both.get("truncate", _FLAG, True),
+            attention_factor=both.number("attention_factor", None),
+            mscale=both.number("mscale", None),
+            mscale_all_dim=both.number("mscale_all_dim", None),
+            low_frequency_factor=both.number("low_freq_factor", None) or 1.0,
+            high_frequency_factor=both.number("high_freq_factor", None) or 4.0,
         )
     except ValueError as e:
-        raise CheckpointFileError(f"{where}: {e}") from e
+        raise CheckpointFileError(f"{file.where}: {e}") from e
 
 
 def model_type(config: ModelConfig) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from marl_llm.models.checkpoint_names import Weight, ignored, weight_of
-from marl_llm.models.config import ModelConfig
+from marl_llm.models.config import DTYPES, ModelConfig
 from marl_llm.models.config_files import config_from_dict, config_to_dict
 from marl_llm.models.sharding import TRAIN, Rules, param_shardings, path_name
 from marl_llm.models.tensor_files import (
@@ -33,7 +33,7 @@ from marl_llm.models.tensor_files import (
     read_into,
     write_tensors,
 )
-from marl_llm.models.transformer import init_params
+from marl_llm.models.transformer import init_params, is_stacked
 
 VALUE_HEAD = "value_head.safetensors"  # beside the model's files; other tools ignore it
 COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -43,8 +43,14 @@ COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "
 def read_config(directory: str | os.PathLike, **overrides) -> ModelConfig:
     """The shape of a checkpoint from its `config.json`, of either generation, with single fields replaced.
 
-    Raises `CheckpointFileError` on a missing or malformed file and on a feature that is not supported, naming it.
+    Raises `CheckpointFileError` on a missing or malformed file and on a feature that is not supported, naming it. Only local directories
+    are read: a name on a hub has to be fetched first.
     """
+    if not pathlib.Path(directory).is_dir():
+        raise CheckpointFileError(
+            f"{directory}: there is no such directory. Only local checkpoints are read; if this is a model's name on the Hugging Face hub, "
+            f"fetch it first: `pip install huggingface_hub`, then `hf download {directory} --local-dir DIR`, and give DIR"
+        )
     path = pathlib.Path(directory) / "config.json"
     try:
         raw = json.loads(path.read_text())
@@ -163,20 +169,25 @@ def save_pretrained(
       dtype: 'float32' or 'bfloat16' on disk; None keeps `config.param_dtype`.
       shard_bytes: largest file. like: a checkpoint whose tokenizer and generation files are copied along.
     Returns:
-      the tensor files written. Raises `ValueError` on parameters with adapters and on a shape that no known architecture has.
+      the tensor files written.
+    Raises:
+      ValueError: parameters with adapters or of another shape than the config's, and a shape that no known architecture has; before
+        anything is written. An older checkpoint in the directory is replaced once the new files are whole.
     """
     if "lora" in params:
         raise ValueError("these parameters carry adapters; merge them (marl_llm.models.merge) or save them apart (save_adapters)")
     directory = pathlib.Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
     dtype = dtype or config.param_dtype
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}; choose one of {', '.join(DTYPES)}")
     kind = np.dtype(jnp.dtype(dtype))
+    text = json.dumps(config_to_dict(config, dtype), indent=2, sort_keys=True)
+    _check_params(config, params)
     entries: dict[str, Entry] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         entries |= weight_of(path_name(path), leaf.shape, config).entries(leaf)
     heads = {name: e for name, e in entries.items() if name.startswith("value_head.")}
     entries = {name: entries[name] for name in sorted(entries, key=_natural) if name not in heads}
-    text = json.dumps(config_to_dict(config, dtype), indent=2, sort_keys=True)
     shards: list[dict[str, Entry]] = [{}]
     room = shard_bytes
     for name, entry in entries.items():
@@ -186,22 +197,37 @@ def save_pretrained(
             room = shard_bytes
         shards[-1][name] = entry
         room -= size
-    for old in (*directory.glob("model*.safetensors"), directory / "model.safetensors.index.json", directory / VALUE_HEAD):
-        old.unlink(missing_ok=True)  # an older checkpoint's shards must not mix with these
+    directory.mkdir(parents=True, exist_ok=True)
     single = len(shards) == 1
     names = ["model.safetensors"] if single else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    total = sum(write_tensors(directory / name, shard.items(), kind) for name, shard in zip(names, shards, strict=True))
+    fresh = lambda name: directory / f"{name}.new"  # noqa: E731
+    total = sum(write_tensors(fresh(name), shard.items(), kind) for name, shard in zip(names, shards, strict=True))
+    if heads:
+        write_tensors(fresh(VALUE_HEAD), heads.items(), np.dtype(np.float32))
+    for old in (*directory.glob("model*.safetensors"), directory / "model.safetensors.index.json", directory / VALUE_HEAD):
+        old.unlink(missing_ok=True)  # an older checkpoint's shards must not mix with these
+    for name in (*names, *((VALUE_HEAD,) if heads else ())):
+        fresh(name).replace(directory / name)
     if not single:
         placed = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         index = {"metadata": {"total_size": total}, "weight_map": placed}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
-    if heads:
-        write_tensors(directory / VALUE_HEAD, heads.items(), np.dtype(np.float32))
     for name in COPIED if like is not None else ():
         if (pathlib.Path(like) / name).exists() and (pathlib.Path(like) / name).resolve() != (directory / name).resolve():
             shutil.copyfile(pathlib.Path(like) / name, directory / name)
     (directory / "config.json").write_text(text + "\n")
     return [directory / name for name in names]
+
+
+def _check_params(config: ModelConfig, params: dict) -> None:
+    """Raises `ValueError` naming the leaves that are not the config's."""
+    wanted = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=is_stacked(params)))
+    shapes = lambda tree: {path_name(p): tuple(x.shape) for p, x in jax.tree_util.tree_flatten_with_path(tree)[0]}  # noqa: E731
+    wanted, got = shapes(wanted), shapes(params)
+    wrong = [f"{n}: {got.get(n, 'missing')} instead of {wanted.get(n, 'nothing')}" for n in sorted(wanted.keys() | got.keys())
+             if wanted.get(n) != got.get(n)]  # fmt: skip
+    if wrong:
+        raise ValueError(f"{len(wrong)} of the parameters do not fit the config; nothing was written: {'; '.join(wrong[:4])}")
 
 
 def _natural(name: str) -> list:

@@ -15,12 +15,29 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.models.config import ModelConfig
-from marl_llm.models.masks import prompt_mask, prompt_positions
+from marl_llm.models.masks import outside_vocabulary, prompt_mask, prompt_positions
 from marl_llm.models.sharding import constrain
 from marl_llm.models.transformer import Decoder, is_stacked
 
 BLOCK_LOGITS = 1 << 23  # logits per chunk: 32 MB in float32
 LEFT_OUT = -1e30  # a logit of no weight; finite, so that weight times logit is 0
+
+
+def log_prob_gap_bound(dtype: str) -> float:
+    """Largest |sampler - scorer| log-prob difference, in nats, of a healthy run whose matrix products are in `dtype` (law 2).
+
+    Both compute the same numbers in another order (cached keys against whole rows, other blocks), so they differ by rounding alone.
+    float32 rounds at 2^-24: a few 1e-6 in practice, and 1e-4 is law 2's bound. bfloat16 rounds every product's inputs at 2^-9, which
+    moves a logit of size 32, about the largest of trained models, by 1/16; the largest of many thousand differences may be four
+    such steps, 0.25 (a small model measures 0.02). What the alarm is for is larger: another's row, another temperature or kept set
+    cost a nat and more.
+
+    Raises `ValueError` on a dtype that no model computes in.
+    """
+    bounds = {"float32": 1e-4, "bfloat16": 0.25}
+    if str(dtype) not in bounds:
+        raise ValueError(f"dtype={dtype!r}: models compute in {' or '.join(bounds)}")
+    return bounds[str(dtype)]
 
 
 class TokenScores(NamedTuple):
@@ -123,8 +140,10 @@ def log_probs(
       params: of either layout, with or without adapters.
       where: True on real tokens, which must be contiguous (padding on either side); None: all are real.
       chunk: see `score_hidden`. agents: each row's weights over stacked adapters.
+    A token outside the vocabulary raises `ValueError`; where tokens are traced, it and all behind it in its row get NaN.
     """
     where = jnp.ones(tokens.shape, bool) if where is None else where
+    unknown = jnp.cumsum(outside_vocabulary(config, "tokens", tokens, where), axis=-1) > 0
     variables, base = split_adapters(params)
     model = Decoder(config, stacked=is_stacked(base))
     hidden, _ = model.apply(variables, tokens, prompt_positions(where), prompt_mask(where), agents=agents)
@@ -132,4 +151,4 @@ def log_probs(
     out = score_hidden(head_weight(config, base), hidden, targets, temperature, chunk)
     known = where & jnp.concatenate([jnp.zeros_like(where[:, :1]), where[:, :-1]], axis=1)
     shift = lambda x: jnp.where(known, jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1), 0.0)  # noqa: E731
-    return TokenScores(*map(shift, out))
+    return TokenScores(*(jnp.where(unknown & where, jnp.nan, shift(x)) for x in out))

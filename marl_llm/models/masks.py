@@ -13,7 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int
+
+from marl_llm.models.config import ModelConfig
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["segments", "branches"], meta_fields=["prompt", "response"])
@@ -53,6 +56,19 @@ class RowMask:
                         1 1 | . . | 1 1
         """
         return self.rows(0, self.segments.shape[1])
+
+
+def outside_vocabulary(
+    config: ModelConfig, name: str, tokens: Int[ArrayLike, "*s"], where: Bool[ArrayLike, "*s"] | None = None
+) -> Bool[ArrayLike, "*s"]:
+    """True at real tokens that are no id of the vocabulary, whose scores are defined as NaN: an embedding's look-up would clamp them, and
+    give plausible numbers. Raises `ValueError` naming `name` if there are any and the tokens are not traced."""
+    outside = (tokens < 0) | (tokens >= config.vocab_size)
+    outside = outside if where is None else outside & where
+    if not isinstance(outside, jax.core.Tracer) and bool(outside.any()):
+        bad = jnp.asarray(tokens)[jnp.asarray(outside)]
+        raise ValueError(f"{name} holds ids from {int(bad.min())} to {int(bad.max())}; the vocabulary is 0 to {config.vocab_size - 1}")
+    return outside
 
 
 def prompt_positions(where: Bool[Array, "B P"]) -> Int[Array, "B P"]:

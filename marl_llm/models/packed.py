@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.models.config import ModelConfig
 from marl_llm.models.log_probs import TokenScores, head_weight, score_hidden, split_adapters
-from marl_llm.models.masks import packed_mask, prompt_positions, tree_mask
+from marl_llm.models.masks import outside_vocabulary, packed_mask, prompt_positions, tree_mask
 from marl_llm.models.transformer import Decoder, is_stacked
 
 
@@ -40,7 +40,10 @@ def score_responses(
 
     The last prompt token is at index P-1 (left padding). Log-probs are those of `softmax(logits / temperature)`,
     over the sampler's `kept_ids` if given (see `score_hidden`). Positions past a response's end are scored too; mask them.
+    A token outside the vocabulary raises `ValueError`; where tokens are traced, it and all behind it get NaN.
     """
+    unknown = jnp.any(outside_vocabulary(config, "prompt", prompt, prompt_where), axis=-1)[:, None, None]
+    unknown |= jnp.cumsum(outside_vocabulary(config, "responses", responses), axis=-1) > 0
     b, p = prompt.shape
     _, k, r = responses.shape
     variables, base = split_adapters(params)
@@ -54,7 +57,8 @@ def score_responses(
     first = jnp.broadcast_to(hidden[:, p - 1, None, None, :], (b, k, 1, hidden.shape[-1]))
     rest = hidden[:, p:].reshape(b, k, r, -1)[:, :, :-1]
     hidden = jnp.concatenate([first, rest], axis=2)
-    return Scores(*score_hidden(head_weight(config, base), hidden, responses, temperature, kept_ids=kept_ids))
+    scores = score_hidden(head_weight(config, base), hidden, responses, temperature, kept_ids=kept_ids)
+    return Scores(*(jnp.where(unknown, jnp.nan, x) for x in scores))
 
 
 def score_packed(
@@ -76,9 +80,12 @@ def score_packed(
       positions: depth of each token in its own sequence. segments, branches: who sees whom, see `marl_llm.models.masks.RowMask`.
       kept_ids: the sampler's, see `score_hidden`.
     The head runs on the Q predicting positions only. What padding of `predict` and `targets` (index 0, any id) scores means nothing.
+    A token outside the vocabulary raises `ValueError`; where tokens are traced, its whole row gets NaN.
     """
+    unknown = jnp.any(outside_vocabulary(config, "tokens", tokens, segments > 0), axis=-1)[:, None]
     variables, base = split_adapters(params)
     model = Decoder(config, stacked=is_stacked(base))
     hidden, _ = model.apply(variables, tokens, positions, packed_mask(segments, branches))
     hidden = jnp.take_along_axis(hidden, predict[..., None], axis=1)
-    return score_hidden(head_weight(config, base), hidden, targets, temperature, kept_ids=kept_ids)
+    scores = score_hidden(head_weight(config, base), hidden, targets, temperature, kept_ids=kept_ids)
+    return TokenScores(*(jnp.where(unknown, jnp.nan, x) for x in scores))

@@ -6,6 +6,7 @@ bfloat16, and never the whole tensor on the host. Layout: https://huggingface.co
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -63,22 +64,32 @@ def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:
     out = {}
     for name, entry in header.items():
         try:
-            kind, shape, (start, end) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
+            kind, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            if any(type(n) is not int or n < 0 for n in (*shape, start, end)) or type(kind) is not str:
+                raise ValueError("sizes and offsets are integers of at least 0, a dtype is a string")
         except (KeyError, TypeError, ValueError) as e:
-            raise CheckpointFileError(f"{path}: the header's entry for {name!r} is malformed; the file is corrupt") from e
+            raise CheckpointFileError(f"{path}: the header's entry for {name!r} is malformed ({e!r}); the file is corrupt") from e
         if kind not in DTYPES:
             raise CheckpointFileError(f"{path}: {name} has dtype {kind}; {', '.join(DTYPES)} are read (quantised files are not)")
         dtype = DTYPES[kind]
-        if end - start != math.prod(shape) * dtype.itemsize or start < 0:
+        if end - start != math.prod(shape) * dtype.itemsize:
             raise CheckpointFileError(f"{path}: {name} {list(shape)} {kind} does not fill its {end - start} bytes; the file is corrupt")
         if 8 + length + end > size:
             raise CheckpointFileError(f"{path}: truncated: {name} ends at byte {8 + length + end}, the file at {size}; copy it again")
         out[name] = TensorInfo(path, dtype, shape, 8 + length + start)
+    size_of = lambda info: math.prod(info.shape) * info.dtype.itemsize  # noqa: E731
+    by_place = sorted((name for name in out if size_of(out[name])), key=lambda name: out[name].offset)
+    for one, other in itertools.pairwise(by_place):
+        if out[one].offset + size_of(out[one]) > out[other].offset:
+            raise CheckpointFileError(f"{path}: {one} and {other} share bytes; the file is corrupt, or was not written as safetensors asks")
     return out
 
 
 def find_tensors(directory: str | os.PathLike) -> dict[str, TensorInfo]:
-    """All tensors of a checkpoint directory: `model.safetensors`, or the shards that `model.safetensors.index.json` names."""
+    """All tensors of a checkpoint directory: `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+
+    Raises `CheckpointFileError` where both are there and mean different weights: other readers would take the single file.
+    """
     directory = pathlib.Path(directory)
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if not index.exists():
@@ -87,9 +98,23 @@ def find_tensors(directory: str | os.PathLike) -> dict[str, TensorInfo]:
         return read_header(single)
     try:
         placed = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as e:
-        raise CheckpointFileError(f"{index}: not a safetensors index ({e})") from e
+        if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):
+            raise ValueError("weight_map must be an object: tensor to file name")
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise CheckpointFileError(f"{index}: not a safetensors index ({e!r})") from e
+    if outside := [name for name in placed.values() if pathlib.PurePath(name).name != name]:
+        raise CheckpointFileError(f"{index}: {outside[0]!r} is no file name in {directory}")
+    if single.exists() and single.name not in placed.values():
+        raise CheckpointFileError(
+            f"{directory}: holds two sets of weights, {single.name} and the shards of {index.name}, which does not name it; delete the one "
+            "that is out of date (the index with its shards, or the single file)"
+        )
     files = {name: read_header(directory / name) for name in sorted(set(placed.values()))}
+    seen: dict[str, str] = {}
+    for name, file in files.items():
+        if twice := sorted(seen.keys() & file.keys()):
+            raise CheckpointFileError(f"{index}: {twice[0]} is in {seen[twice[0]]} and in {name}; which is meant?")
+        seen |= dict.fromkeys(file, name)
     missing = [f"{name} (in {file})" for name, file in placed.items() if name not in files[file]]
     if missing:
         raise CheckpointFileError(f"{index}: names tensors that its shards do not hold: {', '.join(missing[:8])}")

@@ -301,7 +301,7 @@ class Lane:
         self.turn += 1
         for i, (ticket, prompt, at, (_, in_prompt, own), _start) in enumerate(batch):
             ticket.version, ticket.reused = self.version, in_prompt + own
-            self.held[at], self.said[at], self.used[at] = prompt, [ticket.add(drawn, np.s_[i : i + 1])], self.turn
+            self.held[at], self.said[at], self.used[at] = prompt, [ticket.add(drawn, (slice(i, i + 1),))], self.turn
             self.stats["prompt_tokens"] += len(prompt)
             self.stats["reused_tokens"] += in_prompt + own
             self.stats["sampled_tokens"] += 1

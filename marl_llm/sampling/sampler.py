@@ -7,10 +7,12 @@ with its log-prob under the distribution it was drawn from and under the raw pol
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import operator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from marl_llm.models import (
@@ -20,6 +22,7 @@ from marl_llm.models import (
     ModelConfig,
     constrain,
     is_serving,
+    outside_vocabulary,
     prompt_mask,
     prompt_positions,
     serving_layout,
@@ -44,14 +47,31 @@ class Responses(NamedTuple):
     kept_log_mass: Float[Array, "E K R"] | None = None  # ... and the log of their probability under softmax(logits / temperature)
 
 
-def ends_with(stop: int | tuple[int, ...] | StopRule, token: Int[Array, "*rows"], state: Int[Array, "*rows"]):
+def checked_stop(stop: Any, vocab_size: int) -> tuple[int, ...] | StopRule:
+    """Stop ids as a tuple, or the rule. None and () end no response before its budget.
+
+    Raises `ValueError` on an id outside the vocabulary and on a rule for another one, `TypeError` on what is no stop at all.
+    """
+    if isinstance(stop, StopRule):
+        if stop.table.shape[1] != vocab_size:
+            raise ValueError(f"stop is a rule over {stop.table.shape[1]} token ids; the model's vocabulary has {vocab_size}")
+        return stop
+    try:
+        ids = () if stop is None else tuple(map(operator.index, stop if np.ndim(stop) else (stop,)))
+    except TypeError as error:
+        raise TypeError(f"stop={stop!r} must be a token id, several, a StopRule, or None") from error
+    if outside := [i for i in ids if not 0 <= i < vocab_size]:
+        raise ValueError(f"stop ids {outside} are outside the vocabulary of {vocab_size}; None ends responses at their budget alone")
+    return ids
+
+
+def ends_with(stop: tuple[int, ...] | StopRule, token: Int[Array, "*rows"], state: Int[Array, "*rows"]):
     """`(state, ended)` after a token: by comparison with stop ids, or by the automaton of a `StopRule`."""
     if isinstance(stop, StopRule):
         state = jnp.asarray(stop.table)[state, token]
         return state, jnp.asarray(stop.ends)[state]
-    ids = (stop,) if isinstance(stop, int) else tuple(stop)
     ended = jnp.zeros(token.shape, bool)
-    for i in ids:
+    for i in stop:
         ended |= token == i
     return state, ended
 
@@ -64,7 +84,7 @@ def sample(
     keys: Key[Array, "E K"],
     *,
     max_tokens: int,
-    stop: int | tuple[int, ...] | StopRule,
+    stop: Any,
     pad_id: int,
     settings: Settings = PLAIN,
     budgets: Int[Array, "E K"] | None = None,
@@ -75,12 +95,18 @@ def sample(
       config: shape of the model. params: its parameters, in any layout; outside of a loop, convert once with `serving_layout`.
       prompt: token ids; prompt_where: True on real tokens. The last column must be real.
       keys: one per response, folded (not consumed) with the token position.
-      stop: the token or tokens that end a response, or a `StopRule` with stop strings.
+      stop: the token or tokens that end a response (integers of Python or NumPy), a `StopRule` with stop strings, or None.
       settings: how tokens are drawn; `Settings.to_train` where truncated draws are to be scored.
       budgets: most tokens of each response, at least 1 each; None: R for all.
     Returns:
-      `Responses`. The loop ends early once every response has ended.
+      `Responses`. The loop ends early once every response has ended. All log-probs of a prompt with an id outside the vocabulary are NaN.
+    Raises:
+      ValueError: a prompt id (unless traced), a stop id or the padding id outside the vocabulary, or `max_tokens` below 1.
     """
+    stop = checked_stop(stop, config.vocab_size)
+    if max_tokens < 1 or not 0 <= pad_id < config.vocab_size:
+        raise ValueError(f"max_tokens={max_tokens} must be at least 1, and pad_id={pad_id} one of {config.vocab_size} token ids")
+    outside = outside_vocabulary(config, "prompt", prompt, prompt_where)
     e, p = prompt.shape
     k = keys.shape[1]
     variables, base = split_adapters(serving_layout(params))
@@ -139,4 +165,5 @@ def sample(
         logits = jnp.broadcast_to(logits[:, None], (e, k, logits.shape[-1]))
         out, token, alive, state = emit(out, logits, jnp.int32(0), jnp.ones((e, k), bool), jnp.zeros((e, k), jnp.int32))
         out, *_ = jax.lax.while_loop(more, decode, (out, cache, token, alive, state, jnp.int32(1)))
-    return out
+    unknown = lambda x: jnp.where(jnp.any(outside, axis=-1)[:, None, None] & out.where, jnp.nan, x)  # noqa: E731
+    return out._replace(log_probs=unknown(out.log_probs), sampled_log_probs=unknown(out.sampled_log_probs))

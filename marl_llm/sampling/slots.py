@@ -122,7 +122,7 @@ def admit(
     """
     model, variables = _model(config, params)
     n, length = a.tokens.shape
-    width = slots.cache[0].prompt_keys.shape[-1]
+    room = slots.cache[0].prompt_keys.shape[-1]
     kept = a.keep_prompt + a.keep_own
     where = jnp.arange(length)[None] < a.new[:, None]
     positions = kept[:, None] + jnp.minimum(jnp.arange(length)[None], a.new[:, None] - 1)
@@ -143,13 +143,13 @@ def admit(
     def stored(cache: BranchCache, number: int) -> BranchCache:
         new_keys, new_values = to_cache(*layers[number])
         if old is None:
-            keys = jnp.pad(new_keys, ((0, 0), (0, 0), (0, 0), (0, max(0, width - length))))[..., :width]
-            values = jnp.pad(new_values, ((0, 0), (0, 0), (0, max(0, width - length)), (0, 0)))[:, :, :width]
+            keys = jnp.pad(new_keys, ((0, 0), (0, 0), (0, 0), (0, max(0, room - length))))[..., :room]
+            values = jnp.pad(new_values, ((0, 0), (0, 0), (0, max(0, room - length)), (0, 0)))[:, :, :room]
         else:
             put = jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))
             wide = lambda x, axis: jnp.pad(x, [(0, length if i == axis else 0) for i in range(4)])  # noqa: E731
-            keys = put(wide(old[number][0], 3), new_keys, kept, 2)[..., :width]
-            values = put(wide(old[number][1], 2), new_values, kept, 1)[:, :, :width]
+            keys = put(wide(old[number][0], 3), new_keys, kept, 2)[..., :room]
+            values = put(wide(old[number][1], 2), new_values, kept, 1)[:, :, :room]
         at = lambda x, y: x.at[a.slot].set(y, mode="drop")  # noqa: E731
         return cache._replace(prompt_keys=at(cache.prompt_keys, keys), prompt_values=at(cache.prompt_values, values))
 

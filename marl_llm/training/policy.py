@@ -29,8 +29,13 @@ def make_optimizer(max_grad_norm: float = 1.0, b1: float = 0.9, b2: float = 0.99
 
 
 def make_policy(params: dict, optimizer: optax.GradientTransformation) -> Policy:
-    """A policy at the start of its training: a copy of the parameters and a fresh optimizer state."""
-    params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
+    """A policy at the start of its training: a copy of the parameters and a fresh optimizer state, both float32 whatever the parameters'
+    dtype and the model's `compute_dtype`.
+
+    A step of 1e-6 is lost in bfloat16, whose neighbours of 1 lie 1/128 apart; the model rounds to its compute dtype where it multiplies.
+    """
+    wide = lambda x: jnp.array(x, jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else None, copy=True)  # noqa: E731
+    params = jax.tree.map(wide, params)
     return Policy(params, optimizer.init(params))
 
 

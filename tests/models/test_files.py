@@ -162,6 +162,15 @@ FAULTS = {
     "dtype": (lambda f: write_header(f, {"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}), "w has dtype F8_E4M3"),
     "size": (lambda f: write_header(f, {"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 4]}}), "does not fill"),
     "entry": (lambda f: write_header(f, {"w": {"dtype": "F32"}}), "malformed"),
+    "string offsets": (lambda f: write_header(f, {"w": {"dtype": "F32", "shape": [1], "data_offsets": ["0", "4"]}}), "'w' is malformed"),
+    "string shape": (lambda f: write_header(f, {"w": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}}), "'w' is malformed"),
+    "no offsets": (lambda f: write_header(f, {"w": {"dtype": "F32", "shape": [1], "data_offsets": None}}), "'w' is malformed"),
+    "a list": (lambda f: write_header(f, {"w": [1]}), "'w' is malformed"),
+    "dtype list": (lambda f: write_header(f, {"w": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}), "'w' is malformed"),
+    "shared": (
+        lambda f: write_header(f, {n: {"dtype": "F32", "shape": [2], "data_offsets": [s, s + 8]} for n, s in (("a", 0), ("b", 4))}),
+        "a and b share bytes",
+    ),
     "gone": (lambda f: f.unlink(), "has neither model.safetensors nor"),
 }
 
@@ -216,6 +225,21 @@ def test_a_tied_head_that_was_written_out_is_accepted_only_if_it_is_the_embeddin
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_size": None}, "has no 'hidden_size'"),
         ({"num_key_value_heads": 3}, "not a multiple"),
+        # b16: what is malformed is named, whatever the kind of its field
+        ({"rope_parameters": {"rope_type": "yarn", "factor": None}}, "without a factor"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": "4"}}, "factor='4' must be a number"),
+        ({"rope_parameters": [1.0]}, r"rope_parameters: must be an object with named fields, not \[1.0\]"),
+        ({"rope_parameters": {"full_attention": 3}}, "full_attention: must be an object"),
+        ({"rope_scaling": "yarn"}, "rope_scaling: must be an object"),
+        ({"rope_parameters": None, "rope_theta": [1]}, r"rope_theta=\[1\] must be a number"),
+        ({"hidden_size": "64"}, "hidden_size='64' must be an integer"),
+        ({"num_attention_heads": [4]}, "num_attention_heads"),
+        ({"layer_types": "full_attention"}, "layer_types='full_attention' must be a list"),
+        ({"layer_types": [3]}, "layer_types"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false' must be true or false"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"model_type": ["qwen3"]}, "model_type"),
+        ({"num_key_value_heads": None}, "has no 'num_key_value_heads'"),
     ],
 )
 def test_a_config_that_cannot_be_honoured_is_refused(change, says, tmp_path):
@@ -227,7 +251,7 @@ def test_a_config_that_cannot_be_honoured_is_refused(change, says, tmp_path):
 
 def test_a_directory_that_is_no_checkpoint_is_told(tmp_path):
     with pytest.raises(CheckpointFileError, match=r"config.json: cannot be read"):
-        load_pretrained(tmp_path / "nowhere")
+        load_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointFileError, match="not JSON"):
         load_pretrained(tmp_path)
@@ -257,3 +281,71 @@ def test_scaled_rotations_reach_the_numbers():
     plain = dataclasses.replace(SHAPES["qwen3_bias_yarn"], rope_scaling=None)
     a, b = (log_probs(c, params_of(plain), tokens).log_probs for c in (plain, SHAPES["qwen3_bias_yarn"]))
     assert float(jnp.abs(a - b).max()) > 1e-3
+
+
+def test_b15_two_sets_of_weights_are_refused(tmp_path):
+    save_pretrained(tmp_path, BASE, params_of(BASE), shard_bytes=4000)
+    shutil.copy(next(iter(sorted(tmp_path.glob("model-*")))), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointFileError, match="two sets of weights, model.safetensors and the shards of"):
+        load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ({"weight_map": ["model.safetensors"]}, "not a safetensors index"),
+        ({"weight_map": {"a": 3}}, "not a safetensors index"),
+        ([], "not a safetensors index"),
+        ({"weight_map": {"a": "../model.safetensors"}}, "is no file name"),
+        ({"weight_map": {"a": "missing.safetensors", "b": "model.safetensors"}}, "missing.safetensors: cannot be read"),
+    ],
+)
+def test_b16_a_malformed_index_is_told(index, says, tmp_path):
+    save_pretrained(tmp_path, BASE, params_of(BASE))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointFileError, match=says):
+        load_pretrained(tmp_path)
+
+
+def test_b16_a_tensor_in_two_shards_is_told(tmp_path):
+    save_pretrained(tmp_path, BASE, params_of(BASE))
+    shutil.copy(tmp_path / "model.safetensors", tmp_path / "again.safetensors")
+    placed = dict.fromkeys(read_header(tmp_path / "model.safetensors"), "model.safetensors") | {"model.norm.weight": "again.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    with pytest.raises(CheckpointFileError, match="which is meant"):
+        load_pretrained(tmp_path)
+
+
+def test_b16_a_save_that_fails_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    params = params_of(BASE)
+    save_pretrained(tmp_path, BASE, params, shard_bytes=4000)
+    for config, wrong, says in (
+        (dataclasses.replace(BASE, width=8), params, "do not fit the config"),
+        (dataclasses.replace(BASE, layers=3), params, "block_2/.*missing instead of"),
+        (dataclasses.replace(BASE, layers=1), stack_layers(params), "do not fit the config"),
+        (dataclasses.replace(BASE, output_bias=True), params, "no Hugging Face architecture"),
+        (BASE, {k: v for k, v in params.items() if k != "embedding"}, "embedding: missing"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            save_pretrained(tmp_path, config, wrong)
+        same(load_pretrained(tmp_path)[1], params)
+    with pytest.raises(ValueError, match="dtype='float16'"):
+        save_pretrained(tmp_path, BASE, params, dtype="float16")
+    monkeypatch.setattr("marl_llm.models.huggingface.write_tensors", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        save_pretrained(tmp_path, BASE, jax.tree.map(lambda x: x + 1, params))
+    same(load_pretrained(tmp_path)[1], params)
+
+
+def test_b16_a_llama_without_key_heads_has_one_per_query_head(tmp_path):
+    config = SHAPES["llama_mqa"]
+    save_pretrained(tmp_path, config, params_of(config))
+    raw = json.loads((tmp_path / "config.json").read_text())
+    del raw["num_key_value_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert read_config(tmp_path).key_value_heads == config.query_heads
+
+
+def test_c13_a_name_on_a_hub_is_told_how_to_fetch_it():
+    with pytest.raises(CheckpointFileError, match=r"Only local checkpoints are read.*hf download Qwen/Qwen3-0.6B --local-dir"):
+        load_pretrained("Qwen/Qwen3-0.6B")

@@ -209,3 +209,13 @@ def test_kept_tokens_that_have_become_unlikely_are_still_compared_among_themselv
 def test_a_target_outside_of_its_kept_ids_is_impossible():
     out = score_hidden(jnp.zeros((1, 4)), jnp.ones((2, 1)), jnp.asarray([0, 3]), kept_ids=jnp.asarray([[0, 1, -1], [0, 1, 2]]))
     np.testing.assert_allclose(out.log_probs, [-np.log(2), -np.inf], rtol=1e-6)
+
+
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_d8_the_first_real_token_of_a_row_gets_no_score_wherever_padding_ends(start):
+    """Nothing real predicts it: the position before it is padding, and padding attends to nothing."""
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 24, (1, 7)), jnp.int32)
+    where = jnp.arange(7)[None] >= start
+    scores = log_probs(BASE, params_of(BASE), tokens, where)
+    for x in scores:
+        np.testing.assert_array_equal(np.asarray(x[0]) != 0, np.arange(7) > start)

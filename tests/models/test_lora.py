@@ -76,7 +76,7 @@ def test_the_sampler_and_the_scorer_take_adapters():
     params = attach(stack_layers(params_of(BASE)), adapters_of(1), LORA)
     where = jnp.ones((2, 3), bool)
     keys = jax.random.split(jax.random.key(0), (2, 2))
-    out = jax.jit(lambda p: sample(BASE, p, TOKENS[:2, :3], where, keys, max_tokens=4, stop=-1, pad_id=0))(params)
+    out = jax.jit(lambda p: sample(BASE, p, TOKENS[:2, :3], where, keys, max_tokens=4, stop=None, pad_id=0))(params)
     scored = score_responses(BASE, params, TOKENS[:2, :3], where, out.tokens)
     np.testing.assert_allclose(out.log_probs, scored.log_probs, atol=2e-5)
     plain = score_responses(BASE, unstack_layers(params)["base"], TOKENS[:2, :3], where, out.tokens)

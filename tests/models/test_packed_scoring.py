@@ -127,3 +127,21 @@ def test_what_comes_after_a_token_does_not_change_its_score(params, rows):
     later = score(CONFIG, params, prompt, where, responses.at[:, :, -1].set(1), 1.0)
     np.testing.assert_array_equal(later.log_probs[:, :, :-1], base.log_probs[:, :, :-1])
     np.testing.assert_array_equal(later.entropy, base.entropy)  # the last entropy is that of the place, not of the token
+
+
+@pytest.mark.parametrize("bad", [-1, CONFIG.vocab_size, 10**6])
+def test_b14_ids_outside_the_vocabulary_have_no_score(params, rows, bad):
+    """A look-up clamps them, so that they would score like the last token; what they and those behind them get is NaN, or an error."""
+    prompt, where, responses = rows
+    good = score(CONFIG, params, *rows, 1.0).log_probs
+    got = np.asarray(score(CONFIG, params, prompt, where, responses.at[0, 1, 2].set(bad), 1.0).log_probs)
+    unknown = np.zeros((B, K, R), bool)
+    unknown[0, 1, 2:] = True
+    np.testing.assert_array_equal(np.isnan(got), unknown)
+    np.testing.assert_allclose(got[~unknown], np.asarray(good)[~unknown], atol=1e-6)
+    whole = np.asarray(score(CONFIG, params, prompt.at[0, -1].set(bad), where, responses, 1.0).log_probs)
+    np.testing.assert_array_equal(np.isnan(whole).all((1, 2)), np.arange(B) == 0)
+    padded = prompt.at[2, 0].set(bad)  # padding is free
+    assert np.isfinite(score(CONFIG, params, padded, where, responses, 1.0).log_probs).all()
+    with pytest.raises(ValueError, match=f"responses holds ids from {bad} to {bad}; the vocabulary is 0 to {CONFIG.vocab_size - 1}"):
+        score_responses(CONFIG, params, prompt, where, responses.at[0, 1, 2].set(bad))

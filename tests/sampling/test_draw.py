@@ -114,8 +114,9 @@ def test_kept_ids_are_the_kept_set_likeliest_first_with_its_log_mass(settings):
     inside = np.zeros((n, v), bool)
     for row in range(n):
         inside[row, np.asarray(out.kept_ids[row])[np.asarray(out.kept_ids[row]) >= 0]] = True
-    np.testing.assert_allclose(out.kept_log_mass, kept_log_mass(logits, inside, settings.temperature), atol=1e-5)
-    np.testing.assert_allclose(out.sampled_log_prob, token_log_probs(logits, out.token, settings.temperature, inside), atol=1e-5)
+    np.testing.assert_allclose(out.kept_log_mass, kept_log_mass(logits, inside, temperature=settings.temperature), atol=1e-5)
+    under = token_log_probs(logits, out.token, temperature=settings.temperature, kept=inside)
+    np.testing.assert_allclose(out.sampled_log_prob, under, atol=1e-5)
     exact = keep.sum(-1) <= most  # a set that fits is the set without a limit, and so is the draw
     free = drawn(logits, keys, settings)
     assert free.kept_ids is None

@@ -13,6 +13,7 @@ import scipy.stats
 from marl_llm.algorithms import kept_tokens, token_log_probs
 from marl_llm.models import Decoder, ModelConfig, init_params, prompt_mask, prompt_positions, score_responses
 from marl_llm.sampling import Settings, StopRule, draw, inverse_cdf, sample
+from marl_llm.sampling.sampler import checked_stop
 
 CONFIG = ModelConfig(vocab_size=7, width=16, layers=1, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
 STOP, PAD, R, K = 3, 0, 5, 24
@@ -100,7 +101,7 @@ def test_draws_follow_the_tempered_distribution_and_report_both_log_probs(temper
     n, v = 40_000, 45
     logits = np.random.default_rng(3).normal(size=v).astype(np.float32)
     logits[7] = -np.inf  # can never be drawn
-    token, raw, sampled, _ = drawn(jnp.tile(logits, (n, 1)), jax.random.split(jax.random.key(1), n), temperature)
+    token, raw, sampled, *_ = drawn(jnp.tile(logits, (n, 1)), jax.random.split(jax.random.key(1), n), temperature)
     wide = logits.astype(np.float64)
     p = np.exp(wide / temperature) / np.exp(wide / temperature).sum()
     counts = np.bincount(token, minlength=v)
@@ -121,7 +122,7 @@ def test_the_entropy_is_that_of_the_raw_policy():
 
 def test_temperature_zero_takes_the_likeliest_and_of_equals_the_first():
     logits = jnp.asarray([[0.0, 2.0, 1.0], [3.0, 3.0, 1.0], [0.0, 5.0, 5.0]])
-    token, raw, sampled, _ = drawn(logits, jax.random.split(jax.random.key(0), 3), 0.0)
+    token, raw, sampled, *_ = drawn(logits, jax.random.split(jax.random.key(0), 3), 0.0)
     np.testing.assert_array_equal(token, [1, 0, 1])
     np.testing.assert_array_equal(sampled, 0.0)
     np.testing.assert_allclose(raw, jax.nn.log_softmax(logits)[np.arange(3), token], atol=1e-6)
@@ -304,9 +305,49 @@ def test_law_2_the_scorer_reproduces_truncated_draws_from_the_kept_ids(params, p
     np.testing.assert_allclose(out.sampled_log_probs, np.where(where, scored.log_probs, 0), atol=1e-4)
     whole = jax.jit(lambda p: score_responses(CONFIG, p, *prompts, out.tokens, settings.temperature))(params)
     np.testing.assert_allclose(out.sampled_log_probs + out.kept_log_mass, np.where(where, whole.log_probs, 0), atol=1e-4)
-    assert np.abs(np.where(where, whole.log_probs - scored.log_probs, 0)).max() > 0.1  # without the kept set the ratio would be biased
+    assert np.abs(np.where(where, whole.log_probs - scored.log_probs, 0)).max() > 0.05  # without the kept set the ratio would be biased
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((scored, gradient)))
     moved = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(9), x.shape), params)
     after = jax.jit(score)(moved)
     np.testing.assert_array_less(np.where(where, after.log_probs, -1), 1e-6)
     assert np.isfinite(after.log_probs).all()
+
+
+@pytest.mark.parametrize(
+    ("stop", "want"),
+    [(None, ()), ((), ()), (np.int64(3), (3,)), (3, (3,)), ([3, np.int32(5)], (3, 5)), (np.asarray([1, 2]), (1, 2))],
+)
+def test_b14_stops_are_integers_of_any_kind_or_none(stop, want):
+    assert checked_stop(stop, 7) == want
+
+
+@pytest.mark.parametrize(
+    ("stop", "error", "says"),
+    [
+        (7, ValueError, r"stop ids \[7\] are outside the vocabulary of 7"),
+        ((-1, 2), ValueError, r"\[-1\]"),
+        ("end", TypeError, "stop='end' must be a token id"),
+        (3.5, TypeError, "stop=3.5"),
+        (StopRule(np.zeros((1, 6), np.int32), np.zeros(1, bool)), ValueError, "a rule over 6 token ids"),
+    ],
+)
+def test_b14_a_stop_that_cannot_be_is_told(stop, error, says):
+    with pytest.raises(error, match=says):
+        checked_stop(stop, 7)
+
+
+def test_b14_without_a_stop_responses_end_at_their_budget_and_unknown_ids_are_told(params, prompts):
+    keys = keys_of(jnp.arange(2), jnp.arange(1))
+    prompt, where = (x[:2] for x in prompts)
+    bad = prompt.at[1, -1].set(7)
+    run = jax.jit(lambda prompt: sample(CONFIG, params, prompt, where, keys, max_tokens=2, stop=None, pad_id=PAD))
+    out = run(bad)
+    assert np.asarray(out.where).all()
+    assert np.isfinite(out.log_probs[0]).all()  # the other row is what it would be
+    assert np.isnan(out.log_probs[1]).all()
+    assert np.isnan(out.sampled_log_probs[1]).all()
+    with pytest.raises(ValueError, match="prompt holds ids from 7 to 7; the vocabulary is 0 to 6"):
+        sample(CONFIG, params, bad, where, keys, max_tokens=2, stop=None, pad_id=PAD)
+    for options in (dict(max_tokens=0, pad_id=PAD), dict(max_tokens=2, pad_id=-1), dict(max_tokens=2, pad_id=7)):
+        with pytest.raises(ValueError, match="pad_id"):
+            sample(CONFIG, params, prompt, where, keys, stop=None, **options)
