@@ -27,6 +27,7 @@ from typing import Any
 from marl_llm.tools._calls import Calls
 from marl_llm.tools._maths_worker import numeq
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
+from marl_llm.tools.said import read_json, valid_text
 
 __all__ = ["FORMS", "MathsChecker", "Verdict", "extract_answer", "numeq"]
 
@@ -142,7 +143,9 @@ class _Worker:
                 raise _Lost("the worker process ended")
             self._buffer += received
         line, _, self._buffer = self._buffer.partition(b"\n")
-        message = json.loads(line)
+        message = read_json(line).value
+        if not isinstance(message, dict):
+            raise _Lost("the worker's message cannot be read")
         if "ready" in message or "died" in message:
             self._ready = "ready" in message
         return message
@@ -232,7 +235,7 @@ class MathsChecker:
         self.close()
 
     def _request(self, response: str, target: str, form: str) -> tuple[str | None, str]:
-        return extract_answer(response, form), extract_answer(target) or target.strip()
+        return extract_answer(valid_text(response), form), extract_answer(target) or target.strip()
 
     def _check(self, request: tuple[str | None, str]) -> ToolResult[Verdict]:
         answer, target = request
@@ -285,8 +288,8 @@ class MathsChecker:
 
 
 def _after_death(sent: int, on_answer: bool, answer: str, target: str) -> Verdict | tuple[FailureKind, str]:
-    """What the death of a fork by a signal says: the answer's doing, the target's, or the machine's."""
-    if sent not in (signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS):
+    """What the death of a fork says (`sent`: the signal, 0 for an exception): the answer's doing, the target's, or the machine's."""
+    if sent not in (0, signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS):
         return FailureKind.CRASH, f"the worker was ended from outside (signal {sent})"
     if not on_answer:
         return FailureKind.BAD_INPUT, f"the target {target!r} cannot be parsed within the limits (signal {sent})"

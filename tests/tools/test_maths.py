@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from marl_llm.tools import FailureKind, InfrastructureError, MathsChecker, extract_answer, numeq
+from marl_llm.tools import FailureKind, InfrastructureError, MathsChecker, Verdict, extract_answer, numeq
+from marl_llm.tools.maths import _after_death
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,8 @@ def test_numeq_normalises_by_the_reference_alone():
         (r"\boxed{-5}", "5", False, "different"),
         (r"\boxed{1 2}", "12", False, "different"),  # d7: spaces between digits count
         (r"\boxed{3 1/2}", "31/2", False, "different"),
+        (r"\boxed{12}", "1 2", False, "different"),
+        (r"\boxed{ 1  2 }", "1 2", True, "same_text"),
         (r"\boxed{4, 5, 6}", "5", False, "different"),
         (r"\boxed{4 \text{ or } 5}", "5", False, "different"),
         (r"5 and 5 and 5, so \boxed{6}", "5", False, "different"),
@@ -167,6 +170,18 @@ def test_a_starved_worker_is_a_failure_and_no_verdict():
         result = checker.check(r"\boxed{6.0}", "6")
         assert result.failure.kind == FailureKind.DEADLINE
         assert checker.check(r"\boxed{7.0}", "7").outcome().correct
+
+
+def test_a3_an_answer_that_is_no_valid_text_is_wrong_and_its_verdict_can_be_written(checker):
+    verdict = checker.check("\\boxed{5" + chr(0xD83D) + "}", "5").outcome()
+    assert (verdict.correct, verdict.answer) == (False, "5\ufffd")
+
+
+def test_an_answer_whose_parsing_raises_is_wrong_and_a_target_s_is_bad_input():
+    """Whichever exception ends the fork: it is no failure that voids the play."""
+    assert _after_death(0, True, "a", "t") == Verdict(False, "crashed", "a")
+    assert _after_death(0, False, "a", "t")[0] is FailureKind.BAD_INPUT
+    assert _after_death(signal.SIGKILL, True, "a", "t")[0] is FailureKind.CRASH
 
 
 def gone(group: int) -> bool:

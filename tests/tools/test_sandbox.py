@@ -24,6 +24,7 @@ from marl_llm.tools.sandbox import (
     slot,
 )
 from marl_llm.tools.sandbox.inside import isolation, seccomp, snapshot, values
+from marl_llm.tools.sandbox.limits import read_record
 from marl_llm.tools.sandbox.profiles import PROFILES
 
 QUICK = Limits(timeout_s=0.4)
@@ -379,3 +380,59 @@ def test_timeouts_are_close_to_the_limit(sandbox):
 def test_time_passes_in_sleep_and_loops(sandbox):
     code = "import time\na = time.time()\ntime.sleep(0.3)\nb = time.time()\nwhile time.time() - b < 0.5: pass\nprint(0.3 <= b - a < 0.31)"
     assert run(sandbox, code).stdout == "True\n"
+
+
+FRAMES = """
+import sys
+frame, seen = sys._getframe(), []
+while frame:
+    seen += [f"{name}={value!r}" for name, value in frame.f_locals.items() if frame.f_code.co_name != "<module>" or name != "needles"]
+    frame = frame.f_back
+needles = sys.stdin.read().split()
+print(len(seen) > 20, [needle for needle in needles if any(needle in text for text in seen)])
+"""
+
+
+def test_a11_the_frames_below_a_program_name_no_path_of_the_host(sandbox):
+    needles = {slot.SOURCE, slot.PREFIX, slot.EXECUTABLE, str(pathlib.Path(__file__).parents[2]), *(p for p in sys.path if len(p) > 12)}
+    for profile in ("bare", "numpy"):
+        seen = run(sandbox, FRAMES, stdin=" ".join(needles), profile=profile)
+        assert seen.stdout == "True []\n", seen.stderr
+
+
+def test_a11_host_files_are_neither_watched_nor_locked(sandbox):
+    code = """
+import ctypes, fcntl, os, sqlite3, struct
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.inotify_init(), libc.inotify_init1(0), libc.inotify_add_watch(0, b"/usr/lib", 0xfff))
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError:
+        return True
+    return False
+shared, folder = open("/etc/passwd"), os.open("/usr/lib", os.O_RDONLY)
+lock = struct.pack("hhqqi", fcntl.F_RDLCK, 0, 0, 0, 0)
+print(refused(fcntl.flock, shared, fcntl.LOCK_SH), refused(fcntl.fcntl, shared, 1024, fcntl.F_RDLCK), refused(fcntl.fcntl, folder, 1026, 1),
+      refused(fcntl.fcntl, shared, 37, lock))
+own = open("own", "w")
+fcntl.lockf(own, fcntl.LOCK_EX)
+base = sqlite3.connect("base")
+base.execute("create table t (x)")
+base.commit()
+print(fcntl.fcntl(own, fcntl.F_GETFD), os.path.getsize("base") > 0)
+"""
+    done = run(sandbox, code)
+    assert done.stdout == "-1 -1 -1\nTrue True True True\n1 True\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"{", b"[]", b"null", b"{}", b'{"status": 0}', b'{"status": "0", "seconds": 1, "cpu": 1, "peak": 1}', b"\xff" * 100, b"9" * 5000,
+     b'{"status": 0, "seconds": NaN, "cpu": 1, "peak": 1}', b'{"status": -1, "seconds": 1, "cpu": 1, "peak": 1}', b"[" * 4000,
+     b'{"status": 0, "seconds": 1, "cpu": 1, "peak": 1, "failure": "\\ud800"}', b'{"status": true, "seconds": 1, "cpu": 1, "peak": 1}'],
+)  # fmt: skip
+def test_a_record_of_another_form_is_no_outcome(data):
+    record, problem = read_record(data)
+    assert record == {}
+    assert problem.encode()

@@ -8,6 +8,7 @@ from marl_llm.tools.sandbox.queueing import Job
 from marl_llm.tools.sandbox.slot import Slot
 
 BACKSTOP_S = 5.0  # after a job's own limit: its supervisor must have reported by then
+PACK_S = 20.0  # and this much later where it packs a workspace
 CHANNEL_BYTES = 8 << 20
 
 
@@ -16,7 +17,7 @@ class Run:
 
     def __init__(self, job: Job, slot: Slot, limits: Limits):
         self.job, self.slot = job, slot
-        self.backstop = time.monotonic() + limits.timeout_s + BACKSTOP_S
+        self.backstop = time.monotonic() + limits.timeout_s + BACKSTOP_S + PACK_S * (job.request.workspace is not None)
         self.caps = (limits.stdout_bytes, limits.stderr_bytes, CHANNEL_BYTES)
         self.streams: list[int] = []  # stdout, stderr, channel
         self.parts: list[list[bytes]] = [[], [], []]

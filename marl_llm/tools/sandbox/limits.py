@@ -6,6 +6,7 @@ import signal as signals
 from typing import Any
 
 from marl_llm.tools.results import FailureKind, ToolResult
+from marl_llm.tools.said import Bounds, read_json, valid_text
 from marl_llm.tools.sandbox.workspace import Workspace
 
 MIB = 1 << 20
@@ -89,7 +90,8 @@ class Program:
       disk_exceeded: it was ended because it wrote too much (levels below NAMESPACES; there, writes fail instead).
       stdout_truncated, stderr_truncated: it wrote more than is kept.
       seconds, cpu_seconds, peak_bytes: wall time, CPU time of all processes, largest resident size of one (shared libraries included).
-      workspace: the files it left, when a workspace was given in; None when they were too many to keep.
+      workspace: the files it left, when a workspace was given in; None when they are lost.
+      workspace_lost: why they are lost: `too large`, or `unreadable` (a path of over 1,000 bytes, say); else the empty string.
       channel: raw lines of a judged call.
     """
 
@@ -106,6 +108,7 @@ class Program:
     cpu_seconds: float = 0.0
     peak_bytes: int = 0
     workspace: Workspace | None = None
+    workspace_lost: str = ""
     channel: bytes = dataclasses.field(default=b"", repr=False)
 
     @property
@@ -128,13 +131,31 @@ class Program:
         return "signal" if self.exit_code is None else "ok" if self.exit_code == 0 else "error"
 
 
+def read_record(data: bytes) -> tuple[dict[str, Any], str]:
+    """A supervisor's record, and the empty string or why there is no outcome: the supervisor's own reason, or a record of another form.
+
+    Nothing that a program does reaches the record's pipe, but at the weakest level programs share a user with their supervisors.
+    """
+    said = read_json(data, Bounds(size=1 << 16))
+    record = said.value
+    if not isinstance(record, dict):
+        return {}, f"the record cannot be read ({said.problem or 'no object'})"
+    if "failure" in record:
+        return {}, valid_text(str(record["failure"]))[:500]
+    whole = all(type(record.get(name)) is int and 0 <= record[name] < 1 << 62 for name in ("status", "peak"))
+    if not whole or not all(type(record.get(name)) in (int, float) and record[name] >= 0 for name in ("seconds", "cpu")):
+        return {}, "the record has not the form of a supervisor's"
+    return record, ""
+
+
 def program_of(record: dict, outputs: list[tuple[bytes, bool]], workspace: Workspace | None) -> Program:
-    """The outcome that a supervisor's record and the drained streams tell."""
+    """The outcome that a supervisor's record (see `read_record`) and the drained streams tell."""
     status = record["status"]
     number = status & 0x7F or None
-    flags = {name: bool(record.get(name)) for name in ("timed_out", "memory_exceeded", "disk_exceeded")}
+    flags = {name: record.get(name) is True for name in ("timed_out", "memory_exceeded", "disk_exceeded")}
     flags["timed_out"] |= number == signals.SIGXCPU
-    (out, out_cut), (err, err_cut), (channel, _) = outputs
+    (out, out_cut), (err, err_cut) = outputs[:2]
+    kept = record.get("workspace")
     return Program(
         stdout_bytes=out,
         stderr_bytes=err,
@@ -142,11 +163,12 @@ def program_of(record: dict, outputs: list[tuple[bytes, bool]], workspace: Works
         signal=number,
         stdout_truncated=out_cut,
         stderr_truncated=err_cut,
-        seconds=record["seconds"],
-        cpu_seconds=record["cpu"],
+        seconds=float(record["seconds"]),
+        cpu_seconds=float(record["cpu"]),
         peak_bytes=record["peak"],
         workspace=workspace,
-        channel=channel,
+        workspace_lost=kept if kept in ("too large", "unreadable") else "",
+        channel=outputs[2][0] if len(outputs) > 2 else b"",
         **flags,
     )
 
@@ -184,4 +206,4 @@ class Execution(ToolResult[Program]):
         return self.outcome().timed_out
 
 
-__all__ = ["Execution", "FailureKind", "Level", "Limits", "Program", "SandboxError", "program_of"]
+__all__ = ["Execution", "FailureKind", "Level", "Limits", "Program", "SandboxError", "program_of", "read_record"]

@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import heapq
 import itertools
-import json
 import os
 import select
 import threading
@@ -19,10 +18,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from marl_llm.tools.results import Failure, FailureKind
+from marl_llm.tools.said import read_json
 from marl_llm.tools.sandbox import slot as slots
 from marl_llm.tools.sandbox.attempt import Run
 from marl_llm.tools.sandbox.inside import frames
-from marl_llm.tools.sandbox.limits import Execution, Level, Limits, SandboxError, program_of
+from marl_llm.tools.sandbox.limits import Execution, Level, Limits, SandboxError, program_of, read_record
 from marl_llm.tools.sandbox.profiles import PROFILES
 from marl_llm.tools.sandbox.queueing import FairQueue, Job, Request
 from marl_llm.tools.sandbox.workspace import Workspace
@@ -323,7 +323,15 @@ class Sandbox:
     # ---- watching
 
     def _watch(self) -> None:
-        """The thread: outputs, records, zygotes that come and go, clocks."""
+        """The thread: outputs, records, zygotes that come and go, clocks. If it ends, whatever for, nobody waits for ever."""
+        try:
+            self._watch_all()
+        finally:
+            with self._lock:
+                self._closed = True
+                self._shut()
+
+    def _watch_all(self) -> None:
         while not self._closed:
             with self._lock:
                 self._tick()
@@ -342,8 +350,6 @@ class Sandbox:
                             os.eventfd_read(self._wake)
                 if not self._closed:
                     self._dispatch()
-        with self._lock:
-            self._shut()
 
     def _shut(self) -> None:
         for run in list(self._active):
@@ -373,21 +379,21 @@ class Sandbox:
             self._discard(run)
             self._again(run.job, "the zygote or supervisor died before it reported")
             return
-        self._finish(run, json.loads(data))
+        self._finish(run, *read_record(data))
 
-    def _finish(self, run: Run, record: dict) -> None:
+    def _finish(self, run: Run, record: dict, problem: str) -> None:
         """From a record to an outcome. All writers are dead by now, so the streams hold all there will be."""
         job, workspace = run.job, None
         for place in range(len(run.streams)):
             while run.streams[place] in self._runs and not run.drain(place):
                 if not select.select([run.streams[place]], [], [], 0)[0]:
                     break
-        if "failure" not in record and record.get("workspace") == "saved":
+        if run.workspace_fd >= 0 and record.get("workspace") == "saved":
             workspace = Workspace(frames.read_file(run.workspace_fd))
         outputs = run.outputs()
         self._discard(run)
-        if "failure" in record:
-            self._again(job, record["failure"])
+        if problem:
+            self._again(job, problem)
             return
         program = program_of(record, outputs, workspace)
         if program.signal == 9 and program.outcome == "signal" and job.kills == 0:
@@ -402,8 +408,9 @@ class Sandbox:
         data = b""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             data = slot.socket.recv(frames.MAX_MESSAGE)
-        if data:
-            slot.ready = json.loads(data)
+        said = read_json(data)
+        if isinstance(said.value, dict):
+            slot.ready = said.value
             self._failed_starts[slot.profile.name] = 0
             self._started_at.pop(slot, None)
             return

@@ -7,6 +7,7 @@ its siblings, a retried execution starts from what the failed one started from, 
 import dataclasses
 from collections.abc import Mapping
 
+from marl_llm.tools.said import valid_text
 from marl_llm.tools.sandbox.inside import snapshot
 
 
@@ -33,9 +34,9 @@ class Workspace:
         return cls(data)
 
     def files(self) -> dict[str, bytes]:
-        """Content of the plain files by relative path; links are not followed.
+        """Content of the plain files by relative path; links are not followed. Names that are no UTF-8 are shown with U+FFFD.
 
         Raises:
           ValueError: the snapshot is damaged.
         """
-        return {path: content for kind, path, _, content in snapshot.load_entries(self.data) if kind == "f"}
+        return {valid_text(path): content for kind, path, _, content in snapshot.load_entries(self.data) if kind == "f"}

@@ -12,6 +12,7 @@ from . import frames, isolation, linux
 SOCKET_FD, PROC_FD = 3, 4
 START = "import sys; sys.path.insert(0, {!r}); from inside import zygote; zygote.main()"
 THREADS = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB", "BLIS")}
+HOST_PATHS = ("binds", "box_executable", "box_home", "executable", "source", "scratch", "site", "readable")  # in the orders
 FLAGS = ("-s", "-S", "-P", "-B", "-X", "utf8")
 
 
@@ -64,6 +65,9 @@ def main() -> None:
         uid = isolation.UID_BASE + os.getpid() if isolation.can_map_users() else None
         root, folder, executable, home = f"{orders['scratch']}/box", orders["source"], orders["executable"], None
     orders |= {"uid": uid, "root": root}
+    if orders["level"] == "namespaces":  # a candidate may look into the zygote's frames: no path of the host gets that far
+        for name in HOST_PATHS:
+            del orders[name]
     payload = os.memfd_create("orders")
     frames.write_all(payload, json.dumps(orders).encode())
     os.dup2(payload, 0, inheritable=True)

@@ -125,7 +125,7 @@ def live(door: socket.socket, fence, orders: dict) -> None:
             os.mkdir(f"{root}/{name}", 0o755)
             if fence.uid is not None:
                 os.chown(f"{root}/{name}", fence.uid, fence.uid)
-        work = os.open(f"{root}/work", os.O_PATH | os.O_DIRECTORY)
+        work = os.open(f"{root}/work", os.O_RDONLY | os.O_DIRECTORY)
         mounts = os.open("self/ns/mnt", os.O_RDONLY, dir_fd=PROC_FD)
     except OSError as error:
         door.send(str(error).encode()[:500])
@@ -251,7 +251,7 @@ def execute(message: bytes, fds: list[int], links: Links, doors, orders: dict, r
         elif unread(box.far_door) and not why:
             record["failure"] = "the program was not started: it did not take its job"
         if job["workspace"]:
-            record["workspace"] = ending.save_workspace(box.folder, fds[frames.WORKSPACE_OUT], job["disk_bytes"], uid)
+            record["workspace"] = ending.save_workspace(box.folder, fds[frames.WORKSPACE_OUT], job, uid)
     except OSError as error:
         record["failure"], broken = f"{type(error).__name__}: {error}"[:500], True
     ending.report(job, record, record_fd)

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import resource
 import select
 import signal
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from . import frames, linux, snapshot
 from .boot import PROC_FD
 
+PACK_CPU_S = 5  # a folder within the limits takes a tenth of it
 MEMORY_TICK = 0.02  # seconds between two looks at the memory of all processes
 
 
@@ -114,42 +116,55 @@ def memory_of(pids: list[str], base: int, limit: int) -> int:
 
 
 def disk_of(root: str, size: int, inodes: int) -> bool:
-    """Whether a scratch folder holds more than it may."""
-    total = count = 0
-    for folder, names, files in os.walk(root):
-        count += len(names) + len(files)
-        for name in files:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
-        if total > size or count > inodes:
+    """Whether a scratch folder holds more than it may. A folder that cannot be looked into counts as too much."""
+    total, count, stack = 0, 0, [root]
+    while stack:
+        try:
+            with os.scandir(stack.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        stack.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if total > size or count > inodes:
+                        return True
+        except FileNotFoundError:  # it was removed while we looked
+            continue
+        except OSError:  # no right to read it, or a path that is too long
             return True
     return False
 
 
-def save_workspace(folder: int, fd: int, limit: int, uid: int | None) -> str:
-    """Packs an open folder with the candidate's rights: 'saved', or 'too large'."""
+def save_workspace(folder: int, fd: int, job: dict, uid: int | None) -> str:
+    """Packs an open folder with the candidate's rights: 'saved', 'too large' or 'unreadable'.
+
+    Whatever the candidate made of its folder is its own doing. Only a packer killed from outside is a failure of the infrastructure.
+
+    Raises:
+      OSError: no packer could be started, or it was killed.
+    """
     packer = os.fork()
     if packer == 0:
-        code = 1
+        code = 3
         try:
+            resource.setrlimit(resource.RLIMIT_CPU, (PACK_CPU_S, PACK_CPU_S + 1))
+            os.fchmod(folder, 0o755)
             os.fchdir(folder)
             if uid is not None:
                 os.setgroups([])
                 os.setresgid(uid, uid, uid)
                 os.setresuid(uid, uid, uid)
-            try:
-                data = snapshot.pack(".", limit)
-            except ValueError:
-                code = 2
-            else:
-                frames.write_all(fd, data)
-                code = 0
-        finally:
+            frames.write_all(fd, snapshot.pack(".", job["disk_bytes"], job["inodes"]))
+            code = 0
+        except snapshot.TooLarge:
+            code = 2
+        finally:  # any other exception is what the candidate left behind
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(packer, 0)[1])
-    if code not in (0, 2):
-        raise OSError(errno.EIO, f"the workspace could not be read (exit {code})")
-    return "saved" if code == 0 else "too large"
+    if code < 0 and code != -signal.SIGXCPU:
+        raise OSError(errno.EIO, f"the workspace could not be read (signal {-code})")
+    return {0: "saved", 2: "too large"}.get(code, "unreadable")
 
 
 def prioritise(which: int, who: int, value: int) -> None:

@@ -106,7 +106,7 @@ def landlock_version() -> int:
     return linux.syscall("landlock_create_ruleset", None, 0, 1)
 
 
-def landlock_ruleset(readable: list[str], writable: str) -> int:
+def landlock_ruleset(readable: list[str], writable: list[str]) -> int:
     """A ruleset that lets a program read `readable`, change `writable`, open no port, and (ABI 6) signal nobody outside."""
     version = landlock_version()
     handled = FS_ALL[max(v for v in FS_ALL if v <= version)]
@@ -119,7 +119,7 @@ def landlock_ruleset(readable: list[str], writable: str) -> int:
         ("/dev/zero", READ_FILE),
         ("/dev/urandom", READ_FILE),
     ]
-    for path, rights in [*rules, (writable, handled & ~(1 << 15))]:
+    for path, rights in [*rules, *((path, handled & ~(1 << 15)) for path in writable)]:
         if not os.path.exists(path):
             continue
         if not os.path.isdir(path):
@@ -194,7 +194,7 @@ def probe() -> dict[str, str]:
 
     def landlock():
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-        linux.syscall("landlock_restrict_self", landlock_ruleset(["/usr"], "/dev/null"), 0)
+        linux.syscall("landlock_restrict_self", landlock_ruleset(["/usr"], ["/dev/null"]), 0)
         try:
             os.listdir("/")
         except PermissionError:

@@ -44,10 +44,16 @@ MEMORY_THAT_OUTLIVES = dict(
     semtimedop=(220, 192), msgget=(68, 186), msgsnd=(69, 189), msgrcv=(70, 188), msgctl=(71, 187), mq_open=(240, 180), mq_unlink=(241, 181),
     mq_timedsend=(242, 182), mq_timedreceive=(243, 183), mq_notify=(244, 184), mq_getsetattr=(245, 185),
 )  # fmt: skip
+# What happens to the host's files and to what other slots do with them: read-only mounts share their inodes with the host.
+WATCHES_AND_LOCKS = dict(
+    inotify_init=(253, None), inotify_init1=(294, 26), inotify_add_watch=(254, 27), flock=(73, 32),
+)  # fmt: skip
 ABSENT = dict(
     clone3=(435, 435), memfd_create=(319, 279), memfd_secret=(447, 447), io_uring_setup=(425, 425), io_uring_enter=(426, 426),
     io_uring_register=(427, 427), getrandom=(318, 278),
 )  # fmt: skip
+# fcntl(2): open-file-description locks, leases and directory notification. POSIX record locks stay: sqlite needs them.
+FCNTL, FCNTL_REFUSED = (72, 25), (36, 37, 38, 1024, 1026)
 CLONE, SOCKET, SOCKETPAIR, SETPRIORITY, SETAFFINITY = (56, 220), (41, 198), (53, 199), (141, 140), (203, 122)
 PRLIMIT, IOCTL, MKNODAT = (302, 261), (16, 29), (259, 33)
 CLONE_NEW = 0x7E020000 | 0x80  # every CLONE_NEW* flag
@@ -83,6 +89,7 @@ def program(machine: str | None = None, unix_sockets: bool = True, seeded_entrop
         (OTHER_PROCESSES, refuse),
         (KERNEL, refuse),
         (MEMORY_THAT_OUTLIVES, refuse),
+        (WATCHES_AND_LOCKS, absent),
         (ABSENT, absent),
     ):
         for name, numbers in table.items():
@@ -98,6 +105,7 @@ def program(machine: str | None = None, unix_sockets: bool = True, seeded_entrop
     code += on_argument(CLONE, ARG0, [_ins(JSET, CLONE_NEW, 0, 1), refuse])
     code += on_argument(SOCKET, ARG0, [_ins(JEQ, AF_UNIX, 1, 0), no_family] if unix_sockets else [no_family])
     code += on_argument(SOCKETPAIR, ARG0, [_ins(JEQ, AF_UNIX, 1, 0), no_family])
+    code += on_argument(FCNTL, ARG0 + 8, [ins for command in FCNTL_REFUSED for ins in (_ins(JEQ, command, 0, 1), refuse)])
     code += on_argument(SETPRIORITY, ARG0 + 8, [_ins(JEQ, 0, 1, 0), refuse])
     code += on_argument(SETAFFINITY, ARG0, [_ins(JEQ, 0, 1, 0), refuse])
     code += on_argument(PRLIMIT, ARG0, [_ins(JEQ, 0, 1, 0), refuse])

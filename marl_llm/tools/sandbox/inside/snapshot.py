@@ -8,6 +8,8 @@ import os
 import stat
 import struct
 
+MAX_PATH = 1000  # bytes; the kernel takes 4,096 at once, box and folder included
+PAGE = 4096
 _RECORD = struct.Struct("<cHHQ")
 Entry = tuple[str, str, int, bytes]  # kind, relative path, permission bits, content or link target
 
@@ -43,17 +45,27 @@ def load_entries(data: bytes) -> list[Entry]:
     return entries
 
 
-def pack(folder: str, limit: int) -> bytes:
+class TooLarge(ValueError):
+    """More than a workspace may hold."""
+
+
+def pack(folder: str, limit: int, inodes: int) -> bytes:
     """A snapshot of `folder`: directories, plain files and symbolic links; sockets and FIFOs are left out.
 
+    What is packed can be unpacked again under the same limits, so files count in whole pages (a sparse one with its full length), and an
+    entry may not lie deeper than a path of `MAX_PATH` bytes.
+
     Raises:
-      ValueError: more than `limit` bytes (a sparse file counts with its full length).
+      TooLarge: more than `limit` bytes, or more than `inodes` entries.
+      OSError, ValueError: what is there cannot be read.
     """
     entries, total, stack = [], 0, [""]
     while stack:
         below = stack.pop()
         for name in sorted(os.listdir(os.path.join(folder, below))):
             path = os.path.join(below, name)
+            if len(os.fsencode(path)) > MAX_PATH:
+                raise ValueError(f"a path of more than {MAX_PATH} bytes")
             full = os.path.join(folder, path)
             info = os.lstat(full)
             mode, content = stat.S_IMODE(info.st_mode), b""
@@ -65,7 +77,7 @@ def pack(folder: str, limit: int) -> bytes:
             elif stat.S_ISREG(info.st_mode):
                 kind = "f"
                 if total + info.st_size > limit:
-                    raise ValueError(f"workspace holds more than {limit} bytes")
+                    raise TooLarge(f"workspace holds more than {limit} bytes")
                 if not mode & 0o400:
                     os.chmod(full, mode | 0o400)
                 with open(full, "rb") as file:
@@ -74,10 +86,10 @@ def pack(folder: str, limit: int) -> bytes:
                 kind, content = "l", os.fsencode(os.readlink(full))
             else:
                 continue
-            total += len(content) + len(os.fsencode(path)) + _RECORD.size
-            if total > limit:
-                raise ValueError(f"workspace holds more than {limit} bytes")
+            total += -(-len(content) // PAGE) * PAGE
             entries.append((kind, path, mode, content))
+            if total > limit or len(entries) > inodes:
+                raise TooLarge(f"workspace holds more than {limit} bytes or {inodes} entries")
     return dump_entries(entries)
 
 

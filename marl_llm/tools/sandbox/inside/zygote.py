@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -24,6 +25,7 @@ from . import boxes, candidate, ending, frames, isolation, linux, seccomp
 from .boot import PROC_FD, SOCKET_FD
 
 DRY_TURNS = 4
+FOLDERS = ("work", "tmp", "shm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +62,14 @@ def main() -> None:
     os.chdir(f"{orders['root']}/work")
     for name in orders["preload"]:
         importlib.import_module(name)
+    ruleset = None
+    if level == "landlock":
+        writable = [f"{orders['root']}/{name}" for name in FOLDERS]
+        ruleset = isolation.landlock_ruleset([*orders["readable"], orders["root"]], writable)
     fence = Fence(
         namespaces=level == "namespaces",
         uid=orders["uid"],
-        ruleset=isolation.landlock_ruleset(orders["readable"], orders["scratch"]) if level == "landlock" else None,
+        ruleset=ruleset,
         filter=None if level == "rlimits" else seccomp.prepared(seccomp.program(None, level == "namespaces", level == "namespaces")),
     )
     for program in orders["warm_up"]:
@@ -114,24 +120,49 @@ def turn(gone, sock: socket.socket, fence: Fence, orders: dict, dry: bool) -> No
 
 
 def make_folders(root: str, uid: int | None = None) -> None:
-    """work, tmp and shm, and nothing else."""
-    for name in ("work", "tmp", "shm"):
+    """work, tmp and shm."""
+    for name in FOLDERS:
         os.makedirs(f"{root}/{name}", 0o755, exist_ok=True)
+        os.chmod(f"{root}/{name}", 0o755)
         if uid is not None:
             os.chown(f"{root}/{name}", uid, uid)
 
 
 def wipe(root: str) -> None:
-    """Empties a scratch folder of the levels without a mount of their own. Follows no link."""
-    if not os.path.isdir(root):
+    """Empties the scratch folder of the levels without a mount of their own, but for its three folders, which a ruleset names by inode.
+
+    Follows no link, and needs neither deep paths nor a deep stack: a folder in a folder is first moved up to `root`.
+    """
+    for path, mode in ((os.path.dirname(root), 0o711), (root, 0o755)):
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.chmod(path, mode)
+    if not os.path.isdir(root) or os.path.islink(root):
         return
-    for entry in os.scandir(root):
-        if entry.is_dir(follow_symlinks=False):
-            os.chmod(entry.path, 0o700)
-            wipe(entry.path)
-            os.rmdir(entry.path)
-        else:
+    numbers = itertools.count()
+    for name in FOLDERS:
+        empty(f"{root}/{name}", root, numbers, keep=True)
+    while others := [entry.name for entry in os.scandir(root) if entry.name not in FOLDERS]:
+        for name in others:
+            empty(f"{root}/{name}", root, numbers, keep=False)
+
+
+def empty(path: str, root: str, numbers, keep: bool) -> None:
+    """Removes a file, or the files of a folder, whose folders go up to `root`; and the folder, unless it is one to keep."""
+    if not os.path.lexists(path):
+        return
+    if os.path.islink(path) or not os.path.isdir(path):
+        os.unlink(path)
+        return
+    os.chmod(path, 0o700)
+    for entry in list(os.scandir(path)):
+        if not entry.is_dir(follow_symlinks=False):
             os.unlink(entry.path)
+            continue
+        os.chmod(entry.path, 0o700)
+        place = next(place for number in numbers if not os.path.lexists(place := f"{root}/{number}"))
+        os.rename(entry.path, place)
+    if not keep:
+        os.rmdir(path)
 
 
 def supervise(sock: socket.socket, writer: int, fence: Fence, orders: dict) -> None:
@@ -158,6 +189,7 @@ def supervise(sock: socket.socket, writer: int, fence: Fence, orders: dict) -> N
         wipe(root)
         make_folders(root, fence.uid)
         os.chdir(f"{root}/work")
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)  # whatever the program puts in its place
         start = time.monotonic()
         problems, problem_fd = os.pipe()
         child = os.fork()
@@ -188,8 +220,7 @@ def supervise(sock: socket.socket, writer: int, fence: Fence, orders: dict) -> N
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         record |= {"cpu": usage.ru_utime + usage.ru_stime, "peak": usage.ru_maxrss << 10}
         if job["workspace"]:
-            folder = os.open(f"{root}/work", os.O_PATH | os.O_DIRECTORY)
-            record["workspace"] = ending.save_workspace(folder, fds[frames.WORKSPACE_OUT], job["disk_bytes"], fence.uid)
+            record["workspace"] = ending.save_workspace(folder, fds[frames.WORKSPACE_OUT], job, fence.uid)
         os.chdir("/")
         wipe(root)
     except OSError as error:
