@@ -1,6 +1,6 @@
 """The code sandbox beside what is commonly done: latency, throughput, timeouts, leaks, and workers that are killed under load.
 
-    python -m benchmarks.tools [--rows=latency,data_science,timeouts,leaks,kills] [--executions=100000] [--kill_seconds=60]
+    python -m benchmarks.tools [--rows=latency,data_science,timeouts,leaks,kills,load] [--executions=100000] [--kill_seconds=60]
 
 Prints one JSON line per row. Every row that compares measures `subprocess.run` and the usual guard (a process group, RLIMIT_AS, functions
 removed, killpg) in the same run, interleaved with the sandbox, so that a busy machine slows all alike. `cpu_ms` is the CPU time of
@@ -28,7 +28,7 @@ from absl import app, flags
 
 from marl_llm.tools.sandbox import Limits, Request, Sandbox
 
-_ROWS = flags.DEFINE_list("rows", ["latency", "data_science", "timeouts", "leaks", "kills"], "Which rows to measure.")
+_ROWS = flags.DEFINE_list("rows", ["latency", "data_science", "timeouts", "leaks", "kills", "load"], "Which rows to measure.")
 _REPEATS = flags.DEFINE_integer("repeats", 200, "Executions of print(1) per method; a tenth of it for data science.", lower_bound=10)
 _EXECUTIONS = flags.DEFINE_integer("executions", 100_000, "Executions of the leak row.", lower_bound=100)
 _KILL_SECONDS = flags.DEFINE_integer("kill_seconds", 60, "Length of the row that kills workers.", lower_bound=2)
@@ -228,6 +228,27 @@ def kills(sandbox: Sandbox, seconds: int) -> dict:
     return {"seconds": seconds, "killed": killed, "attempts": attempts, **counts}
 
 
+def load(hanging: int = 32, honest: int = 32, limit_s: float = 1.0) -> dict:
+    """Programs that hang beside honest ones on two workers: who passes, who is ended by the own limit, and how long each waited."""
+    with Sandbox(workers=2) as sandbox:
+        sandbox.warm()
+        codes = ["while True: pass"] * hanging + ["print(1)"] * honest
+        order = random.Random(0).sample(range(len(codes)), len(codes))
+        limits = Limits(timeout_s=limit_s)
+        done = sandbox.run_batch([Request(codes[place], limits=limits, environment=place) for place in order])
+    waits = sorted(result.queued_s for result in done)
+    return {
+        "workers": 2,
+        "hanging": hanging,
+        "honest": honest,
+        "void": sum(not result.ok for result in done),
+        "hanging_timed_out": sum(result.ok and result.timed_out for place, result in zip(order, done) if place < hanging),
+        "honest_right": sum(result.ok and result.stdout == "1\n" for place, result in zip(order, done) if place >= hanging),
+        "waiting_s_median": round(statistics.median(waits), 2),
+        "waiting_s_p95": round(waits[int(0.95 * (len(waits) - 1))], 2),
+    }
+
+
 def main(argv) -> None:
     """Measures and prints."""
     del argv
@@ -239,13 +260,17 @@ def main(argv) -> None:
             "timeouts": lambda: timeouts(sandbox),
             "leaks": lambda: leaks(sandbox, _EXECUTIONS.value),
             "kills": lambda: kills(sandbox, _KILL_SECONDS.value),
+            "load": load,
         }
         for name in _ROWS.value:
             if name not in rows:
                 raise app.UsageError(f"no row {name!r}; there are {', '.join(rows)}")
-            load = os.getloadavg()[0]
-            row = rows[name]() | {"level": sandbox.level.name, "workers": sandbox.workers}
-            print(json.dumps({"row": name, **row, "load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1)}), flush=True)
+            load_before = os.getloadavg()[0]
+            row = {"level": sandbox.level.name, "workers": sandbox.workers} | rows[name]()
+            print(
+                json.dumps({"row": name, **row, "load_before": round(load_before, 1), "load_after": round(os.getloadavg()[0], 1)}),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
