@@ -243,7 +243,7 @@ def _with_models(config: config_dict.ConfigDict, world: World, recipe: Recipe) -
             raise ConfigError(f"config.models.{name} plays no role{closest(name, names) or '; the models are ' + ', '.join(names)}")
     options = {name: _options(config, name) for name in names}
     models = {name: _player(name, options[name], world) for name in names}
-    assignment = Assignment(roles, models, alternate(*_spells(config.schedule)))
+    assignment = Assignment(roles, models, alternate(*_phases(config.schedule)))
     assignment.check(world.workflow)
     if not assignment.trained:
         raise ConfigError("no model trains: give one kind='trained'")
@@ -363,15 +363,15 @@ def _player(name: str, options: dict, world: World) -> Policy | Outside | Script
     return Policy(trained=options["kind"] == "trained")
 
 
-def _spells(text: str) -> list[tuple[tuple[str, ...], int]]:
-    """`a:10,b+c:5` as spells."""
-    spells = []
+def _phases(text: str) -> list[tuple[tuple[str, ...], int]]:
+    """`a:10,b+c:5` as phases."""
+    phases = []
     for part in filter(None, text.replace(" ", "").split(",")):
         match = re.fullmatch(r"([\w+-]+):(\d+)", part)
         if match is None:
             raise ConfigError(f"schedule={text!r}: {part!r} is not like 'search:10' or 'search+answer:10'")
-        spells.append((tuple(match[1].split("+")), int(match[2])))
-    return spells
+        phases.append((tuple(match[1].split("+")), int(match[2])))
+    return phases
 
 
 _LEAST = {

@@ -82,32 +82,32 @@ Model = Policy | Outside | Scripted
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Which models train at a step: spells of (models, steps), again and again. No spells: all of them, always."""
+    """Which models train at a step: phases of (models, steps), again and again. No phases: all of them, always."""
 
-    spells: tuple[tuple[tuple[str, ...], int], ...] = ()
+    phases: tuple[tuple[tuple[str, ...], int], ...] = ()
 
     def __post_init__(self):
-        for models, steps in self.spells:
+        for models, steps in self.phases:
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1 or not models:
-                raise WorkflowError(f"schedule: a spell is (models, steps) with at least one of each, not ({models!r}, {steps!r})")
+                raise WorkflowError(f"schedule: a phase is (models, steps) with at least one of each, not ({models!r}, {steps!r})")
 
     def at(self, step: int, models: tuple[str, ...]) -> tuple[str, ...]:
         """Those of `models` that train at this step, from 0."""
         if step < 0:
             raise ValueError(f"step {step} is below 0")
-        if not self.spells:
+        if not self.phases:
             return models
-        place = step % sum(steps for _, steps in self.spells)
-        for training, steps in self.spells:
+        place = step % sum(steps for _, steps in self.phases)
+        for training, steps in self.phases:
             if place < steps:
                 return tuple(model for model in models if model in training)
             place -= steps
-        raise AssertionError("a place below the sum lies in a spell")
+        raise AssertionError("a place below the sum lies in a phase")
 
 
-def alternate(*spells: tuple[str | tuple[str, ...], int]) -> Schedule:
+def alternate(*phases: tuple[str | tuple[str, ...], int]) -> Schedule:
     """Spells of (model or models, steps), in turn."""
-    return Schedule(tuple(((models,) if isinstance(models, str) else tuple(models), steps) for models, steps in spells))
+    return Schedule(tuple(((models,) if isinstance(models, str) else tuple(models), steps) for models, steps in phases))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,13 +132,13 @@ class Assignment:
             if name not in self.roles.values():
                 hint = suggestion(name, self.roles.values())
                 raise WorkflowError(f"assignment: the model {name!r} plays no role: take it out; {hint}")
-        scheduled = [name for models, _ in self.schedule.spells for name in models]
+        scheduled = [name for models, _ in self.schedule.phases for name in models]
         for name in scheduled:
             if name not in self.trained:
                 raise WorkflowError(f"schedule: {name!r} is no trained model of this assignment, {suggestion(name, self.trained)}")
         for name in self.trained if scheduled else ():
             if name not in scheduled:
-                raise WorkflowError(f"schedule: the model {name!r} never trains: give it a spell, or freeze it with Policy(trained=False)")
+                raise WorkflowError(f"schedule: the model {name!r} never trains: give it a phase, or freeze it with Policy(trained=False)")
 
     def model(self, role: str) -> Model:
         """Who plays the role."""
@@ -213,5 +213,5 @@ def assignment_from(
             )
         else:
             models[name] = Outside(source[name]) if kind == "outside" else Scripted(source[name])
-    spells = ((spell[0] if isinstance(spell[0], str) else tuple(spell[0]), spell[1]) for spell in config.get("schedule") or ())
-    return Assignment(dict(config["roles"]), models, alternate(*spells))
+    phases = ((phase[0] if isinstance(phase[0], str) else tuple(phase[0]), phase[1]) for phase in config.get("schedule") or ())
+    return Assignment(dict(config["roles"]), models, alternate(*phases))

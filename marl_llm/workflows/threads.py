@@ -44,7 +44,7 @@ class Threads:
     def __init__(self, limit: int = 32, spare: int | None = None):
         self._limit, self._spare = limit, SPARE * limit if spare is None else spare
         self._lines: dict[str, _Line] = {}
-        self._desks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = weakref.WeakKeyDictionary()
+        self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = weakref.WeakKeyDictionary()
 
     def run(self, function: Callable[[], Any], timeout_s: float | int | None = None, tool: str = "") -> asyncio.Future[Any]:
         """A future of the running loop with what the function returns or raises.
@@ -56,13 +56,13 @@ class Threads:
         A future that is cancelled leaves its call behind, as a late one is.
         """
         loop = asyncio.get_running_loop()
-        desk = self._desks.get(loop)
-        if desk is None:
-            desk = self._desks[loop] = _Desk(loop)
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            mailbox = self._mailboxes[loop] = _Mailbox(loop)
         line = self._lines.get(tool)
         if line is None:
             line = self._lines.setdefault(tool, _Line(tool, self._limit, self._spare))
-        call = _Call(function, loop.create_future(), desk, timeout_s)
+        call = _Call(function, loop.create_future(), mailbox, timeout_s)
         call.future.add_done_callback(lambda _: line.settled(call))
         line.enter(call)
         if timeout_s is not None:
@@ -82,8 +82,8 @@ class Threads:
 class _Call:
     """One call: waiting until it has `started`, over once `future` is done. Its clock begins with it (`tools.waiting`)."""
 
-    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], desk: _Desk, timeout_s: float | int | None):
-        self.function, self.future, self.desk, self.timeout_s = function, future, desk, timeout_s
+    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], mailbox: _Mailbox, timeout_s: float | int | None):
+        self.function, self.future, self.mailbox, self.timeout_s = function, future, mailbox, timeout_s
         self.context, self.clock = contextvars.copy_context(), None
         self.started, self.arrived = False, waiting()
         self.ended = self.left = False
@@ -166,12 +166,12 @@ class _Line:
             except RuntimeError as error:  # the system gives no more threads
                 call.ended = True
                 self._running -= 1
-                call.desk.put(call.future, None, Stalled(f"tool {self._name!r}: {error}"))
+                call.mailbox.put(call.future, None, Stalled(f"tool {self._name!r}: {error}"))
         if self._closed or self._left >= self._most:
             why = "the controller is closed" if self._closed else f"{self._left} of its calls hang, and no thread is spent on another"
             while self._waiting:
                 call = self._waiting.popleft()
-                call.desk.put(call.future, None, Stalled(f"tool {self._name!r}: {why}"))
+                call.mailbox.put(call.future, None, Stalled(f"tool {self._name!r}: {why}"))
 
     def _work(self, call: _Call) -> None:
         """A thread's life."""
@@ -190,7 +190,7 @@ class _Line:
                 self._serve()
                 stays = not self._closed
                 self._idle += stays
-            call.desk.put(call.future, found, error)
+            call.mailbox.put(call.future, found, error)
             del found, error
             call = self._next() if stays else None
 
@@ -206,11 +206,11 @@ class _Line:
                 return None
 
 
-class _Desk:
+class _Mailbox:
     """Where threads lay down what they have for one loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
-        self._loop = weakref.ref(loop)  # the loop is the key under which the desk is kept
+        self._loop = weakref.ref(loop)  # the loop is the key under which the mailbox is kept
         self._done: collections.deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = collections.deque()
         self._called = False  # whether the loop is going to look; false before it looks, so that nothing is left lying
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from marl_llm.workflows.threads import Threads, _Desk
+from marl_llm.workflows.threads import Threads, _Mailbox
 
 
 @pytest.fixture
@@ -98,10 +98,10 @@ def test_what_ends_after_its_deadline_is_left_unheard_and_disturbs_nobody(thread
 def test_what_comes_beside_a_cancelled_result_is_delivered():
     async def job():
         loop = asyncio.get_running_loop()
-        desk, cancelled, awaited = _Desk(loop), loop.create_future(), loop.create_future()
+        mailbox, cancelled, awaited = _Mailbox(loop), loop.create_future(), loop.create_future()
         cancelled.cancel()
-        desk.put(cancelled, 1, None)
-        desk.put(awaited, 2, None)  # both before the loop comes round
+        mailbox.put(cancelled, 1, None)
+        mailbox.put(awaited, 2, None)  # both before the loop comes round
         return await awaited
 
     assert within(job) == 2
