@@ -46,37 +46,37 @@ def fact_iterative(worlds: int = 64, facts_seed: int = 0, top_k: int = 1, noise:
 
 def functions(
     functions_seed: int = 0,
-    vague: float = 1.0,
+    ambiguous_share: float = 1.0,
     rare: float = 0.25,
     noise: float = 0.1,
-    deaf: float = 0.5,
-    silent: float = 0.5,
+    ignore_advice: float = 0.5,
+    withhold_advice: float = 0.5,
     rounds: int = ROUNDS,
-    blank: str = "",
+    hide_fields: str = "",
 ) -> World:
     """Workflow D on generated functions, judged in the real sandbox.
 
     Args:
-      vague, rare: how often an operation is told by a word with two readings, which only the tests tell apart, and how much more seldom
-        the second of them is meant: see `coding.function_task`.
-      noise, deaf, silent: habits of the scripted player, see `coding.function_player`.
+      ambiguous_share, rare: how often an operation is told by a word with two readings, which only the tests tell apart, and how much
+        more seldom the second of them is meant: see `coding.function_task`.
+      noise, ignore_advice, withhold_advice: habits of the scripted player, see `coding.function_player`.
       rounds: most rounds.
-      blank: ablations, `role.field` with commas between, e.g. `planner.advice`: the role never sees the field.
+      hide_fields: ablations, `role.field` with commas between, e.g. `planner.advice`: the role never sees the field.
     """
     roles = coding.mini_coding_roles()
-    for pair in filter(None, (part.strip() for part in blank.split(","))):
+    for pair in filter(None, (part.strip() for part in hide_fields.split(","))):
         role, _, field = pair.partition(".")
         if role not in roles:
-            raise ValueError(f"blank={pair!r}: there is no role {role!r}; the roles are {', '.join(roles)}")
-        roles = coding.blank(roles, role, field)
+            raise ValueError(f"hide_fields={pair!r}: there is no role {role!r}; the roles are {', '.join(roles)}")
+        roles = coding.hide_fields(roles, role, field)
     workflow = coding.mini_plan_code_verify_reflect(coding.mini_verifier(), roles, rounds)
 
     def tasks(split: str, first: int, count: int) -> list[Task]:
         if split not in FUNCTION_SHARES:
             raise ValueError(f"unknown split {split!r}; the splits are {', '.join(FUNCTION_SHARES)}")
-        return [coding.function_task(split, functions_seed, number, vague, rare) for number in range(first, first + count)]
+        return [coding.function_task(split, functions_seed, number, ambiguous_share, rare) for number in range(first, first + count)]
 
-    return World(workflow, tasks, "all_passed", coding.function_speech(), coding.function_player(noise, deaf, silent))
+    return World(workflow, tasks, "all_passed", coding.function_speech(), coding.function_player(noise, ignore_advice, withhold_advice))
 
 
 def _from_files(train: str, test: str, load: Callable[..., list[Task]], field: str) -> Callable[[str, int, int], list[Task]]:

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_llm.games.coding import (
-    blank,
     coding_roles,
     function_player,
     function_speech,
     function_task,
     function_tokenizer,
+    hide_fields,
     load_problems,
     mini_coding_roles,
     mini_plan_code_verify_reflect,
@@ -90,14 +90,14 @@ def test_reflection_earns_its_place_with_the_teacher():
 
 
 def test_a_blanked_field_is_gone_from_its_roles_prompt_only():
-    roles = blank(mini_coding_roles(), "planner", "advice")
+    roles = hide_fields(mini_coding_roles(), "planner", "advice")
     with scripted(function_player(), roles) as controller:
         rollout = controller.play([function_task("train", 0, n) for n in range(20)])
     prompts = [call.prompt for way in rollout.trajectories for call in way.by("planner")]
     assert all(prompt.endswith("says none plan:") for prompt in prompts)
     assert any(way.fields["advice"] != "none" for way in rollout.trajectories)
     with pytest.raises(ValueError, match="'coder' does not read 'advice'; it reads plan"):
-        blank(roles, "coder", "advice")
+        hide_fields(roles, "coder", "advice")
 
 
 def test_noise_is_illegal_or_wrong_and_costs():
@@ -379,7 +379,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 def test_a_rare_reading_is_rare_and_its_split_does_not_move():
     def readings(rare):
         found = []
-        for task in (function_task("train", 0, n, vague=1.0, rare=rare) for n in range(400)):
+        for task in (function_task("train", 0, n, ambiguous_share=1.0, rare=rare) for n in range(400)):
             words = [part.split()[0] for part in task.fields["problem"].split(" ", 1)[1].split(" then ")]
             found += [name for word, (name, _) in zip(words, task.hidden["plan_gold"]) if word in ("gap", "cut")]
         return np.mean([name in ("less", "head") for name in found])
@@ -389,16 +389,16 @@ def test_a_rare_reading_is_rare_and_its_split_does_not_move():
 
 
 def test_the_teachers_habits_are_what_they_are_called():
-    tasks = [function_task("validation", 1, n, vague=1.0) for n in range(60)]
+    tasks = [function_task("validation", 1, n, ambiguous_share=1.0) for n in range(60)]
 
     def played(**habits):
         with scripted(function_player(**habits)) as controller:
             return controller.play(tasks).trajectories
 
-    deaf = [way.by("planner") for way in played(deaf=1.0) if way.turns > 1]
+    deaf = [way.by("planner") for way in played(ignore_advice=1.0) if way.turns > 1]
     assert deaf
     assert all(len({call.text for call in calls}) == 1 for calls in deaf)
-    silent = [call.text for way in played(silent=1.0) for call in way.by("reflector")]
+    silent = [call.text for way in played(withhold_advice=1.0) for call in way.by("reflector")]
     assert set(silent) == {"none"}
     spoken = [call.text for way in played() for call in way.by("reflector")]
     assert sum(text != "none" for text in spoken) > len(spoken) / 2

@@ -19,7 +19,7 @@ from marl_llm.workflows.samples import sample_table
 FACTS = ("fact_parallel", "fact_extract", "fact_iterative")
 GENERATED = (*FACTS, "functions")
 SPLITS = ("train", "validation", "test")
-HABITS = ("noise", "deaf", "silent", "random_relation")  # what keeps a scripted player from being perfect
+HABITS = ("noise", "ignore_advice", "withhold_advice", "random_relation")  # what keeps a scripted player from being perfect
 
 
 def perfect(name, **options):
@@ -87,11 +87,11 @@ def test_the_script_of_the_warm_start_leaves_something_to_learn(name):
 
 def test_a_blanked_field_is_gone_from_the_prompt():
     said = {}
-    for blank in ("", "planner.advice", "planner.advice, reflector.report"):
-        with perfect("functions", blank=blank) as world:
+    for hide_fields in ("", "planner.advice", "planner.advice, reflector.report"):
+        with perfect("functions", hide_fields=hide_fields) as world:
             tasks = world.tasks("train", 0, 24)
             rollout = play(world, [task for task in tasks if set(AMBIGUOUS.values()) & set(task.fields["problem"].split())])
-        said[blank] = {r: [call.prompt for way in rollout.trajectories for call in way.by(r)] for r in ("planner", "reflector")}
+        said[hide_fields] = {r: [call.prompt for way in rollout.trajectories for call in way.by(r)] for r in ("planner", "reflector")}
     assert any(" try " in prompt for prompt in said[""]["planner"])
     assert all(prompt.endswith("says none plan:") for prompt in said["planner.advice"]["planner"])
     assert all(" passed " in prompt for prompt in said["planner.advice"]["reflector"])
@@ -108,9 +108,9 @@ def test_a_blanked_field_is_gone_from_the_prompt():
         ("fact_parallel", {"topk": 2}, r"fact_parallel has no option 'topk'; did you mean 'top_k'\? Its options are worlds, "),
         ("functions", {"zzzz": 2}, r"functions has no option 'zzzz'\. Its options are functions_seed, "),
         ("fact_extract", {"worlds": 0}, "worlds=0 and top_k=1 must be at least 1"),
-        ("functions", {"blank": "planer.advice"}, "blank='planer.advice': there is no role 'planer'; the roles are planner, coder,"),
-        ("functions", {"blank": "planner.report"}, "role 'planner' does not read 'report'; it reads problem, plan, advice"),
-        ("functions", {"blank": "planner"}, "role 'planner' does not read ''"),
+        ("functions", {"hide_fields": "planer.advice"}, "hide_fields='planer.advice': there is no role 'planer'; the roles are planner,"),
+        ("functions", {"hide_fields": "planner.report"}, "role 'planner' does not read 'report'; it reads problem, plan, advice"),
+        ("functions", {"hide_fields": "planner"}, "role 'planner' does not read ''"),
         ("functions", {"rounds": 0}, "at_most=0|rounds=0"),
         ("problems", {"rounds": 0, "train": "{train}", "test": "{test}"}, "rounds=0 must be at least 1"),
         ("question_iterative", {"release": "mask"}, "release='mask' is unknown; the releases are unitymas, m_ask"),

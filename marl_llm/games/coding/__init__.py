@@ -2,7 +2,14 @@
 
 from marl_llm.games.coding.data import load_problems, read_tests, show_tests
 from marl_llm.games.coding.functions import function_speech, function_task, function_tokenizer, template_split, templates
-from marl_llm.games.coding.mini import blank, function_player, mini_coding_roles, mini_plan_code_verify_reflect, mini_verifier, read_plan
+from marl_llm.games.coding.mini import (
+    function_player,
+    hide_fields,
+    mini_coding_roles,
+    mini_plan_code_verify_reflect,
+    mini_verifier,
+    read_plan,
+)
 from marl_llm.games.coding.team import (
     all_passed,
     coding_rewards,
@@ -16,6 +23,6 @@ from marl_llm.games.coding.team import (
 __all__ = [
     "all_passed", "coding_rewards", "coding_roles", "pass_rate", "plan_code_verify_reflect", "report", "verifier",
     "load_problems", "read_tests", "show_tests",
-    "blank", "function_player", "function_speech", "function_task", "function_tokenizer", "mini_coding_roles",
+    "hide_fields", "function_player", "function_speech", "function_task", "function_tokenizer", "mini_coding_roles",
     "mini_plan_code_verify_reflect", "mini_verifier", "read_plan", "template_split", "templates",
 ]  # fmt: skip

@@ -141,10 +141,10 @@ def run_plan(plan: tuple[tuple[str, int], ...], value: Any) -> Any:
     return value
 
 
-def function_task(split: str, seed: int, number: int, vague: float = 0.6, rare: float = 1.0) -> Task:
+def function_task(split: str, seed: int, number: int, ambiguous_share: float = 0.6, rare: float = 1.0) -> Task:
     """A problem. Hidden: `function`, `tests`, `visible_tests`, and the `plan_gold` that scripts know.
 
-    `vague` is how often an operation that has a word with two readings is told by it; `rare` weighs that down for the readings in `RARE`,
+    `ambiguous_share` is how often an operation that has a word with two readings is told by it; `rare` weighs that down for those in `RARE`,
     so that below 1 an unclear word has a usual reading, which no dictionary tells.
 
     Its cases tell the two readings of every ambiguous word apart, so that a program that passes all of them has read the words as meant.
@@ -153,7 +153,8 @@ def function_task(split: str, seed: int, number: int, vague: float = 0.6, rare: 
     while True:
         names = rng.choice(templates(split))
         plan = tuple((name, int(rng.choice(NUMBERS))) for name in names)
-        unclear = [i for i, name in enumerate(names) if name in AMBIGUOUS and rng.random() < vague * (rare if name in RARE else 1)]
+        share = [ambiguous_share * (rare if name in RARE else 1) for name in names]
+        unclear = [i for i, name in enumerate(names) if name in AMBIGUOUS and rng.random() < share[i]]
         cases = _cases(rng, BY_NAME[names[0]].kind, plan)
         others = [tuple((OTHER[name], n) if i == j else (name, n) for j, (name, n) in enumerate(plan)) for i in unclear]
         hidden = cases[VISIBLE_CASES:]

@@ -2,7 +2,7 @@
 
 `function_player` is the scripted player of all three roles. Its planner guesses at ambiguous words and follows advice; its reflector knows
 the right plan and names the first operation that differs, so that without noise every problem is solved once each guess has been corrected.
-`blank` makes the ablations: a team in which nobody hears the advice is the blind retry that a reflection has to beat.
+`hide_fields` makes the ablations: a team in which nobody hears the advice is the blind retry that a reflection has to beat.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def mini_plan_code_verify_reflect(verify: Callable[..., Any], roles: dict[str, R
     return plan_code_verify_reflect(verify, roles or mini_coding_roles(), rounds, inputs=("problem",), hidden=HIDDEN, start=start)
 
 
-def blank(roles: dict[str, Role], role: str, field: str, value: str = "none") -> dict[str, Role]:
+def hide_fields(roles: dict[str, Role], role: str, field: str, value: str = "none") -> dict[str, Role]:
     """Roles in which one never sees a field: the ablation that tells whether anyone listens.
 
     Raises `KeyError` for an unknown role, `ValueError` for a field that it does not read.
@@ -142,23 +142,23 @@ def blank(roles: dict[str, Role], role: str, field: str, value: str = "none") ->
     return roles | {role: dataclasses.replace(old, show={**old.show, field: lambda _: value})}
 
 
-def function_player(noise: float = 0.0, deaf: float = 0.0, silent: float = 0.0) -> Callable[[Turn], str]:
+def function_player(noise: float = 0.0, ignore_advice: float = 0.0, withhold_advice: float = 0.0) -> Callable[[Turn], str]:
     """A player of all three roles, perfect if all is 0; with the habits below it makes a warm start that has something to learn.
 
     Args:
       noise: how often a response loses its last word.
-      deaf: how often the planner writes its last plan again, whatever the advice.
-      silent: how often the reflector says `none`, though it knows better.
+      ignore_advice: how often the planner writes its last plan again, whatever the advice.
+      withhold_advice: how often the reflector says `none`, though it knows better.
     """
 
     def play(turn: Turn) -> str:
         rng, fields, role = turn.random, turn.fields, turn.role.name
         if role == "planner":
-            text = fields["plan"] if deaf and fields["plan"] != "none" and rng.random() < deaf else _plan(fields, rng)
+            text = fields["plan"] if ignore_advice and fields["plan"] != "none" and rng.random() < ignore_advice else _plan(fields, rng)
         elif role == "coder":
             text = "def f ( x ) : return x" if fields["plan"] == "none" else program(read_plan(fields["plan"]))
         else:
-            text = "none" if silent and rng.random() < silent else _advice(fields)
+            text = "none" if withhold_advice and rng.random() < withhold_advice else _advice(fields)
         return " ".join(text.split()[:-1]) if rng.random() < noise else text
 
     return play
@@ -176,7 +176,7 @@ def _plan(fields: Any, rng: Any) -> str:
     plan = []
     for part in fields["problem"].split(" ", 1)[1].split(" then "):
         word, *number = part.split()
-        readings = sorted({name for name, vague in AMBIGUOUS.items() if vague == word})
+        readings = sorted({name for name, unclear in AMBIGUOUS.items() if unclear == word})
         plan.append((rng.choice(readings) if readings else READINGS[word], int(number[0]) if number else 1))
     return plan_text(tuple(plan))
 
