@@ -144,7 +144,7 @@ def run_plan(plan: tuple[tuple[str, int], ...], value: Any) -> Any:
 def function_task(split: str, seed: int, number: int, ambiguous_share: float = 0.6, rare: float = 1.0) -> Task:
     """A problem. Hidden: `function`, `tests`, `visible_tests`, and the `plan_gold` that scripts know.
 
-    `ambiguous_share` is how often an operation that has a word with two readings is told by it; `rare` weighs that down for those in `RARE`,
+    `ambiguous_share` is how often an operation that has a word with two readings is told by it; `rare` weighs it down for those in `RARE`,
     so that below 1 an unclear word has a usual reading, which no dictionary tells.
 
     Its cases tell the two readings of every ambiguous word apart, so that a program that passes all of them has read the words as meant.
