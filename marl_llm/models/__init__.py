@@ -1,6 +1,6 @@
 """Ground floor: Qwen- and Llama-style decoders in Flax linen, their layouts, shardings, adapters and files, and the scoring of rows."""
 
-from marl_llm.models.attention import attend, for_platform, self_attention
+from marl_llm.models.attention import for_platform, self_attention
 from marl_llm.models.cache import BranchCache, DecodeMask, PrefixMask, to_cache
 from marl_llm.models.config import ModelConfig, RopeScaling
 from marl_llm.models.huggingface import load_pretrained, read_config, save_pretrained
@@ -33,7 +33,6 @@ __all__ = [
     "TokenScores",
     "attach",
     "attach_many",
-    "attend",
     "constrain",
     "constrain_params",
     "for_platform",

@@ -1,4 +1,4 @@
-"""Attention behind one seam: `self_attention` for rows under a `RowMask`, `attend` for a decode step over cached segments.
+"""Attention behind one seam: `self_attention` for rows under a `RowMask`.
 
 | name | where | how |
 |---|---|---|
@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,49 +49,21 @@ def platform() -> str:
     return _platform.get() or jax.default_backend()
 
 
-class Segment(NamedTuple):
-    """Keys and values that a block of queries may see.
+def attend(
+    queries: Float[Array, "B L H d"], keys: Float[Array, "B S J d"], values: Float[Array, "B S J d"], where: Bool[Array, "B L S"]
+) -> Float[Array, "B L H d"]:
+    """Softmax attention; H/J queries share a key head. Scores and softmax are float32.
 
-    `shared` segments hold one row of keys per batch row, `[B, S, J, d]`, with `where [B, L, S]`; private ones hold a row per
-    query, `[B, L, S, J, d]`, with `where` of the same shape as a mask, `[B, L, S]`.
-    """
-
-    keys: Array
-    values: Array
-    where: Bool[Array, "B L S"]
-
-
-def attend(queries: Float[Array, "B L H d"], segments: list[Segment]) -> Float[Array, "B L H d"]:
-    """Softmax attention over the union of the segments' keys; H/J queries share a key head. Scores and softmax are float32.
-
-    Shared segments are one matrix product per (row, key head) with that head's queries stacked: on CPU twice as fast as the
-    einsum over five axes.
+    One matrix product per (row, key head) with that head's queries stacked: on CPU twice as fast as the einsum over five axes.
     """
     b, length, h, d = queries.shape
-    j = segments[0].keys.shape[-2]
+    j = keys.shape[-2]
     g = h // j
-    q = (queries * d**-0.5).reshape(b, length, j, g, d).transpose(0, 2, 3, 1, 4)  # b j g l d
-    scores = []
-    for s in segments:
-        if s.keys.ndim == 4:
-            keys = s.keys.transpose(0, 2, 3, 1)  # b j d s
-            score = jnp.matmul(q.reshape(b, j, g * length, d), keys, preferred_element_type=jnp.float32)
-            score = score.reshape(b, j, g, length, -1)
-        else:
-            score = jnp.einsum("bjgld,blsjd->bjgls", q, s.keys, preferred_element_type=jnp.float32)
-        scores.append(jnp.where(s.where[:, None, None], score, MASKED))
-    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(queries.dtype)
-    out, start = 0.0, 0
-    for s in segments:
-        size = s.where.shape[-1]
-        part = weights[..., start : start + size]
-        if s.values.ndim == 4:
-            values = s.values.transpose(0, 2, 1, 3)  # b j s d
-            out = out + (part.reshape(b, j, g * length, size) @ values).reshape(b, j, g, length, d)
-        else:
-            out = out + jnp.einsum("bjgls,blsjd->bjgld", part, s.values)
-        start += size
-    return out.transpose(0, 3, 1, 2, 4).reshape(b, length, h, d)
+    q = (queries * d**-0.5).reshape(b, length, j, g, d).transpose(0, 2, 3, 1, 4).reshape(b, j, g * length, d)
+    score = jnp.matmul(q, keys.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32).reshape(b, j, g, length, -1)
+    weights = jax.nn.softmax(jnp.where(where[:, None, None], score, MASKED), axis=-1).astype(queries.dtype)
+    out = weights.reshape(b, j, g * length, -1) @ values.transpose(0, 2, 1, 3)
+    return out.reshape(b, j, g, length, d).transpose(0, 3, 1, 2, 4).reshape(b, length, h, d)
 
 
 def choose(name: str, length: int, dtype, mask: RowMask | None = None) -> str:
@@ -120,7 +91,7 @@ def self_attention(
     """Attention of rows to themselves by the named implementation. Outputs at padding are finite and mean nothing."""
     kind = choose(name, queries.shape[1], queries.dtype, mask)
     if kind == "xla":
-        return attend(queries, [Segment(keys, values, mask.dense())])
+        return attend(queries, keys, values, mask.dense())
     if kind == "chunked":
         return _chunked(queries, keys, values, mask)
     if kind == "tree":
@@ -143,7 +114,7 @@ def _chunked(queries, keys, values, mask: RowMask):
     def some(i):
         part = jax.lax.dynamic_slice_in_dim(padded, i * chunk, chunk, axis=1)
         where = wide.rows(i * chunk, chunk)[:, :, :length]
-        return attend(part, [Segment(keys, values, where)])
+        return attend(part, keys, values, where)
 
     out = jax.lax.map(some, jnp.arange(count))  # [count, B, chunk, H, d]
     return out.transpose(1, 0, 2, 3, 4).reshape(b, count * chunk, h, d)[:, :length]

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_llm.models import attend, for_platform, prompt_mask, self_attention, tree_mask
 from marl_llm.models import attention as room
-from marl_llm.models.attention import Segment, choose
+from marl_llm.models import for_platform, prompt_mask, self_attention, tree_mask
+from marl_llm.models.attention import choose
 from marl_llm.models.masks import packed_mask
 
 
@@ -80,15 +80,6 @@ def test_the_library_kernel_takes_the_same_mask():
     real = np.asarray(mask.segments, bool)
     got = jax.nn.dot_product_attention(q, k, v, mask=mask.dense()[:, None], implementation="xla")
     np.testing.assert_allclose(np.asarray(got)[real], np.asarray(self_attention("xla", q, k, v, mask))[real], atol=2e-5)
-
-
-def test_private_and_shared_segments_are_one_softmax():
-    q, k, v = arrays(6)
-    where = jnp.tril(jnp.ones((2, 6, 6), bool))
-    cut = 3
-    private = lambda x: jnp.broadcast_to(x[:, None, cut:], (2, 6, 6 - cut, *x.shape[2:]))  # noqa: E731
-    got = attend(q, [Segment(k[:, :cut], v[:, :cut], where[..., :cut]), Segment(private(k), private(v), where[..., cut:])])
-    np.testing.assert_allclose(got, attend(q, [Segment(k, v, where)]), atol=1e-5)
 
 
 def test_rows_with_branches_of_their_own_see_what_the_words_say():
