@@ -14,7 +14,7 @@ FAULTS = {
         "min-p is absolute": ("settings.min_p[..., None] * jnp.max(p, axis=-1, keepdims=True)", "settings.min_p[..., None]"),
         "all tokens of a tie are kept": ("jnp.any(jnp.sum(at, axis=-1) > wanted)", "jnp.any(jnp.sum(at, axis=-1) < 0)"),
         "the entropy is the tempered one": (
-            "_pick(tempered, token)), entropy)", "_pick(tempered, token)), -jnp.sum(jnp.where(jnp.exp(tempered) > 0, jnp.exp(tempered) * tempered, 0.0), axis=-1))"
+            "_pick(tempered, token)), entropy, ids", "_pick(tempered, token)), -jnp.sum(jnp.where(jnp.exp(tempered) > 0, jnp.exp(tempered) * tempered, 0.0), axis=-1), ids"
         ),
         "a token of probability 0 can be drawn": (
             "jnp.argmax(cumulative > threshold[..., None], axis=-1)", "jnp.argmax(cumulative >= threshold[..., None], axis=-1)"
@@ -28,7 +28,7 @@ FAULTS = {
         "budgets are one too large": ("(step + 1 < budgets)", "(step < budgets)"),
         "a stopped response counts as cut": ("out.truncated & ~ended", "out.truncated"),
         "log-probs after the end": ("put(out.log_probs, drawn.log_prob * keep)", "put(out.log_probs, drawn.log_prob)"),
-        "only the first stop token stops": ("    for i in ids:\n", "    for i in ids[:1]:\n"),
+        "only the first stop token stops": ("    for i in stop:\n", "    for i in stop[:1]:\n"),
     },
     (S + "stops.py", T + "test_stops.py"): {
         "a string inside another is missed": ("if fail[state] in final:", "if False:"),
