@@ -106,7 +106,7 @@ def prepare(names: list[str], model: str, microbatch_tokens: int) -> dict:
 
     def step(update, rows):
         tick = time.perf_counter()
-        tokens, table = from_pool(pool(rows), ["solo"], [("solo",)], len(rows.where))
+        tokens, table = from_pool(pool(rows), len(rows.where))
         (held["policy"], _), figures = update(Trained(held["policy"]), None, tokens, table, [True], jnp.float32(1e-6), 0)
         loss = figures["loss"]
         jax.block_until_ready(held["policy"])

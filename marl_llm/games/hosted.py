@@ -264,10 +264,11 @@ def hosted(
         rewards=(paid,),
         metrics={"success": lambda trajectory: float(outcome(trajectory) >= 1.0), "outcome": outcome},
     )
+    floor = HostGame(game, key, evaluation_key, game.floor)
     if text is None:
-        return World(workflow, host.tasks, "success", PlainText(game.tokenizer, (game.stop_id,)), host.script)
-    written = lambda turn: game.tokenizer.decode(i for i in host.script(turn) if i != game.stop_id)  # noqa: E731
-    return World(workflow, host.tasks, "success", None, written)
+        return World(workflow, host.tasks, "success", PlainText(game.tokenizer, (game.stop_id,)), host.script, floor.script)
+    written = lambda of: lambda turn: game.tokenizer.decode(i for i in of.script(turn) if i != game.stop_id)  # noqa: E731
+    return World(workflow, host.tasks, "success", None, written(host), written(floor))
 
 
 def paid(trajectory: Trajectory) -> list[Paid]:

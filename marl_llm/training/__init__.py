@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from marl_llm.games import Game
+from marl_llm.games.hosted import TextBudget
+from marl_llm.games.hosted import hosted as host
 from marl_llm.training.batch import Batch
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
-from marl_llm.training.compiled import CompiledTeam
+from marl_llm.training.compiled import CompiledTeam, warm_and_data_keys
 from marl_llm.training.hosted import HostedTeam, PlayOptions
 from marl_llm.training.imitation import make_imitation
 from marl_llm.training.learner import Learner, ModelSpec, with_value_head
@@ -35,16 +38,26 @@ def make_team(
     evaluation_seed: int = 2026,
     permute_rewards: bool = False,
     script: Mapping[str, Any] | None = None,
+    hosted: bool = False,
+    text: TextBudget | None = None,
 ) -> Team:
     """The team of a game: a `CompiledTeam` for a value-state game, a `HostedTeam` for a workflow's `World`; see `Team`.
 
-    `play` is read by hosted teams; `evaluation_seed` and `script` (options of the game's scripted player) by compiled ones. A world has
-    its own.
+    Args:
+      play: of hosted teams. evaluation_seed: of the tasks of a value-state game's evaluations; a world has its own.
+      script: options of a value-state game's scripted player.
+      hosted: play a value-state game through a controller and an engine; the same seed gives the same samples (law 13).
+      text: hosted in ordinary text, for chat models; see `marl_llm.games.hosted`.
     """
+    common = dict(seed=seed, permute_rewards=permute_rewards)
     if isinstance(game, World):
-        return HostedTeam(game, assignment, models, options, mesh, play=play or PlayOptions(), seed=seed, permute_rewards=permute_rewards)
-    own = dict(evaluation_seed=evaluation_seed, script=script)
-    return CompiledTeam(game, assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards, **own)
+        return HostedTeam(game, assignment, models, options, mesh, play=play or PlayOptions(), **common)
+    if not hosted:
+        return CompiledTeam(game, assignment, models, options, mesh, evaluation_seed=evaluation_seed, script=script, **common)
+    _, data_key = warm_and_data_keys(seed)
+    world = host(game, data_key, evaluation_key=jax.random.key(evaluation_seed), script=script, text=text)
+    draws = jax.random.split(data_key)[1]  # those of compiled play
+    return HostedTeam(world, assignment, models, options, mesh, play=play or PlayOptions(), draws=draws, **common)
 
 
 __all__ = [

@@ -2,7 +2,7 @@
 
     instance     the task's number
     env          the prompt state that candidates share: the K candidates of one prompt have one `env`, two plays of a task never do
-    agent, turn  who acted, in which turn (agents are numbered in the order of the team's roles)
+    agent, turn  who acted, in which turn (agents are numbered in the order in which they speak)
     order        who spoke before whom within a trajectory
     trajectory   which play of which task
     team, local  what was paid for it, for the team's result and for the role's own work
@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from marl_llm.algorithms import Samples
-from marl_llm.games import Game
+from marl_llm.games import Game, speaking_order
 from marl_llm.rollout import Table, flatten_rows, pad_to
 from marl_llm.training.packing import RowShape, Tokens, TokenSample
 from marl_llm.workflows.samples import SampleTable
@@ -97,10 +97,10 @@ def buffer_sizes(game: Game) -> tuple[int, int]:
 
 
 def rows_from(game: Game, tables: dict[str, Table], instance: Int[Array, "E"]) -> Rows:
-    """Stacks the tables of all roles, padded to common lengths. Agents are numbered in the order of `game.roles`."""
+    """Stacks the tables of all roles, padded to common lengths. Agents are numbered in the order of speaking."""
     prompt_tokens, response_tokens = buffer_sizes(game)
     parts = []
-    for agent, name in enumerate(r.name for r in game.roles):  # not the dict's order: JAX sorts a dict's keys
+    for agent, name in enumerate(speaking_order(game)):  # not the dict's order: JAX sorts a dict's keys
         t, _, b, k, _ = tables[name].responses.tokens.shape
         table = flatten_rows(pad_to(tables[name], prompt_tokens, response_tokens, k, game.tokenizer.pad_id))
         grid = jnp.meshgrid(jnp.arange(t), instance, jnp.arange(b), indexing="ij")
@@ -138,7 +138,7 @@ def pooled(rows: Rows) -> Pool:
     )
 
 
-def from_pool(pool: Pool, roles: Sequence[str], stages: Sequence[Sequence[str]], minibatch: int) -> tuple[Tokens, Samples]:
+def from_pool(pool: Pool, minibatch: int) -> tuple[Tokens, Samples]:
     """Tokens and columns of a compiled rollout, S = G K. Ids stay where they are; `minibatch`: prompts that share packed rows."""
     ids, log_probs = pool.ids, pool.log_probs
     small = jax.device_get(pool._replace(ids=None, log_probs=None))
@@ -158,7 +158,6 @@ def from_pool(pool: Pool, roles: Sequence[str], stages: Sequence[Sequence[str]],
         rank=np.tile(np.arange(k), g),
         shape=RowShape(minibatch, plays * r, plays),
     )  # fmt: skip
-    speakers = [roles.index(name) for stage in stages for name in stage]  # a turn's order of speech
     trajectory = _dense(small.instance, small.play)
     table = Samples(
         instance=spread(small.instance),
@@ -169,7 +168,7 @@ def from_pool(pool: Pool, roles: Sequence[str], stages: Sequence[Sequence[str]],
         team=small.team.reshape(-1),
         local=small.local.reshape(-1),
         where=spread(small.where) & (tokens.size > 0),
-        order=spread((small.turn * len(roles) + np.argsort(speakers)[small.agent]).astype(np.int32)),
+        order=spread(small.turn * (small.agent.max() + 1) + small.agent),
         tokens=tokens.size,
         prompt_ids=tokens.prompt,
     )
@@ -188,7 +187,8 @@ def from_table(table: SampleTable) -> tuple[Tokens, Samples, np.ndarray]:
     tokens = Tokens.of([TokenSample(s.prompt_ids, s.response_ids, table.log_probs(n), s.name) for n, s in zip(keep, chosen)])
     every = table.to_samples()
     columns = {f.name: getattr(every, f.name) for f in dataclasses.fields(Samples)}
-    columns = Samples(**{name: np.asarray(x)[keep] for name, x in columns.items() if x is not None})
+    columns = {name: np.asarray(x)[keep] for name, x in columns.items() if x is not None}
+    columns = Samples(**columns | {"instance": np.asarray([s.instance for s in chosen], np.int32)})
     return tokens, columns, np.asarray([s.call.version for s in chosen], np.int32)
 
 

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array, Key
 
 from marl_llm.evaluation import Evaluation, Outcome, episode
-from marl_llm.games import Game, split_index
+from marl_llm.games import Game, speaking_order, split_index
 from marl_llm.models import SAMPLE, param_shardings
 from marl_llm.rollout import Player, model_player, random_player, scripted_player
 from marl_llm.training.batch import Batch, from_pool
@@ -20,7 +21,7 @@ from marl_llm.training.learner import ModelSpec
 from marl_llm.training.packing import Tokens
 from marl_llm.training.rollouts import Played, make_rollout, sampling_of
 from marl_llm.training.seats import MODELS, Seat
-from marl_llm.training.team import Team
+from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Policy, RolloutError, WorkflowError
 
@@ -53,12 +54,12 @@ class CompiledTeam(Team):
         permute_rewards: bool = False,
         script: Mapping[str, Any] | None = None,
     ):
-        super().__init__([r.name for r in game.roles], assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
+        super().__init__(speaking_order(game), assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
         for name, model in assignment.models.items():
             if not isinstance(model, Policy):
                 raise WorkflowError(f"model {name!r} is {type(model).__name__}: compiled play knows policies only; play {game.name} hosted")
         self.game, self.script = game, dict(script or {})
-        _, self._warm_key, self._data_key, _ = jax.random.split(jax.random.key(seed), 4)
+        self._warm_key, self._data_key = warm_and_data_keys(seed)
         self._evaluation_key = jax.random.key(evaluation_seed)
         self._rollout = functools.lru_cache(4)(self._training_rollout)
         self._evaluation = functools.lru_cache(8)(self._evaluation_rollout)
@@ -102,8 +103,8 @@ class CompiledTeam(Team):
     def play(self, step: int, first: int, count: int) -> Batch:
         """See `Team.play`. Raises `RolloutError` if no instance can be played."""
         params = self._sampled_from({name: learner.params for name, learner in self.learners.items()})
-        played = self._rollout(count)(params, jnp.int32(first), self._data_key)
-        tokens, table = from_pool(played.pool, self.roles, self.game.stages, self.options.minibatch)
+        played = self._rollout(count)(params, jnp.int32(first), self._data_key, step=jnp.int32(step))
+        tokens, table = from_pool(played.pool, self.options.minibatch)
         figures = {name: float(x) for name, x in jax.device_get(played.summary).items()}
         if figures["void"] == 1.0:
             raise RolloutError(f"step {step}: no instance of {self.game.name} could be played; the game's settings contradict each other")
@@ -118,7 +119,7 @@ class CompiledTeam(Team):
     def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
         """See `Team.demonstrate`."""
         played = self._demonstration(count)({}, jnp.int32(step * count), self._warm_key)
-        tokens, table = from_pool(played.pool, self.roles, self.game.stages, self.options.minibatch)
+        tokens, table = from_pool(played.pool, self.options.minibatch)
         return tokens, [self.roles[agent] if there else "" for agent, there in zip(table.agent, table.where)]
 
     def evaluate(
@@ -134,7 +135,8 @@ class CompiledTeam(Team):
         count = min(-(-CHUNK // devices), -(-tasks // devices)) * devices
         run = self._evaluation(seated, count, plays, float(temperature))
         params = self._sampled_from({role: params for role, (_, params) in models.items()})
-        chunks = [run(params, jnp.int32(first + s), self._evaluation_key, jnp.int32(split_index(split))) for s in range(0, tasks, count)]
+        number = jnp.int32(split_index(split))
+        chunks = [run(params, jnp.int32(first + s), self._evaluation_key, number, EVALUATION) for s in range(0, tasks, count)]
         names = {role: str(seat) if role in seats else self.assignment.roles[role] for role, seat in table.items()}
         record = lambda n, when: self._episodes(chunks, n, when, 0, names)  # noqa: E731
         outcomes, formed = self._outcomes(chunks, tasks, first)
@@ -174,3 +176,9 @@ class CompiledTeam(Team):
         sampling = sampling_of(self.options.recipe)
         instant = make_rollout(self.game, self.mesh, lambda params: random_player(self.game), count, "rollout.tasks", **sampling)
         return seconds_of(lambda: instant({}, jnp.int32(0), self._data_key).summary)
+
+
+def warm_and_data_keys(seed: int) -> tuple[Key[Array, ""], Key[Array, ""]]:
+    """Of the warm start's instances and of training's, from a run's seed."""
+    _, warm, data, _ = jax.random.split(jax.random.key(seed), 4)
+    return warm, data

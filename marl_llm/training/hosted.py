@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
+from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Recipe
 from marl_llm.evaluation import Evaluation, Outcome
@@ -21,14 +22,12 @@ from marl_llm.training.batch import Batch, from_table, imitated
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.packing import Tokens
 from marl_llm.training.seats import Seat
-from marl_llm.training.team import Team
+from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Outside, Policy, Rollout, Scripted, WorkflowError, World
 from marl_llm.workflows.metrics import rollout_metrics, team_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
 from marl_llm.workflows.storage import report_episodes
-
-EVALUATION = 2**30  # the step in the seeds of evaluations, which no training step reaches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +59,7 @@ class HostedTeam(Team):
     Args:
       world: a workflow with tasks, tools, and perhaps a scripted player.
       play: how they play.
+      draws: the root of every draw's key; by default it follows from the seed.
 
     Raises:
       WorkflowError: an assignment or a model that does not fit the workflow, or a recipe that samples a tree where a role that trains
@@ -77,11 +77,16 @@ class HostedTeam(Team):
         play: PlayOptions = PlayOptions(),
         seed: int = 0,
         permute_rewards: bool = False,
+        draws: Key[Array, ""] | None = None,
     ):
         assignment.check(world.workflow)
+        models = {name: spec if spec.speech else dataclasses.replace(spec, speech=world.speech) for name, spec in models.items()}
+        if mute := [name for name, spec in models.items() if spec.speech is None]:
+            name = world.workflow.name
+            raise WorkflowError(f"the model {mute[0]!r} has no speech, and neither has world {name!r}: give ModelSpec(speech=)")
         super().__init__(list(world.workflow.roles), assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
         self.world, self.headline, self._options = world, world.headline, play
-        _, self._engine_key = jax.random.split(jax.random.key(seed))
+        self._engine_key = jax.random.split(jax.random.key(seed))[1] if draws is None else draws
         self.plays = 1 if options.recipe.sampling == "tree" else options.recipe.branches
         self.engine = self._engine({name: (learner, learner.params) for name, learner in self.learners.items()})
         self._guests: dict[tuple, Engine] = {}  # engines of evaluations with other seats, by their models

@@ -71,29 +71,30 @@ def summarise(rollout: Rollout) -> dict[str, Float[Array, ""]]:
 
 
 def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], environments: int, what: str = "tasks", **options):
-    """Builds `rollout(params, first, key, split) -> Played`, jit-compiled: instances `first ... first + environments` of a split.
+    """Builds `rollout(params, first, key, split, step) -> Played`, jit-compiled: instances `first ... first + environments` of a split.
 
     Args:
       player_of: `params -> Player`, for example `model_player(game, ...)`; `params` is any pytree.
       what: the option to name when environments do not divide over the devices.
       options: of `marl_llm.rollout.play`; see `sampling_of`.
-    Instance `i` is drawn from the key folded with `i`: the data position is `first`. One compilation serves all splits.
+    Instance `i` is drawn from the key folded with `i`: the data position is `first`. `step` enters the key of every draw, so that a task
+    that comes again is played anew. One compilation serves all splits and steps.
     """
     share = share_of(mesh, environments, what)
 
-    def local(params, first, key, split):
+    def local(params, first, key, split, step):
         data_key, sample_key = jax.random.split(key)
         env = first + position(data_axis(mesh)) * share + jnp.arange(share)
         instances = jax.vmap(lambda i: game.instance(jax.random.fold_in(data_key, i), split))(env)
-        rollout = play(game, player_of(params), instances, env, sample_key, **options)
+        rollout = play(game, player_of(params), instances, env, sample_key, step=step, **options)
         return rows_from(game, rollout.tables, env), rollout, instances
 
     by_env = P(None, "data")
     out = (P("data"), Rollout(by_env, Episodes(*(P("data"),) * 4), by_env), P("data"))
-    mapped = over_data(local, mesh, SAMPLE, in_specs=(P(),) * 4, out_specs=out)
+    mapped = over_data(local, mesh, SAMPLE, in_specs=(P(),) * 5, out_specs=out)
 
-    def run(params, first, key, split=TRAIN):
-        rows, rollout, instances = mapped(params, first, key, jnp.asarray(split, jnp.int32))
+    def run(params, first, key, split=TRAIN, step=0):
+        rows, rollout, instances = mapped(params, first, key, *(jnp.asarray(x, jnp.int32) for x in (split, step)))
         return Played(pooled(rows), summarise(rollout), rollout, instances)
 
     return jax.jit(run)

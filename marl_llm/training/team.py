@@ -37,6 +37,8 @@ from marl_llm.training.seats import MODELS, Seat, seat_table
 from marl_llm.training.update import LearnerOptions, advise
 from marl_llm.workflows import Assignment, WorkflowError
 
+EVALUATION = 2**30  # the step in the seeds of evaluations, which no training step reaches
+
 
 class Team(abc.ABC):
     """The models of a game's roles; a context manager, for it may own an engine and threads.

@@ -194,7 +194,7 @@ def test_law_4_the_planner_reads_the_best_proposal_of_the_tool(tree):
 
 def columns(rows):
     """The table of a compiled rollout."""
-    return from_pool(jax.jit(pooled)(rows), [role.name for role in GAME.roles], GAME.stages, 8)[1]
+    return from_pool(jax.jit(pooled)(rows), 8)[1]
 
 
 def test_the_second_agents_branches_are_paid_each_for_its_own(tree):

@@ -67,7 +67,7 @@ def batch(rollout):
 @pytest.fixture(scope="module")
 def samples(batch):
     """(tokens, columns)"""
-    return from_pool(batch.pool, ROLES, GAME.stages, 8)
+    return from_pool(batch.pool, 8)
 
 
 def test_law_6_samples_do_not_depend_on_the_number_of_devices(batch):
@@ -171,7 +171,7 @@ def test_d2_instances_that_cannot_be_played_train_nobody_win_nothing_and_are_cou
     played = make_rollout(game, make_mesh(1), lambda params: script, 24)({}, 0, jax.random.key(7))
     void = np.asarray(played.rollout.episodes.void)[:, 0]
     assert 0 < void.sum() < 24
-    _, table = from_pool(played.pool, ROLES, game.stages, 8)
+    _, table = from_pool(played.pool, 8)
     assert not table.where[np.isin(table.instance, np.flatnonzero(void))].any()
     assert table.where[np.isin(table.instance, np.flatnonzero(~void)) & (table.turn == 0)].all()
     assert float(played.summary["void"]) == pytest.approx(void.mean())

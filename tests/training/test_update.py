@@ -83,7 +83,7 @@ def update_for(devices=1, minibatch=G, recipe=RECIPE, microbatch_tokens=0, epoch
 
 def table_of(rows, minibatch=G):
     """Tokens and columns of the rows of a compiled rollout."""
-    return from_pool(jax.jit(pooled)(rows), ("a", "b"), (("b",), ("a",)), minibatch)
+    return from_pool(jax.jit(pooled)(rows), minibatch)
 
 
 def step(rows, plays=BOTH, rate=RATE, key=0, policy=None, reference=None, **options):
@@ -342,7 +342,7 @@ def test_columns_of_a_compiled_rollout_mean_what_the_table_says():
     assert len(set(table.env.tolist())) == G  # the state of each prompt, which its K candidates share
     np.testing.assert_array_equal(table.env, np.repeat(table.env[::K], K))
     np.testing.assert_array_equal(table.trajectory, table.instance)  # one play of each
-    np.testing.assert_array_equal(table.order, 2 * table.turn + 1 - table.agent)  # the second agent speaks first
+    np.testing.assert_array_equal(table.order, 2 * table.turn + table.agent)
 
 
 def test_two_plays_of_an_instance_never_share_a_prompt_state():
