@@ -87,7 +87,7 @@ class HostedTeam(Team):
         super().__init__(list(world.workflow.roles), assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
         self.world, self.headline, self._options = world, world.headline, play
         self._engine_key = jax.random.split(jax.random.key(seed))[1] if draws is None else draws
-        self.plays = 1 if options.recipe.sampling == "tree" else options.recipe.branches
+        self.plays = options.recipe.plays
         self.engine = self._engine({name: (learner, learner.params) for name, learner in self.learners.items()})
         self._guests: dict[tuple, Engine] = {}  # engines of evaluations with other seats, by their models
         recipe = options.recipe

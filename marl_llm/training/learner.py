@@ -130,11 +130,12 @@ class Learner:
         critic_learning_rate: float | Array | None,
         seed: int,
         advice: Advice | None,
+        kl_coef: float,
     ) -> dict[str, float]:
         """One step of reinforcement on the team's samples; `plays [N]` says whose are this model's. Returns the update's metrics."""
         self.trained, figures = self._update(
             self.trained, self.start if self.options.recipe.kl_coef else None, tokens, table, plays, learning_rate, seed,
-            critic_learning_rate=critic_learning_rate, base=self.base, advice=advice,
+            critic_learning_rate=critic_learning_rate, base=self.base, advice=advice, kl_coef=kl_coef,
         )  # fmt: skip
         self.version += 1
         return {name: float(x) for name, x in figures.items()}

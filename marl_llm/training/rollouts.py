@@ -102,10 +102,5 @@ def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], en
 
 def sampling_of(recipe: Recipe) -> dict:
     """How a recipe samples, as options of `marl_llm.rollout.play`."""
-    tree = recipe.sampling == "tree"
-    return {
-        "trajectories": 1 if tree else recipe.branches,
-        "branches": recipe.branches if tree else 1,
-        "pick": recipe.pick if tree else "first",
-        "alpha": recipe.alpha,
-    }
+    pick = recipe.pick if recipe.sampling == "tree" else "first"
+    return {"trajectories": recipe.plays, "branches": recipe.candidates, "pick": pick, "alpha": recipe.alpha}

@@ -128,9 +128,15 @@ def table_shape(tokens: Tokens) -> tuple[int, int]:
     return bucket(len(tokens), 16), bucket(int(max([1, *tokens.size])))
 
 
-def make_policy_scorer(recipe: Recipe, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None, **sizes: int) -> Callable:
-    """`make_scorer` of log-probs at the recipe's temperature; its parameters are `(params, base)`, see `steps.whole`."""
-    score = lambda both, rows: score_packed(config, whole(*both, lora), *rows[:6], recipe.temperature).log_probs  # noqa: E731
+def make_policy_scorer(
+    recipe: Recipe, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None, *, entropy: bool = False, **sizes: int
+) -> Callable:
+    """`make_scorer` of log-probs, or of entropies, at the recipe's temperature; its parameters are `(params, base)`, see `steps.whole`."""
+
+    def score(both, rows: PackedRows):
+        scored = score_packed(config, whole(*both, lora), *rows[:6], recipe.temperature)
+        return scored.entropy if entropy else scored.log_probs
+
     return make_scorer(score, mesh, **sizes)
 
 

@@ -101,11 +101,12 @@ def policy_loss(
     where: Bool[Array, "S R"],
     reference_log_probs: Float[Array, "S R"] | None,
     old_log_probs: Float[Array, "S R"] | None = None,
+    **scalars: Float[Array, ""],
 ) -> tuple[Float[Array, ""], Sums]:
     """The recipe's loss of the responses of one micro-batch, as sums. The first output is the one to differentiate.
 
-    `old_log_probs` are those that this program scored before the first step, needed where the recipe corrects the gap between sampler and
-    scorer; without them the sampler's own are the old policy's.
+    `old_log_probs` are those that this program scored before the first step, needed where the recipe reads the gap between sampler and
+    scorer; without them the sampler's own are the old policy's. `scalars` are `kl_coef` and, where it is needed, `entropy_threshold`.
     """
     total, count, parts = loss_for(
         recipe,
@@ -116,6 +117,7 @@ def policy_loss(
         entropy=entropy,
         reference_log_probs=reference_log_probs,
         sampler_log_probs=None if old_log_probs is None else sampled_log_probs,
+        **scalars,
     )
     gap = jnp.max(jnp.where(where, jnp.abs(log_probs - sampled_log_probs), 0.0))
     return total, jax.lax.stop_gradient(Sums(total, count, parts, gap))

@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from marl_llm.algorithms import Samples
+from marl_llm.algorithms import Samples, check_rewards, next_kl_coef
 from marl_llm.evaluation import Evaluation
 from marl_llm.training.batch import Batch
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
@@ -55,6 +55,7 @@ class Team(abc.ABC):
     Attributes:
       headline: what `Evaluation.success` is, e.g. "success" or "f1".
       learners: name -> `Learner`, frozen models too.
+      kl_coef: β of the next step; it moves where `recipe.kl_target` steers it.
     """
 
     headline = "success"
@@ -78,6 +79,7 @@ class Team(abc.ABC):
             name: Learner(models[name], options, mesh, jax.random.fold_in(jax.random.key(seed), number))
             for number, name in enumerate(assignment.policies)
         }
+        self.kl_coef = options.recipe.kl_coef
         self._warned = False
         self._taught: dict[tuple[int, int], tuple[Tokens, list[str]]] = {}
 
@@ -171,6 +173,7 @@ class Team(abc.ABC):
         names, recipe = self.assignment.training(batch.step), self.options.recipe
         if not np.any(batch.table.where):
             return {}
+        check_rewards(batch.table)
         table = self._permuted(batch.table, batch.step) if self.permute_rewards else batch.table
         self._warn_of_unread(table)
         plays = {name: np.asarray([self.assignment.roles[role] == name for role in self.roles]) for name in names}
@@ -182,14 +185,18 @@ class Team(abc.ABC):
                     mine = np.flatnonzero(table.where & plays[name][table.agent])
                     charge[mine] = self.learners[name].charged_kl(batch.tokens, mine) if len(mine) else 0.0
                 table = dataclasses.replace(table, kl=charge)
-            advice = advise(recipe, batch.tokens, table)
+            advice = advise(recipe, batch.tokens, table, self.kl_coef)
         seed = int(np.random.SeedSequence((self.seed, batch.step)).generate_state(1)[0]) % 2**31
         figures = {}
         for name in names:
-            found = self.learners[name].learn(batch.tokens, table, plays[name], learning_rate, critic_learning_rate, seed, advice)
+            rates = learning_rate, critic_learning_rate
+            found = self.learners[name].learn(batch.tokens, table, plays[name], *rates, seed, advice, self.kl_coef)
             found["kl"] = found.get("kl", found.get("old_kl", 0.0))
             found["clip_fraction"] = found.get("clip_low", 0.0) + found.get("clip_high", 0.0)
             figures[name] = found | {f"tied_share/{role}": found.pop(f"tied_share/{n}") for n, role in enumerate(self.roles)}
+            figures[name]["kl_coef"] = self.kl_coef
+        measured = float(np.mean([found["kl"] for found in figures.values()]))
+        self.kl_coef = float(next_kl_coef(recipe, self.kl_coef, measured, samples=int(np.sum(table.where))))
         self._serve(names)
         return figures
 
@@ -251,9 +258,14 @@ class Team(abc.ABC):
         critics = {f"{name}.critic": learner.trained.critic for name, learner in self.learners.items()}
         return found | {name: critic for name, critic in critics.items() if critic is not None}
 
-    def restore(self, start: Mapping[str, Policy], now: Mapping[str, Policy]) -> None:
-        """Goes on from what `policies` gave after `begin` (`start`) and later (`now`)."""
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs beside policies, as JSON."""
+        return {"kl_coef": self.kl_coef, "versions": {name: learner.version for name, learner in self.learners.items()}}
+
+    def restore(self, start: Mapping[str, Policy], now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
+        """Goes on from what `policies` gave after `begin` (`start`) and later (`now`), and what `state` gave then."""
+        self.kl_coef = state["kl_coef"]
         for name, learner in self.learners.items():
             learner.begin(start[name].params)
-            learner.restore(now[name], now.get(f"{name}.critic"))
+            learner.restore(now[name], now.get(f"{name}.critic"), state["versions"][name])
         self._serve(list(self.learners))

@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
-from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, value_loss_for, value_targets_for
+from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, entropy_threshold, needs, value_loss_for, value_targets_for
 from marl_llm.models import TRAIN, LoraConfig, ModelConfig, TokenScores, score_packed
 from marl_llm.sampling.lane import bucket
 from marl_llm.training.mesh import data_axis, over_data, summed
@@ -130,15 +130,19 @@ def rows_of(table: Samples, index: np.ndarray, size: int) -> Samples:
     return jax.tree.map(lambda x: np.pad(x[index], [(0, size - len(index))] + [(0, 0)] * (x.ndim - 1)), table)
 
 
-@functools.cache
+@functools.lru_cache(32)
 def _advantages(recipe: Recipe) -> Callable:
-    return jax.jit(lambda table: advantages_for(recipe, table))
+    return jax.jit(lambda table, kl_coef: advantages_for(recipe, table, kl_coef=kl_coef))
 
 
-def advise(recipe: Recipe, tokens: Tokens, table: Samples) -> Advice:
-    """The advantages of a step: once, over the whole team's table. `recipe` has no critic. Padding and order change nothing (law 5)."""
+def advise(recipe: Recipe, tokens: Tokens, table: Samples, kl_coef: float | None = None) -> Advice:
+    """The advantages of a step: once, over the whole team's table. Padding and order change nothing (law 5).
+
+    `recipe` has no critic. `kl_coef`: β of this step where it is steered; by default the recipe's.
+    """
     order = by_identity(tokens, table)
-    advantages, metrics, tied = jax.device_get(_advantages(recipe)(rows_of(table, order, bucket(len(order), 16))))
+    beta = np.float32(recipe.kl_coef if kl_coef is None else kl_coef)
+    advantages, metrics, tied = jax.device_get(_advantages(recipe)(rows_of(table, order, bucket(len(order), 16)), beta))
     out = np.zeros(len(order), np.float32), np.zeros(len(order), bool)
     out[0][order], out[1][order] = advantages[: len(order)], tied[: len(order)]
     return Advice(*out, {name: float(x) for name, x in metrics.items()})
@@ -151,12 +155,13 @@ def packed_loss(
     rows: PackedRows,
     advantages: Float[Array, "B N"] | Float[Array, "B Q"],
     old: Float[Array, "B Q"] | None,
+    scalars: dict[str, Float[Array, ""]],
 ) -> tuple[Float[Array, ""], Sums]:
     """The recipe's loss of packed rows as sums, see `policy_loss`. `scored` holds one number per target `[B, Q]`, S = B N."""
     advantages = by_sample(rows, advantages) if recipe.normaliser == "critic" else advantages.reshape(-1)
     new, entropy, sampled = (by_sample(rows, x) for x in (scored.log_probs, scored.entropy, rows.log_probs))
     old, reference = (None if x is None else jax.lax.stop_gradient(by_sample(rows, x)) for x in (old, reference))
-    return policy_loss(recipe, new, entropy, sampled, advantages, sample_where(rows), reference, old)
+    return policy_loss(recipe, new, entropy, sampled, advantages, sample_where(rows), reference, old, **scalars)
 
 
 def critic_loss(
@@ -176,10 +181,10 @@ def explained_variance(values: Float[np.ndarray, "S R"], targets: Float[np.ndarr
 
 
 def _policy_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None, head: bool) -> Callable:
-    """`(policy, base, reference, rows, arrays, denominator_scale, learning_rate) -> (policy, means, gap)`, compiled."""
+    """`(policy, base, reference, rows, arrays, scalars, denominator_scale, learning_rate) -> (policy, means, gap)`, compiled."""
     recipe, axis = options.recipe, data_axis(mesh)
 
-    def step(policy: Policy, base, reference, rows: PackedRows, arrays: dict, denominator_scale, learning_rate):
+    def step(policy: Policy, base, reference, rows: PackedRows, arrays: dict, scalars: dict, denominator_scale, learning_rate):
         part, count, most = cut((rows, arrays), options.microbatch_tokens, axis)
         if head:  # the two losses may have denominators of their own, so that of the policy loss divides both
             units, tokens = count_for(recipe, where=sample_where(rows)), jnp.sum(rows.length, dtype=jnp.float32)
@@ -193,7 +198,7 @@ def _policy_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora:
             else:
                 scored = score_packed(config, whole(params, base, lora), *some[:6], recipe.temperature)
             ref = reference_scores(recipe, config, reference, some)
-            total, sums = packed_loss(recipe, scored, ref, some, beside["advantages"], beside.get("old"))
+            total, sums = packed_loss(recipe, scored, ref, some, beside["advantages"], beside.get("old"), scalars)
             if head:
                 error, of_values = critic_loss(recipe, values, beside["values"], beside["targets"], response_where(some))
                 total = total + weight * error
@@ -202,7 +207,7 @@ def _policy_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora:
 
         return exact_step(policy, loss, count, most, learning_rate, options.optimizer, axis, denominator_scale)
 
-    specs = (P(), P(), P(), P("data"), P("data"), P(), P())
+    specs = (P(), P(), P(), P("data"), P("data"), P(), P(), P())
     return jax.jit(over_data(step, mesh, TRAIN, in_specs=specs, out_specs=(P(), P(), P())), donate_argnums=(0,))
 
 
@@ -225,13 +230,13 @@ def _value_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Cal
 
 
 def _judge(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
-    """`(params, reference, tokens, table, chosen) -> (Advice, values, targets)`: the critic's view before any step, tables `[S, R]`."""
+    """`(params, reference, tokens, table, chosen, kl_coef) -> (Advice, values, targets)`: the critic's view before any step, `[S, R]`."""
     recipe = options.recipe
     value_all = make_scorer(lambda params, rows: packed_values(config, params, rows)[0], mesh, **options.sizes)
     token_kl = make_token_kl(recipe, dataclasses.replace(config, value_head=False), mesh, **options.sizes)
-    run = jax.jit(lambda table: (*advantages_for(recipe, table)[:2], value_targets_for(recipe, table)))
+    run = jax.jit(lambda t, beta: (*advantages_for(recipe, t, kl_coef=beta)[:2], value_targets_for(recipe, t, kl_coef=beta)))
 
-    def judge(params, reference, tokens: Tokens, table: Samples, chosen: np.ndarray):
+    def judge(params, reference, tokens: Tokens, table: Samples, chosen: np.ndarray, kl_coef):
         values = value_all(params, tokens, chosen)
         charge = token_kl(reference, tokens, chosen) if options.charges_kl else np.zeros_like(values)
         size = bucket(len(chosen), 16)
@@ -239,7 +244,7 @@ def _judge(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable
         where = np.arange(values.shape[1]) < np.pad(tokens.size[chosen], (0, size - len(chosen)))[:, None]
         plain = dataclasses.replace(table, values=None, token_where=None, token_kl=None)
         some = dataclasses.replace(rows_of(plain, chosen, size), values=lines(values), token_where=where, token_kl=lines(charge))
-        worth, metrics, goals = jax.device_get(run(some))
+        worth, metrics, goals = jax.device_get(run(some, kl_coef))
         advantages, targets = np.zeros_like(values), np.zeros_like(values)
         advantages[chosen], targets[chosen] = worth[: len(chosen)], goals[: len(chosen)]
         count = max(np.sum(where), 1)
@@ -300,7 +305,7 @@ def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
       plays: `[N]` bool, which agents the model plays and is trained on.
       learning_rate: float. seed: int, with the epoch's number it orders the prompts.
       critic_learning_rate: of a critic of its own; None: as the policy's. base: frozen parameters under adapters.
-      advice: what `advise` said of this table; None: it is computed here.
+      advice: what `advise` said of this table; None: it is computed here. kl_coef: β where it is steered; None: the recipe's.
     With `kl_in="reward"` and no critic, `table.kl` is charged; if it is None, the reference charges every sample that counts.
 
     Metrics, floats: loss, grad_norm, entropy, old_kl, ratio, clip_low, clip_high and kl (means over optimizer steps), log_prob_gap
@@ -320,15 +325,17 @@ def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
     learn_values = _value_step(options, judging, mesh) if own else None
     judge = _judge(options, judging, mesh) if options.has_critic else None
     token_kl = make_token_kl(recipe, config, mesh, **options.sizes)
-    score_old = make_policy_scorer(recipe, config, mesh, lora, **options.sizes) if recipe.correction != "none" else None
+    score = functools.partial(make_policy_scorer, recipe, config, mesh, lora, **options.sizes)
+    score_old = score() if "sampler_log_probs" in needs(recipe) else None
+    score_entropy = score(entropy=True) if "entropy_threshold" in needs(recipe) else None
     lengths = lambda length, where, r: jnp.arange(r) < jnp.where(where, length, 0)[:, None]  # noqa: E731
     units = jax.jit(lambda length, where, r: count_for(recipe, where=lengths(length, where, r)), static_argnums=2)
 
-    def advice_of(trained: Trained, reference, tokens: Tokens, table: Samples, mine: np.ndarray, advice: Advice | None):
+    def advice_of(trained: Trained, reference, tokens: Tokens, table: Samples, mine: np.ndarray, advice: Advice | None, beta):
         """(advice, the arrays `[S, R]` beside the rows)."""
         if judge is None:
-            return (advise(recipe, tokens, table) if advice is None else advice), {}
-        advice, values, targets = judge((trained.critic if own else trained.policy).params, reference, tokens, table, mine)
+            return (advise(recipe, tokens, table, float(beta)) if advice is None else advice), {}
+        advice, values, targets = judge((trained.critic if own else trained.policy).params, reference, tokens, table, mine, beta)
         return advice, {"values": values, "targets": targets}
 
     def update(
@@ -343,6 +350,7 @@ def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
         critic_learning_rate=None,
         base: dict | None = None,
         advice: Advice | None = None,
+        kl_coef: float | None = None,
     ):
         check_base(base, lora)
         if (trained.critic is not None) != own:
@@ -353,18 +361,24 @@ def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
         if options.charges_kl and judge is None and table.kl is None:
             table = dataclasses.replace(table, kl=token_kl(reference, tokens, order[table.where[order]])[: len(tokens)].sum(axis=1))
         mine = order[(table.where & plays[table.agent])[order]]
-        advice, tables = advice_of(trained, reference, tokens, table, mine, advice)
+        scalars = {"kl_coef": np.float32(recipe.kl_coef if kl_coef is None else kl_coef)}
+        advice, tables = advice_of(trained, reference, tokens, table, mine, advice, scalars["kl_coef"])
         useful = mine[~advice.tied[mine]] if recipe.skip_tied else mine
         metrics = advice.metrics | tied_shares(table, advice.tied, len(plays))
         if options.charges_kl and judge is None:
             metrics["kl"] = float(np.sum(table.kl[mine]) / max(np.sum(table.tokens[mine]), 1))
         scale = 1.0
         if recipe.tied_in_denominator and len(useful):
-            at = lambda some: np.pad(np.isin(np.arange(len(tokens)), some), (0, bucket(len(tokens), 16) - len(tokens)))  # noqa: E731
-            sizes, longest = np.pad(tokens.size, (0, bucket(len(tokens), 16) - len(tokens))), table_shape(tokens)[1]
-            scale = float(units(sizes, at(mine), longest)) / float(units(sizes, at(useful), longest))
+            lines, longest = table_shape(tokens)
+            unit = lambda some: float(units(_filled(tokens.size, lines), np.isin(np.arange(lines), some), longest))  # noqa: E731
+            scale = unit(mine) / unit(useful)
         if score_old is not None:
             tables["old"] = score_old((trained.policy.params, base), tokens, useful)
+        if score_entropy is not None:
+            entropy = score_entropy((trained.policy.params, base), tokens, useful)
+            sizes = np.where(np.isin(np.arange(len(entropy)), useful), _filled(tokens.size, len(entropy)), 0)
+            there = np.arange(entropy.shape[1]) < sizes[:, None]
+            scalars["entropy_threshold"] = entropy_threshold(entropy, recipe.entropy_quantile, where=there)
 
         def packed(chosen: list[int]) -> tuple[PackedRows, dict]:
             rows = tokens.pack(chosen, options.row_tokens, devices, shape_rounding(options.microbatch_tokens))
@@ -373,7 +387,7 @@ def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
             return rows, arrays | {"advantages": spread(rows, advice.advantages)}
 
         def take(trained: Trained, rows: PackedRows, arrays: dict):
-            policy, means, gap = act(trained.policy, base, reference, rows, arrays, jnp.float32(scale), learning_rate)
+            policy, means, gap = act(trained.policy, base, reference, rows, arrays, scalars, jnp.float32(scale), learning_rate)
             if not own:
                 return Trained(policy), means, gap
             rate = learning_rate if critic_learning_rate is None else critic_learning_rate
@@ -386,6 +400,11 @@ def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
         return trained, metrics | figures | {"groups": len(prompts_of(tokens, table, mine))}
 
     return update
+
+
+def _filled(column: np.ndarray, size: int) -> np.ndarray:
+    """A column with zeros up to `size`."""
+    return np.pad(column, (0, size - len(column)))
 
 
 def prompts_of(tokens: Tokens, table: Samples, chosen: np.ndarray) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """The packed update and the tree rows of device games take the step of plain unrolled rows, for every recipe (law 5)."""
 
+import dataclasses
 import functools
 
 import jax
@@ -97,10 +98,10 @@ def packed_for(recipe, devices=1, lora=None, **options):
     return make_update(LearnerOptions(recipe, SGD, **settings), CONFIG, make_mesh(devices), lora)
 
 
-def packed_step(recipe, samples, table, plays=BOTH, seed=0, **options):
+def packed_step(recipe, samples, table, plays=BOTH, seed=0, kl_coef=None, **options):
     ref = reference() if recipe.kl_coef else None
     start = Trained(make_policy(params(), SGD))
-    trained, metrics = packed_for(recipe, **options)(start, ref, samples, table, plays, jnp.float32(1.0), seed)
+    trained, metrics = packed_for(recipe, **options)(start, ref, samples, table, plays, jnp.float32(1.0), seed, kl_coef=kl_coef)
     return jax.tree.map(np.asarray, trained.policy.params), metrics
 
 
@@ -228,6 +229,57 @@ def test_law_2_the_gap_between_sampler_and_scorer_is_measured():
     off[-1] += 0.5
     honest[3] = TokenSample(honest[3].prompt, honest[3].response, off)
     assert packed_step(recipe, honest, table)[1]["log_prob_gap"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_the_gap_between_sampler_and_scorer_is_corrected_where_the_recipe_says_so():
+    """The sampler's log-probs are off by a known amount per sample: the weight is their exponential, capped."""
+    samples, table = make_samples()
+    *rows, where, _ = padded(samples)
+    exact = np.asarray(unrolled(params(), *rows, 1.0)[0])
+    off = np.linspace(-0.5, 1.5, len(samples), dtype=np.float32)
+    told = [TokenSample(s.prompt, s.response, exact[i, : s.response.size] - off[i]) for i, s in enumerate(samples)]
+    recipe = make_recipe("grpo", branches=2, correction="truncate", correction_cap=2.0, reduce="token_mean")
+    moved, metrics = packed_step(recipe, told, table, microbatch_tokens=64)
+    advantages = np.asarray(advantages_for(recipe, Samples(**(vars(table) | {"tokens": where.sum(1)})))[0])
+    weight = np.minimum(np.exp(off), 2.0)[:, None]
+
+    def loss(p):
+        ratio = jnp.exp(unrolled(p, *rows, 1.0)[0] - exact)
+        return -jnp.sum(weight * ratio * advantages[:, None], where=where) / where.sum()
+
+    assert_close(jax.tree.map(lambda a, b: a - b, params(), moved), jax.grad(loss)(params()))
+    assert metrics["corrected"] == pytest.approx(where[off > np.log(2.0)].sum() / where.sum(), abs=1e-5)
+    assert metrics["sampler_gap"] == pytest.approx((np.abs(off)[:, None] * where).sum() / where.sum(), rel=1e-3)
+
+
+def test_only_the_tokens_of_the_highest_entropy_are_in_the_policy_term():
+    """The threshold is that of the whole step, however it is cut."""
+    samples, table = make_samples()
+    *rows, where, drawn = padded(samples)
+    recipe = make_recipe("grpo", branches=2, entropy_quantile=0.25, reduce="token_mean")
+    entropy = np.asarray(unrolled(params(), *rows, 1.0)[1])
+    kept = where & (entropy >= np.quantile(entropy[where], 0.75))
+    advantages = np.asarray(advantages_for(recipe, Samples(**(vars(table) | {"tokens": where.sum(1)})))[0])[:, None]
+
+    def loss(p):
+        ratio = jnp.exp(unrolled(p, *rows, 1.0)[0] - drawn)
+        worst = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - recipe.clip_low, 1 + recipe.clip_high) * advantages)
+        return -jnp.sum(worst, where=kept) / where.sum()
+
+    for options in (dict(), dict(microbatch_tokens=1)):
+        moved, metrics = packed_step(recipe, samples, table, **options)
+        assert_close(jax.tree.map(lambda a, b: a - b, params(), moved), jax.grad(loss)(params()))
+        assert metrics["left_out"] == pytest.approx(1 - kept.sum() / where.sum(), abs=1e-5)
+
+
+def test_beta_is_what_the_caller_says_in_the_loss_and_in_the_reward():
+    samples, table = make_samples()
+    for where, kind in (("loss", "k3"), ("reward", "k1")):
+        weak, strong = (make_recipe("grpo", branches=2, kl_coef=beta, kl_in=where, kl_kind=kind) for beta in (0.1, 0.7))
+        bare = dataclasses.replace(table, kl=None)
+        steered = packed_step(weak, samples, bare, kl_coef=0.7)[0]
+        assert_close(steered, packed_step(strong, samples, bare)[0], atol=1e-6)
+        assert not np.allclose(steered["embedding"], packed_step(weak, samples, bare)[0]["embedding"], atol=1e-4)
 
 
 def test_law_10_what_cannot_be_done_is_told():
