@@ -158,7 +158,7 @@ def test_parts_that_run_together_fork_each_on_the_common_state_and_their_picks_a
         events = {event.id for event in episode.events()}
         assert all(set(event.parents) <= events for event in episode.events())
         last = {call.role: call for call in trunk.calls}
-        assert all(len(one.calls) == 1 + 2 * (one.calls[-1].turn - 1) for one in episode.candidates)  # what came before, no sibling
+        assert all(len(one.calls) == 1 + 2 * one.calls[-1].turn for one in episode.candidates)  # what came before, no sibling
         assert trunk.fields["both"] == last["coder"].text + last["tester"].text
         siblings = [one.calls[-1] for one in episode.candidates if one.calls[-1].group == last["coder"].group]
         assert len(siblings) == K - 1
