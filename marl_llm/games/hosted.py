@@ -160,18 +160,22 @@ class HostGame:
         prompt = self._call(("observe", role), lambda leaves: self.game.observe(self._state(leaves), role), self._arrays(state))
         return tuple(prompt.ids[prompt.where].tolist())
 
-    def act(self, said: Mapping[str, Sequence[int]], state: Sequence[Any]) -> dict[str, Any]:
-        """The fields after roles acted one after the other, each paid for what they did together: `paid_<role>` holds its rewards."""
+    def act(self, said: Mapping[str, Sequence[int]], state: Sequence[Any], seen: Sequence[Any] | None = None) -> dict[str, Any]:
+        """The fields after roles acted one after the other, each paid for what they did together: `paid_<role>` holds its rewards.
+
+        `seen` is the state that their stage began with, if others of it have acted since.
+        """
         game, roles = self.game, tuple(said)
 
-        def act(leaves, padded):
-            before = after = self._state(leaves)
+        def act(seen, leaves, padded):
+            before, after = self._state(seen), self._state(leaves)
             for role, (tokens, where) in zip(roles, padded):
                 after = game.act(after, role, tokens, where)
             return self._leaves(after), game.done(after), [game.rewards(before, after, role) for role in roles]
 
         padded = [self._padded(role, said[role]) for role in roles]
-        leaves, over, rewards = self._call(("act", roles), act, self._arrays(state), padded)
+        arrays = self._arrays(state)
+        leaves, over, rewards = self._call(("act", roles), act, arrays if seen is None else self._arrays(seen), arrays, padded)
         return {"state": GameState(leaves), "over": bool(over), **{f"paid_{r}": _plain(x) for r, x in zip(roles, rewards)}}
 
     def _padded(self, role: str, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -228,6 +232,7 @@ def hosted(
     evaluation_key: Key[Array, ""] | None = None,
     script: Mapping[str, Any] | None = None,
     text: TextBudget | None = None,
+    tree: bool = False,
 ) -> World:
     """The game as a world: a workflow with its tasks, its scripted player and, unless it is played in text, its speech.
 
@@ -237,6 +242,8 @@ def hosted(
       evaluation_key: of the instances of the other splits; by default `key`.
       script: options of the scripted player.
       text: play in ordinary text, with these budgets; the models then bring their own speech. None: in the game's own words.
+      tree: for tree sampling. Roles of one stage still read the same state, but are asked one after the other, so that the candidates of
+        each can be scored by themselves: each role is paid for what it and those before it did.
 
     Raises:
       ValueError: a game whose roles do not each speak once in a turn, or that has no text.
@@ -250,9 +257,11 @@ def hosted(
         if number:
             parts.append(when(ended, stop(), name=f"over_before_{'_'.join(stage)}"))
         if len(stage) == 1:
-            parts.append(_speaker(host, stage[0], text, alone=True))
+            parts.append(_acting(host, stage[0], text))
+        elif tree:
+            parts += [_acting(host, role, text, "begins" if role == stage[0] else "follows") for role in stage]
         else:
-            parts += [together(*(_speaker(host, role, text, alone=False) for role in stage)), _acts(host, stage)]
+            parts += [together(*(_speaking(host, role, text) for role in stage)), _together(host, stage)]
     deal = compute(host.begin, ("state", "over"), name="deal", reads=("instance",), reveals=("state", "over"))
     turns = repeat(*parts, at_most=game.max_turns, until=ended, name="turns")
     outcome = lambda trajectory: host.outcome(trajectory.fields["state"])  # noqa: E731
@@ -284,28 +293,51 @@ def paid(trajectory: Trajectory) -> list[Paid]:
     return awards
 
 
-def _speaker(host: HostGame, name: str, text: TextBudget | None, alone: bool) -> Role:
-    """A role of the game. One that speaks alone in its stage acts at once; others leave what they said to `_acts`."""
+def _role(host: HostGame, name: str, text: TextBudget | None, parse: Reader, writes: Mapping[str, Any], sees: str = "state") -> Role:
+    """A role that reads the state in the field `sees`, as ids or as text."""
     game, budget = host.game, role_of(host.game, name)
+    if text is not None:
+        show = {sees: lambda state: game.text(host.state(state), name)}
+        return Role(name, f"{{{sees}}}", parse, writes, show=show, max_tokens=text.response_tokens, max_prompt=text.prompt_tokens)
+    prompt = (lambda state: host.observe(name, state)) if sees == "state" else (lambda seen: host.observe(name, seen))
+    return Role(name, prompt, parse, writes, max_tokens=budget.response_tokens, max_prompt=budget.prompt_tokens)
+
+
+def _ids(host: HostGame, name: str, text: TextBudget | None, spoken: Spoken, seen: Sequence[Any]) -> tuple[int, ...]:
+    """A response in the game's own ids."""
+    return spoken.ids if text is None else tuple(host.game.read(host.state(seen), name, spoken.text))
+
+
+def _checked(name: str, paid: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a response leads to, if the game says that it is well formed. Raises `FormatError` with them if not."""
+    if not paid["well_formed"]:
+        raise FormatError(f"no response of {name}'s language", fields)
+    return fields
+
+
+def _acting(host: HostGame, name: str, text: TextBudget | None, stage: str = "") -> Role:
+    """A role whose words act at once. It `begins` a stage of several, or `follows` those who began it, whose state it reads."""
+
+    def parse(spoken: Spoken, state: Sequence[Any], seen: Sequence[Any] | None = None) -> dict[str, Any]:
+        fields = host.act({name: _ids(host, name, text, spoken, state if seen is None else seen)}, state, seen)
+        return _checked(name, fields[f"paid_{name}"], fields | ({"seen": state} if stage == "begins" else {}))
+
+    writes = {"state": None, "over": False, f"paid_{name}": None} | ({"seen": None} if stage == "begins" else {})
+    follows = stage == "follows"
+    return _role(host, name, text, Reader(parse, ("state", "seen") if follows else ("state",)), writes, "seen" if follows else "state")
+
+
+def _speaking(host: HostGame, name: str, text: TextBudget | None) -> Role:
+    """A role that speaks at the same time as others: what it said is left to `_together`."""
 
     def parse(spoken: Spoken, state: Sequence[Any]) -> dict[str, Any]:
-        ids = tuple(spoken.ids) if text is None else tuple(game.read(host.state(state), name, spoken.text))
-        found = host.act({name: ids}, state)
-        fields = found if alone else {f"said_{name}": ids}
-        if not found[f"paid_{name}"]["well_formed"]:
-            raise FormatError(f"no response of {name}'s language", fields)
-        return fields
+        ids = _ids(host, name, text, spoken, state)
+        return _checked(name, host.act({name: ids}, state)[f"paid_{name}"], {f"said_{name}": ids})
 
-    writes = {"state": None, "over": False, f"paid_{name}": None} if alone else {f"said_{name}": ()}
-    reader = Reader(parse, ("state",))
-    if text is None:
-        prompt = lambda state: host.observe(name, state)  # noqa: E731
-        return Role(name, prompt, reader, writes, max_tokens=budget.response_tokens, max_prompt=budget.prompt_tokens)
-    show = {"state": lambda state: game.text(host.state(state), name)}
-    return Role(name, "{state}", reader, writes, show=show, max_tokens=text.response_tokens, max_prompt=text.prompt_tokens)
+    return _role(host, name, text, Reader(parse, ("state",)), {f"said_{name}": ()})
 
 
-def _acts(host: HostGame, stage: tuple[str, ...]) -> Node:
+def _together(host: HostGame, stage: tuple[str, ...]) -> Node:
     """What the roles of a stage do, once all have spoken."""
 
     def act(state: Sequence[Any], *said: Sequence[int]) -> dict[str, Any]:
