@@ -66,17 +66,15 @@ class TextBudget:
     response_tokens: int = 256
 
 
-class GameState(tuple):
-    """A state as a plain value: its leaves as numbers and lists, which transcripts can hold. `arrays` are the same for the game."""
+class GameState:
+    """A state as the value of a field: its leaves, in the pytree's order, as NumPy arrays. A transcript holds them as lists."""
 
-    arrays: tuple[np.ndarray, ...]
+    def __init__(self, arrays: Iterable[Any]):
+        self.arrays = tuple(map(np.asarray, arrays))
 
-    def __new__(cls, arrays: Iterable[Any]):
-        """Of the leaves in the pytree's order."""
-        arrays = tuple(map(np.asarray, arrays))
-        self = super().__new__(cls, (x.tolist() for x in arrays))
-        self.arrays = arrays
-        return self
+    def to_json(self) -> list[Any]:
+        """The leaves as numbers and lists."""
+        return [x.tolist() for x in self.arrays]
 
 
 class HostGame:
@@ -109,15 +107,11 @@ class HostGame:
     def _state(self, leaves: Iterable[Array]) -> State:
         return jax.tree.unflatten(self._tree, [jax.random.wrap_key_data(x) if is_key else x for x, is_key in zip(leaves, self._keys)])
 
-    def _arrays(self, state: Sequence[Any]) -> tuple[np.ndarray, ...]:
-        """Leaves of a field's value, which a transcript may have turned into numbers."""
+    def state(self, state: GameState | Sequence[Any]) -> State:
+        """The game's state that a field holds, or a transcript in JSON, with NumPy leaves: for `game.picture` and its like."""
         if isinstance(state, GameState):
-            return state.arrays
-        return tuple(np.asarray(x, dtype) for x, dtype in zip(state, self._dtypes, strict=True))
-
-    def state(self, state: Sequence[Any]) -> State:
-        """The game's state that a field holds, with NumPy leaves, for `game.picture` and its like."""
-        return self._state(self._arrays(state))
+            return self._state(state.arrays)
+        return self._state(np.asarray(x, dtype) for x, dtype in zip(state, self._dtypes, strict=True))
 
     def _call(self, name: Any, function: Callable, *arguments: Any) -> Any:
         """`function` of NumPy arguments, compiled under a name, on the CPU; NumPy comes back."""
@@ -155,12 +149,12 @@ class HostGame:
             raise InfrastructureError(Failure(FailureKind.BAD_INPUT, message))
         return {"state": state, "over": over}
 
-    def observe(self, role: str, state: Sequence[Any]) -> tuple[int, ...]:
+    def observe(self, role: str, state: GameState) -> tuple[int, ...]:
         """The prompt's ids, without padding."""
-        prompt = self._call(("observe", role), lambda leaves: self.game.observe(self._state(leaves), role), self._arrays(state))
+        prompt = self._call(("observe", role), lambda leaves: self.game.observe(self._state(leaves), role), state.arrays)
         return tuple(prompt.ids[prompt.where].tolist())
 
-    def act(self, said: Mapping[str, Sequence[int]], state: Sequence[Any], seen: Sequence[Any] | None = None) -> dict[str, Any]:
+    def act(self, said: Mapping[str, Sequence[int]], state: GameState, seen: GameState | None = None) -> dict[str, Any]:
         """The fields after roles acted one after the other, each paid for what they did together: `paid_<role>` holds its rewards.
 
         `seen` is the state that their stage began with, if others of it have acted since.
@@ -174,8 +168,8 @@ class HostGame:
             return self._leaves(after), game.done(after), [game.rewards(before, after, role) for role in roles]
 
         padded = [self._padded(role, said[role]) for role in roles]
-        arrays = self._arrays(state)
-        leaves, over, rewards = self._call(("act", roles), act, arrays if seen is None else self._arrays(seen), arrays, padded)
+        arrays = state.arrays
+        leaves, over, rewards = self._call(("act", roles), act, arrays if seen is None else seen.arrays, arrays, padded)
         return {"state": GameState(leaves), "over": bool(over), **{f"paid_{r}": _plain(x) for r, x in zip(roles, rewards)}}
 
     def _padded(self, role: str, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -184,9 +178,9 @@ class HostGame:
         ids = np.asarray(ids[:size], np.int32)
         return np.pad(ids, (0, size - ids.size), constant_values=self.game.tokenizer.pad_id), np.arange(size) < ids.size
 
-    def outcome(self, state: Sequence[Any]) -> float:
+    def outcome(self, state: GameState) -> float:
         """The team's result in a state."""
-        return float(self._call("outcome", lambda leaves: self.game.outcome(self._state(leaves)), self._arrays(state)))
+        return float(self._call("outcome", lambda leaves: self.game.outcome(self._state(leaves)), state.arrays))
 
     def script(self, turn: Turn) -> tuple[int, ...]:
         """The ids that the game's scripted player says, drawn by the call's identity as in compiled play."""
@@ -196,7 +190,7 @@ class HostGame:
             key = identity_key(jax.random.wrap_key_data(draws), seed, seed.shape[0])
             return self.game.script(self._state(leaves), role, key, **self._options)
 
-        tokens, where = self._call(("script", role), script, self._arrays(turn.fields["state"]), draws, np.asarray(turn.seed, np.int32))
+        tokens, where = self._call(("script", role), script, turn.fields["state"].arrays, draws, np.asarray(turn.seed, np.int32))
         return tuple(tokens[where].tolist())
 
     def noise(self, turn: Turn) -> tuple[int, ...]:
@@ -303,7 +297,7 @@ def _role(host: HostGame, name: str, text: TextBudget | None, parse: Reader, wri
     return Role(name, prompt, parse, writes, max_tokens=budget.response_tokens, max_prompt=budget.prompt_tokens)
 
 
-def _ids(host: HostGame, name: str, text: TextBudget | None, spoken: Spoken, seen: Sequence[Any]) -> tuple[int, ...]:
+def _ids(host: HostGame, name: str, text: TextBudget | None, spoken: Spoken, seen: GameState) -> tuple[int, ...]:
     """A response in the game's own ids."""
     return spoken.ids if text is None else tuple(host.game.read(host.state(seen), name, spoken.text))
 
@@ -318,7 +312,7 @@ def _checked(name: str, paid: Mapping[str, Any], fields: dict[str, Any]) -> dict
 def _acting(host: HostGame, name: str, text: TextBudget | None, stage: str = "") -> Role:
     """A role whose words act at once. It `begins` a stage of several, or `follows` those who began it, whose state it reads."""
 
-    def parse(spoken: Spoken, state: Sequence[Any], seen: Sequence[Any] | None = None) -> dict[str, Any]:
+    def parse(spoken: Spoken, state: GameState, seen: GameState | None = None) -> dict[str, Any]:
         fields = host.act({name: _ids(host, name, text, spoken, state if seen is None else seen)}, state, seen)
         return _checked(name, fields[f"paid_{name}"], fields | ({"seen": state} if stage == "begins" else {}))
 
@@ -330,7 +324,7 @@ def _acting(host: HostGame, name: str, text: TextBudget | None, stage: str = "")
 def _speaking(host: HostGame, name: str, text: TextBudget | None) -> Role:
     """A role that speaks at the same time as others: what it said is left to `_together`."""
 
-    def parse(spoken: Spoken, state: Sequence[Any]) -> dict[str, Any]:
+    def parse(spoken: Spoken, state: GameState) -> dict[str, Any]:
         ids = _ids(host, name, text, spoken, state)
         return _checked(name, host.act({name: ids}, state)[f"paid_{name}"], {f"said_{name}": ids})
 
@@ -340,7 +334,7 @@ def _speaking(host: HostGame, name: str, text: TextBudget | None) -> Role:
 def _together(host: HostGame, stage: tuple[str, ...]) -> Node:
     """What the roles of a stage do, once all have spoken."""
 
-    def act(state: Sequence[Any], *said: Sequence[int]) -> dict[str, Any]:
+    def act(state: GameState, *said: Sequence[int]) -> dict[str, Any]:
         return host.act(dict(zip(stage, said)), state)
 
     reads = ("state", *(f"said_{role}" for role in stage))

@@ -12,7 +12,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -52,14 +52,24 @@ def explained(path: Path) -> Iterator[None]:
         raise write_error(error, path) from error
 
 
+@runtime_checkable
+class Jsonable(Protocol):
+    """A value that says itself what JSON holds of it."""
+
+    def to_json(self) -> Any:
+        """Python numbers, texts, lists and dictionaries."""
+
+
 def to_json(value: Any) -> Any:
-    """NumPy scalars and arrays as Python numbers and lists: the `default` of `json.dumps` throughout this room.
+    """NumPy scalars and arrays as Python numbers and lists, and what a `Jsonable` says: the `default` of `json.dumps` throughout this room.
 
     Raises:
       TypeError: for anything else that JSON cannot hold.
     """
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
+    if isinstance(value, Jsonable):
+        return value.to_json()
     raise TypeError(f"{type(value).__name__} is not JSON: pass a str, int, float, bool, list, dict or NumPy array")
 
 

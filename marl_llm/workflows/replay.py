@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_llm.reporting.files import Jsonable
 from marl_llm.sampling.requests import Completion, Request
 from marl_llm.workflows.assignment import Assignment
 from marl_llm.workflows.calls import Speaker
@@ -121,7 +122,9 @@ def replay(
 
 
 def _plain(value: Any) -> Any:
-    """Tuples and lists alike, because JSON makes one of the other."""
+    """Tuples and lists alike, and what JSON holds of other values, because a record may have been read from JSON."""
+    if isinstance(value, Jsonable):
+        value = value.to_json()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

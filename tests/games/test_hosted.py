@@ -9,12 +9,15 @@ import pytest
 from tally import Tally
 
 from marl_llm.games import Game, JointLetter, PlanPath
-from marl_llm.games.hosted import hosted
+from marl_llm.games.hosted import TextBudget, hosted
 from marl_llm.models import ModelConfig, init_params
 from marl_llm.rollout import model_player, play, scripted_player
 from marl_llm.sampling import Engine, LaneConfig
-from marl_llm.workflows import Assignment, Controller, Scripted, shared
+from marl_llm.text import ByteTokenizer
+from marl_llm.workflows import Assignment, Controller, Outside, PlainText, RolloutError, Scripted, WorkflowError, shared
+from marl_llm.workflows.replay import replay
 from marl_llm.workflows.samples import sample_table
+from marl_llm.workflows.storage import read_trajectories, write_trajectories
 
 GAMES = {
     "plan_path": PlanPath(height=3, width=3, min_distance=2, max_distance=4, max_moves=2, max_turns=2, wall_density=0.2),
@@ -99,7 +102,7 @@ def played(name):
     player = lambda: model_player(game, dict.fromkeys((r.name for r in game.roles), "policy"), {"policy": config}, models, 1.0)  # noqa: E731
     rollout, instances = compiled(game, player, trajectories=K)
     world = hosted(game, KEY)
-    sizes = LaneConfig(slots=8, prompt_tokens=32, response_tokens=4, chunk=4, admit=8, reuse=1000)
+    sizes = LaneConfig(slots=2 if name == "tally" else 1, prompt_tokens=16, response_tokens=4, chunk=4, admit=1, reuse=1000)  # few shapes
     with Engine({"policy": (config, params)}, jax.random.split(KEY)[1], sizes=sizes) as engine:
         with Controller(world.workflow, shared(world.workflow), engine, world.speech) as controller:
             return rollout, instances, controller.play(world.tasks("train", FIRST, E), STEP, K)
@@ -131,3 +134,86 @@ def test_a_game_of_ones_own_is_a_game_and_holds_what_law_13_must_cover():
     rows = hosted_columns(on_host).values()
     assert 0 < np.mean([s.call.legal for s in rows]) < 1
     assert {s.call.role for s in rows} == {"ann", "bob", "cy"}
+
+
+def scripted(world):
+    return Assignment(dict.fromkeys(world.workflow.roles, "script"), {"script": Scripted(world.script)})
+
+
+def test_law_13_the_scripted_player_is_paid_the_same_in_text():
+    game = GAMES["plan_path"]
+    rollouts = []
+    for text in (None, TextBudget(2048, 64)):
+        world = hosted(game, KEY, text=text)
+        with Controller(world.workflow, scripted(world), None, world.speech or PlainText(ByteTokenizer(), (1,))) as controller:
+            rollouts.append(controller.play(world.tasks("train", FIRST, E), STEP))
+    own, text = (hosted_columns(rollout) for rollout in rollouts)
+    assert set(own) == set(text)
+    for name, sample in own.items():
+        assert (sample.team, sample.local, sample.call.legal) == (text[name].team, text[name].local, text[name].call.legal)
+        assert len(text[name].prompt_ids) > 300  # bytes
+    assert sum(s.call.legal for s in text.values()) == len(text)
+
+
+def test_a_game_without_text_cannot_be_played_in_it_and_an_outside_model_needs_text():
+    with pytest.raises(ValueError, match="tally cannot be played in text: it lacks the methods `text` and `read`"):
+        hosted(GAMES["tally"], KEY, text=TextBudget())
+    world = hosted(GAMES["plan_path"], KEY)
+    outside = Assignment(dict.fromkeys(world.workflow.roles, "gpt"), {"gpt": Outside(None)})
+    with pytest.raises(WorkflowError, match="role 'tool' reads and says ids, which an Outside model has none of; play the game in text"):
+        Controller(world.workflow, outside, None, {})
+
+
+def test_law_9_an_instance_that_cannot_be_played_voids_its_play_at_once():
+    world = hosted(GAMES["tally"], KEY)
+    void = [task for task in world.tasks("train", FIRST, E) if task.fields["task"]["goal"] < 0]
+    with Controller(world.workflow, scripted(world), None, world.speech) as controller, pytest.raises(RolloutError, match="cannot be played"):
+        controller.play(void)
+
+
+def test_tasks_are_a_function_of_key_split_and_number():
+    game = GAMES["tally"]
+    world, other = hosted(game, KEY), hosted(game, KEY, evaluation_key=jax.random.key(1))
+    many = world.tasks("train", 0, 12)
+    assert [task.fields for task in world.tasks("train", 4, 3)] == [task.fields for task in many[4:7]]
+    assert [task.fields for task in other.tasks("train", 0, 12)] == [task.fields for task in many]
+    tests = world.tasks("test", 0, 12)
+    assert [task.fields for task in tests] != [task.fields for task in many]
+    assert [task.fields for task in other.tasks("test", 0, 12)] != [task.fields for task in tests]
+    with pytest.raises(ValueError, match="unknown split 'dev'"):
+        world.tasks("dev", 0, 1)
+
+
+def test_a_hosted_play_is_written_and_replays(tmp_path):
+    _, _, rollout = played("tally")
+    world = hosted(GAMES["tally"], KEY)
+    write_trajectories(tmp_path, rollout)
+    lines = read_trajectories(tmp_path)
+    assert len(lines) == E * K
+    line = next(line for line in lines if not line["void"] and len(line["events"]) > 4)
+    again = replay(line, world.workflow, rollout.assignment, world.speech, plays=K)
+    assert len(again.trajectories[0].events) == len(line["events"])
+
+
+def test_every_ids_that_a_policy_says_have_an_outcome():
+    """No response is an exception: empty ones, none of the language, ids of padding."""
+    game = GAMES["plan_path"]
+    world = hosted(game, KEY)
+    rng = np.random.default_rng(0)
+
+    def babble(turn):
+        return tuple(rng.integers(0, game.tokenizer.vocab_size, rng.integers(0, 6)).tolist())
+
+    assignment = Assignment(dict.fromkeys(world.workflow.roles, "x"), {"x": Scripted(babble)})
+    with Controller(world.workflow, assignment, None, world.speech) as controller:
+        rollout = controller.play(world.tasks("train", 0, 16))
+    calls = [call for way in rollout.trajectories for call in way.calls]
+    assert 0 < sum(not call.legal for call in calls) <= len(calls)
+
+
+def test_a_stage_must_hold_every_role_once():
+    class Twice(Tally):
+        stages = (("ann", "bob"), ("cy",), ("ann",))
+
+    with pytest.raises(ValueError, match="tally: the role 'ann' stands in 2 stages of a turn; it must be in exactly one"):
+        hosted(Twice(), KEY)
