@@ -33,15 +33,16 @@ def row_keys(
     place: Int[Array, ""] | int,
     branches: int,
     trajectory: Int[Array, "E"] | int = 0,
+    trajectories: int = 1,
     step: Int[Array, ""] | int = 0,
 ) -> Key[Array, "E K"]:
     """Keys by identity, see `sampling.identity_key`: (step, number of the instance, role in the order of speaking, place, branch).
 
-    The place counts the responses of one play, T N of them: `turn * N + agent`. The branch counts plays and candidates:
-    `trajectory * K + candidate`.
+    The place counts the responses of one play, T N of them: `turn * N + agent`. The branch counts candidates and the B plays of an
+    instance: `candidate * B + trajectory`.
     """
-    candidate = jnp.asarray(trajectory)[..., None] * branches + jnp.arange(branches)
-    numbers = [x[..., None] if x.ndim == 1 else x for x in map(jnp.asarray, (step, env, agent, place))] + [candidate]
+    branch = jnp.arange(branches) * trajectories + jnp.asarray(trajectory)[..., None]
+    numbers = [x[..., None] if x.ndim == 1 else x for x in map(jnp.asarray, (step, env, agent, place))] + [branch]
     shape = (env.shape[0], branches)
     identity = jnp.stack([jnp.broadcast_to(x, shape) for x in numbers], axis=-1)
     return jax.vmap(jax.vmap(lambda one: identity_key(key, one, len(numbers))))(identity)
@@ -110,7 +111,7 @@ def play(
                 with jax.named_scope(f"observe_{role}"):
                     prompt = jax.vmap(lambda s, role=role: game.observe(s, role))(before)
                 agent = speakers.index(role)
-                keys = row_keys(key, numbers, agent, t * len(speakers) + agent, branches, trajectory, step)
+                keys = row_keys(key, numbers, agent, t * len(speakers) + agent, branches, trajectory, b, step)
                 with jax.named_scope(f"respond_{role}"):
                     said[role] = (prompt, player(role, before, prompt, keys), keys)
             scored = {}

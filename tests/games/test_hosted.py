@@ -124,6 +124,27 @@ def test_law_13_the_scripted_player_says_the_same_compiled_and_hosted(name):
         assert assert_same(game, rollout, controller.play(world.tasks("train", FIRST, E), STEP, K)) == 1.0
 
 
+@pytest.mark.parametrize("name", GAMES)
+def test_law_13_a_tree_has_the_same_candidates_and_goes_on_from_the_same(name):
+    game = GAMES[name]
+    rollout, _ = compiled(game, lambda: scripted_player(game), branches=K, pick="greedy")
+    world = hosted(game, KEY, tree=True)
+    branching = dict.fromkeys(world.workflow.roles, K)
+    with Controller(world.workflow, scripted(world), None, world.speech, branching, pick="greedy") as controller:
+        on_host = controller.play(world.tasks("train", FIRST, E), STEP)
+    found = {(s.instance, s.call.turn, s.call.role, s.call.choice): s for s in sample_table(on_host).samples if s.excluded != "void"}
+    assert len(found) == K * sum(int(table.where.sum()) for table in rollout.tables.values())
+    for role, table in rollout.tables.items():
+        for t, e, b in zip(*np.nonzero(table.where)):
+            for k in range(K):
+                sample, at = found[FIRST + int(e), int(t), role, k], (t, e, b, k)
+                assert list(sample.prompt_ids) == table.prompt.ids[t, e, b][table.prompt.where[t, e, b]].tolist()
+                assert sample.response_ids.tolist() == table.responses.tokens[at][table.responses.where[at]].tolist()
+                np.testing.assert_allclose([sample.team, sample.local], [table.rewards.team[at], table.rewards.local[at]], atol=1e-6)
+    for episode, outcome in zip(on_host.episodes, rollout.episodes.outcome[:, 0]):
+        assert episode.void or on_host.workflow.metrics["outcome"](episode.trajectories[0]) == pytest.approx(float(outcome))
+
+
 def test_a_game_of_ones_own_is_a_game_and_holds_what_law_13_must_cover():
     """Void instances, plays that are over at once or early, responses that do not parse, two roles at once."""
     rollout, _, on_host = played("tally")
@@ -167,8 +188,9 @@ def test_a_game_without_text_cannot_be_played_in_it_and_an_outside_model_needs_t
 def test_law_9_an_instance_that_cannot_be_played_voids_its_play_at_once():
     world = hosted(GAMES["tally"], KEY)
     void = [task for task in world.tasks("train", FIRST, E) if task.fields["task"]["goal"] < 0]
-    with Controller(world.workflow, scripted(world), None, world.speech) as controller, pytest.raises(RolloutError, match="cannot be played"):
-        controller.play(void)
+    with Controller(world.workflow, scripted(world), None, world.speech) as controller:
+        with pytest.raises(RolloutError, match="instance .* of split 'train' of tally cannot be played"):
+            controller.play(void)
 
 
 def test_tasks_are_a_function_of_key_split_and_number():
