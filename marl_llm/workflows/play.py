@@ -9,6 +9,8 @@ import random
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from marl_llm.workflows.errors import PlayFailure, WorkflowError
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Stop, Together, Tool, step_of, walk
@@ -105,13 +107,13 @@ class Play:
 
     async def _pick_now(self, node: Call, place: int, state: State, branches: int) -> State:
         """K candidates on the same state, each scored when it is made; the picked one's state (AT-GRPO, Algorithm 1, lines 9 to 14)."""
-        starts = [self._branch_off(place, state, choice) for choice in range(branches)]
+        starts = [state._replace(way=choice) for choice in range(branches)]  # the identity that a compiled game's candidates have
         found = await run_all([self._candidate(node, place, state, choice, one) for choice, one in enumerate(starts)])
         picked = self._picked(place, [self._worth(place, trajectory) for _, trajectory in found])
         self._candidates += [trajectory for choice, (_, trajectory) in enumerate(found) if choice != picked]
         after, trajectory = found[picked]
         self._made.update(trajectory.earned)
-        return after
+        return after._replace(way=0)
 
     async def _candidate(self, node: Call, place: int, asked: State, choice: int, state: State) -> tuple[State, Trajectory]:
         """The state after a candidate and the tools that follow it up to the next role, and what the candidate is paid on it."""
@@ -129,7 +131,8 @@ class Play:
         """What a fork's candidate was paid: α·team + local."""
         call = next(call for call in trajectory.calls if call.place == place)
         pay = trajectory.earned[call.id]
-        return self.forks.alpha * pay.team + pay.local
+        alpha, team, local = map(np.float32, (self.forks.alpha, pay.team, pay.local))
+        return float(alpha * team + local)  # in float32, where compiled play sees the same ties
 
     def _picked(self, place: int, pays: Sequence[float]) -> int:
         """Which candidate goes on; of equals the first."""

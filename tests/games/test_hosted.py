@@ -92,6 +92,10 @@ def assert_same(game, rollout, played):
     return np.mean(equal)
 
 
+def scripted(world):
+    return Assignment(dict.fromkeys(world.workflow.roles, "script"), {"script": Scripted(world.script)})
+
+
 @functools.cache
 def played(name):
     """(compiled, hosted) play of a game by a random model."""
@@ -114,13 +118,11 @@ def test_law_13_a_model_says_the_same_and_is_paid_the_same_compiled_and_hosted(n
     assert assert_same(GAMES[name], rollout, on_host) >= 0.999
 
 
-@pytest.mark.parametrize("name", GAMES)
-def test_law_13_the_scripted_player_says_the_same_compiled_and_hosted(name):
-    game = GAMES[name]
+def test_law_13_the_scripted_player_says_the_same_compiled_and_hosted():
+    game = GAMES["tally"]
     rollout, _ = compiled(game, lambda: scripted_player(game), trajectories=K)
     world = hosted(game, KEY)
-    assignment = Assignment(dict.fromkeys(world.workflow.roles, "script"), {"script": Scripted(world.script)})
-    with Controller(world.workflow, assignment, None, world.speech) as controller:
+    with Controller(world.workflow, scripted(world), None, world.speech) as controller:
         assert assert_same(game, rollout, controller.play(world.tasks("train", FIRST, E), STEP, K)) == 1.0
 
 
@@ -155,10 +157,6 @@ def test_a_game_of_ones_own_is_a_game_and_holds_what_law_13_must_cover():
     rows = hosted_columns(on_host).values()
     assert 0 < np.mean([s.call.legal for s in rows]) < 1
     assert {s.call.role for s in rows} == {"ann", "bob", "cy"}
-
-
-def scripted(world):
-    return Assignment(dict.fromkeys(world.workflow.roles, "script"), {"script": Scripted(world.script)})
 
 
 def test_law_13_the_scripted_player_is_paid_the_same_in_text():
