@@ -193,17 +193,6 @@ class HostGame:
         tokens, where = self._call(("script", role), script, turn.fields["state"].arrays, draws, np.asarray(turn.seed, np.int32))
         return tuple(tokens[where].tolist())
 
-    def noise(self, turn: Turn) -> tuple[int, ...]:
-        """The floor: uniformly random tokens up to and with the first stop token, as `rollout.random_player` says."""
-        size, draws = role_of(self.game, turn.role.name).response_tokens, np.asarray(jax.random.key_data(self._draws))
-
-        def noise(draws, seed):
-            key = identity_key(jax.random.wrap_key_data(draws), seed, seed.shape[0])
-            return jax.random.randint(key, (size,), 1, self.game.tokenizer.vocab_size)
-
-        tokens = self._call(("noise", size), noise, draws, np.asarray(turn.seed, np.int32)).tolist()
-        return tuple(tokens[: tokens.index(self.game.stop_id) + 1] if self.game.stop_id in tokens else tokens)
-
 
 @functools.cache
 def _cpu() -> jax.Device | None:

@@ -55,7 +55,8 @@ def make_team(
     if not hosted:
         return CompiledTeam(game, assignment, models, options, mesh, evaluation_seed=evaluation_seed, script=script, **common)
     _, data_key = warm_and_data_keys(seed)
-    world = host(game, data_key, evaluation_key=jax.random.key(evaluation_seed), script=script, text=text)
+    tree = options.recipe.sampling == "tree"
+    world = host(game, data_key, evaluation_key=jax.random.key(evaluation_seed), script=script, text=text, tree=tree)
     draws = jax.random.split(data_key)[1]  # those of compiled play
     return HostedTeam(world, assignment, models, options, mesh, play=play or PlayOptions(), draws=draws, **common)
 
