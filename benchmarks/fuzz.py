@@ -41,13 +41,16 @@ from marl_llm.workflows.rewards import earned
 INPUTS = flags.DEFINE_integer("inputs", 100_000, "inputs, dealt over the doors")
 SEED = flags.DEFINE_integer("seed", 0, "of the inputs")
 BYTES = ByteTokenizer(specials=("<|im_start|>", "<|im_end|>"), stops=("<|im_end|>",))
+MAX_TEXT = 200_000  # characters of an input: more than any budget of tokens gives; servers' larger answers are refused by their length
 SECRET = "Zyzzyva 4711 quokka"  # the gold answer, which no input holds
 # What the doors are made for, so that mutations come close to it.
 SEEDS = (
-    '{"queries": ["a", "b"]}', '{"evidence": "a"}', '```json\n{"answer": "a"}\n```', "<end>", "<sub_questions>a\nb</sub_questions>",
+    '{"queries": ["a \\ud83d", "b"]}', '{"queries": ["a", "b"]}', '{"evidence": "a"}', '```json\n{"answer": "a"}\n```', "<end>",
+    "<sub_questions>a\nb</sub_questions>",
     "<knowledge>a</knowledge><final_answer>b</final_answer>", "<evidence>a</evidence>", "```python\nprint(1)\n```",
     "q a1 b2 year ; q a3 b4 job",
-    "add 3 | less 2", "at 1 try less", "def f ( x ) : return x", '<tool_call>{"name": "a", "arguments": {"b": 1}}</tool_call>',
+    "add 3 | less 2", "at 1 try less", "def f ( x ) : return x",
+    '<tool_call>{"name": "a", "arguments": {"b": 1}}</tool_call>',
     '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}',
     '{"result": [[{"document": {"contents": "a"}, "score": 1.5}]]}', '{"queries": ["a"], "topk": 3, "return_scores": true}',
     '{"case": 0, "state": "returned", "seconds": 0.1, "error": null, "mutated": false, "value": {"l": [1, 2]}}',
@@ -133,8 +136,8 @@ def tool_doors() -> dict[str, Door]:
     asked = chat.start([Message("user", "q")])
 
     def values(said: Input) -> Heard:
-        value = read_value([said.text, {said.text: (said.raw, 1.5)}, frozenset({said.text})])
-        repr(value.value).encode()
+        value = read_value([said.text, {said.text: (said.text, 1.5)}, *frozenset({said.text})])
+        json.dumps(value.value, ensure_ascii=False, allow_nan=False).encode()
         json.dumps(read_json(said.raw).value, ensure_ascii=False, allow_nan=False).encode()
         read_text(said.raw).value.encode()
         return Heard(void=not value.ok)
@@ -236,9 +239,11 @@ def inputs(seed: int) -> Iterator[Input]:
             text = rng.choice(SEEDS)
             for _ in range(rng.randint(0, 6)):
                 a, b = sorted(rng.randrange(len(text) + 1) for _ in range(2))
+                text = text[:MAX_TEXT]
+                a, b = min(a, len(text)), min(b, len(text))
                 changed = (text[:a] + rng.choice(PIECES) + text[b:], text[:a] + text[b:], text[:b] + text[a:], text + rng.choice(SEEDS))
-                text = rng.choice(changed)[:100_000]
-        yield Input(text, ids)
+                text = rng.choice(changed)
+        yield Input(text[:MAX_TEXT], ids)
 
 
 def main(argv: list[str]) -> None:

@@ -3,8 +3,6 @@
 The doors and the long form are in `benchmarks/fuzz.py`.
 """
 
-import itertools
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,6 +14,7 @@ TEXTS = st.one_of(
     st.text(st.characters(), max_size=200),  # lone surrogates too
     st.text('[]{},:"\\u0d8e1.-NaInf<>/`\n ', max_size=200),
     st.lists(st.sampled_from((*fuzz.SEEDS, *fuzz.PIECES)), max_size=6).map("".join),
+    st.builds(str.replace, st.sampled_from(fuzz.SEEDS), st.just("a"), st.sampled_from(fuzz.PIECES)),
     st.binary(max_size=200).map(lambda raw: raw.decode("utf-8", "surrogateescape")),
 )
 SAID = st.builds(fuzz.Input, TEXTS, st.lists(st.integers(0, 1 << 17), max_size=40).map(tuple))
@@ -35,9 +34,12 @@ def test_law_14_no_door_raises_voids_or_pays(doors, said):
 
 
 def test_law_14_the_seeds_and_their_mutations_pass_every_door(doors):
-    several = [*map(fuzz.Input, fuzz.SEEDS), *itertools.islice(fuzz.inputs(1), 10)]
-    for (name, door), said in zip(itertools.cycle(doors.items()), several * 3, strict=False):
+    for (name, door), said in zip(doors.items(), fuzz.inputs(1), strict=False):
         assert door(said) == fuzz.Heard(), name
+    for said in map(fuzz.Input, fuzz.SEEDS):
+        for name, door in doors.items():
+            if not name.startswith("play"):
+                assert door(said) == fuzz.Heard(), name
 
 
 def test_law_14_the_check_sees_a_parser_that_raises_and_a_void():
