@@ -3,11 +3,11 @@
     python -m benchmarks.resume --kills=20 --seed=0
 
 The run is a small one (Plan-Path on 3x3 maps, two models), with everything that a large one has: warm start, checkpoints,
-evaluation, transcripts. Each kill is a SIGKILL to a real process at one of four random moments: a random time after its start
-(imports), after it took its directory (compilation, warm start, restoring), after a checkpoint began to be written, or after a
-training step. The run is continued by the same command and by `--resume=DIR` in turn. Compared are every array of every checkpoint
-(byte for byte), the lines of metrics.jsonl without their times, episodes.jsonl, episodes_tokens.jsonl, and evaluation.json without
-its times.
+evaluation, transcripts. Each kill is a SIGKILL to a real process at one of five moments: a random time after its start (imports), after
+it took its directory (compilation, warm start, restoring), after a checkpoint began to be written, when one above step 0 is whole, or
+after a training step. The run is continued by the same command and by `--resume=DIR` in turn. Compared are every array of every
+checkpoint (byte for byte), the lines of metrics.jsonl without their times, episodes.jsonl, episodes_tokens.jsonl, and evaluation.json
+without its times.
 
 Prints one JSON line; exit code 1 when anything differs.
 """
@@ -42,19 +42,20 @@ def get_config(arg=None):
     c.game.max_turns = 2
     c.model.preset = "nano"
     c.recipe.branches = 4
-    c.rollout.environments = 4
+    c.rollout.tasks = 4
     c.optimizer.minibatch = 4
     c.recipe.entropy_coef = 0.02
     c.warm_start.steps = 60
-    c.warm_start.environments = 8
+    c.warm_start.tasks = 8
     c.evaluation.every = 4
-    c.evaluation.episodes = 4
-    c.evaluation.final_episodes = 4
+    c.evaluation.tasks = 4
+    c.evaluation.final_tasks = 4
     c.evaluation.transcripts = 1
     c.checkpoint.every = 2
     return c
 '''
-MOMENTS = ("start", "warm", "write", "step")  # after the process began, config.json, a checkpoint's folder, a training step
+# after the process began, config.json, a checkpoint's folder, a whole checkpoint above step 0, a training step
+MOMENTS = ("start", "warm", "write", "saved", "step")
 
 
 def launch(*flags: str) -> subprocess.Popen:
@@ -77,6 +78,7 @@ def kill(process: subprocess.Popen, workdir: pathlib.Path, moment: str, dice: ra
     lines = lambda: workdir.joinpath("metrics.jsonl").read_text().count('"train"') if (workdir / "metrics.jsonl").exists() else 0  # noqa: E731
     writes = lambda: any(workdir.joinpath("checkpoints").glob("[0-9]*.partial"))  # noqa: E731
     stale = set(workdir.joinpath("checkpoints").glob("*"))
+    whole = lambda: {p for p in workdir.joinpath("checkpoints").glob("[1-9]*") if p.name.isdigit() and (p / "state.json").exists()}  # noqa: E731
     seen = None
 
     def arrived():
@@ -85,13 +87,15 @@ def kill(process: subprocess.Popen, workdir: pathlib.Path, moment: str, dice: ra
             return moment == "start" or (workdir / "config.json").exists()
         if moment == "write":  # not the leftover of an earlier kill
             return writes() and bool(set(workdir.joinpath("checkpoints").glob("*")) - stale)
+        if moment == "saved":
+            return bool(whole() - stale)
         now = lines()
         seen = now if seen is None or now < seen else seen
         return now > seen
 
     while process.poll() is None and not arrived():
         time.sleep(0.002)
-    after = dice.uniform(0, {"start": slack_s, "warm": slack_s, "write": 0.3, "step": 0.5}[moment])
+    after = dice.uniform(0, {"start": slack_s, "warm": slack_s, "write": 0.3, "saved": 0.0, "step": 0.5}[moment])
     try:
         process.wait(timeout=after)
     except subprocess.TimeoutExpired:
@@ -150,22 +154,24 @@ def differences(one: pathlib.Path, two: pathlib.Path) -> list[str]:
     return out
 
 
-def interrupted(flags: list[str], workdir: pathlib.Path, moments: list[str], dice: random.Random, slack_s: float) -> list[str]:
-    """Runs to the end with one kill at each of `moments`; returns the moments at which it was really killed."""
-    killed = []
+def interrupted(
+    flags: list[str], workdir: pathlib.Path, moments: list[str], dice: random.Random, slack_s: float
+) -> tuple[list[str], str]:
+    """Runs to the end with one kill at each of `moments`; returns those at which it was really killed, and what the last process said."""
+    killed, said = [], ""
     for number, moment in enumerate([*moments, None]):
         known = (workdir / "config.json").exists()
         cache = [f for f in flags if f.startswith("--compilation_cache")]
         process = launch(f"--resume={workdir}", *cache) if known and number % 2 == 0 else launch(*flags, f"--workdir={workdir}")
         if moment is None:
-            finish(process)
+            said = finish(process)
         elif kill(process, workdir, moment, dice, slack_s):
             killed.append(moment)
         elif process.returncode:
             raise RuntimeError(f"the run ended by itself with {process.returncode}:\n{process.communicate()[0]}")
         else:
             break
-    return killed
+    return killed, said
 
 
 def main() -> None:
@@ -194,7 +200,7 @@ def main() -> None:
             rounds += 1
             count = min(options.per_round, options.kills - len(killed))
             moments = [dice.choice(MOMENTS) for _ in range(count)]
-            killed += interrupted(flags, folder / f"round{rounds}", moments, dice, slack_s=whole_s / 3)
+            killed += interrupted(flags, folder / f"round{rounds}", moments, dice, slack_s=whole_s / 3)[0]
             differing += [f"round {rounds}: {name}" for name in differences(folder / "whole", folder / f"round{rounds}")]
             print(f"round {rounds}: {len(killed)} kills, {len(differing)} differences", file=sys.stderr)
         outcome = {

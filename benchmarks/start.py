@@ -32,7 +32,7 @@ def seconds(*arguments: str) -> float:
 def first_steps(folder: pathlib.Path, cache: pathlib.Path, number: int) -> tuple[float, float]:
     """Seconds from the start of the process to the end of the first imitation step and of the first reinforcement step."""
     workdir = folder / f"run{number}"
-    small = ["steps=1", "warm_start.steps=1", "evaluation.final_episodes=128", "evaluation.transcripts=0"]
+    small = ["steps=1", "warm_start.steps=1", "evaluation.final_tasks=128", "evaluation.transcripts=0"]
     command = ["-m", "experiments.train", f"--config={_CONFIG.value}", f"--workdir={workdir}", f"--compilation_cache={cache}"]
     command = [sys.executable, *command, *(f"--config.{s}" for s in small)]
     tick, at, metrics = time.perf_counter(), {}, workdir / "metrics.jsonl"

@@ -1,91 +1,130 @@
 """What every experiment config starts from, and what a config means.
 
 A config file has `get_config(arg=None)`, starts from `base_config(...)` and sets what differs. The config is locked: a key that
-does not exist is refused wherever it is set, in the file or on the command line. Options of the recipe, the game and the model that
-are left at None keep the value of the recipe's preset, the game and the model's preset; `--dry_run` prints what they come to.
+does not exist is refused wherever it is set, in the file or on the command line. Options of the recipe, the game, its scripted player and
+the models that are left at None keep the value of the recipe's preset, the game, the player and the model's preset; `--dry_run` prints
+what they come to.
+
+`config.game.name` is a game or a workflow of the library, or an object of a file or module of your own (`my_game.py:Lock`); see
+`marl_llm.games.make_game`. `config.model` describes every model; `config.models.<name>`, made by `model_section()`, says how one differs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
-import re
+import pathlib
+from typing import Any
 
 from ml_collections import config_dict
 
-from experiments.command import closest
+from experiments import checks, players
+from experiments.command import ConfigError
 from marl_llm.algorithms import Recipe, make_recipe
-from marl_llm.games import GAMES, Game, find_game, make_game
-from marl_llm.models import ModelConfig, make_model_config
+from marl_llm.games import Found, Game, GameError, find_game
+from marl_llm.models import ModelConfig
+from marl_llm.workflows import Assignment, World, with_roles
 
-MICROBATCH = 768  # tokens; 6 rows of 128. Smaller ones pay for adding gradients up, larger ones fall out of a CPU's caches
+MICROBATCH = 768  # tokens; smaller micro-batches pay for adding gradients up, larger ones fall out of a CPU's caches
+ROW_TOKENS = 256  # of a packed row, where no sample is longer
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+_MODEL_KEYS = ("kind", "preset", "path", "url", "served_as", "key_env")
 
 
-class ConfigError(ValueError):
-    """The config cannot be run; the message says what, where and what to do."""
+def _placeholders(kinds: dict[str, Any]) -> dict:
+    """One placeholder per option, so that flags know its type; None means "not set here". Tuples are written with commas between."""
+    name = lambda kind: (kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))).split("|")[0].strip()  # noqa: E731
+    return {key: config_dict.placeholder(_TYPES.get(name(kind), str)) for key, kind in kinds.items()}
 
 
-def open_fields(cls, skip: tuple[str, ...]) -> dict:
-    """One placeholder per field of a dataclass, so that flags know each option's type; None means "not set here"."""
-    out = {}
-    for field in dataclasses.fields(cls):
-        if field.name in skip:
-            continue
-        kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-        first = kind.split("|")[0].strip()
-        # a tuple of names is written as one comma-separated string
-        out[field.name] = config_dict.placeholder(_TYPES.get(first, str))
-    return out
+def _fields(cls, *skip: str) -> dict:
+    return _placeholders({f.name: f.type for f in dataclasses.fields(cls) if f.name not in skip})
 
 
-def base_config(name: str, game: str, recipe: str) -> config_dict.ConfigDict:
-    """The locked base: every key that an experiment may set, with the values that small experiments share."""
-    if game not in GAMES:
-        raise ConfigError(f"unknown game {game!r}; the games are {', '.join(GAMES)}")
+def _options(parameters: dict[str, inspect.Parameter]) -> dict:
+    kind = lambda p: p.annotation if p.annotation is not p.empty else type(p.default)  # noqa: E731
+    return _placeholders({name: kind(p) for name, p in parameters.items()})
+
+
+def model_section(**values) -> config_dict.ConfigDict:
+    """What may be said of a model; None: as `config.model` has it.
+
+    `kind` is one of `players.KINDS`. A trained or frozen model has a `preset` (random parameters; further keys are fields of `ModelConfig`)
+    or a `path` (a Hugging Face checkpoint's directory), and trains adapters if `lora_rank` is set. An outside model has a `url` up to
+    `/chat/completions`, the name `served_as` there, and the environment variable `key_env` that holds the key.
+    """
+    section = config_dict.ConfigDict(
+        {
+            **_placeholders(dict.fromkeys(_MODEL_KEYS, "str")),
+            "lora_rank": config_dict.placeholder(int),
+            "lora_alpha": config_dict.placeholder(float),
+            **_fields(ModelConfig, "vocab_size", "rope_scaling", "dense_layers", "value_head"),
+        }
+    )
+    section.lock().update(values)
+    return section
+
+
+def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = None) -> config_dict.ConfigDict:
+    """The locked base: every key that an experiment may set, with the values that small experiments share.
+
+    `home` is where a run directory keeps a user's file. Raises `GameError` for an unknown game.
+    """
+    found = find_game(game, home)
     c = config_dict.ConfigDict()
     c.name = name
     c.seed = 0
-    c.steps = 100  # optimisation steps: one rollout and one update of each model
-    c.game = config_dict.ConfigDict({"name": game, **open_fields(find_game(game).thing, ())})
+    c.steps = 100  # optimisation steps: one rollout and one update of each model that trains
+    c.game = config_dict.ConfigDict({"name": game, **_options(found.options)})
+    c.script = config_dict.ConfigDict(_options(found.script_options))  # options of a value-state game's scripted player
+    c.hosted = False  # play a value-state game through the controller and the engine, as workflows are, instead of compiled
     # 'per_role', 'shared', or e.g. 'tool=a,planner=a,judge=b'
     c.assignment = "per_role"
-    c.model = config_dict.ConfigDict({"preset": "micro", **open_fields(ModelConfig, ("vocab_size", "rope_scaling", "dense_layers"))})
-    c.recipe = config_dict.ConfigDict({"name": recipe, "preset": "paper", **open_fields(Recipe, ("name", "preset"))})
-    c.rollout = config_dict.ConfigDict({"environments": 48})  # E, fresh instances per step
+    # models that train in turns, e.g. 'search:10,reason+answer:10' (steps); empty: all, always
+    c.schedule = ""
+    c.model = model_section(kind="trained", preset="micro", lora_alpha=16.0)
+    c.models = config_dict.ConfigDict()
+    c.recipe = config_dict.ConfigDict({"name": recipe, "preset": "paper", **_fields(Recipe, "name", "preset")})
+    c.rollout = config_dict.ConfigDict(
+        {
+            "tasks": 48,  # fresh tasks per step
+            # of hosted play; None keeps the defaults of `marl_llm.training.PlayOptions`
+            **_placeholders({"slots": "int", "chunk": "int", "attempts": "int", "timeout_s": "float", "concurrency": "int"}),
+            "max_prompt": config_dict.placeholder(int),  # tokens; None: as the roles have it. Their budgets are cut to it
+            "max_tokens": config_dict.placeholder(int),  # of a response
+        }
+    )
     c.optimizer = config_dict.ConfigDict(
         {
-            "minibatch": 32,  # groups per optimizer step
+            "minibatch": 32,  # prompts per optimizer step
             "epochs": 1,
-            # prompt and response tokens whose activations live at a time, per device; 0: the whole minibatch. None: MICROBATCH on a
-            # CPU, whose caches decide (a quarter less time than a whole minibatch), and 0 elsewhere, where memory does
+            "row_tokens": config_dict.placeholder(int),  # of a packed row. None: ROW_TOKENS, or the longest sample
+            # tokens whose activations live at a time, per device; 0: the whole minibatch. None: MICROBATCH on a CPU, whose caches decide
+            # (a quarter less time than a whole minibatch), and 0 elsewhere, where memory does
             "microbatch_tokens": config_dict.placeholder(int),
             "learning_rate": 1.5e-3,  # peak; linear decay to 5 % over `steps`
+            "critic": "own",  # where the recipe has one: an own network, or a value 'head' on the policy
+            "critic_learning_rate": config_dict.placeholder(float),  # None: as the policy's
             "warmup": 5,  # steps
             "max_grad_norm": 1.0,
             "b2": 0.99,
             "weight_decay": 0.0,
         }
     )
-    c.warm_start = config_dict.ConfigDict(
-        {
-            "steps": 0,  # imitation steps; 0 starts from random parameters
-            "environments": 8,  # per step and game
-            "branches": 4,  # scripted responses per prompt
-            "learning_rate": 2e-3,
-            "noise": config_dict.placeholder(float),  # options of the game's scripted player
-            "sighted": config_dict.placeholder(float),
-            "repeat": config_dict.placeholder(float),
-        }
-    )
+    # imitation of the scripted player; 0 steps start from what the models are. After `fresh` steps their plays are used again
+    c.warm_start = config_dict.ConfigDict({"steps": 0, "tasks": 8, "fresh": config_dict.placeholder(int), "learning_rate": 2e-3})
+    c.warm_start.run = ""  # directory of another run: begin with its models, in place of the steps above
+    c.warm_start.step = 0  # which of its checkpoints: 0 is where its reinforcement began
+    c.warm_start.models = ""  # which of its models, where names differ, e.g. 'shared=reason'
     c.evaluation = config_dict.ConfigDict(
         {
             "every": 40,  # steps between evaluations on the validation split
-            "episodes": 128,  # of each
-            "final_episodes": 500,  # on the test split, at the end
-            "seed": 2026,  # of the instances, independent of the run's seed
+            "tasks": 128,  # of each
+            "final_tasks": 500,  # on the test split, at the end
+            "seed": 2026,  # of the evaluations, independent of the run's seed
             "transcripts": 3,
+            "put_back": True,  # measure the team with models swapped, and with each role's untrained model put back
+            "sampled": False,  # measure it at the recipe's temperature too, beside greedy
         }
     )
     c.checkpoint = config_dict.ConfigDict({"every": 100, "keep": 2})
@@ -94,252 +133,161 @@ def base_config(name: str, game: str, recipe: str) -> config_dict.ConfigDict:
     c.quick_compile = False  # CPU: compile in a quarter of the time, run slower
     c.devices = 0  # data-parallel devices; 0: all (on CPU one per core)
     c.mesh = config_dict.ConfigDict({"fsdp": 1, "tensor": 1})  # further devices per data-parallel one, for models that need them
-    return c.lock()
+    c.lock()
+    c.models.unlock()  # a config file adds sections by name
+    return c
+
+
+def variant(name: str, arg: str | None, known: tuple[str, ...]) -> str:
+    """The variant that a config file was asked for; "" for none. Raises `ConfigError` listing those that it has."""
+    if arg in (None, ""):
+        return ""
+    if arg not in known:
+        raise ConfigError(f"{name} has no variant {arg!r}; it has {', '.join(map(repr, known))}")
+    return arg
 
 
 def smoke(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
-    """The `:smoke` variant: the same code paths in well under a minute."""
+    """The `:smoke` variant: the same code paths in about a minute."""
     config.quick_compile = True
     config.steps = min(config.steps, 4)
     config.warm_start.steps = min(config.warm_start.steps, 10)
+    config.warm_start.tasks = min(config.warm_start.tasks, 8)
     config.evaluation.every = 2
-    config.evaluation.episodes = 16
-    config.evaluation.final_episodes = 16
+    config.evaluation.tasks = config.evaluation.final_tasks = 16
     config.checkpoint.every = 2
-    config.rollout.environments = min(config.rollout.environments, 8)
+    config.rollout.tasks = min(config.rollout.tasks, 8)
     return config
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A resolved config: typed values that were checked one by one and against each other."""
+    """A resolved config: typed values that were checked one by one and against each other. A context manager, for a world owns tools.
 
-    game: Game
+    Attributes:
+      found: what the game's name stands for. game: the game, with its options.
+      played: the game itself, or, of a value-state game with `config.hosted`, the world that it makes.
+      options: model -> what its section came to. shapes: model of this program -> its shape.
+      script: options of the scripted player.
+    """
+
+    found: Found
+    game: Game | World
+    played: Game | World
     recipe: Recipe
-    model: ModelConfig
-    assignment: dict[str, str]  # role -> model
-    script: dict[str, float]
+    assignment: Assignment
+    options: dict[str, dict]
+    shapes: dict[str, ModelConfig]
+    script: dict[str, Any]
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if isinstance(self.game, World):
+            self.game.close()
 
     @property
-    def models(self) -> list[str]:
-        """Names of the models, in the order of the roles that they play first."""
-        return list(dict.fromkeys(self.assignment.values()))
+    def hosted(self) -> bool:
+        """Played through the controller and the engine, not compiled."""
+        return isinstance(self.played, World)
 
     @property
-    def configs(self) -> dict[str, ModelConfig]:
-        """Shape of each model."""
-        return dict.fromkeys(self.models, self.model)
+    def budgets(self) -> dict[str, tuple[int, int]]:
+        """Role -> its longest prompt and its longest response, in tokens."""
+        return players.budgets(self.played)
+
+    @property
+    def row_tokens(self) -> int:
+        """Of a packed row, unless the config says otherwise."""
+        return max(ROW_TOKENS, *(prompt + response for prompt, response in self.budgets.values()))
 
     def table(self, config: config_dict.ConfigDict) -> str:
-        """What `--dry_run` prints: roles, models, recipe fields, sizes and shapes."""
-        g, m, r = self.game, self.model, self.recipe
-        e, k = config.rollout.environments, r.branches
-        rows = [f"{config.name}: {g.name}, recipe {r.name} ({r.preset}), {config.steps} steps, seed {config.seed}", "", "roles"]
-        for stage in g.stages:
-            for role in (next(x for x in g.roles if x.name == n) for n in stage):
-                together = f" together with {', '.join(n for n in stage if n != role.name)}" if len(stage) > 1 else ""
-                rows.append(
-                    f"  {role.name:<10} -> model {self.assignment[role.name]:<10} prompt [E={e}, P={role.prompt_tokens}]  "
-                    f"responses [E={e}, K={k}, R={role.response_tokens}]{together}"
-                )
-        rows += ["", f"models ({len(self.models)}, each with its own parameters and optimizer)"]
-        rows += [
-            f"  {name:<10} {m.parameters:,} parameters (V={m.vocab_size} D={m.width} Y={m.layers} H={m.query_heads} "
-            f"J={m.key_value_heads} d={m.head_dim} F={m.feed_forward})"
-            for name in self.models
-        ]
-        samples = e * k * g.max_turns * len(g.roles)
-        rows += ["", f"samples per step: at most {samples:,} (E={e} x K={k} x T={g.max_turns} x N={len(g.roles)})", "", "game"]
-        rows += [f"  {f.name:<20} {getattr(g, f.name)}" for f in dataclasses.fields(g)]
-        rows += ["", "recipe"]
-        rows += [f"  {f.name:<20} {getattr(r, f.name)}" for f in dataclasses.fields(r)]
+        """What `--dry_run` prints: roles, models, recipe fields, sizes and shapes; of a workflow, the picture of its graph."""
+        g, r, e = self.game, self.recipe, config.rollout.tasks
+        k = r.branches
+        kind, name = ("workflow", g.workflow.name) if isinstance(g, World) else ("game", config.game.name)
+        head = f"{config.name}: {kind} {name}, recipe {r.name} ({r.preset}), {config.steps} steps, seed {config.seed}"
+        rows = [head + (", hosted" if config.hosted else ""), "", "roles"]
+        for role, (prompt, response) in self.budgets.items():
+            said = f"prompt [E={e}, P<={prompt}]  responses [E={e}, K={k}, R<={response}]"
+            if isinstance(g, World):
+                said += f"  reads {', '.join(g.workflow.roles[role].reads)}; writes {', '.join(g.workflow.roles[role].writes)}"
+            elif beside := next([n for n in stage if n != role] for stage in g.stages if role in stage):
+                said += f"  together with {', '.join(beside)}"
+            rows.append(f"  {role:<10} -> model {self.assignment.roles[role]:<10} {said}")
+        rows += ["", f"models (trained: {', '.join(self.assignment.trained)}; each with its own parameters and optimizer)"]
+        for model, options in self.options.items():
+            m = self.shapes.get(model)
+            shape = m and (
+                f"  {m.parameters:,} parameters (V={m.vocab_size} D={m.width} Y={m.layers} H={m.query_heads} J={m.key_value_heads} "
+                f"d={m.head_dim} F={m.feed_forward})"
+            )
+            rows.append(f"  {model:<10} " + ", ".join(f"{key}={value}" for key, value in options.items()) + (shape or ""))
+        plays = f"{k} candidates per prompt, '{r.pick}' goes on" if r.sampling == "tree" else f"{k} plays each"
+        rows += ["", f"per step: {e} tasks, {plays}"]
+        if isinstance(g, World):
+            rows[-1] += f"; headline figure: {g.headline}"
+        else:
+            samples = e * k * g.max_turns * len(g.roles)
+            rows[-1] += f"; at most {samples:,} samples (E={e} x K={k} x T={g.max_turns} x N={len(g.roles)})"
+            rows += ["", "game", *(f"  {name:<20} {getattr(g, name, '')}" for name in self.found.options)]
+        rows += ["", "recipe", *(f"  {f.name:<20} {getattr(r, f.name)}" for f in dataclasses.fields(r))]
+        if isinstance(g, World):
+            from marl_llm.workflows import to_mermaid
+
+            rows += ["", to_mermaid(g.workflow, dict(self.assignment.roles))]
         return "\n".join(rows)
 
 
-def given(section: config_dict.ConfigDict, skip: tuple[str, ...] = ()) -> dict:
-    """The keys of a section that were set."""
-    return {key: value for key, value in section.items() if key not in skip and value is not None}
+def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None) -> Plan:
+    """Checks a config and turns it into typed values. Whoever resolves it closes it (`with resolve(config) as plan`).
 
-
-def parse_assignment(text: str, roles: list[str]) -> dict[str, str]:
-    """`per_role`, `shared`, or `role=model,...` for every role. Raises `ConfigError`."""
-    if text == "per_role":
-        return {r: r for r in roles}
-    if text == "shared":
-        return {r: "shared" for r in roles}
-    pairs = [p.split("=") for p in text.split(",")]
-    if any(len(p) != 2 or not p[0].strip() or not p[1].strip() for p in pairs):
-        raise ConfigError(f"assignment={text!r} is not 'per_role', 'shared' or a list like '{roles[0]}=a,...'")
-    out = {role.strip(): model.strip() for role, model in pairs}
-    for model in out.values():
-        if not re.fullmatch(r"[A-Za-z][\w-]*", model):
-            raise ConfigError(f"assignment={text!r}: {model!r} names a model and its folder; use letters, digits, - and _")
-    if sorted(out) != sorted(roles) or len(out) != len(pairs):
-        raise ConfigError(f"assignment={text!r} must name each role once; the game's roles are {', '.join(roles)}")
-    return {r: out[r] for r in roles}
-
-
-def _check_numbers(config: config_dict.ConfigDict) -> None:
-    least = {
-        "steps": 0,
-        "rollout.environments": 1,
-        "optimizer.minibatch": 1,
-        "optimizer.epochs": 1,
-        "optimizer.microbatch_tokens": 0,
-        "optimizer.warmup": 0,
-        "warm_start.steps": 0,
-        "warm_start.environments": 1,
-        "warm_start.branches": 1,
-        "evaluation.every": 1,
-        "evaluation.episodes": 1,
-        "evaluation.final_episodes": 1,
-        "evaluation.transcripts": 0,
-        "checkpoint.every": 1,
-        "checkpoint.keep": 1,
-        "devices": 0,
-        "mesh.fsdp": 1,
-        "mesh.tensor": 1,
-    }
-    for path, low in least.items():
-        value = _value(config, path)
-        if value is not None and value < low:
-            raise ConfigError(f"config.{path}={value} must be at least {low}")
-    o, w = config.optimizer, config.warm_start
-    for path, value, good, what in (
-        ("seed", config.seed, 0 <= config.seed < 2**32, "lie in [0, 2^32)"),
-        ("evaluation.seed", config.evaluation.seed, 0 <= config.evaluation.seed < 2**32, "lie in [0, 2^32)"),
-        ("optimizer.learning_rate", o.learning_rate, 0 < o.learning_rate < math.inf, "be positive and finite"),
-        ("warm_start.learning_rate", w.learning_rate, 0 < w.learning_rate < math.inf, "be positive and finite"),
-        ("optimizer.max_grad_norm", o.max_grad_norm, o.max_grad_norm > 0, "be positive (inf switches clipping off)"),
-        ("optimizer.weight_decay", o.weight_decay, 0 <= o.weight_decay < math.inf, "be 0 or more, and finite"),
-        ("optimizer.b2", o.b2, 0 < o.b2 < 1, "lie between 0 and 1"),
-        *((f"warm_start.{k}", w[k], w[k] is None or 0 <= w[k] <= 1, "lie in [0, 1]") for k in ("noise", "sighted", "repeat")),
-    ):
-        if not good:
-            raise ConfigError(f"config.{path}={value} must {what}")
-
-
-def compare_keys(new, old, path: str, start: str, free: str) -> None:
-    """Raises `ConfigError` naming a key of `new` that `old` lacks, or the reverse, outside of section `free`; `start` makes whole ones."""
-    for key in old:
-        if key not in new:
-            raise ConfigError(f"{path}.{key} is missing; start the config from {start}")
-    for key in new:
-        if key not in old:
-            hint = closest(key, list(old)) or f"; {path} has {', '.join(old)}"
-            raise ConfigError(f"unknown key {path}.{key}{hint}")
-        if isinstance(old[key], config_dict.ConfigDict):
-            if not isinstance(new[key], config_dict.ConfigDict):
-                raise ConfigError(f"{path}.{key}={new[key]!r} must be a section with {', '.join(old[key]) or 'a section per name'}")
-            if f"{path}.{key}" != free:
-                compare_keys(new[key], old[key], f"{path}.{key}", start, free)
-
-
-def _check_keys(config: config_dict.ConfigDict) -> None:
-    """Refuses a config that lacks a key of the base or has one more, e.g. one that another version of this library wrote."""
-    try:
-        base = base_config(config.name, config.game.name, config.recipe.name)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ConfigError("the config lacks a name, a game or a recipe; start from experiments.base.base_config") from error
-
-    compare_keys(config, base, "config", "experiments.base.base_config", free="config.game")  # the game refuses what is not its own
-
-
-_DIVIDED = ("rollout.environments", "optimizer.minibatch", "warm_start.environments", "evaluation.episodes")
-
-
-def _value(config: config_dict.ConfigDict, path: str):
-    for part in path.split("."):
-        config = config[part]
-    return config
-
-
-def _divided(config: config_dict.ConfigDict) -> dict[str, int]:
-    paths = [p for p in _DIVIDED if config.warm_start.steps or not p.startswith("warm_start")]
-    return {path: _value(config, path) for path in paths}
-
-
-def most_devices(config: config_dict.ConfigDict, there: int) -> int:
-    """The most of `there` devices that environments, minibatches and evaluation divide over."""
-    return max(n for n in range(1, there + 1) if not any(value % n for value in _divided(config).values()))
-
-
-def check_devices(config: config_dict.ConfigDict, devices: int) -> None:
-    """Raises `ConfigError` when something does not divide over the devices."""
-    for path, value in _divided(config).items():
-        if value % devices:
-            raise ConfigError(f"config.{path}={value} does not divide over {devices} devices; choose a multiple, or set config.devices")
-
-
-# What the trainer of device games carries out today; the rest of a recipe's fields are carried out by `marl_llm.algorithms`.
-def _check_supported(recipe: Recipe) -> None:
-    if recipe.normaliser == "critic":
-        raise ConfigError(f"recipe {recipe.name!r} needs a critic, which this trainer does not have; use at_grpo, grpo or magrpo")
-    if recipe.kl_coef and recipe.kl_in == "reward":
-        raise ConfigError("recipe.kl_in='reward' needs per-sample KL, which this trainer does not compute; use kl_in='loss'")
-    if recipe.top_k is not None or recipe.top_p < 1:
-        raise ConfigError(
-            "recipe.top_k and recipe.top_p would bias the ratio: this sampler draws from the whole (tempered) distribution. Set "
-            "top_k to None and top_p to 1"
-        )
-
-
-def row_tokens(game: Game, recipe: Recipe) -> int:
-    """Tokens of a group's row in the update: the prompt once, and the responses that were sampled from it."""
-    prompt, response = max(r.prompt_tokens for r in game.roles), max(r.response_tokens for r in game.roles)
-    return prompt + (recipe.branches if recipe.sampling == "tree" else 1) * response
-
-
-def _check_microbatch(config: config_dict.ConfigDict, game: Game, recipe: Recipe) -> None:
-    tokens, row = config.optimizer.microbatch_tokens, row_tokens(game, recipe)
-    if tokens and tokens < row:
-        raise ConfigError(f"config.optimizer.microbatch_tokens={tokens} cannot hold one group of {row} tokens, and a group is never cut")
-    if tokens and tokens >= config.optimizer.minibatch * row:
-        raise ConfigError(
-            f"config.optimizer.microbatch_tokens={tokens} would have no effect: a minibatch has "
-            f"{config.optimizer.minibatch} x {row} tokens. Set it to 0, or lower"
-        )
-
-
-def microbatch_tokens(config: config_dict.ConfigDict, platform: str) -> int:
-    """`optimizer.microbatch_tokens`, or what suits the platform ('cpu', 'gpu' or 'tpu') where it is left open."""
-    tokens = config.optimizer.microbatch_tokens
-    return (MICROBATCH if platform == "cpu" else 0) if tokens is None else tokens
-
-
-def resolve(config: config_dict.ConfigDict) -> Plan:
-    """Checks a config and turns it into typed values.
-
-    Raises `ConfigError` for an unknown name, an impossible or contradictory value, or an option that would have no effect.
+    `home` is where a run directory keeps a user's file. Raises `ConfigError` for an unknown name, an impossible or contradictory value, or
+    an option that would have no effect.
     """
-    if "world" in config:
-        raise ConfigError(
-            "this config trains a workflow, and this command knows device games only: experiments.train trains it, and measures a trained "
-            "team again with --config.steps=0 --config.warm_start.run=RUN --config.warm_start.step=STEP"
-        )
-    _check_keys(config)
-    _check_numbers(config)
+    check(config, home)
+    given = checks.given
     try:
-        game = make_game(config.game.name, **given(config.game, ("name",)))
         recipe = make_recipe(config.recipe.name, config.recipe.preset, **given(config.recipe, ("name", "preset")))
-        model = make_model_config(config.model.preset, game.tokenizer.vocab_size, **given(config.model, ("preset",)))
-    except (ValueError, TypeError) as error:
+        found = find_game(config.game.name, home)
+        game = found.make(**given(config.game, ("name",)))
+    except (ValueError, TypeError, OSError) as error:
         raise ConfigError(str(error)) from error
-    _check_supported(recipe)
-    if any(len(s) > 1 for s in game.stages) and recipe.sampling == "tree":
-        raise ConfigError(
-            f"{game.name} has roles that act at once, and a tree would score one role's branches before the other has spoken: "
-            "use a recipe with sampling='parallel', e.g. magrpo"
-        )
-    _check_microbatch(config, game, recipe)
-    script = given(config.warm_start, ("steps", "environments", "branches", "learning_rate"))
-    if script and not config.warm_start.steps:
-        raise ConfigError(f"warm_start.{', '.join(script)} would have no effect: warm_start.steps is 0")
-    known = [p.name for p in inspect.signature(game.script).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for option in script:
-        if option not in known:
-            raise ConfigError(
-                f"warm_start.{option} would have no effect: {game.name}'s scripted player has "
-                + (f"the options {', '.join(known)}" if known else "no options")
-            )
-    return Plan(game, recipe, model, parse_assignment(config.assignment, [r.name for r in game.roles]), script)
+    try:
+        if isinstance(game, World):
+            game = _cut(game, config.rollout)
+        played = players.hosted_world(config, game) if config.hosted and isinstance(game, Game) else game
+        assignment, options, shapes = players.cast(config, played)
+        plan = Plan(found, game, played, recipe, assignment, options, shapes, given(config.script))
+        players.contradictions(config, plan)
+        return plan
+    except (ValueError, TypeError) as error:
+        if isinstance(game, World):
+            game.close()
+        raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
+
+
+def check(config: config_dict.ConfigDict, home: pathlib.Path | None = None) -> None:
+    """Raises `ConfigError` for keys that are missing or unknown, and for numbers out of range. Makes no game."""
+    start = "experiments.base.base_config"
+    try:
+        base = base_config(config.name, config.game.name, config.recipe.name, home)
+    except GameError as error:
+        raise ConfigError(str(error)) from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"the config lacks a name, a game or a recipe; start from {start}") from error
+    free = ("config.game", "config.script", "config.models")  # the game refuses what is not its own
+    checks.compare_keys(config, base, "config", start, free)
+    for name in config.models:
+        if not isinstance(config.models[name], config_dict.ConfigDict):
+            raise ConfigError(f"config.models.{name}={config.models[name]!r} must be made by experiments.base.model_section")
+        checks.compare_keys(config.models[name], model_section(), f"config.models.{name}", start)
+    checks.numbers(config)
+
+
+def _cut(world: World, rollout: config_dict.ConfigDict) -> World:
+    """The world with its roles' budgets cut to what the config allows."""
+    most = {name: rollout[name] for name in ("max_prompt", "max_tokens") if rollout[name] is not None}
+    cut = lambda role: dataclasses.replace(role, **{name: min(value, getattr(role, name)) for name, value in most.items()})  # noqa: E731
+    return dataclasses.replace(world, workflow=with_roles(world.workflow, cut)) if most else world

@@ -1,11 +1,11 @@
-"""One table, and one picture, of many runs of workflows: what each group of runs gained, over seeds.
+"""One table, and one picture, of many runs: what each group of runs gained, over seeds.
 
     python -m experiments.collect --group=A:runs/a0,runs/a1,runs/a2 --group=permuted:runs/ap0
     python -m experiments.collect --group=shared:runs/s0,runs/s1 --group=separate:runs/c0,runs/c1 --picture=curves.png --axis=sampled_tokens
 
-Prints a Markdown table: the headline figure of the test split before and after, greedy and sampled, with the spread over seeds; what it is
-with one role's untrained model put back; turns; sampled tokens and seconds; and the validation figure at the tokens that all runs sampled,
-between its measurements by a straight line. The picture has a curve per group, validation figures over
+Prints a Markdown table: the headline figure of the test split before and after, greedy and, where the runs measured it, sampled, with the
+spread over seeds; what it is with one role's untrained model put back; turns; sampled tokens and seconds; and the validation figure at
+the tokens that all runs sampled, between its measurements by a straight line. The picture has a curve per group, validation figures over
 steps or sampled tokens, with every seed as a thin line.
 """
 
@@ -19,28 +19,32 @@ import numpy as np
 from absl import flags
 
 from experiments import command
+from experiments.command import ConfigError
 
 _GROUPS = flags.DEFINE_multi_string("group", [], "NAME:RUN,RUN,...; may be given many times.")
 _PICTURE = flags.DEFINE_string("picture", None, "PNG of the learning curves.")
 _AXIS = flags.DEFINE_enum("axis", "step", ["step", "sampled_tokens"], "What the curves go over.")
 
 
-def read_groups(texts: list[str]) -> dict[str, list[dict]]:
-    """Group -> its runs, each with `evaluation` and `metrics`. Raises `ConfigError` naming a run that is not finished."""
-    from experiments.base import ConfigError
+def read_run(run: pathlib.Path) -> dict:
+    """A finished run's `evaluation` and `metrics`. Raises `ConfigError` naming one that is not finished."""
+    try:
+        evaluation = json.loads((run / "evaluation.json").read_text())
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        _ = evaluation["before"], evaluation["after"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{run} is no finished run: {type(error).__name__}: {error}") from error
+    return {"evaluation": evaluation, "metrics": lines}
 
+
+def read_groups(texts: list[str]) -> dict[str, list[dict]]:
+    """Group -> its runs. Raises `ConfigError` naming a run that is not finished."""
     groups: dict[str, list[dict]] = {}
     for text in texts:
         name, _, runs = text.partition(":")
         if not name or not runs:
             raise ConfigError(f"--group={text!r} is not like 'shared:runs/s0,runs/s1'")
-        for run in map(pathlib.Path, runs.split(",")):
-            try:
-                evaluation = json.loads((run / "evaluation.json").read_text())
-                lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"{run} is no finished run of a workflow: {error}") from error
-            groups.setdefault(name, []).append({"evaluation": evaluation, "metrics": lines})
+        groups.setdefault(name, []).extend(read_run(pathlib.Path(run)) for run in runs.split(","))
     return groups
 
 
@@ -52,28 +56,37 @@ def spread(values: list[float]) -> str:
 
 def table(groups: dict[str, list[dict]]) -> str:
     """The Markdown table."""
-    head = "| runs | seeds | greedy before | greedy after | gain | sampled before | sampled after | gain | turns greedy | turns sampled | "
-    budget = min(curve(run, "sampled_tokens")[0][-1] for runs in groups.values() for run in runs)
-    head += f"one role untrained: greedy / sampled | sampled tokens | validation at {budget:,.0f} tokens | wall s |"
-    rows = [head, "|" + "---|" * (head.count(" | ") + 1)]
+    everyone = [run for runs in groups.values() for run in runs]
+    ways = ["greedy", *(["sampled"] if all("sampled" in run["evaluation"] for run in everyone) else [])]
+    budget = min((curve(run, "sampled_tokens")[0][-1] for run in everyone if _tokens(run)), default=0)
+    head = ["runs", "seeds"] + [f"{way} {what}" if what != "gain" else what for way in ways for what in ("before", "after", "gain")]
+    head += [f"turns {way}" for way in ways] + [f"one role untrained: {' / '.join(ways)}", "sampled tokens"]
+    head += [f"validation at {budget:,.0f} tokens", "random", "CPU s", "wall s"]
+    rows = [head, ["---"] * len(head)]
     for name, runs in groups.items():
+        parts = [[run["evaluation"] if way == "greedy" else run["evaluation"]["sampled"] for run in runs] for way in ways]
         cells = [name, str(len(runs))]
-        kinds = [[run["evaluation"] for run in runs], [run["evaluation"]["sampled"] for run in runs]]
-        for parts in kinds:
-            before, after = ([part[when]["success"] for part in parts] for when in ("before", "after"))
+        for way in parts:
+            before, after = ([part[when]["success"] for part in way] for when in ("before", "after"))
             cells += [spread(before), spread(after), spread([b - a for a, b in zip(before, after)])]
-        turns = lambda parts, when: f"{statistics.mean(part[when]['turns'] for part in parts):.2f}"  # noqa: E731
-        cells += [f"{turns(parts, 'before')} → {turns(parts, 'after')}" for parts in kinds]
-        pairs = runs[0]["evaluation"]["pairs"]
-        mean = lambda parts, pair: statistics.mean(part["pairs"][pair]["success"] for part in parts)  # noqa: E731
-        worth = [f"{pair.removesuffix(' untrained')} {mean(kinds[0], pair):.3f} / {mean(kinds[1], pair):.3f}" for pair in pairs]
-        cells.append("; ".join(worth) or "–")
-        tokens = [next((m["sampled_tokens"] for m in reversed(run["metrics"]) if "sampled_tokens" in m), 0) for run in runs]
-        there = [float(np.interp(budget, *curve(run, "sampled_tokens"))) for run in runs]
-        seconds = statistics.mean(run["evaluation"]["train_wall_s"] for run in runs)
-        cells += [f"{statistics.mean(tokens):,.0f}", spread(there), f"{seconds:.0f}"]
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+        turns = lambda way, when: f"{statistics.mean(part[when]['turns'] for part in way):.2f}"  # noqa: E731
+        cells += [f"{turns(way, 'before')} → {turns(way, 'after')}" for way in parts]
+        mean = lambda way, pair: f"{statistics.mean(part['pairs'][pair]['success'] for part in way):.3f}"  # noqa: E731
+        pairs = runs[0]["evaluation"].get("pairs", {})
+        worth = [f"{pair.removesuffix(' untrained')} {' / '.join(mean(way, pair) for way in parts)}" for pair in pairs]
+        cells += ["; ".join(worth) or "–", f"{statistics.mean(map(_tokens, runs)):,.0f}"]
+        there = [float(np.interp(budget, *curve(run, "sampled_tokens"))) for run in runs if _tokens(run)]
+        cells.append(spread(there) if there else "–")
+        floor = [run["evaluation"]["random"]["success"] for run in runs if "random" in run["evaluation"]]
+        cells.append(f"{statistics.mean(floor):.3f}" if floor else "–")
+        seconds = lambda kind, runs=runs: [run["evaluation"].get(f"train_{kind}_s") for run in runs]  # noqa: E731
+        cells += ["–" if None in seconds(kind) else f"{statistics.mean(seconds(kind)):.0f}" for kind in ("cpu", "wall")]
+        rows.append(cells)
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _tokens(run: dict) -> int:
+    return next((m["sampled_tokens"] for m in reversed(run["metrics"]) if "sampled_tokens" in m), 0)
 
 
 def curve(run: dict, axis: str) -> tuple[list[float], list[float]]:
@@ -98,7 +111,7 @@ def draw(groups: dict[str, list[dict]], axis: str, path: pathlib.Path) -> None:
         points = list(zip(*(list(zip(*c)) for c in curves)))
         x, y = ([statistics.mean(p[i] for p in point) for point in points] for i in (0, 1))
         axes.plot(x, y, color=colour, linewidth=2, marker="o", markersize=3, label=f"{name}, {len(runs)} seed{'s' * (len(runs) > 1)}")
-    headline = next(iter(groups.values()))[0]["evaluation"]["headline"]
+    headline = next(iter(groups.values()))[0]["evaluation"].get("headline", "success")
     axes.set(xlabel=axis.replace("_", " "), ylabel=f"{headline}, validation, greedy")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -107,17 +120,12 @@ def draw(groups: dict[str, list[dict]], axis: str, path: pathlib.Path) -> None:
 
 def main(argv) -> None:
     """Flags to table and picture."""
-    from experiments.base import ConfigError
-
-    try:
-        if not _GROUPS.value:
-            raise ConfigError("--group is missing, e.g. --group=A:runs/a0,runs/a1")
-        groups = read_groups(_GROUPS.value)
-        print(table(groups))
-        if _PICTURE.value:
-            draw(groups, _AXIS.value, pathlib.Path(_PICTURE.value))
-    except (ConfigError, OSError) as error:
-        command.fail(error)
+    if not _GROUPS.value:
+        raise ConfigError("--group is missing, e.g. --group=A:runs/a0,runs/a1")
+    groups = read_groups(_GROUPS.value)
+    print(table(groups))
+    if _PICTURE.value:
+        draw(groups, _AXIS.value, pathlib.Path(_PICTURE.value))
 
 
 if __name__ == "__main__":

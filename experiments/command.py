@@ -7,16 +7,29 @@ written, or a damaged line of the run's files, 130 interrupted.
 from __future__ import annotations
 
 import os
+import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from absl import app, flags
 
 from marl_llm import hints
 
 FAILED, DAMAGED, INTERRUPTED = 2, 3, 130
+RESUMED = str(pathlib.Path(__file__).parent / "workdir.py")  # read as a config file, it gives the config of a run directory
+# errors by name, because their rooms are imported only once there is something to do
+_PLAIN = ("RolloutError", "WorkflowError", "GameError", "SandboxError", "EngineError", "InfrastructureError", "PackingError", "DataError")
+DAMAGED_BY = ("CheckpointError", "LineError")
+
+
+class ConfigError(ValueError):
+    """The config cannot be run; the message says what, where and what to do."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says what, where and what to do. The last checkpoint is whole."""
 
 
 def fail(message: object, code: int = FAILED) -> None:
@@ -25,8 +38,8 @@ def fail(message: object, code: int = FAILED) -> None:
     sys.exit(code)
 
 
-def run(main: Callable[[list[str]], None]) -> None:
-    """`absl.app.run` with errors in flags and config files told plainly. `main` gets the arguments that are not flags."""
+def run(main: Callable[[list[str]], None], interrupted: str = "interrupted") -> None:
+    """`absl.app.run` with errors told plainly. `main` gets the arguments that are not flags; `--resume=DIR` brings the config of DIR."""
 
     def guarded(argv):
         if len(argv) > 1:
@@ -34,14 +47,39 @@ def run(main: Callable[[list[str]], None]) -> None:
         try:
             main(argv)
         except KeyboardInterrupt:
-            print("\ninterrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+            print(f"\n{interrupted}", file=sys.stderr)
             sys.stderr.flush()
             os._exit(INTERRUPTED)  # a compilation in the background would hold a normal exit up
+        except Exception as error:
+            if (said := told(error)) is None:
+                raise
+            fail(said, DAMAGED if type(error).__name__ in DAMAGED_BY else FAILED)
 
+    sys.argv = with_resumed(sys.argv)
     app.run(guarded, flags_parser=_parse)
 
 
+def with_resumed(argv: list[str]) -> list[str]:
+    """`--resume=DIR` without `--config`: the config of DIR is put in front, so that further flags can change it."""
+    given = [re.fullmatch(r"--?(resume|config)=(.*)", arg) for arg in argv]
+    named = {match[1]: match[2] for match in given if match}
+    if "resume" not in named or "config" in named:
+        return argv
+    return [argv[0], f"--config={RESUMED}:{named['resume']}", *argv[1:]]
+
+
+def told(error: BaseException, files: Iterable[str] = ()) -> str | None:
+    """One line about an error that a user can mend, or that a user's own `files` raised; None for a fault of this library."""
+    if isinstance(error, ConfigError | TrainingError | OSError) or type(error).__name__ in (*_PLAIN, *DAMAGED_BY):
+        return str(error)
+    names = {os.path.realpath(file) for file in files}
+    here = [f for f in traceback.extract_tb(error.__traceback__) if os.path.realpath(f.filename) in names]
+    return f"{here[-1].filename} line {here[-1].lineno}, in {here[-1].name}: {type(error).__name__}: {_flat(error)}" if here else None
+
+
 def _parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
+    if path := _config_file(argv):  # a config file may import what lies beside it
+        sys.path.append(os.path.dirname(os.path.abspath(path)))
     try:
         rest = values(argv)
         for name in values:  # a config file that is missing shows only when the config is read
@@ -66,17 +104,30 @@ def explain(error: BaseException, argv: list[str]) -> str:
     for e in chain:
         if isinstance(e, SyntaxError) and e.filename:
             return f"{e.filename} line {e.lineno}: {e.msg}"
+    if path == RESUMED and (said := [e for e in chain if isinstance(e, ConfigError)]):
+        return str(said[-1])  # the first one, which ml_collections wrapped
     for e in chain:
         here = [f for f in traceback.extract_tb(e.__traceback__) if path and os.path.abspath(f.filename) == os.path.abspath(path)]
-        if here:
-            plain = isinstance(e, ValueError) or "key " in _message(e)
-            return f"{path} line {here[-1].lineno}: {'' if plain else type(e).__name__ + ': '}{_message(e)}"
+        if here and path != RESUMED:
+            key = _unknown_key(e)
+            plain = isinstance(e, ValueError) or key
+            return f"{path} line {here[-1].lineno}: {'' if plain else type(e).__name__ + ': '}{key or _flat(e)}"
     section = re.search(r"flag --([\w.]+)=(.*?): Failed to parse .* as a ConfigDict", str(error))
     if section:
         return f"--{section[1]} is a section of the config: set one of its keys, e.g. --{section[1]}.name={section[2]}"
-    if isinstance(error, AttributeError | KeyError):
-        return _unknown_key(argv, _message(error))
-    return str(error)
+    if isinstance(error, AttributeError | KeyError | TypeError):
+        return _unknown_flag(argv, error)
+    return _wrong_type(str(error))
+
+
+def _wrong_type(text: str) -> str:
+    """What absl says of a value of another type, in plain words."""
+    match = re.fullmatch(r"flag (--[\w.]+)=(.*?): (.*)", text, re.DOTALL)
+    kinds = {"int()": "a whole number", "to float": "a number", "boolean": "true or false"}
+    kind = next((kind for mark, kind in kinds.items() if match and mark in match[3]), None)
+    if re.fullmatch(r"Unknown command line flag '\w+'", text):
+        return f"{text}; --help lists those that there are"
+    return f"{match[1]}={match[2]} must be {kind}" if kind else " ".join(text.split())
 
 
 def _config_file(argv: list[str]) -> str:
@@ -88,27 +139,32 @@ def _config_file(argv: list[str]) -> str:
     return ""
 
 
-def _message(error: BaseException) -> str:
-    """The text of an error in one line; of a key that a ConfigDict lacks, what was written and what may have been meant."""
-    text = str(error)
-    if isinstance(error, AttributeError | KeyError):
-        if hint := re.search(r'Did you mean "(\w+)" instead of "(\w+)"', text):
-            return f"unknown key {hint[2]!r}; did you mean {hint[1]!r}?"
-        if key := re.match(r"[\\'\"]*(?:Key \"|')?(\w+)[\\'\"]*( does not exist|$)", text):
-            return f"unknown key {key[1]!r}"
-    return " ".join(text.replace(" (reference)", "").split()) or type(error).__name__
+def _flat(error: BaseException) -> str:
+    return " ".join(str(error).replace(" (reference)", "").split()) or type(error).__name__
 
 
-def _unknown_key(argv: list[str], message: str) -> str:
+def _unknown_key(error: BaseException) -> str:
+    """Of a key that a ConfigDict lacks: what was written, and what may have been meant or what there is. Else nothing."""
+    from ml_collections import config_dict
+
+    if not isinstance(error, AttributeError | KeyError):
+        return ""
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    sections = [one for one in frames if isinstance(one, config_dict.ConfigDict)]
+    key = re.match(r"[\\'\"]*(?:Key \"|')?(\w+)[\\'\"]*", str(error))
+    if not sections or not key or key[1] in sections[-1].keys():
+        return ""
+    return f"unknown key {key[1]!r}; {hints.suggestion(key[1], sections[-1].keys())}"
+
+
+def _unknown_flag(argv: list[str], error: BaseException) -> str:
     """Names the flag whose key does not exist."""
-    key = re.search(r"unknown key '(\w+)'", message)
+    said = _unknown_key(error)
+    key = re.search(r"unknown key '(\w+)'", said)
     for arg in argv:
         name = re.match(r"--?(?:no)?(config\.[\w.]+)", arg)
         if name and key and key[1] in name[1].split("."):
-            return f"--{name[1]}: {message}"
-    return message
-
-
-def closest(word: str, known: list[str]) -> str:
-    """`; did you mean 'x'?`, or nothing when no known word is near."""
-    return hints.meant(word, known)
+            return f"--{name[1]}: {said}"
+        if name and not key and name[1].count(".") > 1 and name[1].split(".")[-1] in str(error) + name[1]:
+            return f"--{name[1]}: config has no such key; {name[1].rpartition('.')[0]} is a value, not a section"
+    return said or _flat(error)

@@ -1,10 +1,13 @@
-"""Evaluates any checkpoint of a run on fresh instances: the team, roles swapped, one trained model beside untrained ones, the random floor.
+"""Evaluates any checkpoint of a run on held-out tasks: the team before and after, swapped, with each role's start put back, the floor.
 
-    python -m experiments.evaluate --run=runs/first                                   the newest checkpoint, 500 instances of the test split
-    python -m experiments.evaluate --run=runs/first --step=200 --episodes=1000 --seed=7 --temperature=1
-    python -m experiments.evaluate --run=runs/first --with=runs/second:tool           the Tool of another run in this team
+    python -m experiments.evaluate --run=runs/first                                   the newest checkpoint, 500 tasks of the test split
+    python -m experiments.evaluate --run=runs/first --step=200 --tasks=1000 --seed=7 --temperature=1 --plays=4
+    python -m experiments.evaluate --run=runs/first --seats=tool=start,planner=trained            one table of seats instead of the page
+    python -m experiments.evaluate --run=runs/first --seats=tool=run:runs/second                  the Tool of another run in this team
 
-Prints a table and writes it as JSON with --output. Nothing in the run directory is changed.
+A seat is trained[:MODEL], start[:MODEL], run:DIR[@STEP][#MODEL], scripted, random, and where play is hosted outside:URL#NAME or human
+(`marl_llm.training.seats`); roles that are left out are trained. --seats may be given many times. Prints a table and writes it as JSON
+with --output, and every play's outcome with --outcomes. Nothing in the run directory is changed.
 """
 
 from __future__ import annotations
@@ -15,86 +18,68 @@ import pathlib
 from absl import flags, logging
 
 from experiments import command
-from experiments.common import start_jax, summary_text
+from experiments.building import opened
+from experiments.command import ConfigError
+from experiments.measuring import measure, page_text, tables
 
 _RUN = flags.DEFINE_string("run", None, "Run directory.")
 _STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the warm start.")
-_EPISODES = flags.DEFINE_integer("episodes", 500, "Held-out instances.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 2026, "Seed of the instances.")
+_TASKS = flags.DEFINE_integer("tasks", 500, "Held-out tasks.", lower_bound=1)
+_PLAYS = flags.DEFINE_integer("plays", 1, "Plays of each task.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", None, "Seed of the evaluation; default: the config's.")
 _SPLIT = flags.DEFINE_enum("split", "test", ["test", "validation"], "Which held-out split.")
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
-_WITH = flags.DEFINE_list("with", [], "Models from other runs, each as RUN_DIRECTORY:MODEL, comma-separated.")
+_SEATS = flags.DEFINE_multi_string("seats", [], "ROLE=SEAT,ROLE=SEAT: a table of its own; default: the whole page.")
 _OUTPUT = flags.DEFINE_string("output", None, "File for the figures as JSON.")
+_OUTCOMES = flags.DEFINE_string("outcomes", None, "File for one line of JSON per play.")
 
 
-def load(run: pathlib.Path, step: int | None, mesh):
-    """`(plan, trained parameters, warm-start parameters, step)` of a run. Raises `ConfigError` or `CheckpointError`."""
-    import jax
+def seatings(plan, texts: list[str]) -> dict[str, dict[str, str]]:
+    """The tables of seats by name. Raises `ConfigError` for a seat or a role that there is not."""
+    from marl_llm.training import parse_seats
+    from marl_llm.training.seats import seat_table
 
-    from experiments.base import ConfigError, resolve
-    from experiments.workdir import read_config
-    from marl_llm import training
-    from marl_llm.models import TRAIN, init_params, param_shardings
-
-    config, _ = read_config(run)
-    plan = resolve(config)
-    o = config.optimizer
-    optimizer = training.make_optimizer(o.max_grad_norm, b2=o.b2, weight_decay=o.weight_decay)
-    start = lambda: init_params(plan.model, jax.random.key(0), stacked=config.stacked_layers)  # noqa: E731
-    like = {m: training.make_policy(start(), optimizer) for m in plan.models}
-    like = jax.device_put(like, param_shardings(like, mesh, TRAIN))
-    checkpoints = training.Checkpoints(run / "checkpoints")
-    steps = checkpoints.steps()
-    if not steps or (step is not None and step not in steps):
-        raise ConfigError(f"{run} has no checkpoint {'' if step is None else step}; it has steps {steps or 'none'}")
-    step = steps[-1] if step is None else step
-    params = lambda s: {m: p.params for m, p in checkpoints.restore(s, like).items()}  # noqa: E731
-    return plan, params(step), params(0), step
+    if not texts:
+        return tables(plan)
+    try:
+        found = {text: {role: str(seat) for role, seat in parse_seats(text).items()} for text in texts}
+        for seats in found.values():
+            seat_table(seats, plan.assignment.roles, plan.assignment.policies)
+        return found
+    except ValueError as error:
+        raise ConfigError(f"--seats: {error}") from error
 
 
 def evaluate() -> dict:
     """Carries the flags out and returns the figures."""
-    from experiments.base import ConfigError
-    from experiments.workdir import read_config
-    from marl_llm.evaluation import TeamEvaluation
+    if not _RUN.value:
+        raise ConfigError("--run is missing, e.g. --run=runs/first")
+    with opened(_RUN.value, _STEP.value, seed=_SEED.value) as (_, plan, team, step):
+        try:
+            named = seatings(plan, _SEATS.value)
+            page, records = measure(team, named, _SPLIT.value, _TASKS.value, temperature=_TEMPERATURE.value, plays=_PLAYS.value)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        results = {"run": _RUN.value, "step": step, "split": _SPLIT.value, "headline": team.headline, **page}
+    if _OUTPUT.value:
+        pathlib.Path(_OUTPUT.value).write_text(json.dumps(results, indent=1))
+    if _OUTCOMES.value:
+        lines = [{"seats": name, **one} for name, record in records.items() for one in outcomes_of(record)]
+        pathlib.Path(_OUTCOMES.value).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return results
 
-    run = pathlib.Path(_RUN.value)
-    mesh = start_jax(read_config(run)[0], "~/.cache/marl_llm/xla")
-    plan, after, before, step = load(run, _STEP.value, mesh)
-    for entry in _WITH.value:
-        other, _, model = entry.rpartition(":")
-        if not other or model not in after:
-            raise ConfigError(f"--with={entry} is not RUN_DIRECTORY:MODEL with a model of this run ({', '.join(after)})")
-        other_plan, params, _, _ = load(pathlib.Path(other), None, mesh)
-        if other_plan.model != plan.model or model not in params:
-            raise ConfigError(f"--with={entry}: that run has other models ({', '.join(params)}; {other_plan.model})")
-        after[model] = params[model]
-    devices = mesh.shape["data"]
-    chunk = min(128, -(-_EPISODES.value // devices) * devices)
-    team = TeamEvaluation(
-        plan.game, plan.assignment, plan.configs, mesh, chunk=chunk, seed=_SEED.value, temperature=_TEMPERATURE.value
-    )
-    return team.everything(before, after, _EPISODES.value, _SPLIT.value) | {"run": str(run), "step": step}
+
+def outcomes_of(record) -> list[dict]:
+    """One JSON object per play."""
+    return [{name: getattr(one, name) for name in ("task", "play", "score", "turns", "void")} for one in record.outcomes]
 
 
 def main(argv) -> None:
-    """Prints the table; a mendable error is one line and exit code 2."""
-    from experiments.base import ConfigError
-
+    """Prints the table."""
     logging.set_verbosity(logging.WARNING)
-    try:
-        if not _RUN.value:
-            raise ConfigError("--run is missing, e.g. --run=runs/first")
-        results = evaluate()
-        if _OUTPUT.value:
-            pathlib.Path(_OUTPUT.value).write_text(json.dumps(results, indent=1))
-    except (ConfigError, OSError) as error:
-        command.fail(error)
-    except RuntimeError as error:
-        if type(error).__name__ != "CheckpointError":  # its room is imported only once evaluation starts
-            raise
-        command.fail(error, command.DAMAGED)
-    print(f"step {results['step']} of {results['run']}: " + summary_text(results))
+    results = evaluate()
+    print(f"step {results['step']} of {results['run']}, {_TASKS.value} tasks of the {results['split']} split:")
+    print(page_text(results, results["headline"]))
 
 
 if __name__ == "__main__":

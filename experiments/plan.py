@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
+
+from experiments import command
+from experiments.command import ConfigError
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "An experiment config; its model, recipe, assignment and rollout are planned.")
 _TOPOLOGY = flags.DEFINE_string("topology", "v5e:4x4", "chip:shape, e.g. v5e:16x16, v5p:4x4x4, v6e:16x16, tpu7x:2x2x1, h100:8, h200:1.")
@@ -28,20 +30,14 @@ _JSON = flags.DEFINE_bool("json", False, "One JSON line instead of the table.")
 
 def main(argv) -> None:
     """The command."""
-    from experiments.base import ConfigError
-    from experiments.planning import PlanError, plan, table
+    from experiments.planning import plan, table
 
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown argument {argv[1]!r}")
+    if _CONFIG.value is None:
+        raise ConfigError("--config is missing, e.g. --config=experiments/configs/plan_path_10x10.py")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    try:
-        out = plan(_CONFIG.value, _TOPOLOGY.value, _MESH.value, _PROMPT.value, _RESPONSE.value, _GROUPS.value, _COMPILE.value)
-    except (PlanError, ConfigError) as e:
-        print(e, file=sys.stderr)
-        sys.exit(2)
+    out = plan(_CONFIG.value, _TOPOLOGY.value, _MESH.value, _PROMPT.value, _RESPONSE.value, _GROUPS.value, _COMPILE.value)
     print(json.dumps(out) if _JSON.value else table(out))
 
 
 if __name__ == "__main__":
-    flags.mark_flag_as_required("config")
-    app.run(main)
+    command.run(main)

@@ -11,8 +11,10 @@ import os
 import re
 import time
 
+from experiments.command import ConfigError
 
-class PlanError(ValueError):
+
+class PlanError(ConfigError):
     """The plan cannot be made; the message says why and what to do."""
 
 
@@ -54,16 +56,20 @@ def devices_of(topology: str):
     return CHIPS[name], len(devices), devices
 
 
-def programs(config, recipe, mesh, minibatch: int, groups: int, agents: int, environments: int, prompt: int, response: int):
-    """`(update, sampler, bytes of parameters, of optimizer, of the sampling copy)`: two lowered programs, and bytes per device."""
+def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: int, response: int):
+    """`(update, sampler, bytes of parameters, of optimizer, of the sampling copy)`: two lowered programs, and bytes per device.
+
+    A minibatch is that many rows, each with a prompt and the K responses that were sampled from it.
+    """
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
     from marl_llm.models import SAMPLE, TRAIN, init_params, param_shardings, use_rules
     from marl_llm.sampling import Settings, sample
-    from marl_llm.training import make_optimizer, make_policy, make_update
-    from marl_llm.training.update import Rows
+    from marl_llm.training import LearnerOptions, make_optimizer, make_policy
+    from marl_llm.training.packing import PackedRows
+    from marl_llm.training.update import policy_step
 
     def abstract(tree, rules):
         placed = param_shardings(tree, mesh, rules)
@@ -74,22 +80,21 @@ def programs(config, recipe, mesh, minibatch: int, groups: int, agents: int, env
 
     everywhere = NamedSharding(mesh, PartitionSpec())
     whole = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)  # noqa: E731
-    optimizer = make_optimizer()
+    k = recipe.branches
+    length, answers = prompt + k * response, k * response
+    options = LearnerOptions(recipe, make_optimizer(), row_tokens=length, minibatch=minibatch)
     apart = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=config.uniform))
-    policy = abstract(jax.eval_shape(lambda p: make_policy(p, optimizer), params), TRAIN)
-    g, k = groups, recipe.branches
+    policy = abstract(jax.eval_shape(lambda p: make_policy(p, options.optimizer), params), TRAIN)
     real, ids = jnp.float32, jnp.int32
-    rows = Rows(
-        whole((g, prompt), ids), whole((g, prompt), bool), whole((g, k, response), ids), whole((g, k, response), bool),
-        whole((g, k, response), real), whole((g, k), real), whole((g, k), real),
-        *(whole((g,), ids) for _ in range(4)), whole((g,), bool),
-    )  # fmt: skip
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=everywhere)
-    update = make_update(recipe, config, optimizer, mesh, minibatch=minibatch)
+    widths = dict(tokens=length, positions=length, segments=length, branches=length, predict=answers, targets=answers)
+    widths |= dict(log_probs=answers, sample=k, first=k, length=k)
+    rows = PackedRows(**{name: whole((minibatch, width), real if name == "log_probs" else ids) for name, width in widths.items()})
+    beside = {"advantages": k} | ({"old": answers} if recipe.correction != "none" else {})
+    arrays = {name: whole((minibatch, width), real) for name, width in beside.items()}
     reference = policy.params if recipe.kl_coef else None
-    lowered_update = update.lower(policy, reference, rows, whole((agents,), bool), whole((), real), key)
+    update = policy_step(options, config, mesh)
+    lowered_update = update.lower(policy, None, reference, rows, arrays, {"kl_coef": whole((), real)}, whole((), real), whole((), real))
 
     rows_of = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (environments, k)))
@@ -123,34 +128,45 @@ def estimate(config, k: int, prompt: int, response: int, per: float | int, tenso
     return {"update": kept + one + 3 * 2**25}
 
 
+def sizes_of(config) -> tuple:
+    """`(recipe, shape, number of trained models, longest prompt, longest response)` of any config. Raises `PlanError` for mixed shapes."""
+    from experiments.base import resolve
+    from marl_llm.models import PRESETS
+
+    with resolve(config) as resolved:
+        trained = resolved.assignment.trained
+        shapes = {resolved.shapes[name] for name in trained}
+        longest = [max(sizes) for sizes in zip(*resolved.budgets.values())]
+    if len(shapes) > 1:
+        raise PlanError(f"the trained models {', '.join(trained)} have several shapes; plan them one by one, with assignment=shared")
+    presets = {resolved.options[name].get("preset") for name in trained} - {None}
+    real = [PRESETS[name].get("vocab_size", 0) for name in presets]  # a published model keeps its vocabulary, whatever the game's is
+    shape = dataclasses.replace(next(iter(shapes)), vocab_size=max([next(iter(shapes)).vocab_size, *real]))
+    return resolved.recipe, shape, len(trained), *longest
+
+
 def plan(config, topology: str, axes_text: str, prompt: int, response: int, minibatch: int, compile_: bool) -> dict:
     """Everything that the table shows, for all models of a config. Raises `PlanError`."""
-    from experiments.base import resolve
     from marl_llm.models import for_platform
     from marl_llm.training import make_mesh, roofline
-    from marl_llm.training.update import buffer_sizes
 
-    resolved = resolve(config)
+    recipe, shape, models, *longest = sizes_of(config)
     chip, count, devices = devices_of(topology)
     data, fsdp, tensor = mesh_axes(count, axes_text)
-    longest = buffer_sizes([resolved.game])
     prompt, response = prompt or longest[0], response or longest[1]
-    recipe, models = resolved.recipe, resolved.models
-    shape = dataclasses.replace(resolved.model, vocab_size=max(resolved.model.vocab_size, _real_vocabulary(config)))
     shape = dataclasses.replace(shape, compute_dtype="bfloat16", remat="full" if shape.remat == "none" else shape.remat)
     if shape.attention == "auto" and devices is not None and (prompt % 128 or (prompt + recipe.branches * response) % 128):
         raise PlanError(f"--prompt={prompt} --response={response}: on a TPU, use multiples of 128, so that flash attention applies")
     along, k = data * fsdp, recipe.branches
     minibatch = minibatch or along
-    environments = max(along, -(-config.rollout.environments // along) * along)
+    environments = max(along, -(-config.rollout.tasks // along) * along)
     if minibatch % along:
         raise PlanError(f"--groups={minibatch} does not divide over data={data} x fsdp={fsdp}; choose a multiple of {along}")
-    groups = environments * resolved.game.max_turns * len(resolved.game.roles)
     cache = roofline.cache_bytes(shape, environments / along * (prompt + k * response)) / (
         tensor if shape.key_value_heads % tensor == 0 else 1
     )
     out = {
-        "topology": topology, "mesh": {"data": data, "fsdp": fsdp, "tensor": tensor}, "models": len(models), "parameters": shape.parameters,
+        "topology": topology, "mesh": {"data": data, "fsdp": fsdp, "tensor": tensor}, "models": models, "parameters": shape.parameters,
         "prompt": prompt, "response": response, "branches": k, "environments": environments, "groups_per_step": minibatch,
         "kv_cache": cache, "device_memory": chip.memory,
     }  # fmt: skip
@@ -159,7 +175,7 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
         started = time.time()
         with for_platform("tpu"):
             low_update, low_sampler, params, state, copy = programs(
-                shape, recipe, mesh, minibatch, groups, len(resolved.game.roles), environments, prompt, response
+                shape, recipe, mesh, minibatch, environments, prompt, response
             )
             figures = {"update": _compile(low_update), "sampler": _compile(low_sampler)}
         out |= {"compiled": True, "compile_seconds": time.time() - started}
@@ -171,12 +187,12 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
         live = {"update": temporary, "sampler": cache}
         figures = {n: {"arguments": p - live[n], "temporary": live[n], "peak": p} for n, p in peak.items()}
         out |= {"compiled": False}
-    resident = len(models) * (params + state)
+    resident = models * (params + state)
     figures = {name: f if "error" not in f else f | {"peak": f["needs"]} for name, f in figures.items()}
     peak_update = resident - params - state + figures["update"]["peak"]
-    peak_sampler = resident + (len(models) - 1) * copy + figures["sampler"]["peak"]
+    peak_sampler = resident + (models - 1) * copy + figures["sampler"]["peak"]
     out |= {
-        "parameters_bytes": params * len(models), "optimizer_bytes": state * len(models), "update": figures["update"],
+        "parameters_bytes": params * models, "optimizer_bytes": state * models, "update": figures["update"],
         "sampler": figures["sampler"], "peak_update": peak_update, "peak_sampler": peak_sampler, "peak": max(peak_update, peak_sampler),
     }  # fmt: skip
     share = minibatch / along
@@ -204,19 +220,13 @@ def _compile(lowered) -> dict:
         return {"error": text.splitlines()[0][:200], "needs": needs, "arguments": 0.0, "temporary": needs}
 
 
-def _real_vocabulary(config) -> int:
-    from marl_llm.models import PRESETS
-
-    return PRESETS[config.model.preset].get("vocab_size", 0)
-
-
 def _suggest(out: dict, fsdp: int, tensor: int) -> str:
     wider = f"--mesh={fsdp // 2},{tensor * 2}, or more devices" if fsdp > 1 else "more devices"
     if out["peak_update"] >= out["peak_sampler"]:
         if out["groups_per_step"] > out["mesh"]["data"] * fsdp:
             return "the update is the peak: fewer --groups per step"
         return f"the update is the peak: shorter prompts or responses, fewer branches, {wider}"
-    return f"the sampler is the peak: fewer environments (rollout.environments) or branches, {wider}"
+    return f"the sampler is the peak: fewer tasks (rollout.tasks) or branches, {wider}"
 
 
 def table(out: dict) -> str:

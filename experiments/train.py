@@ -1,277 +1,318 @@
-"""Trains a team of language models on a game, from one config. Read it from top to bottom.
-
-A config of a workflow (`experiments.team_base`) is trained by `experiments.train_team`, with the same flags and files.
+"""Trains a team of language models on a game or a workflow, from one config. Read it from top to bottom.
 
     python -m experiments.train --config=experiments/configs/quickstart.py --workdir=runs/first --config.recipe.alpha=0.5
     python -m experiments.train --config=experiments/configs/quickstart.py:smoke --workdir=runs/smoke
     python -m experiments.train --config=experiments/configs/quickstart.py --dry_run      prints what would run, and exits
+    python -m experiments.train --config=experiments/configs/game.py:my_game.py:Lock --workdir=runs/lock      a game of your own
     python -m experiments.train --resume=runs/first                                       continues; needs nothing but the directory
+    python -m experiments.train --resume=runs/first --config.steps=1000                   continues further; so may devices and mesh change
 
-The same command on the same directory continues too. The run directory holds config.json, metrics.jsonl, tensorboard/,
-episodes.jsonl and episodes_tokens.jsonl, checkpoints/, tokenizer.model, evaluation.json, report.html and plots/.
+The same command on the same directory continues too. The run directory holds config.json, metrics.jsonl, tensorboard/, episodes.jsonl and
+episodes_tokens.jsonl, checkpoints/, evaluation.json, report.html and plots/; a game's tokenizer.model, a workflow's graph.svg,
+trajectories.jsonl (whole plays as graphs, to be replayed) and before_after.md; and game/, a copy of a user's own file. The report is
+written at every checkpoint; `python -m marl_llm.reporting.report DIR` writes it at any time.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import pathlib
 import sys
 import time
+import traceback
 
 from absl import flags, logging
 from ml_collections import config_flags
 
-from experiments import command
-from experiments.common import Alarms, TrainingError, check_finite, hardware_of, start_jax, summary_text
+from experiments import checks, command
+from experiments.building import CACHE, build_team, hardware_of, policies_of, start_jax, start_of
+from experiments.command import ConfigError, TrainingError
+from experiments.measuring import Alarms, check_finite, measure, page_text, tables
+from experiments.workdir import home_of, open_workdir, write_json
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. experiments/configs/quickstart.py[:variant].")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; made if missing, continued if it holds the same config.")
 _RESUME = flags.DEFINE_string("resume", None, "Run directory to continue; no other flag is needed.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print roles, models, recipe, sizes and shapes, and exit.")
-_CACHE = flags.DEFINE_string("compilation_cache", "~/.cache/marl_llm/xla", "Directory of compiled programs; empty: none.")
+_CACHE = flags.DEFINE_string(
+    "compilation_cache", None, f"Directory of compiled programs; empty: none. Default: $JAX_COMPILATION_CACHE_DIR, else {CACHE}."
+)
 
-def train(config, workdir: pathlib.Path, config_file: str, cache: str) -> dict:
-    """Runs a config to its end and returns the final evaluation. See the module's text for what it writes."""
-    started, cpu_started = time.time(), time.process_time()
 
-    # ------------------------------------------------------------------------------------------------ the plan and the directory
-    from experiments.base import check_devices, microbatch_tokens, resolve
-    from experiments.workdir import open_workdir, write_json
+def train(config, workdir: pathlib.Path, config_file: str, cache: str | None, home: pathlib.Path | None = None) -> dict:
+    """Runs a config to its end and returns the final evaluation. See the module's text for what it writes.
 
-    plan = resolve(config)
-    mesh = start_jax(config, cache)
-    from marl_llm.training import speed
+    `home` is where the run directory keeps a user's file, if the game is to be read from there.
+    """
+    clock = Clock()
+    from experiments.base import check, resolve
 
-    compilations = speed.Compilations()
-    check_devices(config, mesh.shape["data"])
-    continues = open_workdir(workdir, config, config_file, hardware_of(mesh))
+    check(config, home)
+    mesh = start_jax(config, cache)  # before the game is made: a world's index would start JAX with one device
+    from marl_llm.training import Checkpoints
 
-    import jax
-    import jax.numpy as jnp
+    with resolve(config, home) as plan:
+        if not plan.hosted:
+            checks.devices(config, mesh.shape["data"])
+        checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
+        if config.warm_start.run and not checkpoints.steps():
+            start_of(config.warm_start)  # before a directory is made for a run that cannot begin
+        continues = open_workdir(workdir, config, config_file, hardware_of(mesh), plan.found)
+        done = checkpoints.steps() if continues else []
+        if done and done[-1] == config.steps and (workdir / "evaluation.json").exists() and (workdir / "report.html").exists():
+            print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)
+            return json.loads((workdir / "evaluation.json").read_text())
+        try:
+            with build_team(plan, config, mesh) as team:
+                return learn(plan, config, workdir, team, checkpoints, clock, continues)
+        except Exception as error:
+            own = [plan.found.folder / file for file in plan.found.files]
+            said = command.told(error, map(str, own))
+            if said is None or isinstance(error, ConfigError | TrainingError | OSError) or type(error).__name__ in command.DAMAGED_BY:
+                raise
+            (workdir / "error.txt").write_text("".join(traceback.format_exception(error)))
+            mended = type(error).__name__ == "RolloutError"  # every play failed, which another try need not meet again
+            after = "Once that is mended, the same command goes on from the last checkpoint. " if mended else ""
+            raise TrainingError(f"{said.rstrip('.')}. {after}The whole traceback is in {workdir / 'error.txt'}") from error
 
-    from marl_llm import evaluation, reporting, training
-    from marl_llm.models import SAMPLE, TRAIN, init_params, param_shardings
-    from marl_llm.reporting import files
 
-    game, models, configs = plan.game, plan.models, plan.configs
-    roles = [r.name for r in game.roles]
-    checkpoints = training.Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
-    done = checkpoints.steps()
-    complete = (workdir / "evaluation.json").exists() and (workdir / "report.html").exists()
-    if continues and complete and done and done[-1] == config.steps:
-        print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)
-        import json
+def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Clock, continues: bool) -> dict:
+    """Warm start or resume, the loop, what was learned."""
+    from marl_llm import reporting
+    from marl_llm.training import linear_decay, speed
 
-        return json.loads((workdir / "evaluation.json").read_text())
-    if hasattr(game.tokenizer, "save"):
-        game.tokenizer.save(workdir / "tokenizer.model")
-
-    # ------------------------------------------------------------------------------------------------ policies
-    root = jax.random.key(config.seed)
-    init_key, warm_key, data_key, update_key = jax.random.split(root, 4)
-    u = config.optimizer
-    optimizer = training.make_optimizer(u.max_grad_norm, b2=u.b2, weight_decay=u.weight_decay)
-    on_mesh = lambda policies: jax.device_put(policies, param_shardings(policies, mesh, TRAIN))  # noqa: E731
-    fresh = {m: training.make_policy(init_params(plan.model, init_key, stacked=config.stacked_layers), optimizer) for m in models}
-    fresh = on_mesh(fresh)
-    resume_step = (done[-1] if done else -1) if continues else None
-    if continues:  # the plays of an end that was cut short are played again
-        files.keep_lines(workdir / "episodes.jsonl", lambda play: play.get("when") == "train")
-    metrics = reporting.MetricsWriter(workdir, resume_step=resume_step)
-    episodes = reporting.EpisodeWriter(workdir, resume_step=resume_step)
-    wall = lambda: time.time() - started  # noqa: E731
-
-    # ------------------------------------------------------------------------------------------------ compiled functions
-    e = config.rollout.environments
-    rollout = training.make_rollout(game, plan.recipe, plan.assignment, configs, mesh, environments=e)
-    update = training.make_update(
-        plan.recipe,
-        plan.model,
-        optimizer,
-        mesh,
-        minibatch=u.minibatch,
-        epochs=u.epochs,
-        microbatch_tokens=microbatch_tokens(config, mesh.devices.flat[0].platform),
-        permute_rewards=config.control.permute_rewards,
-    )
-    v = config.evaluation
-    team = evaluation.TeamEvaluation(game, plan.assignment, configs, mesh, chunk=v.episodes, seed=v.seed)
-    plays = {m: jnp.asarray([plan.assignment[r] == m for r in roles]) for m in models}
-    limits = speed.machine_limits(mesh, plan.model.compute_dtype)
-    clock = []  # of the steps of this process
-
-    # ------------------------------------------------------------------------------------------------ warm start, or resume
-    def warm_start():
-        """One base by imitation of the scripted player; every model starts as a copy of it."""
-        w = config.warm_start
-        if not w.steps:
-            return fresh
-        imitate = training.make_imitation(
-            [game], plan.model, optimizer, mesh, environments=w.environments, branches=w.branches, script=plan.script
-        )
-        base = fresh[models[0]]
-        with reporting.Progress(w.steps, "warm start") as progress:
-            for step in range(w.steps):
-                rate = training.linear_decay(step, w.steps, w.learning_rate, warmup=20, floor=0.1)
-                base, figures = imitate(base, jnp.int32(step), rate, warm_key)
-                if step == 0 or step % 10 == 9 or step == w.steps - 1:
-                    figures = {k: float(v) for k, v in jax.device_get(figures).items()}
-                    check_finite(figures, step, "base of the warm start")
-                    metrics.write({"phase": "warm_start", "step": step + 1, "wall_s": wall(), **figures})
-                    progress.update(step + 1, loss=figures["loss"])
-        return {m: on_mesh(training.make_policy(base.params, optimizer)) for m in models}
-
+    # ------------------------------------------------------------------------------------------------ where it begins
+    compilations, c, o = speed.Compilations(), config, config.optimizer
+    done = checkpoints.steps() if continues else []
+    files = Files(workdir, plan, (done[-1] if done else -1) if continues else None)
     if done:
-        begin = done[-1]
-        base = {m: p.params for m, p in checkpoints.restore(0, fresh).items()}
-        policies = checkpoints.restore(begin, fresh)
-        state = checkpoints.state(begin)
-        print(f"continuing {workdir} after step {begin}", file=sys.stderr)
+        like, state = team.policies(), checkpoints.state(done[-1])
+        team.restore(checkpoints.restore(0, like), checkpoints.restore(done[-1], like))
+        clock.goes_on(state)
+        print(f"continuing {workdir} after step {state['step']}", file=sys.stderr)
     else:
-        begin = 0
-        state = {"step": 0, "next_instance": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0}
-        state |= {"wall_s": 0.0, "cpu_s": 0.0, "silent": dict.fromkeys(models, 0)}  # silent: steps since each model's last gradient
-        policies = warm_start()
-        base = jax.tree.map(jnp.copy, {m: p.params for m, p in policies.items()})
-    wall_before = state["wall_s"] - wall() if done else 0.0  # of the processes before this one
-    cpu_before = state["cpu_s"] - (time.process_time() - cpu_started) if done else 0.0
-
-    # the one reshard between update and sampling; nothing moves where the two rule tables agree
-    sampling = param_shardings({m: fresh[m].params for m in models}, mesh, SAMPLE)
-    params_of = lambda: jax.device_put({m: policies[m].params for m in models}, sampling)  # noqa: E731
-    reference = base if plan.recipe.kl_coef else dict.fromkeys(models)
-
-    def evaluate(step):
-        figures = team.team(params_of(), "validation", v.episodes)
-        record = {"phase": "eval", "step": step, "success": figures["success"], "turns": figures["turns"]}
-        record |= {f"role/{r}/well_formed": figures["roles"][r]["well_formed"] for r in roles}
-        metrics.write(record)
-        return figures["success"]
-
-    # ------------------------------------------------------------------------------------------------ the loop
-    progress = reporting.Progress(config.steps, "train", start=begin)
+        warm_start(team, config, files, clock)
+        state = {"step": 0, "seed": c.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
+    progress = reporting.Progress(c.steps, "train", start=state["step"])
     alarms = Alarms(state["silent"], progress.note)
     if not done:
-        progress.note(f"step 0: validation success {evaluate(0):.1%}")
-        state |= {"wall_s": wall(), "cpu_s": time.process_time() - cpu_started}
-        checkpoints.save(0, policies, state)  # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
+        progress.note(f"step 0: validation {team.headline} {validate(team, config, files, 0):.1%}")
+        checkpoints.save(0, team.policies(), state | clock.now())  # after its line in metrics.jsonl: so no line comes twice
+        progress.note(f"the report at any time: python -m marl_llm.reporting.report {workdir}")
+
+    # ------------------------------------------------------------------------------------------------ the loop
+    timed = []  # the steps of this process
     end = time.perf_counter()
-    for step in range(begin, config.steps):
+    for step in range(state["step"], c.steps):
         tick = time.perf_counter()
-        rate = training.linear_decay(step, config.steps, u.learning_rate, u.warmup, floor=0.05)
-        batch = rollout(params_of(), jnp.int32(state["next_instance"]), data_key)
-        summary = jax.device_get(batch.summary)
+        rate = lambda peak, step=step: float(linear_decay(step, c.steps, peak, o.warmup, floor=0.05))  # noqa: E731
+        batch = team.play(step, step * c.rollout.tasks, c.rollout.tasks)
         tock = time.perf_counter()
-        if summary["void"] == 1.0:
-            raise TrainingError(f"step {step}: no instance could be played; the game's settings contradict each other")
-        record = {"phase": "train", "step": step + 1, "learning_rate": float(rate)}
-        trained = 0.0  # share of the rows that went through an update
-        for m in models:
-            key = jax.random.fold_in(update_key, step)
-            policies[m], figures = update(policies[m], reference[m], batch.rows, plays[m], rate, key)
-            figures = {k: float(x) for k, x in jax.device_get(figures).items()}
-            check_finite(figures, step, m)
-            trained += figures["useful_groups"] / max(float(summary["prompts"]), 1)
-            alarms.look(step + 1, m, figures)
-            figures["kl"] = figures.get("kl", figures.get("old_kl", 0.0))
-            figures["clip_fraction"] = figures.get("clip_low", 0.0) + figures.get("clip_high", 0.0)
-            record |= {f"model/{m}/{k}": x for k, x in figures.items() if not k.startswith("tied_share/")}
-            for agent, r in enumerate(roles):
-                if plan.assignment[r] == m:
-                    record[f"role/{r}/zero_variance"] = figures[f"tied_share/{agent}"]
-                    record[f"role/{r}/mixed_groups"] = figures.get("mixed_prompt_share", 0.0)
+        updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
         tack = time.perf_counter()
-        state["step"], state["next_instance"] = step + 1, state["next_instance"] + e
-        state["samples"] += int(summary["samples"])
-        state["sampled_tokens"] += int(summary["sampled_tokens"])
-        state["wall_s"], state["cpu_s"] = wall() + wall_before, time.process_time() - cpu_started + cpu_before
-        record |= {k: float(x) for k, x in summary.items()}
-        for r in roles:
-            record[f"role/{r}/reward"] = plan.recipe.alpha * record[f"role/{r}/team"] + record[f"role/{r}/local"]
-        record |= {k: state[k] for k in ("samples", "sampled_tokens", "wall_s", "cpu_s")}
-        # a rollout is one dispatch (prompts, sampling, rewards), so is an update (scores, gradient, step); the rest is the host's
+        for name in team.assignment.training(step):
+            found = updates.get(name) or {"useful_groups": 0, "grad_norm": 0.0, "log_prob_gap": 0.0}  # its roles did not speak
+            check_finite(found, step, name)
+            alarms.look(step + 1, name, found)
+        state["step"] = step + 1
+        state["samples"] += int(batch.figures["samples"])
+        state["sampled_tokens"] += int(batch.figures["sampled_tokens"])
+        record = {"phase": "train", "step": step + 1, "learning_rate": rate(o.learning_rate), **line(plan, batch, updates)}
+        record |= {key: state[key] for key in ("samples", "sampled_tokens")} | clock.now()
+        # playing is prompts, sampling, tools and rewards; learning is scores, gradient and step; the rest is evaluation and the host's
         record |= {"time/sample": tock - tick, "time/update": tack - tock, "time/other": tick - end}
+        record |= speeds(plan, config, team, batch, updates, tock - tick, tack - tock)
+        record["speed/compilations"] = compilations.programs
         end = tack
-        done_by = {k: float(summary[k]) for k in ("prompts", "prompt_tokens", "samples", "sampled_tokens", "turns")}
-        sampled = speed.rollout_work(plan.model, done_by, len(roles), mesh.shape["data"])
-        learnt = speed.update_work(plan.model, done_by, trained, u.epochs)
-        record |= {
-            "speed/sampled_tokens_per_s": done_by["sampled_tokens"] / (tock - tick),
-            "speed/trained_tokens_per_s": trained * u.epochs * (done_by["prompt_tokens"] + done_by["sampled_tokens"]) / (tack - tock),
-            "speed/sample_roofline": limits.seconds(sampled) / (tock - tick),
-            "speed/update_roofline": limits.seconds(learnt) / (tack - tock),
-            "speed/compilations": compilations.programs,
-        }
-        clock.append({k: x for k, x in record.items() if k.startswith(("time/", "speed/"))})
-        metrics.write(record)
-        progress.update(step + 1, success=record["success"], turns=record["turns"])
-        last = step + 1 == config.steps
-        if (step + 1) % v.every == 0 or last:
-            progress.note(f"step {step + 1}: validation success {evaluate(step + 1):.1%}")
-        if (step + 1) % config.checkpoint.every == 0 or last:
-            play = evaluation.episode(
-                game, batch.rollout, batch.instances, 0, plan.assignment, name=f"train-{step + 1}", step=step + 1, when="train"
-            )
-            episodes.write(*play)
-            checkpoints.save(step + 1, policies, state)
+        timed.append({key: x for key, x in record.items() if key.startswith(("time/", "speed/"))})
+        files.metrics.write(record)
+        progress.update(step + 1, **{team.headline: record["success"], "turns": record["turns"]})
+        last = step + 1 == c.steps
+        if (step + 1) % c.evaluation.every == 0 or last:
+            progress.note(f"step {step + 1}: validation {team.headline} {validate(team, config, files, step + 1):.1%}")
+        if (step + 1) % c.checkpoint.every == 0 or last:
+            files.plays(batch, 1, "train", step + 1)
+            checkpoints.save(step + 1, team.policies(), state | clock.now())
+            reporting.write_report(workdir)
     progress.close()
-    if clock:
-        instant = training.make_random_rollout(game, plan.recipe, mesh, environments=e)
-        game_s = speed.seconds_of(lambda: instant(params_of(), jnp.int32(0), data_key).summary)
-        print(speed.summary_text(clock, game_s, compilations), file=sys.stderr)
+    if timed:
+        game_s = 0.0 if plan.hosted else team.seconds_without_models(c.rollout.tasks)
+        print(speed.summary_text(timed, compilations, game_s), file=sys.stderr)
 
     # ------------------------------------------------------------------------------------------------ what was learned
-    after = params_of()
-    results = team.everything(base, after, v.final_episodes)
-    results |= {"seed": config.seed, "steps": config.steps, "train_wall_s": state["wall_s"], "train_cpu_s": state["cpu_s"]}
-    for when, params, step in (("before", base, 0), ("after", after, config.steps)):
-        batch = team.batches(params, "test", 1)[0]
-        for i in range(min(v.transcripts, v.episodes)):
-            name = f"{when}-{i}"
-            episodes.write(
-                *evaluation.episode(
-                    game, batch.rollout, batch.instances, i, plan.assignment, name=name, step=step, when=when
-                )
-            )
-    metrics.close()
-    episodes.close()
+    results = final_page(plan, config, team, files) | {f"train_{name}": x for name, x in clock.now().items()}
+    files.close()
     write_json(workdir / "evaluation.json", results)
     report = reporting.write_report(workdir)
-    print(summary_text(results) + f"\nreport: {report}   total {wall():.0f} s", file=sys.stderr)
+    head = f"{results['after']['tasks']} held-out tasks of the {results['split']} split:\n"
+    print(head + page_text(results, team.headline) + f"\nreport: {report}   total {clock.now()['wall_s']:.0f} s", file=sys.stderr)
     return results
+
+
+def warm_start(team, config, files: Files, clock: Clock) -> None:
+    """Imitation of the scripted player, the models of another run, or nothing; the team then begins its reinforcement."""
+    from marl_llm import reporting
+    from marl_llm.training import linear_decay
+
+    w = config.warm_start
+    if w.run:
+        team.start_from(policies_of(w, {name: policy for name, policy in team.policies().items() if not name.endswith(".critic")}))
+        return
+    if w.steps:
+        with reporting.Progress(w.steps, "warm start") as progress:
+            for step in range(w.steps):
+                rate = float(linear_decay(step, w.steps, w.learning_rate, warmup=20, floor=0.1))
+                figures = team.imitate(step % (w.fresh or w.steps), w.tasks, rate)
+                if step == 0 or step % 10 == 9 or step == w.steps - 1:
+                    check_finite(figures, step, "of the warm start")
+                    files.metrics.write({"phase": "warm_start", "step": step + 1, **clock.now(), **figures})
+                    progress.update(step + 1, loss=figures["loss"])
+    team.begin()
+
+
+def validate(team, config, files: Files, step: int) -> float:
+    """A greedy evaluation on the validation split, with its line in metrics.jsonl."""
+    found = team.evaluate({}, "validation", config.evaluation.tasks).summary()
+    record = {"phase": "eval", "step": step, **{name: found[name] for name in ("success", "turns", "void")}}
+    record |= dict(zip(("success_low", "success_high"), found["interval"])) | {f"team/{name}": x for name, x in found["team"].items()}
+    files.metrics.write(record | {f"role/{role}/{name}": x for role, part in found["roles"].items() for name, x in part.items()})
+    return found["success"]
+
+
+def line(plan, batch, updates: dict) -> dict:
+    """A step's figures by name: of the rollout, of each role, of each model's update."""
+    record = dict(batch.figures)
+    for name, found in updates.items():
+        shares = ("tied_share/", "mixed_share/")
+        record |= {f"model/{name}/{key}": x for key, x in found.items() if not key.startswith(shares)}
+        for role in [role for role, model in plan.assignment.roles.items() if model == name]:
+            record[f"role/{role}/zero_variance"] = found.get(f"tied_share/{role}", 0.0)
+            record[f"role/{role}/mixed_groups"] = found.get(f"mixed_share/{role}", found.get("mixed_prompt_share", 0.0))
+    return record
+
+
+def speeds(plan, config, team, batch, updates: dict, sample_s: float, update_s: float) -> dict:
+    """Tokens per second and, where all models have one shape, the share of what this machine could do at best."""
+    from marl_llm.training import speed
+
+    done, epochs = batch.figures, config.optimizer.epochs
+    groups = sum(found["groups"] for found in updates.values())
+    trained = sum(found["useful_groups"] for found in updates.values()) / max(groups, 1)  # share of the rows that went through an update
+    tokens = done["prompt_tokens"] + done["sampled_tokens"]
+    out = {"speed/sampled_tokens_per_s": done["sampled_tokens"] / sample_s}
+    out["speed/trained_tokens_per_s"] = trained * epochs * tokens / update_s
+    shapes = list(set(plan.shapes.values()))
+    if len(shapes) == 1 and len(plan.shapes) == len(plan.options):
+        limits = speed.machine_limits(team.mesh, shapes[0].compute_dtype)
+        sampled = speed.rollout_work(shapes[0], done, len(team.roles), team.mesh.shape["data"])
+        out["speed/sample_roofline"] = limits.seconds(sampled) / sample_s
+        out["speed/update_roofline"] = limits.seconds(speed.update_work(shapes[0], done, trained, epochs)) / update_s
+    return out
+
+
+def final_page(plan, config, team, files: Files) -> dict:
+    """The final evaluation on the test split, which no setting was chosen on: greedy, and at the recipe's temperature if asked for."""
+    from marl_llm.evaluation import paired
+
+    v, seatings = config.evaluation, tables(plan, config.evaluation.put_back)
+    page, records = measure(team, seatings, "test", v.final_tasks)
+    results = {"split": "test", "headline": team.headline, "seed": config.seed, "steps": config.steps, **page}
+    results["gain"] = paired(records["before"], records["after"])
+    parts = {"greedy": records}
+    if v.sampled:
+        again = {name: seats for name, seats in seatings.items() if name not in ("random", "swapped")}
+        results["sampled"], parts["sampled"] = measure(team, again, "test", v.final_tasks, temperature=float(plan.recipe.temperature))
+    for when, step in (("before", 0), ("after", config.steps)):
+        files.plays(records[when], v.transcripts, when, step)
+    files.table(parts, v.final_tasks)
+    return results
+
+
+class Clock:
+    """Wall and CPU seconds of a run, those of processes before this one included."""
+
+    def __init__(self):
+        self._started, self._cpu, self._before = time.time(), time.process_time(), (0.0, 0.0)
+
+    def now(self) -> dict[str, float]:
+        """`wall_s`, `cpu_s`."""
+        return {"wall_s": time.time() - self._started + self._before[0], "cpu_s": time.process_time() - self._cpu + self._before[1]}
+
+    def goes_on(self, state: dict) -> None:
+        """Takes over what earlier processes took."""
+        now = self.now()
+        self._before = (state["wall_s"] - now["wall_s"], state["cpu_s"] - now["cpu_s"])
+
+
+class Files:
+    """The files of a run directory that grow, and those that describe the game."""
+
+    def __init__(self, workdir: pathlib.Path, plan, resume_step: int | None):
+        from marl_llm import reporting
+        from marl_llm.reporting import files
+        from marl_llm.workflows import World, to_svg
+        from marl_llm.workflows.storage import FILE_NAME
+
+        self.workdir, self.hosted = workdir, plan.hosted
+        if resume_step is not None:  # the plays of an end that was cut short are played again
+            files.keep_lines(workdir / "episodes.jsonl", lambda play: play.get("when") == "train")
+            files.keep_lines(workdir / FILE_NAME, lambda play: play.get("step", 2**31) < resume_step)  # counts steps from 0
+        self.metrics = reporting.MetricsWriter(workdir, resume_step=resume_step)
+        self.episodes = reporting.EpisodeWriter(workdir, resume_step=resume_step)
+        if isinstance(plan.game, World):
+            (workdir / "graph.svg").write_text(to_svg(plan.game.workflow, dict(plan.assignment.roles)))
+        elif hasattr(plan.game.tokenizer, "save"):
+            plan.game.tokenizer.save(workdir / "tokenizer.model")
+
+    def plays(self, played, count: int, when: str, step: int) -> None:
+        """The first plays of a batch or an evaluation, for the report; those of hosted play as graphs too, to be replayed."""
+        from marl_llm.workflows.storage import write_trajectories
+
+        for play, tokens in played.episodes(count, when):
+            self.episodes.write(play | {"step": step}, tokens)
+        if self.hosted:
+            rollout = played.episodes.rollout
+            write_trajectories(self.workdir, dataclasses.replace(rollout, episodes=rollout.episodes[:count]))
+
+    def table(self, parts: dict, tasks: int) -> None:
+        """before_after.md, of what hosted play measures of roles and tools."""
+        from marl_llm.workflows.metrics import before_after
+
+        if not self.hosted:
+            return
+        text = [
+            f"## {way}, {tasks} tasks of the test split\n\n{before_after(found['before'].figures, found['after'].figures)}"
+            for way, found in parts.items()
+        ]
+        (self.workdir / "before_after.md").write_text("\n".join(text))
+
+    def close(self) -> None:
+        """Closes what grows."""
+        self.metrics.close()
+        self.episodes.close()
 
 
 def main(argv) -> None:
     """Flags to `train`; errors that a user can mend are printed without a traceback."""
-    from experiments.base import ConfigError, resolve
-    from experiments.train_team import describe, train_team
-    from experiments.workdir import read_config
-
     logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
-    try:
-        if _RESUME.value:
-            if _CONFIG.value is not None or _WORKDIR.value:
-                raise ConfigError("--resume takes the directory alone; leave --config and --workdir out")
-            workdir = pathlib.Path(_RESUME.value)
-            config, config_file = read_config(workdir)
-        else:
-            if _CONFIG.value is None:
-                raise ConfigError("--config is missing, e.g. --config=experiments/configs/quickstart.py")
-            config, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value or "")
-            config_file = config_flags.get_config_filename(flags.FLAGS["config"])
-        team = "world" in config  # a workflow on the host
-        if _DRY_RUN.value:
-            print(describe(config) if team else resolve(config).table(config))
-            return
-        if not str(_WORKDIR.value or _RESUME.value or ""):
-            raise ConfigError("--workdir is missing, e.g. --workdir=runs/first")
-        (train_team if team else train)(config, workdir, config_file, _CACHE.value)
-    except (ConfigError, TrainingError, OSError) as error:
-        command.fail(error)
-    except (RuntimeError, ValueError) as error:
-        if type(error).__name__ not in ("CheckpointError", "LineError"):  # their rooms are imported only once training starts
-            raise
-        command.fail(error, command.DAMAGED)
+    if _RESUME.value:
+        if _WORKDIR.value or not config_flags.get_config_filename(flags.FLAGS["config"]).startswith(command.RESUMED):
+            raise ConfigError("--resume takes the directory alone; leave --config and --workdir out")
+    elif _CONFIG.value is None:
+        raise ConfigError("--config is missing, e.g. --config=experiments/configs/quickstart.py")
+    config, workdir = _CONFIG.value, pathlib.Path(_RESUME.value or _WORKDIR.value or "")
+    home = home_of(workdir) if _RESUME.value else None
+    if _DRY_RUN.value:
+        from experiments.base import resolve
+
+        with resolve(config, home) as plan:
+            print(plan.table(config))
+        return
+    if not str(_WORKDIR.value or _RESUME.value or ""):
+        raise ConfigError("--workdir is missing, e.g. --workdir=runs/first")
+    train(config, workdir, config_flags.get_config_filename(flags.FLAGS["config"]), _CACHE.value, home)
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, interrupted="interrupted; the same command goes on from the last checkpoint")

@@ -6,7 +6,7 @@ Hardware:  two CPU cores; 90 % after 6 s of training, besides compilation (docs/
 Variants:  joint_letter.py:permuted gives every joint action another one's reward, and must learn nothing; joint_letter.py:smoke
 """
 
-from experiments.base import base_config, smoke
+from experiments.base import base_config, smoke, variant
 
 
 def get_config(arg=None):
@@ -18,15 +18,13 @@ def get_config(arg=None):
     c.recipe.scale = "none"
     c.recipe.entropy_coef = 0.04
     c.recipe.kl_coef = 0.0
-    c.rollout.environments = 16
+    c.rollout.tasks = 16
     c.optimizer.learning_rate = 2e-3
     c.optimizer.minibatch = 64
     c.evaluation.every = 125
-    c.evaluation.episodes = 100
-    c.evaluation.final_episodes = 100
+    c.evaluation.tasks = 100
+    c.evaluation.final_tasks = 100
     c.checkpoint.every = 125
-    if arg == "permuted":
-        c.control.permute_rewards = True
-    elif arg not in (None, "", "smoke"):
-        raise ValueError(f"joint_letter has no variant {arg!r}; it has 'smoke' and 'permuted'")
+    arg = variant("joint_letter", arg, ("smoke", "permuted"))
+    c.control.permute_rewards = arg == "permuted"
     return smoke(c) if arg == "smoke" else c

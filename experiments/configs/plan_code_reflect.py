@@ -2,27 +2,28 @@
 
 Command:   python -m experiments.train --config=experiments/configs/plan_code_reflect.py --workdir=runs/d
            ... --config.recipe.name=ppo      a critic per model; at_grpo and mappa (REINFORCE++) work on the same workflow
-           ... --config.world.hide_fields=planner.advice      the ablation in which nobody hears the reflection; with --config.steps=0
+           ... --config.game.hide_fields=planner.advice      the ablation in which nobody hears the reflection; with --config.steps=0
            --config.warm_start.run=runs/d --config.warm_start.step=80 a team that was trained with it is measured without it
 Variants:  :smoke; :ppo, :at_grpo and :reinforce are the recipes that docs/workflows_trained.md compares; :full is the paper's size on
-           DeepCoder's problems: ...:full --config.world.train=train.parquet --config.world.test=test.parquet --config.model.path=...
+           DeepCoder's problems: ...:full --config.game.train=train.parquet --config.game.test=test.parquet --config.model.path=...
 """
 
-from experiments.team_base import full_size, smoke_team, team_config, variant
+from experiments.base import base_config, variant
+from experiments.configs.sizes import full_size, small_workflow, smoke_workflow
 
 
 def get_config(arg=None):
     """`arg` may be 'smoke', 'full', or the name of a compared recipe."""
     arg = variant("plan_code_reflect", arg, ("smoke", "full", "ppo", "at_grpo", "reinforce"))
     if arg == "full":
-        return full_size(team_config("plan_code_reflect", "problems", "ppo"))
+        return full_size(base_config("plan_code_reflect", game="problems", recipe="ppo"))
     recipe = {"ppo": "ppo", "at_grpo": "at_grpo", "reinforce": "mappa"}.get(arg, "grpo")
-    c = team_config("plan_code_reflect", "functions", recipe)
+    c = small_workflow("plan_code_reflect", "functions", recipe)
     c.steps = 80
     c.warm_start.steps = 350
     c.warm_start.fresh = 175
     c.warm_start.tasks = 32
-    c.world.noise = 0.15
+    c.game.noise = 0.15
     c.rollout.tasks = 24
     c.optimizer.learning_rate = 4e-4
     c.optimizer.minibatch = 32
@@ -39,4 +40,4 @@ def get_config(arg=None):
     if recipe == "ppo":
         c.recipe.branches = 8
         c.optimizer.critic_learning_rate = 1e-3
-    return smoke_team(c) if arg == "smoke" else c
+    return smoke_workflow(c) if arg == "smoke" else c

@@ -6,7 +6,7 @@ Hardware:  two CPU cores, float32; 21 min of training on a busy machine.
 Variants:  plan_path_10x10.py:smoke
 """
 
-from experiments.base import smoke
+from experiments.base import smoke, variant
 from experiments.configs import quickstart
 
 
@@ -25,6 +25,4 @@ def get_config(arg=None):
     c.warm_start.learning_rate = 1.5e-3
     c.evaluation.every = 100
     c.checkpoint.every = 250
-    if arg not in (None, "", "smoke"):
-        raise ValueError(f"plan_path_10x10 has no variant {arg!r}; it has 'smoke'")
-    return smoke(c) if arg == "smoke" else c
+    return smoke(c) if variant("plan_path_10x10", arg, ("smoke",)) else c

@@ -6,7 +6,7 @@ Hardware:  two CPU cores, float32; how long it takes stands in the README, in th
 Variants:  quickstart.py:smoke runs the same code in a few steps and learns nothing.
 """
 
-from experiments.base import base_config, smoke
+from experiments.base import base_config, smoke, variant
 
 
 def get_config(arg=None):
@@ -20,6 +20,4 @@ def get_config(arg=None):
     c.recipe.tied_in_denominator = False
     c.recipe.entropy_coef = 0.01
     c.warm_start.steps = 250
-    if arg not in (None, "", "smoke"):
-        raise ValueError(f"quickstart has no variant {arg!r}; it has 'smoke'")
-    return smoke(c) if arg == "smoke" else c
+    return smoke(c) if variant("quickstart", arg, ("smoke",)) else c

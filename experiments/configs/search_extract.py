@@ -4,7 +4,8 @@ Command:   python -m experiments.train --config=experiments/configs/search_extra
 Variants:  :smoke, and :full as in search_parallel.py.
 """
 
-from experiments.team_base import full_search, mini_search, smoke_team, variant
+from experiments.base import variant
+from experiments.configs.sizes import full_search, mini_search, smoke_workflow
 
 
 def get_config(arg=None):
@@ -12,4 +13,4 @@ def get_config(arg=None):
     if variant("search_extract", arg, ("smoke", "full")) == "full":
         return full_search("search_extract", "question_extract")
     c = mini_search("search_extract", "fact_extract")
-    return smoke_team(c) if arg == "smoke" else c
+    return smoke_workflow(c) if arg == "smoke" else c

@@ -2,11 +2,12 @@
 
 Command:   python -m experiments.train --config=experiments/configs/search_iterative.py --workdir=runs/c
            ... --config.assignment=shared                                       one model for all five roles
-           ...:full --config.world.release=m_ask                                as M-ASK itself differs from UnityMAS-O
+           ...:full --config.game.release=m_ask                                as M-ASK itself differs from UnityMAS-O
 Variants:  :smoke, and :full as in search_parallel.py.
 """
 
-from experiments.team_base import full_search, mini_search, smoke_team, variant
+from experiments.base import variant
+from experiments.configs.sizes import full_search, mini_search, smoke_workflow
 
 MODELS = "plan=reason,answer=reason,search=search,summary=summary,update=update"
 
@@ -19,4 +20,4 @@ def get_config(arg=None):
         c = mini_search("search_iterative", "fact_iterative")
         c.steps = 60
     c.assignment = MODELS
-    return smoke_team(c) if arg == "smoke" else c
+    return smoke_workflow(c) if arg == "smoke" else c

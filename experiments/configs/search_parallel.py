@@ -2,11 +2,12 @@
 
 Command:   python -m experiments.train --config=experiments/configs/search_parallel.py --workdir=runs/a
 Variants:  :smoke runs the same code in a few steps; :full is the paper's size on NQ or HotpotQA, and needs files and a checkpoint:
-           ...:full --config.world.train=nq/train.parquet --config.world.test=nq/test.parquet --config.world.index=http://host:8000
+           ...:full --config.game.train=nq/train.parquet --config.game.test=nq/test.parquet --config.game.index=http://host:8000
            --config.model.path=Qwen2.5-1.5B-Instruct
 """
 
-from experiments.team_base import full_search, mini_search, smoke_team, variant
+from experiments.base import variant
+from experiments.configs.sizes import full_search, mini_search, smoke_workflow
 
 
 def get_config(arg=None):
@@ -15,4 +16,4 @@ def get_config(arg=None):
         return full_search("search_parallel", "question_parallel")
     c = mini_search("search_parallel", "fact_parallel")
     c.steps = 200
-    return smoke_team(c) if arg == "smoke" else c
+    return smoke_workflow(c) if arg == "smoke" else c

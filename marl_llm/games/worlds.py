@@ -26,7 +26,7 @@ HOLD_OUT = 1000  # rows at the end of a training file that are for validation
 def _fact_world(build: Callable[..., Any], worlds: int, facts_seed: int, top_k: int, noise: float, random_relation: bool) -> World:
     facts = search.FactBase(worlds, facts_seed, top_k)
     script = search.fact_player(noise, random_relation)
-    return World(build(facts.retrieve), facts.tasks, "f1", search.fact_speech(), script, facts.close)
+    return World(build(facts.retrieve), facts.tasks, "f1", search.fact_speech(), script, close=facts.close)
 
 
 def fact_parallel(worlds: int = 64, facts_seed: int = 0, top_k: int = 1, noise: float = 0.1, random_relation: bool = True) -> World:

@@ -82,22 +82,23 @@ def seconds_of(f, repeats: int = 3) -> float:
     return min(times)
 
 
-def summary_text(clock: list[dict[str, float]], game_s: float, compilations: Compilations) -> str:
-    """Medians over steps, the first left out (it compiles), and the split of time over the rest.
+def summary_text(clock: list[dict[str, float]], compilations: Compilations, game_s: float = 0.0) -> str:
+    """Medians over steps, the first left out (it compiles), and the split of time over the rest; shares of the roofline where counted.
 
-    A rollout is one dispatch; `game_s` is what it takes with tokens that cost nothing, so prompts, game and rewards. An update is one
-    dispatch too, and the scores are its own forward pass: the sampler's log-probs are the old ones.
+    A compiled rollout is one dispatch; `game_s` is what it takes with tokens that cost nothing, so prompts, game and rewards. An update is
+    one dispatch too, and the scores are its own forward pass: the sampler's log-probs are the old ones.
     """
     rows = clock[1:] or clock
     median = lambda name: statistics.median(r[f"speed/{name}"] for r in rows)  # noqa: E731
     times = {name: sum(r[f"time/{name}"] for r in rows) for name in ("sample", "update", "other")}
     game = min(game_s * len(rows), times["sample"])
-    parts = {"prompts and rewards": game, "sampling": times["sample"] - game, "scores and update": times["update"]}
-    parts["evaluation and idle"] = times["other"]
+    parts = {"prompts and rewards": game} if game else {}
+    parts |= {"sampling": times["sample"] - game, "scores and update": times["update"], "evaluation and idle": times["other"]}
+    share = lambda name: f" ({median(name):.0%} of the roofline)" if f"speed/{name}" in rows[0] else ""  # noqa: E731
     whole = max(sum(parts.values()), 1e-9)
     return (
-        f"sampled {median('sampled_tokens_per_s'):,.0f} tokens/s ({median('sample_roofline'):.0%} of the roofline), "
-        f"trained on {median('trained_tokens_per_s'):,.0f} tokens/s ({median('update_roofline'):.0%}); time: "
+        f"sampled {median('sampled_tokens_per_s'):,.0f} tokens/s{share('sample_roofline')}, "
+        f"trained on {median('trained_tokens_per_s'):,.0f} tokens/s{share('update_roofline')}; time: "
         + ", ".join(f"{name} {x / whole:.0%}" for name, x in parts.items())
         + f"; {compilations.programs} programs compiled in {compilations.seconds:.0f} s, {compilations.cached} of them from the cache"
     )

@@ -180,7 +180,9 @@ def explained_variance(values: Float[np.ndarray, "S R"], targets: Float[np.ndarr
     return float(1 - error.var() / spread) if spread > 1e-12 else 0.0
 
 
-def _policy_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None, head: bool) -> Callable:
+def policy_step(
+    options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None, head: bool = False
+) -> Callable:
     """`(policy, base, reference, rows, arrays, scalars, denominator_scale, learning_rate) -> (policy, means, gap)`, compiled."""
     recipe, axis = options.recipe, data_axis(mesh)
 
@@ -321,7 +323,7 @@ def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
     recipe, judging = options.recipe, _check(options, config, lora)
     own, head = options.has_critic and options.critic == "own", options.has_critic and options.critic == "head"
     devices = mesh.shape["data"] if data_axis(mesh) else 1
-    act = _policy_step(options, judging if head else config, mesh, lora, head)
+    act = policy_step(options, judging if head else config, mesh, lora, head)
     learn_values = _value_step(options, judging, mesh) if own else None
     judge = _judge(options, judging, mesh) if options.has_critic else None
     token_kl = make_token_kl(recipe, config, mesh, **options.sizes)

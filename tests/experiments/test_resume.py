@@ -29,7 +29,7 @@ CACHE = pathlib.Path(os.environ.get("MARL_LLM_TEST_CACHE", pathlib.Path(tempfile
 # enough of a warm start that there is something to learn from, and one step more than the checkpoints need
 SETTINGS = ("devices=2", "steps=6", "warm_start.steps=60", "recipe.alpha=0.5")
 FLAGS = ["--config=experiments/configs/quickstart.py:smoke", *(f"--config.{s}" for s in SETTINGS), f"--compilation_cache={CACHE}"]
-MOMENTS = ["warm", "write", "step"]
+MOMENTS = ["warm", "write", "saved"]
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +41,20 @@ def runs(tmp_path_factory):
     while whole.poll() is None and not (folder / "whole" / "checkpoints" / "2").exists():
         time.sleep(0.1)  # until all is compiled, so that the other finds it in the cache
     killed = resume.interrupted(FLAGS, folder / "killed", MOMENTS, dice, slack_s=8.0)
-    return folder / "whole", resume.finish(whole), folder / "killed", killed
+    return folder / "whole", resume.finish(whole), folder / "killed", *killed
 
 
 def test_a_killed_run_ends_with_the_same_bytes(runs):
-    whole, _, killed, moments = runs
+    """d1: the last kill came when checkpoint 2 was whole, so data position, keys, schedule and optimizer went on from a step above 0."""
+    whole, _, killed, moments, said = runs
     assert moments == MOMENTS
+    assert f"continuing {killed} after step 2" in said
     assert resume.differences(whole, killed) == []
 
 
 def test_the_comparison_sees_what_differs(runs, tmp_path):
     """What would make the test above pass for nothing: no arrays, no lines, or a comparison that does not look."""
-    whole, _, killed, _ = runs
+    whole, _, killed, *_ = runs
     arrays, records = resume.arrays(whole), resume.records(whole)
     assert {name.split("/")[0] for name in arrays} == {"0", "4", "6"}
     for part in ("6/tool['params']", "6/planner['params']", "6/tool['optimizer']", "6/planner['optimizer']"):
@@ -73,7 +75,7 @@ def test_the_comparison_sees_what_differs(runs, tmp_path):
 
 
 def test_a_complete_run_says_so_and_changes_nothing(runs):
-    whole, _, _, _ = runs
+    whole, *_ = runs
     before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in whole.rglob("*") if p.is_file()}
     said = resume.finish(resume.launch(f"--resume={whole}", f"--compilation_cache={CACHE}"))
     assert "is complete" in said
@@ -82,7 +84,7 @@ def test_a_complete_run_says_so_and_changes_nothing(runs):
 
 
 def test_every_promised_file_is_there(runs):
-    path, said, _, _ = runs
+    path, said, *_ = runs
     assert "Traceback" not in said
     assert "step 0: validation success" in said
     assert f"report: {path / 'report.html'}" in said
@@ -101,11 +103,11 @@ def test_every_promised_file_is_there(runs):
 
 
 def test_config_json_says_what_ran(runs):
-    path, _, _, _ = runs
+    path, *_ = runs
     record = json.loads((path / "config.json").read_text())
     assert record["config"]["recipe"]["alpha"] == 0.5
     assert record["config"]["game"]["max_moves"] == 4
-    assert record["config"]["evaluation"]["episodes"] == 16
+    assert record["config"]["evaluation"]["tasks"] == 16
     assert f"--config.recipe.alpha=0.5 --compilation_cache={CACHE} --workdir={path}" in record["command"]
     assert record["config_file"] == "experiments/configs/quickstart.py:smoke"
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -116,7 +118,7 @@ def test_config_json_says_what_ran(runs):
 
 
 def test_the_lines_of_a_run(runs):
-    path, _, _, _ = runs
+    path, *_ = runs
     metrics = read_metrics(path)
     assert [r["step"] for r in metrics if r["phase"] == "train"] == [1, 2, 3, 4, 5, 6]
     assert [r["step"] for r in metrics if r["phase"] == "eval"] == [0, 2, 4, 6]

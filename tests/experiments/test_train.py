@@ -1,33 +1,113 @@
-"""The loop: alarms, and errors before anything is overwritten (laws 8 and 10)."""
+"""The loop, over a team that computes nothing: alarms, the way back, errors before anything is overwritten (laws 7, 8 and 10)."""
 
 import itertools
 import json
+import math
 import os
 import pathlib
 import shutil
 import sys
 import types
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from benchmarks import resume
-from experiments import common, train, workdir
-from experiments.base import ConfigError, base_config
-from marl_llm import evaluation, training
+from experiments import measuring, train, workdir
+from experiments.base import base_config
+from experiments.command import ConfigError, TrainingError, told
+from marl_llm.evaluation import Evaluation, Outcome
 from marl_llm.reporting import read_metrics
-from marl_llm.training import CheckpointError, make_mesh
+from marl_llm.training import CheckpointError, Policy, make_mesh
+from marl_llm.workflows import RolloutError, WorkflowError
+
+GOOD = {"loss": 0.1, "grad_norm": 1.0, "log_prob_gap": 1e-6, "useful_groups": 8.0, "updates": 1.0, "groups": 8.0, "kl": 0.0}
+GOOD |= {"clip_fraction": 0.0, "tied_share/first": 0.25, "tied_share/second": 0.75}
+FIGURES = {"success": 0.5, "turns": 1.0, "void": 0.0, "samples": 32.0, "prompts": 8.0, "sampled_tokens": 64.0, "prompt_tokens": 16.0}
 
 
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    """The suite has started JAX already, with eight devices; two of them train."""
-    monkeypatch.setattr(train, "start_jax", lambda config, cache: make_mesh(config.devices))
-    yield
+def letters():
+    """Two models, no warm start."""
+    c = base_config("letters", game="joint_letter", recipe="magrpo")
+    c.steps, c.devices = 6, 2
+    c.recipe.branches = 4
+    c.rollout.tasks = 4
+    c.evaluation.every = 3
+    c.evaluation.tasks = c.evaluation.final_tasks = 4
+    c.evaluation.transcripts = 1
+    c.checkpoint.every = 2
+    return c
+
+
+class FakeTeam:
+    """Adds 1 to every parameter at each update, and notes what it was asked to do; `figures_of(model, call)` are its metrics."""
+
+    roles, headline = ("first", "second"), "success"
+
+    def __init__(self, plan, figures_of):
+        self.assignment, self.mesh, self.trained = plan.assignment, make_mesh(2), plan.assignment.trained
+        self.calls, self.figures_of, self.log = itertools.count(1), figures_of, []
+        self.now = {name: Policy({"w": jnp.zeros((3,))}, {"moment": jnp.zeros((3,))}) for name in self.trained}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.log.append("closed")
+
+    def imitate(self, step, count, rate):
+        self.log.append(("imitate", step, count))
+        return {"loss": 1.0, "grad_norm": 1.0, "tokens": 4.0}
+
+    def begin(self):
+        self.log.append("begin")
+
+    def start_from(self, policies):
+        self.now = {name: policies[name] for name in self.trained}
+
+    def policies(self):
+        return dict(self.now)
+
+    def restore(self, start, now):
+        self.now = dict(now)
+
+    def seconds_without_models(self, count):
+        return 0.0
+
+    def play(self, step, first, count):
+        self.log.append(("play", step, first, count))
+        of_roles = {f"role/{r}/{k}": 0.5 for r in self.roles for k in ("team", "local", "reward", "well_formed", "truncated", "entropy")}
+        return types.SimpleNamespace(step=step, figures=FIGURES | of_roles, episodes=lambda count, when: [])
+
+    def learn(self, batch, rate, critic_rate=None):
+        self.log.append(("learn", batch.step, rate))
+        self.now = {name: Policy({"w": p.params["w"] + 1}, p.optimizer) for name, p in self.now.items()}
+        call = next(self.calls)
+        return {name: GOOD | self.figures_of(name, call) for name in self.trained}
+
+    def evaluate(self, seats, split, tasks, plays=1, temperature=0.0, first=0):
+        self.log.append(("evaluate", dict(seats), split, tasks))
+        played = tuple(Outcome(task, 0, float(task % 2), 1.0) for task in range(tasks))
+        return Evaluation(split, seats, temperature, "success", played, dict.fromkeys(self.roles, 1.0))
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """`run(config, path, figures_of) -> (results, team)` in this process; each call is a process of its own to the run directory."""
+    monkeypatch.setattr(train, "start_jax", lambda config, cache: make_mesh(2))
+    monkeypatch.setattr("marl_llm.reporting.write_report", lambda path: pathlib.Path(path, "report.html").write_text("") and None)
+    teams = []
+
+    def once(config, path, figures_of=lambda model, call: {}, home=None):
+        let_go()
+        monkeypatch.setattr(train, "build_team", lambda plan, config, mesh: teams.append(FakeTeam(plan, figures_of)) or teams[-1])
+        results = train.train(config, path, "letters.py", "", home)
+        return results, teams[-1] if teams else None
+
+    once.teams = teams
+    yield once
     let_go()
 
 
@@ -38,65 +118,22 @@ def let_go():
     workdir._HELD.clear()
 
 
-def letters():
-    """A run of seconds: two models, no warm start."""
-    c = base_config("letters", game="joint_letter", recipe="magrpo")
-    c.steps, c.devices = 6, 2
-    c.model.preset = "nano"
-    c.recipe.branches = 4
-    c.recipe.kl_coef = 0.0
-    c.rollout.environments = 4
-    c.optimizer.minibatch = 16
-    c.evaluation.every = 3
-    c.evaluation.episodes = c.evaluation.final_episodes = 4
-    c.evaluation.transcripts = 1
-    c.checkpoint.every = 2
-    return c
+def lines(path):
+    return [(r["phase"], r["step"]) for r in read_metrics(path)]
 
 
-def run(config, path):
-    let_go()
-    return train.train(config, path, "letters.py", "")
-
-
-GOOD = {"loss": 0.1, "grad_norm": 1.0, "log_prob_gap": 1e-6, "useful_groups": 8.0, "updates": 1.0, "groups": 8.0, "tied_share": 0.5}
-GOOD |= {"tied_share/0": 0.25, "tied_share/1": 0.75}
-
-
-def fake_update(monkeypatch, figures_of):
-    """Puts in the update's place one that adds 1 to every parameter and says `figures_of(model, call)`."""
-
-    def make_update(*_, **__):
-        calls = [itertools.count(1), itertools.count(1)]
-
-        def update(policy, reference, rows, plays, rate, key):
-            agent = int(np.argmax(plays))
-            said = GOOD | figures_of(("first", "second")[agent], next(calls[agent]))
-            return policy._replace(params=jax.tree.map(lambda x: x + 1, policy.params)), {k: jnp.float32(v) for k, v in said.items()}
-
-        return update
-
-    monkeypatch.setattr(training, "make_update", make_update)
-
-
-def embedding(path, step, model):
-    leaves = {k: v for k, v in resume.arrays(path).items() if k.startswith(f"{step}/{model}['params']")}
-    return np.concatenate([np.frombuffer(v.split(b"float32 ", 1)[1], np.float32) for v in leaves.values()])
-
-
-def test_alarms_errors_and_the_way_back(tmp_path, monkeypatch, capsys):
+def test_alarms_errors_and_the_way_back(tmp_path, monkeypatch, capsys, run):
     """One run through: alarms, a loss that is not finite, a damaged checkpoint, and a good end."""
     path = tmp_path / "run"
-    monkeypatch.setattr(common, "SILENT_ALARM", 2)
+    monkeypatch.setattr(measuring, "SILENT_ALARM", 2)
 
     def figures(model, call):
         if model == "second":
             return {"useful_groups": 0.0, "updates": 0.0, "grad_norm": 0.0}
         return {"log_prob_gap": {2: 1e-2, 3: np.nan}.get(call, 1e-6), "loss": np.nan if call == 5 else 0.1}
 
-    fake_update(monkeypatch, figures)
-    with pytest.raises(train.TrainingError) as error:
-        run(letters(), path)
+    with pytest.raises(TrainingError) as error:
+        run(letters(), path, figures)
     assert str(error.value).startswith("step 4, model first: loss not finite. Nothing of that step was saved")
     assert "Lower optimizer.learning_rate" in str(error.value)
     said = capsys.readouterr().err
@@ -107,13 +144,12 @@ def test_alarms_errors_and_the_way_back(tmp_path, monkeypatch, capsys):
         "ALARM step 3: model first, sampler and scorer differ by nan nats",
         "ALARM step 4: model second got no gradient for 4 steps (all its groups are tied)",
     ]
-    # nothing of the bad step was written
+    # nothing of the bad step was written; c5: the report was, at the checkpoints before it
     assert sorted(p.name for p in (path / "checkpoints").iterdir()) == ["0", "2", "4"]
-    assert np.allclose(embedding(path, 4, "first"), embedding(path, 0, "first") + 4, atol=1e-5)
-    lines = [(r["phase"], r["step"]) for r in read_metrics(path)]
-    assert lines == [("eval", 0), *(("train", i) for i in (1, 2, 3)), ("eval", 3), ("train", 4)]
+    assert lines(path) == [("eval", 0), *(("train", i) for i in (1, 2, 3)), ("eval", 3), ("train", 4)]
     assert not (path / "evaluation.json").exists()
-    assert not (path / "report.html").exists()
+    assert (path / "report.html").exists()
+    assert f"python -m marl_llm.reporting.report {path}" in said
 
     # a damaged checkpoint is told, and its folder given up, the run goes on from the one before
     kept = tmp_path / "kept"
@@ -129,85 +165,156 @@ def test_alarms_errors_and_the_way_back(tmp_path, monkeypatch, capsys):
     shutil.move(kept, path / "checkpoints" / "4")
 
     # to the end, as the same command would; the count of steps without a gradient went on
-    fake_update(monkeypatch, lambda model, call: {"useful_groups": 0.0} if model == "second" else {})
-    results = run(letters(), path)
+    results, team = run(letters(), path, lambda model, call: {"useful_groups": 0.0} if model == "second" else {})
     said = capsys.readouterr().err
-    assert "continuing" in said
+    assert f"continuing {path} after step 4" in said
     assert "ALARM step 6: model second got no gradient for 6 steps" in said
     assert json.loads((path / "evaluation.json").read_text()) == results
-    lines = [(r["phase"], r["step"]) for r in read_metrics(path)]
-    assert lines == [("eval", 0), *(("train", i) for i in (1, 2, 3)), ("eval", 3), *(("train", i) for i in (4, 5, 6)), ("eval", 6)]
+    assert lines(path) == [("eval", 0), *(("train", i) for i in (1, 2, 3)), ("eval", 3), *(("train", i) for i in (4, 5, 6)), ("eval", 6)]
     assert [r["samples"] for r in read_metrics(path) if r["phase"] == "train"] == [32, 64, 96, 128, 160, 192]
+    assert np.all(np.asarray(team.now["first"].params["w"]) == 6)
 
     # complete: the same command says so and changes nothing; another config is refused
     before = {p: p.stat().st_mtime_ns for p in path.rglob("*")}
-    assert run(letters(), path) == results
+    assert run(letters(), path)[0] == results
     assert "is complete; its report is" in capsys.readouterr().err
     other = letters()
-    other.steps = 7
-    with pytest.raises(ConfigError, match=r"config\.steps: 6 -> 7"):
+    other.optimizer.b2 = 0.5
+    with pytest.raises(ConfigError, match=r"config\.optimizer\.b2: 0\.99 -> 0\.5"):
         run(other, path)
     assert {p: p.stat().st_mtime_ns for p in path.rglob("*")} == before
 
 
-def test_instances_that_cannot_be_played_end_the_run(tmp_path, monkeypatch):
-    """Before the first update, so that nothing is trained on void episodes."""
-    figures = {"success": 0.0, "turns": 0.0, "roles": {r: {"well_formed": 0.0} for r in ("first", "second")}}
-    team = types.SimpleNamespace(team=lambda *a: figures, compiled=None, key=jax.random.key(0))
-    monkeypatch.setattr(evaluation, "TeamEvaluation", lambda *a, **k: team)
-    monkeypatch.setattr(training, "make_rollout", lambda *a, **k: lambda *b: types.SimpleNamespace(summary={"void": jnp.float32(1)}))
-    fake_update(monkeypatch, lambda *a: pytest.fail("an update of void episodes"))
-    with pytest.raises(train.TrainingError, match="step 0: no instance could be played; the game's settings contradict each other"):
-        run(letters(), tmp_path / "run")
-    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["0"]
+def test_d1_a_run_that_goes_on_asks_for_the_same_tasks_rates_and_state(tmp_path, run):
+    """Cut after step 2 and after step 4: data position, schedule and counters are those of a run that was never cut."""
+    _, whole = run(letters(), tmp_path / "whole")
+    parts = []
+    for stop in (3, 5, 99):
+        before = 2 * len(parts)
+        figures = lambda model, call, most=stop - before: {"loss": math.nan} if call > most else {}  # noqa: E731
+        try:
+            run(letters(), tmp_path / "cut", figures)
+        except TrainingError:
+            pass
+        parts.append([x for x in run.teams[-1].log if x[0] in ("play", "learn")])
+    kept = [x for part, low, high in zip(parts, (0, 2, 4), (2, 4, 6)) for x in part if low <= x[1] < high]
+    assert kept == [x for x in whole.log if x[0] in ("play", "learn")]
+    assert [x[2] for x in kept if x[0] == "play"] == [0, 4, 8, 12, 16, 20]
+    timed = ("wall_s", "cpu_s")
+    untimed = lambda path: [{k: x for k, x in r.items() if k not in timed and "/" not in k} for r in read_metrics(path)]  # noqa: E731
+    assert untimed(tmp_path / "cut") == untimed(tmp_path / "whole")
+
+
+def test_c15_a_finished_run_goes_on_with_more_steps(tmp_path, capsys, run):
+    path = tmp_path / "run"
+    run(letters(), path)
+    more = letters()
+    more.steps = 8
+    results, team = run(more, path)
+    assert "goes on with config.steps: 6 -> 8" in capsys.readouterr().err
+    assert results["steps"] == 8
+    assert [x[1] for x in team.log if x[0] == "play"] == [6, 7]
+    assert lines(path)[-3:] == [("train", 7), ("train", 8), ("eval", 8)]
+    with pytest.raises(ConfigError, match=r"config\.steps: 8 -> 6"):
+        run(letters(), path)
+
+
+def test_the_warm_start_is_taken_once_and_its_plays_come_again(tmp_path, run):
+    config = letters()
+    config.steps, config.warm_start.steps, config.warm_start.fresh = 0, 3, 2
+    _, team = run(config, tmp_path / "run")
+    assert [x for x in team.log if x == "begin" or x[0] == "imitate"] == [("imitate", n, 8) for n in (0, 1, 0)] + ["begin"]
+    assert lines(tmp_path / "run") == [("warm_start", 1), ("warm_start", 3), ("eval", 0)]
+
+
+def test_the_page_measures_before_after_the_floor_a_swap_and_each_role_put_back(tmp_path, run):
+    results, team = run(letters(), tmp_path / "run")
+    seats = [x[1] for x in team.log if x[0] == "evaluate" and x[2] == "test"]
+    assert seats == [
+        {"first": "start", "second": "start"},
+        {},
+        {"first": "random", "second": "random"},
+        {"first": "trained:second", "second": "trained:first"},
+        {"first": "start"},
+        {"second": "start"},
+    ]
+    assert set(results["pairs"]) == {"first untrained", "second untrained"}
+    assert results["gain"]["difference"] == 0.0
+    assert (results["after"]["success"], results["after"]["tasks"], results["steps"]) == (0.5, 4, 6)
+    assert "sampled" not in results
+    config = letters()
+    config.steps, config.assignment, config.evaluation.sampled = 0, "shared", True
+    results, _ = run(config, tmp_path / "shared")
+    assert set(results) >= {"before", "after", "random", "sampled"}  # one model: nothing to swap
+    assert "swapped" not in results
+
+
+def test_what_does_not_divide_is_refused_before_the_directory_is_made(tmp_path, run):
+    config = letters()
+    config.rollout.tasks = 5
+    with pytest.raises(ConfigError, match=r"config\.rollout\.tasks=5 does not divide over 2 devices"):
+        run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "why"),
-    [("environments", 5, r"config\.rollout\.environments=5 does not divide over 2 devices")],
+    ("error", "said"),
+    [
+        (RolloutError("all 4 plays failed."), "plays failed. Once that is mended, the same command goes on from the last checkpoint. The"),
+        (WorkflowError("the parser of role 'x' raised KeyError: 'y'"), r"raised KeyError: 'y'. The whole traceback is in .*error\.txt"),
+    ],
 )
-def test_what_does_not_divide_is_refused_before_the_directory_is_made(tmp_path, key, value, why):
-    config = letters()
-    config.rollout[key] = value
-    with pytest.raises(ConfigError, match=why):
-        run(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+def test_c7_an_error_of_play_is_one_line_and_promises_nothing_that_cannot_hold(tmp_path, monkeypatch, run, error, said):
+    def fails(self, *_):
+        raise error
+
+    monkeypatch.setattr(FakeTeam, "play", fails)
+    with pytest.raises(TrainingError, match=said) as told_so:
+        run(letters(), tmp_path / "run")
+    assert "\n" not in str(told_so.value)
+    assert ("same command" in str(told_so.value)) == isinstance(error, RolloutError)
+    assert type(error).__name__ in (tmp_path / "run" / "error.txt").read_text()
+    assert run.teams[-1].log[-1] == "closed"
+
+
+def test_c7_a_fault_in_a_users_game_is_told_with_its_line(tmp_path):
+    (tmp_path / "mine.py").write_text("def act():\n    return {}['x']\n")
+    space: dict = {}
+    exec(compile((tmp_path / "mine.py").read_text(), str(tmp_path / "mine.py"), "exec"), space)
+    with pytest.raises(KeyError) as error:
+        space["act"]()
+    assert told(error.value, [str(tmp_path / "mine.py")]) == f"{tmp_path}/mine.py line 2, in act: KeyError: 'x'"
+    assert told(error.value) is None  # a fault of the library is no fault of the user: nothing is hidden
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
         (ConfigError("no such thing"), 2),
-        (train.TrainingError("not finite"), 2),
+        (TrainingError("not finite"), 2),
         (OSError(28, "No space left on device", "metrics.jsonl"), 2),
         (CheckpointError("checkpoint 4 cannot be read"), 3),
     ],
 )
-def test_errors_are_one_line_and_a_code(monkeypatch, capsys, tmp_path, error, code):
-    def fails(*_):
+def test_errors_are_one_line_and_a_code(monkeypatch, capsys, error, code):
+    from experiments import command
+
+    def fails(argv):
         raise error
 
-    monkeypatch.setattr(train, "train", fails)
-    workdir.open_workdir(tmp_path / "run", letters(), "letters.py", "")
-    flag = lambda value: types.SimpleNamespace(value=value)  # noqa: E731
-    for name, value in dict(_CONFIG=None, _WORKDIR=None, _RESUME=str(tmp_path / "run"), _DRY_RUN=False, _CACHE="").items():
-        monkeypatch.setattr(train, name, flag(value))
+    monkeypatch.setattr(command.app, "run", lambda main, flags_parser: main(["train"]))
     with pytest.raises(SystemExit) as end:
-        train.main(["train"])
+        command.run(fails)
     assert end.value.code == code
     assert capsys.readouterr().err == f"error: {error}\n"
 
 
-def test_other_errors_keep_their_traceback(monkeypatch, tmp_path):
-    """A fault of the library is no fault of the user: nothing is hidden."""
+def test_other_errors_keep_their_traceback(monkeypatch):
+    from experiments import command
 
-    def fails(*_):
+    def fails(argv):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(train, "train", fails)
-    workdir.open_workdir(tmp_path / "run", letters(), "letters.py", "")
-    flag = lambda value: types.SimpleNamespace(value=value)  # noqa: E731
-    for name, value in dict(_CONFIG=None, _WORKDIR=None, _RESUME=str(tmp_path / "run"), _DRY_RUN=False, _CACHE="").items():
-        monkeypatch.setattr(train, name, flag(value))
+    monkeypatch.setattr(command.app, "run", lambda main, flags_parser: main(["train"]))
     with pytest.raises(RuntimeError, match="a bug"):
-        train.main(["train"])
+        command.run(fails)

@@ -16,10 +16,9 @@ sys.path.insert(0, str(ROOT / "tests" / "text"))
 
 from checkpoint_text import template_source, tokenizer_of, write_checkpoint  # noqa: E402
 
-from experiments import command  # noqa: E402
-from experiments.base import ConfigError  # noqa: E402
-from experiments.team_base import model_section, resolve_team, team_config  # noqa: E402
-from experiments.train_team import describe  # noqa: E402
+from experiments import base, command  # noqa: E402
+from experiments.base import base_config, model_section  # noqa: E402
+from experiments.command import ConfigError  # noqa: E402
 from marl_llm.models import ModelConfig, init_params, save_pretrained  # noqa: E402
 from marl_llm.tools.retriever import build_bm25  # noqa: E402
 from marl_llm.workflows import Outside, Policy, Scripted  # noqa: E402
@@ -41,15 +40,18 @@ ROLES = {
 def config_of(file, variant=""):
     """The config of a file, with as few facts as there can be."""
     config = importlib.import_module(f"experiments.configs.{file}").get_config(variant)
-    if "worlds" in config.world:
-        config.world.worlds = 1
+    if "worlds" in config.game:
+        config.game.worlds = 1
     return config
 
 
 def resolve(config):
-    plan = resolve_team(config)
-    plan.world.close()
-    return plan
+    with base.resolve(config) as plan:
+        return plan
+
+
+def describe(config):
+    return resolve(config).table(config)
 
 
 def read_flags(*argv):
@@ -91,8 +93,8 @@ def write_files(folder):
     build_bm25([{"id": str(i), "contents": f"item {i} is on shelf {i}"} for i in range(9)], folder / "index")
     (folder / "tiny").mkdir()
     write_tiny_checkpoint(folder / "tiny")
-    of = lambda name: [f"--config.world.{s}={folder}/{name}_{s}.parquet" for s in ("train", "test")]  # noqa: E731
-    search = [*of("nq"), f"--config.world.index={folder}/index", f"--config.model.path={folder}/tiny"]
+    of = lambda name: [f"--config.game.{s}={folder}/{name}_{s}.parquet" for s in ("train", "test")]  # noqa: E731
+    search = [*of("nq"), f"--config.game.index={folder}/index", f"--config.model.path={folder}/tiny"]
     return dict.fromkeys(("search_parallel", "search_extract", "search_iterative"), search) | {
         "plan_code_reflect": [*of("code"), f"--config.model.path={folder}/tiny"]
     }
@@ -115,9 +117,9 @@ def test_every_small_config_resolves_and_its_table_says_what_would_run(file, var
     assert f"recipe {recipe} (paper), {config.steps} steps, seed 0" in said
     for role, model in ROLES[file].items():
         assert any(line.split()[:4] == [role, "->", "model", model] for line in said.splitlines()), role
-    assert f"models (trained: {', '.join(dict.fromkeys(ROLES[file].values()))})" in said
+    assert f"models (trained: {', '.join(dict.fromkeys(ROLES[file].values()))};" in said
     assert "kind=trained, preset=micro" in said
-    assert ("forks again" in said) == (variant == "at_grpo")
+    assert ("goes on" in said) == (variant == "at_grpo")
     assert "headline figure: " + ("all_passed" if file == "plan_code_reflect" else "f1") in said
     assert "flowchart" in said
     assert (config.quick_compile, config.steps <= 2) == (variant == "smoke", variant == "smoke")
@@ -132,7 +134,7 @@ def test_every_full_config_resolves_with_files_and_a_checkpoint(file, files):
     assert {one["path"] for one in plan.options.values()} == {config.model.path}
     assert not any("preset" in one for one in plan.options.values())
     assert f"path={config.model.path}" in describe(config)
-    with pytest.raises(ValueError, match=f"{file} has no variant 'ful'; it has smoke, full"):
+    with pytest.raises(ValueError, match=f"{file} has no variant 'ful'; it has 'smoke', 'full'"):
         config_of(file, "ful")
 
 
@@ -153,10 +155,10 @@ def test_a_full_config_without_files_or_checkpoint_is_told(files):
 
 def test_flags_reach_world_recipe_and_optimizer(capsys):
     one = f"--config={ROOT}/experiments/configs/search_iterative.py:smoke"
-    config = read_flags(one, "--config.world.worlds=1", "--config.assignment=shared", "--config.recipe.branches=3")
+    config = read_flags(one, "--config.game.worlds=1", "--config.assignment=shared", "--config.recipe.branches=3")
     plan = resolve(config)
     assert (plan.recipe.branches, plan.assignment.trained, set(plan.assignment.roles.values())) == (3, ("shared",), {"shared"})
-    for flag, meant in (("world.wrlds=1", "'worlds'?"), ("rollout.task=1", "'tasks'?"), ("modle.preset=x", "'model'?")):
+    for flag, meant in (("game.wrlds=1", "'worlds'?"), ("rollout.task=1", "'tasks'?"), ("modle.preset=x", "'model'?")):
         with pytest.raises(SystemExit):
             read_flags(one, f"--config.{flag}")
         assert meant in capsys.readouterr().err
@@ -191,9 +193,10 @@ def changed(file="search_parallel", variant="", **values):
         ({"rollout__tasks": 0}, r"config\.rollout\.tasks=0 must be at least 1"),
         ({"rollout__timeout_s": 0.0}, r"config\.rollout\.timeout_s=0\.0 must be positive"),
         ({"optimizer__learning_rate": float("nan")}, r"config\.optimizer\.learning_rate=nan must be positive"),
-        ({"optimizer__learning_rate": float("inf")}, r"config\.optimizer\.learning_rate=inf must be finite"),
+        ({"optimizer__learning_rate": float("inf")}, r"config\.optimizer\.learning_rate=inf must be positive and finite"),
         ({"optimizer__b2": 1.0}, r"config\.optimizer\.b2=1\.0 must lie between 0 and 1"),
         ({"optimizer__weight_decay": -0.1}, r"config\.optimizer\.weight_decay=-0\.1 must be 0 or more"),
+        ({"hosted": True}, r"config\.hosted=True would have no effect: a workflow is always played hosted"),
         ({"optimizer__row_tokens": 99}, r"optimizer\.row_tokens=99 is less than a role's longest prompt and response, 100"),
         ({"optimizer__critic": "both"}, r"config\.optimizer\.critic='both' is unknown; the kinds are own, head"),
         ({"optimizer__critic": "head"}, r"config\.optimizer\.critic='head' would have no effect: recipe grpo has no critic"),
@@ -201,8 +204,8 @@ def changed(file="search_parallel", variant="", **values):
         ({"recipe__top_p": 0.9}, r"recipe\.top_k and recipe\.top_p would bias the ratio"),
         ({"recipe__name": "gpro"}, "gpro"),
         ({"recipe__branches": 0}, "branches"),
-        ({"world__name": "fact_paralel"}, "unknown world 'fact_paralel'"),
-        ({"world__worlds": 0}, "worlds=0"),
+        ({"game__name": "fact_paralel"}, "unknown game 'fact_paralel'; did you mean 'fact_parallel'"),
+        ({"game__worlds": 0}, "worlds=0"),
         ({"model__preset": "mcro"}, "unknown model preset 'mcro'"),
         ({"model__preset": None}, r"config\.models\.decompose needs a preset or a path"),
         ({"model__width": -64}, "width"),
@@ -215,7 +218,7 @@ def changed(file="search_parallel", variant="", **values):
         ({"assignment": "decompose=a"}, "assignment='decompose=a' must name each role once; the game's roles are decompose, answer"),
         ({"assignment": "everyone"}, "assignment='everyone' is not 'per_role', 'shared' or a list"),
         ({"schedule": "decompose"}, "schedule='decompose': 'decompose' is not like 'search:10'"),
-        ({"schedule": "decompose:0,answer:1"}, "schedule: a spell is"),
+        ({"schedule": "decompose:0,answer:1"}, "schedule: a phase is"),
         ({"schedule": "decompose:1"}, "schedule: the model 'answer' never trains"),
         ({"schedule": "decompose:1,anser:1"}, "schedule: 'anser' is no trained model of this assignment, did you mean 'answer'"),
     ],
@@ -234,8 +237,8 @@ def test_what_contradicts_a_recipe_with_a_critic_is_refused():
 
 
 def test_budgets_of_roles_are_cut_to_what_the_config_allows():
-    roles = resolve(changed(rollout__max_prompt=20, rollout__max_tokens=6)).world.workflow.roles
-    before = resolve(config_of("search_parallel")).world.workflow.roles
+    roles = resolve(changed(rollout__max_prompt=20, rollout__max_tokens=6)).game.workflow.roles
+    before = resolve(config_of("search_parallel")).game.workflow.roles
     assert [(role.max_prompt, role.max_tokens) for role in before.values()] == [(16, 10), (96, 4)]
     assert [(role.max_prompt, role.max_tokens) for role in roles.values()] == [(16, 6), (20, 4)]
     refused(changed(rollout__max_prompt=0), r"config\.rollout\.max_prompt=0 must be at least 1")
@@ -244,7 +247,7 @@ def test_budgets_of_roles_are_cut_to_what_the_config_allows():
 def test_a_tree_where_roles_speak_beside_each_other_is_refused():
     refused(
         changed("search_extract", recipe__name="at_grpo", recipe__branches=4, recipe__returns=None, recipe__rewards=None),
-        "recipe at_grpo samples a tree; branching: node 'evidence' runs beside others.*use a recipe with sampling='parallel', e.g. grpo",
+        "recipe at_grpo samples a tree; branching: node 'evidence' runs beside others.*with sampling='parallel', e.g. magrpo or grpo",
     )
 
 
@@ -253,16 +256,9 @@ def test_what_a_team_starts_from_is_checked():
     refused(changed(warm_start__models="answer=a"), r"config\.warm_start\.models='answer=a' would have no effect: warm_start\.run")
     start = dict(warm_start__run="runs/x")
     resolve(changed(**start, warm_start__models="answer=a, decompose=a"))
-    refused(changed(**start, warm_start__models="anwser=a"), "no model 'anwser' trains.*answer")
+    refused(changed(**start, warm_start__models="anwser=a"), "no model 'anwser' trains; did you mean 'answer'")
     for text in ("answer", "answer=", "=a", "answer=a=b", "answer=a,answer=b"):
         refused(changed(**start, warm_start__models=text), rf"config\.warm_start\.models='{text}' is not like 'shared=reason'")
-
-
-def test_commands_for_device_games_say_so():
-    from experiments import base
-
-    with pytest.raises(ConfigError, match="this config trains a workflow, and this command knows device games only"):
-        base.resolve(config_of("search_parallel"))
 
 
 def test_unknown_and_missing_keys_and_sections_are_refused():
@@ -279,12 +275,12 @@ def test_unknown_and_missing_keys_and_sections_are_refused():
     refused(resumed(lambda c: c.rollout.update(slotz=1)), r"unknown key config\.rollout\.slotz; did you mean 'slots'\?")
     refused(resumed(lambda c: c.update(zzzz=1)), r"unknown key config\.zzzz; config has assignment, ")
     refused(resumed(lambda c: c.optimizer.__delattr__("epochs")), r"config\.optimizer\.epochs is missing; start the config from")
-    refused(resumed(lambda c: c.__delattr__("world")), "the config lacks a name, a world or a recipe")
+    refused(resumed(lambda c: c.__delattr__("game")), "the config lacks a name, a game or a recipe")
     refused(edited(mesh=1), r"config\.mesh=1 must be a section with fsdp, tensor")
     refused(edited(models={"answer": "frozen"}), r"config\.models\.answer='frozen' must be made by ")
     refused(resumed(lambda c: c.models.update(answer={"kind": "frozen"})), r"config\.models\.answer\.\w+ is missing")
-    with pytest.raises(ConfigError, match="unknown world 'facts'"):
-        team_config("x", "facts", "grpo")
+    with pytest.raises(ValueError, match="unknown game 'facts'"):
+        base_config("x", "facts", "grpo")
 
 
 # --- models of their own -------------------------------------------------------------------------------------------------------------
@@ -370,7 +366,7 @@ def test_a_key_that_no_section_has_is_refused():
 def test_a_world_without_a_script_has_nobody_to_imitate(files):
     given = files["search_extract"]
     full = lambda *flags: read_flags(f"--config={ROOT}/experiments/configs/search_extract.py:full", *given, *flags)  # noqa: E731
-    refused(full("--config.warm_start.steps=3"), r"warm_start\.steps=3: world question_extract has no scripted player to imitate")
+    refused(full("--config.warm_start.steps=3"), r"warm_start\.steps=3: question_extract has no scripted player to imitate")
     config = full()
     config.models.evidence = model_section(kind="scripted")
     refused(config, r"config\.models\.evidence: the world has no scripted player")

@@ -1,41 +1,59 @@
-"""Training the team of a workflow: what a run leaves, that one cut short ends as the other, mixed teams, and published files and models."""
+"""Real runs, small: a game, a workflow and a game of a user's own file, through every command."""
 
+import importlib
 import json
 import math
 import os
 import pathlib
+import shutil
 import sys
-import types
 
 import pytest
-from ml_collections import config_flags
+from absl import flags
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from test_team_config import read_flags, write_files  # noqa: E402
+from test_players import read_flags, write_files  # noqa: E402
 
-from experiments import train, train_team, workdir  # noqa: E402
-from experiments.base import ConfigError  # noqa: E402
-from experiments.common import TrainingError  # noqa: E402
-from experiments.team_base import model_section, resolve_team  # noqa: E402
-from marl_llm.reporting import read_episodes, read_metrics, read_tokens  # noqa: E402
+from experiments import building, train, workdir  # noqa: E402
+from experiments.base import model_section, resolve  # noqa: E402
+from experiments.collect import read_groups, table  # noqa: E402
+from experiments.command import ConfigError, TrainingError  # noqa: E402
+from experiments.measuring import page_text, tables  # noqa: E402
+from experiments.planning import plan as plan_of  # noqa: E402
+from marl_llm.reporting import read_episodes, read_metrics, read_tokens, validate_episode  # noqa: E402
 from marl_llm.tools.retriever import RetrieverServer, open_index  # noqa: E402
-from marl_llm.training import Checkpoints, Team, make_mesh  # noqa: E402
+from marl_llm.training import Checkpoints, HostedTeam, make_mesh  # noqa: E402
 from marl_llm.workflows.replay import replay  # noqa: E402
 from marl_llm.workflows.storage import from_json, read_trajectories  # noqa: E402
 
+
+def script(name):
+    """A command's module. In one process its flags take the place of another's."""
+    for flag in ("config", "run", "step", "output", "seed"):
+        if flag in flags.FLAGS:
+            delattr(flags.FLAGS, flag)
+    return importlib.import_module(f"experiments.{name}")
+
+
+evaluate, export, compare = script("evaluate"), script("export"), script("compare")
 FILES = str(ROOT / "experiments" / "configs")
-TINY = ("model.preset=nano", "model.layers=1", "world.worlds=1", "rollout.tasks=2", "recipe.branches=4", "evaluation.tasks=2")
-TINY += ("evaluation.final_tasks=4", "evaluation.transcripts=2")
+OWN = ROOT / "tests" / "games" / "own"
+SMALL = ("model.preset=nano", "model.layers=1", "evaluation.final_tasks=4", "evaluation.transcripts=2", "evaluation.every=1")
+SMALL += ("checkpoint.every=1", "checkpoint.keep=3", "devices=1")
+TINY = (*SMALL, "game.worlds=1", "rollout.tasks=2", "recipe.branches=4", "evaluation.tasks=2")
 TINY += ("warm_start.steps=12", "warm_start.fresh=1", "warm_start.learning_rate=0.02")
+LETTERS = (*SMALL, "steps=2", "rollout.tasks=4", "optimizer.minibatch=16", "recipe.branches=4", "evaluation.tasks=4")
+LOCK = (*LETTERS, "game.step=3", "warm_start.steps=3", "script.slip=0.1")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def in_this_process():
     """The suite has started JAX already, with eight devices; one of them trains."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_team, "start_jax", lambda config, cache, divide: make_mesh(1))
+        patch.setattr(train, "start_jax", lambda config, cache: make_mesh(1))
+        patch.setattr(building, "start_jax", lambda config, cache: make_mesh(1))
         yield
     let_go()
 
@@ -51,9 +69,9 @@ def config_of(name, *values):
     return read_flags(f"--config={FILES}/{name}", *(value if value[0] == "-" else f"--config.{value}" for value in values))
 
 
-def run(config, path):
+def run(config, path, home=None):
     let_go()
-    return train_team.train_team(config, path, "some.py", "")
+    return train.train(config, path, "some.py", "", home)
 
 
 def lines(path):
@@ -61,33 +79,171 @@ def lines(path):
 
 
 def untimed(record):
-    return {k: x for k, x in record.items() if not k.startswith(("time/", "tool/")) and k not in ("wall_s", "cpu_s", "seconds")}
+    timed = ("wall_s", "cpu_s", "seconds")
+    return {k: x for k, x in record.items() if not k.startswith(("time/", "tool/", "speed/")) and k not in timed}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The smoke variant from its first step to its report, through the command's own `main`."""
+    """The smoke variant of a workflow from its first step to its report."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    flag = lambda value: types.SimpleNamespace(value=value)  # noqa: E731
-    with pytest.MonkeyPatch.context() as patch:
-        config = config_of("search_parallel.py:smoke", *TINY)
-        for name, value in dict(_CONFIG=config, _WORKDIR=str(path), _RESUME=None, _DRY_RUN=False, _CACHE="").items():
-            patch.setattr(train, name, flag(value))
-        patch.setattr(config_flags, "get_config_filename", lambda _: "search_parallel.py:smoke")
-        patch.setattr(train.flags, "FLAGS", {"config": None})
-        train.main(["train"])
+    config = config_of("search_parallel.py:smoke", *TINY)
+    run(config, path)
     return path, config
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory):
+    """A value-state game."""
+    path = tmp_path_factory.mktemp("letters") / "run"
+    config = config_of("joint_letter.py", *LETTERS)
+    run(config, path)
+    return path, config
+
+
+@pytest.fixture(scope="module")
+def lock(tmp_path_factory):
+    """A value-state game of a user's file, which is gone when the run is done."""
+    folder = tmp_path_factory.mktemp("lock")
+    shutil.copytree(OWN, folder / "source")
+    config = config_of(f"game.py:{folder}/source/lock.py:Lock", *LOCK)
+    run(config, folder / "run")
+    shutil.rmtree(folder / "source")
+    return folder / "run", config
+
+
+@pytest.fixture(params=["letters", "whole", "lock"])
+def done(request):
+    """A finished run of each kind."""
+    return request.getfixturevalue(request.param)[0]
+
+
+# --- every command, for a game, a workflow and a user's own game -----------------------------------------------------------------------
+
+
+def test_a_run_leaves_what_it_promises(done):
+    names = {p.name for p in done.iterdir()}
+    hosted = {"graph.svg", "before_after.md", "trajectories.jsonl"} if "search_parallel" in (done / "config.json").read_text() else None
+    both = {"config.json", "metrics.jsonl", "tensorboard", "episodes.jsonl", "episodes_tokens.jsonl", "checkpoints", "evaluation.json"}
+    both |= {"report.html", "plots"}
+    own = {"game"} if "lock.py" in (done / "config.json").read_text() else set()
+    assert names == both | (hosted or {"tokenizer.model"}) | own
+    for play in read_episodes(done):
+        validate_episode(play)
+    assert {play["when"] for play in read_episodes(done)} == {"train", "before", "after"}
+
+
+def test_evaluate_measures_the_page_that_training_measured(done):
+    with building.opened(done) as (config, plan, team, step):
+        seatings = {"before": tables(plan)["before"], "after": {}}
+        page, _ = evaluate.measure(team, seatings, "test", 4)
+        assert step == config.steps == 2
+        assert page_text(page, team.headline).startswith("  before")
+        (own,) = evaluate.seatings(plan, [f"{team.roles[0]}=start"]).values()
+        assert own == {team.roles[0]: "start"}
+        with pytest.raises(ConfigError, match="--seats: .*there is no role 'nobody'"):
+            evaluate.seatings(plan, ["nobody=start"])
+    found = json.loads((done / "evaluation.json").read_text())
+    assert {name: page[name] for name in ("before", "after")} == {name: found[name] for name in ("before", "after")}
+
+
+def test_export_writes_what_transformers_loads(done, tmp_path):
+    from marl_llm.models import load_pretrained
+
+    config = json.loads((done / "config.json").read_text())["config"]
+    with building.opened(done) as (_, _, team, _):
+        name = team.trained[0]
+        kept = {k: x for k, x in team.policies()[name].params.items() if k == "embedding"}
+    export.export(str(done), name, tmp_path / "out")
+    assert {"config.json", "model.safetensors", "tokenizer.model"} == {p.name for p in (tmp_path / "out").iterdir()}
+    _, params = load_pretrained(tmp_path / "out")
+    assert (params["embedding"] == kept["embedding"]).all()
+    assert config["model"]["preset"] == "nano"
+    with pytest.raises(ConfigError, match=rf"--model='{name}x': .* has no such model; did you mean '{name}'\?"):
+        export.export(str(done), name + "x", tmp_path / "other")
+    with pytest.raises(ConfigError, match="exists; choose a new directory"):
+        export.export(str(done), name, tmp_path / "out")
+
+
+def test_c3_collect_reads_runs_of_every_kind(letters, whole, lock):
+    said = table(read_groups([f"{name}:{path}" for name, (path, _) in (("letters", letters), ("search", whole), ("lock", lock))]))
+    assert [row.split("|")[1].strip() for row in said.splitlines()] == ["runs", "---", "letters", "search", "lock"]
+    assert "greedy after" in said
+    assert "sampled after" not in said  # not all of them measured it
+    assert "sampled after" in table(read_groups([f"search:{whole[0]}"]))
+
+
+@pytest.mark.parametrize("name", ["joint_letter.py", "search_parallel.py", f"game.py:{OWN}/lock.py:Lock"])
+def test_c3_plan_counts_every_kind_of_config(name):
+    values = ("model.preset=qwen3-1.7b", *(("game.worlds=1",) if "search" in name else ()))
+    out = plan_of(config_of(name, *values), "h100:8", "", 8192, 4096, 0, False)
+    assert (out["models"], out["fits"], out["compiled"]) == (2, True, False)
+    assert round(out["parameters"] / 1e9, 2) == 1.72
+
+
+def test_resume_needs_the_directory_alone(done, tmp_path):
+    """Cut before its last checkpoint was whole, and then with one step more (c15)."""
+    path = tmp_path / "run"
+    shutil.copytree(done, path)
+    shutil.rmtree(path / "checkpoints" / "2")
+    (path / "evaluation.json").unlink()
+    again = run(workdir.read_config(path), path, workdir.home_of(path))
+    kept = json.loads((done / "evaluation.json").read_text())
+    assert lines(path) == lines(done)
+    assert again["after"] == kept["after"]
+    config = workdir.read_config(path)
+    config.steps = 3
+    assert run(config, path, workdir.home_of(path))["steps"] == 3
+    assert lines(path) == [*lines(done), ("train", 3), ("eval", 3)]
+
+
+@pytest.mark.parametrize("name", ["letters", "whole", "lock"])
+def test_c3_compare_is_runs_and_a_table(request, name, tmp_path, monkeypatch):
+    """Its runs are the commands that a user could type; here the finished run stands for each of them."""
+    path, config = request.getfixturevalue(name)
+    typed = []
+
+    def launch(arguments):
+        typed.append(arguments)
+        folder = next(arg.partition("=")[2] for arg in arguments if arg.startswith("--workdir="))
+        shutil.copytree(path, folder)
+
+    monkeypatch.setattr(compare, "launch", launch)
+    variants = compare.variants_of(config, ["per_role", "slow:steps=1,optimizer.learning_rate=1e-5"])
+    for _ in range(2):  # finished runs are not run again
+        runs = compare.run_all(config, ["--config=x.py"], variants, [0, 1], tmp_path)
+    assert [run[-2:] for run in typed] == [[f"--config.seed={s}", f"--workdir={tmp_path}/{v}-{s}"] for s in (0, 1) for v in variants]
+    assert typed[1][:3] == ["--config=x.py", "--config.steps=1", "--config.optimizer.learning_rate=1e-5"]
+    assert table({n: [compare_run(r) for r in of] for n, of in runs.items()}).count("\n| ") == 3
+
+
+def compare_run(folder):
+    from experiments.collect import read_run
+
+    return read_run(folder)
+
+
+def test_d1_a_killed_compiled_run_ends_with_the_same_bytes(lock, tmp_path, monkeypatch):
+    """As `test_resume`, for a user's game and without processes: cut after step 1, its last checkpoint has equal bytes."""
+    from benchmarks import resume
+
+    path = tmp_path / "run"
+    shutil.copytree(lock[0], path)
+    shutil.rmtree(path / "checkpoints" / "2")
+    run(workdir.read_config(path), path, workdir.home_of(path))
+    ours, theirs = resume.arrays(path), resume.arrays(lock[0])
+    assert ours == theirs
+    assert any(ours[name] != ours["1" + name[1:]] for name in ours if name.startswith("2/"))
+
+
+# --- what a run of a workflow leaves -----------------------------------------------------------------------------------------------------
 
 
 def test_every_promised_file_is_there(whole):
     path, config = whole
-    assert {p.name for p in path.iterdir()} == {
-        "config.json", "metrics.jsonl", "tensorboard", "episodes.jsonl", "episodes_tokens.jsonl", "trajectories.jsonl", "checkpoints",
-        "graph.svg", "before_after.md", "evaluation.json", "report.html", "plots",
-    }  # fmt: skip
     record = json.loads((path / "config.json").read_text())
-    assert (record["name"], record["config_file"]) == ("search_parallel", "search_parallel.py:smoke")
-    assert record["config"]["world"]["worlds"] == 1
+    assert (record["name"], record["config_file"]) == ("search_parallel", "some.py")
+    assert record["config"]["game"]["worlds"] == 1
     assert sorted(int(p.name) for p in (path / "checkpoints").iterdir()) == [0, 1, 2]
     assert {p.name for p in (path / "checkpoints" / "2" / "policies").iterdir()} == {"decompose", "answer"}
     assert (path / "graph.svg").read_text().startswith("<svg")
@@ -111,7 +267,7 @@ def test_the_lines_of_a_run(whole):
             assert -1.0 <= record[f"role/{role}/reward"] <= 1.0
             assert record[f"role/{role}/reward"] == pytest.approx(record[f"role/{role}/f1"] + record[f"role/{role}/format"])
             assert 0.0 <= record[f"role/{role}/zero_variance"] <= 1.0
-            assert record[f"role/{role}/well_formed"] == record[f"role/{role}/legal_share"]
+            assert 0.0 <= record[f"role/{role}/well_formed"] <= 1.0
             assert math.isfinite(record[f"model/{role}/grad_norm"])
             assert record[f"model/{role}/log_prob_gap"] < 1e-4  # what is served is what is scored
         assert record["success"] == record["team/f1"]
@@ -127,14 +283,13 @@ def test_plays_and_graphs_are_read_back_and_replayed(whole):
     path, config = whole
     plays, tokens, graphs = read_episodes(path), read_tokens(path), read_trajectories(path)
     assert [play["episode"] for play in plays] == [one["episode"] for one in tokens]
-    assert [play["when"] for play in plays] == ["train", "train", "after", "after"]
+    assert [play["when"] for play in plays] == ["train"] * 2 + ["before"] * 2 + ["after"] * 2
     assert [(graph["task"]["split"], graph["task"]["number"]) for graph in graphs] == [("train", 0), ("train", 2), ("test", 0), ("test", 1)]
     assert {event["kind"] for graph in graphs for event in graph["events"]} >= {"role"}
-    plan = resolve_team(config)
-    with plan.world:
+    with resolve(config) as plan:
         for graph in graphs:
             candidates = 4 if graph["task"]["split"] == "train" else 1
-            again = replay(from_json(graph), plan.world.workflow, plan.assignment, plan.world.speech, candidates)
+            again = replay(from_json(graph), plan.game.workflow, plan.assignment, plan.game.speech, candidates)
             assert [way.fields["answer"] for way in again.trajectories] == [way["fields"]["answer"] for way in graph["ways"]]
 
 
@@ -155,8 +310,8 @@ def test_a_complete_run_says_so_and_another_config_is_refused(whole, capsys):
     before = {p: p.stat().st_mtime_ns for p in path.rglob("*")}
     assert run(config, path) == json.loads((path / "evaluation.json").read_text())
     assert f"{path} is complete; its report is" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"config\.steps: 2 -> 3"):
-        run(config_of("search_parallel.py:smoke", *TINY, "steps=3"), path)
+    with pytest.raises(ConfigError, match=r"config\.steps: 2 -> 1"):
+        run(config_of("search_parallel.py:smoke", *TINY, "steps=1"), path)
     assert {p: p.stat().st_mtime_ns for p in path.rglob("*")} == before
 
 
@@ -233,7 +388,7 @@ def test_a_run_that_was_cut_short_ends_as_the_other(whole, tmp_path, monkeypatch
     for name in ("episodes.jsonl", "episodes_tokens.jsonl", "trajectories.jsonl"):
         ids = [[json.loads(line)["episode"] for line in (folder / name).read_text().splitlines()] for folder in (path, whole[0])]
         assert ids[0] == ids[1]
-        assert len(set(ids[0])) == len(ids[0]) == 4
+        assert len(set(ids[0])) == len(ids[0]) == 6
     assert results["after"] == json.loads((whole[0] / "evaluation.json").read_text())["after"]
 
 
@@ -243,7 +398,7 @@ def test_a_run_whose_plays_all_fail_ends_with_one_line(tmp_path, monkeypatch):
     def fails(*_, **__):
         raise RolloutError("all 2 plays of workflow 'x' failed")
 
-    monkeypatch.setattr(Team, "evaluate", fails)
+    monkeypatch.setattr(HostedTeam, "evaluate", fails)
     with pytest.raises(TrainingError, match="all 2 plays of workflow 'x' failed"):
         run(config_of("search_parallel.py:smoke", *TINY, "warm_start.steps=0"), tmp_path / "run")
 
@@ -287,7 +442,7 @@ def files(tmp_path_factory):
 def test_a_full_size_config_steps_on_a_checkpoint_files_and_a_retriever(files, tmp_path):
     given = {flag.partition("=")[0].rpartition(".")[2]: flag.partition("=")[2] for flag in files["search_parallel"]}
     with RetrieverServer(open_index(given["index"])) as server:
-        address = f"--config.world.index={server.url}"
+        address = f"--config.game.index={server.url}"
         config = config_of("search_parallel.py:full", *files["search_parallel"], address, *CUT, "optimizer.row_tokens=4224")
         run(config, tmp_path / "run")
     (record,) = [r for r in read_metrics(tmp_path / "run") if r["phase"] == "train"]

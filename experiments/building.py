@@ -1,0 +1,161 @@
+"""From a config to a team on devices: what the experiment commands share. JAX is imported when it starts, so that `--help` stays quick."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from experiments import checks
+from experiments.command import ConfigError
+
+if TYPE_CHECKING:
+    from experiments.base import Plan
+
+CACHE = "~/.cache/marl_llm/xla"
+
+
+def start_jax(config, cache: str | None):
+    """Starts JAX with one CPU device per core (or the accelerators that there are) and a compilation cache on disk; returns the mesh.
+
+    `cache` names the directory of compiled programs, "" none; None leaves it to the environment's JAX_COMPILATION_CACHE_DIR, else `CACHE`.
+    `config.devices` of 0 takes the most devices that a compiled rollout divides over, or all where play is hosted.
+    """
+    import jax
+
+    from marl_llm.games import GAMES
+    from marl_llm.training import compile_quickly, make_mesh, use_cpu_devices
+
+    if config.quick_compile:
+        compile_quickly()
+    inner = config.mesh.fsdp * config.mesh.tensor
+    use_cpu_devices((config.devices * inner) if config.devices else (inner if inner > 1 else None))
+    if cache is None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        cache = CACHE
+    if cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache).expanduser()) if cache else None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    there = max(1, jax.device_count() // inner)
+    hosted = config.hosted or "worlds" in GAMES.get(config.game.name, "")
+    return make_mesh(config.devices or (there if hosted else checks.most_devices(config, there)), config.mesh.fsdp, config.mesh.tensor)
+
+
+def hardware_of(mesh) -> str:
+    """The devices in words."""
+    device = mesh.devices.flat[0]
+    return f"{mesh.devices.size} x {device.device_kind} ({device.platform}), {os.cpu_count()} CPU cores"
+
+
+def microbatch_tokens(config, plan: Plan, platform: str) -> int:
+    """`optimizer.microbatch_tokens`, or what suits the platform ('cpu', 'gpu' or 'tpu') where it is left open."""
+    from experiments.base import MICROBATCH
+
+    tokens = config.optimizer.microbatch_tokens
+    return (max(MICROBATCH, config.optimizer.row_tokens or plan.row_tokens) if platform == "cpu" else 0) if tokens is None else tokens
+
+
+def model_specs(plan: Plan, config, mesh) -> dict:
+    """How each model of the team begins: random parameters, the same for equal shapes, or a checkpoint's."""
+    import jax
+
+    from experiments.players import shape_options
+    from marl_llm.models import LoraConfig, init_params, load_pretrained
+    from marl_llm.text import load_chat
+    from marl_llm.training import ModelSpec
+    from marl_llm.workflows import World
+
+    made: dict = {}  # what equal sections share: teams of one base begin from one array
+    specs = {}
+    key, *_ = jax.random.split(jax.random.key(config.seed), 4)
+    for name, shape in plan.shapes.items():
+        o = plan.options[name]
+        lora = LoraConfig(o["lora_rank"], o["lora_alpha"]) if o.get("lora_rank") else None
+        same = json.dumps([o.get("path"), o.get("preset"), shape_options(o)], sort_keys=True)
+        own = plan.played.speech if isinstance(plan.played, World) else None
+        if same not in made and "path" in o:
+            try:
+                loaded = load_pretrained(o["path"], mesh=mesh, stacked=config.stacked_layers, **shape_options(o))
+                made[same] = (*loaded, load_chat(o["path"]) if plan.hosted else None)
+            except ValueError as error:
+                raise ConfigError(f"config.models.{name}.path={o['path']!r}: {error}") from error
+        elif same not in made:
+            made[same] = (shape, init_params(shape, key, stacked=config.stacked_layers), own)
+        specs[name] = ModelSpec(*made[same], lora)
+    return specs
+
+
+def build_team(plan: Plan, config, mesh):
+    """The team of a config, at its start. Whoever builds it closes it."""
+    from marl_llm.training import LearnerOptions, PlayOptions, make_optimizer, make_team
+
+    o = config.optimizer
+    platform = mesh.devices.flat[0].platform
+    optimizer = make_optimizer(o.max_grad_norm, b2=o.b2, weight_decay=o.weight_decay)
+    rows = o.row_tokens or plan.row_tokens
+    options = LearnerOptions(plan.recipe, optimizer, rows, o.minibatch, o.epochs, microbatch_tokens(config, plan, platform), o.critic)
+    return make_team(
+        plan.played,
+        plan.assignment,
+        model_specs(plan, config, mesh),
+        options,
+        mesh,
+        play=PlayOptions(**checks.given(config.rollout, ("tasks", "max_prompt", "max_tokens"))),
+        seed=config.seed,
+        evaluation_seed=config.evaluation.seed,
+        permute_rewards=config.control.permute_rewards,
+        script=plan.script,
+    )
+
+
+def start_of(start):
+    """The checkpoints of the run that a config starts from. Raises `ConfigError` if the one it asks for is not there."""
+    from marl_llm.training import Checkpoints
+
+    checkpoints = Checkpoints(pathlib.Path(start.run) / "checkpoints")
+    if start.step not in (there := checkpoints.steps()):
+        found = ", ".join(map(str, there)) or "none"
+        raise ConfigError(f"config.warm_start.run={start.run!r} has no checkpoint {start.step}; it has {found}")
+    return checkpoints
+
+
+def policies_of(start, like: dict) -> dict:
+    """The policies that a config starts from, in the shapes of `like`. Raises `ConfigError` if the other run's are not of this kind."""
+    from marl_llm.training import CheckpointError
+
+    checkpoints, sources = start_of(start), checks.parse_sources(start.models)
+    try:
+        return {name: checkpoints.restore(start.step, {sources.get(name, name): policy}).popitem()[1] for name, policy in like.items()}
+    except CheckpointError as error:
+        folder = checkpoints.directory / str(start.step) / "policies"
+        there = ", ".join(sorted(path.name for path in folder.glob("*"))) or "none"
+        why = f"{error.__cause__}. It has {there}; config.warm_start.models can name another, e.g. {next(iter(like))}=..."
+        raise ConfigError(f"config.warm_start.run={start.run!r} cannot begin this team: {why}") from error
+
+
+@contextlib.contextmanager
+def opened(run: str | pathlib.Path, step: int | None = None, **changes: Any) -> Iterator[tuple]:
+    """`(config, plan, team, step)` of a checkpoint of a run, the newest by default; `changes` are keys of `config.evaluation`.
+
+    Raises `ConfigError` if there is no such run or checkpoint.
+    """
+    from experiments.base import resolve
+    from experiments.workdir import home_of, read_config
+
+    config = read_config(pathlib.Path(run))
+    config.evaluation.update({name: value for name, value in changes.items() if value is not None})
+    mesh = start_jax(config, None)
+    from marl_llm.training import Checkpoints
+
+    checkpoints = Checkpoints(pathlib.Path(run) / "checkpoints")
+    steps = checkpoints.steps()
+    if not steps or (step is not None and step not in steps):
+        raise ConfigError(f"{run} has no checkpoint {'' if step is None else step}; it has steps {steps or 'none'}")
+    step = steps[-1] if step is None else step
+    with resolve(config, home_of(pathlib.Path(run))) as plan, build_team(plan, config, mesh) as team:
+        like = team.policies()
+        team.restore(checkpoints.restore(0, like), checkpoints.restore(step, like))
+        yield config, plan, team, step

@@ -1,0 +1,70 @@
+"""What configs of workflows have in common: the small generated worlds, and the sizes of UnityMAS-O's experiments."""
+
+from experiments.base import base_config, smoke
+
+
+def small_workflow(name: str, game: str, recipe: str):
+    """A workflow of a small generated world, with micro models."""
+    c = base_config(name, game=game, recipe=recipe)
+    c.rollout.tasks = 32
+    c.rollout.timeout_s = 600.0
+    c.optimizer.minibatch = 64
+    c.optimizer.learning_rate = 6e-4
+    c.optimizer.warmup = 10
+    c.warm_start.tasks = 48
+    c.evaluation.tasks = 100
+    c.evaluation.final_tasks = 400
+    c.evaluation.sampled = True
+    c.devices = 1
+    return c
+
+
+def mini_search(name: str, game: str):
+    """What the three question-answering workflows have in common in the small world of facts."""
+    c = small_workflow(name, game, "grpo")
+    c.steps = 120
+    c.warm_start.steps = 700
+    c.recipe.branches = 8
+    c.recipe.rewards = "mixed"
+    c.recipe.returns = "immediate"  # a call is paid for itself: the workflow's rewards say what it earned
+    c.recipe.scale = "none"
+    c.recipe.reduce = "token_mean"
+    c.recipe.skip_tied = True
+    c.recipe.tied_in_denominator = False
+    return c
+
+
+def full_size(config):
+    """The sizes of UnityMAS-O's experiments: PPO with a critic per model, learning rates 1e-6 and 1e-5, minibatches of 64."""
+    config.steps = 300
+    config.model.preset = None
+    config.rollout.tasks = 128
+    config.rollout.slots = 128
+    config.rollout.chunk = 32
+    config.rollout.timeout_s = 900.0
+    config.optimizer.minibatch = 64
+    config.optimizer.row_tokens = 16_384
+    config.optimizer.learning_rate = 1e-6
+    config.optimizer.critic_learning_rate = 1e-5
+    config.optimizer.warmup = 10
+    config.optimizer.b2 = 0.999
+    config.evaluation.every = 10
+    config.evaluation.sampled = True
+    return config
+
+
+def full_search(name: str, game: str):
+    """Workflows A, B and C at the paper's size."""
+    return full_size(base_config(name, game=game, recipe="ppo"))
+
+
+def smoke_workflow(config):
+    """The `:smoke` variant of a workflow, whose plays take longer than a compiled game's."""
+    config = smoke(config)
+    config.steps = min(config.steps, 2)
+    config.warm_start.steps = min(config.warm_start.steps, 4)
+    config.rollout.tasks = 4
+    config.rollout.slots = 16
+    config.evaluation.every = config.checkpoint.every = 1
+    config.evaluation.tasks = config.evaluation.final_tasks = 8
+    return config

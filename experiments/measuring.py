@@ -1,0 +1,84 @@
+"""What is looked at while a team trains and when it is done: alarms, and the page of figures that `train` and `evaluate` print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from experiments.command import TrainingError
+
+if TYPE_CHECKING:
+    from experiments.base import Plan
+
+GAP_ALARM = 1e-4  # largest |sampler - scorer| log-prob difference in float32 (law 2)
+SILENT_ALARM = 50  # steps without any gradient for a model (law 8)
+
+
+def check_finite(figures: dict, step: int, model: str) -> None:
+    """Raises `TrainingError` when the loss or the gradient is not finite (law 10)."""
+    bad = [name for name in ("loss", "grad_norm", "critic_grad_norm") if not math.isfinite(figures.get(name, 0.0))]
+    if bad:
+        raise TrainingError(
+            f"step {step}, model {model}: {' and '.join(bad)} not finite. Nothing of that step was saved; the last checkpoint is "
+            "whole. Lower optimizer.learning_rate, or look at metrics.jsonl for what grew before"
+        )
+
+
+class Alarms:
+    """Says aloud what must not pass in silence: a model without a gradient, a sampler that is not what the scorer scores.
+
+    Args:
+      silent: model -> steps since its last gradient; kept up to date in place, so that it can be checkpointed.
+      say: where a line goes.
+    """
+
+    def __init__(self, silent: dict[str, int], say: Callable[[str], None]):
+        self.silent, self._say = silent, say
+
+    def look(self, step: int, model: str, figures: dict) -> None:
+        """Looks at the metrics of one model's update."""
+        self.silent[model] = 0 if figures["useful_groups"] and figures["grad_norm"] else self.silent.get(model, 0) + 1
+        if self.silent[model] and self.silent[model] % SILENT_ALARM == 0:
+            self._say(f"ALARM step {step}: model {model} got no gradient for {self.silent[model]} steps (all its groups are tied)")
+        if not figures["log_prob_gap"] <= GAP_ALARM:  # so that NaN alarms too
+            self._say(f"ALARM step {step}: model {model}, sampler and scorer differ by {figures['log_prob_gap']:.1e} nats")
+
+
+def tables(plan: Plan, put_back: bool = True) -> dict[str, dict[str, str]]:
+    """The page's tables of seats by name: before, after, random where the game has a floor, and, if `put_back`, swapped and the pairs.
+
+    Swapped hands every trained model on to the roles of the next one of its shape; with one model there is nothing to swap. A pair is the
+    trained team with one role's model as it was before.
+    """
+    roles, trained = plan.assignment.roles, plan.assignment.trained
+    learned = [role for role, model in roles.items() if model in trained]
+    found = {"before": dict.fromkeys(learned, "start"), "after": {}}
+    if plan.played.floor is not None:
+        found["random"] = dict.fromkeys(roles, "random")
+    if put_back and len(learned) > 1:
+        if len(trained) > 1 and len({plan.shapes[name] for name in trained}) == 1:
+            following = dict(zip(trained, [*trained[1:], trained[0]]))
+            found["swapped"] = {role: f"trained:{following[roles[role]]}" for role in learned}
+        found |= {f"{role} untrained": {role: "start"} for role in learned}
+    return found
+
+
+def measure(
+    team, seatings: Mapping[str, Mapping[str, str]], split: str, tasks: int, *, temperature: float = 0.0, plays: int = 1
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`(page, records)`: the figures of every table of seats, pairs under "pairs", as evaluation.json holds them, and what was played."""
+    records = {name: team.evaluate(seats, split, tasks, plays=plays, temperature=temperature) for name, seats in seatings.items()}
+    own = {"before", "after", "random", "swapped", "seats"}
+    page: dict[str, Any] = {name: one.summary() for name, one in records.items() if name in own}
+    return page | {"pairs": {name: one.summary() for name, one in records.items() if name not in own}}, records
+
+
+def page_text(page: Mapping[str, Any], headline: str) -> str:
+    """A page in a few lines."""
+    line = lambda name, f: (  # noqa: E731
+        f"  {name:<34} {headline} {f['success']:6.1%}  [{f['interval'][0]:.1%}, {f['interval'][1]:.1%}]   turns {f['turns']:.2f}   "
+        + "  ".join(f"{r} well-formed {x['well_formed']:.0%}" for r, x in f["roles"].items())
+    )
+    parts = {name: page[name] for name in ("random", "before", "after", "swapped", "seats") if name in page}
+    return "\n".join(line(name, f) for name, f in {**parts, **page["pairs"]}.items())

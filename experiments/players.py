@@ -1,0 +1,237 @@
+"""Who plays whom in a config, and what contradicts: models of the wrong kind, options without effect. Each in one line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ml_collections import config_dict
+
+from experiments.checks import given, parse_assignment, parse_phases, parse_sources
+from experiments.command import ConfigError
+from marl_llm import hints
+from marl_llm.games import Game
+from marl_llm.models import LoraConfig, ModelConfig, make_model_config, read_config
+from marl_llm.workflows import Assignment, Outside, Policy, Scripted, WorkflowError, World, alternate
+
+if TYPE_CHECKING:
+    from experiments.base import Plan
+
+KINDS = ("trained", "frozen", "outside", "scripted")
+_OUTSIDE = ("url", "served_as", "key_env")
+_LORA = ("lora_rank", "lora_alpha")
+
+
+def budgets(game: Game | World) -> dict[str, tuple[int, int]]:
+    """Role -> its longest prompt and its longest response, in tokens."""
+    if isinstance(game, World):
+        return {name: (role.max_prompt, role.max_tokens) for name, role in game.workflow.roles.items()}
+    return {role.name: (role.prompt_tokens, role.response_tokens) for role in game.roles}
+
+
+def cast(config: config_dict.ConfigDict, game: Game | World) -> tuple[Assignment, dict[str, dict], dict[str, ModelConfig]]:
+    """Who plays whom, what each model's section came to, and the shapes of this program's models. Raises `ConfigError`."""
+    roles = parse_assignment(config.assignment, list(budgets(game)))
+    names = list(dict.fromkeys(roles.values()))
+    for name in config.models:
+        if name not in names:
+            raise ConfigError(f"config.models.{name} plays no role{hints.meant(name, names) or '; the models are ' + ', '.join(names)}")
+    options = {name: _options(config, name) for name in names}
+    shapes = {name: _shape(name, one, game) for name, one in options.items() if one["kind"] in ("trained", "frozen")}
+    models = {name: _player(config, name, options[name], game) for name in names}
+    assignment = Assignment(roles, models, alternate(*parse_phases(config.schedule)))
+    if isinstance(game, World):
+        assignment.check(game.workflow)
+    if not assignment.trained:
+        raise ConfigError("no model trains: give one kind='trained'")
+    return assignment, options, shapes
+
+
+def _options(config: config_dict.ConfigDict, name: str) -> dict:
+    """A model's section, with what it leaves open as `config.model` has it. One that names its own shape inherits no other shape's."""
+    common, own = given(config.model), given(config.models[name]) if name in config.models else {}
+    kind = own.get("kind") or common.get("kind")
+    where = f"config.models.{name}"
+    if kind not in KINDS:
+        raise ConfigError(f"{where}.kind={kind!r} is unknown; the kinds are {', '.join(KINDS)}")
+    if own.get("preset") and own.get("path"):
+        raise ConfigError(f"{where}.preset would have no effect: its path names a checkpoint")
+    if own.get("preset") or own.get("path"):
+        common = {key: value for key, value in common.items() if key in ("kind", *_LORA)}
+    allowed = {"outside": ("kind", *_OUTSIDE), "scripted": ("kind",)}.get(kind)
+    if allowed:  # of the shape that others have, nothing is meant
+        common = {key: value for key, value in common.items() if key in allowed}
+    merged = common | own
+    if allowed and (idle := [key for key in merged if key not in allowed]):
+        raise ConfigError(f"{where}.{idle[0]} would have no effect: the model is {kind}")
+    if kind == "outside" and not (merged.get("url") and merged.get("served_as")):
+        raise ConfigError(f"{where} is outside: it needs url and served_as")
+    if allowed:
+        return merged
+    if merged.get("path"):
+        merged.pop("preset", None)
+    if idle := [key for key in _OUTSIDE if merged.get(key)]:
+        raise ConfigError(f"{where}.{idle[0]} would have no effect: the model is {kind}")
+    if kind == "frozen":
+        if idle := [key for key in _LORA if key in own]:
+            raise ConfigError(f"{where}.{idle[0]} would have no effect: the model is frozen")
+        merged.pop("lora_rank", None)
+    if merged.get("lora_rank") is None:
+        if "lora_alpha" in own:
+            raise ConfigError(f"{where}.lora_alpha would have no effect: lora_rank is not set")
+        merged.pop("lora_alpha", None)
+    return merged
+
+
+def shape_options(options: dict) -> dict:
+    """What a model's section says of its shape, beside preset or path."""
+    return {key: value for key, value in options.items() if key not in ("kind", "preset", "path", *_OUTSIDE, *_LORA)}
+
+
+def vocabulary(game: Game | World) -> int | None:
+    """Of models that are made for this game; None where models bring their own."""
+    if isinstance(game, World):
+        return None if game.speech is None else game.speech.tokenizer.vocab_size
+    return game.tokenizer.vocab_size
+
+
+def _shape(name: str, options: dict, game: Game | World) -> ModelConfig:
+    if options.get("lora_rank") is not None:
+        LoraConfig(options["lora_rank"], options["lora_alpha"])
+    where, size = f"config.models.{name}", vocabulary(game)
+    if "path" in options:
+        try:
+            found = read_config(options["path"], **shape_options(options))
+        except ValueError as error:
+            raise ConfigError(f"{where}.path={options['path']!r}: {error}") from error
+        if isinstance(game, Game) and found.vocab_size != size:
+            raise ConfigError(f"{where}.path={options['path']!r} has {found.vocab_size} tokens, and the game speaks a language of {size}")
+        return found
+    if size is None:
+        raise ConfigError(f"{where}: this world has no vocabulary of its own; set path to a Hugging Face checkpoint")
+    if "preset" not in options:
+        raise ConfigError(f"{where} needs a preset or a path")
+    return make_model_config(options["preset"], size, **shape_options(options))
+
+
+def _player(config: config_dict.ConfigDict, name: str, options: dict, game: Game | World) -> Policy | Outside | Scripted:
+    kind = options["kind"]
+    if kind in ("trained", "frozen"):
+        return Policy(trained=kind == "trained")
+    if isinstance(game, Game):
+        raise ConfigError(f"config.models.{name} is {kind}, and compiled play knows models of this program only: set config.hosted")
+    if kind == "outside":
+        from marl_llm.tools.chat import ChatClient, OpenAICompatible
+
+        return Outside(ChatClient(OpenAICompatible(options["url"], options["served_as"], options.get("key_env"))))
+    if game.script is None:
+        raise ConfigError(f"config.models.{name}: the world has no scripted player")
+    return Scripted(game.script)
+
+
+def hosted_world(config: config_dict.ConfigDict, game: Game) -> World:
+    """A value-state game as a world; in ordinary text if its models bring a language of their own, else in the game's words."""
+    import jax
+
+    from marl_llm.games.hosted import TextBudget, hosted
+
+    sections = [config.model, *config.models.values()]
+    text = None
+    if any(one.get("path") or one.get("kind") == "outside" for one in sections):
+        r = config.rollout
+        text = TextBudget(**{name: x for name, x in (("prompt_tokens", r.max_prompt), ("response_tokens", r.max_tokens)) if x is not None})
+    elif idle := [key for key in ("max_prompt", "max_tokens") if config.rollout[key] is not None]:
+        raise ConfigError(f"config.rollout.{idle[0]} would have no effect: the budgets of {config.game.name}'s roles are part of the game")
+    key = jax.random.split(jax.random.key(config.seed), 4)[2]  # as compiled play draws its tasks
+    return hosted(game, key, evaluation_key=jax.random.key(config.evaluation.seed), script=given(config.script), text=text)
+
+
+# --- what contradicts ------------------------------------------------------------------------------------------------------------------
+
+
+def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """Raises `ConfigError` for values that cannot stand together, and for options that would have no effect."""
+    recipe, game = plan.recipe, plan.game
+    if recipe.top_k is not None or recipe.top_p < 1:
+        raise ConfigError("recipe.top_k and recipe.top_p would bias the ratio: the scorer does not know what was kept. Set None and 1")
+    if config.hosted and isinstance(game, World):
+        raise ConfigError("config.hosted=True would have no effect: a workflow is always played hosted")
+    if not plan.hosted and (idle := list(given(config.rollout, ("tasks",)))):
+        raise ConfigError(f"config.rollout.{idle[0]}={config.rollout[idle[0]]} would have no effect: the game is played compiled")
+    _tree(plan)
+    _critic(config, plan)
+    _sizes(config, plan)
+    _start(config, plan)
+    adapted = any("lora_alpha" in one for one in plan.options.values())
+    if config.model.lora_alpha not in (None, LoraConfig.alpha) and not adapted:
+        raise ConfigError(f"config.model.lora_alpha={config.model.lora_alpha} would have no effect: no model has a lora_rank")
+
+
+def _tree(plan: Plan) -> None:
+    recipe, game = plan.recipe, plan.played
+    instead = "use a recipe with sampling='parallel', e.g. magrpo or grpo"
+    if recipe.sampling != "tree":
+        return
+    if isinstance(game, Game) and any(len(stage) > 1 for stage in game.stages):
+        raise ConfigError(
+            f"{game.name} has roles that act at once, and a tree would score one role's branches before the other has spoken: {instead}"
+        )
+    if isinstance(game, World):
+        from marl_llm.training.hosted import branching_of  # takes a second to import
+        from marl_llm.workflows.controller import checked_branching
+
+        try:
+            checked_branching(game.workflow, branching_of(recipe, plan.assignment), recipe.pick)
+        except WorkflowError as error:
+            raise ConfigError(f"recipe {recipe.name} samples a tree; {error}: {instead}") from error
+
+
+def _critic(config: config_dict.ConfigDict, plan: Plan) -> None:
+    from marl_llm.training.update import CRITICS  # takes a second to import
+
+    o, learns = config.optimizer, plan.recipe.normaliser == "critic"
+    if o.critic not in CRITICS:
+        raise ConfigError(f"config.optimizer.critic={o.critic!r} is unknown; the kinds are {', '.join(CRITICS)}")
+    if not learns and o.critic_learning_rate is not None:
+        raise ConfigError(f"optimizer.critic_learning_rate would have no effect: recipe {plan.recipe.name} has no critic")
+    if not learns and o.critic == "head":
+        raise ConfigError(f"config.optimizer.critic='head' would have no effect: recipe {plan.recipe.name} has no critic")
+    if o.critic == "head" and (adapted := [name for name, one in plan.options.items() if one.get("lora_rank")]):
+        raise ConfigError(f"config.optimizer.critic='head' lies on a policy's own parameters, but {adapted[0]} trains adapters: use 'own'")
+
+
+def _sizes(config: config_dict.ConfigDict, plan: Plan) -> None:
+    o = config.optimizer
+    longest, row, micro = max(map(sum, plan.budgets.values())), o.row_tokens or plan.row_tokens, o.microbatch_tokens
+    if row < longest:
+        raise ConfigError(f"optimizer.row_tokens={row} is less than a role's longest prompt and response, {longest}")
+    if micro and micro < row:
+        raise ConfigError(f"config.optimizer.microbatch_tokens={micro} cannot hold one row of {row} tokens, and a row is never cut")
+    most = o.minibatch * (max(p for p, _ in plan.budgets.values()) + _responses(plan.recipe) * max(r for _, r in plan.budgets.values()))
+    if micro and micro >= max(most, row):
+        raise ConfigError(
+            f"config.optimizer.microbatch_tokens={micro} would have no effect: a minibatch has at most {most} tokens. Set it to 0, or lower"
+        )
+
+
+def _responses(recipe: Recipe) -> int:
+    return recipe.branches if recipe.sampling == "tree" else 1
+
+
+def _start(config: config_dict.ConfigDict, plan: Plan) -> None:
+    w, trained, name = config.warm_start, list(plan.assignment.trained), config.game.name
+    script = plan.script
+    plays = any(one["kind"] == "scripted" for one in plan.options.values())
+    known = list(plan.found.script_options)
+    for option in script:
+        if option not in known:
+            what = f"has no option {option!r}; {hints.suggestion(option, known)}" if known else "has no options"
+            raise ConfigError(f"config.script.{option} would have no effect: {name}'s scripted player {what}")
+    if script and not w.steps and not plays:
+        raise ConfigError(f"config.script.{next(iter(script))} would have no effect: warm_start.steps is 0")
+    if w.steps and (plan.game.script is None):
+        raise ConfigError(f"warm_start.steps={w.steps}: {name} has no scripted player to imitate")
+    if idle := [key for key in ("step", "models") if w[key] and not w.run]:
+        raise ConfigError(f"config.warm_start.{idle[0]}={w[idle[0]]!r} would have no effect: warm_start.run names no run")
+    for model in parse_sources(w.models):
+        if model not in trained:
+            raise ConfigError(f"config.warm_start.models={w.models!r}: no model {model!r} trains; {hints.suggestion(model, trained)}")
