@@ -30,13 +30,13 @@ PLAY = PlayOptions(slots=8, chunk=4)
 FIRST = make_recipe("grpo", branches=3)  # how all recipes below sample
 
 
-def team(game, hosted, params=None, optimizer=None):
+def team(game, hosted, params=None, optimizer=None, recipe=FIRST):
     config = ModelConfig(
         vocab_size=game.tokenizer.vocab_size, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16
     )
     params = params or jax.jit(lambda key: jax.tree.map(lambda x: 1.5 * x, init_params(config, key)))(jax.random.key(1))
     roles = {role.name: "odd" if number % 2 else "even" for number, role in enumerate(game.roles)}
-    options = LearnerOptions(FIRST, optimizer or optax.identity(), row_tokens=64, minibatch=512)
+    options = LearnerOptions(recipe, optimizer or optax.identity(), row_tokens=64, minibatch=512)
     specs = {name: ModelSpec(config, params) for name in dict.fromkeys(roles.values())}
     return make_team(game, Assignment(roles), specs, options, make_mesh(1), play=PLAY, seed=3, hosted=hosted)
 
@@ -48,11 +48,11 @@ def responses(tokens):
     return [tuple(ids[at : at + n].tolist()) for at, n in zip(tokens.response_at, tokens.size)]
 
 
-def both_ways(name):
+def both_ways(name, recipe=FIRST):
     """(tokens, columns, numbers in the order of identity) of the samples that count, compiled and hosted."""
     found = []
     for hosted in (False, True):
-        with team(GAMES[name], hosted) as one:
+        with team(GAMES[name], hosted, recipe=recipe) as one:
             batch = one.play(2, 5, E)
             assert one.roles == speaking_order(GAMES[name])
         order = by_identity(batch.tokens, batch.table)
@@ -94,6 +94,25 @@ def test_law_13_one_table_and_equal_advantages_for_every_recipe(name):
         np.testing.assert_array_equal(tied, tied_on_host, err_msg=recipe.name)
         for figure in figures:
             assert figures[figure] == pytest.approx(figures_on_host[figure], abs=1e-5), (recipe.name, figure)
+
+
+def test_law_13_a_tree_has_the_same_candidates_and_advantages():
+    """AT-GRPO on a game whose roles act at once: K candidates per prompt, each scored when it is made, the best goes on."""
+    recipe = make_recipe("at_grpo", branches=3)
+    found = []
+    for tokens, table, chosen in both_ways("tally", recipe):
+        said = responses(tokens)
+        identity = lambda i, t=table, said=said: (t.instance[i], t.turn[i], t.agent[i], said[i], t.team[i])  # noqa: E731
+        chosen = np.asarray(sorted(chosen, key=identity))  # candidates of one prompt in the order of what they say
+        advantages, _, tied = compared(recipe)(rows_of(dataclasses.replace(table, team_where=None), chosen, 160))
+        same_prompt = table.env[chosen][:, None] == table.env[chosen]
+        found.append(([identity(i)[:4] for i in chosen], table.team[chosen], table.local[chosen], same_prompt, advantages, tied))
+    (names, *one), (names_on_host, *two) = found
+    assert names == names_on_host
+    assert len(names) > 2 * E
+    for a, b in zip(one, two):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    assert np.abs(one[3]).max() > 0.5
 
 
 @pytest.fixture(scope="module")
