@@ -12,11 +12,11 @@ from marl_llm.sampling import Responses, Settings, sample
 
 
 def model_player(
-    game: Game, assignment: dict[str, str], configs: dict[str, ModelConfig], params: dict[str, dict], temperature: float
+    game: Game, assignment: dict[str, str], configs: dict[str, ModelConfig], params: dict[str, dict], how: Settings | float
 ) -> Player:
-    """A team of models: role `i` is played by model `assignment[i]`."""
+    """A team of models: role `i` is played by model `assignment[i]`. `how` they draw: settings, or a temperature alone."""
     params = {m: serving_layout(p) for m, p in params.items()}  # once, outside the loop over turns
-    settings = Settings(float(temperature))
+    settings = how if isinstance(how, Settings) else Settings(float(how))
 
     def respond(role, states, prompt, keys):
         model = assignment[role]

@@ -59,9 +59,9 @@ def pad_to(table: Table, prompt_tokens: int, response_tokens: int, branches: int
     if left < 0 or right < 0 or r.shape[-2] != branches:
         raise ValueError(f"cannot pad prompts {ids.shape} and responses {r.shape} to {prompt_tokens}, {branches}x{response_tokens}")
 
-    def pad(x, amount, side, value):
+    def pad(x, amount, side, value, axis=-1):
         width = [(0, 0)] * x.ndim
-        width[-1] = (amount, 0) if side == "left" else (0, amount)
+        width[axis] = (amount, 0) if side == "left" else (0, amount)
         return jnp.pad(x, width, constant_values=value)
 
     prompt = Prompt(pad(ids, left, "left", pad_id), pad(table.prompt.where, left, "left", False))
@@ -69,5 +69,6 @@ def pad_to(table: Table, prompt_tokens: int, response_tokens: int, branches: int
         tokens=pad(r, right, "right", pad_id),
         where=pad(table.responses.where, right, "right", False),
         **{f: pad(getattr(table.responses, f), right, "right", 0.0) for f in ("log_probs", "sampled_log_probs", "entropy")},
+        kept_ids=None if table.responses.kept_ids is None else pad(table.responses.kept_ids, right, "right", -1, axis=-2),
     )
     return table._replace(prompt=prompt, responses=responses)

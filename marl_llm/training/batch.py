@@ -72,6 +72,7 @@ class Rows(NamedTuple):
     turn: Int[Array, "G"]
     play: Int[Array, "G"]  # which play of the instance
     where: Bool[Array, "G"]
+    kept_ids: Int[Array, "G K R M"] | None = None  # where the recipe truncates: see `marl_llm.sampling.Settings.to_train`
 
 
 class Pool(NamedTuple):
@@ -89,6 +90,7 @@ class Pool(NamedTuple):
     turn: Int[Array, "G"]
     play: Int[Array, "G"]
     where: Bool[Array, "G"]
+    kept_ids: Int[Array, "Y M"] | None
 
 
 def buffer_sizes(game: Game) -> tuple[int, int]:
@@ -109,6 +111,7 @@ def rows_from(game: Game, tables: dict[str, Table], instance: Int[Array, "E"]) -
             Rows(
                 *table.prompt, table.responses.tokens, table.responses.where, table.responses.sampled_log_probs,
                 table.rewards.team, table.rewards.local, number, jnp.full_like(number, agent), turn, play, table.where,
+                table.responses.kept_ids,
             )
         )  # fmt: skip
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
@@ -134,14 +137,15 @@ def pooled(rows: Rows) -> Pool:
         jnp.sum(rows.prompt_where, axis=-1, dtype=jnp.int32),
         jnp.sum(rows.token_where, axis=-1, dtype=jnp.int32),
         fingerprint(rows.prompt, rows.prompt_where),
-        *rows[5:],
+        *rows[5:-1],
+        None if rows.kept_ids is None else rows.kept_ids.reshape(-1, rows.kept_ids.shape[-1]),
     )
 
 
 def from_pool(pool: Pool, minibatch: int) -> tuple[Tokens, Samples]:
     """Tokens and columns of a compiled rollout, S = G K. Ids stay where they are; `minibatch`: prompts that share packed rows."""
     ids, log_probs = pool.ids, pool.log_probs
-    small = jax.device_get(pool._replace(ids=None, log_probs=None))
+    small = jax.device_get(pool._replace(ids=None, log_probs=None, kept_ids=None))
     g, k = small.size.shape
     r = log_probs.shape[0] // (g * k)
     p = (ids.shape[0] - log_probs.shape[0]) // g
@@ -157,6 +161,7 @@ def from_pool(pool: Pool, minibatch: int) -> tuple[Tokens, Samples]:
         prompt=spread(prompt.astype(np.int32)),
         rank=np.tile(np.arange(k), g),
         shape=RowShape(minibatch, plays * r, plays),
+        kept_ids=pool.kept_ids,
     )  # fmt: skip
     trajectory = _dense(small.instance, small.play)
     table = Samples(
@@ -184,7 +189,8 @@ def from_table(table: SampleTable) -> tuple[Tokens, Samples, np.ndarray]:
     """Tokens, columns and versions of the rows of a hosted rollout that are trained on."""
     keep = [number for number, sample in enumerate(table.samples) if sample.where]
     chosen = [table[number] for number in keep]
-    tokens = Tokens.of([TokenSample(s.prompt_ids, s.response_ids, table.log_probs(n), s.name) for n, s in zip(keep, chosen)])
+    said = [TokenSample(s.prompt_ids, s.response_ids, table.log_probs(n), s.name, s.call.kept_ids) for n, s in zip(keep, chosen)]
+    tokens = Tokens.of(said)
     every = table.to_samples()
     columns = {f.name: getattr(every, f.name) for f in dataclasses.fields(Samples)}
     columns = {name: np.asarray(x)[keep] for name, x in columns.items() if x is not None}

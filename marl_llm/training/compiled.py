@@ -16,6 +16,7 @@ from marl_llm.evaluation import Evaluation, Outcome, episode
 from marl_llm.games import Game, speaking_order, split_index
 from marl_llm.models import SAMPLE, param_shardings
 from marl_llm.rollout import Player, model_player, random_player, scripted_player
+from marl_llm.sampling import Settings
 from marl_llm.training.batch import Batch, from_pool
 from marl_llm.training.learner import ModelSpec
 from marl_llm.training.packing import Tokens
@@ -68,7 +69,8 @@ class CompiledTeam(Team):
     # ------------------------------------------------------------------------------------------------ compiled functions
     def _training_rollout(self, count: int) -> Callable:
         recipe, configs = self.options.recipe, {name: learner.config for name, learner in self.learners.items()}
-        player_of = lambda params: model_player(self.game, self.assignment.roles, configs, params, recipe.temperature)  # noqa: E731
+        how = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
+        player_of = lambda params: model_player(self.game, dict(self.assignment.roles), configs, params, how)  # noqa: E731
         return make_rollout(self.game, self.mesh, player_of, count, "rollout.tasks", **sampling_of(recipe))
 
     def _scripted_rollout(self, count: int) -> Callable:

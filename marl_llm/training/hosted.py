@@ -92,7 +92,7 @@ class HostedTeam(Team):
         self._guests: dict[tuple, Engine] = {}  # engines of evaluations with other seats, by their models
         recipe = options.recipe
         branching = branching_of(recipe, assignment)
-        drawn = Settings(temperature=recipe.temperature, top_k=recipe.top_k, top_p=recipe.top_p)
+        drawn = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
         try:
             self._training = self._controller(self.engine, assignment, drawn, branching, recipe.pick if branching else None)
         except WorkflowError:

@@ -45,8 +45,13 @@ class TokenSample:
     response: Any  # [r] int
     log_probs: Any  # [r] float, of the distribution that was sampled from
     name: str = ""  # for messages
+    kept_ids: Any = None  # [r, M] int, the tokens that each one was drawn from, -1 behind them; None: the whole vocabulary
 
     def __post_init__(self):
+        if self.kept_ids is not None:
+            object.__setattr__(self, "kept_ids", np.asarray(self.kept_ids, np.int32))
+            if self.kept_ids.shape[:1] != (np.size(self.response),) or self.kept_ids.ndim != 2:
+                raise PackingError(f"sample {self.name!r} has kept ids {self.kept_ids.shape} for {np.size(self.response)} response tokens")
         for field, dtype in (("prompt", np.int32), ("response", np.int32), ("log_probs", np.float32)):
             object.__setattr__(self, field, np.asarray(getattr(self, field), dtype).reshape(-1))
         who = f"sample {self.name!r}"
@@ -76,6 +81,7 @@ class PackedRows(NamedTuple):
     sample: Int[Array, "B N"]  # index of the sample among those of the step
     first: Int[Array, "B N"]  # index of its first token along Q
     length: Int[Array, "B N"]  # response tokens
+    kept_ids: Int[Array, "B Q M"] | None = None  # the tokens that each target was drawn from, -1 behind them; None: all
 
 
 class RowShape(NamedTuple):
@@ -98,6 +104,7 @@ class Tokens:
       prompt: number of its prompt; equal numbers mean equal ids.
       rank: breaks ties in an order by identity: candidates of one prompt by their content or branch.
       names: of the samples, for messages.
+      kept_ids: of all response tokens, the tokens that they were drawn from, -1 behind them; None: the whole vocabulary.
       shape: of rows; None: by what they hold, see `pack`.
     """
 
@@ -111,6 +118,7 @@ class Tokens:
     rank: Int[np.ndarray, "S"]
     names: Sequence[str] | None = None
     shape: RowShape | None = None
+    kept_ids: Int[Any, "Y M"] | None = None
 
     def __len__(self) -> int:
         return len(self.size)
@@ -137,6 +145,7 @@ class Tokens:
             prompt=prompt,
             rank=np.asarray([order[s.response.tobytes()] for s in samples], np.int32),
             names=[s.name for s in samples],
+            kept_ids=None if all(s.kept_ids is None for s in samples) else _kept(samples),
         )
 
     def families(self, chosen: Sequence[int] | np.ndarray) -> list[list[int]]:
@@ -197,15 +206,9 @@ class Tokens:
         offset = self.ids.shape[0] - self.log_probs.shape[0]
         for place, b in enumerate(order):
             self._fill(plan, place % devices * each + place // devices, rows[b], offset)
-        ids, log_probs = self._taken(plan.source, plan.answer, offset)
-        return PackedRows(ids[0], *plan[1:5], ids[1], log_probs, *plan[6:])
-
-    def _taken(self, source: np.ndarray, answer: np.ndarray, offset: int):
-        """(row ids, targets), log-probs: gathered where they lie."""
-        if isinstance(self.ids, np.ndarray):
-            take = lambda pool, at: np.where(at >= 0, pool[at] if pool.size else 0, 0).astype(pool.dtype)  # noqa: E731
-            return (take(self.ids, source), take(self.ids, np.where(answer >= 0, answer + offset, -1))), take(self.log_probs, answer)
-        return _gather(self.ids, self.log_probs, source, answer, offset)
+        gather = _gather.__wrapped__ if isinstance(self.ids, np.ndarray) else _gather
+        tokens, targets, log_probs, kept_ids = gather(self.ids, self.log_probs, self.kept_ids, plan.source, plan.answer, offset)
+        return PackedRows(tokens, *plan[1:5], targets, log_probs, *plan[6:], kept_ids)
 
     def _fill(self, out: _Plan, b: int, row: list[list[int]], offset: int) -> None:
         """Writes one row of families in place."""
@@ -243,10 +246,28 @@ class _Plan(NamedTuple):
     length: np.ndarray
 
 
-@functools.partial(jax.jit, static_argnums=4)
-def _gather(ids, log_probs, source, answer, offset):
-    take = lambda pool, at, shift=0: jnp.where(at >= 0, pool[jnp.maximum(at, 0) + shift], 0)  # noqa: E731
-    return (take(ids, source), take(ids, answer, offset)), take(log_probs, answer)
+def _kept(samples: Sequence[TokenSample]) -> Int[np.ndarray, "Y M"]:
+    """Kept ids of all response tokens. Raises `PackingError` where some samples have none."""
+    if lacking := [s.name for s in samples if s.kept_ids is None]:
+        raise PackingError(f"sample {lacking[0]!r} does not say which tokens it was drawn from, others do: sample all of them alike")
+    width = max(s.kept_ids.shape[1] for s in samples)
+    return np.concatenate([np.pad(s.kept_ids, [(0, 0), (0, width - s.kept_ids.shape[1])], constant_values=-1) for s in samples])
+
+
+@functools.partial(jax.jit, static_argnums=5)
+def _gather(ids, log_probs, kept_ids, source, answer, offset):
+    """(row ids, targets, log-probs, kept ids), gathered where they lie: NumPy of NumPy arrays, JAX under jit."""
+    xp = np if isinstance(ids, np.ndarray) else jnp
+
+    def take(pool, at, shift=0, fill=0):
+        if pool is None:
+            return None
+        if not pool.shape[0]:
+            return xp.full(at.shape + pool.shape[1:], fill, pool.dtype)
+        there = (at >= 0).reshape(at.shape + (1,) * (pool.ndim - 1))
+        return xp.where(there, pool[xp.maximum(at, 0) + shift], fill).astype(pool.dtype)
+
+    return take(ids, source), take(ids, answer, offset), take(log_probs, answer), take(kept_ids, answer, fill=-1)
 
 
 def first_fit(sizes: Sequence[tuple[int, ...]], capacity: tuple[int, ...]) -> list[list[int]]:

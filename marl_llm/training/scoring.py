@@ -68,7 +68,7 @@ def reference_scores(recipe: Recipe, config: ModelConfig, reference: dict | None
     """The reference's log-probs of the targets, where the recipe has a KL in its loss."""
     if not (recipe.kl_coef and recipe.kl_in == "loss"):
         return None
-    return score_packed(config, reference, *rows[:6], recipe.temperature).log_probs
+    return score_packed(config, reference, *rows[:6], recipe.temperature, kept_ids=rows.kept_ids).log_probs
 
 
 def packed_values(
@@ -82,8 +82,9 @@ def packed_values(
     hidden, _ = model.apply({"params": params}, rows.tokens, rows.positions, packed_mask(rows.segments, rows.branches))
     hidden = jnp.take_along_axis(hidden, rows.predict[..., None], axis=1)
     values = model.apply({"params": params}, hidden, method="value")
-    scored = None if temperature is None else score_hidden(head_weight(config, params), hidden, rows.targets, temperature)
-    return values, scored
+    if temperature is None:
+        return values, None
+    return values, score_hidden(head_weight(config, params), hidden, rows.targets, temperature, kept_ids=rows.kept_ids)
 
 
 def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int, microbatch_tokens: int = 0) -> Callable:
@@ -134,7 +135,7 @@ def make_policy_scorer(
     """`make_scorer` of log-probs, or of entropies, at the recipe's temperature; its parameters are `(params, base)`, see `steps.whole`."""
 
     def score(both, rows: PackedRows):
-        scored = score_packed(config, whole(*both, lora), *rows[:6], recipe.temperature)
+        scored = score_packed(config, whole(*both, lora), *rows[:6], recipe.temperature, kept_ids=rows.kept_ids)
         return scored.entropy if entropy else scored.log_probs
 
     return make_scorer(score, mesh, **sizes)

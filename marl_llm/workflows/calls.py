@@ -163,8 +163,9 @@ class Speaker:
         if done.finish in ("timeout", "cancelled"):
             raise PlayFailure(node.name, FailureKind.DEADLINE.value, f"the response was {done.finish} after {len(done.tokens)} tokens")
         return dict(
-            tokens=done.tokens, log_probs=done.log_probs, sampled_log_probs=done.sampled_log_probs, finish=done.finish, version=done.version
-        )
+            tokens=done.tokens, log_probs=done.log_probs, sampled_log_probs=done.sampled_log_probs, entropy=done.entropy,
+            kept_ids=done.kept_ids, finish=done.finish, version=done.version,
+        )  # fmt: skip
 
     async def use(self, node: Tool, place: int, state: State, identity: tuple[int, int, int]) -> ToolUse:
         """One tool call of the graph. Raises `PlayFailure` or `WorkflowError`."""

@@ -41,8 +41,9 @@ class _Recorded:
             raise ReplayError(f"the workflow now asks for a response that was never given: seed {request.seed}")
         if call.prompt_ids != request.prompt:
             raise ReplayError(f"{call.id}: the prompt is another than the recorded one, which was {call.prompt[:200]!r}")
-        zeros = np.zeros(call.tokens.size)
-        return Completion(call.tokens, call.log_probs, call.sampled_log_probs, zeros, call.finish, call.version)
+        entropy = np.zeros(call.tokens.size) if call.entropy is None else call.entropy
+        said = (call.tokens, call.log_probs, call.sampled_log_probs, entropy, call.finish, call.version)
+        return Completion(*said, kept_ids=call.kept_ids)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,7 @@ from marl_llm.workflows.samples import SampleTable
 from marl_llm.workflows.trajectory import Earned, Episode, Event, Failure, RoleCall, Score, Task, ToolUse, Trajectory
 
 FILE_NAME = "trajectories.jsonl"
-_ARRAYS = {"tokens": np.int32, "log_probs": np.float64, "sampled_log_probs": np.float64}
+_ARRAYS = {"tokens": np.int32, "log_probs": np.float64, "sampled_log_probs": np.float64, "entropy": np.float64, "kept_ids": np.int32}
 
 
 def to_json(rollout: Rollout, episode: Episode) -> dict[str, Any]:

@@ -65,6 +65,8 @@ class RoleCall:
     writes: Mapping[str, Any]  # output fields; empty for a response that only called tools
     illegal: str | None  # why the format is broken; None: it is not
     trimmed: int = 0  # items or characters that were cut from the prompt to fit its budget
+    entropy: Float[np.ndarray, "R"] | None = None  # of the raw policy at each token, nats
+    kept_ids: Int[np.ndarray, "R M"] | None = None  # the tokens that each was drawn from, where the settings hand them back
     replaced: int = 0  # characters of the prompt and the response that were no valid text and became U+FFFD
 
     def __repr__(self) -> str:

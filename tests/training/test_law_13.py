@@ -138,6 +138,22 @@ def trained(one, recipe):
     return jax.device_get((one.policies(), {name: learner.start for name, learner in one.learners.items()}))
 
 
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_law_2_what_was_sampled_is_what_is_scored_truncated_or_not(top_k, teams):
+    """The scorer renormalises over the sampler's kept set, on both sides of the ratio, in both kinds of play."""
+    for one in teams:
+        recipe = make_recipe("grpo", branches=3, temperature=0.8, top_k=top_k, top_p=1.0 if top_k is None else 0.9, rewards="mixed")
+        one.options = dataclasses.replace(one.options, recipe=recipe)
+        models = {name: ModelSpec(learner.spec.config, learner.start, learner.spec.speech) for name, learner in one.learners.items()}
+        options = dict(play=PLAY, seed=3, hosted=one is teams[1])
+        with make_team(GAMES["plan_path"], one.assignment, models, one.options, one.mesh, **options) as other:
+            batch = other.play(0, 0, E)
+            assert (batch.tokens.kept_ids is None) == (top_k is None)
+            figures = other.learn(batch, 0.1)
+        assert max(found["log_prob_gap"] for found in figures.values()) < 1e-4
+        assert all(found["ratio"] == pytest.approx(1.0, abs=1e-3) for found in figures.values())
+
+
 @pytest.mark.parametrize("name", ["grpo", "magrpo", "mappa", "ppo", "dr_mas"])
 def test_law_13_three_steps_end_at_the_same_parameters(name, teams):
     recipe = make_recipe(name, branches=3, rewards="mixed", temperature=1.0)
