@@ -70,7 +70,7 @@ def _role_figures(rollout: Rollout, table: SampleTable) -> dict[str, float]:
             "trimmed_share": [s.call.trimmed > 0 for s in rows],
             "replaced_share": [s.call.replaced > 0 for s in rows],
             "tokens": [s.response_ids.size for s in rows],
-            "entropy": np.concatenate([[], *(s.call.entropy for s in rows if s.call.entropy is not None)]),
+            "entropy": [x for s in rows if s.call.entropy is not None for x in s.call.entropy.tolist()],
             "reward": [s.reward for s in rows],
             "team": [s.team for s in rows],
             "local": [s.local for s in rows],

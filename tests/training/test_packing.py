@@ -83,7 +83,7 @@ def test_rows_are_filled_first_fit_decreasing():
 
 
 def test_shapes_are_few():
-    shapes = {tuple(x.shape for x in pack(some(seed, count), 64)) for seed in range(8) for count in (20, 60, 61, 80)}
+    shapes = {tuple(x.shape for x in pack(some(seed, count), 64) if x is not None) for seed in range(8) for count in (20, 60, 61, 80)}
     assert len(shapes) <= 10
     for rows in (pack(some(seed, count), 64, 2, growth=4) for seed in range(4) for count in range(10, 90, 10)):
         assert len(rows.tokens) // 2 in (1, 4, 16, 64)
@@ -110,3 +110,17 @@ def test_a_row_that_is_exactly_full_is_not_too_long():
     assert pack([sample([1] * 60, [2] * 4)], 64).tokens.shape == (1, 64)
     with pytest.raises(PackingError, match="sample 0 has 60 \\+ 5 = 65 tokens"):
         pack([sample([1] * 60, [2] * 5)], 64)
+
+
+def test_kept_ids_lie_beside_their_targets():
+    kept = [np.asarray([[1, 4], [2, -1]]), np.asarray([[3, 2], [5, 6], [1, -1]])]
+    samples = [TokenSample([7, 7], [1, 2], [-0.1, -0.2], "a", kept[0]), TokenSample([8], [3, 5, 1], [-1.0] * 3, "b", kept[1])]
+    rows = pack(samples, 12)
+    for b, n in np.argwhere(rows.sample >= 0):
+        at = slice(rows.first[b, n], rows.first[b, n] + rows.length[b, n])
+        np.testing.assert_array_equal(rows.kept_ids[b, at], kept[rows.sample[b, n]])
+    assert pack([TokenSample([7], [1], [0.0])], 12).kept_ids is None
+    with pytest.raises(PackingError, match="'c' does not say which tokens it was drawn from"):
+        pack([samples[0], TokenSample([7], [1], [0.0], "c")], 12)
+    with pytest.raises(PackingError, match=r"'d' has kept ids \(1, 2\) for 2 response tokens"):
+        TokenSample([7], [1, 2], [0.0, 0.0], "d", [[1, 2]])
