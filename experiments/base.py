@@ -167,6 +167,7 @@ class Plan:
     Attributes:
       found: what the game's name stands for. game: the game, with its options.
       played: the game itself, or, of a value-state game with `config.hosted`, the world that it makes.
+      text: budgets of that world, where it is played in ordinary text.
       options: model -> what its section came to. shapes: model of this program -> its shape.
       script: options of the scripted player.
     """
@@ -174,6 +175,7 @@ class Plan:
     found: Found
     game: Game | World
     played: Game | World
+    text: Any
     recipe: Recipe
     assignment: Assignment
     options: dict[str, dict]
@@ -257,9 +259,11 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None) ->
     try:
         if isinstance(game, World):
             game = _cut(game, config.rollout)
-        played = players.hosted_world(config, game) if config.hosted and isinstance(game, Game) else game
+        played, text = game, None
+        if config.hosted and isinstance(game, Game):
+            played, text = players.hosted_world(config, game, recipe)
         assignment, options, shapes = players.cast(config, played)
-        plan = Plan(found, game, played, recipe, assignment, options, shapes, given(config.script))
+        plan = Plan(found, game, played, text, recipe, assignment, options, shapes, given(config.script))
         players.contradictions(config, plan)
         return plan
     except (ValueError, TypeError) as error:

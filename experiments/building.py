@@ -98,7 +98,7 @@ def build_team(plan: Plan, config, mesh):
     rows = o.row_tokens or plan.row_tokens
     options = LearnerOptions(plan.recipe, optimizer, rows, o.minibatch, o.epochs, microbatch_tokens(config, plan, platform), o.critic)
     return make_team(
-        plan.played,
+        plan.game,
         plan.assignment,
         model_specs(plan, config, mesh),
         options,
@@ -108,6 +108,8 @@ def build_team(plan: Plan, config, mesh):
         evaluation_seed=config.evaluation.seed,
         permute_rewards=config.control.permute_rewards,
         script=plan.script,
+        hosted=config.hosted,
+        text=plan.text,
     )
 
 
@@ -157,5 +159,5 @@ def opened(run: str | pathlib.Path, step: int | None = None, **changes: Any) -> 
     step = steps[-1] if step is None else step
     with resolve(config, home_of(pathlib.Path(run))) as plan, build_team(plan, config, mesh) as team:
         like = team.policies()
-        team.restore(checkpoints.restore(0, like), checkpoints.restore(step, like))
+        team.restore(checkpoints.restore(0, like), checkpoints.restore(step, like), checkpoints.state(step)["team"])
         yield config, plan, team, step

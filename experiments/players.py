@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import config_dict
 
 from experiments.checks import given, parse_assignment, parse_phases, parse_sources
 from experiments.command import ConfigError
 from marl_llm import hints
+from marl_llm.algorithms import Recipe
 from marl_llm.games import Game
 from marl_llm.models import LoraConfig, ModelConfig, make_model_config, read_config
 from marl_llm.workflows import Assignment, Outside, Policy, Scripted, WorkflowError, World, alternate
@@ -128,8 +129,8 @@ def _player(config: config_dict.ConfigDict, name: str, options: dict, game: Game
     return Scripted(game.script)
 
 
-def hosted_world(config: config_dict.ConfigDict, game: Game) -> World:
-    """A value-state game as a world; in ordinary text if its models bring a language of their own, else in the game's words."""
+def hosted_world(config: config_dict.ConfigDict, game: Game, recipe: Recipe) -> tuple[World, Any]:
+    """A value-state game as a world, and its budgets: in text if models bring a language of their own, else in the game's words."""
     import jax
 
     from marl_llm.games.hosted import TextBudget, hosted
@@ -141,8 +142,8 @@ def hosted_world(config: config_dict.ConfigDict, game: Game) -> World:
         text = TextBudget(**{name: x for name, x in (("prompt_tokens", r.max_prompt), ("response_tokens", r.max_tokens)) if x is not None})
     elif idle := [key for key in ("max_prompt", "max_tokens") if config.rollout[key] is not None]:
         raise ConfigError(f"config.rollout.{idle[0]} would have no effect: the budgets of {config.game.name}'s roles are part of the game")
-    key = jax.random.split(jax.random.key(config.seed), 4)[2]  # as compiled play draws its tasks
-    return hosted(game, key, evaluation_key=jax.random.key(config.evaluation.seed), script=given(config.script), text=text)
+    key = jax.random.key(config.seed)  # what is played has keys of its own; here it is only looked at
+    return hosted(game, key, script=given(config.script), text=text, tree=recipe.sampling == "tree"), text
 
 
 # --- what contradicts ------------------------------------------------------------------------------------------------------------------

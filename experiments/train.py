@@ -88,7 +88,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Clock, 
     files = Files(workdir, plan, (done[-1] if done else -1) if continues else None)
     if done:
         like, state = team.policies(), checkpoints.state(done[-1])
-        team.restore(checkpoints.restore(0, like), checkpoints.restore(done[-1], like))
+        team.restore(checkpoints.restore(0, like), checkpoints.restore(done[-1], like), state["team"])
         clock.goes_on(state)
         print(f"continuing {workdir} after step {state['step']}", file=sys.stderr)
     else:
@@ -98,7 +98,8 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Clock, 
     alarms = Alarms(state["silent"], progress.note)
     if not done:
         progress.note(f"step 0: validation {team.headline} {validate(team, config, files, 0):.1%}")
-        checkpoints.save(0, team.policies(), state | clock.now())  # after its line in metrics.jsonl: so no line comes twice
+        # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
+        checkpoints.save(0, team.policies(), state | {"team": team.state()} | clock.now())
         progress.note(f"the report at any time: python -m marl_llm.reporting.report {workdir}")
 
     # ------------------------------------------------------------------------------------------------ the loop
@@ -133,7 +134,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Clock, 
             progress.note(f"step {step + 1}: validation {team.headline} {validate(team, config, files, step + 1):.1%}")
         if (step + 1) % c.checkpoint.every == 0 or last:
             files.plays(batch, 1, "train", step + 1)
-            checkpoints.save(step + 1, team.policies(), state | clock.now())
+            checkpoints.save(step + 1, team.policies(), state | {"team": team.state()} | clock.now())
             reporting.write_report(workdir)
     progress.close()
     if timed:
