@@ -160,7 +160,7 @@ def from_pool(pool: Pool, minibatch: int) -> tuple[Tokens, Samples]:
         size=small.size.reshape(-1),
         prompt=spread(prompt.astype(np.int32)),
         rank=np.tile(np.arange(k), g),
-        shape=RowShape(minibatch, plays * r, plays),
+        shape=RowShape(minibatch, p + plays * r, plays * r, plays),
         kept_ids=pool.kept_ids,
     )  # fmt: skip
     trajectory = _dense(small.instance, small.play)

@@ -88,6 +88,7 @@ class RowShape(NamedTuple):
     """A fixed shape of rows, so that all steps of a compiled rollout share a program."""
 
     rows: int  # B over all devices; a multiple of it where more are needed
+    tokens: int  # L, unless a row may hold less
     targets: int  # Q, and the most response tokens of a row
     samples: int  # N
 
@@ -184,8 +185,9 @@ class Tokens:
 
         Rows are dealt by how full they are, and each block begins with rows that hold something. L is `row_tokens`, or a half, a quarter,
         ... that holds the longest row; Q is a multiple of a quarter of L; B per device and N are powers of `growth`. With `shape`, L is
-        `row_tokens` and the rest is as it says. Raises `PackingError`.
+        its `tokens`, or `row_tokens` if that is less, and the rest is as it says. Raises `PackingError`.
         """
+        row_tokens = row_tokens if self.shape is None else min(row_tokens, self.shape.tokens)
         rows = self.plan(chosen, row_tokens)
         used = [sum(map(self._length, row)) for row in rows]
         order = sorted(range(len(rows)), key=lambda b: -used[b])

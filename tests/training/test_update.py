@@ -134,6 +134,17 @@ def test_the_step_is_that_of_a_loss_computed_on_plain_rows():
     assert metrics["mixed_prompt_share"] == 0
 
 
+def test_rows_of_a_compiled_rollout_have_one_shape_whatever_the_budget_and_the_choice():
+    """A prompt with its candidates fills a row; a larger budget would only be padding, and another choice another program."""
+    tokens, _ = table_of(make_rows(), 8)
+    shapes = {
+        tuple(x.shape for x in tokens.pack(chosen, budget, 2) if x is not None)
+        for budget in (P + K * R, 256)
+        for chosen in (range(3), range(20), range(0, 24, 3))
+    }
+    assert shapes == {((8, P + K * R),) * 4 + ((8, K * R),) * 3 + ((8, K),) * 3}
+
+
 @pytest.mark.parametrize("devices", [2, 4])
 def test_law_5_the_step_does_not_depend_on_the_number_of_devices(devices):
     """14 groups in four minibatches of at most 4, which do not fill the devices evenly.
