@@ -104,7 +104,7 @@ class HostGame:
     def _leaves(self, state: State) -> list[Array]:
         return [jax.random.key_data(x) if is_key else x for x, is_key in zip(jax.tree.leaves(state), self._keys)]
 
-    def _state(self, leaves: Iterable[Array]) -> State:
+    def _state(self, leaves: Iterable[Any]) -> State:
         return jax.tree.unflatten(self._tree, [jax.random.wrap_key_data(x) if is_key else x for x, is_key in zip(leaves, self._keys)])
 
     def state(self, state: GameState | Sequence[Any]) -> State:

@@ -174,11 +174,18 @@ def test_law_13_the_scripted_player_is_paid_the_same_in_text():
     assert sum(s.call.legal for s in text.values()) == len(text)
 
 
+class Silent:
+    """A chat model that is never asked."""
+
+    async def acomplete(self, messages, draw=0, **options):
+        raise AssertionError
+
+
 def test_a_game_without_text_cannot_be_played_in_it_and_an_outside_model_needs_text():
     with pytest.raises(ValueError, match="tally cannot be played in text: it lacks the methods `text` and `read`"):
         hosted(GAMES["tally"], KEY, text=TextBudget())
     world = hosted(GAMES["plan_path"], KEY)
-    outside = Assignment(dict.fromkeys(world.workflow.roles, "gpt"), {"gpt": Outside(None)})
+    outside = Assignment(dict.fromkeys(world.workflow.roles, "gpt"), {"gpt": Outside(Silent())})
     with pytest.raises(WorkflowError, match="role 'tool' reads and says ids, which an Outside model has none of; play the game in text"):
         Controller(world.workflow, outside, None, {})
 
