@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import functools
 import time
 
 import jax
@@ -27,8 +28,9 @@ class Limits:
         return max(work.flops / self.flops, work.bytes / self.bandwidth)
 
 
+@functools.cache
 def machine_limits(mesh: Mesh, dtype: str = "float32", repeats: int = 5) -> Limits:
-    """Measures a matrix product and a matrix-vector product that run on all devices at once; best of `repeats`."""
+    """Measures a matrix product and a matrix-vector product that run on all devices at once; best of `repeats`. Once per process."""
     size, long = (1024, 4096) if mesh.devices.flat[0].platform == "cpu" else (8192, 16384)
     n = mesh.size
     split = NamedSharding(mesh, P(mesh.axis_names))

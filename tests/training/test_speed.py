@@ -52,3 +52,10 @@ def test_the_summary_leaves_the_compiling_step_out():
     text = speed.summary_text([row(10.0), row(1.0), row(1.0)], 0.25, speed.Compilations())
     assert "sampled 100 tokens/s (50% of the roofline)" in text
     assert "prompts and rewards 12%, sampling 38%, scores and update 50%, evaluation and idle 0%" in text
+
+
+def test_a_machines_limits_are_measured_once_and_a_step_compiles_nothing_for_them():
+    mesh = make_mesh(1)
+    first, before = speed.machine_limits(mesh), speed.Compilations()
+    assert speed.machine_limits(mesh) is first
+    assert before.programs == 0
