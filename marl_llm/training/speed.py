@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import functools
+import statistics
 import time
 
 import jax
