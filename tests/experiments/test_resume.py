@@ -128,7 +128,7 @@ def test_the_lines_of_a_run(runs):
     plays, tokens = read_episodes(path), read_tokens(path)
     assert [p["episode"] for p in plays] == [t["episode"] for t in tokens]
     assert [p["episode"] for p in plays] == (
-        ["train-2", "train-4", "train-6", *(f"before-{i}" for i in range(3)), *(f"after-{i}" for i in range(3))]
+        ["train-2-0", "train-4-0", "train-6-0", *(f"before-{i}" for i in range(3)), *(f"after-{i}" for i in range(3))]
     )
     for play in plays:
         validate_episode(play)
