@@ -113,7 +113,7 @@ def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
     config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
     mesh = make_mesh(1, 4, 2)
     recipe = make_recipe("at_grpo", branches=2)
-    update, sampler, params, state, copy = command.programs(config, recipe, mesh, 4, 8, 2, 4, 6, 3)
+    update, sampler, params, state, copy = command.programs(config, recipe, mesh, 4, 4, 6, 3)
     whole = config.parameters * 4
     assert whole / 8 <= params <= whole / 4  # norms are not split
     assert state == pytest.approx(2 * params, rel=0.01)

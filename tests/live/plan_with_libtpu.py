@@ -24,7 +24,7 @@ def plan(*arguments: str) -> dict:
     ("fits", "arguments"),
     [
         (True, ("--config.model.preset=qwen3-0.6b", "--mesh=2,2", "--prompt=256", "--response=128")),
-        (False, ("--config.model.preset=qwen3-8b", "--mesh=4,1", "--prompt=2048", "--response=512", "--config.rollout.environments=256")),
+        (False, ("--config.model.preset=qwen3-8b", "--mesh=4,1", "--prompt=2048", "--response=512", "--config.rollout.tasks=256")),
     ],
 )
 def test_two_policies_of_two_layers_are_compiled_for_four_chips(fits, arguments):
