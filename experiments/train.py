@@ -272,7 +272,7 @@ class Files:
 
         for play, tokens in played.episodes(count, when):
             self.episodes.write(play | {"step": step}, tokens)
-        if self.hosted:
+        if self.hosted and when != "before":  # evaluations before and after have the same names
             rollout = played.episodes.rollout
             write_trajectories(self.workdir, dataclasses.replace(rollout, episodes=rollout.episodes[:count]))
 
