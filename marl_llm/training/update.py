@@ -268,7 +268,7 @@ def over_minibatches(step: Callable, state, packed: Callable, prompts: list[list
     Metrics are means over the steps, `log_prob_gap` that of the first one. Without prompts they are all there, and zero.
     """
     steps = -(-len(prompts) // minibatch)
-    sums, gap, real, made = None, jnp.float32(0), 0, 0
+    found, gap, real, made = [], jnp.float32(0), 0, 0
     for epoch in range(epochs if prompts else 0):
         dice = np.random.default_rng((seed, epoch)).permutation(len(prompts))
         for number, part in enumerate(np.array_split(dice, steps)):  # even minibatches
@@ -276,12 +276,12 @@ def over_minibatches(step: Callable, state, packed: Callable, prompts: list[list
             real += np.count_nonzero(rows.segments)
             made += np.count_nonzero(rows.length[:, 0]) * rows.tokens.shape[1]
             state, means, largest = step(state, rows, arrays)
-            sums = means if sums is None else {name: sums[name] + x for name, x in means.items()}
+            found.append(means)  # added up on the host, so that no step waits for a dispatch per figure
             gap = largest if epoch == number == 0 else gap
-    if sums is None:  # nothing to learn from: the same figures, all zero
-        sums = {name: jnp.zeros(x.shape) for name, x in jax.eval_shape(step, state, *packed([]))[1].items()}
-    sums, gap = jax.device_get((sums, gap))
-    metrics = {name: float(x) / max(steps * epochs, 1) for name, x in sums.items()} | {"log_prob_gap": float(gap)}
+    if not found:  # nothing to learn from: the same figures, all zero
+        found.append({name: np.zeros(x.shape) for name, x in jax.eval_shape(step, state, *packed([]))[1].items()})
+    found, gap = jax.device_get((found, gap))
+    metrics = {name: float(np.mean([means[name] for means in found])) for name in found[0]} | {"log_prob_gap": float(gap)}
     return state, metrics | {"updates": steps * epochs, "useful_groups": len(prompts), "packing": real / max(made, 1)}
 
 
