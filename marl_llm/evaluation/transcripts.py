@@ -9,11 +9,12 @@ from marl_llm.rollout import Rollout
 
 
 def episode(
-    game: Game, rollout: Rollout, instances, index: int, assignment: dict[str, str], *, name: str, step: int, when: str
+    game: Game, rollout: Rollout, instances, index: int, assignment: dict[str, str], *, name: str, step: int | None, when: str
 ) -> tuple[dict, dict]:
     """One played trajectory (the first of environment `index`) as `(episode, tokens)`.
 
-    Prompts and responses are decoded for reading; the ids and log-probs that were sampled and trained stand in `tokens`.
+    `step` is that of training; None: an evaluation that belongs to no step. Prompts and responses are decoded for reading; the ids and
+    log-probs that were sampled and trained are in `tokens`.
     """
     rollout = rollout._replace(tables={r.name: rollout.tables[r.name] for r in game.roles})  # JAX sorts a dict's keys
     rollout, instances = jax.device_get((rollout, instances))

@@ -15,7 +15,7 @@ import numpy as np
 
 from marl_llm.reporting import files, page
 
-GAP_ALARM = 1e-4  # nats; law 2 of the project: the scorer reproduces the sampler's log-probs in float32
+FLOAT32_GAP_BOUND = 1e-4  # nats; for records without `log_prob_gap_bound`: law 2's bound in float32
 _POINTS = 300  # more points than pixels only make the page heavy
 _LABEL = 28  # characters of a name in a legend
 _SIZE = (4.5, 2.7)  # inches: text keeps a readable size when the chart fills a phone's width
@@ -33,6 +33,7 @@ class Line:
     color: int = 0  # index into the palette
     kind: str = "smooth"  # "smooth": raw line, faint, and its moving mean; "mean": the mean alone; "plain"; "marks"
     dashed: bool = False
+    band: tuple[np.ndarray, np.ndarray] | None = None  # [points] each: the ends of an interval about the values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Chart:
     whole: bool = True  # a share's axis spans 0 to 100 %, however small the values
     log: bool = False
     stacked: bool = False
-    level: tuple[float, str] | None = None  # a dotted horizontal line and its name
+    levels: tuple[tuple[float, str], ...] = ()  # dotted horizontal lines and their names
     absent: str = ""  # why there is no line, if there is none
 
     def figure_html(self, plots: pathlib.Path) -> str:
@@ -92,14 +93,36 @@ def _line(records: Records, key: str, label: str, color: int, kind: str = "smoot
     return [Line(label, steps, values, color, kind, dashed)] if np.isfinite(values).any() else []
 
 
-def learning_charts(train: Records, evaluated: Records, warm: Records, floor: float | None) -> list[Chart]:
-    """Success, turns, warm start, and the rewards of each role."""
-    success = _line(train, "success", "sampled, while training", 1)
-    success += _line(evaluated, "success", "evaluation, fresh instances", 0, "marks")
+def gap_bounds(train: Records) -> dict[str, float]:
+    """Model → largest difference between sampler and scorer of a healthy run, in nats; it depends on the model's dtype."""
+    found = {}
+    for model in models_of(train):
+        bounds = column(train, f"model/{model}/log_prob_gap_bound")[1]
+        found[model] = float(np.nanmax(bounds)) if np.isfinite(bounds).any() else FLOAT32_GAP_BOUND
+    return found
+
+
+def _evaluated(evaluated: Records) -> list[Line]:
+    """The evaluation curve with its intervals."""
+    whole = [r for r in evaluated if "success" in r]
+    low, high = ([r[key] if page.is_number(r.get(key)) else np.nan for r in whole] for key in ("success_low", "success_high"))
+    lines = _line(whole, "success", "evaluation, fresh instances", 0, "marks")
+    if lines and len(lines[0].steps) == len(whole) and np.isfinite(low).any():
+        lines = [dataclasses.replace(lines[0], band=(np.array(low, float), np.array(high, float)))]
+    return lines
+
+
+def learning_charts(
+    train: Records, evaluated: Records, warm: Records, floor: float | None, headline: str = "success"
+) -> list[Chart]:
+    """The headline, turns, warm start, and the rewards of each role."""
+    success = _line(train, "success", "sampled, while training", 1) + _evaluated(evaluated)
+    what = "Share of episodes that reach the goal." if headline == "success" else f"Mean {page.title(headline)} over episodes."
+    what += " Thick: training episodes, moving mean." + (" Band: 95 % interval." if any(line.band for line in success) else "")
     turns = _line(train, "turns", "sampled, while training", 1) + _line(evaluated, "turns", "evaluation", 0, "marks")
     charts = [
-        Chart("success", "Success", "Share of episodes that reach the goal. Thick: training episodes, moving mean.",
-              tuple(success), share=True, level=None if floor is None else (floor, "random play"),
+        Chart("success", page.title(headline), what,
+              tuple(success), share=True, levels=() if floor is None else ((floor, "random play"),),
               absent="metrics.jsonl holds no number under `success` in its train or eval lines."),
         Chart("turns", "Turns used", "Mean number of turns in an episode; fewer is better once success is high.", tuple(turns),
               unit="turns", absent="metrics.jsonl holds no number under `turns` in its train or eval lines."),
@@ -146,6 +169,9 @@ def health_charts(train: Records, evaluated: Records) -> list[Chart]:
     formed += [
         dataclasses.replace(line, dashed=True) for line in by_role(evaluated, "well_formed", "marks", ", evaluation")
     ]
+    bounds = gap_bounds(train)
+    one = len(set(bounds.values())) == 1
+    alarms = tuple({bound: (bound, "alarm" if one else f"alarm of {model}") for model, bound in bounds.items()}.values())
     charts = [
         Chart("entropy", "Entropy", "Of the next token, mean over the sampled tokens. A fall to zero ends exploration.",
               tuple(by_role(train, "entropy")), unit="nats per token", absent=without("role/<role>/entropy")),
@@ -154,7 +180,7 @@ def health_charts(train: Records, evaluated: Records) -> list[Chart]:
         Chart("well_formed", "Well-formed responses", "Share of responses that the role's grammar can read.",
               tuple(formed), share=True, absent=without("role/<role>/well_formed")),
         Chart("log_prob_gap", "Sampler against scorer", "Largest |Δ log-prob| between what was drawn and what is trained on.",
-              tuple(by_model("log_prob_gap", "plain")), unit="nats", log=True, level=(GAP_ALARM, "alarm"),
+              tuple(by_model("log_prob_gap", "plain")), unit="nats", log=True, levels=alarms,
               absent=without("model/<model>/log_prob_gap")),
         Chart("grad_norm", "Gradient norm", "Per model. A model whose norm stays at zero learns nothing.",
               tuple(by_model("grad_norm")), log=True, absent=without("model/<model>/grad_norm")),
@@ -226,16 +252,16 @@ def _draw(chart: Chart) -> tuple[bytes, str]:
         if log:
             axes.set_yscale("log")
         (_stack if chart.stacked else _plot)(axes, chart)
-        if chart.level is not None:
+        for height, name in chart.levels:
             color = page.MUTED if chart.share else page.LIGHT[4]
-            axes.axhline(chart.level[0], color=color, linestyle=":", linewidth=1.3, label=chart.level[1])
+            axes.axhline(height, color=color, linestyle=":", linewidth=1.3, label=name)
         if log:
             low, high = axes.get_ylim()
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.yaxis.set_minor_locator(NullLocator())
         elif chart.log:
-            top = max([np.nanmax(line.values) for line in chart.lines] + [chart.level[0] if chart.level else 0.0])
+            top = max([np.nanmax(line.values) for line in chart.lines] + [height for height, _ in chart.levels])
             axes.set_ylim(0, 1.2 * top or None)
         if chart.share:
             axes.set_ylim(*((-0.02, 1.02) if chart.whole else (0, None)))
@@ -258,7 +284,7 @@ def _draw(chart: Chart) -> tuple[bytes, str]:
 def _decades(chart: Chart) -> bool:
     """Do the positive values span enough for a logarithmic axis? Zeros alone have no logarithm."""
     positive = np.concatenate([line.values[line.values > 0] for line in chart.lines])
-    return positive.size > 0 and bool(positive.max() > 5 * positive.min() or chart.level is not None)
+    return positive.size > 0 and bool(positive.max() > 5 * positive.min() or chart.levels)
 
 
 def _plot(axes: Any, chart: Chart) -> None:
@@ -267,6 +293,8 @@ def _plot(axes: Any, chart: Chart) -> None:
         steps, values = _thin(line, np.max if chart.log else np.mean)
         look = {"color": color, "label": line.label, "linestyle": "--" if line.dashed else "-"}
         if line.kind == "marks":
+            if line.band is not None and steps.size == line.steps.size:
+                axes.fill_between(line.steps, *line.band, color=color, alpha=0.18, linewidth=0)
             axes.plot(steps, values, linewidth=1.8, marker="o", markersize=4, zorder=3, **look)
         elif line.kind == "plain" or steps.size < 10:
             axes.plot(steps, values, linewidth=1.4, marker="o" if steps.size == 1 else "", **look)

@@ -6,14 +6,27 @@ Both files hold one JSON object per episode and per line. `episodes.jsonl` is fo
 field                  type          meaning
 =====================  ============  =================================================================================
 `episode`              str           identity, unique in the file; an id that occurs again replaces the earlier episode
-`step`                 int ≥ 0       updates that the policies had seen when they played it
+`step`                 int ≥ 0       the step of training, counted as in `metrics.jsonl`: 1 for the first, 0 before training.
+                       or null       null: an evaluation that belongs to no step of a run
 `when`                 str           "before" training (after the warm start), during "train", or "after" it
 `task`                 object        the task instance as JSON. Grid games put `map` in it: a list of equally long
                                      strings, one per row: `#` wall, `.` free, `A` agent, `G` goal, `*` agent on the
                                      goal, any other character as itself
 `roles`                object        role → name of the model that played it
-`status`               str           "success", "horizon" (turns ran out), or the game's own word ("void", "stuck", …)
+`status`               str           "success", "failed", "horizon" (turns ran out), "void" (could not be played), or the game's own
+                                     word
 `turns`                int ≥ 0       turns played
+`hidden`               object        optional: fields of the task that no role could read, such as a gold answer
+`headline`             str           optional: the metric that decides between success and failure
+`score`                float         optional: its value
+`failures`             list of str   optional: what went wrong with the play
+`tools`                list          optional: one object per tool call, in the order of play
+`tools[].after`        int ≥ 0       how many of `steps` came before it
+`tools[].node`         str           its name
+`tools[].turn`         int ≥ 0       turn, from 0
+`tools[].seconds`      float         how long it took
+`tools[].writes`       object        field → value that it wrote
+`tools[].refused`      str           optional: why a role's call could not be served
 `steps`                list          one object per prompt that was answered, in the order of play
 `steps[].turn`         int ≥ 0       turn, from 0
 `steps[].role`         str           who spoke; a key of `roles`
@@ -59,6 +72,7 @@ from marl_llm.reporting import files
 WHEN = ("before", "train", "after")
 FILE_NAME = "episodes.jsonl"
 TOKENS_FILE_NAME = "episodes_tokens.jsonl"
+_OPTIONAL = ("hidden", "headline", "score", "failures", "tools")
 
 
 class EpisodeError(ValueError):
@@ -84,7 +98,7 @@ class EpisodeWriter:
         if resume_step is not None:
             kept = set()
             if (workdir / FILE_NAME).exists():
-                kept = {e.get("episode") for e in read_episodes(workdir) if e.get("step", 0) <= resume_step}
+                kept = {e.get("episode") for e in read_episodes(workdir) if (e.get("step") or 0) <= resume_step}
             files.keep_lines(workdir / FILE_NAME, lambda episode: episode.get("episode") in kept)
             files.keep_lines(workdir / TOKENS_FILE_NAME, lambda tokens: tokens.get("episode") in kept)
         self._episodes = files.LineFile(workdir / FILE_NAME)
@@ -149,9 +163,10 @@ def _read(path: files.Path, name: str) -> list[dict[str, Any]]:
 
 def validate_episode(episode: Mapping[str, Any]) -> None:
     """Raises `EpisodeError` unless `episode` follows the schema at the head of this module."""
-    _keys(episode, "episode", ("episode", "step", "when", "task", "roles", "status", "turns", "steps"))
+    _keys(episode, "episode", ("episode", "step", "when", "task", "roles", "status", "turns", "steps"), _OPTIONAL)
     _text(episode["episode"], "episode")
-    _count(episode["step"], "step")
+    if episode["step"] is not None:
+        _count(episode["step"], "step")
     if episode["when"] not in WHEN:
         raise EpisodeError(f"when: found {episode['when']!r}; put one of {', '.join(WHEN)}")
     _mapping(episode["task"], "task")
@@ -162,12 +177,31 @@ def validate_episode(episode: Mapping[str, Any]) -> None:
         _text(model, f"roles[{role!r}]")
     _text(episode["status"], "status")
     _count(episode["turns"], "turns")
+    _mapping(episode.get("hidden", {}), "hidden")
+    _text(episode.get("headline", ""), "headline")
+    _finite(episode.get("score", 0.0), "score")
+    for i, failure in enumerate(_sequence(episode.get("failures", ()), "failures")):
+        _text(failure, f"failures[{i}]")
     for i, step in enumerate(_sequence(episode["steps"], "steps")):
         _validate_step(step, f"steps[{i}]", episode["roles"])
+    for i, use in enumerate(_sequence(episode.get("tools", ()), "tools")):
+        _validate_tool(use, f"tools[{i}]", len(episode["steps"]))
     try:
         json.dumps(episode, default=files.to_json, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise EpisodeError(f"episode {episode['episode']!r}: not valid JSON ({error}); put JSON values only") from error
+
+
+def _validate_tool(use: Any, where: str, steps: int) -> None:
+    _keys(use, where, ("after", "node", "turn", "seconds", "writes"), optional=("refused",))
+    _count(use["after"], f"{where}.after")
+    if use["after"] > steps:
+        raise EpisodeError(f"{where}.after: found {use['after']}, the episode has {steps} steps; count the steps that came before it")
+    _text(use["node"], f"{where}.node")
+    _count(use["turn"], f"{where}.turn")
+    _finite(use["seconds"], f"{where}.seconds")
+    _mapping(use["writes"], f"{where}.writes")
+    _text(use.get("refused", ""), f"{where}.refused")
 
 
 def _validate_step(step: Any, where: str, roles: Mapping[str, Any]) -> None:

@@ -61,6 +61,12 @@ def details(summary: str, body: str) -> str:
     return f"<details><summary>{summary}</summary>{body}</details>"
 
 
+def title(name: str) -> str:
+    """The name of a metric as words, e.g. "All passed" of all_passed."""
+    text = name.replace("_", " ")
+    return text[:1].upper() + text[1:]
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table that scrolls sideways on a narrow screen; `head` is text, cells are HTML."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)

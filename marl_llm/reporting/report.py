@@ -2,14 +2,17 @@
 
     python -m marl_llm.reporting.report runs/first
 
-It reads whatever is there, and says what is missing and why:
+The run may still be going on, or have been interrupted: only the page and its charts are written. It reads whatever is there, and says
+what is missing and why:
 
 - `config.json`: `name` (or `config_name`, `config_file`), `commit`, `command`, `date`, `hardware`, `seed`, `assignment`
   (role → model), at the top or inside one of its objects; the rest is shown as it is.
 - `graph.svg`: the picture of a workflow, if one was trained.
 - `metrics.jsonl`: see marl_llm/reporting/metrics.py; in its train lines `wall_s`, `cpu_s` (seconds) and `sampled_tokens`
-  count from the start of the training. `evaluation.json`: `before`, `after`, `swapped`, `random` and the
-  mixed `pairs`, each with `success`, `interval`, `episodes`, `turns` and `roles`; `episodes.jsonl`: see episodes.py.
+  count from the start of the training, and `model/<model>/log_prob_gap_bound` is the bound of a healthy `log_prob_gap`; eval
+  lines may hold the interval's ends as `success_low` and `success_high`. `evaluation.json`: `headline` (the metric that
+  `success` is), `steps`, `gain`, and `before`, `after`, `swapped`, `random` and the mixed `pairs`, each with `success`,
+  `interval`, `episodes`, `void`, `turns` and `roles`; `episodes.jsonl`: see episodes.py.
 
 The charts are also saved as PNGs under `plots/`.
 """
@@ -175,8 +178,16 @@ def _part(run: Run, name: str) -> Mapping[str, Any]:
         return part
     if name in ("before", "after") and len(run.evaluated) > 1:
         record = run.evaluated[0 if name == "before" else -1]
-        return {key: record[key] for key in ("success", "turns", "step") if key in record}
+        ends = [record.get("success_low"), record.get("success_high")]
+        return {key: record[key] for key in ("success", "turns", "step") if key in record} | {"interval": ends}
     return {}
+
+
+def _metric(run: Run) -> str:
+    """The name of the metric that `success` is: of the evaluation, else of the config or the plays recorded so far."""
+    played = next((play["headline"] for play in run.plays if play.get("headline")), None)
+    found = (run.evaluation.get("headline"), _find(run.config, ("headline",)), played)
+    return next((name for name in found if isinstance(name, str) and name), "success")
 
 
 def _interval(part: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -191,24 +202,30 @@ def _summary(run: Run) -> str:
     if not (page.is_number(before.get("success")) and page.is_number(after.get("success"))):
         return ""
     first, last = page.percent(before["success"]), page.percent(after["success"])
-    what = str(run.evaluation.get("headline", "success")).replace("_", " ")
-    text = f"{what[:1].upper()}{what[1:]} on evaluation instances: {first} before training, {last} after"
+    text = f"{page.title(_metric(run))} on evaluation instances: {first} before training, {last} after"
+    if "step" in after:  # of the curve: the run has not ended
+        text += f" {page.number(after['step'])} steps so far"
     ends = _interval(after)
     if ends is not None:
         text += f" (interval {100 * ends[0]:.1f}–{100 * ends[1]:.1f}\u00a0%"
         text += f", {page.number(after['episodes'])} episodes)" if page.is_number(after.get("episodes")) else ")"
+    gain = run.evaluation.get("gain")
+    if isinstance(gain, Mapping) and page.is_number(gain.get("difference")):
+        ends = _interval(gain)
+        span = "" if ends is None or not np.isfinite(ends).all() else f" (interval {100 * ends[0]:+.1f} to {100 * ends[1]:+.1f})"
+        text += f"; task by task {100 * gain['difference']:+.1f} points{span}"
     return text + "."
 
 
 def _alarms(run: Run) -> str:
     found = []
-    for model in charts.models_of(run.train):
+    for model, bound in charts.gap_bounds(run.train).items():
         steps, gaps = charts.column(run.train, f"model/{model}/log_prob_gap")
-        over = gaps > charts.GAP_ALARM
+        over = gaps > bound
         if over.any():
             found.append(
                 f"The log-probs of {model} differ between sampler and scorer by up to {np.nanmax(gaps):.2g} nats (alarm: "
-                f"{charts.GAP_ALARM:g}), first at step {steps[over][0]}."
+                f"{bound:g}), first at step {steps[over][0]}."
             )
         _, norms = charts.column(run.train, f"model/{model}/grad_norm")
         if norms.size and not (norms > 0).any():
@@ -221,6 +238,9 @@ def _alarms(run: Run) -> str:
     for name in (metrics.FILE_NAME, episodes.FILE_NAME):
         if name in run.absent and "left out" in run.absent[name]:
             found.append(f"{name}: {run.absent[name]}")
+    ended, now = run.evaluation.get("steps"), run.train[-1].get("step") if run.train else None
+    if page.is_number(ended) and page.is_number(now) and now > ended:
+        found.append(f"evaluation.json tells of the run as it was at step {ended}; it has gone on to step {now} since.")
     if not found:
         return ""
     items = "".join(f"<li>{page.escape(sentence)}</li>" for sentence in found)
@@ -240,13 +260,17 @@ def _headline(run: Run) -> str:
 
     tiles = []
     if "success" in before or "success" in after:
-        source = "" if "after" in run.evaluation else "from the evaluation curve: evaluation.json is not there"
+        source = "" if "after" in run.evaluation else "from the evaluation curve: the run has not ended, evaluation.json is not there"
         value = f"<small>{page.percent(before.get('success'))} →</small> {page.percent(after.get('success'))}"
-        tiles.append(tile("Success, before → after", value, source or formed(after)))
+        ends = _interval(after)
+        notes = ["" if ends is None else f"after: {_span(ends)}", source or formed(after)]
+        name = page.escape(page.title(_metric(run)))
+        tiles.append(tile(f"{name}, before → after", value, "; ".join(note for note in notes if note)))
     if "turns" in before or "turns" in after:
         value = f"<small>{_turns(before)} →</small> {_turns(after)}"
         tiles.append(tile("Turns, before → after", value, "mean per episode"))
-    for name, label, note in (("random", "Random floor", "success of random play"), ("swapped", "Roles swapped", "")):
+    floor = f"{page.escape(_metric(run).replace('_', ' '))} of random play"
+    for name, label, note in (("random", "Random floor", floor), ("swapped", "Roles swapped", "")):
         part = _part(run, name)
         if part:
             tiles.append(tile(label, page.percent(part.get("success")), note or formed(part) or "each model in the other's role"))
@@ -255,6 +279,10 @@ def _headline(run: Run) -> str:
         why = f"evaluation.json: {run.absent.get('evaluation.json', 'it holds no success.')} "
         body = page.missing("No headline figures.", why + "metrics.jsonl has fewer than two eval lines to stand in for it.")
     return page.section("In short", body)
+
+
+def _span(ends: tuple[float, float]) -> str:
+    return f"{100 * ends[0]:.1f}–{100 * ends[1]:.1f}"
 
 
 def _well_formed(part: Mapping[str, Any]) -> str:
@@ -280,7 +308,7 @@ def _graph(run: Run) -> str:
 
 
 def _evaluation(run: Run) -> str:
-    title = "Who plays with whom"
+    title, metric = "Who plays with whom", _metric(run).replace("_", " ")
     names = {"before": "before training", "after": "after training", "swapped": "roles swapped"}
     rows = [(label, run.evaluation[name]) for name, label in names.items() if isinstance(run.evaluation.get(name), Mapping)]
     mixed = run.evaluation.get("pairs")
@@ -294,16 +322,22 @@ def _evaluation(run: Run) -> str:
         ends = _interval(part)
         success = f"<b>{page.percent(part.get('success'))}</b>"
         if ends is not None:
-            success += f' <span class="note">{100 * ends[0]:.1f}–{100 * ends[1]:.1f}</span>'
+            success += f' <span class="note">{_span(ends)}</span>'
         cells.append(
             [page.escape(label), success, _bar(part.get("success"), ends), _turns(part),
-             page.number(part.get("episodes")), page.escape(_well_formed(part) or "–")]
+             _episode_count(part), page.escape(_well_formed(part) or "–")]
         )  # fmt: skip
     intro = (
-        "Success of teams made of trained and untrained models. The share of well-formed responses tells a lost output "
-        "format from a lost skill: a swapped model that cannot write the other role's language proves no specialisation."
+        f"{page.title(metric)} of teams made of trained and untrained models, with 95 % intervals. The share of well-formed responses "
+        "tells a lost output format from a lost skill: a swapped model that cannot write the other role's language proves no "
+        "specialisation."
     )
-    return page.section(title, page.table(["team", "success", "", "turns", "episodes", "well-formed by role"], cells), intro)
+    return page.section(title, page.table(["team", metric, "", "turns", "episodes", "well-formed by role"], cells), intro)
+
+
+def _episode_count(part: Mapping[str, Any]) -> str:
+    void = f' <span class="note">{page.number(part["void"])} void</span>' if page.is_number(part.get("void")) and part["void"] else ""
+    return page.number(part.get("episodes")) + void
 
 
 def _bar(success: object, ends: tuple[float, float] | None) -> str:
@@ -317,7 +351,7 @@ def _bar(success: object, ends: tuple[float, float] | None) -> str:
 def _charts(run: Run) -> str:
     plots = run.workdir / "plots"
     floor = _part(run, "random").get("success")
-    learning = charts.learning_charts(run.train, run.evaluated, run.warm, float(floor) if page.is_number(floor) else None)
+    learning = charts.learning_charts(run.train, run.evaluated, run.warm, float(floor) if page.is_number(floor) else None, _metric(run))
     health = charts.health_charts(run.train, run.evaluated)
     if not (run.train or run.evaluated or run.warm):
         why = run.absent.get(metrics.FILE_NAME, "it has no line of a known phase.")
@@ -355,15 +389,23 @@ def _plays(run: Run) -> str:
         why = run.absent.get(episodes.FILE_NAME, "it holds no episode.")
         return page.section(title, page.missing("episodes.jsonl:", why))
     whens = {when for plays in shown for when in plays}
-    intro = "The first instances recorded, not picked for their outcome."
+    intro = "The first instances recorded, not picked for their outcome. Turns are numbered from 0, as in the files."
     if any("map" in play["task"] for plays in shown for play in plays.values()):
         intro += " Blue disc: agent; green frame: goal; small dots: where the agent was before."
     note = ""
     if not {"before", "after"} <= whens:
         lacking = " and ".join(when for when in ("before", "after") if when not in whens)
-        note = page.missing(f"No plays {lacking} training of these instances.", "episodes.jsonl holds none so far.")
+        note = page.missing(f"No plays {lacking} training of these instances.", _why_no_plays(run, lacking))
     body = "".join(transcripts.play_html(f"Instance {i}", plays) for i, plays in enumerate(shown, start=1))
     return page.section(title, note + body, intro)
+
+
+def _why_no_plays(run: Run, lacking: str) -> str:
+    if "after" not in run.evaluation:
+        return "The final evaluation, which is still to come, records plays of the same instances before and after training."
+    recorded = {str(play["when"]) for play in run.plays}
+    others = set(lacking.split(" and ")) <= recorded
+    return "episodes.jsonl holds plays of other instances only." if others else "episodes.jsonl holds none."
 
 
 def _config(run: Run) -> str:

@@ -14,6 +14,8 @@ _CHIP = 60  # characters of one field of the task above its plays
 _OPEN_STEPS = 16  # a longer play is folded after that many
 _CELL = 10  # units of the map picture's coordinates
 
+_TONES = {"success": "good", "failed": "bad", "horizon": "bad", "void": "bad"}  # a game's own words are neither
+
 Episode = Mapping[str, Any]
 
 
@@ -43,25 +45,36 @@ def play_html(title: str, plays: Mapping[str, Episode]) -> str:
     if any(len(_flat(value)) > _CHIP for value in facts.values()):
         whole = json.dumps(facts, indent=2, ensure_ascii=False)
         chips += page.details("the whole task", f"<pre>{_clip(whole)}</pre>")
+    hidden = next((play["hidden"] for play in plays.values() if play.get("hidden")), None)
+    if hidden is not None:
+        whole = json.dumps(hidden, indent=2, ensure_ascii=False)
+        chips += page.details("hidden from the roles: gold answers, tests", f"<pre>{_clip(whole)}</pre>")
     sides = "".join(_side(names.get(when, when), episode) for when, episode in plays.items())
     return f'<div class="play"><h3>{page.escape(title)}</h3><div>{chips}</div><div class="sides">{sides}</div></div>'
 
 
 def _side(name: str, episode: Episode) -> str:
     status = str(episode.get("status", "unknown"))
-    tone = "good" if status == "success" else "bad"
-    turns = episode.get("turns")
-    head = f'<h4>{page.escape(name)}</h4><span class="chip {tone}">{page.escape(status)}</span>'
+    turns, score = episode.get("turns"), episode.get("score")
+    head = f'<h4>{page.escape(name)}</h4><span class="chip {_TONES.get(status, "")}">{page.escape(status)}</span>'
+    if page.is_number(score):
+        head += f'<span class="chip">{page.escape(episode.get("headline", "score"))} {page.number(score)}</span>'
     if page.is_number(turns):
         head += f'<span class="chip">{turns} turn{"" if turns == 1 else "s"}</span>'
-    head += f'<span class="chip">step {page.escape(episode.get("step", "?"))}</span>'
+    if page.is_number(episode.get("step")):
+        head += f'<span class="chip">step {episode["step"]}</span>'
     task = episode.get("task")
     rows = task.get("map") if isinstance(task, Mapping) else None
     blocks = [f'<div class="turn">{map_svg(rows)}<div class="note">Start</div></div>'] if _is_map(rows) else []
     trail: list[tuple[int, int]] = _agents(rows) if _is_map(rows) else []
     roles = list(episode.get("roles", {}))
-    for step in episode.get("steps", ()):
-        blocks.append(_step(step, roles, trail))
+    blocks += [page.missing("Failed:", str(failure)) for failure in episode.get("failures", ())]
+    tools: dict[int, list[str]] = {}
+    for use in episode.get("tools", ()):
+        tools.setdefault(use["after"], []).append(_tool(use))
+    blocks += tools.get(0, [])
+    for number, step in enumerate(episode.get("steps", ()), start=1):
+        blocks += [_step(step, roles, trail), *tools.get(number, [])]
         if _is_map(step.get("state_after")):
             trail = trail + _agents(step["state_after"])
     if not episode.get("steps"):
@@ -76,8 +89,7 @@ def _step(step: Mapping[str, Any], roles: Sequence[str], trail: Sequence[tuple[i
     chosen = next((r for r in responses if r.get("chosen")), None)
     role = str(step.get("role", "?"))
     color = roles.index(role) % len(page.LIGHT) if role in roles else 0
-    turn = step.get("turn")
-    when = f"turn {turn + 1}" if isinstance(turn, int) else "turn ?"
+    when = f"turn {page.escape(step.get('turn', '?'))}"  # numbered from 0, as in the files and in rewards
     text = f'<div class="who"><i style="background:var(--s{color})"></i>{page.escape(role)} '
     text += f'<span class="chip">{when}</span></div>'
     if chosen is None:
@@ -93,6 +105,15 @@ def _step(step: Mapping[str, Any], roles: Sequence[str], trail: Sequence[tuple[i
     if _is_map(step.get("state_after")):
         return f'<div class="turn">{map_svg(step["state_after"], trail)}<div>{text}</div></div>'
     return f'<div class="turn plain"><div>{text}</div></div>'
+
+
+def _tool(use: Mapping[str, Any]) -> str:
+    """A tool call: what it wrote."""
+    refused = f'<span class="chip bad">refused: {page.escape(use["refused"])}</span>' if use.get("refused") else ""
+    head = f'<div class="who">{page.escape(use["node"])} <span class="chip">tool</span>'
+    head += f'<span class="chip">turn {page.escape(use["turn"])}</span>{refused}</div>'
+    writes = "\n".join(f"{field}: {_flat(value)}" for field, value in use["writes"].items())
+    return f'<div class="turn plain"><div>{head}<pre>{_clip(writes)}</pre></div></div>'
 
 
 def _rewards(response: Mapping[str, Any]) -> str:
@@ -130,7 +151,7 @@ def _clip(text: object) -> str:
 
 
 def _flat(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _short(value: object) -> str:

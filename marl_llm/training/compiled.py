@@ -115,7 +115,7 @@ class CompiledTeam(Team):
         trains = np.asarray([self.assignment.roles[role] in self.assignment.training(step) for role in self.roles])
         table.where[:] &= trains[table.agent]
         version = np.asarray([self.learners[self.assignment.roles[role]].version for role in self.roles], np.int32)[table.agent]
-        record = lambda n, when: self._episodes([played], n, when, step, self.assignment.roles)  # noqa: E731
+        record = lambda n, when: self._episodes([played], n, when, step + 1, self.assignment.roles)  # noqa: E731
         return Batch(step, self.roles, tokens, table, version, figures, record)
 
     def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
@@ -140,7 +140,7 @@ class CompiledTeam(Team):
         number = jnp.int32(split_index(split))
         chunks = [run(params, jnp.int32(first + s), self._evaluation_key, number, EVALUATION) for s in range(0, tasks, count)]
         names = {role: str(seat) if role in seats else self.assignment.roles[role] for role, seat in table.items()}
-        record = lambda n, when: self._episodes(chunks, n, when, 0, names)  # noqa: E731
+        record = lambda n, when: self._episodes(chunks, n, when, None, names)  # noqa: E731
         outcomes, formed = self._outcomes(chunks, tasks, first)
         said = {role: str(seat) for role, seat in table.items()}
         return Evaluation(split, said, temperature, self.headline, outcomes, formed, {}, record)
@@ -162,12 +162,14 @@ class CompiledTeam(Team):
             formed[role] = float((good & where).sum() / max(where.sum(), 1))
         return outcomes, formed
 
-    def _episodes(self, chunks: list[Played], count: int, when: str, step: int, players: Mapping[str, str]) -> list[tuple[dict, dict]]:
+    def _episodes(
+        self, chunks: list[Played], count: int, when: str, step: int | None, players: Mapping[str, str]
+    ) -> list[tuple[dict, dict]]:
         found = []
         for played in chunks:
             for index in range(min(count - len(found), played.rollout.episodes.void.shape[0])):
-                name = f"{when}-{step + 1}-{index}" if when == "train" else f"{when}-{len(found)}"
-                identity = dict(name=name, step=step + 1, when=when)
+                name = f"{when}-{step}-{index}" if when == "train" else f"{when}-{len(found)}"
+                identity = dict(name=name, step=step, when=when)
                 found.append(episode(self.game, played.rollout, played.instances, index, dict(players), **identity))
         return found
 

@@ -161,8 +161,7 @@ class HostedTeam(Team):
     def _recorder(self, rollout: Rollout):
         def episodes(count: int, when: str) -> list[tuple[dict, dict]]:
             few = dataclasses.replace(rollout, episodes=rollout.episodes[:count])
-            named = lambda one: one | {"episode": f"{when}-{one['episode']}"}  # noqa: E731
-            return [(named(play), named(tokens)) for play, tokens in report_episodes(few, sample_table(few, training=()), when)]
+            return list(report_episodes(few, sample_table(few, training=()), when, headline=self.headline))
 
         episodes.rollout = rollout  # whole plays as graphs, for `marl_llm.workflows.storage`
         return episodes

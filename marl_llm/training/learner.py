@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Samples
-from marl_llm.models import TRAIN, LoraConfig, ModelConfig, init_adapters, merge, param_shardings
+from marl_llm.models import TRAIN, LoraConfig, ModelConfig, init_adapters, log_prob_gap_bound, merge, param_shardings
 from marl_llm.training.imitation import make_imitation
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy, make_policy
@@ -132,10 +132,12 @@ class Learner:
         advice: Advice | None,
         kl_coef: float,
     ) -> dict[str, float]:
-        """One step of reinforcement on the team's samples; `plays [N]` says whose are this model's. Returns the update's metrics."""
+        """One step of reinforcement on the team's samples; `plays [N]` says whose are this model's. Returns the update's
+        metrics and, beside `log_prob_gap`, the bound of a healthy one for this dtype."""
         self.trained, figures = self._update(
             self.trained, self.start if self.options.recipe.kl_coef else None, tokens, table, plays, learning_rate, seed,
             critic_learning_rate=critic_learning_rate, base=self.base, advice=advice, kl_coef=kl_coef,
         )  # fmt: skip
         self.version += 1
-        return {name: float(x) for name, x in figures.items()}
+        bound = log_prob_gap_bound(self.config.compute_dtype)  # beside the gap, for whoever judges it
+        return {name: float(x) for name, x in figures.items()} | {"log_prob_gap_bound": bound}

@@ -6,9 +6,12 @@ can play the episode again without either and check that the workflow still make
 ==================  ============  ====================================================================================================
 field               type          meaning
 ==================  ============  ====================================================================================================
-`episode`           str           step/task/play, unique in a run
+`episode`           str           when-step/task/play (of evaluations when-task/play), unique in a run; the same id as in `episodes.jsonl`
 `workflow`          str           its name
-`step`, `play`      int           of training; which play of the task
+`when`              str           "before" training, "train", or "after" it
+`step`              int or null   of training, as the caller counts it; null: of an evaluation that belongs to no step
+`seed_step`         int           the step in the seeds of its draws, which a replay needs; all evaluations share one
+`play`              int           which play of the task
 `task`              object        `number`, `split`, `fields`, `hidden`
 `void`              bool          it has no outcome
 `failures`          list          objects `node`, `kind`, `message`
@@ -31,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,15 +42,24 @@ import numpy as np
 from marl_llm.reporting import files
 from marl_llm.workflows.controller import Rollout
 from marl_llm.workflows.errors import WorkflowError
-from marl_llm.workflows.samples import SampleTable
+from marl_llm.workflows.samples import Sample, SampleTable
 from marl_llm.workflows.trajectory import Earned, Episode, Event, Failure, RoleCall, Score, Task, ToolUse, Trajectory
 
 FILE_NAME = "trajectories.jsonl"
 _ARRAYS = {"tokens": np.int32, "log_probs": np.float64, "sampled_log_probs": np.float64, "entropy": np.float64, "kept_ids": np.int32}
 
 
-def to_json(rollout: Rollout, episode: Episode) -> dict[str, Any]:
-    """One line of `trajectories.jsonl`."""
+def record_name(episode: Episode, when: str) -> str:
+    """Identity of a recorded play within a run. Evaluations draw with one step for all, so only the plays of training have a step in it."""
+    return f"{when}-{episode.name if when == 'train' else f'{episode.task.number}/{episode.play}'}"
+
+
+def _step(episode: Episode, when: str, step: int | None) -> int | None:
+    return episode.step if step is None and when == "train" else step
+
+
+def to_json(rollout: Rollout, episode: Episode, when: str = "train", step: int | None = None) -> dict[str, Any]:
+    """One line of `trajectories.jsonl`; see `write_trajectories`."""
     pay: dict[str, Any] = {}
     scores: dict[str, dict[str, Any]] = {}
     for way in (*episode.trajectories, *episode.candidates):
@@ -59,9 +71,11 @@ def to_json(rollout: Rollout, episode: Episode) -> dict[str, Any]:
                 scores[head["id"]] = {**head, **dataclasses.asdict(score)}
     task = episode.task
     return {
-        "episode": episode.name,
+        "episode": record_name(episode, when),
         "workflow": rollout.workflow.name,
-        "step": episode.step,
+        "when": when,
+        "step": _step(episode, when, step),
+        "seed_step": episode.step,
         "play": episode.play,
         "task": {"number": task.number, "split": task.split, "fields": dict(task.fields), "hidden": dict(task.hidden)},
         "void": episode.void,
@@ -85,11 +99,13 @@ def _event(event: Event, pay: dict[str, Any] | None) -> dict[str, Any]:
     return {"kind": "role" if isinstance(event, RoleCall) else "tool", **found, **({} if pay is None else {"earned": pay})}
 
 
-def write_trajectories(path: str | pathlib.Path, rollout: Rollout) -> None:
+def write_trajectories(path: str | pathlib.Path, rollout: Rollout, when: str = "train", step: int | None = None) -> None:
     """Appends every episode of a rollout.
 
     Args:
       path: a file, or a run's directory, where the file is `trajectories.jsonl`.
+      when: "before" training, "train", or "after" it.
+      step: of training; None: the rollout's own while it trains, and none of an evaluation.
 
     Raises:
       WorkflowError: a field holds what JSON cannot; it is named.
@@ -98,7 +114,7 @@ def write_trajectories(path: str | pathlib.Path, rollout: Rollout) -> None:
     out = files.LineFile(_file(path))
     try:
         for episode in rollout.episodes:
-            line = to_json(rollout, episode)
+            line = to_json(rollout, episode, when, step)
             try:
                 text = json.dumps(line, allow_nan=False, default=files.to_json)
             except (TypeError, ValueError) as error:
@@ -143,7 +159,8 @@ def from_json(line: Mapping[str, Any]) -> Episode:
     candidates = tuple(_read_way(way, task, events, scores) for way in line.get("candidates", ()))
     failures = tuple(Failure(**failure) for failure in line["failures"])
     remains = tuple(events.values()) if line["void"] else ()
-    return Episode(task, line["step"], line["play"], tuple(ways), failures, len(failures) + (not line["void"]), remains, 0.0, candidates)
+    attempts, step = len(failures) + (not line["void"]), line.get("seed_step", line["step"])
+    return Episode(task, step, line["play"], tuple(ways), failures, attempts, remains, 0.0, candidates)
 
 
 def _read_way(line: Mapping[str, Any], task: Task, events: Mapping[str, Event], scores: Mapping[str, Mapping[str, Score]]) -> Trajectory:
@@ -167,51 +184,99 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
 
 
-def report_episodes(rollout: Rollout, table: SampleTable, when: str = "train") -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
+def report_episodes(
+    rollout: Rollout, table: SampleTable, when: str = "train", *, step: int | None = None, headline: str | None = None
+) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
     """Episodes and their tokens for `marl_llm.reporting.EpisodeWriter`: one per trajectory, with a role call per step.
 
-    The candidates of a fork are the step's responses, and the one on this way is chosen. Void plays are episodes of status "void".
+    The candidates of a fork are the step's responses, and the one on this trajectory is chosen. Hidden fields and tool calls are recorded
+    too: the report is read by people.
+
+    Args:
+      rollout, table: what was played, and its samples.
+      when, step: see `write_trajectories`.
+      headline: the workflow's metric that decides between the statuses "success" (1 or more) and "failed". Without one the status is
+        "played". Void plays have the status "void", and their failures.
+
+    Raises:
+      WorkflowError: a field holds what JSON cannot, or the headline is no metric of the workflow.
     """
+    if headline is not None and headline not in rollout.workflow.metrics:
+        raise WorkflowError(f"headline {headline!r} is no metric of the workflow; it has {', '.join(rollout.workflow.metrics) or 'none'}")
     rows = {(s.instance, s.call.id): s for s in table.samples}
     for episode in rollout.episodes:
         siblings: dict[str, list[RoleCall]] = {}
         for event in episode.events() or episode.remains:
             if isinstance(event, RoleCall):
                 siblings.setdefault(event.group, []).append(event)
-        ways = [(f"/{way.branch}", way.calls, way.turns) for way in episode.trajectories]
-        ways = ways or [("", tuple(e for e in episode.remains if isinstance(e, RoleCall)), 0)]
-        for suffix, calls, turns in ways:
-            name = episode.name + (suffix if len(ways) > 1 else "")
-            head = {
-                "episode": name,
-                "step": episode.step,
-                "when": when,
-                "task": json.loads(json.dumps({"number": episode.task.number, **episode.task.fields}, default=files.to_json)),
-                "roles": dict(rollout.assignment.roles),
-                "status": "void" if episode.void else "played",
-                "turns": turns,
-            }
-            steps, tokens = [], []
-            for call in calls:
-                group = [(other, rows[episode.task.number, other.id]) for other in siblings[call.group]]
-                responses = [
-                    {
-                        "text": other.text,
-                        "chosen": other is call,
-                        "team": row.team,
-                        "local": row.local,
-                        "components": dict(row.components),
-                        "well_formed": other.legal,
-                        "truncated": other.truncated,
-                    }
-                    for other, row in group
-                ]
-                steps.append({"turn": call.turn, "role": call.role, "prompt": call.prompt, "group": call.group, "responses": responses})
-                drawn = [
-                    {"ids": other.tokens, "log_probs": np.zeros(other.tokens.size) if other.log_probs is None else other.sampled_log_probs}
-                    for other, _ in group
-                ]
-                tokens.append(
-                    {"turn": call.turn, "role": call.role, "prompt_ids": np.asarray(call.prompt_ids, np.int32), "responses": drawn}
-                )
-            yield {**head, "steps": steps}, {"episode": name, "steps": tokens}
+        task, name = episode.task, record_name(episode, when)
+        head: dict[str, Any] = {
+            "step": _step(episode, when, step),
+            "when": when,
+            "task": _readable({"number": task.number, **task.fields}, f"task {task.number}"),
+            "roles": dict(rollout.assignment.roles),
+        }
+        if task.hidden:
+            head["hidden"] = _readable(task.hidden, f"task {task.number}, hidden")
+        if episode.failures:
+            head["failures"] = [f"{one.node}: {one.kind}: {one.message}" for one in episode.failures]
+        ends = [(way.events, way.turns, _outcome(rollout, way, headline)) for way in episode.trajectories]
+        ends = ends or [(episode.remains, 0, {"status": "void"})]
+        for way, (events, turns, outcome) in zip(episode.trajectories or (None,), ends):
+            one = name if way is None or len(ends) == 1 else f"{name}/{way.branch}"
+            calls = [event for event in events if isinstance(event, RoleCall)]
+            steps = [_reported(call, [(other, rows[task.number, other.id]) for other in siblings[call.group]]) for call in calls]
+            played = head | outcome | {"episode": one, "turns": turns, "steps": [said for said, _ in steps], "tools": _tools(events)}
+            yield played, {"episode": one, "steps": [drawn for _, drawn in steps]}
+
+
+def _outcome(rollout: Rollout, way: Trajectory, headline: str | None) -> dict[str, Any]:
+    """Status and score of a trajectory."""
+    if headline is None:
+        return {"status": "played"}
+    score = float(rollout.workflow.metrics[headline](way))
+    return {"status": "success" if score >= 1 else "failed", "headline": headline, "score": score}
+
+
+def _reported(call: RoleCall, group: list[tuple[RoleCall, Sample]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One step of an episode, and its tokens: a call among the candidates for its prompt."""
+    responses = [
+        {
+            "text": other.text,
+            "chosen": other is call,
+            "team": row.team,
+            "local": row.local,
+            "components": dict(row.components),
+            "well_formed": other.legal,
+            "truncated": other.truncated,
+        }
+        for other, row in group
+    ]
+    silent = lambda other: np.zeros(other.tokens.size) if other.log_probs is None else other.sampled_log_probs  # noqa: E731
+    drawn = [{"ids": other.tokens, "log_probs": silent(other)} for other, _ in group]
+    said = {"turn": call.turn, "role": call.role, "prompt": call.prompt, "group": call.group, "responses": responses}
+    return said, {"turn": call.turn, "role": call.role, "prompt_ids": np.asarray(call.prompt_ids, np.int32), "responses": drawn}
+
+
+def _tools(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Tool calls, and how many role calls came before each."""
+    found, spoken = [], 0
+    for event in events:
+        if isinstance(event, RoleCall):
+            spoken += 1
+            continue
+        writes = _readable(event.writes, f"the output of {event.node!r}")
+        refused = {} if event.refused is None else {"refused": event.refused}
+        found.append({"after": spoken, "node": event.node, "turn": event.turn, "seconds": event.seconds, "writes": writes, **refused})
+    return found
+
+
+def _readable(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Fields as JSON values. Raises `WorkflowError` naming the one that JSON cannot hold."""
+    found = {}
+    for name, value in fields.items():
+        try:
+            found[name] = json.loads(json.dumps(value, allow_nan=False, default=files.to_json))
+        except (TypeError, ValueError) as error:
+            raise WorkflowError(f"{where}, field {name!r}, cannot be written: {error}") from error
+    return found

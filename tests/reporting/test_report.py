@@ -334,3 +334,120 @@ def test_importing_the_room_is_light():
     code = "import sys, marl_llm.reporting as r; assert not {'numpy', 'matplotlib', 'tensorboardX', 'jax'} & set(sys.modules); "
     code += "r.MetricsWriter, r.Progress, r.EpisodeWriter, r.write_report; assert not {'matplotlib', 'jax'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def workflow_play(when, step, score):
+    """A play of a workflow: a role, a tool, a role in the next turn."""
+    said = {"chosen": True, "team": score, "local": 0.0, "components": {}, "well_formed": True, "truncated": False}
+    steps = [
+        {"turn": turn, "role": "writer", "prompt": "write", "group": f"{turn}:0", "responses": [{"text": f"draft {turn}", **said}]}
+        for turn in (0, 1)
+    ]
+    return {
+        "episode": f"{when}-3/0", "step": step, "when": when, "task": {"number": 3, "question": "Who?"}, "hidden": {"gold": "Ada <b>"},
+        "roles": {"writer": "small"}, "status": "success" if score >= 1 else "failed", "headline": "all_passed", "score": score,
+        "turns": 2, "steps": steps,
+        "tools": [{"after": 1, "node": "verify", "turn": 0, "seconds": 0.1, "writes": {"report": "1 of 2 passed"}}],
+    }  # fmt: skip
+
+
+def workflow_run(workdir, ended, steps=12):
+    """The files of a run of a workflow, as far as they are written while it goes on, or when it has `ended`."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / "config.json").write_text(json.dumps({"config_file": "a/plan_code.py", "config": {"assignment": {"writer": "small"}}}))
+    with MetricsWriter(workdir, tensorboard=False) as writer:
+        for step in range(steps + 1):
+            figures = {"success": 0.1 + step / 100, "turns": 2.0}
+            if step:
+                figures |= {"role/writer/entropy": 0.7, "role/writer/mixed_groups": 0.25, "role/writer/well_formed": 0.9}
+                figures |= {"model/small/log_prob_gap": 0.017, "model/small/log_prob_gap_bound": 0.25, "model/small/grad_norm": 1.0}
+                writer.write({"phase": "train", "step": step, **figures})
+            if step % 6 == 0:
+                ends = {"success_low": figures["success"] - 0.05, "success_high": figures["success"] + 0.05}
+                writer.write({"phase": "eval", "step": step, "success": figures["success"], "turns": 2.0, **ends})
+    with EpisodeWriter(workdir) as writer:
+        writer.write(workflow_play("train", 6, 0.5) | {"task": {"number": 0}})
+        for when, step, score in (("before", 0, 0.5), ("after", steps, 1.0)) if ended else ():
+            writer.write(workflow_play(when, step, score))
+    if ended:
+        shares = {"roles": {"writer": {"well_formed": 0.9}}, "episodes": 40, "void": 2, "turns": 2.0}
+        before, after = ({"success": s, "interval": [s - 0.1, s + 0.1], **shares} for s in (0.2, 0.6))
+        gain = {"difference": 0.4, "interval": [0.25, 0.55], "tasks": 40}
+        found = {"headline": "all_passed", "steps": steps, "gain": gain, "before": before, "after": after}
+        (workdir / "evaluation.json").write_text(json.dumps(found))
+
+
+def plain_text(path):
+    return re.sub(r"[ \n]+", " ", Page(path).text.replace("\u00a0", " "))
+
+
+def test_c4_the_page_of_a_workflow_says_what_was_played(tmp_path, no_charts):
+    workflow_run(tmp_path / "run", ended=True)
+    path = write_report(tmp_path / "run")
+    text = plain_text(path)
+    for words in (
+        "All passed, before → after20.0 % → 60.0 %after: 50.0–70.0; well-formed: writer 90 %", "task by task +40.0 points",
+        "interval +25.0 to +55.0", "40 2 void", "teamall passed", "hidden from the roles", '"gold": "Ada <b>"', "verify tool",
+        "report: 1 of 2 passed", "writer turn 0", "writer turn 1",
+        "Before trainingfailedall_passed 0.52 turnsstep 0", "After trainingsuccessall_passed 12 turnsstep 12",
+    ):  # fmt: skip
+        assert words in text, words
+    for words in ("turn 2", "Success", "No plays", "Look at this first"):
+        assert words not in text, words
+    first, second = text.index("draft 0"), text.index("draft 1")
+    assert first < text.index("1 of 2 passed") < second
+    assert '<span class="chip bad">failed' in path.read_text()
+    assert '<span class="chip good">success' in path.read_text()
+
+
+def test_c4_words_of_a_game_are_no_failure_and_an_evaluation_without_a_step_shows_none(tmp_path, no_charts):
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write(workflow_play("after", None, 0.5) | {"status": "played"})
+    source = write_report(tmp_path).read_text()
+    assert '<span class="chip ">played</span>' in source
+    assert ">step" not in source
+
+
+def test_c5_a_run_that_goes_on_has_a_report_that_says_so(tmp_path, no_charts):
+    workflow_run(tmp_path, ended=False)
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        with open(tmp_path / name, "a") as file:
+            file.write('{"phase": "train", "st')  # a line that is being written
+    before = {name: (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "episodes.jsonl", "config.json")}
+    assert report.main([str(tmp_path)]) == 0
+    text = plain_text(tmp_path / "report.html")
+    assert "All passed on evaluation instances: 10.0 % before training, 22.0 % after 12 steps so far (interval 17.0–27.0 %)" in text
+    assert "the run has not ended" in text
+    assert "No plays before and after training of these instances. The final evaluation, which is still to come, records" in text
+    assert "Look at this first" not in text
+    assert before == {name: (tmp_path / name).read_bytes() for name in before}
+
+
+def test_an_evaluation_that_the_run_has_outgrown_is_named(tmp_path, no_charts):
+    workflow_run(tmp_path, ended=True)
+    path = tmp_path / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": 5}))
+    assert "evaluation.json tells of the run as it was at step 5; it has gone on to step 12" in plain_text(write_report(tmp_path))
+
+
+def test_b11_intervals_entropy_and_mixed_groups_of_a_workflow_are_drawn(tmp_path):
+    workflow_run(tmp_path, ended=True)
+    source = write_report(tmp_path).read_text()
+    for title in ("All passed", "Entropy", "Mixed groups", "Well-formed responses"):
+        assert f'aria-label="{title}"' in source, title
+    assert "Band: 95 % interval" in source
+    chart = re.search(r'aria-label="All passed".*?</svg>', source, re.DOTALL)[0]
+    assert "FillBetween" in chart
+
+
+def test_b13_the_alarm_reads_each_models_bound(tmp_path, no_charts):
+    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+        for step in (1, 2):
+            bounds = {"model/half/log_prob_gap_bound": 0.25, "model/whole/log_prob_gap_bound": 1e-4}
+            writer.write({"phase": "train", "step": step, "model/half/log_prob_gap": 0.017, "model/whole/log_prob_gap": 0.001, **bounds})
+    text = plain_text(write_report(tmp_path))
+    assert "log-probs of whole differ between sampler and scorer by up to 0.001 nats (alarm: 0.0001), first at step 1" in text
+    assert "log-probs of half" not in text
+    records = [{"step": 1, "model/half/log_prob_gap": 0.3, "model/half/log_prob_gap_bound": 0.25}]
+    (gap,) = [chart for chart in charts.health_charts(records, []) if chart.name == "log_prob_gap"]
+    assert gap.levels == ((0.25, "alarm"),)

@@ -77,7 +77,7 @@ def test_what_is_read_is_what_was_written_and_replays(tmp_path, branching):
     rollout = play(branching=branching, plays=2)
     write_trajectories(tmp_path, rollout)
     lines = read_trajectories(tmp_path)
-    assert [line["episode"] for line in lines] == [f"6/{i}/{p}" for i in range(3) for p in range(2)]
+    assert [line["episode"] for line in lines] == [f"train-6/{i}/{p}" for i in range(3) for p in range(2)]
     assert [line["void"] for line in lines] == [False] * 4 + [True] * 2
     for line, episode in zip(lines, rollout.episodes):
         found = from_json(line)
@@ -158,3 +158,59 @@ def test_the_report_takes_them(tmp_path):
     assert json.dumps(episodes)
     assert len({e["episode"] for e in episodes}) == 9
     assert sum(isinstance(e, RoleCall) for e in way.events) == len(episodes[0]["steps"])
+
+
+SEED_STEP = 2**30  # as evaluations have it
+
+
+def evaluated(passed, hidden=None, step=SEED_STEP):
+    """Three plays of which the last is void; `passed` is the headline of the others."""
+    whole = team()
+    workflow = Workflow(
+        "w", whole.body, inputs=("question",), hidden=("gold",), rewards=whole.rewards, metrics={"all_passed": lambda way: passed}
+    )
+    given = [Task(i, {"question": f"q{i}"}, {"gold": hidden or f"gold {i}"}) for i in range(3)]
+    with Controller(workflow, shared(workflow), Says(speak), SPEECH) as controller:
+        return controller.play(given, step)
+
+
+@pytest.mark.parametrize(("passed", "status"), [(1.0, "success"), (0.5, "failed")])
+def test_c4_a_recorded_play_has_status_score_gold_and_tools_and_no_step_of_seeds(tmp_path, passed, status):
+    rollout = evaluated(passed)
+    plays = list(report_episodes(rollout, sample_table(rollout, training=()), "before", headline="all_passed"))
+    with EpisodeWriter(tmp_path) as writer:
+        for play_, tokens in plays:
+            writer.write(play_, tokens)
+    first, _, void = read_episodes(tmp_path)
+    assert str(SEED_STEP) not in (tmp_path / "episodes.jsonl").read_text()
+    assert (first["episode"], first["step"], first["when"]) == ("before-0/0", None, "before")
+    assert (first["status"], first["headline"], first["score"]) == (status, "all_passed", passed)
+    assert first["hidden"] == {"gold": "gold 0"}
+    assert "gold" not in first["task"]
+    said = [first["steps"][0]["responses"][0]["text"]]
+    used = [(use["after"], use["node"], use["turn"], use["writes"]) for use in first["tools"]]
+    assert used[:2] == [(1, "page", 0, {"page": said[0] * 2}), (1, "parts", 0, {"parts": ["x", "y"]})]
+    assert used[2:] == [(4, "count", 1, {"n": 7}), (5, "count", 2, {"n": 7})]
+    assert (void["status"], "score" in void, len(void["steps"])) == ("void", False, 1)
+    assert "page: refused: no" in void["failures"][0]
+    at = [play_["step"] for play_, _ in report_episodes(rollout, sample_table(rollout, training=()), "after", step=7)]
+    assert at == [7, 7, 7]
+
+
+def test_c4_what_a_report_cannot_hold_is_named():
+    rollout = evaluated(1.0, hidden={1, 2})
+    with pytest.raises(WorkflowError, match="task 0, hidden, field 'gold', cannot be written: set"):
+        list(report_episodes(rollout, sample_table(rollout, training=()), "after"))
+    with pytest.raises(WorkflowError, match="headline 'f2' is no metric of the workflow; it has all_passed"):
+        list(report_episodes(rollout, sample_table(rollout, training=()), "after", headline="f2"))
+
+
+def test_c4_graphs_of_plays_before_and_after_training_are_both_kept_and_replay(tmp_path):
+    rollout = evaluated(1.0)
+    for when, step in (("before", 0), ("after", 4)):
+        write_trajectories(tmp_path, rollout, when, step)
+    lines = read_trajectories(tmp_path)
+    expected = [(f"{when}-{task}/0", step) for when, step in (("before", 0), ("after", 4)) for task in range(3)]
+    assert [(line["episode"], line["step"]) for line in lines] == expected
+    assert from_json(lines[0]).step == SEED_STEP
+    assert_same(rollout.episodes[0], replay(lines[0], rollout.workflow, shared(rollout.workflow), SPEECH))
