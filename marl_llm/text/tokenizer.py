@@ -236,7 +236,7 @@ def train_pieces(pieces: tuple[str, ...]) -> PieceTokenizer:
     if bad:
         raise ValueError(f"pieces must be non-empty and without white space: {bad[:8]}")
     model = io.BytesIO()
-    alphabet = "?"  # sentencepiece wants something to learn from
+    alphabet = next(chr(code) for code in range(ord("?"), 0x3000) if chr(code) not in pieces)  # sentencepiece wants something to learn from
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([alphabet]),
         model_writer=model,

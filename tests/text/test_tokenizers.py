@@ -132,3 +132,10 @@ def test_pieces_that_the_model_lacks_are_named(pieces):
 def test_bad_pieces_are_refused(bad, message):
     with pytest.raises(ValueError, match=message):
         train_pieces(bad)
+
+
+def test_any_character_may_be_a_piece():
+    for pieces in (("?", "a"), ("?", "@", "A", "?x")):
+        tokenizer = train_pieces(pieces)
+        assert tokenizer.ids_of(pieces).tolist() == list(range(2, 2 + len(pieces)))
+        assert tokenizer.decode(tokenizer.encode(" ".join(pieces))) == " ".join(pieces)
