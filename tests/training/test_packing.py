@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from marl_llm.algorithms import Samples
 from marl_llm.training import PackingError, TokenSample, pack
 from marl_llm.training.packing import Tokens, bucket, first_fit
+from marl_llm.training.update import prompts_of
 
 
 def sample(prompt, response, name=""):
@@ -124,3 +126,17 @@ def test_kept_ids_lie_beside_their_targets():
         pack([samples[0], TokenSample([7], [1], [0.0], "c")], 12)
     with pytest.raises(PackingError, match=r"'d' has kept ids \(1, 2\) for 2 response tokens"):
         TokenSample([7], [1, 2], [0.0, 0.0], "d", [[1, 2]])
+
+
+def test_tasks_that_share_a_prompt_count_one_each_in_a_minibatch_and_lie_behind_one_copy_of_it():
+    one, two = [7, 7, 7], [8, 8]
+    tokens = Tokens.of([sample(one, [1]), sample(one, [2]), sample(two, [3]), sample(one, [4]), sample(two, [5])])
+    task, zero = np.asarray([0, 1, 0, 0, 0], np.int32), np.zeros(5, np.int32)
+    table = Samples(instance=task, env=task, agent=zero, turn=zero, trajectory=task, team=zero + 0.0, local=zero + 0.0)
+    everyone = np.arange(5)
+    assert prompts_of(tokens, table, everyone) == [[0, 3], [1], [2, 4]]  # of one task and one prompt, in the order given
+    assert prompts_of(tokens, table, np.asarray([4, 1, 3])) == [[4], [1], [3]]
+    assert prompts_of(tokens, table, everyone[:0]) == []
+    assert tokens.families(everyone) == [[0, 1, 3], [2, 4]]  # a copy of the prompt is a matter of computation
+    rows = tokens.pack(everyone, 12)
+    assert int((rows.segments > 0).sum()) == 3 + 3 + 2 + 2
