@@ -33,7 +33,7 @@ class Said(NamedTuple):
 class Workflow:
     """A game of three: `ann` and `bob` act at once, then `cy`. A token is paid to the team and costs its speaker twice as much.
 
-    `limit` (the instance) is the turn after which the episode ends; a negative one cannot be played.
+    `limit` (the instance) is the turn after which the episode ends; a negative one cannot be played, though it is over no sooner.
     """
 
     name: ClassVar[str] = "workflow"
@@ -71,10 +71,10 @@ class Workflow:
         return Rewards(team, local, {}, jnp.bool_(True))
 
     def done(self, state):
-        return state.closed >= state.limit
+        return state.closed >= jnp.abs(state.limit)
 
     def outcome(self, state):
-        return (state.closed >= state.limit).astype(jnp.float32)
+        return self.done(state).astype(jnp.float32)
 
     def task(self, instance):
         return {}
@@ -320,13 +320,18 @@ def test_picks_first_random_and_greedy_with_ties():
 # --- early stop, void episodes, identities ---------------------------------------------------------------------------------
 
 
-def test_law_9_an_episode_that_ends_early_freezes_alone_and_one_that_cannot_be_played_is_void():
-    asked = jnp.asarray([1, 2, 3, 9, -1], jnp.int32)
-    rollout = flow(asked, jnp.arange(5))
+def test_law_9_d2_an_episode_that_ends_early_freezes_alone_and_one_that_cannot_be_played_is_void():
+    """The unplayable ones are not over: only that they are unplayable keeps their rows out and their states as they were."""
+    asked = jnp.asarray([1, 2, 3, 9, -2, -9], jnp.int32)
+    rollout = flow(asked, jnp.arange(6))
     played = np.asarray(rollout.tables["cy"].where[:, :, 0])
-    np.testing.assert_array_equal(played.sum(0), [1, 2, 3, 3, 0])
-    np.testing.assert_array_equal(rollout.episodes.turns[:, 0], [1, 2, 3, 3, 0])
-    np.testing.assert_array_equal(rollout.episodes.void[:, 0], [False, False, False, False, True])
+    np.testing.assert_array_equal(played.sum(0), [1, 2, 3, 3, 0, 0])
+    np.testing.assert_array_equal(rollout.episodes.turns[:, 0], [1, 2, 3, 3, 0, 0])
+    np.testing.assert_array_equal(rollout.episodes.void[:, 0], [False, False, False, False, True, True])
+    assert not np.asarray(rollout.states.closed[:, 4:]).any()
+    assert not np.asarray(rollout.states.said[:, 4:]).any()
+    _, table = from_pool(jax.jit(pooled)(rows_from(FLOW, rollout.tables, jnp.arange(6))), 8)
+    assert set(table.instance[table.where]) == {0, 1, 2, 3}
     np.testing.assert_array_equal(rollout.episodes.done[:4, 0], [True, True, True, False])
     np.testing.assert_array_equal(rollout.states.closed[:, 0, 0], [1, 1, 1])
     np.testing.assert_array_equal(rollout.states.said[2, 0, 0], rollout.states.said[0, 0, 0])
