@@ -7,12 +7,15 @@ import optax
 import pytest
 
 from marl_llm.algorithms import Samples, make_recipe
-from marl_llm.models import ModelConfig, init_params
-from marl_llm.training import make_mesh, make_optimizer
+from marl_llm.models import Decoder, ModelConfig, init_params, prompt_mask, prompt_positions
+from marl_llm.training import TokenSample, make_mesh, make_optimizer
+from marl_llm.training.batch import Batch
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import linear_decay, make_policy, step_policy
-from marl_llm.training.update import LearnerOptions
+from marl_llm.training.team import Team
+from marl_llm.training.update import LearnerOptions, columns_of
+from marl_llm.workflows import Assignment
 
 SHAPE = ModelConfig(vocab_size=8, width=4, layers=1, query_heads=1, key_value_heads=1, head_dim=4, feed_forward=4)
 
@@ -80,3 +83,67 @@ def test_d4_the_kl_is_to_where_this_very_model_began(learners, monkeypatch):
         assert same(seen[-2], begun)
         assert same(seen[-1], begun)
     assert not same(seen[0], seen[2])  # and the two models began apart
+
+
+class Told(Team):
+    """A team that plays nothing: it learns what it is told."""
+
+    play = demonstrate = evaluate = None
+
+    def close(self):
+        pass
+
+    def _serve(self, names):
+        pass
+
+
+ROLES = ("first", "second")
+
+
+def told(recipe):
+    """A team of two models that begin apart, and a batch: two tasks, each role asked with the same words in both, two answers each."""
+    rng = np.random.default_rng(0)
+    ask, where = rng.integers(1, 8, (2, 2)), [(task, agent) for task in range(2) for agent in range(2) for _ in range(2)]
+    samples = [TokenSample(ask[agent], rng.integers(1, 8, 2), [-2.0, -2.0]) for _, agent in where]
+    instance, agent = np.asarray(where, np.int32).T
+    pay = rng.normal(size=8).astype(np.float32)
+    trajectory = np.arange(8, dtype=np.int32) % 2
+    table = Samples(instance=instance, env=instance, agent=agent, turn=0 * agent, trajectory=trajectory, team=pay, local=0 * pay)
+    tokens = Tokens.of(samples)
+    batch = Batch(0, ROLES, tokens, columns_of(tokens, table), 0 * agent, {}, lambda count, when: [])
+    options = LearnerOptions(recipe, make_optimizer(), row_tokens=8, minibatch=2)
+    specs = {name: ModelSpec(SHAPE, init_params(SHAPE, jax.random.key(n))) for n, name in enumerate(ROLES)}
+    return Told(ROLES, Assignment(dict(zip(ROLES, ROLES))), specs, options, make_mesh(1)), samples, batch
+
+
+@jax.jit
+def token_log_probs(params, ids):
+    """Log-probs `[S, 2]` of the last two tokens of `ids [S, 4]`, from plain causal rows."""
+    real = jnp.ones(ids.shape, bool)
+    hidden, _ = Decoder(SHAPE).apply({"params": params}, ids, prompt_positions(real), prompt_mask(real))
+    scores = jax.nn.log_softmax((hidden @ params["embedding"].T)[:, 1:-1])
+    return jnp.take_along_axis(scores, ids[:, 2:, None], axis=-1)[..., 0]
+
+
+def test_d4_each_model_of_a_team_is_held_to_where_it_began_itself_by_the_loss():
+    """Nothing at first, because it has not moved, and something later; another's beginning would cost something at once."""
+    team, _, batch = told(make_recipe("grpo", branches=2, kl_coef=0.1, kl_in="loss", kl_kind="k3"))
+    first, second = (team.learn(batch, 0.05) for _ in range(2))
+    for name in ROLES:
+        assert first[name]["updates"] == 1
+        assert first[name]["groups"] == 2  # one prompt, which two tasks share: a minibatch counts prompts of one task
+        assert first[name]["kl"] == pytest.approx(0, abs=1e-6)
+        assert second[name]["kl"] > 1e-4
+
+
+def test_d4_each_model_of_a_team_is_charged_against_where_it_began_itself_in_its_rewards():
+    """k1 is what was drawn less what the beginning says of it, at the first step and when the models have moved."""
+    team, samples, batch = told(make_recipe("grpo", branches=2, kl_coef=0.1, kl_in="reward", kl_kind="k1"))
+    want = {}
+    for agent, name in enumerate(ROLES):
+        ids = np.asarray([[*s.prompt, *s.response] for s, a in zip(samples, batch.table.agent, strict=True) if a == agent])
+        want[name] = float(np.mean(-2.0 - token_log_probs(team.learners[name].params, ids)))
+    assert abs(want["first"] - want["second"]) > 0.01
+    for _ in range(2):
+        figures = team.learn(batch, 0.05)
+        assert {name: figures[name]["kl"] for name in ROLES} == pytest.approx(want, abs=1e-4)
