@@ -78,7 +78,7 @@ def test_d4_the_kl_is_to_where_this_very_model_began(learners, monkeypatch):
         learner.trained = learner.trained._replace(policy=learner.policy._replace(params=shifted(learner.policy.params, 0.5)))
         monkeypatch.setattr(learner, "_update", lambda trained, reference, *_, **__: (trained, seen.append(reference) or {}))
         monkeypatch.setattr(learner, "_token_kl", lambda reference, *_: seen.append(reference) or np.zeros((0, 1)))
-        learner.learn(tokens, table, np.ones(1, bool), 0.1, None, 0, None)
+        learner.learn(tokens, table, np.ones(1, bool), 0.1, None, 0, None, 0.1)
         learner.charged_kl(tokens, zero)
         assert same(seen[-2], begun)
         assert same(seen[-1], begun)
