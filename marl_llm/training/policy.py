@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -19,8 +20,12 @@ class Policy(NamedTuple):
     optimizer: optax.OptState
 
 
+@functools.lru_cache(64)
 def make_optimizer(max_grad_norm: float = 1.0, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.0):
-    """Adam after clipping by global norm; the learning rate is applied by `step_policy`, so that schedules stay in the loop."""
+    """Adam after clipping by global norm; the learning rate is applied by `step_policy`, so that schedules stay in the loop.
+
+    Equal arguments give the same object, so that models which are updated alike share compiled programs.
+    """
     return optax.chain(
         optax.clip_by_global_norm(max_grad_norm),
         optax.scale_by_adam(b1=b1, b2=b2),
