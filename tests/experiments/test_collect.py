@@ -59,5 +59,5 @@ def test_curves_go_over_steps_or_tokens_and_are_drawn(groups, tmp_path):
 def test_what_is_no_run_is_told(tmp_path):
     with pytest.raises(ConfigError, match="--group='runs/a' is not like 'shared:runs/s0,runs/s1'"):
         read_groups(["runs/a"])
-    with pytest.raises(ConfigError, match="nothing is no finished run of a workflow"):
+    with pytest.raises(ConfigError, match="nothing is no finished run: .*evaluation.json"):
         read_groups([f"A:{tmp_path / 'nothing'}"])
