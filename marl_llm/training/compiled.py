@@ -139,7 +139,8 @@ class CompiledTeam(Team):
         params = self._sampled_from({role: params for role, (_, params) in models.items()})
         number = jnp.int32(split_index(split))
         chunks = [run(params, jnp.int32(first + s), self._evaluation_key, number, EVALUATION) for s in range(0, tasks, count)]
-        names = {role: str(seat) if role in seats else self.assignment.roles[role] for role, seat in table.items()}
+        own = [role for role, seat in table.items() if seat.kind in ("trained", "start") and not seat.model]
+        names = {role: self.assignment.roles[role] if role in own else str(seat) for role, seat in table.items()}
         record = lambda n, when: self._episodes(chunks, n, when, None, names)  # noqa: E731
         outcomes, formed = self._outcomes(chunks, tasks, first)
         said = {role: str(seat) for role, seat in table.items()}
