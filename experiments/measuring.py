@@ -11,7 +11,6 @@ from experiments.command import TrainingError
 if TYPE_CHECKING:
     from experiments.base import Plan
 
-GAP_ALARM = 1e-4  # largest |sampler - scorer| log-prob difference in float32 (law 2)
 SILENT_ALARM = 50  # steps without any gradient for a model (law 8)
 
 
@@ -41,8 +40,9 @@ class Alarms:
         self.silent[model] = 0 if figures["useful_groups"] and figures["grad_norm"] else self.silent.get(model, 0) + 1
         if self.silent[model] and self.silent[model] % SILENT_ALARM == 0:
             self._say(f"ALARM step {step}: model {model} got no gradient for {self.silent[model]} steps (all its groups are tied)")
-        if not figures["log_prob_gap"] <= GAP_ALARM:  # so that NaN alarms too
-            self._say(f"ALARM step {step}: model {model}, sampler and scorer differ by {figures['log_prob_gap']:.1e} nats")
+        gap, bound = figures["log_prob_gap"], figures["log_prob_gap_bound"]
+        if not gap <= bound:  # so that NaN alarms too
+            self._say(f"ALARM step {step}: model {model}, sampler and scorer differ by {gap:.1e} nats (bound {bound:.0e}, law 2)")
 
 
 def tables(plan: Plan, put_back: bool = True) -> dict[str, dict[str, str]]:

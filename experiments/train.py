@@ -40,6 +40,10 @@ _CACHE = flags.DEFINE_string(
 )
 
 
+# figures of a model whose roles did not speak in a step
+SILENT = {"useful_groups": 0, "grad_norm": 0.0, "log_prob_gap": 0.0, "log_prob_gap_bound": 0.0}
+
+
 def train(config, workdir: pathlib.Path, config_file: str, cache: str | None, home: pathlib.Path | None = None) -> dict:
     """Runs a config to its end and returns the final evaluation. See the module's text for what it writes.
 
@@ -81,6 +85,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Clock, 
     """Warm start or resume, the loop, what was learned."""
     from marl_llm import reporting
     from marl_llm.training import linear_decay, speed
+    from marl_llm.training.programs import ProgramWatch
 
     # ------------------------------------------------------------------------------------------------ where it begins
     compilations, c, o = speed.Compilations(), config, config.optimizer
@@ -95,7 +100,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Clock, 
         warm_start(team, config, files, clock)
         state = {"step": 0, "seed": c.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
     progress = reporting.Progress(c.steps, "train", start=state["step"])
-    alarms = Alarms(state["silent"], progress.note)
+    alarms, watch = Alarms(state["silent"], progress.note), ProgramWatch(progress.note)
     if not done:
         progress.note(f"step 0: validation {team.headline} {validate(team, config, files, 0):.1%}")
         # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
@@ -113,7 +118,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Clock, 
         updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
         tack = time.perf_counter()
         for name in team.assignment.training(step):
-            found = updates.get(name) or {"useful_groups": 0, "grad_norm": 0.0, "log_prob_gap": 0.0}  # its roles did not speak
+            found = updates.get(name) or SILENT  # its roles did not speak
             check_finite(found, step, name)
             alarms.look(step + 1, name, found)
         state["step"] = step + 1
@@ -124,7 +129,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Clock, 
         # playing is prompts, sampling, tools and rewards; learning is scores, gradient and step; the rest is evaluation and the host's
         record |= {"time/sample": tock - tick, "time/update": tack - tock, "time/other": tick - end}
         record |= speeds(plan, config, team, batch, updates, tock - tick, tack - tock)
-        record["speed/compilations"] = compilations.programs
+        record |= {"speed/compilations": compilations.programs} | watch.look(step + 1)
         end = tack
         timed.append({key: x for key, x in record.items() if key.startswith(("time/", "speed/"))})
         files.metrics.write(record)
@@ -258,7 +263,7 @@ class Files:
         self.workdir, self.hosted = workdir, plan.hosted
         if resume_step is not None:  # the plays of an end that was cut short are played again
             files.keep_lines(workdir / "episodes.jsonl", lambda play: play.get("when") == "train")
-            files.keep_lines(workdir / FILE_NAME, lambda play: play.get("step", 2**31) < resume_step)  # counts steps from 0
+            files.keep_lines(workdir / FILE_NAME, lambda play: play.get("when") == "train" and play["step"] <= resume_step)
         self.metrics = reporting.MetricsWriter(workdir, resume_step=resume_step)
         self.episodes = reporting.EpisodeWriter(workdir, resume_step=resume_step)
         if isinstance(plan.game, World):
@@ -272,9 +277,9 @@ class Files:
 
         for play, tokens in played.episodes(count, when):
             self.episodes.write(play | {"step": step}, tokens)
-        if self.hosted and when != "before":  # evaluations before and after have the same names
+        if self.hosted:
             rollout = played.episodes.rollout
-            write_trajectories(self.workdir, dataclasses.replace(rollout, episodes=rollout.episodes[:count]))
+            write_trajectories(self.workdir, dataclasses.replace(rollout, episodes=rollout.episodes[:count]), when, step)
 
     def table(self, parts: dict, tasks: int) -> None:
         """before_after.md, of what hosted play measures of roles and tools."""
