@@ -143,9 +143,9 @@ def test_alarms_errors_and_the_way_back(tmp_path, monkeypatch, capsys, run):
     said = capsys.readouterr().err
     alarms = [line for line in said.splitlines() if line.startswith("ALARM")]
     assert alarms == [
-        "ALARM step 2: model first, sampler and scorer differ by 1.0e-02 nats",
+        "ALARM step 2: model first, sampler and scorer differ by 1.0e-02 nats (bound 1e-04, law 2)",
         "ALARM step 2: model second got no gradient for 2 steps (all its groups are tied)",
-        "ALARM step 3: model first, sampler and scorer differ by nan nats",
+        "ALARM step 3: model first, sampler and scorer differ by nan nats (bound 1e-04, law 2)",
         "ALARM step 4: model second got no gradient for 4 steps (all its groups are tied)",
     ]
     # nothing of the bad step was written; c5: the report was, at the checkpoints before it
