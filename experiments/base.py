@@ -233,7 +233,9 @@ class Plan:
         else:
             samples = e * k * g.max_turns * len(g.roles)
             rows[-1] += f"; at most {samples:,} samples (E={e} x K={k} x T={g.max_turns} x N={len(g.roles)})"
-            rows += ["", "game", *(f"  {name:<20} {getattr(g, name, '')}" for name in self.found.options)]
+        given = lambda name: "default" if config.game[name] is None else config.game[name]  # noqa: E731
+        value = given if isinstance(g, World) else lambda name: getattr(g, name, "")
+        rows += ["", "game", *(f"  {name:<20} {value(name)}" for name in self.found.options)]
         rows += ["", "recipe", *(f"  {f.name:<20} {getattr(r, f.name)}" for f in dataclasses.fields(r))]
         if isinstance(g, World):
             from marl_llm.workflows import to_mermaid
