@@ -124,7 +124,7 @@ def arrays(workdir: pathlib.Path) -> dict[str, bytes]:
 
 def _untimed(value):
     if isinstance(value, dict):
-        timed = lambda k: k in ("wall_s", "cpu_s", "train_wall_s", "train_cpu_s") or k.startswith(("time/", "speed/"))  # noqa: E731
+        timed = lambda k: k in ("wall_s", "cpu_s", "train_wall_s", "train_cpu_s") or k.startswith(("time/", "speed/", "programs/"))  # noqa: E731
         return {k: _untimed(v) for k, v in value.items() if not timed(k)}
     return value
 

@@ -80,7 +80,7 @@ def lines(path):
 
 def untimed(record):
     timed = ("wall_s", "cpu_s", "seconds")
-    return {k: x for k, x in record.items() if not k.startswith(("time/", "tool/", "speed/")) and k not in timed}
+    return {k: x for k, x in record.items() if not k.startswith(("time/", "tool/", "speed/", "programs/")) and k not in timed}
 
 
 @pytest.fixture(scope="module")
