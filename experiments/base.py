@@ -28,7 +28,7 @@ from marl_llm.workflows import Assignment, World, with_roles
 MICROBATCH = 768  # tokens; smaller micro-batches pay for adding gradients up, larger ones fall out of a CPU's caches
 ROW_TOKENS = 256  # of a packed row, where no sample is longer
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
-_MODEL_KEYS = ("kind", "preset", "path", "url", "served_as", "key_env")
+_MODEL_KEYS = ("kind", "preset", "path", "thinking", "url", "served_as", "key_env")
 
 
 def _placeholders(kinds: dict[str, Any]) -> dict:
@@ -50,8 +50,9 @@ def model_section(**values) -> config_dict.ConfigDict:
     """What may be said of a model; None: as `config.model` has it.
 
     `kind` is one of `players.KINDS`. A trained or frozen model has a `preset` (random parameters; further keys are fields of `ModelConfig`)
-    or a `path` (a Hugging Face checkpoint's directory), and trains adapters if `lora_rank` is set. An outside model has a `url` up to
-    `/chat/completions`, the name `served_as` there, and the environment variable `key_env` that holds the key.
+    or a `path` (a Hugging Face checkpoint's directory, whose chat opens as `thinking` says, "on" or "off"), and trains
+    adapters if `lora_rank` is set. An outside model has a `url` up to `/chat/completions`, the name `served_as` there, and the environment
+    variable `key_env` that holds the key.
     """
     section = config_dict.ConfigDict(
         {
@@ -244,11 +245,13 @@ class Plan:
         return "\n".join(rows)
 
 
-def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None) -> Plan:
+def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, sizes_only: bool = False) -> Plan:
     """Checks a config and turns it into typed values. Whoever resolves it closes it (`with resolve(config) as plan`).
 
-    `home` is where a run directory keeps a user's file. Raises `ConfigError` for an unknown name, an impossible or contradictory value, or
-    an option that would have no effect.
+    `home` is where a run directory keeps a user's file. `sizes_only` is for `experiments.plan`, which needs no parameters: a world whose
+    models are checkpoints may name a published preset in place of a `path`.
+
+    Raises `ConfigError` for an unknown name, an impossible or contradictory value, or an option that would have no effect.
     """
     check(config, home)
     given = checks.given
@@ -264,7 +267,7 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None) ->
         played, text = game, None
         if config.hosted and isinstance(game, Game):
             played, text = players.hosted_world(config, game, recipe)
-        assignment, options, shapes = players.cast(config, played)
+        assignment, options, shapes = players.cast(config, played, sizes_only)
         plan = Plan(found, game, played, text, recipe, assignment, options, shapes, given(config.script))
         players.contradictions(config, plan)
         return plan

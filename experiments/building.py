@@ -74,12 +74,12 @@ def model_specs(plan: Plan, config, mesh) -> dict:
     for name, shape in plan.shapes.items():
         o = plan.options[name]
         lora = LoraConfig(o["lora_rank"], o["lora_alpha"]) if o.get("lora_rank") else None
-        same = json.dumps([o.get("path"), o.get("preset"), shape_options(o)], sort_keys=True)
+        same = json.dumps([o.get("path"), o.get("preset"), o.get("thinking"), shape_options(o)], sort_keys=True)
         own = plan.played.speech if isinstance(plan.played, World) else None
         if same not in made and "path" in o:
             try:
                 loaded = load_pretrained(o["path"], mesh=mesh, stacked=config.stacked_layers, **shape_options(o))
-                made[same] = (*loaded, load_chat(o["path"]) if plan.hosted else None)
+                made[same] = (*loaded, load_chat(o["path"], o.get("thinking")) if plan.hosted else None)
             except ValueError as error:
                 raise ConfigError(f"config.models.{name}.path={o['path']!r}: {error}") from error
         elif same not in made:

@@ -3,6 +3,8 @@
     python -m experiments.plan --config=experiments/configs/plan_path_10x10.py --config.model.preset=qwen3-1.7b \\
         --topology=v5e:16x16 --mesh=64,4 --prompt=8192 --response=4096
 
+A config whose models are checkpoints is planned without one when `--config.model.preset` names the published shape.
+
 Needs `libtpu` (extra `plan`) for TPU topologies. `--topology=h100:8` and `h200:1` are answered by arithmetic, from the same counts, without
 a compiler. Prints bytes per device by kind, FLOPs, roofline times, and the verdict with a suggestion.
 """

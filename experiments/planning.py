@@ -133,7 +133,10 @@ def sizes_of(config) -> tuple:
     from experiments.base import resolve
     from marl_llm.models import PRESETS
 
-    with resolve(config) as resolved:
+    config = config.copy_and_resolve_references()
+    if config.model.preset:
+        config.model.thinking = None  # of a checkpoint's chat, which a plan does not need
+    with resolve(config, sizes_only=True) as resolved:
         trained = resolved.assignment.trained
         shapes = {resolved.shapes[name] for name in trained}
         longest = [max(sizes) for sizes in zip(*resolved.budgets.values())]

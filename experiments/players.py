@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 KINDS = ("trained", "frozen", "outside", "scripted")
 _OUTSIDE = ("url", "served_as", "key_env")
 _LORA = ("lora_rank", "lora_alpha")
+_THINKING = ("on", "off")
 
 
 def budgets(game: Game | World) -> dict[str, tuple[int, int]]:
@@ -29,7 +30,9 @@ def budgets(game: Game | World) -> dict[str, tuple[int, int]]:
     return {role.name: (role.prompt_tokens, role.response_tokens) for role in game.roles}
 
 
-def cast(config: config_dict.ConfigDict, game: Game | World) -> tuple[Assignment, dict[str, dict], dict[str, ModelConfig]]:
+def cast(
+    config: config_dict.ConfigDict, game: Game | World, sizes_only: bool = False
+) -> tuple[Assignment, dict[str, dict], dict[str, ModelConfig]]:
     """Who plays whom, what each model's section came to, and the shapes of this program's models. Raises `ConfigError`."""
     roles = parse_assignment(config.assignment, list(budgets(game)))
     names = list(dict.fromkeys(roles.values()))
@@ -37,7 +40,7 @@ def cast(config: config_dict.ConfigDict, game: Game | World) -> tuple[Assignment
         if name not in names:
             raise ConfigError(f"config.models.{name} plays no role{hints.meant(name, names) or '; the models are ' + ', '.join(names)}")
     options = {name: _options(config, name) for name in names}
-    shapes = {name: _shape(name, one, game) for name, one in options.items() if one["kind"] in ("trained", "frozen")}
+    shapes = {name: _shape(name, one, game, sizes_only) for name, one in options.items() if one["kind"] in ("trained", "frozen")}
     models = {name: _player(config, name, options[name], game) for name in names}
     assignment = Assignment(roles, models, alternate(*parse_phases(config.schedule)))
     if isinstance(game, World):
@@ -57,7 +60,7 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
     if own.get("preset") and own.get("path"):
         raise ConfigError(f"{where}.preset would have no effect: its path names a checkpoint")
     if own.get("preset") or own.get("path"):
-        common = {key: value for key, value in common.items() if key in ("kind", *_LORA)}
+        common = {key: value for key, value in common.items() if key in ("kind", "thinking", *_LORA)}
     allowed = {"outside": ("kind", *_OUTSIDE), "scripted": ("kind",)}.get(kind)
     if allowed:  # of the shape that others have, nothing is meant
         common = {key: value for key, value in common.items() if key in allowed}
@@ -70,6 +73,12 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
         return merged
     if merged.get("path"):
         merged.pop("preset", None)
+    elif "thinking" in own:
+        raise ConfigError(f"{where}.thinking would have no effect: only a checkpoint (path) has a chat format")
+    else:
+        merged.pop("thinking", None)
+    if merged.get("thinking", "on") not in _THINKING:
+        raise ConfigError(f"{where}.thinking={merged['thinking']!r} is not one of {', '.join(_THINKING)}")
     if idle := [key for key in _OUTSIDE if merged.get(key)]:
         raise ConfigError(f"{where}.{idle[0]} would have no effect: the model is {kind}")
     if kind == "frozen":
@@ -85,7 +94,7 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
 
 def shape_options(options: dict) -> dict:
     """What a model's section says of its shape, beside preset or path."""
-    return {key: value for key, value in options.items() if key not in ("kind", "preset", "path", *_OUTSIDE, *_LORA)}
+    return {key: value for key, value in options.items() if key not in ("kind", "preset", "path", "thinking", *_OUTSIDE, *_LORA)}
 
 
 def vocabulary(game: Game | World) -> int | None:
@@ -95,7 +104,7 @@ def vocabulary(game: Game | World) -> int | None:
     return game.tokenizer.vocab_size
 
 
-def _shape(name: str, options: dict, game: Game | World) -> ModelConfig:
+def _shape(name: str, options: dict, game: Game | World, sizes_only: bool) -> ModelConfig:
     if options.get("lora_rank") is not None:
         LoraConfig(options["lora_rank"], options["lora_alpha"])
     where, size = f"config.models.{name}", vocabulary(game)
@@ -107,7 +116,7 @@ def _shape(name: str, options: dict, game: Game | World) -> ModelConfig:
         if isinstance(game, Game) and found.vocab_size != size:
             raise ConfigError(f"{where}.path={options['path']!r} has {found.vocab_size} tokens, and the game speaks a language of {size}")
         return found
-    if size is None:
+    if size is None and not (sizes_only and "preset" in options):
         raise ConfigError(f"{where}: this world has no vocabulary of its own; set path to a Hugging Face checkpoint")
     if "preset" not in options:
         raise ConfigError(f"{where} needs a preset or a path")
@@ -165,6 +174,10 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
     adapted = any("lora_alpha" in one for one in plan.options.values())
     if config.model.lora_alpha not in (None, LoraConfig.alpha) and not adapted:
         raise ConfigError(f"config.model.lora_alpha={config.model.lora_alpha} would have no effect: no model has a lora_rank")
+    if config.model.thinking and not any("thinking" in one for one in plan.options.values()):
+        raise ConfigError(f"config.model.thinking={config.model.thinking!r} would have no effect: no model is a checkpoint")
+    if not plan.hosted and (models := [name for name, one in plan.options.items() if "thinking" in one]):
+        raise ConfigError(f"config.models.{models[0]}.thinking would have no effect: compiled play has no chat format; set config.hosted")
 
 
 def _tree(plan: Plan) -> None:

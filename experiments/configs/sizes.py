@@ -1,4 +1,4 @@
-"""What configs of workflows have in common: the small generated worlds, and the sizes of UnityMAS-O's experiments."""
+"""What configs of workflows have in common: the small generated worlds, and the sizes of the experiments of UnityMAS-O and Stronger-MAS."""
 
 from experiments.base import base_config, smoke
 
@@ -50,6 +50,35 @@ def full_size(config):
     config.optimizer.b2 = 0.999
     config.evaluation.every = 10
     config.evaluation.sampled = True
+    return config
+
+
+def at_grpo_full(config):
+    """The constants of Stronger-MAS (§5.1, App. C.1) for Qwen3-1.7B and 8B; `config` has the recipe "at_grpo", whose K is 4 and alpha 1.
+
+    150 steps; Adam with rate 1e-6, weight decay 0.01, gradients clipped at 1.0, one epoch, no entropy bonus; thinking off; greedy
+    validation. Prompt and response budgets are those of the world's roles, and so is T = 4.
+
+    Readings, where the paper is silent or short: the global batch of 128 is 32 tasks with K = 4 candidates; the PPO minibatch of 64 is in
+    prompts; the ratio is clipped at 0.2. The rate decays linearly to 5 %, as all runs here do; the paper states no schedule.
+
+    Set `config.model.path` to the checkpoint. Models of one team may differ: `config.models.<name>.path`.
+    """
+    config.steps = 150
+    config.model.preset = None
+    config.model.thinking = "off"
+    config.rollout.tasks = 32
+    config.rollout.slots = 128
+    config.rollout.chunk = 32
+    config.rollout.timeout_s = 900.0
+    config.optimizer.minibatch = 64
+    config.optimizer.learning_rate = 1e-6
+    config.optimizer.warmup = 0
+    config.optimizer.weight_decay = 0.01
+    config.optimizer.b2 = 0.999
+    config.evaluation.every = 10
+    config.evaluation.tasks = 100
+    config.evaluation.final_tasks = 200
     return config
 
 

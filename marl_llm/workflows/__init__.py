@@ -30,7 +30,7 @@ from marl_llm.workflows.graph import (
     when,
     with_roles,
 )
-from marl_llm.workflows.parsers import code_block, json_object, plain, short_text, tagged, texts
+from marl_llm.workflows.parsers import after_hashes, code_block, json_object, plain, short_text, tagged, texts
 from marl_llm.workflows.roles import Role, RoleTool, numbered
 from marl_llm.workflows.scoring import ActionView, Scorer
 from marl_llm.workflows.speech import PlainText, Speech
@@ -39,7 +39,7 @@ from marl_llm.workflows.world import World
 
 __all__ = [
     "FormatError", "Role", "RoleTool", "ToolRefusal", "WorkflowError", "numbered",
-    "code_block", "json_object", "plain", "short_text", "tagged", "texts",
+    "after_hashes", "code_block", "json_object", "plain", "short_text", "tagged", "texts",
     "NOTHING", "Workflow", "call", "choose", "compute", "each", "repeat", "sequence", "stop", "together", "tool", "when", "with_roles",
     "to_mermaid", "to_svg",
     "Assignment", "Outside", "Policy", "Schedule", "Scripted", "Turn", "alternate", "assignment_from", "separate", "shared",

@@ -1,4 +1,4 @@
-"""Parsers for the formats that teams speak most: a JSON object, tags, a code block, plain text.
+"""Parsers for the formats that teams speak most: a JSON object, tags, a code block, a line behind `####`, plain text.
 
 Each is a function that makes a parser for `Role.parse`: response text -> fields, or `FormatError` with a reason. They are strict: what
 stands beside the format makes a response illegal, because a reader that forgives teaches a policy to babble.
@@ -134,6 +134,33 @@ def code_block(field: str, language: str = "python") -> Parser:
         if not blocks[0].strip():
             raise FormatError("an empty block")
         return {field: blocks[0]}
+
+    return parse
+
+
+def after_hashes(field: str, read: Callable[[str], Any] | None = None) -> Parser:
+    """What stands behind `####` on the last line that begins with it; white space before the hashes is allowed, words on other lines are.
+
+    The final answer of Stronger-MAS's prompts (Appendix D) and of GSM8K. Nothing behind the hashes is illegal.
+
+    Args:
+      read: turns the stripped text into the field's value, raising ValueError, TypeError or FormatError for one that will not do.
+    """
+
+    def parse(text: str) -> dict[str, Any]:
+        lines = [line.strip() for line in text.splitlines()]
+        marked = [line for line in lines if line.startswith("####")]
+        if not marked:
+            raise FormatError("no line begins with ####")
+        answer = marked[-1][4:].strip()
+        if not answer:
+            raise FormatError("nothing stands behind ####")
+        if read is None:
+            return {field: answer}
+        try:
+            return {field: read(answer)}
+        except (ValueError, TypeError) as error:
+            raise FormatError(f"{field}: {error}") from error
 
     return parse
 

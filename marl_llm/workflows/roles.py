@@ -98,8 +98,9 @@ class Role:
       show: field -> function that renders it as text; `str` without one.
       max_tokens: budget R of one response, its stop token included.
       max_prompt: budget P of the prompt in tokens.
-      trim: a field (text or a list) that is shortened from its end until the prompt fits, which is counted. Without one a prompt over
-        budget voids the play.
+      trim: a field (text or a list) that is shortened until the prompt fits, which is counted. Without one a prompt over budget voids
+        the play.
+      trim_from: where it is shortened: at its "end", or at its "start", for a history whose oldest turns go first.
       settings: how its tokens are drawn.
       stop: texts that end a response, beside the stop tokens of its model.
       tools: what it may call within its response; needs a model that speaks a chat format.
@@ -120,6 +121,7 @@ class Role:
     max_tokens: int = 256
     max_prompt: int = 4096
     trim: str | None = None
+    trim_from: str = "end"
     settings: Settings = Settings()
     stop: tuple[str, ...] = ()
     tools: tuple[RoleTool, ...] = ()
@@ -138,6 +140,10 @@ class Role:
             if unknown := [f for f in fields if f not in reads]:
                 known = ", ".join(reads) or "none"
                 raise WorkflowError(f"role {self.name!r}: {option} names {unknown[0]!r}, which its prompt does not read (it reads {known})")
+        if self.trim_from not in ("start", "end"):
+            raise WorkflowError(f"role {self.name!r}: trim_from={self.trim_from!r} is neither 'start' nor 'end'")
+        if self.trim_from != "end" and self.trim is None:
+            raise WorkflowError(f"role {self.name!r}: trim_from would have no effect, because trim names no field")
         if self.max_tokens < 1 or self.max_prompt < 1 or self.timeout_s <= 0 or self.max_tool_rounds < 1:
             raise WorkflowError(f"role {self.name!r}: max_tokens, max_prompt, max_tool_rounds and timeout_s must be above 0")
         if not self.writes:

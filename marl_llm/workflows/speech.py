@@ -111,7 +111,9 @@ def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any]) -> Prom
 
     def render(trimmed: int) -> tuple[Prompt, str]:
         """The prompt, and how long it is if it does not fit."""
-        given = {**fields, role.trim: value[: len(value) - trimmed]} if trimmed else fields
+        given = fields
+        if trimmed:
+            given = {**fields, role.trim: value[trimmed:] if role.trim_from == "start" else value[: len(value) - trimmed]}
         messages, replaced = role.render(given)
         size = sum(len(message.content) for message in messages)
         if speech is not None and size > CHARACTERS_PER_TOKEN * role.max_prompt:

@@ -354,6 +354,38 @@ def test_sections_that_would_have_no_effect_are_refused(name, section, message):
     refused(with_models(**{name: section}), message)
 
 
+def test_thinking_is_of_checkpoints_and_reaches_their_chat(files, monkeypatch):
+    tiny = files["search_parallel"][-1].partition("=")[2]
+    plan = resolve(with_models(values={"model__path": tiny, "model__preset": None, "model__thinking": "off"}, answer=dict(thinking="on")))
+    assert {name: one["thinking"] for name, one in plan.options.items()} == {"decompose": "off", "evidence": "off", "answer": "on"}
+    asked = []
+    monkeypatch.setattr("marl_llm.text.load_chat", lambda path, thinking: asked.append((path, thinking)))
+    config = with_models(values={"devices": 1})
+    from experiments.building import model_specs
+    from marl_llm.training import make_mesh
+
+    specs = model_specs(plan, config, make_mesh(1))
+    assert sorted(asked) == [(tiny, "off"), (tiny, "on")]
+    assert specs["decompose"].params is specs["evidence"].params
+    refused(with_models(answer=dict(thinking="on")), r"config\.models\.answer\.thinking would have no effect: only a checkpoint")
+    refused(changed("search_extract", model__thinking="off"), r"config\.model\.thinking='off' would have no effect: no model is a")
+    refused(with_models(answer=dict(path=tiny, thinking="loud")), r"config\.models\.answer\.thinking='loud' is not one of on, off")
+
+
+def test_the_constants_of_stronger_mas_are_those_of_its_appendix(files):
+    from experiments.configs.sizes import at_grpo_full
+
+    config = at_grpo_full(base_config("x", game="functions", recipe="at_grpo"))
+    config.model.preset, config.model.thinking = "micro", None
+    recipe = resolve(config).recipe
+    assert (recipe.branches, recipe.alpha, recipe.pick, recipe.temperature, recipe.top_p) == (4, 1.0, "greedy", 1.0, 1.0)
+    assert (recipe.entropy_coef, recipe.kl_coef, recipe.clip_low, recipe.gamma) == (0.0, 0.0, 0.2, 1.0)
+    o = config.optimizer
+    assert (config.steps, config.rollout.tasks * recipe.branches, o.minibatch, o.epochs) == (150, 128, 64, 1)
+    assert (o.learning_rate, o.weight_decay, o.max_grad_norm) == (1e-6, 0.01, 1.0)
+    assert at_grpo_full(base_config("x", game="functions", recipe="at_grpo")).model.thinking == "off"
+
+
 def test_a_key_that_no_section_has_is_refused():
     with pytest.raises((AttributeError, KeyError), match="prset"):
         model_section(prset="mini")

@@ -1,6 +1,7 @@
 """Playing workflows: order, identity, forks, deadlines, failures. Models and tools are functions here."""
 
 import asyncio
+import dataclasses
 import random
 import threading
 import time
@@ -471,6 +472,10 @@ def test_prompts_over_budget_are_trimmed_where_the_role_says_so():
     (call_,) = rollout.trajectories[0].calls
     assert (call_.prompt, call_.trimmed) == ("a: one two three ", 1)
     assert rollout.trajectories[0].fields["docs"] == docs
+    history = dataclasses.replace(lines, trim_from="start")
+    rollout = play(None, workflow=Workflow("w", history, inputs=("question", "docs")), given=tasks(docs=docs))
+    (call_,) = rollout.trajectories[0].calls
+    assert (call_.prompt, call_.trimmed) == ("a: three four ", 2)
     rigid = Workflow("w", role("a", "{docs}", max_prompt=17), inputs=("question", "docs"))
     rollout = play(None, workflow=rigid, given=[*tasks(docs="short"), Task(1, {"question": "", "docs": "x" * 99})])
     assert rollout.episodes[1].failures[0].kind == "prompt"

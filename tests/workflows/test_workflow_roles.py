@@ -10,6 +10,7 @@ from marl_llm.workflows import (
     FormatError,
     Role,
     WorkflowError,
+    after_hashes,
     code_block,
     json_object,
     numbered,
@@ -41,6 +42,8 @@ def test_a_prompt_holds_its_fields_as_shown_and_braces_as_text():
     ("change", "message"),
     [
         (dict(prompt="{question"), "role 'r': its template cannot be read: expected '}'.*double braces that are text"),
+        (dict(trim_from="front", trim="question"), "role 'r': trim_from='front' is neither 'start' nor 'end'"),
+        (dict(trim_from="start"), "role 'r': trim_from would have no effect"),
         (dict(prompt="question}"), "role 'r': its template cannot be read: Single '}'"),
     ],
 )
@@ -138,6 +141,16 @@ def test_one_block_of_code():
     assert parse("Here:\n```python\ndef f():\n    return 1\n```\nDone.") == {"code": "def f():\n    return 1\n"}
     for text in ("def f(): pass", "```python\n\n```", "```python\nx\n```\n```python\ny\n```", "```js\nx\n```", "```python\nx"):
         with pytest.raises(FormatError):
+            parse(text)
+
+
+def test_the_last_line_that_begins_with_hashes_is_the_answer():
+    parse = after_hashes("moves", lambda text: [int(word) for word in text.split(",")])
+    assert parse("I think #### 7\n#### 1, 2\nor rather:\n  ####3,4  \nDone.") == {"moves": [3, 4]}
+    assert after_hashes("answer")("####  forty two ") == {"answer": "forty two"}
+    wrong = {"": "no line", "so #### 3": "no line", "### 3": "no line", "#### 3\n####": "nothing stands", "#### x": "moves: "}
+    for text, why in wrong.items():
+        with pytest.raises(FormatError, match=why):
             parse(text)
 
 
