@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 
 from absl import app, flags
 
-from marl_llm.tools.sandbox import Limits, Request, Sandbox
+from marl_llm.tools.sandbox import Limits, Sandbox, Submission
 
 _ROWS = flags.DEFINE_list("rows", ["latency", "data_science", "timeouts", "leaks", "kills", "load"], "Which rows to measure.")
 _REPEATS = flags.DEFINE_integer("repeats", 200, "Executions of print(1) per method; a tenth of it for data science.", lower_bound=10)
@@ -96,7 +96,7 @@ def compare(code: str, profile: str, repeats: int, sandbox: Sandbox, account: Ca
     sandbox.warm(profile)
     expected = plain(code)
     methods = {
-        "sandbox": lambda: sandbox.run(Request(code, profile=profile)).stdout,
+        "sandbox": lambda: sandbox.run(Submission(code, profile=profile)).stdout,
         "subprocess": lambda: plain(code),
         "guard": lambda: guarded(code),
     }
@@ -111,7 +111,7 @@ def compare(code: str, profile: str, repeats: int, sandbox: Sandbox, account: Ca
         many = repeats * 4 if name == "sandbox" else repeats
         before, tick = account(), time.perf_counter()
         if name == "sandbox":
-            good = sum(done.stdout == expected for done in sandbox.run_batch([Request(code, profile=profile)] * many))
+            good = sum(done.stdout == expected for done in sandbox.run_batch([Submission(code, profile=profile)] * many))
         else:
             with concurrent.futures.ThreadPoolExecutor(sandbox.workers) as pool:
                 good = sum(out == expected for out in pool.map(lambda _, m=method: m(), range(many)))
@@ -138,7 +138,7 @@ def timeouts(sandbox: Sandbox) -> dict:
     ]
     late = []
     for limit in (0.3, 1.0):
-        for done in sandbox.run_batch([Request(code, limits=Limits(timeout_s=limit)) for code in programs * 4]):
+        for done in sandbox.run_batch([Submission(code, limits=Limits(timeout_s=limit)) for code in programs * 4]):
             if not done.timed_out:
                 raise RuntimeError(f"not ended at its limit: {done}")
             late.append(done.outcome().seconds - limit)
@@ -179,11 +179,11 @@ def leaks(sandbox: Sandbox, executions: int) -> dict:
     mixture = [("print(1)", 30), ("raise ValueError", 5), ("import os, time\nif os.fork() == 0: os.setsid(), time.sleep(60)", 2),
                ("open('f', 'w').write('x' * 100000)\nopen('/dev/shm/s', 'w').write('y')", 3), ("import os\nos.abort()", 1)]  # fmt: skip
     codes = random.Random(0).choices([code for code, _ in mixture], [weight for _, weight in mixture], k=executions)
-    sandbox.run_batch([Request(code) for code in codes[:200]])
+    sandbox.run_batch([Submission(code) for code in codes[:200]])
     time.sleep(1)
     before, tick, done = held(os.getpid()), time.perf_counter(), 0
     for start in range(0, executions, 2000):
-        requests = [Request(code, environment=i % 16) for i, code in enumerate(codes[start : start + 2000])]
+        requests = [Submission(code, environment=i % 16) for i, code in enumerate(codes[start : start + 2000])]
         done += sum(result.ok for result in sandbox.run_batch(requests))
     seconds = time.perf_counter() - tick
     time.sleep(1)
@@ -212,7 +212,7 @@ def kills(sandbox: Sandbox, seconds: int) -> dict:
         for _ in range(100):
             number += 1
             code = f"import time\ntime.sleep({random.random() * 0.05:.3f})\nprint({number})\nraise SystemExit({number % 5})"
-            future = sandbox.submit(Request(code, environment=number % 9))
+            future = sandbox.submit(Submission(code, environment=number % 9))
             future.add_done_callback(lambda _, n=number, a=answers: a.__setitem__(n, a.get(n, 0) + 1))
             futures[number] = future
         for n, future in futures.items():
@@ -235,7 +235,7 @@ def load(hanging: int = 32, honest: int = 32, limit_s: float = 1.0) -> dict:
         codes = ["while True: pass"] * hanging + ["print(1)"] * honest
         order = random.Random(0).sample(range(len(codes)), len(codes))
         limits = Limits(timeout_s=limit_s)
-        done = sandbox.run_batch([Request(codes[place], limits=limits, environment=place) for place in order])
+        done = sandbox.run_batch([Submission(codes[place], limits=limits, environment=place) for place in order])
     waits = sorted(result.queued_s for result in done)
     return {
         "workers": 2,

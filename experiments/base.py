@@ -124,7 +124,7 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
             "final_tasks": 500,  # on the test split, at the end
             "seed": 2026,  # of the evaluations, independent of the run's seed
             "transcripts": 3,
-            "put_back": True,  # measure the team with models swapped, and with each role's untrained model put back
+            "ablate_roles": True,  # measure the team with models swapped, and with each role's untrained model put back
             "sampled": False,  # measure it at the recipe's temperature too, beside greedy
         }
     )

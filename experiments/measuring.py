@@ -45,8 +45,8 @@ class Alarms:
             self._say(f"ALARM step {step}: model {model}, sampler and scorer differ by {gap:.1e} nats (bound {bound:.0e}, law 2)")
 
 
-def tables(plan: Plan, put_back: bool = True) -> dict[str, dict[str, str]]:
-    """The page's tables of seats by name: before, after, random where the game has a floor, and, if `put_back`, swapped and the pairs.
+def tables(plan: Plan, ablate_roles: bool = True) -> dict[str, dict[str, str]]:
+    """The page's tables of seats by name: before, after, random where the game has a floor, and, if `ablate_roles`, swapped and the pairs.
 
     Swapped hands every trained model on to the roles of the next one of its shape; with one model there is nothing to swap. A pair is the
     trained team with one role's model as it was before.
@@ -56,7 +56,7 @@ def tables(plan: Plan, put_back: bool = True) -> dict[str, dict[str, str]]:
     found = {"before": dict.fromkeys(learned, "start"), "after": {}}
     if plan.played.floor is not None:
         found["random"] = dict.fromkeys(roles, "random")
-    if put_back and len(learned) > 1:
+    if ablate_roles and len(learned) > 1:
         if len(trained) > 1 and len({plan.shapes[name] for name in trained}) == 1:
             following = dict(zip(trained, [*trained[1:], trained[0]]))
             found["swapped"] = {role: f"trained:{following[roles[role]]}" for role in learned}

@@ -12,7 +12,7 @@ from marl_llm import hints
 from marl_llm.algorithms import Recipe
 from marl_llm.games import Game
 from marl_llm.models import LoraConfig, ModelConfig, make_model_config, read_config
-from marl_llm.workflows import Assignment, Outside, Policy, Scripted, WorkflowError, World, alternate
+from marl_llm.workflows import Assignment, Inside, Outside, Scripted, WorkflowError, World, alternate
 
 if TYPE_CHECKING:
     from experiments.base import Plan
@@ -123,10 +123,10 @@ def _shape(name: str, options: dict, game: Game | World, sizes_only: bool) -> Mo
     return make_model_config(options["preset"], size, **shape_options(options))
 
 
-def _player(config: config_dict.ConfigDict, name: str, options: dict, game: Game | World) -> Policy | Outside | Scripted:
+def _player(config: config_dict.ConfigDict, name: str, options: dict, game: Game | World) -> Inside | Outside | Scripted:
     kind = options["kind"]
     if kind in ("trained", "frozen"):
-        return Policy(trained=kind == "trained")
+        return Inside(trained=kind == "trained")
     if isinstance(game, Game):
         raise ConfigError(f"config.models.{name} is {kind}, and compiled play knows models of this program only: set config.hosted")
     if kind == "outside":

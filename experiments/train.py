@@ -49,7 +49,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str | None, ho
 
     `home` is where the run directory keeps a user's file, if the game is to be read from there.
     """
-    clock = Clock()
+    clock = Stopwatch()
     from experiments.base import check, resolve
 
     check(config, home)
@@ -81,7 +81,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str | None, ho
             raise TrainingError(f"{said.rstrip('.')}. {after}The whole traceback is in {workdir / 'error.txt'}") from error
 
 
-def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Clock, continues: bool) -> dict:
+def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwatch, continues: bool) -> dict:
     """Warm start or resume, the loop, what was learned."""
     from marl_llm import reporting
     from marl_llm.training import linear_decay, speed
@@ -156,7 +156,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Clock, 
     return results
 
 
-def warm_start(team, config, files: Files, clock: Clock) -> None:
+def warm_start(team, config, files: Files, clock: Stopwatch) -> None:
     """Imitation of the scripted player, the models of another run, or nothing; the team then begins its reinforcement."""
     from marl_llm import reporting
     from marl_llm.training import linear_decay
@@ -221,7 +221,7 @@ def final_page(plan, config, team, files: Files) -> dict:
     """The final evaluation on the test split, which no setting was chosen on: greedy, and at the recipe's temperature if asked for."""
     from marl_llm.evaluation import paired
 
-    v, seatings = config.evaluation, tables(plan, config.evaluation.put_back)
+    v, seatings = config.evaluation, tables(plan, config.evaluation.ablate_roles)
     page, records = measure(team, seatings, "test", v.final_tasks)
     results = {"split": "test", "headline": team.headline, "seed": config.seed, "steps": config.steps, **page}
     results["gain"] = paired(records["before"], records["after"])
@@ -235,7 +235,7 @@ def final_page(plan, config, team, files: Files) -> dict:
     return results
 
 
-class Clock:
+class Stopwatch:
     """Wall and CPU seconds of a run, those of processes before this one included."""
 
     def __init__(self):

@@ -5,8 +5,8 @@ R, E = "marl_llm/rollout/", "marl_llm/evaluation/"
 FAULTS = {
     (R + "play.py", "tests/rollout/test_play.py"): {
         "instances that cannot be played are trained": ("alive = valid & ~jax.vmap(game.done)(before)", "alive = ~jax.vmap(game.done)(before)"),
-        "all environments draw with one key": ("map(jnp.asarray, (step, env, agent, place))]", "map(jnp.asarray, (step, 0 * env, agent, place))]"),
-        "all turns and roles draw alike": ("map(jnp.asarray, (step, env, agent, place))]", "map(jnp.asarray, (step, env, 0 * agent, 0 * place))]"),
+        "all environments draw with one key": ("map(jnp.asarray, (step, env, agent, request_number))]", "map(jnp.asarray, (step, 0 * env, agent, request_number))]"),
+        "all turns and roles draw alike": ("map(jnp.asarray, (step, env, agent, request_number))]", "map(jnp.asarray, (step, env, 0 * agent, 0 * request_number))]"),
         "greedy takes the worst": ("return jnp.argmax(rewards, axis=-1).astype(jnp.int32)", "return jnp.argmin(rewards, axis=-1).astype(jnp.int32)"),
         "the pick forgets alpha": ("pick_branch(alpha * rewards.team + rewards.local", "pick_branch(rewards.team + rewards.local"),
         "the first branch goes on whatever was picked": ("x[jnp.arange(e * b), chosen], after)", "x[jnp.arange(e * b), 0 * chosen], after)"),

@@ -5,7 +5,7 @@ W, T = "marl_llm/workflows/", "tests/workflows/"
 FAULTS = {
     (W + "play.py", T + "test_workflow_tree.py " + T + "test_workflow_controller.py"): {
         "the greedy pick reads the first call's pay": (
-            "call = next(call for call in trajectory.calls if call.place == place)", "call = trajectory.calls[0]"
+            "call = next(call for call in trajectory.calls if call.request_number == number)", "call = trajectory.calls[0]"
         ),
         "the greedy pick takes the worst": ("return pays.index(max(pays))", "return pays.index(min(pays))"),
         "the greedy pick forgets alpha": ("self.forks.alpha * pay.team + pay.local", "pay.team + pay.local"),

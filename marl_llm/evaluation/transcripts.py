@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 
 from marl_llm.games import Game
-from marl_llm.rollout import Rollout
+from marl_llm.rollout import CompiledRollout
 
 
 def episode(
-    game: Game, rollout: Rollout, instances, index: int, assignment: dict[str, str], *, name: str, step: int | None, when: str
+    game: Game, rollout: CompiledRollout, instances, index: int, assignment: dict[str, str], *, name: str, step: int | None, when: str
 ) -> tuple[dict, dict]:
     """One played trajectory (the first of environment `index`) as `(episode, tokens)`.
 

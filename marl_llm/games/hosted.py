@@ -30,8 +30,8 @@ from marl_llm.workflows import (
     FormatError,
     PlainText,
     Role,
+    ScriptTurn,
     Task,
-    Turn,
     Workflow,
     World,
     compute,
@@ -182,7 +182,7 @@ class HostGame:
         """The team's result in a state."""
         return float(self._call("outcome", lambda leaves: self.game.outcome(self._state(leaves)), state.arrays))
 
-    def script(self, turn: Turn) -> tuple[int, ...]:
+    def script(self, turn: ScriptTurn) -> tuple[int, ...]:
         """The ids that the game's scripted player says, drawn by the call's identity as in compiled play."""
         role, draws = turn.role.name, np.asarray(jax.random.key_data(self._draws))
 

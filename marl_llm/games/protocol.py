@@ -49,7 +49,7 @@ def split_index(split: str | Int[Array, ""]) -> int | Int[Array, ""]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Role:
+class GameRole:
     """A logical player and its token budgets."""
 
     name: str
@@ -83,7 +83,7 @@ class Game(Protocol):
 
     name: ClassVar[str]
     device: ClassVar[bool]
-    roles: tuple[Role, ...]
+    roles: tuple[GameRole, ...]
     stages: tuple[tuple[str, ...], ...]
     max_turns: int
     tokenizer: Tokenizer
@@ -124,7 +124,7 @@ class Game(Protocol):
         """A scripted noisy player's response, for the warm start and as a floor."""
 
 
-def role_of(game: Game, name: str) -> Role:
+def role_of(game: Game, name: str) -> GameRole:
     """The role of that name. Raises `KeyError` listing the game's roles."""
     for role in game.roles:
         if role.name == name:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from marl_llm.models.attention import MASKED, platform
 from marl_llm.models.masks import RowMask
 
-FEW = 4  # up to this many queries per key head, a CPU multiplies and adds faster than it calls a matrix product
+FEW_QUERIES = 4  # up to this many queries per key head, a CPU multiplies and adds faster than it calls a matrix product
 
 
 class BranchCache(NamedTuple):
@@ -52,13 +52,13 @@ def to_cache(keys: Float[Array, "B L J d"], values: Float[Array, "B L J d"]) -> 
 
 
 def _scores(q: Float[Array, "*n q d"], keys: Float[Array, "*n d S"]) -> Float[Array, "*n q S"]:
-    if q.shape[-2] <= FEW and platform() == "cpu":
+    if q.shape[-2] <= FEW_QUERIES and platform() == "cpu":
         return jnp.sum(q[..., None].astype(jnp.float32) * keys[..., None, :, :], axis=-2)
     return jnp.matmul(q, keys, preferred_element_type=jnp.float32)
 
 
 def _weighted(w: Float[Array, "*n q S"], values: Float[Array, "*n S d"]) -> Float[Array, "*n q d"]:
-    if w.shape[-2] <= FEW and platform() == "cpu":
+    if w.shape[-2] <= FEW_QUERIES and platform() == "cpu":
         return jnp.sum(w[..., None] * values[..., None, :, :].astype(jnp.float32), axis=-2)
     return jnp.matmul(w.astype(values.dtype), values, preferred_element_type=jnp.float32)
 

@@ -2,13 +2,13 @@
 
 from marl_llm.rollout.play import PICKS, Player, pick_branch, play, row_keys
 from marl_llm.rollout.players import model_player, random_player, scripted_player
-from marl_llm.rollout.table import Episodes, Rollout, Table, flatten_rows, pad_to
+from marl_llm.rollout.table import CompiledRollout, Episodes, Table, flatten_rows, pad_to
 
 __all__ = [
     "PICKS",
     "Episodes",
     "Player",
-    "Rollout",
+    "CompiledRollout",
     "Table",
     "flatten_rows",
     "model_player",

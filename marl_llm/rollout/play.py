@@ -4,7 +4,7 @@ Tree sampling is Algorithm 1 of Stronger-MAS: at each turn, for each role, K res
 branch of its own, one is played, and the next role observes what it did. Parallel sampling plays K whole trajectories per
 environment, each from its own prompts. States are values: a branch is the state that `act` returns, and choosing is indexing.
 
-Every draw's key is folded from (key, step, task, agent, place, branch), and by the sampler from the position, so a sample does not
+Every draw's key is folded from (key, step, task, agent, request, branch), and by the sampler from the position, so a sample does not
 depend on the batch, slot or device (law 6). It is the identity that a hosted play of the game gives its requests, so that both draw alike.
 """
 
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from marl_llm.games import Game, Prompt, speaking_order
-from marl_llm.rollout.table import Episodes, Rollout, Table
+from marl_llm.rollout.table import CompiledRollout, Episodes, Table
 from marl_llm.sampling import Responses, identity_key
 
 # (role, states [E], prompts [E], keys [E, K]) -> K responses per prompt
@@ -30,19 +30,19 @@ def row_keys(
     key: Key[Array, ""],
     env: Int[Array, "E"],
     agent: int,
-    place: Int[Array, ""] | int,
+    request_number: Int[Array, ""] | int,
     branches: int,
     trajectory: Int[Array, "E"] | int = 0,
     trajectories: int = 1,
     step: Int[Array, ""] | int = 0,
 ) -> Key[Array, "E K"]:
-    """Keys by identity, see `sampling.identity_key`: (step, number of the instance, role in the order of speaking, place, branch).
+    """Keys by identity, see `sampling.identity_key`: (step, number of the instance, role in the order of speaking, request, branch).
 
-    The place counts the responses of one play, T N of them: `turn * N + agent`. The branch counts candidates and the B plays of an
-    instance: `candidate * B + trajectory`.
+    The request's number counts the responses of one play, T N of them: `turn * N + agent`. The branch counts candidates and the B plays
+    of an instance: `candidate * B + trajectory`.
     """
     branch = jnp.arange(branches) * trajectories + jnp.asarray(trajectory)[..., None]
-    numbers = [x[..., None] if x.ndim == 1 else x for x in map(jnp.asarray, (step, env, agent, place))] + [branch]
+    numbers = [x[..., None] if x.ndim == 1 else x for x in map(jnp.asarray, (step, env, agent, request_number))] + [branch]
     shape = (env.shape[0], branches)
     identity = jnp.stack([jnp.broadcast_to(x, shape) for x in numbers], axis=-1)
     return jax.vmap(jax.vmap(lambda one: identity_key(key, one, len(numbers))))(identity)
@@ -79,7 +79,7 @@ def play(
     pick: str = "first",
     alpha: float = 1.0,
     step: Int[Array, ""] | int = 0,
-) -> Rollout:
+) -> CompiledRollout:
     """One episode per environment and trajectory, turn by turn, as one traceable function.
 
     Args:
@@ -89,8 +89,8 @@ def play(
       trajectories: B plays of each instance (parallel sampling). branches: K responses to each prompt (tree sampling).
       pick: which branch is played. alpha: weight of the team reward in the reward that 'greedy' compares (AT-GRPO Eq. 3).
     Returns:
-      `Rollout` with leading axes `[T, E, B]`. Once an episode is over its rows have `where=False` and its state stays; the episode of an
-      instance that cannot be played is void: none of its rows counts (law 9).
+      `CompiledRollout` with leading axes `[T, E, B]`. Once an episode is over its rows have `where=False` and its state stays; the
+      episode of an instance that cannot be played is void: none of its rows counts (law 9).
     """
     e, b = env.shape[0], trajectories
     numbers, trajectory = jnp.repeat(env, b), jnp.tile(jnp.arange(b), e)
@@ -146,4 +146,4 @@ def play(
     episodes = Episodes(
         *(x.reshape(e, b) for x in (jax.vmap(game.outcome)(state), turns, jax.vmap(game.done)(state), ~valid))
     )
-    return Rollout(jax.tree.map(split, records), episodes, jax.tree.map(split, states))
+    return CompiledRollout(jax.tree.map(split, records), episodes, jax.tree.map(split, states))

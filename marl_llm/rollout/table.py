@@ -36,7 +36,7 @@ class Episodes(NamedTuple):
     void: Bool[Array, "E B"]  # could not be played; counts for nothing
 
 
-class Rollout(NamedTuple):
+class CompiledRollout(NamedTuple):
     """A table per role, the episodes, and the states after each stage for transcripts."""
 
     tables: dict[str, Table]

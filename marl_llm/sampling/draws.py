@@ -39,7 +39,7 @@ class RowSettings(NamedTuple):
 def identity_key(root: Key[Array, ""], identity: Int[Array, "C"], count: Int[Array, ""] | int) -> Key[Array, ""]:
     """The key of a response: the root folded with the first `count` numbers of its identity, one after the other (law 6).
 
-    The identity of a team's response is (step, task, agent, place, branch), in compiled play and in the engine alike: the numbers of the
+    The identity of a team's response is (step, task, agent, request, branch), in compiled play and in the engine alike: the numbers of the
     task, of the role in the order of speaking, of the request among all that the game could make, and of the play and candidate. Whoever
     draws folds in the token's position.
     """

@@ -25,7 +25,7 @@ from marl_llm.sampling.stops import StopRule, stop_rule
 from marl_llm.text import Tokenizer
 
 log = logging.getLogger(__name__)
-FEW = (2, 4)  # with at most this part of the slots living, only that part is computed
+COMPACT = (2, 4)  # with at most this part of the slots living, only that part is computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Lane:
         self._table: Rules | None = None
         self.shapes: set[tuple] = set()
         self.stats = collections.Counter()
-        self._few = [] if mesh is not None else [sizes.slots // part for part in FEW if sizes.slots // part]
+        self._few = [] if mesh is not None else [sizes.slots // part for part in COMPACT if sizes.slots // part]
         self.pending = params
         self.swap()
 

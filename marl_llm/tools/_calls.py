@@ -13,11 +13,11 @@ from typing import Generic, TypeVar
 from marl_llm.tools.results import ToolResult
 from marl_llm.tools.waiting import waiting
 
-Request = TypeVar("Request")
+Asked = TypeVar("Asked")
 T = TypeVar("T")
 
 
-class Calls(Generic[Request, T]):
+class Calls(Generic[Asked, T]):
     """The four forms of a tool call.
 
     Args:
@@ -26,7 +26,7 @@ class Calls(Generic[Request, T]):
       name: of the threads, for people who look at a stack dump.
     """
 
-    def __init__(self, function: Callable[[Request], ToolResult[T]], concurrency: int, name: str):
+    def __init__(self, function: Callable[[Asked], ToolResult[T]], concurrency: int, name: str):
         if concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
         self._function = function
@@ -34,7 +34,7 @@ class Calls(Generic[Request, T]):
         self._lock = threading.Lock()
         self._closed = False
 
-    def submit(self, request: Request) -> concurrent.futures.Future:
+    def submit(self, request: Asked) -> concurrent.futures.Future:
         """Queues one call. Until a thread takes it up, the caller's clock stands still."""
         with self._lock:
             if self._closed:
@@ -44,24 +44,24 @@ class Calls(Generic[Request, T]):
         future.add_done_callback(lambda _: arrived())  # dropped before it began
         return future
 
-    def _carry_out(self, request: Request, arrived: Callable[[], None]) -> ToolResult[T]:
+    def _carry_out(self, request: Asked, arrived: Callable[[], None]) -> ToolResult[T]:
         arrived()
         return self._function(request)
 
-    def call(self, request: Request) -> ToolResult[T]:
+    def call(self, request: Asked) -> ToolResult[T]:
         """One call, blocking."""
         return self.submit(request).result()
 
-    def batch(self, requests: Sequence[Request]) -> list[ToolResult[T]]:
+    def batch(self, requests: Sequence[Asked]) -> list[ToolResult[T]]:
         """Many calls, blocking; results in the order of the requests."""
         futures = [self.submit(request) for request in requests]
         return [future.result() for future in futures]
 
-    async def acall(self, request: Request) -> ToolResult[T]:
+    async def acall(self, request: Asked) -> ToolResult[T]:
         """One call from an event loop."""
         return await asyncio.wrap_future(self.submit(request))
 
-    async def abatch(self, requests: Sequence[Request]) -> list[ToolResult[T]]:
+    async def abatch(self, requests: Sequence[Asked]) -> list[ToolResult[T]]:
         """Many calls from an event loop; results in the order of the requests."""
         return list(await asyncio.gather(*(self.acall(request) for request in requests)))
 

@@ -59,7 +59,7 @@ class ChatRequest:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reply:
+class ChatReply:
     """What the model answered.
 
     Attributes:
@@ -96,7 +96,7 @@ class Backend(Protocol):
 
     identity: str | None  # enters the cache's key; None: replies must not be cached
 
-    def complete(self, request: ChatRequest, timeout_s: float) -> Reply:
+    def complete(self, request: ChatRequest, timeout_s: float) -> ChatReply:
         """One attempt. Raises BackendError for every failure of the infrastructure."""
         ...
 
@@ -105,21 +105,21 @@ class PolicyBackend:
     """A policy of our own, served in process.
 
     Args:
-      policy: `(messages, options) -> Reply`. It is called from several threads if the client's concurrency is above 1, and cannot be
+      policy: `(messages, options) -> ChatReply`. It is called from several threads if the client's concurrency is above 1, and cannot be
         interrupted: a reply after the deadline is dropped. What it raises is a fault of this program and reaches the caller.
       version: names the parameters, for the cache; None: not cached, because a policy in training changes.
     """
 
-    def __init__(self, policy: Callable[[Sequence[Message], Options], Reply], version: str | None = None):
+    def __init__(self, policy: Callable[[Sequence[Message], Options], ChatReply], version: str | None = None):
         self._policy = policy
         self.identity = None if version is None else f"policy:{version}"
 
-    def complete(self, request: ChatRequest, timeout_s: float) -> Reply:
+    def complete(self, request: ChatRequest, timeout_s: float) -> ChatReply:
         """See `Backend.complete`."""
         start = time.monotonic()
         reply = self._policy(request.messages, request.options)
-        if not isinstance(reply, Reply):
-            raise TypeError(f"the policy must return a Reply, not {type(reply).__name__}")
+        if not isinstance(reply, ChatReply):
+            raise TypeError(f"the policy must return a ChatReply, not {type(reply).__name__}")
         if time.monotonic() - start > timeout_s:
             raise BackendError(FailureKind.DEADLINE, f"the policy answered after {time.monotonic() - start:.3g} s, not {timeout_s:.3g} s")
         return reply
@@ -155,7 +155,7 @@ class OpenAICompatible:
         self._key()
         self.identity = json.dumps([self.url, model, self._extra], sort_keys=True)
 
-    def complete(self, request: ChatRequest, timeout_s: float) -> Reply:
+    def complete(self, request: ChatRequest, timeout_s: float) -> ChatReply:
         """See `Backend.complete`."""
         options = {name: value for name, value in dataclasses.asdict(request.options).items() if value is not None}
         payload = dict(model=self.model, messages=list(request.messages), **options, **self._extra)
@@ -183,7 +183,7 @@ class OpenAICompatible:
         return key
 
 
-def read_reply(body: bytes) -> Reply:
+def read_reply(body: bytes) -> ChatReply:
     """The first choice of a chat completion. Counts of tokens that are none (negative, no integers) are None.
 
     Raises:
@@ -202,7 +202,7 @@ def read_reply(body: bytes) -> Reply:
     counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
     counts = [count if type(count) is int and count >= 0 else None for count in counts]
     finish = choice.get("finish_reason")
-    return Reply(message.get("content") or "", finish if isinstance(finish, str) else None, *counts)
+    return ChatReply(message.get("content") or "", finish if isinstance(finish, str) else None, *counts)
 
 
 def retry_after_s(header: str | None) -> float | None:

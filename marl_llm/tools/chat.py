@@ -22,18 +22,18 @@ from marl_llm.tools._calls import Calls
 from marl_llm.tools._chat_backends import (
     Backend,
     BackendError,
+    ChatReply,
     ChatRequest,
     Message,
     OpenAICompatible,
     Options,
     PolicyBackend,
-    Reply,
 )
 from marl_llm.tools._chat_store import ChatStore
 from marl_llm.tools.results import FINAL_KINDS, FailureKind, ToolResult, failed, success
 from marl_llm.tools.said import Said, read_json, valid_text
 
-__all__ = ["Backend", "BackendError", "ChatClient", "ChatRequest", "Message", "OpenAICompatible", "Options", "PolicyBackend", "Reply"]
+__all__ = ["Backend", "BackendError", "ChatClient", "ChatRequest", "Message", "OpenAICompatible", "Options", "PolicyBackend", "ChatReply"]
 
 TOKENS_PER_MESSAGE = 16  # more than any chat template adds around a message
 KEY_VERSION = 1
@@ -120,7 +120,7 @@ class ChatClient:
         names = "calls cache_hits attempts retries prompt_tokens completion_tokens uncounted_replies truncated_replies seconds".split()
         self._counts = dict.fromkeys([*names, *(f"failed_{kind.value}" for kind in FailureKind)], 0.0)
 
-    def complete(self, messages: Sequence[Message], draw: int = 0, **options: Any) -> ToolResult[Reply]:
+    def complete(self, messages: Sequence[Message], draw: int = 0, **options: Any) -> ToolResult[ChatReply]:
         """One reply.
 
         Args:
@@ -133,15 +133,15 @@ class ChatClient:
         """
         return self._calls.call(self._checked(ChatRequest(tuple(messages), Options(**options), draw)))
 
-    def complete_batch(self, requests: Sequence[ChatRequest]) -> list[ToolResult[Reply]]:
+    def complete_batch(self, requests: Sequence[ChatRequest]) -> list[ToolResult[ChatReply]]:
         """Many replies, in order."""
         return self._calls.batch([self._checked(request) for request in requests])
 
-    async def acomplete(self, messages: Sequence[Message], draw: int = 0, **options: Any) -> ToolResult[Reply]:
+    async def acomplete(self, messages: Sequence[Message], draw: int = 0, **options: Any) -> ToolResult[ChatReply]:
         """`complete` from an event loop."""
         return await self._calls.acall(self._checked(ChatRequest(tuple(messages), Options(**options), draw)))
 
-    async def acomplete_batch(self, requests: Sequence[ChatRequest]) -> list[ToolResult[Reply]]:
+    async def acomplete_batch(self, requests: Sequence[ChatRequest]) -> list[ToolResult[ChatReply]]:
         """`complete_batch` from an event loop."""
         return await self._calls.abatch([self._checked(request) for request in requests])
 
@@ -167,7 +167,7 @@ class ChatClient:
             raise ValueError("under a spending cap every request needs max_tokens: without it a reply has no highest price")
         return request
 
-    def _call(self, request: ChatRequest) -> ToolResult[Reply]:
+    def _call(self, request: ChatRequest) -> ToolResult[ChatReply]:
         start = time.monotonic()
         deadline = start + self._deadline_s
         key = None if self._backend.identity is None else content_key(self._backend.identity, request)
@@ -205,7 +205,7 @@ class ChatClient:
                 if flight[1] == 0:
                     del self._flights[key]
 
-    def _attempt_all(self, request: ChatRequest, start: float, deadline: float) -> ToolResult[Reply]:
+    def _attempt_all(self, request: ChatRequest, start: float, deadline: float) -> ToolResult[ChatReply]:
         prompt_bound = sum(len(message["content"].encode("utf-8", "surrogatepass")) + TOKENS_PER_MESSAGE for message in request.messages)
         reply_bound = request.options.max_tokens or 0
         bound_usd = self._usd(prompt_bound, reply_bound)
@@ -244,7 +244,7 @@ class ChatClient:
     def _usd(self, prompt_tokens: int, completion_tokens: int) -> float:
         return (self._prices[0] * prompt_tokens + self._prices[1] * completion_tokens) / 1e6
 
-    def _count(self, result: ToolResult[Reply]) -> None:
+    def _count(self, result: ToolResult[ChatReply]) -> None:
         with self._lock:
             counts = self._counts
             counts["calls"] += 1
@@ -262,26 +262,26 @@ class ChatClient:
                 counts["completion_tokens"] += reply.completion_tokens or 0
 
 
-def checked_reply(reply: Reply, prompt_bound: int, max_tokens: int | None) -> Reply:
+def checked_reply(reply: ChatReply, prompt_bound: int, max_tokens: int | None) -> ChatReply:
     """A reply whose texts are valid and whose counts of tokens are None unless both lie within the request's bounds.
 
     Raises:
       BackendError: the reply has no text, or one of more than `MAX_TEXT` characters.
     """
-    if not isinstance(reply, Reply) or not isinstance(reply.text, str) or len(reply.text) > MAX_TEXT:
+    if not isinstance(reply, ChatReply) or not isinstance(reply.text, str) or len(reply.text) > MAX_TEXT:
         raise BackendError(FailureKind.BAD_REPLY, f"a reply needs a text of at most {MAX_TEXT} characters", billed=True)
     finish = valid_text(reply.finish_reason[:MAX_FINISH]) if isinstance(reply.finish_reason, str) else None
     pairs = ((reply.prompt_tokens, prompt_bound), (reply.completion_tokens, MAX_TEXT if max_tokens is None else max_tokens))
     if not all(type(count) is int and 0 <= count <= bound for count, bound in pairs):
         pairs = ((None, 0), (None, 0))
-    return Reply(valid_text(reply.text), finish, pairs[0][0], pairs[1][0], reply.cached is True)
+    return ChatReply(valid_text(reply.text), finish, pairs[0][0], pairs[1][0], reply.cached is True)
 
 
-def kept_reply(kept: str | None) -> Reply | None:
+def kept_reply(kept: str | None) -> ChatReply | None:
     """A reply from the cache; None if there is none, or none that can be read: it is asked for again."""
     said = read_json(kept) if kept is not None else Said()
     try:
-        return None if said.value is None else dataclasses.replace(Reply(**said.value), cached=True)
+        return None if said.value is None else dataclasses.replace(ChatReply(**said.value), cached=True)
     except TypeError:
         return None
 

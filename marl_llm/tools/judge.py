@@ -16,7 +16,7 @@ from typing import Any
 from marl_llm.tools._compare import USUAL, Tolerance, opened, same_output, same_tree, same_value, shown
 from marl_llm.tools.results import ToolResult, failed, success
 from marl_llm.tools.said import Bounds, read_json, read_text
-from marl_llm.tools.sandbox import Execution, Limits, Program, Request, Sandbox, default_sandbox
+from marl_llm.tools.sandbox import Execution, Limits, Program, Sandbox, Submission, default_sandbox
 from marl_llm.tools.sandbox.inside import values
 
 __all__ = [
@@ -98,7 +98,7 @@ def call_request(
     profile: str = "bare",
     environment: Hashable = None,
     limits: Limits | None = None,
-) -> Request:
+) -> Submission:
     """The request of one judgement by calls. It holds the arguments and nothing that was expected.
 
     Raises:
@@ -110,7 +110,7 @@ def call_request(
             raise ValueError(f"case {number} has an argument that is not of a built-in type: {inputs[number]!r:.200}")
     plan = {"function": function, "cases": trees, "case_timeout": case_timeout_s}
     limits = dataclasses.replace(limits or Limits(), timeout_s=timeout_s)
-    return Request(code, "", profile, limits, environment, calls=json.dumps(plan).encode())
+    return Submission(code, "", profile, limits, environment, calls=json.dumps(plan).encode())
 
 
 def _has_opaque(tree: Any) -> bool:
@@ -263,10 +263,10 @@ def stdio_requests(
     profile: str = "bare",
     environment: Hashable = None,
     limits: Limits | None = None,
-) -> list[Request]:
+) -> list[Submission]:
     """One request per case: a fresh process each, with nothing of the other cases in reach."""
     limits = dataclasses.replace(limits or Limits(), timeout_s=timeout_s)
-    return [Request(code, text, profile, limits, environment) for text in inputs]
+    return [Submission(code, text, profile, limits, environment) for text in inputs]
 
 
 def read_stdio(executions: Sequence[Execution], expected: Sequence[str], tolerance: Tolerance) -> CallsResult:

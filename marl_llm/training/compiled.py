@@ -24,7 +24,7 @@ from marl_llm.training.rollouts import Played, make_rollout, sampling_of
 from marl_llm.training.seats import MODELS, Seat
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
-from marl_llm.workflows import Assignment, Policy, RolloutError, WorkflowError
+from marl_llm.workflows import Assignment, Inside, RolloutError, WorkflowError
 
 DEMONSTRATIONS = 4  # scripted responses per prompt in the warm start
 CHUNK = 128  # tasks of one compiled evaluation
@@ -57,7 +57,7 @@ class CompiledTeam(Team):
     ):
         super().__init__(speaking_order(game), assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
         for name, model in assignment.models.items():
-            if not isinstance(model, Policy):
+            if not isinstance(model, Inside):
                 raise WorkflowError(f"model {name!r} is {type(model).__name__}: compiled play knows policies only; play {game.name} hosted")
         self.game, self.script = game, dict(script or {})
         self._warm_key, self._data_key = warm_and_data_keys(seed)

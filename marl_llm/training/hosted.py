@@ -24,7 +24,7 @@ from marl_llm.training.packing import Tokens
 from marl_llm.training.seats import Seat
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
-from marl_llm.workflows import Assignment, Controller, Outside, Policy, Rollout, Scripted, WorkflowError, World
+from marl_llm.workflows import Assignment, Controller, Inside, Outside, Rollout, Scripted, WorkflowError, World
 from marl_llm.workflows.metrics import rollout_metrics, team_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
 from marl_llm.workflows.storage import report_episodes
@@ -152,8 +152,6 @@ class HostedTeam(Team):
         figures = rollout_metrics(rollout, samples)
         drawn = [s for s in samples.samples if s.call.log_probs is not None]
         figures |= {"success": figures[f"team/{self.headline}"], "void": figures.pop("void_share"), "samples": float(len(drawn))}
-        figures |= {f"role/{r}/well_formed": figures.pop(f"role/{r}/legal_share") for r in self.roles}
-        figures |= {f"role/{r}/truncated": figures.pop(f"role/{r}/truncated_share") for r in self.roles}
         prompts = {(s.instance, s.prompt): len(s.prompt_ids) for s in drawn}
         figures |= {"prompts": float(len(prompts)), "prompt_tokens": float(sum(prompts.values()))}
         return figures | {"sampled_tokens": float(sum(s.response_ids.size for s in drawn))}
@@ -202,13 +200,13 @@ class HostedTeam(Team):
     ) -> tuple[Engine | None, dict[str, str], dict[str, Any]]:
         """(engine, role -> name of its player, name -> player) of a table of seats."""
         if all(seat == Seat() for seat in table.values()):  # the team itself
-            frozen = {name: Policy(trained=False) for name in self.learners}
+            frozen = {name: Inside(trained=False) for name in self.learners}
             return self.engine, dict(self.assignment.roles), {**self.assignment.models, **frozen}
         names, players, served = {}, {}, {}
         for role, seat in table.items():
             if role in models:
                 name = f"{role} as {self.assignment.roles[role]}"
-                names[role], players[name], served[name] = name, Policy(trained=False), models[role]
+                names[role], players[name], served[name] = name, Inside(trained=False), models[role]
             elif seat == Seat():  # the assignment's own outside or scripted player
                 names[role] = self.assignment.roles[role]
                 players[names[role]] = self.assignment.models[names[role]]

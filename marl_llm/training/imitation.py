@@ -45,7 +45,7 @@ def make_imitation(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lor
         def loss(params, j):
             (some,) = part(j)
             where = response_where(some)
-            total = -jnp.sum(score_packed(config, whole(params, base, lora), *some[:6]).log_probs, where=where)
+            total = -jnp.sum(score_packed(config, whole(params, base, lora), *some.inputs).log_probs, where=where)
             return total, Sums(jax.lax.stop_gradient(total), jnp.sum(where, dtype=jnp.float32), {}, jnp.float32(0))
 
         policy, metrics, _ = exact_step(policy, loss, count, most, learning_rate, options.optimizer, axis)

@@ -83,6 +83,11 @@ class PackedRows(NamedTuple):
     length: Int[Array, "B N"]  # response tokens
     kept_ids: Int[Array, "B Q M"] | None = None  # the tokens that each target was drawn from, -1 behind them; None: all
 
+    @property
+    def inputs(self) -> tuple[Int[Array, "B _"], ...]:
+        """What a forward pass reads, in the order of `marl_llm.models.score_packed`: tokens to targets."""
+        return self[:6]
+
 
 class RowShape(NamedTuple):
     """A fixed shape of rows, so that all steps of a compiled rollout share a program."""

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from marl_llm.algorithms import Recipe
 from marl_llm.games import Game, split_index
 from marl_llm.models import SAMPLE
-from marl_llm.rollout import Episodes, Player, Rollout, play
+from marl_llm.rollout import CompiledRollout, Episodes, Player, play
 from marl_llm.training.batch import Pool, pooled, rows_from
 from marl_llm.training.mesh import data_axis, over_data, position
 
@@ -26,7 +26,7 @@ class Played(NamedTuple):
 
     pool: Pool
     summary: dict[str, Float[Array, ""]]
-    rollout: Rollout
+    rollout: CompiledRollout
     instances: object
 
 
@@ -38,7 +38,7 @@ def share_of(mesh: Mesh, environments: int, what: str) -> int:
     return environments // devices
 
 
-def summarise(rollout: Rollout) -> dict[str, Float[Array, ""]]:
+def summarise(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
     """Figures of a rollout: success, turns, samples, tokens, and per role rewards, components, entropy, form and truncation.
 
     Rewards are means over all sampled branches of the rows that count; entropy is per token, in nats.
@@ -90,7 +90,7 @@ def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], en
         return rows_from(game, rollout.tables, env), rollout, instances
 
     by_env = P(None, "data")
-    out = (P("data"), Rollout(by_env, Episodes(*(P("data"),) * 4), by_env), P("data"))
+    out = (P("data"), CompiledRollout(by_env, Episodes(*(P("data"),) * 4), by_env), P("data"))
     mapped = over_data(local, mesh, SAMPLE, in_specs=(P(),) * 5, out_specs=out)
 
     def run(params, first, key, split=TRAIN, step=0):

@@ -68,7 +68,7 @@ def reference_scores(recipe: Recipe, config: ModelConfig, reference: dict | None
     """The reference's log-probs of the targets, where the recipe has a KL in its loss."""
     if not (recipe.kl_coef and recipe.kl_in == "loss"):
         return None
-    return score_packed(config, reference, *rows[:6], recipe.temperature, kept_ids=rows.kept_ids).log_probs
+    return score_packed(config, reference, *rows.inputs, recipe.temperature, kept_ids=rows.kept_ids).log_probs
 
 
 def packed_values(
@@ -135,7 +135,7 @@ def make_policy_scorer(
     """`make_scorer` of log-probs, or of entropies, at the recipe's temperature; its parameters are `(params, base)`, see `steps.whole`."""
 
     def score(both, rows: PackedRows):
-        scored = score_packed(config, whole(*both, lora), *rows[:6], recipe.temperature, kept_ids=rows.kept_ids)
+        scored = score_packed(config, whole(*both, lora), *rows.inputs, recipe.temperature, kept_ids=rows.kept_ids)
         return scored.entropy if entropy else scored.log_probs
 
     return make_scorer(score, mesh, **sizes)

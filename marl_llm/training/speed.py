@@ -17,7 +17,7 @@ from marl_llm.training.roofline import Work, forward_flops, matrix_parameters
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class MachineLimits:
     """What all devices of a mesh do together: FLOP/s of the best matrix product, bytes/s of reading memory."""
 
     flops: float
@@ -29,7 +29,7 @@ class Limits:
 
 
 @functools.cache
-def machine_limits(mesh: Mesh, dtype: str = "float32", repeats: int = 5) -> Limits:
+def machine_limits(mesh: Mesh, dtype: str = "float32", repeats: int = 5) -> MachineLimits:
     """Measures a matrix product and a matrix-vector product that run on all devices at once; best of `repeats`. Once per process."""
     size, long = (1024, 4096) if mesh.devices.flat[0].platform == "cpu" else (8192, 16384)
     n = mesh.size
@@ -48,7 +48,7 @@ def machine_limits(mesh: Mesh, dtype: str = "float32", repeats: int = 5) -> Limi
 
     square, wide = make(size, size), make(long, long)
     flops = 2 * n * size**3 / best(square, square)
-    return Limits(flops, wide.nbytes / best(wide, make(long, 1)))
+    return MachineLimits(flops, wide.nbytes / best(wide, make(long, 1)))
 
 
 def rollout_work(config: ModelConfig, figures: dict, roles: int, devices: int) -> Work:

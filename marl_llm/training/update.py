@@ -198,7 +198,7 @@ def policy_step(
             if head:
                 values, scored = packed_values(config, params, some, recipe.temperature)
             else:
-                scored = score_packed(config, whole(params, base, lora), *some[:6], recipe.temperature, kept_ids=some.kept_ids)
+                scored = score_packed(config, whole(params, base, lora), *some.inputs, recipe.temperature, kept_ids=some.kept_ids)
             ref = reference_scores(recipe, config, reference, some)
             total, sums = packed_loss(recipe, scored, ref, some, beside["advantages"], beside.get("old"), scalars)
             if head:

@@ -2,11 +2,11 @@
 
 from marl_llm.workflows.assignment import (
     Assignment,
+    Inside,
     Outside,
-    Policy,
     Schedule,
     Scripted,
-    Turn,
+    ScriptTurn,
     alternate,
     assignment_from,
     separate,
@@ -42,7 +42,7 @@ __all__ = [
     "after_hashes", "code_block", "json_object", "plain", "short_text", "tagged", "texts",
     "NOTHING", "Workflow", "call", "choose", "compute", "each", "repeat", "sequence", "stop", "together", "tool", "when", "with_roles",
     "to_mermaid", "to_svg",
-    "Assignment", "Outside", "Policy", "Schedule", "Scripted", "Turn", "alternate", "assignment_from", "separate", "shared",
+    "Assignment", "Outside", "Inside", "Schedule", "Scripted", "ScriptTurn", "alternate", "assignment_from", "separate", "shared",
     "Controller", "PlainText", "Rollout", "RolloutError", "Speech", "Task",
     "ActionView", "Episode", "RoleCall", "Score", "Scorer", "ToolUse", "Trajectory", "World",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
     Assignment({"plan": "a", "answer": "a", "search": "b"})                                   # partly shared
     shared(workflow, "policy"), separate(workflow)                                            # the two ends
     Assignment({"plan": "a", "judge": "gpt"}, {"gpt": Outside(client)})                       # an outside model
-    Assignment({"plan": "a", "code": "b"}, {"b": Policy(trained=False)})                      # a frozen role
+    Assignment({"plan": "a", "code": "b"}, {"b": Inside(trained=False)})                      # a frozen role
     Assignment({"plan": "a", "code": "b"}, schedule=alternate(("a", 10), ("b", 10)))          # one after the other
 
 Two roles that play one model share its parameters, its optimizer and its buffer; nothing else about them is shared.
@@ -33,7 +33,7 @@ class ChatModel(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn:
+class ScriptTurn:
     """What a scripted player sees when it is its turn.
 
     `seed` is the call's identity, that of the request a model would get.
@@ -53,7 +53,7 @@ class Turn:
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
+class Inside:
     """A model of this program, reached through the sampling engine under its name. `trained=False` freezes it."""
 
     trained: bool = True
@@ -74,10 +74,10 @@ class Scripted:
     It returns the response as text, or as the ids that a role which speaks ids is to say.
     """
 
-    play: Callable[[Turn], str | tuple[int, ...]]
+    play: Callable[[ScriptTurn], str | tuple[int, ...]]
 
 
-Model = Policy | Outside | Scripted
+Model = Inside | Outside | Scripted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Assignment:
 
     Attributes:
       roles: role -> name of the model that plays it.
-      models: name -> what it is; a name without an entry is a trained `Policy`.
+      models: name -> what it is; a name without an entry is a trained `Inside`.
       schedule: which models train when.
 
     Raises:
@@ -138,21 +138,21 @@ class Assignment:
                 raise WorkflowError(f"schedule: {name!r} is no trained model of this assignment, {suggestion(name, self.trained)}")
         for name in self.trained if scheduled else ():
             if name not in scheduled:
-                raise WorkflowError(f"schedule: the model {name!r} never trains: give it a phase, or freeze it with Policy(trained=False)")
+                raise WorkflowError(f"schedule: the model {name!r} never trains: give it a phase, or freeze it with Inside(trained=False)")
 
     def model(self, role: str) -> Model:
         """Who plays the role."""
-        return self.models.get(self.roles[role], Policy())
+        return self.models.get(self.roles[role], Inside())
 
     @property
     def policies(self) -> tuple[str, ...]:
         """Models that the sampling engine has to serve, in the order of the roles."""
-        return tuple(dict.fromkeys(name for name in self.roles.values() if isinstance(self.models.get(name, Policy()), Policy)))
+        return tuple(dict.fromkeys(name for name in self.roles.values() if isinstance(self.models.get(name, Inside()), Inside)))
 
     @property
     def trained(self) -> tuple[str, ...]:
         """Models that train at some step, in the order of the roles."""
-        return tuple(name for name in self.policies if self.models.get(name, Policy()).trained)
+        return tuple(name for name in self.policies if self.models.get(name, Inside()).trained)
 
     def training(self, step: int) -> tuple[str, ...]:
         """Models that train at this step."""
@@ -167,9 +167,9 @@ class Assignment:
             if role not in workflow.roles:
                 raise WorkflowError(f"assignment: workflow {workflow.name!r} has no role {role!r}, {suggestion(role, workflow.roles)}")
         for name, role in workflow.roles.items():
-            if role.tools and not isinstance(self.model(name), Policy):
+            if role.tools and not isinstance(self.model(name), Inside):
                 kind = type(self.model(name)).__name__
-                raise WorkflowError(f"the role {name!r} calls tools within its response, which only a Policy can, not {kind}")
+                raise WorkflowError(f"the role {name!r} calls tools within its response, which only a Inside can, not {kind}")
             if role.speaks_ids and isinstance(self.model(name), Outside):
                 raise WorkflowError(f"the role {name!r} reads and says ids, which an Outside model has none of; play the game in text")
 
@@ -185,7 +185,9 @@ def separate(workflow: Workflow) -> Assignment:
 
 
 def assignment_from(
-    config: Mapping[str, Any], outside: Mapping[str, ChatModel] | None = None, scripts: Mapping[str, Callable[[Turn], str]] | None = None
+    config: Mapping[str, Any],
+    outside: Mapping[str, ChatModel] | None = None,
+    scripts: Mapping[str, Callable[[ScriptTurn], str]] | None = None,
 ) -> Assignment:
     """An assignment from a plain configuration, where models are words.
 
@@ -203,7 +205,7 @@ def assignment_from(
     for name, kind in dict(config.get("models") or {}).items():
         source = {"outside": outside, "scripted": scripts}.get(kind) or {}
         if kind in ("trained", "frozen"):
-            models[name] = Policy(trained=kind == "trained")
+            models[name] = Inside(trained=kind == "trained")
         elif kind not in ("outside", "scripted"):
             kinds = ("trained", "frozen", "outside", "scripted")
             raise WorkflowError(f"assignment: model {name!r} is {kind!r}, {suggestion(str(kind), kinds)}")

@@ -14,7 +14,7 @@ from marl_llm.text import Message, ToolCall
 from marl_llm.tools.results import FailureKind, ToolResult
 from marl_llm.tools.said import Said, read_text, read_value, valid_text
 from marl_llm.tools.waiting import Expired, within
-from marl_llm.workflows.assignment import Assignment, Outside, Scripted, Turn
+from marl_llm.workflows.assignment import Assignment, Outside, Scripted, ScriptTurn
 from marl_llm.workflows.errors import PlayFailure, PromptTooLong, ToolRefusal, WorkflowError, from_error, from_tool
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Tool
@@ -52,18 +52,19 @@ class Speaker:
         self._policy_stops = {model: tuple(one.stop_ids) for model, one in speech.items()}
 
     async def speak(
-        self, node: Call, place: int, state: State, task: Task, identity: tuple[int, int, int], choice: int, asked: int
+        self, node: Call, first: int, state: State, task: Task, identity: tuple[int, int, int], choice: int, asked: int
     ) -> tuple[tuple[Event, ...], State]:
         """One response of a role, or several with the tools that it calls in between; the events, and the state after them.
 
         Args:
-          choice: which of the candidates for its prompt this is. asked: the way on which all of them were asked; `state.way` is this one's.
+          choice: which of the candidates for its prompt this is. asked: the path on which all of them were asked; `state.path_id` is
+            this one's. first: the number of its first request.
 
         Raises `PlayFailure` or `WorkflowError`.
         """
         step, play, plays = identity
-        role, group = node.role, f"{place}:{asked * plays + play}"
-        branch = state.way * plays + play
+        role, group = node.role, f"{first}:{asked * plays + play}"
+        branch = state.path_id * plays + play
         if branch >= 2**31:
             raise WorkflowError(f"node {node.name!r}: branch {branch} is beyond 2**31; fork fewer times, or play fewer instances")
         agent, model = self._workflow.agents[role.name], self._assignment.roles[role.name]
@@ -78,10 +79,11 @@ class Speaker:
         prompt = "\n".join(message.content for message in messages)
         last, common["trimmed"] = state.last, begun.trimmed
         for number in range(role.max_tool_rounds + 1):
-            seed = (step, task.number, agent, place + number, branch)
+            seed = (step, task.number, agent, first + number, branch)
             prompt_ids = () if talk is None else talk.ids
-            common |= dict(id=f"{node.name}:{place + number}:{branch}", parents=last, place=place + number, seed=seed, choice=choice)
-            common |= dict(group=group if number == 0 else f"{place + number}:{branch}", prompt=prompt, prompt_ids=prompt_ids)
+            request = first + number
+            common |= dict(id=f"{node.name}:{request}:{branch}", parents=last, request_number=request, seed=seed, choice=choice)
+            common |= dict(group=group if number == 0 else f"{request}:{branch}", prompt=prompt, prompt_ids=prompt_ids)
             tool_calls: tuple[ToolCall, ...] = ()
             if isinstance(player, Scripted):
                 said = self._from_script(node, player, state, messages, seed, speech)
@@ -115,7 +117,7 @@ class Speaker:
         self, node: Call, player: Scripted, state: State, messages: list[Message], seed: tuple[int, ...], speech: Speech | None
     ) -> dict[str, Any]:
         try:
-            text = player.play(Turn(node.role, node.name, state.fields, tuple(messages), state.turn, seed))
+            text = player.play(ScriptTurn(node.role, node.name, state.fields, tuple(messages), state.turn, seed))
         except Exception as error:
             raise WorkflowError(f"the scripted player of node {node.name!r} raised {type(error).__name__}: {error}") from error
         if isinstance(text, str):
@@ -167,10 +169,10 @@ class Speaker:
             kept_ids=done.kept_ids, finish=done.finish, version=done.version,
         )  # fmt: skip
 
-    async def use(self, node: Tool, place: int, state: State, identity: tuple[int, int, int]) -> ToolUse:
+    async def use(self, node: Tool, number: int, state: State, identity: tuple[int, int, int]) -> ToolUse:
         """One tool call of the graph. Raises `PlayFailure` or `WorkflowError`."""
         start = time.perf_counter()
-        branch = state.way * identity[2] + identity[1]
+        branch = state.path_id * identity[2] + identity[1]
         try:
             found = await self._call(node.name, node.function, [state.fields[f] for f in node.reads], {}, node.timeout_s, node.instant)
         except PlayFailure:
@@ -188,9 +190,9 @@ class Speaker:
         if not said.ok:
             raise PlayFailure(node.name, FailureKind.BAD_REPLY.value, f"the tool's value cannot be used: {said.problem}")
         seconds = time.perf_counter() - start
-        name = f"{node.name}:{place}:{branch}"
+        name = f"{node.name}:{number}:{branch}"
         writes = said.value
-        return ToolUse(name, node.name, state.last, state.turn, place, state.items, branch, writes, seconds, attempts, said.replaced)
+        return ToolUse(name, node.name, state.last, state.turn, number, state.items, branch, writes, seconds, attempts, said.replaced)
 
     async def _use_role_tools(self, node: Call, calls: tuple[ToolCall, ...], called: RoleCall) -> tuple[list[ToolUse], list[Message]]:
         """The tools that a role called within its response, one after the other, and their answers as messages."""
@@ -204,9 +206,9 @@ class Speaker:
                 said, attempts, refused = read_text(f"error: {refusal}"[:MAX_REASON]), 1, type(refusal.__cause__ or refusal).__name__
             name, seconds = f"{called.id}:{shown}:{number}", time.perf_counter() - start
             parents = (called.id,) if not uses else (uses[-1].id,)
-            place = dict(turn=called.turn, place=called.place, items=called.items, branch=called.branch)
+            origin = dict(turn=called.turn, request_number=called.request_number, items=called.items, branch=called.branch)
             about = dict(writes={}, seconds=seconds, attempts=attempts, replaced=said.replaced, refused=refused)
-            uses.append(ToolUse(name, f"{node.name}.{shown}", parents, **about, **place))
+            uses.append(ToolUse(name, f"{node.name}.{shown}", parents, **about, **origin))
             answers.append(Message("tool", said.value))
         if len(calls) > MAX_TOOL_CALLS:
             answers.append(Message("tool", f"error: only the first {MAX_TOOL_CALLS} calls were made"))

@@ -5,7 +5,7 @@
 
 Each instance is a task of one event loop, so that whoever waits, for a long answer or a slow tool, waits alone; plain tool functions run in
 threads. What an instance does depends on its identity and on what the tools answered, never on who else is played or on who was faster:
-every request's seed is (step, task, agent, place, branch), where the place numbers all requests that the workflow could make.
+every request's seed is (step, task, agent, request, branch), where the request is its number among all that the workflow could make.
 
 **Failures.** What the infrastructure breaks (a failed `ToolResult`, a deadline, a lost connection) fails the instance. It is played again
 from its start with the same seeds, `attempts` times in all; then it is void as a whole, and says why (law 9). A parser, tool or condition
@@ -24,7 +24,7 @@ from typing import Any
 from marl_llm.sampling.requests import Generator, Settings
 from marl_llm.tools.results import FailureKind
 from marl_llm.tools.waiting import Expired, within
-from marl_llm.workflows.assignment import Assignment, Policy
+from marl_llm.workflows.assignment import Assignment, Inside
 from marl_llm.workflows.calls import Speaker
 from marl_llm.workflows.checks import SCORED, check_shown
 from marl_llm.workflows.errors import PlayFailure, RolloutError, WorkflowError
@@ -34,7 +34,7 @@ from marl_llm.workflows.play import PICKS, Forks, Play, finish, run_all
 from marl_llm.workflows.scoring import Scoring
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.threads import Threads
-from marl_llm.workflows.trajectory import Episode, Failure, Task, Trajectory
+from marl_llm.workflows.trajectory import Episode, FailedAttempt, Task, Trajectory
 
 MAX_NUMBER = 2**31  # seeds are made of numbers below it
 
@@ -109,7 +109,7 @@ class Controller:
         self._speech = dict(speech) if isinstance(speech, Mapping) else dict.fromkeys(assignment.roles.values(), speech)
         for role in workflow.roles:
             model = assignment.roles[role]
-            if isinstance(assignment.model(role), Policy) and (generator is None or model not in self._speech):
+            if isinstance(assignment.model(role), Inside) and (generator is None or model not in self._speech):
                 lacks = "a generator" if generator is None else "an entry in speech"
                 raise WorkflowError(f"the role {role!r} is played by the policy {model!r}, which needs {lacks}")
         if pick not in (None, *PICKS):
@@ -182,15 +182,15 @@ class Controller:
             try:
                 ways, candidates = await within(self._timeout_s, one.run())
             except PlayFailure as failure:
-                failures.append(Failure(failure.node, failure.kind, str(failure)))
+                failures.append(FailedAttempt(failure.node, failure.kind, str(failure)))
                 if not failure.retriable:
                     break
             except Expired:
                 message = f"not finished within {self._timeout_s} s"
-                failures.append(Failure(one.now, FailureKind.DEADLINE.value, message))
+                failures.append(FailedAttempt(one.now, FailureKind.DEADLINE.value, message))
             else:
                 return Episode(task, step, play, ways, tuple(failures), attempt, (), time.perf_counter() - start, candidates)
-        remains = tuple(sorted(one.log, key=lambda event: (event.place, event.branch)))
+        remains = tuple(sorted(one.log, key=lambda event: (event.request_number, event.branch)))
         return Episode(task, step, play, (), tuple(failures), attempt, remains, time.perf_counter() - start)
 
 

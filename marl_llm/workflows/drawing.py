@@ -15,7 +15,7 @@ from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Sequence,
 
 
 @dataclasses.dataclass(frozen=True)
-class Box:
+class DrawnBox:
     """One node of the picture. `shape` is one of role, tool, choice, bar, end."""
 
     name: str
@@ -38,12 +38,12 @@ class _Picture:
     """Boxes and arrows while they are drawn. An open end is a box with the label that its next arrow will have."""
 
     models: Mapping[str, str]
-    boxes: list[Box]
+    boxes: list[DrawnBox]
     arrows: list[Arrow]
 
     def add(self, label: str, shape: str, ends: list[tuple[str, str]]) -> str:
         name = f"n{len(self.boxes)}"
-        self.boxes.append(Box(name, label, shape))
+        self.boxes.append(DrawnBox(name, label, shape))
         self.arrows += [Arrow(source, name, text) for source, text in ends]
         return name
 
@@ -86,7 +86,7 @@ class _Picture:
         return after + stops
 
 
-def picture(workflow: Workflow, models: Mapping[str, str] | None = None) -> tuple[list[Box], list[Arrow]]:
+def picture(workflow: Workflow, models: Mapping[str, str] | None = None) -> tuple[list[DrawnBox], list[Arrow]]:
     """Boxes and arrows of a workflow, in the order of play. `models` (role -> model) adds who plays whom."""
     drawing = _Picture(dict(models or {}), [], [])
     start = drawing.add(", ".join(workflow.inputs) or "start", "end", [])
@@ -118,7 +118,7 @@ WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 190, 44, 26, 34, 24
 FILLS = {"role": "#dbeafe", "tool": "#fef3c7", "choice": "#ede9fe", "bar": "#f3f4f6", "end": "#e5e7eb"}
 
 
-def _ranks(boxes: list[Box], arrows: list[Arrow]) -> dict[str, int]:
+def _ranks(boxes: list[DrawnBox], arrows: list[Arrow]) -> dict[str, int]:
     """Row of each box: one below the lowest box that leads to it. Arrows but the ways back only lead to later boxes of the list."""
     rank = dict.fromkeys((box.name for box in boxes), 0)
     for box in boxes:
@@ -132,7 +132,7 @@ def to_svg(workflow: Workflow, models: Mapping[str, str] | None = None) -> str:
     """The workflow as one SVG element, with no scripts, fonts or links."""
     boxes, arrows = picture(workflow, models)
     rank = _ranks(boxes, arrows)
-    rows: dict[int, list[Box]] = {}
+    rows: dict[int, list[DrawnBox]] = {}
     for box in boxes:
         rows.setdefault(rank[box.name], []).append(box)
     widest = max(map(len, rows.values()))
@@ -166,7 +166,7 @@ def to_svg(workflow: Workflow, models: Mapping[str, str] | None = None) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _shape(box: Box, x: float, y: float) -> str:
+def _shape(box: DrawnBox, x: float, y: float) -> str:
     style = f'fill="{FILLS[box.shape]}" stroke="#9ca3af"'
     if box.shape == "choice":
         w, h = WIDTH / 2, HEIGHT / 2

@@ -21,8 +21,8 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
     """Figures of a step, by name; zeros are there too, so that a curve has no gaps.
 
     `episodes`, `void_share`, `failed_<kind>` (attempts that failed), `attempts`, `turns`, `seconds`; `team/<name>`: means of the workflow's
-    metrics over its trajectories; `role/<role>/...`: `calls`, `legal_share`, `truncated_share`, `trimmed_share`, `replaced_share`,
-    `tokens`, `reward`, `team`, `local` and each component; `tool/<node>/calls`, `.../seconds`, `.../attempts`, `.../replaced_share`,
+    metrics over its trajectories; `role/<role>/...`: `calls`, `well_formed`, `truncated`, `trimmed_share`, `replaced_share`,
+    `tokens`, `reward`, `team`, `local`, `component/<name>`; `tool/<node>/calls`, `.../seconds`, `.../attempts`, `.../replaced_share`,
     `.../refused_share` and `.../hung` (calls that were late, those of void episodes too); `scorer/<name>/calls`,
     `.../value`, `.../failed`; `samples/trained`, `samples/<why not>`. Means over trajectories of one episode are taken first, so that every
     episode has one vote. Void episodes have none.
@@ -33,7 +33,7 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
         "episodes": float(len(episodes)),
         "void_share": 1.0 - len(played) / max(1, len(episodes)),
         "attempts": _mean([episode.attempts for episode in episodes]),
-        "turns": _mean([_mean([way.turns for way in episode.trajectories]) for episode in played]),
+        "turns": _mean([_mean([path.turns for path in episode.trajectories]) for episode in played]),
         "seconds": rollout.seconds,
         **{f"failed_{kind}": float(kinds[kind]) for kind in KINDS},
         **{f"team/{name}": _mean(values) for name, values in team_metrics(rollout).items()},
@@ -42,7 +42,7 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
 
 
 def team_metrics(rollout: Rollout) -> dict[str, list[float]]:
-    """The workflow's metrics per episode that is not void (the mean over its ways), for means and intervals.
+    """The workflow's metrics per episode that is not void (the mean over its paths), for means and intervals.
 
     Raises `WorkflowError` naming a metric that fails or gives no finite number.
     """
@@ -50,7 +50,7 @@ def team_metrics(rollout: Rollout) -> dict[str, list[float]]:
     for episode in rollout.episodes:
         for name, metric in rollout.workflow.metrics.items() if not episode.void else ():
             try:
-                value = float(np.mean([metric(way) for way in episode.trajectories]))
+                value = float(np.mean([metric(path) for path in episode.trajectories]))
             except Exception as error:
                 raise WorkflowError(f"metric {name!r} raised {type(error).__name__}: {error}; task {episode.task.number}") from error
             if not math.isfinite(value):
@@ -65,8 +65,8 @@ def _role_figures(rollout: Rollout, table: SampleTable) -> dict[str, float]:
     for role in rollout.workflow.roles:
         rows = [s for s in table.samples if s.call.role == role and s.excluded != "void"]
         values = {
-            "legal_share": [s.call.legal for s in rows],
-            "truncated_share": [s.call.truncated for s in rows],
+            "well_formed": [s.call.legal for s in rows],
+            "truncated": [s.call.truncated for s in rows],
             "trimmed_share": [s.call.trimmed > 0 for s in rows],
             "replaced_share": [s.call.replaced > 0 for s in rows],
             "tokens": [s.response_ids.size for s in rows],
@@ -74,7 +74,7 @@ def _role_figures(rollout: Rollout, table: SampleTable) -> dict[str, float]:
             "reward": [s.reward for s in rows],
             "team": [s.team for s in rows],
             "local": [s.local for s in rows],
-            **{name: [s.components[name] for s in rows if name in s.components] for name in components},
+            **{f"component/{name}": [s.components[name] for s in rows if name in s.components] for name in components},
         }
         figures[f"role/{role}/calls"] = float(len(rows))
         figures |= {f"role/{role}/{name}": _mean(column) for name, column in values.items()}
@@ -103,8 +103,8 @@ def _scorer_figures(rollout: Rollout) -> dict[str, float]:
     for scorer in rollout.workflow.scorers:
         said: dict[tuple[str, str], float] = {}
         for episode in rollout.episodes:
-            for way in (*episode.trajectories, *episode.candidates):
-                said.update(((episode.name, call), one[scorer.name].value) for call, one in way.scores.items() if scorer.name in one)
+            for path in (*episode.trajectories, *episode.candidates):
+                said.update(((episode.name, call), one[scorer.name].value) for call, one in path.scores.items() if scorer.name in one)
         failed = [failure for episode in rollout.episodes for failure in episode.failures if failure.node == f"scorer {scorer.name}"]
         figures[f"scorer/{scorer.name}/calls"] = float(len(said))
         figures[f"scorer/{scorer.name}/value"] = _mean(list(said.values()))
@@ -131,7 +131,7 @@ def before_after(before: Mapping[str, float], after: Mapping[str, float], names:
       KeyError: a named figure that one side lacks.
     """
     if names is None:
-        names = [n for n in before if n in after and (n.startswith("team/") or n.endswith("legal_share") or n == "turns")]
+        names = [n for n in before if n in after and (n.startswith("team/") or n.endswith("well_formed") or n == "turns")]
     lines = ["| figure | before | after | abs. gain | rel. gain |", "|---|---|---|---|---|"]
     for name in names:
         a, b = before[name], after[name]

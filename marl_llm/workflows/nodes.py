@@ -18,7 +18,7 @@ class Call:
     name: str
 
     @property
-    def size(self) -> int:
+    def request_count(self) -> int:
         """How many requests it can make, which are its places in the numbering of all requests."""
         return 1 + (self.role.max_tool_rounds if self.role.tools else 0)
 
@@ -33,7 +33,7 @@ class Tool:
     writes: tuple[str, ...]
     timeout_s: float | int
     instant: bool
-    size: int = 0  # it makes no request
+    request_count: int = 0  # it makes no request
     reveals: tuple[str, ...] = ()  # fields written that roles may read though hidden ones were read for them
 
 
@@ -44,9 +44,9 @@ class Sequence:
     parts: tuple[Node, ...]
 
     @functools.cached_property
-    def size(self) -> int:
+    def request_count(self) -> int:
         """Places of all parts."""
-        return sum(part.size for part in self.parts)
+        return sum(part.request_count for part in self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Together:
     parts: tuple[Node, ...]
 
     @functools.cached_property
-    def size(self) -> int:
+    def request_count(self) -> int:
         """Places of all parts."""
-        return sum(part.size for part in self.parts)
+        return sum(part.request_count for part in self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Each:
     at_most: int
 
     @functools.cached_property
-    def size(self) -> int:
+    def request_count(self) -> int:
         """Places of all items."""
         return self.at_most * step_of(self.body)
 
@@ -88,9 +88,9 @@ class Choose:
     reveals: tuple[str, ...] = ()  # hidden fields read that roles may learn of by the case that is taken
 
     @functools.cached_property
-    def size(self) -> int:
+    def request_count(self) -> int:
         """Places of all ways."""
-        return sum(case.size for case in self.cases.values())
+        return sum(case.request_count for case in self.cases.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Repeat:
     reveals: tuple[str, ...] = ()  # hidden fields read that roles may learn of by the number of rounds
 
     @functools.cached_property
-    def size(self) -> int:
+    def request_count(self) -> int:
         """Places of all rounds."""
         return self.at_most * step_of(self.body)
 
@@ -114,7 +114,7 @@ class Repeat:
 class Stop:
     """Leaves the innermost loop, or ends the workflow outside of any."""
 
-    size: int = 0
+    request_count: int = 0
 
 
 Node = Call | Tool | Sequence | Together | Each | Choose | Repeat | Stop
@@ -123,7 +123,7 @@ Part = Node | Role
 
 def step_of(body: Node) -> int:
     """How far apart the places of two rounds, or of two items, are: at least 1, so that a tool's uses have names of their own."""
-    return max(1, body.size)
+    return max(1, body.request_count)
 
 
 def walk(node: Node) -> Iterator[Node]:

@@ -1,4 +1,4 @@
-"""One attempt at one instance: the graph carried out node by node, and the ways that it forks into (tree sampling)."""
+"""One attempt at one instance: the graph carried out node by node, and the paths that it forks into (tree sampling)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Forks:
 
     @property
     def base(self) -> int:
-        """K_max, for the numbering of ways."""
+        """K_max, for the numbering of paths."""
         return max(self.branching.values(), default=1)
 
 
@@ -41,7 +41,7 @@ class _Fork(NamedTuple):
     """A call of a role that branches, before anyone has spoken."""
 
     node: Call
-    place: int
+    request_number: int
     state: State
 
 
@@ -71,7 +71,7 @@ class Play:
                 (end,) = await self.drive(start)
                 trunk = await self._finished(end)
                 trunk = dataclasses.replace(trunk, earned={**trunk.earned, **self._made})
-                return (trunk,), tuple(sorted(self._candidates, key=lambda one: (one.calls[-1].place, one.calls[-1].choice)))
+                return (trunk,), tuple(sorted(self._candidates, key=lambda one: (one.calls[-1].request_number, one.calls[-1].choice)))
             if self.forks.pick is None or not self.forks.branching:
                 return tuple([await self._finished(end) for end in await self.drive(start)]), ()
             return await self._forked_to_the_end(start), ()
@@ -79,45 +79,46 @@ class Play:
             self.scoring.cancel()
 
     async def _forked_to_the_end(self, start: State) -> tuple[Trajectory, ...]:
-        """Every candidate played to its end; the picked one's own way is the trunk, where later forks are."""
+        """Every candidate played to its end; the picked one's own path is the trunk, where later forks are."""
         forks: list[_Fork] = []
         (end,) = await self.drive(start, forks)
         trunk = await self._finished(end)
-        ways, number = [trunk], 0
+        paths, number = [trunk], 0
         while number < len(forks):
             fork, later = forks[number], forks[number + 1 :]
             others = [self._other(fork, choice) for choice in range(1, self.forks.branching[fork.node.role.name])]
             found = [(trunk, later), *await run_all(others)]
-            ways += [way for way, _ in found[1:]]
-            pays = [self._worth(fork.place, way) for way, _ in found]
-            trunk, later = found[self._picked(fork.place, pays)]
+            paths += [path for path, _ in found[1:]]
+            pays = [self._worth(fork.request_number, path) for path, _ in found]
+            trunk, later = found[self._picked(fork.request_number, pays)]
             forks, number = [*forks[: number + 1], *later], number + 1
-        return tuple(ways)
+        return tuple(paths)
 
     async def _other(self, fork: _Fork, choice: int) -> tuple[Trajectory, list[_Fork]]:
         """Another candidate of a fork, played to its end, and the forks that it could have had."""
         forks: list[_Fork] = []
-        after = await self._answered(fork.node, fork.place, fork.state, choice, self._branch_off(fork.place, fork.state, choice))
+        number = fork.request_number
+        after = await self._answered(fork.node, number, fork.state, choice, self._branch_off(number, fork.state, choice))
         (end,) = await self.drive(after, forks)
         return await self._finished(end), forks
 
-    def _branch_off(self, place: int, state: State, choice: int) -> State:
-        """The state of another candidate. A trunk forks at a place once, so that no two candidates have one number."""
-        return state if choice == 0 else state._replace(way=place * self.forks.base + choice)
+    def _branch_off(self, number: int, state: State, choice: int) -> State:
+        """The state of another candidate. A trunk forks at a request once, so that no two candidates have one number."""
+        return state if choice == 0 else state._replace(path_id=number * self.forks.base + choice)
 
-    async def _pick_now(self, node: Call, place: int, state: State, branches: int) -> State:
+    async def _pick_now(self, node: Call, number: int, state: State, branches: int) -> State:
         """K candidates on the same state, each scored when it is made; the picked one's state (AT-GRPO, Algorithm 1, lines 9 to 14)."""
-        starts = [state._replace(way=choice) for choice in range(branches)]  # the identity that a compiled game's candidates have
-        found = await run_all([self._candidate(node, place, state, choice, one) for choice, one in enumerate(starts)])
-        picked = self._picked(place, [self._worth(place, trajectory) for _, trajectory in found])
+        starts = [state._replace(path_id=choice) for choice in range(branches)]  # the identity that a compiled game's candidates have
+        found = await run_all([self._candidate(node, number, state, choice, one) for choice, one in enumerate(starts)])
+        picked = self._picked(number, [self._worth(number, trajectory) for _, trajectory in found])
         self._candidates += [trajectory for choice, (_, trajectory) in enumerate(found) if choice != picked]
         after, trajectory = found[picked]
         self._made.update(trajectory.earned)
-        return after._replace(way=0)
+        return after._replace(path_id=0)
 
-    async def _candidate(self, node: Call, place: int, asked: State, choice: int, state: State) -> tuple[State, Trajectory]:
+    async def _candidate(self, node: Call, number: int, asked: State, choice: int, state: State) -> tuple[State, Trajectory]:
         """The state after a candidate and the tools that follow it up to the next role, and what the candidate is paid on it."""
-        after = await self._answered(node, place, asked, choice, state)
+        after = await self._answered(node, number, asked, choice, state)
         (after,) = await self.drive(after, to_next_role=True)
         try:
             trajectory = await self._finished(after, after.turn + after.spoken)  # a round that has begun without a role is not counted
@@ -127,31 +128,31 @@ class Play:
         call = trajectory.calls[-1]
         return after, dataclasses.replace(trajectory, earned={call.id: trajectory.earned[call.id]})
 
-    def _worth(self, place: int, trajectory: Trajectory) -> float:
+    def _worth(self, number: int, trajectory: Trajectory) -> float:
         """What a fork's candidate was paid: α·team + local."""
-        call = next(call for call in trajectory.calls if call.place == place)
+        call = next(call for call in trajectory.calls if call.request_number == number)
         pay = trajectory.earned[call.id]
         alpha, team, local = map(np.float32, (self.forks.alpha, pay.team, pay.local))
         return float(alpha * team + local)  # in float32, where compiled play sees the same ties
 
-    def _picked(self, place: int, pays: Sequence[float]) -> int:
+    def _picked(self, number: int, pays: Sequence[float]) -> int:
         """Which candidate goes on; of equals the first."""
         if self.forks.pick == "first":
             return 0
         if self.forks.pick == "random":
-            return random.Random(repr((*self.identity, self.task.number, place))).randrange(len(pays))
+            return random.Random(repr((*self.identity, self.task.number, number))).randrange(len(pays))
         return pays.index(max(pays))
 
     async def _finished(self, state: State, turns: int | None = None) -> Trajectory:
         """What is over, with its scores and what it earned: computed here, once, and read by everybody else."""
         _, play, plays = self.identity
         events, turns = (*state.past, *state.events), state.turn + 1 if turns is None else turns
-        trajectory = Trajectory(self.task, events, state.fields, turns, state.way * plays + play)
+        trajectory = Trajectory(self.task, events, state.fields, turns, state.path_id * plays + play)
         trajectory = dataclasses.replace(trajectory, scores=await self.scoring.scores(trajectory))
         return dataclasses.replace(trajectory, earned=earned(self.workflow, trajectory))
 
     async def drive(self, state: State, forks: list[_Fork] | None = None, to_next_role: bool = False) -> list[State]:
-        """Carries out what is to do until nothing is; one state comes back, or one per way after a fork.
+        """Carries out what is to do until nothing is; one state comes back, or one per path after a fork.
 
         With `forks` it goes one way, and notes there where it could have forked. With `to_next_role` it ends before a role would speak.
         """
@@ -169,11 +170,11 @@ class Play:
                 if branches > 1 and self.forks.score == "when_made":
                     state = await self._pick_now(node, base, state, branches)
                     continue
-                ways = await self._speak(node, base, state, branches)
-                if len(ways) > 1:
-                    done = await run_all([self.drive(way) for way in ways])
+                paths = await self._speak(node, base, state, branches)
+                if len(paths) > 1:
+                    done = await run_all([self.drive(path) for path in paths])
                     return [leaf for leaves in done for leaf in leaves]
-                state = ways[0]
+                state = paths[0]
             elif isinstance(node, Tool):
                 self.now = node.name
                 used = await self.speaker.use(node, base, state, self.identity)
@@ -197,12 +198,12 @@ class Play:
         """The states after a role spoke: one, or K where it branches."""
         starts = [state] * branches
         if branches > 1:
-            starts = [state._replace(way=state.way * (self.forks.base + 1) + choice + 1) for choice in range(branches)]
+            starts = [state._replace(path_id=state.path_id * (self.forks.base + 1) + choice + 1) for choice in range(branches)]
         return await run_all([self._answered(node, base, state, choice, start) for choice, start in enumerate(starts)])
 
     async def _answered(self, node: Call, base: int, asked: State, choice: int, state: State) -> State:
         """The state after one candidate of those that `asked`."""
-        events, after = await self.speaker.speak(node, base, state, self.task, self.identity, choice, asked.way)
+        events, after = await self.speaker.speak(node, base, state, self.task, self.identity, choice, asked.path_id)
         self.log += events
         before = (*asked.past, *asked.events)
         for number, event in enumerate(events):
@@ -227,13 +228,13 @@ class Play:
         for case, part in node.cases.items():
             if case == key:
                 return state._replace(todo=push(state.todo, part, base))
-            base += part.size
+            base += part.request_count
         raise AssertionError("a key of the cases is found among them")
 
     async def _beside(self, node: Together | Each, base: int, state: State) -> State:
         """What runs at the same time: each part on a state of its own; then their fields and events are brought together."""
         if isinstance(node, Together):
-            bases = [base + sum(part.size for part in node.parts[:i]) for i in range(len(node.parts))]
+            bases = [base + sum(part.request_count for part in node.parts[:i]) for i in range(len(node.parts))]
             children = [state.child(push(None, part, start)) for part, start in zip(node.parts, bases)]
         else:
             items = state.fields[node.over]
@@ -256,10 +257,10 @@ class Play:
 
 
 def push_parts(todo: Todo, parts: Sequence[Node], base: int) -> Todo:
-    """Puts parts before what is to do, each with its own place."""
-    end = base + sum(part.size for part in parts)
+    """Puts parts before what is to do, each with the number of its first request."""
+    end = base + sum(part.request_count for part in parts)
     for part in reversed(parts):
-        end -= part.size
+        end -= part.request_count
         todo = push(todo, part, end)
     return todo
 

@@ -56,8 +56,8 @@ class _RecordedTools:
     async def speak(self, *call: Any) -> Any:
         return await self.speaker.speak(*call)
 
-    async def use(self, node: Tool, place: int, state: State, identity: tuple[int, int, int]) -> ToolUse:
-        name = f"{node.name}:{place}:{state.way * identity[2] + identity[1]}"
+    async def use(self, node: Tool, number: int, state: State, identity: tuple[int, int, int]) -> ToolUse:
+        name = f"{node.name}:{number}:{state.path_id * identity[2] + identity[1]}"
         known = self.uses.get(name)
         if known is None:
             raise ReplayError(f"the workflow now makes a tool call that was never made: {name}")
@@ -65,7 +65,7 @@ class _RecordedTools:
             raise ReplayError(f"{name}: it now follows {', '.join(state.last)}, and followed {', '.join(known.parents)}")
         if not node.instant:
             return known
-        found = await self.speaker.use(node, place, state, identity)
+        found = await self.speaker.use(node, number, state, identity)
         if _plain(found.writes) != _plain(known.writes):
             raise ReplayError(f"{name}: computed {found.writes!r:.200}, and once {known.writes!r:.200}")
         return dataclasses.replace(found, seconds=known.seconds)
@@ -103,7 +103,7 @@ def replay(
         raise ReplayError(f"{strange[0].id} was spoken by {strange[0].model!r}, which is no policy: its answers were not asked for by ids")
     if tooled := [name for name, role in workflow.roles.items() if role.tools]:
         raise ReplayError(f"role {tooled[0]!r} calls tools within its response; such episodes cannot be replayed")
-    scores = {name: said for way in (*episode.trajectories, *episode.candidates) for name, said in way.scores.items()}
+    scores = {name: said for path in (*episode.trajectories, *episode.candidates) for name, said in path.scores.items()}
     recorded = _Recorded({call.seed: call for call in calls})
     with Controller(workflow, assignment, recorded, speech, branching, attempts=1, pick=pick, alpha=alpha, score=score) as controller:
         controller.scoring = lambda task: Recorded(scores)

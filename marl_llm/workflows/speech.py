@@ -79,7 +79,7 @@ CHARACTERS_PER_TOKEN = 128  # a text of more is over budget in any vocabulary, a
 
 
 @dataclasses.dataclass(frozen=True)
-class Prompt:
+class RolePrompt:
     """A role's prompt.
 
     Attributes:
@@ -95,21 +95,21 @@ class Prompt:
     replaced: int
 
 
-def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any]) -> Prompt:
+def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any]) -> RolePrompt:
     """The prompt of a role, `role.trim` cut so far that it fits `role.max_prompt`. Without speech nothing is cut.
 
     Raises `PromptTooLong`.
     """
     if role.speaks_ids:
         if speech is None:
-            return Prompt(None, [], 0, 0)
+            return RolePrompt(None, [], 0, 0)
         ids = role.prompt_ids(fields)
         if len(ids) > role.max_prompt:
             raise PromptTooLong(f"the prompt has {len(ids)} tokens, {role.max_prompt} are allowed")
-        return Prompt(Conversation((Turn(ids), Turn((), asked=True))), [Message("user", speech.tokenizer.decode(ids))], 0, 0)
+        return RolePrompt(Conversation((Turn(ids), Turn((), asked=True))), [Message("user", speech.tokenizer.decode(ids))], 0, 0)
     schemas = [tool.schema for tool in role.tools]
 
-    def render(trimmed: int) -> tuple[Prompt, str]:
+    def render(trimmed: int) -> tuple[RolePrompt, str]:
         """The prompt, and how long it is if it does not fit."""
         given = fields
         if trimmed:
@@ -117,10 +117,10 @@ def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any]) -> Prom
         messages, replaced = role.render(given)
         size = sum(len(message.content) for message in messages)
         if speech is not None and size > CHARACTERS_PER_TOKEN * role.max_prompt:
-            return Prompt(None, messages, trimmed, replaced), f"{size} characters, {role.max_prompt} tokens are allowed"
+            return RolePrompt(None, messages, trimmed, replaced), f"{size} characters, {role.max_prompt} tokens are allowed"
         talk = None if speech is None else speech.start(messages, schemas) if schemas else speech.start(messages)
         fits = talk is None or len(talk.ids) <= role.max_prompt
-        return Prompt(talk, messages, trimmed, replaced), "" if fits else f"{len(talk.ids)} tokens, {role.max_prompt} are allowed"
+        return RolePrompt(talk, messages, trimmed, replaced), "" if fits else f"{len(talk.ids)} tokens, {role.max_prompt} are allowed"
 
     prompt, over = render(0)
     if not over:

@@ -16,7 +16,7 @@ class Round(NamedTuple):
     number: int
 
 
-Todo = tuple | None  # (Node or Round, place of its first request, what is to do after it)
+Todo = tuple | None  # (Node or Round, number of its first request, what is to do after it)
 
 
 def push(todo: Todo, node: Node, base: int) -> Todo:
@@ -35,7 +35,7 @@ class State(NamedTuple):
     events: tuple[Event, ...] = ()
     past: tuple[Event, ...] = ()  # what happened before the part began that runs beside others; `events` are its own
     items: tuple[int, ...] = ()  # which item of each `each` around
-    way: int = 0  # number of the forks taken, injective: digits 1..K in base K_max + 1
+    path_id: int = 0  # number of the forks taken, injective: digits 1..K in base K_max + 1
 
     def after(self, *events: Event) -> State:
         """The state once these events happened, one after the other."""

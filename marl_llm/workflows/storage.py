@@ -21,7 +21,7 @@ field               type          meaning
 `events[].parents`  list of str   ids of the events that it followed
 `events[].earned`   object        `team`, `local`, `components`; role calls of episodes that are not void
 `events[]. ...`     ...           the fields of `RoleCall` or `ToolUse`, arrays as lists
-`ways`              list          per trajectory: `branch`, `turns`, `events` (ids in order of play), `fields` at its end, `earned` by call
+`paths`             list          per trajectory: `branch`, `turns`, `events` (ids in order of play), `fields` at its end, `earned` by call
 `candidates`        list          the same for responses that were scored when they were made and not picked; their last role call is it
 ==================  ============  ====================================================================================================
 
@@ -43,7 +43,7 @@ from marl_llm.reporting import files
 from marl_llm.workflows.controller import Rollout
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.samples import Sample, SampleTable
-from marl_llm.workflows.trajectory import Earned, Episode, Event, Failure, RoleCall, Score, Task, ToolUse, Trajectory
+from marl_llm.workflows.trajectory import Earned, Episode, Event, FailedAttempt, RoleCall, Score, Task, ToolUse, Trajectory
 
 FILE_NAME = "trajectories.jsonl"
 _ARRAYS = {"tokens": np.int32, "log_probs": np.float64, "sampled_log_probs": np.float64, "entropy": np.float64, "kept_ids": np.int32}
@@ -62,10 +62,10 @@ def to_json(rollout: Rollout, episode: Episode, when: str = "train", step: int |
     """One line of `trajectories.jsonl`; see `write_trajectories`."""
     pay: dict[str, Any] = {}
     scores: dict[str, dict[str, Any]] = {}
-    for way in (*episode.trajectories, *episode.candidates):
-        for call, one in way.earned.items():
+    for path in (*episode.trajectories, *episode.candidates):
+        for call, one in path.earned.items():
             pay.setdefault(call, dataclasses.asdict(one))
-        for call, said in way.scores.items():
+        for call, said in path.scores.items():
             for name, score in said.items():
                 head = {"kind": "score", "id": f"{call}:{name}", "parents": [call], "scorer": name}
                 scores[head["id"]] = {**head, **dataclasses.asdict(score)}
@@ -81,15 +81,15 @@ def to_json(rollout: Rollout, episode: Episode, when: str = "train", step: int |
         "void": episode.void,
         "failures": [dataclasses.asdict(failure) for failure in episode.failures],
         "events": [_event(event, pay.get(event.id)) for event in episode.events() or episode.remains] + list(scores.values()),
-        "ways": [_way(way) for way in episode.trajectories],
-        "candidates": [_way(way) for way in episode.candidates],
+        "paths": [_path(path) for path in episode.trajectories],
+        "candidates": [_path(path) for path in episode.candidates],
     }
 
 
-def _way(way: Trajectory) -> dict[str, Any]:
-    pays = {call: dataclasses.asdict(one) for call, one in way.earned.items()}
-    ids = [event.id for event in way.events]
-    return {"branch": way.branch, "turns": way.turns, "events": ids, "fields": dict(way.fields), "earned": pays}
+def _path(path: Trajectory) -> dict[str, Any]:
+    pays = {call: dataclasses.asdict(one) for call, one in path.earned.items()}
+    ids = [event.id for event in path.events]
+    return {"branch": path.branch, "turns": path.turns, "events": ids, "fields": dict(path.fields), "earned": pays}
 
 
 def _event(event: Event, pay: dict[str, Any] | None) -> dict[str, Any]:
@@ -155,15 +155,15 @@ def from_json(line: Mapping[str, Any]) -> Episode:
     for one in line["events"]:
         if one["kind"] == "score":
             scores.setdefault(one["parents"][0], {})[one["scorer"]] = Score(one["value"], one["message"])
-    ways = [_read_way(way, task, events, scores) for way in line["ways"]]
-    candidates = tuple(_read_way(way, task, events, scores) for way in line.get("candidates", ()))
-    failures = tuple(Failure(**failure) for failure in line["failures"])
+    paths = [_read_path(path, task, events, scores) for path in line["paths"]]
+    candidates = tuple(_read_path(path, task, events, scores) for path in line.get("candidates", ()))
+    failures = tuple(FailedAttempt(**failure) for failure in line["failures"])
     remains = tuple(events.values()) if line["void"] else ()
     attempts, step = len(failures) + (not line["void"]), line.get("seed_step", line["step"])
-    return Episode(task, step, line["play"], tuple(ways), failures, attempts, remains, 0.0, candidates)
+    return Episode(task, step, line["play"], tuple(paths), failures, attempts, remains, 0.0, candidates)
 
 
-def _read_way(line: Mapping[str, Any], task: Task, events: Mapping[str, Event], scores: Mapping[str, Mapping[str, Score]]) -> Trajectory:
+def _read_path(line: Mapping[str, Any], task: Task, events: Mapping[str, Event], scores: Mapping[str, Mapping[str, Score]]) -> Trajectory:
     own = tuple(events[name] for name in line["events"])
     said = {event.id: scores[event.id] for event in own if event.id in scores}
     pays = {call: Earned(**pay) for call, pay in line.get("earned", {}).items()}
@@ -220,21 +220,21 @@ def report_episodes(
             head["hidden"] = _readable(task.hidden, f"task {task.number}, hidden")
         if episode.failures:
             head["failures"] = [f"{one.node}: {one.kind}: {one.message}" for one in episode.failures]
-        ends = [(way.events, way.turns, _outcome(rollout, way, headline)) for way in episode.trajectories]
+        ends = [(path.events, path.turns, _outcome(rollout, path, headline)) for path in episode.trajectories]
         ends = ends or [(episode.remains, 0, {"status": "void"})]
-        for way, (events, turns, outcome) in zip(episode.trajectories or (None,), ends):
-            one = name if way is None or len(ends) == 1 else f"{name}/{way.branch}"
+        for path, (events, turns, outcome) in zip(episode.trajectories or (None,), ends):
+            one = name if path is None or len(ends) == 1 else f"{name}/{path.branch}"
             calls = [event for event in events if isinstance(event, RoleCall)]
             steps = [_reported(call, [(other, rows[task.number, other.id]) for other in siblings[call.group]]) for call in calls]
             played = head | outcome | {"episode": one, "turns": turns, "steps": [said for said, _ in steps], "tools": _tools(events)}
             yield played, {"episode": one, "steps": [drawn for _, drawn in steps]}
 
 
-def _outcome(rollout: Rollout, way: Trajectory, headline: str | None) -> dict[str, Any]:
+def _outcome(rollout: Rollout, path: Trajectory, headline: str | None) -> dict[str, Any]:
     """Status and score of a trajectory."""
     if headline is None:
         return {"status": "played"}
-    score = float(rollout.workflow.metrics[headline](way))
+    score = float(rollout.workflow.metrics[headline](path))
     return {"status": "success" if score >= 1 else "failed", "headline": headline, "score": score}
 
 

@@ -41,18 +41,18 @@ class RoleCall:
     Log-probs are None where no policy of this program spoke (outside models and scripts).
     """
 
-    id: str  # node, place and branch; unique among all plays of a task
+    id: str  # node, number of the request and branch; unique among all plays of a task
     node: str
     role: str
     agent: int  # the role's number in its workflow
     model: str
     parents: tuple[str, ...]  # ids of the events that this one followed
     turn: int
-    place: int  # number of this request among all that the workflow could make
+    request_number: int  # number of this request among all that the workflow could make
     items: tuple[int, ...]  # which item of each `each` around it
     group: str  # calls of the same group answered the same prompt
     choice: int  # which of the candidates of its group it is
-    branch: int  # number of the way that led here and of the play
+    branch: int  # number of the path that led here and of the play
     seed: tuple[int, ...]
     prompt: str
     prompt_ids: tuple[int, ...]
@@ -91,7 +91,7 @@ class ToolUse:
     node: str
     parents: tuple[str, ...]
     turn: int
-    place: int
+    request_number: int
     items: tuple[int, ...]
     branch: int
     writes: Mapping[str, Any]
@@ -134,7 +134,7 @@ class Trajectory:
       events: in the order of play; of what ran at the same time, in the order written.
       fields: the state at the end, hidden fields included.
       turns: how many turns were begun.
-      branch: number of this way and play; the branch of its last fork.
+      branch: number of this path and play; the branch of its last fork.
       scores: call id -> scorer -> what it said.
       earned: call id -> what the workflow's rewards paid it, computed once when the trajectory ended; of a candidate that was scored when
         it was made, what it was paid then.
@@ -170,7 +170,7 @@ class Trajectory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Failure:
+class FailedAttempt:
     """Why a play could not be finished: the infrastructure's doing, or a prompt beyond its budget."""
 
     node: str
@@ -183,7 +183,7 @@ class Episode:
     """One play of one task.
 
     Attributes:
-      trajectories: one, or one per way where candidates were carried on; none if the play is void.
+      trajectories: one, or one per path where candidates were carried on; none if the play is void.
       failures: of every attempt that failed.
       attempts: how often it was tried.
       void: it has no outcome, and none of its samples may be trained (law 9).
@@ -197,7 +197,7 @@ class Episode:
     step: int
     play: int
     trajectories: tuple[Trajectory, ...]
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedAttempt, ...] = ()
     attempts: int = 1
     remains: tuple[Event, ...] = ()
     seconds: float = 0.0

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from marl_llm.workflows.assignment import Turn
+from marl_llm.workflows.assignment import ScriptTurn
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.speech import Speech
@@ -41,8 +41,8 @@ class World:
     tasks: Tasks
     headline: str
     speech: Speech | None = None
-    script: Callable[[Turn], str | tuple[int, ...]] | None = None
-    floor: Callable[[Turn], str | tuple[int, ...]] | None = None
+    script: Callable[[ScriptTurn], str | tuple[int, ...]] | None = None
+    floor: Callable[[ScriptTurn], str | tuple[int, ...]] | None = None
     close: Callable[[], None] = lambda: None
 
     def __post_init__(self):

@@ -21,7 +21,7 @@ from experiments.base import base_config, model_section  # noqa: E402
 from experiments.command import ConfigError  # noqa: E402
 from marl_llm.models import ModelConfig, init_params, save_pretrained  # noqa: E402
 from marl_llm.tools.retriever import build_bm25  # noqa: E402
-from marl_llm.workflows import Outside, Policy, Scripted  # noqa: E402
+from marl_llm.workflows import Inside, Outside, Scripted  # noqa: E402
 
 SMALL = {
     "search_parallel": ("", "smoke"),
@@ -309,7 +309,7 @@ def test_models_of_their_own_are_what_their_section_says(files, monkeypatch):
         "answer": {"kind": "frozen", "path": tiny},
     }
     assert isinstance(plan.assignment.model("evidence"), Scripted)
-    assert plan.assignment.model("answer") == Policy(trained=False)
+    assert plan.assignment.model("answer") == Inside(trained=False)
     assert plan.assignment.trained == ("decompose",)
     assert "evidence   kind=scripted" in plan.table(config)
     for key_env in (None, "SOME_KEY"):

@@ -265,7 +265,7 @@ def test_the_lines_of_a_run(whole):
     for record in steps:
         for role in ("decompose", "answer"):
             assert -1.0 <= record[f"role/{role}/reward"] <= 1.0
-            assert record[f"role/{role}/reward"] == pytest.approx(record[f"role/{role}/f1"] + record[f"role/{role}/format"])
+            assert record[f"role/{role}/reward"] == pytest.approx(sum(record[f"role/{role}/component/{part}"] for part in ("f1", "format")))
             assert 0.0 <= record[f"role/{role}/zero_variance"] <= 1.0
             assert 0.0 <= record[f"role/{role}/well_formed"] <= 1.0
             assert math.isfinite(record[f"model/{role}/grad_norm"])
@@ -293,7 +293,7 @@ def test_plays_and_graphs_are_read_back_and_replayed(whole):
         for graph in graphs:
             candidates = 4 if graph["task"]["split"] == "train" else 1
             again = replay(from_json(graph), plan.game.workflow, plan.assignment, plan.game.speech, candidates)
-            assert [way.fields["answer"] for way in again.trajectories] == [way["fields"]["answer"] for way in graph["ways"]]
+            assert [way.fields["answer"] for way in again.trajectories] == [way["fields"]["answer"] for way in graph["paths"]]
 
 
 def test_the_final_evaluation_has_both_ways_and_each_role_put_back(whole):
@@ -320,7 +320,7 @@ def test_a_complete_run_says_so_and_another_config_is_refused(whole, capsys):
 
 # --- beginning where another run was ---------------------------------------------------------------------------------------------------
 
-MEASURE = ("evaluation.put_back=False", "evaluation.transcripts=0", "steps=0")
+MEASURE = ("evaluation.ablate_roles=False", "evaluation.transcripts=0", "steps=0")
 
 
 def begun(source, *values):
@@ -407,7 +407,7 @@ def test_a_run_whose_plays_all_fail_ends_with_one_line(tmp_path, monkeypatch):
 
 
 def test_permuted_rewards_train_too_and_otherwise(whole, tmp_path):
-    small = ("control.permute_rewards=True", "steps=1", "evaluation.put_back=False", "evaluation.final_tasks=2")
+    small = ("control.permute_rewards=True", "steps=1", "evaluation.ablate_roles=False", "evaluation.final_tasks=2")
     run(config_of("search_parallel.py:smoke", *TINY, *small), tmp_path / "run")
     (permuted,), (plain, _) = ([r for r in read_metrics(path) if r["phase"] == "train"] for path in (tmp_path / "run", whole[0]))
     assert permuted["role/answer/reward"] == pytest.approx(plain["role/answer/reward"], abs=1e-3)  # what was earned is told as it was
@@ -434,7 +434,8 @@ def test_a_team_of_a_frozen_an_adapted_and_a_scripted_role_takes_a_step(tmp_path
 # --- the paper's sizes, cut down -----------------------------------------------------------------------------------------------------
 
 CUT = ("steps=1", "rollout.tasks=1", "rollout.slots=2", "rollout.chunk=8", "recipe.branches=2", "evaluation.tasks=1", "devices=1")
-CUT += ("evaluation.final_tasks=1", "evaluation.transcripts=1", "evaluation.put_back=False", "optimizer.minibatch=2", "quick_compile=True")
+CUT += ("evaluation.final_tasks=1", "evaluation.transcripts=1", "evaluation.ablate_roles=False")
+CUT += ("optimizer.minibatch=2", "quick_compile=True")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_llm.games import Prompt, Rewards, Role, split_index
+from marl_llm.games import GameRole, Prompt, Rewards, split_index
 from marl_llm.text import train_pieces
 
 DIGITS = 5
@@ -30,7 +30,7 @@ class Tally:
     name: ClassVar[str] = "tally"
     device: ClassVar[bool] = True
     floor: ClassVar[dict[str, float]] = {}
-    roles = (Role("cy", 5, 2), Role("bob", 5, 3), Role("ann", 5, 1))  # on purpose not in the order of speaking
+    roles = (GameRole("cy", 5, 2), GameRole("bob", 5, 3), GameRole("ann", 5, 1))  # on purpose not in the order of speaking
     stages = (("ann", "bob"), ("cy",))
     max_turns = 3
 

@@ -105,8 +105,8 @@ def test_noise_is_illegal_or_wrong_and_costs():
         rollout = controller.play([function_task("train", 0, n) for n in range(60)])
     assert np.mean(team_metrics(rollout)["all_passed"]) < 0.8
     figures = rollout_metrics(rollout, sample_table(rollout, training=()))
-    assert figures["role/planner/legal_share"] < 0.9
-    assert figures["role/planner/format"] == pytest.approx(figures["role/planner/legal_share"] - 1)
+    assert figures["role/planner/well_formed"] < 0.9
+    assert figures["role/planner/component/format"] == pytest.approx(figures["role/planner/well_formed"] - 1)
 
 
 def test_templates_of_the_splits_are_disjoint_whatever_their_order():

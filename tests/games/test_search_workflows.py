@@ -69,7 +69,7 @@ def test_the_teacher_without_noise_is_perfect_and_speaks_the_vocabulary(build, w
     table = sample_table(rollout, training=())
     figures = rollout_metrics(rollout, table)
     for role in rollout.workflow.roles.values():
-        assert figures[f"role/{role.name}/legal_share"] == 1.0
+        assert figures[f"role/{role.name}/well_formed"] == 1.0
         calls = [call for way in rollout.trajectories for call in way.by(role.name)]
         assert max(call.tokens.size for call in calls) <= role.max_tokens
         assert not any(call.trimmed for call in calls)
@@ -140,7 +140,7 @@ def test_a_random_relation_leaves_something_to_learn(world):
         rollout = controller.play([facts.task(n) for n in range(80)])
     assert 0.2 < np.mean(team_metrics(rollout)["f1"]) < 0.6  # what the wrong page does not tell, the answerer does not say
     shares = rollout_metrics(rollout, sample_table(rollout, training=()))
-    assert 0.6 < shares["role/decompose/legal_share"] < 0.95
+    assert 0.6 < shares["role/decompose/well_formed"] < 0.95
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from marl_llm.algorithms import advantages_for, make_recipe
-from marl_llm.games import Game, JointLetter, PlanPath, Prompt, Rewards, Role
+from marl_llm.games import Game, GameRole, JointLetter, PlanPath, Prompt, Rewards
 from marl_llm.rollout import flatten_rows, pad_to, pick_branch, play, random_player, row_keys, scripted_player
 from marl_llm.sampling import Responses
 from marl_llm.text import ByteTokenizer
@@ -39,7 +39,7 @@ class Workflow:
     name: ClassVar[str] = "workflow"
     device: ClassVar[bool] = True
     floor: ClassVar[dict[str, float]] = {}
-    roles = (Role("cy", 4, 3), Role("bob", 4, 2), Role("ann", 4, 1))  # on purpose not in the order of speaking or of names
+    roles = (GameRole("cy", 4, 3), GameRole("bob", 4, 2), GameRole("ann", 4, 1))  # on purpose not in the order of speaking or of names
     stages = (("ann", "bob"), ("cy",))
     max_turns = 3
     tokenizer = ByteTokenizer()

@@ -15,7 +15,7 @@ import threading
 import time
 
 from marl_llm.tools.judge import judge_calls
-from marl_llm.tools.sandbox import Level, Limits, Request, Sandbox
+from marl_llm.tools.sandbox import Level, Limits, Sandbox, Submission
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data" / "sandbox"
 CANARY = pathlib.Path("/tmp/sbx_canary")
@@ -110,7 +110,7 @@ def attack(sandbox: Sandbox, source: str, timeout: float) -> str:
     limits, outputs = Limits(timeout_s=timeout), []
     for part in parts:
         tick = time.monotonic()
-        result = sandbox.run(Request(part, "", limits=limits))
+        result = sandbox.run(Submission(part, "", limits=limits))
         outputs.append(result.stdout)
         if "BREACH" in result.stdout:
             return result.stdout[result.stdout.index("BREACH") :].splitlines()[0][:80]
@@ -139,7 +139,7 @@ def benign(sandbox: Sandbox, source: str) -> str:
     expected, stdin, profile = (line.partition(":")[2].strip() for line in source.splitlines()[:3])
     stdin, profile = json.loads(stdin), {"ds": "data_science"}.get(profile, profile)
     text = " ".join(map(str, range(200000))) if stdin.startswith("@") else stdin
-    result = sandbox.run(Request(source, text, profile, Limits(timeout_s=30)))
+    result = sandbox.run(Submission(source, text, profile, Limits(timeout_s=30)))
     good = result.exit_code == 0 and result.stdout.strip() == json.loads(expected)
     return "" if good else f"{result.outcome().outcome}: {result.stdout[-200:]} {result.stderr[-300:]}"
 

@@ -15,7 +15,7 @@ from misbehaving_server import MisbehavingServer, completion
 from marl_llm.tools import ChatClient, FailureKind, OpenAICompatible, PolicyBackend
 from marl_llm.tools._chat_backends import read_reply, retry_after_s
 from marl_llm.tools._http import HttpError, post_json
-from marl_llm.tools.chat import ChatRequest, Options, Pace, Reply
+from marl_llm.tools.chat import ChatReply, ChatRequest, Options, Pace
 
 KEY = "sk-very-secret-0123456789"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -35,7 +35,7 @@ def make(server: MisbehavingServer, **settings) -> ChatClient:
 def test_a_reply_with_usage():
     with MisbehavingServer() as server, make(server) as client:
         result = client.complete(HELLO, max_tokens=5, temperature=0.5, stop=("\n",))
-        assert result.outcome() == Reply("HELLO", "stop", 7, 3)
+        assert result.outcome() == ChatReply("HELLO", "stop", 7, 3)
         assert result.attempts == 1
         seen = server.seen[0]
         assert seen["path"] == "/v1/chat/completions"
@@ -315,10 +315,10 @@ def test_a_policy_of_our_own():
 
     def policy(messages, options):
         calls.append(options)
-        return Reply(messages[-1]["content"][::-1], "stop", 5, options.max_tokens)
+        return ChatReply(messages[-1]["content"][::-1], "stop", 5, options.max_tokens)
 
     with ChatClient(PolicyBackend(policy), prices=PRICES, cap_usd=1.0) as client:
-        assert client.complete(HELLO, max_tokens=5).outcome() == Reply("olleh", "stop", 5, 5)
+        assert client.complete(HELLO, max_tokens=5).outcome() == ChatReply("olleh", "stop", 5, 5)
         assert client.complete(HELLO, max_tokens=5).ok
         assert len(calls) == 2  # in training a policy changes, so nothing is cached
         assert client.metrics()["chat/usd"] == pytest.approx(30e-6)
@@ -334,7 +334,7 @@ def test_a_policy_that_is_late_or_broken():
 
     def late(messages, options):
         release.wait(0.05)
-        return Reply("too late")
+        return ChatReply("too late")
 
     def broken(messages, options):
         raise ZeroDivisionError("a fault of this program")
@@ -416,9 +416,9 @@ def test_a3_half_a_character_in_a_reply_is_replaced_in_the_cache_too(tmp_path):
 
 
 def test_a8_a_policys_reply_is_checked_like_a_servers():
-    replies = [Reply("a\ud800", "stop", -5, 10**30), Reply("b" * (2 << 20))]
+    replies = [ChatReply("a\ud800", "stop", -5, 10**30), ChatReply("b" * (2 << 20))]
     with ChatClient(PolicyBackend(lambda messages, options: replies.pop(0)), attempts=1, prices=PRICES) as client:
-        assert client.complete(HELLO, max_tokens=5).outcome() == Reply("a\ufffd", "stop")
+        assert client.complete(HELLO, max_tokens=5).outcome() == ChatReply("a\ufffd", "stop")
         assert client.complete(HELLO, max_tokens=5).failure.kind == FailureKind.BAD_REPLY
 
 

@@ -16,9 +16,9 @@ from marl_llm.tools.sandbox import (
     Level,
     Limits,
     Profile,
-    Request,
     Sandbox,
     SandboxError,
+    Submission,
     Workspace,
     features,
     slot,
@@ -37,7 +37,7 @@ def sandbox():
 
 
 def run(sandbox, code, **options):
-    return sandbox.run(Request(code, **options))
+    return sandbox.run(Submission(code, **options))
 
 
 def children() -> set[int]:
@@ -120,17 +120,17 @@ def test_the_same_program_prints_the_same():
     seen = set()
     for _ in range(2):
         with Sandbox(workers=2) as made:
-            seen |= {done.stdout for done in made.run_batch([Request(code, environment=i) for i in range(6)])}
+            seen |= {done.stdout for done in made.run_batch([Submission(code, environment=i) for i in range(6)])}
     if features()["no_aslr"]:
         seen = {text.split(" ", 2)[2] for text in seen}
     assert len(seen) == 1
     with Sandbox(workers=1) as made:
-        assert made.run(Request(code, seed=1)).stdout not in seen
+        assert made.run(Submission(code, seed=1)).stdout not in seen
 
 
 def test_numpy_is_seeded_and_loaded(sandbox):
     code = "import sys\nassert 'numpy' in sys.modules\nimport numpy as np\nprint(np.random.rand(), np.random.default_rng().random())"
-    first, second = sandbox.run_batch([Request(code, profile="numpy")] * 2)
+    first, second = sandbox.run_batch([Submission(code, profile="numpy")] * 2)
     assert first.stdout == second.stdout
     assert first.exit_code == 0
     assert "ModuleNotFoundError" in run(sandbox, "import numpy").stderr
@@ -196,8 +196,8 @@ def test_a_small_environment_does_not_wait_for_a_large_one():
     with Sandbox(workers=1) as made:
         made.warm()
         order = []
-        large = [made.submit(Request("print(1)", environment="large")) for _ in range(30)]
-        small = made.submit(Request("print(2)", environment="small"))
+        large = [made.submit(Submission("print(1)", environment="large")) for _ in range(30)]
+        small = made.submit(Submission("print(2)", environment="small"))
         for name, future in [("large", large[-1]), ("small", small)]:
             future.add_done_callback(lambda _, name=name: order.append((name, sum(f.done() for f in large))))
         assert small.result().stdout == "2\n"
@@ -208,8 +208,8 @@ def test_a_small_environment_does_not_wait_for_a_large_one():
 
 def test_async_and_deadline_in_the_queue():
     async def play(made):
-        slow = [made.arun(Request("import time\ntime.sleep(0.5)")) for _ in range(2)]
-        late = made.arun(Request("print(1)", deadline_s=0.2))
+        slow = [made.arun(Submission("import time\ntime.sleep(0.5)")) for _ in range(2)]
+        late = made.arun(Submission("print(1)", deadline_s=0.2))
         ticks, done = 0, asyncio.gather(*slow, late)
         while not done.done():
             await asyncio.sleep(0.01)
@@ -230,10 +230,10 @@ def test_async_and_deadline_in_the_queue():
 def test_deadline_of_a_running_program_is_a_failure():
     with Sandbox(workers=1) as made:
         made.warm()
-        done = made.run(Request("import time\ntime.sleep(30)", limits=Limits(timeout_s=60), deadline_s=0.5))
+        done = made.run(Submission("import time\ntime.sleep(30)", limits=Limits(timeout_s=60), deadline_s=0.5))
         assert done.failure.kind.value == "deadline"
         assert done.seconds < 20
-        assert made.run(Request("print(3)")).stdout == "3\n"
+        assert made.run(Submission("print(3)")).stdout == "3\n"
 
 
 def test_killed_zygotes_lose_and_double_nothing():
@@ -251,7 +251,7 @@ def test_killed_zygotes_lose_and_double_nothing():
         killer = threading.Thread(target=kill)
         killer.start()
         codes = [f"import time\ntime.sleep(0.05)\nprint({i})\nraise SystemExit({i % 3})" for i in range(40)]
-        results = made.run_batch([Request(code, environment=i % 7) for i, code in enumerate(codes)])
+        results = made.run_batch([Submission(code, environment=i % 7) for i, code in enumerate(codes)])
         stop.set()
         killer.join()
         metrics = made.metrics()
@@ -264,7 +264,7 @@ def test_killed_zygotes_lose_and_double_nothing():
 def test_a_killed_program_process_is_played_again():
     with Sandbox(workers=1) as made:
         made.warm()
-        future = made.submit(Request("import time\ntime.sleep(1)\nprint('whole')"))
+        future = made.submit(Submission("import time\ntime.sleep(1)\nprint('whole')"))
         victims = set()
         while not victims:  # the candidate is the process with a user id of its own
             for pid in children():
@@ -285,10 +285,10 @@ def test_nothing_is_left_behind():
 
     before, running = state(), children()
     with Sandbox(workers=2) as made:
-        made.run_batch([Request("print(1)")] * 4)
-        made.run(Request("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(99)"))
+        made.run_batch([Submission("print(1)")] * 4)
+        made.run(Submission("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(99)"))
         during = state()
-        made.run_batch([Request("print(1)", environment=i) for i in range(40)])
+        made.run_batch([Submission("print(1)", environment=i) for i in range(40)])
         assert state() == during
     assert state() == before
     assert children() == running
@@ -296,12 +296,12 @@ def test_nothing_is_left_behind():
 
 def test_close_fails_what_waits():
     made = Sandbox(workers=1)
-    futures = [made.submit(Request("import time\ntime.sleep(9)", environment=i)) for i in range(3)]
+    futures = [made.submit(Submission("import time\ntime.sleep(9)", environment=i)) for i in range(3)]
     made.close()
     made.close()
     assert {future.result().failure.kind.value for future in futures} == {"unavailable"}
     with pytest.raises(SandboxError, match="closed"):
-        made.submit(Request("print(1)"))
+        made.submit(Submission("print(1)"))
 
 
 def test_level_that_is_not_there_is_refused(monkeypatch):
@@ -316,13 +316,13 @@ def test_level_that_is_not_there_is_refused(monkeypatch):
 def test_a_zygote_that_does_not_start_is_a_failure_with_its_reason(monkeypatch):
     monkeypatch.setitem(PROFILES, "broken", Profile("broken", preload=("no_such_module",)))
     with Sandbox(workers=1) as made:
-        done = made.run(Request("print(1)", profile="broken"))
+        done = made.run(Submission("print(1)", profile="broken"))
         assert done.failure.kind.value == "crash"
         assert "no_such_module" in done.failure.message
-        assert made.run(Request("print(1)")).stdout == "1\n"
+        assert made.run(Submission("print(1)")).stdout == "1\n"
     monkeypatch.setitem(PROFILES, "absent", Profile("absent", distributions=("no-such-distribution",)))
     with Sandbox(workers=1) as made, pytest.raises(SandboxError, match="pip install"):
-        made.submit(Request("print(1)", profile="absent"))
+        made.submit(Submission("print(1)", profile="absent"))
 
 
 @pytest.mark.parametrize("field", ["timeout_s", "memory_mb", "processes", "stdout_bytes"])
@@ -333,7 +333,7 @@ def test_limits_are_checked(field):
 
 def test_unknown_profile(sandbox):
     with pytest.raises(KeyError, match="data_science"):
-        sandbox.submit(Request("print(1)", profile="torch"))
+        sandbox.submit(Submission("print(1)", profile="torch"))
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
@@ -372,7 +372,7 @@ def test_host_package_is_light_and_knows_no_jax():
 
 
 def test_timeouts_are_close_to_the_limit(sandbox):
-    done = sandbox.run_batch([Request("while 1: pass", limits=QUICK, environment=i) for i in range(4)])
+    done = sandbox.run_batch([Submission("while 1: pass", limits=QUICK, environment=i) for i in range(4)])
     assert all(d.timed_out for d in done)
     assert all(0.4 <= d.outcome().seconds < 5 for d in done)
 

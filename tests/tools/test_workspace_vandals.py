@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from marl_llm.tools.sandbox import Limits, Request, Sandbox, Workspace
+from marl_llm.tools.sandbox import Limits, Sandbox, Submission, Workspace
 from marl_llm.tools.sandbox.inside import zygote
 
 # program, and what is to become of the workspace: the file `kept` is in it, or why it is lost
@@ -48,7 +48,7 @@ def sandbox():
 def test_a5_vandalism_is_the_program_s_own_outcome(name, sandbox):
     code, fate = VANDALS[name]
     lost_before = sandbox.metrics()["sandbox/zygotes_lost"]
-    done = sandbox.run(Request("import os, socket\n" + code, workspace=Workspace.from_files({"kept": "mine"})))
+    done = sandbox.run(Submission("import os, socket\n" + code, workspace=Workspace.from_files({"kept": "mine"})))
     program = done.outcome()
     assert (program.exit_code, done.attempts) == (0, 1), program.stderr
     assert sandbox.metrics()["sandbox/zygotes_lost"] == lost_before
@@ -59,7 +59,7 @@ def test_a5_vandalism_is_the_program_s_own_outcome(name, sandbox):
     assert (files["kept"], program.workspace_lost) == (b"mine", "")
     "".join(files).encode()
     again = "import os\nos.chmod('.', 0o755); os.chmod('kept', 0o644)\nprint(open('kept').read())"
-    after = sandbox.run(Request(again, workspace=program.workspace))
+    after = sandbox.run(Submission(again, workspace=program.workspace))
     assert (after.stdout, after.attempts) == ("mine\n", 1)  # what is kept can be started from
 
 

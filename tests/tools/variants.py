@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 
-from marl_llm.tools.sandbox import Limits, Request, Sandbox, Workspace
+from marl_llm.tools.sandbox import Limits, Sandbox, Submission, Workspace
 
 NEIGHBOUR = "print('well')"
 GROUP = "import os, signal\nos.kill(0, signal.SIGKILL)"
@@ -86,28 +86,28 @@ def main() -> None:
             breaches.append(f"{what}: {seen}"[:300])
 
     with Sandbox(workers=1) as sandbox:
-        killed = sandbox.run(Request(GROUP))
+        killed = sandbox.run(Submission(GROUP))
         expect(killed.outcome().signal == 9, "signal to the own group", killed)
         expect(sandbox.metrics()["sandbox/zygotes_lost"] == 0, "signal to the group of the zygote", sandbox.metrics())
-        first = sandbox.run(Request(FIRST))
+        first = sandbox.run(Submission(FIRST))
         expect(first.stdout == "2 0 True\n" and first.attempts == 1, "signal to process 1", first)
         if os.geteuid() == 0:
-            waits = sandbox.submit(Request("import time\nprint(flush=True)\ntime.sleep(1)"))
+            waits = sandbox.submit(Submission("import time\nprint(flush=True)\ntime.sleep(1)"))
             shared = shared_mappings(sandbox.zygotes()[0])
             expect(not shared and waits.result().ok, "memory that a program shares with others", shared)
-        seen = sandbox.run(Request(DESCRIPTORS)).stdout
+        seen = sandbox.run(Submission(DESCRIPTORS)).stdout
         expect(seen == "", "an open descriptor", seen)
-        pages = [sandbox.run(Request(LEFT)).stdout for _ in range(3)]
+        pages = [sandbox.run(Submission(LEFT)).stdout for _ in range(3)]
         expect(set(pages) == {"False ['main.py', 'shm', 'tmp', 'work'] []\n"}, "left behind", pages)
-        moved = sandbox.run(Request(RENAMED, workspace=Workspace())).outcome()
+        moved = sandbox.run(Submission(RENAMED, workspace=Workspace())).outcome()
         expect(moved.workspace is not None and moved.workspace.files() == {"kept": b"mine"}, "another folder as the workspace", moved)
-        early = sandbox.run(Request("import time\ntime.sleep(9)", limits=Limits(timeout_s=1e-6)))
+        early = sandbox.run(Submission("import time\ntime.sleep(9)", limits=Limits(timeout_s=1e-6)))
         expect(early.timed_out, "ended before it began", early)
-        after = sandbox.run_batch([Request(NEIGHBOUR)] * 3)
+        after = sandbox.run_batch([Submission(NEIGHBOUR)] * 3)
         expect([done.stdout for done in after] == ["well\n"] * 3, "a job that nobody took was played later", after)
-        slept = sandbox.run(Request(SLEEPERS, limits=Limits(timeout_s=0.5)))
+        slept = sandbox.run(Submission(SLEEPERS, limits=Limits(timeout_s=0.5)))
         expect(slept.timed_out and slept.seconds < 20, "sleepers", slept)
-        many = sandbox.run(Request(ZOMBIES, limits=Limits(processes=16, timeout_s=60)))
+        many = sandbox.run(Submission(ZOMBIES, limits=Limits(processes=16, timeout_s=60)))
         expect(many.stdout == "all\n", "orphans are not reaped", many)
         expect(sandbox.metrics()["sandbox/zygotes_lost"] == 0, "a zygote was lost", sandbox.metrics())
     print(json.dumps(breaches))

@@ -25,7 +25,7 @@ from marl_llm.training import (
 )
 from marl_llm.training.batch import from_pool
 from marl_llm.training.scoring import make_policy_scorer
-from marl_llm.workflows import Assignment, Policy, WorkflowError
+from marl_llm.workflows import Assignment, Inside, WorkflowError
 
 GAME = PlanPath(height=3, width=3, min_distance=2, max_distance=4, max_moves=2, max_turns=2, wall_density=0.2)
 CONFIG = ModelConfig(GAME.tokenizer.vocab_size, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
@@ -282,7 +282,7 @@ def test_seats_of_compiled_play():
 
 def test_frozen_models_stay_and_others_than_policies_are_refused():
     specs = {name: ModelSpec(CONFIG, params) for name, params in start_params().items()}
-    frozen = Assignment(ASSIGNMENT, {"alpha": Policy(trained=False)})
+    frozen = Assignment(ASSIGNMENT, {"alpha": Inside(trained=False)})
     with make_team(GAME, frozen, specs, OPTIONS, make_mesh(1)) as one:
         batch = one.play(0, 0, E)
         assert set(batch.table.agent[batch.table.where]) == {0}

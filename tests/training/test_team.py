@@ -15,8 +15,8 @@ from marl_llm.training import Checkpoints, HostedTeam, LearnerOptions, ModelSpec
 from marl_llm.workflows import (
     Assignment,
     FormatError,
+    Inside,
     PlainText,
-    Policy,
     Role,
     Scripted,
     Task,
@@ -160,7 +160,7 @@ def test_a_model_learns_from_the_rows_of_its_own_roles_alone():
 
 
 def test_frozen_models_stay_and_schedules_take_turns():
-    models = {"second": Policy(trained=False)}
+    models = {"second": Inside(trained=False)}
     with team(assignment=Assignment({"first": "first", "second": "second"}, models)) as one:
         (figures,) = run(one)
         assert set(figures) == {"first"}

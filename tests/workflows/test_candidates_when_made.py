@@ -112,7 +112,7 @@ def test_a_candidates_pay_depends_on_no_sibling_and_on_nothing_later():
 
     first, _ = play(game(), n=1)
     pays = {row.call.seed: row.local for row in sample_table(first).samples}
-    fork = [row.call for row in sample_table(first).samples if row.call.place == 0]
+    fork = [row.call for row in sample_table(first).samples if row.call.request_number == 0]
     kept = {fork[2].seed}
     second, _ = play(game(), n=1, generator=Says(spiteful))
     (row,) = [row for row in sample_table(second).samples if row.call.seed in kept]

@@ -11,7 +11,7 @@ from wordy import SPEECH, Says
 from marl_llm.games import search
 from marl_llm.sampling.requests import Completion
 from marl_llm.text import QWEN2_5, ByteTokenizer, Chat
-from marl_llm.tools.chat import Reply
+from marl_llm.tools.chat import ChatReply
 from marl_llm.tools.results import success
 from marl_llm.workflows import Role, RoleTool, Workflow, WorkflowError, code_block, json_object, plain, sequence, short_text, texts, tool
 from marl_llm.workflows.assignment import Assignment, Outside, Scripted, shared
@@ -88,7 +88,7 @@ def test_a3_texts_of_outside_models_scripts_and_tasks_are_made_valid():
     class Client:
         async def acomplete(self, messages, draw=0, **options):
             messages[0]["content"].encode()
-            return success(Reply("said " + HALF), 0.0)
+            return success(ChatReply("said " + HALF), 0.0)
 
     models = {"o": Outside(Client()), "s": Scripted(lambda turn: "written " + HALF)}
     body = sequence(role("a"), role("b", "{a}"), role("c", "{a}{b}"))
@@ -137,7 +137,7 @@ def test_law_14_the_reason_why_a_response_is_illegal_is_short():
 def test_law_14_a_response_from_outside_without_end_is_cut_and_counts_as_truncated():
     class Client:
         async def acomplete(self, messages, draw=0, **options):
-            return success(Reply("x" * (3 << 20), "stop"), 0.0)
+            return success(ChatReply("x" * (3 << 20), "stop"), 0.0)
 
     (call,) = play(role("a"), assignment=Assignment({"a": "o"}, {"o": Outside(Client())})).trajectories[0].calls
     assert (len(call.text), call.truncated) == (1 << 20, True)
@@ -147,7 +147,7 @@ def test_law_14_a_response_from_outside_without_end_is_cut_and_counts_as_truncat
 def test_law_14_a_client_that_gives_no_reply_voids_the_play(value):
     class Client:
         async def acomplete(self, messages, draw=0, **options):
-            return success(value if "q0" in messages[0]["content"] else Reply("x"), 0.0) if value is not None else None
+            return success(value if "q0" in messages[0]["content"] else ChatReply("x"), 0.0) if value is not None else None
 
     body, assignment = role("a"), Assignment({"a": "o"}, {"o": Outside(Client())})
     if value is None:

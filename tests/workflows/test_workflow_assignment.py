@@ -5,8 +5,8 @@ import pytest
 from marl_llm.workflows import Role, Workflow, WorkflowError, plain, sequence
 from marl_llm.workflows.assignment import (
     Assignment,
+    Inside,
     Outside,
-    Policy,
     Scripted,
     alternate,
     assignment_from,
@@ -34,7 +34,7 @@ def test_sharing_is_what_the_names_say():
 
 
 def test_frozen_outside_and_scripted_players_are_not_trained():
-    models = {"b": Policy(trained=False), "c": Outside(Client()), "d": Scripted(lambda turn: "x")}
+    models = {"b": Inside(trained=False), "c": Outside(Client()), "d": Scripted(lambda turn: "x")}
     one = Assignment({"plan": "a", "search": "b", "answer": "c", "extra": "d"}, models)
     assert (one.policies, one.trained) == (("a", "b"), ("a",))
 
@@ -44,9 +44,9 @@ def test_frozen_outside_and_scripted_players_are_not_trained():
     [
         (lambda: Assignment({"plan": "a"}).check(team()), "'search' of workflow 't' is unassigned"),
         (lambda: Assignment({**shared(team()).roles, "anser": "a"}).check(team()), "no role 'anser', did you mean 'answer'"),
-        (lambda: Assignment({"plan": "a"}, {"b": Policy()}), "'b' plays no role"),
+        (lambda: Assignment({"plan": "a"}, {"b": Inside()}), "'b' plays no role"),
         (lambda: Assignment({"plan": "a"}, schedule=alternate(("b", 1))), "'b' is no trained model"),
-        (lambda: Assignment({"plan": "a"}, {"a": Policy(False)}, alternate(("a", 1))), "'a' is no trained model"),
+        (lambda: Assignment({"plan": "a"}, {"a": Inside(False)}, alternate(("a", 1))), "'a' is no trained model"),
         (lambda: Assignment({"plan": "a", "answer": "b"}, schedule=alternate(("a", 1))), "'b' never trains"),
         (lambda: alternate(("a", 0)), "at least one of each"),
         (lambda: assignment_from({"roles": {"plan": "a"}, "model": {}}), "unknown key 'model', did you mean 'models'"),
@@ -73,7 +73,7 @@ def test_a_configuration_of_words_is_the_same_assignment():
         "schedule": [["a", 3]],
     }
     found = assignment_from(config, outside={"c": client}, scripts={"d": play})
-    models = {"b": Policy(False), "c": Outside(client), "d": Scripted(play)}
+    models = {"b": Inside(False), "c": Outside(client), "d": Scripted(play)}
     assert found == Assignment(config["roles"], models, alternate(("a", 3)))
 
 

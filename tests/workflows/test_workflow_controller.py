@@ -429,9 +429,9 @@ def test_scripts_and_outside_models_play_beside_policies():
 
         async def acomplete(self, messages, draw=0, **options):
             self.asked.append((messages, draw, options))
-            from marl_llm.tools.chat import Reply
+            from marl_llm.tools.chat import ChatReply
 
-            return success(Reply("from outside", "length"), 0.0)
+            return success(ChatReply("from outside", "length"), 0.0)
 
     def script(turn):
         return f"{turn.fields['question']} {turn.turn} {turn.random.random() < 1}"
@@ -456,9 +456,9 @@ def test_an_outside_models_failure_voids_the_play():
             return failed(FailureKind.BUDGET, "spent", 0.0) if "q1" in messages[0]["content"] else success(reply(), 0.0)
 
     def reply():
-        from marl_llm.tools.chat import Reply
+        from marl_llm.tools.chat import ChatReply
 
-        return Reply("x")
+        return ChatReply("x")
 
     rollout = play(role("a"), assignment=Assignment({"a": "o"}, {"o": Outside(Client())}), given=tasks(2))
     assert [episode.void for episode in rollout.episodes] == [False, True]

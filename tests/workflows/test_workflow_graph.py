@@ -147,7 +147,7 @@ def test_places_count_every_request_that_can_be_made():
     body = sequence(
         ASK, repeat(each("question", "q", role("b", "{q}"), "b_out", 3), choose(find, {"x": role("c"), "y": NOTHING}), at_most=4)
     )
-    assert flow(body).body.size == 1 + 4 * (3 + 1)
+    assert flow(body).body.request_count == 1 + 4 * (3 + 1)
 
 
 def test_a_choices_cases_may_be_any_value():

@@ -11,7 +11,7 @@ from marl_llm.tools.results import FailureKind, failed
 from marl_llm.workflows import (
     Assignment,
     Controller,
-    Policy,
+    Inside,
     Role,
     Scripted,
     Task,
@@ -254,7 +254,7 @@ def test_rows_that_do_not_train_stay_and_do_not_count():
         "t", sequence(role("a"), role("frozen"), role("script"), role("off"), tool(fragile, "x")), inputs=("question",), hidden=("gold",),
         rewards=(broadcast(lambda way: 1.0 + way.task.number),),
     )  # fmt: skip
-    models = {"f": Policy(trained=False), "s": Scripted(lambda turn: "hello")}
+    models = {"f": Inside(trained=False), "s": Scripted(lambda turn: "hello")}
     roles = {"a": "m", "frozen": "f", "script": "s", "off": "o"}
     assignment = Assignment(roles, models, alternate(("m", 1), ("o", 1)))
     rollout = play(team, n=3, assignment=assignment)
@@ -296,9 +296,9 @@ def test_figures_are_per_role_and_every_episode_has_one_vote():
     figures = rollout_metrics(rollout, sample_table(rollout))
     assert figures["turns"] == 2.0
     assert figures["team/passed"] == 1.0
-    assert (figures["role/plan/legal_share"], figures["role/code/legal_share"], figures["role/reflect/calls"]) == (0.5, 1.0, 3.0)
-    assert figures["role/code/delta"] == 0.5
-    assert figures["role/plan/format"] == -0.5
+    assert (figures["role/plan/well_formed"], figures["role/code/well_formed"], figures["role/reflect/calls"]) == (0.5, 1.0, 3.0)
+    assert figures["role/code/component/delta"] == 0.5
+    assert figures["role/plan/component/format"] == -0.5
     assert figures["tool/verify/calls"] == 6.0
     assert team_metrics(rollout)["passed"] == [1.0] * 3
 
@@ -311,11 +311,11 @@ def test_a_metric_with_a_fault_is_named():
 
 
 def test_before_and_after():
-    before = {"team/f1": 0.25, "turns": 3.0, "role/a/legal_share": 0.0, "void_share": 0.1}
-    after = {"team/f1": 0.75, "turns": 2.0, "role/a/legal_share": 0.5, "void_share": 0.0}
+    before = {"team/f1": 0.25, "turns": 3.0, "role/a/well_formed": 0.0, "void_share": 0.1}
+    after = {"team/f1": 0.75, "turns": 2.0, "role/a/well_formed": 0.5, "void_share": 0.0}
     lines = before_after(before, after).splitlines()
     assert "| team/f1 | 0.250 | 0.750 | +0.500 | +200% |" in lines
-    assert "| role/a/legal_share | 0.000 | 0.500 | +0.500 | – |" in lines
+    assert "| role/a/well_formed | 0.000 | 0.500 | +0.500 | – |" in lines
     assert len(lines) == 5
     with pytest.raises(KeyError):
         before_after(before, after, ["team/em"])

@@ -102,7 +102,7 @@ def test_the_graph_and_the_pay_are_in_the_lines(tmp_path):
         seen.add(event["id"])
         if event["kind"] == "role":
             assert event["earned"]["components"]["n"] == event["earned"]["team"] == 7
-    assert line["ways"][0]["events"] == [event["id"] for event in line["events"]]
+    assert line["paths"][0]["events"] == [event["id"] for event in line["events"]]
 
 
 @pytest.mark.parametrize(

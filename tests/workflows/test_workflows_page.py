@@ -46,7 +46,7 @@ def test_the_example_plays_and_pays_as_the_page_says(page):
         assert sum(gains) == way.fields["coverage"]
         assert len(gains) == way.turns - 1
         assert [s.components["final"] for s in rows if s.call.role == "planner"] == [way.fields["coverage"]]
-    assert page["figures"]["role/writer/legal_share"] == 1.0
+    assert page["figures"]["role/writer/well_formed"] == 1.0
     assert page["figures"]["team/coverage"] == np.mean(ends)
 
 

@@ -18,7 +18,7 @@ from marl_llm.games.coding.team import ROUNDS, plan_code_verify_reflect
 from marl_llm.tools.judge import ajudge_calls
 from marl_llm.tools.results import ToolResult
 from marl_llm.tools.waiting import waiting
-from marl_llm.workflows import FormatError, Role, Turn, Workflow
+from marl_llm.workflows import FormatError, Role, ScriptTurn, Workflow
 
 READINGS = {word: op.name for op in OPS for word in op.words}
 _ADVICE = re.compile(r"at (\d) try (\w+)")
@@ -142,7 +142,7 @@ def hide_fields(roles: dict[str, Role], role: str, field: str, value: str = "non
     return roles | {role: dataclasses.replace(old, show={**old.show, field: lambda _: value})}
 
 
-def function_player(noise: float = 0.0, ignore_advice: float = 0.0, withhold_advice: float = 0.0) -> Callable[[Turn], str]:
+def function_player(noise: float = 0.0, ignore_advice: float = 0.0, withhold_advice: float = 0.0) -> Callable[[ScriptTurn], str]:
     """A player of all three roles, perfect if all is 0; with the habits below it makes a warm start that has something to learn.
 
     Args:
@@ -151,7 +151,7 @@ def function_player(noise: float = 0.0, ignore_advice: float = 0.0, withhold_adv
       withhold_advice: how often the reflector says `none`, though it knows better.
     """
 
-    def play(turn: Turn) -> str:
+    def play(turn: ScriptTurn) -> str:
         rng, fields, role = turn.random, turn.fields, turn.role.name
         if role == "planner":
             text = fields["plan"] if ignore_advice and fields["plan"] != "none" and rng.random() < ignore_advice else _plan(fields, rng)

@@ -101,7 +101,7 @@ def plan_code_verify_reflect(
         start={**dict.fromkeys(("plan", "code", "report", "advice"), ""), **(start or {}), "round_": 0},
         rewards=coding_rewards(format_weight),
         score="at_end",  # the planner is paid for what the coder makes of the plan
-        metrics={"pass_rate": pass_rate, "all_passed": all_passed, "rounds": lambda way: float(way.turns)},
+        metrics={"pass_rate": pass_rate, "all_passed": all_passed, "rounds": lambda path: float(path.turns)},
     )
 
 
@@ -114,14 +114,14 @@ def coding_rewards(format_weight: float | int = 1.0) -> tuple[Reward, ...]:
     )
 
 
-def pass_rate(way: Trajectory) -> float:
+def pass_rate(path: Trajectory) -> float:
     """Share of hidden tests that the last program passed."""
-    return float(way.fields["pass_rate"])
+    return float(path.fields["pass_rate"])
 
 
-def all_passed(way: Trajectory) -> float:
+def all_passed(path: Trajectory) -> float:
     """1.0 if the last program passed every hidden test."""
-    return float(way.fields["pass_rate"] == 1.0)
+    return float(path.fields["pass_rate"] == 1.0)
 
 
 def verifier(timeout_s: float | int = 10.0, max_tests: int = HIDDEN_TESTS, sandbox: Any = None) -> Callable[..., Any]:

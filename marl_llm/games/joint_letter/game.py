@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from marl_llm.games.protocol import SPLITS, Prompt, Rewards, Role, split_index
+from marl_llm.games.protocol import SPLITS, GameRole, Prompt, Rewards, split_index
 from marl_llm.text import train_pieces
 
 PART, LETTER = 0.25, 0.1
@@ -49,9 +49,9 @@ class JointLetter:
             raise ValueError(f"joint_letter.letters={self.letters} is not in [2, 26]")
 
     @functools.cached_property
-    def roles(self) -> tuple[Role, ...]:
+    def roles(self) -> tuple[GameRole, ...]:
         """Two equal agents."""
-        return (Role("first", 2, 2), Role("second", 2, 2))
+        return (GameRole("first", 2, 2), GameRole("second", 2, 2))
 
     @functools.cached_property
     def stages(self) -> tuple[tuple[str, ...], ...]:

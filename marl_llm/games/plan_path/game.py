@@ -20,7 +20,7 @@ from marl_llm.games.plan_path import language as words
 from marl_llm.games.plan_path import prose
 from marl_llm.games.plan_path import rewards as pay
 from marl_llm.games.plan_path.maps import DELTAS, FAR, Map, random_map, rows_of
-from marl_llm.games.protocol import Prompt, Rewards, Role
+from marl_llm.games.protocol import GameRole, Prompt, Rewards
 
 
 class Acted(NamedTuple):
@@ -109,16 +109,16 @@ class PlanPath:
         return min(cells - 2, int(np.ceil(cells * p + 2.5 * np.sqrt(cells * p * (1 - p)))))
 
     @functools.cached_property
-    def roles(self) -> tuple[Role, ...]:
+    def roles(self) -> tuple[GameRole, ...]:
         """Tool and Planner, or the single agent."""
         response = self.max_moves + 1
         seen = 3 + 2 + self.wall_cap  # turn, status, goal; row, column; walls
         blind = 3
         proposal = self.max_moves + 2
         if self.agents == "single":
-            return (Role("solo", (seen if self.view == "full" else blind) + 1, response),)
+            return (GameRole("solo", (seen if self.view == "full" else blind) + 1, response),)
         planner = (seen if self.view == "full" else blind) + proposal + 1
-        return (Role("tool", seen + 1, response), Role("planner", planner, response))
+        return (GameRole("tool", seen + 1, response), GameRole("planner", planner, response))
 
     @functools.cached_property
     def stages(self) -> tuple[tuple[str, ...], ...]:

@@ -163,11 +163,11 @@ def iterative_search(
         ),
     )
 
-    def score(text: str, way: Trajectory) -> float:
-        return answer_f1(text, way.fields["answers"], options.yes_no_exact)
+    def score(text: str, path: Trajectory) -> float:
+        return answer_f1(text, path.fields["answers"], options.yes_no_exact)
 
-    def final(way: Trajectory) -> str:
-        return way.fields["answer"] or way.fields["plan_answer"]
+    def final(path: Trajectory) -> str:
+        return path.fields["answer"] or path.fields["plan_answer"]
 
     return Workflow(
         "m_ask",
@@ -178,8 +178,8 @@ def iterative_search(
         rewards=_rewards(options, score),
         score="at_end",  # a search is paid for the answer that follows it
         metrics={
-            "f1": lambda way: answer_f1(final(way), way.fields["answers"]),
-            "em": lambda way: exact_match(final(way), way.fields["answers"]),
+            "f1": lambda path: answer_f1(final(path), path.fields["answers"]),
+            "em": lambda path: exact_match(final(path), path.fields["answers"]),
         },
     )
 
@@ -193,16 +193,16 @@ def _rewards(options: MAskOptions, score: Callable[[str, Trajectory], float]) ->
     def ends(one: RoleCall) -> bool:
         return one.role == "search" and bool(one.writes["ended"])
 
-    def turns(way: Trajectory) -> dict[int, float]:
-        return {one.turn: score(one.writes["answer"], way) for one in way.by("answer")}  # turn 0 is that of answer_0, if there is one
+    def turns(path: Trajectory) -> dict[int, float]:
+        return {one.turn: score(one.writes["answer"], path) for one in path.by("answer")}  # turn 0 is that of answer_0, if there is one
 
-    def planned(way: Trajectory) -> float:
-        return score(way.by("plan")[0].writes["plan_answer"], way)
+    def planned(path: Trajectory) -> float:
+        return score(path.by("plan")[0].writes["plan_answer"], path)
 
     punished = format_penalty(options.format_weight, exempt=None if options.penalise_end_format else ends)
     return (
-        absolute(lambda one, way: planned(way), ("plan",), name="f1"),
-        absolute(lambda one, way: score(one.writes["answer"], way), ("answer",), name="f1"),
+        absolute(lambda one, path: planned(path), ("plan",), name="f1"),
+        absolute(lambda one, path: score(one.writes["answer"], path), ("answer",), name="f1"),
         delta(turns, ("search", "summary", "update"), name="f1_gain", start=planned),  # a turn that ends has no score, hence 0
         punished,
     )

@@ -12,7 +12,7 @@ from typing import Any
 from marl_llm.games.search.facts import HIDDEN, JOBS, NAME, PAGE_WORDS, QUESTION_WORDS, YEARS
 from marl_llm.games.search.m_ask import UNITYMAS, MAskOptions, iterative_search
 from marl_llm.games.search.teams import parallel_retrieval, retrieve_extract_answer
-from marl_llm.workflows import FormatError, Role, Turn, Workflow, plain
+from marl_llm.workflows import FormatError, Role, ScriptTurn, Workflow, plain
 from marl_llm.workflows.roles import Fields
 
 MAX_QUERIES = 2
@@ -102,7 +102,7 @@ def mini_iterative_search(retrieve: Callable[..., Any], options: MAskOptions = U
     return iterative_search(retrieve, chosen, options, HIDDEN)
 
 
-def fact_player(noise: float = 0.0, random_relation: bool = False) -> Callable[[Turn], str]:
+def fact_player(noise: float = 0.0, random_relation: bool = False) -> Callable[[ScriptTurn], str]:
     """A player of every role of the small world.
 
     Args:
@@ -110,7 +110,7 @@ def fact_player(noise: float = 0.0, random_relation: bool = False) -> Callable[[
       random_relation: queries name the right names, but any relation: what is left to learn is which.
     """
 
-    def play(turn: Turn) -> str:
+    def play(turn: ScriptTurn) -> str:
         rng, fields = turn.random, turn.fields
         if rng.random() < noise:
             return rng.choice((*YEARS, *JOBS, *PAGE_WORDS, *QUESTION_WORDS))

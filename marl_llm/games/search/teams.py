@@ -37,14 +37,14 @@ def retrieve_with(retriever: Any, top_k: int = TOP_K, deadline_s: float | int = 
     return retrieve
 
 
-def final_f1(way: Trajectory, yes_no_exact: bool = False) -> float:
+def final_f1(path: Trajectory, yes_no_exact: bool = False) -> float:
     """F1 of the answer with which a trajectory ended."""
-    return answer_f1(way.fields["answer"], way.fields["answers"], yes_no_exact)
+    return answer_f1(path.fields["answer"], path.fields["answers"], yes_no_exact)
 
 
-def final_em(way: Trajectory) -> float:
+def final_em(path: Trajectory) -> float:
     """Exact match of the answer with which a trajectory ended."""
-    return exact_match(way.fields["answer"], way.fields["answers"])
+    return exact_match(path.fields["answer"], path.fields["answers"])
 
 
 def shared_f1(format_weight: float | int = 1.0) -> tuple[Reward, ...]:

@@ -12,7 +12,7 @@ PACK_S = 20.0  # and this much later where it packs a workspace
 CHANNEL_BYTES = 8 << 20
 
 
-class Run:
+class Attempt:
     """The read ends of an attempt's pipes and what came through them."""
 
     def __init__(self, job: Job, slot: Slot, limits: Limits):

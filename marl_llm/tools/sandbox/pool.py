@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from marl_llm.tools.results import Failure, FailureKind
 from marl_llm.tools.said import read_json
 from marl_llm.tools.sandbox import slot as slots
-from marl_llm.tools.sandbox.attempt import Run
+from marl_llm.tools.sandbox.attempt import Attempt
 from marl_llm.tools.sandbox.inside import frames
 from marl_llm.tools.sandbox.limits import Execution, Level, Limits, SandboxError, program_of, read_record
 from marl_llm.tools.sandbox.profiles import PROFILES
-from marl_llm.tools.sandbox.queueing import FairQueue, Job, Request
+from marl_llm.tools.sandbox.queueing import FairQueue, Job, Submission
 from marl_llm.tools.sandbox.workspace import Workspace
 from marl_llm.tools.waiting import waiting
 
@@ -75,8 +75,8 @@ class Sandbox:
         self._slots: dict[str, list[slots.Slot]] = {}
         self._started_at: dict[slots.Slot, float] = {}
         self._failed_starts: Counter[str] = Counter()
-        self._runs: dict[int, tuple[Run, int]] = {}  # fd -> run, place in streams or -1 for the record
-        self._active: set[Run] = set()
+        self._runs: dict[int, tuple[Attempt, int]] = {}  # fd -> run, place in streams or -1 for the record
+        self._active: set[Attempt] = set()
         self._expiries: list[tuple[float, int, Job]] = []
         self._numbers = itertools.count()
         self._counts: Counter[str] = Counter()
@@ -93,7 +93,7 @@ class Sandbox:
 
     # ---- asking
 
-    def submit(self, request: Request) -> concurrent.futures.Future:
+    def submit(self, request: Submission) -> concurrent.futures.Future:
         """Queues one execution; the future's result is an `Execution` and never an exception. Until it starts, the caller's clock stands
         still (`tools.waiting`): its place in the queue is nobody's failure.
 
@@ -121,20 +121,20 @@ class Sandbox:
                 os.eventfd_write(self._wake, 1)
         return future
 
-    def run(self, request: Request) -> Execution:
+    def run(self, request: Submission) -> Execution:
         """One execution, blocking."""
         return self.submit(request).result()
 
-    async def arun(self, request: Request) -> Execution:
+    async def arun(self, request: Submission) -> Execution:
         """One execution from an event loop."""
         return await asyncio.wrap_future(self.submit(request))
 
-    def run_batch(self, requests: Sequence[Request]) -> list[Execution]:
+    def run_batch(self, requests: Sequence[Submission]) -> list[Execution]:
         """Many executions, blocking, in the order of the requests."""
         futures = [self.submit(request) for request in requests]
         return [future.result() for future in futures]
 
-    async def arun_batch(self, requests: Sequence[Request]) -> list[Execution]:
+    async def arun_batch(self, requests: Sequence[Submission]) -> list[Execution]:
         """Many executions from an event loop, in the order of the requests."""
         return list(await asyncio.gather(*(asyncio.wrap_future(self.submit(request)) for request in requests)))
 
@@ -233,7 +233,7 @@ class Sandbox:
         request, limits = job.request, job.limits
         job.attempts += 1
         job.started = job.started or time.monotonic()
-        run, given = Run(job, slot, limits), []
+        run, given = Attempt(job, slot, limits), []
         slot.job = run
         self._active.add(run)
         try:
@@ -271,7 +271,7 @@ class Sandbox:
             for fd in given:
                 os.close(fd)
 
-    def _discard(self, run: Run) -> None:
+    def _discard(self, run: Attempt) -> None:
         """Closes an attempt; a supervisor that still runs it sees its record's pipe close, and stops."""
         self._active.discard(run)
         for fd in (*run.streams, run.record_fd):
@@ -381,7 +381,7 @@ class Sandbox:
             return
         self._finish(run, *read_record(data))
 
-    def _finish(self, run: Run, record: dict, problem: str) -> None:
+    def _finish(self, run: Attempt, record: dict, problem: str) -> None:
         """From a record to an outcome. All writers are dead by now, so the streams hold all there will be."""
         job, workspace = run.job, None
         for place in range(len(run.streams)):

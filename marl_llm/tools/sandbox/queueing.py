@@ -46,7 +46,7 @@ class FairQueue(Generic[T]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class Submission:
     """One execution that is asked for.
 
     Attributes:
@@ -77,7 +77,7 @@ class Job:
     """A request on its way, through as many attempts as the infrastructure needs."""
 
     number: int
-    request: Request
+    request: Submission
     limits: Limits
     future: Future
     submitted: float

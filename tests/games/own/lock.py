@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from digits import DIGITS
 
-from marl_llm.games import SPLITS, Prompt, Rewards, Role, split_index
+from marl_llm.games import SPLITS, GameRole, Prompt, Rewards, split_index
 from marl_llm.text import train_pieces
 
 
@@ -31,7 +31,7 @@ class Lock:
     floor: ClassVar[dict[str, float]] = {"slip": 1.0}
     max_turns: ClassVar[int] = 1
     stages: ClassVar = (("keeper",), ("opener",))
-    roles: ClassVar = (Role("keeper", 2, 1), Role("opener", 2, 1))
+    roles: ClassVar = (GameRole("keeper", 2, 1), GameRole("opener", 2, 1))
 
     step: int = 1
 

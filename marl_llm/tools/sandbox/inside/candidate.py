@@ -67,7 +67,7 @@ def order_free_memory() -> None:
             taken.pop()
 
 
-class Clock:
+class MovedClock:
     """A wall clock that starts at a fixed moment and shows the same readings to the same program.
 
     Every reading adds a microsecond, every sleep its own length; real time enters in steps of a quarter second, so that a loop that waits
@@ -115,8 +115,8 @@ def fix_chance(seed: int, freeze_clock: bool) -> None:
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
     if freeze_clock:
-        wall = Clock(FROZEN_EPOCH, time.sleep, time.monotonic)
-        counter = Clock(0.0, time.sleep, time.monotonic)
+        wall = MovedClock(FROZEN_EPOCH, time.sleep, time.monotonic)
+        counter = MovedClock(0.0, time.sleep, time.monotonic)
 
         def sleep(seconds, /):
             counter_wake = counter._now + max(0.0, float(seconds))
