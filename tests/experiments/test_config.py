@@ -192,7 +192,7 @@ def test_a_config_of_other_keys_is_refused():
         ("steps", -1, r"config\.steps=-1 must be at least 0"),
         ("devices", -1, r"config\.devices=-1 must be at least 0"),
         ("game.name", "plan_pth", "unknown game 'plan_pth'"),
-        ("game.height", 99, r"plan_path\.height=99 is not in \[2, 10\]"),
+        ("game.height", 99, r"plan_path\.height=99 is not in \[2, 32\]"),
         ("game.view", "none", r"plan_path\.view='none' is not one of full, split"),
         ("game.strict", True, r"plan_path\.strict has no effect unless"),
         ("model.preset", "huge", "unknown model preset 'huge'; the presets are nano"),

@@ -490,8 +490,8 @@ def test_the_game_is_a_game_with_sequential_stages_and_budgets():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(height=1), r"height=1 is not in \[2, 10\]"),
-        (dict(width=11), r"width=11 is not in \[2, 10\]"),
+        (dict(height=1), r"height=1 is not in \[2, 32\]"),
+        (dict(width=33), r"width=33 is not in \[2, 32\]"),
         (dict(max_moves=0), "max_moves=0"),
         (dict(max_turns=0), "max_turns=0"),
         (dict(min_distance=0), "min_distance=0"),

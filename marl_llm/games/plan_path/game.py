@@ -82,8 +82,8 @@ class PlanPath:
             if getattr(self, field) not in allowed:
                 raise ValueError(f"plan_path.{field}={getattr(self, field)!r} is not one of {', '.join(allowed)}")
         for field, low, high in (
-            ("height", 2, 10),
-            ("width", 2, 10),
+            ("height", 2, 32),
+            ("width", 2, 32),
             ("max_moves", 1, 32),
             ("max_turns", 1, 32),
             ("min_distance", 1, self.height * self.width),

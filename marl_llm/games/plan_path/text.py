@@ -1,0 +1,294 @@
+"""Plan-Path in text (Stronger-MAS, Appendix D): a Tool writes a Python program whose output is a list of moves; a Planner decides.
+
+The program is really run, in the sandbox. The prompts are the paper's; its blanks are filled in as follows (readings). `env_context` is the
+grid of this turn with A for the agent, the start, the goal, the obstacles as (row, column) from (0, 0), and the bounds.
+`action_state_history` holds, for each former turn, the Tool's code and what it printed, the Planner's words, and the (action, state) pairs.
+The single agent's prompt is not printed: it is the Planner's without a Tool.
+
+    with make_game("plan_path_text") as world: ...         # 10x10; models are chat models
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from marl_llm.games.hosted import HostGame
+from marl_llm.games.plan_path.game import PlanPath
+from marl_llm.games.plan_path.grid import Rows, grid_of, left, walker
+from marl_llm.games.programs import (
+    FORMS,
+    Puzzle,
+    answer_parser,
+    clip,
+    program_runner,
+    program_team,
+    read_moves,
+    write_moves,
+)
+from marl_llm.workflows import Role, ScriptTurn, Task, WorkflowError, World, code_block
+
+MAP_IN = ("prompt", "stdin")
+PROMPT_TOKENS, RESPONSE_TOKENS = 16_384, 4_096  # Appendix C.1
+TASK = (
+    "Find a path for the agent on a grid of {height} rows and {width} columns, from the start to the goal. A move goes one cell: U up "
+    "(row - 1), D down (row + 1), L left (column - 1), R right (column + 1). Cells with # are walls. At a wall or the border of the grid a "
+    "list of moves stops. There are {turns} turns; each goes on from where the last one ended."
+)
+STDIN_TASK = " The program can read the grid from standard input: its rows, one per line, with A (agent), G (goal) and # (walls)."
+
+TOOL_FIRST = """You are an AI assistant designed to be helpful. Utilize your programming expertise to address the task. Propose Python \
+code (within a single python code block) for the user to run. Ensure each response contains only ONE code block. Use the 'print' function \
+to output the action list that moves from the start to the goal. You may output the full action list if you can reach the target, or a \
+partial list if uncertain.
+Formatting requirements:
+* Begin the Python block with ```python and end with ```.
+* The program's output IS the action list (e.g., [U,R,D,L]).
+* Print ONLY the action list (no extra text).
+
+Task: """
+TOOL_LATER = """Refine your Python solution to produce a correct, executable action list.
+
+Task: """
+TOOL_LAST = """
+
+Requirements:
+* Output must be an action list that reaches the goal without violating constraints (stay in-bounds, avoid obstacles).
+* If certain, print the full list; if uncertain, print a safe partial prefix.
+* Single python code block only; program output IS the action list.
+* Begin with ```python and end with ```; print ONLY the action list (e.g., [U,R,D,L]).
+
+Respond in the format:
+**Code:**
+```python
+# corrected code here
+# last line prints ONLY the action list
+```"""
+PLANNER_FIRST = """You are a planning and reasoning agent. You will receive:
+* The original task description
+* The Code Agent's (Tool Agent's) code
+* The code execution output
+Your job is to reason carefully, decide the final action list, and format your response EXACTLY as specified.
+Instructions:
+* Read the task, inspect the code, and verify the execution output against the task requirements and environment constraints (bounds, \
+obstacles, goal).
+* If the code/output is correct and sufficient, adopt it.
+* Otherwise, improve or override it with your own reasoning.
+* Keep reasoning concise but explicit: justify why the final action is correct.
+
+FORMATTING IS MANDATORY. Give the final action list AFTER the line that begins with ####. Example:
+#### [U,R,D,L]
+
+Task Description: """
+PLANNER_LATER = """You are a planning and reasoning agent.
+
+Task: """
+PLANNER_LAST = """
+
+Instructions:
+* Verify feasibility of the proposed action sequence step by step.
+* If it collides, goes out of bounds, loops, or fails to reach the goal, correct it (you may shorten, extend, or replace the sequence).
+* Prefer the simplest valid plan; if uncertain, provide the best safe prefix and explain briefly.
+* Keep reasoning concise but explicit.
+
+FORMATTING IS MANDATORY. Give the FINAL action list AFTER the line that begins with ####. Example:
+#### [U,R,D,L]"""
+SOLO_LAST = """
+
+You are a planning and reasoning agent. Decide the action list of this turn. Keep reasoning concise but explicit.
+
+FORMATTING IS MANDATORY. Give the final action list AFTER the line that begins with ####. Example:
+#### [U,R,D,L]"""
+
+
+def phase(turn_number: int) -> dict[str, str]:
+    """The words that differ between the first turn and later ones, by field."""
+    if turn_number == 0:
+        return {"tool_opening": TOOL_FIRST, "tool_closing": "", "planner_opening": PLANNER_FIRST, "planner_closing": ""}
+    return {"tool_opening": TOOL_LATER, "tool_closing": TOOL_LAST, "planner_opening": PLANNER_LATER, "planner_closing": PLANNER_LAST}
+
+
+def describe(rows: Rows) -> str:
+    """`env_context`: the grid of this turn."""
+    grid = grid_of(tuple(rows))
+    walls = [(r, c) for r, row in enumerate(rows) for c, sign in enumerate(row) if sign == "#"]
+    lines = ["grid (A agent, G goal, # wall, . free):", *rows, f"start: {grid.agent}", f"goal: {grid.goal}"]
+    lines += [f"obstacles: {walls}", f"constraints: 0 <= row < {len(rows)}, 0 <= column < {len(rows[0])}; obstacles cannot be entered"]
+    return "\n".join(lines)
+
+
+def tell(turn_number: int, turn: Mapping[str, Any]) -> str:
+    """One turn as an entry of the history."""
+    lines = [f"Turn {turn_number + 1}:"]
+    if turn["ran"]:
+        lines += [f"Tool Agent's code:\n{turn['code'].strip() or '(none)'}", f"It printed: {clip(turn['printed'].strip())}"]
+    lines += [f"Planner: {clip(turn['remark'], 2000) or '(nothing)'}"]
+    lines += [f"The {i}-th action is {action}. The {i}-th state is {state}." for i, (action, state) in enumerate(turn["trace"], 1)]
+    lines += [f"Result: {RESULTS[turn['status']]}"]
+    return "\n".join(lines)
+
+
+RESULTS = {
+    "done": "all moves were made.", "solved": "the goal was reached.", "illegal": "a wall or the border stopped the list.",
+    "empty": "the list was empty.", "unread": "the action list could not be read.",
+}  # fmt: skip
+
+
+def told(entries: tuple[str, ...]) -> str:
+    """The history as text, with its heading; nothing before the second turn."""
+    return "" if not entries else "\n\nHistory (previous attempts, planner feedback, and trajectory):\n" + "\n\n".join(entries)
+
+
+def text_roles(puzzle: Puzzle, agents: str, max_prompt: int = PROMPT_TOKENS, max_tokens: int = RESPONSE_TOKENS) -> tuple[Role, ...]:
+    """Tool and Planner, or the single agent."""
+    budget = dict(max_prompt=max_prompt, max_tokens=max_tokens, trim="history", trim_from="start")
+    answer = dict(parse=answer_parser("steps", puzzle, keep="remark"), writes={"steps": None, "remark": ""})
+    if agents == "single":
+        return (Role("solo", "Task: {task}\n\nEnvironment:\n{view}{history}" + SOLO_LAST, show={"history": told}, **answer, **budget),)
+    tool = Role(
+        "tool",
+        "{tool_opening}{task}\n\nEnvironment:\n{view}{history}{tool_closing}",
+        parse=code_block("code"),
+        writes={"code": ""},
+        show={"history": told},
+        **budget,
+    )
+    planner = Role(
+        "planner",
+        "{planner_opening}{task}\n\nEnvironment:\n{view}\n\nTool Agent's latest code and output:\n* Code:\n{code}\n* Execution output: "
+        "{printed}\n* Proposed action: {proposal}{history}{planner_closing}",
+        show={"history": told, "printed": lambda text: clip(text.strip()), "proposal": lambda text: clip(text) or "(none)"},
+        **answer,
+        **budget,
+    )
+    return tool, planner
+
+
+def map_tasks(game: PlanPath, seed: int, words: str) -> Callable[[str, int, int], list[Task]]:
+    """Tasks of a device game's maps. Their splits are the device game's, by the map's content (law 12)."""
+    import jax
+
+    host = HostGame(game, jax.random.key(seed))
+
+    def tasks(split: str, first: int, count: int) -> list[Task]:
+        return [Task(n, {"task": words, "instance": rows_of_task(host, split, n)}, split=split) for n in range(first, first + count)]
+
+    return tasks
+
+
+def rows_of_task(host: HostGame, split: str, number: int) -> Rows:
+    """The rows of a task. Raises `WorkflowError` where the game's settings give no map."""
+    instance, _, _, valid = host.deal(split, number)
+    if not valid:
+        raise WorkflowError(f"map {number} of split {split!r}: none was found with these walls and distances; loosen them")
+    return tuple(host.game.task(instance)["map"])
+
+
+def plan_path_text(
+    height: int = 10,
+    width: int = 10,
+    wall_density: float = 0.22,
+    min_distance: int = 6,
+    max_distance: int = 60,
+    turns: int = 4,
+    agents: str = "team",
+    rewards_form: str = "safe",
+    distance: str = "bfs",
+    map_in: str = "prompt",
+    last_line: bool = False,
+    maps_seed: int = 0,
+    noise: float = 0.0,
+    max_prompt: int = PROMPT_TOKENS,
+    max_tokens: int = RESPONSE_TOKENS,
+) -> World:
+    """Plan-Path in text, on the maps of the device game of the same sizes.
+
+    Args:
+      wall_density: 0.22 as released; the paper states none.
+      turns: T. agents: "team" (tool, planner) or "single" (solo).
+      rewards_form: "safe", "paper" (B.4) or "outcome" (B.6); see `marl_llm.games.programs`.
+      distance: what rewards measure, "bfs", or "manhattan" as B.4 prints.
+      map_in: "prompt", as printed; "stdin" also gives the rows to the program.
+      last_line: reads the last line of what the program printed; otherwise the whole must be the list.
+      noise: how often the scripted player errs.
+
+    Raises `ValueError` for a value out of its range.
+    """
+    for name, value, known in (
+        ("agents", agents, ("team", "single")),
+        ("rewards_form", rewards_form, FORMS),
+        ("distance", distance, ("bfs", "manhattan")),
+        ("map_in", map_in, MAP_IN),
+    ):
+        if value not in known:
+            raise WorkflowError(f"plan_path_text.{name}={value!r} is not one of {', '.join(known)}")
+    if agents == "single" and (map_in != "prompt" or last_line):
+        raise WorkflowError("plan_path_text: map_in and last_line have no effect with agents='single', which runs no program")
+    game = PlanPath(height, width, wall_density, min_distance, max_distance, max_turns=turns)
+    at_most = 4 * height * width
+    puzzle = Puzzle(
+        "plan_path_text",
+        walker(distance),
+        lambda rows: left(rows, distance),
+        lambda text: read_moves(text, at_most),
+        write_moves,
+        describe,
+        (lambda rows: "\n".join(rows) + "\n") if map_in == "stdin" else lambda rows: "",
+    )
+    words = TASK.format(height=height, width=width, turns=turns) + (STDIN_TASK if map_in == "stdin" else "")
+    workflow = program_team(
+        puzzle,
+        text_roles(puzzle, agents, max_prompt, max_tokens),
+        turns=turns,
+        rewards_form=rewards_form,
+        run=program_runner(),
+        last_line=last_line,
+        phase=None if agents == "single" else phase,
+        history=tell,
+    )
+    return World(workflow, map_tasks(game, maps_seed, words), "solved", None, text_player(noise), text_player(1.0))
+
+
+# --- a player that knows how -------------------------------------------------------------------------------------------------------------
+
+SEARCH = """from collections import deque
+
+rows = {rows}
+find = lambda signs: next((r, c) for r, row in enumerate(rows) for c, sign in enumerate(row) if sign in signs)
+start, goal = find("A*"), find("G*")
+steps = {{"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}}
+paths, queue = {{start: []}}, deque([start])
+while queue:
+    r, c = queue.popleft()
+    for name, (dr, dc) in steps.items():
+        cell = (r + dr, c + dc)
+        if 0 <= cell[0] < len(rows) and 0 <= cell[1] < len(rows[0]) and rows[cell[0]][cell[1]] != "#" and cell not in paths:
+            paths[cell] = [*paths[(r, c)], name]
+            queue.append(cell)
+print("[" + ",".join(paths.get(goal, [])) + "]")
+"""
+
+
+def text_player(noise: float = 0.0) -> Callable[[ScriptTurn], str]:
+    """Plays all roles: the Tool writes a search, the Planner adopts the proposal. With probability `noise` an answer is one random move."""
+
+    def play(turn: ScriptTurn) -> str:
+        rng, rows = turn.random, turn.fields["state"]
+        wild = rng.random() < noise
+        if turn.role.name == "tool":
+            code = f"print('[{rng.choice('UDLR')}]')\n" if wild else SEARCH.format(rows=list(rows))
+            return f"```python\n{code}```"
+        if wild or (turn.role.name == "planner" and not turn.fields["proposal"]):
+            return f"I try one move.\n#### [{rng.choice('UDLR')}]"
+        return f"#### {turn.fields['proposal'] if turn.role.name == 'planner' else write_moves(shortest(rows))}"
+
+    return play
+
+
+def shortest(rows: Rows) -> str:
+    """The moves of a shortest path; of several, the first in the order of `UDLR`."""
+    letters, apply = "", walker()
+    while left(rows):
+        step = min("UDLR", key=lambda letter: apply(rows, rows, letter).left)
+        rows, letters = apply(rows, rows, step).state, letters + step
+    return letters

@@ -1,0 +1,346 @@
+"""Teams in which a Tool writes a program that is really run, and a Planner decides: what Plan-Path, Sokoban and Sudoku in text share.
+
+    begin ─▶ [ tool ─▶ execute ─▶ planner ─▶ step ] at most T times, until it is solved          (a single agent: [ solo ─▶ step ])
+
+This is the game workflow of Stronger-MAS (Appendices C.2 and D). A `Puzzle` has the rules as functions of plain values. `execute` runs the
+Tool's program in the sandbox, reads what it printed, and simulates it; `step` applies the Planner's answer. Both note a `Measured`, from
+which the rewards are made; no role reads it.
+
+**What may go wrong** with a program or an answer is a word of `PROGRAM_STATES` or `ANSWER_STATES`, counted in the workflow's metrics, and
+the mask m of Appendix B is then 0. What the sandbox itself breaks voids the play.
+
+| form | team | local |
+|---|---|---|
+| `paper` | Appendix B's, as printed, of the state that the answer leads to | .1 format + .1 legal + .8 the game's own score, times m |
+| `safe` | what the role's answer gained, as a share of the way: (e − e') / e_0 | .8 of the same gain, −.1 unreadable, −.1 illegal |
+| `outcome` | 1 if the answer solves it (B.6) | 1 if it can be read (B.6) |
+
+In `safe`, e is what the role's last readable answer left to do, so that its gains add up to at most 1 over a play, whatever it does, and
+undoing costs what doing paid. A Tool is paid for the simulation of what it proposes, a Planner for what is done.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from marl_llm.tools.results import ToolResult, success
+from marl_llm.tools.said import read_text
+from marl_llm.tools.sandbox import Limits, Program, Sandbox, Submission, default_sandbox
+from marl_llm.tools.verdicts import Verdicts, content_key
+from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, WorkflowError, after_hashes, compute, repeat, sequence, tool
+from marl_llm.workflows.graph import Node
+from marl_llm.workflows.rewards import Award, Reward
+
+FORMS = ("safe", "paper", "outcome")
+FORMAT, LEGAL, MAIN = 0.1, 0.1, 0.8  # Appendix B's coefficients, the same in B.3, B.4 and B.5
+SHOWN = 500  # characters of a program's output that the Planner reads
+LIMITS = Limits(timeout_s=5.0, memory_mb=256, stdout_bytes=64 * 1024, stderr_bytes=16 * 1024)
+MOVES = "UDLR"
+
+# What became of a Tool's program: it printed something, there was none (or several), or why it printed nothing that counts.
+PROGRAM_STATES = ("ran", "no_program", "timeout", "flood", "memory", "error", "silent")
+# What became of a list: readable and done, or done up to the end of the puzzle, or why not.
+ANSWER_STATES = ("done", "solved", "illegal", "empty", "no_list", "nested", "other_words", "too_long", "unread")
+_EXCEPTIONS = frozenset(name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException))
+
+
+@dataclasses.dataclass(frozen=True)
+class Applied:
+    """What a list of steps does to a state.
+
+    Attributes:
+      state: after it.
+      status: one of `ANSWER_STATES`.
+      legal: there was a step, and no step was illegal.
+      left: what is left to do after it, 0 if it is solved; at most the `initial` of the puzzle's start times a constant.
+      team: Appendix B's team reward of the state after it.
+      executes, proposes: Appendix B's .8 score of an agent that acts, and of one that proposes; in [0, 1].
+      trace: (step, state after it) as texts, of the steps that were done.
+    """
+
+    state: Any
+    status: str
+    legal: bool
+    left: float
+    team: float
+    executes: float
+    proposes: float
+    trace: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Puzzle:
+    """The rules of a game that is played by lists of steps on a state of plain values (which transcripts keep as JSON).
+
+    Attributes:
+      name: of the workflow.
+      apply: state, start, steps -> what the steps do; `start` is the play's first state.
+      left: a state -> what is left to do, above 0 until it is solved.
+      read: text -> steps. Raises `FormatError` with one of `ANSWER_STATES`.
+      write: steps -> text, in the form that `read` reads.
+      describe: a state -> what roles read of it.
+      stdin: a state -> what the Tool's program reads.
+    """
+
+    name: str
+    apply: Callable[[Any, Any, Any], Applied]
+    left: Callable[[Any], float]
+    read: Callable[[str], Any]
+    write: Callable[[Any], str]
+    describe: Callable[[Any], str]
+    stdin: Callable[[Any], str] = lambda state: ""
+
+
+# --- a program ---------------------------------------------------------------------------------------------------------------------------
+
+
+def ending_of(program: Program) -> dict[str, str]:
+    """`state` of `PROGRAM_STATES` and the `printed` text; of a program that failed the last line of its complaint, Python's names only."""
+    printed, complained = read_text(program.stdout_bytes).value, read_text(program.stderr_bytes).value
+    if program.timed_out:
+        return {"state": "timeout", "printed": "(the program did not end in time)"}
+    if program.stdout_truncated:
+        return {"state": "flood", "printed": "(the program printed too much)"}
+    if program.outcome in ("memory", "disk"):
+        return {"state": "memory", "printed": "(the program used too much memory)"}
+    if program.outcome != "ok":
+        last = complained.strip().splitlines()[-1] if complained.strip() else ""
+        name = last.partition(":")[0].strip()
+        return {"state": "error", "printed": last if name in _EXCEPTIONS else "(the program failed)"}
+    return {"state": "ran" if printed.strip() else "silent", "printed": printed}
+
+
+def program_runner(
+    sandbox: Sandbox | None = None, limits: Limits = LIMITS, profile: str = "bare"
+) -> Callable[[str, str], Awaitable[ToolResult]]:
+    """An async function (code, stdin) -> a result of `ending_of`. The same program with the same input is run once."""
+    endings = Verdicts()
+
+    async def run(code: str, stdin: str) -> ToolResult:
+        if not code.strip():
+            return success({"state": "no_program", "printed": "(there is no program)"}, 0.0)
+
+        async def once() -> ToolResult:
+            done = await (sandbox or default_sandbox()).arun(Submission(code, stdin, profile, limits))
+            if not done.ok:
+                return done
+            return success(ending_of(done.outcome()), done.seconds, done.attempts)
+
+        return await endings.of(content_key(code, stdin), once)
+
+    return run
+
+
+# --- a list ------------------------------------------------------------------------------------------------------------------------------
+
+
+def bracketed(text: str) -> list[str]:
+    """The words of a list `[a, b]`, each without one pair of quotes. Raises `FormatError` with one of `ANSWER_STATES`."""
+    text = text.strip()
+    if not (text.startswith("[") and text.endswith("]") and len(text) > 1):
+        raise FormatError("no_list")
+    inside = text[1:-1]
+    if "[" in inside or "]" in inside:
+        raise FormatError("nested")
+    words = [word.strip() for word in inside.split(",")] if inside.strip() else []
+    return [word[1:-1] if len(word) > 2 and word[0] == word[-1] and word[0] in "'\"" else word for word in words]
+
+
+def read_moves(text: str, at_most: int) -> str:
+    """The moves of a list such as `[U, R]` or `["U", "R"]`, as letters; nothing else is read. Raises `FormatError` as `bracketed`."""
+    words = bracketed(text)
+    if any(word not in ("U", "D", "L", "R") for word in words):
+        raise FormatError("other_words")
+    if len(words) > at_most:
+        raise FormatError("too_long")
+    return "".join(words)
+
+
+def write_moves(letters: str) -> str:
+    """`[U, R]`."""
+    return f"[{', '.join(letters)}]"
+
+
+def clip(text: str, size: int = SHOWN) -> str:
+    """The start of a text, and a sign that it went on."""
+    return text if len(text) <= size else f"{text[:size]}…"
+
+
+def answer_parser(field: str, puzzle: Puzzle, keep: str | None = None) -> Callable[[str], dict[str, Any]]:
+    """`after_hashes` of a puzzle's steps. `keep` names a field for the whole text, which is kept of a malformed answer too."""
+    inner = after_hashes(field, puzzle.read)
+
+    def parse(text: str) -> dict[str, Any]:
+        kept = {} if keep is None else {keep: text.strip()}
+        try:
+            return inner(text) | kept
+        except FormatError as error:
+            raise FormatError(str(error), kept) from error
+
+    return parse
+
+
+# --- the workflow ------------------------------------------------------------------------------------------------------------------------
+
+
+def program_team(
+    puzzle: Puzzle,
+    roles: Sequence[Role],
+    *,
+    turns: int = 4,
+    rewards_form: str = "safe",
+    run: Callable[[str, str], Awaitable[ToolResult]] | None = None,
+    last_line: bool = False,
+    fit: Callable[[Any], Any] = lambda steps: steps,
+    phase: Callable[[int], Mapping[str, str]] | None = None,
+    history: Callable[[int, Mapping[str, Any]], str] | None = None,
+    cap: int = 20_000,
+) -> Workflow:
+    """The workflow of the module's text. Tasks give `instance`, the first state, and `task`, which is told in words.
+
+    Args:
+      roles: (tool, planner), where the tool writes `code` and the planner `steps` (None: it could not be read) and `remark`; or (solo,),
+        which writes as the planner does.
+      turns: T.
+      rewards_form: one of `FORMS`.
+      run: see `program_runner`.
+      last_line: the Tool's list is the last line of what it printed; otherwise it is the whole of it.
+      fit: cuts a proposal to what the Planner may repeat. The Tool is scored on what is left of it.
+      phase: the number of the turn, from 0 -> texts that differ from turn to turn, by field.
+      history: turn and what happened in it -> an entry of the field `history`; see `step` below for its names. None: no history.
+      cap: characters of an entry.
+
+    Raises:
+      WorkflowError: an unknown `rewards_form`, or roles that are neither of the two.
+    """
+    names = tuple(role.name for role in roles)
+    if names not in (("tool", "planner"), ("solo",)):
+        raise WorkflowError(f"the roles {', '.join(names)} are neither tool and planner nor solo")
+    if rewards_form not in FORMS:
+        raise WorkflowError(f"rewards_form={rewards_form!r} is unknown; choose one of {', '.join(FORMS)}")
+    run = run or program_runner()
+    nothing = {"code": "", "ran": "", "printed": "", "proposal": "", "tool_status": ""}
+
+    def begin(instance: Any) -> dict[str, Any]:
+        return {"state": instance, "view": puzzle.describe(instance), "turn_number": 0, "over": puzzle.left(instance) == 0}
+
+    async def execute(code: str, state: Any, instance: Any) -> ToolResult:
+        done = await run(code, puzzle.stdin(state))
+        if not done.ok:
+            return done
+        ending, steps, why = done.outcome(), None, "unread"
+        if ending["state"] == "ran":
+            printed = ending["printed"].strip()
+            try:
+                steps = fit(puzzle.read(printed.splitlines()[-1] if last_line else printed))
+            except FormatError as error:
+                why = str(error)
+        applied = None if steps is None else puzzle.apply(state, instance, steps)
+        fields = {
+            "ran": ending["state"],
+            "printed": ending["printed"],
+            "proposal": "" if steps is None else puzzle.write(steps),
+            "tool_status": why if applied is None else applied.status,
+            "proposed": measured(applied),
+        }
+        return ToolResult(fields, None, done.seconds, done.attempts)
+
+    def step(state: Any, instance: Any, steps: Any, remark: str, turn_number: int, earlier: tuple[str, ...], *made: str) -> dict[str, Any]:
+        applied = None if steps is None else puzzle.apply(state, instance, steps)
+        after = state if applied is None else applied.state
+        status = "unread" if applied is None else applied.status
+        turn = dict(zip(nothing, made)) | {"remark": remark, "status": status, "trace": () if applied is None else applied.trace}
+        turn |= {"steps": "" if steps is None else puzzle.write(steps)}
+        entry = () if history is None else (history(turn_number, turn)[:cap],)
+        fields = {"state": after, "view": puzzle.describe(after), "status": status, "made": measured(applied)}
+        return fields | {"turn_number": turn_number + 1, "history": (*earlier, *entry), "over": puzzle.left(after) == 0}
+
+    reads = ("state", "instance", "steps", "remark", "turn_number", "history", *nothing)
+    parts: list[Node | Role] = []
+    if phase is not None:
+        parts.append(compute(phase, tuple(phase(0)), name="phase", reads=("turn_number",)))
+    if names != ("solo",):
+        writes = ("ran", "printed", "proposal", "tool_status", "proposed")
+        parts += [roles[0], tool(execute, writes, timeout_s=60.0)]
+    step_writes = ("state", "view", "status", "made", "turn_number", "history", "over")
+    parts += [roles[-1], compute(step, step_writes, reads=reads)]
+    return Workflow(
+        puzzle.name,
+        sequence(
+            compute(begin, ("state", "view", "turn_number", "over")),
+            repeat(*parts, at_most=turns, until=lambda over: over, name="turns"),
+        ),
+        inputs=("task", "instance"),
+        start={**nothing, "history": (), "status": "none"},
+        rewards=(paid_by(rewards_form, puzzle),),
+        metrics=_metrics(puzzle, names),
+    )
+
+
+def measured(applied: Applied | None) -> dict[str, Any]:
+    """What rewards read of an answer; None is one that could not be read."""
+    if applied is None:
+        return {"well_formed": False}
+    solved = applied.left == 0
+    scores = dict(left=float(applied.left), team=float(applied.team), executes=float(applied.executes), proposes=float(applied.proposes))
+    return {"well_formed": True, "legal": applied.legal, "solved": solved, **scores}
+
+
+# --- pay ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def paid_by(form: str, puzzle: Puzzle) -> Reward:
+    """The rewards of the module's table."""
+
+    def reward(path: Trajectory) -> list[Award]:
+        awards, initial = [], max(1.0, puzzle.left(path.task.fields["instance"]))
+        claims: dict[str, float] = {}
+        proposed, made = path.per_turn("proposed"), path.per_turn("made")
+        for call in path.calls:
+            found = (proposed if call.role == "tool" else made)[call.turn]
+            claim = claims.get(call.role, puzzle.left(path.task.fields["instance"]))
+            claims[call.role] = found.get("left", claim)
+            team, parts = _pay(form, found, (claim - claims[call.role]) / initial, proposes=call.role == "tool")
+            awards += [Award(call, team, "team", team=True), *(Award(call, value, name) for name, value in parts.items())]
+        return awards
+
+    reward.__qualname__ = f"paid_by {form!r}"
+    return reward
+
+
+def _pay(form: str, found: Mapping[str, Any], gain: float, proposes: bool) -> tuple[float, dict[str, float]]:
+    """Team reward and local parts of one answer."""
+    read = found["well_formed"]
+    if form == "outcome":
+        return float(read and found["solved"]), {"format": float(read)}
+    if form == "paper":
+        if not read:
+            return 0.0, {"format": 0.0, "legal": 0.0, "score": 0.0}
+        score = found["proposes" if proposes else "executes"]
+        return found["team"], {"format": FORMAT, "legal": LEGAL * found["legal"], "score": MAIN * score}
+    illegal = read and not found["legal"]
+    return gain, {"format": -FORMAT * (not read), "legal": -LEGAL * illegal, "progress": MAIN * gain}
+
+
+def _metrics(puzzle: Puzzle, names: tuple[str, ...]) -> dict[str, Callable[[Trajectory], float]]:
+    """Success, turns, what is left, and how often each thing became of a program or a list."""
+    share = lambda field, word: lambda path: _share(path, field, word)  # noqa: E731
+    found: dict[str, Callable[[Trajectory], float]] = {
+        "solved": lambda path: float(path.fields["over"]),
+        "turns": lambda path: float(path.turns),
+        "left": lambda path: puzzle.left(path.fields["state"]) / max(1.0, puzzle.left(path.fields["instance"])),
+    }
+    found |= {f"answer_{word}": share("status", word) for word in ("done", "solved", "illegal", "empty", "unread")}
+    if "tool" in names:
+        found |= {f"program_{word}": share("ran", word) for word in PROGRAM_STATES}
+        found |= {f"proposal_{word}": share("tool_status", word) for word in ANSWER_STATES}
+        found["tool_solves_at_once"] = lambda path: float(dict(path.written("tool_status")[:1]).get(1) == "solved")
+    return found
+
+
+def _share(path: Trajectory, field: str, word: str) -> float:
+    said = [value for _, value in path.written(field)]
+    return said.count(word) / max(1, len(said))
