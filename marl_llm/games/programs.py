@@ -197,6 +197,7 @@ def program_team(
     fit: Callable[[Any], Any] = lambda steps: steps,
     phase: Callable[[int], Mapping[str, str]] | None = None,
     history: Callable[[int, Mapping[str, Any]], str] | None = None,
+    adopted: Any = None,
     cap: int = 20_000,
 ) -> Workflow:
     """The workflow of the module's text. Tasks give `instance`, the first state, and `task`, which is told in words.
@@ -211,6 +212,7 @@ def program_team(
       fit: cuts a proposal to what the Planner may repeat. The Tool is scored on what is left of it.
       phase: the number of the turn, from 0 -> texts that differ from turn to turn, by field.
       history: turn and what happened in it -> an entry of the field `history`; see `step` below for its names. None: no history.
+      adopted: what the Planner's `steps` are where it adopts the proposal without writing it again; None: it always writes steps.
       cap: characters of an entry.
 
     Raises:
@@ -249,6 +251,9 @@ def program_team(
         return ToolResult(fields, None, done.seconds, done.attempts)
 
     def step(state: Any, instance: Any, steps: Any, remark: str, turn_number: int, earlier: tuple[str, ...], *made: str) -> dict[str, Any]:
+        if adopted is not None and steps == adopted:
+            proposal = made[list(nothing).index("proposal")]
+            steps = puzzle.read(proposal) if proposal else None  # there may be nothing to adopt
         applied = None if steps is None else puzzle.apply(state, instance, steps)
         after = state if applied is None else applied.state
         status = "unread" if applied is None else applied.status
@@ -337,7 +342,7 @@ def _metrics(puzzle: Puzzle, names: tuple[str, ...]) -> dict[str, Callable[[Traj
     if "tool" in names:
         found |= {f"program_{word}": share("ran", word) for word in PROGRAM_STATES}
         found |= {f"proposal_{word}": share("tool_status", word) for word in ANSWER_STATES}
-        found["tool_solves_at_once"] = lambda path: float(dict(path.written("tool_status")[:1]).get(1) == "solved")
+        found["tool_solves_at_once"] = lambda path: float("solved" in [word for _, word in path.written("tool_status")[:1]])
     return found
 
 

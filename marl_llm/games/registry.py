@@ -28,7 +28,7 @@ from marl_llm.workflows import World
 
 _WORLDS = (
     "fact_parallel", "fact_extract", "fact_iterative", "functions", "question_parallel", "question_extract", "question_iterative",
-    "problems", "plan_path_text",
+    "problems", "plan_path_text", "plan_path_programs",
 )  # fmt: skip
 GAMES = {
     "plan_path": "marl_llm.games.plan_path:PlanPath",

@@ -6,6 +6,7 @@
 | `functions` | D in the small world of functions | generated |
 | `question_parallel`, `question_extract`, `question_iterative` | A, B, C with prompts for general models | NQ, HotpotQA: parquet or jsonl |
 | `problems` | D with prompts for general models | DeepCoder's mix: parquet or jsonl |
+| `plan_path_programs` | the same for tiny models, whose words are lines of Python | generated |
 | `plan_path_text` | Stronger-MAS's Tool and Planner on a grid, in text; the Tool's program is run | generated |
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 from marl_llm.games import coding, search
 from marl_llm.games.coding.functions import SHARES as FUNCTION_SHARES
 from marl_llm.games.coding.team import ROUNDS
+from marl_llm.games.plan_path.lines import plan_path_programs  # noqa: F401 (a name of `registry`)
 from marl_llm.games.plan_path.text import plan_path_text  # noqa: F401 (a name of `registry`)
 from marl_llm.workflows import Task, WorkflowError, World
 from marl_llm.workflows.answers import normalise_answer

@@ -106,3 +106,12 @@ def walker(measure: str = "bfs") -> Callable[[Rows, Rows, str], Applied]:
         )
 
     return apply
+
+
+def shortest(rows: Rows) -> str:
+    """The moves of a shortest path; of several, the first in the order of `UDLR`."""
+    letters, apply = "", walker()
+    while left(rows):
+        step = min("UDLR", key=lambda letter: apply(rows, rows, letter).left)
+        rows, letters = apply(rows, rows, step).state, letters + step
+    return letters

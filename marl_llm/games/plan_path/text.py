@@ -15,7 +15,7 @@ from typing import Any
 
 from marl_llm.games.hosted import HostGame
 from marl_llm.games.plan_path.game import PlanPath
-from marl_llm.games.plan_path.grid import Rows, grid_of, left, walker
+from marl_llm.games.plan_path.grid import Rows, grid_of, left, shortest, walker
 from marl_llm.games.programs import (
     FORMS,
     Puzzle,
@@ -224,7 +224,7 @@ def plan_path_text(
             raise WorkflowError(f"plan_path_text.{name}={value!r} is not one of {', '.join(known)}")
     if agents == "single" and (map_in != "prompt" or last_line):
         raise WorkflowError("plan_path_text: map_in and last_line have no effect with agents='single', which runs no program")
-    game = PlanPath(height, width, wall_density, min_distance, max_distance, max_turns=turns)
+    game = PlanPath(height, width, wall_density, min_distance, min(max_distance, height * width), max_turns=turns)
     at_most = 4 * height * width
     puzzle = Puzzle(
         "plan_path_text",
@@ -283,12 +283,3 @@ def text_player(noise: float = 0.0) -> Callable[[ScriptTurn], str]:
         return f"#### {turn.fields['proposal'] if turn.role.name == 'planner' else write_moves(shortest(rows))}"
 
     return play
-
-
-def shortest(rows: Rows) -> str:
-    """The moves of a shortest path; of several, the first in the order of `UDLR`."""
-    letters, apply = "", walker()
-    while left(rows):
-        step = min("UDLR", key=lambda letter: apply(rows, rows, letter).left)
-        rows, letters = apply(rows, rows, step).state, letters + step
-    return letters

@@ -1,0 +1,34 @@
+"""Plan-Path with programs: a Tool whose words are lines of Python writes a search that is really run, a Planner decides; AT-GRPO.
+
+Command:   python -m experiments.train --config=experiments/configs/plan_path_programs.py --workdir=runs/programs
+           ... --config.assignment=shared; --config.game.agents=single: one agent that sees the walls and moves by hand
+Expected:  see docs/stronger_mas.md, "Plan-Path with programs".
+Hardware:  one CPU core, float32; about five minutes of CPU time.
+Variants:  :10x10 plays 10x10 maps; :smoke runs the same code in a few steps.
+"""
+
+from experiments.base import variant
+from experiments.configs.sizes import small_workflow, smoke_workflow
+
+
+def get_config(arg=None):
+    """`arg` may be '10x10' or 'smoke'."""
+    arg = variant("plan_path_programs", arg, ("10x10", "smoke"))
+    c = small_workflow("plan_path_programs", game="plan_path_programs", recipe="at_grpo")
+    c.steps = 60
+    c.rollout.tasks = 16
+    c.recipe.branches = 8
+    c.recipe.scale = "none"
+    c.recipe.reduce = "token_mean"
+    c.recipe.skip_tied = True
+    c.recipe.tied_in_denominator = False
+    c.optimizer.minibatch = 32
+    c.warm_start.steps = 120
+    c.warm_start.tasks = 16
+    c.warm_start.fresh = 60
+    c.evaluation.every = 20
+    c.evaluation.final_tasks = 300
+    if arg == "10x10":
+        c.game.height = c.game.width = 10
+        c.game.max_distance = 32
+    return smoke_workflow(c) if arg == "smoke" else c
