@@ -27,8 +27,9 @@ from marl_llm.hints import meant
 from marl_llm.workflows import World
 
 _WORLDS = (
+    "plan_path_text", "plan_path_programs",
     "fact_parallel", "fact_extract", "fact_iterative", "functions", "question_parallel", "question_extract", "question_iterative",
-    "problems", "plan_path_text", "plan_path_programs",
+    "problems",
 )  # fmt: skip
 GAMES = {
     "plan_path": "marl_llm.games.plan_path:PlanPath",
