@@ -25,14 +25,14 @@ def read_rows(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
             for batch in table.iter_batches():
                 yield from batch.to_pylist()
     elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _row(line, f"{path}, line {number}")
     elif path.suffix == ".json":
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: not JSON: {error}") from error
         if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
             raise DataError(f"{path}: expected a list of objects")
@@ -41,10 +41,12 @@ def read_rows(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"{path}: unknown kind of file {path.suffix!r}; use .parquet, .jsonl or .json")
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
+def _row(line: bytes, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except ValueError as error:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8: {error}") from error
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: a JSON {type(row).__name__}; expected an object")

@@ -7,7 +7,6 @@ the right plan and names the first operation that differs, so that without noise
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from marl_llm.games.coding.functions import AMBIGUOUS, BY_NAME, HIDDEN, NUMBERS,
 from marl_llm.games.coding.team import ROUNDS, plan_code_verify_reflect
 from marl_llm.tools.judge import ajudge_calls
 from marl_llm.tools.results import ToolResult
-from marl_llm.tools.waiting import waiting
+from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.workflows import FormatError, Role, ScriptTurn, Workflow
 
 READINGS = {word: op.name for op in OPS for word in op.words}
@@ -76,36 +75,6 @@ def mini_coding_roles() -> dict[str, Role]:
     }
 
 
-class Verdicts:
-    """Verdicts that were reached once are not reached again: candidates of one problem often write the very same program.
-
-    The sandbox gives the same program the same outcome, so nothing changes but the time. Failures of the infrastructure are not kept.
-    """
-
-    def __init__(self, size: int = 65_536):
-        self._size = size
-        self._known: dict[Any, ToolResult] = {}
-        self._running: dict[Any, asyncio.Future] = {}
-
-    async def of(self, key: Any, judge: Callable[[], Any]) -> ToolResult:
-        """The verdict of this key; `judge()` is awaited by the first who asks, and the others wait for it."""
-        if key in self._known:
-            return self._known[key]
-        if key not in self._running:
-            self._running[key] = asyncio.ensure_future(judge())
-            self._running[key].add_done_callback(lambda _: self._running.pop(key, None))
-        arrived = waiting()  # the judge keeps its own time; whoever waits for another's may wait in a queue
-        try:
-            found = await asyncio.shield(self._running[key])
-        finally:
-            arrived()
-        if found.ok:
-            if len(self._known) >= self._size:
-                self._known.clear()
-            self._known[key] = found
-        return found
-
-
 def mini_verifier(sandbox: Any = None, timeout_s: float | int = 10.0) -> Callable[..., Any]:
     """The verifying tool of the small world: hidden tests in the real sandbox, and a report of five words."""
     verdicts = Verdicts()
@@ -114,7 +83,7 @@ def mini_verifier(sandbox: Any = None, timeout_s: float | int = 10.0) -> Callabl
         if not code:
             return ToolResult({"pass_rate": 0.0, "report": f"passed 0 of {len(tests)} wrong"}, None, 0.0)
         judged = await verdicts.of(
-            (code, function, repr(tests)), lambda: ajudge_calls(code, function, tests, timeout_s, sandbox=sandbox)
+            content_key(code, function, tests), lambda: ajudge_calls(code, function, tests, timeout_s, sandbox=sandbox)
         )
         if not judged.ok:
             return judged

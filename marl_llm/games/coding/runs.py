@@ -1,0 +1,151 @@
+"""Programs on tests for coder and tester: golden tests, the tester's own test, the reference and mutants, each in the sandbox.
+
+A program reads standard input and prints, or defines a function, which is called. Results are kept by content, so that candidates that write
+the same program, and turns that keep it, cost one execution. A failure of the infrastructure is returned as such and voids the play.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from marl_llm.games.coding.mutants import mutants_of
+from marl_llm.tools.judge import Case, ajudge_calls, ajudge_stdio
+from marl_llm.tools.results import ToolResult, success
+from marl_llm.tools.said import read_text
+from marl_llm.tools.verdicts import Verdicts, content_key
+
+RAN = ("passed", "wrong")  # states of a case whose program ended by itself without an error
+SMOKE_TESTS = 2  # the first golden tests (reading: Appendix B.2 names no size)
+MAX_MUTANTS = 4
+KEPT_CHARACTERS = 2000  # of what a program printed
+NOT_RUN = {"golden": 0.0, "builds": 0.0, "smoke": 0.0, "clean": 0.0}
+NO_QUALITY = {"test_valid": 0.0, "test_right": 0.0, "test_kills": 0.0, "test_copied": 0.0}
+
+
+class Ran(NamedTuple):
+    """What is kept of one case: its state, the start of what the program said, and its error."""
+
+    state: str
+    said: str
+    error: str
+
+
+class Runs:
+    """Runs programs on tests.
+
+    Args:
+      timeout_s: of one program on one test (of a called function: on all tests together).
+      sandbox: `marl_llm.tools.Sandbox`; by default the process's own.
+    """
+
+    def __init__(self, timeout_s: float | int = 10.0, sandbox: Any = None):
+        self._timeout_s, self._sandbox, self._verdicts = timeout_s, sandbox, Verdicts()
+
+    async def cases(self, code: str, function: str, tests: Sequence[tuple[Any, Any]]) -> ToolResult:
+        """A `Ran` for each test, as a tuple."""
+
+        async def judge() -> ToolResult:
+            if function:
+                judged = await ajudge_calls(code, function, tests, self._timeout_s, sandbox=self._sandbox, tuples_as_lists=True)
+            else:
+                judged = await ajudge_stdio(code, tests, self._timeout_s, sandbox=self._sandbox)
+            if not judged.ok:
+                return judged
+            found = judged.outcome()
+            printed = [""] * len(tests) if function else [_text(program.stdout_bytes) for program in found.programs]
+            return success(tuple(_ran(case, said, function) for case, said in zip(found.cases, printed)), judged.seconds, judged.attempts)
+
+        return await self._verdicts.of(content_key(code, function, tuple(tests)), judge)
+
+    async def golden(self, code: str, function: str, tests: Sequence[tuple[Any, Any]]) -> ToolResult:
+        """`golden`: share of golden tests passed; `builds`: no syntax error; `smoke`, `clean`: the first two, all of them, ran without
+        error. Each in [0, 1]."""
+        if not code.strip():
+            return success(NOT_RUN, 0.0)
+        ran = await self.cases(code, function, tests)
+        if not ran.ok:
+            return ran
+        states = [one.state for one in ran.value]
+        broken = all(one.state in ("raised", "missing") and one.error.startswith(("SyntaxError", "IndentationError", "TabError"))
+                     for one in ran.value) or states[0] == "missing"  # fmt: skip
+        value = {
+            "golden": sum(state == "passed" for state in states) / len(states),
+            "builds": float(not broken),
+            "smoke": float(all(state in RAN for state in states[:SMOKE_TESTS])),
+            "clean": float(all(state in RAN for state in states)),
+        }
+        return success(value, ran.seconds, ran.attempts)
+
+    async def on_test(self, code: str, test: Mapping[str, Any], function: str) -> ToolResult:
+        """The tester's test on the coder's program: `aligned`, `actual` (what it printed or returned), `status` ("ok" or a word why not)."""
+        case = as_case(test, function)
+        if case is None or not code.strip():
+            missing = "there is no program" if not code.strip() else "there is no test that can be run"
+            return success({"aligned": False, "actual": "", "status": missing}, 0.0)
+        ran = await self.cases(code, function, (case,))
+        if not ran.ok:
+            return ran
+        (one,) = ran.value
+        status = "ok" if one.state in RAN else f"{one.state} {one.error}".strip()
+        return success({"aligned": one.state == "passed", "actual": one.said, "status": status}, ran.seconds, ran.attempts)
+
+    async def test_quality(
+        self, test: Mapping[str, Any], function: str, references: Sequence[str], mutants: Sequence[str], shown: Sequence[str]
+    ) -> ToolResult:
+        """`test_valid`: the reference runs on its input; `test_right`: and gives its output; `test_kills`: share of mutants that a right
+        test tells from the reference; `test_copied`: its input is one that the statement shows. All 0 where there is no reference."""
+        case = as_case(test, function)
+        if case is None or not references:
+            return success(NO_QUALITY, 0.0)
+        reference = references[0]
+        copied = float(_squeezed(test["input"]) in {_squeezed(one) for one in shown})
+        ran = await self.cases(reference, function, (case,))
+        if not ran.ok:
+            return ran
+        value = {**NO_QUALITY, "test_valid": float(ran.value[0].state in RAN), "test_copied": copied}
+        if ran.value[0].state != "passed":
+            return success(value, ran.seconds, ran.attempts)
+        wrong = tuple(mutants)[:MAX_MUTANTS] or mutants_of(reference, MAX_MUTANTS)
+        others = await asyncio.gather(*(self.cases(code, function, (case,)) for code in wrong))
+        for other in others:
+            if not other.ok:
+                return other
+        kills = sum(other.value[0].state != "passed" for other in others) / max(1, len(others))
+        return success({**value, "test_right": 1.0, "test_kills": kills}, ran.seconds, ran.attempts)
+
+
+def as_case(test: Mapping[str, Any], function: str) -> tuple[Any, Any] | None:
+    """A tester's test as the judge takes it: two texts, or for a function its arguments (one JSON value per line) and a JSON value.
+
+    None where there is no test, or where it is no call of the function.
+    """
+    if test["input"] is None:
+        return None
+    if not function:
+        return test["input"], test["output"]
+    try:
+        arguments = tuple(json.loads(line) for line in test["input"].splitlines() if line.strip())
+        return arguments, json.loads(test["output"])
+    except (ValueError, RecursionError):
+        return None
+
+
+def _ran(case: Case, printed: str, function: str) -> Ran:
+    if not function:
+        return Ran(case.state, printed, case.error)
+    try:
+        said = repr(case.value)
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        said = "(a number too long to print)"
+    return Ran(case.state, said[:KEPT_CHARACTERS] if case.state in RAN else "", case.error)
+
+
+def _text(printed: bytes) -> str:
+    return read_text(printed[: 4 * KEPT_CHARACTERS]).value[:KEPT_CHARACTERS]
+
+
+def _squeezed(text: Any) -> str:
+    return " ".join(str(text).split())

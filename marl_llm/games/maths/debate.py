@@ -1,0 +1,353 @@
+"""Reasoner and Python user (Stronger-MAS, Fig. 2, Appendices B.1 and C.2): both solve at once and stop when their answers are equal.
+
+    [ (reasoner ─▶ check) ∥ (Python user ─▶ run ─▶ check) ─▶ compare ─▶ equal or last turn? stop ] repeated
+
+In the first turn both read the problem alone, later both solutions and both answers too, and each decides who is right. The final answer is
+the reasoner's (reading: the paper does not say whose it is where they never agree). The target is hidden.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marl_llm.tools.maths import MathsChecker, extract_answer
+from marl_llm.tools.results import FailureKind, ToolResult, success
+from marl_llm.tools.said import read_text
+from marl_llm.tools.sandbox import Limits, Sandbox, Submission, default_sandbox
+from marl_llm.tools.verdicts import Verdicts, content_key
+from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, after_hashes, code_block, compute, repeat, sequence, together, tool
+from marl_llm.workflows.forms import Beside, check_form, rewards_in_form
+from marl_llm.workflows.trajectory import RoleCall
+
+TURNS = 4
+ANSWER_CHARACTERS = 500
+SOLUTION_CHARACTERS = 4000  # of a solution in the history
+INPUTS, HIDDEN = ("problem",), ("target",)
+NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:/\d+)?|[-+]?\\d?frac\{-?\d+\}\{\d+\}")
+RAN_NOT = {"printed": "", "ran": 0.0}
+
+REASONER_FIRST = (
+    "First outline the key reasoning steps. Then carry out the full solution. Summarize the steps in:\n**Reasoning Steps:**\n"
+    "The last line must hold only the final answer, a single number or expression, simplified if possible, after ####, e.g.\n#### 123"
+)
+REASONER_LATER = (
+    "History (previous attempts and outputs):\n{history}\n\n"
+    "First compare your previous answer with the Python user's printed output.\n"
+    "- If the output corrects a slip in your reasoning, adopt the corrected value.\n"
+    "- If the code likely has a bug, keep the mathematically correct answer and explain briefly.\n"
+    "Then solve the problem again, more robustly. The last line must hold only the final answer after ####, e.g.\n#### 123"
+)
+USER_FIRST = (
+    "Write correct, readable Python that computes the final answer. Use only the standard library and deterministic math.\n"
+    "At the end print only the final answer, on one line. Write the program in one block that begins with ```python."
+)
+USER_LATER = (
+    "History (reasoning against execution):\n{history}\n\n"
+    "Judge whether the reasoner's answer or your previous printed result is more likely correct. Fix or rewrite the code so that it reliably "
+    "computes the correct final answer. Prefer exact arithmetic.\n"
+    "At the end print only the final answer, on one line. Write the program in one block that begins with ```python."
+)
+SINGLE_LATER = "Your previous solution:\n{history}\n\nCheck it and solve the problem again. The last line must hold only the final answer after ####."
+
+
+def quoted(text: str, most: int = ANSWER_CHARACTERS) -> str:
+    """A text on one line in quotes, cut: it cannot pass for another part of a prompt."""
+    text = json.dumps(text, ensure_ascii=False)
+    return text if len(text) <= most else f"{text[:most]} ... ({len(text) - most} more)"
+
+
+def history_text(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The history as prompts show it."""
+    parts = []
+    for entry in entries:
+        lines = [f"Turn {entry['turn']}", f"Reasoning: {quoted(entry['solution'], SOLUTION_CHARACTERS)}"]
+        lines.append(f"Reasoner's answer: {quoted(entry['answer'])}" if entry["answer"] else "Reasoner's answer: none could be read")
+        if "code" in entry:
+            lines.append(f"```python\n{entry['code'].rstrip()}\n```" if entry["code"] else "No program could be read.")
+            lines.append(f"Printed output: {quoted(entry['printed'])}" if entry["printed"] else f"Printed output: none ({entry['status']})")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def instructions(first: str, later: str) -> Any:
+    """For `Role.show`: what a role is asked to do, before there is a history and with one."""
+    return lambda entries: later.replace("{history}", history_text(entries)) if entries else first
+
+
+def read_answer(text: str) -> str:
+    """An answer without the box around it. Raises `FormatError` for none, or one that is too long."""
+    answer = extract_answer(f"#### {text}", "hashes")
+    if not answer or len(answer) > ANSWER_CHARACTERS:
+        raise FormatError(f"an answer of 1 to {ANSWER_CHARACTERS} characters is expected after ####")
+    return answer
+
+
+def read_solution(text: str) -> dict[str, Any]:
+    """The answer on the last line that begins with ####, and the solution before it, for the history. Raises `FormatError`."""
+    solution = text.strip()[:SOLUTION_CHARACTERS]
+    try:
+        return {**after_hashes("answer", read_answer)(text), "solution": solution}
+    except FormatError as error:
+        raise FormatError(str(error), {"solution": solution}) from error
+
+
+def debate_roles(max_tokens: int = 4096, max_prompt: int = 8192) -> dict[str, Role]:
+    """Reasoner and Python user with prompts for general models, after Appendix C.2."""
+    budget = dict(max_tokens=max_tokens, max_prompt=max_prompt, trim="history", trim_from="start")
+    return {
+        "reasoner": Role(
+            "reasoner",
+            "You are a helpful assistant that solves math problems via careful reasoning.\n\nProblem:\n{problem}\n\n{history}",
+            parse=read_solution,
+            writes={"answer": "", "solution": ""},
+            show={"history": instructions(REASONER_FIRST, REASONER_LATER)},
+            **budget,
+        ),
+        "user": Role(
+            "user",
+            "You are a helpful programming assistant that solves math problems with Python.\n\nProblem:\n{problem}\n\n{history}",
+            parse=code_block("code"),
+            writes={"code": ""},
+            show={"history": instructions(USER_FIRST, USER_LATER)},
+            **budget,
+        ),
+    }
+
+
+# ---- tools
+
+
+class Answers:
+    """Checks answers with `MathsChecker` and runs programs in the sandbox.
+
+    Args:
+      strict: two integers are compared exactly, and where the target is a number so must the answer be: an expression that is the question
+        itself (`12 + 7` for 19) is no answer. False: as printed, NumEq of whatever math-verify makes of it.
+      timeout_s: of one program.
+      checker, sandbox: by default their own.
+    """
+
+    def __init__(self, strict: bool = True, timeout_s: float | int = 10.0, checker: Any = None, sandbox: Sandbox | None = None):
+        self._strict, self._timeout_s, self._sandbox = strict, timeout_s, sandbox
+        self.checker = checker or MathsChecker(exact_integers=strict)
+        self._ran, self._checked = Verdicts(), Verdicts()
+
+    async def correct(self, answer: str, target: str) -> ToolResult:
+        """Whether an answer equals the target: 1.0 or 0.0. A target that cannot be read is a failure, which voids the play."""
+        if not answer or (self._strict and is_number(target) and not is_number(answer)):
+            return success(0.0, 0.0)
+        return await self._checked.of(content_key(answer, target), lambda: self._check(answer, target))
+
+    async def equal(self, a: str, b: str) -> ToolResult:
+        """Whether two answers, both of players, are equal. One that cannot be read equals nothing."""
+        if not a or not b:
+            return success(False, 0.0)
+        found = await self._checked.of(content_key(a, b), lambda: self._check(a, b))
+        if not found.ok and found.failure.kind == FailureKind.BAD_INPUT:
+            return success(False, found.seconds, found.attempts)
+        return success(found.value == 1.0, found.seconds, found.attempts) if found.ok else found
+
+    async def run(self, code: str) -> ToolResult:
+        """What a program printed on its one line: `printed`, `ran` (1.0 where it did so without error) and `status`."""
+        if not code.strip():
+            return success({**RAN_NOT, "status": "there is no program"}, 0.0)
+        return await self._ran.of(content_key(code), lambda: self._execute(code))
+
+    def close(self) -> None:
+        """Ends the checker's processes."""
+        self.checker.close()
+
+    async def _check(self, answer: str, target: str) -> ToolResult:
+        found = await self.checker.acheck(f"#### {answer}", target, "hashes")
+        return success(float(found.value.correct), found.seconds, found.attempts) if found.ok else found
+
+    async def _execute(self, code: str) -> ToolResult:
+        limits = Limits(timeout_s=self._timeout_s, stdout_bytes=1 << 16)
+        done = await (self._sandbox or default_sandbox()).arun(Submission(code, limits=limits))
+        if done.failure is not None:
+            return ToolResult(None, done.failure, done.seconds, done.attempts)
+        program = done.outcome()
+        lines = [line.strip() for line in read_text(program.stdout_bytes).value.splitlines() if line.strip()]
+        if program.outcome != "ok":
+            said = read_text(program.stderr_bytes).value.strip().splitlines()
+            value = {**RAN_NOT, "status": f"{program.outcome}: {said[-1][:200]}" if said else program.outcome}
+        elif program.stdout_truncated or len(lines) != 1 or len(lines[0]) > ANSWER_CHARACTERS:
+            value = {**RAN_NOT, "status": f"it printed {len(lines)} lines; one short line is expected"}
+        else:
+            value = {"printed": lines[0], "ran": 1.0, "status": "ok"}
+        return success(value, done.seconds, done.attempts)
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a plain number: an integer, a decimal or a fraction of integers, in digits."""
+    text = text.strip().strip("$").replace(" ", "").rstrip(".")
+    return any(char.isdigit() for char in text) and NUMBER.fullmatch(text) is not None
+
+
+# ---- rewards
+
+
+def reasoner_parts(form: str) -> Any:
+    """B.1: .2 schema + .8 the answer is right; `safe`: .1 and .9, each paid once."""
+    low = 0.1 if form == "safe" else 0.2
+    return lambda call, beside: {"schema": low, "step": (1 - low) * beside("reasoner_correct", 0.0)}
+
+
+def user_parts(form: str) -> Any:
+    """Not printed; reading: .1 one block + .1 it ran and printed one line + .8 the answer is right. `safe`: .1 ran + .9, each paid once."""
+
+    def parts(call: RoleCall, beside: Beside) -> dict[str, float]:
+        ran, right = beside("ran", 0.0), beside("user_correct", 0.0)
+        if form == "safe":
+            return {"ran": 0.1 * ran, "step": 0.9 * right}
+        return {"block": 0.1, "ran": 0.1 * ran, "step": 0.8 * right}
+
+    return parts
+
+
+def debate_rewards(form: str, roles: Sequence[str] = ("reasoner", "user")) -> tuple[Any, ...]:
+    """Appendix B.1 in one of `workflows.forms.FORMS`.
+
+    Team: whether the final answer is right, for all. Of an answer that is scored when it is made, and in `safe`, whether that answer is.
+    """
+    own = {"reasoner": "reasoner_correct", "user": "user_correct", "judge": "judge_correct"}
+    final = own[roles[-1] if roles[-1] == "judge" else "reasoner"]
+
+    def right(call: RoleCall, beside: Beside, path: Trajectory) -> float:
+        finished = beside("settled") is not None
+        return float(path.fields[final] if finished and form != "safe" else beside(own[call.role], 0.0))
+
+    parts = {"reasoner": reasoner_parts(form), "user": user_parts(form), "judge": judge_parts(form)}
+    return rewards_in_form(form, {role: parts[role] for role in roles}, dict.fromkeys(roles, right), dict.fromkeys(roles, right))
+
+
+def judge_parts(form: str) -> Any:
+    """As the reasoner's (reading: the paper prints none)."""
+    low = 0.1 if form == "safe" else 0.2
+    return lambda call, beside: {"schema": low, "step": (1 - low) * beside("judge_correct", 0.0)}
+
+
+# ---- the workflow
+
+
+def maths_debate(
+    answers: Any,
+    roles: dict[str, Role] | None = None,
+    agents: str = "team",
+    turns: int = TURNS,
+    rewards_form: str = "safe",
+    inputs: tuple[str, ...] = INPUTS,
+    hidden: tuple[str, ...] = HIDDEN,
+    history: int = 0,
+    timeout_s: float | int = 120.0,
+) -> Workflow:
+    """The workflow.
+
+    Args:
+      answers: who checks answers and runs programs: `Answers`, or another with its methods `correct`, `equal` and `run`.
+      roles: "reasoner" and "user"; by default `debate_roles`.
+      agents: "team", or "single": the reasoner alone, for one turn, or until it gives the same answer twice (Appendix F).
+      turns: most turns T.
+      rewards_form: one of `workflows.forms.FORMS`.
+      history: how many turns the history holds, the latest; 0: all.
+      timeout_s: of one tool call.
+
+    Raises `ValueError` for an unknown word or a bound below 1.
+    """
+    check_form(rewards_form)
+    if agents not in ("team", "single"):
+        raise ValueError(f"agents={agents!r} is unknown; choose team or single")
+    if turns < 1 or history < 0:
+        raise ValueError(f"turns={turns} must be at least 1, and history={history} at least 0")
+    roles = roles or (debate_roles() if agents == "team" else {"reasoner": single_reasoner()})
+
+    async def compare(answer: str, printed: str) -> ToolResult:
+        found = await answers.equal(answer, printed)
+        return success({"agreed": found.value, "settled": True}, found.seconds, found.attempts) if found.ok else found
+
+    async def repeated(answer: str, history: Any) -> ToolResult:
+        found = await answers.equal(answer, history[-1]["answer"] if history else "")
+        return success({"agreed": found.value, "settled": True}, found.seconds, found.attempts) if found.ok else found
+
+    def keep(history_: Any, entry: Mapping[str, Any]) -> tuple[Any, ...]:
+        return (*history_, entry)[-history:] if history else (*history_, entry)
+
+    reasoner = reasoner_part(answers, roles["reasoner"], timeout_s)
+    start: dict[str, Any] = {"history": (), "turn_": 0}
+    writes = ("agreed", "settled")
+    if agents == "single":
+
+        def note(history: Any, solution: str, answer: str, turn_: int) -> dict[str, Any]:
+            return {"history": keep(history, {"turn": turn_ + 1, "solution": solution, "answer": answer}), "turn_": turn_ + 1}
+
+        parts = (reasoner, tool(repeated, writes, timeout_s=timeout_s), compute(note, ("history", "turn_")))
+    else:
+
+        def note(history: Any, solution: str, answer: str, code: str, printed: str, status: str, turn_: int) -> dict[str, Any]:
+            entry = dict(turn=turn_ + 1, solution=solution, answer=answer, code=code, printed=printed, status=status)
+            return {"history": keep(history, entry), "turn_": turn_ + 1}
+
+        both = together(reasoner, user_part(answers, roles["user"], timeout_s))
+        parts = (both, tool(compare, writes, timeout_s=timeout_s), compute(note, ("history", "turn_")))
+    body = repeat(*parts, at_most=turns, until=lambda agreed: agreed, name="turns")
+    rewards = debate_rewards(rewards_form, tuple(roles))
+    return Workflow(f"maths_debate_{agents}", body, inputs, hidden, start, rewards, debate_metrics(agents == "team"))
+
+
+def reasoner_part(answers: Any, role: Role, timeout_s: float | int) -> Any:
+    """The reasoner, and whether its answer is right, which stays hidden."""
+
+    async def check_reasoner(answer: str, target: str) -> ToolResult:
+        return await answers.correct(answer, target)
+
+    return sequence(role, tool(check_reasoner, "reasoner_correct", timeout_s=timeout_s))
+
+
+def user_part(answers: Any, role: Role, timeout_s: float | int) -> Any:
+    """The Python user, its program's run, and whether its answer is right, which stays hidden."""
+
+    async def run(code: str) -> ToolResult:
+        return await answers.run(code)
+
+    async def check_user(printed: str, target: str) -> ToolResult:
+        return await answers.correct(printed, target)
+
+    return sequence(
+        role, tool(run, ("printed", "ran", "status"), timeout_s=timeout_s), tool(check_user, "user_correct", timeout_s=timeout_s)
+    )
+
+
+def single_reasoner(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
+    """The single agent's role."""
+    role = debate_roles(max_tokens, max_prompt)["reasoner"]
+    return Role("reasoner", role.prompt, role.parse, role.writes, show={"history": instructions(REASONER_FIRST, SINGLE_LATER)},
+                max_tokens=max_tokens, max_prompt=max_prompt, trim="history", trim_from="start")  # fmt: skip
+
+
+def debate_metrics(team: bool) -> dict[str, Any]:
+    """Figures of a play. `correct`, the headline: the final answer is right. `false_agreement`: both agree on a wrong one.
+
+    `adopted_right` counts turns after which a wrong reasoner gave the Python user's right answer, `adopted_wrong` those after which a right
+    one gave the other's wrong answer, and `chances_...` how often each could happen: the shares are quotients of the means.
+    """
+    figures = {"correct": lambda path: float(path.fields["reasoner_correct"]), "turns_taken": lambda path: float(path.turns)}
+    if team:
+        figures |= {
+            "agreed": lambda path: float(path.fields["agreed"]),
+            "false_agreement": lambda path: float(path.fields["agreed"] and not path.fields["reasoner_correct"]),
+            "user_correct": lambda path: float(path.fields["user_correct"]),
+            "chances_right": lambda path: float(len(_chances(path, 1.0))),
+            "adopted_right": lambda path: float(sum(_chances(path, 1.0))),
+            "chances_wrong": lambda path: float(len(_chances(path, 0.0))),
+            "adopted_wrong": lambda path: float(sum(_chances(path, 0.0))),
+        }
+    return figures
+
+
+def _chances(path: Trajectory, right: float) -> list[bool]:
+    """For each turn after one in which the Python user printed a right (wrong) answer and the reasoner's was the contrary: adopted?"""
+    mine, its, printed, answer = (path.per_turn(name) for name in ("reasoner_correct", "user_correct", "printed", "answer"))
+    return [answer[t + 1] == printed[t] for t in sorted(mine) if t + 1 in answer and printed[t] and its[t] == right and mine[t] == 1 - right]
