@@ -8,22 +8,34 @@
 | `problems` | D with prompts for general models | DeepCoder's mix: parquet or jsonl |
 | `plan_path_programs` | the same for tiny models, whose words are lines of Python | generated |
 | `plan_path_text` | Stronger-MAS's Tool and Planner on a grid, in text; the Tool's program is run | generated |
+| `function_debate` | coder and unit tester in a small world of functions | generated |
+| `code_debate` | coder and unit tester with prompts for general models | APPS, CodeContests, LiveCodeBench: parquet, jsonl or json |
+| `sums` | reasoner and Python user in a small world of word problems | generated |
+| `maths_debate` | reasoner and Python user with prompts for general models | Polaris, AIME, OlympiadBench, GSM8K: parquet, jsonl or json |
+| `sums_ensemble`, `maths_ensemble` | N reasoners, M Python users and a judge | as `sums`, `maths_debate` |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from marl_llm.games import coding, search
+from marl_llm.games import coding, maths, search
+from marl_llm.games.coding.debate import HIDDEN as CODE_HIDDEN
 from marl_llm.games.coding.functions import SHARES as FUNCTION_SHARES
 from marl_llm.games.coding.team import ROUNDS
 from marl_llm.games.plan_path.lines import plan_path_programs  # noqa: F401 (a name of `registry`)
 from marl_llm.games.plan_path.text import plan_path_text  # noqa: F401 (a name of `registry`)
+from marl_llm.games.maths.ensemble import ORDER
+from marl_llm.games.maths.sums import HIDDEN as SUMS_HIDDEN
+from marl_llm.games.maths.sums import SHARES as SUMS_SHARES
 from marl_llm.workflows import Task, WorkflowError, World
 from marl_llm.workflows.answers import normalise_answer
-from marl_llm.workflows.rows import DataError
+from marl_llm.workflows.rows import DataError, without
 
+log = logging.getLogger(__name__)
 HOLD_OUT = 1000  # rows at the end of a training file that are for validation
 
 
@@ -97,6 +109,11 @@ def _from_files(train: str, test: str, load: Callable[..., list[Task]], field: s
     if not held_out:
         raise DataError(f"{test} has no rows")
     search.check_disjoint(rows, held_out, field)
+    return _in_splits(rows, held_out, field, train)
+
+
+def _in_splits(rows: list[Task], held_out: list[Task], field: str, train: str) -> Callable[[str, int, int], list[Task]]:
+    """As `_from_files`, of rows that share no `field` with those held out; `train` is for messages."""
     kept = len(rows) - min(HOLD_OUT, len(rows) // 5)
     text = lambda task: normalise_answer(str(task.fields[field]))  # noqa: E731
     validation = {text(task) for task in rows[kept:]}
@@ -152,3 +169,228 @@ def problems(train: str = "", test: str = "", rounds: int = ROUNDS) -> World:
     if rounds < 1:
         raise WorkflowError(f"rounds={rounds} must be at least 1")
     return World(coding.plan_code_verify_reflect(coding.verifier(), rounds=rounds), tasks, "all_passed")
+
+
+# ---- Stronger-MAS: code and maths
+
+
+def _left_out(path: str, dropped: Mapping[str, int]) -> None:
+    """Says which rows of a file are not played."""
+    for reason, count in sorted(dropped.items()):
+        log.warning("%s: %d rows are left out: %s", path, count, reason)
+
+
+def _numbered(draw: Callable[[int], Task], shares: Mapping[str, float]) -> Callable[[str, int, int], list[Task]]:
+    """Tasks by number of generated worlds."""
+
+    def tasks(split: str, first: int, count: int) -> list[Task]:
+        if split not in shares:
+            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(shares)}")
+        return [draw(split, number) for number in range(first, first + count)]
+
+    return tasks
+
+
+def function_debate(
+    functions_seed: int = 0,
+    rare: float = 0.25,
+    agents: str = "team",
+    turns: int = 3,
+    rewards_form: str = "safe",
+    noise: float = 0.15,
+    misreading: float = 1.0,
+    slip: float = 0.3,
+    trivial: float = 0.2,
+) -> World:
+    """Coder and unit tester on generated functions of numbers; programs run in the sandbox.
+
+    Args:
+      rare: how much more seldom the second reading of `gap` is meant.
+      agents: "team", or "single": the coder alone.
+      turns: most turns.
+      rewards_form: "paper" (Appendix B.2), "safe" or "outcome" (B.6), see `workflows.forms`.
+      noise, misreading, slip, trivial: habits of the scripted player, see `coding.function_debate_player`.
+    """
+    roles = coding.function_debate_roles()
+    roles = roles if agents == "team" else {"coder": roles["coder"]}
+    workflow = coding.code_debate(coding.FunctionRuns(), roles, agents, turns, rewards_form, ("problem",), CODE_HIDDEN)
+    tasks = _numbered(lambda split, number: coding.debate_task(split, functions_seed, number, rare), FUNCTION_SHARES)
+    return World(workflow, tasks, "solved", coding.debate_speech(), coding.function_debate_player(noise, misreading, slip, trivial))
+
+
+def code_debate(
+    train: str = "",
+    test: str = "",
+    agents: str = "team",
+    turns: int = 4,
+    rewards_form: str = "safe",
+    difficulty: str = "",
+    train_tests: int = 16,
+    bad_rows: str = "refuse",
+    references: str = "run",
+    timeout_s: float = 10.0,
+    max_prompt: int = 8192,
+    max_tokens: int = 4096,
+) -> World:
+    """Coder and unit tester on programming problems in the schemas of `coding.contests`, judged in the sandbox.
+
+    Args:
+      train, test: files; the last rows of the first are the validation split. Training problems that are test problems too are left out.
+      agents, turns, rewards_form: as `function_debate`; the single agent of the paper has one turn.
+      difficulty: only training rows of this difficulty, e.g. APPS's "introductory".
+      train_tests: most golden tests of a training problem; tests of the others all count.
+      bad_rows: "refuse" rows that cannot be used, or "drop" and count them.
+      references: "run" those of the training problems and leave out those that fail, or "trust" them.
+      timeout_s: of one program on one test.
+      max_prompt, max_tokens: of each role.
+    """
+    _two_files(train, test)
+    if references not in ("run", "trust"):
+        raise ValueError(f"references={references!r} is unknown; choose run or trust")
+    rows = coding.load_contests(train, "train", difficulty, train_tests, bad_rows)
+    found = coding.load_contests(test, "test", bad_rows=bad_rows)
+    apart = without(rows.tasks, found.tasks, "problem")
+    tasks = apart.tasks
+    for path, dropped in ((train, rows.dropped), (train, apart.dropped), (test, found.dropped)):
+        _left_out(path, dropped)
+    if references == "run":
+        checked = coding.check_references(tasks)
+        tasks = checked.tasks
+        _left_out(train, checked.dropped)
+    roles = coding.debate_roles(max_tokens, max_prompt) if agents == "team" else {"coder": coding.single_coder(max_tokens, max_prompt)}
+    workflow = coding.code_debate(coding.Runs(timeout_s), roles, agents, turns, rewards_form)
+    return World(workflow, _splits_of(tasks, found.tasks, train, test), "solved")
+
+
+def sums(
+    sums_seed: int = 0,
+    least: int = 2,
+    most: int = 3,
+    rare: float = 0.25,
+    agents: str = "team",
+    turns: int = 2,
+    rewards_form: str = "safe",
+    slip: float = 0.2,
+    misreading: float = 1.0,
+    adopt: float = 0.5,
+) -> World:
+    """Reasoner and Python user on generated word problems; programs run in the sandbox.
+
+    Args:
+      least, most: operations of a problem.
+      rare: how much more seldom the second reading of `grows` is meant.
+      agents: "team", or "single": the reasoner alone.
+      turns: most turns.
+      rewards_form: "paper" (Appendix B.1), "safe" or "outcome" (B.6), see `workflows.forms`.
+      slip, misreading, adopt: habits of the scripted player, see `maths.sums_player`.
+    """
+    roles = maths.sums_roles()
+    roles = roles if agents == "team" else {"reasoner": roles["reasoner"]}
+    answers = maths.SumAnswers(strict=rewards_form == "safe")
+    workflow = maths.maths_debate(answers, roles, agents, turns, rewards_form, ("problem",), SUMS_HIDDEN)
+    tasks = _numbered(lambda split, number: maths.sums_task(split, sums_seed, number, least, most, rare), SUMS_SHARES)
+    return World(workflow, tasks, "correct", maths.sums_speech(), maths.sums_player(slip, misreading, adopt))
+
+
+def sums_ensemble(
+    reasoners: int = 3,
+    users: int = 3,
+    sums_seed: int = 0,
+    least: int = 2,
+    most: int = 3,
+    rare: float = 0.25,
+    rewards_form: str = "safe",
+    slip: float = 0.2,
+    misreading: float = 1.0,
+    noise: float = 0.5,
+) -> World:
+    """N reasoners, M Python users and a judge on the problems of `sums`; `noise` is the scripted judge's, other options as `sums`."""
+    answers = maths.SumAnswers(strict=rewards_form == "safe")
+    roles = {**maths.sums_roles(), "judge": maths.sums_judge()}
+    workflow = maths.maths_ensemble(answers, reasoners, users, roles, rewards_form, ("problem",), SUMS_HIDDEN)
+    draw = lambda split, number: _with_order(maths.sums_task(split, sums_seed, number, least, most, rare))  # noqa: E731
+    script = maths.sums_player(slip, misreading, noise=noise)
+    return World(workflow, _numbered(draw, SUMS_SHARES), "correct", maths.sums_speech(), script)
+
+
+def maths_debate(
+    train: str = "",
+    test: str = "",
+    agents: str = "team",
+    turns: int = 4,
+    rewards_form: str = "safe",
+    difficulty: str = "",
+    bad_rows: str = "refuse",
+    timeout_s: float = 10.0,
+    max_prompt: int = 8192,
+    max_tokens: int = 4096,
+) -> World:
+    """Reasoner and Python user on problems in the schemas of `maths.data`; math-verify compares answers, programs run in the sandbox.
+
+    Args:
+      train, test: files; the last rows of the first are the validation split. Training problems that are test problems too are left out.
+      agents, turns, rewards_form: as `sums`; the single agent of the paper has one turn.
+      difficulty: only training rows of this difficulty, e.g. Polaris's "5/8".
+      bad_rows: "refuse" rows that cannot be used, or "drop" and count them.
+      timeout_s: of one program.
+      max_prompt, max_tokens: of each role.
+    """
+    answers = maths.Answers(rewards_form == "safe", timeout_s)
+    try:
+        tasks = _maths_tasks(answers, train, test, difficulty, bad_rows)
+        size = (max_tokens, max_prompt)
+        roles = maths.debate_roles(*size) if agents == "team" else {"reasoner": maths.single_reasoner(*size)}
+        workflow = maths.maths_debate(answers, roles, agents, turns, rewards_form)
+        return World(workflow, tasks, "correct", close=answers.close)
+    except BaseException:
+        answers.close()
+        raise
+
+
+def maths_ensemble(
+    train: str = "",
+    test: str = "",
+    reasoners: int = 3,
+    users: int = 3,
+    rewards_form: str = "safe",
+    difficulty: str = "",
+    bad_rows: str = "refuse",
+    timeout_s: float = 10.0,
+) -> World:
+    """N reasoners, M Python users and a judge; options as `maths_debate`."""
+    answers = maths.Answers(rewards_form == "safe", timeout_s)
+    try:
+        tasks = _maths_tasks(answers, train, test, difficulty, bad_rows)
+        ordered = lambda split, first, count: [_with_order(task) for task in tasks(split, first, count)]  # noqa: E731
+        return World(maths.maths_ensemble(answers, reasoners, users, None, rewards_form), ordered, "correct", close=answers.close)
+    except BaseException:
+        answers.close()
+        raise
+
+
+def _maths_tasks(answers: Any, train: str, test: str, difficulty: str, bad_rows: str) -> Callable[[str, int, int], list[Task]]:
+    _two_files(train, test)
+    understood = maths.understood_by(answers.checker)
+    rows = maths.load_maths(train, "train", understood, difficulty, bad_rows)
+    found = maths.load_maths(test, "test", understood, bad_rows=bad_rows)
+    apart = without(rows.tasks, found.tasks, "problem")
+    for path, dropped in ((train, rows.dropped), (train, apart.dropped), (test, found.dropped)):
+        _left_out(path, dropped)
+    return _splits_of(apart.tasks, found.tasks, train, test)
+
+
+def _with_order(task: Task) -> Task:
+    """The task with what its ballot is shuffled by."""
+    return dataclasses.replace(task, fields={**task.fields, ORDER: f"{task.split} {task.number}"})
+
+
+def _two_files(train: str, test: str) -> None:
+    if not train or not test:
+        raise ValueError("train and test must name parquet, jsonl or json files of tasks, e.g. --config.game.train=apps/train.jsonl")
+
+
+def _splits_of(rows: list[Task], held_out: list[Task], train: str, test: str) -> Callable[[str, int, int], list[Task]]:
+    if len(rows) < 5 or not held_out:
+        short = f"{train} has {len(rows)} usable rows; at least 5 are needed" if held_out else f"{test} has no usable rows"
+        raise DataError(f"{short}; the last fifth of the training rows is the validation split")
+    return _in_splits(rows, held_out, "problem", train)

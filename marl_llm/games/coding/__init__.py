@@ -1,6 +1,16 @@
-"""Programs written by a team and judged by tests: workflow D of UnityMAS-O, its data, and a small generated world to train it in."""
+"""Programs written by a team and judged by tests: workflow D of UnityMAS-O, coder and unit tester of Stronger-MAS, data, small worlds."""
 
+from marl_llm.games.coding.contests import check_references, load_contests
 from marl_llm.games.coding.data import load_problems, read_tests, show_tests
+from marl_llm.games.coding.debate import code_debate, debate_roles, single_coder
+from marl_llm.games.coding.function_debate import (
+    FunctionRuns,
+    debate_speech,
+    debate_task,
+    debate_tokenizer,
+    function_debate_player,
+    function_debate_roles,
+)
 from marl_llm.games.coding.functions import function_speech, function_task, function_tokenizer, template_split, templates
 from marl_llm.games.coding.mini import (
     function_player,
@@ -10,6 +20,7 @@ from marl_llm.games.coding.mini import (
     mini_verifier,
     read_plan,
 )
+from marl_llm.games.coding.runs import Runs
 from marl_llm.games.coding.team import (
     all_passed,
     coding_rewards,
@@ -25,4 +36,6 @@ __all__ = [
     "load_problems", "read_tests", "show_tests",
     "hide_fields", "function_player", "function_speech", "function_task", "function_tokenizer", "mini_coding_roles",
     "mini_plan_code_verify_reflect", "mini_verifier", "read_plan", "template_split", "templates",
+    "Runs", "check_references", "code_debate", "debate_roles", "load_contests", "single_coder",
+    "FunctionRuns", "debate_speech", "debate_task", "debate_tokenizer", "function_debate_player", "function_debate_roles",
 ]  # fmt: skip

@@ -24,26 +24,18 @@ import pathlib
 import pickle
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from marl_llm.games.coding.data import read_tests
 from marl_llm.tools.judge import Tolerance, read_stdio, stdio_requests
 from marl_llm.tools.sandbox import Sandbox, default_sandbox
 from marl_llm.workflows import Task
-from marl_llm.workflows.rows import DataError, read_rows
+from marl_llm.workflows.rows import DataError, Loaded, RowRefused, read_tasks
 
 PYTHON3 = 3  # of CodeContests' `language`
 MAX_TEST = 1 << 24  # characters of one input or output
 MAX_PACKED = 1 << 28  # bytes of LiveCodeBench's private tests, unpacked
 MAX_REFERENCES, MAX_MUTANTS = 2, 4
-BAD_ROWS = ("refuse", "drop")
-
-
-class Loaded(NamedTuple):
-    """Tasks of a file, and how many rows were left out for which reason."""
-
-    tasks: list[Task]
-    dropped: dict[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +49,6 @@ class Problem:
     references: tuple[str, ...] = ()
     mutants: tuple[str, ...] = ()
     starter: str = ""
-    difficulty: str = ""
-
-
-class _Refused(ValueError):
-    """Why a row cannot be used. `kind` counts it."""
-
-    def __init__(self, kind: str, detail: str = ""):
-        super().__init__(f"{kind}: {detail}" if detail else kind)
-        self.kind = kind
 
 
 def load_contests(
@@ -82,33 +65,19 @@ def load_contests(
     Raises:
       DataError: naming file, row and reason; or a schema that none of the above is.
     """
-    if bad_rows not in BAD_ROWS:
-        raise DataError(f"bad_rows={bad_rows!r} is unknown; choose one of {', '.join(BAD_ROWS)}")
-    found, dropped = [], collections.Counter()
-    for number, row in enumerate(read_rows(path)):
-        if limit is not None and number >= limit:
-            break
-        if difficulty and str(row.get("difficulty")) != difficulty:
-            dropped["another difficulty"] += 1
-            continue
-        try:
-            problem = read_problem(row)
-        except _Refused as refused:
-            if bad_rows == "refuse":
-                hint = "remove it, or leave such rows out with bad_rows=drop"
-                raise DataError(f"{path}, row {number}: {refused}; {hint}") from refused
-            dropped[refused.kind] += 1
-            continue
-        golden = problem.golden[:tests] if tests else problem.golden
+
+    def read(number: int, row: Mapping[str, Any]) -> Task:
+        problem = read_problem(row)
         hidden = {
             "function": problem.function,
-            "tests": golden,
+            "tests": problem.golden[:tests] if tests else problem.golden,
             "references": problem.references,
             "mutants": problem.mutants,
             "shown": problem.shown,
         }
-        found.append(Task(number, {"problem": problem.text, "interface": interface(problem)}, hidden, split))
-    return Loaded(found, dict(dropped))
+        return Task(number, {"problem": problem.text, "interface": interface(problem)}, hidden, split)
+
+    return read_tasks(path, read, difficulty, bad_rows, limit)
 
 
 def read_problem(row: Mapping[str, Any]) -> Problem:
@@ -121,7 +90,8 @@ def read_problem(row: Mapping[str, Any]) -> Problem:
         return _release(row)
     if "question" in row:
         return _apps(row)
-    raise _Refused("unknown columns", f"the row has {', '.join(map(str, row)) or 'none'}; see the head of marl_llm/games/coding/contests.py")
+    columns = ", ".join(map(str, row)) or "none"
+    raise RowRefused("unknown columns", f"the row has {columns}; see the head of marl_llm/games/coding/contests.py")
 
 
 def interface(problem: Problem) -> str:
@@ -141,10 +111,11 @@ def interface(problem: Problem) -> str:
 def _apps(row: Mapping[str, Any]) -> Problem:
     text = _statement(row, "question")
     if not row.get("input_output"):
-        raise _Refused("no tests", "input_output is empty")
+        raise RowRefused("no tests", "input_output is empty")
     function, tests = _tests(row, {"input_output": row["input_output"], "starter_code": row.get("starter_code")})
     golden, shown = _hidden_tests(text, function, tests)
-    return Problem(text, function, golden, shown, _list_of_code(row.get("solutions"), "solutions"), (), _starter(row), str(row.get("difficulty") or ""))
+    codes = _list_of_code(row.get("solutions"), "solutions")
+    return Problem(text, function, golden, shown, codes, (), _starter(row))
 
 
 def _release(row: Mapping[str, Any]) -> Problem:
@@ -159,13 +130,11 @@ def _code_contests(row: Mapping[str, Any]) -> Problem:
     parts = {name: _pairs(row.get(name), name) for name in ("public_tests", "private_tests", "generated_tests")}
     golden = parts["private_tests"] + parts["generated_tests"]
     if not golden:
-        raise _Refused("no hidden tests", "private_tests and generated_tests are empty, and public ones stand in the statement")
+        raise RowRefused("no hidden tests", "private_tests and generated_tests are empty, and public ones stand in the statement")
     codes = {name: _in_python3(row.get(name), name) for name in ("solutions", "incorrect_solutions")}
     shown = tuple(given for given, _ in parts["public_tests"])
-    return Problem(
-        text, "", _checked(golden), shown, codes["solutions"][:MAX_REFERENCES], codes["incorrect_solutions"][:MAX_MUTANTS], "",
-        str(row.get("difficulty") or ""),
-    )  # fmt: skip
+    right, wrong = codes["solutions"][:MAX_REFERENCES], codes["incorrect_solutions"][:MAX_MUTANTS]
+    return Problem(text, "", _checked(golden), shown, right, wrong)
 
 
 def _livecodebench(row: Mapping[str, Any]) -> Problem:
@@ -177,20 +146,20 @@ def _livecodebench(row: Mapping[str, Any]) -> Problem:
     for column in ("public_test_cases", "private_test_cases"):
         value = row.get(column)
         if not value:
-            raise _Refused("no tests", f"{column} is empty")
+            raise RowRefused("no tests", f"{column} is empty")
         cases = _unpacked(value, column)
         if name and isinstance(cases, list):
             cases = [{**case, "fn_name": name} if isinstance(case, Mapping) else case for case in cases]
         groups.append(_tests(row, {"tests": cases, **more}))
     (function, public), (_, private) = groups
     shown = tuple("\n".join(map(json.dumps, given)) if function else given for given, _ in public)
-    return Problem(text, function, _checked(private), shown, (), (), _starter(row), str(row.get("difficulty") or ""))
+    return Problem(text, function, _checked(private), shown, (), (), _starter(row))
 
 
 def _statement(row: Mapping[str, Any], column: str) -> str:
     text = row.get(column)
     if not isinstance(text, str) or not text.strip():
-        raise _Refused("no problem", f"{column} must be a text")
+        raise RowRefused("no problem", f"{column} must be a text")
     return text.replace("\r\n", "\n").strip()
 
 
@@ -200,7 +169,7 @@ def _starter(row: Mapping[str, Any]) -> str:
 
 def _column(row: Mapping[str, Any], name: str) -> list[Any]:
     if not isinstance(row.get(name), Sequence) or isinstance(row[name], str):
-        raise _Refused("tests of an unknown form", f"{name} must be a list")
+        raise RowRefused("tests of an unknown form", f"{name} must be a list")
     return list(row[name])
 
 
@@ -210,7 +179,7 @@ def _json(value: Any, what: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise _Refused("not JSON", f"{what}: {type(error).__name__}: {str(error)[:100]}") from error
+        raise RowRefused("not JSON", f"{what}: {type(error).__name__}: {str(error)[:100]}") from error
 
 
 def _tests(row: Mapping[str, Any], columns: Mapping[str, Any]) -> tuple[str, tuple[tuple[Any, Any], ...]]:
@@ -219,7 +188,7 @@ def _tests(row: Mapping[str, Any], columns: Mapping[str, Any]) -> tuple[str, tup
     try:
         function, tests = read_tests({**columns, "starter_code": columns.get("starter_code") or row.get("starter_code")}, "tests")
     except (DataError, RecursionError) as error:
-        raise _Refused("tests of an unknown form", str(error)[:200]) from error
+        raise RowRefused("tests of an unknown form", str(error)[:200]) from error
     if function:
         return function, _checked(tests)
     return "", _checked(tuple((_lines(given), _lines(wanted)) for given, wanted in tests))
@@ -229,7 +198,7 @@ def _pairs(tests: Any, what: str) -> tuple[tuple[str, str], ...]:
     tests = _json(tests or {"input": [], "output": []}, what)
     given, wanted = (tests.get(name) for name in ("input", "output")) if isinstance(tests, Mapping) else (None, None)
     if not isinstance(given, list) or not isinstance(wanted, list) or len(given) != len(wanted):
-        raise _Refused("tests of an unknown form", f"{what} must have equally long lists input and output")
+        raise RowRefused("tests of an unknown form", f"{what} must have equally long lists input and output")
     return tuple((_lines(str(a)), _lines(str(b))) for a, b in zip(given, wanted))
 
 
@@ -240,13 +209,13 @@ def _lines(text: str) -> str:
 def _checked(tests: tuple[tuple[Any, Any], ...]) -> tuple[tuple[Any, Any], ...]:
     """The tests. Refuses none, one without an expected output, one that is too large."""
     if not tests:
-        raise _Refused("no tests")
+        raise RowRefused("no tests")
     for number, (given, wanted) in enumerate(tests):
         if isinstance(wanted, str) and isinstance(given, str):
             if not wanted.strip():
-                raise _Refused("an empty output", f"test {number}")
+                raise RowRefused("an empty output", f"test {number}")
             if max(len(given), len(wanted)) > MAX_TEST:
-                raise _Refused("a test that is too large", f"test {number} has over {MAX_TEST} characters")
+                raise RowRefused("a test that is too large", f"test {number} has over {MAX_TEST} characters")
     return tests
 
 
@@ -256,7 +225,7 @@ def _hidden_tests(text: str, function: str, tests: tuple[tuple[Any, Any], ...]) 
     stands = lambda part: f"\n{_stripped(str(part))}\n" in body  # noqa: E731
     shown = [not function and stands(given) and stands(wanted) for given, wanted in tests]
     if all(shown):
-        raise _Refused("no hidden tests", "every test stands in the statement")
+        raise RowRefused("no hidden tests", "every test stands in the statement")
     return tuple(t for t, known in zip(tests, shown) if not known), tuple(t[0] for t, known in zip(tests, shown) if known)
 
 
@@ -271,7 +240,7 @@ def _list_of_code(value: Any, what: str) -> tuple[str, ...]:
         return (value,)
     codes = _json(value, what)
     if not isinstance(codes, list) or not all(isinstance(code, str) for code in codes):
-        raise _Refused("solutions of an unknown form", f"{what} must be a list of texts")
+        raise RowRefused("solutions of an unknown form", f"{what} must be a list of texts")
     return tuple(codes[:MAX_REFERENCES])
 
 
@@ -279,7 +248,7 @@ def _in_python3(value: Any, what: str) -> tuple[str, ...]:
     value = _json(value or {"language": [], "solution": []}, what)
     languages, codes = (value.get(name) for name in ("language", "solution")) if isinstance(value, Mapping) else (None, None)
     if not isinstance(languages, list) or not isinstance(codes, list) or len(languages) != len(codes):
-        raise _Refused("solutions of an unknown form", f"{what} must have equally long lists language and solution")
+        raise RowRefused("solutions of an unknown form", f"{what} must have equally long lists language and solution")
     return tuple(str(code) for language, code in zip(languages, codes) if language in (PYTHON3, "PYTHON3"))
 
 
@@ -303,16 +272,16 @@ def _unpacked(value: Any, what: str) -> Any:
         packed = zlib.decompressobj()
         raw = packed.decompress(base64.b64decode(value, validate=True), MAX_PACKED)
         if packed.unconsumed_tail:
-            raise _Refused("a test that is too large", f"{what} unpacks to over {MAX_PACKED} bytes")
+            raise RowRefused("a test that is too large", f"{what} unpacks to over {MAX_PACKED} bytes")
         text = _TextsOnly(io.BytesIO(raw)).load()
     except (binascii.Error, zlib.error) as error:
-        raise _Refused("packed tests that cannot be read", f"{what}: {error}") from error
-    except _Refused:
+        raise RowRefused("packed tests that cannot be read", f"{what}: {error}") from error
+    except RowRefused:
         raise
     except Exception as error:  # a broken pickle may raise nearly anything
-        raise _Refused("packed tests that cannot be read", f"{what}: {type(error).__name__}: {str(error)[:100]}") from error
+        raise RowRefused("packed tests that cannot be read", f"{what}: {type(error).__name__}: {str(error)[:100]}") from error
     if not isinstance(text, str):
-        raise _Refused("packed tests that cannot be read", f"{what}: a pickled {type(text).__name__}, not a text")
+        raise RowRefused("packed tests that cannot be read", f"{what}: a pickled {type(text).__name__}, not a text")
     return _json(text, what)
 
 

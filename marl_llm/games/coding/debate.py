@@ -49,7 +49,7 @@ TESTER_LATER = (
     "First decide whether your previous test case was correct. If it was wrong or unclear, provide a corrected test case.\n"
     "Respond in the format:\n**Test Input:**\ninput here\n**Test Output:**\noutput here"
 )
-SINGLE_LATER = "Your previous program:\n{history}\n\nCheck it. Write it again, corrected if need be, in one block that begins with ```python."
+SINGLE_LATER = "Your previous program:\n{history}\n\nCheck it and write it again, corrected, in one block that begins with ```python."
 
 
 def quoted(text: Any) -> str:
@@ -154,8 +154,8 @@ def coder_parts(form: str) -> Any:
 def tester_parts(form: str) -> Any:
     """B.2: .2 valid + .8 the reference passes (reading of its odd "> tau_mut"; the term of mutants is struck out there).
 
-    `safe`: .1 valid + .1 right + .8 min(1, killed mutants / .60) of a right test; a copy of an example of the statement is neither right nor
-    kills. So a test on which all readings of the problem agree earns .2, and one that tells them apart up to 1.
+    `safe`: .1 valid + .1 right + .8 min(1, killed mutants / .60) of a right test; a copy of an example in the statement is not right.
+    So a test on which all readings of the problem agree earns .2, and one that tells them apart up to 1.
     """
 
     def parts(call: RoleCall, beside: Beside) -> dict[str, float]:

@@ -2,9 +2,9 @@
 
     problem   plus 3 then gap 2        coder   x = x + 3 ; x = x - 2        tester   f ( 4 ) = 7 = 5
 
-The words of a problem are those of `functions`; `gap` has two readings, of which one is meant more often. The tester writes an input and the
-values after each step (or the last alone), which it has to work out by itself; the last one is the expected output. What a program makes of
-all inputs is asked of the sandbox once per program. Mutants are the other readings of the words and plans with one other number.
+The words of a problem are those of `functions`; `gap` has two readings, of which one is meant more often. The tester writes an input and
+the values after each step (or the last alone), which it has to work out by itself; the last one is the expected output. The sandbox is
+asked once per program what it makes of all inputs. Mutants are the other readings of the words and plans with one other number.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.coding.debate import HIDDEN, NO_TEST
-from marl_llm.games.coding.functions import AMBIGUOUS, BY_NAME, NUMBERS, OTHER, RARE, SHARES, run_plan, templates
+from marl_llm.games.coding.debate import NO_TEST
+from marl_llm.games.coding.functions import AMBIGUOUS, BY_NAME, NUMBERS, OTHER, RARE, run_plan, templates
 from marl_llm.games.coding.runs import NO_QUALITY, NOT_RUN, SMOKE_TESTS
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.judge import ajudge_calls
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.tools.verdicts import Verdicts
-from marl_llm.workflows import FormatError, PlainText, Role, Task, ScriptTurn
+from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task
 
 USED = ("add", "negate", "less", "from", "size", "rest")
 READINGS = {word: name for name in USED for word in BY_NAME[name].words}
@@ -223,6 +223,3 @@ def function_debate_player(
 
     return play
 
-
-DEBATE_SPLITS = tuple(SHARES)
-FUNCTION_INPUTS, FUNCTION_HIDDEN = ("problem",), HIDDEN

@@ -1,7 +1,7 @@
 """Programs on tests for coder and tester: golden tests, the tester's own test, the reference and mutants, each in the sandbox.
 
-A program reads standard input and prints, or defines a function, which is called. Results are kept by content, so that candidates that write
-the same program, and turns that keep it, cost one execution. A failure of the infrastructure is returned as such and voids the play.
+A program reads standard input and prints, or defines a function, which is called. Results are kept by content, so that candidates that
+write the same program, and turns that keep it, cost one execution. A failure of the infrastructure is returned as such and voids the play.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Runs:
         return success(value, ran.seconds, ran.attempts)
 
     async def on_test(self, code: str, test: Mapping[str, Any], function: str) -> ToolResult:
-        """The tester's test on the coder's program: `aligned`, `actual` (what it printed or returned), `status` ("ok" or a word why not)."""
+        """The tester's test on the coder's program: `aligned`, `actual` (what it printed or returned), `status` ("ok", or why not)."""
         case = as_case(test, function)
         if case is None or not code.strip():
             missing = "there is no program" if not code.strip() else "there is no test that can be run"

@@ -46,11 +46,14 @@ USER_FIRST = (
 )
 USER_LATER = (
     "History (reasoning against execution):\n{history}\n\n"
-    "Judge whether the reasoner's answer or your previous printed result is more likely correct. Fix or rewrite the code so that it reliably "
-    "computes the correct final answer. Prefer exact arithmetic.\n"
+    "Judge whether the reasoner's answer or your previous printed result is more likely correct. Fix or rewrite the code so that it "
+    "reliably computes the correct final answer. Prefer exact arithmetic.\n"
     "At the end print only the final answer, on one line. Write the program in one block that begins with ```python."
 )
-SINGLE_LATER = "Your previous solution:\n{history}\n\nCheck it and solve the problem again. The last line must hold only the final answer after ####."
+SINGLE_LATER = (
+    "Your previous solution:\n{history}\n\n"
+    "Check it and solve the problem again. The last line must hold only the final answer after ####."
+)
 
 
 def quoted(text: str, most: int = ANSWER_CHARACTERS) -> str:
@@ -350,4 +353,5 @@ def debate_metrics(team: bool) -> dict[str, Any]:
 def _chances(path: Trajectory, right: float) -> list[bool]:
     """For each turn after one in which the Python user printed a right (wrong) answer and the reasoner's was the contrary: adopted?"""
     mine, its, printed, answer = (path.per_turn(name) for name in ("reasoner_correct", "user_correct", "printed", "answer"))
-    return [answer[t + 1] == printed[t] for t in sorted(mine) if t + 1 in answer and printed[t] and its[t] == right and mine[t] == 1 - right]
+    turns = [turn for turn in sorted(mine) if turn + 1 in answer and printed[turn] and its[turn] == right and mine[turn] == 1 - right]
+    return [answer[turn + 1] == printed[turn] for turn in turns]

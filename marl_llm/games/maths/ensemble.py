@@ -1,4 +1,4 @@
-"""N reasoners, M Python users and a judge (Stronger-MAS, section 5.2, Fig. 5): all solve at once, the judge reads their answers and decides.
+"""N reasoners, M Python users and a judge (Stronger-MAS, section 5.2, Fig. 5): all solve at once, the judge reads the answers and decides.
 
     (each seat: reasoner ─▶ check) ∥ (each chair: Python user ─▶ run ─▶ check) ─▶ ballot ─▶ judge ─▶ check
 

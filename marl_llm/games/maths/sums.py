@@ -18,11 +18,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from marl_llm.games.maths.debate import Answers, is_number
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.maths import numeq
 from marl_llm.tools.results import ToolResult, success
-from marl_llm.games.maths.debate import Answers, is_number
-from marl_llm.workflows import FormatError, PlainText, Role, Task, ScriptTurn
+from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task
 
 SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 OPERATIONS = {

@@ -1,0 +1,34 @@
+"""Coder and unit tester (Stronger-MAS) on generated functions: both speak at once, programs run in the sandbox, golden tests pay.
+
+Command:   python -m experiments.train --config=experiments/configs/function_debate.py --workdir=runs/code
+           ... --config.game.rewards_form=paper      Appendix B.2 as printed; outcome is B.6
+           ... --config.game.agents=single           the coder alone
+Expected:  docs/stronger_mas.md, "Code: coder and unit tester".
+Variants:  :smoke; :grpo compares whole plays; :full has the paper's constants and needs files and a checkpoint:
+           ...:full --config.game.train=apps/train.jsonl --config.game.test=apps/test.jsonl --config.model.path=Qwen3-1.7B
+"""
+
+from experiments.base import base_config, variant
+from experiments.configs.sizes import at_grpo_full, small_workflow, smoke_workflow
+
+
+def get_config(arg=None):
+    """`arg` may be 'smoke', 'grpo' or 'full'."""
+    arg = variant("function_debate", arg, ("smoke", "grpo", "full"))
+    if arg == "full":
+        return at_grpo_full(base_config("code_debate", game="code_debate", recipe="at_grpo"))
+    c = small_workflow("function_debate", "function_debate", "grpo" if arg == "grpo" else "at_grpo")
+    c.steps = 80
+    c.warm_start.steps = 250
+    c.warm_start.fresh = 120
+    c.rollout.tasks = 16
+    c.optimizer.minibatch = 32
+    c.evaluation.final_tasks = 300
+    c.recipe.reduce = "token_mean"
+    c.recipe.scale, c.recipe.skip_tied, c.recipe.tied_in_denominator = "none", True, False
+    if arg == "grpo":
+        c.recipe.branches = 4
+        c.recipe.group_by = "instance,agent,turn"
+        c.recipe.rewards, c.recipe.returns = "mixed", "immediate"
+        c.optimizer.minibatch = 128  # prompts of a tree have K responses, those of whole plays one
+    return smoke_workflow(c) if arg == "smoke" else c

@@ -1,0 +1,37 @@
+"""Reasoner and Python user (Stronger-MAS) on generated word problems: both solve at once and stop when their answers are equal.
+
+Command:   python -m experiments.train --config=experiments/configs/sums.py --workdir=runs/sums
+           ... --config.game.rewards_form=paper      Appendix B.1 as printed; outcome is B.6
+           ... --config.game.agents=single           the reasoner alone
+Expected:  docs/stronger_mas.md, "Maths: reasoner and Python user".
+Variants:  :smoke; :grpo compares whole plays; :ensemble and :ensemble_grpo have N reasoners, M Python users and a judge
+           (--config.game.reasoners=2 --config.game.users=2); :full has the paper's constants and needs files and a checkpoint:
+           ...:full --config.game.train=polaris.jsonl --config.game.test=aime24.jsonl --config.model.path=Qwen3-1.7B
+"""
+
+from experiments.base import base_config, variant
+from experiments.configs.sizes import at_grpo_full, small_workflow, smoke_workflow
+
+
+def get_config(arg=None):
+    """`arg` may be 'smoke', 'grpo', 'ensemble', 'ensemble_grpo', 'full' or 'ensemble_full'."""
+    arg = variant("sums", arg, ("smoke", "grpo", "ensemble", "ensemble_grpo", "full", "ensemble_full"))
+    if arg in ("full", "ensemble_full"):
+        game = "maths_debate" if arg == "full" else "maths_ensemble"
+        return at_grpo_full(base_config(game, game=game, recipe="at_grpo"))
+    grpo = arg.endswith("grpo")
+    c = small_workflow("sums", "sums_ensemble" if arg.startswith("ensemble") else "sums", "grpo" if grpo else "at_grpo")
+    c.steps = 80
+    c.warm_start.steps = 300
+    c.warm_start.fresh = 150
+    c.rollout.tasks = 16
+    c.optimizer.minibatch = 32
+    c.evaluation.final_tasks = 300
+    c.recipe.reduce = "token_mean"
+    c.recipe.scale, c.recipe.skip_tied, c.recipe.tied_in_denominator = "none", True, False
+    if grpo:
+        c.recipe.branches = 4
+        c.recipe.group_by = "instance,agent,turn"
+        c.recipe.rewards, c.recipe.returns = "mixed", "immediate"
+        c.optimizer.minibatch = 128  # prompts of a tree have K responses, those of whole plays one
+    return smoke_workflow(c) if arg == "smoke" else c
