@@ -55,9 +55,8 @@ def debate_task(split: str, seed: int, number: int, rare: float | int = 0.25) ->
     Raises `ValueError` for an unknown split.
     """
     rng = random.Random(f"debate {split} {seed} {number}")
-    known = [names for names in templates(split) if set(names) <= set(USED)]
     while True:
-        plan = tuple((name, int(rng.choice(NUMBERS))) for name in rng.choice(known))
+        plan = tuple((name, int(rng.choice(NUMBERS))) for name in rng.choice(_templates(split)))
         unclear = [i for i, (name, _) in enumerate(plan) if name in AMBIGUOUS and rng.random() < (rare if name in RARE else 1)]
         inputs = rng.sample(INPUTS, GOLDEN_TESTS)
         golden = tuple(((x,), run_plan(plan, x)) for x in inputs)
@@ -69,6 +68,12 @@ def debate_task(split: str, seed: int, number: int, rare: float | int = 0.25) ->
     text = " then ".join(f"{word} {n}" if BY_NAME[name].takes_number else word for word, (name, n) in zip(words, plan))
     secret = {"function": "f", "tests": golden, "references": (plan,), "mutants": (*readings, *_neighbours(plan)), "shown": ()}
     return Task(number, {"problem": text}, secret, split)
+
+
+@functools.cache
+def _templates(split: str) -> tuple[tuple[str, ...], ...]:
+    """Those of `functions.templates` that this world uses."""
+    return tuple(names for names in templates(split) if set(names) <= set(USED))
 
 
 def _neighbours(plan: Plan) -> tuple[Plan, ...]:
@@ -216,7 +221,7 @@ def function_debate_player(
         if turn.role.name == "coder":
             return " ; ".join(BY_NAME[name].code.format(n=n) for name, n in plan)
         x = 0 if rng.random() < trivial else rng.choice([x for x in INPUTS if x != 0])
-        steps = [run_plan(plan[:count], x) for count in range(1, len(plan) + 1)]
+        steps = [run_plan(tuple(plan[:count]), x) for count in range(1, len(plan) + 1)]
         if rng.random() < slip:
             steps[-1] = max(-24, min(24, steps[-1] + rng.choice((-2, -1, 1, 2))))
         return f"f ( {x} ) = {' = '.join(map(str, steps))}"
