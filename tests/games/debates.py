@@ -5,10 +5,10 @@ import sys
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "workflows"))  # `wordy`
 
-from wordy import SPEECH, Says  # noqa: E402
+from wordy import SPEECH, Says
 
-from marl_llm.workflows import Assignment, Controller, Scripted  # noqa: E402
-from marl_llm.workflows.samples import sample_table  # noqa: E402
+from marl_llm.workflows import Assignment, Controller, Scripted
+from marl_llm.workflows.samples import sample_table
 
 __all__ = ["SPEECH", "Says", "pay", "pinned", "played", "scores"]
 PROMPTS = pathlib.Path(__file__).parent / "prompts"

@@ -149,7 +149,8 @@ def test_an_instance_costs_exactly_n_times_t_times_k_responses():
             return success(tuple(Ran("wrong", "3", "") for _ in tests), 0.0)
 
     workflow = code_debate(Fixed(), debate_roles(), turns=3)
-    task = Task(0, {"problem": "p", "interface": "i"}, {"function": "", "tests": (("1", "2"),), "references": (), "mutants": (), "shown": ()})
+    hidden = {"function": "", "tests": (("1", "2"),), "references": (), "mutants": (), "shown": ()}
+    task = Task(0, {"problem": "p", "interface": "i"}, hidden)
     generator = Says(never)
     with Controller(workflow, shared(workflow), generator, SPEECH, branching={"coder": 4, "tester": 4}, pick="greedy") as controller:
         rollout = controller.play([task])
@@ -338,7 +339,10 @@ def test_a_test_out_of_form_says_what_is_missing(text, why):
 
 def test_tests_are_read_with_fences_and_line_ends_of_all_kinds():
     wanted = {"input": "1 2\n3\n", "output": "6\n", "problem": ""}
-    for text in ("So:\r\n**Test Input:**\r\n1 2\r\n3\r\n**Test Output:**\r\n6\r\n", "**Test Input:**\n```\n1 2\n3\n```\n**Test Output:**\n```\n6\n```"):
+    for text in (
+        "So:\r\n**Test Input:**\r\n1 2\r\n3\r\n**Test Output:**\r\n6\r\n",
+        "**Test Input:**\n```\n1 2\n3\n```\n**Test Output:**\n```\n6\n```",
+    ):
         assert read_test(text)["test"] == wanted
 
 

@@ -17,9 +17,10 @@ from marl_llm.workflows.rows import DataError
 from marl_llm.workflows.samples import sample_table
 
 FACTS = ("fact_parallel", "fact_extract", "fact_iterative")
-GENERATED = (*FACTS, "functions")
+GENERATED = (*FACTS, "functions", "function_debate", "sums", "sums_ensemble")
 SPLITS = ("train", "validation", "test")
-HABITS = ("noise", "ignore_advice", "withhold_advice", "random_relation")  # what keeps a scripted player from being perfect
+# what keeps a scripted player from being perfect
+HABITS = ("noise", "ignore_advice", "withhold_advice", "random_relation", "misreading", "slip", "trivial")
 
 
 def perfect(name, **options):
@@ -304,7 +305,8 @@ def test_missing_files_and_indices_are_told(tmp_path, library):
 
 
 def test_every_world_says_its_options_and_none_is_left_out_above():
-    workflows = {*GENERATED, "question_parallel", "question_extract", "question_iterative", "problems"}
+    files = {"question_parallel", "question_extract", "question_iterative", "problems", "code_debate", "maths_debate", "maths_ensemble"}
+    workflows = {*GENERATED, *files}
     assert set(GAMES) == {"plan_path", "joint_letter", *workflows}
     assert all(p.default is not p.empty for name in GAMES for p in find_game(name).options.values())
     assert all(f"`{name}`" in worlds.__doc__ for name in workflows)

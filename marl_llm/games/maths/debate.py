@@ -27,6 +27,7 @@ ANSWER_CHARACTERS = 500
 SOLUTION_CHARACTERS = 4000  # of a solution in the history
 INPUTS, HIDDEN = ("problem",), ("target",)
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:/\d+)?|[-+]?\\d?frac\{-?\d+\}\{\d+\}")
+MAX_DEPTH = 16  # of brackets in an answer
 RAN_NOT = {"printed": "", "ran": 0.0}
 
 REASONER_FIRST = (
@@ -140,13 +141,13 @@ class Answers:
 
     async def correct(self, answer: str, target: str) -> ToolResult:
         """Whether an answer equals the target: 1.0 or 0.0. A target that cannot be read is a failure, which voids the play."""
-        if not answer or (self._strict and is_number(target) and not is_number(answer)):
+        if not answer or is_deep(answer) or (self._strict and is_number(target) and not is_number(answer)):
             return success(0.0, 0.0)
         return await self._checked.of(content_key(answer, target), lambda: self._check(answer, target))
 
     async def equal(self, a: str, b: str) -> ToolResult:
         """Whether two answers, both of players, are equal. One that cannot be read equals nothing."""
-        if not a or not b:
+        if not a or not b or is_deep(a) or is_deep(b):
             return success(False, 0.0)
         found = await self._checked.of(content_key(a, b), lambda: self._check(a, b))
         if not found.ok and found.failure.kind == FailureKind.BAD_INPUT:
@@ -182,6 +183,15 @@ class Answers:
         else:
             value = {"printed": lines[0], "ran": 1.0, "status": "ok"}
         return success(value, done.seconds, done.attempts)
+
+
+def is_deep(text: str) -> bool:
+    """Whether brackets stand deeper than in any answer, or do not close: parsing such a text takes seconds, and it is no answer."""
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, abs(depth))
+    return deepest > MAX_DEPTH or depth > 1
 
 
 def is_number(text: str) -> bool:
