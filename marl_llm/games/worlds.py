@@ -26,11 +26,11 @@ from marl_llm.games import coding, maths, search
 from marl_llm.games.coding.debate import HIDDEN as CODE_HIDDEN
 from marl_llm.games.coding.functions import SHARES as FUNCTION_SHARES
 from marl_llm.games.coding.team import ROUNDS
-from marl_llm.games.plan_path.lines import plan_path_programs  # noqa: F401 (a name of `registry`)
-from marl_llm.games.plan_path.text import plan_path_text  # noqa: F401 (a name of `registry`)
 from marl_llm.games.maths.ensemble import ORDER
 from marl_llm.games.maths.sums import HIDDEN as SUMS_HIDDEN
 from marl_llm.games.maths.sums import SHARES as SUMS_SHARES
+from marl_llm.games.plan_path.lines import plan_path_programs  # noqa: F401 (a name of `registry`)
+from marl_llm.games.plan_path.text import plan_path_text  # noqa: F401 (a name of `registry`)
 from marl_llm.workflows import Task, WorkflowError, World
 from marl_llm.workflows.answers import normalise_answer
 from marl_llm.workflows.rows import DataError, without

@@ -236,7 +236,7 @@ def test_a_single_reasoner_stops_when_it_gives_the_same_answer_twice():
     assert len(play(HONEST, turns=1, agents="single", count=1).trajectories[0].calls) == 1
 
 
-@pytest.mark.parametrize("text", ["", "####", "#### x", "1 + 1 #### 2", "1 + 1 = 2 #### 1 2 3 4 5", "#### 1 #### 2", "#### - 1", "#### nan"])
+@pytest.mark.parametrize("text", ["", "####", "#### x", "1 + 1 #### 2", "1 + 1 = 2 #### 1 2 3 4 5", "#### 1 #### 2", "#### - 1"])
 def test_small_answers_out_of_form(text):
     with pytest.raises(FormatError):
         read_sum(text)
