@@ -29,7 +29,7 @@ from marl_llm.workflows import World
 _WORLDS = (
     "plan_path_text", "plan_path_programs",
     "fact_parallel", "fact_extract", "fact_iterative", "functions", "question_parallel", "question_extract", "question_iterative",
-    "problems", "function_debate", "code_debate", "sums", "maths_debate", "sums_ensemble", "maths_ensemble",
+    "function_debate", "code_debate", "sums", "maths_debate", "sums_ensemble", "maths_ensemble", "problems",
 )  # fmt: skip
 GAMES = {
     "plan_path": "marl_llm.games.plan_path:PlanPath",
