@@ -6,7 +6,8 @@
 Prints a Markdown table: the headline figure of the test split before and after, greedy and, where the runs measured it, sampled, with the
 spread over seeds; what it is with one role's untrained model put back; turns; sampled tokens and seconds; and the validation figure at
 the tokens that all runs sampled, between its measurements by a straight line. The picture has a curve per group, validation figures over
-steps or sampled tokens, with every seed as a thin line.
+steps or sampled tokens, with every seed as a thin line. `--figure=roles` draws each role's standardised reward over the training steps in
+its place, `--figure=turns` the turns per task, both with a band over the seeds.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from absl import flags
 
 from experiments import command
 from experiments.command import ConfigError
+from experiments.figures import FIGURES, draw_figure
 
 _GROUPS = flags.DEFINE_multi_string("group", [], "NAME:RUN,RUN,...; may be given many times.")
 _PICTURE = flags.DEFINE_string("picture", None, "PNG of the learning curves.")
+_FIGURE = flags.DEFINE_enum("figure", "curves", list(FIGURES), "What the picture shows.")
 _AXIS = flags.DEFINE_enum("axis", "step", ["step", "sampled_tokens"], "What the curves go over.")
 
 
@@ -54,14 +57,15 @@ def spread(values: list[float]) -> str:
     return mean if len(values) == 1 else f"{mean} [{min(values):.3f}, {max(values):.3f}]"
 
 
-def table(groups: dict[str, list[dict]]) -> str:
-    """The Markdown table."""
+def table(groups: dict[str, list[dict]], beside: dict[str, dict[str, str]] | None = None) -> str:
+    """The Markdown table; `beside` are further columns, each with a text per group, which is left out where no group has one."""
     everyone = [run for runs in groups.values() for run in runs]
     ways = ["greedy", *(["sampled"] if all("sampled" in run["evaluation"] for run in everyone) else [])]
     budget = min((curve(run, "sampled_tokens")[0][-1] for run in everyone if _tokens(run)), default=0)
     head = ["runs", "seeds"] + [f"{way} {what}" if what != "gain" else what for way in ways for what in ("before", "after", "gain")]
     head += [f"turns {way}" for way in ways] + [f"one role untrained: {' / '.join(ways)}", "sampled tokens"]
-    head += [f"validation at {budget:,.0f} tokens", "random", "CPU s", "wall s"]
+    beside = {title: texts for title, texts in (beside or {}).items() if any(texts.values())}
+    head += [f"validation at {budget:,.0f} tokens", "random", "CPU s", "wall s", *beside]
     rows = [head, ["---"] * len(head)]
     for name, runs in groups.items():
         parts = [[run["evaluation"] if way == "greedy" else run["evaluation"]["sampled"] for run in runs] for way in ways]
@@ -81,6 +85,7 @@ def table(groups: dict[str, list[dict]]) -> str:
         cells.append(f"{statistics.mean(floor):.3f}" if floor else "–")
         seconds = lambda kind, runs=runs: [run["evaluation"].get(f"train_{kind}_s") for run in runs]  # noqa: E731
         cells += ["–" if None in seconds(kind) else f"{statistics.mean(seconds(kind)):.0f}" for kind in ("cpu", "wall")]
+        cells += [texts.get(name) or "–" for texts in beside.values()]
         rows.append(cells)
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
@@ -125,7 +130,10 @@ def main(argv) -> None:
     groups = read_groups(_GROUPS.value)
     print(table(groups))
     if _PICTURE.value:
-        draw(groups, _AXIS.value, pathlib.Path(_PICTURE.value))
+        path = pathlib.Path(_PICTURE.value)
+        draw(groups, _AXIS.value, path) if _FIGURE.value == "curves" else draw_figure(groups, _FIGURE.value, path)
+    elif _FIGURE.value != "curves":
+        raise ConfigError(f"--figure={_FIGURE.value} has no effect without --picture=FILE.png")
 
 
 if __name__ == "__main__":

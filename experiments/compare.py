@@ -4,9 +4,10 @@
     python -m experiments.compare --config=experiments/configs/search_parallel.py --seeds=0,1 --output=runs/ab \\
         --variant=separate:assignment=per_role --variant=shared:assignment=shared
 
-A variant is NAME:key=value,key=value, keys of the config. Without --variant, those of Stronger-MAS (tables 1 and 2) are run on Plan-Path,
-and on other games a model per role against one for all:
+A variant is NAME:key=value,key=value, keys of the config. Without --variant, those of Stronger-MAS (tables 1 and 2) are run on games and
+worlds that have the option `agents`, and on others a model per role against one for all:
 
+    single, team               one agent, or the team, as the warm start leaves them
     single_grpo, team_grpo     GRPO: K whole plays per task, the play's total reward, groups by (instance, agent)
     at_grpo_shared             AT-GRPO, one model plays both roles
     at_grpo_per_role           AT-GRPO, a model per role
@@ -42,7 +43,9 @@ STRONGER_MAS = {
     "at_grpo_per_role": "assignment=per_role",
     "at_grpo_shared": "assignment=shared",
     "team_grpo": f"assignment=per_role,{_GRPO}",
+    "team": "assignment=per_role,steps=0",
     "single_grpo": f"assignment=shared,game.agents=single,{_GRPO}",
+    "single": "assignment=shared,game.agents=single,steps=0",
     IMITATION: "",
 }
 TEAMS = {"per_role": "assignment=per_role", "shared": "assignment=shared"}
@@ -50,7 +53,7 @@ TEAMS = {"per_role": "assignment=per_role", "shared": "assignment=shared"}
 
 def variants_of(config, texts: list[str]) -> dict[str, dict[str, str]]:
     """Variant -> keys and values. Raises `ConfigError` for an unknown name, or text that is no list of keys and values."""
-    known = STRONGER_MAS if config.game.name == "plan_path" else TEAMS
+    known = STRONGER_MAS if "agents" in config.game else TEAMS
     out = {}
     for text in texts or known:
         name, _, changes = text.partition(":")
@@ -119,6 +122,7 @@ def run_all(config, flags_given: list[str], variants: dict[str, dict[str, str]],
 def main(argv) -> None:
     """Runs what is missing and prints the table."""
     from experiments.collect import read_run, table
+    from experiments.reported import reported
     from experiments.workdir import differences, plain, write_json
 
     logging.set_verbosity(logging.WARNING)
@@ -140,7 +144,8 @@ def main(argv) -> None:
     write_json(record, now)
     given = [arg for arg in sys.argv[1:] if arg.lstrip("-").removeprefix("no").startswith("config")]
     runs = run_all(config, given, variants, [int(seed) for seed in _SEEDS.value], output)
-    text = table({name: [read_run(folder) for folder in folders] for name, folders in runs.items()})
+    groups = {name: [read_run(folder) for folder in folders] for name, folders in runs.items()}
+    text = table(groups, {"the paper reports": {name: reported(config.game.name, name) for name in runs}})
     (output / "table.md").write_text(text + "\n")
     print(text)
 

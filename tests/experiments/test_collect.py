@@ -6,6 +6,8 @@ import pytest
 
 from experiments.base import ConfigError
 from experiments.collect import curve, draw, read_groups, table
+from experiments.figures import band, draw_figure, role_rewards, turns
+from experiments.reported import DOMAINS, TABLES, reported
 
 
 def part(success, turns=1.5):
@@ -54,6 +56,38 @@ def test_curves_go_over_steps_or_tokens_and_are_drawn(groups, tmp_path):
     assert curve(groups["B"][0], "sampled_tokens") == ([0.0, 4000.0], [0.1, 0.9])
     draw(groups, "sampled_tokens", tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_column_says_what_the_paper_reports_where_it_reports_anything(groups):
+    assert reported("plan_path_programs", "at_grpo_shared") == "96.0 (1.7B), 93.0 (8B)"
+    assert (reported("sudoku", "single"), reported("sokoban_text", "team_grpo")) == ("7.0 (1.7B), 48.0 (8B)", "1.0 (1.7B), 30.0 (8B)")
+    assert (reported("plan_path", "imitation"), reported("functions", "team")) == ("", "")
+    assert all(len(row) == len(DOMAINS) for rows in TABLES.values() for row in rows.values())
+    head, _, a, b = table(groups, {"the paper reports": {"A": "96.0 (1.7B)", "B": ""}}).splitlines()
+    assert head.endswith("| the paper reports |")
+    assert (a.endswith("| 96.0 (1.7B) |"), b.endswith("| – |")) == (True, True)
+    assert table(groups, {"the paper reports": {"A": "", "B": ""}}) == table(groups)
+
+
+def test_the_figures_of_roles_and_turns_have_a_band_over_the_seeds(tmp_path):
+    def run(rewards):
+        lines = [{"phase": "train", "step": n, "turns": 4.0 - n, "role/tool/reward": r} for n, r in enumerate(rewards, 1)]
+        return {"metrics": [{"phase": "eval", "step": 0}, *lines], "evaluation": {}}
+
+    seeds = [run([1.0, 2.0, 3.0]), run([5.0, 5.0, 5.0, 7.0])]
+    steps, scores = role_rewards(seeds[0])["tool"]
+    assert steps.tolist() == [1, 2, 3]
+    assert scores.tolist() == pytest.approx([-1.224745, 0.0, 1.224745], abs=1e-5)
+    assert role_rewards(run([2.0, 2.0]))["tool"][1].tolist() == [0.0, 0.0]
+    steps, mean, low, high = band([turns(seed) for seed in seeds])
+    assert (steps.tolist(), mean.tolist(), low.tolist(), high.tolist()) == ([1, 2, 3], *[[3.0, 2.0, 1.0]] * 3)
+    for figure in ("roles", "turns"):
+        draw_figure({"a": seeds}, figure, tmp_path / f"{figure}.png")
+        assert (tmp_path / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="no reward per role"):
+        draw_figure({"a": [{"metrics": []}]}, "roles", tmp_path / "x.png")
+    with pytest.raises(ConfigError, match="without training steps"):
+        draw_figure({"a": [{"metrics": []}]}, "turns", tmp_path / "x.png")
 
 
 def test_what_is_no_run_is_told(tmp_path):

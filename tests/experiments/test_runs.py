@@ -217,6 +217,18 @@ def test_c3_compare_is_runs_and_a_table(request, name, tmp_path, monkeypatch):
     assert table({n: [compare_run(r) for r in of] for n, of in runs.items()}).count("\n| ") == 3
 
 
+def test_what_offers_a_single_agent_is_compared_as_in_the_papers_tables():
+    config = config_of("plan_path_programs.py:smoke")
+    variants = compare.variants_of(config, [])
+    assert set(variants) == {"single", "single_grpo", "team", "team_grpo", "at_grpo_shared", "at_grpo_per_role", "imitation"}
+    assert set(compare.variants_of(config_of("search_extract.py"), [])) == {"per_role", "shared"}
+    for name, changes in variants.items():
+        changed = compare.same_samples(config, changes)
+        with resolve(config_of("plan_path_programs.py:smoke", *(f"{key}={value}" for key, value in changed.items()))) as plan:
+            assert len(plan.assignment.trained) == (1 if "single" in name or "shared" in name else 2)
+            assert plan.recipe.name == ("grpo" if name.endswith("_grpo") and "at_" not in name else "at_grpo")
+
+
 def compare_run(folder):
     from experiments.collect import read_run
 
