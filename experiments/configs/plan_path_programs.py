@@ -15,8 +15,8 @@ def get_config(arg=None):
     """`arg` may be '10x10' or 'smoke'."""
     arg = variant("plan_path_programs", arg, ("10x10", "smoke"))
     c = small_workflow("plan_path_programs", game="plan_path_programs", recipe="at_grpo")
-    c.steps = 60
-    c.rollout.tasks = 16
+    c.steps = 24
+    c.rollout.tasks = 12
     c.recipe.branches = 8
     c.recipe.scale = "none"
     c.recipe.reduce = "token_mean"
@@ -26,8 +26,9 @@ def get_config(arg=None):
     c.warm_start.steps = 120
     c.warm_start.tasks = 16
     c.warm_start.fresh = 60
-    c.evaluation.every = 20
-    c.evaluation.final_tasks = 300
+    c.evaluation.every = 12
+    c.evaluation.final_tasks = 200
+    c.evaluation.sampled = False
     if arg == "10x10":
         c.game.height = c.game.width = 10
         c.game.max_distance = 32
