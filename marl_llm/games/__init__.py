@@ -4,8 +4,10 @@ from marl_llm.games.joint_letter import JointLetter
 from marl_llm.games.plan_path import PlanPath
 from marl_llm.games.protocol import SPLITS, Game, GameRole, Prompt, Rewards, role_of, speaking_order, split_index
 from marl_llm.games.registry import GAMES, Found, GameError, find_game, make_game
+from marl_llm.games.sokoban import Sokoban
+from marl_llm.games.sudoku import Sudoku
 
 __all__ = [
-    "GAMES", "SPLITS", "Found", "Game", "GameError", "JointLetter", "PlanPath", "Prompt", "Rewards", "GameRole", "find_game", "make_game",
-    "role_of", "speaking_order", "split_index",
+    "GAMES", "SPLITS", "Found", "Game", "GameError", "GameRole", "JointLetter", "PlanPath", "Prompt", "Rewards", "Sokoban", "Sudoku",
+    "find_game", "make_game", "role_of", "speaking_order", "split_index",
 ]  # fmt: skip

@@ -34,6 +34,8 @@ _WORLDS = (
 GAMES = {
     "plan_path": "marl_llm.games.plan_path:PlanPath",
     "joint_letter": "marl_llm.games.joint_letter:JointLetter",
+    "sokoban": "marl_llm.games.sokoban:Sokoban",
+    "sudoku": "marl_llm.games.sudoku:Sudoku",
     **{name: f"marl_llm.games.worlds:{name}" for name in _WORLDS},
 }
 _OWN = "an object of your own is named like 'my_game.py:Lock' or 'my_package.games:Lock'"

@@ -1,0 +1,88 @@
+"""The compact text protocol of Sokoban: one fact, one word, one token.
+
+With `frame="room"` cells have names of their own, `r1c2` for row 1 and column 2 counted from 0 inside the border; with `frame="player"`
+they are named from the player: `U2R1` is the cell two up and one right, `O` its own.
+
+    prompt    t1 o A:r0c0 $r1c2 @r3c3 #r1c1 #r2c0 ... tool      turn, last status, player, boxes, goals, walls, who speaks
+              t1 o A:r0c0 $r1c2 @r3c3 ... | R R D +o planner    the same, then the Tool's proposal and its simulated status
+    tool      R R D ;                                           a list of moves
+    planner   R R D ;                                           a list of moves (also the single agent's language)
+
+Status words: `-` none yet, `o` all moves done, `x` stopped by an illegal move, `g` all boxes on goals, `f` unparsable. A response ends with
+`;`. No word tells a distance, a deadlock or a push of the solution: there is no solver in any prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from marl_llm.games.lists import STATUS, STOP
+from marl_llm.games.sokoban.rooms import MOVES
+from marl_llm.text import PieceTokenizer, train_pieces
+
+PLAYER, BOX, GOAL, WALL = "A:", "$", "@", "#"
+
+
+def offset_name(row: int, column: int) -> str:
+    """`(-2, 1)` is `U2R1`; `(0, 0)` is `O`."""
+    vertical = f"{'U' if row < 0 else 'D'}{abs(row)}" if row else ""
+    horizontal = f"{'L' if column < 0 else 'R'}{abs(column)}" if column else ""
+    return vertical + horizontal or "O"
+
+
+@dataclasses.dataclass(frozen=True)
+class Language:
+    """Ids of every word for rooms of `rows` by `columns` cells inside the border."""
+
+    rows: int
+    columns: int
+    max_turns: int
+    frame: str
+    speakers: tuple[str, ...]
+
+    @functools.cached_property
+    def names(self) -> np.ndarray:
+        """`[n, n]`: the name of a cell (second axis) when the player stands on another (first axis)."""
+        cells = [divmod(cell, self.columns) for cell in range(self.rows * self.columns)]
+        if self.frame == "room":
+            return np.asarray([[f"r{r}c{c}" for r, c in cells]] * len(cells))
+        return np.asarray([[offset_name(r - pr, c - pc) for r, c in cells] for pr, pc in cells])
+
+    @functools.cached_property
+    def tokenizer(self) -> PieceTokenizer:
+        """One sentencepiece piece per word of the protocol."""
+        words = [STOP, "|", *MOVES, *STATUS, *("+" + s for s in STATUS), *self.speakers]
+        words += [f"t{t}" for t in range(self.max_turns)]
+        words += [f"{PLAYER}r{r}c{c}" for r in range(self.rows) for c in range(self.columns)]
+        words += [mark + name for mark in (BOX, GOAL, WALL) for name in dict.fromkeys(self.names.reshape(-1).tolist())]
+        return train_pieces(tuple(words))
+
+    def ids(self, *words: str) -> np.ndarray:
+        """Ids of words, int32 `[len(words)]`."""
+        return self.tokenizer.ids_of(words)
+
+    @functools.cached_property
+    def players(self) -> np.ndarray:
+        """Ids of the player's own cell, `[n]`."""
+        return self.ids(*(f"{PLAYER}r{r}c{c}" for r in range(self.rows) for c in range(self.columns)))
+
+    @functools.cached_property
+    def cells(self) -> dict[str, np.ndarray]:
+        """Mark -> ids of cells under it, `[n, n]`: the player's cell, the cell."""
+        known, index = np.unique(self.names, return_inverse=True)
+        return {mark: self.ids(*(mark + name for name in known))[index.reshape(self.names.shape)] for mark in (BOX, GOAL, WALL)}
+
+    @functools.cached_property
+    def moves(self) -> np.ndarray:
+        """Ids of the moves, in the order of `MOVES`."""
+        return self.ids(*MOVES)
+
+    @functools.cached_property
+    def meaning(self) -> np.ndarray:
+        """`[V]`: the move that a word means, -1 for none."""
+        means = np.full(self.tokenizer.vocab_size, -1, np.int32)
+        means[self.moves] = np.arange(4)
+        return means
