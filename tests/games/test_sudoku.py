@@ -456,7 +456,7 @@ def test_the_documented_holes_of_b3():
 def test_a_script_without_noise_solves_every_puzzle_if_it_chains_and_the_floor_few():
     rate = lambda *options: float(scripted(*options).episodes.outcome.mean())  # noqa: E731
     assert rate(0.0, 1.0) == 1.0
-    assert 0.6 < rate(0.0, 0.0) < 1.0  # one wave of visible singles a turn does not always reach the end in three turns
+    assert 0.3 < rate(0.0, 0.0) < 1.0  # one wave of visible singles a turn does not always reach the end in three turns
     assert rate(1.0, 0.5) < 0.2
     for table in scripted(1.0, 0.5).tables.values():
         assert bool(jnp.all(table.rewards.well_formed | ~table.where[..., None]))
