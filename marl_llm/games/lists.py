@@ -11,7 +11,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from marl_llm.games.protocol import Prompt
+from marl_llm.workflows import FormatError, after_hashes
 
+_after_hashes = after_hashes("answer")
 STOP = ";"
 # What became of a list: none yet, all of it was done, something in it was illegal, it solved the task, it could not be read.
 STATUS = ("-", "o", "x", "g", "f")
@@ -57,7 +59,8 @@ def unreadable(longest: int, pad_id: int) -> tuple[int, ...]:
 
 
 def answer_in(text: str) -> str | None:
-    """What stands behind `####` on the last line that begins with it, without white space around; None if there is no such line."""
-    lines = [line.strip() for line in text[-LONGEST:].splitlines()]
-    answers = [line[4:].strip() for line in lines if line.startswith("####")]
-    return answers[-1] if answers else None
+    """What stands behind `####` on the last line that begins with it; None if there is no such line, or nothing behind it."""
+    try:
+        return _after_hashes(text[-LONGEST:])["answer"]
+    except FormatError:
+        return None

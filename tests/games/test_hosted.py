@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tally import Tally
 
-from marl_llm.games import Game, JointLetter, PlanPath
+from marl_llm.games import Game, JointLetter, PlanPath, Sokoban, Sudoku
 from marl_llm.games.hosted import TextBudget, hosted
 from marl_llm.models import ModelConfig, init_params
 from marl_llm.rollout import model_player, play, scripted_player
@@ -23,6 +23,10 @@ GAMES = {
     "plan_path": PlanPath(height=3, width=3, min_distance=2, max_distance=4, max_moves=2, max_turns=2, wall_density=0.2),
     "joint_letter": JointLetter(letters=2),
     "tally": Tally(),
+}
+BOARDS = {
+    "sokoban": Sokoban(height=5, width=5, min_walls=0, max_walls=1, min_length=3, max_moves=3, max_turns=2),
+    "sudoku": Sudoku(max_fills=4, max_turns=2),
 }
 KEY, FIRST, E, K, STEP = jax.random.key(11), 5, 8, 3, 2
 
@@ -126,9 +130,9 @@ def test_law_13_the_scripted_player_says_the_same_compiled_and_hosted():
         assert assert_same(game, rollout, controller.play(world.tasks("train", FIRST, E), STEP, K)) == 1.0
 
 
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("name", GAMES | BOARDS)
 def test_law_13_a_tree_has_the_same_candidates_and_goes_on_from_the_same(name):
-    game = GAMES[name]
+    game = (GAMES | BOARDS)[name]
     rollout, _ = compiled(game, lambda: scripted_player(game), branches=K, pick="greedy")
     world = hosted(game, KEY, tree=True)
     branching = dict.fromkeys(world.workflow.roles, K)
@@ -159,8 +163,8 @@ def test_a_game_of_ones_own_is_a_game_and_holds_what_law_13_must_cover():
     assert {s.call.role for s in rows} == {"ann", "bob", "cy"}
 
 
-def test_law_13_the_scripted_player_is_paid_the_same_in_text():
-    game = GAMES["plan_path"]
+@pytest.mark.parametrize("game", [GAMES["plan_path"], *BOARDS.values()], ids=lambda game: game.name)
+def test_law_13_the_scripted_player_is_paid_the_same_in_text(game):
     rollouts = []
     for text in (None, TextBudget(2048, 64)):
         world = hosted(game, KEY, text=text)

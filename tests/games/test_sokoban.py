@@ -266,7 +266,7 @@ def test_the_natural_language_prompt_is_pinned():
         ("#### [U]\nno, rather\n  #### down, Right", "DR"),
         ('#### ["U", "D"]', "UD"),
         ("#### []", ""),
-        ("####", ""),
+        ("####", None),
         ("R D", "RD"),  # the protocol's own words
         ("####[U,R,D,L,U]", None),  # more than max_moves
         ("#### go up", None),

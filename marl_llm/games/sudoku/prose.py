@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from marl_llm.games.lists import LONGEST, answer_in
@@ -64,7 +65,7 @@ def prompt(game, state, role: str) -> str:
     if game.view == "raw":
         lines += ["The grid, with dots for blanks:", *rows_of(grid)]
     else:
-        held = np.asarray(seen(state.grid, game.peers_of(role)))
+        held = np.asarray(seen(jnp.asarray(grid), game.peers_of(role)))
         taken = "row, column and box" if game.shows_boxes(role) else "row and column"
         lines.append(f"The blanks, with the digits that stand in the same {taken}:")
         lines += [
