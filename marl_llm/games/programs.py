@@ -12,11 +12,12 @@ the mask m of Appendix B is then 0. What the sandbox itself breaks voids the pla
 | form | team | local |
 |---|---|---|
 | `paper` | Appendix B's, as printed, of the state that the answer leads to | .1 format + .1 legal + .8 the game's own score, times m |
-| `safe` | what the role's answer gained, as a share of the way: (e − e') / e_0 | .8 of the same gain, −.1 unreadable, −.1 illegal |
+| `safe` | what the role's answer gained, as a share of the way: (e − e') / e_0 | .8 of the same gain, minus `unread`, −.1 illegal |
 | `outcome` | 1 if the answer solves it (B.6) | 1 if it can be read (B.6) |
 
-In `safe`, e is what the role's last readable answer left to do, so that its gains add up to at most 1 over a play, whatever it does, and
-undoing costs what doing paid. A Tool is paid for the simulation of what it proposes, a Planner for what is done.
+In `safe`, e is what the role's last readable answer left to do, or what is left where it answers if that is less: so its gains add up to at
+most 1 over a play, whatever it does, undoing costs what doing paid, and nobody is paid for what the other one did. A Tool is paid for the
+simulation of what it proposes, a Planner for what is done.
 """
 
 from __future__ import annotations
@@ -55,10 +56,11 @@ class Applied:
       state: after it.
       status: one of `ANSWER_STATES`.
       legal: there was a step, and no step was illegal.
-      left: what is left to do after it, 0 if it is solved; at most the `initial` of the puzzle's start times a constant.
+      left: what is left to do after it, 0 if it is solved.
       team: Appendix B's team reward of the state after it.
       executes, proposes: Appendix B's .8 score of an agent that acts, and of one that proposes; in [0, 1].
       trace: (step, state after it) as texts, of the steps that were done.
+      legal_terms: Appendix B's .1 terms beside the format's, of an agent that acts and of one that proposes, where they are not `legal`.
     """
 
     state: Any
@@ -69,6 +71,7 @@ class Applied:
     executes: float
     proposes: float
     trace: tuple[tuple[str, str], ...] = ()
+    legal_terms: tuple[bool, bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +201,7 @@ def program_team(
     phase: Callable[[int], Mapping[str, str]] | None = None,
     history: Callable[[int, Mapping[str, Any]], str] | None = None,
     adopted: Any = None,
+    unread: float | int = FORMAT,
     cap: int = 20_000,
 ) -> Workflow:
     """The workflow of the module's text. Tasks give `instance`, the first state, and `task`, which is told in words.
@@ -213,6 +217,7 @@ def program_team(
       phase: the number of the turn, from 0 -> texts that differ from turn to turn, by field.
       history: turn and what happened in it -> an entry of the field `history`; see `step` below for its names. None: no history.
       adopted: what the Planner's `steps` are where it adopts the proposal without writing it again; None: it always writes steps.
+      unread: what an answer that cannot be read costs under `safe`.
       cap: characters of an entry.
 
     Raises:
@@ -246,7 +251,7 @@ def program_team(
             "printed": ending["printed"],
             "proposal": "" if steps is None else puzzle.write(steps),
             "tool_status": why if applied is None else applied.status,
-            "proposed": measured(applied),
+            "proposed": measured(applied, puzzle.left(state)),
         }
         return ToolResult(fields, None, done.seconds, done.attempts)
 
@@ -260,7 +265,7 @@ def program_team(
         turn = dict(zip(nothing, made)) | {"remark": remark, "status": status, "trace": () if applied is None else applied.trace}
         turn |= {"steps": "" if steps is None else puzzle.write(steps)}
         entry = () if history is None else (history(turn_number, turn)[:cap],)
-        fields = {"state": after, "view": puzzle.describe(after), "status": status, "made": measured(applied)}
+        fields = {"state": after, "view": puzzle.describe(after), "status": status, "made": measured(applied, puzzle.left(state))}
         return fields | {"turn_number": turn_number + 1, "history": (*earlier, *entry), "over": puzzle.left(after) == 0}
 
     reads = ("state", "instance", "steps", "remark", "turn_number", "history", *nothing)
@@ -280,35 +285,37 @@ def program_team(
         ),
         inputs=("task", "instance"),
         start={**nothing, "history": (), "status": "none"},
-        rewards=(paid_by(rewards_form, puzzle),),
+        rewards=(paid_by(rewards_form, puzzle, unread),),
         metrics=_metrics(puzzle, names),
     )
 
 
-def measured(applied: Applied | None) -> dict[str, Any]:
-    """What rewards read of an answer; None is one that could not be read."""
+def measured(applied: Applied | None, before: float | int) -> dict[str, Any]:
+    """What rewards read of an answer; None is one that could not be read. `before` is what was left to do."""
     if applied is None:
-        return {"well_formed": False}
-    solved = applied.left == 0
+        return {"well_formed": False, "before": float(before)}
+    terms = applied.legal_terms or (applied.legal, applied.legal)
     scores = dict(left=float(applied.left), team=float(applied.team), executes=float(applied.executes), proposes=float(applied.proposes))
-    return {"well_formed": True, "legal": applied.legal, "solved": solved, **scores}
+    scores |= dict(before=float(before), executes_legal=float(terms[0]), proposes_legal=float(terms[1]))
+    return {"well_formed": True, "legal": applied.legal, "solved": applied.left == 0, **scores}
 
 
 # --- pay ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def paid_by(form: str, puzzle: Puzzle) -> Reward:
+def paid_by(form: str, puzzle: Puzzle, unread: float | int = FORMAT) -> Reward:
     """The rewards of the module's table."""
 
     def reward(path: Trajectory) -> list[Award]:
-        awards, initial = [], max(1.0, puzzle.left(path.task.fields["instance"]))
+        awards, initial = [], puzzle.left(path.task.fields["instance"]) or 1.0
         claims: dict[str, float] = {}
         proposed, made = path.per_turn("proposed"), path.per_turn("made")
         for call in path.calls:
             found = (proposed if call.role == "tool" else made)[call.turn]
-            claim = claims.get(call.role, puzzle.left(path.task.fields["instance"]))
-            claims[call.role] = found.get("left", claim)
-            team, parts = _pay(form, found, (claim - claims[call.role]) / initial, proposes=call.role == "tool")
+            claim = min(claims.get(call.role, initial), found["before"])
+            claims[call.role] = found.get("left", claims.get(call.role, initial))
+            gain = (claim - claims[call.role]) / initial if found["well_formed"] else 0.0
+            team, parts = _pay(form, found, gain, call.role == "tool", unread)
             awards += [Award(call, team, "team", team=True), *(Award(call, value, name) for name, value in parts.items())]
         return awards
 
@@ -316,7 +323,7 @@ def paid_by(form: str, puzzle: Puzzle) -> Reward:
     return reward
 
 
-def _pay(form: str, found: Mapping[str, Any], gain: float, proposes: bool) -> tuple[float, dict[str, float]]:
+def _pay(form: str, found: Mapping[str, Any], gain: float | int, proposes: bool, unread: float | int = FORMAT) -> tuple[float, dict[str, float]]:
     """Team reward and local parts of one answer."""
     read = found["well_formed"]
     if form == "outcome":
@@ -324,10 +331,10 @@ def _pay(form: str, found: Mapping[str, Any], gain: float, proposes: bool) -> tu
     if form == "paper":
         if not read:
             return 0.0, {"format": 0.0, "legal": 0.0, "score": 0.0}
-        score = found["proposes" if proposes else "executes"]
-        return found["team"], {"format": FORMAT, "legal": LEGAL * found["legal"], "score": MAIN * score}
+        kind = "proposes" if proposes else "executes"
+        return found["team"], {"format": FORMAT, "legal": LEGAL * found[f"{kind}_legal"], "score": MAIN * found[kind]}
     illegal = read and not found["legal"]
-    return gain, {"format": -FORMAT * (not read), "legal": -LEGAL * illegal, "progress": MAIN * gain}
+    return gain, {"format": -unread * (not read), "legal": -LEGAL * illegal, "progress": MAIN * gain}
 
 
 def _metrics(puzzle: Puzzle, names: tuple[str, ...]) -> dict[str, Callable[[Trajectory], float]]:
@@ -336,7 +343,7 @@ def _metrics(puzzle: Puzzle, names: tuple[str, ...]) -> dict[str, Callable[[Traj
     found: dict[str, Callable[[Trajectory], float]] = {
         "solved": lambda path: float(path.fields["over"]),
         "turns": lambda path: float(path.turns),
-        "left": lambda path: puzzle.left(path.fields["state"]) / max(1.0, puzzle.left(path.fields["instance"])),
+        "left": lambda path: puzzle.left(path.fields["state"]) / (puzzle.left(path.fields["instance"]) or 1.0),
     }
     found |= {f"answer_{word}": share("status", word) for word in ("done", "solved", "illegal", "empty", "unread")}
     if "tool" in names:

@@ -129,7 +129,7 @@ def test_pay_is_the_device_games_in_every_form(random_lists):
         first = left(rows[place[0]])
         ours = [("safe", False), ("outcome", False), ("paper", False), ("paper", True)]
         for (form, proposes), (team, local) in zip(ours, paid):
-            found, parts = _pay(form, measured(applied), (first - applied.left) / first, proposes)
+            found, parts = _pay(form, measured(applied, first), (first - applied.left) / first, proposes)
             both = (found - team[place], sum(parts.values()) - local[place])
             assert max(map(abs, both)) < 1e-6, (form, proposes)
 
@@ -225,7 +225,7 @@ def test_whatever_the_tool_says_has_a_word_and_a_counter(brief):
         team, local = earned(episode, "tool")
         assert (team, local <= 0) == ((pytest.approx(0.2), False) if status == "done" else (0.0, True)), text
         assert len(path.by("planner")[0].prompt) < 3000
-        if path.fields["proposed"] == {"well_formed": False}:  # the mask m of Appendix B
+        if not path.fields["proposed"]["well_formed"]:  # the mask m of Appendix B
             for form in ("paper", "outcome"):
                 team, parts = _pay(form, path.fields["proposed"], 0.0, True)
                 assert (team, sum(parts.values())) == (0, 0)

@@ -193,8 +193,8 @@ def plan_path_programs(
     rewards_form: str = "safe",
     adopt: bool = True,
     maps_seed: int = 0,
-    wrong: float = 0.3,
-    walks: float = 0.3,
+    wrong: float = 0.35,
+    walks: float = 0.6,
     drops: float = 0.1,
     copies: float = 0.5,
 ) -> World:

@@ -1,35 +1,23 @@
 """Plan-Path in text (Stronger-MAS, Appendix D): a Tool writes a Python program whose output is a list of moves; a Planner decides.
 
-The program is really run, in the sandbox. The prompts are the paper's; its blanks are filled in as follows (readings). `env_context` is the
-grid of this turn with A for the agent, the start, the goal, the obstacles as (row, column) from (0, 0), and the bounds.
-`action_state_history` holds, for each former turn, the Tool's code and what it printed, the Planner's words, and the (action, state) pairs.
-The single agent's prompt is not printed: it is the Planner's without a Tool.
+The program is really run, in the sandbox. The prompts are the paper's (`text_team`). `env_context` is the grid of this turn with A for the
+agent, the start, the goal, the obstacles as (row, column) from (0, 0), and the bounds (a reading).
 
     with make_game("plan_path_text") as world: ...         # 10x10; models are chat models
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from marl_llm.games.hosted import HostGame
 from marl_llm.games.plan_path.game import PlanPath
 from marl_llm.games.plan_path.grid import Rows, grid_of, left, shortest, walker
-from marl_llm.games.programs import (
-    FORMS,
-    Puzzle,
-    answer_parser,
-    clip,
-    program_runner,
-    program_team,
-    read_moves,
-    write_moves,
-)
-from marl_llm.workflows import Role, ScriptTurn, Task, WorkflowError, World, code_block
+from marl_llm.games.programs import FORMS, Puzzle, program_runner, program_team, read_moves, write_moves
+from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, phase_of, teller, text_roles
+from marl_llm.workflows import ScriptTurn, Task, WorkflowError, World
 
 MAP_IN = ("prompt", "stdin")
-PROMPT_TOKENS, RESPONSE_TOKENS = 16_384, 4_096  # Appendix C.1
 TASK = (
     "Find a path for the agent on a grid of {height} rows and {width} columns, from the start to the goal. A move goes one cell: U up "
     "(row - 1), D down (row + 1), L left (column - 1), R right (column + 1). Cells with # are walls. At a wall or the border of the grid a "
@@ -37,75 +25,11 @@ TASK = (
 )
 STDIN_TASK = " The program can read the grid from standard input: its rows, one per line, with A (agent), G (goal) and # (walls)."
 
-TOOL_FIRST = """You are an AI assistant designed to be helpful. Utilize your programming expertise to address the task. Propose Python \
-code (within a single python code block) for the user to run. Ensure each response contains only ONE code block. Use the 'print' function \
-to output the action list that moves from the start to the goal. You may output the full action list if you can reach the target, or a \
-partial list if uncertain.
-Formatting requirements:
-* Begin the Python block with ```python and end with ```.
-* The program's output IS the action list (e.g., [U,R,D,L]).
-* Print ONLY the action list (no extra text).
-
-Task: """
-TOOL_LATER = """Refine your Python solution to produce a correct, executable action list.
-
-Task: """
-TOOL_LAST = """
-
-Requirements:
-* Output must be an action list that reaches the goal without violating constraints (stay in-bounds, avoid obstacles).
-* If certain, print the full list; if uncertain, print a safe partial prefix.
-* Single python code block only; program output IS the action list.
-* Begin with ```python and end with ```; print ONLY the action list (e.g., [U,R,D,L]).
-
-Respond in the format:
-**Code:**
-```python
-# corrected code here
-# last line prints ONLY the action list
-```"""
-PLANNER_FIRST = """You are a planning and reasoning agent. You will receive:
-* The original task description
-* The Code Agent's (Tool Agent's) code
-* The code execution output
-Your job is to reason carefully, decide the final action list, and format your response EXACTLY as specified.
-Instructions:
-* Read the task, inspect the code, and verify the execution output against the task requirements and environment constraints (bounds, \
-obstacles, goal).
-* If the code/output is correct and sufficient, adopt it.
-* Otherwise, improve or override it with your own reasoning.
-* Keep reasoning concise but explicit: justify why the final action is correct.
-
-FORMATTING IS MANDATORY. Give the final action list AFTER the line that begins with ####. Example:
-#### [U,R,D,L]
-
-Task Description: """
-PLANNER_LATER = """You are a planning and reasoning agent.
-
-Task: """
-PLANNER_LAST = """
-
-Instructions:
-* Verify feasibility of the proposed action sequence step by step.
-* If it collides, goes out of bounds, loops, or fails to reach the goal, correct it (you may shorten, extend, or replace the sequence).
-* Prefer the simplest valid plan; if uncertain, provide the best safe prefix and explain briefly.
-* Keep reasoning concise but explicit.
-
-FORMATTING IS MANDATORY. Give the FINAL action list AFTER the line that begins with ####. Example:
-#### [U,R,D,L]"""
-SOLO_LAST = """
-
-You are a planning and reasoning agent. Decide the action list of this turn. Keep reasoning concise but explicit.
-
-FORMATTING IS MANDATORY. Give the final action list AFTER the line that begins with ####. Example:
-#### [U,R,D,L]"""
-
-
-def phase(turn_number: int) -> dict[str, str]:
-    """The words that differ between the first turn and later ones, by field."""
-    if turn_number == 0:
-        return {"tool_opening": TOOL_FIRST, "tool_closing": "", "planner_opening": PLANNER_FIRST, "planner_closing": ""}
-    return {"tool_opening": TOOL_LATER, "tool_closing": TOOL_LAST, "planner_opening": PLANNER_LATER, "planner_closing": PLANNER_LAST}
+RESULTS = {
+    "done": "all moves were made.", "solved": "the goal was reached.", "illegal": "a wall or the border stopped the list.",
+    "empty": "the list was empty.", "unread": "the action list could not be read.",
+}  # fmt: skip
+PROMPTS = ACTIONS._replace(results=RESULTS)
 
 
 def describe(rows: Rows) -> str:
@@ -115,53 +39,6 @@ def describe(rows: Rows) -> str:
     lines = ["grid (A agent, G goal, # wall, . free):", *rows, f"start: {grid.agent}", f"goal: {grid.goal}"]
     lines += [f"obstacles: {walls}", f"constraints: 0 <= row < {len(rows)}, 0 <= column < {len(rows[0])}; obstacles cannot be entered"]
     return "\n".join(lines)
-
-
-def tell(turn_number: int, turn: Mapping[str, Any]) -> str:
-    """One turn as an entry of the history."""
-    lines = [f"Turn {turn_number + 1}:"]
-    if turn["ran"]:
-        lines += [f"Tool Agent's code:\n{turn['code'].strip() or '(none)'}", f"It printed: {clip(turn['printed'].strip())}"]
-    lines += [f"Planner: {clip(turn['remark'], 2000) or '(nothing)'}"]
-    lines += [f"The {i}-th action is {action}. The {i}-th state is {state}." for i, (action, state) in enumerate(turn["trace"], 1)]
-    lines += [f"Result: {RESULTS[turn['status']]}"]
-    return "\n".join(lines)
-
-
-RESULTS = {
-    "done": "all moves were made.", "solved": "the goal was reached.", "illegal": "a wall or the border stopped the list.",
-    "empty": "the list was empty.", "unread": "the action list could not be read.",
-}  # fmt: skip
-
-
-def told(entries: tuple[str, ...]) -> str:
-    """The history as text, with its heading; nothing before the second turn."""
-    return "" if not entries else "\n\nHistory (previous attempts, planner feedback, and trajectory):\n" + "\n\n".join(entries)
-
-
-def text_roles(puzzle: Puzzle, agents: str, max_prompt: int = PROMPT_TOKENS, max_tokens: int = RESPONSE_TOKENS) -> tuple[Role, ...]:
-    """Tool and Planner, or the single agent."""
-    budget = dict(max_prompt=max_prompt, max_tokens=max_tokens, trim="history", trim_from="start")
-    answer = dict(parse=answer_parser("steps", puzzle, keep="remark"), writes={"steps": None, "remark": ""})
-    if agents == "single":
-        return (Role("solo", "Task: {task}\n\nEnvironment:\n{view}{history}" + SOLO_LAST, show={"history": told}, **answer, **budget),)
-    tool = Role(
-        "tool",
-        "{tool_opening}{task}\n\nEnvironment:\n{view}{history}{tool_closing}",
-        parse=code_block("code"),
-        writes={"code": ""},
-        show={"history": told},
-        **budget,
-    )
-    planner = Role(
-        "planner",
-        "{planner_opening}{task}\n\nEnvironment:\n{view}\n\nTool Agent's latest code and output:\n* Code:\n{code}\n* Execution output: "
-        "{printed}\n* Proposed action: {proposal}{history}{planner_closing}",
-        show={"history": told, "printed": lambda text: clip(text.strip()), "proposal": lambda text: clip(text) or "(none)"},
-        **answer,
-        **budget,
-    )
-    return tool, planner
 
 
 def map_tasks(game: PlanPath, seed: int, words: str) -> Callable[[str, int, int], list[Task]]:
@@ -238,13 +115,13 @@ def plan_path_text(
     words = TASK.format(height=height, width=width, turns=turns) + (STDIN_TASK if map_in == "stdin" else "")
     workflow = program_team(
         puzzle,
-        text_roles(puzzle, agents, max_prompt, max_tokens),
+        text_roles(puzzle, agents, PROMPTS, max_prompt, max_tokens),
         turns=turns,
         rewards_form=rewards_form,
         run=program_runner(),
         last_line=last_line,
-        phase=None if agents == "single" else phase,
-        history=tell,
+        phase=None if agents == "single" else phase_of(PROMPTS),
+        history=teller(PROMPTS),
     )
     return World(workflow, map_tasks(game, maps_seed, words), "solved", None, text_player(noise), text_player(1.0))
 
