@@ -33,6 +33,7 @@ from marl_llm.workflows import (
     ScriptTurn,
     Task,
     Workflow,
+    WorkflowError,
     World,
     compute,
     repeat,
@@ -261,6 +262,25 @@ def hosted(
         return World(workflow, host.tasks, "success", PlainText(game.tokenizer, (game.stop_id,)), host.script, floor.script)
     written = lambda of: lambda turn: game.tokenizer.decode(i for i in of.script(turn) if i != game.stop_id)  # noqa: E731
     return World(workflow, host.tasks, "success", None, written(host), written(floor))
+
+
+def rows_of_task(host: HostGame, split: str, number: int, field: str) -> tuple[str, ...]:
+    """The rows that a game's `task` shows under `field`. Raises `WorkflowError` where the game's settings give no instance."""
+    instance, _, _, valid = host.deal(split, number)
+    if not valid:
+        raise WorkflowError(f"{host.game.name}: no {field} {number} of split {split!r} was found with these settings; loosen them")
+    return tuple(host.game.task(instance)[field])
+
+
+def map_tasks(game: Game, seed: int, words: str, field: str) -> Callable[[str, int, int], list[Task]]:
+    """Tasks of a game in text: `words` say what to do, `instance` is the rows of a device game's task, with its splits (law 12)."""
+    host = HostGame(game, jax.random.key(seed))
+
+    def tasks(split: str, first: int, count: int) -> list[Task]:
+        numbers = range(first, first + count)
+        return [Task(n, {"task": words, "instance": rows_of_task(host, split, n, field)}, split=split) for n in numbers]
+
+    return tasks
 
 
 def paid(trajectory: Trajectory) -> list[Paid]:

@@ -81,7 +81,7 @@ class Puzzle:
     Attributes:
       name: of the workflow.
       apply: state, start, steps -> what the steps do; `start` is the play's first state.
-      left: a state -> what is left to do, above 0 until it is solved.
+      left: a state, the play's first state -> what is left to do, above 0 until it is solved.
       read: text -> steps. Raises `FormatError` with one of `ANSWER_STATES`.
       write: steps -> text, in the form that `read` reads.
       describe: a state -> what roles read of it.
@@ -90,7 +90,7 @@ class Puzzle:
 
     name: str
     apply: Callable[[Any, Any, Any], Applied]
-    left: Callable[[Any], float]
+    left: Callable[[Any, Any], float]
     read: Callable[[str], Any]
     write: Callable[[Any], str]
     describe: Callable[[Any], str]
@@ -201,6 +201,7 @@ def program_team(
     phase: Callable[[int], Mapping[str, str]] | None = None,
     history: Callable[[int, Mapping[str, Any]], str] | None = None,
     adopted: Any = None,
+    propose: Callable[[Any, Any, Any], Applied] | None = None,
     unread: float | int = FORMAT,
     cap: int = 20_000,
 ) -> Workflow:
@@ -217,6 +218,7 @@ def program_team(
       phase: the number of the turn, from 0 -> texts that differ from turn to turn, by field.
       history: turn and what happened in it -> an entry of the field `history`; see `step` below for its names. None: no history.
       adopted: what the Planner's `steps` are where it adopts the proposal without writing it again; None: it always writes steps.
+      propose: what a Tool's list does, where it says something else than the Planner's; by default `puzzle.apply`.
       unread: what an answer that cannot be read costs under `safe`.
       cap: characters of an entry.
 
@@ -232,7 +234,7 @@ def program_team(
     nothing = {"code": "", "ran": "", "printed": "", "proposal": "", "tool_status": ""}
 
     def begin(instance: Any) -> dict[str, Any]:
-        return {"state": instance, "view": puzzle.describe(instance), "turn_number": 0, "over": puzzle.left(instance) == 0}
+        return {"state": instance, "view": puzzle.describe(instance), "turn_number": 0, "over": puzzle.left(instance, instance) == 0}
 
     async def execute(code: str, state: Any, instance: Any) -> ToolResult:
         done = await run(code, puzzle.stdin(state))
@@ -245,13 +247,13 @@ def program_team(
                 steps = fit(puzzle.read(printed.splitlines()[-1] if last_line else printed))
             except FormatError as error:
                 why = str(error)
-        applied = None if steps is None else puzzle.apply(state, instance, steps)
+        applied = None if steps is None else (propose or puzzle.apply)(state, instance, steps)
         fields = {
             "ran": ending["state"],
             "printed": ending["printed"],
             "proposal": "" if steps is None else puzzle.write(steps),
             "tool_status": why if applied is None else applied.status,
-            "proposed": measured(applied, puzzle.left(state)),
+            "proposed": measured(applied, puzzle.left(state, instance)),
         }
         return ToolResult(fields, None, done.seconds, done.attempts)
 
@@ -265,8 +267,8 @@ def program_team(
         turn = dict(zip(nothing, made)) | {"remark": remark, "status": status, "trace": () if applied is None else applied.trace}
         turn |= {"steps": "" if steps is None else puzzle.write(steps)}
         entry = () if history is None else (history(turn_number, turn)[:cap],)
-        fields = {"state": after, "view": puzzle.describe(after), "status": status, "made": measured(applied, puzzle.left(state))}
-        return fields | {"turn_number": turn_number + 1, "history": (*earlier, *entry), "over": puzzle.left(after) == 0}
+        fields = {"state": after, "view": puzzle.describe(after), "status": status, "made": measured(applied, puzzle.left(state, instance))}
+        return fields | {"turn_number": turn_number + 1, "history": (*earlier, *entry), "over": puzzle.left(after, instance) == 0}
 
     reads = ("state", "instance", "steps", "remark", "turn_number", "history", *nothing)
     parts: list[Node | Role] = []
@@ -307,7 +309,8 @@ def paid_by(form: str, puzzle: Puzzle, unread: float | int = FORMAT) -> Reward:
     """The rewards of the module's table."""
 
     def reward(path: Trajectory) -> list[Award]:
-        awards, initial = [], puzzle.left(path.task.fields["instance"]) or 1.0
+        start = path.task.fields["instance"]
+        awards, initial = [], puzzle.left(start, start) or 1.0
         claims: dict[str, float] = {}
         proposed, made = path.per_turn("proposed"), path.per_turn("made")
         for call in path.calls:
@@ -323,7 +326,9 @@ def paid_by(form: str, puzzle: Puzzle, unread: float | int = FORMAT) -> Reward:
     return reward
 
 
-def _pay(form: str, found: Mapping[str, Any], gain: float | int, proposes: bool, unread: float | int = FORMAT) -> tuple[float, dict[str, float]]:
+def _pay(
+    form: str, found: Mapping[str, Any], gain: float | int, proposes: bool, unread: float | int = FORMAT
+) -> tuple[float, dict[str, float]]:
     """Team reward and local parts of one answer."""
     read = found["well_formed"]
     if form == "outcome":
@@ -340,10 +345,15 @@ def _pay(form: str, found: Mapping[str, Any], gain: float | int, proposes: bool,
 def _metrics(puzzle: Puzzle, names: tuple[str, ...]) -> dict[str, Callable[[Trajectory], float]]:
     """Success, turns, what is left, and how often each thing became of a program or a list."""
     share = lambda field, word: lambda path: _share(path, field, word)  # noqa: E731
+
+    def left(path: Trajectory) -> float:
+        start = path.fields["instance"]
+        return puzzle.left(path.fields["state"], start) / (puzzle.left(start, start) or 1.0)
+
     found: dict[str, Callable[[Trajectory], float]] = {
         "solved": lambda path: float(path.fields["over"]),
         "turns": lambda path: float(path.turns),
-        "left": lambda path: puzzle.left(path.fields["state"]) / (puzzle.left(path.fields["instance"]) or 1.0),
+        "left": left,
     }
     found |= {f"answer_{word}": share("status", word) for word in ("done", "solved", "illegal", "empty", "unread")}
     if "tool" in names:

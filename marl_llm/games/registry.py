@@ -27,7 +27,7 @@ from marl_llm.hints import meant
 from marl_llm.workflows import World
 
 _WORLDS = (
-    "plan_path_text", "plan_path_programs",
+    "plan_path_text", "plan_path_programs", "sokoban_text", "sudoku_text",
     "fact_parallel", "fact_extract", "fact_iterative", "functions", "question_parallel", "question_extract", "question_iterative",
     "function_debate", "code_debate", "sums", "maths_debate", "sums_ensemble", "maths_ensemble", "problems",
 )  # fmt: skip

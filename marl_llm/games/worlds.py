@@ -6,6 +6,7 @@
 | `functions` | D in the small world of functions | generated |
 | `question_parallel`, `question_extract`, `question_iterative` | A, B, C with prompts for general models | NQ, HotpotQA: parquet or jsonl |
 | `problems` | D with prompts for general models | DeepCoder's mix: parquet or jsonl |
+| `sokoban_text`, `sudoku_text` | the same team on Sokoban and on Sudoku 4x4 | generated |
 | `plan_path_programs` | the same for tiny models, whose words are lines of Python | generated |
 | `plan_path_text` | Stronger-MAS's Tool and Planner on a grid, in text; the Tool's program is run | generated |
 | `function_debate` | coder and unit tester in a small world of functions | generated |
@@ -31,6 +32,8 @@ from marl_llm.games.maths.sums import HIDDEN as SUMS_HIDDEN
 from marl_llm.games.maths.sums import SHARES as SUMS_SHARES
 from marl_llm.games.plan_path.lines import plan_path_programs  # noqa: F401 (a name of `registry`)
 from marl_llm.games.plan_path.text import plan_path_text  # noqa: F401 (a name of `registry`)
+from marl_llm.games.sokoban.text import sokoban_text  # noqa: F401 (a name of `registry`)
+from marl_llm.games.sudoku.text import sudoku_text  # noqa: F401 (a name of `registry`)
 from marl_llm.workflows import Task, WorkflowError, World
 from marl_llm.workflows.answers import normalise_answer
 from marl_llm.workflows.rows import DataError, without

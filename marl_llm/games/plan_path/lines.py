@@ -19,11 +19,10 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from marl_llm.games.hosted import HostGame
+from marl_llm.games.hosted import HostGame, rows_of_task
 from marl_llm.games.plan_path.game import PlanPath
 from marl_llm.games.plan_path.grid import STEPS, grid_of, left, shortest, walker
 from marl_llm.games.plan_path.language import offset_name
-from marl_llm.games.plan_path.text import rows_of_task
 from marl_llm.games.programs import ANSWER_STATES, FORMS, Applied, Puzzle, program_runner, program_team, read_moves, write_moves
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory, WorkflowError, World
@@ -221,7 +220,7 @@ def plan_path_programs(
     puzzle = Puzzle(
         "plan_path_programs",
         apply,
-        lambda state: left(state["rows"]),
+        lambda state, start: left(state["rows"]),
         lambda text: read_moves(text, 4 * height * width),
         write_moves,
         lambda state: state,
@@ -252,7 +251,7 @@ def dialect_tasks(game: PlanPath, seed: int) -> Callable[[str, int, int], list[T
 
     def task(split: str, number: int) -> Task:
         dialects = combinations(split)
-        instance = {"rows": rows_of_task(host, split, number), "dialect": dialects[number % len(dialects)]}
+        instance = {"rows": rows_of_task(host, split, number, "map"), "dialect": dialects[number % len(dialects)]}
         return Task(number, {"task": "plan", "instance": instance}, split=split)
 
     return lambda split, first, count: [task(split, number) for number in range(first, first + count)]

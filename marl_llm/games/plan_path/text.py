@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from marl_llm.games.hosted import HostGame
+from marl_llm.games.hosted import map_tasks
 from marl_llm.games.plan_path.game import PlanPath
 from marl_llm.games.plan_path.grid import Rows, grid_of, left, shortest, walker
 from marl_llm.games.programs import FORMS, Puzzle, program_runner, program_team, read_moves, write_moves
 from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, phase_of, teller, text_roles
-from marl_llm.workflows import ScriptTurn, Task, WorkflowError, World
+from marl_llm.workflows import ScriptTurn, WorkflowError, World
 
 MAP_IN = ("prompt", "stdin")
 TASK = (
@@ -39,26 +39,6 @@ def describe(rows: Rows) -> str:
     lines = ["grid (A agent, G goal, # wall, . free):", *rows, f"start: {grid.agent}", f"goal: {grid.goal}"]
     lines += [f"obstacles: {walls}", f"constraints: 0 <= row < {len(rows)}, 0 <= column < {len(rows[0])}; obstacles cannot be entered"]
     return "\n".join(lines)
-
-
-def map_tasks(game: PlanPath, seed: int, words: str) -> Callable[[str, int, int], list[Task]]:
-    """Tasks of a device game's maps. Their splits are the device game's, by the map's content (law 12)."""
-    import jax
-
-    host = HostGame(game, jax.random.key(seed))
-
-    def tasks(split: str, first: int, count: int) -> list[Task]:
-        return [Task(n, {"task": words, "instance": rows_of_task(host, split, n)}, split=split) for n in range(first, first + count)]
-
-    return tasks
-
-
-def rows_of_task(host: HostGame, split: str, number: int) -> Rows:
-    """The rows of a task. Raises `WorkflowError` where the game's settings give no map."""
-    instance, _, _, valid = host.deal(split, number)
-    if not valid:
-        raise WorkflowError(f"map {number} of split {split!r}: none was found with these walls and distances; loosen them")
-    return tuple(host.game.task(instance)["map"])
 
 
 def plan_path_text(
@@ -106,7 +86,7 @@ def plan_path_text(
     puzzle = Puzzle(
         "plan_path_text",
         walker(distance),
-        lambda rows: left(rows, distance),
+        lambda rows, start: left(rows, distance),
         lambda text: read_moves(text, at_most),
         write_moves,
         describe,
@@ -123,7 +103,7 @@ def plan_path_text(
         phase=None if agents == "single" else phase_of(PROMPTS),
         history=teller(PROMPTS),
     )
-    return World(workflow, map_tasks(game, maps_seed, words), "solved", None, text_player(noise), text_player(1.0))
+    return World(workflow, map_tasks(game, maps_seed, words, "map"), "solved", None, text_player(noise), text_player(1.0))
 
 
 # --- a player that knows how -------------------------------------------------------------------------------------------------------------
