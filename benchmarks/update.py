@@ -7,7 +7,7 @@ less work) with the smallest and largest ratio of a repetition. `roofline` is th
 once, at the best rate of a float32 matrix product of several shapes (GEMMS) in the same worker, over the time it took.
 
 The model is a Qwen3 of 29.4e6 parameters with random weights, float32, layers apart, AdamW, clipping by global norm; every row is one
-optimizer step of `marl_llm.training.make_update` with micro-batches of --microbatch_tokens. Rows:
+optimizer step of `marl_llm.training.Update` with micro-batches of --microbatch_tokens. Rows:
 
     shared   4 groups of K = 4 responses of R = 64 tokens behind one prompt of P = 4 R and 10 R, against rows that repeat the prompt
     grpo     8 prompts x 4 samples, 64 + 64 tokens: the train part, and the whole step with its sampling, against google-tunix and TRL, run
@@ -94,7 +94,7 @@ def prepare(names: list[str], model: str, microbatch_tokens: int) -> dict:
     from marl_llm.algorithms import make_recipe
     from marl_llm.models import TRAIN, load_pretrained, param_shardings, serving_layout
     from marl_llm.sampling import sample
-    from marl_llm.training import LearnerOptions, Trained, make_mesh, make_optimizer, make_policy, make_update
+    from marl_llm.training import LearnerOptions, Trained, Update, make_mesh, make_optimizer, make_policy
     from marl_llm.training.batch import from_pool, pooled
 
     jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
@@ -117,7 +117,7 @@ def prepare(names: list[str], model: str, microbatch_tokens: int) -> dict:
         rows = make_rows(*STEPS[name])
         recipe = make_recipe("grpo", branches=STEPS[name][1])
         row = rows.prompt.shape[1] + rows.tokens.shape[1] * rows.tokens.shape[2]
-        update = make_update(LearnerOptions(recipe, optimizer, row, len(rows.where), 1, microbatch_tokens), config, mesh)
+        update = Update(LearnerOptions(recipe, optimizer, row, len(rows.where), 1, microbatch_tokens), config, mesh)
         tasks[name] = functools.partial(step, update, rows)
         tasks[name]()
 

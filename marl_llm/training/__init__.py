@@ -22,7 +22,7 @@ from marl_llm.training.rollouts import make_rollout, sampling_of, summarise
 from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.seats import Seat, parse_seat, parse_seats
 from marl_llm.training.team import Team
-from marl_llm.training.update import Advice, LearnerOptions, Trained, advise, make_update
+from marl_llm.training.update import Advice, LearnerOptions, Trained, Update, advise
 from marl_llm.workflows import Assignment, RolloutError, World
 
 
@@ -63,8 +63,8 @@ def make_team(
 
 __all__ = [
     "Advice", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LearnerOptions", "ModelSpec",
-    "PackingError", "PlayOptions", "Policy", "RolloutError", "Seat", "Team", "TokenSample", "Tokens", "Trained", "advise",
+    "PackingError", "PlayOptions", "Policy", "RolloutError", "Seat", "Team", "TokenSample", "Tokens", "Trained", "Update", "advise",
     "compile_quickly", "fresh_policy", "linear_decay", "make_imitation", "make_mesh", "make_optimizer", "make_policy",
-    "make_rollout", "make_team", "make_token_kl", "make_update", "over_data", "pack", "parse_seat", "parse_seats", "sampling_of",
+    "make_rollout", "make_team", "make_token_kl", "over_data", "pack", "parse_seat", "parse_seats", "sampling_of",
     "step_policy", "summarise", "use_cpu_devices", "with_value_head",
 ]  # fmt: skip

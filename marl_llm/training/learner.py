@@ -19,7 +19,7 @@ from marl_llm.training.imitation import make_imitation
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy, make_policy
 from marl_llm.training.scoring import make_token_kl
-from marl_llm.training.update import Advice, LearnerOptions, Trained, make_update
+from marl_llm.training.update import Advice, LearnerOptions, Trained, Update
 
 PROGRAMS = 16  # architectures whose compiled updates are kept at a time
 
@@ -50,7 +50,7 @@ def with_value_head(params: dict) -> dict:
 @functools.lru_cache(PROGRAMS)
 def _programs(config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, options: LearnerOptions) -> tuple[Callable, Callable, Callable]:
     """(imitate, update, token_kl), compiled once for all models of one shape."""
-    imitate, update = make_imitation(options, config, mesh, lora), make_update(options, config, mesh, lora)
+    imitate, update = make_imitation(options, config, mesh, lora), Update(options, config, mesh, lora)
     return imitate, update, make_token_kl(options.recipe, config, mesh, **options.sizes)
 
 

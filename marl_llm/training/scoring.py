@@ -92,7 +92,7 @@ def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int,
 
     Args:
       score: `(params, rows) -> Float[Array, "B Q"]`, inside jit.
-      row_tokens, minibatch, microbatch_tokens: as in `make_update`, so that the rows have the shapes of the update's.
+      row_tokens, minibatch, microbatch_tokens: as in `Update`, so that the rows have the shapes of the update's.
     `chosen` are the numbers of the samples to score; the table, NumPy of `table_shape(tokens)`, is 0 elsewhere.
     """
     axis = data_axis(mesh)

@@ -165,7 +165,7 @@ class Team(abc.ABC):
     def learn(
         self, batch: Batch, learning_rate: float | Any, critic_learning_rate: float | Any | None = None
     ) -> dict[str, dict[str, float]]:
-        """One update of every model that trains at the batch's step: its metrics, by name; see `make_update`.
+        """One update of every model that trains at the batch's step: its metrics, by name; see `Update`.
 
         Advantages are computed once, over the whole team's table. Beside the update's metrics: kl, clip_fraction and, instead of
         tied_share/<agent>, tied_share/<role>. A batch without a sample that trains changes nothing and returns {}.

@@ -294,21 +294,11 @@ def _check(options: LearnerOptions, config: ModelConfig, lora: LoraConfig | None
     return dataclasses.replace(config, value_head=True)
 
 
-def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None) -> Callable:
-    """Builds `update(trained, reference, tokens, table, plays, learning_rate, seed, ...) -> (trained, metrics)`.
+class Update:
+    """The update of one model: `(trained, reference, tokens, table, plays, learning_rate, seed, ...) -> (trained, metrics)`.
 
     Args:
       options: the recipe and the sizes. config: the policy's shape. lora: the policy's parameters are adapters on a frozen `base`.
-
-    The update's arguments:
-      trained: a `Trained`, which is donated. Its `critic` is there exactly where the recipe has a critic and `options.critic` is "own".
-      reference: plain full parameters that the KL is measured to; None where `recipe.kl_coef` is 0.
-      tokens, table: `Tokens` (or a list of `TokenSample`) of all samples of the team, and their columns `[S]` in the same order.
-      plays: `[N]` bool, which agents the model plays and is trained on.
-      learning_rate: float. seed: int, with the epoch's number it orders the prompts.
-      critic_learning_rate: of a critic of its own; None: as the policy's. base: frozen parameters under adapters.
-      advice: what `advise` said of this table; None: it is computed here. kl_coef: β where it is steered; None: the recipe's.
-    With `kl_in="reward"` and no critic, `table.kl` is charged; if it is None, the reference charges every sample that counts.
 
     Metrics, floats: loss, grad_norm, entropy, old_kl, ratio, clip_low, clip_high and kl (means over optimizer steps), log_prob_gap
     (largest |sampler − scorer| in nats before the first step), updates, groups (prompts of this model), useful_groups (of these, prompts
@@ -316,31 +306,26 @@ def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
     with a critic also value_loss (clipped), value_error (not clipped), values_mean, explained_variance and, for its own network,
     critic_grad_norm. One compilation per shape of rows, see `Tokens.pack`.
 
-    Raises:
-      ValueError: a critic or a base that is given where there is none, or the reverse; columns of another length.
-      PackingError: a sample that does not fit in a row.
+    Raises `ValueError` for a critic that adapters leave no room for.
     """
-    recipe, judging = options.recipe, _check(options, config, lora)
-    own, head = options.has_critic and options.critic == "own", options.has_critic and options.critic == "head"
-    devices = mesh.shape["data"] if data_axis(mesh) else 1
-    act = policy_step(options, judging if head else config, mesh, lora, head)
-    learn_values = _value_step(options, judging, mesh) if own else None
-    judge = _judge(options, judging, mesh) if options.has_critic else None
-    token_kl = make_token_kl(recipe, config, mesh, **options.sizes)
-    score = functools.partial(make_policy_scorer, recipe, config, mesh, lora, **options.sizes)
-    score_old = score() if "sampler_log_probs" in needs(recipe) else None
-    score_entropy = score(entropy=True) if "entropy_threshold" in needs(recipe) else None
-    lengths = lambda length, where, r: jnp.arange(r) < jnp.where(where, length, 0)[:, None]  # noqa: E731
-    units = jax.jit(lambda length, where, r: count_for(recipe, where=lengths(length, where, r)), static_argnums=2)
 
-    def advice_of(trained: Trained, reference, tokens: Tokens, table: Samples, mine: np.ndarray, advice: Advice | None, beta):
-        """(advice, the arrays `[S, R]` beside the rows)."""
-        if judge is None:
-            return (advise(recipe, tokens, table, float(beta)) if advice is None else advice), {}
-        advice, values, targets = judge((trained.critic if own else trained.policy).params, reference, tokens, table, mine, beta)
-        return advice, {"values": values, "targets": targets}
+    def __init__(self, options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None):
+        self.options, self.recipe, self.lora = options, options.recipe, lora
+        self.own, head = options.has_critic and options.critic == "own", options.has_critic and options.critic == "head"
+        judging = _check(options, config, lora)
+        self._devices = mesh.shape["data"] if data_axis(mesh) else 1
+        self._act = policy_step(options, judging if head else config, mesh, lora, head)
+        self._learn_values = _value_step(options, judging, mesh) if self.own else None
+        self._judge = _judge(options, judging, mesh) if options.has_critic else None
+        self._token_kl = make_token_kl(self.recipe, config, mesh, **options.sizes)
+        score = functools.partial(make_policy_scorer, self.recipe, config, mesh, lora, **options.sizes)
+        self._score_old = score() if "sampler_log_probs" in needs(self.recipe) else None
+        self._score_entropy = score(entropy=True) if "entropy_threshold" in needs(self.recipe) else None
+        lengths = lambda length, where, r: jnp.arange(r) < jnp.where(where, length, 0)[:, None]  # noqa: E731
+        self._units = jax.jit(lambda n, where, r: count_for(self.recipe, where=lengths(n, where, r)), static_argnums=2)
 
-    def update(
+    def __call__(
+        self,
         trained: Trained,
         reference,
         tokens: Tokens | Sequence[TokenSample],
@@ -353,47 +338,56 @@ def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
         base: dict | None = None,
         advice: Advice | None = None,
         kl_coef: float | None = None,
-    ):
-        check_base(base, lora)
-        if (trained.critic is not None) != own:
+    ) -> tuple[Trained, dict[str, float | int]]:
+        """One step's update.
+
+        Args:
+          trained: donated. Its `critic` is there exactly where the recipe has a critic and `options.critic` is "own".
+          reference: plain full parameters that the KL is measured to; None where `recipe.kl_coef` is 0.
+          tokens, table: `Tokens` (or a list of `TokenSample`) of all samples of the team, and their columns `[S]` in the same order.
+          plays: `[N]` bool, which agents the model plays and is trained on.
+          learning_rate: float. seed: int, with the epoch's number it orders the prompts.
+          critic_learning_rate: of a critic of its own; None: as the policy's. base: frozen parameters under adapters.
+          advice: what `advise` said of this table; None: it is computed here. kl_coef: β where it is steered; None: the recipe's.
+        With `kl_in="reward"` and no critic, `table.kl` is charged; if it is None, the reference charges every sample that counts.
+
+        Raises:
+          ValueError: a critic or a base that is given where there is none, or the reverse; columns of another length.
+          PackingError: a sample that does not fit in a row.
+        """
+        recipe, options = self.recipe, self.options
+        check_base(base, self.lora)
+        if (trained.critic is not None) != self.own:
             raise ValueError("Trained.critic is given exactly where the recipe has a critic with a network of its own")
         tokens = tokens if isinstance(tokens, Tokens) else Tokens.of(tokens)
         table, plays = columns_of(tokens, table), np.asarray(plays)
         order = by_identity(tokens, table)
-        if options.charges_kl and judge is None and table.kl is None:
-            table = dataclasses.replace(table, kl=token_kl(reference, tokens, order[table.where[order]])[: len(tokens)].sum(axis=1))
+        charged = options.charges_kl and self._judge is None
+        if charged and table.kl is None:
+            table = dataclasses.replace(table, kl=self._token_kl(reference, tokens, order[table.where[order]])[: len(tokens)].sum(axis=1))
         mine = order[(table.where & plays[table.agent])[order]]
-        scalars = {"kl_coef": np.float32(recipe.kl_coef if kl_coef is None else kl_coef)}
-        advice, tables = advice_of(trained, reference, tokens, table, mine, advice, scalars["kl_coef"])
+        beta = np.float32(recipe.kl_coef if kl_coef is None else kl_coef)
+        advice, tables = self._advice(trained, reference, tokens, table, mine, advice, beta)
         useful = mine[~advice.tied[mine]] if recipe.skip_tied else mine
         metrics = advice.metrics | tied_shares(table, advice.tied, len(plays))
-        if options.charges_kl and judge is None:
+        if charged:
             metrics["kl"] = float(np.sum(table.kl[mine]) / max(np.sum(table.tokens[mine]), 1))
-        scale = 1.0
-        if recipe.tied_in_denominator and len(useful):
-            lines, longest = table_shape(tokens)
-            unit = lambda some: float(units(_filled(tokens.size, lines), np.isin(np.arange(lines), some), longest))  # noqa: E731
-            scale = unit(mine) / unit(useful)
-        if score_old is not None:
-            tables["old"] = score_old((trained.policy.params, base), tokens, useful)
-        if score_entropy is not None:
-            entropy = score_entropy((trained.policy.params, base), tokens, useful)
-            sizes = np.where(np.isin(np.arange(len(entropy)), useful), _filled(tokens.size, len(entropy)), 0)
-            there = np.arange(entropy.shape[1]) < sizes[:, None]
-            scalars["entropy_threshold"] = entropy_threshold(entropy, recipe.entropy_quantile, where=there)
+        scored, scalars = self._scored((trained.policy.params, base), tokens, useful)
+        tables, scalars = tables | scored, scalars | {"kl_coef": beta}
+        scale = jnp.float32(self._denominator_scale(tokens, mine, useful))
 
         def packed(chosen: list[int]) -> tuple[PackedRows, dict]:
-            rows = tokens.pack(chosen, options.row_tokens, devices, shape_rounding(options.microbatch_tokens))
+            rows = tokens.pack(chosen, options.row_tokens, self._devices, shape_rounding(options.microbatch_tokens))
             arrays = {name: by_row(rows, one) for name, one in tables.items()}
             spread = per_sample if advice.advantages.ndim == 1 else by_row
             return rows, arrays | {"advantages": spread(rows, advice.advantages)}
 
         def take(trained: Trained, rows: PackedRows, arrays: dict):
-            policy, means, gap = act(trained.policy, base, reference, rows, arrays, scalars, jnp.float32(scale), learning_rate)
-            if not own:
+            policy, means, gap = self._act(trained.policy, base, reference, rows, arrays, scalars, scale, learning_rate)
+            if not self.own:
                 return Trained(policy), means, gap
             rate = learning_rate if critic_learning_rate is None else critic_learning_rate
-            critic, more, _ = learn_values(trained.critic, rows, arrays, rate)
+            critic, more, _ = self._learn_values(trained.critic, rows, arrays, rate)
             means |= {"critic_grad_norm": more["grad_norm"], "value_loss": more["value_loss"], "value_error": more["value_error"]}
             return Trained(policy, critic), means, gap
 
@@ -401,7 +395,33 @@ def make_update(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: 
         trained, figures = over_minibatches(take, trained, packed, prompts, options.minibatch, options.epochs, seed)
         return trained, metrics | figures | {"groups": len(prompts_of(tokens, table, mine))}
 
-    return update
+    def _advice(self, trained: Trained, reference, tokens: Tokens, table: Samples, mine: np.ndarray, advice: Advice | None, beta):
+        """(advice, the critic's arrays `[S, R]` beside the rows)."""
+        if self._judge is None:
+            return (advise(self.recipe, tokens, table, float(beta)) if advice is None else advice), {}
+        judging = trained.critic if self.own else trained.policy
+        advice, values, targets = self._judge(judging.params, reference, tokens, table, mine, beta)
+        return advice, {"values": values, "targets": targets}
+
+    def _scored(self, params, tokens: Tokens, useful: np.ndarray) -> tuple[dict, dict]:
+        """What the recipe needs of the policy before its first step: arrays `[S, R]` beside the rows, and scalars."""
+        tables, scalars = {}, {}
+        if self._score_old is not None:
+            tables["old"] = self._score_old(params, tokens, useful)
+        if self._score_entropy is not None:
+            entropy = self._score_entropy(params, tokens, useful)
+            sizes = np.where(np.isin(np.arange(len(entropy)), useful), _filled(tokens.size, len(entropy)), 0)
+            there = np.arange(entropy.shape[1]) < sizes[:, None]
+            scalars["entropy_threshold"] = entropy_threshold(entropy, self.recipe.entropy_quantile, where=there)
+        return tables, scalars
+
+    def _denominator_scale(self, tokens: Tokens, mine: np.ndarray, useful: np.ndarray) -> float:
+        """Units of the loss among all samples over those among the scored ones, where samples without a gradient are divided by too."""
+        if not (self.recipe.tied_in_denominator and len(useful)):
+            return 1.0
+        lines, longest = table_shape(tokens)
+        unit = lambda some: float(self._units(_filled(tokens.size, lines), np.isin(np.arange(lines), some), longest))  # noqa: E731
+        return unit(mine) / unit(useful)
 
 
 def _filled(column: np.ndarray, size: int) -> np.ndarray:

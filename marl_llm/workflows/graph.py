@@ -207,6 +207,8 @@ class Workflow:
       scorers: who is asked once per action before a play ends, asynchronously; see `scoring`.
       score: when a tree's candidates are scored: "when_made", on the state after the candidate and the tools that follow it up to the next
         role; or "at_end", for a team whose pay shows only when the play is over.
+      group_seats: whether seats of one `each` that are asked the very same prompt in the same round are candidates for it: N seats are then
+        a group of N without a fork (Stronger-MAS Fig. 5 with K = 1), and one of N K with it.
 
     Raises:
       WorkflowError: a node that cannot be reached, reads what nobody wrote, is written twice at once or shares its name; it says which.
@@ -221,6 +223,7 @@ class Workflow:
     metrics: Mapping[str, Callable[..., float]] = dataclasses.field(default_factory=dict)
     scorers: tuple[Any, ...] = ()
     score: str = "when_made"
+    group_seats: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "body", _node(self.body))

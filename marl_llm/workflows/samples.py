@@ -3,10 +3,10 @@
 The host's form of the table that device games make in fixed shapes: rows of any length, and the same columns for `advantages_for`.
 
 **Identity.** `instance` is the task, `trajectory` one way through one play of it, `agent` the role, `turn` the loop's round. `env` is the
-state that was asked: rows share it exactly if they are candidates for the same prompt at the same place of the same play, so that AT-GRPO's
-group (env, agent, turn) is fair by construction (law 3). A call that lies on several ways (before a fork) is one row, paid the mean of
-what it earned on them, in the trajectory of the first. Where one way was picked to fork again, it is paid what it earned on the first
-alone: the later ones begin at candidates that were chosen for their pay.
+state that was asked: rows share it exactly if they are candidates for the same prompt at the same place of the same play (seats of an
+`each` too, if `Workflow.group_seats` says so), so that AT-GRPO's group (env, agent, turn) is fair by construction (law 3). A call that lies
+on several paths (before a fork) is one row, paid the mean of what it earned on them, in the trajectory of the first. Where one path was
+picked to fork again, it is paid what it earned on the first alone: the later ones begin at candidates that were chosen for their pay.
 
 **What counts.** `where` is False for calls of void plays, of players that do not train at this step, and without tokens. Such rows stay in
 the table and are counted; they take no part in any statistic of the update.
@@ -181,7 +181,7 @@ def _rows(rollout: Rollout, episode: Episode, trains: set[str]) -> list[dict[str
                 call=call,
                 name=f"{rollout.step}/{number}/{call.id}",
                 instance=number,
-                env=(number, call.group),
+                env=(number, _group(call, episode, rollout.workflow.group_seats)),
                 trajectory=(number, branch),
                 order=order,
                 team=mean.team,
@@ -193,6 +193,13 @@ def _rows(rollout: Rollout, episode: Episode, trains: set[str]) -> list[dict[str
             )
         )
     return rows
+
+
+def _group(call: RoleCall, episode: Episode, seats: bool) -> Hashable:
+    """The state that was asked. With `seats`, items of an `each` share it where node, round, prompt and what came before are the same."""
+    if not (seats and call.items):
+        return call.group
+    return episode.play, call.node, call.turn, call.items[:-1], call.parents, call.prompt_ids
 
 
 def _mean(all_earned: list[Earned]) -> Earned:

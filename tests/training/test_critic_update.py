@@ -12,7 +12,7 @@ from test_update import CONFIG, SGD, assert_close, assert_same, params
 
 from marl_llm.algorithms import Samples, make_recipe
 from marl_llm.models import Decoder, LoraConfig, prompt_mask, prompt_positions
-from marl_llm.training import LearnerOptions, TokenSample, Trained, make_mesh, make_optimizer, make_policy, make_update, with_value_head
+from marl_llm.training import LearnerOptions, TokenSample, Trained, Update, make_mesh, make_optimizer, make_policy, with_value_head
 from marl_llm.training.update import explained_variance
 
 CRITIC = dataclasses.replace(CONFIG, value_head=True)
@@ -121,7 +121,7 @@ def plain_update(recipe, samples, table, shared, rates=RATES, by_prompt=False):
 @functools.cache
 def update_for(recipe, shared=False, devices=1, fsdp=1, optimizer=SGD, **options):
     settings = dict(row_tokens=32, minibatch=100, critic="head" if shared else "own") | options
-    return make_update(LearnerOptions(recipe, optimizer, **settings), CONFIG, make_mesh(devices, fsdp))
+    return Update(LearnerOptions(recipe, optimizer, **settings), CONFIG, make_mesh(devices, fsdp))
 
 
 def ppo_step(recipe, samples, table, shared=False, plays=FIRST, seed=0, rates=RATES, **options):
@@ -243,7 +243,7 @@ def test_explained_variance_has_its_known_values():
 def test_law_10_what_cannot_be_done_is_told():
     samples, table = make_samples()
     with pytest.raises(ValueError, match="adapters are trained: use critic='own'"):
-        make_update(LearnerOptions(OWN, SGD, 32, 4, critic="head"), CONFIG, make_mesh(1), LoraConfig())
+        Update(LearnerOptions(OWN, SGD, 32, 4, critic="head"), CONFIG, make_mesh(1), LoraConfig())
     policy, critic = make_policy(params(), SGD), make_policy(critic_params(), SGD)
     wrong = [
         (OWN, Trained(policy), {}, "a critic with a network of its own"),

@@ -18,11 +18,11 @@ from marl_llm.training import (
     Tokens,
     TokenSample,
     Trained,
+    Update,
     make_imitation,
     make_mesh,
     make_policy,
     make_token_kl,
-    make_update,
     with_value_head,
 )
 
@@ -120,7 +120,7 @@ def test_ppo_trains_adapters_beside_a_critic_of_full_parameters():
     merged, critic = merge(params(), adapters(), LORA), with_value_head(params())
     moved = []
     for start, lora, base in ((merged, None, None), (adapters(), LORA, params())):
-        update = make_update(LearnerOptions(recipe, SGD, 32, 100), CONFIG, make_mesh(1), lora)
+        update = Update(LearnerOptions(recipe, SGD, 32, 100), CONFIG, make_mesh(1), lora)
         policies = Trained(make_policy(start, SGD), make_policy(critic, SGD))
         moved.append(update(policies, None, *make_samples(), BOTH, ONE, 0, base=base))
     ((full, full_critic), usual), ((policy, own_critic), metrics) = moved

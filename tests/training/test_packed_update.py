@@ -11,7 +11,7 @@ from test_update import CONFIG, SGD, G, K, assert_close, assert_same, make_rows,
 
 from marl_llm.algorithms import Samples, advantages_for, loss_for, make_recipe
 from marl_llm.models import Decoder, prompt_mask, prompt_positions
-from marl_llm.training import LearnerOptions, PackingError, TokenSample, Trained, make_mesh, make_policy, make_update
+from marl_llm.training import LearnerOptions, PackingError, TokenSample, Trained, Update, make_mesh, make_policy
 
 P_MAX, R_MAX = 6, 5
 RELEASED = ("at_grpo", "magrpo", "dr_mas", "mappa")
@@ -95,7 +95,7 @@ def plain_step(recipe, samples, table):
 @functools.cache
 def packed_for(recipe, devices=1, lora=None, **options):
     settings = dict(row_tokens=32, minibatch=100) | options
-    return make_update(LearnerOptions(recipe, SGD, **settings), CONFIG, make_mesh(devices), lora)
+    return Update(LearnerOptions(recipe, SGD, **settings), CONFIG, make_mesh(devices), lora)
 
 
 def packed_step(recipe, samples, table, plays=BOTH, seed=0, kl_coef=None, **options):

@@ -10,7 +10,7 @@ import pytest
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import Decoder, ModelConfig, init_params, prompt_mask, prompt_positions
-from marl_llm.training import LearnerOptions, Trained, make_mesh, make_optimizer, make_policy, make_update, step_policy
+from marl_llm.training import LearnerOptions, Trained, Update, make_mesh, make_optimizer, make_policy, step_policy
 from marl_llm.training.batch import Rows, fingerprint, from_pool, pooled
 from marl_llm.training.steps import Sums, accumulate, microbatch_size
 
@@ -78,7 +78,7 @@ def make_rows(drift=0.25, full=False):
 @functools.cache
 def update_for(devices=1, minibatch=G, recipe=RECIPE, microbatch_tokens=0, epochs=1, mesh=None):
     options = LearnerOptions(recipe, SGD, P + K * R, minibatch, epochs, microbatch_tokens)
-    return make_update(options, CONFIG, mesh or make_mesh(devices))
+    return Update(options, CONFIG, mesh or make_mesh(devices))
 
 
 def table_of(rows, minibatch=G):

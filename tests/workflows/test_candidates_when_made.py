@@ -262,3 +262,25 @@ def test_a_reward_is_asked_once_per_candidate_and_once_for_the_trajectory():
     sample_table(rollout)
     to_json(rollout, rollout.episodes[0])
     assert len(asked) == 2 * T * K + 1
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_seats_that_are_asked_the_same_prompt_are_a_group_without_a_fork(k):
+    """Three seats with one prompt, two rounds; one seat of the second workflow reads its own item, and stays apart."""
+    def seats(prompt, group_seats):
+        body = repeat(each("items", "item", role("coder", prompt), "coder", 3), at_most=2)
+        return Workflow("seats", body, ("question", "items"), group_seats=group_seats)
+
+    def groups(team):
+        tasks = [Task(i, {"question": f"q{i}", "items": ("x", "x", "y")}) for i in range(2)]
+        with Controller(team, shared(team), Says(by_seed), SPEECH, branching={"coder": k} if k > 1 else None, pick="first") as controller:
+            table = sample_table(controller.play(tasks))
+        by_env = {}
+        for row in table.samples:
+            by_env.setdefault(row.env, set()).add(row.prompt_ids)
+        assert all(len(prompts) == 1 for prompts in by_env.values())  # law 3
+        return sorted(sum(row.env == env for row in table.samples) for env in by_env)
+
+    assert groups(seats("{question}", True)) == [3 * k] * 4
+    assert groups(seats("{question}", False)) == [k] * 12
+    assert groups(seats("{question} {item}", True)) == [k] * 4 + [2 * k] * 4
