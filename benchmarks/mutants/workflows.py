@@ -8,7 +8,7 @@ FAULTS = {
             "call = next(call for call in trajectory.calls if call.request_number == number)", "call = trajectory.calls[0]"
         ),
         "the greedy pick takes the worst": ("return pays.index(max(pays))", "return pays.index(min(pays))"),
-        "the greedy pick forgets alpha": ("self.forks.alpha * pay.team + pay.local", "pay.team + pay.local"),
+        "the greedy pick forgets alpha": ("float(alpha * team + local)", "float(team + local)"),
         "until is asked before the first round": ("(number and loop.until and self._ask(", "(loop.until and self._ask("),
         "a loop makes one round more": ("if number == loop.at_most or (", "if number == loop.at_most + 1 or ("),
         "a stop leaves all loops": (
@@ -26,7 +26,8 @@ FAULTS = {
         "models off the schedule are trained": ("elif call.model not in trains:", "elif False:"),
         "a call before a fork is paid by its first way": ("_mean(pays[:1] if rollout.pick else pays)", "_mean(pays[:1])"),
         "broken answers are imitated": ("and (s.call.legal or not legal)", ""),
-        "teams of different tasks are one group": ("env=(number, call.group),", "env=(0, call.group),"),
+        "teams of different tasks are one group": ("env=(number, _group(", "env=(0, _group("),
+        "seats with other prompts are one group": ("call.parents, call.prompt_ids", "call.parents", T + "test_candidates_when_made.py"),
         "raw and sampled log-probs are exchanged": ("call.log_probs if raw else call.sampled_log_probs", "call.sampled_log_probs if raw else call.log_probs", T + "test_workflow_rewards.py " + T + "test_workflow_engine.py"),
     },
     (W + "rewards.py", T + "test_workflow_rewards.py"): {
