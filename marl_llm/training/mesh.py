@@ -29,7 +29,8 @@ def compile_quickly() -> None:
 def quick_flags() -> list[str]:
     """The flags of `compile_quickly`. XLA aborts on a flag that it does not know, so one is given only where it was seen to exist."""
     emitters = tuple(int(n) for n in jax.__version__.split(".")[:2]) == (0, 10)
-    return ["--xla_backend_optimization_level=0", *(["--xla_cpu_use_fusion_emitters=false"] if emitters else [])]
+    once = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+    return [*once, *(["--xla_cpu_use_fusion_emitters=false"] if emitters else [])]
 
 
 def make_mesh(data: int | None = None, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:

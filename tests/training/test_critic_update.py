@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_packed_update import make_samples, padded, reference, unrolled
+from test_packed_update import in_one_shape, make_samples, padded, reference, unrolled
 from test_update import CONFIG, SGD, assert_close, assert_same, params
 
 from marl_llm.algorithms import Samples, make_recipe
@@ -128,6 +128,7 @@ def ppo_step(recipe, samples, table, shared=False, plays=FIRST, seed=0, rates=RA
     policy, critic = make_policy(critic_params() if shared else params(), SGD), None if shared else make_policy(critic_params(), SGD)
     ref = reference() if recipe.kl_coef else None
     update, rate = update_for(recipe, shared, **options), None if shared else rates[1]
+    samples = in_one_shape(samples, options.get("minibatch"))
     trained, metrics = update(Trained(policy, critic), ref, samples, table, plays, rates[0], seed, critic_learning_rate=rate)
     return trained.policy.params, None if trained.critic is None else trained.critic.params, metrics
 

@@ -12,6 +12,7 @@ from test_update import CONFIG, SGD, G, K, assert_close, assert_same, make_rows,
 from marl_llm.algorithms import Samples, advantages_for, loss_for, make_recipe
 from marl_llm.models import Decoder, prompt_mask, prompt_positions
 from marl_llm.training import LearnerOptions, PackingError, TokenSample, Trained, Update, make_mesh, make_policy
+from marl_llm.training.packing import RowShape, Tokens
 
 P_MAX, R_MAX = 6, 5
 RELEASED = ("at_grpo", "magrpo", "dr_mas", "mappa")
@@ -88,7 +89,7 @@ def plain_step(recipe, samples, table):
         return total / count
 
     scores, back = jax.vjp(lambda p: unrolled(p, *rows, recipe.temperature), params())
-    value, slope = jax.value_and_grad(loss)(scores)
+    value, slope = jax.jit(jax.value_and_grad(loss))(scores)
     return float(value), back(slope)[0]
 
 
@@ -98,7 +99,13 @@ def packed_for(recipe, devices=1, lora=None, **options):
     return Update(LearnerOptions(recipe, SGD, **settings), CONFIG, make_mesh(devices), lora)
 
 
+def in_one_shape(samples, minibatch):
+    """The samples as they are; where they are cut into minibatches, with rows of one shape, for compilation is what these tests wait for."""
+    return samples if minibatch is None else dataclasses.replace(Tokens.of(samples), shape=RowShape(8, 32, 24, 16))
+
+
 def packed_step(recipe, samples, table, plays=BOTH, seed=0, kl_coef=None, **options):
+    samples = in_one_shape(samples, options.get("minibatch"))
     ref = reference() if recipe.kl_coef else None
     start = Trained(make_policy(params(), SGD))
     trained, metrics = packed_for(recipe, **options)(start, ref, samples, table, plays, jnp.float32(1.0), seed, kl_coef=kl_coef)
@@ -175,9 +182,9 @@ def test_each_minibatch_has_the_advantages_of_its_own_samples(name):
         return sum(total / count for total, count in sums)
 
     scores, back = jax.vjp(lambda p: unrolled(p, *rows, recipe.temperature), params())
-    value, slope = jax.value_and_grad(loss)(scores)
+    value, slope = jax.jit(jax.value_and_grad(loss))(scores)
     update, ref_params = packed_for(recipe, minibatch=1), reference() if recipe.kl_coef else None
-    step = lambda rate: update(Trained(make_policy(params(), SGD)), ref_params, samples, table, BOTH, jnp.float32(rate), 0)  # noqa: E731
+    step = lambda rate: update(Trained(make_policy(params(), SGD)), ref_params, in_one_shape(samples, 1), table, BOTH, jnp.float32(rate), 0)  # noqa: E731
     _, metrics = step(0.0)
     assert metrics["updates"] == len(parts)
     assert metrics["loss"] == pytest.approx(float(value) / len(parts), rel=1e-4, abs=1e-5)
