@@ -8,20 +8,16 @@ process, so that many inputs are tried in a minute; a few per thousand are long.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import time
 from collections.abc import Callable
 
-from absl import app, flags
-
 from marl_llm.tools.judge import Tolerance, read_calls, read_stdio, same_output
 from marl_llm.tools.said import read_json, read_text
 from marl_llm.tools.sandbox import Execution, Program, Workspace
 from marl_llm.tools.sandbox.limits import program_of, read_record
-
-_INPUTS = flags.DEFINE_integer("inputs", 100_000, "Inputs per door.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of the inputs.")
 
 # Long and odd enough that no random input is one of them.
 EXPECTED = (7919 * 104729, ["x7919", {"k": (1.5, {"q7919", 104729})}, b"\x00\xff"], "x104729 y7919")
@@ -93,20 +89,23 @@ def random_input(draw: random.Random) -> bytes:
     return b"".join(pieces) * (1000 if draw.random() < 0.002 else 1)
 
 
-def main(argv) -> None:
+def main() -> None:
     """Prints a line per door, and ends with the first exception or reward."""
-    del argv
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.doors", description=main.__doc__)
+    parser.add_argument("--inputs", type=int, default=100_000, help="inputs per door")
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs")
+    args = parser.parse_args()
     for door in DOORS:
-        draw, tick, slowest = random.Random(f"{_SEED.value} {door.__name__}"), time.perf_counter(), 0.0
-        for _ in range(_INPUTS.value):
+        draw, tick, slowest = random.Random(f"{args.seed} {door.__name__}"), time.perf_counter(), 0.0
+        for _ in range(args.inputs):
             data, start = random_input(draw), time.perf_counter()
             if door(data):
                 raise RuntimeError(f"{door.__name__} paid for {data[:2000]!r}")
             slowest = max(slowest, time.perf_counter() - start)
         seconds = round(time.perf_counter() - tick, 1)
-        row = {"row": door.__name__, "inputs": _INPUTS.value, "seconds": seconds, "slowest_ms": round(slowest * 1e3, 1)}
+        row = {"row": door.__name__, "inputs": args.inputs, "seconds": seconds, "slowest_ms": round(slowest * 1e3, 1)}
         print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()
