@@ -100,7 +100,7 @@ def packed_for(recipe, devices=1, lora=None, **options):
 
 
 def in_one_shape(samples, minibatch):
-    """The samples as they are; where they are cut into minibatches, with rows of one shape, for compilation is what these tests wait for."""
+    """The samples as they are; where they are cut into minibatches, with rows of one shape, as these tests wait for compilation."""
     return samples if minibatch is None else dataclasses.replace(Tokens.of(samples), shape=RowShape(8, 32, 24, 16))
 
 
