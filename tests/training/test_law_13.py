@@ -147,7 +147,7 @@ def trained(one, recipe, shape):
 
 
 def test_law_2_what_was_sampled_truncated_is_what_is_scored(teams):
-    """The scorer renormalises over the sampler's kept set, on both sides of the ratio, in both kinds of play. Untruncated: see `trained`."""
+    """The scorer renormalises over the sampler's kept set, in both kinds of play. Untruncated: see `trained`."""
     for one in teams:
         recipe = make_recipe("grpo", branches=3, temperature=0.8, top_k=3, top_p=0.9, rewards="mixed")
         one.options = dataclasses.replace(one.options, recipe=recipe)
