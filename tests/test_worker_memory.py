@@ -11,7 +11,7 @@ from worker_memory import MAX_GB, MAX_MAPS, Peak, WorkerMemory, excesses, free_p
 
 def test_e1_programs_are_unmapped_when_they_are_freed():
     before = Peak().look()
-    functions = [jax.jit(lambda x, n=n: jnp.sort(x * n + n)) for n in range(12)]
+    functions = [jax.jit(lambda x, n=n: jnp.sort(x * n + n)) for n in range(24)]
     for function in functions:
         function(jnp.zeros(7)).block_until_ready()
     held = Peak().look()
