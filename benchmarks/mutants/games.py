@@ -35,4 +35,42 @@ FAULTS = {
         "two silences agree": ("(state.letters[0] == state.letters[1]) & (state.letters[0] >= 0)", "(state.letters[0] == state.letters[1])"),
         "the splits share pairs": ("jax.random.randint(key, (), low, high)", "jax.random.randint(key, (), 0, high)"),
     },
+    (G + "coding/debate.py", T + "test_code_debate.py"): {
+        "a copied test is right": ('right *= 1.0 - beside("test_copied", 0.0)', "pass"),
+        "a wrong test kills": ("killed = right * min(", "killed = min("),
+        "empty outputs are tests": ("if not problem and not wanted.strip():", "if False:"),
+        "several tests are one": ("        if count != 1:", "        if count < 1:"),
+        "the history holds the test as it was written": ("    text = json.dumps(text if isinstance(text, str) else str(text), ensure_ascii=False)", "    text = str(text)"),
+        "a single agent never stops": ('"again": bool(history) and history[-1]["code"] == code', '"again": False'),
+    },
+    (G + "coding/runs.py", T + "test_code_debate.py"): {
+        "a program that crashes later is clean": ('"clean": float(all(state in RAN for state in states)),', '"clean": float(all(state in RAN for state in states[:SMOKE_TESTS])),'),
+        "every test is right": ('if ran.value[0].state != "passed":', "if False:"),
+        "mutants are not run": ("for code in wrong))", "for code in ()))"),
+    },
+    (G + "coding/contests.py", T + "test_code_data.py"): {
+        "shown tests are golden": ("for t, known in zip(tests, shown) if not known)", "for t, known in zip(tests, shown))"),
+        "pickles may name functions": ('raise pickle.UnpicklingError(f"it names {module}.{name}")', "return super().find_class(module, name)"),
+        "references are believed": ('if number == 0 and set(states) != {"passed"}:', "if False:"),
+        "solutions may disagree": ("""if number and "wrong" in states and""", "if False and"),
+        "Python 2 is Python 3": ("if language in (PYTHON3, ", "if language in (1, PYTHON3, "),
+    },
+    (G + "maths/debate.py", T + "test_maths_debate.py"): {
+        "a question is an answer": ("self._strict and is_number(target) and not is_number(answer)", "False"),
+        "what is printed last counts": ("len(lines) != 1 or", "False or"),
+        "unreadable answers are equal": ("return success(False, found.seconds, found.attempts)\n", "return success(True, found.seconds, found.attempts)\n"),
+        "team pay is one's own answer": ('if finished and form != "safe" else', "if False else"),
+    },
+    (G + "maths/data.py", T + "test_maths_data.py"): {
+        "solutions go before answers": ("name = next((name for name in ANSWER if", "name = next((name for name in (*SOLUTION, *ANSWER) if"),
+        "lists are kept as text": ("        (value,) = value", "        value = str(value)"),
+    },
+    (G + "maths/ensemble.py", T + "test_maths_debate.py"): {
+        "the ballot is not shuffled": ('random.Random(f"ballot {order}").shuffle(votes)', "pass"),
+        "the majority is the first": ("max(count, key=count.__getitem__)", "next(iter(count))"),
+    },
+    ("marl_llm/workflows/forms.py", T + "test_maths_debate.py"): {
+        "the safe form pays in every turn": ('last.get(who, {}) if form == "safe" else {}', "{}"),
+        "illegal answers have parts": ("            if call.legal:\n", "            if True:\n"),
+    },
 }

@@ -11,7 +11,7 @@ from marl_llm.workflows import Assignment, Controller, Scripted
 from marl_llm.workflows.samples import sample_table
 
 __all__ = ["SPEECH", "Says", "pay", "pinned", "played", "scores"]
-PROMPTS = pathlib.Path(__file__).parent / "prompts"
+PROMPTS = pathlib.Path(__file__).parents[1] / "data" / "prompts"
 
 
 def played(team, tasks, script, speech=None):
@@ -37,4 +37,4 @@ def scores(rollout, name):
 def pinned(name, rollout):
     """Asserts that the prompts of a rollout are those of a file."""
     text = "".join(f"===== {call.role}, turn {call.turn}\n{call.prompt}\n" for path in rollout.trajectories for call in path.calls)
-    assert text == (PROMPTS / name).read_text(), f"tests/games/prompts/{name} holds other prompts"
+    assert text == (PROMPTS / name).read_text(), f"tests/data/prompts/{name} holds other prompts"
