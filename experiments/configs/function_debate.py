@@ -19,10 +19,11 @@ def get_config(arg=None):
         return at_grpo_full(base_config("code_debate", game="code_debate", recipe="at_grpo"))
     c = small_workflow("function_debate", "function_debate", "grpo" if arg == "grpo" else "at_grpo")
     c.steps = 80
-    c.warm_start.steps = 250
+    c.warm_start.steps = 300
     c.warm_start.fresh = 120
     c.rollout.tasks = 16
-    c.optimizer.minibatch = 32
+    c.optimizer.learning_rate = 2e-4
+    c.optimizer.minibatch = 8
     c.evaluation.final_tasks = 300
     c.recipe.reduce = "token_mean"
     c.recipe.scale, c.recipe.skip_tied, c.recipe.tied_in_denominator = "none", True, False
@@ -30,5 +31,5 @@ def get_config(arg=None):
         c.recipe.branches = 4
         c.recipe.group_by = "instance,agent,turn"
         c.recipe.rewards, c.recipe.returns = "mixed", "immediate"
-        c.optimizer.minibatch = 128  # prompts of a tree have K responses, those of whole plays one
+        c.optimizer.minibatch = 32  # prompts of a tree have K responses, those of whole plays one
     return smoke_workflow(c) if arg == "smoke" else c

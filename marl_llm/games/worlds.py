@@ -204,6 +204,7 @@ def function_debate(
     misreading: float = 1.0,
     slip: float = 0.3,
     trivial: float = 0.2,
+    keep: float = 0.5,
 ) -> World:
     """Coder and unit tester on generated functions of numbers; programs run in the sandbox.
 
@@ -212,13 +213,13 @@ def function_debate(
       agents: "team", or "single": the coder alone.
       turns: most turns.
       rewards_form: "paper" (Appendix B.2), "safe" or "outcome" (B.6), see `workflows.forms`.
-      noise, misreading, slip, trivial: habits of the scripted player, see `coding.function_debate_player`.
+      noise, misreading, slip, trivial, keep: habits of the scripted player, see `coding.function_debate_player`.
     """
     roles = coding.function_debate_roles()
     roles = roles if agents == "team" else {"coder": roles["coder"]}
     workflow = coding.code_debate(coding.FunctionRuns(), roles, agents, turns, rewards_form, ("problem",), CODE_HIDDEN)
     tasks = _numbered(lambda split, number: coding.debate_task(split, functions_seed, number, rare), FUNCTION_SHARES)
-    return World(workflow, tasks, "solved", coding.debate_speech(), coding.function_debate_player(noise, misreading, slip, trivial))
+    return World(workflow, tasks, "solved", coding.debate_speech(), coding.function_debate_player(noise, misreading, slip, trivial, keep))
 
 
 def code_debate(

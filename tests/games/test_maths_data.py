@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from debates import played, scores
 
+from marl_llm.games import make_game
 from marl_llm.games.maths import load_maths, understood_by
 from marl_llm.games.maths.debate import is_number
 from marl_llm.tools.maths import MathsChecker
@@ -97,3 +99,21 @@ def test_plain_numbers(text):
 @pytest.mark.parametrize("text", ["", "x", "2+2", "1,2", "nan", "1e400", "inf", "1 2 +", "[1]", "/", "-", "2 = 2"])
 def test_what_is_no_plain_number(text):
     assert not is_number(text)
+
+
+def test_a_world_of_files_is_played_and_its_splits_share_no_problem(tmp_path, caplog):
+    rows = [{**POLARIS, "problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(7)]
+    train = write(tmp_path / "polaris.jsonl", [*rows, {"problem": "Half?", "answer": "\\frac{1}{2}"}, {**POLARIS, "problem": "FIND X."}])
+    test = write(tmp_path / "aime24.jsonl", [AIME24, {**AIME24, "Problem": "Find u."}])
+    files = {"train": str(train), "test": str(test)}
+    with make_game("maths_debate", turns=2, **files) as world, make_game("maths_ensemble", reasoners=2, users=1, **files) as judged:
+        texts = {split: {task.fields["problem"] for task in world.tasks(split, 0, 20)} for split in ("train", "validation", "test")}
+        assert {split: len(found) for split, found in texts.items()} == {"train": 7, "validation": 1, "test": 2}
+        assert not texts["train"] & texts["validation"]
+        assert not (texts["train"] | texts["validation"]) & texts["test"]
+        said = {"reasoner": "So\n#### 204", "user": "```python\nprint(102 * 2)\n```", "judge": "#### \\boxed{204}"}
+        for one in (world, judged):
+            assert scores(played(one.workflow, one.tasks("test", 0, 1), lambda turn: said[turn.role.name]), "correct") == [1.0]
+    assert "1 rows are left out: a problem of the test file" in caplog.text
+    with pytest.raises(ValueError, match="train and test must name"):
+        make_game("maths_debate")

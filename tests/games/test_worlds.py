@@ -20,7 +20,7 @@ FACTS = ("fact_parallel", "fact_extract", "fact_iterative")
 GENERATED = (*FACTS, "functions", "function_debate", "sums", "sums_ensemble")
 SPLITS = ("train", "validation", "test")
 # what keeps a scripted player from being perfect
-HABITS = ("noise", "ignore_advice", "withhold_advice", "random_relation", "misreading", "slip", "trivial")
+HABITS = ("noise", "ignore_advice", "withhold_advice", "random_relation", "misreading", "slip", "trivial", "keep")
 
 
 def perfect(name, **options):

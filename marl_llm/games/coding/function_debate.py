@@ -200,7 +200,11 @@ class FunctionRuns:
 
 
 def function_debate_player(
-    noise: float | int = 0.0, misreading: float | int = 0.0, slip: float | int = 0.0, trivial: float | int = 0.0
+    noise: float | int = 0.0,
+    misreading: float | int = 0.0,
+    slip: float | int = 0.0,
+    trivial: float | int = 0.0,
+    keep: float | int = 0.0,
 ) -> Callable[[ScriptTurn], str]:
     """A player of both roles; with all at 0 it reads `gap` as it is meant and makes no mistake.
 
@@ -209,10 +213,14 @@ def function_debate_player(
       misreading: how often `gap` is read at random.
       slip: how often the tester's output is another number.
       trivial: how often the tester takes the input 0.
+      keep: how often, in a later turn, the coder writes its last program again; otherwise it reads the problem anew.
     """
 
     def play(turn: ScriptTurn) -> str:
         rng, (gold,) = turn.random, turn.fields["references"]
+        entries = turn.fields["history"]
+        if turn.role.name == "coder" and entries and entries[-1]["code"] and rng.random() < keep:
+            return entries[-1]["code"].removeprefix(HEAD).removesuffix(TAIL)
         plan = []
         for name, n in gold:
             if name in OTHER and "gap" in turn.fields["problem"] and rng.random() < misreading:
