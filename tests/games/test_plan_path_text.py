@@ -350,6 +350,12 @@ def test_under_safe_no_adversary_earns_more_than_honest_play(role):
     assert sum(earned(play(program(HONEST), twice, rows=WALL), "planner")) == pytest.approx(1.8)  # the last answer counts, once
 
 
+def test_a_tool_is_not_paid_for_what_the_planner_did():
+    tool = lambda turn: program("[D, U]" if turn.turn == 0 else "[R]")  # noqa: E731
+    episode = play(tool, lambda turn: "#### [D, D, R, R]" if turn.turn == 0 else "#### []", rows=WALL, turns=2)
+    assert earned(episode, "tool") == pytest.approx((1 / 5, 0.8 / 5))  # the last cell, not the four that the Planner went
+
+
 def test_the_holes_of_the_printed_rewards_are_there_under_paper_and_closed_under_safe():
     pay = lambda form, tool, planner, role: sum(earned(play(tool, planner, rows=WALL, form=form), role))  # noqa: E731
     # standing still earns .9 in every turn: format, and a potential that did not decrease
