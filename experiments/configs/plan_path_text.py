@@ -3,7 +3,7 @@
 Command:   python -m experiments.train --config=experiments/configs/plan_path_text.py --config.model.path=Qwen3-1.7B --workdir=runs/text
            ... --config.assignment=shared         one model for both roles; --config.game.agents=single: the single agent
            ... --config.game.rewards_form=paper   Appendix B.4 as printed; =outcome: B.6
-Expected:  the paper reports 96.0 (shared) and 97.0 % (per role) for Qwen3-1.7B on its maps; not run here, it needs GPUs.
+Expected:  what the paper reports stands in `experiments/reported.py`; not run here, it needs GPUs.
 Hardware:  the paper used 8 x H100; `python -m experiments.plan --config=experiments/configs/plan_path_text.py
            --config.model.preset=qwen3-1.7b --topology=h100:8` says what a run needs, without a checkpoint.
 Variants:  :full is the same; :smoke runs the same code in two steps, with short responses.

@@ -2,7 +2,7 @@
 
 Command:   python -m experiments.train --config=experiments/configs/sokoban.py --workdir=runs/sokoban
 Expected:  docs/stronger_mas.md; no model has been trained with it yet.
-Hardware:  two CPU cores, float32; meant for at most 15 minutes and 3 GB, which has not been measured.
+Hardware:  two CPU cores, float32; how long a run takes has not been measured.
 Variants:  sokoban.py:split hides the inner walls from the Planner; sokoban.py:single is one agent, sokoban.py:single_split one that sees no
            inner walls; sokoban.py:two has two boxes; sokoban.py:paper pays as printed (B.5), sokoban.py:outcome the outcome alone (B.6);
            sokoban.py:smoke

@@ -2,7 +2,7 @@
 
 Command:   python -m experiments.train --config=experiments/configs/sudoku.py --workdir=runs/sudoku
 Expected:  docs/stronger_mas.md, under "Sudoku 4x4": one run, cut off before its end.
-Hardware:  two CPU cores, float32; meant for at most 15 minutes and 3 GB, which has not been measured.
+Hardware:  two CPU cores, float32; how long a run takes has not been measured.
 Variants:  sudoku.py:split hides the boxes from the Planner; sudoku.py:raw shows digits instead of what is taken; sudoku.py:single is one
            agent, sudoku.py:single_split one that sees no boxes; sudoku.py:paper pays as printed (B.3), sudoku.py:outcome the outcome
            alone (B.6); sudoku.py:smoke
