@@ -17,7 +17,7 @@ import jax
 import pytest
 
 MAX_MAPS = int(os.environ.get("MARL_LLM_TEST_MAX_MAPS", 20_000))  # memory maps of one process
-FREE_ABOVE = 6_000  # maps above which programs are freed after a file: fewer are left to the next file, which may need them too
+FREE_ABOVE = 2_000  # maps above which programs are freed after a file: fewer are left to the next file, which may need them too
 MAX_GB = float(os.environ.get("MARL_LLM_TEST_MAX_GB", 3.0))  # resident memory of one process, 10^9 bytes
 PROC = pathlib.Path("/proc/self")
 

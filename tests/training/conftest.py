@@ -3,7 +3,7 @@
 import pytest
 import worker_memory
 
-BETWEEN_TESTS = 12_000  # maps; the largest single test adds about 5,000
+BETWEEN_TESTS = 9_000  # maps; the largest single test adds about 5,000
 
 
 @pytest.fixture(autouse=True)
