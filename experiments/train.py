@@ -10,7 +10,7 @@
 The same command on the same directory continues too. The run directory holds config.json, metrics.jsonl, tensorboard/, episodes.jsonl and
 episodes_tokens.jsonl, checkpoints/, evaluation.json, report.html and plots/; a game's tokenizer.model, a workflow's graph.svg,
 trajectories.jsonl (whole plays as graphs, to be replayed) and before_after.md; and game/, a copy of a user's own file. The report is
-written at every checkpoint; `python -m marl_llm.reporting.report DIR` writes it at any time.
+written at checkpoints, at most once a minute, and at the end; `python -m marl_llm.reporting.report DIR` writes it at any time.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _CACHE = flags.DEFINE_string(
 )
 
 
+REPORT_S = 60.0
 # figures of a model whose roles did not speak in a step
 SILENT = {"useful_groups": 0, "grad_norm": 0.0, "log_prob_gap": 0.0, "log_prob_gap_bound": 0.0}
 
@@ -140,11 +141,10 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         if (step + 1) % c.checkpoint.every == 0 or last:
             files.plays(batch, 1, "train", step + 1)
             checkpoints.save(step + 1, team.policies(), state | {"team": team.state()} | clock.now())
-            reporting.write_report(workdir)
+            files.report_now_and_then()
     progress.close()
     if timed:
-        game_s = 0.0 if plan.hosted else team.seconds_without_models(c.rollout.tasks)
-        print(speed.summary_text(timed, compilations, game_s), file=sys.stderr)
+        print(speed.summary_text(timed, compilations), file=sys.stderr)
 
     # ------------------------------------------------------------------------------------------------ what was learned
     results = final_page(plan, config, team, files) | {f"train_{name}": x for name, x in clock.now().items()}
@@ -260,7 +260,7 @@ class Files:
         from marl_llm.workflows import World, to_svg
         from marl_llm.workflows.storage import FILE_NAME
 
-        self.workdir, self.hosted = workdir, plan.hosted
+        self.workdir, self.hosted, self._reported = workdir, plan.hosted, -float("inf")
         if resume_step is not None:  # the plays of an end that was cut short are played again
             files.keep_lines(workdir / "episodes.jsonl", lambda play: play.get("when") == "train")
             files.keep_lines(workdir / FILE_NAME, lambda play: play.get("when") == "train" and play["step"] <= resume_step)
@@ -280,6 +280,14 @@ class Files:
         if self.hosted:
             rollout = played.episodes.rollout
             write_trajectories(self.workdir, dataclasses.replace(rollout, episodes=rollout.episodes[:count]), when, step)
+
+    def report_now_and_then(self) -> None:
+        """The page of a run that goes on, at most once in `REPORT_S`: its charts take seconds to draw. Their PNGs come at the end."""
+        from marl_llm import reporting
+
+        if time.time() - self._reported >= REPORT_S:
+            reporting.write_report(self.workdir, pngs=False)
+            self._reported = time.time()
 
     def table(self, parts: dict, tasks: int) -> None:
         """before_after.md, of what hosted play measures of roles and tools."""

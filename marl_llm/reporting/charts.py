@@ -1,6 +1,6 @@
 """The charts of the report, drawn by matplotlib from the records of `metrics.jsonl`.
 
-A chart is drawn once and used twice: as a PNG on white under `plots/`, and as SVG inside the page, where its colours
+A chart is drawn once and used twice: as a PNG on white under `plots/`, if asked for, and as SVG inside the page, where its colours
 become the variables of the style sheet so that it follows the light or dark mode of the reader.
 """
 
@@ -52,15 +52,16 @@ class Chart:
     levels: tuple[tuple[float, str], ...] = ()  # dotted horizontal lines and their names
     absent: str = ""  # why there is no line, if there is none
 
-    def figure_html(self, plots: pathlib.Path) -> str:
-        """Draws a chart that has lines, saves `plots/<name>.png`, and returns the figure as HTML.
+    def figure_html(self, plots: pathlib.Path | None) -> str:
+        """Draws a chart that has lines, saves `plots/<name>.png` if there is such a folder, and returns the figure as HTML.
 
         Raises:
           files.WriteError: when the PNG cannot be written.
         """
         head = f"<figcaption><h3>{page.escape(self.title)}</h3><p>{page.escape(self.caption)}</p></figcaption>"
-        png, svg = _draw(self)
-        files.replace_file(plots / f"{self.name}.png", png)
+        png, svg = _draw(self, plots is not None)
+        if plots is not None:
+            files.replace_file(plots / f"{self.name}.png", png)
         return f'<figure class="card">{head}{svg}</figure>'
 
 
@@ -228,8 +229,8 @@ def _moving_mean(values: np.ndarray, window: int) -> np.ndarray:
     return np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
 
 
-def _draw(chart: Chart) -> tuple[bytes, str]:
-    """The chart as PNG bytes and as inline SVG."""
+def _draw(chart: Chart, with_png: bool) -> tuple[bytes, str]:
+    """The chart as PNG bytes (none unless asked for: they take half of the time) and as inline SVG."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -275,8 +276,9 @@ def _draw(chart: Chart) -> tuple[bytes, str]:
             figure.legend(handles, labels, loc="outside upper left", ncols=-(-len(labels) // rows), frameon=False, fontsize=9,
                           handlelength=1.4, columnspacing=1.2, borderaxespad=0.1)  # fmt: skip
         png, svg = io.BytesIO(), io.StringIO()
-        figure.savefig(png, format="png", dpi=150, facecolor="white")
-        figure.set_layout_engine("none")  # laid out once, for both
+        if with_png:
+            figure.savefig(png, format="png", dpi=150, facecolor="white")
+            figure.set_layout_engine("none")  # laid out once, for both
         figure.savefig(svg, format="svg", transparent=True)
     return png.getvalue(), _inline(svg.getvalue(), chart)
 

@@ -21,6 +21,7 @@ import argparse
 import base64
 import dataclasses
 import datetime
+import functools
 import json
 import pathlib
 import sys
@@ -55,8 +56,8 @@ class Run:
     absent: Mapping[str, str]  # file name → why it is not there or not whole
 
 
-def write_report(workdir: files.Path) -> pathlib.Path:
-    """Writes `report.html` and the PNGs under `plots/`; missing or damaged inputs become a sentence on the page.
+def write_report(workdir: files.Path, pngs: bool = True) -> pathlib.Path:
+    """Writes `report.html` and, if asked for, the PNGs under `plots/`; missing or damaged inputs become a sentence on the page.
 
     Returns:
       The path of the page.
@@ -70,7 +71,8 @@ def write_report(workdir: files.Path) -> pathlib.Path:
         raise FileNotFoundError(f"{workdir} is not a directory: pass the work directory of a run (its --workdir)")
     run = _load(workdir)
     name = _name(run)
-    sections = (_alarms, _headline, _graph, _evaluation, _charts, _who, _plays, _config)
+    drawn = functools.partial(_charts, plots=workdir / "plots" if pngs else None)
+    sections = (_alarms, _headline, _graph, _evaluation, drawn, _who, _plays, _config)
     body = "\n".join([_header(run, name), *(section(run) for section in sections)])
     path = workdir / "report.html"
     files.replace_file(path, page.document(f"{name}: run report", body).encode("utf-8"))
@@ -348,8 +350,7 @@ def _bar(success: object, ends: tuple[float, float] | None) -> str:
     return f'<span class="bar">{span}<b style="left:{100 * min(max(float(success), 0.0), 1.0):.1f}%"></b></span>'
 
 
-def _charts(run: Run) -> str:
-    plots = run.workdir / "plots"
+def _charts(run: Run, plots: pathlib.Path | None) -> str:
     floor = _part(run, "random").get("success")
     learning = charts.learning_charts(run.train, run.evaluated, run.warm, float(floor) if page.is_number(floor) else None, _metric(run))
     health = charts.health_charts(run.train, run.evaluated)

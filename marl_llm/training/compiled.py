@@ -15,7 +15,7 @@ from jaxtyping import Array, Key
 from marl_llm.evaluation import Evaluation, Outcome, episode
 from marl_llm.games import Game, speaking_order, split_index
 from marl_llm.models import SAMPLE, param_shardings
-from marl_llm.rollout import Player, model_player, random_player, scripted_player
+from marl_llm.rollout import Player, model_player, scripted_player
 from marl_llm.sampling import Settings
 from marl_llm.training.batch import Batch, from_pool
 from marl_llm.training.learner import ModelSpec
@@ -173,14 +173,6 @@ class CompiledTeam(Team):
                 identity = dict(name=name, step=step, when=when)
                 found.append(episode(self.game, played.rollout, played.instances, index, dict(players), **identity))
         return found
-
-    def seconds_without_models(self, count: int) -> float:
-        """Seconds of a training rollout whose tokens cost nothing: what prompts, game and rewards take."""
-        from marl_llm.training.speed import seconds_of
-
-        sampling = sampling_of(self.options.recipe)
-        instant = make_rollout(self.game, self.mesh, lambda params: random_player(self.game), count, "rollout.tasks", **sampling)
-        return seconds_of(lambda: instant({}, jnp.int32(0), self._data_key).summary)
 
 
 def warm_and_data_keys(seed: int) -> tuple[Key[Array, ""], Key[Array, ""]]:

@@ -73,29 +73,16 @@ def update_work(config: ModelConfig, figures: dict, share: float, epochs: int) -
     return Work(3 * epochs * share * once, 0)
 
 
-def seconds_of(f, repeats: int = 3) -> float:
-    """Best time of a function that returns arrays, after one run that compiles it."""
-    jax.block_until_ready(f())
-    times = []
-    for _ in range(repeats):
-        tick = time.perf_counter()
-        jax.block_until_ready(f())
-        times.append(time.perf_counter() - tick)
-    return min(times)
-
-
-def summary_text(clock: list[dict[str, float]], compilations: Compilations, game_s: float = 0.0) -> str:
+def summary_text(clock: list[dict[str, float]], compilations: Compilations) -> str:
     """Medians over steps, the first left out (it compiles), and the split of time over the rest; shares of the roofline where counted.
 
-    A compiled rollout is one dispatch; `game_s` is what it takes with tokens that cost nothing, so prompts, game and rewards. An update is
-    one dispatch too, and the scores are its own forward pass: the sampler's log-probs are the old ones.
+    Playing is prompts, sampling, the game and rewards; a compiled rollout is one dispatch. An update is one dispatch too, and the scores
+    are its own forward pass: the sampler's log-probs are the old ones.
     """
     rows = clock[1:] or clock
     median = lambda name: statistics.median(r[f"speed/{name}"] for r in rows)  # noqa: E731
     times = {name: sum(r[f"time/{name}"] for r in rows) for name in ("sample", "update", "other")}
-    game = min(game_s * len(rows), times["sample"])
-    parts = {"prompts and rewards": game} if game else {}
-    parts |= {"sampling": times["sample"] - game, "scores and update": times["update"], "evaluation and idle": times["other"]}
+    parts = {"playing": times["sample"], "scores and update": times["update"], "evaluation and idle": times["other"]}
     share = lambda name: f" ({median(name):.0%} of the roofline)" if f"speed/{name}" in rows[0] else ""  # noqa: E731
     whole = max(sum(parts.values()), 1e-9)
     return (

@@ -255,8 +255,6 @@ def test_a_bad_value_is_refused_with_its_name(path, value, why):
         ("plan_path", "at_grpo", {"script.noise": 0.2}, r"script\.noise would have no effect: warm_start\.steps is 0"),
         ("plan_path", "at_grpo", {"game.name": "joint_letter", "game.height": 3}, "joint_letter has no option 'height'"),
         ("joint_letter", "at_grpo", {}, "use a recipe with sampling='parallel', e.g. magrpo"),
-        ("plan_path", "at_grpo", {"recipe.preset": "released"}, "recipe.top_k and recipe.top_p would bias the ratio"),
-        ("plan_path", "at_grpo", {"recipe.top_k": 5}, "recipe.top_k and recipe.top_p would bias the ratio"),
         ("plan_path", "at_grpo", {"rollout.slots": 5}, r"config\.rollout\.slots=5 would have no effect: the game is played compiled"),
         ("plan_path", "at_grpo", {"rollout.max_tokens": 5}, r"config\.rollout\.max_tokens=5 would have no effect"),
         ("plan_path", "at_grpo", {"model.kind": "scripted"}, r"tool is scripted, and compiled play knows models"),

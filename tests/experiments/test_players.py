@@ -201,7 +201,6 @@ def changed(file="search_parallel", variant="", **values):
         ({"optimizer__critic": "both"}, r"config\.optimizer\.critic='both' is unknown; the kinds are own, head"),
         ({"optimizer__critic": "head"}, r"config\.optimizer\.critic='head' would have no effect: recipe grpo has no critic"),
         ({"optimizer__critic_learning_rate": 1e-3}, r"optimizer\.critic_learning_rate would have no effect: recipe grpo has no critic"),
-        ({"recipe__top_p": 0.9}, r"recipe\.top_k and recipe\.top_p would bias the ratio"),
         ({"recipe__name": "gpro"}, "gpro"),
         ({"recipe__branches": 0}, "branches"),
         ({"game__name": "fact_paralel"}, "unknown game 'fact_paralel'; did you mean 'fact_parallel'"),

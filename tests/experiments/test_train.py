@@ -78,9 +78,6 @@ class FakeTeam:
         assert state == self.state()
         self.now = dict(now)
 
-    def seconds_without_models(self, count):
-        return 0.0
-
     def play(self, step, first, count):
         self.log.append(("play", step, first, count))
         of_roles = {f"role/{r}/{k}": 0.5 for r in self.roles for k in ("team", "local", "reward", "well_formed", "truncated", "entropy")}
@@ -102,7 +99,8 @@ class FakeTeam:
 def run(monkeypatch):
     """`run(config, path, figures_of) -> (results, team)` in this process; each call is a process of its own to the run directory."""
     monkeypatch.setattr(train, "start_jax", lambda config, cache: make_mesh(2))
-    monkeypatch.setattr("marl_llm.reporting.write_report", lambda path: pathlib.Path(path, "report.html").write_text("") and None)
+    page = lambda path, pngs=True: pathlib.Path(path, "report.html").write_text("") and None  # noqa: E731
+    monkeypatch.setattr("marl_llm.reporting.write_report", page)
     teams = []
 
     def once(config, path, figures_of=lambda model, call: {}, home=None):
