@@ -1,4 +1,4 @@
-"""Ground floor: suggestions for a word that is not known, for error messages."""
+"""Ground floor: words that are not known, and suggestions for error messages about them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ def meant(word: object, known: Iterable[object]) -> str:
     """`; did you mean 'x'?`, or nothing where no known word is like it."""
     near = closest(word, known)
     return f"; did you mean {near!r}?" if near else ""
+
+
+def check_word(what: str, value: object, known: Iterable[object], error: type[ValueError] = ValueError) -> None:
+    """Raises `error` if the value is none of the known ones: `game.view='ful' is not one of full, split; did you mean 'full'?`."""
+    words = tuple(known)
+    if value not in words:
+        raise error(f"{what}={value!r} is not one of {', '.join(map(str, words))}{meant(value, words)}")
 
 
 def suggestion(word: object, known: Iterable[object]) -> str:

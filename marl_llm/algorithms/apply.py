@@ -313,22 +313,14 @@ def loss_for(
     new, old = losses.masked(log_probs, where), losses.masked(old_log_probs, where)
     policy, measured = _policy_term(recipe, new, old, advantages, where)
     metrics = {"old_kl": tokens(old - new)} | {name: tokens(x) for name, x in measured.items()}
-    kept = where
-    if sampler_log_probs is not None:
-        sampler = losses.masked(sampler_log_probs, where)
+    sampler = None if sampler_log_probs is None else losses.masked(sampler_log_probs, where)
+    if sampler is not None:
         metrics["sampler_gap"] = tokens(jnp.abs(old - sampler))
-        weights, cut = ratios.importance_weights(
-            old, sampler, where=where, how=recipe.correction, cap=recipe.correction_cap, level=recipe.correction_level
-        )
+        policy, cut = _correct(recipe, policy, old, sampler, where)
         metrics["corrected"] = tokens(as_float(cut))
-        if recipe.correction != "none":
-            policy = weights * (policy if policy.ndim == 2 else policy[:, None])
-        if recipe.off_policy_kl is not None:
-            kept = kept & gated.on_policy_rows(new, sampler, advantages, where=where, max_kl=recipe.off_policy_kl)
-    if recipe.entropy_quantile < 1:
-        kept = kept & (as_float(entropy) >= entropy_threshold)
     if recipe.off_policy_kl is not None or recipe.entropy_quantile < 1:
-        policy = jnp.where(kept, policy if policy.ndim == 2 else policy[:, None], 0)
+        kept = _tokens_kept(recipe, new, sampler, advantages, where, entropy, entropy_threshold)
+        policy = jnp.where(kept, _by_token(policy), 0)
         metrics["left_out"] = tokens(as_float(~kept))
     total, count = parts(policy)
     metrics["policy_loss"] = (jax.lax.stop_gradient(total), count)
@@ -342,6 +334,31 @@ def loss_for(
         if recipe.entropy_coef:
             total = total - recipe.entropy_coef * parts(entropy)[0]
     return total, count, metrics
+
+
+def _by_token(policy: Array) -> Array:
+    """A policy term `[S R]`, or `[S]`, with an axis for tokens."""
+    return policy if policy.ndim == 2 else policy[:, None]
+
+
+def _correct(recipe: Recipe, policy: Array, old: Array, sampler: Array, where: Array) -> tuple[Array, Array]:
+    """The policy term times the importance weights of `recipe.correction`, and which tokens' weights were cut."""
+    weights, cut = ratios.importance_weights(
+        old, sampler, where=where, how=recipe.correction, cap=recipe.correction_cap, level=recipe.correction_level
+    )
+    return (policy if recipe.correction == "none" else weights * _by_token(policy)), cut
+
+
+def _tokens_kept(
+    recipe: Recipe, new: Array, sampler: Array | None, advantages, where: Array, entropy, entropy_threshold: Scalar | None
+) -> Array:
+    """Tokens `[S R]` that stay in the policy term: those of rows that are near enough to the sampler, and of high entropy."""
+    kept = where
+    if recipe.off_policy_kl is not None:
+        kept = kept & gated.on_policy_rows(new, sampler, advantages, where=where, max_kl=recipe.off_policy_kl)
+    if recipe.entropy_quantile < 1:
+        kept = kept & (as_float(entropy) >= entropy_threshold)
+    return kept
 
 
 def next_kl_coef(recipe: Recipe, kl_coef: Scalar, kl: Scalar, *, samples: Scalar) -> Scalar:

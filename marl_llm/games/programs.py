@@ -2,8 +2,8 @@
 
     begin ─▶ [ tool ─▶ execute ─▶ planner ─▶ step ] at most T times, until it is solved          (a single agent: [ solo ─▶ step ])
 
-This is the game workflow of Stronger-MAS (Appendices C.2 and D). A `Puzzle` has the rules as functions of plain values. `execute` runs the
-Tool's program in the sandbox, reads what it printed, and simulates it; `step` applies the Planner's answer. Both note a `Measured`, from
+This is the game workflow of Stronger-MAS (Appendices C.2 and D). `PuzzleRules` are functions of plain values. `execute` runs the Tool's
+program in the sandbox, reads what it printed, and simulates it; `step` applies the Planner's answer. Both note what `measured` gives, from
 which the rewards are made; no role reads it.
 
 **What may go wrong** with a program or an answer is a word of `PROGRAM_STATES` or `ANSWER_STATES`, counted in the workflow's metrics, and
@@ -27,6 +27,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from marl_llm.hints import check_word
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.tools.said import read_text
 from marl_llm.tools.sandbox import Limits, Program, Sandbox, Submission, default_sandbox
@@ -75,7 +76,7 @@ class Applied:
 
 
 @dataclasses.dataclass(frozen=True)
-class Puzzle:
+class PuzzleRules:
     """The rules of a game that is played by lists of steps on a state of plain values (which transcripts keep as JSON).
 
     Attributes:
@@ -172,7 +173,7 @@ def clip(text: str, size: int = SHOWN) -> str:
     return text if len(text) <= size else f"{text[:size]}…"
 
 
-def answer_parser(field: str, puzzle: Puzzle, keep: str | None = None) -> Callable[[str], dict[str, Any]]:
+def answer_parser(field: str, puzzle: PuzzleRules, keep: str | None = None) -> Callable[[str], dict[str, Any]]:
     """`after_hashes` of a puzzle's steps. `keep` names a field for the whole text, which is kept of a malformed answer too."""
     inner = after_hashes(field, puzzle.read)
 
@@ -188,9 +189,11 @@ def answer_parser(field: str, puzzle: Puzzle, keep: str | None = None) -> Callab
 
 # --- the workflow ------------------------------------------------------------------------------------------------------------------------
 
+NOTHING_MADE = {"code": "", "ran": "", "printed": "", "proposal": "", "tool_status": ""}  # what there is of a Tool before it has spoken
+
 
 def program_team(
-    puzzle: Puzzle,
+    puzzle: PuzzleRules,
     roles: Sequence[Role],
     *,
     turns: int = 4,
@@ -228,13 +231,41 @@ def program_team(
     names = tuple(role.name for role in roles)
     if names not in (("tool", "planner"), ("solo",)):
         raise WorkflowError(f"the roles {', '.join(names)} are neither tool and planner nor solo")
-    if rewards_form not in FORMS:
-        raise WorkflowError(f"rewards_form={rewards_form!r} is unknown; choose one of {', '.join(FORMS)}")
-    run = run or program_runner()
-    nothing = {"code": "", "ran": "", "printed": "", "proposal": "", "tool_status": ""}
+    check_word(f"{puzzle.name}.rewards_form", rewards_form, FORMS, WorkflowError)
 
     def begin(instance: Any) -> dict[str, Any]:
         return {"state": instance, "view": puzzle.describe(instance), "turn_number": 0, "over": puzzle.left(instance, instance) == 0}
+
+    parts: list[Node | Role] = []
+    if phase is not None:
+        parts.append(compute(phase, tuple(phase(0)), name="phase", reads=("turn_number",)))
+    if names != ("solo",):
+        execute = _execution(puzzle, run or program_runner(), last_line, fit, propose or puzzle.apply)
+        parts += [roles[0], tool(execute, ("ran", "printed", "proposal", "tool_status", "proposed"), timeout_s=60.0)]
+    reads = ("state", "instance", "steps", "remark", "turn_number", "history", *NOTHING_MADE)
+    step_writes = ("state", "view", "status", "made", "turn_number", "history", "over")
+    parts += [roles[-1], compute(_turn_end(puzzle, history, adopted, cap), step_writes, reads=reads)]
+    return Workflow(
+        puzzle.name,
+        sequence(
+            compute(begin, ("state", "view", "turn_number", "over")),
+            repeat(*parts, at_most=turns, until=lambda over: over, name="turns"),
+        ),
+        inputs=("task", "instance"),
+        start={**NOTHING_MADE, "history": (), "status": "none"},
+        rewards=(paid_by(rewards_form, puzzle, unread),),
+        metrics=_metrics(puzzle, names),
+    )
+
+
+def _execution(
+    puzzle: PuzzleRules,
+    run: Callable[[str, str], Awaitable[ToolResult]],
+    last_line: bool,
+    fit: Callable[[Any], Any],
+    propose: Callable[[Any, Any, Any], Applied],
+) -> Callable[..., Awaitable[ToolResult]]:
+    """The tool between Tool and Planner: runs the program, reads the list that it printed, simulates it. Arguments as `program_team`."""
 
     async def execute(code: str, state: Any, instance: Any) -> ToolResult:
         done = await run(code, puzzle.stdin(state))
@@ -247,7 +278,7 @@ def program_team(
                 steps = fit(puzzle.read(printed.splitlines()[-1] if last_line else printed))
             except FormatError as error:
                 why = str(error)
-        applied = None if steps is None else (propose or puzzle.apply)(state, instance, steps)
+        applied = None if steps is None else propose(state, instance, steps)
         fields = {
             "ran": ending["state"],
             "printed": ending["printed"],
@@ -257,39 +288,28 @@ def program_team(
         }
         return ToolResult(fields, None, done.seconds, done.attempts)
 
+    return execute
+
+
+def _turn_end(
+    puzzle: PuzzleRules, history: Callable[[int, Mapping[str, Any]], str] | None, adopted: Any, cap: int
+) -> Callable[..., dict[str, Any]]:
+    """The end of a turn: applies the last role's answer. `made` are the fields of `NOTHING_MADE`; the others as `program_team`."""
+
     def step(state: Any, instance: Any, steps: Any, remark: str, turn_number: int, earlier: tuple[str, ...], *made: str) -> dict[str, Any]:
         if adopted is not None and steps == adopted:
-            proposal = made[list(nothing).index("proposal")]
+            proposal = made[list(NOTHING_MADE).index("proposal")]
             steps = puzzle.read(proposal) if proposal else None  # there may be nothing to adopt
         applied = None if steps is None else puzzle.apply(state, instance, steps)
         after = state if applied is None else applied.state
         status = "unread" if applied is None else applied.status
-        turn = dict(zip(nothing, made)) | {"remark": remark, "status": status, "trace": () if applied is None else applied.trace}
+        turn = dict(zip(NOTHING_MADE, made)) | {"remark": remark, "status": status, "trace": () if applied is None else applied.trace}
         turn |= {"steps": "" if steps is None else puzzle.write(steps)}
         entry = () if history is None else (history(turn_number, turn)[:cap],)
         fields = {"state": after, "view": puzzle.describe(after), "status": status, "made": measured(applied, puzzle.left(state, instance))}
         return fields | {"turn_number": turn_number + 1, "history": (*earlier, *entry), "over": puzzle.left(after, instance) == 0}
 
-    reads = ("state", "instance", "steps", "remark", "turn_number", "history", *nothing)
-    parts: list[Node | Role] = []
-    if phase is not None:
-        parts.append(compute(phase, tuple(phase(0)), name="phase", reads=("turn_number",)))
-    if names != ("solo",):
-        writes = ("ran", "printed", "proposal", "tool_status", "proposed")
-        parts += [roles[0], tool(execute, writes, timeout_s=60.0)]
-    step_writes = ("state", "view", "status", "made", "turn_number", "history", "over")
-    parts += [roles[-1], compute(step, step_writes, reads=reads)]
-    return Workflow(
-        puzzle.name,
-        sequence(
-            compute(begin, ("state", "view", "turn_number", "over")),
-            repeat(*parts, at_most=turns, until=lambda over: over, name="turns"),
-        ),
-        inputs=("task", "instance"),
-        start={**nothing, "history": (), "status": "none"},
-        rewards=(paid_by(rewards_form, puzzle, unread),),
-        metrics=_metrics(puzzle, names),
-    )
+    return step
 
 
 def measured(applied: Applied | None, before: float | int) -> dict[str, Any]:
@@ -305,7 +325,7 @@ def measured(applied: Applied | None, before: float | int) -> dict[str, Any]:
 # --- pay ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def paid_by(form: str, puzzle: Puzzle, unread: float | int = FORMAT) -> Reward:
+def paid_by(form: str, puzzle: PuzzleRules, unread: float | int = FORMAT) -> Reward:
     """The rewards of the module's table."""
 
     def reward(path: Trajectory) -> list[Award]:
@@ -342,7 +362,7 @@ def _pay(
     return gain, {"format": -unread * (not read), "legal": -LEGAL * illegal, "progress": MAIN * gain}
 
 
-def _metrics(puzzle: Puzzle, names: tuple[str, ...]) -> dict[str, Callable[[Trajectory], float]]:
+def _metrics(puzzle: PuzzleRules, names: tuple[str, ...]) -> dict[str, Callable[[Trajectory], float]]:
     """Success, turns, what is left, and how often each thing became of a program or a list."""
     share = lambda field, word: lambda path: _share(path, field, word)  # noqa: E731
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from marl_llm.games.programs import Puzzle, answer_parser, clip
-from marl_llm.workflows import Role, code_block
+from marl_llm.games.programs import FORMAT, Applied, PuzzleRules, answer_parser, clip, program_team
+from marl_llm.hints import check_word
+from marl_llm.workflows import Role, Workflow, WorkflowError, code_block
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 16_384, 4_096  # Appendix C.1
 RESULTS = {
@@ -83,8 +84,6 @@ FORMATTING IS MANDATORY. Give the final action list AFTER the line that begins w
 #### [U,R,D,L]"""
 
 
-
-
 class Prompts(NamedTuple):
     """What a game's roles read around the task, the view of this turn and the history. `proposal` is what a proposal is called."""
 
@@ -133,9 +132,44 @@ def told(entries: tuple[str, ...]) -> str:
     return "" if not entries else "\n\nHistory (previous attempts, planner feedback, and trajectory):\n" + "\n\n".join(entries)
 
 
-def text_roles(
-    puzzle: Puzzle, agents: str, prompts: Prompts, max_prompt: int = PROMPT_TOKENS, max_tokens: int = RESPONSE_TOKENS
-) -> tuple[Role, ...]:
+def text_workflow(
+    puzzle: PuzzleRules,
+    prompts: Prompts,
+    *,
+    agents: str,
+    turns: int,
+    rewards_form: str,
+    last_line: bool,
+    max_prompt: int,
+    max_tokens: int,
+    propose: Callable[[Any, Any, Any], Applied] | None = None,
+    unread: float = FORMAT,
+) -> Workflow:
+    """`program_team` of a puzzle that is played in text.
+
+    Args:
+      prompts: what the roles read.
+      agents: "team" (tool, planner) or "single" (solo).
+      max_prompt, max_tokens: budgets of every role, in tokens.
+      turns, rewards_form, last_line, propose, unread: as `program_team`.
+
+    Raises `WorkflowError` for unknown words in `agents` or `rewards_form`.
+    """
+    check_word(f"{puzzle.name}.agents", agents, ("team", "single"), WorkflowError)
+    return program_team(
+        puzzle,
+        text_roles(puzzle, agents, prompts, max_prompt, max_tokens),
+        turns=turns,
+        rewards_form=rewards_form,
+        last_line=last_line,
+        phase=None if agents == "single" else phase_of(prompts),
+        history=teller(prompts),
+        propose=propose,
+        unread=unread,
+    )
+
+
+def text_roles(puzzle: PuzzleRules, agents: str, prompts: Prompts, max_prompt: int, max_tokens: int) -> tuple[Role, ...]:
     """Tool and Planner, or the single agent."""
     budget = dict(max_prompt=max_prompt, max_tokens=max_tokens, trim="history", trim_from="start")
     answer = dict(parse=answer_parser("steps", puzzle, keep="remark"), writes={"steps": None, "remark": ""})

@@ -29,7 +29,7 @@ from marl_llm.models import (
     split_adapters,
     to_cache,
 )
-from marl_llm.sampling.draws import draw
+from marl_llm.sampling.draws import Drawn, draw
 from marl_llm.sampling.requests import PLAIN, Settings
 from marl_llm.sampling.stops import StopRule
 
@@ -113,39 +113,16 @@ def sample(
     model = Decoder(config, serving=is_serving(base))
     budgets = jnp.full((e, k), max_tokens) if budgets is None else jnp.minimum(budgets, max_tokens)
     with jax.named_scope("prefill"):
-        hidden, layers = model.apply(variables, prompt, prompt_positions(prompt_where), prompt_mask(prompt_where))
-        logits = model.apply(variables, hidden[:, -1], method="head")
+        logits, cache = _prefill(model, variables, prompt, prompt_where, k, max_tokens)
     start = jnp.sum(prompt_where, axis=-1, dtype=jnp.int32)
-    heads = (config.key_value_heads, config.head_dim)
-    own_keys = constrain(jnp.zeros((e, k, *heads, max_tokens), hidden.dtype), "batch", None, "key_value_heads", None, None)
-    own_values = constrain(jnp.zeros((e, k, heads[0], max_tokens, heads[1]), hidden.dtype), "batch", None, "key_value_heads", None, None)
-    cache = [BranchCache(*to_cache(*layer), own_keys, own_values) for layer in layers]
     fold = jax.vmap(jax.vmap(jax.random.fold_in, in_axes=(0, None)), in_axes=(0, None))
-
-    blank = jnp.zeros((e, k, max_tokens), jnp.float32)
-    width = settings.max_kept
-    out = Responses(
-        jnp.full((e, k, max_tokens), pad_id, jnp.int32), blank.astype(bool), blank, blank, blank, jnp.ones((e, k), bool),
-        *(None, None) if width is None else (jnp.full((e, k, max_tokens, width), -1, jnp.int32), blank),
-    )  # fmt: skip
+    out = _blank_responses(e, k, max_tokens, settings.max_kept, pad_id)
 
     def emit(out: Responses, logits, step, alive, state) -> tuple[Responses, Array, Array, Array]:
         drawn = draw(logits, fold(keys, step), settings)
-        put = lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, jnp.expand_dims(new, 2), step, axis=2)  # noqa: E731
-        keep = alive.astype(jnp.float32)
         state, ended = ends_with(stop, drawn.token, state)
         ended &= alive
-        out = Responses(
-            put(out.tokens, jnp.where(alive, drawn.token, pad_id)),
-            put(out.where, alive),
-            put(out.log_probs, drawn.log_prob * keep),
-            put(out.sampled_log_probs, drawn.sampled_log_prob * keep),
-            put(out.entropy, drawn.entropy * keep),
-            out.truncated & ~ended,
-            *(None, None) if width is None else (
-                put(out.kept_ids, jnp.where(alive[..., None], drawn.kept_ids, -1)), put(out.kept_log_mass, drawn.kept_log_mass * keep),
-            ),
-        )  # fmt: skip
+        out = _written(out, drawn, step, alive, ended, pad_id)
         return out, drawn.token, alive & ~ended & (step + 1 < budgets), state
 
     def more(carry):
@@ -167,3 +144,43 @@ def sample(
         out, *_ = jax.lax.while_loop(more, decode, (out, cache, token, alive, state, jnp.int32(1)))
     unknown = lambda x: jnp.where(jnp.any(outside, axis=-1)[:, None, None] & out.where, jnp.nan, x)  # noqa: E731
     return out._replace(log_probs=unknown(out.log_probs), sampled_log_probs=unknown(out.sampled_log_probs))
+
+
+def _prefill(
+    model: Decoder, variables: dict, prompt: Int[Array, "E P"], prompt_where: Bool[Array, "E P"], k: int, max_tokens: int
+) -> tuple[Float[Array, "E V"], list[BranchCache]]:
+    """Logits of the first tokens, and per layer the prompt's keys and values with room for K responses."""
+    hidden, layers = model.apply(variables, prompt, prompt_positions(prompt_where), prompt_mask(prompt_where))
+    e, j, d = prompt.shape[0], model.config.key_value_heads, model.config.head_dim
+    own_keys = constrain(jnp.zeros((e, k, j, d, max_tokens), hidden.dtype), "batch", None, "key_value_heads", None, None)
+    own_values = constrain(jnp.zeros((e, k, j, max_tokens, d), hidden.dtype), "batch", None, "key_value_heads", None, None)
+    cache = [BranchCache(*to_cache(*layer), own_keys, own_values) for layer in layers]
+    return model.apply(variables, hidden[:, -1], method="head"), cache
+
+
+def _blank_responses(e: int, k: int, max_tokens: int, width: int | None, pad_id: int) -> Responses:
+    """`[E, K, R]` responses before their first token; `width`: of the kept ids, None where they are not asked for."""
+    blank = jnp.zeros((e, k, max_tokens), jnp.float32)
+    return Responses(
+        jnp.full((e, k, max_tokens), pad_id, jnp.int32), blank.astype(bool), blank, blank, blank, jnp.ones((e, k), bool),
+        *(None, None) if width is None else (jnp.full((e, k, max_tokens, width), -1, jnp.int32), blank),
+    )  # fmt: skip
+
+
+def _written(
+    out: Responses, drawn: Drawn, step: Int[Array, ""], alive: Bool[Array, "E K"], ended: Bool[Array, "E K"], pad_id: int
+) -> Responses:
+    """The responses with the tokens `[E K]` of a step, where they are alive; `ended` with this token."""
+    put = lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, jnp.expand_dims(new, 2), step, axis=2)  # noqa: E731
+    keep = alive.astype(jnp.float32)
+    return Responses(
+        put(out.tokens, jnp.where(alive, drawn.token, pad_id)),
+        put(out.where, alive),
+        put(out.log_probs, drawn.log_prob * keep),
+        put(out.sampled_log_probs, drawn.sampled_log_prob * keep),
+        put(out.entropy, drawn.entropy * keep),
+        out.truncated & ~ended,
+        *(None, None) if out.kept_ids is None else (
+            put(out.kept_ids, jnp.where(alive[..., None], drawn.kept_ids, -1)), put(out.kept_log_mass, drawn.kept_log_mass * keep),
+        ),
+    )  # fmt: skip

@@ -53,6 +53,15 @@ def check_form(form: str) -> str:
     return form
 
 
+def check_debate(rewards_form: str, agents: str, turns: int, history: int) -> None:
+    """Raises `ValueError` for options that no debate of two roles has: an unknown form or `agents`, or bounds that are too low."""
+    check_form(rewards_form)
+    if agents not in ("team", "single"):
+        raise WorkflowError(f"agents={agents!r} is unknown; choose team or single")
+    if turns < 1 or history < 0:
+        raise WorkflowError(f"turns={turns} must be at least 1, and history={history} at least 0")
+
+
 def rewards_in_form(form: str, parts: Mapping[str, Parts], team: Mapping[str, Result], solved: Mapping[str, Result]) -> tuple[Reward, ...]:
     """The rewards of a workflow in one form.
 

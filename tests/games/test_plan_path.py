@@ -336,12 +336,12 @@ def returns(rollout):
 
 
 @functools.cache
-def contest():
+def contest(form="progress"):
     """Every script in both roles, and in one role beside an optimal partner: (teams, rollout)."""
     teams = [dict(tool=name, planner=name) for name in SCRIPTS]
     teams += [dict(tool=name, planner="optimal") for name in SCRIPTS[1:]]
     teams += [dict(tool="optimal", planner=name) for name in SCRIPTS[1:]]
-    return teams, episodes(ARENA, SCRIPTS, teams)
+    return teams, episodes(dataclasses.replace(ARENA, rewards_form=form), SCRIPTS, teams)
 
 
 def test_an_optimal_team_earns_the_most_there_is():
@@ -391,6 +391,30 @@ def test_law_11_dawdling_and_arriving_late_earn_what_the_way_is_worth():
         assert arrived.any()
         assert turns[i].mean() > turns[0].mean() + 1
     assert not success[SCRIPTS.index("dawdle")].all()
+
+
+def test_law_11_under_safe_a_tool_is_not_paid_for_what_the_planner_did():
+    """And the known hole of `progress`, which pays it."""
+    for form, pay in (("progress", 0.5), ("safe", 0.0)):
+        game = game_with(rewards_form=form)
+        state = say(game.reset(INSTANCE), "tool", "| ;", game)  # cannot be read
+        state = say(state, "planner", "R D ;", game)  # half of the way
+        _, got = paid(state, "tool", ";", game)
+        assert (got.team, got.local) == pytest.approx((pay, 0.8 * pay - 0.1)), form
+
+
+def test_law_11_under_safe_no_adversary_earns_more_than_an_optimal_plan():
+    teams, rollout = contest("safe")
+    earned, _, _ = returns(rollout)
+    (lucky, _, _), bound = returns(contest()[1]), ALPHA + 0.8
+    for i, team in enumerate(teams):
+        assert max(total[i].max() for total in earned.values()) <= bound + 1e-5, team
+        np.testing.assert_allclose(earned["planner"][i], lucky["planner"][i], atol=1e-5)  # to the Planner the two forms are one
+        if team["tool"] in ("still", "loiter", "overlong", "unparsable"):
+            assert earned["tool"][i].max() <= 1e-5, team
+    for total in earned.values():
+        np.testing.assert_allclose(total[0], bound, atol=1e-5)  # both optimal
+    assert max(lucky["tool"][i].max() for i, team in enumerate(teams) if team["tool"] == "still") > 0.5
 
 
 def test_law_11_a_single_agent_earns_no_more_by_gaming():

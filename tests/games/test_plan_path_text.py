@@ -97,11 +97,11 @@ def random_lists():
         state = game.reset(map_)
         acted = game.simulate(state, moves, jnp.bool_(True))
         measure = functools.partial(game._measure, map_)
-        facts = device_pay.Facts(
+        facts = device_pay.PlanPathFacts(
             acted.well_formed, acted.legal, jnp.all(acted.end == map_.goal), measure(map_.start), measure(acted.end), measure(map_.start),
             jnp.maximum(measure(map_.start), 1.0), acted.on_path,
         )  # fmt: skip
-        forms = [device_pay.progress(facts), device_pay.outcome(facts)]
+        forms = [device_pay.safe(facts), device_pay.outcome(facts)]
         forms += [device_pay.paper(facts, executes=executes, strict=False) for executes in (True, False)]
         return acted.end, acted.status, acted.legal, [(f.team, f.local) for f in forms]
 
@@ -208,7 +208,7 @@ def fresh():
 @pytest.fixture
 def brief(fresh, monkeypatch):
     """A sandbox's limit of half a second."""
-    monkeypatch.setattr("marl_llm.games.plan_path.text.program_runner", lambda: program_runner(limits=Limits(0.5, stdout_bytes=65_536)))
+    monkeypatch.setattr("marl_llm.games.programs.program_runner", lambda: program_runner(limits=Limits(0.5, stdout_bytes=65_536)))
 
 
 def test_whatever_the_tool_says_has_a_word_and_a_counter(brief):
@@ -257,7 +257,7 @@ def test_what_the_sandbox_breaks_voids_the_play(fresh, monkeypatch):
     async def broken(code, stdin):
         return failed(FailureKind.CRASH, "no worker", 0.0)
 
-    monkeypatch.setattr("marl_llm.games.plan_path.text.program_runner", lambda: broken)
+    monkeypatch.setattr("marl_llm.games.programs.program_runner", lambda: broken)
     with pytest.raises(RolloutError, match="failed; the first at node 'execute': crash: no worker"):
         play(program("[R]"), "#### [R]")
 

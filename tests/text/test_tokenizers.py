@@ -8,7 +8,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_llm.games.plan_path.language import Language
+from marl_llm.games.plan_path.language import PlanPathLanguage
 from marl_llm.text import ByteTokenizer, PieceTokenizer, Tokenizer, train_pieces
 
 FACTS = (";", "|", "U", "U1", "U1R1", "#U1", "#U1R1", "@U1", "+g", "-", "t0", "tool", "x")
@@ -70,7 +70,7 @@ def test_facts_survive_the_round_trip_through_text_in_both_directions(words, pad
 
 
 def test_every_word_of_plan_path_is_one_token_even_beside_its_longer_cousins():
-    language = Language(10, 10, 32, ("tool", "planner", "solo"))
+    language = PlanPathLanguage(10, 10, 32, ("tool", "planner", "solo"))
     words = [m + n for m in ("", "#", "@") for n in language.offsets] + [f"t{t}" for t in range(32)]
     ids = language.ids(*words)
     assert len(set(ids.tolist())) == len(words)

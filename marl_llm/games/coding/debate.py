@@ -15,7 +15,7 @@ from typing import Any
 
 from marl_llm.tools.results import ToolResult
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, code_block, compute, repeat, sequence, together, tool
-from marl_llm.workflows.forms import Beside, check_form, rewards_in_form
+from marl_llm.workflows.forms import Beside, check_debate, rewards_in_form
 from marl_llm.workflows.trajectory import RoleCall
 
 TURNS = 4
@@ -209,11 +209,7 @@ def code_debate(
 
     Raises `ValueError` for an unknown word or a bound below 1.
     """
-    check_form(rewards_form)
-    if agents not in ("team", "single"):
-        raise ValueError(f"agents={agents!r} is unknown; choose team or single")
-    if turns < 1 or history < 0:
-        raise ValueError(f"turns={turns} must be at least 1, and history={history} at least 0")
+    check_debate(rewards_form, agents, turns, history)
     roles = roles or (debate_roles() if agents == "team" else {"coder": single_coder()})
 
     async def grade_program(code: str, function: str, tests: Sequence[Any]) -> ToolResult:

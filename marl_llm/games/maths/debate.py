@@ -19,7 +19,7 @@ from marl_llm.tools.said import read_text
 from marl_llm.tools.sandbox import Limits, Sandbox, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, after_hashes, code_block, compute, repeat, sequence, together, tool
-from marl_llm.workflows.forms import Beside, check_form, rewards_in_form
+from marl_llm.workflows.forms import Beside, check_debate, rewards_in_form
 from marl_llm.workflows.trajectory import RoleCall
 
 TURNS = 4
@@ -270,11 +270,7 @@ def maths_debate(
 
     Raises `ValueError` for an unknown word or a bound below 1.
     """
-    check_form(rewards_form)
-    if agents not in ("team", "single"):
-        raise ValueError(f"agents={agents!r} is unknown; choose team or single")
-    if turns < 1 or history < 0:
-        raise ValueError(f"turns={turns} must be at least 1, and history={history} at least 0")
+    check_debate(rewards_form, agents, turns, history)
     roles = roles or (debate_roles() if agents == "team" else {"reasoner": single_reasoner()})
 
     async def compare(answer: str, printed: str) -> ToolResult:

@@ -21,9 +21,10 @@ from marl_llm.games.plan_path import prose
 from marl_llm.games.plan_path import rewards as pay
 from marl_llm.games.plan_path.maps import DELTAS, FAR, Map, random_map, rows_of
 from marl_llm.games.protocol import GameRole, Prompt, Rewards
+from marl_llm.hints import check_word
 
 
-class Acted(NamedTuple):
+class PlanPathAction(NamedTuple):
     """The latest macro-action of the turn, measured: what `rewards` needs."""
 
     moves: Int[Array, "M"]  # indices into `UDLR`, -1 past the end
@@ -41,14 +42,17 @@ class PlanPathState(NamedTuple):
     position: Int[Array, "2"]
     turn: Int[Array, ""]
     status: Int[Array, ""]  # of the last executed list
-    proposal: Acted
-    acted: Acted
+    proposal: PlanPathAction
+    acted: PlanPathAction
     claims: Float[Array, "N"]
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanPath:
     """The game's options. All are static; two games with equal options are equal.
+
+    `rewards_form="progress"`, the default, on which the published figures stand, pays the Tool for cells that the Planner came closer since
+    the Tool's last readable proposal; "safe" does not. See `rewards.py`.
 
     Raises `ValueError` with the field's name on an impossible value, or on an option that would have no effect.
     """
@@ -66,8 +70,8 @@ class PlanPath:
     max_turns: int = 4  # T
     agents: str = "team"  # 'team' (tool, planner) or 'single' (solo)
     view: str = "full"  # 'split': only the Tool sees walls and the own row and column
-    rewards_form: str = "progress"  # 'progress', 'paper' (B.4) or 'outcome' (B.6)
-    distance: str = "bfs"  # what 'progress' and 'paper' measure: 'bfs' or 'manhattan'
+    rewards_form: str = "progress"  # 'progress', 'safe', 'paper' (B.4) or 'outcome' (B.6)
+    distance: str = "bfs"  # what all but 'outcome' measure: 'bfs' or 'manhattan'
     strict: bool | None = None  # paper only: '>' in the Tool's shaping term instead of the printed '>='
     max_walls: int | None = None  # maps with more walls are not drawn; default mean + 2.5 standard deviations
 
@@ -79,8 +83,7 @@ class PlanPath:
             "distance": ("bfs", "manhattan"),
         }
         for field, allowed in choices.items():
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"plan_path.{field}={getattr(self, field)!r} is not one of {', '.join(allowed)}")
+            check_word(f"plan_path.{field}", getattr(self, field), allowed)
         for field, low, high in (
             ("height", 2, 32),
             ("width", 2, 32),
@@ -126,9 +129,9 @@ class PlanPath:
         return tuple((r.name,) for r in self.roles)
 
     @functools.cached_property
-    def language(self) -> words.Language:
+    def language(self) -> words.PlanPathLanguage:
         """All roles' words, the same vocabulary for team and single agent, so that one warm start serves both."""
-        return words.Language(self.height, self.width, self.max_turns, ("tool", "planner", "solo"))
+        return words.PlanPathLanguage(self.height, self.width, self.max_turns, ("tool", "planner", "solo"))
 
     @property
     def tokenizer(self):
@@ -174,7 +177,7 @@ class PlanPath:
 
     def reset(self, instance: Map) -> PlanPathState:
         """The agent stands at the start; nothing has been said."""
-        nothing = Acted(
+        nothing = PlanPathAction(
             jnp.full((self.max_moves,), -1, jnp.int32),
             jnp.bool_(True),
             jnp.bool_(True),
@@ -292,7 +295,7 @@ class PlanPath:
         good = ended & jnp.all((moves >= 0) | ~listed)
         return jnp.where(listed & good, moves, -1).astype(jnp.int32), good
 
-    def simulate(self, state: PlanPathState, moves: Int[Array, "M"], well_formed: Bool[Array, ""]) -> Acted:
+    def simulate(self, state: PlanPathState, moves: Int[Array, "M"], well_formed: Bool[Array, ""]) -> PlanPathAction:
         """Makes the moves until the list ends, a wall or the border stops it, or the goal is reached."""
         map_ = state.map
         size = jnp.asarray([self.height, self.width])
@@ -317,7 +320,7 @@ class PlanPath:
         status = jnp.where(arrived, words.GOAL, jnp.where(stopped, words.HIT, words.OK))
         status = jnp.where(well_formed, status, words.MALFORMED).astype(jnp.int32)
         legal = well_formed & (count > 0) & ~stopped
-        return Acted(moves, well_formed, legal, end, (on_path / jnp.maximum(count, 1)).astype(jnp.float32), status)
+        return PlanPathAction(moves, well_formed, legal, end, (on_path / jnp.maximum(count, 1)).astype(jnp.float32), status)
 
     def act(self, state: PlanPathState, role: str, tokens: Int[Array, "R"], where: Bool[Array, "R"]) -> PlanPathState:
         """The Tool's proposal is simulated and noted; the Planner's (or single agent's) list is executed and ends the turn."""
@@ -335,7 +338,7 @@ class PlanPath:
         """What the role's macro-action earned, by `rewards_form`."""
         acted = after.acted
         index = [r.name for r in self.roles].index(role)
-        facts = pay.Facts(
+        facts = pay.PlanPathFacts(
             well_formed=acted.well_formed,
             legal=acted.legal,
             at_goal=jnp.all(acted.end == before.map.goal),
@@ -347,7 +350,7 @@ class PlanPath:
         )
         if self.rewards_form == "paper":
             return pay.paper(facts, executes=role != "tool", strict=bool(self.strict))
-        return pay.progress(facts) if self.rewards_form == "progress" else pay.outcome(facts)
+        return {"progress": pay.progress, "safe": pay.safe, "outcome": pay.outcome}[self.rewards_form](facts)
 
     # --- the scripted player ---------------------------------------------------------------------------------------------
 

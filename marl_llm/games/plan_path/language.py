@@ -34,7 +34,7 @@ def offset_name(row: int, column: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Language:
+class PlanPathLanguage:
     """Ids of every word for maps of one size. Cells are indexed by offset: `(row + h - 1) * (2 w - 1) + column + w - 1`."""
 
     height: int

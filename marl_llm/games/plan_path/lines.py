@@ -23,7 +23,8 @@ from marl_llm.games.hosted import HostGame, rows_of_task
 from marl_llm.games.plan_path.game import PlanPath
 from marl_llm.games.plan_path.grid import STEPS, grid_of, left, shortest, walker
 from marl_llm.games.plan_path.language import offset_name
-from marl_llm.games.programs import ANSWER_STATES, FORMS, Applied, Puzzle, program_runner, program_team, read_moves, write_moves
+from marl_llm.games.programs import ANSWER_STATES, Applied, PuzzleRules, program_team, read_moves, write_moves
+from marl_llm.hints import check_word
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory, WorkflowError, World
 
@@ -208,8 +209,7 @@ def plan_path_programs(
 
     Raises `ValueError` for a value out of its range.
     """
-    if agents not in ("team", "single") or rewards_form not in FORMS:
-        raise WorkflowError(f"plan_path_programs: agents={agents!r}, rewards_form={rewards_form!r}; see its options")
+    check_word("plan_path_programs.agents", agents, ("team", "single"), WorkflowError)
     game = PlanPath(height, width, wall_density, min_distance, min(max_distance, height * width), max_moves=max_moves, max_turns=turns)
     moves = walker()
 
@@ -217,7 +217,7 @@ def plan_path_programs(
         done = moves(state["rows"], start["rows"], letters)
         return dataclasses.replace(done, state={**state, "rows": done.state})
 
-    puzzle = Puzzle(
+    puzzle = PuzzleRules(
         "plan_path_programs",
         apply,
         lambda state, start: left(state["rows"]),
@@ -231,7 +231,6 @@ def plan_path_programs(
         line_roles(max_moves, game.wall_cap, agents, adopt),
         turns=turns,
         rewards_form=rewards_form,
-        run=program_runner(),
         fit=lambda letters: letters[:max_moves],
         adopted=ADOPT,
     )

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from marl_llm.games.hosted import map_tasks
 from marl_llm.games.plan_path.game import PlanPath
 from marl_llm.games.plan_path.grid import Rows, grid_of, left, shortest, walker
-from marl_llm.games.programs import FORMS, Puzzle, program_runner, program_team, read_moves, write_moves
-from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, phase_of, teller, text_roles
+from marl_llm.games.programs import PuzzleRules, read_moves, write_moves
+from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, text_workflow
+from marl_llm.hints import check_word
 from marl_llm.workflows import ScriptTurn, WorkflowError, World
 
 MAP_IN = ("prompt", "stdin")
@@ -71,19 +72,13 @@ def plan_path_text(
 
     Raises `ValueError` for a value out of its range.
     """
-    for name, value, known in (
-        ("agents", agents, ("team", "single")),
-        ("rewards_form", rewards_form, FORMS),
-        ("distance", distance, ("bfs", "manhattan")),
-        ("map_in", map_in, MAP_IN),
-    ):
-        if value not in known:
-            raise WorkflowError(f"plan_path_text.{name}={value!r} is not one of {', '.join(known)}")
+    check_word("plan_path_text.distance", distance, ("bfs", "manhattan"), WorkflowError)
+    check_word("plan_path_text.map_in", map_in, MAP_IN, WorkflowError)
     if agents == "single" and (map_in != "prompt" or last_line):
         raise WorkflowError("plan_path_text: map_in and last_line have no effect with agents='single', which runs no program")
     game = PlanPath(height, width, wall_density, min_distance, min(max_distance, height * width), max_turns=turns)
     at_most = 4 * height * width
-    puzzle = Puzzle(
+    puzzle = PuzzleRules(
         "plan_path_text",
         walker(distance),
         lambda rows, start: left(rows, distance),
@@ -93,15 +88,15 @@ def plan_path_text(
         (lambda rows: "\n".join(rows) + "\n") if map_in == "stdin" else lambda rows: "",
     )
     words = TASK.format(height=height, width=width, turns=turns) + (STDIN_TASK if map_in == "stdin" else "")
-    workflow = program_team(
+    workflow = text_workflow(
         puzzle,
-        text_roles(puzzle, agents, PROMPTS, max_prompt, max_tokens),
+        PROMPTS,
+        agents=agents,
         turns=turns,
         rewards_form=rewards_form,
-        run=program_runner(),
         last_line=last_line,
-        phase=None if agents == "single" else phase_of(PROMPTS),
-        history=teller(PROMPTS),
+        max_prompt=max_prompt,
+        max_tokens=max_tokens,
     )
     return World(workflow, map_tasks(game, maps_seed, words, "map"), "solved", None, text_player(noise), text_player(1.0))
 

@@ -21,11 +21,12 @@ from marl_llm.games.sokoban import language as words
 from marl_llm.games.sokoban import prose
 from marl_llm.games.sokoban import rewards as pay
 from marl_llm.games.sokoban.rooms import FAR, MAX_PLACES, MOVES, Room, Size, cornered, potential, random_room, rows_of, step, tables
+from marl_llm.hints import check_word
 
 DISCOUNT = 0.9  # worth of a place that is one move further from the solution, with potential='power'
 
 
-class Acted(NamedTuple):
+class SokobanAction(NamedTuple):
     """The latest macro-action of the turn: what `rewards` needs."""
 
     moves: Int[Array, "M"]  # indices into `UDLR`, -1 past the end
@@ -42,8 +43,8 @@ class SokobanState(NamedTuple):
     place: Int[Array, ""]
     turn: Int[Array, ""]
     status: Int[Array, ""]  # of the last list that was made
-    proposal: Acted
-    acted: Acted
+    proposal: SokobanAction
+    acted: SokobanAction
     claims: Float[Array, "N"]
 
 
@@ -82,8 +83,7 @@ class Sokoban:
             "potential": (None, "power", "length"),
         }
         for field, allowed in choices.items():
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"sokoban.{field}={getattr(self, field)!r} is not one of {', '.join(map(str, allowed))}")
+            check_word(f"sokoban.{field}", getattr(self, field), allowed)
         room = (self.height - 2) * (self.width - 2)
         for field, low, high in (
             ("height", 4, 10),
@@ -127,9 +127,9 @@ class Sokoban:
         return tuple((role.name,) for role in self.roles)
 
     @functools.cached_property
-    def language(self) -> words.Language:
+    def language(self) -> words.SokobanLanguage:
         """All roles' words, the same vocabulary for team and single agent."""
-        return words.Language(self.size.rows, self.size.columns, self.max_turns, self.frame, ("tool", "planner", "solo"))
+        return words.SokobanLanguage(self.size.rows, self.size.columns, self.max_turns, self.frame, ("tool", "planner", "solo"))
 
     @property
     def tokenizer(self):
@@ -166,7 +166,7 @@ class Sokoban:
     def reset(self, instance: Room) -> SokobanState:
         """Nothing has been said."""
         none, true = jnp.full((self.max_moves,), -1, jnp.int32), jnp.bool_(True)
-        nothing = Acted(none, true, true, instance.place, jnp.int32(lists.NONE))
+        nothing = SokobanAction(none, true, true, instance.place, jnp.int32(lists.NONE))
         claims = jnp.full((len(self.roles),), self._worth(instance, instance.place))
         return SokobanState(instance, instance.place, jnp.int32(0), jnp.int32(lists.NONE), nothing, nothing, claims)
 
@@ -228,7 +228,7 @@ class Sokoban:
 
     # --- actions ---------------------------------------------------------------------------------------------------------
 
-    def simulate(self, state: SokobanState, moves: Int[Array, "M"], well_formed: Bool[Array, ""]) -> Acted:
+    def simulate(self, state: SokobanState, moves: Int[Array, "M"], well_formed: Bool[Array, ""]) -> SokobanAction:
         """Makes the moves until the list ends, one is illegal, or all boxes are on goals."""
         room = state.room
 
@@ -241,7 +241,7 @@ class Sokoban:
         (end, stopped), _ = jax.lax.scan(make, (state.place, jnp.bool_(False)), moves)
         status = jnp.where(room.distance[end] == 0, lists.SOLVED, jnp.where(stopped, lists.ILLEGAL, lists.DONE))
         status = jnp.where(well_formed, status, lists.MALFORMED).astype(jnp.int32)
-        return Acted(moves, well_formed, well_formed & (moves[0] >= 0) & ~stopped, end, status)
+        return SokobanAction(moves, well_formed, well_formed & (moves[0] >= 0) & ~stopped, end, status)
 
     def act(self, state: SokobanState, role: str, tokens: Int[Array, "R"], where: Bool[Array, "R"]) -> SokobanState:
         """The Tool's proposal is simulated and noted; the Planner's (or single agent's) list is made and ends the turn."""
@@ -260,7 +260,7 @@ class Sokoban:
         room, acted = before.room, after.acted
         start, boxes = self._holders(before.place)[1], self._holders(acted.end)[1]
         off_goal = ~jnp.any(boxes[:, None] == room.goals[None], axis=-1)
-        facts = pay.Facts(
+        facts = pay.SokobanFacts(
             well_formed=acted.well_formed,
             legal=acted.legal,
             solved=room.distance[acted.end] == 0,

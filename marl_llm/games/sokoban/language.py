@@ -34,7 +34,7 @@ def offset_name(row: int, column: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Language:
+class SokobanLanguage:
     """Ids of every word for rooms of `rows` by `columns` cells inside the border."""
 
     rows: int

@@ -1,8 +1,8 @@
 """What Sokoban pays: Appendix B.5 as printed, a form that telescopes and cannot be gamed, and the outcome alone (B.6).
 
-All three see the same facts of one macro-action (`Facts`), in which the Tool's list is simulated and the Planner's is made. For lists,
-B.5's scores of one action are read as: format and legality hold for the whole list, deadlocks and ψ for the state at its end. The team
-reward is that of the state after the list, whether or not the list could be read (readings).
+All three see the same `SokobanFacts` of one macro-action, in which the Tool's list is simulated and the Planner's is made. For lists, B.5's
+scores of one action are read as: format and legality hold for the whole list, deadlocks and ψ for the state at its end. The team reward
+is that of the state after the list, whether or not the list could be read (readings).
 
 Known holes of B.5, kept in `paper` because the paper prints them, and closed in `safe`:
 
@@ -26,7 +26,7 @@ FORMAT, LEGAL, MAIN = 0.1, 0.1, 0.8  # the coefficients of Appendix B.5, for bot
 UNPARSABLE = 0.5  # what an unparsable answer costs under `safe`: more than an illegal one, else the form is lost while training
 
 
-class Facts(NamedTuple):
+class SokobanFacts(NamedTuple):
     """One macro-action, measured. Worth is in [0, 1]: 1 of a solved room, 0 of one that cannot be solved any more."""
 
     well_formed: Bool[Array, ""]
@@ -42,7 +42,7 @@ class Facts(NamedTuple):
     initial_worth: Float[Array, ""]
 
 
-def paper(facts: Facts, *, executes: bool) -> Rewards:
+def paper(facts: SokobanFacts, *, executes: bool) -> Rewards:
     """Stronger-MAS Appendix B.5. `executes`: the Planner's design (deadlocks), else the Tool's (ψ)."""
     team = jnp.where(facts.solved, 1.0, facts.on_goals)
     main = {"deadlock_free": MAIN * ~facts.deadlock} if executes else {"potential": MAIN * (facts.after >= facts.before)}
@@ -51,7 +51,7 @@ def paper(facts: Facts, *, executes: bool) -> Rewards:
     return Rewards(team, sum(parts.values()), parts, facts.well_formed)
 
 
-def safe(facts: Facts) -> Rewards:
+def safe(facts: SokobanFacts) -> Rewards:
     """Paid for what the room gained in worth, once: (w_t − max(w_{t−1}, w of the place before)) / (1 − w_0).
 
     w_t is the worth at the end of the role's list of turn t. The maximum keeps the Tool from being paid for what the Planner did. Signed,
@@ -69,7 +69,7 @@ def safe(facts: Facts) -> Rewards:
     return Rewards(gain, sum(parts.values()), parts, facts.well_formed)
 
 
-def outcome(facts: Facts) -> Rewards:
+def outcome(facts: SokobanFacts) -> Rewards:
     """Stronger-MAS Appendix B.6: the team's success, and whether the output parses.
 
     Inside a tree the episode's end is not known yet, so a branch's success is whether its own list solves the room.

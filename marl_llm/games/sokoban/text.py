@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from marl_llm.games.hosted import map_tasks
-from marl_llm.games.programs import FORMS, Applied, Puzzle, program_runner, program_team, read_moves, write_moves
+from marl_llm.games.programs import Applied, PuzzleRules, read_moves, write_moves
 from marl_llm.games.sokoban.game import Sokoban
-from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, phase_of, teller, text_roles
+from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, text_workflow
+from marl_llm.hints import check_word
 from marl_llm.workflows import ScriptTurn, WorkflowError, World
 
 Rows = tuple[str, ...]
@@ -196,32 +197,27 @@ def sokoban_text(
 
     Raises `ValueError` for a value out of its range.
     """
-    for name, value, known in (
-        ("agents", agents, ("team", "single")),
-        ("rewards_form", rewards_form, FORMS),
-        ("tool_answer", tool_answer, ("moves", "box_path")),
-    ):
-        if value not in known:
-            raise WorkflowError(f"sokoban_text.{name}={value!r} is not one of {', '.join(known)}")
+    check_word("sokoban_text.tool_answer", tool_answer, ("moves", "box_path"), WorkflowError)
     by_box = tool_answer == "box_path"
     if by_box and (boxes != 1 or agents == "single"):
         raise WorkflowError("sokoban_text.tool_answer='box_path' is for a team and one box: with several it would not say which one moves")
     game = Sokoban(height, width, boxes, max_turns=turns)
-    puzzle = Puzzle("sokoban_text", push, lambda rows, start: left(rows), lambda text: read_moves(text, AT_MOST), write_moves, describe)
+    read = functools.partial(read_moves, at_most=AT_MOST)
+    puzzle = PuzzleRules("sokoban_text", push, lambda rows, start: left(rows), read, write_moves, describe)
     one = boxes == 1
     boxes_and_goals = ("the box", "the goal") if one else ("all boxes", "the goals")
     words = TASK.format(height=height, width=width, turns=turns, boxes=boxes_and_goals[0], goals=boxes_and_goals[1])
     prompts = ACTIONS._replace(results=RESULTS, proposal="Proposed path of the box" if by_box else ACTIONS.proposal)
-    workflow = program_team(
+    workflow = text_workflow(
         puzzle,
-        text_roles(puzzle, agents, prompts, max_prompt, max_tokens),
+        prompts,
+        agents=agents,
         turns=turns,
         rewards_form=rewards_form,
-        run=program_runner(),
         last_line=last_line,
+        max_prompt=max_prompt,
+        max_tokens=max_tokens,
         propose=carry if by_box else None,
-        phase=None if agents == "single" else phase_of(prompts),
-        history=teller(prompts),
         unread=0.5,
     )
     tasks = map_tasks(game, rooms_seed, words + (BOX_PATH if by_box else ""), "room")

@@ -23,9 +23,10 @@ from marl_llm.games.sudoku import language as words
 from marl_llm.games.sudoku import prose
 from marl_llm.games.sudoku import rewards as pay
 from marl_llm.games.sudoku.puzzles import CELLS, FEWEST_CLUES, LINE_PEERS, PEERS, SIDE, Puzzle, random_puzzle, rows_of, seen, solutions
+from marl_llm.hints import check_word
 
 
-class Acted(NamedTuple):
+class SudokuAction(NamedTuple):
     """The latest macro-action of the turn: what `rewards` needs."""
 
     fills: Int[Array, "M"]  # 4 · cell + digit − 1, -1 past the end
@@ -42,8 +43,8 @@ class SudokuState(NamedTuple):
     grid: Int[Array, "16"]  # 0 where blank
     turn: Int[Array, ""]
     status: Int[Array, ""]  # of the last list that was made
-    proposal: Acted
-    acted: Acted
+    proposal: SudokuAction
+    acted: SudokuAction
     claims: Int[Array, "N 16"]
 
 
@@ -73,8 +74,7 @@ class Sudoku:
             "rewards_form": pay.FORMS,
         }
         for field, allowed in choices.items():
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"sudoku.{field}={getattr(self, field)!r} is not one of {', '.join(allowed)}")
+            check_word(f"sudoku.{field}", getattr(self, field), allowed)
         for field, low, high in (("max_fills", 1, CELLS), ("max_turns", 1, 32)):
             if not low <= getattr(self, field) <= high:
                 raise ValueError(f"sudoku.{field}={getattr(self, field)} is not in [{low}, {high}]")
@@ -96,9 +96,9 @@ class Sudoku:
         return tuple((role.name,) for role in self.roles)
 
     @functools.cached_property
-    def language(self) -> words.Language:
+    def language(self) -> words.SudokuLanguage:
         """All roles' words, the same vocabulary for team and single agent."""
-        return words.Language(self.max_turns, self.view, ("tool", "planner", "solo"))
+        return words.SudokuLanguage(self.max_turns, self.view, ("tool", "planner", "solo"))
 
     @property
     def tokenizer(self):
@@ -139,7 +139,7 @@ class Sudoku:
     def reset(self, instance: Puzzle) -> SudokuState:
         """Nothing has been said."""
         none, true = jnp.full((self.max_fills,), -1, jnp.int32), jnp.bool_(True)
-        nothing = Acted(none, true, true, instance.clues, jnp.int32(lists.NONE))
+        nothing = SudokuAction(none, true, true, instance.clues, jnp.int32(lists.NONE))
         claims = jnp.tile(instance.clues, (len(self.roles), 1))
         return SudokuState(instance, instance.clues, jnp.int32(0), jnp.int32(lists.NONE), nothing, nothing, claims)
 
@@ -183,7 +183,7 @@ class Sudoku:
 
     # --- actions ---------------------------------------------------------------------------------------------------------
 
-    def simulate(self, state: SudokuState, fills: Int[Array, "M"], well_formed: Bool[Array, ""]) -> Acted:
+    def simulate(self, state: SudokuState, fills: Int[Array, "M"], well_formed: Bool[Array, ""]) -> SudokuAction:
         """Makes the fills in order, as far as `illegal` lets them."""
         peers = jnp.asarray(PEERS)
 
@@ -199,7 +199,8 @@ class Sudoku:
             grid = jnp.where(stopped, state.grid, grid)
         solved = jnp.all(grid == state.puzzle.solution)
         status = jnp.where(solved, lists.SOLVED, jnp.where(stopped, lists.ILLEGAL, lists.DONE))
-        return Acted(fills, well_formed, well_formed & ~stopped, grid, jnp.where(well_formed, status, lists.MALFORMED).astype(jnp.int32))
+        status = jnp.where(well_formed, status, lists.MALFORMED).astype(jnp.int32)
+        return SudokuAction(fills, well_formed, well_formed & ~stopped, grid, status)
 
     def act(self, state: SudokuState, role: str, tokens: Int[Array, "R"], where: Bool[Array, "R"]) -> SudokuState:
         """The Tool's proposal is simulated and noted; the Planner's (or single agent's) fills are made and end the turn."""
@@ -221,7 +222,7 @@ class Sudoku:
         written = before.grid.at[jnp.where(listed, cells, CELLS)].set(acted.fills % SIDE + 1, mode="drop")  # all listed fills, legal or not
         twice = (written[:, None] == written[None]) & (written[:, None] > 0) & jnp.asarray(PEERS)
         claim = before.claims[[r.name for r in self.roles].index(role)]
-        facts = pay.Facts(
+        facts = pay.SudokuFacts(
             well_formed=acted.well_formed,
             into_blanks=jnp.all((counts == 0) | ((counts == 1) & (before.grid == 0))),
             consistent=~jnp.any(twice),

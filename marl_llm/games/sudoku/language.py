@@ -32,7 +32,7 @@ def seen_name(digits: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Language:
+class SudokuLanguage:
     """Ids of every word, for games of one view."""
 
     max_turns: int

@@ -1,7 +1,7 @@
 """What Sudoku pays: Appendix B.3 as printed, a form that telescopes and cannot be gamed, and the outcome alone (B.6).
 
-All three see the same facts of one macro-action (`Facts`), in which the Tool's fills are simulated and the Planner's are made. B.3 calls
-the Planner the Reasoner. Its legality and progress are read of the grid with all listed fills written into it, though the game itself makes
+All three see the same `SudokuFacts` of one macro-action, in which the Tool's fills are simulated and the Planner's are made. B.3 calls the
+Planner the Reasoner. Its legality and progress are read of the grid with all listed fills written into it, though the game itself makes
 no illegal fill: the formula says no more.
 
 Known holes of B.3, kept in `paper` because the paper prints them, and closed in `safe`:
@@ -27,7 +27,7 @@ FORMAT, LEGAL, MAIN = 0.1, 0.1, 0.8  # the coefficients of Appendix B.3, for bot
 UNPARSABLE = 0.5  # what an unparsable answer costs under `safe`: more than an illegal one, else the form is lost while training
 
 
-class Facts(NamedTuple):
+class SudokuFacts(NamedTuple):
     """One macro-action, measured."""
 
     well_formed: Bool[Array, ""]
@@ -42,7 +42,7 @@ class Facts(NamedTuple):
     worth: Float[Array, ""]  # at its end
 
 
-def paper(facts: Facts, *, executes: bool) -> Rewards:
+def paper(facts: SudokuFacts, *, executes: bool) -> Rewards:
     """Stronger-MAS Appendix B.3. `executes`: the Reasoner's design (legality, progress), else the Tool's (execution, sanity)."""
     if executes:
         parts = {"legal": LEGAL * facts.consistent, "progress": MAIN * facts.filled}
@@ -53,7 +53,7 @@ def paper(facts: Facts, *, executes: bool) -> Rewards:
     return Rewards(facts.solved.astype(jnp.float32), sum(parts.values()), parts, facts.well_formed)
 
 
-def safe(facts: Facts) -> Rewards:
+def safe(facts: SudokuFacts) -> Rewards:
     """Correct fills minus wrong ones, as a share of the puzzle's blanks, paid once: v_t − max(v_{t−1}, v of the grid before).
 
     v_t is the share at the end of the role's list of turn t. The maximum keeps the Tool from being paid for what the Planner did. The team
@@ -70,7 +70,7 @@ def safe(facts: Facts) -> Rewards:
     return Rewards(jnp.where(facts.well_formed, team, 0.0), sum(parts.values()), parts, facts.well_formed)
 
 
-def outcome(facts: Facts) -> Rewards:
+def outcome(facts: SudokuFacts) -> Rewards:
     """Stronger-MAS Appendix B.6: the team's success, and whether the output parses.
 
     Inside a tree the episode's end is not known yet, so a branch's success is whether its own fills solve the puzzle.

@@ -17,10 +17,10 @@ from collections.abc import Callable
 import numpy as np
 
 from marl_llm.games.hosted import map_tasks
-from marl_llm.games.programs import FORMS, Applied, Puzzle, program_runner, program_team
+from marl_llm.games.programs import Applied, PuzzleRules
 from marl_llm.games.sudoku.game import Sudoku
 from marl_llm.games.sudoku.puzzles import CELLS, GRIDS, PEERS, SIDE
-from marl_llm.games.text_team import PROMPT_TOKENS, RESPONSE_TOKENS, Prompts, phase_of, teller, text_roles
+from marl_llm.games.text_team import PROMPT_TOKENS, RESPONSE_TOKENS, Prompts, text_workflow
 from marl_llm.tools.said import Bounds, read_json
 from marl_llm.workflows import FormatError, ScriptTurn, WorkflowError, World
 
@@ -153,19 +153,16 @@ def sudoku_text(
 
     Raises `ValueError` for a value out of its range.
     """
-    for name, value, known in (("agents", agents, ("team", "single")), ("rewards_form", rewards_form, FORMS)):
-        if value not in known:
-            raise WorkflowError(f"sudoku_text.{name}={value!r} is not one of {', '.join(known)}")
-    puzzle = Puzzle("sudoku_text", fill, unsolved, read_fills, write_fills, _describe)
-    workflow = program_team(
+    puzzle = PuzzleRules("sudoku_text", fill, unsolved, read_fills, write_fills, _describe)
+    workflow = text_workflow(
         puzzle,
-        text_roles(puzzle, agents, PROMPTS, max_prompt, max_tokens),
+        PROMPTS,
+        agents=agents,
         turns=turns,
         rewards_form=rewards_form,
-        run=program_runner(),
         last_line=last_line,
-        phase=None if agents == "single" else phase_of(PROMPTS),
-        history=teller(PROMPTS),
+        max_prompt=max_prompt,
+        max_tokens=max_tokens,
         unread=0.5,
     )
     tasks = map_tasks(Sudoku(max_turns=turns), puzzles_seed, TASK, "puzzle")

@@ -164,13 +164,8 @@ class Sandbox:
         with self._lock:
             waiting = sum(len(queue) for queue in self._queues.values())
             names = ("submitted", "done", "failed", "retried", "zygotes_started", "zygotes_lost")
-            counts = {f"sandbox/{name}": float(self._counts[name]) for name in names}
-            return {
-                "sandbox/level": float(self.level),
-                "sandbox/waiting": float(waiting),
-                "sandbox/running": float(len(self._active)),
-                **counts,
-            }
+            found = {"level": self.level, "waiting": waiting, "running": len(self._active)} | {name: self._counts[name] for name in names}
+            return {f"sandbox/{name}": float(value) for name, value in found.items()}
 
     def zygotes(self) -> list[int]:
         """Process ids of the zygotes that serve now."""
@@ -313,6 +308,12 @@ class Sandbox:
         self._counts["failed"] += 1
         self._set(job, None, Failure(kind, message))
 
+    def _fail_queued(self, queue: FairQueue[Job], kind: FailureKind, message: str) -> None:
+        while queue:
+            job = queue.pop()
+            if job.queued and (job.attempts or job.future.set_running_or_notify_cancel()):
+                self._fail(job, kind, message)
+
     def _set(self, job: Job, program, failure: Failure | None) -> None:
         now = time.monotonic()
         job.arrived()
@@ -356,10 +357,7 @@ class Sandbox:
             self._discard(run)
             self._fail(run.job, FailureKind.UNAVAILABLE, "the sandbox was closed")
         for queue in self._queues.values():
-            while queue:
-                job = queue.pop()
-                if job.queued and (job.attempts or job.future.set_running_or_notify_cancel()):
-                    self._fail(job, FailureKind.UNAVAILABLE, "the sandbox was closed")
+            self._fail_queued(queue, FailureKind.UNAVAILABLE, "the sandbox was closed")
         for group in list(self._slots.values()):
             for slot in list(group):
                 self._lose(slot)
@@ -425,11 +423,8 @@ class Sandbox:
 
     def _give_up(self, profile: str) -> None:
         """No zygote of a profile starts: its jobs fail, with what the zygote said."""
-        queue = self._queues.get(profile, FairQueue())
-        while queue:
-            job = queue.pop()
-            if job.queued and (job.attempts or job.future.set_running_or_notify_cancel()):
-                self._fail(job, FailureKind.CRASH, f"zygotes of profile {profile!r} do not start: {self._last_complaint}")
+        problem = f"zygotes of profile {profile!r} do not start: {self._last_complaint}"
+        self._fail_queued(self._queues.get(profile, FairQueue()), FailureKind.CRASH, problem)
         self._failed_starts[profile] = 0
 
     def _tick(self) -> None:
