@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from marl_llm.games import Game, Prompt, speaking_order
 from marl_llm.rollout.table import CompiledRollout, Episodes, Table
-from marl_llm.sampling import Responses, identity_key
+from marl_llm.sampling import Responses, identity_key, random_pick
 
 # (role, states [E], prompts [E], keys [E, K]) -> K responses per prompt
 Player = Callable[[str, object, Prompt, Key[Array, "E K"]], Responses]
@@ -57,8 +57,7 @@ def pick_branch(
     if pick == "first":
         return jnp.zeros(rewards.shape[:1], jnp.int32)
     if pick == "random":
-        draw = lambda k: jax.random.randint(jax.random.fold_in(k, 1_000_003), (), 0, rewards.shape[1])  # noqa: E731
-        return jax.vmap(draw)(keys[:, 0])
+        return jax.vmap(lambda key: random_pick(key, rewards.shape[1]))(keys[:, 0])
     raise ValueError(f"unknown pick {pick!r}; the picks are {', '.join(PICKS)}")
 
 

@@ -20,6 +20,8 @@ _EXPORTS = {
     "identity_key": "draws",
     "inverse_cdf": "draws",
     "kept": "draws",
+    "pick_by_identity": "draws",
+    "random_pick": "draws",
     "StopRule": "stops",
     "stop_rule": "stops",
     "Responses": "sampler",

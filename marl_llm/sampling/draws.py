@@ -6,6 +6,7 @@ CPU; they are those of `marl_llm.algorithms.kept_tokens`, up to the rounding of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -45,6 +46,17 @@ def identity_key(root: Key[Array, ""], identity: Int[Array, "C"], count: Int[Arr
     """
     fold = lambda key, x: (jnp.where(x[1] < count, jax.random.fold_in(key, x[0]), key), None)  # noqa: E731
     return jax.lax.scan(fold, root, (identity, jnp.arange(identity.shape[0])))[0]
+
+
+def random_pick(key: Key[Array, ""], count: Int[Array, ""] | int) -> Int[Array, ""]:
+    """Which of `count` candidates goes on under `pick="random"`, of the key of the first one, which is folded."""
+    return jax.random.randint(jax.random.fold_in(key, 1_000_003), (), 0, count)
+
+
+def pick_by_identity(root: Key[Array, ""]) -> Callable[[tuple[int, ...], int], int]:
+    """`random_pick` on the host: a function of the first candidate's identity and the number of candidates."""
+    pick = jax.jit(lambda identity, count: random_pick(identity_key(root, identity, identity.shape[0]), count))
+    return lambda identity, count: int(pick(jnp.asarray(identity, jnp.int32), count))
 
 
 def inverse_cdf(probabilities: Float[Array, "*rows V"], uniform: Float[Array, "*rows"]) -> Int[Array, "*rows"]:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Recipe
 from marl_llm.evaluation import Evaluation, Outcome
-from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.sampling import Engine, LaneConfig, pick_by_identity
 from marl_llm.sampling.requests import Settings
 from marl_llm.training.batch import Batch, from_table, imitated
 from marl_llm.training.learner import Learner, ModelSpec
@@ -87,6 +87,7 @@ class HostedTeam(Team):
         super().__init__(list(world.workflow.roles), assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
         self.world, self.headline, self._options = world, world.headline, play
         self._engine_key = jax.random.split(jax.random.key(seed))[1] if draws is None else draws
+        self._pick = pick_by_identity(self._engine_key)
         self.plays = options.recipe.plays
         self.engine = self._engine({name: (learner, learner.params) for name, learner in self.learners.items()})
         self._guests: dict[tuple, Engine] = {}  # engines of evaluations with other seats, by their models
@@ -126,7 +127,7 @@ class HostedTeam(Team):
         o = self._options
         return Controller(
             self.world.workflow, assignment, engine, speech, branching=branching, attempts=o.attempts, timeout_s=o.timeout_s,
-            concurrency=o.concurrency, settings=settings, pick=pick, alpha=self.options.recipe.alpha,
+            concurrency=o.concurrency, settings=settings, pick=pick, alpha=self.options.recipe.alpha, draw=self._pick,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ from marl_llm.workflows.checks import SCORED, check_shown
 from marl_llm.workflows.errors import PlayFailure, RolloutError, WorkflowError
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Each, Together, walk
-from marl_llm.workflows.play import PICKS, Forks, Play, finish, run_all
+from marl_llm.workflows.play import PICKS, Draw, Forks, Play, any_draw, finish, run_all
 from marl_llm.workflows.scoring import Scoring
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.threads import Threads
@@ -80,6 +80,7 @@ class Controller:
       concurrency: most instances under way; the others wait in order.
       threads: for the plain function of each tool, so that a tool that hangs holds up no other. A call's deadline begins once it has one; a
         call that is late leaves its thread behind, and another takes its place (`workflows.threads`).
+      draw: decides for `pick="random"`, see `play.Draw`; `sampling.pick_by_identity` of the generator's key draws as compiled play does.
       settings: how tokens are drawn, in place of the roles' own, e.g. `Settings(temperature=0)` for a greedy evaluation.
 
     Raises:
@@ -101,6 +102,7 @@ class Controller:
         pick: str | None = None,
         alpha: float | int = 1.0,
         score: str | None = None,
+        draw: Draw = any_draw,
     ):
         assignment.check(workflow)
         if attempts < 1 or concurrency < 1 or threads < 1 or (timeout_s is not None and timeout_s <= 0):
@@ -115,7 +117,7 @@ class Controller:
         if pick not in (None, *PICKS):
             raise WorkflowError(f"pick={pick!r} is unknown; choose None or one of {', '.join(PICKS)}")
         branching = checked_branching(workflow, branching or {}, pick, score)
-        self._forks = Forks(branching, pick, alpha, when_scored(workflow, pick, score) if branching else "at_end")
+        self._forks = Forks(branching, pick, alpha, when_scored(workflow, pick, score) if branching else "at_end", draw)
         self.scoring: Callable[[Task], Any] = functools.partial(Scoring, workflow)
         self.settings = settings
         self._attempts, self._timeout_s, self._concurrency = attempts, timeout_s, concurrency

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import random
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,12 @@ from marl_llm.workflows.state import Round, State, Todo, merge, push
 from marl_llm.workflows.trajectory import Earned, Event, RoleCall, Task, Trajectory
 
 PICKS = ("first", "random", "greedy")
+Draw = Callable[[tuple[int, ...], int], int]  # the identity of a fork's first candidate, the number of candidates -> which goes on
+
+
+def any_draw(identity: tuple[int, ...], count: int) -> int:
+    """A draw that the identity alone decides."""
+    return random.Random(repr(identity)).randrange(count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Forks:
     pick: str | None = None
     alpha: float | int = 1.0
     score: str = "at_end"
+    draw: Draw = any_draw
 
     @property
     def base(self) -> int:
@@ -90,7 +97,7 @@ class Play:
             found = [(trunk, later), *await run_all(others)]
             paths += [path for path, _ in found[1:]]
             pays = [self._worth(fork.request_number, path) for path, _ in found]
-            trunk, later = found[self._picked(fork.request_number, pays)]
+            trunk, later = found[self._picked(fork.node, fork.request_number, pays)]
             forks, number = [*forks[: number + 1], *later], number + 1
         return tuple(paths)
 
@@ -110,7 +117,7 @@ class Play:
         """K candidates on the same state, each scored when it is made; the picked one's state (AT-GRPO, Algorithm 1, lines 9 to 14)."""
         starts = [state._replace(path_id=choice) for choice in range(branches)]  # the identity that a compiled game's candidates have
         found = await run_all([self._candidate(node, number, state, choice, one) for choice, one in enumerate(starts)])
-        picked = self._picked(number, [self._worth(number, trajectory) for _, trajectory in found])
+        picked = self._picked(node, number, [self._worth(number, trajectory) for _, trajectory in found])
         self._candidates += [trajectory for choice, (_, trajectory) in enumerate(found) if choice != picked]
         after, trajectory = found[picked]
         self._made.update(trajectory.earned)
@@ -135,12 +142,13 @@ class Play:
         alpha, team, local = map(np.float32, (self.forks.alpha, pay.team, pay.local))
         return float(alpha * team + local)  # in float32, where compiled play sees the same ties
 
-    def _picked(self, number: int, pays: Sequence[float]) -> int:
+    def _picked(self, node: Call, number: int, pays: Sequence[float]) -> int:
         """Which candidate goes on; of equals the first."""
         if self.forks.pick == "first":
             return 0
         if self.forks.pick == "random":
-            return random.Random(repr((*self.identity, self.task.number, number))).randrange(len(pays))
+            step, play, _ = self.identity
+            return self.forks.draw((step, self.task.number, self.workflow.agents[node.role.name], number, play), len(pays))
         return pays.index(max(pays))
 
     async def _finished(self, state: State, turns: int | None = None) -> Trajectory:

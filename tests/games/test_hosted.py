@@ -12,7 +12,7 @@ from marl_llm.games import Game, JointLetter, PlanPath, Sokoban, Sudoku
 from marl_llm.games.hosted import TextBudget, hosted
 from marl_llm.models import ModelConfig, init_params
 from marl_llm.rollout import model_player, play, scripted_player
-from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.sampling import Engine, LaneConfig, pick_by_identity
 from marl_llm.text import ByteTokenizer
 from marl_llm.workflows import Assignment, Controller, Outside, PlainText, RolloutError, Scripted, WorkflowError, shared
 from marl_llm.workflows.replay import replay
@@ -133,10 +133,11 @@ def test_law_13_the_scripted_player_says_the_same_compiled_and_hosted():
 @pytest.mark.parametrize("name", GAMES | BOARDS)
 def test_law_13_a_tree_has_the_same_candidates_and_goes_on_from_the_same(name):
     game = (GAMES | BOARDS)[name]
-    rollout, _ = compiled(game, lambda: scripted_player(game), branches=K, pick="greedy")
+    pick = "random" if name == "plan_path" else "greedy"
+    rollout, _ = compiled(game, lambda: scripted_player(game), branches=K, pick=pick)
     world = hosted(game, KEY, tree=True)
-    branching = dict.fromkeys(world.workflow.roles, K)
-    with Controller(world.workflow, scripted(world), None, world.speech, branching, pick="greedy") as controller:
+    branching, draw = dict.fromkeys(world.workflow.roles, K), pick_by_identity(jax.random.split(KEY)[1])
+    with Controller(world.workflow, scripted(world), None, world.speech, branching, pick=pick, draw=draw) as controller:
         on_host = controller.play(world.tasks("train", FIRST, E), STEP)
     found = {(s.instance, s.call.turn, s.call.role, s.call.choice): s for s in sample_table(on_host).samples if s.excluded != "void"}
     assert len(found) == K * sum(int(table.where.sum()) for table in rollout.tables.values())
