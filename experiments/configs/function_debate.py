@@ -9,7 +9,7 @@ Variants:  :smoke; :grpo compares whole plays; :full has the paper's constants a
 """
 
 from experiments.base import base_config, variant
-from experiments.configs.sizes import at_grpo_full, small_workflow, smoke_workflow
+from experiments.configs.sizes import at_grpo_full, mini_debate, smoke_workflow
 
 
 def get_config(arg=None):
@@ -17,19 +17,7 @@ def get_config(arg=None):
     arg = variant("function_debate", arg, ("smoke", "grpo", "full"))
     if arg == "full":
         return at_grpo_full(base_config("code_debate", game="code_debate", recipe="at_grpo"))
-    c = small_workflow("function_debate", "function_debate", "grpo" if arg == "grpo" else "at_grpo")
-    c.steps = 80
+    c = mini_debate("function_debate", "function_debate", grpo=arg == "grpo")
     c.warm_start.steps = 300
     c.warm_start.fresh = 120
-    c.rollout.tasks = 16
-    c.optimizer.learning_rate = 2e-4
-    c.optimizer.minibatch = 8
-    c.evaluation.final_tasks = 300
-    c.recipe.reduce = "token_mean"
-    c.recipe.scale, c.recipe.skip_tied, c.recipe.tied_in_denominator = "none", True, False
-    if arg == "grpo":
-        c.recipe.branches = 4
-        c.recipe.group_by = "instance,agent,turn"
-        c.recipe.rewards, c.recipe.returns = "mixed", "immediate"
-        c.optimizer.minibatch = 32  # prompts of a tree have K responses, those of whole plays one
     return smoke_workflow(c) if arg == "smoke" else c

@@ -8,20 +8,16 @@ Variants:  :10x10 plays 10x10 maps; :smoke runs the same code in a few steps.
 """
 
 from experiments.base import variant
-from experiments.configs.sizes import small_workflow, smoke_workflow
+from experiments.configs.sizes import small_workflow, smoke_workflow, without_tied
 
 
 def get_config(arg=None):
     """`arg` may be '10x10' or 'smoke'."""
     arg = variant("plan_path_programs", arg, ("10x10", "smoke"))
-    c = small_workflow("plan_path_programs", game="plan_path_programs", recipe="at_grpo")
+    c = without_tied(small_workflow("plan_path_programs", game="plan_path_programs", recipe="at_grpo"))
     c.steps = 24
     c.rollout.tasks = 12
     c.recipe.branches = 8
-    c.recipe.scale = "none"
-    c.recipe.reduce = "token_mean"
-    c.recipe.skip_tied = True
-    c.recipe.tied_in_denominator = False
     c.optimizer.minibatch = 32
     c.warm_start.steps = 120
     c.warm_start.tasks = 16

@@ -7,17 +7,14 @@ Variants:  quickstart.py:smoke runs the same code in a few steps and learns noth
 """
 
 from experiments.base import base_config, smoke, variant
+from experiments.configs.sizes import without_tied
 
 
 def get_config(arg=None):
     """`arg` may be 'smoke'."""
-    c = base_config("quickstart", game="plan_path", recipe="at_grpo")
+    c = without_tied(base_config("quickstart", game="plan_path", recipe="at_grpo"))
     c.steps = 500
     c.game.max_moves = 4
-    c.recipe.scale = "none"
-    c.recipe.reduce = "token_mean"
-    c.recipe.skip_tied = True
-    c.recipe.tied_in_denominator = False
     c.recipe.entropy_coef = 0.01
     c.warm_start.steps = 250
     return smoke(c) if variant("quickstart", arg, ("smoke",)) else c

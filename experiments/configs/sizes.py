@@ -1,6 +1,6 @@
 """What configs of workflows have in common: the small generated worlds, and the sizes of the experiments of UnityMAS-O and Stronger-MAS."""
 
-from experiments.base import base_config, smoke
+from experiments.base import base_config, smoke, variant
 
 
 def small_workflow(name: str, game: str, recipe: str):
@@ -19,6 +19,35 @@ def small_workflow(name: str, game: str, recipe: str):
     return c
 
 
+def without_tied(c):
+    """Advantages without a scale, one mean over all tokens, and groups of equal rewards left out of the step and its denominator."""
+    c.recipe.scale = "none"
+    c.recipe.reduce = "token_mean"
+    c.recipe.skip_tied = True
+    c.recipe.tied_in_denominator = False
+    return c
+
+
+def whole_plays(c):
+    """GRPO on a debate: whole plays, compared call by call, in minibatches of as many samples as a tree of K = 4 has."""
+    c.recipe.branches = 4
+    c.recipe.group_by = "instance,agent,turn"
+    c.recipe.rewards, c.recipe.returns = "mixed", "immediate"
+    c.optimizer.minibatch *= 4  # prompts of a tree have K responses, those of whole plays one
+    return c
+
+
+def mini_debate(name: str, game: str, grpo: bool):
+    """What the two debates have in common in their small worlds."""
+    c = without_tied(small_workflow(name, game, "grpo" if grpo else "at_grpo"))
+    c.steps = 80
+    c.rollout.tasks = 16
+    c.optimizer.learning_rate = 2e-4
+    c.optimizer.minibatch = 8
+    c.evaluation.final_tasks = 300
+    return whole_plays(c) if grpo else c
+
+
 def mini_search(name: str, game: str):
     """What the three question-answering workflows have in common in the small world of facts."""
     c = small_workflow(name, game, "grpo")
@@ -27,11 +56,7 @@ def mini_search(name: str, game: str):
     c.recipe.branches = 8
     c.recipe.rewards = "mixed"
     c.recipe.returns = "immediate"  # a call is paid for itself: the workflow's rewards say what it earned
-    c.recipe.scale = "none"
-    c.recipe.reduce = "token_mean"
-    c.recipe.skip_tied = True
-    c.recipe.tied_in_denominator = False
-    return c
+    return without_tied(c)
 
 
 def full_size(config):
@@ -80,6 +105,25 @@ def at_grpo_full(config):
     config.evaluation.tasks = 100
     config.evaluation.final_tasks = 200
     return config
+
+
+def in_text(name: str, arg: str | None):
+    """What the games in text have in common, whose game is named as the config; `arg` may be 'full', which is the same, or 'smoke'."""
+    c = at_grpo_full(base_config(name, game=name, recipe="at_grpo"))
+    if variant(name, arg, ("full", "smoke")) == "smoke":
+        c = smoke_workflow(c)
+        c.game.turns = 2
+        c.rollout.max_prompt, c.rollout.max_tokens = 2048, 64
+    return c
+
+
+def board(name: str):
+    """What Sokoban and Sudoku have in common, compiled."""
+    c = without_tied(base_config(name, game=name, recipe="at_grpo"))
+    c.recipe.entropy_coef = 0.005
+    c.optimizer.learning_rate = 1e-3
+    c.evaluation.sampled = True
+    return c
 
 
 def full_search(name: str, game: str):

@@ -8,7 +8,8 @@ Variants:  sokoban.py:split hides the inner walls from the Planner; sokoban.py:s
            sokoban.py:smoke
 """
 
-from experiments.base import base_config, smoke, variant
+from experiments.base import smoke, variant
+from experiments.configs.sizes import board
 
 _VARIANTS = {
     "split": dict(view="split"),
@@ -22,17 +23,10 @@ _VARIANTS = {
 
 def get_config(arg=None):
     """`arg` may be 'smoke' or one of the variants above."""
-    c = base_config("sokoban", game="sokoban", recipe="at_grpo")
+    arg = variant("sokoban", arg, ("smoke", *_VARIANTS))
+    c = board("sokoban")
     c.steps = 300
-    c.recipe.scale = "none"
-    c.recipe.reduce = "token_mean"
-    c.recipe.skip_tied = True
-    c.recipe.tied_in_denominator = False
-    c.recipe.entropy_coef = 0.005
-    c.optimizer.learning_rate = 1e-3
     c.warm_start.steps = 700
     c.evaluation.every = 100
-    c.evaluation.sampled = True
-    arg = variant("sokoban", arg, ("smoke", *_VARIANTS))
     c.game.update(_VARIANTS.get(arg, {}))
     return smoke(c) if arg == "smoke" else c

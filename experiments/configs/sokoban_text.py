@@ -7,15 +7,9 @@ Hardware:  the paper used 8 x H100; see `experiments/configs/plan_path_text.py` 
 Variants:  :full is the same; :smoke runs the same code in two steps, with short responses.
 """
 
-from experiments.base import base_config, variant
-from experiments.configs.sizes import at_grpo_full, smoke_workflow
+from experiments.configs.sizes import in_text
 
 
 def get_config(arg=None):
     """`arg` may be 'full' or 'smoke'."""
-    c = at_grpo_full(base_config("sokoban_text", game="sokoban_text", recipe="at_grpo"))
-    if variant("sokoban_text", arg, ("full", "smoke")) == "smoke":
-        c = smoke_workflow(c)
-        c.game.turns = 2
-        c.rollout.max_prompt, c.rollout.max_tokens = 2048, 64
-    return c
+    return in_text("sokoban_text", arg)

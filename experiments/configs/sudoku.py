@@ -8,7 +8,8 @@ Variants:  sudoku.py:split hides the boxes from the Planner; sudoku.py:raw shows
            alone (B.6); sudoku.py:smoke
 """
 
-from experiments.base import base_config, smoke, variant
+from experiments.base import smoke, variant
+from experiments.configs.sizes import board
 
 _VARIANTS = {
     "split": dict(view="split"),
@@ -22,18 +23,11 @@ _VARIANTS = {
 
 def get_config(arg=None):
     """`arg` may be 'smoke' or one of the variants above."""
-    c = base_config("sudoku", game="sudoku", recipe="at_grpo")
+    arg = variant("sudoku", arg, ("smoke", *_VARIANTS))
+    c = board("sudoku")
     c.steps = 250
     c.game.illegal = "stop"
-    c.recipe.scale = "none"
-    c.recipe.reduce = "token_mean"
-    c.recipe.skip_tied = True
-    c.recipe.tied_in_denominator = False
-    c.recipe.entropy_coef = 0.005
-    c.optimizer.learning_rate = 1e-3
     c.warm_start.steps = 550
     c.evaluation.every = 50
-    c.evaluation.sampled = True
-    arg = variant("sudoku", arg, ("smoke", *_VARIANTS))
     c.game.update(_VARIANTS.get(arg, {}))
     return smoke(c) if arg == "smoke" else c

@@ -10,7 +10,7 @@ Variants:  :smoke; :grpo compares whole plays; :ensemble and :ensemble_grpo have
 """
 
 from experiments.base import base_config, variant
-from experiments.configs.sizes import at_grpo_full, small_workflow, smoke_workflow
+from experiments.configs.sizes import at_grpo_full, mini_debate, smoke_workflow
 
 
 def get_config(arg=None):
@@ -19,20 +19,7 @@ def get_config(arg=None):
     if arg in ("full", "ensemble_full"):
         game = "maths_debate" if arg == "full" else "maths_ensemble"
         return at_grpo_full(base_config(game, game=game, recipe="at_grpo"))
-    grpo = arg.endswith("grpo")
-    c = small_workflow("sums", "sums_ensemble" if arg.startswith("ensemble") else "sums", "grpo" if grpo else "at_grpo")
-    c.steps = 80
+    c = mini_debate("sums", "sums_ensemble" if arg.startswith("ensemble") else "sums", grpo=arg.endswith("grpo"))
     c.warm_start.steps = 800
     c.warm_start.fresh = 200
-    c.rollout.tasks = 16
-    c.optimizer.learning_rate = 2e-4
-    c.optimizer.minibatch = 8
-    c.evaluation.final_tasks = 300
-    c.recipe.reduce = "token_mean"
-    c.recipe.scale, c.recipe.skip_tied, c.recipe.tied_in_denominator = "none", True, False
-    if grpo:
-        c.recipe.branches = 4
-        c.recipe.group_by = "instance,agent,turn"
-        c.recipe.rewards, c.recipe.returns = "mixed", "immediate"
-        c.optimizer.minibatch = 32  # prompts of a tree have K responses, those of whole plays one
     return smoke_workflow(c) if arg == "smoke" else c
