@@ -196,6 +196,11 @@ class Plan:
         return isinstance(self.played, World)
 
     @property
+    def headline(self) -> str:
+        """The name of the figure that files and tables call "success"."""
+        return self.played.headline if isinstance(self.played, World) else "success"
+
+    @property
     def budgets(self) -> dict[str, tuple[int, int]]:
         """Role -> its longest prompt and its longest response, in tokens."""
         return players.budgets(self.played)

@@ -51,6 +51,14 @@ def read_groups(texts: list[str]) -> dict[str, list[dict]]:
     return groups
 
 
+def headline(groups: dict[str, list[dict]]) -> str:
+    """What the tables' figures are, as the runs recorded it."""
+    names = {name: run["evaluation"].get("headline", "success") for name, runs in groups.items() for run in runs}
+    if len(set(names.values())) == 1:
+        return f"headline figure: {next(iter(names.values()))}"
+    return "headline figures: " + ", ".join(f"{name}: {figure}" for name, figure in names.items())
+
+
 def spread(values: list[float]) -> str:
     """Mean, and the smallest and largest where there are several."""
     mean = f"{statistics.mean(values):.3f}"
@@ -116,8 +124,7 @@ def draw(groups: dict[str, list[dict]], axis: str, path: pathlib.Path) -> None:
         points = list(zip(*(list(zip(*c)) for c in curves)))
         x, y = ([statistics.mean(p[i] for p in point) for point in points] for i in (0, 1))
         axes.plot(x, y, color=colour, linewidth=2, marker="o", markersize=3, label=f"{name}, {len(runs)} seed{'s' * (len(runs) > 1)}")
-    headline = next(iter(groups.values()))[0]["evaluation"].get("headline", "success")
-    axes.set(xlabel=axis.replace("_", " "), ylabel=f"{headline}, validation, greedy")
+    axes.set(xlabel=axis.replace("_", " "), ylabel=f"{headline(groups)}, validation, greedy")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=130)
@@ -128,7 +135,7 @@ def main(argv) -> None:
     if not _GROUPS.value:
         raise ConfigError("--group is missing, e.g. --group=A:runs/a0,runs/a1")
     groups = read_groups(_GROUPS.value)
-    print(table(groups))
+    print(f"{headline(groups)}\n\n{table(groups)}")
     if _PICTURE.value:
         path = pathlib.Path(_PICTURE.value)
         draw(groups, _AXIS.value, path) if _FIGURE.value == "curves" else draw_figure(groups, _FIGURE.value, path)

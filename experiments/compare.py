@@ -121,7 +121,7 @@ def run_all(config, flags_given: list[str], variants: dict[str, dict[str, str]],
 
 def main(argv) -> None:
     """Runs what is missing and prints the table."""
-    from experiments.collect import read_run, table
+    from experiments.collect import headline, read_run, table
     from experiments.reported import reported
     from experiments.workdir import differences, plain, write_json
 
@@ -145,7 +145,7 @@ def main(argv) -> None:
     given = [arg for arg in sys.argv[1:] if arg.lstrip("-").removeprefix("no").startswith("config")]
     runs = run_all(config, given, variants, [int(seed) for seed in _SEEDS.value], output)
     groups = {name: [read_run(folder) for folder in folders] for name, folders in runs.items()}
-    text = table(groups, {"the paper reports": {name: reported(config.game.name, name) for name in runs}})
+    text = f"{headline(groups)}\n\n" + table(groups, {"the paper reports": {name: reported(config.game.name, name) for name in runs}})
     (output / "table.md").write_text(text + "\n")
     print(text)
 

@@ -65,6 +65,7 @@ def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: in
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
+    from marl_llm.algorithms import needs
     from marl_llm.models import SAMPLE, TRAIN, init_params, param_shardings, use_rules
     from marl_llm.sampling import Settings, sample
     from marl_llm.training import LearnerOptions, make_optimizer, make_policy
@@ -90,11 +91,13 @@ def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: in
     widths = dict(tokens=length, positions=length, segments=length, branches=length, predict=answers, targets=answers)
     widths |= dict(log_probs=answers, sample=k, first=k, length=k)
     rows = PackedRows(**{name: whole((minibatch, width), real if name == "log_probs" else ids) for name, width in widths.items()})
-    beside = {"advantages": k} | ({"old": answers} if recipe.correction != "none" else {})
+    required = needs(recipe)
+    beside = {"advantages": k} | ({"old": answers} if "sampler_log_probs" in required else {})
     arrays = {name: whole((minibatch, width), real) for name, width in beside.items()}
     reference = policy.params if recipe.kl_coef else None
     update = policy_step(options, config, mesh)
-    lowered_update = update.lower(policy, None, reference, rows, arrays, {"kl_coef": whole((), real)}, whole((), real), whole((), real))
+    scalars = {name: whole((), real) for name in ("kl_coef", "entropy_threshold") if name == "kl_coef" or name in required}
+    lowered_update = update.lower(policy, None, reference, rows, arrays, scalars, whole((), real), whole((), real))
 
     rows_of = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (environments, k)))

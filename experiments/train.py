@@ -63,7 +63,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str | None, ho
         checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
         if config.warm_start.run and not checkpoints.steps():
             start_of(config.warm_start)  # before a directory is made for a run that cannot begin
-        continues = open_workdir(workdir, config, config_file, hardware_of(mesh), plan.found)
+        continues = open_workdir(workdir, config, config_file, hardware_of(mesh), plan.found, plan.headline)
         done = checkpoints.steps() if continues else []
         if done and done[-1] == config.steps and (workdir / "evaluation.json").exists() and (workdir / "report.html").exists():
             print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)

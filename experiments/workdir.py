@@ -118,10 +118,13 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     return read_config(pathlib.Path(arg))
 
 
-def open_workdir(workdir: pathlib.Path, config: config_dict.ConfigDict, config_file: str, hardware: str, found=None) -> bool:
+def open_workdir(
+    workdir: pathlib.Path, config: config_dict.ConfigDict, config_file: str, hardware: str, found=None, headline: str = "success"
+) -> bool:
     """Creates the directory with its `config.json`, or recognises a run to be continued; returns whether it continues.
 
-    `found` is what the game's name stands for (`marl_llm.games.Found`): a user's file is copied into the directory. More steps, and other
+    `found` is what the game's name stands for (`marl_llm.games.Found`): a user's file is copied into the directory. `headline` is what
+    "success" means in the run's files, e.g. "f1". More steps, and other
     devices or another mesh, are taken over and recorded. Raises `ConfigError` when the directory holds a run of another config (the message
     lists the differences), holds other files or cannot be written, and when another process trains in it.
     """
@@ -159,6 +162,7 @@ def open_workdir(workdir: pathlib.Path, config: config_dict.ConfigDict, config_f
         "hardware": hardware,
         "python": platform.python_version(),
         "seed": config.seed,
+        "headline": headline,
         "config": plain(config),
     }
     try:

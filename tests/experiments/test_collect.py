@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.base import ConfigError
-from experiments.collect import curve, draw, read_groups, table
+from experiments.collect import curve, draw, headline, read_groups, table
 from experiments.figures import band, draw_figure, role_rewards, turns
 from experiments.reported import DOMAINS, TABLES, reported
 
@@ -49,6 +49,12 @@ def test_the_table_has_means_spreads_gains_and_the_figure_at_equal_tokens(groups
     assert "validation at 1,000 tokens" in named
     assert dict(zip(cells(head), cells(b)))["validation at 1,000 tokens"] == "0.300"  # a quarter of the way from 0.1 to 0.9
     assert named["sampled tokens"] == "1,000"
+
+
+def test_the_headline_figure_has_its_name(groups):
+    assert headline(groups) == "headline figure: f1"
+    groups["B"][0]["evaluation"]["headline"] = "solved"
+    assert headline(groups) == "headline figures: A: f1, B: solved"
 
 
 def test_curves_go_over_steps_or_tokens_and_are_drawn(groups, tmp_path):

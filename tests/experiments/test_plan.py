@@ -108,6 +108,13 @@ def test_without_a_word_large_meshes_get_tensor_four():
     assert mesh_axes(64, "8,2") == (4, 8, 2)
 
 
+@pytest.mark.parametrize("fields", [dict(entropy_quantile=0.2), dict(off_policy_kl=0.1), dict(correction="truncate")], ids=str)
+def test_what_a_recipes_update_needs_is_planned_too(fields):
+    config = ModelConfig(vocab_size=64, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
+    update, *_ = command.programs(config, make_recipe("at_grpo", branches=2, **fields), make_mesh(1), 2, 2, 4, 2)
+    assert update.as_text()
+
+
 def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
     """The same lowering as for a TPU, on eight host devices: the real update and the real sampler, with memory figures."""
     config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")

@@ -254,7 +254,7 @@ def test_d1_a_killed_compiled_run_ends_with_the_same_bytes(lock, tmp_path, monke
 def test_every_promised_file_is_there(whole):
     path, config = whole
     record = json.loads((path / "config.json").read_text())
-    assert (record["name"], record["config_file"]) == ("search_parallel", "some.py")
+    assert (record["name"], record["config_file"], record["headline"]) == ("search_parallel", "some.py", "f1")
     assert record["config"]["game"]["worlds"] == 1
     assert sorted(int(p.name) for p in (path / "checkpoints").iterdir()) == [0, 1, 2]
     assert {p.name for p in (path / "checkpoints" / "2" / "policies").iterdir()} == {"decompose", "answer"}
