@@ -307,11 +307,15 @@ def sums_ensemble(
     slip: float = 0.2,
     misreading: float = 1.0,
     noise: float = 0.5,
+    group_seats: bool = False,
 ) -> World:
-    """N reasoners, M Python users and a judge on the problems of `sums`; `noise` is the scripted judge's, other options as `sums`."""
+    """N reasoners, M Python users and a judge on the problems of `sums`; `noise` is the scripted judge's, other options as `sums`.
+
+    With `group_seats` the seats of one role are candidates for their common prompt.
+    """
     answers = maths.SumAnswers(strict=rewards_form == "safe")
     roles = {**maths.sums_roles(), "judge": maths.sums_judge()}
-    workflow = maths.maths_ensemble(answers, reasoners, users, roles, rewards_form, ("problem",), SUMS_HIDDEN)
+    workflow = maths.maths_ensemble(answers, reasoners, users, roles, rewards_form, ("problem",), SUMS_HIDDEN, group_seats=group_seats)
     draw = lambda split, number: _with_order(maths.sums_task(split, sums_seed, number, least, most, rare))  # noqa: E731
     script = maths.sums_player(slip, misreading, noise=noise)
     return World(workflow, _numbered(draw, SUMS_SHARES), "correct", maths.sums_speech(), script)
@@ -360,13 +364,15 @@ def maths_ensemble(
     difficulty: str = "",
     bad_rows: str = "refuse",
     timeout_s: float = 10.0,
+    group_seats: bool = False,
 ) -> World:
-    """N reasoners, M Python users and a judge; options as `maths_debate`."""
+    """N reasoners, M Python users and a judge; options as `maths_debate` and `sums_ensemble`."""
     answers = maths.Answers(rewards_form == "safe", timeout_s)
     try:
         tasks = _maths_tasks(answers, train, test, difficulty, bad_rows)
         ordered = lambda split, first, count: [_with_order(task) for task in tasks(split, first, count)]  # noqa: E731
-        return World(maths.maths_ensemble(answers, reasoners, users, None, rewards_form), ordered, "correct", close=answers.close)
+        workflow = maths.maths_ensemble(answers, reasoners, users, None, rewards_form, group_seats=group_seats)
+        return World(workflow, ordered, "correct", close=answers.close)
     except BaseException:
         answers.close()
         raise

@@ -1,6 +1,7 @@
 """Reasoner and Python user, and ensembles: answers compared strictly, the battery on every form of the rewards, prompts as pinned."""
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 
@@ -261,9 +262,9 @@ def test_words_that_are_unknown_are_refused():
 # ---- ensembles
 
 
-def ensemble(reasoners=3, users=3, form="safe", answers=None):
+def ensemble(reasoners=3, users=3, form="safe", answers=None, **options):
     roles = {**sums_roles(), "judge": sums_judge()}
-    return maths_ensemble(answers or Quick(), reasoners, users, roles, form, ("problem",), HIDDEN)
+    return maths_ensemble(answers or Quick(), reasoners, users, roles, form, ("problem",), HIDDEN, **options)
 
 
 def ordered(found):
@@ -301,6 +302,19 @@ def test_no_seat_reads_what_another_wrote():
     for path in rollout.trajectories:
         assert len({call.prompt for call in path.by("reasoner")}) == 1
         assert len({call.prompt for call in path.by("user")}) == 1
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_seats_of_one_role_are_candidates_for_their_prompt_where_that_is_asked_for(grouped):
+    """Then three reasoners and two users give groups of three and of two from one play each, without a fork."""
+    assert make_game("sums_ensemble", group_seats=grouped).workflow.group_seats == grouped
+    workflow = ensemble(3, 2, group_seats=grouped)
+    table = sample_table(played(workflow, ordered(tasks(2)), sums_player(0.5, 1.0, noise=0.5), sums_speech()))
+    groups = collections.Counter((s.instance, s.call.role, s.env) for s in table.samples)
+    sizes = {"reasoner": [3], "user": [2], "judge": [1]} if grouped else {"reasoner": [1] * 3, "user": [1] * 2, "judge": [1]}
+    for task in (0, 1):
+        for role, wanted in sizes.items():
+            assert [n for (instance, name, _), n in groups.items() if (instance, name) == (task, role)] == wanted
 
 
 def test_a_judge_is_paid_for_its_verdict_and_not_for_the_majority():

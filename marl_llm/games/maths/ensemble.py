@@ -51,6 +51,7 @@ def maths_ensemble(
     inputs: tuple[str, ...] = INPUTS,
     hidden: tuple[str, ...] = ("target",),
     timeout_s: float | int = 120.0,
+    group_seats: bool = False,
 ) -> Workflow:
     """The workflow; tasks have the input field `order` beside `inputs`.
 
@@ -58,6 +59,8 @@ def maths_ensemble(
       answers, rewards_form, inputs, hidden, timeout_s: as `debate.maths_debate`.
       reasoners, users: N and M, each at least 1.
       roles: "reasoner", "user" and "judge"; by default those with prompts for general models.
+      group_seats: whether the N reasoners, who are asked the same prompt, are candidates for it, and so the M Python users: a play then
+        gives AT-GRPO groups without forks. Otherwise a seat is compared with its own candidates only.
 
     Raises `ValueError` for too few seats.
     """
@@ -87,8 +90,9 @@ def maths_ensemble(
         tool(settle, ("judge_correct", "settled"), timeout_s=timeout_s),
     )
     start = {"seats": tuple(range(reasoners)), "chairs": tuple(range(users)), "history": ()}
-    return Workflow("maths_ensemble", body, (*inputs, ORDER), hidden, start,
-                    debate_rewards(rewards_form, ("reasoner", "user", "judge")), ensemble_metrics(reasoners, users))  # fmt: skip
+    rewards = debate_rewards(rewards_form, ("reasoner", "user", "judge"))
+    metrics = ensemble_metrics(reasoners, users)
+    return Workflow("maths_ensemble", body, (*inputs, ORDER), hidden, start, rewards, metrics, group_seats=group_seats)
 
 
 def ensemble_metrics(reasoners: int, users: int) -> dict[str, Any]:
