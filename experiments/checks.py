@@ -56,24 +56,17 @@ def numbers(config: config_dict.ConfigDict) -> None:
         value = _value(config, path)
         if value is not None and value < low:
             raise ConfigError(f"config.{path}={value} must be at least {low}")
-    rates = ("optimizer.learning_rate", "optimizer.critic_learning_rate", "warm_start.learning_rate")
-    positive = {path: "be positive and finite" for path in (*rates, "rollout.timeout_s")}
-    seeds = {path: "lie in [0, 2^31)" for path in ("seed", "evaluation.seed")}
-    others = {
-        "optimizer.max_grad_norm": "be positive (inf switches clipping off)",
-        "optimizer.weight_decay": "be 0 or more, and finite",
-        "optimizer.b2": "lie between 0 and 1",
-    }
-    good = {
-        "optimizer.max_grad_norm": lambda x: x > 0,
-        "optimizer.weight_decay": lambda x: 0 <= x < math.inf,
-        "optimizer.b2": lambda x: 0 < x < 1,
-        **dict.fromkeys(positive, lambda x: x is None or 0 < x < math.inf),
-        **dict.fromkeys(seeds, lambda x: 0 <= x < 2**31),
-    }
-    for path, what in (positive | seeds | others).items():
-        if not good[path](_value(config, path)):
-            raise ConfigError(f"config.{path}={_value(config, path)} must {what}")
+    rates = ("optimizer.learning_rate", "optimizer.critic_learning_rate", "warm_start.learning_rate", "rollout.timeout_s")
+    for paths, good, what in (
+        (rates, lambda x: x is None or 0 < x < math.inf, "be positive and finite"),
+        (("seed", "evaluation.seed"), lambda x: 0 <= x < 2**31, "lie in [0, 2^31)"),
+        (("optimizer.max_grad_norm",), lambda x: x > 0, "be positive (inf switches clipping off)"),
+        (("optimizer.weight_decay",), lambda x: 0 <= x < math.inf, "be 0 or more, and finite"),
+        (("optimizer.b2",), lambda x: 0 < x < 1, "lie between 0 and 1"),
+    ):
+        for path in paths:
+            if not good(value := _value(config, path)):
+                raise ConfigError(f"config.{path}={value} must {what}")
 
 
 def most_devices(config: config_dict.ConfigDict, there: int) -> int:

@@ -21,7 +21,7 @@ from absl import flags
 
 from experiments import command
 from experiments.command import ConfigError
-from experiments.figures import FIGURES, draw_figure
+from experiments.figures import FIGURES, draw_figure, picture
 
 _GROUPS = flags.DEFINE_multi_string("group", [], "NAME:RUN,RUN,...; may be given many times.")
 _PICTURE = flags.DEFINE_string("picture", None, "PNG of the learning curves.")
@@ -111,23 +111,14 @@ def curve(run: dict, axis: str) -> tuple[list[float], list[float]]:
 
 def draw(groups: dict[str, list[dict]], axis: str, path: pathlib.Path) -> None:
     """The picture: per group the mean over seeds where all seeds have a point, and every seed as a thin line."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
-    for number, (name, runs) in enumerate(groups.items()):
-        colour, curves = f"C{number}", [curve(run, axis) for run in runs]
-        for x, y in curves if len(curves) > 1 else ():
-            axes.plot(x, y, color=colour, alpha=0.25, linewidth=1)
-        points = list(zip(*(list(zip(*c)) for c in curves)))
-        x, y = ([statistics.mean(p[i] for p in point) for point in points] for i in (0, 1))
-        axes.plot(x, y, color=colour, linewidth=2, marker="o", markersize=3, label=f"{name}, {len(runs)} seed{'s' * (len(runs) > 1)}")
-    axes.set(xlabel=axis.replace("_", " "), ylabel=f"{headline(groups)}, validation, greedy")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=130)
+    with picture(path, axis.replace("_", " "), f"{headline(groups)}, validation, greedy") as axes:
+        for number, (name, runs) in enumerate(groups.items()):
+            colour, curves = f"C{number}", [curve(run, axis) for run in runs]
+            for x, y in curves if len(curves) > 1 else ():
+                axes.plot(x, y, color=colour, alpha=0.25, linewidth=1)
+            points = list(zip(*(list(zip(*c)) for c in curves)))
+            x, y = ([statistics.mean(p[i] for p in point) for point in points] for i in (0, 1))
+            axes.plot(x, y, color=colour, linewidth=2, marker="o", markersize=3, label=f"{name}, {len(runs)} seed{'s' * (len(runs) > 1)}")
 
 
 def main(argv) -> None:

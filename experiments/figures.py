@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -39,13 +41,25 @@ def band(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.nd
     return np.asarray(steps), rows.mean(0), rows.min(0), rows.max(0)
 
 
-def draw_figure(groups: dict[str, list[dict]], figure: str, path: pathlib.Path) -> None:
-    """Writes the picture: a line per role or group, and a band over the seeds. Raises `ConfigError` for runs that logged no rewards."""
+@contextlib.contextmanager
+def picture(path: pathlib.Path, x: str, y: str) -> Iterator:
+    """Axes to draw lines into, which are then written as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    drawn, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+    yield axes
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    drawn.savefig(path, dpi=130)
+    plt.close(drawn)
+
+
+def draw_figure(groups: dict[str, list[dict]], figure: str, path: pathlib.Path) -> None:
+    """Writes the picture: a line per role or group, and a band over the seeds. Raises `ConfigError` for runs that logged no rewards."""
     lines: dict[str, list] = {}
     for name, runs in groups.items():
         if figure == "turns":
@@ -56,14 +70,9 @@ def draw_figure(groups: dict[str, list[dict]], figure: str, path: pathlib.Path) 
             lines[f"{name}: {role}" if len(groups) > 1 else role] = [one[role] for one in found]
     if not lines:
         raise ConfigError("--figure=roles: these runs logged no reward per role")
-    drawn, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
-    for number, (name, curves) in enumerate(lines.items()):
-        steps, mean, low, high = band(curves)
-        axes.plot(steps, mean, color=f"C{number}", label=name)
-        if len(curves) > 1:
-            axes.fill_between(steps, low, high, color=f"C{number}", alpha=0.2)
-    axes.set(xlabel="step", ylabel="turns per task" if figure == "turns" else "reward, standardised")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    drawn.savefig(path, dpi=130)
-    plt.close(drawn)
+    with picture(path, "step", "turns per task" if figure == "turns" else "reward, standardised") as axes:
+        for number, (name, curves) in enumerate(lines.items()):
+            steps, mean, low, high = band(curves)
+            axes.plot(steps, mean, color=f"C{number}", label=name)
+            if len(curves) > 1:
+                axes.fill_between(steps, low, high, color=f"C{number}", alpha=0.2)

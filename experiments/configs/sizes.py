@@ -6,33 +6,23 @@ from experiments.base import base_config, smoke, variant
 def small_workflow(name: str, game: str, recipe: str):
     """A workflow of a small generated world, with micro models."""
     c = base_config(name, game=game, recipe=recipe)
-    c.rollout.tasks = 32
-    c.rollout.timeout_s = 600.0
-    c.optimizer.minibatch = 64
-    c.optimizer.learning_rate = 6e-4
-    c.optimizer.warmup = 10
+    c.rollout.update(tasks=32, timeout_s=600.0)
+    c.optimizer.update(minibatch=64, learning_rate=6e-4, warmup=10)
     c.warm_start.tasks = 48
-    c.evaluation.tasks = 100
-    c.evaluation.final_tasks = 400
-    c.evaluation.sampled = True
+    c.evaluation.update(tasks=100, final_tasks=400, sampled=True)
     c.devices = 1
     return c
 
 
 def without_tied(c):
     """Advantages without a scale, one mean over all tokens, and groups of equal rewards left out of the step and its denominator."""
-    c.recipe.scale = "none"
-    c.recipe.reduce = "token_mean"
-    c.recipe.skip_tied = True
-    c.recipe.tied_in_denominator = False
+    c.recipe.update(scale="none", reduce="token_mean", skip_tied=True, tied_in_denominator=False)
     return c
 
 
 def whole_plays(c):
     """GRPO on a debate: whole plays, compared call by call, in minibatches of as many samples as a tree of K = 4 has."""
-    c.recipe.branches = 4
-    c.recipe.group_by = "instance,agent,turn"
-    c.recipe.rewards, c.recipe.returns = "mixed", "immediate"
+    c.recipe.update(branches=4, group_by="instance,agent,turn", rewards="mixed", returns="immediate")
     c.optimizer.minibatch *= 4  # prompts of a tree have K responses, those of whole plays one
     return c
 
@@ -42,8 +32,7 @@ def mini_debate(name: str, game: str, grpo: bool):
     c = without_tied(small_workflow(name, game, "grpo" if grpo else "at_grpo"))
     c.steps = 80
     c.rollout.tasks = 16
-    c.optimizer.learning_rate = 2e-4
-    c.optimizer.minibatch = 8
+    c.optimizer.update(learning_rate=2e-4, minibatch=8)
     c.evaluation.final_tasks = 300
     return whole_plays(c) if grpo else c
 
@@ -53,9 +42,8 @@ def mini_search(name: str, game: str):
     c = small_workflow(name, game, "grpo")
     c.steps = 120
     c.warm_start.steps = 700
-    c.recipe.branches = 8
-    c.recipe.rewards = "mixed"
-    c.recipe.returns = "immediate"  # a call is paid for itself: the workflow's rewards say what it earned
+    # a call is paid for itself: the workflow's rewards say what it earned
+    c.recipe.update(branches=8, rewards="mixed", returns="immediate")
     return without_tied(c)
 
 
@@ -63,18 +51,9 @@ def full_size(config):
     """The sizes of UnityMAS-O's experiments: PPO with a critic per model, learning rates 1e-6 and 1e-5, minibatches of 64."""
     config.steps = 300
     config.model.preset = None
-    config.rollout.tasks = 128
-    config.rollout.slots = 128
-    config.rollout.chunk = 32
-    config.rollout.timeout_s = 900.0
-    config.optimizer.minibatch = 64
-    config.optimizer.row_tokens = 16_384
-    config.optimizer.learning_rate = 1e-6
-    config.optimizer.critic_learning_rate = 1e-5
-    config.optimizer.warmup = 10
-    config.optimizer.b2 = 0.999
-    config.evaluation.every = 10
-    config.evaluation.sampled = True
+    config.rollout.update(tasks=128, slots=128, chunk=32, timeout_s=900.0)
+    config.optimizer.update(minibatch=64, row_tokens=16_384, learning_rate=1e-6, critic_learning_rate=1e-5, warmup=10, b2=0.999)
+    config.evaluation.update(every=10, sampled=True)
     return config
 
 
@@ -92,18 +71,9 @@ def at_grpo_full(config):
     config.steps = 150
     config.model.preset = None
     config.model.thinking = "off"
-    config.rollout.tasks = 32
-    config.rollout.slots = 128
-    config.rollout.chunk = 32
-    config.rollout.timeout_s = 900.0
-    config.optimizer.minibatch = 64
-    config.optimizer.learning_rate = 1e-6
-    config.optimizer.warmup = 0
-    config.optimizer.weight_decay = 0.01
-    config.optimizer.b2 = 0.999
-    config.evaluation.every = 10
-    config.evaluation.tasks = 100
-    config.evaluation.final_tasks = 200
+    config.rollout.update(tasks=32, slots=128, chunk=32, timeout_s=900.0)
+    config.optimizer.update(minibatch=64, learning_rate=1e-6, warmup=0, weight_decay=0.01, b2=0.999)
+    config.evaluation.update(every=10, tasks=100, final_tasks=200)
     return config
 
 
