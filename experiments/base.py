@@ -152,10 +152,8 @@ def smoke(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """The `:smoke` variant: the same code paths in about a minute."""
     config.quick_compile = True
     config.steps = min(config.steps, 4)
-    config.warm_start.steps = min(config.warm_start.steps, 10)
-    config.warm_start.tasks = min(config.warm_start.tasks, 8)
-    config.evaluation.every = 2
-    config.evaluation.tasks = config.evaluation.final_tasks = 16
+    config.warm_start.update(steps=min(config.warm_start.steps, 10), tasks=min(config.warm_start.tasks, 8))
+    config.evaluation.update(every=2, tasks=16, final_tasks=16)
     config.checkpoint.every = 2
     config.rollout.tasks = min(config.rollout.tasks, 8)
     return config

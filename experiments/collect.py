@@ -22,6 +22,7 @@ from absl import flags
 from experiments import command
 from experiments.command import ConfigError
 from experiments.figures import FIGURES, draw_figure, picture
+from marl_llm.reporting import read_metrics
 
 _GROUPS = flags.DEFINE_multi_string("group", [], "NAME:RUN,RUN,...; may be given many times.")
 _PICTURE = flags.DEFINE_string("picture", None, "PNG of the learning curves.")
@@ -33,11 +34,10 @@ def read_run(run: pathlib.Path) -> dict:
     """A finished run's `evaluation` and `metrics`. Raises `ConfigError` naming one that is not finished."""
     try:
         evaluation = json.loads((run / "evaluation.json").read_text())
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         _ = evaluation["before"], evaluation["after"]
+        return {"evaluation": evaluation, "metrics": read_metrics(run)}
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{run} is no finished run: {type(error).__name__}: {error}") from error
-    return {"evaluation": evaluation, "metrics": lines}
 
 
 def read_groups(texts: list[str]) -> dict[str, list[dict]]:

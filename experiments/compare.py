@@ -81,7 +81,9 @@ def same_samples(config, changes: dict[str, str]) -> dict[str, str]:
 
 def imitation(config, example: pathlib.Path) -> dict[str, str]:
     """The control's changes: no reinforcement, and imitation for the CPU seconds that the run `example` took to learn."""
-    lines = [json.loads(line) for line in (example / "metrics.jsonl").read_text().splitlines()]
+    from marl_llm.reporting import read_metrics
+
+    lines = read_metrics(example)
     warm = [line for line in lines if line["phase"] == "warm_start"]
     train = [line for line in lines if line["phase"] == "train"]
     if not warm or not train:

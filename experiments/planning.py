@@ -123,12 +123,12 @@ def memory(compiled) -> dict:
     return {"arguments": m.argument_size_in_bytes, "temporary": m.temp_size_in_bytes, "peak": peak}
 
 
-def estimate(config, k: int, prompt: int, response: int, per: float | int, tensor: int) -> dict:
-    """Temporary bytes by arithmetic, where no compiler answers: each layer's input kept, one layer and one block of logits live."""
+def estimate(config, k: int, prompt: int, response: int, per: float | int, tensor: int) -> float:
+    """Temporary bytes of the update by arithmetic, where no compiler answers: each layer's input kept, one layer and one block of logits live."""
     tokens = per * (prompt + k * response)
     kept = tokens * config.width * 2 * config.layers
     one = tokens * (6 * config.width + (2 * config.query_heads * config.head_dim + 3 * config.feed_forward) / tensor) * 2
-    return {"update": kept + one + 3 * 2**25}
+    return kept + one + 3 * 2**25
 
 
 def sizes_of(config) -> tuple:
@@ -188,10 +188,9 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     else:
         params, state = shape.parameters * 4 / (fsdp * tensor), shape.parameters * 8 / (fsdp * tensor)
         copy = shape.parameters * 2 / tensor
-        temporary = estimate(shape, k, prompt, response, minibatch / along, tensor)["update"]
-        peak = {"update": params + state + temporary, "sampler": copy + cache}
-        live = {"update": temporary, "sampler": cache}
-        figures = {n: {"arguments": p - live[n], "temporary": live[n], "peak": p} for n, p in peak.items()}
+        temporary = estimate(shape, k, prompt, response, minibatch / along, tensor)
+        figures = {"update": {"arguments": params + state, "temporary": temporary, "peak": params + state + temporary}}
+        figures["sampler"] = {"arguments": copy, "temporary": cache, "peak": copy + cache}
         out |= {"compiled": False}
     resident = models * (params + state)
     figures = {name: f if "error" not in f else f | {"peak": f["needs"]} for name, f in figures.items()}

@@ -18,6 +18,5 @@ def get_config(arg=None):
     if arg == "full":
         return at_grpo_full(base_config("code_debate", game="code_debate", recipe="at_grpo"))
     c = mini_debate("function_debate", "function_debate", grpo=arg == "grpo")
-    c.warm_start.steps = 300
-    c.warm_start.fresh = 120
+    c.warm_start.update(steps=300, fresh=120)
     return smoke_workflow(c) if arg == "smoke" else c

@@ -14,16 +14,10 @@ def get_config(arg=None):
     c = base_config("joint_letter", game="joint_letter", recipe="magrpo")
     c.steps = 250
     c.model.preset = "nano"
-    c.recipe.branches = 16
-    c.recipe.scale = "none"
-    c.recipe.entropy_coef = 0.04
-    c.recipe.kl_coef = 0.0
+    c.recipe.update(branches=16, scale="none", entropy_coef=0.04, kl_coef=0.0)
     c.rollout.tasks = 16
-    c.optimizer.learning_rate = 2e-3
-    c.optimizer.minibatch = 64
-    c.evaluation.every = 125
-    c.evaluation.tasks = 100
-    c.evaluation.final_tasks = 100
+    c.optimizer.update(learning_rate=2e-3, minibatch=64)
+    c.evaluation.update(every=125, tasks=100, final_tasks=100)
     c.checkpoint.every = 125
     arg = variant("joint_letter", arg, ("smoke", "permuted"))
     c.control.permute_rewards = arg == "permuted"

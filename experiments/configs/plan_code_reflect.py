@@ -20,13 +20,10 @@ def get_config(arg=None):
     recipe = {"ppo": "ppo", "at_grpo": "at_grpo", "reinforce": "mappa"}.get(arg, "grpo")
     c = small_workflow("plan_code_reflect", "functions", recipe)
     c.steps = 80
-    c.warm_start.steps = 350
-    c.warm_start.fresh = 175
-    c.warm_start.tasks = 32
+    c.warm_start.update(steps=350, fresh=175, tasks=32)
     c.game.noise = 0.15
     c.rollout.tasks = 24
-    c.optimizer.learning_rate = 4e-4
-    c.optimizer.minibatch = 32
+    c.optimizer.update(learning_rate=4e-4, minibatch=32)
     c.evaluation.final_tasks = 300
     c.recipe.reduce = "token_mean"
     if recipe == "grpo":  # a planner's first prompt is the same in all plays; later prompts differ by what went before

@@ -14,15 +14,11 @@ def get_config(arg=None):
     """`arg` may be 'smoke'."""
     c = quickstart.get_config()
     c.name = "plan_path_10x10"
-    c.game.height = c.game.width = 10
-    c.game.max_moves = 6
-    c.game.min_distance = 6
-    c.game.max_distance = 60
+    c.game.update(height=10, width=10, max_moves=6, min_distance=6, max_distance=60)
     c.model.preset = "mini"
     c.optimizer.learning_rate = 1e-3
     c.steps = 1000
-    c.warm_start.steps = 400
-    c.warm_start.learning_rate = 1.5e-3
+    c.warm_start.update(steps=400, learning_rate=1.5e-3)
     c.evaluation.every = 100
     c.checkpoint.every = 250
     return smoke(c) if variant("plan_path_10x10", arg, ("smoke",)) else c

@@ -19,13 +19,8 @@ def get_config(arg=None):
     c.rollout.tasks = 12
     c.recipe.branches = 8
     c.optimizer.minibatch = 32
-    c.warm_start.steps = 120
-    c.warm_start.tasks = 16
-    c.warm_start.fresh = 60
-    c.evaluation.every = 12
-    c.evaluation.final_tasks = 200
-    c.evaluation.sampled = False
+    c.warm_start.update(steps=120, tasks=16, fresh=60)
+    c.evaluation.update(every=12, final_tasks=200, sampled=False)
     if arg == "10x10":
-        c.game.height = c.game.width = 10
-        c.game.max_distance = 32
+        c.game.update(height=10, width=10, max_distance=32)
     return smoke_workflow(c) if arg == "smoke" else c
