@@ -124,7 +124,7 @@ def memory(compiled) -> dict:
 
 
 def estimate(config, k: int, prompt: int, response: int, per: float | int, tensor: int) -> float:
-    """Temporary bytes of the update by arithmetic, where no compiler answers: each layer's input kept, one layer and one block of logits live."""
+    """Temporary bytes of the update where no compiler answers: each layer's input kept, one layer and one block of logits live."""
     tokens = per * (prompt + k * response)
     kept = tokens * config.width * 2 * config.layers
     one = tokens * (6 * config.width + (2 * config.query_heads * config.head_dim + 3 * config.feed_forward) / tensor) * 2

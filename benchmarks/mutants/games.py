@@ -22,6 +22,7 @@ FAULTS = {
         "strict is not strict": ("improved = gain > 0 if strict else gain >= 0", "improved = gain >= 0"),
         "the outcome does not ask for form": ("team = (facts.well_formed & facts.at_goal)", "team = facts.at_goal"),
         "going back is free": ("MAIN * gain,", "MAIN * jnp.maximum(gain, 0.0),"),
+        "safe pays the Tool for the Planner's moves": ("jnp.minimum(facts.previous_claim, facts.before)", "facts.previous_claim"),
     },
     (G + "plan_path/maps.py", P): {
         "the splits share maps": ("return jnp.minimum(print_ % BUCKETS, 2) == split_index(split)", "return jnp.minimum(print_ % BUCKETS, 2) >= split_index(split)"),
@@ -67,6 +68,7 @@ FAULTS = {
     },
     (G + "maths/ensemble.py", T + "test_maths_debate.py"): {
         "the ballot is not shuffled": ('random.Random(f"ballot {order}").shuffle(votes)', "pass"),
+        "seats are never candidates": ("metrics, group_seats=group_seats)", "metrics)"),
         "the majority is the first": ("max(count, key=count.__getitem__)", "next(iter(count))"),
     },
     ("marl_llm/workflows/forms.py", T + "test_maths_debate.py"): {

@@ -20,6 +20,9 @@ FAULTS = {
             "jnp.argmax(cumulative > threshold[..., None], axis=-1)", "jnp.argmax(cumulative >= threshold[..., None], axis=-1)"
         ),
     },
+    (S + "draws.py", "tests/games/test_hosted.py"): {
+        "hosted play picks at random by another key": ("random_pick(identity_key(root, identity, identity.shape[0]), count)", "random_pick(root, count)"),
+    },
     (S + "sampler.py", T + "test_sampler.py"): {
         "positions begin one late": ("start[:, None] + step - 1, token.shape)", "start[:, None] + step, token.shape)"),
         "a response sees its next column": ("jnp.arange(max_tokens) < step, (e", "jnp.arange(max_tokens) <= step, (e"),

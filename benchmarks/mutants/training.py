@@ -33,6 +33,10 @@ FAULTS = {
     (R + "team.py", T + "test_team.py"): {
         "the models' rows are exchanged": ("self.assignment.roles[role] == name for role in self.roles", "self.assignment.roles[role] != name for role in self.roles"),
     },
+    (R + "team.py", "tests/evaluation/test_seats.py"): {
+        "the start is the trained model": ("            return learner.start\n", "            return learner.params\n"),
+        "a seat's model is the role's own": ("if seat.kind != \"run\" and seat.model else self.assignment.roles[role]", "if False else self.assignment.roles[role]"),
+    },
     (R + "rollouts.py", T + "test_rollouts_and_warm_start.py"): {
         "void episodes count in success": ("share(rollout.episodes.outcome >= 1.0)", "jnp.mean(rollout.episodes.outcome >= 1.0)"),
         "tokens after the end have entropy": ("token_where = table.responses.where & where[..., None]", "token_where = jnp.ones_like(table.responses.where) & where[..., None]"),
