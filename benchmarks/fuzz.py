@@ -14,16 +14,15 @@ import collections
 import dataclasses
 import json
 import os
-import random
-import string
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from absl import app, flags
 
-from marl_llm.games import JointLetter, PlanPath, coding, search
+from benchmarks.fuzz_games import game_roles, row_doors, team_doors
+from benchmarks.fuzz_input import PIECES, SECRET, SEEDS, Door, Heard, Input, inputs, refused
+from marl_llm.games import JointLetter, PlanPath, Sokoban, Sudoku, coding, search
 from marl_llm.text import QWEN2_5, ByteTokenizer, Chat, Message
 from marl_llm.tools._chat_backends import BackendError, read_reply, retry_after_s
 from marl_llm.tools._compare import USUAL, same_output
@@ -40,66 +39,15 @@ from marl_llm.workflows.rewards import earned
 
 INPUTS = flags.DEFINE_integer("inputs", 100_000, "inputs, dealt over the doors")
 SEED = flags.DEFINE_integer("seed", 0, "of the inputs")
+__all__ = ["PIECES", "SEEDS", "Heard", "Input", "doors", "inputs", "role_door"]
 BYTES = ByteTokenizer(specials=("<|im_start|>", "<|im_end|>"), stops=("<|im_end|>",))
-MAX_TEXT = 200_000  # characters of an input: more than any budget of tokens gives; servers' larger answers are refused by their length
-SECRET = "Zyzzyva 4711 quokka"  # the gold answer, which no input holds
-# What the doors are made for, so that mutations come close to it.
-SEEDS = (
-    '{"queries": ["a \\ud83d", "b"]}', '{"queries": ["a", "b"]}', '{"evidence": "a"}', '```json\n{"answer": "a"}\n```', "<end>",
-    "<sub_questions>a\nb</sub_questions>",
-    "<knowledge>a</knowledge><final_answer>b</final_answer>", "<evidence>a</evidence>", "```python\nprint(1)\n```",
-    "q a1 b2 year ; q a3 b4 job",
-    "add 3 | less 2", "at 1 try less", "def f ( x ) : return x",
-    '<tool_call>{"name": "a", "arguments": {"b": 1}}</tool_call>',
-    '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}',
-    '{"result": [[{"document": {"contents": "a"}, "score": 1.5}]]}', '{"queries": ["a"], "topk": 3, "return_scores": true}',
-    '{"case": 0, "state": "returned", "seconds": 0.1, "error": null, "mutated": false, "value": {"l": [1, 2]}}',
-    "U R 2 down, left", "1 2.5 nan",
-)  # fmt: skip
-PIECES = (
-    "\ud800", "\udc00", "\\ud83d", "\x00", "NaN", "Infinity", "1e400", "9" * 400, "9" * 5000, "[" * 200, "{" * 200, '{"a":' * 100, "]}",
-    '"', "\\", "```", "\n", "<", ">", "<end>", "²", "٣", "\u2028", "é", "😀", ",", "-", "null", "true",
-    " " * 500, "\n" * 500, "<tool_call>",
-)  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Input:
-    """What is said: a text, which may be no valid one, and token ids, to be taken modulo a vocabulary."""
-
-    text: str
-    ids: tuple[int, ...] = ()
-
-    @property
-    def raw(self) -> bytes:
-        """The text as bytes."""
-        return self.text.encode("utf-8", "surrogatepass")
-
-
-@dataclasses.dataclass(frozen=True)
-class Heard:
-    """What became of an input: whether it voided a play, and what it was paid."""
-
-    void: bool = False
-    paid: float = 0.0
-
-
-Door = Callable[[Input], Heard]
-
-
-def refused(kinds: type[Exception] | tuple[type[Exception], ...], read: Callable[[Any], Any], said: Any) -> Any:
-    """What `read` makes of it; None where it is refused by the exception that says so to its caller."""
-    try:
-        return read(said)
-    except kinds:
-        return None
 
 
 def roles() -> list[Role]:
     """Every role of the library's workflows."""
     built = (search.decompose_role(), search.evidence_role(), search.answer_role())
     groups = (search.m_ask_roles(), search.mini_roles(), coding.coding_roles(), coding.mini_coding_roles())
-    return [*built, *(role for group in groups for role in group.values())]
+    return [*built, *(role for group in groups for role in group.values()), *game_roles()]
 
 
 def role_door(role: Role) -> Door:
@@ -212,38 +160,14 @@ def state_game_doors() -> dict[str, Door]:
 
         return hear
 
-    return {"act plan_path": door(PlanPath()), "act joint_letter": door(JointLetter())}
+    return {f"act {game.name}": door(game) for game in (PlanPath(), JointLetter(), Sokoban(), Sudoku())}
 
 
 def doors(state_games: bool = True) -> dict[str, Door]:
     """All doors by name."""
     by_role = {f"role {number} {role.name}": role_door(role) for number, role in enumerate(roles())}
-    return by_role | tool_doors() | play_doors() | (state_game_doors() if state_games else {})
-
-
-def inputs(seed: int) -> Iterator[Input]:
-    """Endless inputs: plain noise, and what a door expects with pieces put in, cut out, doubled and moved."""
-    rng = random.Random(seed)
-    while True:
-        ids = tuple(rng.randrange(1 << 17) for _ in range(rng.choice((0, 3, 40))))
-        kind = rng.random()
-        if kind < 0.15:
-            text = rng.randbytes(rng.choice((0, 5, 200))).decode("utf-8", "surrogateescape")
-        elif kind < 0.3:
-            text = "".join(map(chr, (rng.randrange(0x11000) for _ in range(rng.choice((1, 30, 300))))))
-        elif kind < 0.4:
-            text = "".join(rng.choices(string.printable + '[]{}",:', k=rng.choice((5, 100, 1000))))
-        elif kind < 0.42:
-            text = rng.choice(PIECES) * rng.choice((10, 1000, 4000))
-        else:
-            text = rng.choice(SEEDS)
-            for _ in range(rng.randint(0, 6)):
-                a, b = sorted(rng.randrange(len(text) + 1) for _ in range(2))
-                text = text[:MAX_TEXT]
-                a, b = min(a, len(text)), min(b, len(text))
-                changed = (text[:a] + rng.choice(PIECES) + text[b:], text[:a] + text[b:], text[:b] + text[a:], text + rng.choice(SEEDS))
-                text = rng.choice(changed)
-        yield Input(text[:MAX_TEXT], ids)
+    host = by_role | tool_doors() | play_doors() | team_doors() | row_doors()
+    return host | (state_game_doors() if state_games else {})
 
 
 def main(argv: list[str]) -> None:

@@ -324,6 +324,13 @@ def test_a_judge_is_paid_for_its_verdict_and_not_for_the_majority():
     assert pay(played(ensemble(3, 1), ordered(tasks(2)), right, sums_speech()))["judge"] == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("said", ["", "no hashes", "####", "#### " + "9" * 600, "#### \\ud800 #### ("])
+def test_a_judge_of_general_models_who_gives_no_answer_ends_nothing(said):
+    fields, why = judge_role().read(said)
+    assert set(fields) <= {"verdict"}
+    assert why or fields["verdict"]
+
+
 # ---- real answers and real programs
 
 NONCE = "8675309"

@@ -3,7 +3,9 @@
     python tests/tools/lab.py {root,user} tests/tools/corpus.py LEVEL TIMEOUT [PROFILES [ATTACKS]]
 
 The first two lines of an attack say what is expected and how it is checked: `default` (no BREACH in what it prints), `timeout` (and it is
-ended at its limit), `nonzero` (and it does not end with 0), `same` (two runs print the same), `judge` (its wrong answers are not accepted).
+ended at its limit), `nonzero` (and it does not end with 0), `same` (two runs print the same), `judge` (its wrong answers are not accepted,
+and reading them costs the host under 2 s of CPU), `workspace` (whatever becomes of its files is its own outcome, and the files can be
+started from; the word behind it says what becomes of them behind namespaces).
 """
 
 import json
@@ -15,7 +17,7 @@ import threading
 import time
 
 from marl_llm.tools.judge import judge_calls
-from marl_llm.tools.sandbox import Level, Limits, Sandbox, Submission
+from marl_llm.tools.sandbox import Level, Limits, Sandbox, Submission, Workspace
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data" / "sandbox"
 CANARY = pathlib.Path("/tmp/sbx_canary")
@@ -29,7 +31,9 @@ CLASSES = {
     "n": "network",
     "o": "output",
     "p": "other processes and the kernel",
+    "r": "the channel of results",
     "t": "hangs",
+    "w": "the workspace",
 }
 
 
@@ -99,12 +103,41 @@ def survivors() -> list[int]:
     return found
 
 
+def judged(sandbox: Sandbox, source: str, cases: list, timeout: float) -> str:
+    """The empty string if no case of a function that knows no answer is passed, and its results are read soon."""
+    tick = time.process_time()
+    judgement = judge_calls(source, "solve", cases, timeout, sandbox=sandbox)
+    if judgement or judgement.outcome().pass_rate > 0:
+        return "fake pass accepted"
+    json.dumps([case.error for case in judgement.outcome().cases], ensure_ascii=False).encode()
+    return "the host was busy" if time.process_time() - tick > 2 else ""
+
+
+def vandalised(sandbox: Sandbox, source: str, timeout: float) -> str:
+    """The empty string if what a program does to its workspace is an outcome, and what is kept of it can be started from."""
+    lost_before = sandbox.metrics()["sandbox/zygotes_lost"]
+    files = Workspace.from_files({"kept": "mine"})
+    result = sandbox.run(Submission(source, workspace=files, limits=Limits(timeout_s=timeout)))
+    if "BREACH" in result.stdout:
+        return result.stdout[result.stdout.index("BREACH") :].splitlines()[0][:80]
+    program, again = result.outcome(), None
+    if program.workspace is not None:
+        "".join(program.workspace.files()).encode()
+        again = sandbox.run(Submission("print(1)", workspace=program.workspace, limits=Limits(timeout_s=timeout)))
+        if again.stdout != "1\n":
+            return f"nothing starts from it: {again.outcome().outcome}"
+    if result.attempts > 1 or (again and again.attempts > 1) or sandbox.metrics()["sandbox/zygotes_lost"] > lost_before:
+        return "it broke its supervisor"
+    return ""
+
+
 def attack(sandbox: Sandbox, source: str, timeout: float) -> str:
     """The empty string if the attack is contained, else what got through."""
     check = source.splitlines()[1].partition(":")[2].strip()
     if check.startswith("judge"):
-        cases = [((1,), 1)] if "one" in check else CASES
-        return "fake pass accepted" if judge_calls(source, "solve", cases, timeout, sandbox=sandbox) else ""
+        return judged(sandbox, source, [((1,), 1)] if "one" in check else CASES, timeout) or harmed(source)
+    if check.startswith("workspace"):
+        return vandalised(sandbox, source, 10 * timeout) or harmed(source)
     parts = [source, source] if check == "same" else source.split("# ---- phase 2\n")
     timeout = timeout if check == "timeout" else 5 * timeout
     limits, outputs = Limits(timeout_s=timeout), []
@@ -124,6 +157,11 @@ def attack(sandbox: Sandbox, source: str, timeout: float) -> str:
             return LATE
     if check == "same" and outputs[0] != outputs[1]:
         return "two runs differ"
+    return harmed(source)
+
+
+def harmed(source: str) -> str:
+    """The empty string if the host's files are there and nothing that an attack started goes on."""
     if any(not (CANARY / name).exists() for name in FILES):
         put_canaries()
         return "files of the host destroyed"

@@ -1,6 +1,7 @@
 """What a program does to its workspace is its own outcome: never a failure of the infrastructure, and never anyone else's loss."""
 
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -9,33 +10,8 @@ import pytest
 from marl_llm.tools.sandbox import Limits, Sandbox, Submission, Workspace
 from marl_llm.tools.sandbox.inside import zygote
 
-# program, and what is to become of the workspace: the file `kept` is in it, or why it is lost
-VANDALS = {
-    "no rights on the folder": ("os.chmod('.', 0)", "kept"),
-    "no rights on a tree": ("os.makedirs('a/b'); open('a/b/f', 'w').close()\nfor p in ('a/b/f', 'a/b', 'a'): os.chmod(p, 0)", "kept"),
-    "no rights on a file": ("os.chmod('kept', 0)", "kept"),
-    "odd modes": ("os.mkdir('d'); os.chmod('d', 0o7777); os.chmod('kept', 0o6111); os.chmod('.', 0o1000)", "kept"),
-    "deep": ("for _ in range(1500): os.mkdir('d'); os.chdir('d')", "unreadable"),
-    "deep with long names": ("for _ in range(60): os.mkdir('d' * 255); os.chdir('d' * 255)", "unreadable"),
-    "deep and without rights": (
-        "for _ in range(700): os.mkdir('d'); os.chdir('d')\nfor _ in range(700): os.chdir('..'); os.chmod('d', 0)",
-        "unreadable",
-    ),
-    "as deep as may be": ("os.makedirs('/'.join('d' * 498))", "kept"),
-    "names": ("for name in (b'\\xff\\xfe', b'a\\nb', b'-rf', b' ', b'\\xed\\xa0\\x80', b'x' * 255): open(name, 'w').close()", "kept"),
-    "links": ("os.symlink('.', 'self'); os.symlink('/', 'root'); os.symlink('x' * 4000, 'long'); os.symlink('loop', 'loop')", "kept"),
-    "sparse": ("for n in range(40): open(str(n), 'w').truncate(4 << 20)", "too large"),
-    "a huge sparse file": ("try: open('s', 'w').truncate(1 << 50)\nexcept OSError: open('s', 'w').truncate(20 << 20)", "kept"),
-    "hard links": ("open('f', 'w').write('x' * (1 << 20))\nfor n in range(100): os.link('f', str(n))", "too large"),
-    "hard links of part pages": ("open('f', 'w').write('x' * 16700)\nfor n in range(3900): os.link('f', str(n))", "too large"),
-    "entries": ("try:\n    for n in range(100000): open(str(n), 'w').close()\nexcept OSError: pass", "kept"),
-    "fifos, sockets": ("os.mkfifo('p'); socket.socket(socket.AF_UNIX).bind('s'); os.mkdir('d'); os.mkfifo('d/p')", "kept"),
-    "the folder moved": ("try: os.rename('/box/work', '/box/tmp/w')\nexcept OSError: pass\nos.symlink('/usr', '/box/tmp/l')", "kept"),
-    "late writers": (
-        "for n in range(4):\n    if os.fork() == 0:\n        os.setsid()\n        while True: open(str(n), 'a').write('x'); os.utime('.')",
-        "kept",
-    ),
-}  # fmt: skip
+ATTACKS = pathlib.Path(__file__).resolve().parents[1] / "data" / "sandbox" / "attacks"
+VANDALS = {path.stem: path.read_text() for path in sorted(ATTACKS.glob("w*.txt"))}
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +22,12 @@ def sandbox():
 
 @pytest.mark.parametrize("name", VANDALS)
 def test_a5_vandalism_is_the_program_s_own_outcome(name, sandbox):
-    code, fate = VANDALS[name]
+    code = VANDALS[name]
+    fate = code.splitlines()[1].removeprefix(
+        "# check: workspace "
+    )  # `kept` is in it, or why it is lost
     lost_before = sandbox.metrics()["sandbox/zygotes_lost"]
-    done = sandbox.run(Submission("import os, socket\n" + code, workspace=Workspace.from_files({"kept": "mine"})))
+    done = sandbox.run(Submission(code, workspace=Workspace.from_files({"kept": "mine"})))
     program = done.outcome()
     assert (program.exit_code, done.attempts) == (0, 1), program.stderr
     assert sandbox.metrics()["sandbox/zygotes_lost"] == lost_before

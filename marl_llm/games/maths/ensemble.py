@@ -13,9 +13,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from marl_llm.games.maths.debate import INPUTS, debate_rewards, debate_roles, quoted, read_solution, reasoner_part, user_part
+from marl_llm.games.maths.debate import INPUTS, debate_rewards, debate_roles, quoted, read_answer, reasoner_part, user_part
 from marl_llm.tools.results import ToolResult, success
-from marl_llm.workflows import Role, Trajectory, Workflow, compute, each, sequence, together, tool
+from marl_llm.workflows import Role, Trajectory, Workflow, after_hashes, compute, each, sequence, together, tool
 from marl_llm.workflows.forms import check_form
 
 ORDER = "order"  # an input field that no prompt reads: what the ballot is shuffled by
@@ -23,17 +23,13 @@ ORDER = "order"  # an input field that no prompt reads: what the ballot is shuff
 
 def judge_role(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
     """The judge, with a prompt for general models (reading: the paper prints none)."""
-
-    def parse(text: str) -> dict[str, Any]:
-        return {"verdict": read_solution(text)["answer"]}
-
     show = lambda ballot: "\n".join(f"[{i}] {quoted(answer) if answer else 'no answer'}" for i, answer in enumerate(ballot, 1))  # noqa: E731
     return Role(
         "judge",
         "You are a helpful assistant that decides which answer to a math problem is right.\n\nProblem:\n{problem}\n\n"
         "Answers of several solvers:\n{ballot}\n\n"
         "Check them against the problem; the most frequent one may be wrong. The last line must hold only the final answer after ####.",
-        parse,
+        after_hashes("verdict", read_answer),
         {"verdict": ""},
         show={"ballot": show},
         max_tokens=max_tokens,
