@@ -15,6 +15,7 @@ from marl_llm.tools.results import FailureKind, ToolResult
 from marl_llm.tools.said import Said, read_text, read_value, valid_text
 from marl_llm.tools.waiting import Expired, within
 from marl_llm.workflows.assignment import Assignment, Outside, Scripted, ScriptTurn
+from marl_llm.workflows.coroutines import Coroutines
 from marl_llm.workflows.errors import PlayFailure, PromptTooLong, ToolRefusal, WorkflowError, from_error, from_tool
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Tool
@@ -32,7 +33,7 @@ OF_ARGUMENTS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirec
 
 
 class Speaker:
-    """Carries out role calls and tool calls for a controller, which owns the threads.
+    """Carries out role calls and tool calls for a controller, which owns the threads and the limits of tools.
 
     Args:
       settings: how tokens are drawn, in place of the roles' own.
@@ -45,10 +46,12 @@ class Speaker:
         generator: Any,
         speech: Mapping[str, Speech],
         threads: Threads,
+        coroutines: Coroutines,
         settings: Settings | None = None,
     ):
         self._workflow, self._assignment, self._generator = workflow, assignment, generator
-        self._speech, self._threads, self._settings = speech, threads, settings
+        self._speech, self._settings = speech, settings
+        self._threads, self._coroutines = threads, coroutines
         self._policy_stops = {model: tuple(one.stop_ids) for model, one in speech.items()}
 
     async def speak(
@@ -250,7 +253,7 @@ class Speaker:
             if instant:
                 found = function(*positional, **named)
             elif inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-                found = await self._within(node, timeout_s, function(*positional, **named))
+                found = await self._coroutines.run(lambda: function(*positional, **named), timeout_s, node)
             else:
                 found = await self._threads.run(lambda: function(*positional, **named), timeout_s, node)
         except Late as error:

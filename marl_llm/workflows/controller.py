@@ -27,6 +27,7 @@ from marl_llm.tools.waiting import Expired, within
 from marl_llm.workflows.assignment import Assignment, Inside
 from marl_llm.workflows.calls import Speaker
 from marl_llm.workflows.checks import SCORED, check_shown
+from marl_llm.workflows.coroutines import LIMIT, Coroutines
 from marl_llm.workflows.errors import PlayFailure, RolloutError, WorkflowError
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Each, Together, walk
@@ -81,6 +82,7 @@ class Controller:
       threads: for the plain function of each tool, so that a tool that hangs holds up no other. A call's deadline begins once it has one; a
         call that is late leaves its thread behind, and another takes its place (`workflows.threads`).
       draw: decides for `pick="random"`, see `play.Draw`; `sampling.pick_by_identity` of the generator's key draws as compiled play does.
+      calls: of each async tool at a time; the others wait, and their deadline begins with them (`workflows.coroutines`).
       settings: how tokens are drawn, in place of the roles' own, e.g. `Settings(temperature=0)` for a greedy evaluation.
 
     Raises:
@@ -98,6 +100,7 @@ class Controller:
         timeout_s: float | int | None = None,
         concurrency: int = 1024,
         threads: int = 32,
+        calls: int = LIMIT,
         settings: Settings | None = None,
         pick: str | None = None,
         alpha: float | int = 1.0,
@@ -105,8 +108,8 @@ class Controller:
         draw: Draw = any_draw,
     ):
         assignment.check(workflow)
-        if attempts < 1 or concurrency < 1 or threads < 1 or (timeout_s is not None and timeout_s <= 0):
-            raise WorkflowError("attempts, concurrency, threads and timeout_s must be above 0")
+        if min(attempts, concurrency, threads, calls) < 1 or (timeout_s is not None and timeout_s <= 0):
+            raise WorkflowError("attempts, concurrency, threads, calls and timeout_s must be above 0")
         self.workflow, self.assignment = workflow, assignment
         self._speech = dict(speech) if isinstance(speech, Mapping) else dict.fromkeys(assignment.roles.values(), speech)
         for role in workflow.roles:
@@ -121,8 +124,8 @@ class Controller:
         self.scoring: Callable[[Task], Any] = functools.partial(Scoring, workflow)
         self.settings = settings
         self._attempts, self._timeout_s, self._concurrency = attempts, timeout_s, concurrency
-        self._threads = Threads(threads)
-        self.speaker = Speaker(workflow, assignment, generator, self._speech, self._threads, settings)
+        self._threads, self._coroutines = Threads(threads), Coroutines(calls)
+        self.speaker = Speaker(workflow, assignment, generator, self._speech, self._threads, self._coroutines, settings)
 
     def close(self) -> None:
         """Lets the threads go; calls under way finish unheard."""
@@ -154,7 +157,7 @@ class Controller:
           RolloutError: every single episode is void.
         """
         tasks = list(tasks)
-        start, hung = time.perf_counter(), self._threads.hung()
+        start, hung = time.perf_counter(), self._hung()
         _check_tasks(self.workflow, tasks)
         if not 0 <= step < MAX_NUMBER or plays < 1:
             raise WorkflowError(f"step={step} must be 0 or more and plays={plays} at least 1")
@@ -172,9 +175,13 @@ class Controller:
                 f"all {len(episodes)} plays of workflow {self.workflow.name!r} failed; the first at node {failure.node!r}: "
                 f"{failure.kind}: {failure.message}"
             )
-        late = {tool: count - hung.get(tool, 0) for tool, count in self._threads.hung().items()}
+        late = {tool: count - hung.get(tool, 0) for tool, count in self._hung().items()}
         seconds = time.perf_counter() - start
         return Rollout(self.workflow, self.assignment, step, plays, tuple(episodes), seconds, self._forks.pick, late)
+
+    def _hung(self) -> dict[str, int]:
+        """Calls that were late, by tool: one is plain or async, never both."""
+        return {**self._threads.hung(), **self._coroutines.hung()}
 
     async def episode(self, task: Task, step: int, play: int, plays: int) -> Episode:
         """One play of one task, tried again after a failure; void if every attempt failed."""

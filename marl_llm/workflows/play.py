@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from marl_llm.workflows.coroutines import run_loop
 from marl_llm.workflows.errors import PlayFailure, WorkflowError
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Stop, Together, Tool, step_of, walk
@@ -281,9 +282,9 @@ def finish(job: Coroutine) -> Any:
     except RuntimeError:
         running = False
     if not running:  # out of the handler, so that an error of the job's own has no other before it
-        return asyncio.run(job)
+        return run_loop(job)
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="workflow-play") as thread:
-        return thread.submit(asyncio.run, job).result()
+        return thread.submit(run_loop, job).result()
 
 
 async def run_all(jobs: list[Coroutine]) -> list[Any]:

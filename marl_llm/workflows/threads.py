@@ -178,6 +178,8 @@ class _Line:
         while call is not None:
             try:
                 found, error = call.context.run(call.carry_out), None
+            except SystemExit as raised:  # which would end the loop, and the run without a word
+                found, error = None, RuntimeError(f"it called sys.exit({raised.code!r})")
             except BaseException as raised:  # whatever it is, it belongs to the one who awaits
                 found, error = None, raised
             with self._lock:

@@ -1,5 +1,6 @@
 """A tool that hangs voids the plays that asked it, and nobody else's: calls have a limit per tool, and lost threads are replaced (A7)."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -8,10 +9,10 @@ import time
 import pytest
 from wordy import SPEECH, Says
 
-from marl_llm.workflows import Role, Workflow, plain, sequence, tool, when
+from marl_llm.workflows import Role, Workflow, coroutines, plain, sequence, tool, when
 from marl_llm.workflows.assignment import shared
 from marl_llm.workflows.controller import Controller
-from marl_llm.workflows.errors import RolloutError
+from marl_llm.workflows.errors import RolloutError, WorkflowError
 from marl_llm.workflows.metrics import rollout_metrics
 from marl_llm.workflows.samples import sample_table
 from marl_llm.workflows.trajectory import Task
@@ -128,3 +129,74 @@ asyncio.run(job())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "late\n"
+
+
+# ---- async tools
+
+
+def test_a7_no_async_tool_has_more_calls_at_once_than_its_limit_and_waiting_is_not_failing():
+    now, most = [0], [0]
+
+    async def counted(question):
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        try:
+            await asyncio.sleep(0.05)
+        finally:
+            now[0] -= 1
+        return "x"
+
+    assert voids(play(sequence(SPEAKS, tool(counted, "x", timeout_s=1.0)), 80, calls=3)) == []
+    assert most == [3]
+
+
+def test_a7_an_async_call_that_swallows_its_cancellation_is_left_behind():
+    async def page(question):
+        while number(question) % 3:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                pass
+        return "found"
+
+    start = time.monotonic()
+    rollout = play(sequence(SPEAKS, tool(page, "page", timeout_s=0.2)), 12, attempts=1)
+    assert voids(rollout) == [n for n in range(12) if n % 3]
+    assert {f.kind for e in rollout.episodes for f in e.failures} == {"deadline"}
+    assert rollout.hung == {"page": 8}
+    assert time.monotonic() - start < 10
+
+
+def test_a7_async_calls_left_behind_are_bounded_and_then_fail_at_once(monkeypatch):
+    monkeypatch.setattr(coroutines, "GRACE_S", 0.1)
+    begun = []
+
+    async def stuck(question):
+        begun.append(question)
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                pass
+
+    with pytest.raises(RolloutError, match="all 9 plays"):
+        play(sequence(SPEAKS, tool(stuck, "x", name="stuck", timeout_s=0.05)), 9, attempts=1, calls=1)
+    assert len(begun) == 4
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a7_a_tool_that_exits_is_named_and_does_not_end_the_process(wait):
+    async def leaves(question):
+        sys.exit(3)
+
+    with pytest.raises(WorkflowError, match=r"tool 't' raised RuntimeError: it called sys.exit\(3\)"):
+        play(sequence(SPEAKS, tool(leaves if wait else lambda question: sys.exit(3), "x", name="t")), 2)
+
+
+def test_a7_a_tool_that_cancels_itself_voids_its_play_alone():
+    async def cancels(question):
+        if number(question) == 1:
+            raise asyncio.CancelledError
+        return "x"
+
+    assert voids(play(sequence(SPEAKS, tool(cancels, "x")), 3, attempts=1)) == [1]
