@@ -20,7 +20,7 @@ from marl_llm.games import coding, make_game, maths, programs, search
 from marl_llm.games.maths.ensemble import ORDER
 from marl_llm.games.plan_path.lines import combinations
 from marl_llm.tools.results import success
-from marl_llm.tools.sandbox import Execution, Program
+from marl_llm.tools.sandbox import Execution, Program, Sandbox
 from marl_llm.workflows import Assignment, Controller, Role, Scripted, Task, Workflow
 from marl_llm.workflows.errors import RolloutError
 from marl_llm.workflows.rows import DataError
@@ -36,10 +36,10 @@ WORLDS = {
 }  # fmt: skip
 
 
-class Echo:
+class Echo(Sandbox):
     """A sandbox in which every program prints and returns what was said, and ends in one of several ways."""
 
-    def __init__(self):
+    def __init__(self):  # and not the sandbox's own, which starts processes
         self.raw, self.turn = b"", 0
 
     async def arun(self, request: Any) -> Execution:

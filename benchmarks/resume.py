@@ -3,11 +3,11 @@
     python -m benchmarks.resume --kills=20 --seed=0
 
 The run is a small one (Plan-Path on 3x3 maps, two models), with everything that a large one has: warm start, checkpoints,
-evaluation, transcripts. Each kill is a SIGKILL to a real process at one of five moments: a random time after its start (imports), after
-it took its directory (compilation, warm start, restoring), after a checkpoint began to be written, when one above step 0 is whole, or
-after a training step. The run is continued by the same command and by `--resume=DIR` in turn. Compared are every array of every
-checkpoint (byte for byte), the lines of metrics.jsonl without their times, episodes.jsonl, episodes_tokens.jsonl, and evaluation.json
-without its times.
+evaluation, transcripts. Each kill is a SIGKILL to a real process at one of six moments: a random time after its start (imports), after
+it took its directory (compilation, warm start, restoring), after a checkpoint began to be written, when one above step 0 is whole, after a
+training step, or within an evaluation. `began_above_0` counts the resumptions that found a whole checkpoint above step 0. The run is
+continued by the same command and by `--resume=DIR` in turn. Compared are every array of every checkpoint (byte for byte), the lines of
+metrics.jsonl without their times, episodes.jsonl, episodes_tokens.jsonl, and evaluation.json without its times.
 
 Prints one JSON line; exit code 1 when anything differs.
 """
@@ -54,8 +54,9 @@ def get_config(arg=None):
     c.checkpoint.every = 2
     return c
 '''
-# after the process began, config.json, a checkpoint's folder, a whole checkpoint above step 0, a training step
-MOMENTS = ("start", "warm", "write", "saved", "step")
+EVALUATED = 4  # steps between two evaluations, as in the config
+# after the process began, config.json, a checkpoint's folder, a whole checkpoint above step 0, a training step, one that is evaluated
+MOMENTS = ("start", "warm", "write", "saved", "step", "evaluation")
 
 
 def launch(*flags: str) -> subprocess.Popen:
@@ -79,7 +80,7 @@ def kill(process: subprocess.Popen, workdir: pathlib.Path, moment: str, dice: ra
     writes = lambda: any(workdir.joinpath("checkpoints").glob("[0-9]*.partial"))  # noqa: E731
     stale = set(workdir.joinpath("checkpoints").glob("*"))
     whole = lambda: {p for p in workdir.joinpath("checkpoints").glob("[1-9]*") if p.name.isdigit() and (p / "state.json").exists()}  # noqa: E731
-    seen = None
+    seen, evaluated = None, lines()
 
     def arrived():
         nonlocal seen
@@ -90,12 +91,14 @@ def kill(process: subprocess.Popen, workdir: pathlib.Path, moment: str, dice: ra
         if moment == "saved":
             return bool(whole() - stale)
         now = lines()
+        if moment == "evaluation" and (now % EVALUATED or now == evaluated):
+            return False
         seen = now if seen is None or now < seen else seen
         return now > seen
 
     while process.poll() is None and not arrived():
         time.sleep(0.002)
-    after = dice.uniform(0, {"start": slack_s, "warm": slack_s, "write": 0.3, "saved": 0.0, "step": 0.5}[moment])
+    after = dice.uniform(0, {"start": slack_s, "warm": slack_s, "write": 0.3, "saved": 0.0, "step": 0.5, "evaluation": 0.1}[moment])
     try:
         process.wait(timeout=after)
     except subprocess.TimeoutExpired:
@@ -156,10 +159,17 @@ def differences(one: pathlib.Path, two: pathlib.Path) -> list[str]:
 
 def interrupted(
     flags: list[str], workdir: pathlib.Path, moments: list[str], dice: random.Random, slack_s: float
-) -> tuple[list[str], str]:
-    """Runs to the end with one kill at each of `moments`; returns those at which it was really killed, and what the last process said."""
-    killed, said = [], ""
+) -> tuple[list[str], list[int], str]:
+    """Runs to the end with one kill at each of `moments`.
+
+    Returns:
+      The moments at which it was really killed, the last whole checkpoint that the process after each kill found (-1: none), and what the
+      last process said.
+    """
+    killed, found, said = [], [], ""
     for number, moment in enumerate([*moments, None]):
+        if number:
+            found.append(max((int(p.name) for p in workdir.glob("checkpoints/*") if p.name.isdigit()), default=-1))
         known = (workdir / "config.json").exists()
         cache = [f for f in flags if f.startswith("--compilation_cache")]
         process = launch(f"--resume={workdir}", *cache) if known and number % 2 == 0 else launch(*flags, f"--workdir={workdir}")
@@ -171,7 +181,7 @@ def interrupted(
             raise RuntimeError(f"the run ended by itself with {process.returncode}:\n{process.communicate()[0]}")
         else:
             break
-    return killed, said
+    return killed, found[: len(killed)], said
 
 
 def main() -> None:
@@ -195,18 +205,21 @@ def main() -> None:
         finish(launch(*flags, f"--workdir={folder / 'again'}"))  # with every program compiled, as those below find them
         whole_s = time.time() - again
         differing = [f"run again: {name}" for name in differences(folder / "whole", folder / "again")]
-        killed, rounds = [], 0
+        killed, found, rounds = [], [], 0
         while len(killed) < options.kills:
             rounds += 1
             count = min(options.per_round, options.kills - len(killed))
             moments = [dice.choice(MOMENTS) for _ in range(count)]
-            killed += interrupted(flags, folder / f"round{rounds}", moments, dice, slack_s=whole_s / 3)[0]
+            more, steps, _ = interrupted(flags, folder / f"round{rounds}", moments, dice, slack_s=whole_s / 3)
+            killed, found = killed + more, found + steps
             differing += [f"round {rounds}: {name}" for name in differences(folder / "whole", folder / f"round{rounds}")]
             print(f"round {rounds}: {len(killed)} kills, {len(differing)} differences", file=sys.stderr)
         outcome = {
             "kills": len(killed),
             "at": {moment: killed.count(moment) for moment in MOMENTS},
             "resumed": len(killed),
+            "began_above_0": sum(step > 0 for step in found),
+            "began_at": found,
             "runs_completed": rounds,
             "arrays_compared": rounds * len(arrays(folder / "whole")),
             "byte_equal": not differing,

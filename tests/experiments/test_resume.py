@@ -46,8 +46,9 @@ def runs(tmp_path_factory):
 
 def test_a_killed_run_ends_with_the_same_bytes(runs):
     """d1: the last kill came when checkpoint 2 was whole, so data position, keys, schedule and optimizer went on from a step above 0."""
-    whole, _, killed, moments, said = runs
+    whole, _, killed, moments, found, said = runs
     assert moments == MOMENTS
+    assert found[-1] == 2
     assert f"continuing {killed} after step 2" in said
     assert resume.differences(whole, killed) == []
 

@@ -30,7 +30,16 @@ def doors():
 @given(SAID)
 def test_law_14_no_door_raises_voids_or_pays(doors, said):
     for name, door in doors.items():
-        assert door(said) == fuzz.Heard(), name
+        if not name.startswith("play"):
+            assert door(said) == fuzz.Heard(), name
+
+
+@settings(SHORT, max_examples=3)
+@given(SAID)
+def test_law_14_no_play_raises_and_none_is_void_or_won_by_what_is_said(doors, said):
+    for name, door in doors.items():
+        if name.startswith("play"):
+            assert door(said) == fuzz.Heard(), name
 
 
 def test_law_14_the_seeds_and_their_mutations_pass_every_door(doors):

@@ -98,7 +98,7 @@ def found():
 def test_namespaces_contain_all_attacks(found, user):
     escaped = {name: why for name, why in found[user, "namespaces"]["attacks"].items() if why}
     assert not escaped
-    assert len(found[user, "namespaces"]["attacks"]) >= 88
+    assert len(found[user, "namespaces"]["attacks"]) >= 124
 
 
 @pytest.mark.parametrize("key", RUNS)
@@ -106,6 +106,13 @@ def test_no_fake_pass_at_any_level(found, key):
     fakes = {name: why for name, why in found[key]["attacks"].items() if name.startswith("j")}
     assert len(fakes) >= 15
     assert not any(fakes.values())
+
+
+@pytest.mark.parametrize("key", RUNS)
+def test_workspaces_and_results_are_contained_at_every_level(found, key):
+    attacks = {name: why for name, why in found[key]["attacks"].items() if name[0] in "rw"}
+    assert len(attacks) >= 36
+    assert not {name: why for name, why in attacks.items() if why}
 
 
 @pytest.mark.parametrize("key", RUNS)
