@@ -8,7 +8,6 @@ from marl_llm.workflows.assignment import (
     Scripted,
     ScriptTurn,
     alternate,
-    assignment_from,
     separate,
     shared,
 )
@@ -42,7 +41,7 @@ __all__ = [
     "after_hashes", "code_block", "json_object", "plain", "short_text", "tagged", "texts",
     "NOTHING", "Workflow", "call", "choose", "compute", "each", "repeat", "sequence", "stop", "together", "tool", "when", "with_roles",
     "to_mermaid", "to_svg",
-    "Assignment", "Outside", "Inside", "Schedule", "Scripted", "ScriptTurn", "alternate", "assignment_from", "separate", "shared",
+    "Assignment", "Outside", "Inside", "Schedule", "Scripted", "ScriptTurn", "alternate", "separate", "shared",
     "Controller", "PlainText", "Rollout", "RolloutError", "Speech", "Task",
     "ActionView", "Episode", "RoleCall", "Score", "Scorer", "ToolUse", "Trajectory", "World",
 ]  # fmt: skip

@@ -182,38 +182,3 @@ def shared(workflow: Workflow, model: str = "policy") -> Assignment:
 def separate(workflow: Workflow) -> Assignment:
     """Each role has a model of its own, of its own name."""
     return Assignment({role: role for role in workflow.roles})
-
-
-def assignment_from(
-    config: Mapping[str, Any],
-    outside: Mapping[str, ChatModel] | None = None,
-    scripts: Mapping[str, Callable[[ScriptTurn], str]] | None = None,
-) -> Assignment:
-    """An assignment from a plain configuration, where models are words.
-
-    Args:
-      config: `roles`: role -> model; `models` (optional): model -> "trained", "frozen", "outside" or "scripted"; `schedule` (optional): a
-        list of [model or models, steps].
-      outside, scripts: the clients and players of the models of those kinds, by name.
-
-    Raises:
-      WorkflowError: an unknown key or kind, or a client or player that is missing.
-    """
-    if unknown := [key for key in config if key not in ("roles", "models", "schedule")]:
-        raise WorkflowError(f"assignment: unknown key {unknown[0]!r}, {suggestion(unknown[0], ('roles', 'models', 'schedule'))}")
-    models: dict[str, Model] = {}
-    for name, kind in dict(config.get("models") or {}).items():
-        source = {"outside": outside, "scripted": scripts}.get(kind) or {}
-        if kind in ("trained", "frozen"):
-            models[name] = Inside(trained=kind == "trained")
-        elif kind not in ("outside", "scripted"):
-            kinds = ("trained", "frozen", "outside", "scripted")
-            raise WorkflowError(f"assignment: model {name!r} is {kind!r}, {suggestion(str(kind), kinds)}")
-        elif name not in source:
-            raise WorkflowError(
-                f"assignment: model {name!r} is {kind}, but no {'client' if kind == 'outside' else 'player'} was given for it"
-            )
-        else:
-            models[name] = Outside(source[name]) if kind == "outside" else Scripted(source[name])
-    phases = ((phase[0] if isinstance(phase[0], str) else tuple(phase[0]), phase[1]) for phase in config.get("schedule") or ())
-    return Assignment(dict(config["roles"]), models, alternate(*phases))

@@ -9,7 +9,6 @@ from marl_llm.workflows.assignment import (
     Outside,
     Scripted,
     alternate,
-    assignment_from,
     separate,
     shared,
 )
@@ -49,9 +48,6 @@ def test_frozen_outside_and_scripted_players_are_not_trained():
         (lambda: Assignment({"plan": "a"}, {"a": Inside(False)}, alternate(("a", 1))), "'a' is no trained model"),
         (lambda: Assignment({"plan": "a", "answer": "b"}, schedule=alternate(("a", 1))), "'b' never trains"),
         (lambda: alternate(("a", 0)), "at least one of each"),
-        (lambda: assignment_from({"roles": {"plan": "a"}, "model": {}}), "unknown key 'model', did you mean 'models'"),
-        (lambda: assignment_from({"roles": {"plan": "a"}, "models": {"a": "frosen"}}), "'frosen', did you mean 'frozen'"),
-        (lambda: assignment_from({"roles": {"plan": "a"}, "models": {"a": "outside"}}), "no client was given"),
     ],
 )
 def test_what_cannot_be_is_refused(build, message):
@@ -63,18 +59,6 @@ def test_schedules_give_turns_again_and_again():
     one = Assignment({"plan": "a", "search": "b", "answer": "c"}, schedule=alternate(("a", 2), (("b", "c"), 1)))
     assert [one.training(step) for step in range(6)] == [("a",), ("a",), ("b", "c")] * 2
     assert Assignment({"plan": "a", "search": "b"}).training(5) == ("a", "b")
-
-
-def test_a_configuration_of_words_is_the_same_assignment():
-    play, client = (lambda turn: "x"), Client()
-    config = {
-        "roles": {"plan": "a", "search": "b", "answer": "c", "judge": "d"},
-        "models": {"b": "frozen", "c": "outside", "d": "scripted"},
-        "schedule": [["a", 3]],
-    }
-    found = assignment_from(config, outside={"c": client}, scripts={"d": play})
-    models = {"b": Inside(False), "c": Outside(client), "d": Scripted(play)}
-    assert found == Assignment(config["roles"], models, alternate(("a", 3)))
 
 
 def test_a_role_with_tools_needs_a_policy():

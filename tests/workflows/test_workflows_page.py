@@ -68,7 +68,6 @@ def test_every_name_of_the_page_exists():
         "write_trajectories",
         "replay",
         "report_episodes",
-        "assignment_from",
         "alternate",
     }
     assert len(parts) > 10
