@@ -19,4 +19,5 @@ def get_config(arg=None):
         return at_grpo_full(base_config("code_debate", game="code_debate", recipe="at_grpo"))
     c = mini_debate("function_debate", "function_debate", grpo=arg == "grpo")
     c.warm_start.update(steps=300, fresh=120)
+    c.rollout.tasks = 24
     return smoke_workflow(c) if arg == "smoke" else c
