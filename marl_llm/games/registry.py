@@ -30,10 +30,12 @@ _WORLDS = (
     "plan_path_text", "plan_path_programs", "sokoban_text", "sudoku_text",
     "fact_parallel", "fact_extract", "fact_iterative", "functions", "question_parallel", "question_extract", "question_iterative",
     "function_debate", "code_debate", "sums", "maths_debate", "sums_ensemble", "maths_ensemble", "problems",
+    "helper_functions", "function_problems",
 )  # fmt: skip
 GAMES = {
     "plan_path": "marl_llm.games.plan_path:PlanPath",
     "joint_letter": "marl_llm.games.joint_letter:JointLetter",
+    "matrix": "marl_llm.games.matrix:MatrixGame",
     "sokoban": "marl_llm.games.sokoban:Sokoban",
     "sudoku": "marl_llm.games.sudoku:Sudoku",
     **{name: f"marl_llm.games.worlds:{name}" for name in _WORLDS},

@@ -11,6 +11,8 @@
 | `plan_path_text` | Stronger-MAS's Tool and Planner on a grid, in text; the Tool's program is run | generated |
 | `function_debate` | coder and unit tester in a small world of functions | generated |
 | `code_debate` | coder and unit tester with prompts for general models | APPS, CodeContests, LiveCodeBench: parquet, jsonl or json |
+| `helper_functions` | helper and main agent in the small world of functions | generated |
+| `function_problems` | helper and main agent with prompts for general models | HumanEval, CoopHumanEval: jsonl, jsonl.gz or parquet |
 | `sums` | reasoner and Python user in a small world of word problems | generated |
 | `maths_debate` | reasoner and Python user with prompts for general models | Polaris, AIME, OlympiadBench, GSM8K: parquet, jsonl or json |
 | `sums_ensemble`, `maths_ensemble` | N reasoners, M Python users and a judge | as `sums`, `maths_debate` |
@@ -24,6 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from marl_llm.games import coding, maths, search
+from marl_llm.games.coding.aux_worlds import function_problems, helper_functions  # noqa: F401 (names of `registry`)
 from marl_llm.games.coding.debate import HIDDEN as CODE_HIDDEN
 from marl_llm.games.coding.functions import SHARES as FUNCTION_SHARES
 from marl_llm.games.coding.team import ROUNDS

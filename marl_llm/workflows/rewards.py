@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.workflows.checks import title
@@ -126,6 +126,23 @@ def delayed(scores: Scores, roles: tuple[str, ...], name: str = "delayed") -> Re
 
     paid = _described(reward, f"delayed {name!r}", roles, scores)
     paid.shows_later = True
+    return paid
+
+
+def per_turn(fields: Sequence[str], roles: tuple[str, ...] | None = None, names: Sequence[str] | None = None) -> Reward:
+    """What each turn wrote to these fields, to every call of the turn by these roles, as team rewards: the joint reward of MAGRPO.
+
+    Each field is a component of its own, called as in `names` (by default as the field). A turn that wrote no score pays 0.
+    """
+    names = tuple(names or fields)
+
+    def reward(trajectory: Trajectory) -> list[Award]:
+        scores = {field: _scores(field, trajectory) for field in fields}
+        calls = _calls(trajectory, roles)
+        return [Award(call, scores[f].get(call.turn, 0.0), name, team=True) for call in calls for f, name in zip(fields, names)]
+
+    paid = _described(reward, f"per_turn {', '.join(names)}", roles)
+    paid.reads = tuple(fields)
     return paid
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gzip
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ class DataError(ValueError):
 
 
 def read_rows(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Rows of a `.parquet`, a `.jsonl` or a `.json` file (a list of objects), one after the other.
+    """Rows of a `.parquet`, a `.jsonl` (or `.jsonl.gz`) or a `.json` file (a list of objects), one after the other.
 
     Raises `DataError` for another kind of file, a broken line (with its number), or a row that is no object; `FileNotFoundError`.
     """
@@ -29,8 +30,8 @@ def read_rows(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
         with parquet.ParquetFile(path) as table:
             for batch in table.iter_batches():
                 yield from batch.to_pylist()
-    elif path.suffix == ".jsonl":
-        with path.open("rb") as lines:
+    elif path.suffix == ".jsonl" or path.suffixes[-2:] == [".jsonl", ".gz"]:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _row(line, f"{path}, line {number}")
@@ -43,7 +44,7 @@ def read_rows(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
             raise DataError(f"{path}: expected a list of objects")
         yield from found
     else:
-        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; use .parquet, .jsonl or .json")
+        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; use .parquet, .jsonl, .jsonl.gz or .json")
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:

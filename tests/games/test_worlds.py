@@ -17,7 +17,7 @@ from marl_llm.workflows.rows import DataError
 from marl_llm.workflows.samples import sample_table
 
 FACTS = ("fact_parallel", "fact_extract", "fact_iterative")
-GENERATED = (*FACTS, "functions", "function_debate", "sums", "sums_ensemble")
+GENERATED = (*FACTS, "functions", "function_debate", "helper_functions", "sums", "sums_ensemble")
 SPLITS = ("train", "validation", "test")
 # what keeps a scripted player from being perfect
 HABITS = ("noise", "ignore_advice", "withhold_advice", "random_relation", "misreading", "slip", "trivial", "keep")
@@ -306,8 +306,9 @@ def test_missing_files_and_indices_are_told(tmp_path, library):
 
 def test_every_world_says_its_options_and_none_is_left_out_above():
     files = {"question_parallel", "question_extract", "question_iterative", "problems", "code_debate", "maths_debate", "maths_ensemble"}
+    files |= {"function_problems"}
     workflows = {*GENERATED, *files, "plan_path_text", "plan_path_programs", "sokoban_text", "sudoku_text"}
-    assert set(GAMES) == {"plan_path", "joint_letter", "sokoban", "sudoku", *workflows}
+    assert set(GAMES) == {"plan_path", "joint_letter", "matrix", "sokoban", "sudoku", *workflows}
     assert all(p.default is not p.empty for name in GAMES for p in find_game(name).options.values())
     assert all(f"`{name}`" in worlds.__doc__ for name in workflows)
     with perfect("functions") as world:

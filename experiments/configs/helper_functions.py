@@ -1,0 +1,48 @@
+"""Helper and main agent (MAGRPO) on generated functions: both write at once and are paid one joint reward.
+
+Command:   python -m experiments.train --config=experiments/configs/helper_functions.py --workdir=runs/aux
+           ... --config.game.style=sequential --config.steps=0      a baseline: single, parallel, sequential, discussion, feedback
+           ... --config.control.permute_rewards=True                 the control
+Expected:  docs/magrpo.md, "Helper and main agent".
+Variants:  :smoke; :individual pays each agent for its own function's form; :feedback has a second turn with a scripted expert;
+           :full has the paper's constants, :full_feedback those of two turns, :released the release's recipe; they need a checkpoint:
+           ...:full --config.game.humaneval=HumanEval.jsonl.gz --config.model.path=Qwen2.5-Coder-3B
+"""
+
+from experiments.base import base_config, variant
+from experiments.configs.sizes import magrpo_full, small_workflow, smoke_workflow
+
+
+def get_config(arg=None):
+    """`arg` may be 'smoke', 'individual', 'feedback', 'full', 'full_feedback' or 'released'."""
+    arg = variant("helper_functions", arg, ("smoke", "individual", "feedback", "full", "full_feedback", "released"))
+    if arg in ("full", "full_feedback", "released"):
+        c = magrpo_full(base_config("function_problems", game="function_problems", recipe="magrpo"))
+        if arg == "released":
+            c.recipe.preset, c.optimizer.learning_rate = "released", 2e-5
+            return c
+        c.recipe.temperature, c.recipe.top_p = 0.7, 0.9
+        c.optimizer.learning_rate = 1e-6
+        if arg == "full_feedback":
+            c.game.style, c.game.visible, c.game.turns = "feedback", 2, 2
+            c.steps, c.optimizer.learning_rate = 2200, 5e-6
+        return c
+    c = small_workflow("helper_functions", "helper_functions", "magrpo")
+    c.steps = 100
+    c.warm_start.steps = 500
+    c.warm_start.tasks = 16
+    c.warm_start.fresh = 250
+    c.rollout.tasks = 16
+    c.recipe.branches = 8
+    c.recipe.kl_coef = 0.0
+    c.recipe.scale = "none"
+    c.recipe.skip_tied, c.recipe.tied_in_denominator = True, False
+    c.optimizer.learning_rate = 8e-4
+    c.optimizer.minibatch = 256  # one optimizer step per rollout: with several the response-level ratio leaves its clip range
+    c.evaluation.final_tasks = 300
+    if arg == "individual":
+        c.game.individual = True
+        c.recipe.rewards, c.recipe.group_by = "local", "instance,agent,turn"
+    if arg == "feedback":
+        c.game.style = "feedback"
+    return smoke_workflow(c) if arg == "smoke" else c

@@ -1,0 +1,34 @@
+"""Matrix games of two agents (MAGRPO, Appendix A): joint rewards find the joint optimum, individual ones an equilibrium.
+
+Command:   python -m experiments.train --config=experiments/configs/matrix.py:posg_2 --workdir=runs/matrix
+           python -m benchmarks.matrix_games        all three settings, ten seeds each, in one process
+Expected:  docs/magrpo.md, "Matrix games".
+Variants:  without a word the joint utility pays both (Table 4); :posg_1 and :posg_2 pay each agent its own part (Table 5); :smoke
+"""
+
+from experiments.base import base_config, smoke, variant
+from marl_llm.games.matrix import POSG_2
+
+
+def get_config(arg=None):
+    """`arg` may be 'smoke', 'posg_1' or 'posg_2'."""
+    arg = variant("matrix", arg, ("smoke", "posg_1", "posg_2"))
+    c = base_config("matrix", game="matrix", recipe="magrpo")
+    c.steps = 50
+    c.model.preset = "nano"
+    c.recipe.branches = 40
+    c.recipe.kl_coef = 0.0
+    if arg.startswith("posg"):
+        c.recipe.rewards = "local"
+        c.recipe.group_by = "instance,agent,turn"  # each agent's pay has a baseline of its own
+    if arg == "posg_2":
+        c.game.first, c.game.second = POSG_2
+    c.rollout.tasks = 1
+    c.optimizer.learning_rate = 1e-3
+    c.optimizer.minibatch = 80
+    c.warm_start.steps = 30
+    c.evaluation.every = 25
+    c.evaluation.tasks = c.evaluation.final_tasks = 200
+    c.evaluation.sampled = True
+    c.devices = 1
+    return smoke(c) if arg == "smoke" else c
