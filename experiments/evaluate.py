@@ -26,6 +26,7 @@ _RUN = flags.DEFINE_string("run", None, "Run directory.")
 _STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the warm start.")
 _TASKS = flags.DEFINE_integer("tasks", 500, "Held-out tasks.", lower_bound=1)
 _PLAYS = flags.DEFINE_integer("plays", 1, "Plays of each task.", lower_bound=1)
+_K = flags.DEFINE_list("k", [], "Also the expected best of so many plays of a task, e.g. 1,3,5; at most --plays.")
 _SEED = flags.DEFINE_integer("seed", None, "Seed of the evaluation; default: the config's.")
 _SPLIT = flags.DEFINE_enum("split", "test", ["test", "validation"], "Which held-out split.")
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
@@ -60,13 +61,35 @@ def evaluate() -> dict:
             page, records = measure(team, named, _SPLIT.value, _TASKS.value, temperature=_TEMPERATURE.value, plays=_PLAYS.value)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        try:
+            at_k = {name: best_of_plays(record, _K.value, _PLAYS.value) for name, record in records.items()} if _K.value else {}
+        except ValueError as error:
+            raise ConfigError(f"--k={','.join(_K.value)}: {error}") from error
         results = {"run": _RUN.value, "step": step, "split": _SPLIT.value, "headline": team.headline, **page}
+        results |= {"at_k": at_k} if at_k else {}
     if _OUTPUT.value:
         pathlib.Path(_OUTPUT.value).write_text(json.dumps(results, indent=1))
     if _OUTCOMES.value:
         lines = [{"seats": name, **one} for name, record in records.items() for one in outcomes_of(record)]
         pathlib.Path(_OUTCOMES.value).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return results
+
+
+def best_of_plays(record, sizes: list[str], plays: int) -> dict[str, dict[str, float]]:
+    """Figure -> k -> mean over tasks of the expected best of k plays, of the headline and of every figure of the team.
+
+    Raises `ValueError` for sizes that are no whole numbers between 1 and `plays`.
+    """
+    if wrong := [k for k in sizes if not k.isdigit() or not 1 <= int(k) <= plays]:
+        raise ValueError(f"{wrong[0]!r} is no whole number between 1 and --plays={plays}")
+    names = dict.fromkeys([record.headline, *(name for one in record.played for name in one.team)])
+    return {name: {k: record.at_k(name, int(k)) for k in sizes} for name in names}
+
+
+def at_k_text(at_k) -> str:
+    """The table in lines."""
+    line = lambda who, name, found: f"  {who:<20} {name:<24} " + "  ".join(f"@{k} {value:.3f}" for k, value in found.items())  # noqa: E731
+    return "\n".join(line(who, name, found) for who, figures in at_k.items() for name, found in figures.items())
 
 
 def outcomes_of(record) -> list[dict]:
@@ -80,6 +103,8 @@ def main(argv) -> None:
     results = evaluate()
     print(f"step {results['step']} of {results['run']}, {_TASKS.value} tasks of the {results['split']} split:")
     print(page_text(results, results["headline"]))
+    if "at_k" in results:
+        print(f"expected best of k of {_PLAYS.value} plays, without replacement:\n{at_k_text(results['at_k'])}")
 
 
 if __name__ == "__main__":

@@ -60,3 +60,16 @@ def test_an_evaluation_measures_its_plays_by_task_and_leaves_void_ones_out():
     assert record.at_k("coop", 2) == pytest.approx(0.8)
     with pytest.raises(ValueError, match="no metric 'cop' was measured; there are passed, coop"):
         record.at_k("cop", 1)
+
+
+def test_the_command_measures_every_figure_at_every_k_and_refuses_more_than_the_plays():
+    from experiments.evaluate import at_k_text, best_of_plays
+
+    outcomes = tuple(Outcome(0, n, float(n == 0), 1.0, team={"tests": n / 3}) for n in range(3))
+    record = Evaluation("test", {}, 1.0, "passed", outcomes, {})
+    found = best_of_plays(record, ["1", "3"], 3)
+    assert found == {"passed": {"1": pytest.approx(1 / 3), "3": 1.0}, "tests": {"1": pytest.approx(1 / 3), "3": pytest.approx(2 / 3)}}
+    assert "@3 0.667" in at_k_text({"after": found})
+    for bad in ("4", "0", "x", "-1"):
+        with pytest.raises(ValueError, match="is no whole number between 1 and --plays=3"):
+            best_of_plays(record, [bad], 3)

@@ -27,6 +27,7 @@ def perfect(name, **options):
     """A generated world, small, whose script makes no mistakes."""
     known = find_game(name).options
     habits = {habit: type(known[habit].default)(0) for habit in HABITS if habit in known}
+    habits |= {"lean": 1.0} if "lean" in known else {}  # always the same convention
     return make_game(name, **habits | ({"worlds": 1} if "worlds" in known else {}) | options)
 
 

@@ -229,7 +229,7 @@ def own_structure(judge: AuxJudge) -> tuple[Any, ...]:
 
 
 def aux_metrics(team: bool, effect: bool = False) -> dict[str, Callable[[Trajectory], float]]:
-    """Figures of a play's last turn, in [0, 1]: `passed`, the headline, the levels, `return`, schemes of passed programs; and its tokens."""
+    """Figures of a play's last turn, in [0, 1]: `passed` (headline), levels, `return`, schemes of passed programs; and its tokens."""
     level = lambda name: lambda path: path.fields[f"level_{name}"] / _MOST[name]  # noqa: E731
     scheme = lambda name: lambda path: float(path.fields["passed"] and path.fields["scheme"] == name)  # noqa: E731
     found: dict[str, Callable[[Trajectory], float]] = {"passed": lambda path: float(path.fields["passed"])}

@@ -3,9 +3,9 @@
     problem   number plus 3 then magnitude
     helper    def aux ( x ) : x = x + 3 ; return x          main   def f ( x ) : x = aux ( x ) ; x = abs ( x ) ; return x
 
-Both read the problem alone and write at once. The scripted player writes each half rightly, but draws for both apart who does what: the
-helper the first operation, the last, or all; the main agent what is left of any of these, or everything. Problems, operations and splits are those
-of `functions`, without words of two readings; programs run in the sandbox.
+Both read the problem alone and write at once. The scripted player writes each half rightly, but draws for both apart who does what:
+the helper the first operation, the last, or all; the main agent what is left of any of these, or everything. Problems, operations and
+splits are those of `functions`, without words of two readings; programs run in the sandbox.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def helper_player(
     Args:
       noise: how often a number of a plan is another.
       heed: how often it takes note of what it reads of an earlier answer, or of advice.
-      lean: by how much it favours the first operation over the last, in [-1, 1]; 0 overlaps equally in both conventions.
+      lean: by how much it favours one convention: at 1 the helper always does the first operation, at -1 the last, and at 0
+        the halves overlap equally in both.
     """
 
     def play(turn: ScriptTurn) -> str:
@@ -187,7 +188,7 @@ def _main_part(fields: Mapping[str, Any], heeds: bool, rng: random.Random, lean:
 
 def _drawn(parts: Sequence[str], rng: random.Random, lean: float | int) -> str:
     tilt = {"first": 1 + lean, "rest": 1 + lean, "last": 1 - lean, "before": 1 - lean}
-    return rng.choices(parts, [WEIGHTS[part] * tilt.get(part, 1.0) for part in parts])[0]
+    return rng.choices(parts, [WEIGHTS[part] * tilt.get(part, 1 - abs(lean)) for part in parts])[0]
 
 
 def random_helper(turn: ScriptTurn) -> str:
