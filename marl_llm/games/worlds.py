@@ -13,6 +13,8 @@
 | `code_debate` | coder and unit tester with prompts for general models | APPS, CodeContests, LiveCodeBench: parquet, jsonl or json |
 | `helper_functions` | helper and main agent in the small world of functions | generated |
 | `function_problems` | helper and main agent with prompts for general models | HumanEval, CoopHumanEval: jsonl, jsonl.gz or parquet |
+| `notes` | two writers in a small world of facts | generated |
+| `writing` | two writers with prompts for general models | TLDR, arXiv abstracts: parquet, jsonl or json |
 | `sums` | reasoner and Python user in a small world of word problems | generated |
 | `maths_debate` | reasoner and Python user with prompts for general models | Polaris, AIME, OlympiadBench, GSM8K: parquet, jsonl or json |
 | `sums_ensemble`, `maths_ensemble` | N reasoners, M Python users and a judge | as `sums`, `maths_debate` |
@@ -37,6 +39,8 @@ from marl_llm.games.plan_path.lines import plan_path_programs  # noqa: F401 (a n
 from marl_llm.games.plan_path.text import plan_path_text  # noqa: F401 (a name of `registry`)
 from marl_llm.games.sokoban.text import sokoban_text  # noqa: F401 (a name of `registry`)
 from marl_llm.games.sudoku.text import sudoku_text  # noqa: F401 (a name of `registry`)
+from marl_llm.games.writing.notes import notes  # noqa: F401 (a name of `registry`)
+from marl_llm.games.writing.worlds import writing  # noqa: F401 (a name of `registry`)
 from marl_llm.workflows import Task, WorkflowError, World
 from marl_llm.workflows.answers import normalise_answer
 from marl_llm.workflows.rows import DataError, without
