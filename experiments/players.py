@@ -166,6 +166,7 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
     if not plan.hosted and (idle := list(given(config.rollout, ("tasks",)))):
         raise ConfigError(f"config.rollout.{idle[0]}={config.rollout[idle[0]]} would have no effect: the game is played compiled")
     _tree(plan)
+    _joint(plan)
     _critic(config, plan)
     _sizes(config, plan)
     _start(config, plan)
@@ -195,6 +196,19 @@ def _tree(plan: Plan) -> None:
             checked_branching(game.workflow, branching_of(recipe, plan.assignment), recipe.pick)
         except WorkflowError as error:
             raise ConfigError(f"recipe {recipe.name} samples a tree; {error}: {instead}") from error
+
+
+def _joint(plan: Plan) -> None:
+    from marl_llm.workflows.cross import check_cross  # takes a second to import
+
+    if plan.recipe.joint != "cross":
+        return
+    if isinstance(plan.played, Game):
+        raise ConfigError(f"recipe.joint='cross': compiled play pairs no responses; set config.hosted, or leave {plan.played.name} aligned")
+    try:
+        check_cross(plan.played.workflow)
+    except WorkflowError as error:
+        raise ConfigError(f"recipe.{error}") from error
 
 
 def _critic(config: config_dict.ConfigDict, plan: Plan) -> None:

@@ -28,6 +28,7 @@ CHOICES = types.MappingProxyType(
     {
         "sampling": ("tree", "parallel", "chain"),
         "pick": ("greedy", "first", "random"),
+        "joint": ("aligned", "cross"),
         "rewards": ("mixed", "team", "local"),
         "returns": ("immediate", "to_go", "outcome", "trajectory", "gae"),
         "scope": SCOPES,
@@ -63,6 +64,8 @@ class Recipe:
     temperature: float = 1.0  # of sampling, and of both sides of the ratio
     top_k: int | None = None  # sample among the k likeliest tokens only; None: all
     top_p: float = 1.0  # sample inside the nucleus of this mass only; 1: all
+    joint: str = "aligned"  # parallel: the k-th responses of all agents meet ("aligned"), or every one meets every one ("cross")
+    joint_subset: int | None = None  # cross: how many joint actions per task are judged, a multiple of K; None: all K^N
 
     # What a sample is paid.
     rewards: str = "mixed"  # "mixed": α team + local; or "team" or "local" alone
@@ -147,13 +150,14 @@ class Recipe:
                 raise ValueError(f"{self.name}: {why}")
 
 
-_INTEGERS = ("branches", "top_k", "ddof", "max_length")
-_OPTIONAL = ("top_k", "dual_clip", "max_length", "value_clip", "kl_target", "off_policy_kl")
+_INTEGERS = ("branches", "top_k", "joint_subset", "ddof", "max_length")
+_OPTIONAL = ("top_k", "joint_subset", "dual_clip", "max_length", "value_clip", "kl_target", "off_policy_kl")
 _RANGES = (
     ("branches", 1, math.inf),
     ("temperature", 1e-3, math.inf),
     ("top_k", 1, math.inf),
     ("top_p", 1e-6, 1),
+    ("joint_subset", 1, math.inf),
     ("alpha", -math.inf, math.inf),
     ("gamma", 0, 1),
     ("gae_lambda", 0, 1),
@@ -197,6 +201,14 @@ def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
             r.normaliser in ("group", "leave_one_out") and not r.group_by,
             "group_by is empty: name the axes of a group, or use normaliser='global' for the whole batch.",
         ),
+        (
+            r.joint == "cross" and (r.sampling != "parallel" or r.branches < 2),
+            f"joint='cross' pairs the responses of several plays: it needs sampling='parallel' (this is {r.sampling!r}) and branches >= 2.",
+        ),
+        (
+            r.joint_subset is not None and r.joint_subset % r.branches != 0,
+            f"joint_subset={r.joint_subset} must be a multiple of branches={r.branches}, so that every response is judged equally often.",
+        ),
         (r.normaliser == "leave_one_out" and r.weigh != "sample", "leave_one_out gives each sample one vote: weigh='sample'."),
         ((r.reduce == "constant") != (r.max_length is not None), "reduce='constant' and max_length belong together."),
     ]
@@ -207,6 +219,7 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
     grouped = r.normaliser in ("group", "leave_one_out")
     return [
         (("pick",), r.sampling != "tree", f"sampling={r.sampling!r} has no candidates to pick from (only 'tree' has)"),
+        (("joint_subset",), r.joint == "aligned", "joint='aligned' judges each play as it is (only 'cross' chooses)"),
         (("alpha",), r.rewards != "mixed", f"rewards={r.rewards!r} mixes nothing (only 'mixed' does)"),
         (("scope",), r.returns != "to_go", f"returns={r.returns!r} sums no later rewards (only 'to_go' does)"),
         (("gamma",), r.returns not in ("to_go", "gae"), f"returns={r.returns!r} discounts nothing (only 'to_go' and 'gae' do)"),
@@ -299,7 +312,7 @@ RECIPES = tuple(_PAPER)
 FIELDS = tuple(field.name for field in dataclasses.fields(Recipe) if field.name not in ("name", "preset"))
 
 # What a sampler and a trainer carry out; all other fields are carried out by `advantages_for`, `loss_for` and their kin in `apply`.
-SAMPLER_FIELDS = ("sampling", "branches", "pick", "temperature", "top_k", "top_p")
+SAMPLER_FIELDS = ("sampling", "branches", "pick", "temperature", "top_k", "top_p", "joint", "joint_subset")
 TRAINER_FIELDS = ("skip_tied", "tied_in_denominator")
 
 

@@ -59,6 +59,8 @@ class CompiledTeam(Team):
         for name, model in assignment.models.items():
             if not isinstance(model, Inside):
                 raise WorkflowError(f"model {name!r} is {type(model).__name__}: compiled play knows policies only; play {game.name} hosted")
+        if options.recipe.joint == "cross":
+            raise WorkflowError(f"joint='cross': compiled play pairs no responses; play {game.name} hosted")
         self.game, self.script = game, dict(script or {})
         self._warm_key, self._data_key = warm_and_data_keys(seed)
         self._evaluation_key = jax.random.key(evaluation_seed)

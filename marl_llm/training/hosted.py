@@ -25,6 +25,7 @@ from marl_llm.training.seats import Seat
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Inside, Outside, Rollout, Scripted, WorkflowError, World
+from marl_llm.workflows.cross import check_cross, crossed
 from marl_llm.workflows.metrics import rollout_metrics, team_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
 from marl_llm.workflows.storage import report_episodes
@@ -92,6 +93,8 @@ class HostedTeam(Team):
         self.engine = self._engine({name: (learner, learner.params) for name, learner in self.learners.items()})
         self._guests: dict[tuple, Engine] = {}  # engines of evaluations with other seats, by their models
         recipe = options.recipe
+        if recipe.joint == "cross":
+            check_cross(world.workflow)
         branching = branching_of(recipe, assignment)
         drawn = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
         try:
@@ -144,9 +147,13 @@ class HostedTeam(Team):
     def play(self, step: int, first: int, count: int) -> Batch:
         """See `Team.play`. Raises `RolloutError` if every play failed."""
         rollout = self._training.play(self.world.tasks("train", first, count), step, self.plays)
+        joints, recipe = {}, self.options.recipe
+        if recipe.joint == "cross":
+            rollout, judged = crossed(rollout, recipe.joint_subset)
+            joints = {"joints": float(judged)}
         samples = sample_table(rollout)
         tokens, table, version = from_table(samples)
-        figures = self._figures(rollout, samples)
+        figures = self._figures(rollout, samples) | joints
         return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout))
 
     def _figures(self, rollout: Rollout, samples: SampleTable) -> dict[str, float]:

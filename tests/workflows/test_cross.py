@@ -1,0 +1,142 @@
+"""Cross joint sampling: every response beside every partner's, paid the mean, nothing more sampled; refused where it means nothing."""
+
+import itertools
+
+import numpy as np
+import pytest
+from wordy import SPEECH, Says
+
+from marl_llm.tools.results import FailureKind, ToolResult, failed, success
+from marl_llm.workflows import Controller, Role, Task, Workflow, WorkflowError, plain, repeat, separate, sequence, together, tool
+from marl_llm.workflows.cross import check_cross, crossed
+from marl_llm.workflows.rewards import absolute, broadcast
+from marl_llm.workflows.samples import sample_table
+
+WORTH = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0}
+GROUP = 4
+
+
+def team(judge, names=("left", "right"), body=None):
+    roles = [Role(name, f"{{word}} {name}", plain(name), {name: ""}) for name in names]
+    rewards = (broadcast(lambda path: path.fields["worth"], name="joint"), absolute(lambda call, path: len(call.text), names, name="own"))
+    return Workflow("pair", (body or sequence)(together(*roles), judge), ("word",), rewards=rewards)
+
+
+def product(judged):
+    async def judge(left: str, right: str) -> ToolResult:
+        judged.append((left, right))
+        return success(WORTH[left] * WORTH[right] if (left, right) != ("a", "a") else 100.0, 0.0)
+
+    return tool(judge, "worth")
+
+
+def says(prompt, request):
+    """The k-th play's left says a, b, c, d, and right the other way round."""
+    k = request.seed[-1]
+    return "abcd"[k] if "left" in prompt else "dcba"[k]
+
+
+def played(workflow, count=2):
+    generator = Says(says)
+    with Controller(workflow, separate(workflow), generator, SPEECH) as controller:
+        return controller.play([Task(n, {"word": f"w{n}"}) for n in range(count)], plays=GROUP), generator
+
+
+def paid(rollout):
+    """(task, role, what it said) -> team reward of its row."""
+    return {(row.instance, row.call.role, row.call.text): row.team for row in sample_table(rollout).samples}
+
+
+def joint(left, right):
+    return 100.0 if left == right == "a" else WORTH[left] * WORTH[right]
+
+
+def test_every_response_is_paid_the_mean_over_all_partners_and_nothing_more_is_sampled():
+    judged = []
+    rollout, generator = played(team(product(judged)))
+    sampled = len(generator.requests)
+    aligned = paid(rollout)
+    assert aligned[0, "left", "a"] == joint("a", "d")
+    found, judgements = crossed(rollout)
+    assert len(generator.requests) == sampled == 2 * 2 * GROUP
+    assert judgements == 2 * GROUP**2
+    assert set(judged[-judgements:]) == set(itertools.product("abcd", repeat=2))
+    rows = paid(found)
+    assert len(rows) == len(aligned) == 2 * 2 * GROUP
+    for task, mine in itertools.product(range(2), "abcd"):
+        assert rows[task, "left", mine] == pytest.approx(np.mean([joint(mine, other) for other in "abcd"]))
+        assert rows[task, "right", mine] == pytest.approx(np.mean([joint(other, mine) for other in "abcd"]))
+    for row in sample_table(found).samples:
+        assert row.components == {"joint": pytest.approx(row.team), "own": 1.0}
+        assert row.local == 1.0
+
+
+def test_a_balanced_subset_judges_each_response_equally_often():
+    judged = []
+    rollout, _ = played(team(product(judged)), count=1)
+    judged.clear()
+    found, judgements = crossed(rollout, subset=2 * GROUP)
+    assert judgements == len(judged) == len(set(judged)) == 2 * GROUP
+    for side in (0, 1):
+        assert sorted(pair[side] for pair in judged) == sorted("abcd" * 2)
+    wanted = {mine: np.mean([joint(*pair) for pair in judged if pair[0] == mine]) for mine in "abcd"}
+    assert {mine: paid(found)[0, "left", mine] for mine in "abcd"} == pytest.approx(wanted)
+    with pytest.raises(ValueError, match="subset=6 must be a multiple"):
+        crossed(rollout, subset=6)
+
+
+def test_a_broken_joint_action_counts_for_nobody_and_a_void_play_voids_its_task():
+    broken = set()
+
+    async def judge(left: str, right: str) -> ToolResult:
+        if (left, right) in broken:
+            return failed(FailureKind.CRASH, "no worker", 0.0)
+        return success(joint(left, right), 0.0)
+
+    rollout, _ = played(team(tool(judge, "worth")))
+    broken.add(("a", "a"))
+    found, _ = crossed(rollout)
+    assert paid(found)[0, "left", "a"] == pytest.approx(np.mean([joint("a", other) for other in "bcd"]))
+    broken.add(("b", "c"))  # an aligned pair: that play is void
+    short, _ = played(team(tool(judge, "worth")), count=2)
+    assert sum(episode.void for episode in short.episodes) == 2
+    assert all(episode.void for episode in crossed(short)[0].episodes)
+
+
+def test_a_workflow_whose_roles_do_not_speak_once_and_at_once_is_refused_by_its_node():
+    judge = product([])
+    check_cross(team(judge))
+    loop = team(judge, body=lambda *parts: repeat(*parts, at_most=2, name="turns"))
+    with pytest.raises(WorkflowError, match="joint='cross': .*turns.* lets roles speak more than once"):
+        check_cross(loop)
+    one = Role("one", "{word}", plain("left"), {"left": ""})
+    two = Role("two", "{word}", plain("right"), {"right": ""})
+    with pytest.raises(WorkflowError, match="one.* does not speak beside all the others"):
+        check_cross(Workflow("line", sequence(one, two, judge), ("word",)))
+    with pytest.raises(WorkflowError, match="one.* does not speak beside all the others"):
+        check_cross(Workflow("alone", sequence(one, tool(lambda left: 1.0, "worth", name="judge")), ("word",)))
+
+
+def test_the_config_says_where_cross_sampling_is_refused():
+    from experiments.base import resolve
+    from experiments.command import ConfigError
+    from experiments.configs import joint_letter, notes
+    from marl_llm.algorithms import make_recipe
+
+    config = notes.get_config()
+    config.recipe.joint, config.recipe.joint_subset = "cross", 16
+    with resolve(config) as plan:
+        assert (plan.recipe.joint, plan.recipe.joint_subset) == ("cross", 16)
+    config.game.style = "discussion"
+    with pytest.raises(ConfigError, match="recipe.joint='cross': .*turns.* lets roles speak more than once"):
+        resolve(config)
+    letter = joint_letter.get_config()
+    letter.recipe.joint = "cross"
+    with pytest.raises(ConfigError, match="compiled play pairs no responses"):
+        resolve(letter)
+    with pytest.raises(ValueError, match="joint_subset=6 must be a multiple of branches=4"):
+        make_recipe("magrpo", joint="cross", joint_subset=6)
+    with pytest.raises(ValueError, match="joint='cross' pairs the responses of several plays"):
+        make_recipe("at_grpo", joint="cross")
+    with pytest.raises(ValueError, match="joint_subset=8 would have no effect"):
+        make_recipe("magrpo", joint_subset=8)
