@@ -82,6 +82,7 @@ def test_the_lists_have_twelve_categories_and_no_phrase_twice():
 def test_the_longest_phrase_counts_and_its_words_count_once():
     assert categories_in("so that it is in other words".split()) == {"cause_effect", "explanation"}
     assert categories_in("on the other hand".split()) == {"contrast"}
+    assert categories_in("since then it rains".split()) == {"time"}  # "then" alone is a sequence
     assert categories_in("also life butter".split()) == {"elaboration"}
     assert categories_in("however however however".split()) == {"contrast"}
 
