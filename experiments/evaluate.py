@@ -35,7 +35,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "File for the figures as JSON.")
 _OUTCOMES = flags.DEFINE_string("outcomes", None, "File for one line of JSON per play.")
 
 
-def seatings(plan, texts: list[str]) -> dict[str, dict[str, str]]:
+def seatings(plan, texts: list[str]) -> dict[str, dict]:
     """The tables of seats by name. Raises `ConfigError` for a seat or a role that there is not."""
     from marl_llm.training import parse_seats
     from marl_llm.training.seats import seat_table
@@ -43,10 +43,7 @@ def seatings(plan, texts: list[str]) -> dict[str, dict[str, str]]:
     if not texts:
         return tables(plan)
     try:
-        found = {text: {role: str(seat) for role, seat in parse_seats(text).items()} for text in texts}
-        for seats in found.values():
-            seat_table(seats, plan.assignment.roles, plan.assignment.policies)
-        return found
+        return {text: seat_table(parse_seats(text), plan.assignment.roles, plan.assignment.policies) for text in texts}
     except ValueError as error:
         raise ConfigError(f"--seats: {error}") from error
 
@@ -70,8 +67,9 @@ def evaluate() -> dict:
     if _OUTPUT.value:
         pathlib.Path(_OUTPUT.value).write_text(json.dumps(results, indent=1))
     if _OUTCOMES.value:
-        lines = [{"seats": name, **one} for name, record in records.items() for one in outcomes_of(record)]
-        pathlib.Path(_OUTCOMES.value).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        columns = ("task", "play", "score", "turns", "void")
+        plays = [{"seats": name} | {c: getattr(one, c) for c in columns} for name, record in records.items() for one in record.outcomes]
+        pathlib.Path(_OUTCOMES.value).write_text("".join(json.dumps(play) + "\n" for play in plays))
     return results
 
 
@@ -90,11 +88,6 @@ def at_k_text(at_k) -> str:
     """The table in lines."""
     line = lambda who, name, found: f"  {who:<20} {name:<24} " + "  ".join(f"@{k} {value:.3f}" for k, value in found.items())  # noqa: E731
     return "\n".join(line(who, name, found) for who, figures in at_k.items() for name, found in figures.items())
-
-
-def outcomes_of(record) -> list[dict]:
-    """One JSON object per play."""
-    return [{name: getattr(one, name) for name in ("task", "play", "score", "turns", "void")} for one in record.outcomes]
 
 
 def main(argv) -> None:

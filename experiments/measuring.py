@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from experiments.base import Plan
 
 SILENT_ALARM = 50  # steps without any gradient for a model (law 8)
+WHOLE = ("random", "before", "after", "swapped")  # tables of seats of a page; all others are under "pairs"
 
 
 def check_finite(figures: dict, step: int, model: str) -> None:
@@ -65,13 +66,13 @@ def tables(plan: Plan, ablate_roles: bool = True) -> dict[str, dict[str, str]]:
 
 
 def measure(
-    team, seatings: Mapping[str, Mapping[str, str]], split: str, tasks: int, *, temperature: float = 0.0, plays: int = 1
+    team, seatings: Mapping[str, Mapping[str, Any]], split: str, tasks: int, *, temperature: float = 0.0, plays: int = 1
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`(page, records)`: the figures of every table of seats, pairs under "pairs", as evaluation.json holds them, and what was played."""
     records = {name: team.evaluate(seats, split, tasks, plays=plays, temperature=temperature) for name, seats in seatings.items()}
-    own = {"before", "after", "random", "swapped", "seats"}
-    page: dict[str, Any] = {name: one.summary() for name, one in records.items() if name in own}
-    return page | {"pairs": {name: one.summary() for name, one in records.items() if name not in own}}, records
+    found = {name: one.summary() for name, one in records.items()}
+    page: dict[str, Any] = {name: found.pop(name) for name in WHOLE if name in found}
+    return page | {"pairs": found}, records
 
 
 def page_text(page: Mapping[str, Any], headline: str) -> str:
@@ -80,5 +81,5 @@ def page_text(page: Mapping[str, Any], headline: str) -> str:
         f"  {name:<34} {headline} {f['success']:6.1%}  [{f['interval'][0]:.1%}, {f['interval'][1]:.1%}]   turns {f['turns']:.2f}   "
         + "  ".join(f"{r} well-formed {x['well_formed']:.0%}" for r, x in f["roles"].items())
     )
-    parts = {name: page[name] for name in ("random", "before", "after", "swapped", "seats") if name in page}
+    parts = {name: page[name] for name in WHOLE if name in page}
     return "\n".join(line(name, f) for name, f in {**parts, **page["pairs"]}.items())

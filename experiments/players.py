@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 KINDS = ("trained", "frozen", "outside", "scripted")
 _OUTSIDE = ("url", "served_as", "key_env")
 _LORA = ("lora_rank", "lora_alpha")
-_THINKING = ("on", "off")
 
 
 def budgets(game: Game | World) -> dict[str, tuple[int, int]]:
@@ -77,8 +76,7 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
         raise ConfigError(f"{where}.thinking would have no effect: only a checkpoint (path) has a chat format")
     else:
         merged.pop("thinking", None)
-    if merged.get("thinking", "on") not in _THINKING:
-        raise ConfigError(f"{where}.thinking={merged['thinking']!r} is not one of {', '.join(_THINKING)}")
+    hints.check_word(f"{where}.thinking", merged.get("thinking", "on"), ("on", "off"), ConfigError)
     if idle := [key for key in _OUTSIDE if merged.get(key)]:
         raise ConfigError(f"{where}.{idle[0]} would have no effect: the model is {kind}")
     if kind == "frozen":
@@ -97,17 +95,11 @@ def shape_options(options: dict) -> dict:
     return {key: value for key, value in options.items() if key not in ("kind", "preset", "path", "thinking", *_OUTSIDE, *_LORA)}
 
 
-def vocabulary(game: Game | World) -> int | None:
-    """Of models that are made for this game; None where models bring their own."""
-    if isinstance(game, World):
-        return None if game.speech is None else game.speech.tokenizer.vocab_size
-    return game.tokenizer.vocab_size
-
-
 def _shape(name: str, options: dict, game: Game | World, sizes_only: bool) -> ModelConfig:
     if options.get("lora_rank") is not None:
         LoraConfig(options["lora_rank"], options["lora_alpha"])
-    where, size = f"config.models.{name}", vocabulary(game)
+    where, own = f"config.models.{name}", game.speech if isinstance(game, World) else game
+    size = own and own.tokenizer.vocab_size  # None where models bring a vocabulary of their own
     if "path" in options:
         try:
             found = read_config(options["path"], **shape_options(options))
@@ -232,15 +224,12 @@ def _sizes(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError(f"optimizer.row_tokens={row} is less than a role's longest prompt and response, {longest}")
     if micro and micro < row:
         raise ConfigError(f"config.optimizer.microbatch_tokens={micro} cannot hold one row of {row} tokens, and a row is never cut")
-    most = o.minibatch * (max(p for p, _ in plan.budgets.values()) + _responses(plan.recipe) * max(r for _, r in plan.budgets.values()))
+    prompts, responses = zip(*plan.budgets.values())
+    most = o.minibatch * (max(prompts) + plan.recipe.candidates * max(responses))
     if micro and micro >= max(most, row):
         raise ConfigError(
             f"config.optimizer.microbatch_tokens={micro} would have no effect: a minibatch has at most {most} tokens. Set it to 0, or lower"
         )
-
-
-def _responses(recipe: Recipe) -> int:
-    return recipe.branches if recipe.sampling == "tree" else 1
 
 
 def _start(config: config_dict.ConfigDict, plan: Plan) -> None:

@@ -6,18 +6,11 @@ Command:   python -m experiments.train --config=experiments/configs/search_itera
 Variants:  :smoke, and :full as in search_parallel.py.
 """
 
-from experiments.base import variant
-from experiments.configs.sizes import full_search, mini_search, smoke_workflow
+from experiments.configs.sizes import search
 
 MODELS = "plan=reason,answer=reason,search=search,summary=summary,update=update"
 
 
 def get_config(arg=None):
     """`arg` may be 'smoke' or 'full'."""
-    if variant("search_iterative", arg, ("smoke", "full")) == "full":
-        c = full_search("search_iterative", "question_iterative")
-    else:
-        c = mini_search("search_iterative", "fact_iterative")
-        c.steps = 60
-    c.assignment = MODELS
-    return smoke_workflow(c) if arg == "smoke" else c
+    return search("search_iterative", arg, steps=60, assignment=MODELS)

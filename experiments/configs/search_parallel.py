@@ -6,14 +6,9 @@ Variants:  :smoke runs the same code in a few steps; :full is the paper's size o
            --config.model.path=Qwen2.5-1.5B-Instruct
 """
 
-from experiments.base import variant
-from experiments.configs.sizes import full_search, mini_search, smoke_workflow
+from experiments.configs.sizes import search
 
 
 def get_config(arg=None):
     """`arg` may be 'smoke' or 'full'."""
-    if variant("search_parallel", arg, ("smoke", "full")) == "full":
-        return full_search("search_parallel", "question_parallel")
-    c = mini_search("search_parallel", "fact_parallel")
-    c.steps = 200
-    return smoke_workflow(c) if arg == "smoke" else c
+    return search("search_parallel", arg, steps=200)

@@ -37,16 +37,6 @@ def mini_debate(name: str, game: str, grpo: bool):
     return whole_plays(c) if grpo else c
 
 
-def mini_search(name: str, game: str):
-    """What the three question-answering workflows have in common in the small world of facts."""
-    c = small_workflow(name, game, "grpo")
-    c.steps = 120
-    c.warm_start.steps = 700
-    # a call is paid for itself: the workflow's rewards say what it earned
-    c.recipe.update(branches=8, rewards="mixed", returns="immediate")
-    return without_tied(c)
-
-
 def full_size(config):
     """The sizes of UnityMAS-O's experiments: PPO with a critic per model, learning rates 1e-6 and 1e-5, minibatches of 64."""
     config.steps = 300
@@ -121,9 +111,19 @@ def magrpo_full(config):
     return config
 
 
-def full_search(name: str, game: str):
-    """Workflows A, B and C at the paper's size."""
-    return full_size(base_config(name, game=game, recipe="ppo"))
+def search(name: str, arg: str | None, steps: int = 120, **keys):
+    """Workflows A, B and C of UnityMAS-O in the small world of facts; with 'full' at the paper's size, on questions. `keys` are for both."""
+    way = name.removeprefix("search_")
+    if variant(name, arg, ("smoke", "full")) == "full":
+        c = full_size(base_config(name, game=f"question_{way}", recipe="ppo"))
+    else:
+        c = without_tied(small_workflow(name, f"fact_{way}", "grpo"))
+        c.steps = steps
+        c.warm_start.steps = 700
+        # a call is paid for itself: the workflow's rewards say what it earned
+        c.recipe.update(branches=8, rewards="mixed", returns="immediate")
+    c.update(keys)
+    return smoke_workflow(c) if arg == "smoke" else c
 
 
 def smoke_workflow(config):

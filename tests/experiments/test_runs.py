@@ -140,7 +140,7 @@ def test_evaluate_measures_the_page_that_training_measured(done):
         assert step == config.steps == 2
         assert page_text(page, team.headline).startswith("  before")
         (own,) = evaluate.seatings(plan, [f"{team.roles[0]}=start"]).values()
-        assert own == {team.roles[0]: "start"}
+        assert {role: str(seat) for role, seat in own.items()} == dict.fromkeys(team.roles, "trained") | {team.roles[0]: "start"}
         with pytest.raises(ConfigError, match="--seats: .*there is no role 'nobody'"):
             evaluate.seatings(plan, ["nobody=start"])
     found = json.loads((done / "evaluation.json").read_text())
