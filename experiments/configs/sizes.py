@@ -1,4 +1,4 @@
-"""What configs of workflows have in common: the small generated worlds, and the sizes of the experiments of UnityMAS-O and Stronger-MAS."""
+"""What configs have in common: the small worlds, boards, games in text, and the sizes of the experiments of UnityMAS-O and Stronger-MAS."""
 
 from experiments.base import base_config, smoke, variant
 
@@ -20,21 +20,17 @@ def without_tied(c):
     return c
 
 
-def whole_plays(c):
-    """GRPO on a debate: whole plays, compared call by call, in minibatches of as many samples as a tree of K = 4 has."""
-    c.recipe.update(branches=4, group_by="instance,agent,turn", rewards="mixed", returns="immediate")
-    c.optimizer.minibatch *= 4  # prompts of a tree have K responses, those of whole plays one
-    return c
-
-
 def mini_debate(name: str, game: str, grpo: bool):
-    """What the two debates have in common in their small worlds."""
+    """What the two debates have in common in their small worlds; with `grpo`, whole plays are compared call by call."""
     c = without_tied(small_workflow(name, game, "grpo" if grpo else "at_grpo"))
     c.steps = 80
     c.rollout.tasks = 16
     c.optimizer.update(learning_rate=8e-5, minibatch=16)  # larger steps cost right responses a lot: see `benchmarks.step_sizes`
     c.evaluation.final_tasks = 300
-    return whole_plays(c) if grpo else c
+    if grpo:
+        c.recipe.update(branches=4, group_by="instance,agent,turn", rewards="mixed", returns="immediate")
+        c.optimizer.minibatch = 32  # prompts of a tree have K responses, those of whole plays one
+    return c
 
 
 def full_size(config):
@@ -112,7 +108,7 @@ def magrpo_full(config):
 
 
 def search(name: str, arg: str | None, steps: int = 120, **keys):
-    """Workflows A, B and C of UnityMAS-O in the small world of facts; with 'full' at the paper's size, on questions. `keys` are for both."""
+    """Workflows A, B and C of UnityMAS-O in the small world of facts, with 'full' at the paper's size; `keys` are for both."""
     way = name.removeprefix("search_")
     if variant(name, arg, ("smoke", "full")) == "full":
         c = full_size(base_config(name, game=f"question_{way}", recipe="ppo"))
