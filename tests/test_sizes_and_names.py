@@ -21,7 +21,7 @@ def test_no_public_class_name_exists_twice():
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-def test_no_function_has_more_than_80_lines_and_no_module_more_than_450():
+def test_functions_have_fewer_than_80_lines_and_modules_at_most_450():
     functions = [
         (f"{path}:{node.lineno} {node.name}", node.end_lineno - node.lineno + 1)
         for path, tree in TREES.items()
@@ -29,4 +29,4 @@ def test_no_function_has_more_than_80_lines_and_no_module_more_than_450():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     modules = [(str(path), len(path.read_text().splitlines())) for path in TREES]
-    assert [one for one in functions if one[1] > 80] + [one for one in modules if one[1] > 450] == []
+    assert [one for one in functions if one[1] >= 80] + [one for one in modules if one[1] > 450] == []

@@ -66,6 +66,10 @@ def _where(condition: Array, new, old):
     return jax.tree.map(lambda n, o: jnp.where(condition.reshape(condition.shape + (1,) * (n.ndim - 1)), n, o), new, old)
 
 
+def _pay_of(game: Game, role: str) -> Callable:
+    return lambda before, after: game.rewards(before, after, role)
+
+
 def play(
     game: Game,
     player: Player,
@@ -120,8 +124,7 @@ def play(
                 branch = jax.vmap(lambda s, tokens, where, act=act: jax.vmap(act, (None, 0, 0))(s, tokens, where))
                 after = branch(state, responses.tokens, responses.where)
                 if len(stage) == 1 or branches > 1:
-                    pay = lambda s, s2, role=role: game.rewards(s, s2, role)  # noqa: E731
-                    rewards = jax.vmap(jax.vmap(pay, (None, 0)), (0, 0))(before, after)
+                    rewards = jax.vmap(jax.vmap(_pay_of(game, role), (None, 0)))(before, after)
                     chosen = pick_branch(alpha * rewards.team + rewards.local, keys, pick)
                     scored[role] = (rewards, chosen)
                 else:
@@ -133,8 +136,7 @@ def play(
                 if role in scored:
                     rewards, chosen = scored[role]
                 else:  # roles that act at once are paid for what they did together
-                    pay = lambda s, s2, role=role: game.rewards(s, s2, role)  # noqa: E731
-                    rewards = jax.tree.map(lambda x: x[:, None], jax.vmap(pay)(before, state))
+                    rewards = jax.tree.map(lambda x: x[:, None], jax.vmap(_pay_of(game, role))(before, state))
                     chosen = jnp.zeros((e * b,), jnp.int32)
                 records[role] = Table(prompt, responses, rewards, chosen, alive)
         return (state, turns), (records, state)
