@@ -93,17 +93,9 @@ def magrpo_full(config):
     config.model.preset = None
     config.model.thinking = "off"
     config.recipe.branches = 4
-    config.rollout.tasks = 8
-    config.rollout.slots = 64
-    config.rollout.chunk = 32
-    config.rollout.timeout_s = 900.0
-    config.optimizer.minibatch = 64
-    config.optimizer.warmup = 0
-    config.optimizer.b2 = 0.999
-    config.evaluation.every = 50
-    config.evaluation.tasks = 32
-    config.evaluation.final_tasks = 200
-    config.evaluation.sampled = True
+    config.rollout.update(tasks=8, slots=64, chunk=32, timeout_s=900.0)
+    config.optimizer.update(minibatch=64, warmup=0, b2=0.999)
+    config.evaluation.update(every=50, tasks=32, final_tasks=200, sampled=True)
     return config
 
 
