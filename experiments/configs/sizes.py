@@ -29,7 +29,7 @@ def mini_debate(name: str, game: str, grpo: bool):
     c.evaluation.final_tasks = 300
     if grpo:
         c.recipe.update(branches=4, group_by="instance,agent,turn", rewards="mixed", returns="immediate")
-        c.optimizer.minibatch = 32  # prompts of a tree have K responses, those of whole plays one
+        c.optimizer.minibatch *= 4  # prompts of a tree have K responses, those of whole plays one
     return c
 
 

@@ -113,7 +113,7 @@ PRESETS = {"paper": PAPER, "release": RELEASE}
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
+class WritingScore:
     """What a pair of texts earned: the level that was evaluated last, and the points of each component."""
 
     level: int
@@ -189,16 +189,16 @@ def copies(words: Sequence[str], post: Sequence[str], share: float | int) -> boo
     return any(f" {' '.join(words[i : i + size])} " in whole for i in range(len(words) - size + 1))
 
 
-def writing_score(first: str, second: str, constants: Constants, post: str = "") -> Score:
+def writing_score(first: str, second: str, constants: Constants, post: str = "") -> WritingScore:
     """What two texts earn. Any texts may be given; the time is linear in their length."""
     plain = [plain_text(text) for text in (first, second)]
     pays = dict.fromkeys(COMPONENTS, 0.0)
     if any(not low <= len(text.split(None, high + 1)) <= high for text, (low, high) in zip(plain, constants.own)):
-        return Score(1, pays, 0.0)
+        return WritingScore(1, pays, 0.0)
     words = [words_of(text) for text in plain]
     post_words = words_of(plain_text(post))
     grounding = min(grounding_of(one, set(post_words)) for one in words)
-    done = lambda level: Score(level, pays, grounding)  # noqa: E731
+    done = lambda level: WritingScore(level, pays, grounding)  # noqa: E731
     pays["own_length"] = MOST["own_length"]
     if constants.grounded and (grounding < constants.grounding or any(copies(one, post_words, constants.copied) for one in words)):
         return done(1)
