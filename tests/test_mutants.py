@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.mutants import Mutant, StaleMutant, mutants_of, mutated, rooms
-from benchmarks.mutants.__main__ import measure, verdict
+from benchmarks.mutants.__main__ import measure, sample, verdict
 
 
 @pytest.fixture
@@ -50,3 +50,14 @@ def test_an_old_text_that_stands_twice_is_stale(tree):
     (tree / "adder.py").write_text("a + b\na + b\n")
     with pytest.raises(StaleMutant, match="2 times"):
         mutated(tree, mutant("double", "a + b", "a"))
+
+
+def test_a_sample_has_each_rooms_share_and_is_drawn_by_its_seed():
+    mutants = [mutant for room in rooms() for mutant in mutants_of(room)]
+    chosen = sample(mutants, 130, 0)
+    assert len(chosen) == 130
+    assert chosen == sample(mutants, 130, 0) != sample(mutants, 130, 1)
+    for room in rooms():
+        share = 130 * len(mutants_of(room)) / len(mutants)
+        assert abs(sum(m.name.startswith(f"{room}:") for m in chosen) - share) < 1
+    assert sample(mutants, 10_000, 0) == mutants

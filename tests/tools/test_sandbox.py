@@ -404,7 +404,8 @@ def test_a11_host_files_are_neither_watched_nor_locked(sandbox):
     code = """
 import ctypes, fcntl, os, sqlite3, struct
 libc = ctypes.CDLL(None, use_errno=True)
-print(libc.inotify_init(), libc.inotify_init1(0), libc.inotify_add_watch(0, b"/usr/lib", 0xfff))
+calls = (libc.inotify_init, ()), (libc.inotify_init1, (0,)), (libc.inotify_add_watch, (0, b"/usr/lib", 0xfff))
+print(*(call(*arguments) for call, arguments in calls), len({(call(*arguments), ctypes.get_errno()) for call, arguments in calls}))
 def refused(call, *arguments):
     try:
         call(*arguments)
@@ -417,13 +418,14 @@ print(refused(fcntl.flock, shared, fcntl.LOCK_SH), refused(fcntl.fcntl, shared, 
       refused(fcntl.fcntl, shared, 37, lock))
 own = open("own", "w")
 fcntl.lockf(own, fcntl.LOCK_EX)
+print(refused(fcntl.fcntl, own, 1024, fcntl.F_WRLCK))  # a lease on a file of one's own, which the kernel would grant
 base = sqlite3.connect("base")
 base.execute("create table t (x)")
 base.commit()
 print(fcntl.fcntl(own, fcntl.F_GETFD), os.path.getsize("base") > 0)
 """
     done = run(sandbox, code)
-    assert done.stdout == "-1 -1 -1\nTrue True True True\n1 True\n", done.stderr
+    assert done.stdout == "-1 -1 -1 1\nTrue True True True\nTrue\n1 True\n", done.stderr
 
 
 @pytest.mark.parametrize(
