@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from marl_llm.tools.said import valid_text
 from marl_llm.workflows.trajectory import Task
 
 BAD_ROWS = ("refuse", "drop")
@@ -37,7 +38,7 @@ def read_rows(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
                     yield _row(line, f"{path}, line {number}")
     elif path.suffix == ".json":
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = _valid(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: not JSON: {error}") from error
         if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
@@ -49,7 +50,7 @@ def read_rows(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = _valid(json.loads(line.decode("utf-8")))
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not UTF-8: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -57,6 +58,15 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise DataError(f"{where}: a JSON {type(row).__name__}; expected an object")
     return row
+
+
+def _valid(value: Any) -> Any:
+    """A JSON value whose texts can be stored: halves of characters, which JSON can spell out, are replaced."""
+    if isinstance(value, str):
+        return valid_text(value)
+    if isinstance(value, list):
+        return [_valid(item) for item in value]
+    return {valid_text(key): _valid(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 class RowRefused(ValueError):

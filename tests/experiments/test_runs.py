@@ -378,8 +378,8 @@ class Killed(BaseException):
     """What no run catches."""
 
 
-def test_a_run_that_was_cut_short_ends_as_the_other(whole, tmp_path, monkeypatch, capsys):
-    """Cut at the worst moment: the lines and plays of a step are written, its checkpoint is not."""
+def test_d1_a_workflow_that_was_cut_after_a_checkpoint_above_0_ends_as_the_other(whole, tmp_path, monkeypatch, capsys):
+    """Cut at the worst moment: the lines and plays of a step are written, its checkpoint is not. The draws are those of the other run."""
     path, config = tmp_path / "run", whole[1]
     save = Checkpoints.save
 
@@ -404,6 +404,10 @@ def test_a_run_that_was_cut_short_ends_as_the_other(whole, tmp_path, monkeypatch
         ids = [[json.loads(line)["episode"] for line in (folder / name).read_text().splitlines()] for folder in (path, whole[0])]
         assert ids[0] == ids[1]
         assert len(set(ids[0])) == len(ids[0]) == 6
+    drawn, theirs = ([[(play["episode"], step["prompt_ids"], [response["ids"] for response in step["responses"]]) for step in play["steps"]]
+                      for play in read_tokens(folder)] for folder in (path, whole[0]))  # fmt: skip
+    assert drawn == theirs
+    assert sum(play[0][0].startswith("train-1/") for play in drawn) == 1  # of step 2
     assert results["after"] == json.loads((whole[0] / "evaluation.json").read_text())["after"]
 
 

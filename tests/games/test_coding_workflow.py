@@ -423,3 +423,17 @@ def test_one_program_is_judged_once_and_failures_are_not_kept():
 
     asyncio.run(ask())
     assert judged == [good, bad, good]
+
+
+def test_rows_that_are_too_deep_are_refused_and_half_characters_are_replaced(tmp_path):
+    path, deep = tmp_path / "rows.jsonl", "[" * 100_000 + "]" * 100_000
+    called = {"output": "1", "testtype": "functional", "fn_name": "f"}
+    for tests in (deep, [{**called, "input": deep}] * 2):
+        path.write_text(json.dumps({"problem": "p", "tests": tests}))
+        with pytest.raises(DataError, match="row 0"):
+            load_problems(path, "train")
+    path.write_text(json.dumps({"problem": "p", "tests": [{**called, "input": "1", "output": deep}] * 2}))
+    assert load_problems(path, "train")[0].hidden["tests"][0][1] == deep  # a text is a text
+    path.write_text(json.dumps({"problem": "p\ud800", "tests": [["1", "\udfff"], ["2", "3"]]}))
+    (task,) = load_problems(path, "train")
+    assert (task.fields["problem"], task.hidden["visible_tests"]) == ("p\ufffd", (("1", "\ufffd"),))

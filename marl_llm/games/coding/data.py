@@ -85,7 +85,7 @@ def _parsed(value: Any, where: str) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: the tests are a text that is not JSON: {error}") from error
 
 
@@ -99,7 +99,7 @@ def _arguments(value: Any, where: str) -> tuple[Any, ...]:
     if isinstance(value, str):
         try:
             return tuple(json.loads(line) for line in value.splitlines() if line.strip())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: the arguments {value!r:.80} are not one JSON value per line") from error
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
@@ -109,7 +109,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, str):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     return value
 
