@@ -64,6 +64,7 @@ class EqualTexts:
 def game_roles() -> tuple[Role, ...]:
     """The roles of these teams and of their single agents."""
     made = [make_game(name, agents=agents) for name in WORLDS for agents in ("team", "single")]
+    made += [make_game(name) for name in ("helper_functions", "notes")]
     groups = (coding.debate_roles(), coding.function_debate_roles(), maths.debate_roles(), maths.sums_roles())
     alone = (coding.single_coder(), maths.single_reasoner(), maths.judge_role(), maths.sums_judge())
     return *(role for world in made for role in world.workflow.roles.values()), *(r for group in groups for r in group.values()), *alone
