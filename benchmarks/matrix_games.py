@@ -47,6 +47,7 @@ def measured(team, config, seed: int, plays: int) -> dict:
 def setting(name: str, seeds: int, plays: int) -> list[dict]:
     """One line per seed."""
     config = get_config(SETTINGS[name])
+    config.quick_compile = True
     mesh = start_jax(config, None)
     with resolve(config) as plan, build_team(plan, config, mesh) as team:
         rows = []

@@ -42,7 +42,7 @@ def get_config(arg=None):
     c.evaluation.final_tasks = 300
     if arg == "individual":
         c.game.individual = True
-        c.recipe.rewards, c.recipe.group_by = "local", "instance,agent,turn"
+        c.recipe.rewards, c.recipe.scope, c.recipe.group_by = "local", "agent", "instance,agent,turn"
     if arg == "feedback":
         c.game.style = "feedback"
     return smoke_workflow(c) if arg == "smoke" else c

@@ -20,7 +20,7 @@ def get_config(arg=None):
     c.recipe.kl_coef = 0.0
     if arg.startswith("posg"):
         c.recipe.rewards = "local"
-        c.recipe.group_by = "instance,agent,turn"  # each agent's pay has a baseline of its own
+        c.recipe.scope, c.recipe.group_by = "agent", "instance,agent,turn"  # each agent is paid and compared for itself
     if arg == "posg_2":
         c.game.first, c.game.second = POSG_2
     c.rollout.tasks = 1
