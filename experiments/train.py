@@ -260,7 +260,7 @@ class Files:
         from marl_llm.workflows import World, to_svg
         from marl_llm.workflows.storage import FILE_NAME
 
-        self.workdir, self.hosted, self._reported = workdir, plan.hosted, -float("inf")
+        self.workdir, self.hosted, self._reported = workdir, plan.hosted, time.time()
         if resume_step is not None:  # the plays of an end that was cut short are played again
             files.keep_lines(workdir / "episodes.jsonl", lambda play: play.get("when") == "train")
             files.keep_lines(workdir / FILE_NAME, lambda play: play.get("when") == "train" and play["step"] <= resume_step)

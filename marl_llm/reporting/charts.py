@@ -233,6 +233,7 @@ def _draw(chart: Chart, with_png: bool) -> tuple[bytes, str]:
     """The chart as PNG bytes (none unless asked for: they take half of the time) and as inline SVG."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
@@ -245,8 +246,7 @@ def _draw(chart: Chart, with_png: bool) -> tuple[bytes, str]:
     }  # fmt: skip
     log = chart.log and _decades(chart)
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=_SIZE, layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = Figure(figsize=_SIZE, dpi=150, facecolor="white", layout="constrained")
         axes = figure.add_subplot()
         axes.grid(axis="y", linewidth=0.7)
         axes.set_axisbelow(True)
@@ -276,10 +276,13 @@ def _draw(chart: Chart, with_png: bool) -> tuple[bytes, str]:
             figure.legend(handles, labels, loc="outside upper left", ncols=-(-len(labels) // rows), frameon=False, fontsize=9,
                           handlelength=1.4, columnspacing=1.2, borderaxespad=0.1)  # fmt: skip
         png, svg = io.BytesIO(), io.StringIO()
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out once, for both; `savefig` would draw each twice
         if with_png:
-            figure.savefig(png, format="png", dpi=150, facecolor="white")
-            figure.set_layout_engine("none")  # laid out once, for both
-        figure.savefig(svg, format="svg", transparent=True)
+            FigureCanvasAgg(figure).print_png(png)
+        for patch in (figure.patch, axes.patch):
+            patch.set_facecolor("none")
+        FigureCanvasSVG(figure).print_svg(svg)
     return png.getvalue(), _inline(svg.getvalue(), chart)
 
 

@@ -18,7 +18,7 @@ from marl_llm.models import SAMPLE, param_shardings
 from marl_llm.rollout import Player, model_player, scripted_player
 from marl_llm.sampling import Settings
 from marl_llm.training.batch import Batch, from_pool
-from marl_llm.training.learner import ModelSpec
+from marl_llm.training.learner import PROGRAMS, ModelSpec
 from marl_llm.training.packing import Tokens
 from marl_llm.training.rollouts import Played, make_rollout, sampling_of
 from marl_llm.training.seats import MODELS, Seat
@@ -39,7 +39,7 @@ class CompiledTeam(Team):
       script: options of the game's scripted player.
 
     Raises:
-      WorkflowError: a player that is no model of this program, or that has no parameters.
+      WorkflowError: a player that is no model of this program, or that has no parameters; a game whose options may change.
     """
 
     def __init__(
@@ -61,44 +61,18 @@ class CompiledTeam(Team):
                 raise WorkflowError(f"model {name!r} is {type(model).__name__}: compiled play knows policies only; play {game.name} hosted")
         if options.recipe.joint == "cross":
             raise WorkflowError(f"joint='cross': compiled play pairs no responses; play {game.name} hosted")
-        self.game, self.script = game, dict(script or {})
+        if type(game).__hash__ is None:
+            raise WorkflowError(f"{game.name} has no hash, for its options may change: make it a frozen dataclass (frozen=True)")
+        self.game, self.script = game, tuple(sorted((script or {}).items()))
         self._warm_key, self._data_key = warm_and_data_keys(seed)
         self._evaluation_key = jax.random.key(evaluation_seed)
-        self._rollout = functools.lru_cache(4)(self._training_rollout)
-        self._evaluation = functools.lru_cache(8)(self._evaluation_rollout)
-        self._demonstration = functools.lru_cache(2)(self._scripted_rollout)
-
-    # ------------------------------------------------------------------------------------------------ compiled functions
-    def _training_rollout(self, count: int) -> Callable:
-        recipe, configs = self.options.recipe, {name: learner.config for name, learner in self.learners.items()}
-        how = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
-        player_of = lambda params: model_player(self.game, dict(self.assignment.roles), configs, params, how)  # noqa: E731
-        return make_rollout(self.game, self.mesh, player_of, count, "rollout.tasks", **sampling_of(recipe))
-
-    def _scripted_rollout(self, count: int) -> Callable:
-        player_of = lambda params: scripted_player(self.game, **self.script)  # noqa: E731
-        return make_rollout(self.game, self.mesh, player_of, count, "warm_start.tasks", branches=DEMONSTRATIONS)
-
-    def _evaluation_rollout(self, seated: tuple[tuple[str, str, Any], ...], count: int, plays: int, temperature: float) -> Callable:
-        """Of roles as (role, kind, config): tables of seats of the same kinds share a program."""
-        configs = {role: config for role, _, config in seated if config is not None}
-
-        def player_of(params) -> Player:
-            models = model_player(self.game, {role: role for role in configs}, configs, params, temperature)
-            scripted, floor = scripted_player(self.game, **self.script), scripted_player(self.game, **self.game.floor)
-            of = {role: {"scripted": scripted, "random": floor}.get(kind, models) for role, kind, _ in seated}
-            return lambda role, states, prompts, keys: of[role](role, states, prompts, keys)
-
-        return make_rollout(self.game, self.mesh, player_of, count, "evaluation.tasks", trajectories=plays)
 
     def _sampled_from(self, params: dict) -> dict:
         """The one reshard between update and sampling; nothing moves where the two rule tables agree."""
         return jax.device_put(params, param_shardings(params, self.mesh, SAMPLE))
 
     def close(self) -> None:
-        """Lets the compiled programs go."""
-        for programs in (self._rollout, self._evaluation, self._demonstration):
-            programs.cache_clear()
+        """Nothing to do: compiled functions are shared by teams, and the oldest make room."""
 
     def _serve(self, names) -> None:
         """Nothing to do: a rollout is given its parameters."""
@@ -106,8 +80,12 @@ class CompiledTeam(Team):
     # ------------------------------------------------------------------------------------------------ play
     def play(self, step: int, first: int, count: int) -> Batch:
         """See `Team.play`. Raises `RolloutError` if no instance can be played."""
+        recipe, roles = self.options.recipe, tuple(self.assignment.roles.items())
+        configs = tuple((name, learner.config) for name, learner in self.learners.items())
+        how = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
+        run = _training_rollout(self.game, self.mesh, count, roles, configs, how, tuple(sampling_of(recipe).items()))
         params = self._sampled_from({name: learner.params for name, learner in self.learners.items()})
-        played = self._rollout(count)(params, jnp.int32(first), self._data_key, step=jnp.int32(step))
+        played = run(params, jnp.int32(first), self._data_key, step=jnp.int32(step))
         tokens, table = from_pool(played.pool, self.options.minibatch)
         figures = {name: float(x) for name, x in jax.device_get(played.summary).items()}
         if figures["void"] == 1.0:
@@ -122,7 +100,7 @@ class CompiledTeam(Team):
 
     def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
         """See `Team.demonstrate`."""
-        played = self._demonstration(count)({}, jnp.int32(step * count), self._warm_key)
+        played = _scripted_rollout(self.game, self.mesh, count, self.script)({}, jnp.int32(step * count), self._warm_key)
         tokens, table = from_pool(played.pool, self.options.minibatch)
         return tokens, [self.roles[agent] if there else "" for agent, there in zip(table.agent, table.where)]
 
@@ -137,7 +115,7 @@ class CompiledTeam(Team):
         seated = tuple((role, *kind(role, seat)) for role, seat in table.items())
         devices = self.mesh.shape["data"]
         count = min(-(-CHUNK // devices), -(-tasks // devices)) * devices
-        run = self._evaluation(seated, count, plays, float(temperature))
+        run = _evaluation_rollout(self.game, self.mesh, count, seated, self.script, plays, float(temperature))
         params = self._sampled_from({role: params for role, (_, params) in models.items()})
         number = jnp.int32(split_index(split))
         chunks = [run(params, jnp.int32(first + s), self._evaluation_key, number, EVALUATION) for s in range(0, tasks, count)]
@@ -175,6 +153,40 @@ class CompiledTeam(Team):
                 identity = dict(name=name, step=step, when=when)
                 found.append(episode(self.game, played.rollout, played.instances, index, dict(players), **identity))
         return found
+
+
+# --- compiled functions, kept by what they are made of: teams of one game, of one shape and sampling, share them ------------------------
+
+
+@functools.lru_cache(PROGRAMS)
+def _training_rollout(
+    game: Game, mesh: Mesh, count: int, roles: tuple[tuple[str, str], ...], configs: tuple, how: Settings, sampling: tuple
+) -> Callable:
+    """Of roles as (role, model), and shapes as (model, config)."""
+    player_of = lambda params: model_player(game, dict(roles), dict(configs), params, how)  # noqa: E731
+    return make_rollout(game, mesh, player_of, count, "rollout.tasks", **dict(sampling))
+
+
+@functools.lru_cache(PROGRAMS)
+def _scripted_rollout(game: Game, mesh: Mesh, count: int, script: tuple[tuple[str, Any], ...]) -> Callable:
+    player_of = lambda params: scripted_player(game, **dict(script))  # noqa: E731
+    return make_rollout(game, mesh, player_of, count, "warm_start.tasks", branches=DEMONSTRATIONS)
+
+
+@functools.lru_cache(PROGRAMS)
+def _evaluation_rollout(
+    game: Game, mesh: Mesh, count: int, seated: tuple[tuple[str, str, Any], ...], script: tuple, plays: int, temperature: float
+) -> Callable:
+    """Of roles as (role, kind, config): tables of seats of the same kinds share a program."""
+    configs = {role: config for role, _, config in seated if config is not None}
+
+    def player_of(params) -> Player:
+        models = model_player(game, {role: role for role in configs}, configs, params, temperature)
+        scripted, floor = scripted_player(game, **dict(script)), scripted_player(game, **game.floor)
+        of = {role: {"scripted": scripted, "random": floor}.get(kind, models) for role, kind, _ in seated}
+        return lambda role, states, prompts, keys: of[role](role, states, prompts, keys)
+
+    return make_rollout(game, mesh, player_of, count, "evaluation.tasks", trajectories=plays)
 
 
 def warm_and_data_keys(seed: int) -> tuple[Key[Array, ""], Key[Array, ""]]:

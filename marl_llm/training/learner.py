@@ -21,7 +21,7 @@ from marl_llm.training.policy import Policy, make_policy
 from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.update import Advice, LearnerOptions, Trained, Update
 
-PROGRAMS = 16  # architectures whose compiled updates are kept at a time
+PROGRAMS = 16  # compiled functions of one kind that are kept at a time
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -75,6 +75,7 @@ def tasks_of(record):
 
 
 def test_every_table_of_seats_has_its_own_result_on_the_same_instances_with_one_program(team):
+    compiled._evaluation_rollout.cache_clear()
     one = team(UNTRAINED, TRAINED)
     success, records = page_of(one, 6)
     wanted = {"before": 0.0, "after": 1.0, "swapped": 0.0, "first untrained": 0.0, "second untrained": 0.0}
@@ -84,7 +85,7 @@ def test_every_table_of_seats_has_its_own_result_on_the_same_instances_with_one_
     met = tasks_of(records["after"])
     assert len({str(task) for task in met}) > 1
     assert all(tasks_of(record) == met for record in records.values())
-    assert one._evaluation.cache_info().currsize == 2  # models, and the floor
+    assert compiled._evaluation_rollout.cache_info().currsize == 2  # models, and the floor
 
 
 def test_a_pair_holds_the_model_that_its_name_says(team):

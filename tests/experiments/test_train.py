@@ -101,6 +101,7 @@ def run(monkeypatch):
     monkeypatch.setattr(train, "start_jax", lambda config, cache: make_mesh(2))
     page = lambda path, pngs=True: pathlib.Path(path, "report.html").write_text("") and None  # noqa: E731
     monkeypatch.setattr("marl_llm.reporting.write_report", page)
+    monkeypatch.setattr(train, "REPORT_S", 0.0)
     teams = []
 
     def once(config, path, figures_of=lambda model, call: {}, home=None):
