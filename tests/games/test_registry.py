@@ -59,7 +59,7 @@ def test_c1_a_copy_and_what_lies_beside_it_are_enough(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("plan_pth", r"unknown game 'plan_pth'; did you mean 'plan_path'\?.* are plan_path, .*problems; .*your own .*'my_game\.py:Lock'"),
+        ("plan_pth", r"unknown game 'plan_pth'; did you mean 'plan_path'\?.* are plan_path, .*problems.*; .*your own .*'my_game\.py:Lock'"),
         ("zzzz", r"unknown game 'zzzz'; the games are plan_path"),
         ("lock.py", r"'lock.py' names a file: name the object in it too, like 'lock.py:Lock'"),
         ("nowhere.py:Lock", r"there is no file nowhere\.py \(from /.*\), which game 'nowhere\.py:Lock' names"),
