@@ -45,6 +45,7 @@ from marl_llm.workflows import (
 from marl_llm.workflows.graph import Node
 from marl_llm.workflows.rewards import Paid
 from marl_llm.workflows.roles import Reader, Spoken
+from marl_llm.workflows.splits import Tasks
 from marl_llm.workflows.trajectory import RoleCall, Trajectory
 
 
@@ -272,7 +273,7 @@ def rows_of_task(host: HostGame, split: str, number: int, field: str) -> tuple[s
     return tuple(host.game.task(instance)[field])
 
 
-def map_tasks(game: Game, seed: int, words: str, field: str) -> Callable[[str, int, int], list[Task]]:
+def map_tasks(game: Game, seed: int, words: str, field: str) -> Tasks:
     """Tasks of a game in text: `words` say what to do, `instance` is the rows of a device game's task, with its splits (law 12)."""
     host = HostGame(game, jax.random.key(seed))
 

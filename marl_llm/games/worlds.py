@@ -44,9 +44,9 @@ from marl_llm.games.writing.worlds import writing  # noqa: F401 (a name of `regi
 from marl_llm.workflows import Task, WorkflowError, World
 from marl_llm.workflows.answers import normalise_answer
 from marl_llm.workflows.rows import DataError, without
+from marl_llm.workflows.splits import Tasks, drawn_tasks, hold_out, listed_tasks
 
 log = logging.getLogger(__name__)
-HOLD_OUT = 1000  # rows at the end of a training file that are for validation
 
 
 def _fact_world(build: Callable[..., Any], worlds: int, facts_seed: int, top_k: int, noise: float, random_relation: bool) -> World:
@@ -96,16 +96,11 @@ def functions(
             raise ValueError(f"hide_fields={pair!r}: there is no role {role!r}; the roles are {', '.join(roles)}")
         roles = coding.hide_fields(roles, role, field)
     workflow = coding.mini_plan_code_verify_reflect(coding.mini_verifier(), roles, rounds)
-
-    def tasks(split: str, first: int, count: int) -> list[Task]:
-        if split not in FUNCTION_SHARES:
-            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(FUNCTION_SHARES)}")
-        return [coding.function_task(split, functions_seed, number, ambiguous_share, rare) for number in range(first, first + count)]
-
+    tasks = drawn_tasks(lambda split, number: coding.function_task(split, functions_seed, number, ambiguous_share, rare), FUNCTION_SHARES)
     return World(workflow, tasks, "all_passed", coding.function_speech(), coding.function_player(noise, ignore_advice, withhold_advice))
 
 
-def _from_files(train: str, test: str, load: Callable[..., list[Task]], field: str) -> Callable[[str, int, int], list[Task]]:
+def _from_files(train: str, test: str, load: Callable[..., list[Task]], field: str) -> Tasks:
     """Tasks of two files, again and again from the start; the last rows of the training file are the validation split.
 
     No two splits share a `field` (law 12): of rows for training, those that come again for validation are left out; a row that is in
@@ -122,23 +117,16 @@ def _from_files(train: str, test: str, load: Callable[..., list[Task]], field: s
     return _in_splits(rows, held_out, field, train)
 
 
-def _in_splits(rows: list[Task], held_out: list[Task], field: str, train: str) -> Callable[[str, int, int], list[Task]]:
+def _in_splits(rows: list[Task], held_out: list[Task], field: str, train: str) -> Tasks:
     """As `_from_files`, of rows that share no `field` with those held out; `train` is for messages."""
-    kept = len(rows) - min(HOLD_OUT, len(rows) // 5)
+    kept, validation = hold_out(rows)
     text = lambda task: normalise_answer(str(task.fields[field]))  # noqa: E731
-    validation = {text(task) for task in rows[kept:]}
-    parts = {"train": [task for task in rows[:kept] if text(task) not in validation], "validation": rows[kept:], "test": held_out}
-    if not parts["train"]:
-        raise DataError(f"{train}: every {field} of its first {kept} rows comes again in the last ones, which are the validation split")
-
-    def tasks(split: str, first: int, count: int) -> list[Task]:
-        if split not in parts:
-            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(parts)}")
-        part = parts[split]
-        found = [part[number % len(part)] for number in range(first, first + count)]
-        return [Task(number, one.fields, one.hidden, split) for number, one in enumerate(found, first)]
-
-    return tasks
+    known = {text(task) for task in validation}
+    training = [task for task in kept if text(task) not in known]
+    if not training:
+        repeated = f"every {field} of its first {len(kept)} rows comes again in the last ones"
+        raise DataError(f"{train}: {repeated}, which are the validation split")
+    return listed_tasks({"train": training, "validation": validation, "test": held_out})
 
 
 def _question_world(build: Callable[..., Any], train: str, test: str, index: str, top_k: int, **more: Any) -> World:
@@ -190,17 +178,6 @@ def _left_out(path: str, dropped: Mapping[str, int]) -> None:
         log.warning("%s: %d rows are left out: %s", path, count, reason)
 
 
-def _numbered(draw: Callable[[int], Task], shares: Mapping[str, float]) -> Callable[[str, int, int], list[Task]]:
-    """Tasks by number of generated worlds."""
-
-    def tasks(split: str, first: int, count: int) -> list[Task]:
-        if split not in shares:
-            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(shares)}")
-        return [draw(split, number) for number in range(first, first + count)]
-
-    return tasks
-
-
 def function_debate(
     functions_seed: int = 0,
     rare: float = 0.25,
@@ -225,7 +202,7 @@ def function_debate(
     roles = coding.function_debate_roles()
     roles = roles if agents == "team" else {"coder": roles["coder"]}
     workflow = coding.code_debate(coding.FunctionRuns(), roles, agents, turns, rewards_form, ("problem",), CODE_HIDDEN)
-    tasks = _numbered(lambda split, number: coding.debate_task(split, functions_seed, number, rare), FUNCTION_SHARES)
+    tasks = drawn_tasks(lambda split, number: coding.debate_task(split, functions_seed, number, rare), FUNCTION_SHARES)
     return World(workflow, tasks, "solved", coding.debate_speech(), coding.function_debate_player(noise, misreading, slip, trivial, keep))
 
 
@@ -299,7 +276,7 @@ def sums(
     roles = roles if agents == "team" else {"reasoner": roles["reasoner"]}
     answers = maths.SumAnswers(strict=rewards_form == "safe")
     workflow = maths.maths_debate(answers, roles, agents, turns, rewards_form, ("problem",), SUMS_HIDDEN)
-    tasks = _numbered(lambda split, number: maths.sums_task(split, sums_seed, number, least, most, rare), SUMS_SHARES)
+    tasks = drawn_tasks(lambda split, number: maths.sums_task(split, sums_seed, number, least, most, rare), SUMS_SHARES)
     return World(workflow, tasks, "correct", maths.sums_speech(), maths.sums_player(slip, misreading, adopt))
 
 
@@ -325,7 +302,7 @@ def sums_ensemble(
     workflow = maths.maths_ensemble(answers, reasoners, users, roles, rewards_form, ("problem",), SUMS_HIDDEN, group_seats=group_seats)
     draw = lambda split, number: _with_order(maths.sums_task(split, sums_seed, number, least, most, rare))  # noqa: E731
     script = maths.sums_player(slip, misreading, noise=noise)
-    return World(workflow, _numbered(draw, SUMS_SHARES), "correct", maths.sums_speech(), script)
+    return World(workflow, drawn_tasks(draw, SUMS_SHARES), "correct", maths.sums_speech(), script)
 
 
 def maths_debate(
@@ -385,7 +362,7 @@ def maths_ensemble(
         raise
 
 
-def _maths_tasks(answers: Any, train: str, test: str, difficulty: str, bad_rows: str) -> Callable[[str, int, int], list[Task]]:
+def _maths_tasks(answers: Any, train: str, test: str, difficulty: str, bad_rows: str) -> Tasks:
     _two_files(train, test)
     understood = maths.understood_by(answers.checker)
     rows = maths.load_maths(train, "train", understood, difficulty, bad_rows)
@@ -406,7 +383,7 @@ def _two_files(train: str, test: str) -> None:
         raise ValueError("train and test must name parquet, jsonl or json files of tasks, e.g. --config.game.train=apps/train.jsonl")
 
 
-def _splits_of(rows: list[Task], held_out: list[Task], train: str, test: str) -> Callable[[str, int, int], list[Task]]:
+def _splits_of(rows: list[Task], held_out: list[Task], train: str, test: str) -> Tasks:
     if len(rows) < 5 or not held_out:
         short = f"{train} has {len(rows)} usable rows; at least 5 are needed" if held_out else f"{test} has no usable rows"
         raise DataError(f"{short}; the last fifth of the training rows is the validation split")

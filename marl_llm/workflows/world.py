@@ -14,9 +14,7 @@ from marl_llm.workflows.assignment import ScriptTurn
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.speech import Speech
-from marl_llm.workflows.trajectory import Task
-
-Tasks = Callable[[str, int, int], list[Task]]
+from marl_llm.workflows.splits import Tasks
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.games.coding.aux_source import defined, parameters_of, parsed
@@ -113,15 +113,19 @@ def read_check(test: str, known: str, where: str, sandbox: Any = None) -> tuple[
     body = [rewriter.visit(node) for node in check.body]
     if any(isinstance(part, ast.Name) and part.id == rewriter.candidate for node in body for part in ast.walk(node)):
         return None
+    straight = all(isinstance(node, ast.Assert | ast.Expr) for node in check.body)
+    cases = _literals(rewriter.pairs) if straight else None
+    if cases is None:
+        cases = _collected(tree, body, known, where, sandbox)
+    return cases, rewriter.loose
+
+
+def _literals(pairs: Iterable[tuple[Sequence[ast.expr], ast.expr]]) -> list[tuple[tuple, Any]] | None:
+    """The cases' values if all are literals; None if some are expressions, which only the sandbox may work out."""
     try:
-        pairs = [(call, wanted) for call, wanted in rewriter.pairs]
-        straight = all(isinstance(node, ast.Assert | ast.Expr) for node in check.body)
-        literal = [(tuple(ast.literal_eval(one) for one in call), ast.literal_eval(wanted)) for call, wanted in pairs]
-        if straight:
-            return literal, rewriter.loose
+        return [(tuple(ast.literal_eval(one) for one in call), ast.literal_eval(wanted)) for call, wanted in pairs]
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        pass  # expressions: they are worked out in the sandbox
-    return _collected(tree, body, known, where, sandbox), rewriter.loose
+        return None
 
 
 def _collected(tree: ast.Module, body: Sequence[ast.stmt], known: str, where: str, sandbox: Any) -> list[tuple[tuple, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from marl_llm.games.coding.aux_data import ROWS, load_function_problems
 from marl_llm.games.coding.aux_feedback import asking, check_mode, expert_feedback, report_feedback
@@ -23,6 +23,7 @@ from marl_llm.games.coding.helper_functions import (
 from marl_llm.workflows import Task, World
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.rows import DataError, without
+from marl_llm.workflows.splits import Tasks, drawn_tasks, hold_out, listed_tasks
 
 log = logging.getLogger(__name__)
 MINI_FEEDBACK = ("plain", "passed", "expert")
@@ -62,12 +63,7 @@ def helper_functions(
             raise WorkflowError(f"feedback={feedback!r}: this world's models read {', '.join(MINI_FEEDBACK)}")
         tool = scripted_expert(truth) if feedback == "expert" else report_feedback(judge, check_mode(feedback, visible))
     workflow = aux_main(judge, mini_aux_roles(style == "single"), style, WORDS, tool, turns, individual, INPUTS, HIDDEN)
-
-    def tasks(split: str, first: int, count: int) -> list[Task]:
-        if split not in SHARES:
-            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(SHARES)}")
-        return [aux_task(split, functions_seed, number, visible) for number in range(first, first + count)]
-
+    tasks = drawn_tasks(lambda split, number: aux_task(split, functions_seed, number, visible), SHARES)
     script = helper_player(noise, heed, lean, style == "single")
     return World(workflow, tasks, "passed", aux_speech(), script, random_helper)
 
@@ -125,7 +121,7 @@ def function_problems(
     return World(workflow, tasks, "passed", close=client.close if client else lambda: None)
 
 
-def split_rows(humaneval: str, coop: str, rows: str, visible: int) -> Callable[[str, int, int], list[Task]]:
+def split_rows(humaneval: str, coop: str, rows: str, visible: int) -> Tasks:
     """Tasks of both files; the last fifth of the training rows is the validation split. Raises `DataError`."""
     parts: dict[str, list[Task]] = {"train": [], "test": []}
     for name, path in (("humaneval", humaneval), ("coop", coop)):
@@ -139,17 +135,8 @@ def split_rows(humaneval: str, coop: str, rows: str, visible: int) -> Callable[[
         train = apart(train, test)
     if len(train) < 5 or not test:
         raise DataError(f"{humaneval or coop}: {len(train)} training problems and {len(test)} for the test; 5 and 1 are needed at least")
-    kept = len(train) - len(train) // 5
-    train, validation = apart(train[:kept], train[kept:]), train[kept:]
-    parts = {"train": train, "validation": validation, "test": test}
-
-    def tasks(split: str, first: int, count: int) -> list[Task]:
-        if split not in parts:
-            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(parts)}")
-        part = parts[split]
-        return [Task(n, part[n % len(part)].fields, part[n % len(part)].hidden, split) for n in range(first, first + count)]
-
-    return tasks
+    kept, validation = hold_out(train)
+    return listed_tasks({"train": apart(kept, validation), "validation": validation, "test": test})
 
 
 def apart(tasks: Sequence[Task], others: Sequence[Task]) -> list[Task]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import random
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.workflows import PlainText, Task
+from marl_llm.workflows.splits import check_split, split_of
 
 SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 NUMBERS = tuple(str(n) for n in range(1, 6))
@@ -102,20 +102,13 @@ def function_speech() -> PlainText:
 
 def template_split(names: tuple[str, ...]) -> str:
     """The split of a template, by the set of its operations: orders of the same operations stay together."""
-    key = " ".join(sorted(names))
-    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
-    for split, share in SHARES.items():
-        if place < share:
-            return split
-        place -= share
-    return "test"
+    return split_of(" ".join(sorted(names)), SHARES)
 
 
 @functools.cache
 def templates(split: str) -> tuple[tuple[str, ...], ...]:
     """All templates of a split: two or three different operations of one kind, in any order. Raises `ValueError` for an unknown split."""
-    if split not in SHARES:
-        raise ValueError(f"unknown split {split!r}; the splits are {', '.join(SHARES)}")
+    check_split(split, SHARES)
     found = []
     for kind, length in itertools.product(("number", "list"), (2, 3)):
         names = [op.name for op in OPS if op.kind == kind]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import random
 import re
@@ -23,6 +22,7 @@ from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.maths import numeq
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task
+from marl_llm.workflows.splits import check_split, split_of
 
 SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 OPERATIONS = {
@@ -68,20 +68,13 @@ def joined(text: str) -> str:
 
 def template_split(names: tuple[str, ...]) -> str:
     """The split of a template. The readings of a word with two are one template, so that no problem's text lies in two splits."""
-    key = " ".join("grow" if name == "fold" else name for name in names)
-    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
-    for split, share in SHARES.items():
-        if place < share:
-            return split
-        place -= share
-    return "test"
+    return split_of(" ".join("grow" if name == "fold" else name for name in names), SHARES)
 
 
 @functools.cache
 def templates(split: str, least: int, most: int) -> tuple[tuple[str, ...], ...]:
     """Templates of a split with `least` to `most` operations. Raises `ValueError` for an unknown split, or one without templates."""
-    if split not in SHARES:
-        raise ValueError(f"unknown split {split!r}; the splits are {', '.join(SHARES)}")
+    check_split(split, SHARES)
     every = [names for length in range(least, most + 1) for names in itertools.product(OPERATIONS, repeat=length)]
     found = tuple(names for names in every if template_split(names) == split)
     if not 1 <= least <= most or not found:

@@ -24,9 +24,11 @@ from marl_llm.games.plan_path.game import PlanPath
 from marl_llm.games.plan_path.grid import STEPS, grid_of, left, shortest, walker
 from marl_llm.games.plan_path.language import offset_name
 from marl_llm.games.programs import ANSWER_STATES, Applied, PuzzleRules, program_team, read_moves, write_moves
+from marl_llm.games.protocol import SPLITS
 from marl_llm.hints import check_word
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory, WorkflowError, World
+from marl_llm.workflows.splits import Tasks, drawn_tasks
 
 State = dict[str, Any]  # "rows" of the map, and the "dialect", a word for each of `DIALECT`
 
@@ -242,7 +244,7 @@ def plan_path_programs(
     return World(workflow, dialect_tasks(game, maps_seed), "solved", speech, script, floor)
 
 
-def dialect_tasks(game: PlanPath, seed: int) -> Callable[[str, int, int], list[Task]]:
+def dialect_tasks(game: PlanPath, seed: int) -> Tasks:
     """Tasks: the device game's maps, each in a dialect of its split (law 12, twice)."""
     import jax
 
@@ -253,7 +255,7 @@ def dialect_tasks(game: PlanPath, seed: int) -> Callable[[str, int, int], list[T
         instance = {"rows": rows_of_task(host, split, number, "map"), "dialect": dialects[number % len(dialects)]}
         return Task(number, {"task": "plan", "instance": instance}, split=split)
 
-    return lambda split, first, count: [task(split, number) for number in range(first, first + count)]
+    return drawn_tasks(task, SPLITS)
 
 
 def program_metrics() -> Mapping[str, Callable[[Trajectory], float]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import logging
 import pathlib
 import random
@@ -24,6 +23,7 @@ from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.results import ToolResult
 from marl_llm.tools.retriever.interface import MAX_QUERY
 from marl_llm.workflows import PlainText, Task
+from marl_llm.workflows.splits import check_split, split_of
 
 PIECES = 24
 SHARES = {"train": 0.60, "validation": 0.15, "test": 0.25}
@@ -51,12 +51,7 @@ def fact_speech() -> PlainText:
 
 def name_split(name: str) -> str:
     """The split that a name belongs to, by its content."""
-    place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
-    for split, share in SHARES.items():
-        if place < share:
-            return split
-        place -= share
-    return "test"
+    return split_of(name, SHARES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +95,7 @@ class FactWorld:
     seed: int
 
     def __post_init__(self):
-        if self.split not in SHARES:
-            raise ValueError(f"unknown split {self.split!r}; the splits are {', '.join(SHARES)}")
+        check_split(self.split, SHARES)
 
     @property
     def name(self) -> str:

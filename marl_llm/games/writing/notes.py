@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import math
 import random
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from marl_llm.games.writing.team import Shown, two_parts, writing_team
 from marl_llm.games.writing.transitions import CATEGORIES
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.workflows import PlainText, Role, ScriptTurn, Task, World, plain
+from marl_llm.workflows.splits import check_split, drawn_tasks, split_of
 
 SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 FIRST, SECOND, VERBS = 24, 24, 16
@@ -51,15 +51,9 @@ def notes_speech() -> PlainText:
 @functools.cache
 def pairs_of(split: str) -> tuple[tuple[str, str], ...]:
     """The pairs of names whose facts belong to a split, by a hash of the pair. Raises `ValueError` for an unknown split."""
-    if split not in SHARES:
-        raise ValueError(f"unknown split {split!r}; the splits are {', '.join(SHARES)}")
-    before = list(SHARES)[: list(SHARES).index(split)]
-    found, low = [], sum(SHARES[name] for name in before)
-    for pair in ((f"p{i}", f"q{j}") for i in range(FIRST) for j in range(SECOND)):
-        place = int.from_bytes(hashlib.sha256(" ".join(pair).encode()).digest()[:8], "big") / 2**64
-        if low <= place < low + SHARES[split]:
-            found.append(pair)
-    return tuple(found)
+    check_split(split, SHARES)
+    pairs = ((f"p{i}", f"q{j}") for i in range(FIRST) for j in range(SECOND))
+    return tuple(pair for pair in pairs if split_of(" ".join(pair), SHARES) == split)
 
 
 def notes_task(split: str, seed: int, number: int) -> Task:
@@ -144,10 +138,7 @@ def notes(
     constants = dataclasses.replace(CONSTANTS, grounded=grounded)
     shown = Shown(own=lambda text: f"mine {text or 'none'} ", other=lambda text: f"other {text or 'none'}")
     workflow = writing_team(constants, notes_roles(style), style, shown)
-
-    def tasks(split: str, first: int, count: int) -> list[Task]:
-        return [notes_task(split, notes_seed, number) for number in range(first, first + count)]
-
+    tasks = drawn_tasks(lambda split, number: notes_task(split, notes_seed, number), SHARES)
     script = notes_player(most_first, most_second, connectives, style == "single")
     return World(workflow, tasks, "return", notes_speech(), script, random_writer)
 

@@ -6,9 +6,10 @@ import dataclasses
 
 from marl_llm.games.writing.reward import PRESETS
 from marl_llm.games.writing.team import FIELDS, TASKS, load_texts, writing_roles, writing_team
-from marl_llm.workflows import Task, World
+from marl_llm.workflows import World
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.rows import DataError, without
+from marl_llm.workflows.splits import hold_out, listed_tasks
 
 
 def writing(
@@ -45,14 +46,7 @@ def writing(
     found = without(found, held_out, "post").tasks
     if len(found) < 5 or not held_out:
         raise DataError(f"{train} has {len(found)} usable rows and {test} {len(held_out)}; 5 and 1 are needed at least")
-    kept = len(found) - len(found) // 5
-    parts = {"train": without(found[:kept], found[kept:], "post").tasks, "validation": found[kept:], "test": held_out}
-
-    def tasks(split: str, first: int, count: int) -> list[Task]:
-        if split not in parts:
-            raise ValueError(f"unknown split {split!r}; the splits are {', '.join(parts)}")
-        part = parts[split]
-        return [Task(n, part[n % len(part)].fields, {}, split) for n in range(first, first + count)]
-
+    rows_kept, validation = hold_out(found)
+    tasks = listed_tasks({"train": without(rows_kept, validation, "post").tasks, "validation": validation, "test": held_out})
     of_task = dataclasses.replace(PRESETS[constants][task], grounded=grounded)
     return World(writing_team(of_task, writing_roles(task, style, max_tokens, max_prompt), style), tasks, "return")
