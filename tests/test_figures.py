@@ -11,6 +11,8 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+RESULTS = (ROOT / "docs" / "results.md").read_text()
 CONFIGS = sorted(path for path in (ROOT / "experiments" / "configs").glob("*.py") if path.stem != "__init__")
 # 92.9 %, 0.2-2.6 %, "94.4, 92.4 and 93.2 %" (each of them), F1 0.884, 133 CPU seconds, 6 s, 21 minutes
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
@@ -53,3 +55,42 @@ def test_an_older_figure_is_found():
     older = "From 36 % to 93 % (seeds: 94.4, 93.8 %), in 133-179 CPU seconds."
     assert unsupported("a", older, [page]) == {"36", "93", "94.4", "133", "179"}
     assert figures("500 held-out maps of 10x10, 2 models, F1 0.884") == {"0.884"}
+
+
+def rows(text: str, columns: int) -> list[list[str]]:
+    """The rows of a Markdown text's tables with so many columns, without heads."""
+    found = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| (?!-)", line)]
+    return [row for row in found if len(row) == columns and row[-1] not in ("commit", "figure")]
+
+
+def faults(row: list[str]) -> list[str]:
+    """What a row of results lacks: a command that is there, or commits."""
+    what, command, figure, commit = row
+    names = re.findall(r"experiments/configs/\w+\.py|(?:experiments|benchmarks)\.\w+|tests/\S+\.py|docs/\w+\.md|(?<=\()\w+\.md", command)
+    files = [name if "/" in name else f"docs/{name}" if name.endswith(".md") else name.replace(".", "/") + ".py" for name in names]
+    lacks = [f"{name} is not there" for name in files if not (ROOT / name).exists()]
+    if not names and not re.search(r"command (one|two)|the same", command):
+        lacks.append("no command")
+    if not re.fullmatch(r"[0-9a-f]{7}(, [0-9a-f]{7})*", commit):
+        lacks.append(f"{commit!r} is no commit")
+    return lacks + ([] if re.search(r"\d|all bytes", figure) else [f"no figure for {what!r}"])
+
+
+def test_every_row_of_the_results_names_a_command_that_is_there_and_its_commit():
+    table = rows(RESULTS, 4)
+    assert len(table) >= 30
+    assert [(row[0], lacks) for row in table if (lacks := faults(row))] == []
+    assert faults(["a", "`python -m benchmarks.nothing`", "3 %", "f48a3d3"]) == ["benchmarks/nothing.py is not there"]
+    assert faults(["a", "by hand", "good", "today"]) == ["no command", "'today' is no commit", "no figure for 'a'"]
+
+
+def test_the_readme_is_short_and_its_figures_are_those_of_the_results():
+    assert len(README.splitlines()) <= 120
+    section = README.split("## Results")[1].split("\n## ")[0]
+    table = rows(section, 2)
+    assert 1 <= len(table) <= 12
+    known = set(re.findall(NUMBER, RESULTS))
+    for what, figure in table:
+        told = set(re.findall(NUMBER, figure))
+        percent = {f"{float(number) * 100:.1f}" for number in told if number.startswith("0.")}
+        assert told <= known | percent, (what, sorted(told - known))
