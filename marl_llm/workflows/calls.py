@@ -21,7 +21,7 @@ from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Tool
 from marl_llm.workflows.roles import BOUNDS, MAX_REASON, RoleTool
 from marl_llm.workflows.speech import Speech, prompt_of, spoken_ids
-from marl_llm.workflows.state import State
+from marl_llm.workflows.state import State, Talk
 from marl_llm.workflows.threads import Late, Stalled, Threads
 from marl_llm.workflows.trajectory import Event, RoleCall, Task, ToolUse
 
@@ -75,11 +75,13 @@ class Speaker:
         events: list[Event] = []
         player, speech = self._assignment.model(role.name), self._speech.get(model)
         try:
-            begun = prompt_of(role, speech, state.fields)
+            earlier = state.talks.get(role.name)
+            begun = prompt_of(role, speech, state.fields, earlier)
         except PromptTooLong as error:
             raise PlayFailure(node.name, "prompt", str(error), retriable=False) from error
-        talk, messages, replaced = begun.talk, begun.messages, begun.replaced
-        prompt = "\n".join(message.content for message in messages)
+        talk, replaced = begun.talk, begun.replaced
+        messages = [*(earlier.messages if earlier else ()), *begun.messages]
+        prompt = "\n".join(message.content for message in begun.messages)
         last, common["trimmed"] = state.last, begun.trimmed
         for number in range(role.max_tool_rounds + 1):
             seed = (step, task.number, agent, first + number, branch)
@@ -90,6 +92,8 @@ class Speaker:
             tool_calls: tuple[ToolCall, ...] = ()
             if isinstance(player, Scripted):
                 said = self._from_script(node, player, state, messages, seed, speech)
+                if role.continues and talk is not None:
+                    talk = speech.reply(talk, said["tokens"].tolist())
             elif isinstance(player, Outside):
                 said = await self._from_outside(node, player, messages, branch)
             else:
@@ -114,7 +118,11 @@ class Speaker:
             writes, illegal, more = role.hear(said["text"], said["tokens"].tolist(), state.fields)
             events.append(RoleCall(**common, **said, writes=writes, illegal=illegal, replaced=replaced + more))
             break
-        return tuple(events), state.after(*events)
+        after = state.after(*events)
+        if role.continues:
+            said_so_far = Talk(talk, (*messages, Message("assistant", said["text"])))
+            after = after._replace(talks={**state.talks, role.name: said_so_far})
+        return tuple(events), after
 
     def _from_script(
         self, node: Call, player: Scripted, state: State, messages: list[Message], seed: tuple[int, ...], speech: Speech | None

@@ -45,6 +45,7 @@ def check(workflow: Any) -> None:
             if field in (*workflow.inputs, *workflow.hidden):
                 raise WorkflowError(f"node {label(node)!r} writes {field!r}, which is a field of the task: give it another name")
     _Flow(workflow).follow(workflow.body, frozenset(given), [])
+    _check_continued(workflow)
     check_secrecy(workflow.body, workflow.hidden)
     _check_rewards(workflow)
     _check_scorers(workflow)
@@ -64,6 +65,22 @@ def _check_names(workflow: Any) -> None:
                 raise WorkflowError(f"two different roles are called {node.role.name!r}: rename one of them")
     if not roles:
         raise WorkflowError(f"workflow {workflow.name!r} calls no role: there is nobody to train")
+
+
+def _check_continued(workflow: Any) -> None:
+    """Refuses a role that continues but can speak only once."""
+    loops = [node for node in walk(workflow.body) if isinstance(node, Repeat) and node.at_most > 1]
+    again = {node.name for loop in loops for node in _calls(loop.body)}
+    for role in workflow.roles.values():
+        if not role.continues:
+            continue
+        places = [node.name for node in _calls(workflow.body) if node.role is role]
+        if len(places) == 1 and places[0] not in again:
+            raise WorkflowError(f"the role {role.name!r} has continues=True but speaks once, so that it never continues: leave it out")
+
+
+def _calls(node: Node) -> list[Call]:
+    return [inside for inside in walk(node) if isinstance(inside, Call)]
 
 
 def _check_rewards(workflow: Any) -> None:
@@ -155,7 +172,10 @@ class _Flow:
 
     def follow(self, node: Node, known: frozenset[str], exits: list[Known]) -> Known:
         if isinstance(node, Call | Tool):
-            self.need(node, (*node.role.reads, *node.role.parse_reads) if isinstance(node, Call) else node.reads, known)
+            if isinstance(node, Call):
+                known = self._call(node, known)
+            else:
+                self.need(node, node.reads, known)
             return known | writes(node)
         if isinstance(node, Stop):
             exits.append(known)
@@ -175,6 +195,8 @@ class _Flow:
             after = self.follow(node.body, known, inside)
             if after is not None:
                 self.need(node, node.reads, after)
+                if node.at_most > 1 and any(isinstance(inner, Call) and inner.role.continues for inner in walk(node.body)):
+                    self.follow(node.body, after, [])  # a second round reads observations
             elif node.until is not None:
                 raise WorkflowError(f"the condition of loop {node.name!r} cannot be reached: every way before it stops")
             return _meet([after, *inside])
@@ -189,9 +211,22 @@ class _Flow:
             raise WorkflowError(f"node {label(node)!r} collects {missing[0]!r}, which its body does not write on every way")
         return known | set(node.collect.values())
 
+    def _call(self, node: Call, known: frozenset[str]) -> frozenset[str]:
+        """What is known behind a role's call; that it continues is known once it has spoken on every way."""
+        role = node.role
+        self.need(node, (*role.reads, *role.parse_reads), known)
+        began = f"{role.name} has spoken"  # no field's name
+        if began in known:
+            self.need(node, role.observes, known)
+        return known | {began} if role.continues else known
+
     def _together(self, node: Together, known: frozenset[str]) -> Known:
         result, owner = known, {}
         for part in node.parts:
+            for role in {n.role.name for n in walk(part) if isinstance(n, Call) and n.role.continues}:
+                if f"{role} has spoken beside" in owner:
+                    raise WorkflowError(f"the role {role!r} continues one conversation and cannot speak at two places at once")
+                owner[f"{role} has spoken beside"] = role
             self._no_stop(node, part)
             for field in sorted(written(part)):
                 if field in owner:

@@ -95,7 +95,7 @@ class Role:
       parse: response text -> output fields; raises `FormatError` for a response that breaks the format, and nothing else. Or a `Reader`.
       writes: output field -> its value when the response cannot be read.
       system: template of the system's message; empty for none.
-      show: field -> function that renders it as text; `str` without one.
+      show: field -> function that renders it as text; `str` without one. Of `prompt`, `system` and `observation`, as `trim`.
       max_tokens: budget R of one response, its stop token included.
       max_prompt: budget P of the prompt in tokens.
       trim: a field (text or a list) that is shortened until the prompt fits, which is counted. Without one a prompt over budget voids
@@ -103,13 +103,16 @@ class Role:
       trim_from: where it is shortened: at its "end", or at its "start", for a history whose oldest turns go first.
       settings: how its tokens are drawn.
       stop: texts that end a response, beside the stop tokens of its model.
+      continues: when it speaks again in a play, its prompt is its own last conversation, with `observation` behind it: its ids only grow
+        (law 1), and the engine keeps what it computed for them. Otherwise every prompt is `prompt`, rendered anew.
+      observation: template of the message that a continued conversation is extended by.
       tools: what it may call within its response; needs a model that speaks a chat format.
       max_tool_rounds: how often it may call tools before its response has to be final.
       timeout_s: of one response.
 
     Raises:
       WorkflowError: a template with positional or dotted fields, a field to show or trim that the template does not read, budgets below 1,
-        or beside a prompt of ids an option that only text can have.
+        beside a prompt of ids an option that only text can have, or one of `continues` and `observation` without the other.
     """
 
     name: str
@@ -124,6 +127,8 @@ class Role:
     trim_from: str = "end"
     settings: Settings = Settings()
     stop: tuple[str, ...] = ()
+    continues: bool = False
+    observation: str = ""
     tools: tuple[RoleTool, ...] = ()
     max_tool_rounds: int = 4
     timeout_s: float | int = 300.0
@@ -133,8 +138,11 @@ class Role:
             raise WorkflowError(f"role {self.name!r}: the name must be a Python identifier, because fields, seeds and figures carry it")
         if not isinstance(self.writes, Mapping):
             raise WorkflowError(f"role {self.name!r}: writes={self.writes!r} must map each field to its value without a response")
-        reads = self.reads
-        if self.speaks_ids and (text := [option for option in ("system", "show", "trim", "tools") if getattr(self, option)]):
+        if self.continues != bool(self.observation):
+            lacks = "has no observation: say what extends its conversation" if self.continues else "is needed for an observation to be read"
+            raise WorkflowError(f"role {self.name!r}: continues=True {lacks}")
+        reads = (*self.reads, *self.observes)
+        if self.speaks_ids and (text := [one for one in ("system", "show", "trim", "tools", "continues") if getattr(self, one)]):
             raise WorkflowError(f"role {self.name!r}: its prompt is a function that returns ids, so {text[0]} has no effect: remove it")
         for option, fields in (("show", tuple(self.show)), ("trim", (self.trim,) if self.trim else ())):
             if unknown := [f for f in fields if f not in reads]:
@@ -154,8 +162,17 @@ class Role:
         """Input fields, in the order of the templates."""
         if not isinstance(self.prompt, str):
             return parameters(self.prompt, f"the prompt of role {self.name!r}")
+        return self._named_in(self.system, self.prompt)
+
+    @functools.cached_property
+    def observes(self) -> tuple[str, ...]:
+        """Input fields of the observation that extends its conversation."""
+        return self._named_in(self.observation)
+
+    def _named_in(self, *templates: str) -> tuple[str, ...]:
+        """Fields of templates, in order."""
         names = []
-        for text in (self.system, self.prompt):
+        for text in templates:
             try:
                 parts = list(string.Formatter().parse(text))
             except ValueError as error:
@@ -189,18 +206,19 @@ class Role:
         """
         return self.render(fields)[0]
 
-    def render(self, fields: Fields) -> tuple[list[Message], int]:
-        """`messages`, and how many characters in them were no valid text."""
+    def render(self, fields: Fields, again: bool = False) -> tuple[list[Message], int]:
+        """`messages`, or with `again` the observation as a message; and how many characters in them were no valid text."""
         if self.speaks_ids:
             return [], 0
         shown, name = {}, ""
         try:
-            for name in self.reads:
+            for name in self.observes if again else self.reads:
                 shown[name] = str(self.show.get(name, str)(fields[name]))
         except Exception as error:
             raise WorkflowError(f"role {self.name!r} cannot show {name!r}: {type(error).__name__}: {error}") from error
-        system = [("system", self.system)] if self.system else []
-        said = [(who, read_text(template.format_map(shown))) for who, template in (*system, ("user", self.prompt))]
+        system = [("system", self.system)] if self.system and not again else []
+        user = self.observation if again else self.prompt
+        said = [(who, read_text(template.format_map(shown))) for who, template in (*system, ("user", user))]
         return [Message(who, one.value) for who, one in said], sum(one.replaced for _, one in said)
 
     def read(self, text: str, ids: Sequence[int] = (), fields: Fields | None = None) -> tuple[dict[str, Any], str | None]:

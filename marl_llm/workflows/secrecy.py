@@ -82,7 +82,7 @@ def _follow(node: Node, known: Known, exits: list[Known]) -> Known | None:
 def _speak(node: Call, known: Known) -> Known:
     """A role speaks: nothing that it reads may be hidden, nor whether it speaks. What it writes is as open as what its parser reads."""
     who = f"node {node.name!r}: role {node.role.name!r} reads"
-    for field in node.role.reads:
+    for field in (*node.role.reads, *node.role.observes):
         if origin := known.fields.get(field):
             if not origin.by:
                 raise WorkflowError(f"{who} the hidden field {field!r}; a prompt may not hold it")

@@ -14,6 +14,7 @@ from marl_llm.text import Conversation, Message, Reply, Tokenizer
 from marl_llm.text.chat import Turn
 from marl_llm.workflows.errors import PromptTooLong
 from marl_llm.workflows.roles import Role
+from marl_llm.workflows.state import Talk
 
 
 @runtime_checkable
@@ -33,6 +34,10 @@ class Speech(Protocol):
         """The same with the sampled ids, verbatim."""
         ...
 
+    def extend(self, talk: Conversation, messages: Sequence[Message]) -> Conversation:
+        """The same with what others say, asking again; for roles that continue."""
+        ...
+
     def read(self, talk: Conversation) -> Reply:
         """The last reply as text."""
         ...
@@ -45,7 +50,7 @@ class PlainText:
     Attributes:
       tokenizer: of the model.
       stop_ids: tokens that end a response; they are no part of its text. Raises `ValueError` without one, for then only the budget would.
-      between: what stands between the system's text and the user's.
+      between: what stands between the system's text and the user's, and before what extends a conversation.
     """
 
     tokenizer: Tokenizer
@@ -68,6 +73,11 @@ class PlainText:
         last = dataclasses.replace(talk.turns[-1], reply=tuple(map(int, ids)))
         return Conversation((*talk.turns[:-1], last), talk.sample, waiting=False)
 
+    def extend(self, talk: Conversation, messages: Sequence[Message]) -> Conversation:
+        """Adds the messages' text behind the last reply, and asks again. A reply that was cut off has no stop token, and gets none."""
+        said = Turn(tuple(self.tokenizer.encode("".join(self.between + message.content for message in messages))))
+        return Conversation((*talk.turns, said, Turn((), asked=True)), talk.sample)
+
     def read(self, talk: Conversation) -> Reply:
         """The reply's text, its stop token left out."""
         ids = talk.turns[-1].reply
@@ -84,7 +94,7 @@ class RolePrompt:
 
     Attributes:
       talk: as ids; None for a player without speech.
-      messages: as text.
+      messages: as text; of a conversation that continues, what extends it.
       trimmed: how much of `role.trim`, items or characters, was cut.
       replaced: characters that were no valid text.
     """
@@ -95,10 +105,10 @@ class RolePrompt:
     replaced: int
 
 
-def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any]) -> RolePrompt:
+def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any], earlier: Talk | None = None) -> RolePrompt:
     """The prompt of a role, `role.trim` cut so far that it fits `role.max_prompt`. Without speech nothing is cut.
 
-    Raises `PromptTooLong`.
+    `earlier` is the conversation that the prompt continues. Raises `PromptTooLong`.
     """
     if role.speaks_ids:
         if speech is None:
@@ -114,20 +124,26 @@ def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any]) -> Role
         given = fields
         if trimmed:
             given = {**fields, role.trim: value[trimmed:] if role.trim_from == "start" else value[: len(value) - trimmed]}
-        messages, replaced = role.render(given)
+        messages, replaced = role.render(given, again=earlier is not None)
         size = sum(len(message.content) for message in messages)
         if speech is not None and size > CHARACTERS_PER_TOKEN * role.max_prompt:
             return RolePrompt(None, messages, trimmed, replaced), f"{size} characters, {role.max_prompt} tokens are allowed"
-        talk = None if speech is None else speech.start(messages, schemas) if schemas else speech.start(messages)
+        if speech is None:
+            talk = None
+        elif earlier is not None:
+            talk = speech.extend(earlier.ids, messages)
+        else:
+            talk = speech.start(messages, schemas) if schemas else speech.start(messages)
         fits = talk is None or len(talk.ids) <= role.max_prompt
         return RolePrompt(talk, messages, trimmed, replaced), "" if fits else f"{len(talk.ids)} tokens, {role.max_prompt} are allowed"
 
     prompt, over = render(0)
     if not over:
         return prompt
-    value = fields.get(role.trim)
+    value = fields.get(role.trim) if role.trim in (role.reads if earlier is None else role.observes) else None
     if not isinstance(value, Sequence):
         why = "the role trims no field" if role.trim is None else f"{role.trim!r} ({type(value).__name__}) cannot be trimmed"
+        why = why if earlier is None else f"it continues a conversation, of which only a field of its observation can be trimmed ({why})"
         raise PromptTooLong(f"the prompt has {over}, and {why}")
     low, high, best = 1, len(value), None
     while low <= high:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from marl_llm.text import Conversation, Message
 from marl_llm.workflows.nodes import Each, Node, Repeat, Together, written
 from marl_llm.workflows.trajectory import Event, RoleCall
+
+
+class Talk(NamedTuple):
+    """What a role that continues has read and said, its last response included."""
+
+    ids: Conversation | None  # None for a player without speech
+    messages: tuple[Message, ...]
 
 
 class Round(NamedTuple):
@@ -36,6 +45,7 @@ class State(NamedTuple):
     past: tuple[Event, ...] = ()  # what happened before the part began that runs beside others; `events` are its own
     items: tuple[int, ...] = ()  # which item of each `each` around
     path_id: int = 0  # number of the forks taken, injective: digits 1..K in base K_max + 1
+    talks: Mapping[str, Talk] = MappingProxyType({})  # of roles that continue
 
     def after(self, *events: Event) -> State:
         """The state once these events happened, one after the other."""
@@ -53,8 +63,13 @@ class State(NamedTuple):
 
 
 def merge(node: Together | Each, before: State, ends: Sequence[State]) -> State:
-    """The state after parts that ran beside each other: what they wrote, and their events in the order written."""
-    fields = dict(before.fields)
+    """The state after parts that ran beside each other: what they wrote, and their events in the order written.
+
+    Conversations go on behind a `Together`; those of an `Each` end with their items.
+    """
+    fields, talks = dict(before.fields), dict(before.talks)
+    for end in () if isinstance(node, Each) else ends:
+        talks.update({role: talk for role, talk in end.talks.items() if talk is not before.talks.get(role)})
     if isinstance(node, Each):
         fields.update({to: tuple(end.fields[field] for end in ends) for field, to in node.collect.items()})
     else:
@@ -66,4 +81,5 @@ def merge(node: Together | Each, before: State, ends: Sequence[State]) -> State:
         spoken=before.spoken or any(end.spoken for end in ends),
         last=tuple(dict.fromkeys(name for end in ends for name in end.last)) or before.last,
         events=(*before.events, *(event for end in ends for event in end.events)),
+        talks=talks,
     )

@@ -54,7 +54,7 @@ class RoleCall:
     choice: int  # which of the candidates of its group it is
     branch: int  # number of the path that led here and of the play
     seed: tuple[int, ...]
-    prompt: str
+    prompt: str  # as text; of a conversation that continues, what extends it
     prompt_ids: tuple[int, ...]
     text: str
     tokens: Int[np.ndarray, "R"]  # the ids that were drawn, stop token included
