@@ -31,9 +31,10 @@ from marl_llm.workflows.graph import (
 )
 from marl_llm.workflows.parsers import after_hashes, code_block, json_object, plain, short_text, tagged, texts
 from marl_llm.workflows.roles import Role, RoleTool, numbered
-from marl_llm.workflows.scoring import ActionView, Scorer
+from marl_llm.workflows.scoring import Scorer
 from marl_llm.workflows.speech import PlainText, Speech
 from marl_llm.workflows.trajectory import Episode, RoleCall, Score, Task, ToolUse, Trajectory
+from marl_llm.workflows.views import ActionView, CoachGuide
 from marl_llm.workflows.world import World
 
 __all__ = [
@@ -43,5 +44,5 @@ __all__ = [
     "to_mermaid", "to_svg",
     "Assignment", "Outside", "Inside", "Schedule", "Scripted", "ScriptTurn", "alternate", "separate", "shared",
     "Controller", "PlainText", "Rollout", "RolloutError", "Speech", "Task",
-    "ActionView", "Episode", "RoleCall", "Score", "Scorer", "ToolUse", "Trajectory", "World",
+    "ActionView", "CoachGuide", "Episode", "RoleCall", "Score", "Scorer", "ToolUse", "Trajectory", "World",
 ]  # fmt: skip

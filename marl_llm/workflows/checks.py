@@ -110,7 +110,7 @@ def _check_scorers(workflow: Any) -> None:
         if missing := [role for role in scorer.roles or () if role not in workflow.roles]:
             raise WorkflowError(f"scorer {scorer.name!r} scores the role {missing[0]!r}; {suggestion(missing[0], workflow.roles)}")
     for number, reward in enumerate(workflow.rewards):
-        if missing := [name for name in getattr(reward, "scorers", ()) if name not in names]:
+        if missing := [name for name in getattr(reward, "scorers", ()) if name not in (*names, "coach")]:  # a coach may come later
             who = f"{title(number, reward)} of workflow {workflow.name!r}"
             raise WorkflowError(f"{who} reads the scorer {missing[0]!r}, which is not among scorers=(...); {suggestion(missing[0], names)}")
     if workflow.score not in SCORED:

@@ -27,6 +27,7 @@ from marl_llm.workflows.checks import check
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.nodes import Call, Choose, Each, Node, Part, Repeat, Sequence, Stop, Together, Tool, walk
 from marl_llm.workflows.roles import Role, parameters
+from marl_llm.workflows.secrecy import secret_fields
 
 
 def _node(part: Any) -> Node:
@@ -243,6 +244,11 @@ class Workflow:
     def agents(self) -> dict[str, int]:
         """Number of each role."""
         return {name: number for number, name in enumerate(self.roles)}
+
+    @functools.cached_property
+    def secret(self) -> frozenset[str]:
+        """The hidden fields of the task and what is made of them: nothing of it may be shown to a scorer that does not know the truth."""
+        return secret_fields(self.body, self.hidden)
 
 
 def with_roles(workflow: Workflow, change: Callable[[Role], Role]) -> Workflow:

@@ -104,7 +104,9 @@ def _scorer_figures(rollout: Rollout) -> dict[str, float]:
         said: dict[tuple[str, str], float] = {}
         for episode in rollout.episodes:
             for path in (*episode.trajectories, *episode.candidates):
-                said.update(((episode.name, call), one[scorer.name].value) for call, one in path.scores.items() if scorer.name in one)
+                for call, one in path.scores.items():
+                    if scorer.name in one and one[scorer.name].value is not None:
+                        said[episode.name, call] = one[scorer.name].value
         failed = [failure for episode in rollout.episodes for failure in episode.failures if failure.node == f"scorer {scorer.name}"]
         figures[f"scorer/{scorer.name}/calls"] = float(len(said))
         figures[f"scorer/{scorer.name}/value"] = _mean(list(said.values()))
@@ -114,7 +116,7 @@ def _scorer_figures(rollout: Rollout) -> dict[str, float]:
 
 def _sample_figures(table: SampleTable) -> dict[str, float]:
     why = collections.Counter(sample.excluded or "trained" for sample in table.samples)
-    return {f"samples/{name.replace(' ', '_')}": float(why[name]) for name in ("trained", "void", "not trained", "no tokens")}
+    return {f"samples/{name.replace(' ', '_')}": float(why[name]) for name in ("trained", "void", "no score", "not trained", "no tokens")}
 
 
 def _mean(values: Sequence[float | int | bool]) -> float:

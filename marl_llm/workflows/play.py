@@ -18,7 +18,7 @@ from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Stop, Tog
 from marl_llm.workflows.nodes import Sequence as InOrder
 from marl_llm.workflows.rewards import earned
 from marl_llm.workflows.state import Round, State, Todo, merge, push
-from marl_llm.workflows.trajectory import Earned, Event, RoleCall, Task, Trajectory
+from marl_llm.workflows.trajectory import Earned, Event, Task, Trajectory
 
 PICKS = ("first", "random", "greedy")
 Draw = Callable[[tuple[int, ...], int], int]  # the identity of a fork's first candidate, the number of candidates -> which goes on
@@ -172,6 +172,7 @@ class Play:
             state = state._replace(todo=rest)
             if isinstance(node, Call):
                 self.now = node.name
+                self.scoring.settled((*state.past, *state.events))
                 branches = self.forks.branching.get(node.role.name, 1)
                 if branches > 1 and forks is not None:
                     forks.append(_Fork(node, base, state))
@@ -214,10 +215,6 @@ class Play:
         """The state after one candidate of those that `asked`."""
         events, after = await self.speaker.speak(node, base, state, self.task, self.identity, choice, asked.path_id)
         self.log += events
-        before = (*asked.past, *asked.events)
-        for number, event in enumerate(events):
-            if isinstance(event, RoleCall):
-                self.scoring.acted(event, (*before, *events[:number]))
         return after
 
     def _loop(self, node: Repeat | Round, base: int, state: State) -> State:

@@ -46,6 +46,7 @@ class Paid:
     team_paid: bool = True  # whether it is a payment for the team's result too, be it 0
 
 
+COACH = "coach"  # the scorer that `marl_llm.coaching` adds
 Reward = Callable[[Trajectory], Iterable[Award | Paid]]
 Scores = str | Callable[[Trajectory], Mapping[int, float]]  # a field that each turn writes, or turn -> score
 
@@ -150,12 +151,20 @@ def scored(scorer: str, roles: tuple[str, ...] | None = None, weight: float | in
     """weight · the scorer's score of each call that it scores; see `scoring`. `name` of the component: by default the scorer's."""
 
     def reward(trajectory: Trajectory) -> list[Award]:
-        calls = [call for call in _calls(trajectory, roles) if scorer in trajectory.scores.get(call.id, {})]
-        return [Award(call, weight * trajectory.scores[call.id][scorer].value, name or scorer) for call in calls]
+        said = [(call, trajectory.scores.get(call.id, {}).get(scorer)) for call in _calls(trajectory, roles)]
+        return [Award(call, weight * one.value, name or scorer) for call, one in said if one is not None and one.value is not None]
 
     paid = _described(reward, f"scored {scorer!r}", roles)
     paid.scorers = (scorer,)
     return paid
+
+
+def coach_score(weight: float | int = 0.1, roles: tuple[str, ...] | None = None) -> Reward:
+    """weight · the coach's score of each call, as a local reward named "coach" (MAPPA, section 2.2: a tenth of a score from 0 to 10).
+
+    A workflow may hold it before anyone coaches it: `marl_llm.coaching.coached` adds the coach, and this reward where it is missing.
+    """
+    return scored(COACH, roles, weight)
 
 
 def earned(workflow: Workflow, trajectory: Trajectory) -> dict[str, Earned]:

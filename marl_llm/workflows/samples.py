@@ -44,7 +44,7 @@ class Sample:
     components: Mapping[str, float]
     team_paid: bool  # whether a team reward was paid to it, be it 0
     where: bool
-    excluded: str  # why `where` is False: "void", "not trained", "no tokens"; otherwise empty
+    excluded: str  # why `where` is False: "void", "no score", "not trained", "no tokens"; otherwise empty
 
     def __repr__(self) -> str:
         paid = ", ".join(f"{name} {value:+.3g}" for name, value in self.components.items()) or "nothing"
@@ -165,11 +165,15 @@ def _rows(rollout: Rollout, episode: Episode, trains: set[str]) -> list[dict[str
     if episode.void:
         calls = [event for event in episode.remains if isinstance(event, RoleCall)]
         first = {call.id: (call, episode.play, order) for order, call in enumerate(calls)}
+    paths = (*episode.trajectories, *episode.candidates)
+    unscored = {name for path in paths for name, said in path.scores.items() if any(one.value is None for one in said.values())}
     rows = []
     for call, branch, order in first.values():
         excluded = ""
         if episode.void:
             excluded = "void"
+        elif call.id in unscored:
+            excluded = "no score"
         elif call.model not in trains:
             excluded = "not trained"
         elif not call.tokens.size or call.log_probs is None or not call.prompt_ids:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from marl_llm.workflows.errors import WorkflowError
-from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Sequence, Stop, Together, Tool, label, written
+from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Sequence, Stop, Together, Tool, label, walk, written
 
 
 class Origin(NamedTuple):
@@ -46,6 +46,28 @@ class Known(NamedTuple):
 def check_secrecy(body: Node, hidden: Iterable[str]) -> None:
     """Raises `WorkflowError` naming the first role that would learn of a hidden field, the way it took, and what would allow it."""
     _follow(body, Known({field: Origin(field) for field in hidden}, None), [])
+
+
+def secret_fields(body: Node, hidden: Iterable[str]) -> frozenset[str]:
+    """Hidden fields of the task, and every field that any way through the graph makes of one; `reveals` ends it. The order of
+    nodes is not looked at: a field that is hidden anywhere is hidden."""
+    found = set(hidden)
+    while True:
+        before = len(found)
+        for node in walk(body):
+            reads = () if isinstance(node, Each) else getattr(node, "reads", ())
+            if isinstance(node, Tool) and found & set(reads):
+                found |= set(node.writes) - set(node.reveals)
+            elif isinstance(node, Call) and found & set(node.role.parse_reads):
+                found |= set(node.role.writes)
+            elif isinstance(node, Choose | Repeat) and (found & set(reads)) - set(node.reveals):
+                found |= written(node)
+            elif isinstance(node, Each):
+                if node.over in found:
+                    found |= {node.item, *node.collect.values()}
+                found |= {to for field, to in node.collect.items() if field in found}
+        if len(found) == before:
+            return frozenset(found)
 
 
 def _follow(node: Node, known: Known, exits: list[Known]) -> Known | None:

@@ -12,12 +12,12 @@ field               type          meaning
 `step`              int or null   of training, as the caller counts it; null: of an evaluation that belongs to no step
 `seed_step`         int           the step in the seeds of its draws, which a replay needs; all evaluations share one
 `play`              int           which play of the task
-`task`              object        `number`, `split`, `fields`, `hidden`
+`task`              object        `number`, `split`, `stratum`, `fields`, `hidden`
 `void`              bool          it has no outcome
 `failures`          list          objects `node`, `kind`, `message`
 `events`            list          role calls and tool calls, parents first; the graph is in `parents`
 `events[].id`       str           unique among all plays of the task
-`events[].kind`     str           "role", "tool", or "score": what a `scorer` said of its one parent, with `value` and `message`
+`events[].kind`     str           "role", "tool", or "score": what a `scorer` said of its one parent: the fields of `Score`
 `events[].parents`  list of str   ids of the events that it followed
 `events[].earned`   object        `team`, `local`, `components`; role calls of episodes that are not void
 `events[]. ...`     ...           the fields of `RoleCall` or `ToolUse`, arrays as lists
@@ -70,6 +70,7 @@ def to_json(rollout: Rollout, episode: Episode, when: str = "train", step: int |
                 head = {"kind": "score", "id": f"{call}:{name}", "parents": [call], "scorer": name}
                 scores[head["id"]] = {**head, **dataclasses.asdict(score)}
     task = episode.task
+    about = {"number": task.number, "split": task.split, "stratum": task.stratum}
     return {
         "episode": record_name(episode, when),
         "workflow": rollout.workflow.name,
@@ -77,7 +78,7 @@ def to_json(rollout: Rollout, episode: Episode, when: str = "train", step: int |
         "step": _step(episode, when, step),
         "seed_step": episode.step,
         "play": episode.play,
-        "task": {"number": task.number, "split": task.split, "fields": dict(task.fields), "hidden": dict(task.hidden)},
+        "task": {**about, "fields": dict(task.fields), "hidden": dict(task.hidden)},
         "void": episode.void,
         "failures": [dataclasses.asdict(failure) for failure in episode.failures],
         "events": [_event(event, pay.get(event.id)) for event in episode.events() or episode.remains] + list(scores.values()),
@@ -149,12 +150,14 @@ def _file(path: str | pathlib.Path) -> pathlib.Path:
 
 def from_json(line: Mapping[str, Any]) -> Episode:
     """An episode as it was, without its wall time."""
-    task = Task(line["task"]["number"], _tuples(line["task"]["fields"]), _tuples(line["task"]["hidden"]), line["task"]["split"])
+    about = line["task"]
+    task = Task(about["number"], _tuples(about["fields"]), _tuples(about["hidden"]), about["split"], about.get("stratum", ""))
     events = {event["id"]: _read_event(event) for event in line["events"] if event["kind"] != "score"}
     scores: dict[str, dict[str, Score]] = {}
     for one in line["events"]:
         if one["kind"] == "score":
-            scores.setdefault(one["parents"][0], {})[one["scorer"]] = Score(one["value"], one["message"])
+            said = {field.name: _tuples(one[field.name]) for field in dataclasses.fields(Score)}
+            scores.setdefault(one["parents"][0], {})[one["scorer"]] = Score(**said)
     paths = [_read_path(path, task, events, scores) for path in line["paths"]]
     candidates = tuple(_read_path(path, task, events, scores) for path in line.get("candidates", ()))
     failures = tuple(FailedAttempt(**failure) for failure in line["failures"])

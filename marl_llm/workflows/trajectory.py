@@ -26,12 +26,14 @@ class Task:
       fields: what everyone may read; `inputs` of the workflow.
       hidden: what only tools, conditions and rewards may read: gold answers, hidden tests.
       split: which split it belongs to, for transcripts and checks.
+      stratum: the kind of task, by which figures are compared, e.g. "regression"; "" where a world has one kind.
     """
 
     number: int
     fields: Fields
     hidden: Fields = dataclasses.field(default_factory=dict)
     split: str = "train"
+    stratum: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -109,10 +111,25 @@ Event = RoleCall | ToolUse
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What a scorer said of one action; see `scoring`."""
+    """What a scorer said of one action; see `scoring`.
 
-    value: float | int
-    message: str = ""  # for people; no role ever reads it
+    Attributes:
+      value: a coach's lies in [0, 10]. None: there is no score, and `missing` says why; only where a scorer says missing="mask".
+      correct: whether the action's answer is right, where the scorer was asked that.
+      reason: for people; no role ever reads it.
+      members: values of the members of an ensemble.
+      capped: whether arithmetic lowered the value, see `CoachGuide.cap`.
+      cached: whether it came from a cache and cost nothing.
+      missing: kind of failure and message, where there is no value.
+    """
+
+    value: float | int | None
+    correct: bool | None = None
+    reason: str = ""
+    members: tuple[float | int, ...] = ()
+    capped: bool = False
+    cached: bool = False
+    missing: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

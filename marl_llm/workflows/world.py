@@ -15,6 +15,7 @@ from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.speech import Speech
 from marl_llm.workflows.splits import Tasks
+from marl_llm.workflows.views import CoachGuide
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,9 +31,10 @@ class World:
       script: who plays every role in the warm start; None where there is no teacher.
       floor: a player without skill that keeps the format; None where there is none.
       close: lets go of what the tools hold.
+      guide: what a coach is told of the team, and its rubric; None: it cannot be coached.
 
     Raises:
-      WorkflowError: a headline that the workflow does not measure, or tasks that are no function.
+      WorkflowError: a headline that the workflow does not measure, tasks that are no function, or a guide of other roles.
     """
 
     workflow: Workflow
@@ -42,6 +44,7 @@ class World:
     script: Callable[[ScriptTurn], str | tuple[int, ...]] | None = None
     floor: Callable[[ScriptTurn], str | tuple[int, ...]] | None = None
     close: Callable[[], None] = lambda: None
+    guide: CoachGuide | None = None
 
     def __post_init__(self):
         if not callable(self.tasks):
@@ -51,6 +54,8 @@ class World:
         if self.headline not in self.workflow.metrics:
             known = ", ".join(self.workflow.metrics) or "none"
             raise WorkflowError(f"world {self.workflow.name!r}: its headline {self.headline!r} is no metric of the workflow ({known})")
+        if self.guide is not None:
+            self.guide.check(self.workflow)
 
     def __enter__(self) -> World:
         return self

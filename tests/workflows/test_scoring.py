@@ -33,7 +33,7 @@ class Judge:
         self.views.append(view)
         await asyncio.sleep(self.delay)
         found = self.score(view)
-        return Score(found, f"of {view.call.role}") if isinstance(found, float) else found
+        return Score(found, reason=f"of {view.call.role}") if isinstance(found, float) else found
 
 
 def team(judge, rewards=None, **options):
@@ -59,22 +59,23 @@ def test_every_action_is_scored_once_and_paid_what_was_said_of_it(when):
         assert row.components == {"judge": pytest.approx(0.1 * len(row.call.text))}
         assert row.team == 0.0
     for way in rollout.trajectories:
-        assert {call.id: way.scores[call.id]["judge"].message for call in way.calls} == {call.id: f"of {call.role}" for call in way.calls}
+        assert {call.id: way.scores[call.id]["judge"].reason for call in way.calls} == {call.id: f"of {call.role}" for call in way.calls}
 
 
 def test_a_scorer_at_the_end_sees_what_followed_and_no_scorer_sees_hidden_fields_unless_it_may():
     judge, early, trusted = Judge(), Judge(), Judge()
     play(team(judge), n=1)
     play(team(early, when="action"), n=1)
-    play(team(trusted, truth=True), n=1)
+    play(team(trusted, truth="all"), n=1)
     first = judge.views[0]
     assert (first.call.role, first.role.name, first.earlier) == ("a", "a", ())
     assert [event.node for event in first.later] == ["length", "a", "length", "b"]
     assert first.task == {"question": "q0"}
     assert first.outcome["b"]
-    assert "gold" not in first.outcome
+    assert {"gold", "n"}.isdisjoint({**first.outcome, **first.before, **first.after})
+    assert all("n" not in event.writes for view in judge.views for event in (*view.earlier, *view.later))
     assert first.truth == {}
-    assert trusted.views[0].truth == {"gold": "secret"}
+    assert trusted.views[0].truth == {"gold": "secret", "n": trusted.views[0].outcome["n"]}
     last = early.views[-1]
     assert (last.later, last.outcome, [event.node for event in last.earlier]) == ((), {}, ["a", "length", "a", "length"])
 
