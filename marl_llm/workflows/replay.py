@@ -8,6 +8,7 @@ no longer does.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,6 +82,7 @@ def replay(
     pick: str | None = None,
     alpha: float | int = 1.0,
     score: str | None = None,
+    folder: str | pathlib.Path | None = None,
 ) -> Episode:
     """Plays an episode again and returns it.
 
@@ -89,12 +91,13 @@ def replay(
       plays, branching, pick, alpha, score: of its rollout, which the numbers of branches depend on.
       workflow, assignment, speech: as when it was played. Roles of scripts and outside models cannot be replayed, because they are asked by
         text; nor can tools that a role calls within its response.
+      folder: of the line's file, where its fields hold workspaces; see `storage.from_json`.
 
     Raises:
       ReplayError: something is different; or the episode is void, or cannot be replayed for the reasons above.
     """
     if isinstance(episode, Mapping):
-        episode = from_json(episode)
+        episode = from_json(episode, folder)
     if episode.void:
         raise ReplayError(f"episode {episode.name} is void: there is nothing to replay")
     events = episode.events()

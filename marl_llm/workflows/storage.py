@@ -27,6 +27,9 @@ field               type          meaning
 
 Field values that are tuples come back as lists do in JSON: as tuples again, because workflows write tuples. What JSON cannot hold is an
 error that names the field.
+
+A field may hold a `Workspace`, or a container of some. The line has its digest, names and sizes; its content lies once in the folder
+`workspaces` beside the file, under the digest, and `from_json` reads it from there.
 """
 
 from __future__ import annotations
@@ -40,12 +43,14 @@ from typing import Any
 import numpy as np
 
 from marl_llm.reporting import files
+from marl_llm.tools.sandbox.workspace import DIGEST, Workspace
 from marl_llm.workflows.controller import Rollout
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.samples import Sample, SampleTable
 from marl_llm.workflows.trajectory import Earned, Episode, Event, FailedAttempt, RoleCall, Score, Task, ToolUse, Trajectory
 
 FILE_NAME = "trajectories.jsonl"
+FOLDER_NAME = "workspaces"
 _ARRAYS = {"tokens": np.int32, "log_probs": np.float64, "sampled_log_probs": np.float64, "entropy": np.float64, "kept_ids": np.int32}
 
 
@@ -78,7 +83,7 @@ def to_json(rollout: Rollout, episode: Episode, when: str = "train", step: int |
         "step": _step(episode, when, step),
         "seed_step": episode.step,
         "play": episode.play,
-        "task": {**about, "fields": dict(task.fields), "hidden": dict(task.hidden)},
+        "task": {**about, "fields": _unlike(task.fields), "hidden": _unlike(task.hidden)},
         "void": episode.void,
         "failures": [dataclasses.asdict(failure) for failure in episode.failures],
         "events": [_event(event, pay.get(event.id)) for event in episode.events() or episode.remains] + list(scores.values()),
@@ -90,14 +95,22 @@ def to_json(rollout: Rollout, episode: Episode, when: str = "train", step: int |
 def _path(path: Trajectory) -> dict[str, Any]:
     pays = {call: dataclasses.asdict(one) for call, one in path.earned.items()}
     ids = [event.id for event in path.events]
-    return {"branch": path.branch, "turns": path.turns, "events": ids, "fields": dict(path.fields), "earned": pays}
+    return {"branch": path.branch, "turns": path.turns, "events": ids, "fields": _unlike(path.fields), "earned": pays}
 
 
 def _event(event: Event, pay: dict[str, Any] | None) -> dict[str, Any]:
     found = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
     found |= {name: found[name].tolist() for name in _ARRAYS if isinstance(found.get(name), np.ndarray)}
-    found["writes"] = dict(event.writes)
+    found["writes"] = _unlike(event.writes)
     return {"kind": "role" if isinstance(event, RoleCall) else "tool", **found, **({} if pay is None else {"earned": pay})}
+
+
+def _unlike(value: Any) -> Any:
+    """The value with every dictionary that looks like a record of a workspace put into another, for a policy may say anything."""
+    if isinstance(value, Mapping):
+        found = {key: _unlike(item) for key, item in value.items()}
+        return {DIGEST: None, "value": found} if DIGEST in found else found
+    return [_unlike(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def write_trajectories(path: str | pathlib.Path, rollout: Rollout, when: str = "train", step: int | None = None) -> None:
@@ -112,17 +125,31 @@ def write_trajectories(path: str | pathlib.Path, rollout: Rollout, when: str = "
       WorkflowError: a field holds what JSON cannot; it is named.
       files.WriteError: the file cannot be written.
     """
-    out = files.LineFile(_file(path))
+    out, held = files.LineFile(_file(path)), {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Workspace):
+            held[value.digest] = value
+        return files.to_json(value)
+
     try:
         for episode in rollout.episodes:
             line = to_json(rollout, episode, when, step)
             try:
-                text = json.dumps(line, allow_nan=False, default=files.to_json)
+                text = json.dumps(line, allow_nan=False, default=plain)
             except (TypeError, ValueError) as error:
                 raise WorkflowError(f"episode {episode.name} cannot be written: {_culprit(line)}: {error}") from error
+            for digest in list(held):  # before the line, which would else name what is not there
+                _keep(_file(path).parent / FOLDER_NAME / digest, held.pop(digest))
             out.append(text)
     finally:
         out.close()
+
+
+def _keep(path: pathlib.Path, workspace: Workspace) -> None:
+    """Writes a workspace's content, unless it is there."""
+    if not path.is_file() or path.stat().st_size != len(workspace.data):
+        files.replace_file(path, workspace.data)
 
 
 def _culprit(line: dict[str, Any]) -> str:
@@ -148,43 +175,70 @@ def _file(path: str | pathlib.Path) -> pathlib.Path:
     return path if path.suffix == ".jsonl" else path / FILE_NAME
 
 
-def from_json(line: Mapping[str, Any]) -> Episode:
-    """An episode as it was, without its wall time."""
-    about = line["task"]
-    task = Task(about["number"], _tuples(about["fields"]), _tuples(about["hidden"]), about["split"], about.get("stratum", ""))
-    events = {event["id"]: _read_event(event) for event in line["events"] if event["kind"] != "score"}
+def from_json(line: Mapping[str, Any], folder: str | pathlib.Path | None = None) -> Episode:
+    """An episode as it was, without its wall time.
+
+    `folder` is that of its file, where the content of workspaces lies. Raises `WorkflowError` for a workspace whose content is not there.
+    """
+    about, place = line["task"], None if folder is None else pathlib.Path(folder) / FOLDER_NAME
+    fields, hidden = _values(about["fields"], place), _values(about["hidden"], place)
+    task = Task(about["number"], fields, hidden, about["split"], about.get("stratum", ""))
+    events = {event["id"]: _read_event(event, place) for event in line["events"] if event["kind"] != "score"}
     scores: dict[str, dict[str, Score]] = {}
     for one in line["events"]:
         if one["kind"] == "score":
-            said = {field.name: _tuples(one[field.name]) for field in dataclasses.fields(Score)}
+            said = {field.name: _values(one[field.name], place) for field in dataclasses.fields(Score)}
             scores.setdefault(one["parents"][0], {})[one["scorer"]] = Score(**said)
-    paths = [_read_path(path, task, events, scores) for path in line["paths"]]
-    candidates = tuple(_read_path(path, task, events, scores) for path in line.get("candidates", ()))
+    paths = [_read_path(path, task, events, scores, place) for path in line["paths"]]
+    candidates = tuple(_read_path(path, task, events, scores, place) for path in line.get("candidates", ()))
     failures = tuple(FailedAttempt(**failure) for failure in line["failures"])
     remains = tuple(events.values()) if line["void"] else ()
     attempts, step = len(failures) + (not line["void"]), line.get("seed_step", line["step"])
     return Episode(task, step, line["play"], tuple(paths), failures, attempts, remains, 0.0, candidates)
 
 
-def _read_path(line: Mapping[str, Any], task: Task, events: Mapping[str, Event], scores: Mapping[str, Mapping[str, Score]]) -> Trajectory:
+def _read_path(
+    line: Mapping[str, Any],
+    task: Task,
+    events: Mapping[str, Event],
+    scores: Mapping[str, Mapping[str, Score]],
+    place: pathlib.Path | None,
+) -> Trajectory:
     own = tuple(events[name] for name in line["events"])
     said = {event.id: scores[event.id] for event in own if event.id in scores}
     pays = {call: Earned(**pay) for call, pay in line.get("earned", {}).items()}
-    return Trajectory(task, own, _tuples(line["fields"]), line["turns"], line["branch"], said, pays)
+    return Trajectory(task, own, _values(line["fields"], place), line["turns"], line["branch"], said, pays)
 
 
-def _read_event(line: Mapping[str, Any]) -> Event:
+def _read_event(line: Mapping[str, Any], place: pathlib.Path | None) -> Event:
     values = {name: value for name, value in line.items() if name not in ("kind", "earned")}
     values |= {name: tuple(values[name]) for name in ("parents", "items", "seed", "prompt_ids") if name in values}
     values |= {name: np.asarray(values[name], dtype) for name, dtype in _ARRAYS.items() if values.get(name) is not None}
-    values["writes"] = _tuples(values["writes"])
+    values["writes"] = _values(values["writes"], place)
     return (RoleCall if line["kind"] == "role" else ToolUse)(**values)
 
 
-def _tuples(value: Any) -> Any:
+def _values(value: Any, place: pathlib.Path | None) -> Any:
+    """A field's value as it was: tuples for lists, and workspaces from their folder."""
     if isinstance(value, Mapping):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
+        if value.get(DIGEST):
+            return _workspace(value[DIGEST], place)
+        value = value["value"] if DIGEST in value else value
+        return {key: _values(item, place) for key, item in value.items()}
+    return tuple(_values(item, place) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _workspace(digest: str, place: pathlib.Path | None) -> Workspace:
+    """The workspace of this digest. Raises `WorkflowError` if it is not there, or holds something else."""
+    if place is None:
+        raise WorkflowError("the line holds a workspace, whose content is not in it: give the folder of its file, e.g. from_json(line, run)")
+    try:
+        found = Workspace((place / digest).read_bytes())
+    except OSError as error:
+        raise WorkflowError(f"the content of a workspace cannot be read: {error}; keep the folder {FOLDER_NAME} beside its file") from error
+    if found.digest != digest:
+        raise WorkflowError(f"{place / digest} does not hold what its name says: restore it, or remove the lines that name it")
+    return found
 
 
 def report_episodes(

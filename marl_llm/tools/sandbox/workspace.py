@@ -5,10 +5,15 @@ its siblings, a retried execution starts from what the failed one started from, 
 """
 
 import dataclasses
+import functools
+import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 from marl_llm.tools.said import valid_text
 from marl_llm.tools.sandbox.inside import snapshot
+
+DIGEST = "workspace_sha256"  # the key by which a record of a workspace is known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,3 +45,22 @@ class Workspace:
           ValueError: the snapshot is damaged.
         """
         return {valid_text(path): content for kind, path, _, content in snapshot.load_entries(self.data) if kind == "f"}
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the snapshot, in hexadecimal digits: equal digests mean equal files, folders, links and rights."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each plain file, by path. A damaged snapshot has none."""
+        try:
+            return {path: len(content) for path, content in self.files().items()}
+        except ValueError:
+            return {}
+
+    def to_json(self) -> dict[str, Any]:
+        """What stands in a record in its place: digest, names and sizes."""
+        return {DIGEST: self.digest, "files": self.sizes()}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{path} ({size:,} bytes)" for path, size in self.sizes().items()) or "no files"
