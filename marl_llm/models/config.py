@@ -49,14 +49,14 @@ class ModelConfig:
     """
 
     vocab_size: int  # V
-    width: int = 64  # D
-    layers: int = 2  # Y
-    query_heads: int = 4  # H
+    width: int = 64  # D, of the residual stream
+    layers: int = 2  # Y, decoder layers
+    query_heads: int = 4  # H, query heads per layer
     key_value_heads: int = 2  # J, divides H (grouped-query attention); 1 is multi-query
     head_dim: int = 16  # free, as in Qwen3: H * head_dim need not be D
     feed_forward: int = 160  # F; of a dense layer
-    rope_theta: float = 10_000.0
-    norm_epsilon: float = 1e-6
+    rope_theta: float = 10_000.0  # base of the rotary frequencies
+    norm_epsilon: float = 1e-6  # of every RMSNorm
     tie_embeddings: bool = True  # the output head is the transposed embedding
     qk_norm: bool = True  # RMSNorm per head on queries and keys before the rotation (Qwen3)
     attention_bias: bool = False  # on q, k and v (Qwen2)
@@ -65,12 +65,12 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     max_position: int = 40_960  # longest sequence the checkpoint claims; a claim, not a limit of the code
     experts: int = 0  # 0: dense; otherwise a mixture in every layer that is not in `dense_layers` (Qwen3-MoE)
-    experts_per_token: int = 8
+    experts_per_token: int = 8  # how many of them a token goes through
     expert_feed_forward: int = 0  # F of one expert
     normalize_experts: bool = True  # the chosen experts' weights add up to one
     dense_layers: tuple[int, ...] = ()  # layers of a mixture model that are dense after all
     value_head: bool = False  # a scalar per position beside the logits, for critics
-    param_dtype: str = "float32"
+    param_dtype: str = "float32"  # of the stored parameters
     compute_dtype: str = "float32"  # of matrix products; norms, rotation, softmax and logits are float32 always
     remat: str = "none"  # what the backward pass computes again: nothing, all but matrix products, or everything
     attention: str = "auto"  # by platform and shape; see models/attention.py

@@ -33,18 +33,13 @@ from marl_llm.workflows.storage import report_episodes
 
 @dataclasses.dataclass(frozen=True)
 class PlayOptions:
-    """How a team plays on the host.
+    """How a team plays on the host; see `marl_llm.workflows.Controller`."""
 
-    Attributes:
-      slots: requests that each model decodes at once. chunk: tokens between two looks at the queue.
-      attempts, timeout_s, concurrency: see `marl_llm.workflows.Controller`.
-    """
-
-    slots: int = 64
-    chunk: int = 8
-    attempts: int = 2
-    timeout_s: float | int | None = None
-    concurrency: int = 1024
+    slots: int = 64  # hosted play: requests that each model decodes at once; None: 64
+    chunk: int = 8  # hosted play: tokens between two looks at the queue; None: 8
+    attempts: int = 2  # hosted play: how often a play is tried before it is void; None: 2
+    timeout_s: float | int | None = None  # hosted play: seconds for one attempt at a play; None: only the deadlines of its tools
+    concurrency: int = 1024  # hosted play: most plays under way; None: 1,024
 
 
 def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:
