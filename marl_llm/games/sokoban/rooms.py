@@ -1,4 +1,4 @@
-"""Rooms of Sokoban: the moves as tables, the exact shortest solution, generation by reverse play, and disjoint splits.
+"""Rooms of Sokoban: the moves as tables, the exact shortest solution, random rooms, and disjoint splits.
 
 A room is a rectangle of cells inside a border of walls; cells are numbered row by row from 0. Where the player and the boxes stand is one
 number, the *place*: with n cells and boxes b1, b2 it is `(player · n + b1) · n + b2`. The tables of moves between places depend on the
@@ -8,7 +8,6 @@ room's size alone; walls only forbid places. Solutions serve rewards, scripts an
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -23,9 +22,6 @@ MOVES = "UDLR"
 DELTAS = np.asarray([[-1, 0], [1, 0], [0, -1], [0, 1]], np.int32)  # row, column of U, D, L, R
 BACK = np.asarray([1, 0, 3, 2], np.int32)  # the opposite of each move
 BUCKETS = 16  # of a room's hash: bucket 0 is validation, 1 is test, the rest is train: the order of `games.SPLITS`
-PULLS = 60  # moves of reverse play, enough to forget where it began
-MAX_PULLS = 30 * BUCKETS
-PULL = 0.5  # chance that a move away from a box pulls it along
 MAX_TRIES = 2048
 MAX_PLACES = 50_000
 
@@ -155,56 +151,33 @@ def in_split(print_: UInt32[Array, ""], split: str | Int[Array, ""]) -> Bool[Arr
 def random_room(
     key: jax.Array, size: Size, *, min_walls: int, max_walls: int, min_length: int, max_length: int, split: str | Int[Array, ""]
 ) -> tuple[Room, Bool[Array, ""]]:
-    """Draws rooms by reverse play until one is of the split, needs two pushes or more, and has a shortest solution within the bounds.
+    """Draws layouts of walls and goals until one has a place that is of the split, needs two pushes or more, and has a shortest solution
+    within the bounds; of those places, one.
 
-    Reverse play begins in the solved room and pulls boxes, so that the room can be solved. Returns the room and whether `MAX_TRIES`
-    layouts sufficed (they do unless the settings contradict each other). `key` is folded.
+    All such places of a layout are equally likely. The split is a hash of the room, so it says nothing about how hard a room is: rooms of
+    all splits are drawn from one distribution. Returns the room and whether `MAX_TRIES` layouts sufficed (they do unless the settings
+    contradict each other). `key` is folded.
     """
     n = size.cells
+    holders = jnp.asarray(tables(size).holders)
 
     def attempt(carry):
         _, _, number = carry
-        wall_key, count_key, play_key = jax.random.split(jax.random.fold_in(key, number), 3)
+        wall_key, count_key, place_key = jax.random.split(jax.random.fold_in(key, number), 3)
         order = jnp.argsort(jax.random.uniform(wall_key, (n,))).astype(jnp.int32)
         walls = jnp.zeros((n,), bool).at[order].set(jnp.arange(n) < jax.random.randint(count_key, (), min_walls, max_walls + 1))
-        goals, player = order[n - size.boxes :], order[n - size.boxes - 1]
-
-        def usable(holders):
-            return (potential(size, goals, holders[1:]) <= -2) & in_split(fingerprint(walls, goals, holders), split)
-
-        holders = _reverse(size, walls, jnp.append(player, goals), play_key, usable)
-        place = holders @ jnp.asarray([n**k for k in range(size.boxes, -1, -1)], jnp.int32)
+        goals = order[n - size.boxes :]
         distance = solve(size, walls, goals)
-        good = usable(holders) & (distance[place] >= min_length) & (distance[place] <= max_length)
-        return Room(walls, goals, place, distance), good, number + 1
+        usable = (distance >= min_length) & (distance <= max_length)
+        usable &= jax.vmap(lambda cells: potential(size, goals, cells[1:]) <= -2)(holders)
+        usable &= jax.vmap(lambda cells: in_split(fingerprint(walls, goals, cells), split))(holders)
+        place = jnp.argmax(jnp.where(usable, jax.random.uniform(place_key, (size.places,)), -1.0)).astype(jnp.int32)
+        return Room(walls, goals, place, distance), usable[place], number + 1
 
     zero = jnp.int32(0)
     empty = Room(jnp.zeros((n,), bool), jnp.zeros((size.boxes,), jnp.int32), zero, jnp.full((size.places,), FAR, jnp.int32))
     room, good, _ = jax.lax.while_loop(lambda c: ~c[1] & (c[2] < MAX_TRIES), attempt, (empty, jnp.bool_(False), zero))
     return room, good
-
-
-def _reverse(
-    size: Size, walls: Bool[Array, "n"], solved: Int[Array, "things"], key: jax.Array, usable: Callable[[Array], Array]
-) -> Int[Array, "things"]:
-    """Cells of player and boxes after random moves from the solved room, each of which pulls a box behind it along with chance `PULL`.
-
-    There are `PULLS` moves, then more until the room is `usable`, `MAX_PULLS` at most: so a rare split needs no new room for each try.
-    """
-    near, blocked = jnp.asarray(tables(size).near), jnp.append(walls, True)
-
-    def pull(carry):
-        holders, count = carry
-        player, boxes = holders[0], holders[1:]
-        dice = jax.random.uniform(jax.random.fold_in(key, count), (2,))
-        move = jnp.minimum((dice[0] * 4).astype(jnp.int32), 3)
-        to, behind = near[player, move], near[player, jnp.asarray(BACK)[move]]
-        legal = ~blocked[to] & ~jnp.any(boxes == to)
-        moved = jnp.append(to, jnp.where((boxes == behind) & (dice[1] < PULL), player, boxes))
-        return jnp.where(legal, moved, holders), count + 1
-
-    going = lambda c: (c[1] < PULLS) | (~usable(c[0]) & (c[1] < MAX_PULLS))  # noqa: E731
-    return jax.lax.while_loop(going, pull, (solved, jnp.int32(0)))[0]
 
 
 def room_from_rows(rows: list[str]) -> Room:
