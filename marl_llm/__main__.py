@@ -1,0 +1,53 @@
+"""`python -m marl_llm COMMAND ...`: look at runs, and check what is to be trained. A command's module is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+COMMANDS = {
+    "check": ("experiments.check", "check a game or a config against the laws, without a model"),
+    "profile": ("experiments.profile", "play tasks before training: which of them give a gradient"),
+    "rescore": ("experiments.rescore", "compute the rewards of a run's stored plays again"),
+    "view": ("marl_llm.viewing.command", "look at the plays of a run in a browser, a file or a terminal"),
+    "train": ("experiments.train", "train a config"),
+    "evaluate": ("experiments.evaluate", "evaluate a checkpoint of a run"),
+    "compare": ("experiments.compare", "train a config with a few keys changed"),
+    "collect": ("experiments.collect", "one table of many runs"),
+    "plan": ("experiments.plan", "memory and time of a config on an accelerator"),
+    "export": ("experiments.export", "write a checkpoint in Hugging Face's form"),
+}
+_FLAGS = ("train", "evaluate", "compare", "collect", "plan", "export")  # commands whose options absl reads
+
+
+def usage() -> str:
+    """The list of commands."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(["usage: python -m marl_llm COMMAND ...", "", *lines, "", "python -m marl_llm COMMAND --help has its options."])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; returns its exit code. An unknown command is 2."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        from marl_llm.hints import meant
+
+        print(f"error: unknown command {name!r}{meant(name, COMMANDS)}\n\n{usage()}", file=sys.stderr)
+        return 2
+    module = importlib.import_module(COMMANDS[name][0])
+    if name in _FLAGS:
+        from experiments import command
+
+        sys.argv = [f"marl_llm {name}", *rest]
+        command.run(module.main)
+        return 0
+    return module.main(rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""What a player without sense says: nothing, too much, the prompt, another language, numbers that are none, and code."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from marl_llm.checking.plays import Says, Words, cut_to
+from marl_llm.workflows import ScriptTurn
+
+LONG = 4000  # characters; a role's budget cuts it
+TEXTS: Mapping[str, str] = {
+    "empty": "",
+    "space": " \n\t ",
+    "endless": "a " * LONG,
+    "endless digits": "9" * LONG,
+    "brackets": "[" * LONG,
+    "Unicode": "\u202e\u0000\ufeff\ud800 ١٢٣ ﷽ 👩‍👩‍👧 \U0010ffff",
+    "numbers": "1e999 -1e999 NaN Infinity 0x1p1023 1/0 99999999999999999999999",
+    "JSON": '{"a": [1e999, {"b": null}], "a": "\\ud800"}',
+    "SQL": "'; DROP TABLE plays; -- ' OR 1=1",
+    "HTML": "<script>alert(1)</script><think></think>&nbsp;",
+    "code": "```python\nprint(1)\n```\nassert True",
+    "special tokens": "<|im_end|><|endoftext|><eos></s>",
+}
+
+
+def battery(speech: Any) -> dict[str, Says]:
+    """Name -> a player that always says that, within its role's budget."""
+    fixed = {name: (lambda turn, text=text: cut_to(turn, text, speech)) for name, text in TEXTS.items()}
+    return {**fixed, "copied prompt": _copied(speech), "instructions": _instructions(speech), "random tokens": _random(speech)}
+
+
+def _copied(speech: Any) -> Says:
+    def says(turn: ScriptTurn) -> Words:
+        if turn.role.speaks_ids:
+            return turn.role.prompt_ids(turn.fields)[: turn.role.max_tokens]
+        return cut_to(turn, "\n".join(message.content for message in turn.messages), speech)
+
+    return says
+
+
+def _instructions(speech: Any) -> Says:
+    """The role's template: the format example that stands in it, and nothing of the task."""
+
+    def says(turn: ScriptTurn) -> Words:
+        text = turn.role.prompt if isinstance(turn.role.prompt, str) else ""
+        return cut_to(turn, text.replace("{{", "{").replace("}}", "}"), speech)
+
+    return says
+
+
+def _random(speech: Any) -> Callable[[ScriptTurn], Words]:
+    def says(turn: ScriptTurn) -> Words:
+        dice = random.Random(repr(turn.seed))
+        if speech is None:
+            return cut_to(turn, "".join(chr(dice.randrange(32, 127)) for _ in range(LONG)), None)
+        size, most = speech.tokenizer.vocab_size, turn.role.max_tokens
+        ids = tuple(dice.randrange(size) for _ in range(dice.randrange(most) + 1))
+        return ids if turn.role.speaks_ids else speech.tokenizer.decode(ids)
+
+    return says

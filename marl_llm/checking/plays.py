@@ -1,0 +1,223 @@
+"""Plays of a world by players that are no models: how they are made, what they say, and how two of them are compared."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_llm.reporting.files import Jsonable
+from marl_llm.sampling.requests import Settings
+from marl_llm.workflows import Assignment, Controller, Episode, RoleCall, Rollout, Scripted, ScriptTurn, Task, Trajectory, World
+from marl_llm.workflows.play import finish, run_all
+from marl_llm.workflows.samples import SampleTable, sample_table
+
+PLAYER = "player"
+CHARACTERS_PER_TOKEN = 4  # where models bring their own vocabulary
+Words = str | tuple[int, ...]
+Says = Callable[[ScriptTurn], Words]
+
+
+class CheckError(ValueError):
+    """The game cannot be checked at all; the message says why and what to do."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """What is checked, and how much of it is played.
+
+    Attributes:
+      world: a workflow with its tasks; `games.hosted.hosted` makes one of a value-state game.
+      tasks, plays: of the scripted and of the random player: plays of each task.
+      few: tasks of every other check.
+      held_out: tasks of each split that are compared with those of the others.
+      bound: the largest absolute reward of one call.
+      zero_sum: whether the rewards of all roles in one play must add up to 0.
+    """
+
+    world: World
+    tasks: int = 16
+    plays: int = 4
+    few: int = 4
+    held_out: int = 64
+    bound: float = 10.0
+    zero_sum: bool = False
+
+    def __post_init__(self):
+        if min(self.tasks, self.few, self.held_out) < 2 or self.plays < 2 or self.bound <= 0:
+            raise CheckError("a check needs at least 2 tasks, 2 plays of each and a bound above 0")
+        if tooled := [name for name, role in self.world.workflow.roles.items() if role.tools]:
+            raise CheckError(f"role {tooled[0]!r} calls tools within its response, which only a model can: it cannot be checked")
+
+    @functools.cached_property
+    def honest(self) -> tuple[Episode, ...] | None:
+        """Plays of the scripted player; None where the world has none."""
+        return None if self.world.script is None else self.play(self.draw(self.tasks), self.world.script, self.plays)
+
+    @functools.cached_property
+    def floor(self) -> tuple[Episode, ...] | None:
+        """Plays of the random player; None where the world has none."""
+        return None if self.world.floor is None else self.play(self.draw(self.tasks), self.world.floor, self.plays)
+
+    @property
+    def says(self) -> Says:
+        """The best player that there is: the scripted one, else the random one, else one that says nothing."""
+        return self.world.script or self.world.floor or silent
+
+    def draw(self, count: int) -> list[Task]:
+        """The first training tasks."""
+        return self.world.tasks("train", 0, count)
+
+    def play(self, tasks: Sequence[Task], says: Says, plays: int = 1, **options: Any) -> tuple[Episode, ...]:
+        """Plays every task, also where all plays are void. `options` are those of `Controller`. Raises `WorkflowError`."""
+        world = self.world
+        assignment = Assignment(dict.fromkeys(world.workflow.roles, PLAYER), {PLAYER: Scripted(says)})
+        speech = {} if world.speech is None else {PLAYER: world.speech}
+        options = {"attempts": 1, "settings": Settings(), **options}
+        with Controller(world.workflow, assignment, None, speech, **options) as controller:
+            jobs = [controller.episode(task, 0, play, plays) for task in tasks for play in range(plays)]
+            return tuple(finish(run_all(jobs)))
+
+    def table(self, episodes: Sequence[Episode], plays: int) -> SampleTable:
+        """The samples of these plays."""
+        assignment = Assignment(dict.fromkeys(self.world.workflow.roles, PLAYER))
+        return sample_table(Rollout(self.world.workflow, assignment, 0, plays, tuple(episodes), 0.0), training=(PLAYER,))
+
+    def score(self, path: Trajectory) -> float:
+        """The headline of one trajectory."""
+        return float(self.world.workflow.metrics[self.world.headline](path))
+
+
+# --- players ---------------------------------------------------------------------------------------------------------------------------
+
+
+def silent(turn: ScriptTurn) -> Words:
+    """Says nothing."""
+    del turn
+    return ""
+
+
+def again(episodes: Sequence[Episode]) -> Says:
+    """A player that says what was said, on any path and in any play: its words follow from task and request alone."""
+    said: dict[tuple[int, int], RoleCall] = {}
+    for episode in episodes:
+        for event in episode.events() or episode.remains:
+            if isinstance(event, RoleCall):
+                said.setdefault((episode.task.number, event.request_number), event)
+
+    def says(turn: ScriptTurn) -> Words:
+        call = said.get((turn.seed[1], turn.seed[3]))
+        if call is None:
+            return ""
+        return tuple(call.tokens.tolist()) if turn.role.speaks_ids else call.text
+
+    return says
+
+
+def heard_by(says: Says, heard: list[tuple[ScriptTurn, str]]) -> Says:
+    """The same player; what it is asked is noted, also in plays that end in an error."""
+
+    def noted(turn: ScriptTurn) -> Words:
+        heard.append((turn, "\n".join(message.content for message in turn.messages)))
+        return says(turn)
+
+    return noted
+
+
+# --- comparing -------------------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def disturbed(seed: int) -> Iterator[None]:
+    """The process-wide random generators of Python and NumPy in another state; afterwards they are as before."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the global one is the point)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+def plain(value: Any) -> str:
+    """A value as text that is equal for equal values."""
+
+    def default(one: Any) -> Any:
+        if isinstance(one, np.ndarray | np.generic):
+            return one.tolist()
+        if isinstance(one, Jsonable):
+            return one.to_json()
+        return sorted(map(repr, one)) if isinstance(one, set | frozenset) else repr(one)
+
+    return json.dumps(value, sort_keys=True, default=default)
+
+
+def happened(episode: Episode) -> list[str]:
+    """What a play was, without the numbers of its paths: one line per event and path, to be compared with another play's."""
+    if episode.void:
+        return [f"void: {one.node}: {one.kind}" for one in episode.failures]
+    return [line for path in episode.trajectories for line in lines_of(path)]
+
+
+def lines_of(path: Trajectory) -> list[str]:
+    """One line per event of a trajectory, and one for its end."""
+    found = []
+    for event in path.events:
+        if isinstance(event, RoleCall):
+            pay = path.earned.get(event.id)
+            paid = None if pay is None else [pay.team, pay.local, dict(pay.components)]
+            found.append(f"{event.node} read {event.prompt!r} and said {event.text!r}: {plain([event.writes, event.illegal, paid])}")
+        else:
+            found.append(f"{event.node} wrote {plain(event.writes)}")
+    return [*found, f"end: {plain(path.fields)}"]
+
+
+def first_difference(one: Sequence[str], other: Sequence[str]) -> str | None:
+    """Where two plays differ, in words; None if they do not."""
+    for a, b in zip(one, other):
+        if a != b:
+            at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+            cut = slice(max(0, at - 30), at + 50)
+            return f"{a.split(' ')[0]}: …{a[cut]!r} against …{b[cut]!r}"
+    return None if len(one) == len(other) else f"{len(one)} events against {len(other)}"
+
+
+def pays(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    """Role -> what each of its calls was paid, team and local, in plays that are not void."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        for path in episode.trajectories:
+            for call in path.calls:
+                found.setdefault(call.role, []).append(path.earned[call.id].team + path.earned[call.id].local)
+    return found
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean, 0 of none."""
+    return float(np.mean(values)) if len(values) else 0.0
+
+
+def cut_to(turn: ScriptTurn, text: str, speech: Any) -> Words:
+    """What a model could have said of a text: no more than the role's budget, its stop token included."""
+    most = turn.role.max_tokens
+    if speech is None:
+        return text[: most * CHARACTERS_PER_TOKEN]
+    text = text.encode("utf-8", "replace").decode()
+    ids = speech.tokenizer.encode(text[: most * 16])[: most - 1]
+    return (*ids, speech.stop_ids[0]) if turn.role.speaks_ids else speech.tokenizer.decode(ids)
+
+
+def texts_in(value: Any) -> list[str]:
+    """All texts within a value."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for item in value.values() for text in texts_in(item)]
+    return [text for item in value for text in texts_in(item)] if isinstance(value, list | tuple) else []

@@ -1,0 +1,36 @@
+"""The report of a check as lines of text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from marl_llm.checking.plays import Subject, again, heard_by
+from marl_llm.checking.verdict import Verdict
+from marl_llm.reporting.page import visible
+from marl_llm.workflows import ScriptTurn, World
+
+_MARKS = {"pass": "ok  ", "fail": "FAIL", "note": "note"}
+
+
+def report_text(verdicts: Sequence[Verdict], width: int = 140) -> str:
+    """One paragraph per verdict, and the count of those that failed."""
+    lines = []
+    for one in verdicts:
+        head = f"{_MARKS[one.status]}  law {one.law:<2}  {one.name:<10} "
+        lines += textwrap.wrap(visible(one.evidence), width, initial_indent=head, subsequent_indent=" " * len(head)) or [head]
+    failing = [one for one in verdicts if one.status == "fail"]
+    laws = ", ".join(f"law {law}" for law in sorted({one.law for one in failing}))
+    lines.append(f"{len(failing)} of {len(verdicts)} checks failed: {laws}" if failing else f"all {len(verdicts)} checks passed")
+    return "\n".join(lines)
+
+
+def first_prompts(world: World) -> dict[str, str]:
+    """Role -> the first prompt that it reads, on the first training task."""
+    subject, heard = Subject(world), list[tuple[ScriptTurn, str]]()
+    tasks = subject.draw(2)[:1]
+    subject.play(tasks, heard_by(again(subject.play(tasks, subject.says)), heard))
+    found: dict[str, str] = {}
+    for turn, text in heard:
+        found.setdefault(turn.role.name, visible(text))
+    return found

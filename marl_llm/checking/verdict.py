@@ -1,0 +1,41 @@
+"""One line of the report of a check."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a check found.
+
+    Attributes:
+      name: of the check. law: the number of the law in docs/architecture.md that it stands for.
+      status: "pass", "fail" or "note".
+      evidence: what was seen, in words.
+    """
+
+    name: str
+    law: int
+    status: str
+    evidence: str
+
+
+def passed(name: str, law: int, evidence: str) -> Verdict:
+    """A law that holds."""
+    return Verdict(name, law, "pass", evidence)
+
+
+def failed(name: str, law: int, evidence: str) -> Verdict:
+    """A law that is broken."""
+    return Verdict(name, law, "fail", evidence)
+
+
+def note(name: str, law: int, evidence: str) -> Verdict:
+    """What could not be checked, or what a reader should know."""
+    return Verdict(name, law, "note", evidence)
+
+
+def verdict(name: str, law: int, good: bool, evidence: str, otherwise: str) -> Verdict:
+    """Passed with the one evidence, or failed with the other."""
+    return passed(name, law, evidence) if good else failed(name, law, otherwise)

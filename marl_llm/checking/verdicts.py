@@ -1,0 +1,262 @@
+"""The checks: each plays a world and returns verdicts with evidence. `CHECKS` lists them in the order of the report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from marl_llm.checking import honesty
+from marl_llm.checking.junk import battery
+from marl_llm.checking.plays import Subject, again, disturbed, first_difference, happened, mean, pays, plain
+from marl_llm.checking.verdict import Verdict, failed, note, passed, verdict
+from marl_llm.games.protocol import SPLITS
+from marl_llm.workflows import Episode, RoleCall, WorkflowError, World
+
+__all__ = ["CHECKS", "Verdict", "check"]
+
+
+def same_seed(subject: Subject) -> Iterator[Verdict]:
+    """Law 6: a play follows from its seed; not from the global random state, from earlier plays, or from the order of drawing."""
+    tasks = subject.draw(subject.few)
+
+    def played(state: int) -> tuple[list[str], list[list[str]]]:
+        with disturbed(state):
+            drawn = subject.draw(subject.few)
+            return [plain([t.number, t.fields, t.hidden]) for t in drawn], list(map(happened, subject.play(drawn, subject.says, 2)))
+
+    drawn, plays = played(1)
+    drawn_again, other = played(2)
+    difference = _difference(drawn, drawn_again) or _difference(plays, other)
+    if difference is None:
+        yield passed("same seed", 6, f"{len(plays)} plays came again with the global random state disturbed")
+    else:
+        _, same = played(1)
+        cause = "the global random state" if _difference(plays, same) is None else "a state that outlives a play, or an unseeded draw"
+        yield failed("same seed", 6, f"the same tasks and seeds gave another play; the cause is {cause}: {difference}")
+        return
+    backwards, one = {}, []
+    for number in reversed(range(subject.few)):
+        task = subject.world.tasks("train", number, 1)[0]
+        one.append(plain([task.number, task.fields, task.hidden]))
+        backwards[number] = list(map(happened, subject.play([task], subject.says, 2)))
+    alone = [play for number in range(len(tasks)) for play in backwards[number]]
+    difference = _difference(drawn, one[::-1]) or _difference(plays, alone)
+    text = f"{len(alone)} plays came again one by one, in the reverse order"
+    yield verdict("order", 6, difference is None, text, f"drawn one by one and in the reverse order, a play is another: {difference}")
+
+
+def _difference(one: list, other: list) -> str | None:
+    for number, (a, b) in enumerate(zip(one, other)):
+        found = first_difference(*(x if isinstance(x, list) else [f"task {x}"] for x in (a, b)))
+        if found:
+            return f"number {number}, {found}"
+    return None
+
+
+def forks(subject: Subject) -> Iterator[Verdict]:
+    """Law 4: paths that say the same are the same, whether they fork in a play or are plays of one task beside each other."""
+    tasks = subject.draw(subject.few)
+    original = subject.play(tasks, subject.says)
+    says, before = again(original), list(map(happened, original))
+    three = list(map(happened, subject.play(tasks, says, 3)))
+    differences = [_difference([before[n]] * 3, three[3 * n : 3 * n + 3]) for n in range(len(tasks))]
+    count, forked = 3 * len(tasks), []
+    for role in subject.world.workflow.roles:
+        try:
+            found = subject.play(tasks, says, branching={role: 2}, pick="first", score="at_end")
+        except WorkflowError as error:
+            if not str(error).startswith("branching"):  # a role beside others cannot fork to the end
+                raise
+            continue
+        forked.append(role)
+        for number, episode in enumerate(found):
+            paths = [happened(dataclasses.replace(episode, trajectories=(path,))) for path in episode.trajectories]
+            count += len(paths)
+            differences.append(_difference([before[number]] * len(paths), paths))
+    difference = next((one for one in differences if one), None)
+    where = f"forks of {', '.join(forked)}" if forked else "no role can fork to the end"
+    text = f"{count} paths that say the same are the same; {where}"
+    yield verdict("forks", 4, difference is None, text, f"a path that says the same is another (state is shared or changed): {difference}")
+
+
+def groups(subject: Subject) -> Iterator[Verdict]:
+    """Law 3: tasks have their own numbers, candidates saw one prompt, and all plays of a task begin with one prompt per role."""
+    wanted = range(3, 3 + subject.few)
+    numbers = [task.number for task in subject.world.tasks("train", wanted.start, len(wanted))]
+    if numbers != list(wanted):
+        yield failed("groups", 3, f"tasks {wanted.start} to {wanted[-1]} have the numbers {numbers}: groups of different tasks would mix")
+        return
+    plays = subject.play(subject.draw(subject.few), subject.says, subject.plays)
+    rows = subject.table(plays, subject.plays).samples
+    by_env: dict[int, set[int]] = {}
+    first: dict[tuple[int, str], set[str]] = {}
+    for row in rows:
+        by_env.setdefault(row.env, set()).add(row.prompt)
+        if row.order == 0:
+            first.setdefault((row.instance, row.call.role), set()).add(row.call.prompt)
+    mixed = [env for env, prompts in by_env.items() if len(prompts) > 1]
+    unequal = [key for key, prompts in first.items() if len(prompts) > 1]
+    text = f"{len(rows)} samples in {len(by_env)} groups of one prompt; the {subject.plays} plays of a task begin with one prompt"
+    why = f"groups {mixed[:3]} hold several prompts" if mixed else f"plays of one task begin with several prompts: {unequal[:3]}"
+    yield verdict("groups", 3, not mixed and not unequal, text, why)
+
+
+def splits(subject: Subject) -> Iterator[Verdict]:
+    """Law 12: no task of one split occurs in another."""
+    content = {s: {plain(task.fields): task.number for task in subject.world.tasks(s, 0, subject.held_out)} for s in SPLITS}
+    if len(set().union(*content.values())) == 1:
+        yield note("splits", 12, "there is one task, the same in every split: nothing is held out")
+        return
+    for one, other in (("train", "test"), ("train", "validation"), ("validation", "test")):
+        common = sorted(content[one].keys() & content[other].keys())
+        if common:
+            text = f"{len(common)} of {subject.held_out} tasks of {other} are tasks of {one} too, e.g. {common[0][:120]}"
+            yield failed("splits", 12, text)
+            return
+    yield passed("splits", 12, f"{', '.join(f'{len(found)} tasks of {split}' for split, found in content.items())}: none in two splits")
+
+
+def junk(subject: Subject) -> Iterator[Verdict]:
+    """Laws 14 and 11: whatever a role says, nothing raises, no play is void, and junk earns less than half of honest play."""
+    tasks, broken, void, paid = subject.draw(subject.few), [], [], []
+    honest, floor = subject.honest, subject.floor
+    plays = [*(honest or ()), *(floor or ())]
+    beyond = {(e.task.number, one.node) for e in plays for one in e.failures if one.kind == "prompt"}  # the check of budgets reports them
+    for name, says in battery(subject.world.speech).items():
+        try:
+            found = subject.play(tasks, says)
+        except Exception as error:  # whatever a game's functions raise is the finding
+            broken.append(f"{name}: {type(error).__name__}: {error}")
+            continue
+        void += [f"{name}: {one.node}: {one.message}" for e in found for one in e.failures if (e.task.number, one.node) not in beyond]
+        paid += [f"{name}: {why}" for why in _overpaid(subject, found, honest, floor)]
+    count = len(battery(subject.world.speech))
+    text = f"{count} kinds of junk raised nothing and voided no play"
+    yield verdict("junk", 14, not broken and not void, text, "; ".join((broken + void)[:3]))
+    if honest is None:
+        yield note("junk pay", 11, "there is no scripted player to compare with")
+        return
+    text = f"{count} kinds of junk earned less than half of the scripted player's score and rewards"
+    yield verdict("junk pay", 11, not paid, text, "; ".join(paid[:3]))
+
+
+def _overpaid(subject: Subject, found, honest, floor) -> Iterator[str]:
+    """Why junk earned half of honest play or more. Where the scripted player is no better than the random one, half of it says nothing."""
+    if honest is None:
+        return
+    scores = lambda plays: [subject.score(path) for one in plays for path in one.trajectories]  # noqa: E731
+    kinds = {"the score": (scores(found), scores(honest), scores(floor or ()))}
+    ours, theirs, random = pays(found), pays(honest), pays(floor or ())
+    kinds |= {f"the rewards of {role}": (ours.get(role, []), theirs[role], random.get(role, [])) for role in theirs}
+    for name, (junk_, honest_, floor_) in kinds.items():
+        got, full, chance = mean(junk_), mean(honest_), mean(floor_)
+        if full > 0 and got >= full / 2 and not (floor_ and chance >= full / 2):
+            yield f"{name} is {got:.2f}, and {full:.2f} for the scripted player"
+
+
+def bounds(subject: Subject) -> Iterator[Verdict]:
+    """Law 10: rewards are finite and bounded, the headline is in [0, 1], and a zero-sum game sums to zero."""
+    kinds = {"scripted": subject.honest, "random": subject.floor}
+    kinds |= {name: _tolerant(subject, says) for name, says in battery(subject.world.speech).items()}
+    largest, worst, outside, sums = 0.0, "", [], []
+    for name, episodes in kinds.items():
+        for path in (path for one in episodes or () for path in one.trajectories):
+            for call, pay in path.earned.items():
+                for value in (pay.team, pay.local, *pay.components.values()):
+                    if not np.isfinite(value) or abs(value) > largest:
+                        largest, worst = abs(value) if np.isfinite(value) else np.inf, f"{call} of the {name} player"
+            if not 0.0 <= subject.score(path) <= 1.0:
+                outside.append(f"{subject.world.headline} is {subject.score(path)} in a play of the {name} player")
+            sums.append(abs(sum(pay.team + pay.local for pay in path.earned.values())))
+    problems = [f"|reward| reaches {largest:g} at {worst}; the bound is {subject.bound:g}"] if largest > subject.bound else []
+    problems += outside[:1] + ([f"declared zero-sum, a play sums to {max(sums):g}"] if subject.zero_sum and max(sums) > 1e-5 else [])
+    text = f"largest |reward| of a call {largest:.3g}, the score is in [0, 1]{', every play sums to 0' * subject.zero_sum}"
+    yield verdict("bounds", 10, not problems, text, "; ".join(problems))
+
+
+def _tolerant(subject: Subject, says) -> tuple[Episode, ...]:
+    try:
+        return subject.play(subject.draw(subject.few), says)
+    except Exception:  # the check of junk reports it
+        return ()
+
+
+def budgets(subject: Subject) -> Iterator[Verdict]:
+    """Law 10: the longest prompt that was met fits, and so does what the scripted player says."""
+    plays = [*(subject.honest or ()), *(subject.floor or ())] or list(subject.play(subject.draw(subject.few), subject.says))
+    roles, problems, notes = subject.world.workflow.roles, [], []
+    for episode in plays:
+        problems += [f"{one.node}: {one.message}" for one in episode.failures if one.kind == "prompt"]
+    calls = [event for one in plays for event in one.events() or one.remains if isinstance(event, RoleCall)]
+    for name, role in roles.items():
+        mine = [call for call in calls if call.role == name]
+        known = subject.world.speech is not None
+        size = (lambda call: len(call.prompt_ids)) if known else (lambda call: len(call.prompt) // 3)
+        prompt, said = max(map(size, mine), default=0), max((call.tokens.size for call in mine), default=0)
+        about = "" if known else "about "
+        notes.append(f"{name} read {about}{prompt} of {role.max_prompt} and said {said} of {role.max_tokens} tokens")
+        if said > role.max_tokens:
+            problems.append(f"{name}: the scripted player says {said} tokens, {role.max_tokens} are allowed")
+        if prompt > role.max_prompt:
+            problems.append(f"{name}: a prompt has {about}{prompt} tokens, {role.max_prompt} are allowed")
+        if cut := sum(call.trimmed > 0 for call in mine):
+            notes.append(f"{cut} of its {len(mine)} prompts were trimmed")
+    yield verdict("budgets", 10, not problems, "; ".join(notes), "; ".join(dict.fromkeys(problems[:3])))
+
+
+def teacher(subject: Subject) -> Iterator[Verdict]:
+    """Law 8: the scripted player scores; how much the random one does, and how many groups would teach nothing."""
+    if subject.honest is None:
+        yield note("teacher", 8, "there is no scripted player: a warm start is not possible")
+        return
+    lines = []
+    for name, episodes in (("scripted", subject.honest), ("random", subject.floor)):
+        if episodes is None:
+            lines.append("no random player")
+            continue
+        scores = [subject.score(path) for one in episodes for path in one.trajectories]
+        void = sum(one.void for one in episodes)
+        tied, count = _tied(subject, episodes)
+        shown = f"{name} player: {subject.world.headline} {mean(scores):.2f} in {len(scores)} plays"
+        lines.append(f"{shown}{f', {void} void' * bool(void)}, {tied} of {count} groups of {subject.plays} have equal rewards")
+    scores = [subject.score(path) for one in subject.honest for path in one.trajectories]
+    paid = [value for values in pays(subject.honest).values() for value in values]
+    good = mean(scores) > 0 or mean(paid) > 0
+    why = "the scripted player scores 0 and earns nothing: a warm start would teach nothing. " + "; ".join(lines)
+    yield verdict("teacher", 8, good, "; ".join(lines), why)
+
+
+def _tied(subject: Subject, episodes: tuple[Episode, ...]) -> tuple[int, int]:
+    """(groups whose returns are all equal, groups): one per task and role, over the plays of the task."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for episode in episodes:
+        for role, values in pays([episode]).items():
+            found.setdefault((episode.task.number, role), []).append(sum(values))
+    return sum(max(values) - min(values) < 1e-9 for values in found.values()), len(found)
+
+
+CHECKS: dict[str, Callable[[Subject], Iterator[Verdict]]] = {
+    "same_seed": same_seed, "forks": forks, "secrets": honesty.secrets, "junk": junk, "groups": groups, "bounds": bounds,
+    "budgets": budgets, "splits": splits, "teacher": teacher,
+}  # fmt: skip
+LAWS = {"same_seed": 6, "forks": 4, "secrets": 11, "junk": 14, "groups": 3, "bounds": 10, "budgets": 10, "splits": 12, "teacher": 8}
+
+
+def check(world: World, names: tuple[str, ...] = tuple(CHECKS), **sizes) -> list[Verdict]:
+    """Every verdict on a world, in the order of `CHECKS`.
+
+    Args:
+      names: which checks. sizes: of `Subject`.
+
+    A check that cannot be carried out, because a function of the game raises in it, has failed; its evidence is the error.
+    Raises `CheckError` for a world that no script can play, and for sizes out of range.
+    """
+    subject, found = Subject(world, **sizes), []
+    for name in names:
+        try:
+            found += list(CHECKS[name](subject))
+        except Exception as error:  # whatever the functions of a game raise
+            found.append(failed(name.replace("_", " "), LAWS[name], f"{type(error).__name__}: {error}"))
+    return found

@@ -1,0 +1,145 @@
+"""A small sound team, and twelve like it with one fault each: what `python -m marl_llm check` must find.
+
+A speller reads a word and writes it backwards; a checker reads what was written and says how many letters it has.
+"""
+
+import random
+
+from marl_llm.text import ByteTokenizer
+from marl_llm.workflows import FormatError, PlainText, Role, Task, Workflow, World, compute, sequence
+from marl_llm.workflows.rewards import absolute, broadcast, format_penalty
+
+LETTERS = "abcdefghijklmnop"
+CLASSES = {"validation": (0,), "test": (1,), "train": range(2, 10)}  # of the sum of a word's letters modulo 10
+
+
+def word_of(split: str, dice: random.Random) -> str:
+    while True:
+        word = "".join(dice.choices(LETTERS, k=dice.randrange(4, 8)))
+        if sum(map(ord, word)) % 10 in CLASSES[split]:
+            return word
+
+
+def task_of(split: str, number: int, dice: random.Random) -> Task:
+    word = word_of(split, dice)
+    return Task(number, {"word": word, "hint": ""}, {"answer": word[::-1]}, split)
+
+
+def draw(split: str, first: int, count: int) -> list[Task]:
+    return [task_of(split, number, random.Random(f"{split} {number}")) for number in range(first, first + count)]
+
+
+def word(text: str) -> dict[str, str]:
+    if not text.isalpha() or len(text) > 12:
+        raise FormatError("not one word")
+    return {"said": text}
+
+
+def anything(text: str) -> dict[str, str]:
+    return {"said": text}
+
+
+def digit(text: str) -> dict[str, str]:
+    if text not in tuple("0123456789"):
+        raise FormatError("not one digit")
+    return {"count": text}
+
+
+def nothing(word: str) -> str:
+    return ""
+
+
+def letters(said: str, answer: str) -> float:
+    return sum(a == b for a, b in zip(said, answer)) / max(len(said), len(answer), 1)
+
+
+def teach(turn) -> str:
+    if turn.role.name == "checker":
+        return str(len(turn.fields["said"]) % 10)
+    return turn.fields["word"][::-1] if turn.random.random() < 0.8 else turn.fields["word"]
+
+
+def guess(turn) -> str:
+    return "".join(turn.random.choices(LETTERS, k=5)) if turn.role.name == "speller" else turn.random.choice("0123456789")
+
+
+def team(parse=word, note=nothing, score=letters, draw=draw, script=teach, max_prompt=64, extra=(), start=None) -> World:
+    """The sound team, or one with another part in the place of one of its own."""
+    speller = Role("speller", "Backwards: {word} {hint} {note}", parse, {"said": "none"}, max_prompt=max_prompt, max_tokens=32)
+    checker = Role("checker", "How many letters? {said}", digit, {"count": "none"}, max_prompt=128, max_tokens=16)
+    body = sequence(compute(note, "note"), speller, checker)
+
+    def right(path):
+        return float(score(path.fields["said"], path.fields["answer"]))
+
+    def counted(call, path):
+        return 0.2 * (call.writes["count"] == str(len(path.fields["said"]) % 10))
+
+    pay = (broadcast(right, ("speller",), "letters"), absolute(counted, ("checker",), "count"), format_penalty(0.1), *extra)
+    metrics = {"right": right}
+    workflow = Workflow("spelling", body, ("word", "hint"), ("answer",), start or {}, pay, metrics)
+    tokenizer = ByteTokenizer(("<eos>",), ("<eos>",))
+    return World(workflow, draw, "right", PlainText(tokenizer, tokenizer.stop_ids), script, guess)
+
+
+# --- one fault each --------------------------------------------------------------------------------------------------------------------
+
+
+def unseeded_draw() -> World:
+    def note(word: str) -> str:
+        return random.choice(LETTERS) + random.choice(LETTERS)
+
+    return team(note=note)
+
+
+def shared_state() -> World:
+    def note(log: list) -> str:
+        log.append("x")
+        return str(len(log))
+
+    return team(note=note, start={"log": []})
+
+
+def leaked_field() -> World:
+    def told(split, first, count):
+        tasks = draw(split, first, count)
+        return [Task(t.number, {**t.fields, "hint": f"(it is {t.hidden['answer']})"}, t.hidden, split) for t in tasks]
+
+    return team(draw=told)
+
+
+def pays_the_copied_prompt() -> World:
+    return team(parse=anything, score=lambda said, answer: float(answer[::-1] in said or said == answer))
+
+
+def pays_empty_text() -> World:
+    return team(parse=anything, score=lambda said, answer: float(answer.startswith(said)))
+
+
+def crashes_on_junk() -> World:
+    return team(parse=lambda text: word(text.split()[0]))
+
+
+def mixed_groups() -> World:
+    return team(draw=lambda split, first, count: [task_of(split, t.number // 2, random.Random(str(t))) for t in draw(split, first, count)])
+
+
+def small_budget() -> World:
+    return team(max_prompt=18)
+
+
+def overlapping_splits() -> World:
+    return team(draw=lambda split, first, count: draw("train", first, count))
+
+
+def unbounded_reward() -> World:
+    return team(parse=anything, extra=(absolute(lambda call, path: len(call.text), ("speller",), "length"),))
+
+
+def order_dependent_draw() -> World:
+    dice = random.Random(0)
+    return team(draw=lambda split, first, count: [task_of(split, number, dice) for number in range(first, first + count)])
+
+
+def idle_teacher() -> World:
+    return team(script=lambda turn: "zzzzz" if turn.role.name == "speller" else "9")

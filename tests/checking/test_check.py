@@ -1,0 +1,88 @@
+"""`python -m marl_llm check` finds each planted fault, names its law, and finds none in a sound team."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import faulty_games
+import jax
+import pytest
+
+from experiments.check import main
+from marl_llm.checking import CheckError, Subject, check
+from marl_llm.checking.junk import battery
+from marl_llm.games import make_game
+from marl_llm.games.hosted import hosted
+
+HERE = pathlib.Path(__file__).parent
+FAULTS = {  # the planted fault -> the checks that must fail, and no other; and words of the evidence
+    "team": (set(), ""),
+    "unseeded_draw": ({"same seed", "forks", "groups"}, "the global random state"),
+    "shared_state": ({"same seed", "forks", "groups"}, "outlives a play"),
+    "leaked_field": ({"secrets"}, "show the hidden 'answer'"),
+    "pays_the_copied_prompt": ({"junk pay"}, "copied prompt: the score is 1.00"),
+    "pays_empty_text": ({"junk pay"}, "empty: the score is 1.00"),
+    "crashes_on_junk": ({"junk"}, "raised IndexError"),
+    "mixed_groups": ({"forks", "groups"}, "have the numbers [1, 2, 2, 3]"),
+    "small_budget": ({"budgets"}, "18 are allowed"),
+    "overlapping_splits": ({"splits"}, "are tasks of train too"),
+    "unbounded_reward": ({"bounds"}, "the bound is 10"),
+    "order_dependent_draw": ({"same seed"}, "outlives a play"),
+    "idle_teacher": ({"teacher"}, "scores 0"),
+}
+LAW = {"same seed": 6, "forks": 4, "groups": 3, "secrets": 11, "junk pay": 11, "junk": 14, "bounds": 10, "budgets": 10, "splits": 12}
+
+
+def command(*arguments):
+    """Runs the command in a process of its own: without the checks of shapes, which take ten times as long."""
+    given = [sys.executable, "-m", "marl_llm", "check", *arguments]
+    root = HERE.parents[1]
+    return subprocess.run(given, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def reports():
+    done = command(*(f"{HERE / 'faulty_games.py'}:{name}" for name in FAULTS), "--json")
+    assert done.returncode == 1, done.stderr
+    return dict(zip(FAULTS, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_check_finds_the_planted_fault_and_no_other_and_names_the_law(reports, fault):
+    wanted, words = FAULTS[fault]
+    found = {one["name"]: one for one in reports[fault]["verdicts"] if one["status"] == "fail"}
+    assert set(found) == wanted, {name: one["evidence"] for name, one in found.items()}
+    assert words in " ".join(one["evidence"] for one in found.values())
+    assert all(one["law"] == LAW.get(name, 8) for name, one in found.items())
+
+
+def test_check_prints_a_report_with_the_first_prompt_of_each_role_and_ends_with_0_for_a_sound_team(capsys):
+    assert main([f"{HERE / 'faulty_games.py'}:team", "--tasks=2", "--plays=2", "--few=2", "--held_out=16"]) == 0
+    said = capsys.readouterr().out
+    assert "all 11 checks passed" in said
+    assert said.count("--- the first prompt of speller") == said.count("Backwards: ") == 1
+    assert main(["no_such_game"]) == 2
+    assert "unknown game 'no_such_game'" in capsys.readouterr().err
+
+
+def test_a_game_with_one_task_in_every_split_is_noted_and_not_failed():
+    (one,) = check(hosted(make_game("matrix"), jax.random.key(0)), names=("splits",), held_out=2)
+    assert (one.status, one.law) == ("note", 12)
+
+
+def test_a_zero_sum_game_that_is_none_fails_and_sizes_out_of_range_are_refused():
+    found = {one.name: one for one in check(faulty_games.team(), names=("bounds",), tasks=2, plays=2, few=2, zero_sum=True)}
+    assert found["bounds"].status == "fail"
+    assert "declared zero-sum" in found["bounds"].evidence
+    with pytest.raises(CheckError, match="at least 2 tasks"):
+        Subject(faulty_games.team(), tasks=1)
+
+
+def test_junk_never_exceeds_a_roles_budget():
+    world = faulty_games.team()
+    for says in battery(world.speech).values():
+        plays = Subject(world).play(world.tasks("train", 0, 1), says)
+        calls = [call for one in plays for path in one.trajectories for call in path.calls]
+        assert all(len(call.text.encode()) < world.workflow.roles[call.role].max_tokens * 3 for call in calls)
