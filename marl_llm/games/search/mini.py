@@ -73,7 +73,7 @@ def mini_roles() -> dict[str, Role]:
             max_prompt=96,
         ),
         "summary": role("summary", "ask {question} see {passages} evidence:", "evidence", 24, **shown),
-        "update": role("update", "ask {question} know {knowledge} see {evidence} know", "knowledge", 24),
+        "update": role("update", "ask {question} know {knowledge} see {evidence} know", "knowledge", 24, trim="evidence"),
         "answer_knowledge": role("answer", "ask {question} know {knowledge} answer:", "answer", 3),
     }
 

@@ -1,0 +1,71 @@
+"""The viewer in one file to send, and inline in a notebook: the same page, with the runs' data inside it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from marl_llm.reporting import files
+from marl_llm.viewing.runs import StoredRun, ViewError, compared
+from marl_llm.viewing.server import PAGE
+
+MOST = 2000  # plays of a run in one file
+
+
+def one_file(runs: Sequence[StoredRun], most: int = MOST) -> str:
+    """The page with its script, its style and the data of these runs. Of a run with more plays, the last `most`."""
+    script, style = (PAGE / "view.js").read_text(), (PAGE / "view.css").read_text()
+    seal = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()  # noqa: E731
+    policy = f"default-src 'none'; script-src 'sha256-{seal(script)}'; style-src 'sha256-{seal(style)}'; img-src data:"
+    page = (PAGE / "index.html").read_text()
+    page = page.replace('<link rel="stylesheet" href="view.css">', f"<style>{style}</style>")
+    page = page.replace("<head>", f'<head><meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
+    data = f'<script type="application/json" id="data">{inert(_data(runs, most))}</script>'
+    return page.replace('<script src="view.js"></script>', f"{data}<script>{script}</script>")
+
+
+def inert(value: Any) -> str:
+    """JSON that ends no script element, whatever its texts hold."""
+    text = json.dumps(value)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _data(runs: Sequence[StoredRun], most: int) -> dict[str, Any]:
+    found = {"runs": [{"name": r.name, "path": str(r.path), "headline": r.figures()["headline"]} for r in runs], "of": [], "compare": {}}
+    for run in runs:
+        rows = run.rows()[-most:]
+        plays = {row["id"]: run.play(row["id"]) for row in rows}
+        calls = {name: [run.call(name, n) for n in range(len(play["steps"]))] for name, play in plays.items()}
+        found["of"].append({"plays": rows, "play": plays, "call": calls, "figures": run.figures()})
+    for a in range(len(runs)):
+        for b in range(len(runs)):
+            try:
+                found["compare"][f"{a} {b}"] = compared(runs[a], runs[b])
+            except ViewError as error:
+                found["compare"][f"{a} {b}"] = {"error": str(error)}
+    return found
+
+
+class Inline:
+    """The viewer as a notebook shows it: a frame that runs the page's script and reaches nothing around it."""
+
+    def __init__(self, runs: Sequence[StoredRun], height: int = 640, most: int = 200):
+        self._page, self._height = one_file(runs, most), height
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self._page, quote=True)
+        return f'<iframe sandbox="allow-scripts" style="width:100%;height:{self._height}px;border:0" srcdoc="{page}"></iframe>'
+
+    def __repr__(self) -> str:
+        return f"Inline({len(self._page):,} characters): show it in a notebook, or use `python -m marl_llm view`"
+
+
+def view(*runs: files.Path, height: int = 640, most: int = 200) -> Inline:
+    """Runs inline in a notebook: the last `most` plays of each. Raises `ViewError` for a directory that is no run."""
+    if not runs:
+        raise ViewError("view needs a run directory, e.g. marl_llm.view('runs/first')")
+    return Inline([StoredRun(run) for run in runs], height, most)
