@@ -173,9 +173,9 @@ def cost_of(world, plan, config) -> dict[str, float]:
 
 
 def _text(report: dict, prompts: bool) -> str:
-    from marl_llm.checking import Verdict, report_text
+    from marl_llm.checking import Finding, report_text
 
-    lines = [report["game"], report_text([Verdict(**one) for one in report["verdicts"]])]
+    lines = [report["game"], report_text([Finding(**one) for one in report["verdicts"]])]
     if cost := report["cost"]:
         lines.append(
             f"a step, estimated: {cost['sampled_tokens']:,.0f} tokens sampled behind {cost['prompt_tokens']:,.0f} tokens of prompts in "

@@ -8,7 +8,7 @@
     python -m experiments.train --resume=runs/first --config.steps=1000                   continues further; so may devices and mesh change
 
 The same command on the same directory continues too. The run directory holds config.json, metrics.jsonl, tensorboard/, episodes.jsonl and
-episodes_tokens.jsonl, checkpoints/, evaluation.json, report.html and plots/; a game's tokenizer.model, a workflow's graph.svg,
+episodes_tokens.jsonl, checkpoints/, evaluation.json, outcomes.jsonl, report.html and plots/; tokenizer.model or a workflow's graph.svg,
 trajectories.jsonl (whole plays as graphs, to be replayed) and before_after.md; and game/, a copy of a user's own file. The report is
 written at checkpoints, at most once a minute, and at the end; `python -m marl_llm.reporting.report DIR` writes it at any time.
 """
@@ -41,6 +41,7 @@ _CACHE = flags.DEFINE_string(
 
 
 REPORT_S = 60.0
+GROUP = 16  # plays of one task that are kept at a checkpoint, so that samples can be seen beside those that they were compared with
 # figures of a model whose roles did not speak in a step
 SILENT = {"useful_groups": 0, "grad_norm": 0.0, "log_prob_gap": 0.0, "log_prob_gap_bound": 0.0}
 
@@ -139,7 +140,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         if (step + 1) % c.evaluation.every == 0 or last:
             progress.note(f"step {step + 1}: validation {team.headline} {validate(team, config, files, step + 1):.1%}")
         if (step + 1) % c.checkpoint.every == 0 or last:
-            files.plays(batch, 1, "train", step + 1)
+            files.plays(batch, min(plan.recipe.plays, GROUP), "train", step + 1, team.advantages)  # a whole group
             checkpoints.save(step + 1, team.policies(), state | {"team": team.state()} | clock.now())
             files.report_now_and_then()
     progress.close()
@@ -229,10 +230,16 @@ def final_page(plan, config, team, files: Files) -> dict:
     if v.sampled:
         again = {name: seats for name, seats in seatings.items() if name not in ("random", "swapped")}
         results["sampled"], parts["sampled"] = measure(team, again, "test", v.final_tasks, temperature=float(plan.recipe.temperature))
+    files.outcomes(records)
     for when, step in (("before", 0), ("after", config.steps)):
         files.plays(records[when], v.transcripts, when, step)
     files.table(parts, v.final_tasks)
     return results
+
+
+def shortened(outcome) -> dict:
+    """An outcome as JSON, without the further metrics."""
+    return {name: getattr(outcome, name) for name in ("task", "play", "score", "turns", "void")}
 
 
 class Stopwatch:
@@ -271,11 +278,11 @@ class Files:
         elif hasattr(plan.game.tokenizer, "save"):
             plan.game.tokenizer.save(workdir / "tokenizer.model")
 
-    def plays(self, played, count: int, when: str, step: int) -> None:
+    def plays(self, played, count: int, when: str, step: int, advantages=None) -> None:
         """The first plays of a batch or an evaluation, for the report; those of hosted play as graphs too, to be replayed."""
         from marl_llm.workflows.storage import write_trajectories
 
-        for play, tokens in played.episodes(count, when):
+        for play, tokens in played.episodes(count, when, advantages):
             self.episodes.write(play | {"step": step}, tokens)
         if self.hosted:
             rollout = played.episodes.rollout
@@ -288,6 +295,11 @@ class Files:
         if time.time() - self._reported >= REPORT_S:
             reporting.write_report(self.workdir, pngs=False)
             self._reported = time.time()
+
+    def outcomes(self, records: dict) -> None:
+        """outcomes.jsonl: one line per play of the final evaluation, so that two runs can be compared task by task."""
+        lines = [json.dumps({"seats": name} | shortened(one)) + "\n" for name, found in records.items() for one in found.outcomes]
+        (self.workdir / "outcomes.jsonl").write_text("".join(lines))
 
     def table(self, parts: dict, tasks: int) -> None:
         """before_after.md, of what hosted play measures of roles and tools."""

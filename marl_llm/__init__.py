@@ -5,3 +5,10 @@ for example `from marl_llm.algorithms import group_relative`. See docs/architect
 """
 
 __version__ = "0.1.0"
+
+
+def view(*runs, **options):
+    """Runs inline in a notebook, e.g. `marl_llm.view("runs/first")`; see `marl_llm.viewing.view`."""
+    from marl_llm.viewing import view as inline
+
+    return inline(*runs, **options)

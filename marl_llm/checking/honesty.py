@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marl_llm.checking.plays import Subject, again, heard_by, plain, silent
-from marl_llm.checking.verdict import Verdict, note, verdict
+from marl_llm.checking.verdict import Finding, note, verdict
 from marl_llm.workflows import ScriptTurn, Task, ToolUse, Workflow
 
 NONCE = "zq{number}x{field}vk"
 SHARE = 0.5  # a prompt that shows its own task's hidden value so much more often than another task's tells it
 
 
-def secrets(subject: Subject) -> Iterator[Verdict]:
+def secrets(subject: Subject) -> Iterator[Finding]:
     """Whether a planted nonce of a hidden field, or a hidden value itself, reaches a prompt that was not meant to show it."""
     workflow = subject.world.workflow
     if not workflow.hidden:

@@ -6,14 +6,14 @@ import textwrap
 from collections.abc import Sequence
 
 from marl_llm.checking.plays import Subject, again, heard_by
-from marl_llm.checking.verdict import Verdict
+from marl_llm.checking.verdict import Finding
 from marl_llm.reporting.page import visible
 from marl_llm.workflows import ScriptTurn, World
 
 _MARKS = {"pass": "ok  ", "fail": "FAIL", "note": "note"}
 
 
-def report_text(verdicts: Sequence[Verdict], width: int = 140) -> str:
+def report_text(verdicts: Sequence[Finding], width: int = 140) -> str:
     """One paragraph per verdict, and the count of those that failed."""
     lines = []
     for one in verdicts:

@@ -6,7 +6,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class Finding:
     """What a check found.
 
     Attributes:
@@ -21,21 +21,21 @@ class Verdict:
     evidence: str
 
 
-def passed(name: str, law: int, evidence: str) -> Verdict:
+def passed(name: str, law: int, evidence: str) -> Finding:
     """A law that holds."""
-    return Verdict(name, law, "pass", evidence)
+    return Finding(name, law, "pass", evidence)
 
 
-def failed(name: str, law: int, evidence: str) -> Verdict:
+def failed(name: str, law: int, evidence: str) -> Finding:
     """A law that is broken."""
-    return Verdict(name, law, "fail", evidence)
+    return Finding(name, law, "fail", evidence)
 
 
-def note(name: str, law: int, evidence: str) -> Verdict:
+def note(name: str, law: int, evidence: str) -> Finding:
     """What could not be checked, or what a reader should know."""
-    return Verdict(name, law, "note", evidence)
+    return Finding(name, law, "note", evidence)
 
 
-def verdict(name: str, law: int, good: bool, evidence: str, otherwise: str) -> Verdict:
+def verdict(name: str, law: int, good: bool, evidence: str, otherwise: str) -> Finding:
     """Passed with the one evidence, or failed with the other."""
     return passed(name, law, evidence) if good else failed(name, law, otherwise)

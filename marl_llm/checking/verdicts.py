@@ -10,14 +10,14 @@ import numpy as np
 from marl_llm.checking import honesty
 from marl_llm.checking.junk import battery
 from marl_llm.checking.plays import Subject, again, disturbed, first_difference, happened, mean, pays, plain
-from marl_llm.checking.verdict import Verdict, failed, note, passed, verdict
+from marl_llm.checking.verdict import Finding, failed, note, passed, verdict
 from marl_llm.games.protocol import SPLITS
 from marl_llm.workflows import Episode, RoleCall, WorkflowError, World
 
-__all__ = ["CHECKS", "Verdict", "check"]
+__all__ = ["CHECKS", "Finding", "check"]
 
 
-def same_seed(subject: Subject) -> Iterator[Verdict]:
+def same_seed(subject: Subject) -> Iterator[Finding]:
     """Law 6: a play follows from its seed; not from the global random state, from earlier plays, or from the order of drawing."""
     tasks = subject.draw(subject.few)
 
@@ -55,7 +55,7 @@ def _difference(one: list, other: list) -> str | None:
     return None
 
 
-def forks(subject: Subject) -> Iterator[Verdict]:
+def forks(subject: Subject) -> Iterator[Finding]:
     """Law 4: paths that say the same are the same, whether they fork in a play or are plays of one task beside each other."""
     tasks = subject.draw(subject.few)
     original = subject.play(tasks, subject.says)
@@ -81,7 +81,7 @@ def forks(subject: Subject) -> Iterator[Verdict]:
     yield verdict("forks", 4, difference is None, text, f"a path that says the same is another (state is shared or changed): {difference}")
 
 
-def groups(subject: Subject) -> Iterator[Verdict]:
+def groups(subject: Subject) -> Iterator[Finding]:
     """Law 3: tasks have their own numbers, candidates saw one prompt, and all plays of a task begin with one prompt per role."""
     wanted = range(3, 3 + subject.few)
     numbers = [task.number for task in subject.world.tasks("train", wanted.start, len(wanted))]
@@ -103,7 +103,7 @@ def groups(subject: Subject) -> Iterator[Verdict]:
     yield verdict("groups", 3, not mixed and not unequal, text, why)
 
 
-def splits(subject: Subject) -> Iterator[Verdict]:
+def splits(subject: Subject) -> Iterator[Finding]:
     """Law 12: no task of one split occurs in another."""
     content = {s: {plain(task.fields): task.number for task in subject.world.tasks(s, 0, subject.held_out)} for s in SPLITS}
     if len(set().union(*content.values())) == 1:
@@ -118,7 +118,7 @@ def splits(subject: Subject) -> Iterator[Verdict]:
     yield passed("splits", 12, f"{', '.join(f'{len(found)} tasks of {split}' for split, found in content.items())}: none in two splits")
 
 
-def junk(subject: Subject) -> Iterator[Verdict]:
+def junk(subject: Subject) -> Iterator[Finding]:
     """Laws 14 and 11: whatever a role says, nothing raises, no play is void, and junk earns less than half of honest play."""
     tasks, broken, void, paid = subject.draw(subject.few), [], [], []
     honest, floor = subject.honest, subject.floor
@@ -156,7 +156,7 @@ def _overpaid(subject: Subject, found, honest, floor) -> Iterator[str]:
             yield f"{name} is {got:.2f}, and {full:.2f} for the scripted player"
 
 
-def bounds(subject: Subject) -> Iterator[Verdict]:
+def bounds(subject: Subject) -> Iterator[Finding]:
     """Law 10: rewards are finite and bounded, the headline is in [0, 1], and a zero-sum game sums to zero."""
     kinds = {"scripted": subject.honest, "random": subject.floor}
     kinds |= {name: _tolerant(subject, says) for name, says in battery(subject.world.speech).items()}
@@ -183,7 +183,7 @@ def _tolerant(subject: Subject, says) -> tuple[Episode, ...]:
         return ()
 
 
-def budgets(subject: Subject) -> Iterator[Verdict]:
+def budgets(subject: Subject) -> Iterator[Finding]:
     """Law 10: the longest prompt that was met fits, and so does what the scripted player says."""
     plays = [*(subject.honest or ()), *(subject.floor or ())] or list(subject.play(subject.draw(subject.few), subject.says))
     roles, problems, notes = subject.world.workflow.roles, [], []
@@ -206,7 +206,7 @@ def budgets(subject: Subject) -> Iterator[Verdict]:
     yield verdict("budgets", 10, not problems, "; ".join(notes), "; ".join(dict.fromkeys(problems[:3])))
 
 
-def teacher(subject: Subject) -> Iterator[Verdict]:
+def teacher(subject: Subject) -> Iterator[Finding]:
     """Law 8: the scripted player scores; how much the random one does, and how many groups would teach nothing."""
     if subject.honest is None:
         yield note("teacher", 8, "there is no scripted player: a warm start is not possible")
@@ -237,14 +237,14 @@ def _tied(subject: Subject, episodes: tuple[Episode, ...]) -> tuple[int, int]:
     return sum(max(values) - min(values) < 1e-9 for values in found.values()), len(found)
 
 
-CHECKS: dict[str, Callable[[Subject], Iterator[Verdict]]] = {
+CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
     "same_seed": same_seed, "forks": forks, "secrets": honesty.secrets, "junk": junk, "groups": groups, "bounds": bounds,
     "budgets": budgets, "splits": splits, "teacher": teacher,
 }  # fmt: skip
 LAWS = {"same_seed": 6, "forks": 4, "secrets": 11, "junk": 14, "groups": 3, "bounds": 10, "budgets": 10, "splits": 12, "teacher": 8}
 
 
-def check(world: World, names: tuple[str, ...] = tuple(CHECKS), **sizes) -> list[Verdict]:
+def check(world: World, names: tuple[str, ...] = tuple(CHECKS), **sizes) -> list[Finding]:
     """Every verdict on a world, in the order of `CHECKS`.
 
     Args:

@@ -35,7 +35,7 @@ class Evaluation:
       outcomes: in the order of task, then play.
       well_formed: role -> share of its responses that kept the format.
       figures: everything else that was measured, by name.
-      episodes: `(count, when) -> plays` for `marl_llm.reporting.EpisodeWriter`.
+      episodes: `(count, when, advantages=None) -> plays` for `marl_llm.reporting.EpisodeWriter`.
     """
 
     split: str
@@ -45,7 +45,7 @@ class Evaluation:
     outcomes: tuple[Outcome, ...]
     well_formed: Mapping[str, float]
     figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    episodes: Callable[[int, str], Sequence[tuple[dict, dict]]] = lambda count, when: ()
+    episodes: Callable[..., Sequence[tuple[dict, dict]]] = lambda count, when, advantages=None: ()
 
     @property
     def success(self) -> float:

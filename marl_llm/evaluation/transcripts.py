@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 
 from marl_llm.games import Game
 from marl_llm.rollout import CompiledRollout
+from marl_llm.text import pieces_of
 
 
 def episode(
-    game: Game, rollout: CompiledRollout, instances, index: int, assignment: dict[str, str], *, name: str, step: int | None, when: str
+    game: Game,
+    rollout: CompiledRollout,
+    instances,
+    index: int,
+    assignment: dict[str, str],
+    *,
+    name: str,
+    step: int | None,
+    when: str,
+    play: int = 0,
+    advantages: Mapping[tuple[int, str, int], float] | None = None,
 ) -> tuple[dict, dict]:
-    """One played trajectory (the first of environment `index`) as `(episode, tokens)`.
+    """One played trajectory of environment `index`, its `play`-th, as `(episode, tokens)`.
+
+    `advantages`: (turn, role, candidate) -> what the update was told, where it trained.
 
     `step` is that of training; None: an evaluation that belongs to no step. Prompts and responses are decoded for reading; the ids and
     log-probs that were sampled and trained are in `tokens`.
     """
     rollout = rollout._replace(tables={r.name: rollout.tables[r.name] for r in game.roles})  # JAX sorts a dict's keys
     rollout, instances = jax.device_get((rollout, instances))
-    pick = lambda tree, t: jax.tree.map(lambda x: x[t, index, 0], tree)  # noqa: E731
+    pick = lambda tree, t: jax.tree.map(lambda x: x[t, index, play], tree)  # noqa: E731
     decode = game.tokenizer.decode
     instance = jax.tree.map(lambda x: x[index], instances)
     steps, tokens = [], []
@@ -46,8 +61,11 @@ def episode(
                     {
                         "ids": [int(i) for i in said],
                         "log_probs": [float(x) for x in row.responses.sampled_log_probs[k][where]],
+                        "entropy": [float(x) for x in row.responses.entropy[k][where]],
                     }
                 )
+                if advantages and (t, role, k) in advantages:
+                    ids[-1]["advantage"] = advantages[t, role, k]
             prompt = row.prompt.ids[row.prompt.where]
             entry = {"turn": t, "role": role, "prompt": decode(prompt), "responses": responses, "group": f"{name}/{t}/{role}"}
             if number == len(rows) - 1:
@@ -56,7 +74,7 @@ def episode(
                     entry["state_after"] = picture
             steps.append(entry)
             tokens.append({"turn": t, "role": role, "prompt_ids": [int(i) for i in prompt], "responses": ids})
-    ended = jax.tree.map(lambda x: x[index, 0], rollout.episodes)
+    ended = jax.tree.map(lambda x: x[index, play], rollout.episodes)
     status = "void" if ended.void else "success" if ended.outcome >= 1.0 else "failed" if ended.done else "horizon"
     record = {
         "episode": name,
@@ -68,4 +86,6 @@ def episode(
         "turns": int(ended.turns),
         "steps": steps,
     }
-    return record, {"episode": name, "steps": tokens}
+    seen = [i for one in tokens for ids in (one["prompt_ids"], *(said["ids"] for said in one["responses"])) for i in ids]
+    spelled = {"pieces": {"": pieces_of(game.tokenizer, seen)}, "specials": sorted(game.tokenizer.special_ids)}
+    return record, {"episode": name, "steps": tokens, **spelled}

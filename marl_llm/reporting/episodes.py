@@ -25,6 +25,7 @@ field                  type          meaning
 `tools[].node`         str           its name
 `tools[].turn`         int ≥ 0       turn, from 0
 `tools[].seconds`      float         how long it took
+`tools[].reads`        object        optional: field → value that it read
 `tools[].writes`       object        field → value that it wrote
 `tools[].refused`      str           optional: why a role's call could not be served
 `steps`                list          one object per prompt that was answered, in the order of play
@@ -55,6 +56,12 @@ field                                 type           meaning
 `steps[].responses[].ids`             list of int    token ids of the response, `R` of them, the end token included
 `steps[].responses[].log_probs`       list of float  log-prob (nats) of each of those ids, under the distribution that
                                                      it was drawn from
+`steps[].responses[].entropy`         list of float  optional: entropy (nats) of the raw policy at each of those ids
+`steps[].responses[].advantage`       float          optional: what the update was told of this sample; sampled plays of
+                                                     training only, and recipes without a critic
+`pieces`                              object         optional: model → id (as text) → the text of that token; model "" for
+                                                     all models. Of the ids of this record
+`specials`                            list of str    optional: the spellings of special tokens
 ====================================  =============  ==================================================================
 """
 
@@ -193,7 +200,7 @@ def validate_episode(episode: Mapping[str, Any]) -> None:
 
 
 def _validate_tool(use: Any, where: str, steps: int) -> None:
-    _keys(use, where, ("after", "node", "turn", "seconds", "writes"), optional=("refused",))
+    _keys(use, where, ("after", "node", "turn", "seconds", "writes"), optional=("refused", "reads"))
     _count(use["after"], f"{where}.after")
     if use["after"] > steps:
         raise EpisodeError(f"{where}.after: found {use['after']}, the episode has {steps} steps; count the steps that came before it")
@@ -201,6 +208,7 @@ def _validate_tool(use: Any, where: str, steps: int) -> None:
     _count(use["turn"], f"{where}.turn")
     _finite(use["seconds"], f"{where}.seconds")
     _mapping(use["writes"], f"{where}.writes")
+    _mapping(use.get("reads", {}), f"{where}.reads")
     _text(use.get("refused", ""), f"{where}.refused")
 
 
@@ -241,7 +249,8 @@ def _validate_response(response: Any, where: str) -> None:
 
 def validate_tokens(tokens: Mapping[str, Any], episode: Mapping[str, Any]) -> None:
     """Raises `EpisodeError` unless `tokens` follows the schema and mirrors `episode`, step by step, branch by branch."""
-    _keys(tokens, "tokens", ("episode", "steps"))
+    _keys(tokens, "tokens", ("episode", "steps"), optional=("pieces", "specials"))
+    _mapping(tokens.get("pieces", {}), "tokens.pieces")
     if tokens["episode"] != episode["episode"]:
         raise EpisodeError(f"tokens.episode: found {tokens['episode']!r}; put the episode's id {episode['episode']!r}")
     steps = _sequence(tokens["steps"], "tokens.steps")
@@ -261,11 +270,14 @@ def validate_tokens(tokens: Mapping[str, Any], episode: Mapping[str, Any]) -> No
             )
         for k, response in enumerate(responses):
             here = f"{where}.responses[{k}]"
-            _keys(response, here, ("ids", "log_probs"))
+            _keys(response, here, ("ids", "log_probs"), optional=("entropy", "advantage"))
+            _finite(response.get("advantage", 0.0), f"{here}.advantage")
             ids = _array(response["ids"], f"{here}.ids", "iu")
             log_probs = _array(response["log_probs"], f"{here}.log_probs", "fiu")
             if ids.size != log_probs.size:
                 raise EpisodeError(f"{here}: {ids.size} ids, {log_probs.size} log_probs; write one log-prob per token")
+            if "entropy" in response and _array(response["entropy"], f"{here}.entropy", "fiu").size != ids.size:
+                raise EpisodeError(f"{here}: {ids.size} ids, {len(response['entropy'])} entropies; write one per token")
             if not np.isfinite(log_probs).all():
                 raise EpisodeError(f"{here}.log_probs: not finite; a token that was drawn has a finite log-prob")
 

@@ -15,10 +15,10 @@ from marl_llm.text.formats import (
 from marl_llm.text.huggingface import HuggingFaceTokenizer, load_tokenizer
 from marl_llm.text.jinja import ChatTemplateWarning, JinjaTemplate, differences, load_chat, load_template
 from marl_llm.text.streaming import TextStream, stream_text
-from marl_llm.text.tokenizer import ByteTokenizer, PieceTokenizer, Tokenizer, train_pieces, train_sentencepiece
+from marl_llm.text.tokenizer import ByteTokenizer, PieceTokenizer, Tokenizer, pieces_of, train_pieces, train_sentencepiece
 
 __all__ = [
-    "ByteTokenizer", "PieceTokenizer", "Tokenizer", "train_pieces", "train_sentencepiece",
+    "ByteTokenizer", "PieceTokenizer", "Tokenizer", "pieces_of", "train_pieces", "train_sentencepiece",
     "HuggingFaceTokenizer", "load_tokenizer",
     "TextStream", "stream_text",
     "DEEPSEEK_R1_DISTILL_QWEN", "FORMATS", "QWEN2_5", "QWEN2_5_BASE", "QWEN2_5_MATH", "QWEN3", "ChatFormat", "Message", "ToolCall",

@@ -86,6 +86,11 @@ def runs_between(ids: Sequence[int], marks: Iterable[int]) -> Iterator[tuple[boo
         yield False, run
 
 
+def pieces_of(tokenizer: Tokenizer, ids: Iterable[SupportsInt]) -> dict[str, str]:
+    """Id, as text, -> the text of that token alone, of each of these ids: for people. Padding is "" and half a character U+FFFD."""
+    return {str(i): tokenizer.decode([i]) for i in sorted({int(i) for i in ids})}
+
+
 @dataclasses.dataclass(frozen=True)
 class ByteTokenizer:
     """UTF-8 bytes shifted by one: id 0 is padding, id `b + 1` is byte `b`, then `specials` in order. Lossless on any text.

@@ -42,7 +42,8 @@ class Batch:
       tokens: of S samples. table: their columns `[S]`, NumPy; see the module's text. version: `[S]` int.
       figures: means over the rollout, by name: success, turns, void, samples, prompts, sampled_tokens, prompt_tokens, team/<metric>,
         role/<role>/{team,local,reward,well_formed,truncated,entropy,...}.
-      episodes: `(count, when) -> plays`, the first plays as people read them, for `marl_llm.reporting.EpisodeWriter`.
+      episodes: `(count, when, advantages=None) -> plays`, the first plays as people read them, for `marl_llm.reporting.EpisodeWriter`;
+        `advantages` `[S]` are written beside their samples.
     """
 
     step: int
@@ -51,7 +52,7 @@ class Batch:
     table: Samples
     version: Int[np.ndarray, "S"]
     figures: dict[str, float]
-    episodes: Callable[[int, str], Plays]
+    episodes: Callable[..., Plays]
 
     def __repr__(self) -> str:
         return f"Batch(step {self.step}: {len(self.tokens)} samples, {int(np.sum(self.table.where))} of them trained)"

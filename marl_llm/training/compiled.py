@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
+from marl_llm.algorithms import Samples
 from marl_llm.evaluation import Evaluation, Outcome, episode
 from marl_llm.games import Game, speaking_order, split_index
 from marl_llm.models import SAMPLE, param_shardings
@@ -95,8 +97,19 @@ class CompiledTeam(Team):
         trains = np.asarray([self.assignment.roles[role] in self.assignment.training(step) for role in self.roles])
         table.where[:] &= trains[table.agent]
         version = np.asarray([self.learners[self.assignment.roles[role]].version for role in self.roles], np.int32)[table.agent]
-        record = lambda n, when: self._episodes([played], n, when, step + 1, self.assignment.roles)  # noqa: E731
+
+        def record(count: int, when: str, advantages: np.ndarray | None = None) -> list[tuple[dict, dict]]:
+            worth = {} if advantages is None else self._worth(table, tokens, advantages)
+            return self._episodes([played], count, when, step + 1, self.assignment.roles, worth)
+
         return Batch(step, self.roles, tokens, table, version, figures, record)
+
+    def _worth(self, table: Samples, tokens: Tokens, advantages: np.ndarray) -> dict[tuple, float]:
+        """(environment, play, turn, role, candidate) -> advantage, of the samples that count."""
+        _, env = np.unique(table.instance, return_inverse=True)
+        plays = int(table.trajectory.max() + 1) // (int(env.max()) + 1)
+        columns = (env, table.trajectory % plays, table.turn, table.agent, tokens.rank, advantages, table.where)
+        return {(e, p, t, self.roles[a], k): float(x) for e, p, t, a, k, x, counts in zip(*(c.tolist() for c in columns)) if counts}
 
     def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
         """See `Team.demonstrate`."""
@@ -121,7 +134,7 @@ class CompiledTeam(Team):
         chunks = [run(params, jnp.int32(first + s), self._evaluation_key, number, EVALUATION) for s in range(0, tasks, count)]
         own = [role for role, seat in table.items() if seat.kind in ("trained", "start") and not seat.model]
         names = {role: self.assignment.roles[role] if role in own else str(seat) for role, seat in table.items()}
-        record = lambda n, when: self._episodes(chunks, n, when, None, names)  # noqa: E731
+        record = lambda n, when, advantages=None: self._episodes(chunks, n, when, None, names)  # noqa: E731
         outcomes, formed = self._outcomes(chunks, tasks, first)
         said = {role: str(seat) for role, seat in table.items()}
         return Evaluation(split, said, temperature, self.headline, outcomes, formed, {}, record)
@@ -144,14 +157,24 @@ class CompiledTeam(Team):
         return outcomes, formed
 
     def _episodes(
-        self, chunks: list[Played], count: int, when: str, step: int | None, players: Mapping[str, str]
+        self,
+        chunks: list[Played],
+        count: int,
+        when: str,
+        step: int | None,
+        players: Mapping[str, str],
+        worth: Mapping[tuple, float] | None = None,
     ) -> list[tuple[dict, dict]]:
-        found = []
+        """The first `count` plays, those of one task after each other; `worth` as `_worth` gives it."""
+        found, tasks = [], 0
         for played in chunks:
-            for index in range(min(count - len(found), played.rollout.episodes.void.shape[0])):
-                name = f"{when}-{step}-{index}" if when == "train" else f"{when}-{len(found)}"
-                identity = dict(name=name, step=step, when=when)
+            there, plays = played.rollout.episodes.void.shape
+            for index, play in list(itertools.product(range(there), range(plays)))[: count - len(found)]:
+                name = (f"{when}-{step}-{index}" if when == "train" else f"{when}-{tasks + index}") + (f"/{play}" if play else "")
+                mine = {key[2:]: x for key, x in (worth or {}).items() if key[:2] == (index, play)}
+                identity = dict(name=name, step=step, when=when, play=play, advantages=mine)
                 found.append(episode(self.game, played.rollout, played.instances, index, dict(players), **identity))
+            tasks += there
         return found
 
 

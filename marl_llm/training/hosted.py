@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
@@ -18,6 +19,7 @@ from marl_llm.algorithms import Recipe
 from marl_llm.evaluation import Evaluation, Outcome
 from marl_llm.sampling import Engine, LaneConfig, pick_by_identity
 from marl_llm.sampling.requests import Settings
+from marl_llm.text import pieces_of
 from marl_llm.training.batch import Batch, from_table, imitated
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.packing import Tokens
@@ -149,7 +151,7 @@ class HostedTeam(Team):
         samples = sample_table(rollout)
         tokens, table, version = from_table(samples)
         figures = self._figures(rollout, samples) | joints
-        return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout))
+        return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples))
 
     def _figures(self, rollout: Rollout, samples: SampleTable) -> dict[str, float]:
         figures = rollout_metrics(rollout, samples)
@@ -159,13 +161,33 @@ class HostedTeam(Team):
         figures |= {"prompts": float(len(prompts)), "prompt_tokens": float(sum(prompts.values()))}
         return figures | {"sampled_tokens": float(sum(s.response_ids.size for s in drawn))}
 
-    def _recorder(self, rollout: Rollout):
-        def episodes(count: int, when: str) -> list[tuple[dict, dict]]:
+    def _recorder(self, rollout: Rollout, trained: SampleTable | None = None):
+        """`Batch.episodes`; the rows of `trained` that count are the batch's samples, in its order."""
+
+        def episodes(count: int, when: str, advantages: np.ndarray | None = None) -> list[tuple[dict, dict]]:
             few = dataclasses.replace(rollout, episodes=rollout.episodes[:count])
-            return list(report_episodes(few, sample_table(few, training=()), when, headline=self.headline))
+            keys = [] if trained is None or advantages is None else [(s.instance, s.call.id) for s in trained.samples if s.where]
+            worth = dict(zip(keys, map(float, advantages), strict=True)) if keys else {}
+            plays = list(report_episodes(few, sample_table(few, training=()), when, headline=self.headline, advantages=worth))
+            for play, drawn in plays:
+                drawn |= self._spelled(play, drawn)
+            return plays
 
         episodes.rollout = rollout  # whole plays as graphs, for `marl_llm.workflows.storage`
         return episodes
+
+    def _spelled(self, play: dict, drawn: dict) -> dict[str, Any]:
+        """The texts of a play's tokens, by model, for people."""
+        found: dict[str, Any] = {"pieces": {}, "specials": []}
+        for step in drawn["steps"]:
+            model = play["roles"][step["role"]]
+            name = model.partition(" as ")[2] or model  # a guest of an evaluation is called "role as model"
+            if name in self.learners:
+                tokenizer = self.learners[name].spec.speech.tokenizer
+                ids = [*step["prompt_ids"], *(i for one in step["responses"] for i in one["ids"])]
+                found["pieces"].setdefault(model, {}).update(pieces_of(tokenizer, ids))
+                found["specials"] = sorted({*found["specials"], *tokenizer.special_ids})
+        return found
 
     def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
         """See `Team.demonstrate`. Raises `WorkflowError` if the world has no scripted player."""

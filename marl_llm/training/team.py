@@ -81,6 +81,7 @@ class Team(abc.ABC):
         }
         self.kl_coef = options.recipe.kl_coef
         self._warned = False
+        self.advantages: np.ndarray | None = None  # of the samples of the last batch; None with a critic, which has one per token
         self._taught: dict[tuple[int, int], tuple[Tokens, list[str]]] = {}
 
     # ------------------------------------------------------------------------------------------------ what each kind of play does
@@ -186,6 +187,7 @@ class Team(abc.ABC):
                     charge[mine] = self.learners[name].charged_kl(batch.tokens, mine) if len(mine) else 0.0
                 table = dataclasses.replace(table, kl=charge)
             advice = advise(recipe, batch.tokens, table, self.kl_coef)
+        self.advantages = None if advice is None else np.asarray(advice.advantages)
         seed = int(np.random.SeedSequence((self.seed, batch.step)).generate_state(1)[0]) % 2**31
         figures = {}
         for name in names:

@@ -5,6 +5,7 @@ Files are followed while they grow: only new lines are read, and of each play on
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 import threading
@@ -162,7 +163,7 @@ class StoredRun:
         step = self._plays.at(self._place[name])["steps"][number]
         found = []
         for other, row in self._rows.items():
-            if (row["when"], row["step"], row["task"]) != (mine["when"], mine["step"], mine["task"]):
+            if any(row[part] != mine[part] for part in ("when", "step", "key")):
                 continue
             play = self.play(other)
             for there in play["steps"]:
@@ -211,6 +212,7 @@ def row_of(play: Mapping[str, Any]) -> dict[str, Any]:
         "when": play.get("when"),
         "step": play.get("step"),
         "task": title_of(task),
+        "key": hashlib.sha1(json.dumps(task, sort_keys=True).encode()).hexdigest()[:12],  # plays of one task have one key
         "number": task.get("number") if isinstance(task, Mapping) else None,
         "status": play.get("status"),
         "score": score,

@@ -18,7 +18,7 @@ from marl_llm.viewing.runs import StoredRun, ViewError, compared
 
 PAGE = pathlib.Path(__file__).parent / "page"
 KINDS = {"index.html": "text/html", "view.js": "text/javascript", "view.css": "text/css"}
-POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
 SMALL = 1024  # bytes that are not worth compressing
 
 

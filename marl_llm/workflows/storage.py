@@ -242,7 +242,13 @@ def _workspace(digest: str, place: pathlib.Path | None) -> Workspace:
 
 
 def report_episodes(
-    rollout: Rollout, table: SampleTable, when: str = "train", *, step: int | None = None, headline: str | None = None
+    rollout: Rollout,
+    table: SampleTable,
+    when: str = "train",
+    *,
+    step: int | None = None,
+    headline: str | None = None,
+    advantages: Mapping[tuple[int, str], float] | None = None,
 ) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
     """Episodes and their tokens for `marl_llm.reporting.EpisodeWriter`: one per trajectory, with a role call per step.
 
@@ -254,6 +260,7 @@ def report_episodes(
       when, step: see `write_trajectories`.
       headline: the workflow's metric that decides between the statuses "success" (1 or more) and "failed". Without one the status is
         "played". Void plays have the status "void", and their failures.
+      advantages: of samples that trained, by task number and call id.
 
     Raises:
       WorkflowError: a field holds what JSON cannot, or the headline is no metric of the workflow.
@@ -261,6 +268,7 @@ def report_episodes(
     if headline is not None and headline not in rollout.workflow.metrics:
         raise WorkflowError(f"headline {headline!r} is no metric of the workflow; it has {', '.join(rollout.workflow.metrics) or 'none'}")
     rows = {(s.instance, s.call.id): s for s in table.samples}
+    worth = {} if advantages is None else advantages
     for episode in rollout.episodes:
         siblings: dict[str, list[RoleCall]] = {}
         for event in episode.events() or episode.remains:
@@ -282,8 +290,9 @@ def report_episodes(
         for path, (events, turns, outcome) in zip(episode.trajectories or (None,), ends):
             one = name if path is None or len(ends) == 1 else f"{name}/{path.branch}"
             calls = [event for event in events if isinstance(event, RoleCall)]
-            steps = [_reported(call, [(other, rows[task.number, other.id]) for other in siblings[call.group]]) for call in calls]
-            played = head | outcome | {"episode": one, "turns": turns, "steps": [said for said, _ in steps], "tools": _tools(events)}
+            steps = [_reported(call, [(other, rows[task.number, other.id]) for other in siblings[call.group]], worth) for call in calls]
+            tools = _tools(rollout, task, events)
+            played = head | outcome | {"episode": one, "turns": turns, "steps": [said for said, _ in steps], "tools": tools}
             yield played, {"episode": one, "steps": [drawn for _, drawn in steps]}
 
 
@@ -295,7 +304,9 @@ def _outcome(rollout: Rollout, path: Trajectory, headline: str | None) -> dict[s
     return {"status": "success" if score >= 1 else "failed", "headline": headline, "score": score}
 
 
-def _reported(call: RoleCall, group: list[tuple[RoleCall, Sample]]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _reported(
+    call: RoleCall, group: list[tuple[RoleCall, Sample]], advantages: Mapping[tuple[int, str], float]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """One step of an episode, and its tokens: a call among the candidates for its prompt."""
     responses = [
         {
@@ -311,20 +322,28 @@ def _reported(call: RoleCall, group: list[tuple[RoleCall, Sample]]) -> tuple[dic
     ]
     silent = lambda other: np.zeros(other.tokens.size) if other.log_probs is None else other.sampled_log_probs  # noqa: E731
     drawn = [{"ids": other.tokens, "log_probs": silent(other)} for other, _ in group]
+    for one, (other, row) in zip(drawn, group):
+        one |= {} if other.entropy is None else {"entropy": other.entropy}
+        one |= {"advantage": advantages[row.instance, other.id]} if (row.instance, other.id) in advantages else {}
     said = {"turn": call.turn, "role": call.role, "prompt": call.prompt, "group": call.group, "responses": responses}
     return said, {"turn": call.turn, "role": call.role, "prompt_ids": np.asarray(call.prompt_ids, np.int32), "responses": drawn}
 
 
-def _tools(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """Tool calls, and how many role calls came before each."""
+def _tools(rollout: Rollout, task: Task, events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Tool calls with what they read, and how many role calls came before each. Items of an `each` are no fields, and left out."""
     found, spoken = [], 0
+    fields = {**rollout.workflow.start, **task.fields, **task.hidden}
     for event in events:
         if isinstance(event, RoleCall):
             spoken += 1
-            continue
-        writes = _readable(event.writes, f"the output of {event.node!r}")
-        refused = {} if event.refused is None else {"refused": event.refused}
-        found.append({"after": spoken, "node": event.node, "turn": event.turn, "seconds": event.seconds, "writes": writes, **refused})
+        else:
+            node = rollout.workflow.nodes.get(event.node)  # None: a tool that a role called within its response
+            reads = {field: fields[field] for field in (node.reads if node else ()) if field in fields}
+            one = {"after": spoken, "node": event.node, "turn": event.turn, "seconds": event.seconds}
+            one |= {"reads": _readable(reads, f"the input of {event.node!r}")} if node else {}
+            one["writes"] = _readable(event.writes, f"the output of {event.node!r}")
+            found.append(one | ({} if event.refused is None else {"refused": event.refused}))
+        fields |= event.writes
     return found
 
 

@@ -125,7 +125,7 @@ def test_a_run_leaves_what_it_promises(done):
     names = {p.name for p in done.iterdir()}
     hosted = {"graph.svg", "before_after.md", "trajectories.jsonl"} if "search_parallel" in (done / "config.json").read_text() else None
     both = {"config.json", "metrics.jsonl", "tensorboard", "episodes.jsonl", "episodes_tokens.jsonl", "checkpoints", "evaluation.json"}
-    both |= {"report.html", "plots"}
+    both |= {"outcomes.jsonl", "report.html", "plots"}
     own = {"game"} if "lock.py" in (done / "config.json").read_text() else set()
     assert names == both | (hosted or {"tokenizer.model"}) | own
     for play in read_episodes(done):
@@ -295,10 +295,14 @@ def test_plays_and_graphs_are_read_back_and_replayed(whole):
     path, config = whole
     plays, tokens, graphs = read_episodes(path), read_tokens(path), read_trajectories(path)
     assert [play["episode"] for play in plays] == [one["episode"] for one in tokens]
-    assert [play["when"] for play in plays] == ["train"] * 2 + ["before"] * 2 + ["after"] * 2
+    assert [play["when"] for play in plays] == ["train"] * 8 + ["before"] * 2 + ["after"] * 2  # the whole group of one task per checkpoint
+    said = [one for play in tokens for step in play["steps"] for one in step["responses"]]
+    assert ["advantage" in one for one in said] == [True] * 16 + [False] * (len(said) - 16)
+    assert abs(sum(one["advantage"] for one in said[:16:2])) < 1e-4  # of each role, two groups whose means were taken off
+    assert all(str(i) in play["pieces"]["answer"] for play in tokens for step in play["steps"][1:] for i in step["prompt_ids"])
     played = [(graph["when"], graph["step"], graph["task"]["split"], graph["task"]["number"]) for graph in graphs]
     evaluated = [(when, step, "test", task) for when, step in (("before", 0), ("after", 2)) for task in (0, 1)]
-    assert played == [("train", 1, "train", 0), ("train", 2, "train", 2), *evaluated]  # c4: an evaluation's plays bear no step of seeds
+    assert played == [("train", 1, "train", 0)] * 4 + [("train", 2, "train", 2)] * 4 + evaluated  # c4: an evaluation's plays bear no step of seeds
     assert [graph["episode"] for graph in graphs] == [play["episode"] for play in plays]
     assert {event["kind"] for graph in graphs for event in graph["events"]} >= {"role"}
     with resolve(config) as plan:

@@ -68,6 +68,8 @@ class FakeTeam:
     def start_from(self, policies):
         self.now = {name: policies[name] for name in self.trained}
 
+    advantages = None
+
     def policies(self):
         return dict(self.now)
 
@@ -81,7 +83,7 @@ class FakeTeam:
     def play(self, step, first, count):
         self.log.append(("play", step, first, count))
         of_roles = {f"role/{r}/{k}": 0.5 for r in self.roles for k in ("team", "local", "reward", "well_formed", "truncated", "entropy")}
-        return types.SimpleNamespace(step=step, figures=FIGURES | of_roles, episodes=lambda count, when: [])
+        return types.SimpleNamespace(step=step, figures=FIGURES | of_roles, episodes=lambda count, when, advantages: [])
 
     def learn(self, batch, rate, critic_rate=None):
         self.log.append(("learn", batch.step, rate))

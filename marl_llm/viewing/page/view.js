@@ -68,7 +68,7 @@
   }
   function groupOf(of, id, call) {
     const mine = of.plays.find((row) => row.id === id), step = of.play[id].steps[call];
-    const same = (row) => row.when === mine.when && row.step === mine.step && row.task === mine.task;
+    const same = (row) => row.when === mine.when && row.step === mine.step && row.key === mine.key;
     const calls = of.plays.filter(same).flatMap((row) => of.play[row.id].steps.map((one) => [row.id, one]));
     return calls.filter(([other, one]) => one.role === step.role && one.turn === step.turn && (other !== id || one.number === call))
       .flatMap(([other, one]) => one.responses.map((r) => ({ play: other, call: one.number, same: other === id, ...r })));
@@ -231,7 +231,7 @@
       el("tr", { class: "sum" }, el("td", {}, "team + local"), el("td", { class: "num" }, number(response.team + response.local, 3))))));
   }
   function candidates(group) {
-    return el("div", { class: "columns" }, group.map((one) => el("div", { class: "candidate" + (one.same ? " same" : "") },
+    return el("div", { class: "columns" }, group.map((one) => el("div", { class: "candidate" + (one.same && one.chosen ? " same" : "") },
       el("p", {}, one.chosen ? chip("went on", "good") : null, " ", chip(`team ${number(one.team)}`), " ", chip(`local ${number(one.local)}`), " ",
         one.advantage === undefined ? null : chip(`advantage ${number(one.advantage, 3)}`, one.advantage < 0 ? "bad" : "good"), " ",
         one.well_formed ? null : chip("malformed", "bad")),
@@ -275,7 +275,7 @@
         onkeydown: (e) => { if (e.key === "Enter") go({ view: "plays", step: x, play: null, call: null }); } }, svg("title", {}, `step ${x}: ${number(y, 3)}; plays`)))];
     return el("figure", { class: "card" }, el("h3", {}, title), svg("svg", { class: "curve", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title },
       [y0, (y0 + y1) / 2, y1].map((y) => [svg("line", { x1: L, x2: W - 10, y1: Y(y), y2: Y(y), stroke: "var(--grid)" }), svg("text", { x: L - 6, y: Y(y) + 4, "text-anchor": "end" }, number(y))]),
-      [x0, x1].map((x) => svg("text", { x: X(x), y: H - 8, "text-anchor": "middle" }, `step ${x}`)), lines.map(drawnLine)),
+      (x0 === x1 ? [x0] : [x0, x1]).map((x, i) => svg("text", { x: X(x), y: H - 8, "text-anchor": i ? "end" : "start" }, `step ${x}`)), lines.map(drawnLine)),
       el("p", {}, lines.map((line, i) => [el("span", { class: "who", role_color: `var(--s${i % 8})` }, line.name), "  "])));
   }
   async function curves() {
