@@ -302,7 +302,8 @@ def test_plays_and_graphs_are_read_back_and_replayed(whole):
     assert all(str(i) in play["pieces"]["answer"] for play in tokens for step in play["steps"][1:] for i in step["prompt_ids"])
     played = [(graph["when"], graph["step"], graph["task"]["split"], graph["task"]["number"]) for graph in graphs]
     evaluated = [(when, step, "test", task) for when, step in (("before", 0), ("after", 2)) for task in (0, 1)]
-    assert played == [("train", 1, "train", 0)] * 4 + [("train", 2, "train", 2)] * 4 + evaluated  # c4: an evaluation's plays bear no step of seeds
+    of_training = [("train", 1, "train", 0)] * 4 + [("train", 2, "train", 2)] * 4
+    assert played == of_training + evaluated  # c4: an evaluation's plays bear no step of seeds
     assert [graph["episode"] for graph in graphs] == [play["episode"] for play in plays]
     assert {event["kind"] for graph in graphs for event in graph["events"]} >= {"role"}
     with resolve(config) as plan:
