@@ -5,11 +5,13 @@ Files are followed while they grow: only new lines are read, and of each play on
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import pathlib
+import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from marl_llm.reporting import episodes, files, metrics
@@ -32,8 +34,8 @@ class Lines:
     def __init__(self, path: pathlib.Path):
         self.path, self._read, self.version, self._known = path, 0, 0, None
 
-    def news(self) -> Iterator[tuple[int, int, dict[str, Any]] | None]:
-        """(offset, length, object) of every new line; None first where everything before is to be forgotten."""
+    def news(self, read: Callable[[bytes], Any] = json.loads) -> Iterator[tuple[int, int, dict[str, Any]] | None]:
+        """(offset, length, object) of every new line; None first where everything before is to be forgotten. `read`: line to object."""
         try:
             status = self.path.stat()
         except OSError:
@@ -50,7 +52,7 @@ class Lines:
                 start, self._read = self._read, self._read + len(line)
                 self.version += 1
                 try:
-                    value = json.loads(line)
+                    value = read(line)
                 except ValueError:  # a damaged line is left out, as in the report
                     continue
                 if isinstance(value, dict):
@@ -93,7 +95,7 @@ class StoredRun:
                     continue
                 name = str(new[2].get("episode"))
                 self._rows[name], self._place[name] = row_of(new[2]), new[:2]
-            for new in self._tokens.news():
+            for new in self._tokens.news(_head):
                 if new is None:
                     self._token_place.clear()
                 else:
@@ -115,12 +117,21 @@ class StoredRun:
         """Ids of the plays in whose texts (prompts, responses, tools, task) a text occurs; case does not matter."""
         self.refresh()
         needle = json.dumps(text)[1:-1].lower().encode()
-        found = []
-        with self._plays.path.open("rb") as file:
-            for name, (start, length) in self._place.items():
-                file.seek(start)
-                if needle in file.read(length).lower():
-                    found.append(name)
+        if not needle or not self._place:
+            return list(self._place)
+        names = sorted(self._place, key=lambda name: self._place[name])
+        starts, data = [self._place[name][0] for name in names], self._plays.path.read_bytes().lower()
+        found, at = [], data.find(needle)
+        while at >= 0:
+            number = bisect.bisect_right(starts, at) - 1
+            end = sum(self._place[names[number]]) if number >= 0 else 0
+            if at < end:
+                found.append(names[number])
+            elif number + 1 < len(starts):  # a line that a later one replaced
+                end = starts[number + 1]
+            else:
+                break
+            at = data.find(needle, end)
         return found
 
     def play(self, name: str) -> dict[str, Any]:
@@ -197,6 +208,12 @@ class StoredRun:
         except (OSError, ValueError):  # not there yet
             return {}
         return value if isinstance(value, dict) else {}
+
+
+def _head(line: bytes) -> dict[str, Any]:
+    """The id alone of a line of tokens, which are not looked at until they are asked for."""
+    found = re.match(rb'\{"episode": ("(?:[^"\\]|\\.)*")', line)
+    return {"episode": json.loads(found[1])} if found else json.loads(line)
 
 
 def row_of(play: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, code: int, body: bytes, kind: str) -> None:
         packed = len(body) > SMALL and "gzip" in (self.headers.get("Accept-Encoding") or "")
-        body = gzip.compress(body, 5) if packed else body
+        body = gzip.compress(body, 2) if packed else body
         self.send_response(code)
         heads = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), "Cache-Control": "no-store"}
         heads |= {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
