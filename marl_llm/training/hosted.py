@@ -28,7 +28,7 @@ from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Inside, Outside, Rollout, Scripted, WorkflowError, World
 from marl_llm.workflows.cross import check_cross, crossed
-from marl_llm.workflows.metrics import rollout_metrics, team_metrics
+from marl_llm.workflows.metrics import episode_metrics, rollout_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
 from marl_llm.workflows.storage import report_episodes
 
@@ -210,10 +210,9 @@ class HostedTeam(Team):
         with self._controller(engine, Assignment(names, players), settings) as controller:
             rollout = controller.play(self.world.tasks(split, first, tasks), EVALUATION, plays)
         samples = sample_table(rollout, training=())
-        figures, metrics = self._figures(rollout, samples), iter(zip(*team_metrics(rollout).values(), strict=True))
-        known, outcomes = list(self.world.workflow.metrics), []
+        figures, outcomes = self._figures(rollout, samples), []
         for one in rollout.episodes:
-            team = {} if one.void else dict(zip(known, next(metrics), strict=True))
+            team = episode_metrics(self.world.workflow, one)
             turns = 0.0 if one.void else sum(path.turns for path in one.trajectories) / len(one.trajectories)
             outcomes.append(Outcome(one.task.number, one.play, team.get(self.headline, 0.0), turns, one.void, team))
         formed = {role: figures[f"role/{role}/well_formed"] for role in self.roles}

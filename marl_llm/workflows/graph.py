@@ -204,7 +204,7 @@ class Workflow:
       hidden: fields of the task that only tools, conditions and rewards may read. What tools make of them is hidden too; see `secrecy`.
       start: fields that have a value before anyone has spoken, e.g. an empty report.
       rewards: functions of a whole trajectory that say who earned what; see `rewards`.
-      metrics: name -> function of a whole trajectory; a float, for tables. Never trained on.
+      metrics: name -> function of a whole trajectory; a float, or None where it does not apply, for tables. Never trained on.
       scorers: who is asked once per action before a play ends, asynchronously; see `scoring`.
       score: when a tree's candidates are scored: "when_made", on the state after the candidate and the tools that follow it up to the next
         role; or "at_end", for a team whose pay shows only when the play is over.
@@ -221,7 +221,7 @@ class Workflow:
     hidden: tuple[str, ...] = ()
     start: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rewards: tuple[Callable[..., Any], ...] = ()
-    metrics: Mapping[str, Callable[..., float]] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, Callable[..., float | None]] = dataclasses.field(default_factory=dict)
     scorers: tuple[Any, ...] = ()
     score: str = "when_made"
     group_seats: bool = False

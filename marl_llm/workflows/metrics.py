@@ -11,6 +11,7 @@ import numpy as np
 from marl_llm.tools.results import FailureKind
 from marl_llm.workflows.controller import Rollout
 from marl_llm.workflows.errors import WorkflowError
+from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.samples import SampleTable
 from marl_llm.workflows.trajectory import Episode, ToolUse
 
@@ -21,8 +22,8 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
     """Figures of a step, by name; zeros are there too, so that a curve has no gaps.
 
     `episodes`, `void_share`, `failed_<kind>` (attempts that failed), `attempts`, `turns`, `seconds`; `team/<name>`: means of the workflow's
-    metrics over its trajectories; `role/<role>/...`: `calls`, `well_formed`, `truncated`, `trimmed_share`, `replaced_share`,
-    `tokens`, `reward`, `team`, `local`, `component/<name>`; `tool/<node>/calls`, `.../seconds`, `.../attempts`, `.../replaced_share`,
+    metrics over its trajectories, without those that apply to none; `role/<role>/...`: `calls`, `well_formed`, `truncated`,
+    `trimmed_share`, `replaced_share`, `tokens`, `reward`, `team`, `local`, `component/<name>`; `tool/<node>/calls`, `.../seconds`, `.../attempts`, `.../replaced_share`,
     `.../refused_share` and `.../hung` (calls that were late, those of void episodes too); `scorer/<name>/calls`,
     `.../value`, `.../failed`; `samples/trained`, `samples/<why not>`. Means over trajectories of one episode are taken first, so that every
     episode has one vote. Void episodes have none.
@@ -36,26 +37,38 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
         "turns": _mean([_mean([path.turns for path in episode.trajectories]) for episode in played]),
         "seconds": rollout.seconds,
         **{f"failed_{kind}": float(kinds[kind]) for kind in KINDS},
-        **{f"team/{name}": _mean(values) for name, values in team_metrics(rollout).items()},
+        **{f"team/{name}": _mean(values) for name, values in team_metrics(rollout).items() if values or not played},
     }
     return figures | _role_figures(rollout, table) | _tool_figures(rollout, played) | _scorer_figures(rollout) | _sample_figures(table)
 
 
 def team_metrics(rollout: Rollout) -> dict[str, list[float]]:
-    """The workflow's metrics per episode that is not void (the mean over its paths), for means and intervals.
+    """The workflow's metrics of the episodes that are not void and that they apply to, see `episode_metrics`."""
+    found: dict[str, list[float]] = {name: [] for name in rollout.workflow.metrics}
+    for episode in rollout.episodes:
+        for name, value in episode_metrics(rollout.workflow, episode).items():
+            found[name].append(value)
+    return found
+
+
+def episode_metrics(workflow: Workflow, episode: Episode) -> dict[str, float]:
+    """The workflow's metrics of one episode, each the mean over its paths; none of a void one. A metric that is None for some path, e.g.
+    an error of a task of another kind, does not apply and is left out.
 
     Raises `WorkflowError` naming a metric that fails or gives no finite number.
     """
-    found: dict[str, list[float]] = {name: [] for name in rollout.workflow.metrics}
-    for episode in rollout.episodes:
-        for name, metric in rollout.workflow.metrics.items() if not episode.void else ():
-            try:
-                value = float(np.mean([metric(path) for path in episode.trajectories]))
-            except Exception as error:
-                raise WorkflowError(f"metric {name!r} raised {type(error).__name__}: {error}; task {episode.task.number}") from error
-            if not math.isfinite(value):
-                raise WorkflowError(f"metric {name!r} gave {value} on task {episode.task.number}; give a finite number")
-            found[name].append(value)
+    found = {}
+    for name, metric in workflow.metrics.items() if not episode.void else ():
+        try:
+            values = [metric(path) for path in episode.trajectories]
+            value = None if None in values else float(np.mean(values))
+        except Exception as error:
+            raise WorkflowError(f"metric {name!r} raised {type(error).__name__}: {error}; task {episode.task.number}") from error
+        if value is None:
+            continue
+        if not math.isfinite(value):
+            raise WorkflowError(f"metric {name!r} gave {value} on task {episode.task.number}; give a finite number")
+        found[name] = value
     return found
 
 

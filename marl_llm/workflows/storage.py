@@ -231,7 +231,7 @@ def _values(value: Any, place: pathlib.Path | None) -> Any:
 def _workspace(digest: str, place: pathlib.Path | None) -> Workspace:
     """The workspace of this digest. Raises `WorkflowError` if it is not there, or holds something else."""
     if place is None:
-        raise WorkflowError("the line holds a workspace, whose content is not in it: give the folder of its file, e.g. from_json(line, run)")
+        raise WorkflowError("the line holds a workspace without its content: give the folder of its file, as in from_json(line, run)")
     try:
         found = Workspace((place / digest).read_bytes())
     except OSError as error:

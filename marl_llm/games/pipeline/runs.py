@@ -1,0 +1,92 @@
+"""Programs that work on shared files: run in the sandbox from a workspace, which is a value, to another."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from marl_llm.tools.results import ToolResult, success
+from marl_llm.tools.said import read_text
+from marl_llm.tools.sandbox import Limits, Program, Submission, Workspace, default_sandbox
+from marl_llm.tools.verdicts import Verdicts, content_key
+
+SHOWN = 4000  # characters of what a program said; more is cut in the middle (the release cuts at 2,000)
+# What became of a program. "lost": it left more than a workspace may hold, or paths that cannot be kept; the files are those before it.
+STATES = ("ok", "no_program", "error", "signal", "timeout", "memory", "disk", "lost")
+MAX_CODE = 100_000  # characters of a program that are looked through for texts
+Run = Callable[[str, Workspace], Awaitable[ToolResult]]
+
+
+def run_in_workspace(profile: str, limits: Limits, sandbox: Any = None, only_named: bool = False) -> Run:
+    """An async function (code, files) -> a result of `files`, `state`, `printed` and `error`. Equal programs on equal files run once.
+
+    Args:
+      sandbox: a `Sandbox`; by default the process's own.
+      only_named: the program gets only the files whose names stand in it as texts, and the others are kept for it: more calls are equal.
+        For small languages in which nothing else can be read.
+    """
+    done = Verdicts()
+
+    async def run(code: str, files: Workspace) -> ToolResult:
+        if not code.strip():
+            return success({"files": files, "state": "no_program", "printed": "", "error": "there is no program"}, 0.0)
+        given = files.files()
+        used = {name: content for name, content in given.items() if name in texts_of(code)} if only_named else given
+        start = Workspace.from_files(used) if only_named else files
+
+        async def once() -> ToolResult:
+            ran = await (sandbox or default_sandbox()).arun(Submission(code, "", profile, limits, workspace=start))
+            return success(ending(ran.outcome(), start), ran.seconds, ran.attempts) if ran.ok else ran
+
+        found = await done.of(content_key(code, start.digest), once)
+        if not found.ok or not only_named:
+            return found
+        kept = {name: content for name, content in given.items() if name not in used}
+        value = found.outcome()
+        return success({**value, "files": Workspace.from_files({**kept, **value["files"].files()})}, found.seconds, found.attempts)
+
+    return run
+
+
+def ending(program: Program, before: Workspace) -> dict[str, object]:
+    """What a program left and said: `files`, `state` of `STATES`, what it `printed`, and of its complaint the last line as `error`."""
+    lost = program.workspace is None
+    state = "lost" if lost and program.outcome == "ok" else program.outcome
+    printed, complained = read_text(program.stdout_bytes).value, read_text(program.stderr_bytes).value
+    last = complained.strip().splitlines()[-1] if complained.strip() else state
+    error = "" if state == "ok" else f"files lost: {program.workspace_lost}" if state == "lost" else last[:SHOWN]
+    said = "\n".join(part.strip() for part in (printed, complained) if part.strip())
+    return {"files": before if lost else program.workspace, "state": state, "printed": cut_middle(said), "error": error}
+
+
+def cut_middle(text: str, most: int = SHOWN) -> str:
+    """The beginning and the end of a text that is longer, with a note between them."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}\n[... {len(text) - most} characters left out ...]\n{text[-(most - most // 2) :]}"
+
+
+def texts_of(code: str) -> frozenset[str]:
+    """The texts that stand in a program's calls, such as names of files; comments are none. Of what is no program: nothing."""
+    try:
+        tree = ast.parse(code[:MAX_CODE])
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    given = [one for call in calls for one in (*call.args, *(keyword.value for keyword in call.keywords))]
+    return frozenset(one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str))
+
+
+def limits_for(data_bytes: int, timeout_s: float | int = 60.0, disk_mb: int = 2048, memory_mb: int = 8192) -> Limits:
+    """Limits of a program on tables of `data_bytes` in all: disk for six times the tables, memory for 20 times (a frame of pandas and the
+    copies that fitting makes), and at least what the libraries need.
+
+    Raises `ValueError` if these are beyond `disk_mb` or `memory_mb`.
+    """
+    mib = -(-data_bytes // (1 << 20))
+    disk, memory = 64 + 6 * mib, 1024 + 20 * mib
+    if disk > disk_mb or memory > memory_mb:
+        needs = f"need {disk} MiB of disk and {memory} MiB of memory"
+        raise ValueError(f"its tables hold {mib} MiB and {needs}; {disk_mb} and {memory_mb} are allowed")
+    return Limits(timeout_s=timeout_s, disk_mb=disk, memory_mb=memory, address_space_mb=2 * memory)
