@@ -23,8 +23,9 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
 
     `episodes`, `void_share`, `failed_<kind>` (attempts that failed), `attempts`, `turns`, `seconds`; `team/<name>`: means of the workflow's
     metrics over its trajectories, without those that apply to none; `role/<role>/...`: `calls`, `well_formed`, `truncated`,
-    `trimmed_share`, `replaced_share`, `tokens`, `reward`, `team`, `local`, `component/<name>`; `tool/<node>/calls`, `.../seconds`, `.../attempts`, `.../replaced_share`,
-    `.../refused_share` and `.../hung` (calls that were late, those of void episodes too); `scorer/<name>/calls`,
+    `trimmed_share`, `replaced_share`, `tokens`, `reward`, `team`, `local`, `component/<name>`; `tool/<node>/calls`, `.../seconds`,
+    `.../attempts`, `.../replaced_share`, `.../refused_share` and `.../hung` (calls that were late, those of void episodes too);
+    `scorer/<name>/calls`,
     `.../value`, `.../failed`; `samples/trained`, `samples/<why not>`. Means over trajectories of one episode are taken first, so that every
     episode has one vote. Void episodes have none.
     """
