@@ -19,6 +19,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from experiments import checks, players
+from experiments.coaching import check_coach, coach_section, cost_line
 from experiments.command import ConfigError
 from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.games import Found, Game, GameError, find_game
@@ -94,6 +95,7 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
     c.model = model_section(kind="trained", preset="micro", lora_alpha=16.0)
     c.models = config_dict.ConfigDict()
     c.recipe = config_dict.ConfigDict({"name": recipe, "preset": "paper", **_fields(Recipe, "name", "preset")})
+    c.coach = coach_section()  # who scores every action of training plays; see `experiments.coaching`
     c.rollout = config_dict.ConfigDict(
         {
             "tasks": 48,  # fresh tasks per step
@@ -263,6 +265,8 @@ class Plan:
             rows[-1] += f"; at most {samples:,} samples (E={e} x K={k} x T={g.max_turns} x N={len(g.roles)})"
         given = lambda name: "default" if config.game[name] is None else config.game[name]  # noqa: E731
         value = given if isinstance(g, World) else lambda name: getattr(g, name, "")
+        if said := cost_line(config, self):
+            rows += [said]
         rows += ["", "game", *(f"  {name:<20} {value(name)}" for name in self.found.options)]
         rows += ["", "recipe", *(f"  {f.name:<20} {getattr(r, f.name)}" for f in dataclasses.fields(r))]
         if isinstance(g, World):
@@ -297,6 +301,7 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
         assignment, options, shapes = players.cast(config, played, sizes_only)
         plan = Plan(found, game, played, text, recipe, assignment, options, shapes, given(config.script))
         players.contradictions(config, plan)
+        check_coach(config, plan)
         return plan
     except (ValueError, TypeError) as error:
         if isinstance(game, World):

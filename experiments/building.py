@@ -88,8 +88,9 @@ def model_specs(plan: Plan, config, mesh) -> dict:
     return specs
 
 
-def build_team(plan: Plan, config, mesh):
-    """The team of a config, at its start. Whoever builds it closes it."""
+def build_team(plan: Plan, config, mesh, coached: bool = True):
+    """The team of a config, at its start. Whoever builds it closes it. Without `coached` nobody coaches: only to be measured."""
+    from experiments.coaching import make_coaching
     from marl_llm.training import LearnerOptions, PlayOptions, make_optimizer, make_team
 
     o = config.optimizer
@@ -110,6 +111,7 @@ def build_team(plan: Plan, config, mesh):
         script=plan.script,
         hosted=config.hosted,
         text=plan.text,
+        coaching=make_coaching(config, plan) if coached else None,
     )
 
 
@@ -157,7 +159,7 @@ def opened(run: str | pathlib.Path, step: int | None = None, **changes: Any) -> 
     if not steps or (step is not None and step not in steps):
         raise ConfigError(f"{run} has no checkpoint {'' if step is None else step}; it has steps {steps or 'none'}")
     step = steps[-1] if step is None else step
-    with resolve(config, home_of(pathlib.Path(run))) as plan, build_team(plan, config, mesh) as team:
+    with resolve(config, home_of(pathlib.Path(run))) as plan, build_team(plan, config, mesh, coached=False) as team:
         like = team.policies()
         team.restore(checkpoints.restore(0, like), checkpoints.restore(step, like), checkpoints.state(step)["team"])
         yield config, plan, team, step

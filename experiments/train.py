@@ -27,6 +27,7 @@ from ml_collections import config_flags
 
 from experiments import checks, command
 from experiments.building import CACHE, build_team, hardware_of, policies_of, start_jax, start_of
+from experiments.coaching import CoachWatch, cost_line, first_failure
 from experiments.command import ConfigError, TrainingError
 from experiments.measuring import Alarms, check_finite, measure, page_text, tables
 from experiments.workdir import home_of, open_workdir, write_json
@@ -102,11 +103,15 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         warm_start(team, config, files, clock)
         state = {"step": 0, "seed": c.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
     progress = reporting.Progress(c.steps, "train", start=state["step"])
+    watch_coach = CoachWatch(progress.note)
+    if config.coach.kind:
+        progress.note(cost_line(config, plan))
+    save = lambda step: checkpoints.save(step, team.policies(), state | {"team": team.state()} | clock.now())  # noqa: E731
     alarms, watch = Alarms(state["silent"], progress.note), ProgramWatch(progress.note)
     if not done:
         progress.note(f"step 0: validation {team.headline} {validate(team, config, files, 0):.1%}")
         # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
-        checkpoints.save(0, team.policies(), state | {"team": team.state()} | clock.now())
+        save(0)
         progress.note(f"the report at any time: python -m marl_llm.reporting.report {workdir}")
 
     # ------------------------------------------------------------------------------------------------ the loop
@@ -115,7 +120,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     for step in range(state["step"], c.steps):
         tick = time.perf_counter()
         rate = lambda peak, step=step: float(linear_decay(step, c.steps, peak, o.warmup, floor=0.05))  # noqa: E731
-        batch = team.play(step, step * c.rollout.tasks, c.rollout.tasks)
+        batch = played(team, c.rollout.tasks, step, watch_coach, lambda step=step: step in checkpoints.steps() or save(step))
         tock = time.perf_counter()
         updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
         tack = time.perf_counter()
@@ -141,7 +146,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
             progress.note(f"step {step + 1}: validation {team.headline} {validate(team, config, files, step + 1):.1%}")
         if (step + 1) % c.checkpoint.every == 0 or last:
             files.plays(batch, min(plan.recipe.plays, GROUP), "train", step + 1, team.advantages)  # a whole group
-            checkpoints.save(step + 1, team.policies(), state | {"team": team.state()} | clock.now())
+            save(step + 1)
             files.report_now_and_then()
     progress.close()
     if timed:
@@ -155,6 +160,17 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     head = f"{results['after']['tasks']} held-out tasks of the {results['split']} split:\n"
     print(head + page_text(results, team.headline) + f"\nreport: {report}   total {clock.now()['wall_s']:.0f} s", file=sys.stderr)
     return results
+
+
+def played(team, tasks: int, step: int, watch: CoachWatch, keep):
+    """A step's batch. What stops the run here is said after `keep`: nothing of this step was learned, and what came before it is whole."""
+    try:
+        batch = team.play(step, step * tasks, tasks)
+        watch.look(step + 1, batch.figures, lambda: first_failure(batch.episodes.rollout))
+    except Exception:
+        keep()
+        raise
+    return batch
 
 
 def warm_start(team, config, files: Files, clock: Stopwatch) -> None:

@@ -20,7 +20,7 @@ from ml_collections import config_dict
 from experiments.command import ConfigError
 
 LAYOUT = 2  # of config.json's config; an earlier one had no "layout"
-MAY_CHANGE = ("devices", "mesh", "steps")  # on continuing; steps may grow
+MAY_CHANGE = ("devices", "mesh", "steps", "coach.cap_usd")  # on continuing; steps may grow, and so may what a coach costs
 
 
 def commit_of(folder: pathlib.Path) -> str:
@@ -39,6 +39,8 @@ def differences(old: dict, new: dict, path: str = "config") -> list[str]:
         a, b, here = old.get(key), new.get(key), f"{path}.{key}"
         if isinstance(a, dict) and isinstance(b, dict):
             out += differences(a, b, here)
+        elif a is None and isinstance(b, dict) and all(value is None for value in b.values()):
+            continue  # a section that is newer than the run
         elif a != b:
             out.append(f"{here}: {a!r} -> {b!r}")
     return out
@@ -178,7 +180,8 @@ def open_workdir(
 
 
 def _may_change(line: str) -> bool:
-    return line.split(":")[0].removeprefix("config.").partition(".")[0] in MAY_CHANGE
+    key = line.split(":")[0].removeprefix("config.")
+    return key in MAY_CHANGE or key.partition(".")[0] in MAY_CHANGE
 
 
 def _changed_files(workdir: pathlib.Path, found) -> list[str]:

@@ -17,7 +17,7 @@ from marl_llm.algorithms import advantages as adv
 from marl_llm.algorithms import gated, losses, ratios, returns
 from marl_llm.algorithms._arrays import Scalar, as_float, as_mask, is_traced, psum
 from marl_llm.algorithms.groups import group_ids, group_keys, group_stats, mixed_share
-from marl_llm.algorithms.recipes import Recipe
+from marl_llm.algorithms.recipes import CENTER, Recipe
 
 
 @typing.no_type_check  # as a pytree it may hold tracers, shapes or None; advantages_for checks what it reads
@@ -54,9 +54,10 @@ def _need(samples: Samples, recipe: Recipe, field: str, why: str) -> Array:
 
 def _rewards(recipe: Recipe, samples: Samples) -> Array:
     """Reward of each sample before any KL penalty `[S]`."""
+    center = CENTER if recipe.center == "score" else 0.0
     if recipe.rewards == "mixed":
-        return returns.mix_rewards(samples.team, samples.local, alpha=recipe.alpha)
-    return as_float(samples.team if recipe.rewards == "team" else samples.local)
+        return returns.mix_rewards(samples.team, samples.local, alpha=recipe.alpha) - center
+    return as_float(samples.team if recipe.rewards == "team" else samples.local) - center
 
 
 def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> Array:
@@ -67,12 +68,21 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
         return returns.rewards_to_go(
             rewards, order, samples.trajectory, gamma=recipe.gamma, where=where, agent=samples.agent, scope=recipe.scope
         )
+    if recipe.returns == "to_go_mean":
+        order = samples.turn if recipe.scope == "joint" else order
+        return returns.mean_to_go(rewards, order, samples.trajectory, samples.agent, where=where, scope=recipe.scope)
     if recipe.returns == "outcome":
         paid = None if recipe.rewards == "local" else samples.team_where
         return returns.broadcast_outcome(rewards, samples.trajectory, where=where, turn=order, how="last", paid=paid)
     if recipe.returns == "trajectory":
         return returns.episode_return(rewards, samples.turn, samples.trajectory, where=where)
     return rewards
+
+
+def _places(samples: Samples, where: Array) -> Array:
+    """Which of its agent's actions in the play each sample is `[S]`."""
+    order = samples.turn if samples.order is None else samples.order
+    return returns.place_in_play(order, samples.trajectory, samples.agent, where=where)
 
 
 def _critic_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array, kl_coef) -> tuple[Array, Array, Array]:
@@ -189,8 +199,13 @@ def advantages_for(
                 weights = _need(samples, recipe, "tokens", "weigh='token' gives each response token one vote")
             elif recipe.weigh == "trajectory":
                 weights = adv.trajectory_weights(jnp.zeros_like(samples.trajectory), samples.trajectory, where=where)
+            compared = earned
+            if recipe.baseline != "none":
+                place = _places(samples, where) if recipe.baseline == "place" else jnp.zeros_like(samples.agent)
+                ids = group_ids(group_keys(agent=samples.agent, place=place), where=where)
+                compared = adv.group_relative(earned, ids, where=where, scale="none", weights=weights)
             advantages = adv.whiten(
-                earned, where=where, weights=weights, ddof=recipe.ddof, epsilon=recipe.epsilon, shift_mean=True, axis_name=axis_name
+                compared, where=where, weights=weights, ddof=recipe.ddof, epsilon=recipe.epsilon, shift_mean=True, axis_name=axis_name
             )
         else:
             advantages, metrics, tied = _group_advantages(recipe, samples, earned, where)

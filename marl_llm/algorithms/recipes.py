@@ -22,6 +22,8 @@ from marl_llm.algorithms.losses import KL_KINDS, LEVELS, REDUCTIONS
 from marl_llm.algorithms.ratios import CORRECTIONS
 from marl_llm.algorithms.returns import SCOPES
 
+CENTER = 0.5  # the middle of a coach's scale when a score from 0 to 10 is paid with the weight 0.1
+TO_GO = ("to_go", "to_go_mean")
 AXES = ("instance", "env", "agent", "turn", "trajectory")
 
 CHOICES = types.MappingProxyType(
@@ -30,7 +32,9 @@ CHOICES = types.MappingProxyType(
         "pick": ("greedy", "first", "random"),
         "joint": ("aligned", "cross"),
         "rewards": ("mixed", "team", "local"),
-        "returns": ("immediate", "to_go", "outcome", "trajectory", "gae"),
+        "returns": ("immediate", "to_go", "to_go_mean", "outcome", "trajectory", "gae"),
+        "center": ("none", "score"),
+        "baseline": ("none", "role", "place"),
         "scope": SCOPES,
         "normaliser": ("group", "leave_one_out", "global", "critic"),
         "scale": SCALES,
@@ -70,12 +74,14 @@ class Recipe:
     # What a sample is paid.
     rewards: str = "mixed"  # "mixed": α team + local; or "team" or "local" alone
     alpha: float = 1.0  # α, weight of the team's reward in "mixed"
-    returns: str = "immediate"  # "immediate", "to_go", "outcome" (last turn's reward), "trajectory" (sum over turns), "gae"
-    scope: str = "trajectory"  # to_go: whose later rewards count; see returns.rewards_to_go
+    center: str = "none"  # "score": CENTER is taken off every reward first, the middle of a coach's scale from 0 to 1
+    returns: str = "immediate"  # "immediate", "to_go", "to_go_mean", "outcome" (last turn's), "trajectory" (sum over turns), "gae"
+    scope: str = "trajectory"  # to_go, to_go_mean: whose later rewards count; see returns.rewards_to_go
     gamma: float = 1.0  # discount per turn (to_go) or per token (gae)
     gae_lambda: float = 1.0  # gae: λ
 
     # With whom it is compared, and on which scale.
+    baseline: str = "none"  # global: the mean per "role", or per role and "place" in its play, is taken off first; then one scale for all
     normaliser: str = "group"  # "group", "leave_one_out", "global" (the whole batch) or "critic" (learned values, then whitened)
     group_by: tuple[str, ...] = ("instance", "agent")  # axes that name a group, out of AXES; () is one group of everything
     scale: str = "std"  # group: "std", "none", "range" or "batch"
@@ -185,7 +191,7 @@ def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
     """List (is broken, what to do) for combinations that no method can mean."""
     return [
         (
-            r.sampling == "tree" and r.returns in ("to_go", "outcome", "trajectory"),
+            r.sampling == "tree" and r.returns in ("to_go", "to_go_mean", "outcome", "trajectory"),
             f"returns={r.returns!r} needs plays that go on, but in a tree only one candidate per prompt does: "
             "use returns='immediate', or sampling='parallel' or 'chain'.",
         ),
@@ -221,7 +227,13 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
         (("pick",), r.sampling != "tree", f"sampling={r.sampling!r} has no candidates to pick from (only 'tree' has)"),
         (("joint_subset",), r.joint == "aligned", "joint='aligned' judges each play as it is (only 'cross' chooses)"),
         (("alpha",), r.rewards != "mixed", f"rewards={r.rewards!r} mixes nothing (only 'mixed' does)"),
-        (("scope",), r.returns != "to_go", f"returns={r.returns!r} sums no later rewards (only 'to_go' does)"),
+        (("scope",), r.returns not in TO_GO, f"returns={r.returns!r} sums no later rewards (only 'to_go' and 'to_go_mean' do)"),
+        (("baseline",), r.normaliser != "global", f"normaliser={r.normaliser!r} has baselines of its own (only 'global' has none)"),
+        (
+            ("center",),
+            r.returns not in ("to_go", "trajectory", "gae") or (r.returns == "to_go" and r.scope == "token"),
+            f"returns={r.returns!r} adds nothing up, and the baseline takes every constant off",
+        ),
         (("gamma",), r.returns not in ("to_go", "gae"), f"returns={r.returns!r} discounts nothing (only 'to_go' and 'gae' do)"),
         (("gamma",), r.returns == "to_go" and r.scope == "token", "scope='token' sums nothing over turns"),
         (("gae_lambda", "value_coef", "value_clip"), r.normaliser != "critic", "only normaliser='critic' has a critic"),

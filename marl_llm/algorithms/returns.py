@@ -120,6 +120,76 @@ def rewards_to_go(
     return gather(to_go, slots)
 
 
+@integer_arguments("turn", "trajectory", "agent")
+@functools.partial(jax.jit, static_argnames="scope")
+def mean_to_go(
+    rewards: Real[ArrayLike, "S"],
+    turn: Int[ArrayLike, "S"],
+    trajectory: Int[ArrayLike, "S"],
+    agent: Int[ArrayLike, "S"],
+    *,
+    where: Shaped[ArrayLike, "S"] | None = None,
+    scope: str = "trajectory",
+) -> Float[Array, "S"]:
+    """Average what is still to be earned from this turn on, with one vote per agent that still acts: the score of its last action.
+
+    R_t = mean over agents i with an action at τ ≥ t of v_i,   v_i = r_{last,i},  and of the acting agent itself v = (r_t + r_last) / 2
+
+    A sum of positive scores (`rewards_to_go`, MAPPA Eq. 3) pays for acting more often, and a mean over actions would still let an agent
+    repeat a good one to outweigh the others. Here a repeated action of an equal score changes no return at all. A reading of this library:
+    the paper has the sum.
+
+    Args:
+      rewards, turn, trajectory, where: as in `rewards_to_go`.
+      agent: who acted. Where several rows are an agent's last, its vote is their mean.
+      scope: "trajectory": all agents; "agent": the acting one alone; "token": the reward itself; "joint": one vote per turn, the mean
+        over its rows, in place of one per agent.
+
+    Returns:
+      Returns `[S]`, 0 where masked.
+
+    Raises:
+      ValueError: unknown scope.
+    """
+    check_choice("scope", scope, SCOPES)
+    rewards = as_float(rewards)
+    where = as_mask(where, rewards.shape)
+    rewards = jnp.where(where, rewards, 0)
+    if scope == "token":
+        return rewards
+    ones = where.astype(rewards.dtype)
+    if scope == "joint":
+        total = rewards_to_go(rewards, turn, trajectory, where=where, scope="joint")
+        return total / jnp.maximum(rewards_to_go(ones, turn, trajectory, where=where, scope="joint"), 1)
+    own = group_ids(group_keys(agent=agent, trajectory=trajectory))
+    last = broadcast_outcome(rewards, own, where=where, turn=turn, how="last")
+    vote = (rewards + last) / 2
+    if scope == "agent":
+        return jnp.where(where, vote, 0)
+    slots = masked_ids(group_ids(group_keys(own=own, turn=turn), where=where), where)
+    ending = rewards_to_go(ones, turn, own, where=where) == gather(per_group_sum(ones, slots), slots)  # no later action of this agent
+    share = jnp.where(where & ending, 1 / jnp.maximum(gather(per_group_sum(ones, slots), slots), 1), 0)
+    votes, agents = (rewards_to_go(x, turn, trajectory, where=where) for x in (share * last, share))
+    return jnp.where(where, (votes - last + vote) / jnp.maximum(agents, 1), 0)
+
+
+@integer_arguments("turn", "trajectory", "agent")
+@jax.jit
+def place_in_play(
+    turn: Int[ArrayLike, "S"],
+    trajectory: Int[ArrayLike, "S"],
+    agent: Int[ArrayLike, "S"],
+    *,
+    where: Shaped[ArrayLike, "S"] | None = None,
+) -> Int[Array, "S"]:
+    """How many actions the same agent took before in the same play; actions of one turn share their place. 0 where masked."""
+    where = as_mask(where, jnp.shape(turn))
+    ones = where.astype(jnp.result_type(float))
+    still = rewards_to_go(ones, turn, trajectory, where=where, agent=agent, scope="agent")
+    slots = masked_ids(group_ids(group_keys(agent=agent, trajectory=trajectory), where=where), where)
+    return jnp.where(where, jnp.rint(gather(per_group_sum(ones, slots), slots) - still), 0).astype(jnp.int32)
+
+
 @integer_arguments("trajectory", "turn")
 @functools.partial(jax.jit, static_argnames="how")
 def broadcast_outcome(

@@ -75,6 +75,10 @@ class ChatCoach:
         message = f"{view.call.id}: the coach's reply cannot be read: {problem}"
         return failed(FailureKind.BAD_REPLY, message, time.monotonic() - start, self._attempts)
 
+    def over(self, change: Callable[[Answers], Answers]) -> ChatCoach:
+        """The same coach with changed answers, for studies."""
+        return ChatCoach(change(self._answers), self.guide, self._attempts)
+
     def metrics(self) -> dict[str, float]:
         """Counts since it was made: actions, unreadable replies, scores that were capped, blocks of prompts that were cut."""
         with self._lock:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from marl_llm.coaching.coach import Coach
+from marl_llm.coaching.coach import Coach, metrics_of
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.rewards import COACH, coach_score
@@ -52,3 +53,59 @@ def coached(
     scorer = Scorer(COACH, coach.score, None, moment, truth, deadline_s, missing, history)
     own = () if pays else (coach_score(0.1 if weight is None else weight),)
     return dataclasses.replace(workflow, scorers=(*workflow.scorers, scorer), rewards=(*workflow.rewards, *own))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Coaching:
+    """Who coaches a team while it trains, and how; what a `HostedTeam` is given.
+
+    Attributes:
+      coach: see `Coach`.
+      guide: of the world.
+      options: keyword arguments of `coached`.
+      clients: what the coach asks through; closed with the team.
+    """
+
+    coach: Coach
+    guide: CoachGuide | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    clients: tuple[Any, ...] = ()
+
+    def attach(self, workflow: Workflow) -> Workflow:
+        """The workflow with this coach; raises as `coached`."""
+        return coached(workflow, self.coach, self.guide, **self.options)
+
+    def metrics(self) -> dict[str, float]:
+        """Counts since it was made, by name: of the coach, and of its clients calls, cache hits, tokens, USD and seconds."""
+        found = dict(metrics_of(self.coach))
+        for client in self.clients:
+            for name, value in client.metrics("").items():
+                name = name.removeprefix("/")
+                found[name] = found.get(name, 0.0) + value
+        return {f"coach/{name}": value for name, value in found.items()}
+
+    def close(self) -> None:
+        """Ends the clients' threads."""
+        for client in self.clients:
+            client.close()
+
+
+def check_coached(workflow: Workflow) -> None:
+    """Refuses a workflow that pays a coach's scores while nobody coaches. Raises `WorkflowError`."""
+    pays = any(COACH in getattr(reward, "scorers", ()) for reward in workflow.rewards)
+    if pays and all(scorer.name != COACH for scorer in workflow.scorers):
+        raise WorkflowError(f"workflow {workflow.name!r} pays a coach's scores and has no coach: set config.coach.kind, or use coached()")
+
+
+def check_missing(workflow: Workflow, returns: str, scope: str) -> None:
+    """Refuses to leave single actions out where a return sums over others: the sums would have holes.
+
+    Raises:
+      WorkflowError: naming the scorer and what to choose.
+    """
+    for scorer in workflow.scorers:
+        if scorer.missing == "mask" and not (returns == "immediate" or (returns == "to_go" and scope == "token")):
+            raise WorkflowError(
+                f"scorer {scorer.name!r} says missing='mask', but returns={returns!r} adds up scores of several actions, and the sums "
+                "would have holes: use missing='void', returns='immediate', or returns='to_go' with scope='token'"
+            )

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from marl_llm.coaching import Coaching
 from marl_llm.games import Game
 from marl_llm.games.hosted import TextBudget
 from marl_llm.games.hosted import hosted as host
@@ -23,7 +24,7 @@ from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.seats import Seat, parse_seat, parse_seats
 from marl_llm.training.team import Team
 from marl_llm.training.update import Advice, LearnerOptions, Trained, Update, advise
-from marl_llm.workflows import Assignment, RolloutError, World
+from marl_llm.workflows import Assignment, RolloutError, WorkflowError, World
 
 
 def make_team(
@@ -40,6 +41,7 @@ def make_team(
     script: Mapping[str, Any] | None = None,
     hosted: bool = False,
     text: TextBudget | None = None,
+    coaching: Coaching | None = None,
 ) -> Team:
     """The team of a game: a `CompiledTeam` for a value-state game, a `HostedTeam` for a workflow's `World`; see `Team`.
 
@@ -48,10 +50,13 @@ def make_team(
       script: options of a value-state game's scripted player.
       hosted: play a value-state game through a controller and an engine; the same seed gives the same samples (law 13).
       text: hosted in ordinary text, for chat models; see `marl_llm.games.hosted`.
+      coaching: who scores every action of a workflow; see `marl_llm.coaching`.
     """
     common = dict(seed=seed, permute_rewards=permute_rewards)
     if isinstance(game, World):
-        return HostedTeam(game, assignment, models, options, mesh, play=play or PlayOptions(), **common)
+        return HostedTeam(game, assignment, models, options, mesh, play=play or PlayOptions(), coaching=coaching, **common)
+    if coaching is not None:
+        raise WorkflowError("coaching: the game is no workflow, and its rewards are its own; coach a World")
     if not hosted:
         return CompiledTeam(game, assignment, models, options, mesh, evaluation_seed=evaluation_seed, script=script, **common)
     _, data_key = warm_and_data_keys(seed)

@@ -16,6 +16,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Recipe
+from marl_llm.coaching import Coaching, check_coached, check_missing
+from marl_llm.coaching.figures import coach_figures
 from marl_llm.evaluation import Evaluation, Outcome
 from marl_llm.sampling import Engine, LaneConfig, pick_by_identity
 from marl_llm.sampling.requests import Settings
@@ -26,7 +28,7 @@ from marl_llm.training.packing import Tokens
 from marl_llm.training.seats import Seat
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
-from marl_llm.workflows import Assignment, Controller, Inside, Outside, Rollout, Scripted, WorkflowError, World
+from marl_llm.workflows import Assignment, Controller, Inside, Outside, Rollout, Scripted, Workflow, WorkflowError, World
 from marl_llm.workflows.cross import check_cross, crossed
 from marl_llm.workflows.metrics import episode_metrics, rollout_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
@@ -58,6 +60,7 @@ class HostedTeam(Team):
       world: a workflow with tasks, tools, and perhaps a scripted player.
       play: how they play.
       draws: the root of every draw's key; by default it follows from the seed.
+      coaching: who scores every action of training plays; warm start and evaluations need no coach. Closed with the team.
 
     Raises:
       WorkflowError: an assignment or a model that does not fit the workflow, or a recipe that samples a tree where a role that trains
@@ -76,6 +79,7 @@ class HostedTeam(Team):
         seed: int = 0,
         permute_rewards: bool = False,
         draws: Key[Array, ""] | None = None,
+        coaching: Coaching | None = None,
     ):
         assignment.check(world.workflow)
         models = {name: spec if spec.speech else dataclasses.replace(spec, speech=world.speech) for name, spec in models.items()}
@@ -83,7 +87,10 @@ class HostedTeam(Team):
             name = world.workflow.name
             raise WorkflowError(f"the model {mute[0]!r} has no speech, and neither has world {name!r}: give ModelSpec(speech=)")
         super().__init__(list(world.workflow.roles), assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
-        self.world, self.headline, self._options = world, world.headline, play
+        self.world, self.headline, self._options, self._coaching = world, world.headline, play, coaching
+        trained = world.workflow if coaching is None else coaching.attach(world.workflow)
+        check_missing(trained, options.recipe.returns, options.recipe.scope)
+        check_coached(trained)
         self._engine_key = jax.random.split(jax.random.key(seed))[1] if draws is None else draws
         self._pick = pick_by_identity(self._engine_key)
         self.plays = options.recipe.plays
@@ -95,7 +102,7 @@ class HostedTeam(Team):
         branching = branching_of(recipe, assignment)
         drawn = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
         try:
-            self._training = self._controller(self.engine, assignment, drawn, branching, recipe.pick if branching else None)
+            self._training = self._controller(self.engine, assignment, drawn, branching, recipe.pick if branching else None, trained)
         except WorkflowError:
             self.engine.close()
             raise
@@ -121,18 +128,21 @@ class HostedTeam(Team):
         settings: Settings,
         branching: Mapping[str, int] | None = None,
         pick: str | None = None,
+        workflow: Workflow | None = None,
     ) -> Controller:
         speech = {name: learner.spec.speech for name, learner in self.learners.items()}
         speech |= {f"{role} as {name}": speech[name] for role, name in self.assignment.roles.items() if name in speech}
         o = self._options
         return Controller(
-            self.world.workflow, assignment, engine, speech, branching=branching, attempts=o.attempts, timeout_s=o.timeout_s,
+            workflow or self.world.workflow, assignment, engine, speech, branching=branching, attempts=o.attempts, timeout_s=o.timeout_s,
             concurrency=o.concurrency, settings=settings, pick=pick, alpha=self.options.recipe.alpha, draw=self._pick,
         )  # fmt: skip
 
     def close(self) -> None:
         """Stops engines and threads."""
         self._training.close()
+        if self._coaching is not None:
+            self._coaching.close()
         for engine in (self.engine, *self._guests.values()):
             engine.close()
 
@@ -150,7 +160,8 @@ class HostedTeam(Team):
             joints = {"joints": float(judged)}
         samples = sample_table(rollout)
         tokens, table, version = from_table(samples)
-        figures = self._figures(rollout, samples) | joints
+        figures = self._figures(rollout, samples) | joints | coach_figures(rollout, self.headline)
+        figures |= self._coaching.metrics() if self._coaching else {}
         return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples))
 
     def _figures(self, rollout: Rollout, samples: SampleTable) -> dict[str, float]:

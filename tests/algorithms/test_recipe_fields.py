@@ -20,10 +20,12 @@ ROLE = dict(rewards="mixed", returns="immediate")
 CARRIED_OUT = {
     "rewards": ({}, "local"),
     "alpha": (ROLE, 3.0),
+    "center": (TO_GO, "score"),
     "returns": ({}, "trajectory"),
     "scope": (TO_GO, "agent"),
     "gamma": (TO_GO, 0.5),
     "gae_lambda": (PPO, 0.5),
+    "baseline": (TO_GO, "place"),
     "normaliser": ({}, "leave_one_out"),
     "group_by": ({}, ("instance",)),
     "scale": ({}, "range"),

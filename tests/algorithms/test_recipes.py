@@ -245,9 +245,10 @@ class TestMaking:
             level="sequence", clip_low=0.1, clip_high=0.28, dual_clip=4.0, reduce="token_mean", kl_coef=0.5,
             kl_kind="k2", kl_in="reward",
             entropy_coef=0.01, value_coef=1.0, value_clip=None, correction="mask", gate_positive=2.0, gate_negative=3.0,
-            entropy_quantile=0.2, off_policy_kl=0.1, joint="cross",
+            entropy_quantile=0.2, off_policy_kl=0.1, joint="cross", center="score", baseline="place",
         )  # fmt: skip
-        together = dict(joint_subset=dict(joint="cross"), gate_positive=dict(loss="sapo"), gate_negative=dict(loss="sapo"),
+        together = dict(center=dict(returns="to_go"), baseline=dict(normaliser="global"))
+        together |= dict(joint_subset=dict(joint="cross"), gate_positive=dict(loss="sapo"), gate_negative=dict(loss="sapo"),
                         tied_in_denominator=dict(skip_tied=True), max_length=dict(reduce="constant"),
                         correction_level=dict(correction="mask"), correction_cap=dict(correction="mask"),
                         kl_target=dict(kl_coef=0.1), kl_horizon=dict(kl_coef=0.1, kl_target=0.02))  # fmt: skip

@@ -1,0 +1,185 @@
+"""Figures of a coached run: what the coach says of whom, whether it favours a kind of task or length, and whether it tells good from bad.
+
+The bias of MAPPA's Table 3 is the difference of a role's mean scores between two strata. Its interval here is a bootstrap over *tasks*,
+since actions of one task are no independent draws; `matched` compares actions of plays that ended alike.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from marl_llm.tools.results import FailureKind
+from marl_llm.workflows.controller import Rollout
+from marl_llm.workflows.rewards import COACH
+
+DRAWS = 200  # of a bootstrap in a training step
+WINDOW = 20  # steps of the alarm
+NODE = f"scorer {COACH}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredAction:
+    """One action as the coach judged it.
+
+    Attributes:
+      task, role, stratum: whose, of which kind of task.
+      score: None: missing.
+      tokens: of the response.
+      outcome: of the play, e.g. the world's headline in [0, 1].
+    """
+
+    task: int
+    role: str
+    stratum: str
+    score: float | int | None
+    tokens: int
+    outcome: float | int
+    cached: bool = False
+    capped: bool = False
+
+
+Interval = tuple[float, float, float]  # figure, low, high of 95 %; NaN where there is none
+
+
+def scored_actions(rollout: Rollout, headline: str) -> list[ScoredAction]:
+    """Every action of a rollout that the coach was asked about, void plays left out; `headline` is a metric of the workflow."""
+    found = []
+    for episode in rollout.episodes:
+        for path in episode.trajectories:
+            outcome = float(rollout.workflow.metrics[headline](path))
+            for call in path.calls:
+                said = path.scores.get(call.id, {}).get(COACH)
+                if said is not None:
+                    score = None if said.value is None else float(said.value)
+                    who = (episode.task.number, call.role, episode.task.stratum)
+                    found.append(ScoredAction(*who, score, int(call.tokens.size), outcome, said.cached, said.capped))
+    return found
+
+
+def gap(actions: Sequence[ScoredAction], first: str, second: str, *, matched: bool = False, draws: int = 1000, seed: int = 0) -> Interval:
+    """Mean score in stratum `first` minus that in `second` (MAPPA, Table 3: regression − classification), with a bootstrap over tasks.
+
+    Args:
+      actions: of one role.
+      matched: the mean of the differences among successes and among failures (an outcome of 1 or more, or less), weighted by how many
+        there are to compare, n₁n₂/(n₁+n₂): kinds of tasks that are solved at another rate do not differ for that reason.
+    """
+    used = [one for one in actions if one.score is not None and one.stratum in (first, second)]
+
+    def figure(rows: np.ndarray) -> float:
+        total = weight = 0.0
+        for cell in (rows[rows[:, 2] >= 1], rows[rows[:, 2] < 1]) if matched else (rows,):
+            one, other = cell[cell[:, 1] == 1, 0], cell[cell[:, 1] == 0, 0]
+            if one.size and other.size:
+                votes = one.size * other.size / (one.size + other.size)
+                total, weight = total + votes * (one.mean() - other.mean()), weight + votes
+        return total / weight if weight else math.nan
+
+    return _bootstrapped(used, lambda one: (one.score, float(one.stratum == first), one.outcome), figure, draws, seed)
+
+
+def length_slope(actions: Sequence[ScoredAction], *, draws: int = 1000, seed: int = 0) -> Interval:
+    """Points of score per unit of ln(tokens) within strata: least squares after each stratum's means are taken off."""
+    used = [one for one in actions if one.score is not None and one.tokens > 0]
+    names = {name: number for number, name in enumerate(sorted({one.stratum for one in used}))}
+
+    def figure(rows: np.ndarray) -> float:
+        x, y = rows[:, 1].copy(), rows[:, 0].copy()
+        for stratum in np.unique(rows[:, 2]):
+            here = rows[:, 2] == stratum
+            x[here] -= x[here].mean()
+            y[here] -= y[here].mean()
+        spread = float(x @ x)
+        return float(x @ y) / spread if spread > 1e-12 else math.nan
+
+    return _bootstrapped(used, lambda one: (one.score, math.log(one.tokens), float(names[one.stratum])), figure, draws, seed)
+
+
+def auc(actions: Sequence[ScoredAction]) -> float:
+    """Probability that an action of a successful play has a higher score than one of a failed play; ties count half. NaN without both."""
+    used = [one for one in actions if one.score is not None]
+    good = np.sort([one.score for one in used if one.outcome >= 1])
+    bad = np.asarray([one.score for one in used if one.outcome < 1])
+    if not good.size or not bad.size:
+        return math.nan
+    below, upto = np.searchsorted(good, bad, "left"), np.searchsorted(good, bad, "right")
+    return float(np.mean(good.size - upto + 0.5 * (upto - below)) / good.size)
+
+
+def rising_while_falling(scores: Sequence[float], successes: Sequence[float], window: int = WINDOW, rise: float = 0.5) -> bool:
+    """Whether, over the last `window` steps, the mean score rose by `rise` or more while success fell (reward hacking, section 4.4).
+
+    Compares the means of the window's two halves.
+    """
+    if min(len(scores), len(successes)) < window:
+        return False
+    half = window // 2
+    change = lambda x: float(np.mean(x[-half:]) - np.mean(x[-window:-half]))  # noqa: E731
+    return change(list(scores)) >= rise and change(list(successes)) < 0
+
+
+def coach_figures(rollout: Rollout, headline: str, draws: int = DRAWS) -> dict[str, float]:
+    """Figures of a step by name; nothing where nobody coaches.
+
+    `coach/asked`, `coach/missing` (masked actions, and scores that failed an attempt at a play), `coach/failed_<kind>`, `coach/score`;
+    `coach/<role>/score`, `.../spread`, `.../cached`, `.../capped`, `.../auc`, `.../length_slope`; with several strata
+    `.../score/<stratum>`, and of two `.../gap`, `.../gap_low`, `.../gap_high`: matched on success, in the order of their names the second
+    minus the first.
+    """
+    if all(scorer.name != COACH for scorer in rollout.workflow.scorers):
+        return {}
+    actions = scored_actions(rollout, headline)
+    kinds = collections.Counter(
+        failure.kind for episode in rollout.episodes for failure in episode.failures if failure.node == NODE
+    )
+    for episode in rollout.episodes:
+        masked = {(call, said[COACH].missing) for path in episode.trajectories for call, said in path.scores.items() if COACH in said}
+        kinds.update(missing.partition(":")[0] for _, missing in masked if missing)
+    known = (*(kind.value for kind in FailureKind), "scorer")
+    figures = {f"coach/failed_{kind}": float(kinds[kind]) for kind in known}
+    missing, there = sum(kinds.values()), [one for one in actions if one.score is not None]
+    figures |= {"coach/asked": float(len(there) + missing), "coach/missing": float(missing)}
+    figures["coach/score"] = _mean([one.score for one in there])
+    for role in rollout.workflow.roles:
+        figures |= {f"coach/{role}/{name}": x for name, x in _role_figures([one for one in there if one.role == role], draws).items()}
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def _role_figures(actions: Sequence[ScoredAction], draws: int) -> dict[str, float]:
+    scores = [one.score for one in actions]
+    found = {"score": _mean(scores), "spread": float(np.std(scores)) if scores else math.nan, "auc": auc(actions)}
+    found |= {"cached": _mean([one.cached for one in actions]), "capped": _mean([one.capped for one in actions])}
+    found["length_slope"] = length_slope(actions, draws=0)[0]
+    strata = sorted({one.stratum for one in actions})
+    if len(strata) > 1:
+        found |= {f"score/{name}": _mean([one.score for one in actions if one.stratum == name]) for name in strata}
+    if len(strata) == 2:
+        found |= dict(zip(("gap", "gap_low", "gap_high"), gap(actions, strata[1], strata[0], matched=True, draws=draws)))
+    return found
+
+
+def _bootstrapped(
+    actions: Sequence[ScoredAction], row: Callable[[ScoredAction], tuple], figure: Callable[[np.ndarray], float], draws: int, seed: int
+) -> Interval:
+    """A figure of all rows, and its 2.5 % and 97.5 % quantiles over draws of whole tasks with replacement."""
+    if not actions:
+        return math.nan, math.nan, math.nan
+    rows = np.asarray([row(one) for one in actions], np.float64)
+    value = float(figure(rows))
+    tasks = collections.defaultdict(list)
+    for number, one in enumerate(actions):
+        tasks[one.task].append(number)
+    groups, rng = [np.asarray(one) for one in tasks.values()], np.random.default_rng(seed)
+    found = [figure(rows[np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])]) for _ in range(draws)]
+    found = [one for one in found if math.isfinite(one)]
+    low, high = np.quantile(found, (0.025, 0.975)) if found else (math.nan, math.nan)
+    return value, float(low), float(high)
+
+
+def _mean(values: Sequence[float | int | bool]) -> float:
+    return float(np.mean(values)) if len(values) else math.nan
