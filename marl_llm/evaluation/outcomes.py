@@ -23,6 +23,7 @@ class Outcome:
     turns: float | int
     void: bool = False  # could not be played, and counts for nothing
     team: Mapping[str, float] = dataclasses.field(default_factory=dict)  # further metrics of the team
+    cluster: str = ""  # tasks of one cluster are alike; "": a cluster of its own
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,8 +68,11 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of `success`, clustered by task; see `clustered`."""
-        return clustered([[one.score for one in self.played if one.task == task] for task in self.per_task])
+        """95 % interval of `success`, clustered by task, or by the tasks' clusters where they have some; see `clustered`."""
+        groups: dict[str | int, list[float]] = {}
+        for one in self.played:
+            groups.setdefault(one.cluster or one.task, []).append(one.score)
+        return clustered(list(groups.values()))
 
     def at_k(self, metric: str, k: int) -> float:
         """Mean over tasks of the expected best of k plays, by a team metric or the headline; see `marl_llm.evaluation.at_k`.
@@ -114,31 +118,41 @@ def clustered(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
         return 0.0, 1.0
     if all(len(task) == 1 for task in scores) and all(one in (0.0, 1.0) for one in flat):
         return wilson(int(sum(flat)), len(flat))
-    groups, n, mean = len(scores), len(flat), float(np.mean(flat))
-    if groups < 2:
+    if len(scores) < 2:
         return 0.0, 1.0
-    spread = sum((sum(task) - len(task) * mean) ** 2 for task in scores) * groups / (groups - 1)
-    df = groups - 1
-    t = T95[df - 1] if df <= len(T95) else Z95 + (Z95**3 + Z95) / (4 * df) + 2.823 / df**2
-    half = t * math.sqrt(spread) / n
+    mean, half = float(np.mean(flat)), half_width(scores)
     low, high = mean - half, mean + half
     inside = min(flat) >= 0 and max(flat) <= 1
     return (max(0.0, low), min(1.0, high)) if inside else (low, high)
 
 
+def half_width(scores: Sequence[Sequence[float]]) -> float:
+    """Half of the 95 % interval of the mean of all scores, by clusters; of two at least."""
+    n, groups = sum(map(len, scores)), len(scores)
+    mean = sum(map(sum, scores)) / n
+    spread = sum((sum(cluster) - len(cluster) * mean) ** 2 for cluster in scores) * groups / (groups - 1)
+    df = groups - 1
+    t = T95[df - 1] if df <= len(T95) else Z95 + (Z95**3 + Z95) / (4 * df) + 2.823 / df**2
+    return t * math.sqrt(spread) / n
+
+
 def paired(first: Evaluation, second: Evaluation) -> dict[str, Any]:
-    """Difference of two evaluations of the same tasks, second minus first, task by task: `{difference, interval, tasks}`.
+    """Difference of two evaluations of the same tasks, second minus first, task by task: `{difference, interval, tasks}`, clustered as
+    `Evaluation.interval` is.
 
     Raises `ValueError` when they share no task.
     """
     a, b = first.per_task, second.per_task
     common = [task for task in a if task in b]
+    alike = {one.task: one.cluster for one in first.played}
     if not common or first.split != second.split:
         raise ValueError("the two evaluations share no task: evaluate both on the same split with the same seed")
-    differences = [b[task] - a[task] for task in common]
-    n, mean = len(common), float(np.mean(differences))
-    if n < 2:
+    groups: dict[str | int, list[float]] = {}
+    for task in common:
+        groups.setdefault(alike[task] or task, []).append(b[task] - a[task])
+    differences = [one for group in groups.values() for one in group]
+    n, mean = len(differences), float(np.mean(differences))
+    if len(groups) < 2:
         return {"difference": mean, "interval": [-math.inf, math.inf], "tasks": n}
-    t = T95[n - 2] if n - 1 <= len(T95) else Z95 + (Z95**3 + Z95) / (4 * (n - 1)) + 2.823 / (n - 1) ** 2
-    half = t * float(np.std(differences, ddof=1)) / math.sqrt(n)
+    half = half_width(list(groups.values()))
     return {"difference": mean, "interval": [mean - half, mean + half], "tasks": n}

@@ -33,6 +33,7 @@ from marl_llm.games.coding.aux_worlds import function_problems, helper_functions
 from marl_llm.games.coding.debate import HIDDEN as CODE_HIDDEN
 from marl_llm.games.coding.functions import SHARES as FUNCTION_SHARES
 from marl_llm.games.coding.team import ROUNDS
+from marl_llm.games.maths.chat_worlds import chain_maths  # noqa: F401 (a name of `registry`)
 from marl_llm.games.maths.ensemble import ORDER
 from marl_llm.games.maths.sums import HIDDEN as SUMS_HIDDEN
 from marl_llm.games.maths.sums import SHARES as SUMS_SHARES

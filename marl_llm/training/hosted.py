@@ -225,7 +225,7 @@ class HostedTeam(Team):
         for one in rollout.episodes:
             team = episode_metrics(self.world.workflow, one)
             turns = 0.0 if one.void else sum(path.turns for path in one.trajectories) / len(one.trajectories)
-            outcomes.append(Outcome(one.task.number, one.play, team.get(self.headline, 0.0), turns, one.void, team))
+            outcomes.append(Outcome(one.task.number, one.play, team.get(self.headline, 0.0), turns, one.void, team, one.task.cluster))
         formed = {role: figures[f"role/{role}/well_formed"] for role in self.roles}
         seated = {role: str(seat) for role, seat in table.items()}
         return Evaluation(split, seated, temperature, self.headline, tuple(outcomes), formed, figures, self._recorder(rollout))

@@ -128,7 +128,7 @@ def code_block(field: str, language: str = "python") -> Parser:
     """The code of the one fenced block of this language. Words around it are allowed; a second block is not, nor an empty one."""
 
     def parse(text: str) -> dict[str, Any]:
-        blocks = _blocks(text, language)
+        blocks = fenced_blocks(text, language)
         if len(blocks) != 1:
             raise FormatError(f"{len(blocks)} fenced {language} blocks; one is expected")
         if not blocks[0].strip():
@@ -165,7 +165,7 @@ def after_hashes(field: str, read: Callable[[str], Any] | None = None) -> Parser
     return parse
 
 
-def _blocks(text: str, language: str) -> list[str]:
+def fenced_blocks(text: str, language: str) -> list[str]:
     """The fenced blocks of a language: lines between one that is the opening fence and the next one that is the closing fence."""
     blocks, lines, start = [], text.split("\n"), None
     for number, line in enumerate(lines):

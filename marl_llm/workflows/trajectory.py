@@ -27,6 +27,7 @@ class Task:
       hidden: what only tools, conditions and rewards may read: gold answers, hidden tests.
       split: which split it belongs to, for transcripts and checks.
       stratum: the kind of task, by which figures are compared, e.g. "regression"; "" where a world has one kind.
+      cluster: tasks of one cluster are alike, e.g. made by one template: an interval counts them as one; "": it is a cluster of its own.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Task:
     hidden: Fields = dataclasses.field(default_factory=dict)
     split: str = "train"
     stratum: str = ""
+    cluster: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
