@@ -17,7 +17,12 @@
 | `writing` | two writers with prompts for general models | TLDR, arXiv abstracts: parquet, jsonl or json |
 | `sums` | reasoner and Python user in a small world of word problems | generated |
 | `maths_debate` | reasoner and Python user with prompts for general models | Polaris, AIME, OlympiadBench, GSM8K: parquet, jsonl or json |
+<<<<<<< HEAD
 | `tiny_pipeline` | engineer, modeler and analyst on shared files | generated tables |
+=======
+| `chain_maths` | MathChat (MAPPA): solver, executor, verifier | generated |
+| `math_chat` | MathChat with prompts for general models | AIME, AMC: parquet, jsonl or json |
+>>>>>>> 70374a0 (MathChat for general models: prompts, competitions' files, golden prompts)
 | `sums_ensemble`, `maths_ensemble` | N reasoners, M Python users and a judge | as `sums`, `maths_debate` |
 """
 
@@ -33,7 +38,7 @@ from marl_llm.games.coding.aux_worlds import function_problems, helper_functions
 from marl_llm.games.coding.debate import HIDDEN as CODE_HIDDEN
 from marl_llm.games.coding.functions import SHARES as FUNCTION_SHARES
 from marl_llm.games.coding.team import ROUNDS
-from marl_llm.games.maths.chat_worlds import chain_maths  # noqa: F401 (a name of `registry`)
+from marl_llm.games.maths.chat_worlds import chain_maths, math_chat  # noqa: F401 (names of `registry`)
 from marl_llm.games.maths.ensemble import ORDER
 from marl_llm.games.maths.sums import HIDDEN as SUMS_HIDDEN
 from marl_llm.games.maths.sums import SHARES as SUMS_SHARES

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+
 from marl_llm.games.maths import chain
+from marl_llm.games.maths.chat import ChatTools, chat_roles
 from marl_llm.games.maths.chat import math_chat as math_chat_workflow
+from marl_llm.games.maths.competitions import check_apart, load_competition, pool_of
+from marl_llm.games.maths.data import understood_by
 from marl_llm.games.maths.sums import SHARES
 from marl_llm.workflows import World
-from marl_llm.workflows.splits import drawn_tasks
+from marl_llm.workflows.rows import DataError
+from marl_llm.workflows.splits import Tasks, drawn_tasks, hold_out, listed_tasks
+
+log = logging.getLogger(__name__)
 
 
 def chain_maths(
@@ -41,3 +50,57 @@ def chain_maths(
     tasks = drawn_tasks(lambda split, number: chain.chain_task(split, chain_seed, number, least, most), SHARES)
     player = chain.chain_player(wrong, program, trust, claims, slip, repeats, filler)
     return World(workflow, tasks, "correct", chain.chain_speech(), player, close=tools.close)
+
+
+def math_chat(
+    train: str = "",
+    test: str = "",
+    information: str = "full",
+    executor_turns: int = 5,
+    pool: int = 0,
+    pool_seed: int = 42,
+    bad_rows: str = "refuse",
+    timeout_s: float = 30.0,
+    max_prompt: int = 24_576,
+    max_tokens: int = 4096,
+) -> World:
+    """MathChat on competition problems in the schemas of `maths.competitions`; math-verify compares answers, programs run in the sandbox.
+
+    Args:
+      train, test: files; the last fifth of the training rows is the validation split. No problem may stand in both files.
+      information, executor_turns: as `chain_maths`.
+      pool: how many of the training rows are drawn for training and validation, by `pool_seed`; 0: all. The paper draws 512 of 933.
+      bad_rows: "refuse" rows that cannot be used, or "drop" and count them.
+      timeout_s: of one program.
+      max_prompt, max_tokens: of each role; a prompt of the executor holds its whole conversation.
+    """
+    tools = ChatTools(timeout_s)
+    try:
+        tasks = _competition_tasks(tools, train, test, pool, pool_seed, bad_rows)
+        roles = chat_roles(information, executor_turns, max_tokens, max_prompt)
+        workflow = math_chat_workflow(tools, roles, information, executor_turns, timeout_s=timeout_s + 90.0)
+        return World(workflow, tasks, "correct", close=tools.close)
+    except BaseException:
+        tools.close()
+        raise
+
+
+def _competition_tasks(tools: ChatTools, train: str, test: str, pool: int, pool_seed: int, bad_rows: str) -> Tasks:
+    if not train or not test:
+        raise ValueError("train and test must name json, jsonl or parquet files, e.g. --config.game.train=AIME_1983_2024.json")
+    understood = understood_by(tools.answers.checker)
+    rows, held_out = (load_competition(path, split, understood, bad_rows) for path, split in ((train, "train"), (test, "test")))
+    for path, loaded in ((train, rows), (test, held_out)):
+        for reason, count in sorted(loaded.dropped.items()):
+            log.warning("%s: %d rows are left out: %s", path, count, reason)
+    drawn = pool_of(rows.tasks, pool, pool_seed)
+    if len(drawn) < 5:
+        raise DataError(f"{train} has {len(drawn)} usable rows; at least 5 are needed, for the last fifth is the validation split")
+    training, validation = hold_out(drawn)
+    parts = {
+        "train": training,
+        "validation": [dataclasses.replace(task, split="validation") for task in validation],
+        "test": held_out.tasks,
+    }
+    check_apart(parts)
+    return listed_tasks(parts)
