@@ -165,7 +165,7 @@ def test_what_is_read(read, text, fields):
 @pytest.mark.parametrize(
     ("read", "text"),
     [(read_solution, " \n"), (read_execution, ""), (read_execution, "```python\nprint(1)"),
-     (read_execution, "```python\n```\n```python\n1"), (read_verdict, "42"), (read_verdict, "\\boxed{}"), 
+     (read_execution, "```python\n```\n```python\n1"), (read_verdict, "42"), (read_verdict, "\\boxed{}"),
      (read_verdict, "\\boxed{" + "9" * 501 + "}"), (read_verdict, "\\boxed{4")],
 )  # fmt: skip
 def test_what_is_out_of_form(read, text):

@@ -217,7 +217,7 @@ def chain_roles(information: str = "full", executor_turns: int = 2) -> dict[str,
     Raises `ValueError` for an unknown `information`.
     """
     check_word("information", information, INFORMATION)
-    sizes = dict(max_prompt=48, max_tokens=24)
+    sizes, whole = dict(max_prompt=32, max_tokens=24), dict(max_prompt=24 + 30 * (executor_turns - 1), max_tokens=24)
     known, claim = ("{problem} ", "claims {claim} ") if information == "full" else ("", "")
     shown = {"solution": lambda text: text or "none", "claim": spaced, "output": spaced}
     again = dict(continues=True, observation="printed {output} code:") if executor_turns > 1 else {}
@@ -226,7 +226,7 @@ def chain_roles(information: str = "full", executor_turns: int = 2) -> dict[str,
         "solver": Role("solver", "{problem} solve:", read_solver, {"solution": "", "solved": "", "claim": ""}, **sizes),
         "executor": Role(
             "executor", f"{known}{{solution}} code:", read_executor, {"code": "", "execution": "", "executed": ""},
-            show=pick("solution", "output") if again else pick("solution"), **again, **sizes,
+            show=pick("solution", "output") if again else pick("solution"), **again, **whole,
         ),
         "verifier": Role(
             "verifier", f"{known}{claim}{{handed}} check:", read_verifier, {"answer": ""}, show=pick("claim") if claim else {}, **sizes

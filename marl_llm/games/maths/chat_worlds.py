@@ -6,16 +6,17 @@ import dataclasses
 import logging
 
 from marl_llm.games.maths import chain
-from marl_llm.games.maths.chat import ChatTools, chat_roles
+from marl_llm.games.maths.chat import NO_PROGRAM, ChatTools, chat_roles
 from marl_llm.games.maths.chat import math_chat as math_chat_workflow
 from marl_llm.games.maths.competitions import check_apart, load_competition, pool_of
 from marl_llm.games.maths.data import understood_by
 from marl_llm.games.maths.sums import SHARES
-from marl_llm.workflows import World
+from marl_llm.workflows import ActionView, CoachGuide, World
 from marl_llm.workflows.rows import DataError
 from marl_llm.workflows.splits import Tasks, drawn_tasks, hold_out, listed_tasks
 
 log = logging.getLogger(__name__)
+SUCCESS = "The answer of the Verifier, who speaks last, decides whether the team succeeds."
 
 
 def chain_maths(
@@ -49,7 +50,10 @@ def chain_maths(
     )  # fmt: skip
     tasks = drawn_tasks(lambda split, number: chain.chain_task(split, chain_seed, number, least, most), SHARES)
     player = chain.chain_player(wrong, program, trust, claims, slip, repeats, filler)
-    return World(workflow, tasks, "correct", chain.chain_speech(), player, close=tools.close)
+    guide = chat_guide(information, executor_turns)
+    rubric = chain.chain_rubric(information, filler_price)
+    guide = dataclasses.replace(guide, rubric=rubric, version=f"chain_maths-1-{information}-{filler_price}")
+    return World(workflow, tasks, "correct", chain.chain_speech(), player, close=tools.close, guide=guide)
 
 
 def math_chat(
@@ -79,10 +83,41 @@ def math_chat(
         tasks = _competition_tasks(tools, train, test, pool, pool_seed, bad_rows)
         roles = chat_roles(information, executor_turns, max_tokens, max_prompt)
         workflow = math_chat_workflow(tools, roles, information, executor_turns, timeout_s=timeout_s + 90.0)
-        return World(workflow, tasks, "correct", close=tools.close)
+        return World(workflow, tasks, "correct", close=tools.close, guide=chat_guide(information, executor_turns, max_tokens))
     except BaseException:
         tools.close()
         raise
+
+
+def chat_guide(information: str, executor_turns: int, max_tokens: int | None = None) -> CoachGuide:
+    """What a coach is told of the team, after Appendix B.4. The limit on tokens is the one that the roles have."""
+    who = "Problem Solver (drafts a solution), Code Executor (checks it with Python) and Verifier (gives the final answer), in this order."
+    reads = "All read the problem." if information == "full" else "The Problem Solver reads it; the others read what came just before."
+    limit = "" if max_tokens is None else f" An action has {max_tokens} tokens, thinking included."
+    program = "Whether the program is in the right form, is correct Python and computes what the problem asks for"
+    return CoachGuide(
+        f"A team of three solves a mathematical problem: {who} {reads}{limit} Judge how well the action serves its role with what the "
+        "agent could know, and whether it is as short as it can be.",
+        {
+            "solver": "Draft a solution that the Code Executor can check.",
+            "executor": f"Compute or check the solution with Python, in at most {executor_turns} actions, and hand the result over.",
+            "verifier": "Weigh what came before and give the right final answer in the form that was asked for.",
+        },
+        success=SUCCESS,
+        questions={
+            "solver": ("Is the approach right?", "Is each step sound?", "Can the next agent work with it?"),
+            "executor": (f"{program}?", "Was a program run, if one was needed?", "Was the output read correctly?"),
+            "verifier": ("Is the answer in its box?", "Is it what the evidence says?", "Did it notice errors of the others?"),
+        },
+        feedback=_feedback,
+        when="action",
+    )
+
+
+def _feedback(view: ActionView) -> str:
+    """What running its program said to an executor."""
+    runs = [use.writes for use in view.observations if use.writes.get("ran", NO_PROGRAM) != NO_PROGRAM]
+    return "\n".join(f"The program ended: {run['ran']}. It printed:\n{run['output']}" for run in runs)
 
 
 def _competition_tasks(tools: ChatTools, train: str, test: str, pool: int, pool_seed: int, bad_rows: str) -> Tasks:
