@@ -12,11 +12,13 @@ from experiments.configs.sizes import small_workflow, smoke_workflow
 def get_config(arg=None):
     """`arg` may be 'smoke' or 'outcome'."""
     arg = variant("chain_maths", arg, ("smoke", "outcome"))
-    c = small_workflow("chain_maths", "chain_maths", "grpo")
+    c = small_workflow("chain_maths", "chain_maths", "grpo" if arg == "outcome" else "mappa")
     c.steps = 60
-    c.warm_start.update(steps=800, tasks=32, fresh=400)
+    c.warm_start.update(steps=450, tasks=32, fresh=225)
     c.rollout.tasks = 16
     c.recipe.branches = 8
+    if arg != "outcome":
+        c.recipe.preset, c.recipe.group_by = "released", "agent,turn"
     c.optimizer.minibatch = 512  # one optimizer step per rollout
     c.evaluation.update(tasks=100, final_tasks=400)
     c.evaluation.ablate_roles = False

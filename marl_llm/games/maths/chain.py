@@ -271,7 +271,7 @@ def chain_player(
     Args:
       wrong: how often the solver gets an operation or a number wrong.
       program: how often the executor writes a program at once; otherwise a value.
-      trust: how often the verifier takes what was printed; otherwise the solver's or the executor's value, where there is one.
+      trust: how often the verifier takes what was printed; otherwise what the solver claims, or else the executor's value.
       claims: how often the solver states a value.
       slip: how often a value that is worked out without a program is wrong.
       repeats: how often the executor runs its program again, instead of saying what it printed.
@@ -286,10 +286,9 @@ def chain_player(
             value = f" value {_by_head(chain.value, slip, rng)}" if rng.random() < claims else ""
             return f"{head}{chain.expression}{value}".strip()
         if turn.role.name == "verifier":
-            heard = [value for value in (fields["claim"], fields["executed"]) if value]
             printed = fields["output"] if spaced(fields["output"]) != "none" else ""
-            others = rng.choice(heard) if heard else printed
-            return f"{head}boxed {spaced((printed if rng.random() < trust else others) or others or '0')}".strip()
+            others = fields["claim"] or fields["executed"] or printed
+            return f"{head}boxed {spaced((printed or fields['executed'] if rng.random() < trust else others) or others or '0')}".strip()
         chain = read_chain(fields["solution"].split()) if fields["solution"] else read_problem(fields["chain_gold"])
         code = f"print ( {chain.expression} )"
         spoken = fields["ran"] != NO_PROGRAM

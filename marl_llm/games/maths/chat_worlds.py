@@ -29,7 +29,7 @@ def chain_maths(
     wrong: float = 0.3,
     program: float = 0.5,
     trust: float = 0.5,
-    claims: float = 0.5,
+    claims: float = 1.0,
     slip: float = 0.7,
     repeats: float = 0.1,
     filler: int = 4,
