@@ -17,12 +17,9 @@
 | `writing` | two writers with prompts for general models | TLDR, arXiv abstracts: parquet, jsonl or json |
 | `sums` | reasoner and Python user in a small world of word problems | generated |
 | `maths_debate` | reasoner and Python user with prompts for general models | Polaris, AIME, OlympiadBench, GSM8K: parquet, jsonl or json |
-<<<<<<< HEAD
 | `tiny_pipeline` | engineer, modeler and analyst on shared files | generated tables |
-=======
 | `chain_maths` | MathChat (MAPPA): solver, executor, verifier | generated |
 | `math_chat` | MathChat with prompts for general models | AIME, AMC: parquet, jsonl or json |
->>>>>>> 70374a0 (MathChat for general models: prompts, competitions' files, golden prompts)
 | `sums_ensemble`, `maths_ensemble` | N reasoners, M Python users and a judge | as `sums`, `maths_debate` |
 """
 
