@@ -56,7 +56,8 @@ def numbers(config: config_dict.ConfigDict) -> None:
         value = _value(config, path)
         if value is not None and value < low:
             raise ConfigError(f"config.{path}={value} must be at least {low}")
-    rates = ("optimizer.learning_rate", "optimizer.critic_learning_rate", "warm_start.learning_rate", "rollout.timeout_s")
+    rates = ("optimizer.learning_rate", "optimizer.critic_learning_rate", "warm_start.learning_rate")
+    rates += ("rollout.timeout_s", "rollout.cache_gib")
     for paths, good, what in (
         (rates, lambda x: x is None or 0 < x < math.inf, "be positive and finite"),
         (("seed", "evaluation.seed"), lambda x: 0 <= x < 2**31, "lie in [0, 2^31)"),

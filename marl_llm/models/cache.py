@@ -1,4 +1,4 @@
-"""Attention over cached keys and values: a decode step of K branches per prompt, and new tokens behind an old prefix.
+"""Attention of the plain sampler: a decode step of K branches per prompt over cached keys and values. The engine's is in `pages`.
 
 The cache keeps keys as `[..., J, d, S]` and values as `[..., J, S, d]`: both products of a decode step then run along memory, and a
 step writes one column. A prompt's part is stored once for its K branches; the two parts meet in one softmax, by their maxima and sums.
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.models.attention import MASKED, platform
-from marl_llm.models.masks import RowMask
 
 FEW_QUERIES = 4  # up to this many queries per key head, a CPU multiplies and adds faster than it calls a matrix product
 
@@ -37,13 +36,6 @@ class DecodeMask(NamedTuple):
     own: Bool[Array, "E K R"]  # with the column that this step writes
     column: Int[Array, ""]
     write: Bool[Array, "E K"] | None = None  # rows that write; None: all. What is in the column stays in the others
-
-
-class PrefixMask(NamedTuple):
-    """What rows of new tokens see: each other by `rows`, and of their row's cached prompt the columns where `prompt` is True."""
-
-    rows: RowMask
-    prompt: Bool[Array, "B P"]
 
 
 def to_cache(keys: Float[Array, "B L J d"], values: Float[Array, "B L J d"]) -> tuple[Float[Array, "B J d L"], Float[Array, "B J L d"]]:
@@ -92,25 +84,3 @@ def decode_attention(
     from_prompt = _weighted(shared, cache.prompt_values).reshape(e, j, k, g, d).transpose(0, 2, 1, 3, 4)
     out = (from_prompt + _weighted(w_own, cache.values)) / total[..., None]
     return out.reshape(e, k, h, d).astype(queries.dtype), cache
-
-
-def prefix_attention(
-    queries: Float[Array, "B L H d"],
-    keys: Float[Array, "B L J d"],
-    values: Float[Array, "B L J d"],
-    prefix: tuple[Float[Array, "B J d P"], Float[Array, "B J P d"]],
-    mask: PrefixMask,
-) -> Float[Array, "B L H d"]:
-    """New tokens attend to a cached prompt and to each other."""
-    b, length, h, d = queries.shape
-    j = keys.shape[2]
-    g = h // j
-    q = (queries * d**-0.5).reshape(b, length, j, g, d).transpose(0, 2, 3, 1, 4).reshape(b, j, g * length, d)
-    own_keys, own_values = to_cache(keys, values)
-    both = jnp.concatenate([jnp.matmul(q, part, preferred_element_type=jnp.float32) for part in (prefix[0], own_keys)], axis=-1)
-    sees = jnp.concatenate([jnp.broadcast_to(mask.prompt[:, None], (b, length, mask.prompt.shape[1])), mask.rows.dense()], axis=-1)
-    scores = jnp.where(sees[:, None, None], both.reshape(b, j, g, length, -1), MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(queries.dtype).reshape(b, j, g * length, -1)
-    p = mask.prompt.shape[1]
-    out = weights[..., :p] @ prefix[1] + weights[..., p:] @ own_values
-    return out.reshape(b, j, g, length, d).transpose(0, 3, 1, 2, 4).reshape(b, length, h, d)

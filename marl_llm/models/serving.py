@@ -6,10 +6,16 @@ transposed side (`columns_product`). Convert once per synchronisation, outside a
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from marl_llm.models.sharding import ways
+from marl_llm.models.config import ModelConfig
+from marl_llm.models.sharding import SAMPLE, constrain_params, path_name, use_rules, ways
 from marl_llm.models.transformer import unstack_layers
 
 
@@ -30,6 +36,38 @@ def serving_layout(params: dict) -> dict:
     if "output" in out:
         out["output"] = out["output"].T
     return out
+
+
+def compute_copy(config: ModelConfig, params: dict) -> dict:
+    """A copy of parameters as the model reads them: what it rounds to its compute dtype where it multiplies is rounded once and kept so.
+
+    Norms, routers and value heads are read in their own dtype and stay as they are; all outputs of the model are the same bits.
+    """
+    dtype = jnp.dtype(config.compute_dtype)
+    own = ("norm/weight", "experts/router", "value_head/kernel", "value_head/bias")
+
+    def of(path, x):
+        same = path_name(path).endswith(own) or not jnp.issubdtype(x.dtype, jnp.floating)
+        return jnp.copy(x) if same else x.astype(dtype) if x.dtype != dtype else jnp.copy(x)
+
+    return jax.tree_util.tree_map_with_path(of, params)
+
+
+@functools.lru_cache(32)
+def serving_copy(config: ModelConfig, mesh: Mesh | None) -> Callable[[dict], dict]:
+    """`params -> what is sampled from`, compiled once per shape of parameters: in the compute dtype, in the serving layout, and on a mesh
+    placed as the rules for sampling say (rounded before they travel). Nothing of it is shared with `params`, which may be donated later."""
+
+    @jax.jit
+    def copy(params: dict) -> dict:
+        with contextlib.nullcontext() if mesh is None else use_rules(mesh, SAMPLE):
+            params = constrain_params(compute_copy(config, params))
+            served = serving_layout(params)
+        if mesh is not None and mesh.shape["tensor"] == 1:  # every device has them whole
+            served = jax.lax.with_sharding_constraint(served, NamedSharding(mesh, PartitionSpec()))
+        return served
+
+    return copy
 
 
 def _matrix(kernel: jax.Array, inputs: int) -> jax.Array:

@@ -4,8 +4,9 @@ Pre-norm blocks, RMSNorm, rotary positions, grouped-query attention (per-head RM
 three uses, which differ only in the keys that a token may see:
 
 - rows `[B, L]` under a `RowMask`, plain or packed (a prompt and K responses that each see the prompt and themselves);
-- the prefill of E prompts, which is a plain row whose keys and values are kept, or new tokens behind a cached prompt (`PrefixMask`);
-- a decode step of K branches per prompt (`DecodeMask`), whose keys are the prompt's (shared, computed once) and each branch's own.
+- the prefill of E prompts, which is a plain row whose keys and values are kept, or new tokens behind cached pages (`PrefixMask`);
+- a decode step of K branches per prompt (`DecodeMask`), whose keys are the prompt's (shared, computed once) and each branch's own, or of
+  the engine's rows (`PagedMask`), whose keys lie in pages.
 
 Parameters have one of three layouts: one subtree per layer (`block_0`, `block_1`, ...); all layers stacked (`blocks`, scanned with
 `nn.scan`), which compiles faster and has fewer leaves; or, for sampling, one subtree per layer with fused and transposed matrices
@@ -22,10 +23,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from marl_llm.models.attention import platform, self_attention
-from marl_llm.models.cache import BranchCache, DecodeMask, PrefixMask, decode_attention, prefix_attention
+from marl_llm.models.cache import BranchCache, DecodeMask, decode_attention
 from marl_llm.models.config import ModelConfig
 from marl_llm.models.experts import mixture
 from marl_llm.models.masks import RowMask, prompt_mask
+from marl_llm.models.pages import PagedCache, PagedMask, Pages, PrefixMask, paged_attention, prefix_attention
 from marl_llm.models.rotary import rotary_angles, rotate
 from marl_llm.models.sharding import constrain
 
@@ -151,6 +153,8 @@ class Attention(nn.Module):
             out, new = self_attention(c.attention, q, k, v, mask), (k, v)
         elif isinstance(mask, PrefixMask):
             out, new = prefix_attention(q, k, v, cache, mask), (k, v)
+        elif isinstance(mask, PagedMask):
+            out, new = paged_attention(q, k, v, cache, mask)
         else:
             out, new = decode_attention(q, k, v, cache, mask)
         scale = (c.query_heads * c.head_dim) ** -0.5 / (2 * c.layers) ** 0.5
@@ -225,9 +229,9 @@ class Decoder(nn.Module):
     """Tokens to hidden states; `head` turns hidden states into logits, `value` into one scalar each.
 
     `__call__` with `cache=None` runs rows under a `RowMask` and also returns every layer's keys and values. With a cache per layer it
-    runs a decode step (`BranchCache` and `DecodeMask`, returns the caches) or rows behind cached prompts (pairs of keys and values in the
-    cache's layout and a `PrefixMask`, returns the rows' keys and values). Stacked parameters run rows only; `serving` reads the layout of
-    `marl_llm.models.serving`.
+    runs a decode step (`BranchCache` and `DecodeMask`, or `PagedCache` and `PagedMask`; returns the caches) or rows behind cached
+    beginnings (`Pages` and a `PrefixMask`, returns the rows' keys and values). Stacked parameters run rows only; `serving` reads the
+    layout of `marl_llm.models.serving`.
     """
 
     config: ModelConfig
@@ -263,8 +267,8 @@ class Decoder(nn.Module):
         self,
         tokens: Int[Array, "B L"],
         positions: Int[Array, "B L"],
-        mask: RowMask | DecodeMask | PrefixMask,
-        cache: list[BranchCache] | list[tuple[Array, Array]] | None = None,
+        mask: RowMask | DecodeMask | PrefixMask | PagedMask,
+        cache: list[BranchCache] | list[PagedCache] | list[Pages] | None = None,
         agents: Float[Array, "B N"] | None = None,
     ):
         """Hidden states `[B, L, D]` after the final norm, and per layer the keys and values (or the updated cache)."""

@@ -1,9 +1,10 @@
 """The engine: many requests of uneven length and several models, by continuous batching.
 
-Requests wait in a queue, are admitted into a model's slots as these get free, and all slots decode together in chunks; between two
-chunks finished answers leave, new requests enter, and cancellations, deadlines and new parameters take effect. One thread does all of
-it and owns the devices; callers submit from any thread (`submit`, `generate_all`) or from an event loop (`await generate`). All memory for
-keys and values is taken at the start, so too many requests wait instead of exhausting it, and a full queue holds callers back.
+Requests wait in a queue, enter as slots and pages get free, and all decode together in chunks; between two chunks finished answers leave,
+new requests enter, a piece of a long prompt is computed, and cancellations, deadlines and new parameters take effect. One thread does all
+of it and owns the devices; callers submit from any thread (`submit`, `generate_all`) or from an event loop (`await generate`). All memory
+for keys and values is taken at the start. It is given out page by page: too many requests wait, one that grows beyond it is paused and goes
+on later with the same draws, and a full queue holds callers back.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ class Engine:
             self._failure = error
         with self._lock:
             self._closing = True
-            lost = [t for lane in self._lanes.values() for t in (*lane.waiting, *lane.tickets) if t is not None]
+            lost = [t for lane in self._lanes.values() for t in lane.tickets]
             lost += [t for _, t in self._inbox]
             futures = [t.future for t in lost] + [f for _, _, f in self._updates] + [f for fs in self._swaps.values() for f in fs]
             self._left_the_queue(max(self._waiting, len(self._callers)))
@@ -246,7 +247,8 @@ class Engine:
         now = time.monotonic()
         gone = [t for t in lane.waiting if t.cancelled or t.future.cancelled() or t.expired(now)]
         if gone:
-            lane.waiting = collections.deque(t for t in lane.waiting if t not in gone)
+            left = set(gone)
+            lane.waiting = collections.deque(t for t in lane.waiting if t not in left)
             for ticket in gone:
                 ticket.answer("cancelled" if ticket.cancelled else "timeout")
         if lane.pending is not None and not lane.busy:
@@ -254,10 +256,13 @@ class Engine:
             for done in self._swaps[lane.name]:
                 done.set_result(None)
             self._swaps[lane.name] = []
-        entered = 0
-        while n := lane.admit():
-            entered += n
-        if gone or entered:
+        entered = sum(not t.begun for t in gone)
+        while True:
+            count, more = lane.admit()
+            entered += count
+            if not more:
+                break
+        if entered:
             with self._lock:
-                self._left_the_queue(len(gone) + entered)
+                self._left_the_queue(entered)
         lane.step(now)

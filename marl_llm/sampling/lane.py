@@ -1,10 +1,11 @@
-"""The host part of one model's slots: which request sits where, what its prompt can take over, and which shapes are compiled."""
+"""The host part of one model of the engine: who waits, who holds which pages, what enters and what decodes next."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import dataclasses
+import itertools
 import logging
 import time
 from concurrent.futures import Future
@@ -16,39 +17,51 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key
 
-from marl_llm.models import SAMPLE, ModelConfig, param_shardings, serving_layout, use_rules
-from marl_llm.models.sharding import path_name
+from marl_llm.models import SAMPLE, ModelConfig, PageList, use_rules
+from marl_llm.models.pages import GROUP, block_pages, touched
+from marl_llm.models.serving import serving_copy
+from marl_llm.models.sharding import path_name, spec_for
 from marl_llm.sampling.draws import Drawn, RowSettings
+from marl_llm.sampling.pages import SEEDS, Admission, Draws, Row, Rules, admit, decode, init_pages, page_bytes
+from marl_llm.sampling.pool import Node, Pool
 from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
-from marl_llm.sampling.slots import SEEDS, Admission, Rules, Slots, admit, cache_bytes, decode, init_slots
 from marl_llm.sampling.stops import StopRule, stop_rule
 from marl_llm.text import Tokenizer
 
 log = logging.getLogger(__name__)
 COMPACT = (2, 4)  # with at most this part of the slots living, only that part is computed
+PAGE = {"tpu": 128, "gpu": 64}  # tokens of a page; a TPU's lanes are 128 wide. Elsewhere 16: a page costs what it holds
+SHARED = 3  # rows from which on a page is read for all of them at once
 
 
 @dataclasses.dataclass(frozen=True)
 class LaneConfig:
-    """Sizes of one model's slots. All memory is taken when the engine starts; see `cache_bytes`. Raises `ValueError` naming a bad field."""
+    """Sizes of one model. All memory for keys and values is taken when the engine starts; see `cache_bytes`.
+
+    Raises `ValueError` naming a bad field.
+    """
 
     slots: int = 32  # requests that decode at once
     prompt_tokens: int = 1024  # longest prompt
     response_tokens: int = 256  # largest budget
-    chunk: int = 16  # tokens per slot between two looks at the queue
+    chunk: int = 16  # tokens per row between two looks at the queue
     admit: int = 4  # requests computed at once when several of like length wait
-    reuse: int = 16  # shortest beginning that is taken over from another slot
+    reuse: int = 16  # shortest beginning that is taken over from another request
     rule_states: int = 1024  # states of all stop rules held at a time
+    page: int = 0  # tokens of a page; 0: as the platform likes it, see `PAGE`
+    piece: int = 512  # prompt tokens of a request that are computed between two chunks; longer prompts enter in pieces
+    cache_bytes: int = 0  # of keys and values; 0: so many that all slots can hold their longest request
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"LaneConfig.{field.name}={getattr(self, field.name)} must be at least 1")
+            least = 0 if field.name in ("page", "cache_bytes") else 1
+            if getattr(self, field.name) < least:
+                raise ValueError(f"LaneConfig.{field.name}={getattr(self, field.name)} must be at least {least}")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Ticket:
-    """A request on its way: where it waits for its answer and what has been drawn so far."""
+    """A request on its way: where it waits for its answer, what has been drawn so far, and which pages it holds."""
 
     request: Request
     future: Future
@@ -58,11 +71,26 @@ class Ticket:
     version: int = 0
     reused: int = 0
     parts: list[Drawn] = dataclasses.field(default_factory=list)  # NumPy arrays [n], one part per chunk
+    number: int = dataclasses.field(default_factory=itertools.count().__next__)  # older requests have smaller ones
+    ids: np.ndarray | None = None  # prompt and answer, with room for all of it; None until it first enters
+    size: int = 0  # how many of them there are
+    drawn: int = 0  # ... of which answer
+    cached: int = 0  # ... whose keys and values are in pages
+    state: int = 0  # of its own stop rule
+    part: int = 0
+    nodes: list[Node] = dataclasses.field(default_factory=list)  # its pages, in order
+    shared: int = 0  # how many of them were full when it entered
+    source: Node | None = None  # the page whose beginning is copied when it enters
 
     @property
-    def drawn(self) -> int:
-        """Tokens so far."""
-        return sum(len(p.token) for p in self.parts)
+    def begun(self) -> bool:
+        """Whether it has entered before: then it ends with the parameters that it began with."""
+        return self.ids is not None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its prompt and its longest answer whose keys and values are ever needed: all but the last."""
+        return len(self.request.prompt) + self.request.max_tokens - 1
 
     def expired(self, now: float) -> bool:
         """Whether the deadline has passed."""
@@ -83,6 +111,8 @@ class Ticket:
         token, *real, kept_ids, kept_log_mass = (None if x is None else np.asarray(x[at]) for x in drawn)
         most = self.request.settings.max_kept
         self.parts.append(Drawn(token, *real, *(None, None) if most is None else (kept_ids[:, :most], kept_log_mass)))
+        self.ids[self.size : self.size + len(token)] = token
+        self.size, self.drawn = self.size + len(token), self.drawn + len(token)
         return token
 
 
@@ -93,7 +123,12 @@ def bucket(n: int, least: int = 1, growth: int = 2) -> int:
 
 
 class Lane:
-    """One model's slots, and what the host knows of them. Not thread-safe: the engine's thread owns it."""
+    """One model's requests. Not thread-safe: the engine's thread owns it.
+
+    Attributes:
+      waiting: who has not entered, or was paused, in the order of their numbers.
+      entering: who holds pages and whose prompt is not computed to its end. living: who decodes.
+    """
 
     def __init__(
         self, name: str, config: ModelConfig, params: dict, sizes: LaneConfig, root: Key[Array, ""], mesh: Mesh | None,
@@ -101,65 +136,75 @@ class Lane:
     ):  # fmt: skip
         self.name, self.config, self.sizes, self.root, self.mesh, self.tokenizer = name, config, sizes, root, mesh, tokenizer
         self.version = -1
-        self.pending: dict | None = None
         self.waiting: collections.deque[Ticket] = collections.deque()
-        self.slots: Slots = self._placed(init_slots(config, sizes.slots, sizes.prompt_tokens, sizes.response_tokens))
-        self.tickets: list[Ticket | None] = [None] * sizes.slots
-        self.held: list[np.ndarray] = [np.zeros(0, np.int32)] * sizes.slots  # the prompt whose columns each slot holds
-        self.said: list[list[np.ndarray]] = [[] for _ in range(sizes.slots)]  # what each slot drew behind it
-        self.used: list[int] = [0] * sizes.slots  # when a slot was last given away
-        self.turn = 0
+        self.entering: list[Ticket] = []
+        self.living: list[Ticket] = []
+        ways = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+        self.parts = ways if sizes.slots % ways == 0 else 1
+        platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+        self.page = sizes.page or PAGE.get(platform, 16)
+        self.page_bytes = page_bytes(config, self.page)
+        longest = -(-(sizes.prompt_tokens + sizes.response_tokens) // self.page)
+        count = sizes.slots // self.parts * longest
+        if sizes.cache_bytes:
+            count = min(count, sizes.cache_bytes // self.parts // self.page_bytes)
+        if count < 1:
+            raise ValueError(f"model {name!r}: {sizes.cache_bytes:,} bytes hold no page of {self.page_bytes:,} (rollout.cache_gib)")
+        self.room = bucket(longest)  # pages of a request
+        self.pools = [Pool(count, self.page) for _ in range(self.parts)]
+        self.pages = self._placed(init_pages(config, self.parts, count, self.page))
         self.rules: dict[int, int] = {}  # id of a rule -> its first state
         self._rules: list[StopRule] = []
         self._table: Rules | None = None
         self.shapes: set[tuple] = set()
         self.stats = collections.Counter()
         self._few = [] if mesh is not None else [sizes.slots // part for part in COMPACT if sizes.slots // part]
-        self.pending = params
+        self.pending: dict | None = params
         self.swap()
 
     # ------------------------------------------------------------------------------------------------ parameters and placement
-    def _placed(self, slots: Slots) -> Slots:
+    def _placed(self, pages):
+        """Pages lie along the devices that rows are split over, and their heads along 'tensor'."""
         if self.mesh is None:
-            return slots
-        ways = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        by_slot = NamedSharding(self.mesh, P(("data", "fsdp")) if self.sizes.slots % ways == 0 else P())
-        everywhere = NamedSharding(self.mesh, P())
-        return jax.device_put(slots, jax.tree.map(lambda x: by_slot if x.ndim else everywhere, slots))
+            return pages
+        heads = spec_for((None, "key_value_heads"), pages[0].keys.shape[1:3], dict(self.mesh.shape), SAMPLE)
+        spec = P(("data", "fsdp") if self.parts > 1 else None, *heads)
+        return jax.device_put(pages, NamedSharding(self.mesh, spec))
 
     def check_params(self, params: dict) -> None:
         """Raises `ValueError` when parameters, in any layout, are not of this lane's model."""
         with use_rules(self.mesh, SAMPLE) if self.mesh is not None else contextlib.nullcontext():
             try:
-                new = jax.eval_shape(serving_layout, params)
+                new = jax.eval_shape(serving_copy(self.config, self.mesh), params)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ValueError(f"model {self.name!r}: these are no parameters of a decoder ({error!r})") from error
         flat = lambda tree: {path_name(p): (x.shape, x.dtype) for p, x in jax.tree_util.tree_flatten_with_path(tree)[0]}  # noqa: E731
-        new, old = flat(new), flat(self.params)
+        new, old = flat(new), flat(self._served)
         differ = sorted(n for n in new.keys() | old if new.get(n) != old.get(n))
         wrong = [f"{n}: {new.get(n, 'missing')} instead of {old.get(n, 'nothing')}" for n in differ]
         if wrong:
             raise ValueError(f"model {self.name!r}: {len(wrong)} of the new parameters do not fit: {'; '.join(wrong[:4])}")
 
     def swap(self) -> None:
-        """Takes the new parameters and forgets all keys and values of the old ones. Only when no slot is busy."""
-        params, self.pending = self.pending, None
-        # copied, because an update may donate what it was given
-        served = jax.jit(lambda p: jax.tree.map(jnp.copy, serving_layout(p)))
-        if self.mesh is not None:
-            params = jax.device_put(params, param_shardings(params, self.mesh, SAMPLE))
-            with use_rules(self.mesh, SAMPLE):
-                self.params = served(params)
-        else:
-            self.params = served(jax.device_put(params, jax.local_devices()[0]))
-        self.held = [np.zeros(0, np.int32)] * self.sizes.slots
-        self.said = [[] for _ in range(self.sizes.slots)]
+        """Takes the new parameters and forgets all keys and values of the old ones. Only when the lane is not busy.
+
+        What is served is a copy in the compute dtype, because an update may donate what it was given; the old copy is gone before the new
+        one is made.
+        """
+        params, self.pending, self.params = self.pending, None, None
+        if self.mesh is None:
+            params = jax.device_put(params, jax.local_devices()[0])
+        with self._program("swap"):
+            self.params = serving_copy(self.config, self.mesh)(params)
+        self._served = jax.eval_shape(lambda x: x, self.params)
+        for pool in self.pools:
+            pool.clear()
         self.version += 1
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of keys and values, on all devices together."""
-        return cache_bytes(self.config, self.sizes.slots, self.sizes.prompt_tokens, self.sizes.response_tokens)
+        return self.parts * self.pools[0].pages * self.page_bytes
 
     # ------------------------------------------------------------------------------------------------ requests
     def check(self, request: Request) -> StopRule:
@@ -177,6 +222,11 @@ class Lane:
             wrong = f"seed={request.seed}; an identity is at most {SEEDS} numbers from 0 to 2**31 - 1"
         elif request.timeout is not None and request.timeout <= 0:
             wrong = f"timeout={request.timeout}; it must be positive, in seconds"
+        elif (need := -(-(len(prompt) + request.max_tokens - 1) // self.page)) > self.pools[0].pages:
+            wrong = (
+                f"a prompt of {len(prompt)} and max_tokens={request.max_tokens} take {need} pages of {self.page} tokens; the cache has "
+                f"{self.pools[0].pages} (LaneConfig.cache_bytes, rollout.cache_gib)"
+            )
         if wrong:
             raise RequestError(f"request refused: {wrong}")
         try:
@@ -214,151 +264,299 @@ class Lane:
             self._table = Rules(jnp.asarray(table), jnp.asarray(ends))
         return self._table
 
-    # ------------------------------------------------------------------------------------------------ admission
     @property
     def busy(self) -> bool:
-        """Whether any slot is answering."""
-        return any(t is not None for t in self.tickets)
+        """Whether anybody has begun and is not answered."""
+        return bool(self.entering or self.living) or any(t.begun for t in self.waiting)
 
-    def _beginning(self, prompt: np.ndarray) -> tuple[int, int, int]:
-        """(source, prompt columns, own tokens) of the slot that holds most of a prompt's beginning; all of it but one token at most."""
-        best = (0, 0, 0)
-        for s in range(self.sizes.slots):
-            own = self.said[s]
-            length = len(self.held[s])
-            if length == 0:
-                continue
-            have = np.concatenate([self.held[s], *own]) if own else self.held[s]
-            have = have[: len(have) - 1] if own else have  # the last token drawn has no keys yet
-            n = min(len(have), len(prompt) - 1)
-            same = have[:n] == prompt[:n]
-            n = n if same.all() else int(np.argmin(same))
-            if n > best[1] + best[2]:
-                best = (s, min(n, length), n - min(n, length))
-        return best if best[1] + best[2] >= self.sizes.reuse else (0, 0, 0)
+    @property
+    def tickets(self) -> list[Ticket]:
+        """All that are not answered."""
+        return [*self.waiting, *self.entering, *self.living]
 
-    def admit(self) -> int:
-        """Moves waiting requests into free slots, as many as belong into one program. Returns how many."""
+    # ------------------------------------------------------------------------------------------------ pages
+    def _enter(self, ticket: Ticket, reserve: int) -> bool:
+        """Gives a request a place and the pages of what it has so far, shared where others hold the same. False if there is no room."""
+        taken = collections.Counter(t.part for t in (*self.entering, *self.living))
+        ids = np.asarray(ticket.request.prompt, np.int32) if ticket.ids is None else ticket.ids[: ticket.size]
+        found = []
+        for part, pool in enumerate(self.pools):
+            if taken[part] < self.sizes.slots // self.parts:
+                chain, last, common = pool.find(ids)
+                common -= len(chain) * self.page + common == len(ids) and common > 0  # the last token is computed for what follows it
+                found.append((len(chain) * self.page + common, -taken[part], -part, chain, last, common))
+        if not found:
+            return False
+        kept, _, part, chain, last, common = max(found, key=lambda x: x[:3])
+        if kept < self.sizes.reuse:
+            kept, chain, last, common = 0, [], None, 0
+        pool, held = self.pools[-part], [*chain, *([last] if common else [])]
+        pool.own(held)  # before anything is given away
+        need = -(-len(ids) // self.page) - len(chain)
+        if pool.available < need + reserve and common:  # the page to copy from may be the one that is needed
+            pool.release([held.pop()])
+            kept, last, common = kept - common, None, 0
+        if pool.available < need + reserve:
+            pool.release(held)
+            return False
+        fresh = [pool.take() for _ in range(need)]
+        if not ticket.begun:
+            ticket.ids = np.zeros(ticket.longest + 1, np.int32)
+            ticket.ids[: len(ids)], ticket.size, ticket.reused = ids, len(ids), min(kept, len(ids) - 1)
+            self.stats["prompt_tokens"] += len(ids)
+            self.stats["reused_tokens"] += ticket.reused
+            self.stats["requests"] += 1
+        ticket.part, ticket.nodes, ticket.version, ticket.shared = -part, [*chain, *fresh], self.version, len(chain)
+        ticket.cached = min(kept, len(ids) - 1)
+        ticket.source = last if common else None
+        return True
+
+    def _leave(self, ticket: Ticket) -> None:
+        """Gives up a request's place and pages; what they hold stays until the place is needed."""
+        pool = self.pools[ticket.part]
+        self._copied(ticket)
+        pool.release(ticket.nodes)
+        ticket.nodes, ticket.cached = [], 0
+        for where in (self.entering, self.living):
+            if ticket in where:
+                where.remove(ticket)
+
+    def _copied(self, ticket: Ticket) -> None:
+        if ticket.source is not None:
+            self.pools[ticket.part].release([ticket.source])
+            ticket.source = None
+
+    def _grown(self, ticket: Ticket, tokens: int) -> None:
+        """Says that the keys and values of so many further tokens are in pages."""
+        pool, begin = self.pools[ticket.part], ticket.cached // self.page
+        ticket.cached += tokens
+        for i in range(begin, -(-ticket.cached // self.page)):
+            parent = ticket.nodes[i - 1] if i else pool.root
+            ticket.nodes[i] = pool.grown(ticket.nodes[i], parent, ticket.ids[i * self.page : min((i + 1) * self.page, ticket.cached)])
+
+    def _provide(self) -> None:
+        """Pages for the next chunk, the oldest first. Where they do not suffice the youngest are paused: their pages are given away as they
+        are needed, and what is lost is computed again."""
+        for ticket in sorted(self.living, key=lambda t: t.number):
+            pool = self.pools[ticket.part]
+            while ticket.nodes and (need := -(-min(ticket.cached + self.sizes.chunk, ticket.longest) // self.page) - len(ticket.nodes)) > 0:
+                if pool.available >= need:
+                    ticket.nodes += [pool.take() for _ in range(need)]
+                else:
+                    self._pause(max((t for t in (*self.entering, *self.living) if t.part == ticket.part), key=lambda t: t.number))
+
+    def _pause(self, ticket: Ticket) -> None:
+        self._leave(ticket)
+        self.waiting = collections.deque(sorted((ticket, *self.waiting), key=lambda t: t.number))
+        self.stats["paused"] += 1
+
+    # ------------------------------------------------------------------------------------------------ admission
+    def admit(self) -> tuple[int, bool]:
+        """Lets waiting requests in while there is room, and computes one program's worth of what is to be computed of those that entered.
+
+        Returns how many were let in for the first time, and whether to go on before the next chunk: not once a piece of a long prompt was
+        computed while others decode, so that nobody waits for a whole one. With new parameters pending only paused requests go on.
+        """
+        apart = [] if self.pending is None else [t for t in self.waiting if not t.begun]
         if self.pending is not None:
-            return 0
-        free = sorted((s for s, t in enumerate(self.tickets) if t is None), key=lambda s: self.used[s])
-        batch: list[tuple[Ticket, np.ndarray, int, tuple[int, int, int], int]] = []
-        later: list[Ticket] = []
-        shape = None
-        while self.waiting and free and len(batch) < self.sizes.admit and len(later) < 4 * self.sizes.admit:
+            self.waiting = collections.deque(t for t in self.waiting if t.begun)
+        entered, later = 0, []
+        while self.waiting and len(self.entering) < self.sizes.admit * self.parts and len(later) < 4 * self.sizes.admit:
             ticket = self.waiting.popleft()
-            prompt = np.asarray(ticket.request.prompt, np.int32)
-            start = self._rule(ticket.rule)
-            if start is None:
+            full = self._rule(ticket.rule) is None
+            if full or self._sibling(ticket):
+                later.append(ticket)
+                if full:
+                    break
+                continue
+            new = not ticket.begun
+            if not self._enter(ticket, len(self.living)):
                 later.append(ticket)
                 break
-            source = self._beginning(prompt)
-            kept = source[1] + source[2]
-            # a sibling that is about to be computed may leave more to take over than any slot does now
-            if any(_common(prompt, other) >= max(kept + self.sizes.reuse, 1) for _, other, *_ in batch):
-                later.append(ticket)
-                continue
-            this = (kept > 0, bucket(len(prompt) - kept, 8))
-            if shape not in (None, this):
-                later.append(ticket)
-                continue
-            shape = this
-            slot = source[0] if source[0] in free and kept else free[0]
-            free.remove(slot)
-            batch.append((ticket, prompt, slot, source, start))
+            entered += new
+            self.entering.append(ticket)
         self.waiting.extendleft(reversed(later))
-        if batch:
-            self._run_admission(batch, *shape)
-        return len(batch)
+        self.waiting.extend(apart)
+        return entered, bool(self.entering) and (self._run_admission() or not self.living)
 
-    def _run_admission(self, batch, reuses: bool, length: int) -> None:
-        n = 1 if len(batch) == 1 else bucket(len(batch), self.sizes.admit)
+    def _sibling(self, ticket: Ticket) -> bool:
+        """Whether one that is being computed will leave more to take over than there is now."""
+        ids = np.asarray(ticket.request.prompt, np.int32) if ticket.ids is None else ticket.ids[: ticket.size]
+        for other in self.entering:
+            common = _common(ids, other.ids[: other.size])
+            if common > max(other.cached, self.sizes.reuse - 1):
+                return True
+        return False
+
+    def _run_admission(self) -> bool:
+        """The next piece of the oldest that enter, as many as belong into one program. Whether it was the last of all of them."""
+        sizes, page = self.sizes, self.page
+        first = min(self.entering, key=lambda t: t.number)
+        shape = lambda t: (t.cached > 0, bucket(min(t.size - t.cached, sizes.piece), 8))  # noqa: E731
+        reuses, length = shape(first)
+        most = max(1, min(sizes.admit, 2 * max(sizes.piece, 512) // length))
+        parts: list[list[Ticket]] = [[] for _ in self.pools]
+        for ticket in sorted(self.entering, key=lambda t: t.number):
+            if shape(ticket) == (reuses, length) and len(parts[ticket.part]) < most:
+                parts[ticket.part].append(ticket)
+        b = 1 if max(map(len, parts)) == 1 else most
+        rows = [(part * b + i, t) for part, some in enumerate(parts) for i, t in enumerate(some)]
+        n, width = self.parts * b, touched(page, length)
         i32 = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
-        tokens, seeds = i32(n, length), i32(n, SEEDS)
-        new, slot, source, keep_prompt, keep_own, count, budget, state = (i32(n) for _ in range(8))
-        new[:], budget[:], slot[:] = 1, 1, self.sizes.slots  # rows of padding lie outside
+        tokens, new = i32(n, length), i32(n)
+        beginning, kept, base, target = i32(n, self.room), i32(n), i32(n), i32(n, width)
+        new[:], target[:] = 1, self.pools[0].pages
+        for i, ticket in rows:
+            count = min(ticket.size - ticket.cached, sizes.piece)
+            tokens[i, :count], new[i], kept[i] = ticket.ids[ticket.cached : ticket.cached + count], count, ticket.cached
+            at = ticket.cached // page
+            read = [node.page for node in ticket.nodes[: -(-ticket.cached // page)]]
+            if ticket.source is not None:
+                read[at] = ticket.source.page
+            beginning[i, : len(read)], base[i] = read, read[at] if len(read) > at else 0
+            for k in range(max(at, ticket.shared), -(-(ticket.cached + count) // page)):  # shared pages are full already
+                target[i, k - at] = ticket.nodes[k].page
+        fold = lambda x: x.reshape(self.parts, b, *x.shape[1:])  # noqa: E731
+        rules, (truncates, kept_width) = self._tables(), _truncation([t.request.settings for _, t in rows])
+        a = Admission(tokens, new, *map(fold, (beginning, kept, base, target)), self._draws(n, rows))
+        with self._program("admit", n, length, not reuses, truncates, kept_width, len(rules.ends)):
+            self.pages, drawn, state, alive = admit(
+                self.config, self.params, self.pages, a, rules, self.root, mesh=self.mesh, fresh=not reuses, truncates=truncates,
+                width=kept_width,
+            )  # fmt: skip
+            self.pages = self._placed(self.pages)
+            drawn, state, alive = jax.device_get((drawn, state, alive))
+            state, alive = state.tolist(), alive.tolist()
+        self.stats["admit_programs"] += 1
+        self.stats["computed_tokens"] += int(sum(new[i] for i, _ in rows))
+        whole = True
+        for i, ticket in rows:
+            self._copied(ticket)
+            self._grown(ticket, int(new[i]))
+            if ticket.cached < ticket.size:
+                whole = False
+                continue
+            self.entering.remove(ticket)
+            self.living.append(ticket)
+            self._took(ticket, drawn, (slice(i, i + 1),), 0, state[i], alive[i])
+        return whole
+
+    def _draws(self, n: int, rows: list[tuple[int, Ticket]]) -> Draws:
+        i32 = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
+        seeds, seed_count, count, budget, state = i32(n, SEEDS), i32(n), i32(n), i32(n), i32(n)
         settings = RowSettings(np.ones(n, np.float32), i32(n), np.ones(n, np.float32), np.zeros(n, np.float32), i32(n))
-        for i, (ticket, prompt, at, (src, in_prompt, own), start) in enumerate(batch):
+        for i, ticket in rows:
             request = ticket.request
-            fresh = prompt[in_prompt + own :]
-            tokens[i, : len(fresh)], new[i] = fresh, len(fresh)
-            slot[i], source[i], keep_prompt[i], keep_own[i] = at, src, in_prompt, own
-            self.tickets[at] = ticket  # before the device program runs: should it fail, the caller must be found
-            seeds[i, : len(request.seed)], count[i] = request.seed, len(request.seed)
-            budget[i], state[i] = request.max_tokens, start
+            seeds[i, : len(request.seed)], seed_count[i] = request.seed, len(request.seed)
+            count[i], budget[i], state[i] = ticket.drawn, request.max_tokens, self.rules[id(ticket.rule)] + ticket.state
             s = request.settings
             for field, value in zip(settings, (s.temperature, s.top_k or 0, s.top_p, s.min_p, s.max_kept or 0), strict=True):
                 field[i] = value
-        rows = Admission(tokens, new, slot, source, keep_prompt, keep_own, seeds, count, budget, state, settings)
-        rules = self._tables()
-        truncates, width = _truncation([t.request.settings for t, *_ in batch])
-        with self._program("admit", n, length, not reuses, truncates, width, len(rules.ends)):
-            self.slots, drawn, alive = admit(
-                self.config, self.params, self.slots, rows, rules, self.root, fresh=not reuses, truncates=truncates, width=width
-            )
-            self.slots = self._placed(self.slots)
-            drawn, alive = jax.device_get((drawn, alive))
-        self.turn += 1
-        for i, (ticket, prompt, at, (_, in_prompt, own), _start) in enumerate(batch):
-            ticket.version, ticket.reused = self.version, in_prompt + own
-            self.held[at], self.said[at], self.used[at] = prompt, [ticket.add(drawn, (slice(i, i + 1),))], self.turn
-            self.stats["prompt_tokens"] += len(prompt)
-            self.stats["reused_tokens"] += in_prompt + own
-            self.stats["sampled_tokens"] += 1
-            self.stats["requests"] += 1
-            if not alive[i]:
-                self._finish(at)
+        return Draws(seeds, seed_count, count, budget, state, settings)
+
+    def _took(self, ticket: Ticket, drawn: Drawn, at: tuple, cached: int, state: int, alive: bool) -> None:
+        """Takes over what a program drew for a request and that it computed `cached` tokens, and answers the request if it has ended."""
+        self.stats["sampled_tokens"] += len(ticket.add(drawn, at))
+        self._grown(ticket, cached)
+        ticket.state = int(state) - self.rules[id(ticket.rule)]
+        if not alive:
+            self._leave(ticket)
+            ticket.answer("stop" if ticket.rule.ends[ticket.state] else "length")
 
     # ------------------------------------------------------------------------------------------------ decoding
     def step(self, now: float) -> None:
-        """One chunk in all busy slots; answers those that ended, were cancelled or ran out of time."""
-        stop = np.zeros(self.sizes.slots, bool)
-        for s, ticket in enumerate(self.tickets):
-            if ticket is not None and (ticket.cancelled or ticket.future.cancelled() or ticket.expired(now)):
-                ticket.answer("timeout" if ticket.expired(now) and not ticket.cancelled else "cancelled")
-                self.tickets[s], stop[s] = None, True
-        living = [s for s, t in enumerate(self.tickets) if t is not None]
-        if not living and not stop.any():
+        """One chunk in all living rows; answers those that ended, were cancelled or ran out of time."""
+        for ticket in [t for t in (*self.entering, *self.living) if t.cancelled or t.future.cancelled() or t.expired(now)]:
+            self._leave(ticket)
+            ticket.answer("timeout" if ticket.expired(now) and not ticket.cancelled else "cancelled")
+        self._provide()
+        if not self.living:
             return
-        longest = max((len(self.held[s]) for s in living), default=1)
-        window = min(bucket(longest, 64), self.sizes.prompt_tokens)
-        truncates, width = _truncation([self.tickets[s].request.settings for s in living])
-        rules = self._tables()
-        rows, columns = None, {s: s for s in living}
-        computed = min((n for n in self._few if n >= len(living)), default=self.sizes.slots)
-        if computed < self.sizes.slots:
-            rows = np.asarray([*living, *(s for s in range(self.sizes.slots) if self.tickets[s] is None)][:computed], np.int32)
-            columns = {int(s): i for i, s in enumerate(rows)}
-        with self._program("decode", self.sizes.chunk, window, computed, truncates, width, len(rules.ends)):
-            self.slots, chunk = decode(
-                self.config, self.params, self.slots, rules, stop, rows, chunk=self.sizes.chunk, window=window, truncates=truncates,
+        of = collections.Counter(t.part for t in self.living)
+        s = min((n for n in self._few if n >= len(self.living)), default=self.sizes.slots) // self.parts
+        s = max(s, max(of.values()))
+        places, rows = [part * s for part in range(self.parts)], []
+        for ticket in self.living:
+            rows.append((places[ticket.part], ticket))
+            places[ticket.part] += 1
+        n, chunk = self.parts * s, self.sizes.chunk
+        token, length, alive = np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, bool)
+        target = np.full((n, touched(self.page, chunk)), self.pools[0].pages, np.int32)
+        for i, ticket in rows:
+            token[i], length[i], alive[i] = ticket.ids[ticket.size - 1], ticket.cached, True
+            write = [node.page for node in ticket.nodes[ticket.cached // self.page :]][: target.shape[1]]
+            target[i, : len(write)] = write
+        lists = self._lists(rows, s)
+        rules, (truncates, width) = self._tables(), _truncation([t.request.settings for t in self.living])
+        given = Row(token, length, alive, target.reshape(self.parts, s, -1), self._draws(n, rows))
+        self._weigh()
+        with self._program("decode", chunk, n, *(x.page.shape[1] for x in lists), truncates, width, len(rules.ends)):
+            self.pages, out, state, alive = decode(
+                self.config, self.params, self.pages, given, lists, rules, self.root, mesh=self.mesh, chunk=chunk, truncates=truncates,
                 width=width,
             )  # fmt: skip
-            self.slots = self._placed(self.slots)
-            (drawn, where), alive = jax.device_get((chunk, self.slots.alive))
+            self.pages = self._placed(self.pages)
+            (drawn, where), state, alive = jax.device_get((out, state, alive))
+            state, alive = state.tolist(), alive.tolist()
         steps = int(where.any(axis=1).sum())
         self.stats["steps"] += steps
-        self.stats["slot_steps"] += steps * computed
-        for s in living:
-            real = where[:, columns[s]]
-            self.said[s].append(self.tickets[s].add(drawn, (real, columns[s])))
-            self.stats["sampled_tokens"] += int(real.sum())
-            if not alive[s]:
-                self._finish(s)
+        self.stats["slot_steps"] += steps * n
+        for i, ticket in rows:
+            count = int(where[:, i].sum())
+            self.stats["computed_tokens"] += count
+            self._took(ticket, drawn, (slice(0, count), i), count, state[i], alive[i])  # cached: all but the last one drawn
 
-    def _finish(self, slot: int) -> None:
-        ticket = self.tickets[slot]
-        self.tickets[slot] = None
-        tokens = np.concatenate(self.said[slot])
-        self.said[slot] = [tokens]
-        state = 0
-        for t in tokens:
-            state = ticket.rule.table[state, t]
-        ticket.answer("stop" if ticket.rule.ends[state] else "length")
+    def _lists(self, rows: list[tuple[int, Ticket]], s: int) -> tuple[PageList, ...]:
+        """Who reads which pages: pages of one row, and, where several rows share some, pages of up to `GROUP` rows."""
+        single: list[list[tuple]] = [[] for _ in self.pools]
+        shared: list[list[tuple]] = [[] for _ in self.pools]
+        readers: list[dict[int, list[int]]] = [{} for _ in self.pools]
+        for i, ticket in rows:
+            row, last = i % s, ticket.cached // self.page
+            for node in ticket.nodes[:last]:
+                if node.owners >= SHARED:
+                    readers[ticket.part].setdefault(node.page, []).append(row)
+                else:
+                    single[ticket.part].append((node.page, row, self.page))
+            if ticket.cached % self.page:
+                single[ticket.part].append((ticket.nodes[last].page, row, ticket.cached % self.page))
+        for part, pages in enumerate(readers):
+            for page, some in pages.items():
+                for at in range(0, len(some), GROUP):
+                    group = some[at : at + GROUP]
+                    if len(group) < SHARED:
+                        single[part] += [(page, row, self.page) for row in group]
+                    else:
+                        shared[part].append((page, (*group, *(s,) * (GROUP - len(group))), self.page))
+        lists = [_page_list(single, 1, s, self.page)]
+        if any(shared):
+            lists.append(_page_list(shared, GROUP, s, self.page))
+        return tuple(lists)
+
+    def _weigh(self) -> None:
+        """Notes the fullest moment: pages that are held, and the tokens that are needed of them (shared ones once)."""
+        owned = sum(pool.owned for pool in self.pools)
+        if owned > self.stats["most_pages"]:
+            held = {(t.part, node.page): len(node.tokens) for t in (*self.entering, *self.living) for node in t.nodes}
+            self.stats["most_pages"], self.stats["tokens_then"] = owned, sum(held.values())
 
     # ------------------------------------------------------------------------------------------------ programs
     def _program(self, *shape):
         return _Timed(self, shape)
+
+
+def _page_list(parts: list[list[tuple]], group: int, s: int, page: int) -> PageList:
+    most = max(map(len, parts))
+    size = block_pages(page)
+    room = max(size, bucket(most, 16, 4))  # whole blocks
+    pages, length = np.zeros((2, len(parts), room), np.int32)
+    rows = np.full((len(parts), room, group), s, np.int32)
+    for part, entries in enumerate(parts):
+        if entries:
+            some, readers, tokens = zip(*entries, strict=True)
+            pages[part, : len(entries)], length[part, : len(entries)] = some, tokens
+            rows[part, : len(entries)] = np.reshape(readers, (len(entries), group))
+    return PageList(pages, rows, length, np.int32(most))
 
 
 class _Timed:

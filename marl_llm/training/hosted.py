@@ -41,6 +41,7 @@ class PlayOptions:
 
     slots: int = 64  # hosted play: requests that each model decodes at once; None: 64
     chunk: int = 8  # hosted play: tokens between two looks at the queue; None: 8
+    cache_gib: float | None = None  # hosted play: GiB of keys and values per device; None: what all slots can need, or half of the free
     attempts: int = 2  # hosted play: how often a play is tried before it is void; None: 2
     timeout_s: float | int | None = None  # hosted play: seconds for one attempt at a play; None: only the deadlines of its tools
     concurrency: int = 1024  # hosted play: most plays under way; None: 1,024
@@ -116,10 +117,20 @@ class HostedTeam(Team):
             response_tokens=max(role.max_tokens for role in roles.values()),
             chunk=o.chunk,
             admit=min(o.slots, 16),
+            cache_bytes=self._cache_bytes(len(models)),
         )
         served = {name: (learner.config, params) for name, (learner, params) in models.items()}
         tokenizers = {name: learner.spec.speech.tokenizer for name, (learner, _) in models.items()}
         return Engine(served, self._engine_key, sizes=sizes, mesh=self.mesh if self.mesh.size > 1 else None, tokenizers=tokenizers)
+
+    def _cache_bytes(self, models: int) -> int:
+        """Of each model, on all devices together; 0: no limit is known."""
+        gib, device = self._options.cache_gib, self.mesh.devices.flat[0]
+        found = device.memory_stats() or {}
+        if gib is None and "bytes_limit" not in found:  # a CPU
+            return 0
+        each = gib * 2**30 if gib is not None else (found["bytes_limit"] - found["bytes_in_use"]) / 2
+        return max(1, int(each * self.mesh.size / models))
 
     def _controller(
         self,

@@ -15,6 +15,7 @@ from marl_llm.models import (
     DecodeMask,
     Decoder,
     ModelConfig,
+    Pages,
     PrefixMask,
     init_params,
     is_serving,
@@ -24,6 +25,7 @@ from marl_llm.models import (
     serving_layout,
     to_cache,
 )
+from marl_llm.models.pages import written
 
 TINY = ModelConfig(vocab_size=19, width=12, layers=2, query_heads=4, key_value_heads=2, head_dim=6, feed_forward=20)
 CONFIGS = {
@@ -121,15 +123,19 @@ def test_tokens_behind_a_cached_prefix_equal_the_full_forward():
     params, model = serving_layout(random_params(TINY)), Decoder(TINY, serving=True)
     rng = np.random.default_rng(5)
     row = rng.integers(1, TINY.vocab_size, (1, 9)).astype(np.int32)
-    count, room = 5, 7  # five tokens are cached, in buffers of seven columns
+    count, page, table = 5, 2, jnp.asarray([[[3, 0, 2]]])  # five tokens lie in three pages of two, among others
 
     @jax.jit
     def extend(row):
         real = jnp.ones((1, count), bool)
         _, layers = model.apply({"params": params}, row[:, :count], prompt_positions(real), prompt_mask(real))
-        wide = lambda x, axis: jnp.pad(x, [(0, room - count if a == axis else 0) for a in range(4)], constant_values=3.0)  # noqa: E731
-        cache = [(wide(keys, 3), wide(values, 2)) for keys, values in (to_cache(*layer) for layer in layers)]
-        mask = PrefixMask(prompt_mask(jnp.ones((1, 4), bool)), jnp.arange(room)[None] < count)
+        cache = []
+        for layer in layers:
+            keys, values = to_cache(*layer)
+            shape = 1, 4, TINY.key_value_heads
+            pages = Pages(jnp.full((*shape, TINY.head_dim, page), 3.0), jnp.full((*shape, page, TINY.head_dim), 3.0))
+            cache.append(written(pages, jnp.zeros((1, 1), int), table, jnp.zeros((1, 1), int), keys, values))
+        mask = PrefixMask(prompt_mask(jnp.ones((1, 4), bool)), table, jnp.asarray([[count]]))
         hidden, new = model.apply({"params": params}, row[:, count:], count + jnp.arange(4)[None], mask, cache=cache)
         return model.apply({"params": params}, hidden, method="head"), new
 

@@ -1,0 +1,259 @@
+"""The engine with pages beside an older engine: what the cache holds, how fast it is, what sharing saves.
+
+    python -m benchmarks.engine --against=PATH [--repeats=3] [--rows=uneven,tree,turns,gap,pauses]
+
+PATH is a work tree of another commit (`git worktree add PATH COMMIT`); its engine runs in a process of its own, repetitions interleave.
+Seconds are CPU seconds of a process that is bound to one core. The model is that of `benchmarks.sampling`. One JSON line per row:
+
+    uneven   128 requests of 64 prompt tokens and geometric lengths (mean 64, at most 256): at 32 slots each, and at as many bytes as the
+             older engine takes for 32 slots. `over_living`: bytes of held pages over those of the tokens in them, at the fullest moment
+    tree     8 prompts of 512 tokens x 8 branches, 64 new tokens: against the plain sampler, which shares prompts by construction
+    turns    a conversation of eight turns: tokens computed over tokens there are
+    gap      32 requests decode while a prompt of 4,096 tokens enters: longest gap between two chunks over the median
+    pauses   2,000 requests to a small model with room for all and with a tenth of it: same ids
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+
+from benchmarks.peers.lines import Worker, pin, serve
+
+PROMPT, MOST, MEAN, REQUESTS, SLOTS = 64, 256, 64, 128, 32
+TREE = (8, 8, 512, 64)
+PARTS = ("uneven", "tree", "turns", "gap", "pauses")
+
+
+def small_model():
+    """A model whose programs cost next to nothing."""
+    from marl_llm.models import ModelConfig
+
+    return ModelConfig(64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
+
+
+def prepare(parts: list[str], old: bool) -> dict:
+    """The tasks of a worker; `old` says that `marl_llm` is the other tree's."""
+    import pathlib
+
+    import jax
+    import numpy as np
+
+    from benchmarks.update import VOCABULARY, bench_config
+    from marl_llm.models import init_params
+    from marl_llm.sampling import Engine, LaneConfig, Request
+
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
+    config = bench_config()
+    params = jax.jit(lambda key: init_params(config, key))(jax.random.key(0))
+    rng, tasks = np.random.default_rng(0), {}
+
+    def engine(slots, prompt, response, **more):
+        model = more.pop("model", (config, params))
+        return Engine({"policy": model}, jax.random.key(0), sizes=LaneConfig(slots, prompt, response, 8, 4, **more))
+
+    def timed(e, requests):
+        def task():
+            tick = time.process_time()
+            done = e.generate_all(requests)
+            return {"seconds": time.process_time() - tick, "tokens": sum(len(c.tokens) for c in done)} | stats(e)
+
+        task()
+        return task
+
+    def stats(e):
+        found = e.stats()["policy"]
+        return {name: found[name] for name in ("cache_bytes", "most_pages", "tokens_then", "computed_tokens") if name in found}
+
+    ids = lambda n: tuple(int(t) for t in rng.integers(3, VOCABULARY, n))  # noqa: E731
+    if "uneven" in parts:
+        lengths = np.minimum(rng.geometric(1 / MEAN, REQUESTS), MOST)
+        requests = [Request(ids(PROMPT), (i,), int(n)) for i, n in enumerate(lengths)]
+        tasks["uneven"] = timed(engine(SLOTS, PROMPT, MOST), requests)
+        if not old:
+            room = SLOTS * (PROMPT + MOST) * 2 * config.layers * config.key_value_heads * config.head_dim * 4
+            tasks["uneven bytes"] = timed(engine(2 * SLOTS, PROMPT, MOST, cache_bytes=room), requests)
+    if "tree" in parts and not old:
+        tasks |= tree(engine, timed, ids, config, params)
+    if "turns" in parts and not old:
+        tasks["turns"] = lambda: turns(engine(1, 1024, 32, reuse=1), ids)
+    if "gap" in parts:
+        tasks["gap"] = lambda: gap(engine(SLOTS, 4096, 256), ids)
+    if "pauses" in parts and not old:
+        tasks["pauses"] = lambda: pauses(engine, rng)
+    return tasks
+
+
+def tree(engine, timed, ids, config, params) -> dict:
+    """The tree through the engine and through the plain sampler."""
+    import functools
+
+    import jax
+    import jax.numpy as jnp
+
+    from marl_llm.models import serving_layout
+    from marl_llm.sampling import Request, sample
+
+    prompts, branches, length, new = TREE
+    texts = [ids(length) for _ in range(prompts)]
+    e = engine(prompts * branches, length, new)
+    number = iter(range(1_000_000))
+
+    def fresh():  # other prompts each time, or the second run would find the first one's pages
+        some = [ids(length) for _ in range(prompts)]
+        return timed_once(e, [Request(p, (next(number),), new) for p in some for _ in range(branches)])
+
+    def timed_once(e, requests):
+        tick = time.process_time()
+        done = e.generate_all(requests)
+        found = e.stats()["policy"]
+        bytes_each = found["cache_bytes"] / e._lanes["policy"].pools[0].pages
+        return {
+            "seconds": time.process_time() - tick, "tokens": sum(len(c.tokens) for c in done),
+            "bytes": found["most_pages"] * bytes_each,
+        }  # fmt: skip
+
+    run = jax.jit(functools.partial(sample, config, max_tokens=new, stop=(), pad_id=0))
+    served, keys = jax.jit(serving_layout)(params), jax.random.split(jax.random.key(0), (prompts, branches))
+
+    def plain():
+        tick = time.process_time()
+        jax.block_until_ready(run(served, jnp.asarray(texts, jnp.int32), jnp.ones((prompts, length), bool), keys))
+        return {"seconds": time.process_time() - tick}
+
+    fresh(), plain()
+    return {"tree": fresh, "tree plain": plain}
+
+
+def turns(e, ids) -> dict:
+    """Eight turns of one conversation."""
+    from marl_llm.sampling import Request
+
+    said = ids(100)
+    with e:
+        for turn in range(8):
+            answer = e.generate_all([Request(said, (turn,), 32)])[0]
+            said += (*(int(t) for t in answer.tokens), *ids(20))
+        return {"computed": int(e.stats()["policy"]["computed_tokens"]), "tokens": len(said) - 20 - 1}
+
+
+def gap(e, ids) -> dict:
+    """CPU seconds between two chunks of those that decode, with a long prompt in between; the second of two runs."""
+    from marl_llm.sampling import Request
+
+    with e:
+        lane = e._lanes["policy"]
+        for _ in range(2):
+            ends, step = [], lane.step
+
+            def watched(now, step=step, ends=ends):
+                step(now)
+                ends.append(time.process_time())
+
+            lane.step = watched
+            handles = [e.submit(Request(ids(PROMPT), (i,), 200)) for i in range(SLOTS - 1)]
+            while lane.stats["steps"] < 30:
+                time.sleep(0.01)
+            handles.append(e.submit(Request(ids(4096), (99,), 8)))
+            for handle in handles:
+                handle.result()
+            lane.step, lane.stats["steps"] = step, 0
+    gaps = [b - a for a, b in zip(ends[4:], ends[5:], strict=False)]
+    return {"longest": max(gaps), "median": statistics.median(gaps)}
+
+
+def pauses(engine, rng) -> dict:
+    """Two thousand requests with much and with little room."""
+    import jax
+    import numpy as np
+
+    from marl_llm.models import init_params
+    from marl_llm.sampling import Request
+
+    config = small_model()
+    model = config, jax.jit(lambda key: jax.tree.map(lambda x: 2 * x, init_params(config, key)))(jax.random.key(0))
+    requests = [
+        Request(tuple(int(t) for t in rng.integers(1, 64, rng.integers(1, 65))), (i,), int(rng.integers(1, 65)), stop_ids=(1,))
+        for i in range(2000)
+    ]
+    with engine(32, 64, 64, model=model) as large:
+        want, whole = large.generate_all(requests), large.stats()["policy"]["cache_bytes"]
+    with engine(32, 64, 64, model=model, cache_bytes=whole // 10) as small:
+        got, paused = small.generate_all(requests), small.stats()["policy"].get("paused", 0)
+        owned = small._lanes["policy"].pools[0].owned
+    differ = sum(not np.array_equal(a.tokens, b.tokens) for a, b in zip(got, want, strict=True))
+    largest = max(float(np.abs(a.log_probs - b.log_probs).max()) for a, b in zip(got, want, strict=True) if len(a.tokens) == len(b.tokens))
+    return {"requests": len(requests), "paused": int(paused), "differ": differ, "log_prob_gap": largest, "pages_left": owned}
+
+
+def measure(args) -> None:
+    """Starts the workers, interleaves the repetitions, prints the lines."""
+    me = [sys.executable, __file__, f"--rows={args.rows}"]
+    with tempfile.TemporaryDirectory() as folder:
+        here = {"JAX_PLATFORMS": "cpu"}
+        workers = {"new": Worker([*me, "--worker=new"], f"{folder}/new", PYTHONPATH=".", **here)}
+        if args.against:
+            workers["old"] = Worker([*me, "--worker=old"], f"{folder}/old", PYTHONPATH=args.against, **here)
+        once = ("turns", "pauses", "gap")
+        found: dict[tuple[str, str], list[dict]] = {}
+        for repeat in range(args.repeats):
+            for task in sorted({t for w in workers.values() for t in w.tasks}):
+                for name, worker in workers.items():
+                    if task in worker.tasks and not (repeat and task in once):
+                        found.setdefault((name, task), []).append(worker.run(task))
+        for worker in workers.values():
+            worker.close()
+    seconds = lambda *key: [x["seconds"] for x in found[key]]  # noqa: E731
+
+    def ratio(old, new) -> dict:
+        each = [a / b for a, b in zip(seconds(*old), seconds(*new), strict=True)]
+        return {
+            "old_s": round(statistics.median(seconds(*old)), 2), "new_s": round(statistics.median(seconds(*new)), 2),
+            "ratio": round(statistics.median(each), 3), "spread": [round(min(each), 3), round(max(each), 3)],
+        }  # fmt: skip
+
+    def line(row: str, **what) -> None:
+        print(json.dumps({"benchmark": "engine", "row": row, "repeats": args.repeats} | what), flush=True)
+
+    for task in ("uneven", "uneven bytes"):
+        if ("new", task) in found:
+            last = found["new", task][-1]
+            page = last["cache_bytes"] and 16
+            more = {"over_living": round(last["most_pages"] * page / last["tokens_then"], 3), "living": last["tokens_then"]}
+            if ("old", "uneven") in found:
+                old = found["old", "uneven"][-1]["cache_bytes"]
+                more |= ratio(("old", "uneven"), ("new", task)) | {"old_bytes": old, "new_bytes": last["cache_bytes"]}
+            line(task, **more)
+    if ("new", "tree") in found:
+        prompts, branches, length, new = TREE
+        one = (prompts * length + prompts * branches * new) * 2 * 8 * 4 * 64 * 4
+        line("tree", **ratio(("new", "tree plain"), ("new", "tree")), over_one_copy=round(found["new", "tree"][-1]["bytes"] / one, 3))
+    for task in once:
+        for name in workers:
+            for figures in found.get((name, task), []):
+                line(f"{task}, {name}", **figures)
+
+
+def main() -> None:
+    """The command, and the worker that it starts itself as."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", default="", help="work tree of an older commit")
+    parser.add_argument("--repeats", type=int, default=3, help="interleaved repetitions")
+    parser.add_argument("--rows", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if set(args.rows.split(",")) - set(PARTS) or args.repeats < 1:
+        parser.error(f"--rows={args.rows} --repeats={args.repeats}; the rows are {', '.join(PARTS)}")
+    if args.worker:
+        pin(1)
+        serve(lambda: prepare(args.rows.split(","), args.worker == "old"))
+    else:
+        measure(args)
+
+
+if __name__ == "__main__":
+    main()

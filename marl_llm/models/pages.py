@@ -1,0 +1,208 @@
+"""Attention over keys and values that lie in pages: a decode step, and new tokens behind an old beginning.
+
+A page holds T tokens of one sequence, keys as `[J, d, T]` and values as `[J, T, d]`, and may belong to several sequences. All pages of a
+model are one array per layer, in A parts, one per device that rows are split over. A decode step goes through a list of (page, rows)
+pairs, a block of pages at a time with an online softmax: its cost follows the tokens that are there, no shape follows a length, and what is
+gathered at a time is one block (PagedAttention, arXiv 2309.06180; the softmax of arXiv 2205.14135).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from marl_llm.models.attention import MASKED, platform
+from marl_llm.models.cache import to_cache
+from marl_llm.models.masks import RowMask
+
+GROUP = 8  # rows that read a shared page together
+
+
+def block_pages(page: int) -> int:
+    """Pages that are gathered at a time, a power of two: 512 tokens on a CPU, whose caches then hold a block, 4,096 elsewhere."""
+    return 1 << max(1, (512 if platform() == "cpu" else 4096) // page).bit_length() - 1
+
+
+class Pages(NamedTuple):
+    """The pages of one layer."""
+
+    keys: Float[Array, "A N J d T"]
+    values: Float[Array, "A N J T d"]
+
+
+class PageList(NamedTuple):
+    """Which rows read which pages. Rows are numbered within their part; a number that is no row reads nothing."""
+
+    page: Int[Array, "A n"]
+    rows: Int[Array, "A n G"]
+    length: Int[Array, "A n"]  # tokens of the page that are there, 0 behind the list's end
+    most: Int[Array, ""]  # entries of the longest part
+
+
+class PagedCache(NamedTuple):
+    """What a decode step of S rows reads: pages, and the rows' own columns of the present chunk, which are not in pages yet."""
+
+    pages: Pages
+    keys: Float[Array, "S J d C"]
+    values: Float[Array, "S J C d"]
+
+
+class PagedMask(NamedTuple):
+    """What the rows of a decode step see: the pages in `lists`, and their own columns up to `column`, which this step writes."""
+
+    lists: tuple[PageList, ...]
+    column: Int[Array, ""]
+
+
+class PrefixMask(NamedTuple):
+    """What rows of new tokens see: each other by `rows`, and of their row's beginning the first `kept` tokens, which lie in its pages."""
+
+    rows: RowMask
+    pages: Int[Array, "A b M"]  # B = A b rows
+    kept: Int[Array, "A b"]
+
+
+class _Sums(NamedTuple):
+    """An online softmax of rows: weighted values, largest score, sum of weights."""
+
+    values: Float[Array, "*rows d"]
+    top: Float[Array, "*rows"]
+    total: Float[Array, "*rows"]
+
+
+def _nothing(*shape: int) -> _Sums:
+    rows = jnp.zeros(shape[:-1], jnp.float32)
+    return _Sums(jnp.zeros(shape, jnp.float32), rows + MASKED, rows)
+
+
+def _product(left, right):
+    return jnp.matmul(left.astype(right.dtype), right, preferred_element_type=jnp.float32)
+
+
+def _with(sums: _Sums, scores: Float[Array, "*rows S"], values: Float[Array, "*lead S d"]) -> _Sums:
+    """The sums with further columns, whose scores are `MASKED` where they are not seen."""
+    top = jnp.maximum(sums.top, jnp.max(scores, axis=-1))
+    scale, weights = jnp.exp(sums.top - top), jnp.exp(scores - top[..., None])
+    return _Sums(sums.values * scale[..., None] + _product(weights, values), top, sums.total * scale + jnp.sum(weights, axis=-1))
+
+
+def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums: _Sums) -> _Sums:
+    """One part's rows over one part's pages."""
+    s, j, g, d = q.shape
+    n, group = entries.rows.shape
+    t = pages.keys.shape[-1]
+    size = min(block_pages(t), n)
+
+    def block(i, sums: _Sums) -> _Sums:
+        page, rows, length = (jax.lax.dynamic_slice_in_dim(x, i * size, size) for x in (entries.page, entries.rows, entries.length))
+        mine = q[jnp.minimum(rows, s - 1)].transpose(0, 2, 1, 3, 4).reshape(size, j, group * g, d)
+        scores = _product(mine, pages.keys[page]).reshape(size, j, group, g, t)
+        seen = (jnp.arange(t) < length[:, None])[:, None, None, None] & (rows < s)[:, None, :, None, None]
+        scores = jnp.where(seen, scores, MASKED)
+        flat = lambda x: x.swapaxes(1, 2).reshape(size * group, j, g, *x.shape[4:])  # by (page, row)  # noqa: E731
+        here = rows.reshape(1, -1) == jnp.arange(s)[:, None]  # s, pairs
+        most = jnp.max(jnp.where(here[:, :, None, None], flat(jnp.max(scores, axis=-1)), MASKED), axis=1)
+        top = jnp.maximum(sums.top, most)
+        weights = jnp.exp(scores - top[jnp.minimum(rows, s - 1)].transpose(0, 2, 1, 3)[..., None])
+        values = _product(weights.reshape(size, j, group * g, t), pages.values[page]).reshape(size, j, group, g, d)
+        add = functools.partial(jnp.matmul, here.astype(jnp.float32), precision="highest")  # a row's pairs are summed by a product
+        values = add(flat(values).reshape(size * group, -1)).reshape(s, j, g, d)
+        total = add(flat(jnp.sum(weights, axis=-1)).reshape(size * group, -1)).reshape(s, j, g)
+        scale = jnp.exp(sums.top - top)
+        return _Sums(sums.values * scale[..., None] + values, top, sums.total * scale + total)
+
+    return jax.lax.fori_loop(0, (entries.most + size - 1) // size, block, sums)
+
+
+def paged_attention(
+    queries: Float[Array, "S 1 H d"], keys: Float[Array, "S 1 J d"], values: Float[Array, "S 1 J d"], cache: PagedCache, mask: PagedMask
+) -> tuple[Float[Array, "S 1 H d"], PagedCache]:
+    """One new token per row: writes its key and value into the chunk's column, and attends to its row's pages and columns."""
+    rows, _, h, d = queries.shape
+    j, parts = keys.shape[2], cache.pages.keys.shape[0]
+    put = jax.lax.dynamic_update_slice_in_dim
+    cache = cache._replace(
+        keys=put(cache.keys, keys[:, 0, :, :, None], mask.column, 3), values=put(cache.values, values[:, 0, :, None], mask.column, 2)
+    )
+    q = (queries * d**-0.5).reshape(parts, rows // parts, j, h // j, d)
+    sums = jax.vmap(lambda _: _nothing(*q.shape[1:]))(jnp.arange(parts))
+    with jax.named_scope("pages"):
+        for entries in mask.lists:
+            over = jax.vmap(lambda q, pages, page, rows, length, sums, most=entries.most: _over_list(
+                q, pages, PageList(page, rows, length, most), sums))  # fmt: skip
+            sums = over(q, cache.pages, *entries[:3], sums)
+    q, sums = q.reshape(rows, j, h // j, d), jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), sums)
+    seen = jnp.arange(cache.keys.shape[-1]) <= mask.column
+    sums = _with(sums, jnp.where(seen, _product(q, cache.keys), MASKED), cache.values)
+    return (sums.values / sums.total[..., None]).reshape(rows, 1, h, d).astype(queries.dtype), cache
+
+
+def prefix_attention(
+    queries: Float[Array, "B L H d"], keys: Float[Array, "B L J d"], values: Float[Array, "B L J d"], pages: Pages, mask: PrefixMask
+) -> Float[Array, "B L H d"]:
+    """New tokens attend to their row's pages, a block at a time, and to each other. Memory: `[B, H, L, block]` and `[B, H, L, L]`."""
+    rows, length, h, d = queries.shape
+    j, t = keys.shape[2], pages.keys.shape[-1]
+    parts, b, room = mask.pages.shape
+    g = h // j
+    size = min(block_pages(t), room)
+    table = jnp.pad(mask.pages, ((0, 0), (0, 0), (0, -room % size)))
+    stacked = (queries * d**-0.5).reshape(rows, length, j, g, d).transpose(0, 2, 3, 1, 4).reshape(parts, b, j, g * length, d)
+
+    def part(q, pages, table, kept):
+        def block(i, sums):
+            some = jax.lax.dynamic_slice_in_dim(table, i * size, size, axis=1)  # b m
+            k = pages.keys[some].transpose(0, 2, 3, 1, 4).reshape(b, j, d, size * t)
+            v = pages.values[some].transpose(0, 2, 1, 3, 4).reshape(b, j, size * t, d)
+            seen = i * size * t + jnp.arange(size * t) < kept[:, None]
+            return _with(sums, jnp.where(seen[:, None, None], _product(q, k), MASKED), v)
+
+        return lambda blocks: jax.lax.fori_loop(0, blocks, block, _nothing(*q.shape))
+
+    blocks = (jnp.max(mask.kept) + size * t - 1) // (size * t)
+    sums = jax.vmap(lambda *x: part(*x)(blocks))(stacked, pages, table, mask.kept)
+    sums = jax.tree.map(lambda x: x.reshape(rows, j, g, length, *x.shape[4:]), sums)
+    own_keys, own_values = to_cache(keys, values)
+    q = stacked.reshape(rows, j, g * length, d)
+    scores = jnp.where(mask.rows.dense()[:, None, None], _product(q, own_keys).reshape(rows, j, g, length, length), MASKED)
+    sums = _with(sums, scores, own_values[:, :, None])
+    out = sums.values / sums.total[..., None]
+    return out.transpose(0, 3, 1, 2, 4).reshape(rows, length, h, d).astype(queries.dtype)
+
+
+def written(
+    pages: Pages,
+    base: Int[Array, "A b"],
+    target: Int[Array, "A b W"],
+    offset: Int[Array, "A b"],
+    keys: Float[Array, "B J d L"],
+    values: Float[Array, "B J L d"],
+) -> Pages:
+    """The pages with L new tokens per row, from column `offset` of page `base` on; the result lies in the pages `target`.
+
+    Where `base` is not the first target, its columns before `offset` are copied (copy on write). A target that is no page is dropped; what
+    lies behind the real tokens of a row means nothing.
+    """
+    t, (parts, b, width) = pages.keys.shape[-1], target.shape
+    apart = lambda x: x.reshape(parts, b, *x.shape[1:])  # noqa: E731
+
+    def put(pages: Pages, base, target, offset, keys, values) -> Pages:
+        wide = lambda x, axis: jnp.pad(x, [(0, (width - 1) * t if i == axis else 0) for i in range(4)])  # noqa: E731
+        place = jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))
+        k = place(wide(pages.keys[base], 3), keys, offset, 2)
+        v = place(wide(pages.values[base], 2), values, offset, 1)
+        k = k.reshape(*k.shape[:3], width, t).transpose(0, 3, 1, 2, 4)
+        v = v.reshape(*v.shape[:2], width, t, -1).transpose(0, 2, 1, 3, 4)
+        return Pages(pages.keys.at[target].set(k, mode="drop"), pages.values.at[target].set(v, mode="drop"))
+
+    with jax.named_scope("store"):
+        return jax.vmap(put)(pages, base, target, offset, apart(keys), apart(values))
+
+
+def touched(page: int, tokens: int) -> int:
+    """Pages that so many new tokens can touch, wherever they begin (W of `written`)."""
+    return -(-(page - 1 + tokens) // page)

@@ -1,0 +1,183 @@
+"""The device part of the engine: keys and values in pages, as a value and two pure functions.
+
+`admit` computes new prompts, pieces of prompts, or what is new in them into pages, and draws the token behind each; `decode` draws up to a
+chunk of tokens in all rows at once. What a row is (its tokens so far, its pages, how it draws) comes from the host with every call, so that
+rows are any requests in any order; only pages live on the devices. Within a chunk a row's new keys and values are columns beside the pages,
+which a step writes as one slice; they go into pages when the chunk ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Int, Key
+
+from marl_llm.models import (  # fmt: skip
+    SAMPLE,
+    Decoder,
+    ModelConfig,
+    PagedCache,
+    PagedMask,
+    PageList,
+    Pages,
+    PrefixMask,
+    is_serving,
+    prompt_mask,
+    split_adapters,
+    to_cache,
+    use_rules,
+)
+from marl_llm.models.pages import written
+from marl_llm.sampling.draws import Drawn, RowSettings, draw, identity_key
+
+SEEDS = 8  # numbers in a request's identity, at most
+
+
+class Draws(NamedTuple):
+    """How n rows draw: who they are, what they have drawn, when they end."""
+
+    seeds: Int[Array, "n 8"]
+    seed_count: Int[Array, "n"]
+    count: Int[Array, "n"]  # tokens drawn so far
+    budget: Int[Array, "n"]
+    state: Int[Array, "n"]  # of the stop rule's automaton
+    settings: RowSettings
+
+
+class Admission(NamedTuple):
+    """n = A b rows of new tokens; those of a part lie together. A row of padding has targets that are no pages."""
+
+    tokens: Int[Array, "n L"]  # padded on the right
+    new: Int[Array, "n"]  # how many of them are real, at least 1
+    beginning: Int[Array, "A b M"]  # pages that hold what comes before
+    kept: Int[Array, "A b"]  # how many tokens of it there are
+    base: Int[Array, "A b"]  # page that holds the last of them, if it is not full
+    target: Int[Array, "A b W"]  # pages that the new tokens go into
+    draws: Draws
+
+
+class Row(NamedTuple):
+    """S rows that decode; those of a part lie together."""
+
+    token: Int[Array, "S"]  # the last one drawn; its keys and values are not in the pages yet
+    length: Int[Array, "S"]  # tokens whose keys and values are
+    alive: Bool[Array, "S"]
+    target: Int[Array, "A s W"]  # pages that the chunk's tokens go into, from column length % T of the first on
+    draws: Draws
+
+
+class Chunk(NamedTuple):
+    """What `decode` drew: C steps of S rows."""
+
+    drawn: Drawn  # each [C, S]
+    where: Bool[Array, "C S"]
+
+
+class Rules(NamedTuple):
+    """The stop rules of all requests, their states numbered through."""
+
+    table: Int[Array, "states V"]
+    ends: Bool[Array, "states"]
+
+
+def init_pages(config: ModelConfig, parts: int, pages: int, size: int) -> list[Pages]:
+    """Empty pages of `size` (T) tokens, `pages` (N) in each of `parts` (A), per layer."""
+    j, d, dtype = config.key_value_heads, config.head_dim, jnp.dtype(config.compute_dtype)
+    shape = parts, pages, j
+    return [Pages(jnp.zeros((*shape, d, size), dtype), jnp.zeros((*shape, size, d), dtype)) for _ in range(config.layers)]
+
+
+def page_bytes(config: ModelConfig, size: int) -> int:
+    """Bytes of one page of `size` tokens, all layers."""
+    return 2 * config.layers * size * config.key_value_heads * config.head_dim * jnp.dtype(config.compute_dtype).itemsize
+
+
+def _model(config: ModelConfig, params: dict):
+    variables, base = split_adapters(params)
+    return Decoder(config, serving=is_serving(base)), variables
+
+
+def _rules(mesh: Mesh | None):
+    return contextlib.nullcontext() if mesh is None else use_rules(mesh, SAMPLE)
+
+
+def _keys(root: Key[Array, ""], draws: Draws) -> Key[Array, "n"]:
+    return jax.vmap(identity_key, (None, 0, 0))(root, draws.seeds, draws.seed_count)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "mesh", "fresh", "truncates", "width"), donate_argnames=("pages",))
+def admit(
+    config: ModelConfig, params: dict, pages: list[Pages], a: Admission, rules: Rules, root: Key[Array, ""],
+    *, mesh: Mesh | None, fresh: bool, truncates: bool, width: int,
+) -> tuple[list[Pages], Drawn, Int[Array, "n"], Bool[Array, "n"]]:  # fmt: skip
+    """Computes n rows of new tokens into pages: the pages, the token drawn behind each row, its stop rule's state, and whether it goes on.
+
+    `fresh` promises that nothing comes before; `truncates` and `width`: see `draws.draw`. The pages are donated.
+    """
+    model, variables = _model(config, params)
+    length, kept = a.tokens.shape[1], a.kept.reshape(-1)
+    where = jnp.arange(length)[None] < a.new[:, None]
+    positions = kept[:, None] + jnp.minimum(jnp.arange(length)[None], a.new[:, None] - 1)
+    with _rules(mesh):
+        if fresh:
+            hidden, layers = model.apply(variables, a.tokens, positions, prompt_mask(where))
+        else:
+            hidden, layers = model.apply(
+                variables, a.tokens, positions, PrefixMask(prompt_mask(where), a.beginning, a.kept), cache=pages
+            )
+        last = jnp.take_along_axis(hidden, (a.new - 1)[:, None, None], axis=1)[:, 0]
+        logits = model.apply(variables, last, method="head")
+    keys = jax.vmap(jax.random.fold_in)(_keys(root, a.draws), a.draws.count)
+    drawn = draw(logits, keys, a.draws.settings, truncates, width)
+    state = rules.table[a.draws.state, drawn.token]
+    alive = ~rules.ends[state] & (a.draws.count + 1 < a.draws.budget)
+    offset = a.kept % pages[0].keys.shape[-1]
+    pages = [written(old, a.base, a.target, offset, *to_cache(*new)) for old, new in zip(pages, layers, strict=True)]
+    return pages, drawn, state, alive
+
+
+@functools.partial(jax.jit, static_argnames=("config", "mesh", "chunk", "truncates", "width"), donate_argnames=("pages",))
+def decode(
+    config: ModelConfig, params: dict, pages: list[Pages], rows: Row, lists: tuple[PageList, ...], rules: Rules, root: Key[Array, ""],
+    *, mesh: Mesh | None, chunk: int, truncates: bool, width: int,
+) -> tuple[list[Pages], Chunk, Int[Array, "S"], Bool[Array, "S"]]:  # fmt: skip
+    """Up to `chunk` (C) tokens in every living row; ends early when none is left: the pages, the draws, the rows' states, and who lives.
+    `truncates` and `width`: see `draws.draw`. The pages are donated."""
+    model, variables = _model(config, params)
+    s, t = rows.token.shape[0], pages[0].keys.shape[-1]
+    keys_of_rows = _keys(root, rows.draws)
+    real = jnp.zeros((chunk, s), jnp.float32)
+    kept = (jnp.full((chunk, s, width), -1, jnp.int32), real) if width else (None, None)
+    out = Chunk(Drawn(jnp.zeros((chunk, s), jnp.int32), real, real, real, *kept), jnp.zeros((chunk, s), bool))
+    j, d, dtype = config.key_value_heads, config.head_dim, pages[0].keys.dtype
+    own = [(jnp.zeros((s, j, d, chunk), dtype), jnp.zeros((s, j, chunk, d), dtype)) for _ in pages]
+
+    def more(carry):
+        _, step, alive, *_ = carry
+        return (step < chunk) & jnp.any(alive)
+
+    def one(carry):
+        out, step, alive, own, token, state = carry
+        cache = [PagedCache(old, *new) for old, new in zip(pages, own, strict=True)]
+        hidden, cache = model.apply(variables, token[:, None], (rows.length + step)[:, None], PagedMask(lists, step), cache=cache)
+        logits = model.apply(variables, hidden[:, 0], method="head")
+        drawn = draw(logits, jax.vmap(jax.random.fold_in)(keys_of_rows, rows.draws.count + step), rows.draws.settings, truncates, width)
+        put = lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new[None], step, axis=0)  # noqa: E731
+        out = Chunk(jax.tree.map(put, out.drawn, drawn), put(out.where, alive))
+        token = jnp.where(alive, drawn.token, token)
+        state = jnp.where(alive, rules.table[state, drawn.token], state)
+        alive = alive & ~rules.ends[state] & (rows.draws.count + step + 1 < rows.draws.budget)
+        return out, step + 1, alive, [(c.keys, c.values) for c in cache], token, state
+
+    with _rules(mesh):
+        carry = (out, jnp.int32(0), rows.alive, own, rows.token, rows.draws.state)
+        out, _, alive, own, _, state = jax.lax.while_loop(more, one, carry)
+    parts = rows.target.shape[0]
+    base, offset = rows.target[:, :, 0], (rows.length % t).reshape(parts, s // parts)
+    pages = [written(old, base, rows.target, offset, *new) for old, new in zip(pages, own, strict=True)]
+    return pages, out, state, alive

@@ -1,0 +1,121 @@
+"""Pages: what is shared is computed once, what does not fit waits or is paused, and no answer depends on it."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from test_engine import CONFIG, TOKENIZER, assert_same, plain
+
+from marl_llm.models import init_params
+from marl_llm.sampling import Engine, LaneConfig, Request, RequestError
+from marl_llm.sampling.pages import page_bytes
+from marl_llm.sampling.pool import Pool
+
+PAGE = 8
+CACHE = 17 * page_bytes(CONFIG, PAGE)
+SIZES = LaneConfig(
+    slots=8, prompt_tokens=128, response_tokens=16, chunk=4, admit=2, reuse=1, page=PAGE, piece=16, cache_bytes=CACHE
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(lambda key: jax.tree.map(lambda x: x * 2.0, init_params(CONFIG, key)))(jax.random.key(0))
+
+
+@pytest.fixture
+def engine(params):
+    with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=SIZES, tokenizers={"a": TOKENIZER}) as engine:
+        yield engine
+
+
+def ids(rng, n):
+    return tuple(int(t) for t in rng.integers(1, 257, n))
+
+
+def pool_of(engine):
+    return engine._lanes["a"].pools[0]
+
+
+def test_a_small_pool_pauses_requests_and_changes_no_answer(engine, params):
+    """Eight rows of up to six pages want 48; there are 17."""
+    rng = np.random.default_rng(1)
+    requests = [Request(ids(rng, 17 + i % 16), (1, i), 16, "a") for i in range(40)]
+    answers = engine.generate_all(requests)
+    for got, want in zip(answers, plain({"a": params}, requests), strict=True):
+        assert_same(got, want)
+    stats = engine.stats()["a"]
+    assert stats["paused"] > 0
+    assert stats["cache_bytes"] == SIZES.cache_bytes
+    assert pool_of(engine).owned == 0
+
+
+def test_a_conversation_of_eight_turns_computes_each_token_once(engine):
+    rng, said = np.random.default_rng(2), ids(np.random.default_rng(3), 11)
+    for turn in range(8):
+        answer = engine.generate_all([Request(said, (2, turn), 5, "a")])[0]
+        said += (*(int(t) for t in answer.tokens), *ids(rng, 3))
+    # the first prompt, eight answers and what lies between; the last answer's last token is nobody's past
+    assert engine.stats()["a"]["computed_tokens"] == len(said) - 3 - 1
+
+
+def test_eight_branches_hold_one_copy_of_their_prompt(engine):
+    prompt = ids(np.random.default_rng(4), 64)
+    answers = engine.generate_all([Request(prompt, (3, branch), 8, "a") for branch in range(8)])
+    stats = engine.stats()["a"]
+    assert sorted(a.reused for a in answers) == [0] + [63] * 7
+    assert stats["computed_tokens"] == 64 + 7 + sum(len(a.tokens) - 1 for a in answers)
+    assert stats["most_pages"] <= 64 // PAGE + 8 + 1  # a page each, and one that was copied from
+    assert stats.get("paused", 0) == 0
+
+
+def test_a_long_prompt_enters_in_pieces_and_others_decode_between(engine, params):
+    """Eight pieces; a request that decodes meanwhile gets its chunks between them, and the answer is that of one whole pass."""
+    rng = np.random.default_rng(5)
+    prompt = ids(rng, 120)
+    whole = LaneConfig(slots=1, prompt_tokens=128, response_tokens=4, chunk=4, admit=1)
+    with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=whole) as other:
+        want = other.generate_all([Request(prompt, (4, 0), 4, "a")])[0]
+    handles = [engine.submit(Request(ids(rng, 5), (4, 1), 16, "a")), engine.submit(Request(prompt, (4, 0), 4, "a"))]
+    short, got = (handle.result(60) for handle in handles)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_allclose(got.log_probs, want.log_probs, atol=2e-6)
+    assert len(short.tokens) == 16
+    assert engine.stats()["a"]["admit_programs"] >= 1 + 8
+
+
+def test_a_request_that_can_never_fit_is_refused_at_submission(engine):
+    with pytest.raises(RequestError, match="take 18 pages of 8 tokens; the cache has 17"):
+        engine.submit(Request((1,) * 125, (5, 0), 16, "a"))
+    with pytest.raises(ValueError, match="bytes hold no page"):
+        Engine({"a": (CONFIG, init_params(CONFIG, jax.random.key(0)))}, jax.random.key(0), sizes=dataclasses.replace(SIZES, cache_bytes=1))
+
+
+def test_the_pool_never_gives_a_page_to_two_and_forgets_nothing_that_is_owned():
+    """Random sequences over three tokens, so that they often begin alike."""
+    rng, pool, held = np.random.default_rng(6), Pool(40, 4), []
+    for step in range(3000):
+        if held and (rng.random() < 0.5 or pool.available < 6):
+            pool.release(held.pop(rng.integers(len(held)))[1])
+            continue
+        tokens = rng.integers(0, 2, rng.integers(1, 17)).astype(np.int32)
+        chain, last, common = pool.find(tokens)
+        for i, node in enumerate(chain):
+            np.testing.assert_array_equal(node.tokens, tokens[4 * i : 4 * i + 4])
+        if last is not None:
+            np.testing.assert_array_equal(last.tokens[:common], tokens[4 * len(chain) :][:common])
+        pool.own(chain)
+        nodes = [*chain, *(pool.take() for _ in range(-(-len(tokens) // 4) - len(chain)))]
+        for i in range(len(chain), len(nodes)):
+            nodes[i] = pool.grown(nodes[i], nodes[i - 1] if i else pool.root, tokens[4 * i : 4 * i + 4])
+        held.append((tokens, nodes))
+        owned = {node.page: node for _, nodes in held for node in nodes}
+        assert pool.owned == len(owned)
+        assert len({id(node) for _, nodes in held for node in nodes}) == len(owned)
+        assert not set(pool.free) & set(owned)
+        for tokens, nodes in held if step % 50 == 0 else ():
+            np.testing.assert_array_equal(np.concatenate([node.tokens for node in nodes]), tokens)
+    for _, nodes in held:
+        pool.release(nodes)
+    assert pool.available == 40
