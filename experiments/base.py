@@ -99,8 +99,7 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
     c.rollout = config_dict.ConfigDict(
         {
             "tasks": 48,  # fresh tasks per step
-            **_placeholders({"slots": "int", "chunk": "int", "attempts": "int", "timeout_s": "float", "concurrency": "int"}),
-            "cache_gib": config_dict.placeholder(float),  # of the engine's keys and values, on each device; None: by what is free
+            **_placeholders(dict.fromkeys(("slots", "chunk", "attempts", "concurrency"), "int") | dict(timeout_s="float", cache_gib="float")),
             "max_prompt": config_dict.placeholder(int),  # tokens; None: as the roles have it. Their budgets are cut to it
             "max_tokens": config_dict.placeholder(int),  # tokens of a response; None: as the roles have it
         }

@@ -26,7 +26,7 @@ _EXPORTS = {
     "stop_rule": "stops",
     "Responses": "sampler",
     "sample": "sampler",
-    "LaneConfig": "lane",
+    "LaneConfig": "tickets",
     "Engine": "engine",
     "EngineError": "engine",
     "Handle": "engine",

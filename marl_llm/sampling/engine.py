@@ -21,8 +21,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from marl_llm.models import ModelConfig
-from marl_llm.sampling.lane import Lane, LaneConfig, Ticket
+from marl_llm.sampling.lane import Lane
 from marl_llm.sampling.requests import Completion, Request, RequestError
+from marl_llm.sampling.tickets import LaneConfig, Ticket
 from marl_llm.text import Tokenizer
 
 log = logging.getLogger(__name__)

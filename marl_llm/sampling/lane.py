@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
-import itertools
 import logging
 import time
-from concurrent.futures import Future
 
 import jax
 import jax.numpy as jnp
@@ -17,110 +14,21 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key
 
-from marl_llm.models import SAMPLE, ModelConfig, PageList, use_rules
-from marl_llm.models.pages import GROUP, block_pages, touched
+from marl_llm.models import SAMPLE, ModelConfig, use_rules
+from marl_llm.models.pages import touched
 from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import path_name, spec_for
-from marl_llm.sampling.draws import Drawn, RowSettings
-from marl_llm.sampling.pages import SEEDS, Admission, Draws, Row, Rules, admit, decode, init_pages, page_bytes
-from marl_llm.sampling.pool import Node, Pool
-from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
+from marl_llm.sampling.draws import Drawn
+from marl_llm.sampling.pages import SEEDS, Admission, Row, Rules, admit, decode, init_pages, page_bytes
+from marl_llm.sampling.pool import PagePool
+from marl_llm.sampling.requests import Request, RequestError
 from marl_llm.sampling.stops import StopRule, stop_rule
+from marl_llm.sampling.tickets import LaneConfig, Ticket, bucket, common_length, draws_of, page_lists, truncation
 from marl_llm.text import Tokenizer
 
 log = logging.getLogger(__name__)
 COMPACT = (2, 4)  # with at most this part of the slots living, only that part is computed
 PAGE = {"tpu": 128, "gpu": 64}  # tokens of a page; a TPU's lanes are 128 wide. Elsewhere 16: a page costs what it holds
-SHARED = 3  # rows from which on a page is read for all of them at once
-
-
-@dataclasses.dataclass(frozen=True)
-class LaneConfig:
-    """Sizes of one model. All memory for keys and values is taken when the engine starts; see `cache_bytes`.
-
-    Raises `ValueError` naming a bad field.
-    """
-
-    slots: int = 32  # requests that decode at once
-    prompt_tokens: int = 1024  # longest prompt
-    response_tokens: int = 256  # largest budget
-    chunk: int = 16  # tokens per row between two looks at the queue
-    admit: int = 4  # requests computed at once when several of like length wait
-    reuse: int = 16  # shortest beginning that is taken over from another request
-    rule_states: int = 1024  # states of all stop rules held at a time
-    page: int = 0  # tokens of a page; 0: as the platform likes it, see `PAGE`
-    piece: int = 512  # prompt tokens of a request that are computed between two chunks; longer prompts enter in pieces
-    cache_bytes: int = 0  # of keys and values; 0: so many that all slots can hold their longest request
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            least = 0 if field.name in ("page", "cache_bytes") else 1
-            if getattr(self, field.name) < least:
-                raise ValueError(f"LaneConfig.{field.name}={getattr(self, field.name)} must be at least {least}")
-
-
-@dataclasses.dataclass(eq=False)
-class Ticket:
-    """A request on its way: where it waits for its answer, what has been drawn so far, and which pages it holds."""
-
-    request: Request
-    future: Future
-    rule: StopRule
-    submitted: float
-    cancelled: bool = False
-    version: int = 0
-    reused: int = 0
-    parts: list[Drawn] = dataclasses.field(default_factory=list)  # NumPy arrays [n], one part per chunk
-    number: int = dataclasses.field(default_factory=itertools.count().__next__)  # older requests have smaller ones
-    ids: np.ndarray | None = None  # prompt and answer, with room for all of it; None until it first enters
-    size: int = 0  # how many of them there are
-    drawn: int = 0  # ... of which answer
-    cached: int = 0  # ... whose keys and values are in pages
-    state: int = 0  # of its own stop rule
-    part: int = 0
-    nodes: list[Node] = dataclasses.field(default_factory=list)  # its pages, in order
-    shared: int = 0  # how many of them were full when it entered
-    source: Node | None = None  # the page whose beginning is copied when it enters
-
-    @property
-    def begun(self) -> bool:
-        """Whether it has entered before: then it ends with the parameters that it began with."""
-        return self.ids is not None
-
-    @property
-    def longest(self) -> int:
-        """Tokens of its prompt and its longest answer whose keys and values are ever needed: all but the last."""
-        return len(self.request.prompt) + self.request.max_tokens - 1
-
-    def expired(self, now: float) -> bool:
-        """Whether the deadline has passed."""
-        return self.request.timeout is not None and now - self.submitted >= self.request.timeout
-
-    def answer(self, finish: str) -> None:
-        """Hands over what there is. Whoever asked may have given up meanwhile."""
-        most = self.request.settings.max_kept
-        real, nothing = np.zeros(0, np.float32), np.zeros(0, np.int32)
-        empty = Drawn(nothing, real, real, real, *(None, None) if most is None else (np.zeros((0, most), np.int32), real))
-        token, *real, kept_ids, kept_log_mass = (None if p[0] is None else np.concatenate(p) for p in zip(empty, *self.parts, strict=True))
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_result(Completion(token, *real, finish, self.version, self.reused, kept_ids, kept_log_mass))
-
-    def add(self, drawn: Drawn, at: tuple) -> np.ndarray:
-        """Takes over what lies at an index of a program's draws; returns the tokens. A program may have more columns of kept ids than this
-        request asked for, because others in it did."""
-        token, *real, kept_ids, kept_log_mass = (None if x is None else np.asarray(x[at]) for x in drawn)
-        most = self.request.settings.max_kept
-        self.parts.append(Drawn(token, *real, *(None, None) if most is None else (kept_ids[:, :most], kept_log_mass)))
-        self.ids[self.size : self.size + len(token)] = token
-        self.size, self.drawn = self.size + len(token), self.drawn + len(token)
-        return token
-
-
-def bucket(n: int, least: int = 1, growth: int = 2) -> int:
-    """The smallest power of `growth` (itself a power of two) that holds `n`, at least `least`: few shapes, few compilations."""
-    digit = growth.bit_length() - 1
-    return max(least, 1 << -(-max(0, n - 1).bit_length() // digit) * digit)
-
 
 class Lane:
     """One model's requests. Not thread-safe: the engine's thread owns it.
@@ -151,7 +59,7 @@ class Lane:
         if count < 1:
             raise ValueError(f"model {name!r}: {sizes.cache_bytes:,} bytes hold no page of {self.page_bytes:,} (rollout.cache_gib)")
         self.room = bucket(longest)  # pages of a request
-        self.pools = [Pool(count, self.page) for _ in range(self.parts)]
+        self.pools = [PagePool(count, self.page) for _ in range(self.parts)]
         self.pages = self._placed(init_pages(config, self.parts, count, self.page))
         self.rules: dict[int, int] = {}  # id of a rule -> its first state
         self._rules: list[StopRule] = []
@@ -383,7 +291,7 @@ class Lane:
         """Whether one that is being computed will leave more to take over than there is now."""
         ids = np.asarray(ticket.request.prompt, np.int32) if ticket.ids is None else ticket.ids[: ticket.size]
         for other in self.entering:
-            common = _common(ids, other.ids[: other.size])
+            common = common_length(ids, other.ids[: other.size])
             if common > max(other.cached, self.sizes.reuse - 1):
                 return True
         return False
@@ -417,8 +325,8 @@ class Lane:
             for k in range(max(at, ticket.shared), -(-(ticket.cached + count) // page)):  # shared pages are full already
                 target[i, k - at] = ticket.nodes[k].page
         fold = lambda x: x.reshape(self.parts, b, *x.shape[1:])  # noqa: E731
-        rules, (truncates, kept_width) = self._tables(), _truncation([t.request.settings for _, t in rows])
-        a = Admission(tokens, new, *map(fold, (beginning, kept, base, target)), self._draws(n, rows))
+        rules, (truncates, kept_width) = self._tables(), truncation([t.request.settings for _, t in rows])
+        a = Admission(tokens, new, *map(fold, (beginning, kept, base, target)), draws_of(n, rows, self.rules))
         with self._program("admit", n, length, not reuses, truncates, kept_width, len(rules.ends)):
             self.pages, drawn, state, alive = admit(
                 self.config, self.params, self.pages, a, rules, self.root, mesh=self.mesh, fresh=not reuses, truncates=truncates,
@@ -440,19 +348,6 @@ class Lane:
             self.living.append(ticket)
             self._took(ticket, drawn, (slice(i, i + 1),), 0, state[i], alive[i])
         return whole
-
-    def _draws(self, n: int, rows: list[tuple[int, Ticket]]) -> Draws:
-        i32 = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
-        seeds, seed_count, count, budget, state = i32(n, SEEDS), i32(n), i32(n), i32(n), i32(n)
-        settings = RowSettings(np.ones(n, np.float32), i32(n), np.ones(n, np.float32), np.zeros(n, np.float32), i32(n))
-        for i, ticket in rows:
-            request = ticket.request
-            seeds[i, : len(request.seed)], seed_count[i] = request.seed, len(request.seed)
-            count[i], budget[i], state[i] = ticket.drawn, request.max_tokens, self.rules[id(ticket.rule)] + ticket.state
-            s = request.settings
-            for field, value in zip(settings, (s.temperature, s.top_k or 0, s.top_p, s.min_p, s.max_kept or 0), strict=True):
-                field[i] = value
-        return Draws(seeds, seed_count, count, budget, state, settings)
 
     def _took(self, ticket: Ticket, drawn: Drawn, at: tuple, cached: int, state: int, alive: bool) -> None:
         """Takes over what a program drew for a request and that it computed `cached` tokens, and answers the request if it has ended."""
@@ -486,9 +381,9 @@ class Lane:
             token[i], length[i], alive[i] = ticket.ids[ticket.size - 1], ticket.cached, True
             write = [node.page for node in ticket.nodes[ticket.cached // self.page :]][: target.shape[1]]
             target[i, : len(write)] = write
-        lists = self._lists(rows, s)
-        rules, (truncates, width) = self._tables(), _truncation([t.request.settings for t in self.living])
-        given = Row(token, length, alive, target.reshape(self.parts, s, -1), self._draws(n, rows))
+        lists = page_lists(rows, s, self.parts, self.page)
+        rules, (truncates, width) = self._tables(), truncation([t.request.settings for t in self.living])
+        given = Row(token, length, alive, target.reshape(self.parts, s, -1), draws_of(n, rows, self.rules))
         self._weigh()
         with self._program("decode", chunk, n, *(x.page.shape[1] for x in lists), truncates, width, len(rules.ends)):
             self.pages, out, state, alive = decode(
@@ -506,33 +401,6 @@ class Lane:
             self.stats["computed_tokens"] += count
             self._took(ticket, drawn, (slice(0, count), i), count, state[i], alive[i])  # cached: all but the last one drawn
 
-    def _lists(self, rows: list[tuple[int, Ticket]], s: int) -> tuple[PageList, ...]:
-        """Who reads which pages: pages of one row, and, where several rows share some, pages of up to `GROUP` rows."""
-        single: list[list[tuple]] = [[] for _ in self.pools]
-        shared: list[list[tuple]] = [[] for _ in self.pools]
-        readers: list[dict[int, list[int]]] = [{} for _ in self.pools]
-        for i, ticket in rows:
-            row, last = i % s, ticket.cached // self.page
-            for node in ticket.nodes[:last]:
-                if node.owners >= SHARED:
-                    readers[ticket.part].setdefault(node.page, []).append(row)
-                else:
-                    single[ticket.part].append((node.page, row, self.page))
-            if ticket.cached % self.page:
-                single[ticket.part].append((ticket.nodes[last].page, row, ticket.cached % self.page))
-        for part, pages in enumerate(readers):
-            for page, some in pages.items():
-                for at in range(0, len(some), GROUP):
-                    group = some[at : at + GROUP]
-                    if len(group) < SHARED:
-                        single[part] += [(page, row, self.page) for row in group]
-                    else:
-                        shared[part].append((page, (*group, *(s,) * (GROUP - len(group))), self.page))
-        lists = [_page_list(single, 1, s, self.page)]
-        if any(shared):
-            lists.append(_page_list(shared, GROUP, s, self.page))
-        return tuple(lists)
-
     def _weigh(self) -> None:
         """Notes the fullest moment: pages that are held, and the tokens that are needed of them (shared ones once)."""
         owned = sum(pool.owned for pool in self.pools)
@@ -543,20 +411,6 @@ class Lane:
     # ------------------------------------------------------------------------------------------------ programs
     def _program(self, *shape):
         return _Timed(self, shape)
-
-
-def _page_list(parts: list[list[tuple]], group: int, s: int, page: int) -> PageList:
-    most = max(map(len, parts))
-    size = block_pages(page)
-    room = max(size, bucket(most, 16, 4))  # whole blocks
-    pages, length = np.zeros((2, len(parts), room), np.int32)
-    rows = np.full((len(parts), room, group), s, np.int32)
-    for part, entries in enumerate(parts):
-        if entries:
-            some, readers, tokens = zip(*entries, strict=True)
-            pages[part, : len(entries)], length[part, : len(entries)] = some, tokens
-            rows[part, : len(entries)] = np.reshape(readers, (len(entries), group))
-    return PageList(pages, rows, length, np.int32(most))
 
 
 class _Timed:
@@ -577,16 +431,3 @@ class _Timed:
             log.info("engine: model %s compiled %s in %.1f s (%d shapes)", self.lane.name, self.shape, took, len(self.lane.shapes))
         else:
             self.lane.stats[f"{self.shape[0]}_s"] += took
-
-
-def _truncation(settings: list[Settings]) -> tuple[bool, int]:
-    """Whether any row of a program leaves tokens out, and how many columns of kept ids it needs: a power of two (few programs)."""
-    most = max((s.max_kept or 0 for s in settings), default=0)
-    return any(s.truncates for s in settings), bucket(most, 16) if most else 0
-
-
-def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the common beginning, at most all of `a` but one."""
-    n = min(len(a) - 1, len(b))
-    same = a[:n] == b[:n]
-    return n if same.all() else int(np.argmin(same))

@@ -25,7 +25,7 @@ class Node:
         self.owners = 0
 
 
-class Pool:
+class PagePool:
     """The pages of one part of a model's cache. Not thread-safe.
 
     Args:

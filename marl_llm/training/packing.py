@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from marl_llm.sampling.lane import bucket
+from marl_llm.sampling.tickets import bucket
 
 
 class PackingError(ValueError):

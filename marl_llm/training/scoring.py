@@ -27,7 +27,7 @@ from marl_llm.models import (
     score_hidden,
     score_packed,
 )
-from marl_llm.sampling.lane import bucket
+from marl_llm.sampling.tickets import bucket
 from marl_llm.training.mesh import data_axis, gathered, over_data
 from marl_llm.training.packing import PackedRows, Tokens
 from marl_llm.training.steps import cut, shape_rounding, whole

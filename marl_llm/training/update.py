@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float
 
 from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, entropy_threshold, needs, value_loss_for, value_targets_for
 from marl_llm.models import TRAIN, LoraConfig, ModelConfig, TokenScores, score_packed
-from marl_llm.sampling.lane import bucket
+from marl_llm.sampling.tickets import bucket
 from marl_llm.training.mesh import data_axis, over_data, summed
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
 from marl_llm.training.policy import Policy

@@ -10,7 +10,7 @@ from test_engine import CONFIG, TOKENIZER, assert_same, plain
 from marl_llm.models import init_params
 from marl_llm.sampling import Engine, LaneConfig, Request, RequestError
 from marl_llm.sampling.pages import page_bytes
-from marl_llm.sampling.pool import Pool
+from marl_llm.sampling.pool import PagePool
 
 PAGE = 8
 CACHE = 17 * page_bytes(CONFIG, PAGE)
@@ -94,7 +94,7 @@ def test_a_request_that_can_never_fit_is_refused_at_submission(engine):
 
 def test_the_pool_never_gives_a_page_to_two_and_forgets_nothing_that_is_owned():
     """Random sequences over three tokens, so that they often begin alike."""
-    rng, pool, held = np.random.default_rng(6), Pool(40, 4), []
+    rng, pool, held = np.random.default_rng(6), PagePool(40, 4), []
     for step in range(3000):
         if held and (rng.random() < 0.5 or pool.available < 6):
             pool.release(held.pop(rng.integers(len(held)))[1])

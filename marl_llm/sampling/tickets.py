@@ -1,0 +1,179 @@
+"""What waits and runs in the engine: a request on its way, the sizes of a model's lane, and rows of requests as arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from concurrent.futures import Future
+
+import numpy as np
+
+from marl_llm.models import PageList
+from marl_llm.models.pages import GROUP, block_pages
+from marl_llm.sampling.draws import Drawn, RowSettings
+from marl_llm.sampling.pages import SEEDS, Draws
+from marl_llm.sampling.pool import Node
+from marl_llm.sampling.requests import Completion, Request, Settings
+from marl_llm.sampling.stops import StopRule
+
+SHARED = 3  # rows from which on a page is read for all of them at once
+
+
+@dataclasses.dataclass(frozen=True)
+class LaneConfig:
+    """Sizes of one model. All memory for keys and values is taken when the engine starts; see `cache_bytes`.
+
+    Raises `ValueError` naming a bad field.
+    """
+
+    slots: int = 32  # requests that decode at once
+    prompt_tokens: int = 1024  # longest prompt
+    response_tokens: int = 256  # largest budget
+    chunk: int = 16  # tokens per row between two looks at the queue
+    admit: int = 4  # requests computed at once when several of like length wait
+    reuse: int = 16  # shortest beginning that is taken over from another request
+    rule_states: int = 1024  # states of all stop rules held at a time
+    page: int = 0  # tokens of a page; 0: as the platform likes it, see `PAGE`
+    piece: int = 512  # prompt tokens of a request that are computed between two chunks; longer prompts enter in pieces
+    cache_bytes: int = 0  # of keys and values; 0: so many that all slots can hold their longest request
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            least = 0 if field.name in ("page", "cache_bytes") else 1
+            if getattr(self, field.name) < least:
+                raise ValueError(f"LaneConfig.{field.name}={getattr(self, field.name)} must be at least {least}")
+
+
+@dataclasses.dataclass(eq=False)
+class Ticket:
+    """A request on its way: where it waits for its answer, what has been drawn so far, and which pages it holds."""
+
+    request: Request
+    future: Future
+    rule: StopRule
+    submitted: float
+    cancelled: bool = False
+    version: int = 0
+    reused: int = 0
+    parts: list[Drawn] = dataclasses.field(default_factory=list)  # NumPy arrays [n], one part per chunk
+    number: int = dataclasses.field(default_factory=itertools.count().__next__)  # older requests have smaller ones
+    ids: np.ndarray | None = None  # prompt and answer, with room for all of it; None until it first enters
+    size: int = 0  # how many of them there are
+    drawn: int = 0  # ... of which answer
+    cached: int = 0  # ... whose keys and values are in pages
+    state: int = 0  # of its own stop rule
+    part: int = 0
+    nodes: list[Node] = dataclasses.field(default_factory=list)  # its pages, in order
+    shared: int = 0  # how many of them were full when it entered
+    source: Node | None = None  # the page whose beginning is copied when it enters
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has entered before: then it ends with the parameters that it began with."""
+        return self.ids is not None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its prompt and its longest answer whose keys and values are ever needed: all but the last."""
+        return len(self.request.prompt) + self.request.max_tokens - 1
+
+    def expired(self, now: float) -> bool:
+        """Whether the deadline has passed."""
+        return self.request.timeout is not None and now - self.submitted >= self.request.timeout
+
+    def answer(self, finish: str) -> None:
+        """Hands over what there is. Whoever asked may have given up meanwhile."""
+        most = self.request.settings.max_kept
+        real, nothing = np.zeros(0, np.float32), np.zeros(0, np.int32)
+        empty = Drawn(nothing, real, real, real, *(None, None) if most is None else (np.zeros((0, most), np.int32), real))
+        token, *real, kept_ids, kept_log_mass = (None if p[0] is None else np.concatenate(p) for p in zip(empty, *self.parts, strict=True))
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(Completion(token, *real, finish, self.version, self.reused, kept_ids, kept_log_mass))
+
+    def add(self, drawn: Drawn, at: tuple) -> np.ndarray:
+        """Takes over what lies at an index of a program's draws; returns the tokens. A program may have more columns of kept ids than this
+        request asked for, because others in it did."""
+        token, *real, kept_ids, kept_log_mass = (None if x is None else np.asarray(x[at]) for x in drawn)
+        most = self.request.settings.max_kept
+        self.parts.append(Drawn(token, *real, *(None, None) if most is None else (kept_ids[:, :most], kept_log_mass)))
+        self.ids[self.size : self.size + len(token)] = token
+        self.size, self.drawn = self.size + len(token), self.drawn + len(token)
+        return token
+
+
+def bucket(n: int, least: int = 1, growth: int = 2) -> int:
+    """The smallest power of `growth` (itself a power of two) that holds `n`, at least `least`: few shapes, few compilations."""
+    digit = growth.bit_length() - 1
+    return max(least, 1 << -(-max(0, n - 1).bit_length() // digit) * digit)
+
+
+def truncation(settings: list[Settings]) -> tuple[bool, int]:
+    """Whether any row of a program leaves tokens out, and how many columns of kept ids it needs: a power of two (few programs)."""
+    most = max((s.max_kept or 0 for s in settings), default=0)
+    return any(s.truncates for s in settings), bucket(most, 16) if most else 0
+
+
+def common_length(a: np.ndarray, b: np.ndarray) -> int:
+    """Length of the common beginning, at most all of `a` but one."""
+    n = min(len(a) - 1, len(b))
+    same = a[:n] == b[:n]
+    return n if same.all() else int(np.argmin(same))
+
+
+def draws_of(n: int, rows: list[tuple[int, Ticket]], rules: dict[int, int]) -> Draws:
+    """How n rows draw; those that are not in `rows` are padding. `rules`: the first state of each stop rule, by its id."""
+    i32 = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
+    seeds, seed_count, count, budget, state = i32(n, SEEDS), i32(n), i32(n), i32(n), i32(n)
+    settings = RowSettings(np.ones(n, np.float32), i32(n), np.ones(n, np.float32), np.zeros(n, np.float32), i32(n))
+    for i, ticket in rows:
+        request = ticket.request
+        seeds[i, : len(request.seed)], seed_count[i] = request.seed, len(request.seed)
+        count[i], budget[i], state[i] = ticket.drawn, request.max_tokens, rules[id(ticket.rule)] + ticket.state
+        s = request.settings
+        for field, value in zip(settings, (s.temperature, s.top_k or 0, s.top_p, s.min_p, s.max_kept or 0), strict=True):
+            field[i] = value
+    return Draws(seeds, seed_count, count, budget, state, settings)
+
+
+def page_lists(rows: list[tuple[int, Ticket]], s: int, parts: int, size: int) -> tuple[PageList, ...]:
+    """Who reads which pages: pages of one row, and, where several rows share some, pages of up to `GROUP` rows.
+
+    A part has s rows, and a page `size` tokens."""
+    single: list[list[tuple]] = [[] for _ in range(parts)]
+    shared: list[list[tuple]] = [[] for _ in range(parts)]
+    readers: list[dict[int, list[int]]] = [{} for _ in range(parts)]
+    for i, ticket in rows:
+        row, last = i % s, ticket.cached // size
+        for node in ticket.nodes[:last]:
+            if node.owners >= SHARED:
+                readers[ticket.part].setdefault(node.page, []).append(row)
+            else:
+                single[ticket.part].append((node.page, row, size))
+        if ticket.cached % size:
+            single[ticket.part].append((ticket.nodes[last].page, row, ticket.cached % size))
+    for part, pages in enumerate(readers):
+        for page, some in pages.items():
+            for at in range(0, len(some), GROUP):
+                group = some[at : at + GROUP]
+                if len(group) < SHARED:
+                    single[part] += [(page, row, size) for row in group]
+                else:
+                    shared[part].append((page, (*group, *(s,) * (GROUP - len(group))), size))
+    lists = [_page_list(single, 1, s, size)]
+    if any(shared):
+        lists.append(_page_list(shared, GROUP, s, size))
+    return tuple(lists)
+
+
+def _page_list(parts: list[list[tuple]], group: int, s: int, page: int) -> PageList:
+    most = max(map(len, parts))
+    size = block_pages(page)
+    room = max(size, bucket(most, 16, 4))  # whole blocks
+    pages, length = np.zeros((2, len(parts), room), np.int32)
+    rows = np.full((len(parts), room, group), s, np.int32)
+    for part, entries in enumerate(parts):
+        if entries:
+            some, readers, tokens = zip(*entries, strict=True)
+            pages[part, : len(entries)], length[part, : len(entries)] = some, tokens
+            rows[part, : len(entries)] = np.reshape(readers, (len(entries), group))
+    return PageList(pages, rows, length, np.int32(most))
