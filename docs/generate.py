@@ -17,7 +17,8 @@ import sys
 DOCS = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 PACKAGES = (
-    "algorithms", "models", "text", "tools", "sampling", "workflows", "coaching", "games", "rollout", "evaluation", "training", "reporting",
+    "algorithms", "models", "text", "tools", "sampling", "workflows", "coaching", "games", "checking", "rollout", "evaluation", "training",
+    "reporting", "viewing",
 )  # fmt: skip
 DEFINED = re.compile(r'^\s*(?:c\.(?P<dotted>[a-z_.]+) = |(?P<field>[a-z_]\w*): [^=(]+?(?: = |$)|"(?P<key>[a-z_0-9]+)"(?:: |,))')
 HEAD = """# Options

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import pathlib
 from typing import Any
 
@@ -24,7 +25,7 @@ from experiments.command import ConfigError
 from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.games import Found, Game, GameError, find_game
 from marl_llm.models import ModelConfig
-from marl_llm.workflows import Assignment, World, with_roles
+from marl_llm.workflows import Assignment, Task, World, with_roles
 
 MICROBATCH = 768  # tokens; smaller micro-batches pay for adding gradients up, larger ones fall out of a CPU's caches
 ROW_TOKENS = 256  # of a packed row, where no sample is longer
@@ -102,6 +103,7 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
             **_placeholders(dict.fromkeys(("slots", "chunk", "attempts", "concurrency"), "int") | dict(timeout_s="float", cache_gib="float")),
             "max_prompt": config_dict.placeholder(int),  # tokens; None: as the roles have it. Their budgets are cut to it
             "max_tokens": config_dict.placeholder(int),  # tokens of a response; None: as the roles have it
+            "task_list": config_dict.placeholder(str),  # workflows: file of `marl_llm profile --output`; only its tasks are trained on
         }
     )
     c.optimizer = config_dict.ConfigDict(
@@ -294,7 +296,7 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
         raise ConfigError(str(error)) from error
     try:
         if isinstance(game, World):
-            game = _cut(game, config.rollout)
+            game = _listed(_cut(game, config.rollout), config.rollout.task_list)
         played, text = game, None
         if config.hosted and isinstance(game, Game):
             played, text = players.hosted_world(config, game, recipe)
@@ -332,3 +334,23 @@ def _cut(world: World, rollout: config_dict.ConfigDict) -> World:
     most = {name: rollout[name] for name in ("max_prompt", "max_tokens") if rollout[name] is not None}
     cut = lambda role: dataclasses.replace(role, **{name: min(value, getattr(role, name)) for name, value in most.items()})  # noqa: E731
     return dataclasses.replace(world, workflow=with_roles(world.workflow, cut)) if most else world
+
+
+def _listed(world: World, path: str | None) -> World:
+    """The world whose training tasks are those of a list, again and again. Raises `ConfigError` for a file that holds no list."""
+    if not path:
+        return world
+    try:
+        numbers = json.loads(pathlib.Path(path).read_text())["tasks"]
+        if not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):
+            raise ValueError("its 'tasks' are no list of task numbers, or an empty one")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"config.rollout.task_list={path!r} cannot be used ({error}); make it with marl_llm profile --output") from error
+
+    def tasks(split: str, first: int, count: int) -> list[Task]:
+        if split != "train":
+            return world.tasks(split, first, count)
+        at = [numbers[number % len(numbers)] for number in range(first, first + count)]
+        return [dataclasses.replace(world.tasks("train", one, 1)[0], number=number) for number, one in enumerate(at, first)]
+
+    return dataclasses.replace(world, tasks=tasks)

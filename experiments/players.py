@@ -155,6 +155,8 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
     game = plan.game
     if config.hosted and isinstance(game, World):
         raise ConfigError("config.hosted=True would have no effect: a workflow is always played hosted")
+    if config.rollout.task_list and isinstance(game, Game):
+        raise ConfigError("config.rollout.task_list would have no effect: only tasks of a workflow have numbers that a list can name")
     if not plan.hosted and (idle := list(given(config.rollout, ("tasks",)))):
         raise ConfigError(f"config.rollout.{idle[0]}={config.rollout[idle[0]]} would have no effect: the game is played compiled")
     _tree(plan)

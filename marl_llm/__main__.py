@@ -7,7 +7,7 @@ import sys
 
 COMMANDS = {
     "check": ("experiments.check", "check a game or a config against the laws, without a model"),
-    "profile": ("experiments.profile", "play tasks before training: which of them give a gradient"),
+    "profile": ("experiments.profiling", "play tasks before training: which of them give a gradient"),
     "rescore": ("experiments.rescore", "compute the rewards of a run's stored plays again"),
     "view": ("marl_llm.viewing.command", "look at the plays of a run in a browser, a file or a terminal"),
     "train": ("experiments.train", "train a config"),

@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from test_players import read_flags, write_files  # noqa: E402
 
-from experiments import building, train, workdir  # noqa: E402
+from experiments import building, rescore, train, workdir  # noqa: E402
 from experiments.base import model_section, resolve  # noqa: E402
 from experiments.collect import read_groups, table  # noqa: E402
 from experiments.command import ConfigError, TrainingError  # noqa: E402
@@ -299,7 +299,10 @@ def test_plays_and_graphs_are_read_back_and_replayed(whole):
     said = [one for play in tokens for step in play["steps"] for one in step["responses"]]
     assert ["advantage" in one for one in said] == [True] * 16 + [False] * (len(said) - 16)
     assert abs(sum(one["advantage"] for one in said[:16:2])) < 1e-4  # of each role, two groups whose means were taken off
-    assert all(str(i) in play["pieces"]["answer"] for play in tokens for step in play["steps"][1:] for i in step["prompt_ids"])
+    for play, drawn in zip(plays, tokens):
+        assert set(drawn["pieces"]) == set(play["roles"].values())  # every id has its text, by model
+        for step in drawn["steps"]:
+            assert {str(i) for i in step["prompt_ids"]} <= set(drawn["pieces"][play["roles"][step["role"]]])
     played = [(graph["when"], graph["step"], graph["task"]["split"], graph["task"]["number"]) for graph in graphs]
     evaluated = [(when, step, "test", task) for when, step in (("before", 0), ("after", 2)) for task in (0, 1)]
     of_training = [("train", 1, "train", 0)] * 4 + [("train", 2, "train", 2)] * 4
@@ -311,6 +314,13 @@ def test_plays_and_graphs_are_read_back_and_replayed(whole):
             candidates = 4 if graph["task"]["split"] == "train" else 1
             again = replay(from_json(graph), plan.game.workflow, plan.assignment, plan.game.speech, candidates)
             assert [way.fields["answer"] for way in again.trajectories] == [way["fields"]["answer"] for way in graph["paths"]]
+
+
+def test_rescore_computes_the_stored_rewards_again(whole, capsys):
+    assert rescore.main([str(whole[0]), "--json"]) == 0
+    plays = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(plays) == len(read_trajectories(whole[0]))
+    assert all(call["stored"] == pytest.approx(call["now"]) for play in plays for call in play["calls"])
 
 
 def test_the_final_evaluation_has_both_ways_and_each_role_put_back(whole):

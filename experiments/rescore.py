@@ -1,0 +1,109 @@
+"""Computes the rewards of a run's stored plays again, without models and tools, with the rewards as the code has them now.
+
+    python -m marl_llm rescore runs/first                 what each role was paid, and what it would be paid
+    python -m marl_llm rescore runs/first --json          one line of JSON per play
+
+A workflow's rewards are functions of a whole play (`workflows.rewards`), and `trajectories.jsonl` keeps whole plays, so nothing is asked
+again; scores of a coach or another scorer are those that were stored. A run's own game is read from the copy in the run directory: edit
+it there, or name another with --game FILE.py:OBJECT. Compiled play keeps no graphs (set config.hosted), and candidates of a tree were
+paid when they were made, on a state that is not kept: such plays are counted and left out. Nothing in the run directory is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from typing import Any
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = argparse.ArgumentParser("marl_llm rescore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("run", help="a run directory")
+    p.add_argument("--game", help="score with this game's rewards, e.g. my_team.py:lock; default: the run's own")
+    p.add_argument("--json", action="store_true", help="one line of JSON per play")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the table or the lines. 2: the run has nothing that can be scored again."""
+    from experiments.command import told
+
+    asked = parser().parse_args(argv)
+    try:
+        plays, left_out = rescored(pathlib.Path(asked.run), asked.game)
+    except Exception as error:
+        if (said := told(error)) is None:
+            raise
+        print(f"error: {said}", file=sys.stderr)
+        return 2
+    if asked.json:
+        print("\n".join(map(json.dumps, plays)))
+        return 0
+    print(table(plays, left_out))
+    return 0
+
+
+def rescored(run: pathlib.Path, game: str | None = None) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """`(plays, left_out)`: per play its `episode` and `calls` with `role`, `stored` and `now` (team + local); and why others were left out.
+
+    Raises `ConfigError` for a run without graphs, and `WorkflowError` where a reward fails.
+    """
+    from experiments.base import resolve
+    from experiments.command import ConfigError
+    from experiments.workdir import home_of, read_config
+    from marl_llm.workflows import World
+    from marl_llm.workflows.storage import FILE_NAME, from_json, read_trajectories
+
+    config = read_config(run)
+    if not (run / FILE_NAME).is_file():
+        raise ConfigError(f"{run} has no {FILE_NAME}: compiled play is not kept as a graph. Train with --config.hosted=True to rescore it")
+    with resolve(config, home_of(run)) as plan:
+        world = plan.played if game is None else _other(game)
+        if not isinstance(world, World):
+            raise ConfigError(f"{game} is no workflow, whose rewards could be computed of a whole play")
+        plays, left_out = [], {"void": 0, "tree": 0}
+        for line in read_trajectories(run):
+            episode = from_json(line, run)
+            why = "void" if episode.void else "tree" if episode.candidates else None
+            if why:
+                left_out[why] += 1
+                continue
+            plays.append({"episode": line["episode"], "calls": [one for path in episode.trajectories for one in _calls(world, path)]})
+    return plays, left_out
+
+
+def _other(game: str):
+    from marl_llm.games import make_game
+
+    return make_game(game)
+
+
+def _calls(world, path) -> list[dict[str, Any]]:
+    """A path's calls with what was stored and what they earn now."""
+    from marl_llm.workflows.rewards import earned
+
+    now = earned(world.workflow, path)
+    pay = lambda one: one.team + one.local  # noqa: E731
+    return [{"call": c.id, "role": c.role, "stored": pay(path.earned[c.id]), "now": pay(now[c.id])} for c in path.calls]
+
+
+def table(plays: list[dict[str, Any]], left_out: dict[str, int]) -> str:
+    """Means by role, and the calls whose pay changed."""
+    roles: dict[str, list[tuple[float, float]]] = {}
+    for play in plays:
+        for call in play["calls"]:
+            roles.setdefault(call["role"], []).append((call["stored"], call["now"]))
+    lines = [f"{'role':<16} {'calls':>6} {'stored':>9} {'now':>9} {'changed':>8}"]
+    for role, pairs in roles.items():
+        stored, now = (sum(column) / len(pairs) for column in zip(*pairs))
+        changed = sum(abs(a - b) > 1e-6 for a, b in pairs)
+        lines.append(f"{role:<16} {len(pairs):>6} {stored:>+9.4f} {now:>+9.4f} {changed:>8}")
+    rest = ", ".join(f"{count} {why}" for why, count in left_out.items() if count)
+    return "\n".join([*lines, f"{len(plays)} plays" + (f"; left out: {rest}" if rest else "")])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
