@@ -1,0 +1,202 @@
+"""A server with OpenAI's chat completions, of the standard library: for coaches and other programs on this machine.
+
+Each request has a thread; at most `concurrency` are answered at a time, `queue` more wait, and the next one gets status 429 with
+Retry-After. Nothing that anybody says is logged or kept. It listens on the loopback interface: whoever can reach it may use it, so it has no keys.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from marl_llm.sampling.requests import RequestError
+from marl_llm.serving.policy import Answer
+from marl_llm.tools.chat import ChatReply, ChatRequest, Options
+from marl_llm.tools.said import Bounds, read_json
+
+MAX_BODY = 4 << 20  # bytes
+RETRY_S = 1
+READ_S = 60.0  # most seconds for a request's text to arrive
+_BOUNDS = Bounds(size=MAX_BODY, values=100_000)
+_IGNORED = ("user", "metadata", "store", "n", "stream", "stream_options", "model", "messages", "max_completion_tokens")
+_OPTIONS = ("max_tokens", "temperature", "top_p", "stop", "seed")
+
+
+class ChatServer:
+    """Serves models by name until it is closed; a context manager.
+
+    Args:
+      models: name -> how it answers; see `policy_answers`, or any function of (messages, options).
+      port: 0 takes a free one.
+      concurrency: most requests that are answered at a time.
+      queue: most requests that wait.
+
+    Attributes:
+      url: up to and without `/chat/completions`.
+    """
+
+    def __init__(self, models: Mapping[str, Answer], port: int = 0, concurrency: int = 64, queue: int = 1024):
+        if not models:
+            raise ValueError("a server needs at least one model")
+        if concurrency < 1 or queue < 0:
+            raise ValueError(f"concurrency={concurrency} must be at least 1 and queue={queue} at least 0")
+        self.models = dict(models)
+        self._room, self._slots = threading.BoundedSemaphore(concurrency + queue), threading.BoundedSemaphore(concurrency)
+        self._lock, self._counts = threading.Lock(), dict.fromkeys(("requests", "refused", "busy", "failed", "tokens"), 0)
+        handler = type("ChatHandler", (_Handler,), {"owner": self})
+        self._server = _ManyThreads(("127.0.0.1", port), handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="chat-server", daemon=True)
+        self._thread.start()
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start: requests, those refused for what they ask, those turned away, failures, tokens of replies."""
+        with self._lock:
+            return dict(self._counts)
+
+    def close(self) -> None:
+        """Stops listening; requests under way are finished by their threads."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> ChatServer:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def answer(self, body: bytes) -> tuple[int, dict[str, Any]]:
+        """(status, JSON) for the body of a request."""
+        self._count("requests")
+        if not self._room.acquire(blocking=False):
+            self._count("busy")
+            return 429, _error("the server's queue is full")
+        try:
+            with self._slots:
+                name, request, stream = _read(body, self.models)
+                reply = self.models[name](request.messages, request.options)
+        except (RequestError, ValueError) as error:
+            self._count("refused")
+            return 400, _error(str(error))
+        except Exception as error:  # of the model or its engine; the text of a request is no part of the message
+            self._count("failed")
+            return 500, _error(f"the model failed: {type(error).__name__}")
+        finally:
+            self._room.release()
+        self._count("tokens", reply.completion_tokens or 0)
+        return 200, _completion(name, reply) | ({"stream": True} if stream else {})
+
+    def _count(self, name: str, by: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += by
+
+
+def _read(body: bytes, models: Mapping[str, Answer]) -> tuple[str, ChatRequest, bool]:
+    """(model, request, whether to stream) of a body. Raises `ValueError` saying what is wrong with it."""
+    said = read_json(body, _BOUNDS)
+    if not said.ok or not isinstance(said.value, dict):
+        raise ValueError(f"the body must be a JSON object ({said.problem or type(said.value).__name__})")
+    given = {name: value for name, value in said.value.items() if value is not None}
+    if strange := [name for name in given if name not in (*_OPTIONS, *_IGNORED)]:
+        raise ValueError(f"{strange[0]!r} is not served; what is: {', '.join(_OPTIONS)}")
+    if given.get("n", 1) != 1:
+        raise ValueError("n must be 1: ask again with another seed")
+    name = given.get("model")
+    if name not in models:
+        raise ValueError(f"there is no model {name!r:.100}; there are {', '.join(models)}")
+    options = {key: given[key] for key in _OPTIONS if key in given}
+    if "max_completion_tokens" in given:
+        options.setdefault("max_tokens", given["max_completion_tokens"])
+    if isinstance(options.get("stop"), str):
+        options["stop"] = [options["stop"]]
+    for key, kinds in (("max_tokens", int), ("seed", int), ("temperature", int | float), ("top_p", int | float), ("stop", list)):
+        if key in options and (isinstance(options[key], bool) or not isinstance(options[key], kinds)):
+            raise ValueError(f"{key} is a {type(options[key]).__name__}")
+    if options.get("max_tokens", 1) < 1 or not all(isinstance(one, str) for one in options.get("stop", ())):
+        raise ValueError("max_tokens must be at least 1, and stop texts")
+    if "stop" in options:
+        options["stop"] = tuple(options["stop"])
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        raise ValueError("messages must be a list of objects")
+    return name, ChatRequest(tuple(messages), Options(**options)), bool(given.get("stream"))
+
+
+def _completion(name: str, reply: ChatReply) -> dict[str, Any]:
+    used = {"prompt_tokens": reply.prompt_tokens or 0, "completion_tokens": reply.completion_tokens or 0}
+    choice = {"index": 0, "message": {"role": "assistant", "content": reply.text}, "finish_reason": reply.finish_reason}
+    head = {"id": f"chatcmpl-{time.time_ns()}", "object": "chat.completion", "created": int(time.time()), "model": name}
+    return head | {"choices": [choice], "usage": used | {"total_tokens": sum(used.values())}}
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error"}}
+
+
+class _ManyThreads(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256  # the default of 5 drops connections
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is not this server's fault; anything else is worth a traceback."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    owner: ChatServer
+    protocol_version = "HTTP/1.1"
+    timeout = READ_S
+
+    def do_GET(self) -> None:
+        """The models, or that the server is there."""
+        if self.path == "/v1/models":
+            self._send(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in self.owner.models]})
+        elif self.path == "/health":
+            self._send(200, {"ok": True})
+        else:
+            self._send(404, _error("served are /v1/chat/completions, /v1/models and /health"))
+
+    def do_POST(self) -> None:
+        """A chat completion."""
+        size = self.headers.get("Content-Length", "")
+        if not (size.isascii() and size.isdigit() and len(size) < 10 and int(size) <= MAX_BODY):
+            self.close_connection = True
+            return self._send(413, _error(f"a body needs a Content-Length of at most {MAX_BODY}"))
+        body = self.rfile.read(int(size))
+        if self.path != "/v1/chat/completions":
+            return self._send(404, _error("served are /v1/chat/completions, /v1/models and /health"))
+        status, found = self.owner.answer(body)
+        if found.pop("stream", False):
+            return self._stream(found)
+        return self._send(status, found)
+
+    def _send(self, status: int, found: dict[str, Any]) -> None:
+        text = json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        if status == 429:
+            self.send_header("Retry-After", str(RETRY_S))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def _stream(self, found: dict[str, Any]) -> None:
+        """The whole reply as one event: clients that ask for a stream are served, though not sooner."""
+        choice = found["choices"][0]
+        delta = {"index": 0, "delta": choice["message"], "finish_reason": choice["finish_reason"]}
+        text = f"data: {json.dumps(found | {'object': 'chat.completion.chunk', 'choices': [delta]})}\n\ndata: [DONE]\n\n".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is logged."""

@@ -1,0 +1,180 @@
+"""Our own server of chat completions: the same scores as in process, bounded, silent, and never surprised."""
+
+import asyncio
+import collections
+import http.client
+import json
+import threading
+import time
+
+import coach_lab as lab
+import jax
+import pytest
+
+from marl_llm.coaching import ChatCoach, coached, of_client
+from marl_llm.models import init_params, make_model_config
+from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.serving import ChatServer, policy_answers
+from marl_llm.serving.server import MAX_BODY
+from marl_llm.tools.chat import ChatClient, ChatReply, OpenAICompatible, Options, PolicyBackend
+from marl_llm.workflows.samples import sample_table
+
+
+def post(server, body, path="/v1/chat/completions", method="POST", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", int(server.url.split(":")[2].split("/")[0]), timeout=30)
+    connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body).encode(), headers)
+    answer = connection.getresponse()
+    return answer.status, dict(answer.getheaders()), answer.read()
+
+
+def scoring(messages, options):
+    """A model without a model: the score is a digit of what it reads."""
+    return ChatReply(f"why\nSCORE: {len(messages[1]['content']) % 11}", "stop", 7, 5)
+
+
+def test_an_endpoint_at_our_own_server_gives_the_same_scores_as_the_model_in_process():
+    config = make_model_config("nano", lab.SPEECH.tokenizer.vocab_size)
+    params = init_params(config, jax.random.key(0))
+    sizes = LaneConfig(slots=4, prompt_tokens=64, response_tokens=8)
+    messages = [{"role": "user", "content": "how good? "}]
+    with Engine({"coach": (config, params)}, jax.random.key(1), sizes=sizes, tokenizers={"coach": lab.SPEECH.tokenizer}) as engine:
+        answers = policy_answers(engine, "coach", lab.SPEECH, max_prompt=64, max_tokens=8)
+        with ChatServer({"coach": answers}) as server:
+            with ChatClient(OpenAICompatible(server.url, "coach", None)) as there, ChatClient(PolicyBackend(answers)) as here:
+                for temperature in (0.0, 1.0):
+                    options = dict(max_tokens=6, temperature=temperature, seed=3)
+                    said = [client.complete(messages, **options).outcome() for client in (there, here)]
+                    assert said[0] == said[1]
+                    assert said[0].completion_tokens <= 6
+                refused = there.complete(messages, max_tokens=9)
+                assert refused.failure.kind.value == "refused"
+                assert "max_tokens=9, 8 are served" in refused.failure.message
+            assert post(server, dict(model="coach", messages=[dict(role="user", content="x" * 65)]))[0] == 400
+        assert answers(messages, Options(max_tokens=6, seed=1)) != answers(messages, Options(max_tokens=6, seed=2))
+
+
+def test_a_coached_rollout_by_endpoint_is_paid_as_in_process():
+    guide, pays = lab.guide(), []
+    with ChatServer({"m": scoring}) as server:
+        for backend in (OpenAICompatible(server.url, "m", None), PolicyBackend(scoring)):
+            with ChatClient(backend) as client:
+                workflow = coached(lab.team(), ChatCoach(of_client(client), guide), guide)
+                pays.append([row.local for row in sample_table(lab.play(workflow, n=4)).samples])
+    assert pays[0] == pays[1]
+    assert len(set(pays[0])) > 1
+
+
+def test_many_plays_at_once_lose_no_score_double_none_and_never_pass_the_cap():
+    asked = collections.Counter()
+    lock = threading.Lock()
+
+    def counting(messages, options):
+        with lock:
+            asked[messages[1]["content"]] += 1
+        time.sleep(0.001)
+        return scoring(messages, options)
+
+    guide = lab.guide()
+    with ChatServer({"m": counting}, concurrency=16, queue=64) as server:
+        backend = OpenAICompatible(server.url, "m", None)
+        with ChatClient(backend, concurrency=64, backoff_s=0.05) as client:
+            rollout = lab.play(coached(lab.team(), ChatCoach(of_client(client), guide), guide), n=24)
+            counts = client.metrics()
+    table = sample_table(rollout)
+    assert len(table) == sum(asked.values()) == counts["chat/calls"] == 72
+    assert set(asked.values()) == {1}
+    assert all("coach" in row.components for row in table.samples)
+    with ChatServer({"m": scoring}) as server:
+        with ChatClient(OpenAICompatible(server.url, "m", None), cap_usd=0.01, prices=(1.0, 100.0), concurrency=8) as client:
+            coach = ChatCoach(of_client(client, max_tokens=50), guide)
+            rollout = lab.play(coached(lab.team(), coach, guide), n=20, attempts=1)
+            spent = client.metrics()["chat/usd"]
+    kinds = collections.Counter(failure.kind for episode in rollout.episodes for failure in episode.failures)
+    assert set(kinds) == {"budget"}
+    assert 0 < spent <= 0.01
+
+
+def test_a_full_queue_turns_clients_away_with_a_pause_and_nothing_is_lost():
+    gate = threading.Event()
+
+    def slow(messages, options):
+        gate.wait(20)
+        return scoring([{}, {"content": ""}], options)
+
+    body = dict(model="m", messages=[dict(role="user", content="x")])
+    with ChatServer({"m": slow}, concurrency=1, queue=1) as server:
+        found = []
+        threads = [threading.Thread(target=lambda: found.append(post(server, body)[0])) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(200):
+            if server.stats()["requests"] == 2:
+                break
+            time.sleep(0.01)
+        status, headers, _ = post(server, body)
+        gate.set()
+        for thread in threads:
+            thread.join()
+    assert (status, headers["Retry-After"], found) == (429, "1", [200, 200])
+
+
+BAD = [
+    b"", b"{", b"[]", b"\xff\xfe", b'{"model": "m"}', {"model": "n", "messages": []}, {"model": "m", "messages": []},
+    {"model": "m", "messages": [{"role": "user"}]}, {"model": "m", "messages": [{"role": "user", "content": "x", "more": 1}]},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": []},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": "7"},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "stop": [3]},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": True},
+]  # fmt: skip
+
+
+def test_what_cannot_be_served_is_refused_with_a_reason_and_a_model_that_fails_says_no_text(capfd):
+    def broken(messages, options):
+        raise RuntimeError(messages[0]["content"])
+
+    with ChatServer({"m": scoring, "broken": broken}) as server:
+        for body in BAD:
+            status, _, said = post(server, body)
+            assert status == 400
+            assert json.loads(said)["error"]["message"]
+        status, _, said = post(server, {"model": "broken", "messages": [{"role": "user", "content": "a secret"}]})
+        assert (status, b"secret" in said) == (500, False)
+        assert post(server, b"x", **{"Content-Length": str(MAX_BODY + 1)})[0] == 413
+        assert post(server, b"{}", "/v2")[0] == post(server, None, "/", "GET")[0] == 404
+        assert json.loads(post(server, None, "/v1/models", "GET")[2])["data"] == [dict(id=n, object="model") for n in ("m", "broken")]
+        streamed = {"model": "m", "messages": [{"role": "system", "content": ""}, {"role": "user", "content": "x"}], "stream": True}
+        status, headers, said = post(server, streamed)
+        assert (status, headers["Content-Type"], said.endswith(b"data: [DONE]\n\n")) == (200, "text/event-stream", True)
+        assert "SCORE: 1" in json.loads(said.split(b"\n\n")[0].removeprefix(b"data: "))["choices"][0]["delta"]["content"]
+        assert (server.stats()["refused"], server.stats()["failed"]) == (len(BAD), 1)
+    assert "secret" not in "".join(capfd.readouterr())
+    for build in (lambda: ChatServer({}), lambda: ChatServer({"m": scoring}, concurrency=0)):
+        with pytest.raises(ValueError, match="at least"):
+            build()
+
+
+def test_a_server_that_is_gone_is_unavailable_not_a_score():
+    with ChatServer({"m": scoring}) as server:
+        url = server.url
+    with ChatClient(OpenAICompatible(url, "m", None), attempts=1) as client:
+        result = asyncio.run(ChatCoach(of_client(client), lab.guide()).score(_view()))
+    assert result.failure.kind.value == "unavailable"
+
+
+def _view():
+    seen = []
+
+    class Keeper:
+        async def score(self, view):
+            seen.append(view)
+            return await ChatCoach(_says, lab.guide()).score(view)
+
+    async def _says(view, messages):
+        from marl_llm.tools.results import success
+
+        return success(ChatReply("SCORE: 5"), 0.0)
+
+    lab.play(coached(lab.team(), Keeper()))
+    return seen[0]
