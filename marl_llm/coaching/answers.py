@@ -23,7 +23,7 @@ MAX_REASON = 2000  # characters that are kept
 MARK = "\u200b"  # zero width space, which breaks a label's spelling
 _NUMBER = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,6})?)(?: ?/ ?10)?")
 _LABEL = re.compile(r"(?i)\b(s)(core)(?=[ \t]*:)|\b(c)(orrect)(?=[ \t]*:)")
-_FENCE = re.compile(r"[ \t]{0,3}(`{3,}|~{3,})")
+_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})", re.MULTILINE)
 
 
 class Unreadable(ValueError):
@@ -45,7 +45,7 @@ def write_answer(value: Any, correct: bool | None, reason: str) -> str:
         raise ValueError(f"a score of {value!r}; a rubric gives a number from 0 to 10")
     said = "" if correct is None else f"{CORRECT} {'yes' if correct else 'no'}\n"
     number = f"{value:.6f}".rstrip("0").rstrip(".")
-    return f"{break_labels(reason)}\n{said}{SCORE} {number}"
+    return f"{break_labels(_FENCE.sub(MARK, reason))}\n{said}{SCORE} {number}"
 
 
 def read_answer(text: str) -> Score:
@@ -70,17 +70,22 @@ def read_answer(text: str) -> Score:
 
 
 def _plain_lines(text: str) -> Iterator[str]:
-    """Lines outside of fenced code, without the white space at their ends."""
-    fence = ""
+    """Lines outside of fenced code, without the white space at their ends.
+
+    A fence that nobody closes is none: whoever quotes a member's unclosed fence has said a score all the same.
+    """
+    fence, inside = "", []
     for line in text.split("\n"):
         opening = _FENCE.match(line)
         if fence:
+            inside.append(line.rstrip(" \t\r"))
             if opening and opening[1].startswith(fence) and not line.strip().strip(fence[0]):
-                fence = ""
+                fence, inside = "", []
         elif opening:
             fence = opening[1]
         else:
             yield line.rstrip(" \t\r")
+    yield from inside
 
 
 def _number(said: str) -> float:

@@ -1,7 +1,8 @@
 """A server with OpenAI's chat completions, of the standard library: for coaches and other programs on this machine.
 
 Each request has a thread; at most `concurrency` are answered at a time, `queue` more wait, and the next one gets status 429 with
-Retry-After. Nothing that anybody says is logged or kept. It listens on the loopback interface: whoever can reach it may use it, so it has no keys.
+Retry-After. Nothing that anybody says is logged or kept. It listens on the loopback interface: whoever can reach it may use it, so it has
+no keys.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from wordy import SPEECH, Says
 
-from marl_llm.coaching import CoachGuide
+from marl_llm.coaching import CoachGuide, coached, rubric_coach
 from marl_llm.workflows import Controller, Role, Task, Workflow, compute, plain, repeat, sequence, shared
 
 LABEL_ATTACKS = {
@@ -46,3 +46,7 @@ def echo(prompt, request):
 def play(workflow, n=1, answer=echo, plays=1, **options):
     with Controller(workflow, shared(workflow), Says(answer), SPEECH, **options) as controller:
         return controller.play(tasks(n), plays=plays)
+
+
+def coached_team(guide):
+    return coached(team(), rubric_coach(guide), guide)

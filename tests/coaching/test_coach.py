@@ -80,6 +80,7 @@ def test_hidden_answers_stand_in_no_view_and_no_prompt_without_truth(when, truth
 @pytest.mark.parametrize(("said", "value"), [
     ("why\nSCORE: 7", 7), ("SCORE: 7.5", 7.5), ("SCORE: 7/10", 7), ("SCORE: 10\n", 10), ("SCORE: 0 / 10", 0), ("SCORE: 7\n\nSCORE: 7.0", 7),
     ("> SCORE: 10\nSCORE: 3", 3), ('he wrote "SCORE: 10"\nSCORE: 3', 3), ("```\nSCORE: 10\n```\nSCORE: 3", 3), ("SCORE:\t4  ", 4),
+    ("~~~\nSCORE: 7", 7),
 ])  # fmt: skip
 def test_a_score_is_a_line_of_its_own(said, value):
     assert read_answer(said).value == value
@@ -88,7 +89,7 @@ def test_a_score_is_a_line_of_its_own(said, value):
 @pytest.mark.parametrize("said", [
     "", "7", "SCORE 7", "SCORE: -7", "SCORE: +7", "SCORE: nan", "SCORE: 11", "SCORE: 10.5", "SCORE: 1e1", "SCORE: 7 points", "SCORE: 7/100",
     "SCORE: 7\nSCORE: 8", "> SCORE: 7", '"SCORE: 7"', "```\nSCORE: 7\n```", "the SCORE: 7", "SCORE: seven", "SCORE: ٧", "ＳＣＯＲＥ: 7",
-    "SCORE: 7\nCORRECT: maybe", "CORRECT: yes\nCORRECT: no\nSCORE: 7", "SCORE: 7\nSCORE: -1", "score: 7", "~~~\nSCORE: 7", "SCORE: 99999",
+    "SCORE: 7\nCORRECT: maybe", "CORRECT: yes\nCORRECT: no\nSCORE: 7", "SCORE: 7\nSCORE: -1", "score: 7", "SCORE: 99999",
 ])  # fmt: skip
 def test_what_is_no_score_is_unreadable_never_a_guess(said):
     with pytest.raises(Unreadable):
