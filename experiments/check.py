@@ -78,9 +78,9 @@ def examine(what: str, asked: argparse.Namespace) -> dict[str, Any]:
 @contextlib.contextmanager
 def subject_of(what: str, options: list[str]) -> Iterator[tuple]:
     """`(world, plan, config)` of what was named; plan and config are None for a game. Raises `GameError` or `ConfigError`."""
-    from experiments.command import ConfigError
+    from experiments.command import ConfigError, config_path
 
-    path, _, rest = what.partition(":")
+    path, _, rest = config_path(what).partition(":")
     if path.endswith(".py") and pathlib.Path(path).is_file() and "def get_config(" in pathlib.Path(path).read_text():
         if options:
             raise ConfigError("--option is for games: a config has its game's options in config.game")

@@ -55,7 +55,7 @@ def run(main: Callable[[list[str]], None], interrupted: str = "interrupted") -> 
                 raise
             fail(said, DAMAGED if type(error).__name__ in DAMAGED_BY else FAILED)
 
-    sys.argv = with_resumed(sys.argv)
+    sys.argv = [with_installed(one) for one in with_resumed(sys.argv)]
     app.run(guarded, flags_parser=_parse)
 
 
@@ -66,6 +66,22 @@ def with_resumed(argv: list[str]) -> list[str]:
     if "resume" not in named or "config" in named:
         return argv
     return [argv[0], f"--config={RESUMED}:{named['resume']}", *argv[1:]]
+
+
+def with_installed(argument: str) -> str:
+    """`--config=experiments/configs/NAME.py[:variant]` outside a checkout: the file of the installed package."""
+    match = re.fullmatch(r"(--?config=)(.*)", argument)
+    return match[1] + config_path(match[2]) if match else argument
+
+
+def config_path(named: str) -> str:
+    """A config file with its variant as it was named, or, where there is no such file, the one of this package that is named like it."""
+    path, colon, variant = named.partition(":")
+    own = pathlib.Path(__file__).parent / "configs" / pathlib.Path(path).name
+    given = pathlib.PurePath(path)
+    if os.path.isfile(path) or given.parts[:-1] not in (("experiments", "configs"), ()) or not own.is_file():
+        return named
+    return f"{own}{colon}{variant}"
 
 
 def told(error: BaseException, files: Iterable[str] = ()) -> str | None:

@@ -37,11 +37,11 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Prints the table. 2: the config cannot be played."""
     from experiments.check import load_config
-    from experiments.command import told
+    from experiments.command import config_path, told
 
     asked = parser().parse_args(argv)
     try:
-        path, _, variant = asked.config.partition(":")
+        path, _, variant = config_path(asked.config).partition(":")
         config = load_config(path, variant or None)
         config.recipe.branches = asked.plays
         if asked.run:

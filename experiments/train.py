@@ -27,7 +27,6 @@ from ml_collections import config_flags
 
 from experiments import checks, command
 from experiments.building import CACHE, build_team, hardware_of, policies_of, start_jax, start_of
-from experiments.coaching import CoachWatch, cost_line, first_failure
 from experiments.command import ConfigError, TrainingError
 from experiments.measuring import Alarms, check_finite, measure, page_text, tables
 from experiments.workdir import home_of, open_workdir, write_json
@@ -86,6 +85,7 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str | None, ho
 
 def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwatch, continues: bool) -> dict:
     """Warm start or resume, the loop, what was learned."""
+    from experiments.coaching import CoachWatch, cost_line
     from marl_llm import reporting
     from marl_llm.training import linear_decay, speed
     from marl_llm.training.programs import ProgramWatch
@@ -162,8 +162,10 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     return results
 
 
-def played(team, tasks: int, step: int, watch: CoachWatch, keep):
+def played(team, tasks: int, step: int, watch, keep):
     """A step's batch. What stops the run here is said after `keep`: nothing of this step was learned, and what came before it is whole."""
+    from experiments.coaching import first_failure
+
     try:
         batch = team.play(step, step * tasks, tasks)
         watch.look(step + 1, batch.figures, lambda: first_failure(batch.episodes.rollout))

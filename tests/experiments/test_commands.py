@@ -1,0 +1,54 @@
+"""`python -m marl_llm`: the list of commands, how little is imported before one is asked for, and configs outside a checkout."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import experiments
+from experiments.command import config_path, with_installed
+from marl_llm.__main__ import COMMANDS, main
+
+ROOT = pathlib.Path(experiments.__file__).parents[1]
+HEAVY = {"jax", "jaxlib", "numpy", "flax", "matplotlib", "torch", "transformers", "gradio", "openai"}
+
+
+def imported(statement):
+    """Libraries that a statement imports, in a process of its own."""
+    code = f"import sys\ntry:\n    {statement}\nexcept SystemExit:\n    pass\nprint(*sys.modules, file=sys.__stderr__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("name", ["check", "profile", "rescore", "view"])
+def test_help_of_a_command_imports_nothing_heavy(name):
+    assert not imported(f"from marl_llm.__main__ import main; main([{name!r}, '--help'])") & HEAVY
+
+
+def test_help_of_training_starts_no_jax():
+    assert not imported("import experiments.train") & (HEAVY - {"numpy"})
+
+
+def test_importing_the_package_imports_nothing_but_itself():
+    assert not imported("import marl_llm") & (HEAVY | {"marl_llm.viewing"})
+
+
+def test_the_list_of_commands_names_each_and_an_unknown_one_gets_a_suggestion(capsys):
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  {name} " in said for name in COMMANDS)
+    assert main(["veiw"]) == 2
+    assert "did you mean 'view'" in capsys.readouterr().err
+
+
+def test_a_config_of_the_package_is_found_from_any_directory_and_a_users_own_file_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = str(ROOT / "experiments" / "configs" / "notes.py")
+    assert config_path("experiments/configs/notes.py:smoke") == f"{own}:smoke"
+    assert with_installed("--config=notes.py") == f"--config={own}"
+    assert config_path("elsewhere/notes.py") == "elsewhere/notes.py"
+    assert config_path("nothing.py") == "nothing.py"
+    (tmp_path / "notes.py").write_text("")
+    assert config_path("notes.py") == "notes.py"
+    assert with_installed("--workdir=notes.py") == "--workdir=notes.py"
