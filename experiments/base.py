@@ -100,12 +100,21 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
     c.rollout = config_dict.ConfigDict(
         {
             "tasks": 48,  # fresh tasks per step
-            **_placeholders(dict.fromkeys(("slots", "chunk", "attempts", "concurrency"), "int") | dict(timeout_s="float", cache_gib="float")),
+            **_placeholders(dict.fromkeys(("slots", "chunk", "attempts", "concurrency"), "int")),
+            **_placeholders({"timeout_s": "float", "cache_gib": "float"}),
             "max_prompt": config_dict.placeholder(int),  # tokens; None: as the roles have it. Their budgets are cut to it
             "max_tokens": config_dict.placeholder(int),  # tokens of a response; None: as the roles have it
             "task_list": config_dict.placeholder(str),  # workflows: file of `marl_llm profile --output`; only its tasks are trained on
         }
     )
+    _training_sections(c)
+    c.lock()
+    c.models.unlock()  # a config file adds sections by name
+    return c
+
+
+def _training_sections(c: config_dict.ConfigDict) -> None:
+    """How the samples are learned from, what is measured and kept, and on how many devices: for games and workflows alike."""
     c.optimizer = config_dict.ConfigDict(
         {
             "minibatch": 32,  # prompts per optimizer step
@@ -162,9 +171,6 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
             "tensor": 1,  # devices that share each layer's products
         }
     )
-    c.lock()
-    c.models.unlock()  # a config file adds sections by name
-    return c
 
 
 def variant(name: str, arg: str | None, known: tuple[str, ...]) -> str:
