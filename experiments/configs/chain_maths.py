@@ -1,8 +1,13 @@
 """MathChat's team (MAPPA) on generated chains of operations: a solver, an executor whose programs run, and a verifier.
 
+A rubric scores every action.
+
 Command:   python -m experiments.train --config=experiments/configs/chain_maths.py --workdir=runs/chain
+           ... --config.coach.study=permuted:0       the controls; constant:5
+           ... --config.game.information=partial     only the solver reads the problem
 Expected:  docs/mappa.md, "MathChat".
-Variants:  :smoke; :outcome has no coach and pays everybody for a right answer (GRPO).
+Variants:  :smoke; :outcome has no coach and pays everybody for a right answer (GRPO on the same plays).
+           `experiments/configs/math_chat.py` has the paper's constants.
 """
 
 from experiments.base import variant
@@ -13,13 +18,14 @@ def get_config(arg=None):
     """`arg` may be 'smoke' or 'outcome'."""
     arg = variant("chain_maths", arg, ("smoke", "outcome"))
     c = small_workflow("chain_maths", "chain_maths", "grpo" if arg == "outcome" else "mappa")
-    c.steps = 60
+    c.steps = 50
     c.warm_start.update(steps=450, tasks=32, fresh=225)
     c.rollout.tasks = 16
     c.recipe.branches = 8
     if arg != "outcome":
-        c.recipe.preset, c.recipe.group_by = "released", "agent,turn"
+        c.coach.kind = "rubric"
+        c.recipe.preset = "released"  # an action is paid for itself
+        c.recipe.group_by = "agent,turn"  # and compared with others of its place: the rubric's scales differ from role to role
     c.optimizer.minibatch = 512  # one optimizer step per rollout
-    c.evaluation.update(tasks=100, final_tasks=400)
     c.evaluation.ablate_roles = False
     return smoke_workflow(c) if arg == "smoke" else c

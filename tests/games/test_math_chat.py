@@ -2,11 +2,14 @@
 
 import asyncio
 import dataclasses
+import importlib
 import json
 
 import pytest
 from debates import SPEECH, Says, pinned, played, scores
+from text_world import whole_path  # adds the root to the path
 
+from experiments.planning import plan as plan_of
 from marl_llm.games import make_game
 from marl_llm.games.maths import ChatTools, chat_roles, load_competition, math_chat, understood_by
 from marl_llm.games.maths.chat import cut_middle, fenced, read_execution, read_solution, read_verdict
@@ -298,3 +301,25 @@ def test_a_script_and_a_model_can_play_together():
     with Controller(workflow, Assignment({"solver": "p", "executor": "t", "verifier": "p"}, models), generator, SPEECH) as controller:
         rollout = controller.play([TASK])
     assert scores(rollout, "correct") == [1.0]
+
+
+# ---- the whole path
+
+
+def test_a_chat_checkpoint_plays_trains_resumes_and_is_exported(tmp_path):
+    train = write(tmp_path / "train.json", [{"prompt": f"Find {n} + {n}.", "answer": n + n} for n in range(20)])
+    test = write(tmp_path / "test.json", [{"prompt": "Find 3 - 3.", "answer": 0}])
+    figures = whole_path(tmp_path, "math_chat", {"train": str(train), "test": str(test), "executor_turns": 2})
+    assert figures["samples"] >= 2 * 3 * 4  # tasks, roles, plays: the executor may speak twice
+    assert figures["void"] == 0.0
+
+
+def test_the_paper_size_config_resolves_from_a_preset_for_plans(tmp_path):
+    config = importlib.import_module("experiments.configs.math_chat").get_config()
+    config.model.preset = "qwen3-4b"
+    config.game.pool = None
+    config.game.train = str(write(tmp_path / "train.json", [{"prompt": f"Find {n}.", "answer": n} for n in range(9)]))
+    config.game.test = str(write(tmp_path / "test.json", [{"prompt": "Find 3 - 3.", "answer": 0}]))
+    config.coach.update({"url": "http://127.0.0.1:1", "served_as": "coach"})
+    found = plan_of(config, "h100:8", "", 0, 0, 0, False)
+    assert (found["prompt"], found["response"], found["branches"], found["models"]) == (24_576, 4_096, 2, 3)

@@ -28,7 +28,7 @@ from marl_llm.tools.said import read_text
 from marl_llm.tools.sandbox import Limits, Program, Sandbox, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, WorkflowError, compute, repeat, sequence, tool
-from marl_llm.workflows.parsers import fenced_blocks
+from marl_llm.workflows.parsers import Parser, fenced_blocks
 from marl_llm.workflows.rewards import Reward, broadcast
 
 EXECUTOR_TURNS = 5
@@ -69,30 +69,24 @@ def chat_roles(
     The prompts name the budget that a role really has. Raises `ValueError` for an unknown `information`.
     """
     check_word("information", information, INFORMATION)
-    budget = dict(max_tokens=max_tokens, max_prompt=max_prompt)
-    problem = "\n## Problem\n{problem}\n"
-    known = problem if information == "full" else ""
-    again = dict(continues=True, observation=OBSERVATION) if executor_turns > 1 else {}
+    problem = ("Problem", "problem")
+    known = (problem,) if information == "full" else ()
+    again = dict(continues=True, observation=OBSERVATION, trim="output") if executor_turns > 1 else dict(trim="solution")
 
-    def prompt(who: str, task: str, *blocks: str) -> str:
-        return TEAM.format(who=who) + task + BUDGET.format(tokens=max_tokens) + "".join(blocks)
+    def role(name: str, who: str, task: str, parse: Parser, writes: tuple[str, ...], *blocks: tuple[str, str], **options: Any) -> Role:
+        parts = [TEAM.format(who=who), task, BUDGET.format(tokens=max_tokens), *(f"\n## {title}\n{{{field}}}\n" for title, field in blocks)]
+        shown = dict.fromkeys((field for _, field in blocks), fenced) | ({"output": fenced} if options.get("continues") else {})
+        fallbacks = dict.fromkeys(writes, "")
+        return Role(name, "".join(parts), parse, fallbacks, show=shown, max_tokens=max_tokens, max_prompt=max_prompt, **options)
 
+    handed = ("From the Code Executor", "handed")
+    drafted = ("From the Problem Solver", "solution")
+    executes = ("code", "execution", "executed")
     return {
-        "solver": Role(
-            "solver", prompt("Problem Solver", SOLVER, problem), read_solution, {"solution": "", "solved": ""},
-            show={"problem": fenced}, **budget,
-        ),
-        "executor": Role(
-            "executor", prompt("Code Executor", EXECUTOR, known, "\n## From the Problem Solver\n{solution}\n"), read_execution,
-            {"code": "", "execution": "", "executed": ""}, trim="output" if again else "solution",
-            show={"problem": fenced, "solution": fenced, "output": fenced} if known and again else
-            {"solution": fenced} | ({"problem": fenced} if known else {}) | ({"output": fenced} if again else {}), **again, **budget,
-        ),
-        "verifier": Role(
-            "verifier", prompt("Verifier", VERIFIER, known, "\n## From the Code Executor\n{handed}\n"), read_verdict, {"answer": ""},
-            show={"handed": fenced} | ({"problem": fenced} if known else {}), trim="handed", **budget,
-        ),
-    }  # fmt: skip
+        "solver": role("solver", "Problem Solver", SOLVER, read_solution, ("solution", "solved"), problem),
+        "executor": role("executor", "Code Executor", EXECUTOR, read_execution, executes, *known, drafted, **again),
+        "verifier": role("verifier", "Verifier", VERIFIER, read_verdict, ("answer",), *known, handed, trim="handed"),
+    }
 
 
 # ---- what they say
