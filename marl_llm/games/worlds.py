@@ -18,6 +18,7 @@
 | `sums` | reasoner and Python user in a small world of word problems | generated |
 | `maths_debate` | reasoner and Python user with prompts for general models | Polaris, AIME, OlympiadBench, GSM8K: parquet, jsonl or json |
 | `tiny_pipeline` | engineer, modeler and analyst on shared files | generated tables |
+| `data_pipeline` | the same with prompts for general models | DSBench's modelling tasks: csv, with rows in jsonl |
 | `chain_maths` | MathChat (MAPPA): solver, executor, verifier | generated |
 | `math_chat` | MathChat with prompts for general models | AIME, AMC: parquet, jsonl or json |
 | `sums_ensemble`, `maths_ensemble` | N reasoners, M Python users and a judge | as `sums`, `maths_debate` |
@@ -39,7 +40,7 @@ from marl_llm.games.maths.chat_worlds import chain_maths, math_chat  # noqa: F40
 from marl_llm.games.maths.ensemble import ORDER
 from marl_llm.games.maths.sums import HIDDEN as SUMS_HIDDEN
 from marl_llm.games.maths.sums import SHARES as SUMS_SHARES
-from marl_llm.games.pipeline.worlds import tiny_pipeline  # noqa: F401 (a name of `registry`)
+from marl_llm.games.pipeline.worlds import data_pipeline, tiny_pipeline  # noqa: F401 (names of `registry`)
 from marl_llm.games.plan_path.lines import plan_path_programs  # noqa: F401 (a name of `registry`)
 from marl_llm.games.plan_path.text import plan_path_text  # noqa: F401 (a name of `registry`)
 from marl_llm.games.sokoban.text import sokoban_text  # noqa: F401 (a name of `registry`)

@@ -15,36 +15,45 @@ SHOWN = 4000  # characters of what a program said; more is cut in the middle (th
 # What became of a program. "lost": it left more than a workspace may hold, or paths that cannot be kept; the files are those before it.
 STATES = ("ok", "no_program", "error", "signal", "timeout", "memory", "disk", "lost")
 MAX_CODE = 100_000  # characters of a program that are looked through for texts
-Run = Callable[[str, Workspace], Awaitable[ToolResult]]
+Run = Callable[[str, Workspace, int], Awaitable[ToolResult]]
 
 
-def run_in_workspace(profile: str, limits: Limits, sandbox: Any = None, only_named: bool = False) -> Run:
-    """An async function (code, files) -> a result of `files`, `state`, `printed` and `error`. Equal programs on equal files run once.
+def run_in_workspace(
+    profile: str, limits: Limits | Callable[[int], Limits], sandbox: Any = None, only_named: bool = False, kept: int = 65_536
+) -> Run:
+    """An async function (code, files, bytes of the task's tables) -> a result of `files`, `state`, `printed` and `error`.
+
+    Equal programs on equal files run once.
 
     Args:
+      profile: of the sandbox.
+      limits: of a program, or a function of the bytes of the task's tables.
       sandbox: a `Sandbox`; by default the process's own.
       only_named: the program gets only the files whose names stand in it as texts, and the others are kept for it: more calls are equal.
         For small languages in which nothing else can be read.
+      kept: most results that are kept, each with its files.
     """
-    done = Verdicts()
+    done = Verdicts(kept)
 
-    async def run(code: str, files: Workspace) -> ToolResult:
+    async def run(code: str, files: Workspace, data_bytes: int = 0) -> ToolResult:
         if not code.strip():
             return success({"files": files, "state": "no_program", "printed": "", "error": "there is no program"}, 0.0)
         given = files.files()
         used = {name: content for name, content in given.items() if name in texts_of(code)} if only_named else given
         start = Workspace.from_files(used) if only_named else files
 
+        allowed = limits(data_bytes) if callable(limits) else limits
+
         async def once() -> ToolResult:
-            ran = await (sandbox or default_sandbox()).arun(Submission(code, "", profile, limits, workspace=start))
+            ran = await (sandbox or default_sandbox()).arun(Submission(code, "", profile, allowed, workspace=start))
             return success(ending(ran.outcome(), start), ran.seconds, ran.attempts) if ran.ok else ran
 
-        found = await done.of(content_key(code, start.digest), once)
+        found = await done.of(content_key(code, start.digest, allowed), once)
         if not found.ok or not only_named:
             return found
-        kept = {name: content for name, content in given.items() if name not in used}
+        others = {name: content for name, content in given.items() if name not in used}
         value = found.outcome()
-        return success({**value, "files": Workspace.from_files({**kept, **value["files"].files()})}, found.seconds, found.attempts)
+        return success({**value, "files": Workspace.from_files({**others, **value["files"].files()})}, found.seconds, found.attempts)
 
     return run
 

@@ -48,26 +48,28 @@ class Joined:
         return not self.problem
 
 
-class _Invalid(Exception):
+class SubmissionError(ValueError):
+    """Why a value or a submission is invalid: `problem` of `PROBLEMS`, and where, as `detail`."""
+
     def __init__(self, problem: str, detail: str = ""):
         super().__init__(problem)
         self.problem, self.detail = problem, detail
 
 
 def number(text: str) -> float:
-    """A finite number. Raises `_Invalid`."""
+    """A finite number. Raises `SubmissionError`."""
     if not _NUMBER.fullmatch(text):
-        raise _Invalid("not_finite" if _NOT_FINITE.fullmatch(text) else "not_a_number", text[:40])
+        raise SubmissionError("not_finite" if _NOT_FINITE.fullmatch(text) else "not_a_number", text[:40])
     value = float(text)
     if not math.isfinite(value):
-        raise _Invalid("not_finite", text[:40])
+        raise SubmissionError("not_finite", text[:40])
     return value
 
 
 def label(text: str) -> str:
-    """A class as text; whole numbers are written in one way, so that 1.0 is 1. Raises `_Invalid` for none."""
+    """A class as text; whole numbers are written in one way, so that 1.0 is 1. Raises `SubmissionError` for none."""
     if _NOT_FINITE.fullmatch(text):
-        raise _Invalid("not_finite", text)
+        raise SubmissionError("not_finite", text)
     if _NUMBER.fullmatch(text) and math.isfinite(value := float(text)) and value == round(value) and abs(value) < 2**53:
         return str(int(value))
     return text
@@ -97,7 +99,7 @@ def join(
     """
     try:
         return Joined(_columns(data, ids, id_column, targets, numbers, low_high))
-    except _Invalid as invalid:
+    except SubmissionError as invalid:
         return Joined({}, invalid.problem, invalid.detail)
 
 
@@ -113,44 +115,44 @@ def _columns(
     places = {}
     for column in (id_column, *targets):
         if header.count(column) != 1:
-            raise _Invalid("column_doubled" if column in header else "column_missing", column)
+            raise SubmissionError("column_doubled" if column in header else "column_missing", column)
         places[column] = header.index(column)
     at = {one: place for place, one in enumerate(ids)}
     found: dict[str, list] = {target: [None] * len(ids) for target in targets}
     seen = [False] * len(ids)
     for line, row in enumerate(rows, 2):
         if len(row) != len(header):
-            raise _Invalid("row_length", f"line {line}")
+            raise SubmissionError("row_length", f"line {line}")
         place = at.get(same_id(row[places[id_column]].strip()))
         if place is None or seen[place]:
-            raise _Invalid("id_unknown" if place is None else "id_doubled", f"line {line}")
+            raise SubmissionError("id_unknown" if place is None else "id_doubled", f"line {line}")
         seen[place] = True
         for target in targets:
             text = row[places[target]].strip()
             if not text:
-                raise _Invalid("value_missing", f"line {line}, {target}")
+                raise SubmissionError("value_missing", f"line {line}, {target}")
             value = number(text) if numbers else label(text)
             if numbers and low_high and not low_high[0] <= value <= low_high[1]:
-                raise _Invalid("out_of_range", f"line {line}, {target}")
+                raise SubmissionError("out_of_range", f"line {line}, {target}")
             found[target][place] = value
     if not all(seen):
-        raise _Invalid("id_missing", f"{seen.count(False)} of {len(ids)}")
+        raise SubmissionError("id_missing", f"{seen.count(False)} of {len(ids)}")
     return {target: np.asarray(values, np.float64 if numbers else object) for target, values in found.items()}
 
 
 def _table(data: bytes | None) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a CSV file; lines without anything are left out. Raises `_Invalid`."""
+    """Header and rows of a CSV file; lines without anything are left out. Raises `SubmissionError`."""
     if data is None:
-        raise _Invalid("missing")
+        raise SubmissionError("missing")
     if len(data) > MAX_BYTES:
-        raise _Invalid("too_large", f"{len(data):,} bytes")
+        raise SubmissionError("too_large", f"{len(data):,} bytes")
     text = valid_text(data).removeprefix("\ufeff")
     if not text.strip():
-        raise _Invalid("empty")
+        raise SubmissionError("empty")
     try:
         rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
     except csv.Error as error:
-        raise _Invalid("unreadable", str(error)) from error
+        raise SubmissionError("unreadable", str(error)) from error
     if any(len(value) > MAX_FIELD for row in rows for value in row):
-        raise _Invalid("unreadable", f"a value of over {MAX_FIELD} characters")
+        raise SubmissionError("unreadable", f"a value of over {MAX_FIELD} characters")
     return [name.strip() for name in rows[0]], rows[1:]

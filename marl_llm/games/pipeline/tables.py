@@ -82,12 +82,12 @@ def grade_table(files: Workspace, kind: str, answers: Mapping[str, float]) -> di
     """A submission's grade; of a class the submission holds its probability, in [0, 1], which is rounded to a label."""
     joined = _joined(files, list(answers), kind)
     raw: dict[str, float] = {}
+    measured = [metric for metric in METRICS.values() if metric.kind == kind]
     if joined.ok:
         said, truth = joined.columns["y"], np.asarray(list(answers.values()))
-        for metric in METRICS.values():
-            if metric.kind == kind:
-                raw[metric.name] = metric.function(truth, said if metric.numbers else (said >= 0.5).astype(np.float64))
-    return {"kind_graded": kind, "problem": joined.problem, "detail": joined.detail, "raw": raw}
+        for metric in measured:
+            raw[metric.name] = metric.function(truth, said if metric.numbers else (said >= 0.5).astype(np.float64))
+    return {"measured": tuple(metric.name for metric in measured), "problem": joined.problem, "detail": joined.detail, "raw": raw}
 
 
 def _joined(files: Workspace, ids: list[str], kind: str) -> Any:

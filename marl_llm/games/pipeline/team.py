@@ -31,13 +31,13 @@ class Grade:
     """What a submission is worth.
 
     Attributes:
-      kind: of the task.
+      measured: names of the metrics that the task is measured by.
       problem: why it is invalid, one of `submissions.PROBLEMS`; "" for a valid one.
       detail: where, for people.
       raw: metric -> its value, of a valid submission.
     """
 
-    kind: str
+    measured: tuple[str, ...]
     problem: str
     detail: str
     raw: Mapping[str, float]
@@ -56,7 +56,7 @@ def pipeline(
     name: str,
     roles: Sequence[Role],
     required: Mapping[str, tuple[str, ...]],
-    run: Callable[[str], Run] | Run,
+    run: Run,
     grade: Callable[..., Mapping[str, Any]],
     *,
     turns: Sequence[int] = TURNS,
@@ -73,7 +73,7 @@ def pipeline(
         notes, and of its own last program in this play `last` and `printed`; `warning` names files of earlier roles that are absent.
       required: role -> files that it owes.
       run: see `run_in_workspace`.
-      grade: of the fields that its parameters name, among them hidden ones -> `kind`, `problem`, `detail`, `raw` of a `Grade`.
+      grade: of the fields that its parameters name, among them hidden ones -> `measured`, `problem`, `detail`, `raw` of a `Grade`.
       turns: most programs of each role.
       inputs, hidden: further fields of the task.
       list_files: how `listing` shows the files.
@@ -98,8 +98,8 @@ def pipeline(
         parts.append(repeat(role, work, keep, at_most=at_most, until=lambda done: done, name=f"{role.name}_turns"))
         needed = (*needed, *required[role.name])
 
-    graded = tool(grade, ("kind_graded", "problem", "detail", "raw"), "grade")
-    named = compute(lambda kind_graded, problem, detail, raw: Grade(kind_graded, problem, detail, raw), "grade", "graded")
+    graded = tool(grade, ("measured", "problem", "detail", "raw"), "grade")
+    named = compute(Grade, "grade", "graded", ("measured", "problem", "detail", "raw"))
     notes = {f"note_{role}": "" for role in NAMES}
     return Workflow(
         name,
@@ -127,8 +127,8 @@ def _work(run: Run, owed: tuple[str, ...], list_files: Callable[[Workspace], str
     """The tool behind a role: runs its program on the files, and looks at what is there then."""
     lacking = files_of(*owed)
 
-    async def work(code: str, files: Workspace) -> ToolResult:
-        ran = await run(code, files)
+    async def work(code: str, files: Workspace, given: Workspace) -> ToolResult:
+        ran = await run(code, files, sum(given.sizes().values()))
         if not ran.ok:
             return ran
         found = dict(ran.outcome())
@@ -163,8 +163,6 @@ def _raw(path: Trajectory, name: str) -> float | None:
 
 
 def _fair(path: Trajectory, name: str) -> float | None:
-    if path.fields["kind"] != METRICS[name].kind:
+    if name not in path.fields["grade"].measured:
         return None
-    if not succeeded(path):
-        return METRICS[name].penalty
-    return _raw(path, name)  # None: a task that is measured otherwise
+    return _raw(path, name) if succeeded(path) else METRICS[name].penalty

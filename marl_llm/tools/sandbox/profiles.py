@@ -41,12 +41,14 @@ class Profile:
       preload: modules that are imported before the fork, so that a program's own import costs nothing.
       distributions: what a program may import besides the standard library, with all that these require.
       warm_up: programs run once in the zygote, for what libraries set up at first use.
+      optional: distributions that a program may import too where they are installed; they are not preloaded.
     """
 
     name: str
     preload: tuple[str, ...] = STDLIB
     distributions: tuple[str, ...] = ()
     warm_up: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
     @functools.cache  # noqa: B019 (three profiles, frozen)
     def entries(self) -> list[str]:
@@ -55,7 +57,7 @@ class Profile:
         Raises:
           SandboxError: a distribution is not installed.
         """
-        found, waiting, seen = set(), list(self.distributions), set()
+        found, waiting, seen = set(), [*self.distributions, *self.optional], set()
         while waiting:
             name = waiting.pop()
             if name in seen:
@@ -66,7 +68,7 @@ class Profile:
             except importlib.metadata.PackageNotFoundError:
                 if name in self.distributions:
                     raise SandboxError(f"profile {self.name!r} needs {name}: pip install 'marl_llm[data_science]'") from None
-                continue  # required under a condition that does not hold here, e.g. another system
+                continue  # optional, or required under a condition that does not hold here, e.g. another system
             tops = {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}
             found |= {str(distribution.locate_file(top)) for top in tops}
             needs = [line for line in distribution.requires or [] if "extra ==" not in line]
@@ -85,5 +87,6 @@ DATA_SCIENCE = Profile(
     ),
     ("numpy", "pandas", "scikit-learn"),
     (PANDAS_AND_SKLEARN,),
+    ("xgboost", "lightgbm"),
 )  # fmt: skip
 PROFILES = {profile.name: profile for profile in (Profile("bare"), NUMPY, DATA_SCIENCE)}
