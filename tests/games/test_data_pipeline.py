@@ -88,7 +88,7 @@ REFUSED = {
     "a target of one value": (dict(train="Id,price\n1,2\n2,2\n"), r"'prices'.*'price' of .*train\.csv has 1 different values"),
     "answers of one value": (dict(answer=answers(20, "price", 100).partition("\n")[0] + "".join(f"\n{i},1" for i in range(100, 120))),
                              "1 different answers; rmse needs at least two"),
-    "answers that are no numbers": (dict(answer=answers(20, "price", 100).replace("\n100,", "\n100,about ")), "no value that rmse can take"),
+    "answers in words": (dict(answer=answers(20, "price", 100).replace("\n100,", "\n100,about ")), "no value that rmse can take"),
     "no target": (dict(train="Id,a\n1,2\n2,3\n"), r"train\.csv lacks the target 'price'"),
 }  # fmt: skip
 

@@ -48,7 +48,7 @@ class Measure:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Answers:
+class HiddenAnswers:
     """The hidden answers of a task: ids as `same_id` writes them, and target -> values in their order. A record holds their digest only."""
 
     ids: tuple[str, ...]
@@ -200,7 +200,7 @@ def _check_train(path: pathlib.Path, measure: Measure, where: str) -> None:
             raise DataError(f"{where}: the target {target!r} of {path} has {len(values)} different values: there is nothing to learn")
 
 
-def _answers(test: pathlib.Path, path: pathlib.Path, measure: Measure, where: str) -> Answers:
+def _answers(test: pathlib.Path, path: pathlib.Path, measure: Measure, where: str) -> HiddenAnswers:
     header, rows = read_csv(test, where)
     if leaks := [target for target in measure.targets if target in header]:
         raise DataError(f"{where}: {test} holds the target {leaks[0]!r}, which roles would read: remove the column")
@@ -216,7 +216,7 @@ def _answers(test: pathlib.Path, path: pathlib.Path, measure: Measure, where: st
             raise DataError(f"{where}: {path} lacks the target {target!r}; its columns are {', '.join(known_header)}")
         place = known_header.index(target)
         columns[target] = _values([row[place].strip() for row in known_rows], measure, f"{where}: {path}, {target!r}")
-    return Answers(tuple(known), columns)
+    return HiddenAnswers(tuple(known), columns)
 
 
 def _ids(path: pathlib.Path, header: Sequence[str], rows: Sequence[Sequence[str]], column: str, where: str) -> list[str]:
@@ -231,7 +231,7 @@ def _ids(path: pathlib.Path, header: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def _values(texts: Sequence[str], measure: Measure, where: str) -> np.ndarray:
-    """Answers as the metric reads them."""
+    """HiddenAnswers as the metric reads them."""
     metric = METRICS[measure.metric]
     try:
         values = np.asarray([number(text) if metric.numbers else label(text) for text in texts], np.float64 if metric.numbers else object)
@@ -252,7 +252,7 @@ def _is_number(text: str) -> bool:
 
 
 def grade_submission(
-    files: Workspace, kind: str, metric: str, targets: tuple[str, ...], id_column: str, answers: Answers
+    files: Workspace, kind: str, metric: str, targets: tuple[str, ...], id_column: str, answers: HiddenAnswers
 ) -> dict[str, Any]:
     """A submission's grade: the task's metric and the others of its form, each the mean over targets; labels or numbers as it asks."""
     numbers = METRICS[metric].numbers
