@@ -1,7 +1,7 @@
 """Runs a script of this folder: flags are read, and what a user can mend is said in one line instead of a traceback.
 
 Exit codes: 0 done, 2 an error in a flag, a config or the run (the message says what to do), 3 a checkpoint that cannot be read or
-written, or a damaged line of the run's files, 130 interrupted.
+written, or a damaged line of the run's files, 130 interrupted, 143 told to stop (experiments.stopping).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from absl import app, flags
 
 from marl_llm import hints
 
-FAILED, DAMAGED, INTERRUPTED = 2, 3, 130
+FAILED, DAMAGED, INTERRUPTED, STOPPED = 2, 3, 130, 143
 RESUMED = str(pathlib.Path(__file__).parent / "workdir.py")  # read as a config file, it gives the config of a run directory
 # errors by name, because their rooms are imported only once there is something to do
 _PLAIN = ("RolloutError", "WorkflowError", "GameError", "SandboxError", "EngineError", "InfrastructureError", "PackingError", "DataError")
@@ -50,6 +50,11 @@ def run(main: Callable[[list[str]], None], interrupted: str = "interrupted") -> 
             print(f"\n{interrupted}", file=sys.stderr)
             sys.stderr.flush()
             os._exit(INTERRUPTED)  # a compilation in the background would hold a normal exit up
+        except SystemExit as end:
+            if end.code == STOPPED:  # and has said so
+                sys.stderr.flush()
+                os._exit(STOPPED)
+            raise
         except Exception as error:
             if (said := told(error)) is None:
                 raise

@@ -7,10 +7,11 @@
     python -m experiments.train --resume=runs/first                                       continues; needs nothing but the directory
     python -m experiments.train --resume=runs/first --config.steps=1000                   continues further; so may devices and mesh change
 
-The same command on the same directory continues too. The run directory holds config.json, metrics.jsonl, tensorboard/, episodes.jsonl and
-episodes_tokens.jsonl, checkpoints/, evaluation.json, outcomes.jsonl, report.html and plots/; tokenizer.model or a workflow's graph.svg,
-trajectories.jsonl (whole plays as graphs, to be replayed) and before_after.md; and game/, a copy of a user's own file. The report is
-written at checkpoints, at most once a minute, and at the end; `python -m marl_llm.reporting.report DIR` writes it at any time.
+The same command on the same directory continues too. SIGTERM and a second Ctrl-C stop a run after its step, with a checkpoint. The run
+directory holds config.json, metrics.jsonl, tensorboard/, episodes.jsonl and episodes_tokens.jsonl, checkpoints/, evaluation.json,
+outcomes.jsonl, report.html and plots/; tokenizer.model or a workflow's graph.svg, trajectories.jsonl (whole plays as graphs, to be
+replayed) and before_after.md; and game/, a copy of a user's own file. The report is written at checkpoints, at most once a minute, and at
+the end; `python -m marl_llm.reporting.report DIR` writes it at any time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shlex
 import sys
 import time
 import traceback
@@ -29,6 +31,7 @@ from experiments import checks, command
 from experiments.building import CACHE, build_team, hardware_of, policies_of, start_jax, start_of
 from experiments.command import ConfigError, TrainingError
 from experiments.measuring import Alarms, check_finite, measure, page_text, tables
+from experiments.stopping import GRACE_S, Stopping
 from experiments.workdir import home_of, open_workdir, write_json
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. experiments/configs/quickstart.py[:variant].")
@@ -38,6 +41,9 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print roles, models, recipe, siz
 _CACHE = flags.DEFINE_string(
     "compilation_cache", None, f"Directory of compiled programs; empty: none. Default: $JAX_COMPILATION_CACHE_DIR, else {CACHE}."
 )
+_GRACE = flags.DEFINE_float(
+    "grace_s", GRACE_S, "Seconds from SIGTERM to the end: for the rest of the step and a checkpoint; else the last checkpoint stands.", 0.0
+)
 
 
 REPORT_S = 60.0
@@ -46,10 +52,12 @@ GROUP = 16  # plays of one task that are kept at a checkpoint, so that samples c
 SILENT = {"useful_groups": 0, "grad_norm": 0.0, "log_prob_gap": 0.0, "log_prob_gap_bound": 0.0}
 
 
-def train(config, workdir: pathlib.Path, config_file: str, cache: str | None, home: pathlib.Path | None = None) -> dict:
+def train(
+    config, workdir: pathlib.Path, config_file: str, cache: str | None, home: pathlib.Path | None = None, grace_s: float = GRACE_S
+) -> dict:
     """Runs a config to its end and returns the final evaluation. See the module's text for what it writes.
 
-    `home` is where the run directory keeps a user's file, if the game is to be read from there.
+    `home` is where the run directory keeps a user's file, if the game is to be read from there. `grace_s` is what SIGTERM leaves.
     """
     clock = Stopwatch()
     from experiments.base import check, resolve
@@ -70,8 +78,8 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str | None, ho
             print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)
             return json.loads((workdir / "evaluation.json").read_text())
         try:
-            with build_team(plan, config, mesh) as team:
-                return learn(plan, config, workdir, team, checkpoints, clock, continues)
+            with Stopping(checkpoints, again(workdir, cache, grace_s), grace_s) as stop, build_team(plan, config, mesh) as team:
+                return learn(plan, config, workdir, team, checkpoints, clock, continues, stop)
         except Exception as error:
             own = [plan.found.folder / file for file in plan.found.files]
             said = command.told(error, map(str, own))
@@ -83,7 +91,13 @@ def train(config, workdir: pathlib.Path, config_file: str, cache: str | None, ho
             raise TrainingError(f"{said.rstrip('.')}. {after}The whole traceback is in {workdir / 'error.txt'}") from error
 
 
-def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwatch, continues: bool) -> dict:
+def again(workdir: pathlib.Path, cache: str | None, grace_s: float) -> str:
+    """The command that continues a run."""
+    given = [f"--compilation_cache={cache}"] * (cache is not None) + [f"--grace_s={grace_s:g}"] * (grace_s != GRACE_S)
+    return shlex.join(["python", "-m", "experiments.train", f"--resume={workdir}", *given])
+
+
+def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwatch, continues: bool, stop: Stopping) -> dict:
     """Warm start or resume, the loop, what was learned."""
     from experiments.coaching import CoachWatch, cost_line
     from marl_llm import reporting
@@ -106,7 +120,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     watch_coach = CoachWatch(progress.note)
     if config.coach.kind:
         progress.note(cost_line(config, plan))
-    save = lambda step: checkpoints.save(step, team.policies(), state | {"team": team.state()} | clock.now())  # noqa: E731
+    save = lambda step: stop.whole(checkpoints.save, step, team.policies(), state | {"team": team.state()} | clock.now())  # noqa: E731
     alarms, watch = Alarms(state["silent"], progress.note), ProgramWatch(progress.note)
     if not done:
         progress.note(f"step 0: validation {team.headline} {validate(team, config, files, 0):.1%}")
@@ -117,7 +131,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     # ------------------------------------------------------------------------------------------------ the loop
     timed = []  # the steps of this process
     end = time.perf_counter()
-    for step in range(state["step"], c.steps):
+    for step in stop.steps(range(state["step"], c.steps)):
         tick = time.perf_counter()
         rate = lambda peak, step=step: float(linear_decay(step, c.steps, peak, o.warmup, floor=0.05))  # noqa: E731
         batch = played(team, c.rollout.tasks, step, watch_coach, lambda step=step: step in checkpoints.steps() or save(step))
@@ -148,6 +162,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
             files.plays(batch, min(plan.recipe.plays, GROUP), "train", step + 1, team.advantages)  # a whole group
             save(step + 1)
             files.report_now_and_then()
+        stop.boundary(step + 1, save, files.close)
     progress.close()
     if timed:
         print(speed.summary_text(timed, compilations), file=sys.stderr)
@@ -355,7 +370,7 @@ def main(argv) -> None:
         return
     if not str(_WORKDIR.value or _RESUME.value or ""):
         raise ConfigError("--workdir is missing, e.g. --workdir=runs/first")
-    train(config, workdir, config_flags.get_config_filename(flags.FLAGS["config"]), _CACHE.value, home)
+    train(config, workdir, config_flags.get_config_filename(flags.FLAGS["config"]), _CACHE.value, home, _GRACE.value)
 
 
 if __name__ == "__main__":
