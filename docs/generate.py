@@ -65,7 +65,7 @@ def rows(section: str, values, said: dict[str, str], prefix: str | None = None) 
 
 def options() -> str:
     """The text of `docs/options.md`."""
-    from experiments import base
+    from experiments import base, coaching
     from marl_llm.algorithms import Recipe
     from marl_llm.models import ModelConfig
     from marl_llm.training import PlayOptions
@@ -73,6 +73,7 @@ def options() -> str:
     source = lambda thing: meanings(inspect.getsource(thing))  # noqa: E731
     config, own = base.base_config("name", game="plan_path", recipe="at_grpo"), source(base)
     own.update({f"rollout.{name}": text for name, text in source(PlayOptions).items() if name in config.rollout})
+    own.update({f"coach.{name}": text for name, text in source(coaching).items()})
     parts = {
         "": [],
         "recipe.": rows("recipe.", config.recipe, source(Recipe)),

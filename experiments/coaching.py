@@ -35,20 +35,30 @@ LOOK_BACK = 10  # steps whose missing scores are counted together
 NOTE, STOP = 0.01, 0.2  # shares of missing scores
 
 
-def coach_section() -> config_dict.ConfigDict:
-    """What may be said of a coach; without a `kind` nobody studies.
+_OPTIONS = {
+    "kind": str,  # who coaches: "endpoint" (a chat server), "served" (by `marl_llm.serving`) or "rubric" (of the world); none: nobody
+    "url": str,  # endpoint, served: the address up to /chat/completions
+    "served_as": str,  # endpoint, served: the model's name there
+    "key_env": str,  # endpoint: the environment variable that holds the key
+    "cache": str,  # endpoint, served: a file that keeps replies, so that no request is paid twice
+    "prices": str,  # endpoint: USD per million prompt tokens, and of reply tokens, with a comma between
+    "cap_usd": float,  # endpoint: what a run may cost; needs prices
+    "requests_per_minute": float,  # endpoint, served: most requests in a minute
+    "deadline_s": float,  # endpoint, served: seconds for one reply, retries included
+    "concurrency": int,  # endpoint, served: requests at a time
+    "format_attempts": int,  # endpoint, served: how often a reply that cannot be read is asked for in all
+    "max_tokens": int,  # endpoint, served: tokens of a reply
+    "when": str,  # an action is scored as soon as it is done ("action") or when the play is over ("end"); none: as the world's guide says
+    "truth": str,  # who is scored with the hidden answers at hand: "none", "last", "last_role" or "all"
+    "missing": str,  # an action without a score makes its play void ("void") or is left out alone ("mask")
+    "weight": float,  # of a score in the pay; none: 0.1
+    "study": str,  # changes what the coach says, e.g. "constant:5"; see `marl_llm.coaching.studies`
+}
 
-    `kind` is "endpoint" (a server with OpenAI's chat completions: `url`, the name `served_as` there, the environment variable `key_env`
-    with the key, `cap_usd` with `prices` "USD per million prompt tokens,of reply tokens"), "served" (the same for
-    `python -m marl_llm.serving`) or "rubric" (of the world). `when` is "action" or "end", `truth` "none", "last", "last_role" or "all",
-    `missing` "void" or "mask", `weight` that of a score in the pay (0.1). `study` changes what the coach says, see
-    `marl_llm.coaching.studies`: e.g. "constant:5".
-    """
-    texts = ("kind", "url", "served_as", "key_env", "cache", "prices", "when", "truth", "missing", "study")
-    numbers = ("cap_usd", "requests_per_minute", "deadline_s", "weight")
-    section = {name: config_dict.placeholder(str) for name in texts} | {name: config_dict.placeholder(float) for name in numbers}
-    section |= {name: config_dict.placeholder(int) for name in ("concurrency", "format_attempts", "max_tokens")}
-    return config_dict.ConfigDict(section)
+
+def coach_section() -> config_dict.ConfigDict:
+    """What may be said of a coach; without a `kind` nobody coaches."""
+    return config_dict.ConfigDict({name: config_dict.placeholder(kind) for name, kind in _OPTIONS.items()})
 
 
 def check_coach(config: config_dict.ConfigDict, plan: Plan) -> None:
