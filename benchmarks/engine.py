@@ -1,11 +1,11 @@
 """The engine with pages beside an older engine: what the cache holds, how fast it is, what sharing saves.
 
-    python -m benchmarks.engine --against=PATH [--repeats=3] [--rows=uneven,tree,turns,gap,pauses]
+    python -m benchmarks.engine --against=PATH [--repeats=3] [--requests=128] [--rows=uneven,tree,turns,gap,pauses]
 
 PATH is a work tree of another commit (`git worktree add PATH COMMIT`); its engine runs in a process of its own, repetitions interleave.
 Seconds are CPU seconds of a process that is bound to one core. The model is that of `benchmarks.sampling`. One JSON line per row:
 
-    uneven   128 requests of 64 prompt tokens and geometric lengths (mean 64, at most 256): at 32 slots each, and at as many bytes as the
+    uneven   requests of 64 prompt tokens and geometric lengths (mean 64, at most 256): at 32 slots each, and at as many bytes as the
              older engine takes for 32 slots. `over_living`: bytes of held pages over those of the tokens in them, at the fullest moment
     tree     8 prompts of 512 tokens x 8 branches, 64 new tokens: against the plain sampler, which shares prompts by construction
     turns    a conversation of eight turns: tokens computed over tokens there are
@@ -24,7 +24,7 @@ import time
 
 from benchmarks.peers.lines import Worker, pin, serve
 
-PROMPT, MOST, MEAN, REQUESTS, SLOTS = 64, 256, 64, 128, 32
+PROMPT, MOST, MEAN, SLOTS = 64, 256, 64, 32
 TREE = (8, 8, 512, 64)
 PARTS = ("uneven", "tree", "turns", "gap", "pauses")
 
@@ -36,7 +36,7 @@ def small_model():
     return ModelConfig(64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
 
 
-def prepare(parts: list[str], old: bool) -> dict:
+def prepare(parts: list[str], old: bool, count: int) -> dict:
     """The tasks of a worker; `old` says that `marl_llm` is the other tree's."""
     import pathlib
 
@@ -71,7 +71,7 @@ def prepare(parts: list[str], old: bool) -> dict:
 
     ids = lambda n: tuple(int(t) for t in rng.integers(3, VOCABULARY, n))  # noqa: E731
     if "uneven" in parts:
-        lengths = np.minimum(rng.geometric(1 / MEAN, REQUESTS), MOST)
+        lengths = np.minimum(rng.geometric(1 / MEAN, count), MOST)
         requests = [Request(ids(PROMPT), (i,), int(n)) for i, n in enumerate(lengths)]
         tasks["uneven"] = timed(engine(SLOTS, PROMPT, MOST), requests)
         if not old:
@@ -192,7 +192,7 @@ def pauses(engine, rng) -> dict:
 
 def measure(args) -> None:
     """Starts the workers, interleaves the repetitions, prints the lines."""
-    me = [sys.executable, __file__, f"--rows={args.rows}"]
+    me = [sys.executable, __file__, f"--rows={args.rows}", f"--requests={args.requests}"]
     with tempfile.TemporaryDirectory() as folder:
         here = {"JAX_PLATFORMS": "cpu"}
         workers = {"new": Worker([*me, "--worker=new"], f"{folder}/new", PYTHONPATH=".", **here)}
@@ -243,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", default="", help="work tree of an older commit")
     parser.add_argument("--repeats", type=int, default=3, help="interleaved repetitions")
+    parser.add_argument("--requests", type=int, default=128, help="of the row uneven")
     parser.add_argument("--rows", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -250,7 +251,7 @@ def main() -> None:
         parser.error(f"--rows={args.rows} --repeats={args.repeats}; the rows are {', '.join(PARTS)}")
     if args.worker:
         pin(1)
-        serve(lambda: prepare(args.rows.split(","), args.worker == "old"))
+        serve(lambda: prepare(args.rows.split(","), args.worker == "old", args.requests))
     else:
         measure(args)
 

@@ -121,7 +121,7 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
             "epochs": 1,  # passes over the samples of a step
             "row_tokens": config_dict.placeholder(int),  # of a packed row. None: ROW_TOKENS, or the longest sample
             # tokens whose activations live at a time, per device; 0: the whole minibatch. None: MICROBATCH on a CPU, whose caches decide
-            # (a quarter less time than a whole minibatch), and 0 elsewhere, where memory does
+            # (a quarter less time than a whole minibatch); elsewhere, where memory does, one row with `model.remat="full"`, and 0 without
             "microbatch_tokens": config_dict.placeholder(int),
             "learning_rate": 1.5e-3,  # peak; linear decay to 5 % over `steps`
             "critic": "own",  # where the recipe has one: an own network, or a value 'head' on the policy
@@ -167,7 +167,7 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
     c.devices = 0  # data-parallel devices; 0: all (on CPU one per core)
     c.mesh = config_dict.ConfigDict(
         {
-            "fsdp": 1,  # devices that share each model's parameters
+            "fsdp": 1,  # devices that share each model's parameters; 0: all that there are
             "tensor": 1,  # devices that share each layer's products
         }
     )

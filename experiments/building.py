@@ -22,7 +22,8 @@ def start_jax(config, cache: str | None):
     """Starts JAX with one CPU device per core (or the accelerators that there are) and a compilation cache on disk; returns the mesh.
 
     `cache` names the directory of compiled programs, "" none; None leaves it to the environment's JAX_COMPILATION_CACHE_DIR, else `CACHE`.
-    `config.devices` of 0 takes the most devices that a compiled rollout divides over, or all where play is hosted.
+    `config.devices` of 0 takes the most devices that a compiled rollout divides over, or all where play is hosted. `config.mesh.fsdp` of 0
+    takes all devices that are left, and `config.devices` is 1 then unless it is set.
     """
     import jax
 
@@ -31,7 +32,7 @@ def start_jax(config, cache: str | None):
 
     if config.quick_compile:
         compile_quickly()
-    inner = config.mesh.fsdp * config.mesh.tensor
+    inner = max(1, config.mesh.fsdp) * config.mesh.tensor
     use_cpu_devices((config.devices * inner) if config.devices else (inner if inner > 1 else None))
     if cache is None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         cache = CACHE
@@ -40,6 +41,9 @@ def start_jax(config, cache: str | None):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     there = max(1, jax.device_count() // inner)
+    if not config.mesh.fsdp:
+        data = config.devices or 1
+        return make_mesh(data, max(1, there // data), config.mesh.tensor)
     hosted = config.hosted or "worlds" in GAMES.get(config.game.name, "")
     return make_mesh(config.devices or (there if hosted else checks.most_devices(config, there)), config.mesh.fsdp, config.mesh.tensor)
 
@@ -54,8 +58,12 @@ def microbatch_tokens(config, plan: Plan, platform: str) -> int:
     """`optimizer.microbatch_tokens`, or what suits the platform ('cpu', 'gpu' or 'tpu') where it is left open."""
     from experiments.base import MICROBATCH
 
-    tokens = config.optimizer.microbatch_tokens
-    return (max(MICROBATCH, config.optimizer.row_tokens or plan.row_tokens) if platform == "cpu" else 0) if tokens is None else tokens
+    tokens, row = config.optimizer.microbatch_tokens, config.optimizer.row_tokens or plan.row_tokens
+    if tokens is not None:
+        return tokens
+    if platform == "cpu":
+        return max(MICROBATCH, row)
+    return row if config.model.remat == "full" else 0  # where layers are computed again, memory decides: one row at a time
 
 
 def model_specs(plan: Plan, config, mesh) -> dict:

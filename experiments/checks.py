@@ -19,7 +19,7 @@ _LEAST = {
     "rollout.max_prompt": 1, "rollout.max_tokens": 1, "optimizer.minibatch": 1, "optimizer.epochs": 1, "optimizer.row_tokens": 2,
     "optimizer.microbatch_tokens": 0, "optimizer.warmup": 0, "warm_start.steps": 0, "warm_start.tasks": 1, "warm_start.fresh": 1,
     "warm_start.step": 0, "evaluation.every": 1, "evaluation.tasks": 1, "evaluation.final_tasks": 1, "evaluation.transcripts": 0,
-    "checkpoint.every": 1, "checkpoint.keep": 1, "devices": 0, "mesh.fsdp": 1, "mesh.tensor": 1,
+    "checkpoint.every": 1, "checkpoint.keep": 1, "devices": 0, "mesh.fsdp": 0, "mesh.tensor": 1,
 }  # fmt: skip
 _DIVIDED = ("rollout.tasks", "warm_start.tasks")
 

@@ -33,10 +33,19 @@ def mini_debate(name: str, game: str, grpo: bool):
     return c
 
 
+def real_model(config):
+    """What a checkpoint of real size needs, wherever it runs: products in bfloat16 beside float32 masters, every layer computed again in
+    the backward pass and one packed row at a time, layers stacked (one layer's program), parameters split over all devices."""
+    config.model.update(preset=None, compute_dtype="bfloat16", remat="full")
+    config.stacked_layers = True
+    config.mesh.fsdp = 0
+    return config
+
+
 def full_size(config):
     """The sizes of UnityMAS-O's experiments: PPO with a critic per model, learning rates 1e-6 and 1e-5, minibatches of 64."""
     config.steps = 300
-    config.model.preset = None
+    real_model(config)
     config.rollout.update(tasks=128, slots=128, chunk=32, timeout_s=900.0)
     config.optimizer.update(minibatch=64, row_tokens=16_384, learning_rate=1e-6, critic_learning_rate=1e-5, warmup=10, b2=0.999)
     config.evaluation.update(every=10, sampled=True)
@@ -55,7 +64,7 @@ def at_grpo_full(config):
     Set `config.model.path` to the checkpoint. Models of one team may differ: `config.models.<name>.path`.
     """
     config.steps = 150
-    config.model.preset = None
+    real_model(config)
     config.model.thinking = "off"
     config.rollout.update(tasks=32, slots=128, chunk=32, timeout_s=900.0)
     config.optimizer.update(minibatch=64, learning_rate=1e-6, warmup=0, weight_decay=0.01, b2=0.999)
@@ -90,7 +99,7 @@ def magrpo_full(config):
     Set `config.model.path` to the checkpoint.
     """
     config.steps = 1500
-    config.model.preset = None
+    real_model(config)
     config.model.thinking = "off"
     config.recipe.branches = 4
     config.rollout.update(tasks=8, slots=64, chunk=32, timeout_s=900.0)

@@ -14,12 +14,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from marl_llm.models.attention import platform
 from marl_llm.models.config import ModelConfig
 from marl_llm.models.masks import outside_vocabulary, prompt_mask, prompt_positions
-from marl_llm.models.sharding import constrain
+from marl_llm.models.sharding import constrain, ways
 from marl_llm.models.transformer import Decoder, is_stacked
 
-BLOCK_LOGITS = 1 << 23  # logits per chunk: 32 MB in float32
+BLOCK_LOGITS = {"cpu": 1 << 23}  # logits of a chunk per device: 32 MB in float32 where caches decide,
+BLOCK_ELSEWHERE = 1 << 27  # 512 MB elsewhere: 883 rows of a product with 151,936 columns; 55 would leave its units idle
 LEFT_OUT = -1e30  # a logit of no weight; finite, so that weight times logit is 0
 
 
@@ -59,13 +61,14 @@ def score_hidden(
     """Scores of `targets` given the hidden states that predict them; `weight` is the head.
 
     Args:
-      chunk: positions whose logits exist at a time; None takes what fits into 32 MB (everything, for a small vocabulary).
+      chunk: (row, position) pairs whose logits exist at a time, however many rows there are; None: as many as `BLOCK_LOGITS` says
+        (everything, for a small vocabulary).
       kept_ids: the ids that each target was drawn from, -1 behind them, as samplers return them (`Settings.max_kept`): the distribution is
         renormalised over these. The same ids on both sides of a ratio make it 1 for an unchanged policy. -1 alone keeps all tokens; a
         target outside of its kept ids has log-prob -inf.
     """
-    v, n = weight.shape[1], targets.size
-    chunk = chunk or max(1, BLOCK_LOGITS // v)
+    v, n, shares = weight.shape[1], targets.size, ways("batch")
+    chunk = chunk or max(1, BLOCK_LOGITS.get(platform(), BLOCK_ELSEWHERE) // v) * shares
 
     def score(h, t, ids=None) -> TokenScores:
         logits = jnp.matmul(h, weight.astype(h.dtype), preferred_element_type=jnp.float32)
@@ -85,20 +88,27 @@ def score_hidden(
         inputs = (hidden, targets) if kept_ids is None else (hidden, targets, kept_ids)
         if chunk >= n:
             return score(*inputs)
-        # chunks run along the last token axis, so that a batch axis stays sharded as it is
-        length, lead = targets.shape[-1], targets.shape[:-1]
-        size = max(1, chunk // max(1, n // length))
-        count = -(-length // size)
-        pad = count * size - length
-        at = len(lead)
+        # a chunk takes `size` positions of `group` rows; every device gets its share of each, so that a sharded batch axis stays so
+        lead, length = targets.shape[:-1], targets.shape[-1]
+        rows = n // length
+        group = max(shares, min(rows, chunk) // shares * shares)
+        size = max(1, min(length, chunk // group))
+        across, along = -(-rows // group), -(-length // size)
+        wide, long = across * group, along * size
 
         def chunks(x):
-            x = jnp.pad(x, [(0, pad) if axis == at else (0, 0) for axis in range(x.ndim)])
-            return jnp.moveaxis(x.reshape(*lead, count, size, *x.shape[at + 1 :]), at, 0)
+            x = x.reshape(rows, length, *x.shape[len(lead) + 1 :])
+            x = jnp.pad(x, [(0, wide - rows), (0, long - length), *((0, 0),) * (x.ndim - 2)])
+            x = x.reshape(group, across, along, size, *x.shape[2:])  # rows of a group are `across` apart
+            return jnp.moveaxis(x, 0, 2).reshape(across * along, group, size, *x.shape[4:])
 
         step = jax.checkpoint(lambda _, x: (None, score(*x)))
         _, out = jax.lax.scan(step, None, tuple(map(chunks, inputs)))
-        join = lambda x: jnp.moveaxis(x, 0, at).reshape(*lead, count * size)[..., :length]  # noqa: E731
+
+        def join(x):
+            x = jnp.moveaxis(x.reshape(across, along, group, size), 2, 0)
+            return x.reshape(wide, long)[:rows, :length].reshape(*lead, length)
+
         return TokenScores(*map(join, out))
 
 

@@ -7,7 +7,7 @@ agree to float32's rounding only, because who decodes beside whom decides the sh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from marl_llm.coaching import Coaching, check_coached, check_missing
 from marl_llm.coaching.figures import coach_figures
 from marl_llm.evaluation import Evaluation, Outcome
 from marl_llm.sampling import Engine, LaneConfig, pick_by_identity
-from marl_llm.sampling.requests import Settings
+from marl_llm.sampling.requests import Completion, Generator, Request, Settings
 from marl_llm.text import pieces_of
 from marl_llm.training.batch import Batch, from_table, imitated
 from marl_llm.training.learner import Learner, ModelSpec
@@ -52,6 +52,29 @@ def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:
     if recipe.sampling != "tree":
         return {}
     return {role: recipe.branches for role, model in assignment.roles.items() if model in assignment.trained}
+
+
+class _Current:
+    """The one engine that there is at a time; `models` says whose."""
+
+    def __init__(self):
+        self.engine: Engine | None = None
+        self.models: tuple = ()
+
+    def serve(self, models: tuple, make: Callable[[], Engine]) -> None:
+        """Another engine, once the one before has given up its memory."""
+        self.close()
+        self.engine, self.models = make(), models
+
+    async def generate(self, request: Request) -> Completion:
+        """See `marl_llm.sampling.Generator`."""
+        return await self.engine.generate(request)
+
+    def close(self) -> None:
+        """Stops the engine, if there is one."""
+        if self.engine is not None:
+            self.engine.close()
+        self.engine, self.models = None, ()
 
 
 class HostedTeam(Team):
@@ -95,18 +118,23 @@ class HostedTeam(Team):
         self._engine_key = jax.random.split(jax.random.key(seed))[1] if draws is None else draws
         self._pick = pick_by_identity(self._engine_key)
         self.plays = options.recipe.plays
-        self.engine = self._engine({name: (learner, learner.params) for name, learner in self.learners.items()})
-        self._guests: dict[tuple, Engine] = {}  # engines of evaluations with other seats, by their models
+        self._current = _Current()
+        self._own()
         recipe = options.recipe
         if recipe.joint == "cross":
             check_cross(world.workflow)
         branching = branching_of(recipe, assignment)
         drawn = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
         try:
-            self._training = self._controller(self.engine, assignment, drawn, branching, recipe.pick if branching else None, trained)
+            self._training = self._controller(self._current, assignment, drawn, branching, recipe.pick if branching else None, trained)
         except WorkflowError:
-            self.engine.close()
+            self._current.close()
             raise
+
+    def _own(self) -> None:
+        """Makes sure that the team's own models are served."""
+        if self._current.models != tuple(self.learners):
+            self._current.serve(tuple(self.learners), lambda: self._engine({n: (x, x.params) for n, x in self.learners.items()}))
 
     def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine:
         """An engine whose lanes hold what the roles of each model may read and say."""
@@ -134,7 +162,7 @@ class HostedTeam(Team):
 
     def _controller(
         self,
-        engine: Engine | None,
+        engine: Generator | None,
         assignment: Assignment,
         settings: Settings,
         branching: Mapping[str, int] | None = None,
@@ -154,16 +182,17 @@ class HostedTeam(Team):
         self._training.close()
         if self._coaching is not None:
             self._coaching.close()
-        for engine in (self.engine, *self._guests.values()):
-            engine.close()
+        self._current.close()
 
     def _serve(self, names: Sequence[str]) -> None:
-        for name in names:
-            self.engine.set_params(name, self.learners[name].params)
+        if self._current.models == tuple(self.learners):  # otherwise they are served when they play next
+            for name in names:
+                self._current.engine.set_params(name, self.learners[name].params)
 
     # ------------------------------------------------------------------------------------------------ play
     def play(self, step: int, first: int, count: int) -> Batch:
         """See `Team.play`. Raises `RolloutError` if every play failed."""
+        self._own()
         rollout = self._training.play(self.world.tasks("train", first, count), step, self.plays)
         joints, recipe = {}, self.options.recipe
         if recipe.joint == "cross":
@@ -243,11 +272,15 @@ class HostedTeam(Team):
 
     def _players(
         self, table: Mapping[str, Seat], models: Mapping[str, tuple[Learner, dict]]
-    ) -> tuple[Engine | None, dict[str, str], dict[str, Any]]:
-        """(engine, role -> name of its player, name -> player) of a table of seats."""
+    ) -> tuple[Generator | None, dict[str, str], dict[str, Any]]:
+        """(who answers, role -> name of its player, name -> player) of a table of seats.
+
+        Other models than the team's own take the place of these in the engine: there is one at a time, with one budget.
+        """
         if all(seat == Seat() for seat in table.values()):  # the team itself
+            self._own()
             frozen = {name: Inside(trained=False) for name in self.learners}
-            return self.engine, dict(self.assignment.roles), {**self.assignment.models, **frozen}
+            return self._current, dict(self.assignment.roles), {**self.assignment.models, **frozen}
         names, players, served = {}, {}, {}
         for role, seat in table.items():
             if role in models:
@@ -258,15 +291,15 @@ class HostedTeam(Team):
                 players[names[role]] = self.assignment.models[names[role]]
             else:
                 names[role], players[str(seat)] = str(seat), self._guest(role, seat)
-        key = tuple(sorted((name, learner.config) for name, (learner, _) in served.items()))
         if not served:
             return None, names, players
-        if key in self._guests:
+        key = tuple(sorted((name, learner.config) for name, (learner, _) in served.items()))
+        if self._current.models == key:
             for name, (_, params) in served.items():
-                self._guests[key].set_params(name, params)
+                self._current.engine.set_params(name, params)
         else:
-            self._guests[key] = self._engine(served)
-        return self._guests[key], names, players
+            self._current.serve(key, lambda: self._engine(served))
+        return self._current, names, players
 
     def _guest(self, role: str, seat: Seat) -> Scripted | Outside:
         if seat.kind in ("scripted", "random"):

@@ -14,9 +14,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Samples
-from marl_llm.models import TRAIN, LoraConfig, ModelConfig, init_adapters, log_prob_gap_bound, merge, param_shardings
+from marl_llm.models import (
+    TRAIN,
+    LoraConfig,
+    ModelConfig,
+    compute_copy,
+    init_adapters,
+    log_prob_gap_bound,
+    merge,
+    param_shardings,
+)
 from marl_llm.training.imitation import make_imitation
 from marl_llm.training.packing import Tokens
+from marl_llm.training.parked import park, unpark
 from marl_llm.training.policy import Policy, make_policy
 from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.update import Advice, LearnerOptions, Trained, Update
@@ -57,6 +67,9 @@ def _programs(config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, options:
 class Learner:
     """A model that learns.
 
+    What lives on the devices: parameters, both moments (all float32), the same of an own critic, and where a KL reads it the start, in
+    the compute dtype. Nothing of the spec is kept.
+
     Args:
       spec: as it begins.
       options: how it is updated.
@@ -65,13 +78,12 @@ class Learner:
 
     Attributes:
       trained: parameters (or adapters) with their optimizer, and the same of its own critic, or None.
-      start: parameters before reinforcement, whole ones; the reference of KL terms.
       version: how often its parameters have changed since `begin`.
     """
 
     def __init__(self, spec: ModelSpec, options: LearnerOptions, mesh: Mesh, key: Key[Array, ""]):
         head = options.has_critic and options.critic == "head"
-        self.spec, self.options, self.mesh = spec, options, mesh
+        self.spec, self.options, self.mesh = dataclasses.replace(spec, params={}), options, mesh
         self.config = dataclasses.replace(spec.config, value_head=True) if head else spec.config
         self._imitate, self._update, self._token_kl = _programs(spec.config, spec.lora, mesh, options)
         self.base = jax.device_put(spec.params, param_shardings(spec.params, mesh, TRAIN)) if spec.lora else None
@@ -109,9 +121,23 @@ class Learner:
         """Ends the warm start: what is there now (or `trained`, parameters or adapters of another) is where reinforcement begins."""
         policy = self._policy(self.policy.params if trained is None else trained)
         self.trained, self.version = Trained(policy), 0
-        self.start = jax.tree.map(jnp.copy, self.params)
+        self.start = self.params
         if self.options.has_critic and self.options.critic == "own":
-            self.trained = Trained(policy, self._policy(with_value_head(self.start)))
+            self.trained = Trained(policy, self._policy(with_value_head(self.params)))
+
+    @property
+    def start(self) -> dict:
+        """Parameters before reinforcement, whole ones in the compute dtype: the reference of KL terms, and a seat in evaluations. They lie
+        on the devices only where a KL reads them; otherwise on the host, and each call brings a copy."""
+        return unpark(self._start) if self._reference is None else self._reference
+
+    @start.setter
+    def start(self, params: dict) -> None:
+        self._reference = self._start = None  # before the new ones, so that there are never two
+        if self.options.recipe.kl_coef:
+            self._reference = compute_copy(self.config, params)
+        else:
+            self._start = park(params, jax.eval_shape(lambda x: compute_copy(self.config, x), params))
 
     def restore(self, policy: Policy, critic: Policy | None, version: int = 0) -> None:
         """Takes over what a checkpoint held."""

@@ -75,6 +75,7 @@ class Team(abc.ABC):
             raise WorkflowError(f"the model {lacking[0]!r} plays a role, but models holds only {', '.join(models) or 'nothing'}")
         self.roles, self.assignment, self.options, self.mesh = tuple(roles), assignment, options, mesh
         self.seed, self.permute_rewards = seed, permute_rewards
+        self._began_from = {name: id(models[name].params) for name in assignment.policies}  # the parameters themselves are not kept
         self.learners = {
             name: Learner(models[name], options, mesh, jax.random.fold_in(jax.random.key(seed), number))
             for number, name in enumerate(assignment.policies)
@@ -144,7 +145,7 @@ class Team(abc.ABC):
         found: dict[tuple, list[str]] = {}
         for name in self.trained:
             spec = self.learners[name].spec
-            found.setdefault((spec.config, id(spec.params)) if spec.lora is None else (name,), []).append(name)
+            found.setdefault((spec.config, self._began_from[name]) if spec.lora is None else (name,), []).append(name)
         return {members[0]: members for members in found.values()}
 
     def begin(self) -> None:

@@ -22,6 +22,7 @@ from experiments.collect import read_groups, table  # noqa: E402
 from experiments.command import ConfigError, TrainingError  # noqa: E402
 from experiments.measuring import page_text, tables  # noqa: E402
 from experiments.planning import plan as plan_of  # noqa: E402
+from marl_llm.models import log_prob_gap_bound  # noqa: E402
 from marl_llm.reporting import read_episodes, read_metrics, read_tokens, validate_episode  # noqa: E402
 from marl_llm.tools.retriever import RetrieverServer, open_index  # noqa: E402
 from marl_llm.training import Checkpoints, HostedTeam, make_mesh  # noqa: E402
@@ -466,7 +467,7 @@ def test_a_team_of_a_frozen_an_adapted_and_a_scripted_role_takes_a_step(tmp_path
 
 CUT = ("steps=1", "rollout.tasks=1", "rollout.slots=2", "rollout.chunk=8", "recipe.branches=2", "evaluation.tasks=1", "devices=1")
 CUT += ("evaluation.final_tasks=1", "evaluation.transcripts=1", "evaluation.ablate_roles=False")
-CUT += ("optimizer.minibatch=2", "quick_compile=True")
+CUT += ("optimizer.minibatch=2", "quick_compile=True", "mesh.fsdp=1")
 
 
 @pytest.fixture(scope="module")
@@ -482,7 +483,7 @@ def test_a_full_size_config_steps_on_a_checkpoint_files_and_a_retriever(files, t
         run(config, tmp_path / "run")
     (record,) = [r for r in read_metrics(tmp_path / "run") if r["phase"] == "train"]
     for model in ("decompose", "answer"):
-        assert record[f"model/{model}/log_prob_gap"] < 1e-4
+        assert record[f"model/{model}/log_prob_gap"] < log_prob_gap_bound("bfloat16")
         assert math.isfinite(record[f"model/{model}/value_error"])
     saved = {p.name for p in (tmp_path / "run" / "checkpoints" / "1" / "policies").iterdir()}
     assert saved == {"decompose", "answer", "decompose.critic", "answer.critic"}
