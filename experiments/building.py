@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 CACHE = "~/.cache/marl_llm/xla"
 
 
-def start_jax(config, cache: str | None):
+def start_jax(config, cache: str | None, processes: int = 1):
     """Starts JAX with one CPU device per core (or the accelerators that there are) and a compilation cache on disk; returns the mesh.
 
     `cache` names the directory of compiled programs, "" none; None leaves it to the environment's JAX_COMPILATION_CACHE_DIR, else `CACHE`.
+    `processes` that take equal parts of the devices have joined before (`marl_llm.training.processes.start`).
     `config.devices` of 0 takes the most devices that a compiled rollout divides over, or all where play is hosted. `config.mesh.fsdp` of 0
     takes all devices that are left, and `config.devices` is 1 then unless it is set.
     """
@@ -33,7 +34,10 @@ def start_jax(config, cache: str | None):
     if config.quick_compile:
         compile_quickly()
     inner = max(1, config.mesh.fsdp) * config.mesh.tensor
-    use_cpu_devices((config.devices * inner) if config.devices else (inner if inner > 1 else None))
+    if config.devices * inner % processes:
+        asked = f"config.devices={config.devices} x mesh {inner}"
+        raise ConfigError(f"{asked} do not divide over {processes} processes; choose a multiple, or config.devices=0")
+    use_cpu_devices((config.devices * inner // processes) if config.devices else (inner if inner > 1 else None))
     if cache is None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         cache = CACHE
     if cache is not None:
@@ -41,11 +45,18 @@ def start_jax(config, cache: str | None):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     there = max(1, jax.device_count() // inner)
-    if not config.mesh.fsdp:
-        data = config.devices or 1
-        return make_mesh(data, max(1, there // data), config.mesh.tensor)
     hosted = config.hosted or "worlds" in GAMES.get(config.game.name, "")
-    return make_mesh(config.devices or (there if hosted else checks.most_devices(config, there)), config.mesh.fsdp, config.mesh.tensor)
+    count, fsdp = config.devices or (there if hosted else checks.most_devices(config, there)), config.mesh.fsdp
+    if not fsdp:
+        count = config.devices or 1
+        fsdp = max(1, there // count)
+    taken = count * fsdp * config.mesh.tensor
+    if processes > 1 and taken != jax.device_count():
+        raise ConfigError(
+            f"{processes} processes have {jax.device_count()} devices, but this run takes {taken}: every process needs its part. "
+            "Set config.devices (and config.rollout.tasks, config.warm_start.tasks to multiples of it), or start fewer processes"
+        )
+    return make_mesh(count, fsdp, config.mesh.tensor)
 
 
 def hardware_of(mesh) -> str:

@@ -21,6 +21,7 @@ import json
 import pathlib
 import shlex
 import sys
+import tempfile
 import time
 import traceback
 
@@ -32,7 +33,7 @@ from experiments.building import CACHE, build_team, hardware_of, policies_of, st
 from experiments.command import ConfigError, TrainingError
 from experiments.measuring import Alarms, check_finite, measure, page_text, tables
 from experiments.stopping import GRACE_S, Stopping
-from experiments.workdir import home_of, open_workdir, write_json
+from experiments.workdir import home_of, open_workdir, process_log, write_json
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. experiments/configs/quickstart.py[:variant].")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; made if missing, continued if it holds the same config.")
@@ -41,6 +42,8 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print roles, models, recipe, siz
 _CACHE = flags.DEFINE_string(
     "compilation_cache", None, f"Directory of compiled programs; empty: none. Default: $JAX_COMPILATION_CACHE_DIR, else {CACHE}."
 )
+_DISTRIBUTED = flags.DEFINE_string("distributed", "off", "One run on many processes: auto, off or host:port,processes,rank (docs/pods.md).")
+_LOST_AFTER = flags.DEFINE_float("lost_after_s", 120.0, "Seconds without a sign of life after which a process counts as lost.", 2.0)
 _GRACE = flags.DEFINE_float(
     "grace_s", GRACE_S, "Seconds from SIGTERM to the end: for the rest of the step and a checkpoint; else the last checkpoint stands.", 0.0
 )
@@ -58,37 +61,45 @@ def train(
     """Runs a config to its end and returns the final evaluation. See the module's text for what it writes.
 
     `home` is where the run directory keeps a user's file, if the game is to be read from there. `grace_s` is what SIGTERM leaves.
+    On many processes (`--distributed`) all run this; process 0 owns the directory, and what it decides or refuses holds for all.
     """
     clock = Stopwatch()
     from experiments.base import check, resolve
 
     check(config, home)
-    mesh = start_jax(config, cache)  # before the game is made: a world's index would start JAX with one device
+    from marl_llm.training import processes
+
+    count = processes.start(_DISTRIBUTED.value, _LOST_AFTER.value) if flags.FLAGS.is_parsed() else 1
+    mesh = start_jax(config, cache, count)  # before the game is made: a world's index would start JAX with one device
     from marl_llm.training import Checkpoints
 
-    with resolve(config, home) as plan:
+    with processes.Watch(_LOST_AFTER.value if count > 1 else 0.0, again(workdir, cache, grace_s)), resolve(config, home) as plan:
         if not plan.hosted:
             checks.devices(config, mesh.shape["data"])
         checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
         if config.warm_start.run and not checkpoints.steps():
             start_of(config.warm_start)  # before a directory is made for a run that cannot begin
-        continues = open_workdir(workdir, config, config_file, hardware_of(mesh), plan.found, plan.headline)
-        done = checkpoints.steps() if continues else []
+        opened = lambda: open_workdir(workdir, config, config_file, hardware_of(mesh), plan.found, plan.headline)  # noqa: E731
+        continues, done = processes.from_first(lambda: (continued := opened(), checkpoints.steps() if continued else []))
+        processes.check_shared(workdir)
         if done and done[-1] == config.steps and (workdir / "evaluation.json").exists() and (workdir / "report.html").exists():
             print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)
             return json.loads((workdir / "evaluation.json").read_text())
         try:
-            with Stopping(checkpoints, again(workdir, cache, grace_s), grace_s) as stop, build_team(plan, config, mesh) as team:
-                return learn(plan, config, workdir, team, checkpoints, clock, continues, stop)
+            stopping = Stopping(checkpoints, again(workdir, cache, grace_s), grace_s)
+            with process_log(workdir), stopping as stop, build_team(plan, config, mesh) as team:
+                return learn(plan, config, workdir, team, checkpoints, clock, done if continues else None, stop)
         except Exception as error:
             own = [plan.found.folder / file for file in plan.found.files]
             said = command.told(error, map(str, own))
-            if said is None or isinstance(error, ConfigError | TrainingError | OSError) or type(error).__name__ in command.DAMAGED_BY:
+            plain = (ConfigError, TrainingError, OSError, processes.ProcessError)
+            if said is None or isinstance(error, plain) or type(error).__name__ in command.DAMAGED_BY:
                 raise
-            (workdir / "error.txt").write_text("".join(traceback.format_exception(error)))
+            trace = workdir / ("error.txt" if processes.leads() else f"error_{processes.rank()}.txt")
+            trace.write_text("".join(traceback.format_exception(error)))
             mended = type(error).__name__ == "RolloutError"  # every play failed, which another try need not meet again
             after = "Once that is mended, the same command goes on from the last checkpoint. " if mended else ""
-            raise TrainingError(f"{said.rstrip('.')}. {after}The whole traceback is in {workdir / 'error.txt'}") from error
+            raise TrainingError(f"{said.rstrip('.')}. {after}The whole traceback is in {trace}") from error
 
 
 def again(workdir: pathlib.Path, cache: str | None, grace_s: float) -> str:
@@ -97,17 +108,16 @@ def again(workdir: pathlib.Path, cache: str | None, grace_s: float) -> str:
     return shlex.join(["python", "-m", "experiments.train", f"--resume={workdir}", *given])
 
 
-def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwatch, continues: bool, stop: Stopping) -> dict:
-    """Warm start or resume, the loop, what was learned."""
+def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwatch, done: list[int] | None, stop: Stopping) -> dict:
+    """Warm start or resume, the loop, what was learned. `done`: steps of the checkpoints of a run that continues."""
     from experiments.coaching import CoachWatch, cost_line
     from marl_llm import reporting
-    from marl_llm.training import linear_decay, speed
+    from marl_llm.training import linear_decay, processes, speed
     from marl_llm.training.programs import ProgramWatch
 
     # ------------------------------------------------------------------------------------------------ where it begins
     compilations, c, o = speed.Compilations(), config, config.optimizer
-    done = checkpoints.steps() if continues else []
-    files = Files(workdir, plan, (done[-1] if done else -1) if continues else None)
+    files = Files(workdir, plan, None if done is None else (done[-1] if done else -1))
     if done:
         like, state = team.policies(), checkpoints.state(done[-1])
         team.restore(checkpoints.restore(0, like), checkpoints.restore(done[-1], like), state["team"])
@@ -162,6 +172,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
             files.plays(batch, min(plan.recipe.plays, GROUP), "train", step + 1, team.advantages)  # a whole group
             save(step + 1)
             files.report_now_and_then()
+        stop.asked = processes.agreed_stop(step + 1, stop.asked, samples=state["samples"], norm=team.norm())
         stop.boundary(step + 1, save, files.close)
     progress.close()
     if timed:
@@ -170,6 +181,8 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     # ------------------------------------------------------------------------------------------------ what was learned
     results = final_page(plan, config, team, files) | {f"train_{name}": x for name, x in clock.now().items()}
     files.close()
+    if not processes.leads():
+        return results
     write_json(workdir / "evaluation.json", results)
     report = reporting.write_report(workdir)
     head = f"{results['after']['tasks']} held-out tasks of the {results['split']} split:\n"
@@ -292,14 +305,18 @@ class Stopwatch:
 
 
 class Files:
-    """The files of a run directory that grow, and those that describe the game."""
+    """The files of a run directory that grow, and those that describe the game. Of many processes, only the first one's are kept."""
 
     def __init__(self, workdir: pathlib.Path, plan, resume_step: int | None):
         from marl_llm import reporting
         from marl_llm.reporting import files
+        from marl_llm.training import processes
         from marl_llm.workflows import World, to_svg
         from marl_llm.workflows.storage import FILE_NAME
 
+        self._scratch = None if processes.leads() else tempfile.TemporaryDirectory()
+        if self._scratch is not None:
+            workdir, resume_step = pathlib.Path(self._scratch.name), None
         self.workdir, self.hosted, self._reported = workdir, plan.hosted, time.time()
         if resume_step is not None:  # the plays of an end that was cut short are played again
             files.keep_lines(workdir / "episodes.jsonl", lambda play: play.get("when") == "train")
@@ -325,7 +342,7 @@ class Files:
         """The page of a run that goes on, at most once in `REPORT_S`: its charts take seconds to draw. Their PNGs come at the end."""
         from marl_llm import reporting
 
-        if time.time() - self._reported >= REPORT_S:
+        if self._scratch is None and time.time() - self._reported >= REPORT_S:
             reporting.write_report(self.workdir, pngs=False)
             self._reported = time.time()
 
@@ -350,6 +367,8 @@ class Files:
         """Closes what grows."""
         self.metrics.close()
         self.episodes.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
 
 def main(argv) -> None:

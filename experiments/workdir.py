@@ -5,6 +5,7 @@ Read as a config file (`--config=experiments/workdir.py:DIR`, which `--resume=DI
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import json
@@ -14,6 +15,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from ml_collections import config_dict
 
@@ -192,6 +194,21 @@ def _changed_files(workdir: pathlib.Path, found) -> list[str]:
         if found.folder != home.resolve() and (not kept.is_file() or kept.read_bytes() != (found.folder / file).read_bytes()):
             out.append(f"{found.folder / file}: another text than {kept}")
     return out
+
+
+@contextlib.contextmanager
+def process_log(workdir: pathlib.Path) -> Iterator[None]:
+    """What processes other than the first print goes to logs/process_<rank>.log; the terminal belongs to process 0."""
+    from marl_llm.training import processes
+
+    if processes.leads():
+        yield
+        return
+    path = pathlib.Path(workdir) / "logs" / f"process_{processes.rank()}.log"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a", buffering=1) as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        print(f"{now()}: process {processes.rank()} on {platform.node()}, pid {os.getpid()}")
+        yield
 
 
 def write_json(path: pathlib.Path, value) -> None:

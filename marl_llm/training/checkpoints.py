@@ -17,6 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from marl_llm.training.policy import Policy
+from marl_llm.training.processes import from_first, leads
 
 
 class CheckpointError(RuntimeError):
@@ -47,28 +48,37 @@ class Checkpoints:
         """Writes a checkpoint and drops old ones. Raises `CheckpointError` (e.g. disk full); earlier checkpoints stay whole."""
         final, partial = self.directory / str(step), self.directory / f"{step}.partial"
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            for leftover in self.directory.glob("*.partial"):
-                shutil.rmtree(leftover)
-            # asked here with room for indices, because orbax writes pages of its own when a disk fills up under it
-            needed = int(1.1 * sum(x.nbytes for x in jax.tree.leaves(policies))) + 2**20
-            free = shutil.disk_usage(self.directory).free
-            if free < needed:
-                raise OSError(errno.ENOSPC, f"it takes {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free")
-            partial.mkdir()
-            for name, policy in policies.items():
+            from_first(lambda: self._prepare(partial, policies))
+            for name, policy in policies.items():  # every process writes its own parts
                 self._policies.save(partial / "policies" / name, policy._asdict())
-            (partial / "state.json").write_text(json.dumps(state))
-            _to_disk(partial)
-            if final.exists():  # a folder without state.json, which is no checkpoint
-                self._drop(final)
-            partial.rename(final)
+            from_first(lambda: self._publish(partial, final, state))
         except Exception as error:  # orbax and tensorstore raise many kinds when a disk is full
-            shutil.rmtree(partial, ignore_errors=True)
+            if leads():
+                shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(
                 f"could not write checkpoint {final}: {error}. Free space or choose another --workdir, then run the same command "
                 "again; it continues from the last whole checkpoint."
             ) from error
+
+    def _prepare(self, partial: pathlib.Path, policies: dict[str, Policy]) -> None:
+        """Room for a checkpoint. Raises `OSError` when there is too little."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for leftover in self.directory.glob("*.partial"):
+            shutil.rmtree(leftover)
+        # asked here with room for indices, because orbax writes pages of its own when a disk fills up under it
+        needed = int(1.1 * sum(x.nbytes for x in jax.tree.leaves(policies))) + 2**20
+        free = shutil.disk_usage(self.directory).free
+        if free < needed:
+            raise OSError(errno.ENOSPC, f"it takes {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free")
+        partial.mkdir()
+
+    def _publish(self, partial: pathlib.Path, final: pathlib.Path, state: dict) -> None:
+        """Gives a complete checkpoint its name, and drops old ones."""
+        (partial / "state.json").write_text(json.dumps(state))
+        _to_disk(partial)
+        if final.exists():  # a folder without state.json, which is no checkpoint
+            self._drop(final)
+        partial.rename(final)
         for old in [s for s in self.steps() if s > 0][: -self.keep]:
             self._drop(self.directory / str(old))
 

@@ -22,6 +22,7 @@ from marl_llm.sampling import Settings
 from marl_llm.training.batch import Batch, from_pool
 from marl_llm.training.learner import PROGRAMS, ModelSpec
 from marl_llm.training.packing import Tokens
+from marl_llm.training.processes import fetch, put
 from marl_llm.training.rollouts import Played, make_rollout, sampling_of
 from marl_llm.training.seats import MODELS, Seat
 from marl_llm.training.team import EVALUATION, Team
@@ -71,7 +72,7 @@ class CompiledTeam(Team):
 
     def _sampled_from(self, params: dict) -> dict:
         """The one reshard between update and sampling; nothing moves where the two rule tables agree."""
-        return jax.device_put(params, param_shardings(params, self.mesh, SAMPLE))
+        return put(params, param_shardings(params, self.mesh, SAMPLE))
 
     def close(self) -> None:
         """Nothing to do: compiled functions are shared by teams, and the oldest make room."""
@@ -140,7 +141,7 @@ class CompiledTeam(Team):
         return Evaluation(split, said, temperature, self.headline, outcomes, formed, {}, record)
 
     def _outcomes(self, chunks: list[Played], tasks: int, first: int) -> tuple[tuple[Outcome, ...], dict[str, float]]:
-        ended = [jax.device_get(c.rollout.episodes) for c in chunks]
+        ended = [fetch(c.rollout.episodes, self.mesh) for c in chunks]
         ended = jax.tree.map(lambda *x: np.concatenate(x)[:tasks], *ended)
         columns = (ended.outcome.tolist(), ended.turns.tolist(), ended.void.tolist())
         outcomes = tuple(
@@ -150,7 +151,7 @@ class CompiledTeam(Team):
         )
         formed = {}
         for role in self.roles:
-            parts = [jax.device_get((c.rollout.tables[role].where, c.rollout.tables[role].rewards.well_formed)) for c in chunks]
+            parts = [fetch((c.rollout.tables[role].where, c.rollout.tables[role].rewards.well_formed), self.mesh) for c in chunks]
             where = np.concatenate([w for w, _ in parts], axis=1)[:, :tasks]
             good = np.concatenate([f[..., 0] for _, f in parts], axis=1)[:, :tasks]
             formed[role] = float((good & where).sum() / max(where.sum(), 1))
@@ -169,11 +170,12 @@ class CompiledTeam(Team):
         found, tasks = [], 0
         for played in chunks:
             there, plays = played.rollout.episodes.void.shape
+            rollout, instances = fetch((played.rollout, played.instances), self.mesh) if count > len(found) else (None, None)
             for index, play in list(itertools.product(range(there), range(plays)))[: count - len(found)]:
                 name = (f"{when}-{step}-{index}" if when == "train" else f"{when}-{tasks + index}") + (f"/{play}" if play else "")
                 mine = {key[2:]: x for key, x in (worth or {}).items() if key[:2] == (index, play)}
                 identity = dict(name=name, step=step, when=when, play=play, advantages=mine)
-                found.append(episode(self.game, played.rollout, played.instances, index, dict(players), **identity))
+                found.append(episode(self.game, rollout, instances, index, dict(players), **identity))
             tasks += there
         return found
 

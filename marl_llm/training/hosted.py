@@ -6,6 +6,7 @@ agree to float32's rounding only, because who decodes beside whom decides the sh
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,13 +23,15 @@ from marl_llm.evaluation import Evaluation, Outcome
 from marl_llm.sampling import Engine, LaneConfig, pick_by_identity
 from marl_llm.sampling.requests import Completion, Generator, Request, Settings
 from marl_llm.text import pieces_of
+from marl_llm.training import processes
 from marl_llm.training.batch import Batch, from_table, imitated
 from marl_llm.training.learner import Learner, ModelSpec
+from marl_llm.training.mesh import own_mesh
 from marl_llm.training.packing import Tokens
 from marl_llm.training.seats import Seat
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
-from marl_llm.workflows import Assignment, Controller, Inside, Outside, Rollout, Scripted, Workflow, WorkflowError, World
+from marl_llm.workflows import Assignment, Controller, Inside, Outside, Rollout, Scripted, Task, Workflow, WorkflowError, World
 from marl_llm.workflows.cross import check_cross, crossed
 from marl_llm.workflows.metrics import episode_metrics, rollout_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
@@ -147,18 +150,20 @@ class HostedTeam(Team):
             admit=min(o.slots, 16),
             cache_bytes=self._cache_bytes(len(models)),
         )
-        served = {name: (learner.config, params) for name, (learner, params) in models.items()}
+        mesh = own_mesh(self.mesh)  # every process samples on its own devices, in step with nobody
+        served = {name: (learner.config, processes.local(params, self.mesh)) for name, (learner, params) in models.items()}
         tokenizers = {name: learner.spec.speech.tokenizer for name, (learner, _) in models.items()}
-        return Engine(served, self._engine_key, sizes=sizes, mesh=self.mesh if self.mesh.size > 1 else None, tokenizers=tokenizers)
+        return Engine(served, self._engine_key, sizes=sizes, mesh=mesh if mesh.size > 1 else None, tokenizers=tokenizers)
 
     def _cache_bytes(self, models: int) -> int:
         """Of each model, on all devices together; 0: no limit is known."""
-        gib, device = self._options.cache_gib, self.mesh.devices.flat[0]
+        mesh = own_mesh(self.mesh)
+        gib, device = self._options.cache_gib, mesh.devices.flat[0]
         found = device.memory_stats() or {}
         if gib is None and "bytes_limit" not in found:  # a CPU
             return 0
         each = gib * 2**30 if gib is not None else (found["bytes_limit"] - found["bytes_in_use"]) / 2
-        return max(1, int(each * self.mesh.size / models))
+        return max(1, int(each * mesh.size / models))
 
     def _controller(
         self,
@@ -187,13 +192,13 @@ class HostedTeam(Team):
     def _serve(self, names: Sequence[str]) -> None:
         if self._current.models == tuple(self.learners):  # otherwise they are served when they play next
             for name in names:
-                self._current.engine.set_params(name, self.learners[name].params)
+                self._current.engine.set_params(name, processes.local(self.learners[name].params, self.mesh))
 
     # ------------------------------------------------------------------------------------------------ play
     def play(self, step: int, first: int, count: int) -> Batch:
         """See `Team.play`. Raises `RolloutError` if every play failed."""
         self._own()
-        rollout = self._training.play(self.world.tasks("train", first, count), step, self.plays)
+        rollout = self._shared(self._training, self.world.tasks("train", first, count), step, self.plays)
         joints, recipe = {}, self.options.recipe
         if recipe.joint == "cross":
             rollout, judged = crossed(rollout, recipe.joint_subset)
@@ -203,6 +208,24 @@ class HostedTeam(Team):
         figures = self._figures(rollout, samples) | joints | coach_figures(rollout, self.headline)
         figures |= self._coaching.metrics() if self._coaching else {}
         return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples))
+
+    def _shared(self, controller: Controller, tasks: list[Task], step: int, plays: int) -> Rollout:
+        """A rollout of these tasks: task i is played by process i mod n, and every process gets all episodes, in the order of one process.
+
+        Raises what any process met, and `RolloutError` if every play failed.
+        """
+        if not processes.spans(self.mesh):
+            return controller.play(tasks, step, plays)
+        mine = tasks[jax.process_index() :: jax.process_count()]
+        play = lambda: controller.play(mine, step, plays, share=True)  # noqa: E731
+        own, parts = processes.gathered_from_all(play, lambda rollout: (rollout.episodes, dict(rollout.hung)))
+        order = {task.number: place for place, task in enumerate(tasks)}
+        episodes = sorted((one for episodes, _ in parts for one in episodes), key=lambda one: (order[one.task.number], one.play))
+        controller.check_played(episodes)
+        hung: collections.Counter = collections.Counter()
+        for _, counted in parts:
+            hung.update(counted)
+        return dataclasses.replace(own, episodes=tuple(episodes), hung=dict(hung))
 
     def _figures(self, rollout: Rollout, samples: SampleTable) -> dict[str, float]:
         figures = rollout_metrics(rollout, samples)
@@ -247,7 +270,7 @@ class HostedTeam(Team):
         players = {name: Scripted(self.world.script) for name in self.learners}
         teachers = Assignment(self.assignment.roles, {**self.assignment.models, **players})
         with self._controller(None, teachers, Settings()) as controller:
-            rollout = controller.play(self.world.tasks("train", step * count, count), step)
+            rollout = self._shared(controller, self.world.tasks("train", step * count, count), step, 1)
         return imitated(sample_table(rollout, training=()))
 
     # ------------------------------------------------------------------------------------------------ measuring
@@ -259,7 +282,7 @@ class HostedTeam(Team):
         engine, names, players = self._players(table, models)
         settings = Settings(temperature=float(temperature))
         with self._controller(engine, Assignment(names, players), settings) as controller:
-            rollout = controller.play(self.world.tasks(split, first, tasks), EVALUATION, plays)
+            rollout = self._shared(controller, self.world.tasks(split, first, tasks), EVALUATION, plays)
         samples = sample_table(rollout, training=())
         figures, outcomes = self._figures(rollout, samples), []
         for one in rollout.episodes:
@@ -296,7 +319,7 @@ class HostedTeam(Team):
         key = tuple(sorted((name, learner.config) for name, (learner, _) in served.items()))
         if self._current.models == key:
             for name, (_, params) in served.items():
-                self._current.engine.set_params(name, params)
+                self._current.engine.set_params(name, processes.local(params, self.mesh))
         else:
             self._current.serve(key, lambda: self._engine(served))
         return self._current, names, players

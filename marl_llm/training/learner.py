@@ -28,6 +28,7 @@ from marl_llm.training.imitation import make_imitation
 from marl_llm.training.packing import Tokens
 from marl_llm.training.parked import park, unpark
 from marl_llm.training.policy import Policy, make_policy
+from marl_llm.training.processes import put
 from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.update import Advice, LearnerOptions, Trained, Update
 
@@ -86,7 +87,7 @@ class Learner:
         self.spec, self.options, self.mesh = dataclasses.replace(spec, params={}), options, mesh
         self.config = dataclasses.replace(spec.config, value_head=True) if head else spec.config
         self._imitate, self._update, self._token_kl = _programs(spec.config, spec.lora, mesh, options)
-        self.base = jax.device_put(spec.params, param_shardings(spec.params, mesh, TRAIN)) if spec.lora else None
+        self.base = put(spec.params, param_shardings(spec.params, mesh, TRAIN)) if spec.lora else None
         whole = with_value_head(spec.params) if head and "value_head" not in spec.params else spec.params
         self.trained = Trained(self._policy(init_adapters(spec.config, key, spec.lora) if spec.lora else whole))
         self.begin()
@@ -94,8 +95,8 @@ class Learner:
     def _policy(self, params: dict) -> Policy:
         policy = make_policy(params, self.options.optimizer)
         if self.base is not None and params.keys() != self.base.keys():  # adapters are small: every device has them whole
-            return jax.device_put(policy, NamedSharding(self.mesh, PartitionSpec()))
-        return jax.device_put(policy, param_shardings(policy, self.mesh, TRAIN))
+            return put(policy, jax.tree.map(lambda _: NamedSharding(self.mesh, PartitionSpec()), policy))
+        return put(policy, param_shardings(policy, self.mesh, TRAIN))
 
     @property
     def policy(self) -> Policy:

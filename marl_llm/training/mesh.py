@@ -69,6 +69,19 @@ def make_mesh(data: int | None = None, fsdp: int = 1, tensor: int = 1, devices=N
     return Mesh(devices[:size].reshape(data, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
+def own_mesh(mesh: Mesh) -> Mesh:
+    """This process's part of a mesh, for what it does without the others; the mesh itself where there are no others.
+
+    Splits over 'fsdp' and 'tensor' stay where they lie within the process, else the devices all go along 'data'.
+    """
+    here = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    if len(here) == mesh.size:
+        return mesh
+    inner = (mesh.shape["fsdp"], mesh.shape["tensor"])
+    inner = inner if len(here) % (inner[0] * inner[1]) == 0 else (1, 1)
+    return make_mesh(None, *inner, devices=here)
+
+
 def data_axis(mesh: Mesh) -> str | None:
     """'data' where programs run once per position along it (`over_data`); None where one program spans the whole mesh."""
     return "data" if mesh.size == mesh.shape["data"] else None

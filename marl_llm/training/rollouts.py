@@ -17,6 +17,7 @@ from marl_llm.models import SAMPLE
 from marl_llm.rollout import CompiledRollout, Episodes, Player, play
 from marl_llm.training.batch import Pool, pooled, rows_from
 from marl_llm.training.mesh import data_axis, over_data, position
+from marl_llm.training.processes import replicated
 
 TRAIN = split_index("train")
 
@@ -95,7 +96,8 @@ def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], en
 
     def run(params, first, key, split=TRAIN, step=0):
         rows, rollout, instances = mapped(params, first, key, *(jnp.asarray(x, jnp.int32) for x in (split, step)))
-        return Played(pooled(rows), summarise(rollout), rollout, instances)
+        pool, summary = replicated((pooled(rows), summarise(rollout)), mesh)  # what every process reads
+        return Played(pool, summary, rollout, instances)
 
     return jax.jit(run)
 

@@ -30,6 +30,7 @@ from marl_llm.models import (
 from marl_llm.sampling.tickets import bucket
 from marl_llm.training.mesh import data_axis, gathered, over_data
 from marl_llm.training.packing import PackedRows, Tokens
+from marl_llm.training.processes import fetch
 from marl_llm.training.steps import cut, shape_rounding, whole
 
 
@@ -115,7 +116,7 @@ def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int,
         for start in range(0, len(prompts), minibatch):
             some = [i for f in prompts[start : start + minibatch] for i in f]
             rows = tokens.pack(some, row_tokens, devices, shape_rounding(microbatch_tokens))
-            values = jax.device_get(run(params, rows))
+            values = fetch(run(params, rows), mesh)
             for b, n in np.argwhere(rows.sample >= 0):
                 first, length = rows.first[b, n], rows.length[b, n]
                 table[rows.sample[b, n], :length] = values[b, first : first + length]

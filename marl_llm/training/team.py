@@ -24,10 +24,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from marl_llm.algorithms import Samples, check_rewards, next_kl_coef
 from marl_llm.evaluation import Evaluation
+from marl_llm.training import processes
 from marl_llm.training.batch import Batch
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.learner import Learner, ModelSpec
@@ -38,6 +40,8 @@ from marl_llm.training.update import LearnerOptions, advise
 from marl_llm.workflows import Assignment, WorkflowError
 
 EVALUATION = 2**30  # the step in the seeds of evaluations, which no training step reaches
+
+_square = jax.jit(lambda params: optax.global_norm(params) ** 2)
 
 
 class Team(abc.ABC):
@@ -260,6 +264,13 @@ class Team(abc.ABC):
         found = {name: learner.policy for name, learner in self.learners.items()}
         critics = {f"{name}.critic": learner.trained.critic for name, learner in self.learners.items()}
         return found | {name: critic for name, critic in critics.items() if critic is not None}
+
+    def norm(self) -> float:
+        """Global norm of all that training changes, as this process sees it: a checksum between processes; 0 on one process."""
+        if not processes.spans(self.mesh):
+            return 0.0
+        trained = {name: policy.params for name, policy in self.policies().items()}
+        return float(np.sqrt(sum(float(_square(params)) for params in trained.values())))
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs beside policies, as JSON."""

@@ -18,7 +18,7 @@ import asyncio
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.sampling.requests import Generator, Settings
@@ -137,17 +137,18 @@ class Controller:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def play(self, tasks: Iterable[Task], step: int = 0, plays: int = 1) -> Rollout:
+    def play(self, tasks: Iterable[Task], step: int = 0, plays: int = 1, *, share: bool = False) -> Rollout:
         """`rollout` for callers that do not await: scripts, and notebooks, whose own event loop is running and is left alone."""
-        return finish(self.rollout(tasks, step, plays))
+        return finish(self.rollout(tasks, step, plays, share=share))
 
-    async def rollout(self, tasks: Iterable[Task], step: int = 0, plays: int = 1) -> Rollout:
+    async def rollout(self, tasks: Iterable[Task], step: int = 0, plays: int = 1, *, share: bool = False) -> Rollout:
         """Plays every task `plays` times, all at once.
 
         Args:
           tasks: distinct numbers.
           step: of training; part of every seed.
           plays: plays per task, e.g. the group of GRPO. They differ in their seeds only.
+          share: these are only some of the step's tasks; whoever joins the shares calls `check_played`.
 
         Returns:
           The episodes in order of task, then play. Void ones are among them.
@@ -169,15 +170,20 @@ class Controller:
 
         jobs = [one(task, play) for task in tasks for play in range(plays)]
         episodes = await run_all(jobs)
+        if not share:
+            self.check_played(episodes)
+        late = {tool: count - hung.get(tool, 0) for tool, count in self._hung().items()}
+        seconds = time.perf_counter() - start
+        return Rollout(self.workflow, self.assignment, step, plays, tuple(episodes), seconds, self._forks.pick, late)
+
+    def check_played(self, episodes: Sequence[Episode]) -> None:
+        """Raises `RolloutError` if there are episodes and every one is void."""
         if episodes and all(episode.void for episode in episodes):
             failure = episodes[0].failures[-1]
             raise RolloutError(
                 f"all {len(episodes)} plays of workflow {self.workflow.name!r} failed; the first at node {failure.node!r}: "
                 f"{failure.kind}: {failure.message}"
             )
-        late = {tool: count - hung.get(tool, 0) for tool, count in self._hung().items()}
-        seconds = time.perf_counter() - start
-        return Rollout(self.workflow, self.assignment, step, plays, tuple(episodes), seconds, self._forks.pick, late)
 
     def _hung(self) -> dict[str, int]:
         """Calls that were late, by tool: one is plain or async, never both."""

@@ -1,0 +1,129 @@
+"""One run on two processes: real ones, joined over gloo on this machine."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks.processes import free_port
+from marl_llm.training import processes
+
+ROOT = pathlib.Path(__file__).parents[2]
+HERE = pathlib.Path(__file__).parent
+CACHE = os.environ.get("MARL_LLM_TEST_CACHE", "/tmp/marl_llm_test_cache")
+
+BEATS = """
+import sys, time, jax
+from marl_llm.training import processes
+processes.start(sys.argv[1], lost_after_s=3.0)
+with processes.Watch(3.0, "go on so"):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def launch(count, *words, program=None):
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS",)} | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    first = ["-c", program] if program else [str(HERE / "together.py")]
+    port = free_port()
+    how = lambda rank: f"127.0.0.1:{port},{count},{rank}" if count > 1 else "off"  # noqa: E731
+    line = lambda rank: [sys.executable, *first, how(rank), *map(str, words)]  # noqa: E731
+    pipe = subprocess.PIPE
+    return [subprocess.Popen(line(rank), cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True) for rank in range(count)]
+
+
+def outcome(running):
+    try:
+        said = [one.communicate(timeout=300) for one in running]
+    finally:
+        for one in running:
+            one.kill()
+    assert [one.returncode for one in running] == [0] * len(running), said
+    return json.loads(said[0][0].splitlines()[-1])
+
+
+def test_two_processes_play_and_learn_what_one_does_and_another_split_goes_on_from_their_checkpoint(tmp_path):
+    one = outcome(launch(1, 2, tmp_path / "one", 0, 2, CACHE))
+    two = outcome(launch(2, 2, tmp_path / "two", 0, 1, CACHE))
+    assert two["processes"] == 2
+    assert one["processes"] == 1
+    assert one["devices"] == two["devices"] == 2
+    further = outcome(launch(1, 2, tmp_path / "two", 1, 2, CACHE))
+    assert two["samples"] + further["samples"] == one["samples"]
+    assert abs(further["parameters"] - one["parameters"]) < 1e-6 * one["parameters"]
+
+
+def test_a_killed_process_is_named_and_the_others_end():
+    running = launch(3, program=BEATS)
+    try:
+        for one in running:
+            while one.stdout.readline() != "ready\n":
+                assert one.poll() is None, one.stderr.read()
+        time.sleep(2.5)  # so that each has given a sign of life
+        running[2].send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        said = [one.communicate(timeout=60)[1] for one in running[:2]]
+        assert time.monotonic() - began < 30
+        assert any("process 2" in text and "go on so" in text for text in said), said
+        assert all(one.returncode for one in running[:2])
+    finally:
+        for one in running:
+            one.kill()
+
+
+@pytest.mark.parametrize(
+    ("how", "variables", "found"),
+    [
+        ("off", {}, None),
+        ("10.0.0.1:8476,4,3", {}, ("10.0.0.1:8476", 4, 3)),
+        ("auto", {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JOB_COMPLETION_INDEX": "1"}, ("a:1", 2, 1)),
+        ("auto", {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}, (None, None, None)),
+        ("auto", {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, (None, None, None)),
+        ("auto", {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "a,b"}, (None, None, None)),
+    ],
+)
+def test_how_the_processes_find_each_other(how, variables, found):
+    assert processes.parse(how, variables) == found
+
+
+@pytest.mark.parametrize("how", ["on", "host,2,0", "h:1,2,2", "h:1,0,0", "h:1,2"])
+def test_a_malformed_start_says_what_it_must_look_like(how):
+    with pytest.raises(processes.ProcessError, match="host:port|ranks are"):
+        processes.parse(how, {})
+
+
+def test_auto_without_a_launcher_names_all_that_was_looked_for():
+    with pytest.raises(processes.ProcessError) as error:
+        processes.parse("auto", {"SLURM_JOB_ID": "1"})
+    assert all(name in str(error.value) for names in processes.LAUNCHERS.values() for name in names if name != "SLURM_JOB_ID")
+    assert "(SLURM_JOB_ID" not in str(error.value)
+
+
+def test_a_process_that_computed_something_else_is_named():
+    processes.compare("step 3", [{"norm": 1.0, "samples": 4}, {"norm": 1.0, "samples": 4}])
+    processes.compare("step 3", [{"norm": float("nan")}, {"norm": float("nan")}])
+    with pytest.raises(processes.ProcessError, match="step 3.*process 1 has norm=1.5, process 0 has 1.0"):
+        processes.compare("step 3", [{"norm": 1.0}, {"norm": 1.5}])
+
+
+def test_an_error_travels_with_its_class_and_message():
+    assert repr(processes._plain(OSError("no room"))) == repr(OSError("no room"))
+
+    class Own(Exception):
+        def __init__(self, a, b):
+            super().__init__(a)
+
+    assert "Own: x" in str(processes._plain(Own("x", 2)))
+
+
+def test_on_one_process_nothing_is_exchanged():
+    assert processes.exchange("x") == ["x"]
+    assert processes.from_first(lambda: 3) == 3
+    assert processes.agreed_stop(1, True, norm=1.0)
+    with pytest.raises(OSError, match="here"):
+        processes.from_first(lambda: (_ for _ in ()).throw(OSError("here")))
