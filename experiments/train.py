@@ -134,8 +134,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     alarms, watch = Alarms(state["silent"], progress.note), ProgramWatch(progress.note)
     if not done:
         progress.note(f"step 0: validation {team.headline} {validate(team, config, files, 0):.1%}")
-        # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
-        save(0)
+        save(0)  # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
         progress.note(f"the report at any time: python -m marl_llm.reporting.report {workdir}")
 
     # ------------------------------------------------------------------------------------------------ the loop
