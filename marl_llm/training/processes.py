@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 BEAT_S = 1.0  # between two signs of life
+START_S = 300.0  # more than `lost_after_s` until the first one: processes begin at different times, importing and compiling
 _ENDED, _BEAT = "marl_llm/ended", "marl_llm/beat"
 
 # launcher -> the variables that show it; all of one tuple must be there
@@ -307,7 +308,7 @@ class Watch:
                     self._end(f"process {rank} ended with {ended[rank]}")
                 if said.get(rank, "") != beats[rank][0]:
                     beats[rank], names[rank] = (said[rank], time.monotonic()), said[rank].partition(" ")[2]
-                elif time.monotonic() - beats[rank][1] > self.lost_after_s:
+                elif time.monotonic() - beats[rank][1] > self.lost_after_s + (0 if names[rank] else START_S):
                     self._end(f"process {rank} ({names[rank] or 'never seen'}) gave no sign of life for {self.lost_after_s:g} s")
 
     def _end(self, why: str) -> None:

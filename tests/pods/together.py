@@ -11,7 +11,7 @@ import numpy as np
 from marl_llm.training import processes
 
 how, devices, folder, begin, steps, cache = sys.argv[1:7]
-count = processes.start(how, lost_after_s=8.0)
+count = processes.start(how, lost_after_s=60.0)
 from marl_llm import training  # noqa: E402
 from marl_llm.algorithms import make_recipe  # noqa: E402
 from marl_llm.games import make_game  # noqa: E402
@@ -32,7 +32,7 @@ spec = training.ModelSpec(shape, init_params(shape, jax.random.key(0)))
 options = training.LearnerOptions(recipe, training.make_optimizer(), row_tokens=256, minibatch=4)
 assignment = Assignment({role.name: "shared" for role in game.roles})
 checkpoints, found = training.Checkpoints(pathlib.Path(folder)), []
-with processes.Watch(8.0), training.make_team(game, assignment, {"shared": spec}, options, mesh) as team:
+with processes.Watch(60.0), training.make_team(game, assignment, {"shared": spec}, options, mesh) as team:
     if int(begin):
         state = checkpoints.state(int(begin))
         like = team.policies()
