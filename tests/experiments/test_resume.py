@@ -91,7 +91,7 @@ def test_every_promised_file_is_there(runs):
     assert f"report: {path / 'report.html'}" in said
     assert {p.name for p in path.iterdir()} == {
         "config.json", "metrics.jsonl", "tensorboard", "episodes.jsonl", "episodes_tokens.jsonl", "checkpoints", "tokenizer.model",
-        "evaluation.json", "report.html", "plots",
+        "evaluation.json", "outcomes.jsonl", "report.html", "plots",
     }  # fmt: skip
     assert list((path / "tensorboard").iterdir())
     assert sorted(int(p.name) for p in (path / "checkpoints").iterdir()) == [0, 4, 6]

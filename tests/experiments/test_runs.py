@@ -53,8 +53,8 @@ LOCK = (*LETTERS, "game.step=3", "warm_start.steps=3", "script.slip=0.1")
 def in_this_process():
     """The suite has started JAX already, with eight devices; one of them trains."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "start_jax", lambda config, cache: make_mesh(1))
-        patch.setattr(building, "start_jax", lambda config, cache: make_mesh(1))
+        patch.setattr(train, "start_jax", lambda config, cache, processes=1: make_mesh(1))
+        patch.setattr(building, "start_jax", lambda config, cache, processes=1: make_mesh(1))
         yield
     let_go()
 
@@ -419,11 +419,11 @@ def test_d1_a_workflow_that_was_cut_after_a_checkpoint_above_0_ends_as_the_other
     for name in ("episodes.jsonl", "episodes_tokens.jsonl", "trajectories.jsonl"):
         ids = [[json.loads(line)["episode"] for line in (folder / name).read_text().splitlines()] for folder in (path, whole[0])]
         assert ids[0] == ids[1]
-        assert len(set(ids[0])) == len(ids[0]) == 6
+        assert len(set(ids[0])) == len(ids[0]) == 12  # of two steps a group of four each, of the evaluations two each
     drawn, theirs = ([[(play["episode"], step["prompt_ids"], [response["ids"] for response in step["responses"]]) for step in play["steps"]]
                       for play in read_tokens(folder)] for folder in (path, whole[0]))  # fmt: skip
     assert drawn == theirs
-    assert sum(play[0][0].startswith("train-1/") for play in drawn) == 1  # of step 2
+    assert sum(play[0][0].startswith("train-1/") for play in drawn) == 4  # of step 2
     assert results["after"] == json.loads((whole[0] / "evaluation.json").read_text())["after"]
 
 

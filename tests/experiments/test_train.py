@@ -52,6 +52,9 @@ class FakeTeam:
         self.calls, self.figures_of, self.log = itertools.count(1), figures_of, []
         self.now = {name: Policy({"w": jnp.zeros((3,))}, {"moment": jnp.zeros((3,))}) for name in self.trained}
 
+    def norm(self):
+        return 0.0  # one process compares with nobody
+
     def __enter__(self):
         return self
 
@@ -100,7 +103,7 @@ class FakeTeam:
 @pytest.fixture
 def run(monkeypatch):
     """`run(config, path, figures_of) -> (results, team)` in this process; each call is a process of its own to the run directory."""
-    monkeypatch.setattr(train, "start_jax", lambda config, cache: make_mesh(2))
+    monkeypatch.setattr(train, "start_jax", lambda config, cache, processes=1: make_mesh(2))
     page = lambda path, pngs=True: pathlib.Path(path, "report.html").write_text("") and None  # noqa: E731
     monkeypatch.setattr("marl_llm.reporting.write_report", page)
     monkeypatch.setattr(train, "REPORT_S", 0.0)

@@ -137,7 +137,8 @@ def teams():
 def trained(one, recipe, shape):
     """Its policies after three steps by a recipe, and before. Rows have this shape, or that which the team gives them."""
     one.options = dataclasses.replace(one.options, recipe=recipe)
-    one.learners = {name: Learner(learner.spec, one.options, one.mesh, jax.random.key(0)) for name, learner in one.learners.items()}
+    specs = {name: dataclasses.replace(learner.spec, params=learner.start) for name, learner in one.learners.items()}
+    one.learners = {name: Learner(spec, one.options, one.mesh, jax.random.key(0)) for name, spec in specs.items()}
     one._serve(list(one.learners))
     for step in range(3):
         batch = one.play(step, E * step, E)
