@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import shutil
+import time
 
 import jax
 import orbax.checkpoint as ocp
@@ -54,7 +55,7 @@ class Checkpoints:
             from_first(lambda: self._publish(partial, final, state))
         except Exception as error:  # orbax and tensorstore raise many kinds when a disk is full
             if leads():
-                shutil.rmtree(partial, ignore_errors=True)
+                _clear(partial)
             raise CheckpointError(
                 f"could not write checkpoint {final}: {error}. Free space or choose another --workdir, then run the same command "
                 "again; it continues from the last whole checkpoint."
@@ -132,6 +133,19 @@ class Checkpoints:
             f"checkpoint {self.directory / str(step)} cannot be read: {str(why)[:600]}. "
             + (f"Delete that folder to go on from step {others[-1]}." if others else "Start again in an empty --workdir.")
         )
+
+
+def _clear(folder: pathlib.Path, seconds: float = 5.0, quiet: float = 0.5) -> None:
+    """Removes what a failed save left, which orbax's threads may still be writing: until nothing came for `quiet` seconds.
+
+    Gives up silently after `seconds` in all, because the reason that the caller is about to tell matters more; the next save
+    removes what is left.
+    """
+    end, calm = time.monotonic() + seconds, 0.0
+    while time.monotonic() < end and calm < quiet:
+        calm = 0.0 if folder.exists() else calm + 0.02
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.02)
 
 
 def _to_disk(folder: pathlib.Path) -> None:

@@ -1,8 +1,11 @@
 """Checkpoints: what was saved comes back bit for bit; a kill, a full disk or a damaged file never costs an earlier one."""
 
+import contextlib
 import json
 import resource
 import shutil
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -174,6 +177,32 @@ def test_a_full_disk_is_told_and_costs_nothing(saved):
     assert same(saved.restore(4, policies()), policies(seed=4))
     saved.save(6, policies(seed=6), {})
     assert saved.steps() == [0, 4, 6]
+
+
+def test_a_failed_save_whose_threads_still_write_leaves_nothing(saved, monkeypatch):
+    """Orbax raises at the first array that fails, while its other threads go on writing and make their folders anew."""
+
+    def late(folder):
+        for i in range(40):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile: made anew in the next round
+                folder.mkdir(parents=True, exist_ok=True)
+                for j in range(20):
+                    (folder / f"{i}.{j}").write_text("")
+            time.sleep(0.01)
+
+    writer = []
+
+    def fails(path, *_):
+        writer.append(threading.Thread(target=late, args=(path / "ocdbt",)))
+        writer[0].start()
+        raise OSError("File too large")
+
+    with monkeypatch.context() as m:
+        m.setattr(saved._policies, "save", fails)
+        with pytest.raises(CheckpointError, match="File too large"):
+            saved.save(6, policies(seed=6), {})
+    writer[0].join()
+    assert sorted(p.name for p in saved.directory.iterdir()) == ["0", "2", "4"]
 
 
 def test_a_disk_that_is_too_small_is_told_before_it_is_full(saved, monkeypatch, capfd):
