@@ -103,8 +103,10 @@ def train(
 
 
 def again(workdir: pathlib.Path, cache: str | None, grace_s: float) -> str:
-    """The command that continues a run."""
+    """The command that continues a run; of many processes, this one's."""
     given = [f"--compilation_cache={cache}"] * (cache is not None) + [f"--grace_s={grace_s:g}"] * (grace_s != GRACE_S)
+    if flags.FLAGS.is_parsed() and _DISTRIBUTED.value != "off":
+        given.append(f"--distributed={_DISTRIBUTED.value}")
     return shlex.join(["python", "-m", "experiments.train", f"--resume={workdir}", *given])
 
 

@@ -11,6 +11,7 @@ gke.sh ACTION --name=N [options] [-- flags of experiments.train]
 
   image   builds and pushes the image of the Dockerfile   --image=REGISTRY/NAME:TAG
   submit  fills in gke_jobset.yaml.tmpl and applies it     --image= --claim= --accelerator=tpu-v5-lite-podslice --topology=2x4 --chips=8
+           of several hosts: --topology=4x4 --chips=4 --hosts=4 (chips of each host; the claim must be ReadWriteMany)
   xpk     the same job through xpk, without a claim: --workdir must be a path that the cluster's --storage mounts
                                                            --image= --project= --zone= --cluster= --type=v5litepod-8
   logs    follows the run's output
@@ -35,7 +36,7 @@ json_list() {
 fill_in() {
   local text word
   text=$(<gke_jobset.yaml.tmpl)
-  for word in name restarts grace accelerator topology image args chips claim; do
+  for word in name restarts grace accelerator topology image args chips claim hosts; do
     text=${text//@$word@/"${!word}"}
   done
   echo "$text"
@@ -49,6 +50,7 @@ refused() {
 submit() {
   need submit name image claim accelerator topology chips
   [[ ${#FLAGS[@]} -gt 0 ]] || fail "submit needs the run's config: ... submit -- --config=experiments/configs/quickstart.py"
+  [[ $hosts == 1 ]] || FLAGS+=(--distributed=auto)
   args=$(json_list "--workdir=/runs/$name" "--grace_s=$((grace - 5))" "${FLAGS[@]}")
   if [[ $DRY_RUN == 1 ]]; then
     echo "+ kubectl apply -f - <<EOF"
@@ -68,8 +70,8 @@ by_xpk() {
 }
 
 # shellcheck disable=SC2034  # fill_in reads them by name
-name="" image="" claim="" accelerator="" topology="" chips="" project="" zone="" cluster="" type="" restarts=20 grace=30 args=""
-parse "name image claim accelerator topology chips project zone cluster type restarts grace" "$@"
+name="" image="" claim="" accelerator="" topology="" chips="" project="" zone="" cluster="" type="" restarts=20 grace=30 hosts=1 args=""
+parse "name image claim accelerator topology chips project zone cluster type restarts grace hosts" "$@"
 case $ACTION in
   image)
     need image image

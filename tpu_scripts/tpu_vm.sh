@@ -20,7 +20,8 @@ tpu_vm.sh ACTION --project=P --zone=Z --name=N [options] [-- flags of experiment
   delete   gives the TPU back; the disk stays
   keep     all of it: create, wait, copy, install, run, until the run has ended; after a preemption again
 
---disk is a persistent disk of the same zone. The run directory lies on it, so it survives a preempted TPU; without it, keep --spot runs short.
+--hosts=N is given for a TPU of several hosts, with --shared=DIR, a directory that all of them have mounted (Filestore, a bucket); the run
+directory is then DIR/NAME. --disk is a persistent disk of the same zone. The run directory lies on it, so it survives a preempted TPU; without it, keep --spot runs short.
 --dry_run prints the commands. Exit codes: 0 done, 1 refused by Google (its message is above), 2 called wrongly or the run failed, 3 preempted.
 TEXT
 }
@@ -94,7 +95,11 @@ train() {
   need run project zone name
   [[ ${#FLAGS[@]} -gt 0 ]] || fail "run needs the run's config: ... run -- --config=experiments/configs/quickstart.py"
   local command inner
-  command=$(quoted ../venv/bin/python -m experiments.train "--workdir=$PLACE/$name" "${FLAGS[@]}")
+  if [[ $hosts != 1 ]]; then
+    [[ -n $shared ]] || fail "--hosts=$hosts needs --shared=DIR, a directory that all hosts have mounted"
+    FLAGS+=(--distributed=auto)
+  fi
+  command=$(quoted ../venv/bin/python -m experiments.train "--workdir=${shared:-$PLACE}/$name" "${FLAGS[@]}")
   # a shell that outlives ssh: the exit code is written when the run ends by itself, and not when the machine goes
   inner="$command; code=\$?; [ \$code = 143 ] || echo \$code > $PLACE/$name.exit"
   on_workers "cd ~/marl_llm; rm -f $PLACE/$name.exit; nohup bash -c $(quoted "$inner") >> $PLACE/$name.log 2>&1 < /dev/null & sleep 1"
@@ -139,8 +144,8 @@ keep() {
   done
 }
 
-project="" zone="" name="" type="" runtime="" disk="" spot="" device=/dev/sdb into=runs
-parse "project zone name type runtime disk device into spot?" "$@"
+project="" zone="" name="" type="" runtime="" disk="" spot="" device=/dev/sdb into=runs hosts=1 shared=""
+parse "project zone name type runtime disk device into hosts shared spot?" "$@"
 where=("--project=$project" "--zone=$zone")
 archive=${TMPDIR:-/tmp}/marl_llm_$name.tar.gz
 have gcloud git
@@ -154,7 +159,7 @@ case $ACTION in
   delete) delete ;;
   doctor)
     need doctor project zone name
-    on_workers "cd ~/marl_llm && ../venv/bin/python tpu_scripts/doctor.py --workdir=$PLACE --platform=tpu"
+    on_workers "cd ~/marl_llm && ../venv/bin/python tpu_scripts/doctor.py --workdir=${shared:-$PLACE} --platform=tpu"
     ;;
   logs)
     need logs project zone name
@@ -163,7 +168,7 @@ case $ACTION in
   fetch)
     need fetch project zone name
     run mkdir -p "$into"
-    run gcloud compute tpus tpu-vm scp --recurse "$name:$PLACE/$name" "$into" "${where[@]}" --worker=0
+    run gcloud compute tpus tpu-vm scp --recurse "$name:${shared:-$PLACE}/$name" "$into" "${where[@]}" --worker=0
     ;;
   *) fail "an action is missing: create, wait, copy, install, doctor, run, logs, fetch, delete or keep (see --help)" ;;
 esac

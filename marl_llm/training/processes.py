@@ -64,9 +64,18 @@ def parse(how: str, environment: Mapping[str, str] | None = None) -> tuple[str |
                 raise ProcessError(f"{launcher}: {said} must be host:port, a number and a number")
             return _checked(place, int(count), int(rank), launcher)
         return None, None, None
+    if environment is None and _on_tpu_vm():
+        return None, None, None
     lacking = lambda names: ", ".join(name for name in names if not env.get(name))  # noqa: E731
     looked = "; ".join(f"{launcher} ({lacking(names)} not set)" for launcher, names in LAUNCHERS.items())
     raise ProcessError(f"--distributed=auto found no launcher. Looked for: {looked}. Say --distributed=host:port,processes,rank, or off")
+
+
+def _on_tpu_vm() -> bool:
+    """Whether JAX can ask a TPU VM's metadata server how the processes find each other; such a machine sets no variables."""
+    from jax._src.clusters import GceTpuCluster  # no public name tells it without starting
+
+    return GceTpuCluster.is_env_present()
 
 
 def _checked(place: str, count: int, rank: int, who: str) -> tuple[str, int, int]:

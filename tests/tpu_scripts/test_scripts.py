@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
@@ -31,6 +32,8 @@ DRY = {
     "gke_xpk": ("gke.sh", "xpk", *XPK, *TRAIN, "--workdir=/storage/first"),
     "gke_logs": ("gke.sh", "logs", "--name=first"),
     "gke_delete": ("gke.sh", "delete", "--name=first"),
+    "gke_submit_hosts": ("gke.sh", "submit", *POD, "--topology=4x4", "--chips=4", "--hosts=4", *TRAIN),
+    "tpu_vm_run_hosts": ("tpu_vm.sh", "run", *TPU, "--hosts=4", "--shared=/mnt/runs", *TRAIN),
     "slurm": ("slurm.sbatch", "--workdir=/shared/first", *TRAIN),
     "local": ("local.sh", "2", "--workdir=/runs/two"),
 }
@@ -75,7 +78,9 @@ def test_every_golden_file_is_of_a_dry_run():
         (("slurm.sbatch",), "error: --workdir= is missing: a directory that every node sees"),
         (("slurm.sbatch", "--workdir=/shared/first", *TRAIN), "error: submit it: sbatch --partition=..."),
         (("local.sh", "2"), "error: local.sh needs --workdir= (see --help)"),
-        (("local.sh", "--workdir=/x"), "error: how many devices?"),
+        (("local.sh", "--workdir=/x"), "error: how many processes?"),
+        (("local.sh", "2", "--workdir=/x", "--devices=two"), "error: --devices=two must be a whole number"),
+        (("tpu_vm.sh", "run", *TPU, "--hosts=4", *TRAIN), "error: --hosts=4 needs --shared=DIR, a directory that all hosts have mounted"),
     ],
 )
 def test_what_is_missing_is_asked_for_by_name(args, said, tmp_path):
@@ -195,6 +200,54 @@ def test_slurm_requeues_a_run_that_was_told_to_stop_and_no_other(tmp_path, code,
     assert calls(tmp_path, "srun")[0].endswith("--workdir=/shared/first --grace_s=100 --config=experiments/configs/quickstart.py")
 
 
+def test_slurm_starts_as_many_processes_as_the_job_has_tasks(tmp_path):
+    fake(tmp_path, "srun", "true")
+    assert call("slurm.sbatch", "--workdir=/shared/first", *TRAIN, path=tmp_path, SLURM_JOB_ID="17", SLURM_NTASKS="4").returncode == 0
+    (said,) = calls(tmp_path, "srun")
+    assert said.startswith("srun --ntasks=4 ")
+    assert said.endswith(" --distributed=auto")
+
+
+# notes its command; rank 1 waits for a signal, rank 0 ends with the code that CODE names, after a signal if WAIT is set
+TRAINS = """
+case "$*" in *"import socket"*) echo 4242; exit ;; esac
+trap 'echo "TERM $*" >> HERE/calls; exit 143' TERM
+case "$*" in *",2,0"*) echo up > HERE/zero; [[ -n ${WAIT:-} ]] || { touch HERE/over; exit ${CODE:-0}; } ;; *) echo up > HERE/one ;; esac
+while [[ ! -e HERE/over ]]; do sleep 0.05; done
+"""
+
+
+def trains(tmp_path):
+    fake(tmp_path, "python", TRAINS.replace("HERE", str(tmp_path)))
+    return ("local.sh", "2", "--workdir=/runs/two", "--devices=3", "--", "--config=x.py")
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_local_starts_joined_processes_and_ends_with_the_first_ones_code(tmp_path, code):
+    end = call(*trains(tmp_path), path=tmp_path, CODE=str(code))
+    assert end.returncode == code, end.stdout
+    said = sorted(calls(tmp_path, "experiments.train"))
+    wanted = "python -m experiments.train --workdir=/runs/two --config=x.py --config.devices=6 --distributed=127.0.0.1:4242,2,"
+    assert said == [f"{wanted}0", f"{wanted}1"]
+
+
+def test_a_signal_to_local_reaches_every_process_and_is_waited_for(tmp_path):
+    script, *args = trains(tmp_path)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "WAIT": "1"}
+    running = subprocess.Popen(["bash", str(SCRIPTS / script), *args], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        while not ((tmp_path / "zero").exists() and (tmp_path / "one").exists()):
+            assert running.poll() is None, running.stdout.read()
+            time.sleep(0.02)
+        running.terminate()
+        said = running.communicate(timeout=60)[0]
+    finally:
+        running.kill()
+        (tmp_path / "over").touch()
+    assert running.returncode == 143, said
+    assert len(calls(tmp_path, "TERM")) == 2
+
+
 def test_a_job_that_slurm_does_not_requeue_says_how_to_go_on(tmp_path):
     fake(tmp_path, "srun", "exit 143")
     fake(tmp_path, "scontrol", "exit 1")
@@ -212,6 +265,8 @@ def test_the_jobset_reaches_kubectl_whole_and_a_refusal_is_said(tmp_path):
     job = yaml.safe_load(text)
     pod = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["args"] == ["--workdir=/runs/first", "--grace_s=25", *flags[1:]]
+    env = {one["name"]: one["value"] for one in pod["containers"][0]["env"]}
+    assert env == {"JAX_COORDINATOR_ADDRESS": "first-train-0-0.first:8476", "JAX_NUM_PROCESSES": "1"}
     assert (job["kind"], job["metadata"]["name"], pod["terminationGracePeriodSeconds"]) == ("JobSet", "first", 30)
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "runs"
     fake(tmp_path, "kubectl", "cat > /dev/null; echo 'exceeded quota' >&2; exit 1")
@@ -232,5 +287,5 @@ def test_the_skypilot_file_asks_for_what_is_the_users_and_names_the_run_director
     assert [name for name, value in task["envs"].items() if value is None] == ["NAME", "BUCKET", "CONFIG"]
     assert task["file_mounts"]["/runs"]["source"] == "${STORE}://${BUCKET}"
     assert '--workdir="/runs/$NAME"' in task["run"]
-    used = set(re.findall(r"\$\{?([A-Z]+)", (SCRIPTS / "skypilot.yaml").read_text()))
-    assert used <= set(task["envs"])
+    used = set(re.findall(r"\$\{?([A-Z_]+)", (SCRIPTS / "skypilot.yaml").read_text()))
+    assert used - set(task["envs"]) == {"SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK"}  # set by SkyPilot on each node
