@@ -1,13 +1,17 @@
 """Kills a training run again and again at random moments, resumes it, and compares what it leaves with an uninterrupted run.
 
     python -m benchmarks.resume --kills=20 --seed=0
+    python -m benchmarks.resume --kills=20 --processes=2 --signal=TERM --game=workflow
 
-The run is a small one (Plan-Path on 3x3 maps, two models), with everything that a large one has: warm start, checkpoints,
-evaluation, transcripts. Each kill is a SIGKILL to a real process at one of six moments: a random time after its start (imports), after
-it took its directory (compilation, warm start, restoring), after a checkpoint began to be written, when one above step 0 is whole, after a
-training step, or within an evaluation. `began_above_0` counts the resumptions that found a whole checkpoint above step 0. The run is
-continued by the same command and by `--resume=DIR` in turn. Compared are every array of every checkpoint (byte for byte), the lines of
-metrics.jsonl without their times, episodes.jsonl, episodes_tokens.jsonl, and evaluation.json without its times.
+The run is a small one (Plan-Path on 3x3 maps, two models; or workflow A), with everything that a large one has: warm start, checkpoints,
+evaluation, transcripts. Each kill is a SIGKILL or SIGTERM to a real process (of several joined ones, to any) at one of six moments: a
+random time after its start (imports), after it took its directory (compilation, warm start, restoring), after a checkpoint began to be
+written, when one above step 0 is whole, after a training step, or within an evaluation. `began_above_0` counts the resumptions that found
+a whole checkpoint above step 0. The run is continued by the same command and by `--resume=DIR` in turn. Compared are every array of every
+checkpoint, the lines of metrics.jsonl without their times, episodes.jsonl, episodes_tokens.jsonl, and evaluation.json without its times:
+a compiled game's byte for byte, a workflow's numbers within `CLOSE`, because in which company a request is decoded depends on time, and
+its texts and counts exactly. After SIGTERM within the steps all processes must end with 143 within the grace time and leave a checkpoint
+of a step that is not older than the last line of metrics.jsonl; after SIGKILL of one, the others must end by themselves.
 
 Prints one JSON line; exit code 1 when anything differs.
 """
@@ -26,8 +30,9 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).parent.parent
-CONFIG = '''
+from benchmarks.processes import finish, launch
+
+GAME = '''
 from experiments.base import base_config
 
 
@@ -54,28 +59,37 @@ def get_config(arg=None):
     c.checkpoint.every = 2
     return c
 '''
+WORKFLOW = '''
+from experiments.configs.search_parallel import get_config as small
+
+
+def get_config(arg=None):
+    c = small("smoke")
+    c.model.preset = "nano"
+    c.quick_compile = True
+    c.steps = int(arg or 8)
+    c.devices = 2
+    c.rollout.tasks = 4
+    c.optimizer.minibatch = 4
+    c.warm_start.steps = 8
+    c.evaluation.every = 4
+    c.evaluation.ablate_roles = False
+    c.evaluation.tasks = c.evaluation.final_tasks = 4
+    c.evaluation.transcripts = 1
+    c.checkpoint.every = 2
+    return c
+'''
+CONFIGS = {"game": GAME, "workflow": WORKFLOW}
+CLOSE = 1e-4  # a workflow's parameters and figures
+LOST_AFTER_S = 8  # until the others miss a killed process
+GRACE_S = 25
 EVALUATED = 4  # steps between two evaluations, as in the config
 # after the process began, config.json, a checkpoint's folder, a whole checkpoint above step 0, a training step, one that is evaluated
 MOMENTS = ("start", "warm", "write", "saved", "step", "evaluation")
 
 
-def launch(*flags: str) -> subprocess.Popen:
-    """Starts `python -m experiments.train` with flags; stderr goes to a pipe that `finish` reads."""
-    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")} | {"JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "experiments.train", *flags]
-    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finish(process: subprocess.Popen) -> str:
-    """Waits for a run to end well and returns what it printed. Raises `RuntimeError` otherwise."""
-    said, _ = process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(process.args)} ended with {process.returncode}:\n{said}")
-    return said
-
-
-def kill(process: subprocess.Popen, workdir: pathlib.Path, moment: str, dice: random.Random, slack_s: float) -> bool:
-    """SIGKILLs a run at a random time after `moment`; False when it ended before that."""
+def wait_for(process: subprocess.Popen, workdir: pathlib.Path, moment: str) -> None:
+    """Until `moment` has come, or the process has ended."""
     lines = lambda: workdir.joinpath("metrics.jsonl").read_text().count('"train"') if (workdir / "metrics.jsonl").exists() else 0  # noqa: E731
     writes = lambda: any(workdir.joinpath("checkpoints").glob("[0-9]*.partial"))  # noqa: E731
     stale = set(workdir.joinpath("checkpoints").glob("*"))
@@ -98,17 +112,55 @@ def kill(process: subprocess.Popen, workdir: pathlib.Path, moment: str, dice: ra
 
     while process.poll() is None and not arrived():
         time.sleep(0.002)
+
+
+def kill(
+    running: list[subprocess.Popen], workdir: pathlib.Path, moment: str, dice: random.Random, slack_s: float, number: int
+) -> dict | None:
+    """Sends a signal to one of a run's processes at a random time after `moment`; None when it ended before that.
+
+    Returns `seconds` from the signal to the end of the last process, the exit `codes`, and `wrong`, what should not have been.
+    """
+    wait_for(running[0], workdir, moment)
     after = dice.uniform(0, {"start": slack_s, "warm": slack_s, "write": 0.3, "saved": 0.0, "step": 0.5, "evaluation": 0.1}[moment])
+    victim = dice.choice(running)
     try:
-        process.wait(timeout=after)
+        victim.wait(timeout=after)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    return process.returncode == -signal.SIGKILL
+        began = time.monotonic()
+        victim.send_signal(number)
+        wrong, said = "", []
+        for one in (victim, *[other for other in running if other is not victim]):
+            try:
+                said.append(one.communicate(timeout=GRACE_S + LOST_AFTER_S + 10)[0])
+            except subprocess.TimeoutExpired:  # before the processes have joined, it is the launcher who ends the others
+                wrong = "" if moment in ("start", "warm") else f"after {moment} process {running.index(one)} went on"
+                one.kill()
+                said.append(one.communicate()[0])
+        codes = [one.returncode for one in running]
+        stepping = any("stopped after step" in text for text in said)
+        if number == signal.SIGTERM and stepping and codes != [143] * len(running):
+            wrong = f"SIGTERM ended {codes}"
+        if number == signal.SIGTERM and stepping and not checkpoint_is_newest(workdir):
+            wrong = "no checkpoint of the last step"
+        return {"seconds": time.monotonic() - began, "codes": codes, "stepping": stepping, "wrong": wrong}
+    return None
 
 
-def arrays(workdir: pathlib.Path) -> dict[str, bytes]:
-    """Every array of every checkpoint: parameters and optimizer states, with shape and type."""
+def newest(workdir: pathlib.Path) -> int:
+    """The step of the last whole checkpoint; -1: none."""
+    there = workdir.glob("checkpoints/*")
+    return max((int(path.name) for path in there if path.name.isdigit() and (path / "state.json").exists()), default=-1)
+
+
+def checkpoint_is_newest(workdir: pathlib.Path) -> bool:
+    """Whether no training step was recorded after the last whole checkpoint."""
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return max((line["step"] for line in lines if line["phase"] == "train"), default=0) <= newest(workdir)
+
+
+def arrays(workdir: pathlib.Path) -> dict:
+    """Every array of every checkpoint: parameters and optimizer states."""
     import jax
     import numpy as np
     import orbax.checkpoint as ocp
@@ -119,10 +171,23 @@ def arrays(workdir: pathlib.Path) -> dict[str, bytes]:
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), described)  # on any number of devices
         tree = reader.restore(folder, restore_args=as_numpy)
         for where, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            leaf = np.asarray(leaf)
-            name = f"{folder.parent.parent.name}/{folder.name}{jax.tree_util.keystr(where)}"
-            out[name] = f"{leaf.shape} {leaf.dtype} ".encode() + leaf.tobytes()
+            out[f"{folder.parent.parent.name}/{folder.name}{jax.tree_util.keystr(where)}"] = np.asarray(leaf)
     return out
+
+
+def equal(one, two, bound: float) -> bool:
+    """Arrays or JSON values: the same to the last bit, or with a bound their numbers within it."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(equal(one[key], two[key], bound) for key in one)
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(equal, one, two, [bound] * len(one)))
+    if hasattr(one, "dtype") and hasattr(two, "dtype"):
+        if one.shape != two.shape or one.dtype != two.dtype:
+            return False
+        return one.tobytes() == two.tobytes() if not bound else bool((abs(one - two) <= bound * (1 + abs(two))).all())
+    if bound and isinstance(one, float) and isinstance(two, float):
+        return one == two or abs(one - two) <= bound * (1 + abs(two))
+    return one == two
 
 
 def _untimed(value):
@@ -143,43 +208,45 @@ def records(workdir: pathlib.Path) -> dict[str, list]:
     return out
 
 
-def differences(one: pathlib.Path, two: pathlib.Path) -> list[str]:
+def differences(one: pathlib.Path, two: pathlib.Path, bound: float = 0.0) -> list[str]:
     """Names of the arrays and lines in which two runs differ; empty when they agree in all."""
     out = []
     a, b = arrays(one), arrays(two)
-    out += [name for name in sorted(set(a) | set(b)) if a.get(name) != b.get(name)]
+    out += [name for name in sorted(set(a) | set(b)) if name not in a or name not in b or not equal(a[name], b[name], bound)]
     a, b = records(one), records(two)
     for name in sorted(set(a) | set(b)):
         left, right = a.get(name, []), b.get(name, [])
         if len(left) != len(right):
             out.append(f"{name}: {len(left)} lines, {len(right)} lines")
-        out += [f"{name} line {i + 1}" for i, (x, y) in enumerate(zip(left, right)) if x != y]
+        out += [f"{name} line {i + 1}" for i, (x, y) in enumerate(zip(left, right)) if not equal(x, y, bound)]
     return out
 
 
 def interrupted(
-    flags: list[str], workdir: pathlib.Path, moments: list[str], dice: random.Random, slack_s: float
-) -> tuple[list[str], list[int], str]:
+    flags: list[str], workdir: pathlib.Path, moments: list[str], dice: random.Random, slack_s: float,
+    processes: int = 1, numbers=(), ends: list | None = None,
+) -> tuple[list[str], list[int], str]:  # fmt: skip
     """Runs to the end with one kill at each of `moments`.
 
     Returns:
-      The moments at which it was really killed, the last whole checkpoint that the process after each kill found (-1: none), and what the
-      last process said.
+      The moments at which it was really killed, the last whole checkpoint that the process after each kill found (-1: none), what the
+      last process said. What `kill` saw goes to `ends`.
     """
-    killed, found, said = [], [], ""
+    killed, found, said, ends = [], [], "", [] if ends is None else ends
     for number, moment in enumerate([*moments, None]):
         if number:
-            found.append(max((int(p.name) for p in workdir.glob("checkpoints/*") if p.name.isdigit()), default=-1))
+            found.append(newest(workdir))
         known = (workdir / "config.json").exists()
-        cache = [f for f in flags if f.startswith("--compilation_cache")]
-        process = launch(f"--resume={workdir}", *cache) if known and number % 2 == 0 else launch(*flags, f"--workdir={workdir}")
+        kept = [f for f in flags if f.startswith(("--compilation_cache", "--lost_after_s"))]
+        resumes = known and number % 2 == 0
+        running = launch(processes, *([f"--resume={workdir}", *kept] if resumes else [*flags, f"--workdir={workdir}"]))
         if moment is None:
-            said = finish(process)
-        elif kill(process, workdir, moment, dice, slack_s):
+            said = finish(running)[0]
+        elif end := kill(running, workdir, moment, dice, slack_s, dice.choice(numbers or (signal.SIGKILL,))):
             killed.append(moment)
-        elif process.returncode:
-            raise RuntimeError(f"the run ended by itself with {process.returncode}:\n{process.communicate()[0]}")
+            ends.append(end)
         else:
+            finish(running)
             break
     return killed, found[: len(killed)], said
 
@@ -191,28 +258,36 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--per_round", type=int, default=10, help="kills of one run before it may end")
+    parser.add_argument("--processes", type=int, default=1, help="joined ones")
+    parser.add_argument("--signal", default="KILL", choices=["KILL", "TERM", "both"])
+    parser.add_argument("--game", default="game", choices=list(CONFIGS))
     options = parser.parse_args()
     import jax  # the version only; the runs are other processes
 
-    dice = random.Random(options.seed)
+    dice, bound = random.Random(options.seed), CLOSE if options.game == "workflow" else 0.0
+    numbers = {"KILL": [signal.SIGKILL], "TERM": [signal.SIGTERM], "both": [signal.SIGKILL, signal.SIGTERM]}[options.signal]
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        (folder / "tiny.py").write_text(CONFIG)
+        (folder / "tiny.py").write_text(CONFIGS[options.game])
         flags = [f"--config={folder / 'tiny.py'}:{options.steps}", f"--compilation_cache={folder / 'cache'}"]
+        flags.append(f"--lost_after_s={LOST_AFTER_S}")
         began = time.time()
-        finish(launch(*flags, f"--workdir={folder / 'whole'}"))
+        finish(launch(options.processes, *flags, f"--workdir={folder / 'whole'}"))
         again = time.time()
-        finish(launch(*flags, f"--workdir={folder / 'again'}"))  # with every program compiled, as those below find them
+        finish(launch(options.processes, *flags, f"--workdir={folder / 'again'}"))  # with every program compiled, as those below find them
         whole_s = time.time() - again
-        differing = [f"run again: {name}" for name in differences(folder / "whole", folder / "again")]
-        killed, found, rounds = [], [], 0
+        differing = [f"run again: {name}" for name in differences(folder / "whole", folder / "again", bound)]
+        killed, found, ends, rounds = [], [], [], 0
         while len(killed) < options.kills:
             rounds += 1
             count = min(options.per_round, options.kills - len(killed))
             moments = [dice.choice(MOMENTS) for _ in range(count)]
-            more, steps, _ = interrupted(flags, folder / f"round{rounds}", moments, dice, slack_s=whole_s / 3)
-            killed, found = killed + more, found + steps
-            differing += [f"round {rounds}: {name}" for name in differences(folder / "whole", folder / f"round{rounds}")]
+            place = folder / f"round{rounds}"
+            seen: list[dict] = []
+            more, steps, _ = interrupted(flags, place, moments, dice, whole_s / 3, options.processes, numbers, seen)
+            killed, found, ends = killed + more, found + steps, ends + seen
+            differing += [f"round {rounds}: {name}" for name in differences(folder / "whole", place, bound)]
+            differing += [f"round {rounds}: {end['wrong']}" for end in seen if end["wrong"]]
             print(f"round {rounds}: {len(killed)} kills, {len(differing)} differences", file=sys.stderr)
         outcome = {
             "kills": len(killed),
@@ -222,7 +297,13 @@ def main() -> None:
             "began_at": found,
             "runs_completed": rounds,
             "arrays_compared": rounds * len(arrays(folder / "whole")),
-            "byte_equal": not differing,
+            "signal": options.signal,
+            "processes": options.processes,
+            "game": options.game,
+            "stopped_within_steps": sum(end["stepping"] for end in ends),
+            "longest_end_s": round(max((end["seconds"] for end in ends), default=0.0), 1),
+            "equal": not differing,
+            "bound": bound,
             "differences": differing[:20],
             "seed": options.seed,
             "steps": options.steps,

@@ -37,11 +37,11 @@ def runs(tmp_path_factory):
     """The directory of an uninterrupted run with what it said, that of one killed three times, and the moments of the kills."""
     folder = tmp_path_factory.mktemp("resume")
     dice = random.Random(os.environ.get("MARL_LLM_TEST_SEED", 7))
-    whole = resume.launch(*FLAGS, f"--workdir={folder / 'whole'}")
+    (whole,) = resume.launch(1, *FLAGS, f"--workdir={folder / 'whole'}")
     while whole.poll() is None and not (folder / "whole" / "checkpoints" / "2").exists():
         time.sleep(0.1)  # until all is compiled, so that the other finds it in the cache
     killed = resume.interrupted(FLAGS, folder / "killed", MOMENTS, dice, slack_s=8.0)
-    return folder / "whole", resume.finish(whole), folder / "killed", *killed
+    return folder / "whole", resume.finish([whole])[0], folder / "killed", *killed
 
 
 def test_a_killed_run_ends_with_the_same_bytes(runs):
@@ -60,7 +60,7 @@ def test_the_comparison_sees_what_differs(runs, tmp_path):
     assert {name.split("/")[0] for name in arrays} == {"0", "4", "6"}
     for part in ("6/tool['params']", "6/planner['params']", "6/tool['optimizer']", "6/planner['optimizer']"):
         assert any(name.startswith(part) for name in arrays)
-    moved = [n for n in arrays if n.startswith("6/") and arrays[n] != arrays["0" + n[1:]]]
+    moved = [n for n in arrays if n.startswith("6/") and arrays[n].tobytes() != arrays["0" + n[1:]].tobytes()]
     assert len(moved) == len(arrays) // 3, "training moved not everything, so equal bytes would prove less"
     other = tmp_path / "other"
     shutil.copytree(killed, other)
@@ -78,7 +78,7 @@ def test_the_comparison_sees_what_differs(runs, tmp_path):
 def test_a_complete_run_says_so_and_changes_nothing(runs):
     whole, *_ = runs
     before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in whole.rglob("*") if p.is_file()}
-    said = resume.finish(resume.launch(f"--resume={whole}", f"--compilation_cache={CACHE}"))
+    said = resume.finish(resume.launch(1, f"--resume={whole}", f"--compilation_cache={CACHE}"))[0]
     assert "is complete" in said
     assert "report.html" in said
     assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in whole.rglob("*") if p.is_file()} == before

@@ -186,7 +186,7 @@ def test_a_real_run_stops_on_a_real_sigterm(tmp_path):
     """As a scheduler does it. No checkpoint was due: the one that is there is that of the step in which the signal came."""
     settings = ("warm_start.steps=2", "steps=1000", "checkpoint.every=1000", "evaluation.every=1000")
     path = tmp_path / "run"
-    process = resume.launch(*FLAGS, *(f"--config.{one}" for one in settings), f"--workdir={path}")
+    (process,) = resume.launch(1, *FLAGS, *(f"--config.{one}" for one in settings), f"--workdir={path}")
     metrics = path / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and '"train"' in metrics.read_text()):
         time.sleep(0.05)
