@@ -1,6 +1,6 @@
 """One run on many processes: the same samples and parameters however the devices are divided, and a continued run on another division.
 
-    python -m benchmarks.processes                              1x4, 2x2 and 4x1 processes x devices; a compiled game and workflow A
+    python -m benchmarks.processes                              1x4, 2x2 and 4x1 processes x devices; a compiled game, PPO with a critic and adapters on it, workflow A
     python -m benchmarks.processes --splits=1x2,2x1 --steps=3
 
 Every process is a real one with forced CPU devices, joined over gloo on this machine. Compared with the first split are the figures of each
@@ -40,6 +40,7 @@ def get_config(arg=None):
     c.warm_start.tasks = 8
     return rest(c)
 '''
+PPO = GAME.replace('recipe="at_grpo"', 'recipe="ppo"').replace("    c.recipe.branches = 4\n", "    c.model.lora_rank = 4\n")
 WORKFLOW = '''
 from experiments.configs.search_parallel import get_config as small
 
@@ -66,7 +67,7 @@ def rest(c):
     c.checkpoint.keep = 5
     return c
 '''
-CONFIGS = {"game": GAME + REST, "workflow": WORKFLOW + REST}
+CONFIGS = {"game": GAME + REST, "ppo": PPO + REST, "workflow": WORKFLOW + REST}
 FIGURES = ("samples", "success", "turns", "sampled_tokens")
 
 

@@ -151,7 +151,7 @@ class HostedTeam(Team):
             cache_bytes=self._cache_bytes(len(models)),
         )
         mesh = own_mesh(self.mesh)  # every process samples on its own devices, in step with nobody
-        served = {name: (learner.config, processes.local(params, self.mesh)) for name, (learner, params) in models.items()}
+        served = {name: (learner.config, processes.local(params, self.mesh, mesh)) for name, (learner, params) in models.items()}
         tokenizers = {name: learner.spec.speech.tokenizer for name, (learner, _) in models.items()}
         return Engine(served, self._engine_key, sizes=sizes, mesh=mesh if mesh.size > 1 else None, tokenizers=tokenizers)
 
@@ -192,7 +192,7 @@ class HostedTeam(Team):
     def _serve(self, names: Sequence[str]) -> None:
         if self._current.models == tuple(self.learners):  # otherwise they are served when they play next
             for name in names:
-                self._current.engine.set_params(name, processes.local(self.learners[name].params, self.mesh))
+                self._current.engine.set_params(name, processes.local(self.learners[name].params, self.mesh, own_mesh(self.mesh)))
 
     # ------------------------------------------------------------------------------------------------ play
     def play(self, step: int, first: int, count: int) -> Batch:
@@ -319,7 +319,7 @@ class HostedTeam(Team):
         key = tuple(sorted((name, learner.config) for name, (learner, _) in served.items()))
         if self._current.models == key:
             for name, (_, params) in served.items():
-                self._current.engine.set_params(name, processes.local(params, self.mesh))
+                self._current.engine.set_params(name, processes.local(params, self.mesh, own_mesh(self.mesh)))
         else:
             self._current.serve(key, lambda: self._engine(served))
         return self._current, names, players

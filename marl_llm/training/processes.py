@@ -159,9 +159,13 @@ def fetch(tree, mesh: Mesh):
     return jax.device_get(replicated(tree, mesh))
 
 
-def local(tree, mesh: Mesh):
-    """This process's own whole copies, each on its first device, without a way through the host. The tree itself on one process."""
-    return jax.tree.map(lambda x: x.addressable_data(0), replicated(tree, mesh)) if spans(mesh) else tree
+def local(tree, mesh: Mesh, own: Mesh):
+    """This process's own whole copies, on each device of its part `own` of the mesh, not through the host. On one process the tree."""
+    if not spans(mesh):
+        return tree
+    here = NamedSharding(own, P())
+    shards = lambda x: [shard.data for shard in x.addressable_shards]  # noqa: E731
+    return jax.tree.map(lambda x: jax.make_array_from_single_device_arrays(x.shape, here, shards(x)), replicated(tree, mesh))
 
 
 # ------------------------------------------------------------------------------------------------ values of other processes
