@@ -1,6 +1,7 @@
 """One run on many processes: the same samples and parameters however the devices are divided, and a continued run on another division.
 
-    python -m benchmarks.processes                              1x4, 2x2 and 4x1 processes x devices; a compiled game, PPO with a critic and adapters on it, workflow A
+    python -m benchmarks.processes                              1x4, 2x2 and 4x1 processes x devices, of each kind
+    python -m benchmarks.processes --kinds=game,ppo,workflow    a compiled game, PPO with a critic and adapters on it, workflow A
     python -m benchmarks.processes --splits=1x2,2x1 --steps=3
 
 Every process is a real one with forced CPU devices, joined over gloo on this machine. Compared with the first split are the figures of each

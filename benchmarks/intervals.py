@@ -1,0 +1,103 @@
+"""How often the 95 % intervals hold the true figure, and how often a planted difference of five points is found, by simulation.
+
+    python -m benchmarks.intervals --trials=2000 --seed=0
+
+Tasks are drawn with their own chance of success (Beta of mean .6: some are easy, some hopeless), plays of a task with that chance; the
+truth is the mean over all tasks that could be drawn. Cases: one play a task (Wilson), four and sixteen (clustered by task), scores between
+0 and 1 (clustered), tasks that come in clusters of ten alike. A second team is better by five points on every task: `found` is the share
+of trials whose paired interval lies above 0, `found_unpaired` that of the interval that forgets which task was which, and `false_alarms`
+the share of paired intervals without 0 when the two teams are equally good.
+
+Prints one JSON line; exit code 1 when a coverage lies outside 93 to 97 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+
+import numpy as np
+
+from marl_llm.evaluation import Evaluation, Outcome, paired
+
+MEAN, SPREAD = 0.6, 2.0  # of the Beta: a + b
+GAIN = 0.05
+
+
+def chances(dice: np.random.Generator, tasks: int, clusters: int = 0) -> tuple[np.ndarray, list[str]]:
+    """Each task's chance of success, and its cluster's name."""
+    drawn = dice.beta(MEAN * SPREAD, (1 - MEAN) * SPREAD, clusters or tasks)
+    if not clusters:
+        return drawn, [""] * tasks
+    return np.repeat(drawn, tasks // clusters), [str(i // (tasks // clusters)) for i in range(tasks)]
+
+
+def evaluation(scores: np.ndarray, names: list[str]) -> Evaluation:
+    """The record of scores `[tasks, plays]`."""
+    rows = (Outcome(task, play, float(score), 1, cluster=names[task]) for (task, play), score in np.ndenumerate(scores))
+    return Evaluation("test", {}, 1.0, "success", tuple(rows), {})
+
+
+def play(dice: np.random.Generator, chance: np.ndarray, plays: int, graded: bool) -> np.ndarray:
+    """Scores `[tasks, plays]`: 0 or 1, or with `graded` anything between, of the same mean."""
+    wide = np.repeat(chance[:, None], plays, 1)
+    if graded:
+        return dice.beta(np.maximum(wide, 1e-3) * 3, np.maximum(1 - wide, 1e-3) * 3)
+    return (dice.random(wide.shape) < wide).astype(float)
+
+
+def coverage(dice: np.random.Generator, trials: int, tasks: int, plays: int, graded: bool = False, clusters: int = 0) -> float:
+    """Share of trials whose interval holds the true mean."""
+    held = 0
+    for _ in range(trials):
+        chance, names = chances(dice, tasks, clusters)
+        low, high = evaluation(play(dice, chance, plays, graded), names).interval
+        held += low <= MEAN <= high
+    return held / trials
+
+
+def power(dice: np.random.Generator, trials: int, tasks: int, plays: int, gain: float) -> tuple[float, float]:
+    """Shares of trials in which the paired and the unpaired interval lie above 0 (without a gain: do not hold 0)."""
+    seen = np.zeros(2)
+    for _ in range(trials):
+        chance = chances(dice, tasks)[0] * (1 - gain)
+        one, two = (evaluation(play(dice, p, plays, False), [""] * tasks) for p in (chance, chance + gain))
+        low, high = paired(one, two)["interval"]
+        half = math.hypot(*(np.subtract(*reversed(record.interval)) / 2 for record in (one, two)))
+        apart = two.success - one.success
+        alarm = lambda lower, upper: lower > 0 or (gain == 0 and upper < 0)  # noqa: E731
+        seen += alarm(low, high), alarm(apart - half, apart + half)
+    return tuple(seen / trials)
+
+
+def main() -> None:
+    """All cases."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    dice, began = np.random.default_rng(options.seed), time.time()
+    held = {
+        "400 tasks, 1 play": coverage(dice, options.trials, 400, 1),
+        "100 tasks, 1 play": coverage(dice, options.trials, 100, 1),
+        "100 tasks, 4 plays": coverage(dice, options.trials, 100, 4),
+        "30 tasks, 16 plays": coverage(dice, options.trials, 30, 16),
+        "100 tasks, 4 plays, graded": coverage(dice, options.trials, 100, 4, graded=True),
+        "400 tasks in 40 clusters, 1 play": coverage(dice, options.trials, 400, 1, clusters=40),
+    }
+    found = {}
+    for plays in (1, 4, 16):
+        with_pairs, without = power(dice, options.trials // 2, 400, plays, GAIN)
+        found[f"400 tasks, {plays} plays"] = {"found": with_pairs, "found_unpaired": without}
+        found[f"400 tasks, {plays} plays"]["false_alarms"] = power(dice, options.trials // 2, 400, plays, 0.0)[0]
+    good = all(0.93 <= share <= 0.97 for share in held.values())
+    print(json.dumps({"coverage": held, "five_points": found, "trials": options.trials, "seed": options.seed, "good": good,
+                      "seconds": round(time.time() - began, 1)}))  # fmt: skip
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    main()
