@@ -36,7 +36,7 @@ NOTE, STOP = 0.01, 0.2  # shares of missing scores
 
 
 _OPTIONS = {
-    "kind": str,  # who coaches: "endpoint" (a chat server), "served" (by `marl_llm.serving`) or "rubric" (of the world); none: nobody
+    "kind": str,  # who coaches: "endpoint" (a chat server), "served" (`python -m marl_llm serve`), "rubric" (of the world); none: nobody
     "url": str,  # endpoint, served: the address up to /chat/completions
     "served_as": str,  # endpoint, served: the model's name there
     "key_env": str,  # endpoint: the environment variable that holds the key

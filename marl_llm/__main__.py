@@ -15,9 +15,11 @@ COMMANDS = {
     "compare": ("experiments.compare", "train a config with a few keys changed"),
     "collect": ("experiments.collect", "one table of many runs"),
     "plan": ("experiments.plan", "memory and time of a config on an accelerator"),
+    "serve": ("experiments.serve", "a role of a run, or a checkpoint, as chat completions on this machine"),
+    "chat": ("experiments.chat", "talk with a role of a run, or a checkpoint, in the terminal"),
     "export": ("experiments.export", "write a checkpoint in Hugging Face's form"),
 }
-_FLAGS = ("train", "evaluate", "compare", "collect", "plan", "export")  # commands whose options absl reads
+_FLAGS = ("train", "evaluate", "compare", "collect", "plan", "serve", "chat", "export")  # commands whose options absl reads
 
 
 def usage() -> str:

@@ -27,17 +27,22 @@ def policy_answers(
       max_prompt, max_tokens: what the engine's lane holds; `max_tokens` is also that of a request that names none.
       timeout_s: of one reply in the engine; what there is by then comes back with the finish reason "length".
 
-    The function raises `RequestError` for messages that cannot be served.
+    In place of messages the function takes a text, which the model continues as it stands. It raises `RequestError` for messages that
+    cannot be served.
     """
 
-    def answer(messages: Sequence[Message], options: Options) -> ChatReply:
-        roles = {"developer": "system"}
+    def answer(messages: Sequence[Message] | str, options: Options) -> ChatReply:
+        roles, talk = {"developer": "system"}, None
         try:
-            talk = speech.start([Said(roles.get(one["role"], one["role"]), one["content"]) for one in messages])
+            if isinstance(messages, str):
+                ids = tuple(speech.tokenizer.encode(messages))
+            else:
+                talk = speech.start([Said(roles.get(one["role"], one["role"]), one["content"]) for one in messages])
+                ids = tuple(talk.ids)
         except (ValueError, TypeError) as error:
             raise RequestError(f"request refused: the model's format cannot hold these messages: {error}") from error
-        if len(talk.ids) > max_prompt:
-            raise RequestError(f"request refused: the prompt has {len(talk.ids)} tokens, {max_prompt} are served")
+        if not 0 < len(ids) <= max_prompt:
+            raise RequestError(f"request refused: the prompt has {len(ids)} tokens, 1 to {max_prompt} are served")
         if options.max_tokens is not None and options.max_tokens > max_tokens:
             raise RequestError(f"request refused: max_tokens={options.max_tokens}, {max_tokens} are served")
         settings = Settings(
@@ -46,17 +51,22 @@ def policy_answers(
         )
         stops, budget = tuple(options.stop or ()), options.max_tokens or max_tokens
         seed = _seed(messages, options)
-        request = Request(tuple(talk.ids), seed, budget, model, settings, tuple(speech.stop_ids), stops, timeout_s)
-        done = engine.submit(request).result()
-        reply = speech.read(speech.reply(talk, done.tokens.tolist()))
-        text = reply.content if reply.finished else speech.tokenizer.decode(done.tokens.tolist())
-        return ChatReply(text, "stop" if done.finish == "stop" else "length", len(talk.ids), int(done.tokens.size))
+        done = engine.submit(Request(ids, seed, budget, model, settings, tuple(speech.stop_ids), stops, timeout_s)).result()
+        drawn = done.tokens.tolist()
+        if talk is None:
+            text = speech.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in speech.stop_ids else drawn)
+        else:
+            reply = speech.read(speech.reply(talk, drawn))
+            text = reply.content if reply.finished else speech.tokenizer.decode(drawn)
+        sampled = {"prompt": list(ids), "ids": drawn, "version": done.version}
+        sampled |= {name: getattr(done, name).tolist() for name in ("log_probs", "sampled_log_probs")}
+        return ChatReply(text, "stop" if done.finish == "stop" else "length", len(ids), len(drawn), sampled=sampled)
 
     return answer
 
 
-def _seed(messages: Sequence[Message], options: Options) -> tuple[int, ...]:
+def _seed(messages: Sequence[Message] | str, options: Options) -> tuple[int, ...]:
     """Four numbers below 2**31 of what a reply depends on."""
-    said = json.dumps([list(messages), options.seed], sort_keys=True).encode()
+    said = json.dumps([messages if isinstance(messages, str) else list(messages), options.seed], sort_keys=True).encode()
     digest = hashlib.sha256(said).digest()
     return tuple(int.from_bytes(digest[4 * i : 4 * i + 4], "big") % 2**31 for i in range(4))

@@ -1,14 +1,17 @@
-"""A server with OpenAI's chat completions, of the standard library: for coaches and other programs on this machine.
+"""A server with OpenAI's chat completions and completions, of the standard library: for coaches and other programs on this machine.
 
 Each request has a thread; at most `concurrency` are answered at a time, `queue` more wait, and the next one gets status 429 with
-Retry-After. Nothing that anybody says is logged or kept. It listens on the loopback interface: whoever can reach it may use it, so it has
-no keys.
+Retry-After. Nothing that anybody says is logged or kept, unless `record` asks for it. It listens on the loopback interface:
+whoever can reach it may use it, so it has no keys.
 """
 
 from __future__ import annotations
 
+import collections
 import http.server
 import json
+import os
+import re
 import sys
 import threading
 import time
@@ -25,6 +28,8 @@ RETRY_S = 1
 READ_S = 60.0  # most seconds for a request's text to arrive
 _BOUNDS = Bounds(size=MAX_BODY, values=100_000)
 _IGNORED = ("user", "metadata", "store", "n", "stream", "stream_options", "model", "messages", "max_completion_tokens")
+_SERVED = "served are /v1/chat/completions, /v1/completions, both also behind /episodes/ID, /v1/models and /health"
+_PATH = re.compile(r"(?:/episodes/(?P<episode>[\w.:-]{1,128}))?/v1/(?P<kind>chat/completions|completions)")
 _OPTIONS = ("max_tokens", "temperature", "top_p", "stop", "seed")
 
 
@@ -36,12 +41,22 @@ class ChatServer:
       port: 0 takes a free one.
       concurrency: most requests that are answered at a time.
       queue: most requests that wait.
+      record: a file that gets a line of JSON per reply to a request at `/episodes/ID/v1/...`: `episode` (ID), `number` (from 0, of that
+        episode's replies), `model`, `messages`, `text`, `finish_reason`, and what the engine drew (`ChatReply.sampled`): enough to train
+        the model on an environment that is not of this library. Other requests are never written down.
 
     Attributes:
       url: up to and without `/chat/completions`.
     """
 
-    def __init__(self, models: Mapping[str, Answer], port: int = 0, concurrency: int = 64, queue: int = 1024):
+    def __init__(
+        self,
+        models: Mapping[str, Answer],
+        port: int = 0,
+        concurrency: int = 64,
+        queue: int = 1024,
+        record: str | os.PathLike | None = None,
+    ):
         if not models:
             raise ValueError("a server needs at least one model")
         if concurrency < 1 or queue < 0:
@@ -49,6 +64,7 @@ class ChatServer:
         self.models = dict(models)
         self._room, self._slots = threading.BoundedSemaphore(concurrency + queue), threading.BoundedSemaphore(concurrency)
         self._lock, self._counts = threading.Lock(), dict.fromkeys(("requests", "refused", "busy", "failed", "tokens"), 0)
+        self._record, self._numbers = None if record is None else open(record, "a", encoding="utf-8"), collections.Counter()
         handler = type("ChatHandler", (_Handler,), {"owner": self})
         self._server = _ManyThreads(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
@@ -65,6 +81,10 @@ class ChatServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        with self._lock:
+            if self._record is not None:
+                self._record.close()
+                self._record = None
 
     def __enter__(self) -> ChatServer:
         return self
@@ -72,16 +92,20 @@ class ChatServer:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def answer(self, body: bytes) -> tuple[int, dict[str, Any]]:
-        """(status, JSON) for the body of a request."""
+    def answer(self, body: bytes, kind: str = "chat/completions", episode: str | None = None) -> tuple[int, dict[str, Any]]:
+        """(status, JSON) for the body of a request: of chat `messages`, or with the kind "completions" of a `prompt`."""
         self._count("requests")
         if not self._room.acquire(blocking=False):
             self._count("busy")
             return 429, _error("the server's queue is full")
         try:
             with self._slots:
-                name, request, stream = _read(body, self.models)
-                reply = self.models[name](request.messages, request.options)
+                if episode is not None and self._record is None:
+                    raise ValueError("this server keeps no episodes: start it with --record=FILE, or leave /episodes/ID out of the address")
+                name, said, options, stream = _read(body, self.models, kind)
+                reply = self.models[name](said, options)
+                if episode is not None:
+                    self._keep(episode, name, said, reply)
         except (RequestError, ValueError) as error:
             self._count("refused")
             return 400, _error(str(error))
@@ -91,20 +115,30 @@ class ChatServer:
         finally:
             self._room.release()
         self._count("tokens", reply.completion_tokens or 0)
-        return 200, _completion(name, reply) | ({"stream": True} if stream else {})
+        return 200, _completion(name, reply, kind) | ({"stream": True} if stream else {})
+
+    def _keep(self, episode: str, model: str, said: Any, reply: ChatReply) -> None:
+        """A line of the record."""
+        with self._lock:
+            if self._record is None:  # closed meanwhile
+                return
+            line = {"episode": episode, "number": self._numbers[episode], "model": model, "messages": said, "text": reply.text}
+            self._numbers[episode] += 1
+            self._record.write(json.dumps(line | {"finish_reason": reply.finish_reason} | dict(reply.sampled or {})) + "\n")
+            self._record.flush()
 
     def _count(self, name: str, by: int = 1) -> None:
         with self._lock:
             self._counts[name] += by
 
 
-def _read(body: bytes, models: Mapping[str, Answer]) -> tuple[str, ChatRequest, bool]:
-    """(model, request, whether to stream) of a body. Raises `ValueError` saying what is wrong with it."""
+def _read(body: bytes, models: Mapping[str, Answer], kind: str) -> tuple[str, Any, Options, bool]:
+    """(model, messages or prompt, options, whether to stream) of a body. Raises `ValueError` saying what is wrong with it."""
     said = read_json(body, _BOUNDS)
     if not said.ok or not isinstance(said.value, dict):
         raise ValueError(f"the body must be a JSON object ({said.problem or type(said.value).__name__})")
     given = {name: value for name, value in said.value.items() if value is not None}
-    if strange := [name for name in given if name not in (*_OPTIONS, *_IGNORED)]:
+    if strange := [name for name in given if name not in (*_OPTIONS, *_IGNORED, "prompt")]:
         raise ValueError(f"{strange[0]!r} is not served; what is: {', '.join(_OPTIONS)}")
     if given.get("n", 1) != 1:
         raise ValueError("n must be 1: ask again with another seed")
@@ -123,15 +157,24 @@ def _read(body: bytes, models: Mapping[str, Answer]) -> tuple[str, ChatRequest, 
         raise ValueError("max_tokens must be at least 1, and stop texts")
     if "stop" in options:
         options["stop"] = tuple(options["stop"])
+    if kind == "completions":
+        if not isinstance(given.get("prompt"), str) or not given["prompt"]:
+            raise ValueError("prompt must be one text")
+        return name, given["prompt"], Options(**options), bool(given.get("stream"))
     messages = given.get("messages")
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         raise ValueError("messages must be a list of objects")
-    return name, ChatRequest(tuple(messages), Options(**options)), bool(given.get("stream"))
+    request = ChatRequest(tuple(messages), Options(**options))
+    return name, request.messages, request.options, bool(given.get("stream"))
 
 
-def _completion(name: str, reply: ChatReply) -> dict[str, Any]:
+def _completion(name: str, reply: ChatReply, kind: str) -> dict[str, Any]:
     used = {"prompt_tokens": reply.prompt_tokens or 0, "completion_tokens": reply.completion_tokens or 0}
     choice = {"index": 0, "message": {"role": "assistant", "content": reply.text}, "finish_reason": reply.finish_reason}
+    if kind == "completions":
+        choice = {"index": 0, "text": reply.text, "finish_reason": reply.finish_reason}
+        head = {"id": f"cmpl-{time.time_ns()}", "object": "text_completion", "created": int(time.time()), "model": name}
+        return head | {"choices": [choice], "usage": used | {"total_tokens": sum(used.values())}}
     head = {"id": f"chatcmpl-{time.time_ns()}", "object": "chat.completion", "created": int(time.time()), "model": name}
     return head | {"choices": [choice], "usage": used | {"total_tokens": sum(used.values())}}
 
@@ -162,7 +205,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif self.path == "/health":
             self._send(200, {"ok": True})
         else:
-            self._send(404, _error("served are /v1/chat/completions, /v1/models and /health"))
+            self._send(404, _error(_SERVED))
 
     def do_POST(self) -> None:
         """A chat completion."""
@@ -171,9 +214,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return self._send(413, _error(f"a body needs a Content-Length of at most {MAX_BODY}"))
         body = self.rfile.read(int(size))
-        if self.path != "/v1/chat/completions":
-            return self._send(404, _error("served are /v1/chat/completions, /v1/models and /health"))
-        status, found = self.owner.answer(body)
+        match = _PATH.fullmatch(self.path)
+        if not match:
+            return self._send(404, _error(_SERVED))
+        status, found = self.owner.answer(body, match["kind"], match["episode"])
         if found.pop("stream", False):
             return self._stream(found)
         return self._send(status, found)
@@ -191,8 +235,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _stream(self, found: dict[str, Any]) -> None:
         """The whole reply as one event: clients that ask for a stream are served, though not sooner."""
         choice = found["choices"][0]
-        delta = {"index": 0, "delta": choice["message"], "finish_reason": choice["finish_reason"]}
-        text = f"data: {json.dumps(found | {'object': 'chat.completion.chunk', 'choices': [delta]})}\n\ndata: [DONE]\n\n".encode()
+        if "message" in choice:
+            delta = {"index": 0, "delta": choice["message"], "finish_reason": choice["finish_reason"]}
+            found = found | {"object": "chat.completion.chunk", "choices": [delta]}
+        text = f"data: {json.dumps(found)}\n\ndata: [DONE]\n\n".encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Content-Length", str(len(text)))

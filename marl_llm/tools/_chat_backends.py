@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from marl_llm.tools._http import HttpError, HttpReply, is_loopback, post_json, split_url
@@ -67,6 +67,8 @@ class ChatReply:
       finish_reason: as the backend gives it: `stop`, `length`, `content_filter`, ...
       prompt_tokens, completion_tokens: None where the backend does not count.
       cached: whether it came from the cache and cost nothing.
+      sampled: what an engine of this library drew: `prompt` and `ids`, `log_probs` under the raw policy, `sampled_log_probs` under the
+        distribution drawn from, the parameters' `version`. None from anybody else.
     """
 
     text: str
@@ -74,6 +76,7 @@ class ChatReply:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached: bool = False
+    sampled: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
 
 
 class BackendError(Exception):

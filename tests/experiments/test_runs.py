@@ -32,12 +32,13 @@ from marl_llm.workflows.storage import from_json, read_trajectories  # noqa: E40
 
 def script(name):
     """A command's module. In one process its flags take the place of another's."""
-    for flag in ("config", "run", "step", "output", "seed"):
+    for flag in ("config", "run", "step", "output", "seed", "temperature"):
         if flag in flags.FLAGS:
             delattr(flags.FLAGS, flag)
     return importlib.import_module(f"experiments.{name}")
 
 
+serve, chat = script("serve"), script("chat")
 evaluate, export, compare = script("evaluate"), script("export"), script("compare")
 FILES = str(ROOT / "experiments" / "configs")
 OWN = ROOT / "tests" / "games" / "own"
@@ -247,6 +248,28 @@ def test_d1_a_killed_compiled_run_ends_with_the_same_bytes(lock, tmp_path, monke
     ours, theirs = resume.arrays(path), resume.arrays(lock[0])
     assert resume.equal(ours, theirs, 0.0)
     assert any(ours[name].tobytes() != ours["1" + name[1:]].tobytes() for name in ours if name.startswith("2/"))
+
+
+def test_a_role_of_a_run_is_served_and_talks(whole, letters):
+    from marl_llm.serving import ChatServer
+    from marl_llm.tools.chat import ChatClient, OpenAICompatible, Options
+
+    path, said = whole[0], []
+    let_go()
+    with serve.answers_of_run(path, ["answer"], slots=2) as models, ChatServer(models) as server:
+        assert list(models) == ["answer"]
+        with ChatClient(OpenAICompatible(server.url, "answer", None)) as client:
+            messages = [{"role": "user", "content": "who?"}]
+            there = client.complete(messages, temperature=0.0).outcome()
+        assert there == models["answer"](messages, Options(temperature=0.0))
+        chat.talk(models["answer"], ["who?\n", "\n", "who wrote it? " * 2_000 + "\n", "/new\n", "who?\n"], said.append)
+        ended = "" if there.finish_reason == "stop" else f" [cut off after {there.completion_tokens} tokens]"
+        assert said[0] == said[2] == there.text + ended
+        assert "are served] (/new forgets" in said[1]
+    for folder, roles, wrong in ((path, ["anser"], "did you mean 'answer'"), (letters[0], [], "numbered words and no chat")):
+        let_go()
+        with pytest.raises(ConfigError, match=wrong), serve.answers_of_run(folder, roles):
+            pass
 
 
 # --- what a run of a workflow leaves -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 from marl_llm.coaching import ChatCoach, coached, of_client
 from marl_llm.models import init_params, make_model_config
 from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.sampling.requests import RequestError
 from marl_llm.serving import ChatServer, policy_answers
 from marl_llm.serving.server import MAX_BODY
 from marl_llm.tools.chat import ChatClient, ChatReply, OpenAICompatible, Options, PolicyBackend
@@ -51,6 +52,48 @@ def test_an_endpoint_at_our_own_server_gives_the_same_scores_as_the_model_in_pro
                 assert "max_tokens=9, 8 are served" in refused.failure.message
             assert post(server, dict(model="coach", messages=[dict(role="user", content="x" * 65)]))[0] == 400
         assert answers(messages, Options(max_tokens=6, seed=1)) != answers(messages, Options(max_tokens=6, seed=2))
+        drawn = answers(messages, Options(max_tokens=6, temperature=0.7))
+        assert lab.SPEECH.tokenizer.decode(drawn.sampled["ids"]).startswith(drawn.text)
+        assert drawn.sampled["prompt"] == lab.SPEECH.tokenizer.encode("how good? ")
+        assert len(drawn.sampled["log_probs"]) == len(drawn.sampled["sampled_log_probs"]) == drawn.completion_tokens
+        assert drawn.sampled["log_probs"] != drawn.sampled["sampled_log_probs"]
+        assert answers("how good? ", Options(max_tokens=6, temperature=0.0)).text  # PlainText reads a message as it stands
+        with pytest.raises(RequestError, match="the prompt has 0 tokens, 1 to 64 are served"):
+            answers("", Options())
+
+
+def drawing(messages, options):
+    """A model without a model that says what it drew."""
+    text = messages if isinstance(messages, str) else messages[-1]["content"]
+    ids = list(text.encode())
+    return ChatReply(text.upper(), "stop", 3, len(ids), sampled={"prompt": [1, 2, 3], "ids": ids, "log_probs": [-1.0] * len(ids)})
+
+
+def test_replies_of_episodes_are_written_down_and_no_others(tmp_path):
+    file = tmp_path / "plays.jsonl"
+    body = lambda text: dict(model="m", messages=[dict(role="user", content=text)])  # noqa: E731
+    with ChatServer({"m": drawing}, record=file) as server:
+        assert post(server, body("unseen"))[0] == 200
+        for episode, text in (("a", "one"), ("b.2", "two"), ("a", "three")):
+            assert post(server, body(text), f"/episodes/{episode}/v1/chat/completions")[0] == 200
+        status, _, said = post(server, dict(model="m", prompt="four"), "/episodes/a/v1/completions")
+        assert (status, json.loads(said)["object"], json.loads(said)["choices"][0]["text"]) == (200, "text_completion", "FOUR")
+        assert post(server, body("x"), "/episodes/a%20b/v1/completions")[0] == 404
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(one["episode"], one["number"], bytes(one["ids"]).decode()) for one in lines] == [
+        ("a", 0, "one"), ("b.2", 0, "two"), ("a", 1, "three"), ("a", 2, "four"),
+    ]  # fmt: skip
+    assert lines[1] == {
+        "episode": "b.2", "number": 0, "model": "m", "messages": [{"role": "user", "content": "two"}], "text": "TWO",
+        "finish_reason": "stop", "prompt": [1, 2, 3], "ids": [116, 119, 111], "log_probs": [-1.0] * 3,
+    }  # fmt: skip
+    asked = []
+    with ChatServer({"m": lambda *said: asked.append(said) or drawing(*said)}) as server:
+        status, _, said = post(server, body("x"), "/episodes/a/v1/chat/completions")
+        assert (status, asked) == (400, [])
+        assert b"--record=FILE" in said
+        for wrong in (dict(model="m"), dict(model="m", prompt=["two", "texts"]), dict(model="m", prompt="")):
+            assert post(server, wrong, "/v1/completions")[0] == 400
 
 
 def test_a_coached_rollout_by_endpoint_is_paid_as_in_process():

@@ -1,0 +1,114 @@
+"""Serves the models of a run, or a checkpoint, on this machine as OpenAI's chat completions and completions.
+
+    python -m marl_llm serve --run=runs/a --role=coder                     a role of a trained team; without --role all of them, by name
+    python -m marl_llm serve --path=Qwen2.5-1.5B-Instruct --name=coach     a checkpoint of Hugging Face's form
+
+Clients send requests to http://127.0.0.1:PORT/v1 with the role's (or `--name`'s) name as the model. With `--record=FILE`, requests to
+http://127.0.0.1:PORT/episodes/ID/v1 are written down with the ids that were drawn and their log-probs; see docs/serving.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import threading
+from collections.abc import Iterator
+
+from absl import flags, logging
+
+from experiments import command
+from experiments.building import opened
+from experiments.command import ConfigError
+from marl_llm import hints
+
+_RUN = flags.DEFINE_string("run", None, "Run directory.")
+_ROLE = flags.DEFINE_multi_string("role", [], "Role to serve; may be given many times; default: every trained one.")
+_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the warm start.")
+_PATH = flags.DEFINE_string("path", None, "Directory of a Hugging Face checkpoint, in place of a run.")
+_NAME = flags.DEFINE_string("name", "model", "What clients call the model of --path.")
+_MAX_PROMPT = flags.DEFINE_integer("max_prompt", 8192, "Most tokens of a prompt, for --path; a run's roles keep theirs.", lower_bound=1)
+_MAX_TOKENS = flags.DEFINE_integer("max_tokens", 1024, "Most tokens of a reply, for --path; a run's roles keep theirs.", lower_bound=1)
+_SLOTS = flags.DEFINE_integer("slots", 16, "Replies that are sampled at once.", lower_bound=1)
+_THINKING = flags.DEFINE_enum("thinking", None, ["on", "off"], "How the chat opens; default: as the checkpoint's template.")
+_PORT = flags.DEFINE_integer("port", 8000, "0: a free one.", lower_bound=0, upper_bound=65535)
+_RECORD = flags.DEFINE_string("record", None, "JSONL file for the replies to requests under /episodes/ID.")
+
+
+@contextlib.contextmanager
+def answers_of_run(run: str | pathlib.Path, roles: list[str], step: int | None = None, slots: int = 16) -> Iterator[dict]:
+    """Role -> how it answers (`marl_llm.serving.Answer`), with the parameters of a checkpoint; the engine closes with the context.
+
+    Raises `ConfigError` for a run whose models read no text, and a role that there is not or that no model of the run plays.
+    """
+    import jax
+
+    from marl_llm.sampling import Engine, LaneConfig
+    from marl_llm.serving import policy_answers
+    from marl_llm.workflows import World
+
+    with opened(run, step) as (_, plan, team, _):
+        if not isinstance(plan.game, World):
+            raise ConfigError(f"{run} trained on a compiled game, whose models read numbered words and no chat; a workflow's can be served")
+        trained = {role: model for role, model in plan.assignment.roles.items() if model in team.learners}
+        if strange := [role for role in roles if role not in trained]:
+            raise ConfigError(f"--role={strange[0]!r}: {hints.suggestion(strange[0], trained)}")
+        asked = {role: trained[role] for role in (roles or trained)}
+        shapes = {role: team.world.workflow.roles[role] for role in asked}
+        prompt, reply = max(r.max_prompt for r in shapes.values()), max(r.max_tokens for r in shapes.values())
+        learners = {model: team.learners[model] for model in asked.values()}
+        speech = {model: learner.spec.speech for model, learner in learners.items()}
+        served = {model: (learner.config, learner.params) for model, learner in learners.items()}
+        tokenizers = {model: one.tokenizer for model, one in speech.items()}
+        sizes = LaneConfig(slots, prompt_tokens=prompt, response_tokens=reply, admit=min(slots, 16))
+        with Engine(served, jax.random.key(0), sizes=sizes, tokenizers=tokenizers) as engine:
+            yield {
+                role: policy_answers(engine, model, speech[model], max_prompt=shapes[role].max_prompt, max_tokens=shapes[role].max_tokens)
+                for role, model in asked.items()
+            }
+
+
+@contextlib.contextmanager
+def answers_of_checkpoint(
+    path: str, name: str, max_prompt: int = 8192, max_tokens: int = 1024, slots: int = 16, thinking: str | None = None
+) -> Iterator[dict]:
+    """The same of a Hugging Face checkpoint, as `{name: answer}`. Raises `ConfigError` for a directory that holds none."""
+    import jax
+
+    from marl_llm.models import load_pretrained
+    from marl_llm.sampling import Engine, LaneConfig
+    from marl_llm.serving import policy_answers
+    from marl_llm.text import load_chat
+
+    try:
+        loaded, chat = load_pretrained(path), load_chat(path, thinking)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--path={path!r}: {error}") from error
+    sizes = LaneConfig(slots, prompt_tokens=max_prompt, response_tokens=max_tokens, admit=min(slots, 16))
+    with Engine({name: loaded}, jax.random.key(0), sizes=sizes, tokenizers={name: chat.tokenizer}) as engine:
+        yield {name: policy_answers(engine, name, chat, max_prompt=max_prompt, max_tokens=max_tokens)}
+
+
+def answers() -> contextlib.AbstractContextManager[dict]:
+    """Of what the flags name. Raises `ConfigError` unless that is a run or a checkpoint."""
+    if bool(_RUN.value) == bool(_PATH.value):
+        raise ConfigError("one of --run=runs/a and --path=CHECKPOINT is needed")
+    if _RUN.value:
+        return answers_of_run(_RUN.value, _ROLE.value, _STEP.value, _SLOTS.value)
+    return answers_of_checkpoint(_PATH.value, _NAME.value, _MAX_PROMPT.value, _MAX_TOKENS.value, _SLOTS.value, _THINKING.value)
+
+
+def main(argv) -> None:
+    """Serves until it is interrupted."""
+    logging.set_verbosity(logging.WARNING)
+    from marl_llm.serving import ChatServer
+
+    with answers() as models, ChatServer(models, _PORT.value, concurrency=2 * _SLOTS.value, record=_RECORD.value) as server:
+        print(f"serving {', '.join(models)} at {server.url}", flush=True)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            print("stopped", flush=True)
+
+
+if __name__ == "__main__":
+    command.run(main)
