@@ -16,6 +16,7 @@ from marl_llm.games.maths.chain import (
     HIDDEN,
     OPERATIONS,
     Chain,
+    chain_answer,
     chain_hand_over,
     chain_metrics,
     chain_roles,
@@ -47,8 +48,9 @@ class Quick(ChainTools):
 def team(information="full", turns=2, tools=None):
     roles = chain_roles(information, turns)
     return math_chat(
-        tools or Quick(), roles, information, turns, hidden=HIDDEN, hand_over=chain_hand_over, metrics=chain_metrics()
-    )
+        tools or Quick(), roles, information, turns, hidden=HIDDEN, hand_over=chain_hand_over, answered=chain_answer,
+        metrics=chain_metrics(),
+    )  # fmt: skip
 
 
 def tasks(count, split="test"):
@@ -138,6 +140,7 @@ def test_a_program_is_the_expression_as_python_and_prints_its_value():
         (read_solver, "a ² b + 7"), (read_executor, "print ( a 12 b + 7"), (read_executor, "print a 12 b + 7 )"), (read_executor, "value"),
         (read_executor, "value 1 2 3 4 5"), (read_executor, "value none"), (read_executor, "print ( )"), (read_executor, "print"),
         (read_verifier, "5 7"), (read_verifier, "boxed"), (read_verifier, "boxed 5 7 well"), (read_verifier, "boxed 57"),
+        (read_verifier, "boxed printed said"), (read_verifier, "boxed none"), (read_verifier, "printed"),
     ],
 )  # fmt: skip
 def test_what_is_out_of_form_is_illegal(read, text):
@@ -168,6 +171,17 @@ def test_the_teacher_has_the_habits_that_it_is_given():
     assert said == {0, 1, 2, 3, 4}
     assert set(scores(play(chain_player(repeats=1.0), 10), "executor_actions")) == {2.0}
     assert set(scores(play(chain_player(repeats=1.0), 10), "tool_share")) == {1.0}
+
+
+def test_a_verifier_may_point_to_a_value_and_a_pointer_to_nothing_is_wrong():
+    for points in (False, True):
+        assert scores(play(chain_player(points=points), 10), "correct") == [1.0] * 10
+    said = [path.calls[-1].text for path in play(chain_player(points=True, filler=0), 3).trajectories]
+    assert {text.strip(" .") for text in said} == {"boxed printed"}
+    assert scores(play(says(verifier="boxed claims"), 5), "correct") == [0.0] * 5
+    claiming = chain_player(claims=1.0)
+    claims = lambda turn: "boxed claims" if turn.role.name == "verifier" else claiming(turn)  # noqa: E731
+    assert scores(play(claims, 5), "correct") == [1.0] * 5
 
 
 def test_a_failure_of_the_sandbox_voids_the_play_and_is_no_zero():
@@ -231,6 +245,10 @@ WRONG = dataclasses.replace(GOLD, steps=(*GOLD.steps[:-1], ("plus", 29)))
         (says(executor=(f"print ( {WRONG.expression} )", PROGRAM), verifier=f"boxed {RIGHT}"), [8, 3, 9, 10]),
         (says(executor=(PROGRAM, f"value {OFF}"), verifier=f"boxed {OFF}"), [8, 9, 2, 1]),
         (says(verifier="value 3"), [8, 9, 9, 0]),
+        (says(verifier="boxed printed"), [8, 9, 9, 10]),
+        (says(verifier="boxed claims"), [8, 9, 9, 1]),
+        (says(executor=f"value {OFF}", verifier="boxed said"), [8, 2, 6]),
+        (says(executor=f"value {OFF}", verifier="boxed printed"), [8, 2, 1]),
         (says(solver="well let @", executor="well @", verifier=" ".join(FILLER) + " @"), [7.5, 8.75, 8.75, 9]),
     ],
 )  # fmt: skip

@@ -4,8 +4,9 @@
     solver     well let a 12 b + 7 c * 3 value 5 1           filler, an expression, and if it likes a value
     executor   print ( a 12 b + 7 c * 3 )                    a program that runs in the sandbox, or `value 5 7`
                printed 5 7 code:  ─▶  value 5 7              and once more, with what it printed
-    verifier   boxed 5 7
+    verifier   boxed printed                                 whose value stands; or `boxed 5 7`
 
+The verifier points to what was printed, said or claimed: a tiny model learns whom to trust long before it copies digits.
 Operations are applied from left to right. `a`, `b`, `c`, `d` number the places, so that every part of a text can be copied by its place; a
 program is that text as statements, `a = 12`, `b = a + 7` ... Six operations give 252 orders of two or three; an order belongs to one split.
 """
@@ -35,6 +36,7 @@ _SMALL = "two three four five six seven eight nine ten eleven twelve thirteen fo
 WORDS = dict(zip((*_SMALL, "twenty", *(f"twenty{word}" for word in ("one", *_SMALL[:8])), "thirty"), range(LOWEST, HIGHEST + 1)))
 WORD_OF = {number: word for word, number in WORDS.items()}
 HIDDEN = ("target", "chain_gold")
+POINTS = {"printed": "printed", "said": "executed", "claims": "claim"}  # what a verifier may point to, and the field that holds it
 
 
 class Operation(NamedTuple):
@@ -207,8 +209,14 @@ def read_executor(text: str) -> dict[str, Any]:
 
 
 def read_verifier(text: str) -> dict[str, Any]:
-    """Filler, and the answer in digits."""
-    return {"answer": read_value(unfilled(text), "boxed")}
+    """Filler, and the answer: in digits, or one of `POINTS`, which `chain_answer` resolves."""
+    words = unfilled(text)
+    return {"answer": words[1] if words[:1] == ["boxed"] and len(words) == 2 and words[1] in POINTS else read_value(words, "boxed")}
+
+
+def chain_answer(answer: str, printed: str, executed: str, claim: str) -> str:
+    """The number of an answer: itself, or what it points to; "" where that is nothing."""
+    return {"printed": printed, "said": executed, "claims": claim}.get(answer, answer)
 
 
 def chain_roles(information: str = "full", executor_turns: int = 2) -> dict[str, Role]:
@@ -265,6 +273,7 @@ def chain_player(
     slip: float | int = 0.0,
     repeats: float | int = 0.0,
     filler: int = 0,
+    points: bool = False,
 ) -> Callable[[ScriptTurn], str]:
     """A player of all roles, who by default is right and says nothing more than that.
 
@@ -276,6 +285,7 @@ def chain_player(
       slip: how often a value that is worked out without a program is wrong.
       repeats: how often the executor runs its program again, instead of saying what it printed.
       filler: most pieces of filler before what is said; every number from 0 is as likely.
+      points: whether the verifier points to the value that it takes, instead of copying its digits.
     """
 
     def play(turn: ScriptTurn) -> str:
@@ -287,8 +297,10 @@ def chain_player(
             return f"{head}{chain.expression}{value}".strip()
         if turn.role.name == "verifier":
             printed = fields["output"] if spaced(fields["output"]) != "none" else ""
-            others = fields["claim"] or fields["executed"] or printed
-            return f"{head}boxed {spaced((printed or fields['executed'] if rng.random() < trust else others) or others or '0')}".strip()
+            known = {"printed": printed, "said": fields["executed"], "claims": fields["claim"]}
+            order = ("printed", "said", "claims") if rng.random() < trust else ("claims", "said", "printed")
+            chosen = next((name for name in order if known[name]), "printed")
+            return f"{head}boxed {chosen if points else spaced(known[chosen] or '0')}".strip()
         chain = read_chain(fields["solution"].split()) if fields["solution"] else read_problem(fields["chain_gold"])
         code = f"print ( {chain.expression} )"
         spoken = fields["ran"] != NO_PROGRAM
@@ -327,7 +339,7 @@ def chain_rubric(information: str = "full", filler_price: float | int = 0.25) ->
     |---|---|
     | solver | 8 its expression is the problem's; 5 another of the same value; 2 wrong |
     | executor | 9 its program printed what its input asks for, or it says so behind one; 7 it says so without a program; 3 its program is wrong; 2 its words are; one less for each time that the same program has run |
-    | verifier | 10 right; 6 wrong, but taken from what it read, where the right answer was not; 1 wrong otherwise |
+    | verifier | 10 right, in digits or by pointing; 6 wrong, but taken from what it read, where the right answer was not; 1 wrong otherwise |
 
     An illegal action has 0, and one that was asked nothing, because the solver said nothing that can be read, 6. What the executor's input asks for is the value of the solver's expression, and with full information that of
     the problem too. `filler_price` is taken off for each piece of filler.
@@ -335,7 +347,7 @@ def chain_rubric(information: str = "full", filler_price: float | int = 0.25) ->
 
     def score(view: Any) -> tuple[float, bool | None, str]:
         gold, said = read_problem(view.task["problem"]), view.call.writes
-        right = said["answer"] == str(gold.value) if view.call.role == "verifier" else None
+        right = _answered(view) == str(gold.value) if view.call.role == "verifier" else None
         if not view.call.legal:
             return 0.0, right, f"illegal: {view.call.illegal}"
         judge = {"solver": _score_solver, "executor": _score_executor, "verifier": _score_verifier}[view.call.role]
@@ -368,8 +380,13 @@ def _score_executor(view: Any, gold: Chain, said: Mapping[str, Any], information
 
 def _score_verifier(view: Any, gold: Chain, said: Mapping[str, Any], information: str) -> tuple[float, str]:
     read = {view.before["printed"], view.before["executed"]} | ({view.before["claim"]} if information == "full" else set())
-    if said["answer"] == str(gold.value):
+    answer = _answered(view)
+    if answer == str(gold.value):
         return 10.0, "right"
     if str(gold.value) in read:
         return 1.0, "wrong, though it read the answer"
-    return (6.0, "wrong, as all that it read") if said["answer"] in read else (1.0, "wrong, and not what it read")
+    return (6.0, "wrong, as all that it read") if answer in read - {""} else (1.0, "wrong, and not what it read")
+
+
+def _answered(view: Any) -> str:
+    return chain_answer(view.call.writes["answer"], *(view.before[field] for field in POINTS.values()))

@@ -191,6 +191,7 @@ def math_chat(
     inputs: tuple[str, ...] = INPUTS,
     hidden: tuple[str, ...] = HIDDEN,
     hand_over: Callable[[str, str], str] = hand_over,
+    answered: Callable[..., str] | None = None,
     rewards: Sequence[Reward] = (),
     metrics: Mapping[str, Callable[[Trajectory], float]] | None = None,
     timeout_s: float | int = 120.0,
@@ -203,6 +204,7 @@ def math_chat(
       information: one of `INFORMATION`; only the default roles read it.
       executor_turns: most actions of the executor.
       hand_over: what the executor said last and its last output -> what the verifier reads of them.
+      answered: of the open fields, the verifier's `answer` among them -> the answer that counts; None: the one that it gave.
       rewards: beside the outcome, which pays everybody 1 for a right answer as a team reward.
       metrics: beside those of `chat_metrics`.
       timeout_s: of one tool call.
@@ -234,6 +236,7 @@ def math_chat(
         ),
         compute(hand_over, "handed", name="hand_over", reads=("execution", "output")),
         roles["verifier"],
+        *(() if answered is None else (compute(answered, "answer", name="answered"),)),
         tool(check, ("solver_correct", "executor_correct", "correct"), timeout_s=timeout_s),
     )  # fmt: skip
     right = broadcast(lambda path: path.fields["correct"], name="correct")

@@ -33,6 +33,7 @@ def chain_maths(
     slip: float = 0.7,
     repeats: float = 0.1,
     filler: int = 4,
+    points: bool = True,
 ) -> World:
     """MathChat's team on generated chains of operations; programs run in the sandbox.
 
@@ -41,18 +42,18 @@ def chain_maths(
       executor_turns: most actions of the executor.
       least, most: operations of a problem.
       filler_price: what the rubric takes off for a piece of filler.
-      wrong, program, trust, claims, slip, repeats, filler: habits of the scripted player, see `maths.chain_player`.
+      wrong, program, trust, claims, slip, repeats, filler, points: habits of the scripted player, see `maths.chain_player`.
     """
     tools = chain.ChainTools()
     workflow = math_chat_workflow(
         tools, chain.chain_roles(information, executor_turns), information, executor_turns, hidden=chain.HIDDEN,
-        hand_over=chain.chain_hand_over, metrics=chain.chain_metrics(),
+        hand_over=chain.chain_hand_over, answered=chain.chain_answer, metrics=chain.chain_metrics(),
     )  # fmt: skip
     tasks = drawn_tasks(lambda split, number: chain.chain_task(split, chain_seed, number, least, most), SHARES)
-    player = chain.chain_player(wrong, program, trust, claims, slip, repeats, filler)
+    player = chain.chain_player(wrong, program, trust, claims, slip, repeats, filler, points)
     guide = chat_guide(information, executor_turns)
     rubric = chain.chain_rubric(information, filler_price)
-    guide = dataclasses.replace(guide, rubric=rubric, version=f"chain_maths-1-{information}-{filler_price}")
+    guide = dataclasses.replace(guide, rubric=rubric, version=f"chain_maths-2-{information}-{filler_price}")
     return World(workflow, tasks, "correct", chain.chain_speech(), player, close=tools.close, guide=guide)
 
 
