@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import pathlib
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,26 +30,36 @@ _SERVER = (*_CLIENT, "url", "served_as", "cache", "requests_per_minute")
 READS = {  # kind -> options that it reads beside the common ones
     "endpoint": (*_SERVER, "key_env", "cap_usd", "prices"),
     "served": _SERVER,
+    "model": (*_CLIENT, "path", "thinking", "max_prompt", "cache"),
     "rubric": (),
+    "ensemble": ("members", "agreement", "quorum"),
 }
-_NEEDS = {"endpoint": ("url", "served_as"), "served": ("url", "served_as")}
+_NEEDS = {"endpoint": ("url", "served_as"), "served": ("url", "served_as"), "model": ("path",), "ensemble": ("members",)}
+_RUN = ("when", "truth", "missing", "weight")  # options of the coach as a whole, which no member has
+DEADLINE_S = 300.0  # of one score where no deadline is given
 LOOK_BACK = 10  # steps whose missing scores are counted together
 NOTE, STOP = 0.01, 0.2  # shares of missing scores
 
 
 _OPTIONS = {
-    "kind": str,  # who coaches: "endpoint" (a chat server), "served" (`python -m marl_llm serve`), "rubric" (of the world); none: nobody
+    "kind": str,  # "endpoint", "served" (marl_llm serve), "model" (in this process), "rubric" (of the world), "ensemble"; none: nobody
     "url": str,  # endpoint, served: the address up to /chat/completions
     "served_as": str,  # endpoint, served: the model's name there
     "key_env": str,  # endpoint: the environment variable that holds the key
-    "cache": str,  # endpoint, served: a file that keeps replies, so that no request is paid twice
+    "path": str,  # model: directory of a Hugging Face checkpoint, which stays as it is while the team trains
+    "thinking": str,  # model: how its chat opens, "on" or "off"; none: as the checkpoint's template does
+    "max_prompt": int,  # model: tokens of a prompt; none: 8192
+    "members": str,  # ensemble: coaches with a semicolon between, each a kind and its options, e.g. "rubric; model path=DIR max_tokens=256"
+    "agreement": str,  # ensemble: "median" (none), "mean", or "trimmed": the mean without the highest and the lowest
+    "quorum": int,  # ensemble: how many members have to answer; none: all
+    "cache": str,  # endpoint, served, model: a file that keeps replies, so that no request is paid twice
     "prices": str,  # endpoint: USD per million prompt tokens, and of reply tokens, with a comma between
     "cap_usd": float,  # endpoint: what a run may cost; needs prices
     "requests_per_minute": float,  # endpoint, served: most requests in a minute
-    "deadline_s": float,  # endpoint, served: seconds for one reply, retries included
-    "concurrency": int,  # endpoint, served: requests at a time
-    "format_attempts": int,  # endpoint, served: how often a reply that cannot be read is asked for in all
-    "max_tokens": int,  # endpoint, served: tokens of a reply
+    "deadline_s": float,  # endpoint, served, model: seconds for one reply, retries included
+    "concurrency": int,  # endpoint, served, model: requests at a time
+    "format_attempts": int,  # endpoint, served, model: how often a reply that cannot be read is asked for in all
+    "max_tokens": int,  # endpoint, served, model: tokens of a reply
     "when": str,  # an action is scored as soon as it is done ("action") or when the play is over ("end"); none: as the world's guide says
     "truth": str,  # who is scored with the hidden answers at hand: "none", "last", "last_role" or "all"
     "missing": str,  # an action without a score makes its play void ("void") or is left out alone ("mask")
@@ -73,21 +85,10 @@ def check_coach(config: config_dict.ConfigDict, plan: Plan) -> None:
     check_word("config.coach.kind", c.kind, READS, ConfigError)
     if not isinstance(plan.played, World) or not isinstance(plan.game, World):
         raise ConfigError("config.coach would have no effect: a value-state game has rewards of its own; coach a workflow")
-    if idle := [name for name in options if name not in (*_COMMON, *READS[c.kind])]:
-        raise ConfigError(f"config.coach.{idle[0]} would have no effect: a coach of kind {c.kind!r} does not read it")
-    if lacks := [name for name in _NEEDS.get(c.kind, ()) if not options.get(name)]:
-        raise ConfigError(f"config.coach.kind={c.kind!r} needs {' and '.join(lacks)}")
-    name = plan.played.workflow.name
     if plan.played.guide is None:
+        name = plan.played.workflow.name
         raise ConfigError(f"config.coach.kind={c.kind!r}: world {name!r} has no guide; give World(guide=CoachGuide(...))")
-    if c.kind == "rubric" and plan.played.guide.rubric is None:
-        raise ConfigError(f"config.coach.kind='rubric': the guide of world {name!r} has no rubric")
-    if (c.cap_usd is None) != (c.prices is None):
-        raise ConfigError("config.coach.cap_usd and config.coach.prices belong together: a cap needs prices, and prices alone cap nothing")
-    for name in ("cap_usd", "requests_per_minute", "deadline_s", "concurrency", "format_attempts", "max_tokens"):
-        if options.get(name) is not None and not 0 < options[name] < math.inf:
-            raise ConfigError(f"config.coach.{name}={options[name]} must be above 0")
-    _prices(c.prices)
+    _check_one(c, plan.played)
     if plan.recipe.rewards == "team":
         raise ConfigError(f"config.coach would have no effect: recipe {plan.recipe.name} reads team rewards only; set recipe.rewards")
     nobody = studies.Failing(None, 1.0)
@@ -95,9 +96,63 @@ def check_coach(config: config_dict.ConfigDict, plan: Plan) -> None:
     def attached() -> None:
         workflow = coached(plan.played.workflow, nobody, plan.played.guide, **_attaching(c))
         check_missing(workflow, plan.recipe.returns, plan.recipe.scope)
-        studies.study(rubric_coach(dataclasses.replace(plan.played.guide, rubric=print)), c.study or "")
 
     _as_config(attached)
+
+
+def _check_one(c: config_dict.ConfigDict, world: World) -> None:
+    """Raises `ConfigError` for a coach, or a member of an ensemble, that cannot be."""
+    options = given(c)
+    if idle := [name for name in options if name not in (*_COMMON, *READS[c.kind])]:
+        raise ConfigError(f"config.coach.{idle[0]} would have no effect: a coach of kind {c.kind!r} does not read it")
+    if lacks := [name for name in _NEEDS.get(c.kind, ()) if not options.get(name)]:
+        raise ConfigError(f"config.coach.kind={c.kind!r} needs {' and '.join(lacks)}")
+    if c.kind == "rubric" and world.guide.rubric is None:
+        raise ConfigError(f"config.coach.kind='rubric': the guide of world {world.workflow.name!r} has no rubric")
+    if c.kind == "model" and not (pathlib.Path(c.path) / "config.json").is_file():
+        raise ConfigError(f"config.coach.path={c.path!r} is no checkpoint: there is no config.json in it")
+    if c.thinking not in (None, "on", "off"):
+        raise ConfigError(f"config.coach.thinking={c.thinking!r} is neither 'on' nor 'off'")
+    if (c.cap_usd is None) != (c.prices is None):
+        raise ConfigError("config.coach.cap_usd and config.coach.prices belong together: a cap needs prices, and prices alone cap nothing")
+    for name in ("cap_usd", "requests_per_minute", "deadline_s", "concurrency", "format_attempts", "max_tokens", "max_prompt"):
+        if options.get(name) is not None and not 0 < options[name] < math.inf:
+            raise ConfigError(f"config.coach.{name}={options[name]} must be above 0")
+    _prices(c.prices)
+    nobody = rubric_coach(dataclasses.replace(world.guide, rubric=print))
+    if c.kind == "ensemble":
+        members = members_of(c)
+        for number, member in enumerate(members, 1):
+            try:
+                _check_one(member, world)
+            except ConfigError as error:
+                raise ConfigError(f"config.coach.members, member {number}: {error}") from error
+        _as_config(lambda: studies.Ensemble([nobody] * len(members), c.agreement or "median", c.quorum))
+    if not (c.kind == "ensemble" and "babbling" in (c.study or "")):
+        _as_config(lambda: studies.study(nobody, c.study or ""))
+    else:
+        raise ConfigError("config.coach.study: babbling changes replies, which an ensemble has none of; give it to a member")
+
+
+def members_of(c: config_dict.ConfigDict) -> list[config_dict.ConfigDict]:
+    """The members of an ensemble, each with the options of a coach. Raises `ConfigError` for a text that names none."""
+    found = []
+    for text in c.members.split(";"):
+        member, words = coach_section(), shlex.split(text)
+        if not words:
+            raise ConfigError(f"config.coach.members={c.members!r} has an empty member; it is like 'rubric; model path=DIR'")
+        check_word("a member's kind in config.coach.members", words[0], [kind for kind in READS if kind != "ensemble"], ConfigError)
+        member.kind = words[0]
+        for word in words[1:]:
+            name, equals, value = word.partition("=")
+            if not equals or name in ("kind", *_RUN) or name not in _OPTIONS:
+                raise ConfigError(f"config.coach.members: {word!r} is no option of a member; write NAME=VALUE")
+            try:
+                member[name] = _OPTIONS[name](value)
+            except ValueError as error:
+                raise ConfigError(f"config.coach.members: {word!r}: {error}") from error
+        found.append(member)
+    return found
 
 
 def make_coaching(config: config_dict.ConfigDict, plan: Plan) -> Coaching | None:
@@ -105,22 +160,43 @@ def make_coaching(config: config_dict.ConfigDict, plan: Plan) -> Coaching | None
     c = config.coach
     if not c.kind:
         return None
+    clients: list[Any] = []
+    models: list[Any] = []
+    try:
+        coach = _make(c, plan.played.guide, clients, models)
+    except BaseException:
+        for opened in (*clients, *models):
+            opened.close()
+        raise
+    return Coaching(coach, plan.played.guide, _attaching(c), tuple(clients), tuple(models))
+
+
+def _make(c: config_dict.ConfigDict, guide: Any, clients: list[Any], models: list[Any]) -> Any:
+    """One coach; what has to be closed is added to `clients` and `models`."""
     from marl_llm.tools.chat import ChatClient, OpenAICompatible
 
-    guide, clients = plan.played.guide, ()
     if c.kind == "rubric":
-        coach = rubric_coach(guide)
-    else:
-        names = ("concurrency", "deadline_s", "requests_per_minute", "cache", "cap_usd")
-        options = {name: value for name, value in given(c).items() if name in names}
-        try:
+        return studies.study(rubric_coach(guide), c.study or "")
+    if c.kind == "ensemble":
+        members = [_make(member, guide, clients, models) for member in members_of(c)]
+        return studies.study(studies.Ensemble(members, c.agreement or "median", c.quorum), c.study or "")
+    said = {} if c.max_tokens is None else {"max_tokens": c.max_tokens}
+    names = ("concurrency", "deadline_s", "requests_per_minute", "cache", "cap_usd")
+    options = {name: value for name, value in given(c).items() if name in names}
+    try:
+        if c.kind == "model":
+            from marl_llm.serving.local import SLOTS, LocalModel
+
+            options.setdefault("concurrency", SLOTS)
+            sizes = said | ({} if c.max_prompt is None else {"max_prompt": c.max_prompt})
+            models.append(LocalModel(c.path, slots=options["concurrency"], thinking=c.thinking, **sizes))
+            backend = models[-1].backend(content=c.cache is not None)
+        else:
             backend = OpenAICompatible(c.url, c.served_as, c.key_env)
-            clients = (ChatClient(backend, prices=_prices(c.prices), **options),)
-        except ValueError as error:
-            raise ConfigError(f"config.coach: {error}") from error
-        said = {} if c.max_tokens is None else {"max_tokens": c.max_tokens}
-        coach = ChatCoach(of_client(clients[0], **said), guide, c.format_attempts or 2)
-    return Coaching(studies.study(coach, c.study or ""), guide, _attaching(c), clients)
+        clients.append(ChatClient(backend, prices=_prices(c.prices), **options))
+    except ValueError as error:
+        raise ConfigError(f"config.coach: {error}") from error
+    return studies.study(ChatCoach(of_client(clients[-1], **said), guide, c.format_attempts or 2), c.study or "")
 
 
 def cost_line(config: config_dict.ConfigDict, plan: Plan) -> str:
@@ -128,21 +204,29 @@ def cost_line(config: config_dict.ConfigDict, plan: Plan) -> str:
     c = config.coach
     if not c.kind:
         return ""
-    workflow, guide, recipe = plan.played.workflow, plan.played.guide, plan.recipe
+    workflow, recipe = plan.played.workflow, plan.recipe
     per_play = workflow.body.request_count
     calls = per_play * recipe.plays * config.rollout.tasks * config.steps
     line = (
         f"coach ({c.kind}): at most {per_play} actions a play x {recipe.plays} plays x {config.rollout.tasks} tasks x {config.steps} steps "
         f"= {calls:,} calls"
     )
+    if c.kind == "ensemble":
+        return "; ".join([line, *(_cost_of(member, plan, calls) for member in members_of(c))])
+    return line + _cost_of(c, plan, calls).removeprefix(c.kind)
+
+
+def _cost_of(c: config_dict.ConfigDict, plan: Plan, calls: int) -> str:
+    """What a coach reads and writes at most for so many calls, behind its kind."""
     if c.kind == "rubric":
-        return line
+        return c.kind
+    workflow, guide = plan.played.workflow, plan.played.guide
     attempts = c.format_attempts or 2
     texts = sum(map(len, (guide.workflow_text, guide.success, guide.scale, *guide.role_texts.values())))
     role = max(workflow.roles.values(), key=lambda role: role.max_prompt + role.max_tokens)
     read = role.max_prompt + role.max_tokens + (texts + 4000 + 2000) // 3  # a reading: three characters a token, of tools and the guide
     written = c.max_tokens or MAX_ANSWER
-    line += f" of about {read:,} tokens read and at most {written:,} written each, {attempts} times if replies cannot be read"
+    line = f"{c.kind} of about {read:,} tokens read and at most {written:,} written each, {attempts} times if replies cannot be read"
     if c.prices:
         usd = calls * sum(price * tokens for price, tokens in zip(_prices(c.prices), (read, written))) / 1e6
         line += f": {usd:,.2f} USD without a second attempt; the cap is {c.cap_usd:,.2f} USD"
@@ -208,10 +292,13 @@ def first_failure(rollout: Any) -> str:
 
 
 def _attaching(c: config_dict.ConfigDict) -> dict[str, Any]:
-    options = {name: getattr(c, name) for name in ("when", "truth", "missing", "weight", "deadline_s")}
+    options = {name: getattr(c, name) for name in _RUN}
     options = {name: value for name, value in options.items() if value is not None}
-    if "deadline_s" in options:  # of a call; a score may need one for every attempt at its form
-        options["deadline_s"] *= 1 + (c.format_attempts or 2)
+    asked = members_of(c) if c.kind == "ensemble" else [c]
+    # The deadline is of a call; a score may need one for every attempt at its form.
+    waits = [(1 + (one.format_attempts or 2)) * one.deadline_s for one in asked if one.deadline_s is not None]
+    if waits:
+        options["deadline_s"] = max(waits) if len(waits) == len(asked) else max(DEADLINE_S, *waits)
     return options
 
 

@@ -72,20 +72,14 @@ def answers_of_checkpoint(
     path: str, name: str, max_prompt: int = 8192, max_tokens: int = 1024, slots: int = 16, thinking: str | None = None
 ) -> Iterator[dict]:
     """The same of a Hugging Face checkpoint, as `{name: answer}`. Raises `ConfigError` for a directory that holds none."""
-    import jax
-
-    from marl_llm.models import load_pretrained
-    from marl_llm.sampling import Engine, LaneConfig
-    from marl_llm.serving import policy_answers
-    from marl_llm.text import load_chat
+    from marl_llm.serving.local import LocalModel
 
     try:
-        loaded, chat = load_pretrained(path), load_chat(path, thinking)
+        model = LocalModel(path, max_prompt=max_prompt, max_tokens=max_tokens, slots=slots, thinking=thinking)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--path={path!r}: {error}") from error
-    sizes = LaneConfig(slots, prompt_tokens=max_prompt, response_tokens=max_tokens, admit=min(slots, 16))
-    with Engine({name: loaded}, jax.random.key(0), sizes=sizes, tokenizers={name: chat.tokenizer}) as engine:
-        yield {name: policy_answers(engine, name, chat, max_prompt=max_prompt, max_tokens=max_tokens)}
+    with model:
+        yield {name: model.answers}
 
 
 def answers() -> contextlib.AbstractContextManager[dict]:

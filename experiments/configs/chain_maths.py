@@ -3,7 +3,7 @@
 A rubric scores every action.
 
 Command:   python -m experiments.train --config=experiments/configs/chain_maths.py --workdir=runs/chain
-           ... --config.coach.study=permuted:0       the controls; constant:5
+           ... --config.coach.study=permuted         the controls; constant:5
            ... --config.game.information=partial     only the solver reads the problem
 Expected:  docs/mappa.md, "MathChat".
 Variants:  :smoke; :outcome has no coach and pays everybody for a right answer (GRPO on the same plays).

@@ -64,12 +64,14 @@ class Coaching:
       guide: of the world.
       options: keyword arguments of `coached`.
       clients: what the coach asks through; closed with the team.
+      models: what clients ask in this process; closed behind them.
     """
 
     coach: Coach
     guide: CoachGuide | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     clients: tuple[Any, ...] = ()
+    models: tuple[Any, ...] = ()
 
     def attach(self, workflow: Workflow) -> Workflow:
         """The workflow with this coach; raises as `coached`."""
@@ -85,9 +87,9 @@ class Coaching:
         return {f"coach/{name}": value for name, value in found.items()}
 
     def close(self) -> None:
-        """Ends the clients' threads."""
-        for client in self.clients:
-            client.close()
+        """Ends the clients' threads and the models."""
+        for opened in (*self.clients, *self.models):
+            opened.close()
 
 
 def check_coached(workflow: Workflow) -> None:

@@ -1,17 +1,18 @@
 """What a coach is asked: who is in the team, what this member read, wrote and caused, and the form of the answer (MAPPA, B.4, C.4, D).
 
-Blocks that come from agents and tools stand between boundaries made of a hash of what they hold, which nobody can know who writes it; and
-the answer's labels are broken in them, so that no quotation of them is an answer. A reading: the limit of the response is the config's; the
-paper's prompts say 4k tokens where its runs have 16,384.
+Blocks that come from agents and tools stand between boundaries made of a hash of what they hold, which nobody can know who writes it; the
+answer's labels are broken in them, so that no quotation of them is an answer, and so are headings and boundaries like the prompt's own. A
+reading: the limit of the response is the config's; the paper's prompts say 4k tokens where its runs have 16,384.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from marl_llm.coaching.answers import CORRECT, SCORE, break_labels
+from marl_llm.coaching.answers import CORRECT, MARK, SCORE, break_labels
 from marl_llm.workflows.trajectory import RoleCall, ToolUse
 from marl_llm.workflows.views import ActionView, CoachGuide
 
@@ -27,6 +28,8 @@ QUESTIONS = (
     "Is what it handed on correct and useful for those who follow?",
     "Is it free of repetition and of text without use?",
 )
+_HEADINGS = "the team|its members|what decides success|the action|questions|scale|your answer"
+_OWN = re.compile(rf"(?m)(?:^|(?<=[\r\v\f\x85\u2028\u2029]))([ \t]*(?:#+[ \t]*(?=(?i:{_HEADINGS})\b)|BEG(?=IN\b)|EN(?=D\b)))")
 SCALE = "0 terrible, 2 wrong, 5 partly useful, 8 good, 10 could not be better. Any number from 0 to 10 is allowed."
 
 
@@ -45,7 +48,7 @@ def messages_for(view: ActionView, guide: CoachGuide) -> tuple[list[dict[str, st
     if before := view.own_earlier:
         parts.append(blocks.add("earlier actions of this member", "\n---\n".join(_short(one.text) for one in before)))
     parts += [blocks.add("input", call.prompt), blocks.add("output", call.text)]
-    parts.append(f"Format: {'in order' if call.legal else 'broken: ' + break_labels(_short(call.illegal))}.")
+    parts.append(f"Format: {'in order' if call.legal else 'broken: ' + quoted(' '.join(_short(call.illegal).split()))}.")
     if call.truncated:
         parts.append("The output was cut off at the limit.")
     parts.append(blocks.add("tool feedback", feedback_of(view, guide) or "N/A", MAX_FEEDBACK))
@@ -71,6 +74,11 @@ def feedback_of(view: ActionView, guide: CoachGuide) -> str:
     return "\n".join(f"{use.node}: {_fields(use.writes)}" for use in view.observations if use.writes)
 
 
+def quoted(text: str) -> str:
+    """A text of the team's with a zero width mark in whatever could be taken for the prompt's: labels, its headings, boundaries."""
+    return _OWN.sub(lambda match: match[1] + MARK, break_labels(text))
+
+
 def cut_middle(text: str, most: int) -> str:
     """The text, or its beginning and its end with a note of how much is left out between them; at most `most` characters and the note."""
     if len(text) <= most:
@@ -87,7 +95,7 @@ class _Blocks:
 
     def add(self, name: str, text: str, most: int = MAX_BLOCK) -> str:
         self.cut += len(text) > most
-        text = break_labels(cut_middle(text, most))
+        text = quoted(cut_middle(text, most))
         mark = hashlib.sha256(f"{name}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
         return f"BEGIN {name} {mark}\n{text}\nEND {name} {mark}"
 

@@ -7,6 +7,7 @@ drawn by the identity of the action, not by who asks first; `permuted` is the ex
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import math
 import random
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_llm.coaching.coach import Answers, ChatCoach, Coach
+from marl_llm.coaching.coach import Answers, ChatCoach, Coach, metrics_of
 from marl_llm.tools.chat import ChatReply, Message
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
 from marl_llm.workflows.errors import WorkflowError
@@ -71,6 +72,13 @@ class Ensemble:
         members = tuple(one.value for one in said)
         return success(Score(value, correct, said[0].reason, members, capped, cached), time.monotonic() - start)
 
+    def metrics(self) -> dict[str, float]:
+        """The members' counts, summed."""
+        found: collections.Counter[str] = collections.Counter()
+        for member in self._members:
+            found.update(metrics_of(member))
+        return dict(found)
+
 
 class Changed:
     """A coach whose scores are changed by a function of the view and the score.
@@ -89,6 +97,10 @@ class Changed:
             return result
         value = float(self._change(view, float(result.value.value)))
         return dataclasses.replace(result, value=dataclasses.replace(result.value, value=value))
+
+    def metrics(self) -> dict[str, float]:
+        """Those of the coach that is changed."""
+        return dict(metrics_of(self._coach))
 
 
 def shift(coach: Coach, stratum: str, by: float) -> Changed:
@@ -144,6 +156,10 @@ class Failing:
         if self._coach is None or dice(view, self._seed, "failing").random() < self._share:
             return failed(FailureKind.UNAVAILABLE, f"{view.call.id}: a study lets the coach fail", 0.0)
         return await self._coach.score(view)
+
+    def metrics(self) -> dict[str, float]:
+        """Those of the coach behind it."""
+        return dict(metrics_of(self._coach))
 
 
 def babbling(coach: Any, share: float, seed: int = 0) -> ChatCoach:

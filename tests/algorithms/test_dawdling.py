@@ -139,3 +139,10 @@ def test_a_centred_score_makes_bad_actions_cost():
 
 def test_table_7_prints_two_samples_per_prompt_for_both_tasks():
     assert rl.make_recipe("mappa").plays == rl.make_recipe("mappa", "released").plays == 2
+
+
+@pytest.mark.parametrize("value", [0.5, 0.7, 0.1])
+@pytest.mark.parametrize("fields", [dict(preset="released", group_by="agent,turn"), dict(returns="immediate"), *REPAIRED[:2]])
+def test_a_constant_coach_gives_exactly_zero_advantages_to_plays_of_any_length(value, fields):
+    plays = [[(agent, value) for agent, _ in play] for play in (GOOD, DAWDLING, DAWDLING[:4])]
+    assert not advantages(*plays, **fields).any()

@@ -78,6 +78,26 @@ def test_babble_is_unreadable_and_a_failing_coach_voids_its_share_of_the_plays()
     assert all(row.excluded == "void" for row in sample_table(rollout).samples if row.instance == void[0].task.number)
 
 
+def test_void_takes_the_whole_play_where_mask_takes_the_action():
+    """The same failures: who is left out differs, and nobody is paid for what was not said."""
+    rows = {}
+    for missing in ("void", "mask"):
+        workflow = coached(lab.team(), study(says(5), "failing:0.2"), lab.guide(), missing=missing)
+        rows[missing] = sample_table(lab.play(workflow, n=10, attempts=1)).samples
+    out = {missing: {(row.instance, row.call.id) for row in found if not row.where} for missing, found in rows.items()}
+    hit = {instance for instance, _ in out["mask"]}
+    assert {row.excluded for row in rows["void"]} == {"", "void"}
+    assert {row.excluded for row in rows["mask"]} == {"", "no score"}
+    assert hit == {instance for instance, _ in out["void"]}
+    assert len(out["mask"]) < len(out["void"])
+
+
+def test_an_ensemble_and_a_study_pass_on_the_counts_of_the_coaches_behind_them():
+    coach = study(Ensemble([says(2), study(says(9), "noisy:1"), Failing(says(4), 0.0)]), "shift:even:1")
+    ask(coach)
+    assert coach.metrics() == {"actions": 3.0, "unreadable": 0.0, "capped": 0.0, "cut": 0.0}
+
+
 def test_with_missing_mask_only_the_action_is_left_out_and_the_record_says_why(tmp_path):
     workflow = coached(lab.team(), study(says(5), "failing:0.2"), lab.guide(), missing="mask")
     rollout = lab.play(workflow, n=10)

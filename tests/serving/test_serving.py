@@ -137,6 +137,29 @@ def test_many_plays_at_once_lose_no_score_double_none_and_never_pass_the_cap():
     assert 0 < spent <= 0.02
 
 
+def test_sixty_four_calls_are_in_the_server_at_once_and_never_one_more():
+    """Nobody is answered before 64 are there: what the client may have under way is what the server sees."""
+    changed, inside, seen = threading.Condition(), [0, 0], []
+
+    def waiting(messages, options):
+        with changed:
+            inside[0] += 1
+            inside[1] = max(inside)
+            changed.notify_all()
+            changed.wait_for(lambda: inside[1] >= 64, 60)
+            seen.append(messages[1]["content"])
+            inside[0] -= 1
+        return scoring(messages, options)
+
+    guide = lab.guide()
+    with ChatServer({"m": waiting}, concurrency=128) as server:
+        with ChatClient(OpenAICompatible(server.url, "m", None), concurrency=64) as client:
+            rollout = lab.play(coached(lab.team(), ChatCoach(of_client(client), guide), guide), n=30)
+    assert inside == [0, 64]
+    assert len(seen) == len(set(seen)) == 90
+    assert all("coach" in row.components for row in sample_table(rollout).samples)
+
+
 def test_a_full_queue_turns_clients_away_with_a_pause_and_nothing_is_lost():
     gate = threading.Event()
 

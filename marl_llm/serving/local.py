@@ -1,0 +1,75 @@
+"""A checkpoint of Hugging Face's format behind an engine of its own, in this process: for the server, and for a coach of `kind=model`."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+from collections.abc import Sequence
+
+import jax
+
+from marl_llm.models import load_pretrained
+from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.sampling.requests import RequestError
+from marl_llm.serving.policy import policy_answers
+from marl_llm.text import load_chat
+from marl_llm.tools.chat import BackendError, ChatReply, Message, Options, PolicyBackend
+from marl_llm.tools.results import FailureKind
+
+MAX_PROMPT, MAX_TOKENS, SLOTS = 8192, 1024, 16
+
+
+class LocalModel:
+    """A frozen model that answers chat messages until it is closed; a context manager.
+
+    Args:
+      path: directory of the checkpoint.
+      max_prompt: tokens of a prompt.
+      max_tokens: of a reply.
+      slots: replies that are sampled at once.
+      thinking: "on" or "off", how the chat opens; None: as the checkpoint's template does.
+
+    Attributes:
+      answers: (messages, options) -> a reply; see `policy_answers`. Equal to that of every other `LocalModel` of these files and sizes.
+
+    Raises:
+      ValueError: the files are no checkpoint, or no chat format fits them.
+    """
+
+    def __init__(
+        self, path: str, *, max_prompt: int = MAX_PROMPT, max_tokens: int = MAX_TOKENS, slots: int = SLOTS, thinking: str | None = None
+    ):
+        self._path, name = pathlib.Path(path), "model"
+        loaded, chat = load_pretrained(path), load_chat(path, thinking)
+        sizes = LaneConfig(slots, prompt_tokens=max_prompt, response_tokens=max_tokens, admit=min(slots, 16))
+        self._engine = Engine({name: loaded}, jax.random.key(0), sizes=sizes, tokenizers={name: chat.tokenizer})
+        self.answers = policy_answers(self._engine, name, chat, max_prompt=max_prompt, max_tokens=max_tokens)
+
+    def backend(self, content: bool = False) -> PolicyBackend:
+        """For a `ChatClient`. With `content` its identity is what the files hold, so that a cache on disk outlives this process."""
+        return PolicyBackend(self._reply, digest_of(self._path) if content else str(self._path))
+
+    def _reply(self, messages: Sequence[Message], options: Options) -> ChatReply:
+        try:
+            return self.answers(messages, options)
+        except RequestError as error:  # as the server's status 400
+            raise BackendError(FailureKind.REFUSED, str(error)) from error
+
+    def close(self) -> None:
+        """Ends the engine."""
+        self._engine.close()
+
+    def __enter__(self) -> LocalModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def digest_of(folder: pathlib.Path) -> str:
+    """SHA-256 of a checkpoint's files, in hex: names and contents of all that lie in the folder itself."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        with path.open("rb") as file:
+            digest.update(f"{path.name}\n{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
