@@ -12,6 +12,10 @@ from marl_llm.training.mesh import quick_flags
 NOTEBOOKS = pathlib.Path(__file__).parents[2] / "notebooks"
 
 
+# a training of a minute is run for two steps here: what it learns is no part of the test
+SHORTER = {"04_your_own_team": ("WARM, STEPS, ORDERS_PER_STEP = 75, 40, 8", "WARM, STEPS, ORDERS_PER_STEP = 2, 2, 2")}
+
+
 @pytest.mark.parametrize(("name", "pictures", "said"), [
     ("01_groups_and_advantages", 4, "mix prompts"),
     ("02_losses", 6, "on the sampler's kept set"),
@@ -22,7 +26,10 @@ def test_notebook_runs(name, pictures, said, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("XLA_FLAGS", " ".join(quick_flags()))  # a notebook chooses its number of devices itself
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent) + os.pathsep + os.environ.get("PYTHONPATH", ""))
-    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    text = (NOTEBOOKS / f"{name}.ipynb").read_text()
+    long, short = SHORTER.get(name, ("", ""))
+    assert long in text
+    notebook = nbformat.reads(text.replace(long, short) if long else text, as_version=4)
     nbformat.validate(notebook)
     for cell in notebook.cells:
         if cell.cell_type == "code":
