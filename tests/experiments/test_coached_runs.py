@@ -136,3 +136,15 @@ def test_a_model_refuses_as_the_server_does_and_its_files_name_its_cache(judge, 
     before = digest_of(judge)
     (judge / "note.txt").write_text("other")
     assert digest_of(judge) != before
+
+
+def test_a_checkpoint_is_served_by_name(judge):
+    from experiments.serve import answers_of_checkpoint
+    from marl_llm.tools.chat import Options
+
+    with answers_of_checkpoint(str(judge), "coach", 2048, 1, slots=2) as models:
+        replies = [models["coach"]([{"role": "user", "content": f"case {n}"}], Options(temperature=0.0)) for n in (12, 345)]
+    assert all(reply.text.startswith("SCORE: ") for reply in replies)
+    assert all(reply.completion_tokens == 1 for reply in replies)
+    with pytest.raises(ConfigError, match=r"--path='nowhere': .*there is no such directory"), answers_of_checkpoint("nowhere", "coach"):
+        pass
