@@ -51,6 +51,8 @@ setup(
         "plan": ["libtpu"],  # experiments.plan: the TPU compiler, on any machine
         "notebooks": NOTEBOOKS,
         "docs": DOCS,  # the site: mkdocs.yml
+        "wandb": ["wandb>=0.20"],  # config.logger
+        "trackio": ["trackio>=0.10"],
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda12]"],
     },

@@ -25,6 +25,7 @@ from experiments.command import ConfigError
 from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.games import Found, Game, GameError, find_game
 from marl_llm.models import ModelConfig
+from marl_llm.reporting.trackers import missing
 from marl_llm.workflows import Assignment, Task, World, with_roles
 
 MICROBATCH = 768  # tokens; smaller micro-batches pay for adding gradients up, larger ones fall out of a CPU's caches
@@ -160,6 +161,7 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
             "keep": 2,  # how many stay, besides step 0
         }
     )
+    c.logger = ""  # "wandb" or "trackio": the figures go there too (extras of those names), offline unless their settings say otherwise
     # the control: rewards are dealt anew among the samples of a role
     c.control = config_dict.ConfigDict({"permute_rewards": False})
     c.stacked_layers = False  # one leaf per weight with all layers in front: fewer leaves, faster compilation of deep models
@@ -333,6 +335,8 @@ def check(config: config_dict.ConfigDict, home: pathlib.Path | None = None) -> N
             raise ConfigError(f"config.models.{name}={config.models[name]!r} must be made by experiments.base.model_section")
         checks.compare_keys(config.models[name], model_section(), f"config.models.{name}", start)
     checks.numbers(config)
+    if config.logger and (why := missing(config.logger)):
+        raise ConfigError(f"config.logger={config.logger!r} {why}")
 
 
 def _cut(world: World, rollout: config_dict.ConfigDict) -> World:

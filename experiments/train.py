@@ -119,7 +119,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
 
     # ------------------------------------------------------------------------------------------------ where it begins
     compilations, c, o = speed.Compilations(), config, config.optimizer
-    files = Files(workdir, plan, None if done is None else (done[-1] if done else -1))
+    files = Files(workdir, plan, config, None if done is None else (done[-1] if done else -1))
     if done:
         like, state = team.policies(), checkpoints.state(done[-1])
         team.restore(checkpoints.restore(0, like), checkpoints.restore(done[-1], like), state["team"])
@@ -308,7 +308,8 @@ class Stopwatch:
 class Files:
     """The files of a run directory that grow, and those that describe the game. Of many processes, only the first one's are kept."""
 
-    def __init__(self, workdir: pathlib.Path, plan, resume_step: int | None):
+    def __init__(self, workdir: pathlib.Path, plan, config, resume_step: int | None):
+        from experiments.workdir import plain
         from marl_llm import reporting
         from marl_llm.reporting import files
         from marl_llm.training import processes
@@ -322,7 +323,8 @@ class Files:
         if resume_step is not None:  # the plays of an end that was cut short are played again
             files.keep_lines(workdir / "episodes.jsonl", lambda play: play.get("when") == "train")
             files.keep_lines(workdir / FILE_NAME, lambda play: play.get("when") == "train" and play["step"] <= resume_step)
-        self.metrics = reporting.MetricsWriter(workdir, resume_step=resume_step)
+        tracker = reporting.Tracker(config.logger, workdir, plain(config)) if config.logger and self._scratch is None else None
+        self.metrics = reporting.MetricsWriter(workdir, resume_step=resume_step, tracker=tracker)
         self.episodes = reporting.EpisodeWriter(workdir, resume_step=resume_step)
         if isinstance(plan.game, World):
             (workdir / "graph.svg").write_text(to_svg(plan.game.workflow, dict(plan.assignment.roles)))

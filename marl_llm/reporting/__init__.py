@@ -2,7 +2,8 @@
 
 Any room may write to this one; it imports none of them. Four things live here, all inside a work directory:
 
-- `MetricsWriter`, `read_metrics`: one line of figures per step in `metrics.jsonl`, and the same in TensorBoard.
+- `MetricsWriter`, `read_metrics`: one line of figures per step in `metrics.jsonl`, and the same in TensorBoard;
+  `Tracker`: in Weights & Biases or trackio.
 - `Progress`: a live line with ETA on a terminal, plain lines in a log.
 - `EpisodeWriter`, `read_episodes`, `read_tokens`: whole plays, turn by turn, in `episodes.jsonl` and `episodes_tokens.jsonl`.
 - `write_report`: one self-contained `report.html` made of the three above (`python -m marl_llm.reporting.report runs/first`).
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from marl_llm.reporting.metrics import MetricsWriter, read_metrics
     from marl_llm.reporting.progress import Progress
     from marl_llm.reporting.report import write_report
+    from marl_llm.reporting.trackers import Tracker
 
 _MODULE_OF = {
     "EpisodeError": "episodes",
@@ -26,6 +28,7 @@ _MODULE_OF = {
     "LineError": "files",
     "MetricsWriter": "metrics",
     "Progress": "progress",
+    "Tracker": "trackers",
     "WriteError": "files",
     "read_episodes": "episodes",
     "read_metrics": "metrics",
@@ -40,6 +43,7 @@ __all__ = [
     "LineError",
     "MetricsWriter",
     "Progress",
+    "Tracker",
     "WriteError",
     "read_episodes",
     "read_metrics",

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from marl_llm.reporting import files
+from marl_llm.reporting.trackers import Tracker
 
 PHASES = ("warm_start", "train", "eval")
 FILE_NAME = "metrics.jsonl"
@@ -41,13 +42,17 @@ class MetricsWriter:
         `train` and `eval` lines of later steps are dropped, and warm-start lines stay. -1 says that the run starts over
         because nothing was saved: all lines are dropped.
       tensorboard: False leaves TensorBoard out.
+      tracker: gets every record too, and is closed with this; see `trackers.Tracker`.
 
     Raises:
       files.WriteError: when the work directory cannot be written.
       files.LineError: when `resume_step` is given and a line before the last is not JSON.
     """
 
-    def __init__(self, workdir: files.Path, resume_step: int | None = None, tensorboard: bool = True):
+    def __init__(
+        self, workdir: files.Path, resume_step: int | None = None, tensorboard: bool = True, tracker: Tracker | None = None
+    ):
+        self._tracker = tracker
         self.path = pathlib.Path(workdir) / FILE_NAME
         if resume_step is not None:
             files.keep_lines(self.path, lambda record: _survives(record, resume_step))
@@ -68,12 +73,16 @@ class MetricsWriter:
         self._lines.append(json.dumps(clean, allow_nan=False))
         if self._board is not None:
             self._board.add(clean["phase"], clean["step"], scalars)
+        if self._tracker is not None:
+            self._tracker.add(clean["phase"], clean["step"], scalars)
 
     def close(self) -> None:
         """Flushes TensorBoard and closes both; a second call does nothing."""
         try:
             self._lines.close()
         finally:
+            if self._tracker is not None:
+                self._tracker.close()
             if self._board is not None:
                 self._board.close()
 

@@ -1,15 +1,18 @@
 """metrics.jsonl: valid JSON whatever the values, exact after a kill and a resume, loud when the disk is full."""
 
 import errno
+import importlib
+import importlib.util
 import json
 import math
 import os
 import pathlib
+import sys
 
 import numpy as np
 import pytest
 
-from marl_llm.reporting import LineError, MetricsWriter, WriteError, files, read_metrics
+from marl_llm.reporting import LineError, MetricsWriter, Tracker, WriteError, files, read_metrics
 
 
 def train(step, **figures):
@@ -239,3 +242,59 @@ def test_a_work_directory_that_is_a_file_is_refused(tmp_path):
     with pytest.raises(WriteError) as caught:
         MetricsWriter(tmp_path / "run")
     assert caught.value.filename == str(tmp_path / "run" / "metrics.jsonl")
+
+
+# --- Weights & Biases and trackio, by a module that stands in for them ----------------------------------------------------------------
+
+STAND_IN = """
+import json, pathlib
+calls = []
+def init(**named): calls.append(("init", named))
+def log(figures): calls.append(("log", figures)); assert "train/bad" not in figures, "the disk is full"
+def finish(): calls.append(("finish", None))
+"""
+
+
+@pytest.fixture(params=["wandb", "trackio"])
+def stand_in(request, tmp_path, monkeypatch):
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    (folder / f"{request.param}.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, request.param, raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    yield request.param, importlib.import_module(request.param)
+    sys.modules.pop(request.param, None)
+
+
+def test_a_tracker_gets_every_figure_by_its_name_and_offline_unless_told(stand_in, tmp_path):
+    kind, package = stand_in
+    run = tmp_path / "group" / "run"
+    with MetricsWriter(run, tensorboard=False, tracker=Tracker(kind, run, {"steps": 3})) as metrics:
+        metrics.write({"phase": "train", "step": 1, "role/tool/reward": 0.5, "note": "text"})
+        metrics.write({"phase": "eval", "step": 1, "success": 0.25})
+    (first, named), *logged, last = package.calls
+    assert (first, last) == ("init", ("finish", None))
+    assert (named["name"], named["group"], named["config"], named["resume"]) == ("run", "group", {"steps": 3}, "allow")
+    assert kind != "wandb" or (named["mode"], named["dir"], named["id"]) == ("offline", str(run), "group-run")
+    assert [figures for _, figures in logged] == [
+        {"train/role/tool/reward": 0.5, "train/step": 1}, {"eval/success": 0.25, "eval/step": 1},
+    ]  # fmt: skip
+
+
+def test_a_tracker_that_fails_is_told_once_and_costs_the_run_nothing(stand_in, tmp_path, capsys):
+    kind, package = stand_in
+    with MetricsWriter(tmp_path, tensorboard=False, tracker=Tracker(kind, tmp_path, {})) as metrics:
+        for step in (1, 2, 3):
+            metrics.write({"phase": "train", "step": step, "bad" if step == 2 else "good": 1.0})
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
+    assert capsys.readouterr().err == f"{kind} failed and is left out from here on: AssertionError: the disk is full\n"
+    assert [name for name, _ in package.calls] == ["init", "log", "log"]
+
+
+def test_a_tracker_that_cannot_be_had_is_refused_with_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"logger='wandb' needs its package: pip install 'marl_llm\[wandb\]'"):
+        Tracker("wandb", tmp_path, {})
+    with pytest.raises(ValueError, match="logger='mlflow' is none of wandb, trackio"):
+        Tracker("mlflow", tmp_path, {})
