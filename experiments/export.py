@@ -4,7 +4,8 @@
     python -m experiments.export --run=runs/a --model=planner --out=planner --step=0 --dtype=bfloat16      as it was before reinforcement
 
 Adapters are merged into their base. A model that began from a Hugging Face checkpoint gets that one's tokenizer, chat template and
-generation settings; one that was made for a game gets the game's sentencepiece model, if it has one.
+generation settings; one that was made for a game gets the game's sentencepiece model, if it has one. README.md is a model card with the
+run's config, command and figures; `--licence=apache-2.0` names the licence that you give the model.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from absl import flags, logging
 
 from experiments import command
 from experiments.building import opened
+from experiments.card import run_card
 from experiments.command import ConfigError
 from marl_llm import hints
 
@@ -22,21 +24,26 @@ _RUN = flags.DEFINE_string("run", None, "Run directory.")
 _MODEL = flags.DEFINE_string("model", None, "Name of the model; may be left out where there is one.")
 _OUT = flags.DEFINE_string("out", None, "Directory to write; must not exist, or be empty.")
 _STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest.")
+_LICENCE = flags.DEFINE_string("licence", None, "For the model card, as Hugging Face's hub names it, e.g. apache-2.0.")
 _DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "On disk; default: as the parameters are kept.")
 
 
-def export(run: str, model: str | None, out: pathlib.Path, step: int | None = None, dtype: str | None = None) -> list[pathlib.Path]:
+def export(
+    run: str, model: str | None, out: pathlib.Path, step: int | None = None, dtype: str | None = None, licence: str | None = None
+) -> list[pathlib.Path]:
     """Writes the model and returns the tensor files. Raises `ConfigError` for a run, a model or a directory that will not do."""
     from marl_llm.models import save_pretrained
     from marl_llm.workflows import World
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out={out} exists; choose a new directory")
-    with opened(run, step) as (_, plan, team, _):
+    with opened(run, step) as (_, plan, team, step):
         names = list(plan.shapes)
         model = model or (names[0] if len(names) == 1 else "")
         if model not in names:
             raise ConfigError(f"--model={model!r}: {run} has no such model; {hints.suggestion(model, names)}")
+        roles = [role for role, player in plan.assignment.roles.items() if player == model]
+        text = run_card(run, model, roles, step, licence)
         learner, path = team.learners[model], plan.options[model].get("path")
         try:
             written = save_pretrained(out, learner.config, learner.params, dtype=dtype, like=path)
@@ -45,6 +52,7 @@ def export(run: str, model: str | None, out: pathlib.Path, step: int | None = No
         tokenizer = (plan.game.speech and plan.game.speech.tokenizer) if isinstance(plan.game, World) else plan.game.tokenizer
         if path is None and hasattr(tokenizer, "save"):
             tokenizer.save(out / "tokenizer.model")
+        (out / "README.md").write_text(text, encoding="utf-8")
     return written
 
 
@@ -54,7 +62,7 @@ def main(argv) -> None:
     for name, flag in (("run", _RUN), ("out", _OUT)):
         if not flag.value:
             raise ConfigError(f"--{name} is missing, e.g. --run=runs/a --model=planner --out=planner")
-    for path in export(_RUN.value, _MODEL.value, pathlib.Path(_OUT.value), _STEP.value, _DTYPE.value):
+    for path in export(_RUN.value, _MODEL.value, pathlib.Path(_OUT.value), _STEP.value, _DTYPE.value, _LICENCE.value):
         print(path)
 
 
