@@ -20,7 +20,6 @@ Each library runs in a worker process that is bound to --threads cores; peers ge
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import pathlib
 import statistics
@@ -86,25 +85,24 @@ def make_rows(groups: int, branches: int, prompt: int, response: int, unrolled: 
     )  # fmt: skip
 
 
-def prepare(names: list[str], model: str, microbatch_tokens: int) -> dict:
-    """The tasks of our own worker: steps, which all train one policy, and the matrix products."""
+def stepper(config, mesh, optimizer, held: dict, shape: tuple, microbatch_tokens: int):
+    """A function that takes one step of GRPO on random rows of a shape as in STEPS and returns its seconds and loss.
+
+    It trains `held["policy"]`, which several such functions may share.
+    """
     import jax
     import jax.numpy as jnp
 
     from marl_llm.algorithms import make_recipe
-    from marl_llm.models import TRAIN, load_pretrained, param_shardings, serving_layout
-    from marl_llm.sampling import sample
-    from marl_llm.training import LearnerOptions, Trained, Update, make_mesh, make_optimizer, make_policy
+    from marl_llm.training import LearnerOptions, Trained, Update
     from marl_llm.training.batch import from_pool, pooled
 
-    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
-    mesh, optimizer = make_mesh(1), make_optimizer(max_grad_norm=1.0, b2=0.999, weight_decay=0.01)
-    config, params = load_pretrained(model)
-    held = {"policy": make_policy(params, optimizer)}
-    held["policy"] = jax.device_put(held["policy"], param_shardings(held["policy"], mesh, TRAIN))
-    pool = jax.jit(pooled)
+    rows, pool = make_rows(*shape), jax.jit(pooled)
+    row = rows.prompt.shape[1] + rows.tokens.shape[1] * rows.tokens.shape[2]
+    recipe = make_recipe("grpo", branches=shape[1])
+    update = Update(LearnerOptions(recipe, optimizer, row, len(rows.where), 1, microbatch_tokens), config, mesh)
 
-    def step(update, rows):
+    def step():
         tick = time.perf_counter()
         tokens, table = from_pool(pool(rows), len(rows.where))
         (held["policy"], _), figures = update(Trained(held["policy"]), None, tokens, table, [True], jnp.float32(1e-6), 0)
@@ -112,13 +110,26 @@ def prepare(names: list[str], model: str, microbatch_tokens: int) -> dict:
         jax.block_until_ready(held["policy"])
         return {"seconds": time.perf_counter() - tick, "loss": loss}
 
+    return step
+
+
+def prepare(names: list[str], model: str, microbatch_tokens: int) -> dict:
+    """The tasks of our own worker: steps, which all train one policy, and the matrix products."""
+    import jax
+    import jax.numpy as jnp
+
+    from marl_llm.models import TRAIN, load_pretrained, param_shardings, serving_layout
+    from marl_llm.sampling import sample
+    from marl_llm.training import make_mesh, make_optimizer, make_policy
+
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
+    mesh, optimizer = make_mesh(1), make_optimizer(max_grad_norm=1.0, b2=0.999, weight_decay=0.01)
+    config, params = load_pretrained(model)
+    held = {"policy": make_policy(params, optimizer)}
+    held["policy"] = jax.device_put(held["policy"], param_shardings(held["policy"], mesh, TRAIN))
     tasks = {}
     for name in names:
-        rows = make_rows(*STEPS[name])
-        recipe = make_recipe("grpo", branches=STEPS[name][1])
-        row = rows.prompt.shape[1] + rows.tokens.shape[1] * rows.tokens.shape[2]
-        update = Update(LearnerOptions(recipe, optimizer, row, len(rows.where), 1, microbatch_tokens), config, mesh)
-        tasks[name] = functools.partial(step, update, rows)
+        tasks[name] = stepper(config, mesh, optimizer, held, STEPS[name], microbatch_tokens)
         tasks[name]()
 
     if "grpo" in names:

@@ -1,0 +1,227 @@
+"""Does everything work on this accelerator, and how fast? One command, with a page; it needs no other library and no network.
+
+    python -m benchmarks.accelerator [--tiny] [--output=docs/accelerators.md] [--parts=attention,log_probs,engine,update,runs]
+
+Where JAX finds a GPU or a TPU the sizes are those of a Qwen3 of 0.6e9 parameters with random weights (about 12 GB). On a CPU, and with
+--tiny, everything takes about three minutes of one core, less once programs are cached. Each size is a flag. One device is measured.
+Parts, each in a process of its own:
+
+    attention   output and gradients of every attention path in every dtype against float32 products of XLA
+    log_probs   the sampler's, the engine's and the scorer's log-probs of a whole model against a float32 scorer
+    engine      tokens/s, and the share of the memory's bandwidth, at several batch sizes and lengths
+    update      time, MFU and memory of an optimizer step beside what `experiments.plan` predicts
+    runs        a mini run of Plan-Path and of workflow A by `experiments.train`
+
+Prints JSON lines and writes a Markdown page. What fails is a line with `failed`, the other rows go on, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+
+from benchmarks.accelerator_parts import LARGE, PARTS, ROOT, Sizes
+
+FIELDS = dataclasses.fields(Sizes)
+
+
+def rows_of_process(part: str, sizes: Sizes, limit_s: float, quick: bool) -> Iterator[dict]:
+    """The rows of a part that runs in a process of its own, and one more if that ends badly. `quick`: see `serve`."""
+    flags = ["--quick"] * quick + [f"--{name}={value}" for name, value in dataclasses.asdict(sizes).items()]
+    with tempfile.TemporaryFile("w+") as said:
+        command = [sys.executable, "-m", "benchmarks.accelerator", f"--part={part}", *flags]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=said, text=True)
+        watch = threading.Timer(limit_s, process.kill)
+        watch.start()
+        try:
+            for line in process.stdout:
+                if line.startswith('{"part"'):
+                    yield json.loads(line)
+            code = process.wait()
+        finally:
+            watch.cancel()
+            process.kill()
+        if code:
+            said.seek(0)
+            yield {"part": part, "failed": f"the process ended with {code}: {' / '.join(said.read().strip().splitlines()[-3:])[-500:]}"}
+
+
+def serve(part: str, sizes: Sizes, quick: bool) -> None:
+    """Computes a part in this process and prints its rows. `quick`: what is not timed is compiled faster for a CPU, and runs slower."""
+    measured = PARTS[part]
+    if part != "runs":
+        import jax
+
+        from experiments.building import CACHE
+        from marl_llm.training import compile_quickly, use_cpu_devices
+
+        use_cpu_devices(1)
+        if quick and part in ("attention", "log_probs"):
+            compile_quickly()
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(CACHE).expanduser()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    for found in measured(sizes):
+        print(json.dumps(found), flush=True)
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+def shown(value) -> str:
+    """A figure as it stands in a table."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "/")
+
+
+def gib(value) -> str:
+    """Bytes in MiB or GiB."""
+    return "–" if value is None else f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
+
+
+def percent(value) -> str:
+    """A share."""
+    return "–" if value is None else f"{value:.1%}"
+
+
+COLUMNS = {  # part -> title, key, how it is written
+    "device": (
+        ("dtype", "dtype", shown), ("matrix product, GFLOP/s", "gflops", shown), ("reading, GB/s", "gb_per_s", shown),
+        ("data sheet (bfloat16), GFLOP/s", "sheet_gflops", shown), ("data sheet, GB/s", "sheet_gb_per_s", shown),
+    ),
+    "attention": (
+        ("path", "path", shown), ("mask", "mask", shown), ("dtype", "dtype", shown), ("length", "length", shown),
+        ("output", "output", shown), ("gradients", "gradient", shown), ("bound", "bound", shown), ("taken by `auto`", "auto", shown),
+    ),
+    "log_probs": (
+        ("source", "source", shown), ("dtype", "dtype", shown), ("largest, nats", "largest_nats", shown),
+        ("mean, nats", "mean_nats", shown), ("bound", "bound", shown),
+    ),
+    "engine": (
+        ("batch", "batch", shown), ("prompt", "prompt", shown), ("response", "response", shown), ("tokens/s", "tokens_per_s", shown),
+        ("decode step, ms", "step_ms", shown), ("of the bandwidth", "share", percent), ("of the data sheet's", "share_of_sheet", percent),
+        ("prefill, s", "prefill_s", shown), ("compiling, s", "compile_s", shown), ("cache", "cache_bytes", gib),
+    ),
+    "update": (
+        ("groups", "groups", shown), ("branches", "branches", shown), ("prompt", "prompt", shown), ("response", "response", shown),
+        ("seconds", "seconds", shown), ("at least, by `plan`", "least_s", shown), ("MFU", "mfu", percent),
+        ("MFU by the data sheet", "mfu_of_sheet", percent), ("memory counted by `plan`", "counted_bytes", gib),
+        ("`plan`'s program compiled here", "compiled_bytes", gib), ("most seen", "seen_bytes", gib),
+    ),
+    "runs": (
+        ("run", "run", shown), ("config", "config", shown), ("steps", "steps", shown), ("updates", "updates", shown),
+        ("success before", "before", percent), ("after", "after", percent), ("sampler – scorer, nats", "log_prob_gap", shown),
+        ("bound", "bound", shown), ("sampled tokens/s", "sampled_tokens_per_s", shown), ("trained tokens/s", "trained_tokens_per_s", shown),
+        ("whole run, s", "seconds", shown),
+    ),
+}  # fmt: skip
+TEXTS = {
+    "device": "What one device was measured to do: the best of five. Shares below are of these figures.",
+    "attention": "Largest difference from float32 products of XLA (`jax_default_matmul_precision=highest`) on the same inputs, over the "
+    "largest value. *float32* runs at that precision too, *float32, default precision* as a run does.",
+    "log_probs": "Log-probs of a whole model with random weights against a scorer in float32 with dense attention, which scores the same "
+    "tokens. *sampler* and *engine* decode with cached keys; *scorer* is what updates compute.",
+    "engine": "As many distinct prompts as slots; no response ends early. Decode steps and shares count the bytes that a step must read "
+    "(weights once, keys and values half way through the response). tokens/s include the prefill.",
+    "update": "One GRPO step on packed rows, the whole minibatch at once. MFU counts needed products only, nothing that is computed again. "
+    "`plan` counts for bfloat16 and `remat=full`; *most seen* is the device's own peak, which a CPU does not keep.",
+    "runs": "By `experiments.train`, in a few steps; nothing is learned in so few, the rows show that all of it runs.",
+}
+TITLES = {
+    "device": "The device", "attention": "Attention", "log_probs": "Log-probs", "engine": "Engine", "update": "Update", "runs": "Mini runs",
+}  # fmt: skip
+
+NAMES = ("path", "mask", "source", "dtype", "length", "batch", "groups", "branches", "prompt", "response", "run")  # of a row
+
+
+def page(rows: list[dict], sizes: Sizes, command: str, commit: str) -> str:
+    """The Markdown page: hardware, versions, what failed, a table per part."""
+    machine = next((one for one in rows if "platform" in one), {"platform": "unknown", "kind": "unknown", "devices": 0})
+    where = machine["platform"].upper()
+    failed, left = [one for one in rows if "failed" in one], [one for one in rows if "left_out" in one]
+    versions = ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items())
+    memory = f", {gib(machine['memory_bytes'])} each" if machine.get("memory_bytes") else ""
+    only = " No accelerator was at hand: agreement and counts of memory say something about other machines, rates do not."
+    lines = [
+        "# Accelerators", "",
+        f"This is a **{where} page**.{only if where == 'CPU' else ''} `python -m benchmarks.accelerator` writes it on any machine.", "",
+        "| | |", "|---|---|",
+        f"| devices | {machine['devices']} x {machine['kind']} ({machine['platform']}){memory}; one is measured |",
+        f"| host | {machine.get('host', 'unknown')} |", f"| software | Python {machine.get('python', 'unknown')}, {versions} |",
+        f"| model | `{sizes.preset}`, random weights, {sizes.compute_dtype}, remat `{sizes.remat}` |",
+        f"| command | `{command}` |", f"| commit | {commit} |", f"| failed | {len(failed)} of {len(rows) - len(left)} rows |", "",
+    ]  # fmt: skip
+    if failed:
+        lines += ["## Failures", ""]
+        for one in failed:
+            about = ", ".join(str(one[key]) for key in NAMES if key in one)
+            lines.append(f"- **{one['part']}**{': ' if about else ''}{about}: {shown(one['failed'])}")
+        lines.append("")
+    for part, columns in COLUMNS.items():
+        found = [one for one in rows if one["part"] == part and "left_out" not in one and any(key in one for _, key, _ in columns)]
+        if not found:
+            continue
+        columns = [column for column in columns if any(column[1] in one for one in found)]
+        lines += [f"## {TITLES[part]}", "", TEXTS[part], ""]
+        lines += ["| " + " | ".join(title for title, *_ in columns) + " |", "|---" * len(columns) + "|"]
+        for one in found:
+            cells = [write(one.get(key)) for _, key, write in columns]
+            lines.append("| " + " | ".join(cells) + " |" + (" **failed**" if "failed" in one else ""))
+        apart = dict.fromkeys(f"`{one['path']}` {one['left_out']}" for one in left if one["part"] == part)
+        lines += ["", *([f"Left out: {'; '.join(apart)}.", ""] if apart else [])]
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+def main() -> None:
+    """The command, and the parts that it starts itself."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="the sizes of a CPU, wherever this runs")
+    parser.add_argument("--parts", default=",".join(name for name in PARTS if name != "device"), help="some of them, separated by commas")
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "docs" / "accelerators.md", help="the page")
+    parser.add_argument("--limit_s", type=float, default=3600.0, help="seconds after which a part is stopped and counts as failed")
+    for field in FIELDS:
+        help_text = f"{getattr(Sizes(), field.name)} on a CPU, {getattr(LARGE, field.name)} on an accelerator"
+        parser.add_argument(f"--{field.name}", type=int if field.type == "int" else str, help=help_text)
+    parser.add_argument("--part", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    given = {field.name: value for field in FIELDS if (value := getattr(args, field.name)) is not None}
+    if args.part:
+        return serve(args.part, Sizes(**given), args.quick)
+    if unknown := set(args.parts.split(",")) - set(PARTS):
+        parser.error(f"--parts={args.parts}: there is no {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
+    sys.exit(measure(args.parts.split(","), args.tiny, given, args.output, args.limit_s))
+
+
+def measure(parts: list[str], tiny: bool, given: dict, output: pathlib.Path, limit_s: float) -> int:
+    """Runs the parts, prints their rows, writes the page; returns the exit code."""
+    from experiments.workdir import commit_of
+
+    rows, sizes = [], dataclasses.replace(Sizes(), **given)
+    commit, platform = commit_of(ROOT), ""  # before the page is written
+    for part in ["device", *(name for name in parts if name != "device")]:
+        for found in rows_of_process(part, sizes, limit_s, platform == "cpu"):
+            rows.append(found)
+            print(json.dumps(found), flush=True)
+            platform = found.get("platform", platform)
+        if part == "device" and platform not in ("", "cpu") and not tiny:
+            sizes = dataclasses.replace(LARGE, **given)
+    command = shlex.join(["python", "-m", "benchmarks.accelerator", *sys.argv[1:]])
+    output.write_text(page(rows, sizes, command, commit))
+    print(f"{output}: {sum('failed' in one for one in rows)} of {len(rows)} rows failed", file=sys.stderr)
+    return int(any("failed" in one for one in rows))
+
+
+if __name__ == "__main__":
+    main()
