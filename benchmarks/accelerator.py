@@ -3,7 +3,7 @@
     python -m benchmarks.accelerator [--tiny] [--output=docs/accelerators.md] [--parts=attention,log_probs,engine,update,runs]
 
 Where JAX finds a GPU or a TPU the sizes are those of a Qwen3 of 0.6e9 parameters with random weights (about 12 GB). On a CPU, and with
---tiny, everything takes about three minutes of one core, less once programs are cached. Each size is a flag. One device is measured.
+--tiny, everything takes about four minutes of one core, less once programs are cached. Each size is a flag. One device is measured.
 Parts, each in a process of its own:
 
     attention   output and gradients of every attention path in every dtype against float32 products of XLA

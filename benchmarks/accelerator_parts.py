@@ -42,7 +42,7 @@ class Sizes:
     batches: str = "4,16"  # of the engine: slots, all of which decode
     lengths: str = "32+32,128+32"  # of the engine: prompt + response
     updates: str = "4x4x32+32"  # groups x branches x prompt + response
-    steps: int = 2  # of reinforcement in a mini run
+    steps: int = 3  # of reinforcement in a mini run
     repeats: int = 3  # of each time; medians are given
 
 
