@@ -134,7 +134,8 @@ TEXTS = {
     "engine": "As many distinct prompts as slots; no response ends early. Decode steps and shares count the bytes that a step must read "
     "(weights once, keys and values half way through the response). tokens/s include the prefill.",
     "update": "One GRPO step on packed rows, the whole minibatch at once. MFU counts needed products only, nothing that is computed again. "
-    "`plan` counts for bfloat16 and `remat=full`; *most seen* is the device's own peak, which a CPU does not keep.",
+    "`plan` counts for bfloat16 and `remat=full`, with 96 MiB of logits, which decide where models are small; *most seen* is the "
+    "device's own peak, which a CPU does not keep.",
     "runs": "By `experiments.train`, in a few steps; nothing is learned in so few, the rows show that all of it runs.",
 }
 TITLES = {
@@ -157,7 +158,8 @@ def page(rows: list[dict], sizes: Sizes, command: str, commit: str) -> str:
         f"This is a **{where} page**.{only if where == 'CPU' else ''} `python -m benchmarks.accelerator` writes it on any machine.", "",
         "| | |", "|---|---|",
         f"| devices | {machine['devices']} x {machine['kind']} ({machine['platform']}){memory}; one is measured |",
-        f"| host | {machine.get('host', 'unknown')} |", f"| software | Python {machine.get('python', 'unknown')}, {versions} |",
+        f"| host | {machine.get('host', 'unknown')}; load {machine.get('load', 0.0):.1f} when it began |",
+        f"| software | Python {machine.get('python', 'unknown')}, {versions} |",
         f"| model | `{sizes.preset}`, random weights, {sizes.compute_dtype}, remat `{sizes.remat}` |",
         f"| command | `{command}` |", f"| commit | {commit} |", f"| failed | {len(failed)} of {len(rows) - len(left)} rows |", "",
     ]  # fmt: skip

@@ -130,7 +130,8 @@ def device_rows(sizes: Sizes) -> Iterator[dict]:
     versions = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
     yield {
         "part": "device", "platform": device.platform, "kind": device.device_kind, "devices": jax.device_count(), "memory_bytes": memory,
-        "host": f"{os.cpu_count()} CPU cores ({platform.machine()})", "python": platform.python_version(),
+        "host": f"{os.cpu_count()} CPU cores ({platform.machine()})", "load": os.getloadavg()[0],
+        "python": platform.python_version(),
         "versions": {name: versions[name] for name in packages if name in versions},
     }  # fmt: skip
     sheet = chip()
