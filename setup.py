@@ -46,6 +46,8 @@ setup(
         "test": TEST,
         "hf": HF,  # tokenizer.json and checkpoints' own chat templates
         "tools": TOOLS,  # retriever, maths checker
+        "rg": ["reasoning-gym==0.1.25"],  # games of others: docs/external_games.md
+        "ta": ["textarena==0.7.4"],
         "data_science": DATA_SCIENCE,  # what programs in that sandbox profile may import
         "parity": ["torch>=2.6", "transformers>=4.57", "peft>=0.17"],  # the live check against Hugging Face
         "plan": ["libtpu"],  # experiments.plan: the TPU compiler, on any machine

@@ -1,4 +1,4 @@
-"""What is loaded before a program starts: `bare`, `numpy`, `data_science`."""
+"""What is loaded before a program starts: `bare`, `numpy`, `data_science`, `reasoning_gym`."""
 
 import dataclasses
 import functools
@@ -42,6 +42,7 @@ class Profile:
       distributions: what a program may import besides the standard library, with all that these require.
       warm_up: programs run once in the zygote, for what libraries set up at first use.
       optional: distributions that a program may import too where they are installed; they are not preloaded.
+      extra: the extra of this library that installs the distributions.
     """
 
     name: str
@@ -49,8 +50,9 @@ class Profile:
     distributions: tuple[str, ...] = ()
     warm_up: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    extra: str = "data_science"
 
-    @functools.cache  # noqa: B019 (three profiles, frozen)
+    @functools.cache  # noqa: B019 (four profiles, frozen)
     def entries(self) -> list[str]:
         """Host paths of the packages, their bundled libraries and metadata, nothing else of the folder they lie in.
 
@@ -67,7 +69,7 @@ class Profile:
                 distribution = importlib.metadata.distribution(name)
             except importlib.metadata.PackageNotFoundError:
                 if name in self.distributions:
-                    raise SandboxError(f"profile {self.name!r} needs {name}: pip install 'marl_llm[data_science]'") from None
+                    raise SandboxError(f"profile {self.name!r} needs {name}: pip install 'marl_llm[{self.extra}]'") from None
                 continue  # optional, or required under a condition that does not hold here, e.g. another system
             tops = {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}
             found |= {str(distribution.locate_file(top)) for top in tops}
@@ -89,4 +91,6 @@ DATA_SCIENCE = Profile(
     (PANDAS_AND_SKLEARN,),
     ("xgboost", "lightgbm"),
 )  # fmt: skip
-PROFILES = {profile.name: profile for profile in (Profile("bare"), NUMPY, DATA_SCIENCE)}
+# For scorers of reasoning-gym that execute an answer; they need SymPy, which the package requires.
+REASONING_GYM = Profile("reasoning_gym", (*NUMPY.preload, "reasoning_gym"), ("reasoning-gym",), extra="rg")
+PROFILES = {profile.name: profile for profile in (Profile("bare"), NUMPY, DATA_SCIENCE, REASONING_GYM)}

@@ -52,7 +52,7 @@ class Submission:
     Attributes:
       code: Python source.
       stdin: standard input.
-      profile: `bare`, `numpy` or `data_science`.
+      profile: `bare`, `numpy`, `data_science` or `reasoning_gym`.
       limits: what it may use; None for the sandbox's own.
       environment: whose turn it takes; requests of different environments are served in turn.
       workspace: files it starts with; if given, the outcome holds the files it leaves.

@@ -1,0 +1,268 @@
+"""Games of reasoning-gym, on a stand-in with the package's interface; `benchmarks.external_games` plays the package itself."""
+
+import asyncio
+import dataclasses
+import importlib.metadata
+import io
+import json
+import random
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from marl_llm.checking import check
+from marl_llm.games import GameError, make_game
+from marl_llm.games.external import guards
+from marl_llm.games.external.reasoning_gym import EXECUTING, PROGRAM, REFUSED, SHARES, VERSION, ReasoningGym, answer_parser, read_settings
+from marl_llm.tools.results import Failure, FailureKind
+from marl_llm.tools.sandbox import PROFILES, Execution, Program, SandboxError
+from marl_llm.workflows import FormatError
+
+
+@dataclasses.dataclass
+class Settings:
+    seed: int = 0
+    size: int = 500
+    most: int = 40
+
+    def validate(self):
+        assert self.most > 1, "most must be above 1"
+
+
+class Sums:
+    """`a + b`; `score_answer` compares texts."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def __getitem__(self, number):
+        rng = random.Random(self.config.seed + number)
+        a, b = rng.randrange(self.config.most), rng.randrange(self.config.most)
+        return {"question": f"{a} + {b} =", "answer": str(a + b), "metadata": {"numbers": [a, b]}}
+
+    def score_answer(self, answer, entry):
+        entry["metadata"]["numbers"].append(answer)
+        return float(answer == entry["answer"])
+
+
+class Unseeded(Sums):
+    """Draws from the process-wide generators, as `list_functions` and `pool_matrix` do."""
+
+    def __getitem__(self, number):
+        np.random.seed(3)  # noqa: NPY002
+        return super().__getitem__(number) | {"question": f"number {random.random()}"}
+
+
+class Raising(Sums):
+    def score_answer(self, answer, entry):
+        return {"nan": float("nan"), "text": "1"}[answer]
+
+
+class NoAnswer(Sums):
+    def __getitem__(self, number):
+        return super().__getitem__(number) | {"answer": None}
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch):
+    kinds = {"chain_sum": Sums, "list_functions": Unseeded, "raising": Raising, "boxnet": NoAnswer, "coin_flip": Raising}
+    kinds |= dict.fromkeys((*EXECUTING, *REFUSED), Sums)
+    module = types.ModuleType("reasoning_gym")
+    module.factory = types.SimpleNamespace(DATASETS=kinds)
+
+    def create_dataset(name, **settings):
+        config = Settings(**settings)
+        config.validate()
+        return kinds[name](config)
+
+    module.create_dataset = create_dataset
+    version = importlib.metadata.version
+    monkeypatch.setitem(sys.modules, "reasoning_gym", module)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: VERSION if name == "reasoning-gym" else version(name))
+    return module
+
+
+def generator(name="chain_sum", **options):
+    return ReasoningGym(name, {}, **options)
+
+
+def test_a_missing_package_and_another_version_name_the_extra(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(GameError, match=r"needs the package reasoning-gym 0.1.25: pip install 'marl_llm\[rg\]'"):
+        make_game("reasoning_gym")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.2.0")
+    with pytest.raises(GameError, match=r"0.2.0 is installed, and version 0.1.25 .*\[rg\]"):
+        make_game("reasoning_gym")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dataset": "game_of_life_halting"}, "is refused: its scorer pays 1 for any text"),
+        ({"dataset": "composite"}, "is refused: it mixes other generators"),
+        ({"dataset": "codeio"}, "is refused: it executes programs"),
+        ({"dataset": "chain_sun"}, "no generator 'chain_sun'; did you mean 'chain_sum'"),
+        ({"settings": "most=1"}, "most must be above 1"),
+        ({"settings": "moist=4"}, "moist"),
+        ({"settings": "most"}, "write it like min_terms=2"),
+        ({"settings": "most=__import__('os')"}, "write it like min_terms=2"),
+        ({"settings": "seed=4"}, "'seed' is set by config.game.problems_seed"),
+        ({"agents": "pairs"}, "did you mean 'pair'"),
+        ({"form": "xml"}, "not one of tags, plain"),
+        ({"question_characters": 3}, "raise config.game.question_characters"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_with_a_reason(options, message):
+    with pytest.raises(GameError, match=message):
+        make_game("reasoning_gym", **options)
+
+
+def test_settings_are_values_and_nothing_that_runs():
+    assert read_settings("") == {}
+    assert read_settings('a=2,b=("+", "-"),c=[1, 2],d=True') == {"a": 2, "b": ("+", "-"), "c": [1, 2], "d": True}
+
+
+def test_no_question_is_in_two_splits_and_a_task_is_the_same_at_every_call():
+    with make_game("reasoning_gym", settings="most=12") as world:
+        drawn = {split: {task.fields["question"] for task in world.tasks(split, 0, 60)} for split in SHARES}
+        assert world.tasks("test", 3, 2) == world.tasks("test", 0, 8)[3:5]
+    assert all(len(questions) > 5 for questions in drawn.values())
+    assert sum(map(len, drawn.values())) == len(set().union(*drawn.values()))
+
+
+def test_a_generator_that_draws_from_the_process_gives_the_same_problem_and_leaves_the_state_alone():
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    first = generator("list_functions").entry(7)
+    random.seed(2)
+    before, numpy = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert generator("list_functions").entry(7) == first
+    assert random.getstate() == before
+    np.random.seed(1)  # noqa: NPY002
+    assert np.random.get_state()[1].tolist() == numpy  # noqa: NPY002
+
+
+def test_a_scorer_that_raises_or_says_no_number_pays_nothing_and_is_counted():
+    raising = generator("raising")
+    for answer in ("else", "nan", "text"):
+        assert raising.score(answer, 1) == {"score": 0.0, "status": "raised"}
+    assert generator().score(" ", 1) == {"score": 0.0, "status": "format"}
+    assert generator().score("9" * 5000, 1) == {"score": 0.0, "status": "refused"}
+
+
+def test_a_scorer_cannot_change_the_problem_for_the_next_answer():
+    one = generator()
+    assert [one.score(one.entry(5)["answer"], 5)["score"] for _ in range(2)] == [1.0, 1.0]
+    assert len(one.entry(5)["metadata"]["numbers"]) == 2
+
+
+@pytest.mark.parametrize("answer", ["1e999999999", "1E+1_000_000_000", "2e-99999", "nan", "-Infinity", "1 e 99999"])
+def test_numbers_that_never_end_are_refused_before_the_scorer_sees_them(answer):
+    assert generator("coin_flip").score(answer, 1)["status"] == "refused"
+    assert guards.is_moderate("0.123e-12 or 3/8")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["__import__('os')", "().__class__", "open(1)", "print(1)", "x[0]", "'a'", "lambda: 1", "[1]", "a__b", "exit()", "sin(x=1)",
+     "x if y else z", "9" * 40, "(" * 3000, "-" * 3900 + "1", "1 and 2", "f(x)(1)", "sin.real", "", "True", "1j", "a := 3", "\x00", "x.y"],
+)  # fmt: skip
+def test_an_answer_that_could_run_is_no_formula(text):
+    assert not guards.is_formula(text)
+
+
+@pytest.mark.parametrize("text", ["79*(55 - 7)", "43*x**8/5 + C", "-sin(2*x)/exp(x)", "sqrt(x) + log(Abs(x))", " 1 + 1 "])
+def test_arithmetic_is_a_formula(text):
+    assert guards.is_formula(text)
+
+
+class Scripted:
+    """A sandbox that notes what it is asked and answers from a list."""
+
+    def __init__(self, *programs):
+        self.asked, self.programs = [], list(programs)
+
+    async def arun(self, request):
+        self.asked.append(request)
+        one = self.programs.pop(0)
+        return Execution(None, one, 0.1) if isinstance(one, Failure) else Execution(one, None, 0.1)
+
+
+def in_sandbox(name, sandbox, monkeypatch):
+    monkeypatch.setattr(type(PROFILES["reasoning_gym"]), "entries", lambda self: [])
+    return generator(name, sandbox=sandbox)
+
+
+async def verdict(one, answer):
+    return await one.score_in_sandbox(answer, 4)
+
+
+def test_scorers_that_execute_run_in_the_sandbox_and_only_on_formulas(monkeypatch):
+    failure = Failure(FailureKind.CRASH, "gone")
+    sandbox = Scripted(Program(b"noise\n0.05", b"", 0), Program(b"", b"boom", 1), Program(b"", b"", None, timed_out=True), failure)
+    one = in_sandbox("countdown", sandbox, monkeypatch)
+
+    async def all_of_them():
+        return [await verdict(one, answer) for answer in ("open(1)", "1+1", "1+2", "1+3", "1+4", "1+1")]
+
+    refused, scored, raised, limit, lost, again = asyncio.run(all_of_them())
+    assert [found.value and found.value["status"] for found in (refused, scored, raised, limit)] == ["refused", "scored", "raised", "limit"]
+    assert scored.value["score"] == again.value["score"] == 0.05
+    assert lost.failure == failure  # the machine's fault voids the play and pays nobody
+    assert [(request.code, request.profile) for request in sandbox.asked] == [(PROGRAM, "reasoning_gym")] * 4
+    job = json.loads(sandbox.asked[0].stdin)
+    assert (job["answer"], job["literal"], job["entry"]) == ("1+1", False, one.entry(4))
+
+
+class Evaluating(Sums):
+    def score_answer(self, answer, entry):
+        try:
+            return float(eval(answer) == [1])
+        except ValueError:
+            return 0.25
+
+
+@pytest.mark.parametrize(("answer", "printed"), [("[1]", "\n1.0\n"), ("print(1) or [1]", "\n0.25\n")])
+def test_the_sandboxed_program_reads_literals_where_a_scorer_would_eval(answer, printed, package, monkeypatch, capsys):
+    package.factory.DATASETS["n_queens"] = Evaluating
+    job = {"dataset": "n_queens", "settings": {}, "answer": answer, "entry": {}, "literal": True}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(job)))
+    monkeypatch.setitem(globals(), "eval", eval)  # put back when the test ends
+    exec(PROGRAM, {})
+    assert capsys.readouterr().out == printed
+
+
+def test_without_the_package_in_the_sandbox_such_a_generator_is_refused(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    monkeypatch.setitem(PROFILES, "reasoning_gym", dataclasses.replace(PROFILES["reasoning_gym"], name="reasoning_gym "))
+    with pytest.raises(SandboxError, match=r"needs reasoning-gym: pip install 'marl_llm\[rg\]'"):
+        generator("n_queens")
+
+
+def test_the_answer_stands_in_one_pair_of_tags_at_the_end():
+    parse = answer_parser("tags", "draft")
+    assert parse("so 2 + 2 <answer> 4\n5 </answer>\n") == {"draft": "4\n5"}
+    for text in ("4", "<answer>4", "<answer></answer>", "<answer>4</answer>.", "<answer><answer>4</answer>", "</answer><answer>4</answer>",
+                 "<answer>4</answer><answer>5</answer>"):  # fmt: skip
+        with pytest.raises(FormatError):
+            parse(text)
+
+
+def test_a_generator_without_answers_has_no_teacher():
+    with make_game("reasoning_gym", dataset="boxnet") as world:
+        assert (world.script, world.floor) == (None, None)
+
+
+def test_a_pair_passes_the_checks_of_games():
+    names = ("secrets", "junk", "bounds")
+    with make_game("reasoning_gym", slip=0.1, agents="pair", form="plain", max_tokens=8) as world:
+        findings = check(world, names=names, tasks=4, plays=2, few=2)
+    assert [finding for finding in findings if finding.status != "pass"] == []
