@@ -30,56 +30,11 @@ import sys
 import tempfile
 import time
 
-from benchmarks.processes import finish, launch
+from benchmarks.processes import CONFIGS, finish, launch
 
-GAME = '''
-from experiments.base import base_config
-
-
-def get_config(arg=None):
-    c = base_config("tiny", game="plan_path", recipe="at_grpo")
-    c.steps = int(arg or 8)
-    c.devices = 2
-    c.game.height = c.game.width = 3
-    c.game.min_distance = 2
-    c.game.max_distance = 4
-    c.game.max_moves = 2
-    c.game.max_turns = 2
-    c.model.preset = "nano"
-    c.recipe.branches = 4
-    c.rollout.tasks = 4
-    c.optimizer.minibatch = 4
-    c.recipe.entropy_coef = 0.02
-    c.warm_start.steps = 60
-    c.warm_start.tasks = 8
-    c.evaluation.every = 4
-    c.evaluation.tasks = 4
-    c.evaluation.final_tasks = 4
-    c.evaluation.transcripts = 1
-    c.checkpoint.every = 2
-    return c
-'''
-WORKFLOW = '''
-from experiments.configs.search_parallel import get_config as small
-
-
-def get_config(arg=None):
-    c = small("smoke")
-    c.model.preset = "nano"
-    c.quick_compile = True
-    c.steps = int(arg or 8)
-    c.devices = 2
-    c.rollout.tasks = 4
-    c.optimizer.minibatch = 4
-    c.warm_start.steps = 8
-    c.evaluation.every = 4
-    c.evaluation.ablate_roles = False
-    c.evaluation.tasks = c.evaluation.final_tasks = 4
-    c.evaluation.transcripts = 1
-    c.checkpoint.every = 2
-    return c
-'''
-CONFIGS = {"game": GAME, "workflow": WORKFLOW}
+# of the runs, whose configs are those of `benchmarks.processes`
+SETTINGS = ("devices=2", "evaluation.every=4", "evaluation.ablate_roles=True", "checkpoint.every=2", "checkpoint.keep=2")
+WARM = {"game": ("warm_start.steps=60", "quick_compile=False"), "workflow": ("warm_start.steps=8",)}
 CLOSE = 1e-4  # a workflow's parameters and figures
 LOST_AFTER_S = 8  # until the others miss a killed process
 GRACE_S = 25
@@ -260,7 +215,7 @@ def main() -> None:
     parser.add_argument("--per_round", type=int, default=10, help="kills of one run before it may end")
     parser.add_argument("--processes", type=int, default=1, help="joined ones")
     parser.add_argument("--signal", default="KILL", choices=["KILL", "TERM", "both"])
-    parser.add_argument("--game", default="game", choices=list(CONFIGS))
+    parser.add_argument("--game", default="game", choices=list(WARM))
     options = parser.parse_args()
     import jax  # the version only; the runs are other processes
 
@@ -269,8 +224,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         (folder / "tiny.py").write_text(CONFIGS[options.game])
-        flags = [f"--config={folder / 'tiny.py'}:{options.steps}", f"--compilation_cache={folder / 'cache'}"]
-        flags.append(f"--lost_after_s={LOST_AFTER_S}")
+        flags = [f"--config={folder / 'tiny.py'}", f"--compilation_cache={folder / 'cache'}", f"--lost_after_s={LOST_AFTER_S}"]
+        flags += [f"--config.{one}" for one in (*SETTINGS, *WARM[options.game], f"steps={options.steps}")]
         began = time.time()
         finish(launch(options.processes, *flags, f"--workdir={folder / 'whole'}"))
         again = time.time()

@@ -17,26 +17,34 @@ TAGS = {
 }
 
 
-def tokenizer_of(family: str, vocabulary: int):
-    """A `tokenizers.Tokenizer` of so many tokens, the same for the same library. Raises `ConfigError` without the extra `hf`."""
+def byte_level_bpe(texts: list[str], size: int, special: tuple[str, ...], tags: tuple[str, ...]):
+    """A `tokenizers.Tokenizer` that splits as Qwen's: `size` tokens learned from texts, then the special ones, then the tags.
+
+    Raises `ConfigError` without the extra `hf`.
+    """
     try:
         from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     except ImportError as error:
         raise ConfigError("a checkpoint's tokenizer needs the extra hf: pip install 'marl_llm[hf]'") from error
-    import marl_llm
 
     made = Tokenizer(models.BPE())
     made.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(PATTERN), "isolated", invert=False)
     made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     made.decoder, made.post_processor = decoders.ByteLevel(), processors.ByteLevel(trim_offsets=False)
-    texts = [path.read_text(encoding="utf-8") for path in sorted((pathlib.Path(marl_llm.__file__).parent / "games").glob("*.py"))]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    size = vocabulary - len(SPECIAL) - len(TAGS[family])
     made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False))
-    made.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL])
-    made.add_tokens([AddedToken(text, normalized=False, special=False) for text in TAGS[family]])
+    made.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    made.add_tokens([AddedToken(text, normalized=False, special=False) for text in tags])
     return made
+
+
+def tokenizer_of(family: str, vocabulary: int):
+    """The checkpoint's tokenizer, the same for the same library."""
+    import marl_llm
+
+    texts = [path.read_text(encoding="utf-8") for path in sorted((pathlib.Path(marl_llm.__file__).parent / "games").glob("*.py"))]
+    return byte_level_bpe(texts, vocabulary - len(SPECIAL) - len(TAGS[family]), SPECIAL, TAGS[family])
 
 
 def make(out: pathlib.Path, family: str = "qwen3", vocabulary: int = 1024, seed: int = 0, **sizes: int) -> pathlib.Path:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pathlib
 import sys
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,15 @@ def missing(kind: str) -> str:
     return "" if importlib.util.find_spec(kind) else f"needs its package: pip install 'marl_llm[{kind}]'"
 
 
+def entry_of(workdir: pathlib.Path) -> str:
+    """The name of a run's entry, kept in the run directory: unlike any other run's, and the same when the run goes on."""
+    kept = workdir / "tracker_entry"
+    if not kept.exists():
+        workdir.mkdir(parents=True, exist_ok=True)
+        kept.write_text(f"{workdir.name}-{uuid.uuid4().hex[:8]}\n", encoding="utf-8")
+    return kept.read_text(encoding="utf-8").strip()
+
+
 class Tracker:
     """Sends scalars to `wandb` or `trackio`, on this machine only unless their own settings say otherwise.
 
@@ -30,7 +40,7 @@ class Tracker:
 
     Args:
       kind: one of `TRACKERS`. Raises `ValueError` where it cannot be used.
-      workdir: the run directory, whose name and parent name the entry and its project.
+      workdir: the run directory. Its parent's name is the entry's group.
       config: of the run, as JSON.
     """
 
@@ -39,12 +49,10 @@ class Tracker:
             raise ValueError(f"logger={kind!r} {why}")
         self._kind, self._package = kind, importlib.import_module(kind)
         workdir = workdir.absolute()
-        named = {"project": "marl_llm", "name": workdir.name, "config": dict(config)}
+        entry = entry_of(workdir)
+        named = {"project": "marl_llm", "name": entry, "config": dict(config), "group": workdir.parent.name, "resume": "allow"}
         if kind == "wandb":
-            named |= {"dir": str(workdir), "mode": os.environ.get("WANDB_MODE", "offline"), "group": workdir.parent.name, "resume": "allow"}
-            named["id"] = f"{workdir.parent.name}-{workdir.name}"
-        else:
-            named |= {"group": workdir.parent.name, "resume": "allow"}
+            named |= {"id": entry, "dir": str(workdir), "mode": os.environ.get("WANDB_MODE", "offline")}
         self._open = True
         self._try(lambda: self._package.init(**named))
 

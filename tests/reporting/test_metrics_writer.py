@@ -275,11 +275,20 @@ def test_a_tracker_gets_every_figure_by_its_name_and_offline_unless_told(stand_i
         metrics.write({"phase": "eval", "step": 1, "success": 0.25})
     (first, named), *logged, last = package.calls
     assert (first, last) == ("init", ("finish", None))
-    assert (named["name"], named["group"], named["config"], named["resume"]) == ("run", "group", {"steps": 3}, "allow")
-    assert kind != "wandb" or (named["mode"], named["dir"], named["id"]) == ("offline", str(run), "group-run")
+    assert named["name"].startswith("run-")
+    assert (named["group"], named["config"], named["resume"]) == ("group", {"steps": 3}, "allow")
+    assert kind != "wandb" or (named["mode"], named["dir"], named["id"]) == ("offline", str(run), named["name"])
     assert [figures for _, figures in logged] == [
         {"train/role/tool/reward": 0.5, "train/step": 1}, {"eval/success": 0.25, "eval/step": 1},
     ]  # fmt: skip
+
+
+def test_a_run_that_goes_on_keeps_its_entry_and_another_run_of_the_same_name_gets_its_own(stand_in, tmp_path):
+    kind, package = stand_in
+    for place in ("here", "here", "there"):
+        Tracker(kind, tmp_path / place / "group" / "run", {}).close()
+    first, again, other = [named["name"] for name, named in package.calls if name == "init"]
+    assert first == again != other
 
 
 def test_a_tracker_that_fails_is_told_once_and_costs_the_run_nothing(stand_in, tmp_path, capsys):

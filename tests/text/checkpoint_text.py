@@ -4,21 +4,15 @@ import functools
 import json
 import pathlib
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 
+from experiments.tiny import SPECIAL, byte_level_bpe
+from experiments.tiny import TAGS as OWN_TAGS
 from marl_llm.text import HuggingFaceTokenizer
 
 TEMPLATES = pathlib.Path(__file__).parents[1] / "data" / "chat_templates"
-# The split of Qwen2, Qwen2.5 and Qwen3: as GPT-4's, but each digit alone.
-PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TAGS = {
-    "qwen2.5": ("<tool_call>", "</tool_call>"),
-    "qwen3": ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
-    "deepseek": ("<think>", "</think>"),
-}
+CHATML = SPECIAL
+TAGS = {"qwen2.5": OWN_TAGS["qwen2"], "qwen3": OWN_TAGS["qwen3"], "deepseek": ("<think>", "</think>")}
 DEEPSEEK = ("<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
 TEXT = (
     "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.\n\n# Tools\n\nsystem user assistant think tool_call\n"
@@ -28,18 +22,7 @@ TEXT = (
 
 @functools.cache
 def tokenizer_json(family):
-    made = Tokenizer(models.BPE())
-    made.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(PATTERN), "isolated", invert=False)
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    made.decoder = decoders.ByteLevel()
-    made.post_processor = processors.ByteLevel(trim_offsets=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator([TEXT] * 3, trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False))
-    specials = DEEPSEEK if family == "deepseek" else CHATML
-    made.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in specials])
-    made.add_tokens([AddedToken(t, normalized=False, special=False) for t in TAGS[family]])
-    return made.to_str()
+    return byte_level_bpe([TEXT] * 3, 420, DEEPSEEK if family == "deepseek" else CHATML, TAGS[family]).to_str()
 
 
 def checkpoint_files(family, template=None):

@@ -70,7 +70,7 @@ def test_odd_values_survive(tmp_path):
     policy = policy._replace(params={"x": jnp.asarray(odd), "n": jnp.asarray([2**31 - 1, -(2**31)], jnp.int32)})
     store = Checkpoints(tmp_path)
     store.save(1, {"a": policy}, {})
-    same(store.restore(1, {"a": jax.tree.map(jnp.zeros_like, policy)})["a"], policy)
+    assert same(store.restore(1, {"a": jax.tree.map(jnp.zeros_like, policy)})["a"], policy)
 
 
 def test_the_newest_are_kept_and_step_zero_always(saved):
