@@ -159,6 +159,7 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError("config.rollout.task_list would have no effect: only tasks of a workflow have numbers that a list can name")
     if not plan.hosted and (idle := list(given(config.rollout, ("tasks",)))):
         raise ConfigError(f"config.rollout.{idle[0]}={config.rollout[idle[0]]} would have no effect: the game is played compiled")
+    _ahead(config, plan)
     _tree(plan)
     _joint(plan)
     _critic(config, plan)
@@ -171,6 +172,17 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError(f"config.model.thinking={config.model.thinking!r} would have no effect: no model is a checkpoint")
     if not plan.hosted and (models := [name for name, one in plan.options.items() if "thinking" in one]):
         raise ConfigError(f"config.models.{models[0]}.thinking would have no effect: compiled play has no chat format; set config.hosted")
+
+
+def _ahead(config: config_dict.ConfigDict, plan: Plan) -> None:
+    ahead = config.rollout.ahead or 0
+    if ahead > 1:
+        raise ConfigError(f"config.rollout.ahead={ahead} must be 0 or 1: at most one step is played beside an update")
+    if ahead and plan.recipe.correction == "none":
+        raise ConfigError(
+            "config.rollout.ahead=1 trains on samples of the parameters before the last update, which the loss must weigh: set "
+            "config.recipe.correction=truncate (or mask)"
+        )
 
 
 def _tree(plan: Plan) -> None:

@@ -146,6 +146,9 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         tick = time.perf_counter()
         rate = lambda peak, step=step: float(linear_decay(step, c.steps, peak, o.warmup, floor=0.05))  # noqa: E731
         batch = played(team, c.rollout.tasks, step, watch_coach, lambda step=step: step in checkpoints.steps() or save(step))
+        last = step + 1 == c.steps
+        if c.rollout.ahead and not last and (step + 1) % c.checkpoint.every:  # on policy after a checkpoint, as a resumed run is
+            team.prepare(step + 1, (step + 1) * c.rollout.tasks, c.rollout.tasks)
         tock = time.perf_counter()
         updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
         tack = time.perf_counter()
@@ -160,13 +163,12 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         record |= {key: state[key] for key in ("samples", "sampled_tokens")} | clock.now()
         # playing is prompts, sampling, tools and rewards; learning is scores, gradient and step; the rest is evaluation and the host's
         record |= {"time/sample": tock - tick, "time/update": tack - tock, "time/other": tick - end}
-        record |= speeds(plan, config, team, batch, updates, tock - tick, tack - tock)
+        record |= speeds(plan, config, team, batch, updates, batch.figures["seconds"] if c.rollout.ahead else tock - tick, tack - tock)
         record |= {"speed/compilations": compilations.programs} | watch.look(step + 1)
         end = tack
         timed.append({key: x for key, x in record.items() if key.startswith(("time/", "speed/"))})
         files.metrics.write(record)
         progress.update(step + 1, **{team.headline: record["success"], "turns": record["turns"]})
-        last = step + 1 == c.steps
         if (step + 1) % c.evaluation.every == 0 or last:
             progress.note(f"step {step + 1}: validation {team.headline} {validate(team, config, files, step + 1):.1%}")
         if (step + 1) % c.checkpoint.every == 0 or last:

@@ -186,8 +186,8 @@ def _dense(*columns: np.ndarray) -> np.ndarray:
     return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int32)
 
 
-def from_table(table: SampleTable) -> tuple[Tokens, Samples, np.ndarray]:
-    """Tokens, columns and versions of the rows of a hosted rollout that are trained on."""
+def from_table(table: SampleTable) -> tuple[Tokens, Samples]:
+    """Tokens and columns of the rows of a hosted rollout that are trained on."""
     keep = [number for number, sample in enumerate(table.samples) if sample.where]
     chosen = [table[number] for number in keep]
     said = [TokenSample(s.prompt_ids, s.response_ids, table.log_probs(n), s.name, s.call.kept_ids) for n, s in zip(keep, chosen)]
@@ -196,7 +196,7 @@ def from_table(table: SampleTable) -> tuple[Tokens, Samples, np.ndarray]:
     columns = {f.name: getattr(every, f.name) for f in dataclasses.fields(Samples)}
     columns = {name: np.asarray(x)[keep] for name, x in columns.items() if x is not None}
     columns = Samples(**columns | {"instance": np.asarray([s.instance for s in chosen], np.int32)})
-    return tokens, columns, np.asarray([s.call.version for s in chosen], np.int32)
+    return tokens, columns
 
 
 def imitated(table: SampleTable) -> tuple[Tokens, list[str]]:

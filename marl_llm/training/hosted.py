@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -37,6 +39,8 @@ from marl_llm.workflows.metrics import episode_metrics, rollout_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
 from marl_llm.workflows.storage import report_episodes
 
+CLOSE_S = 10.0  # for a play to notice that its engine is gone
+
 
 @dataclasses.dataclass(frozen=True)
 class PlayOptions:
@@ -48,6 +52,7 @@ class PlayOptions:
     attempts: int = 2  # hosted play: how often a play is tried before it is void; None: 2
     timeout_s: float | int | None = None  # hosted play: seconds for one attempt at a play; None: only the deadlines of its tools
     concurrency: int = 1024  # hosted play: most plays under way; None: 1,024
+    ahead: int = 0  # hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/pods.md); None: 0
 
 
 def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:
@@ -55,6 +60,15 @@ def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:
     if recipe.sampling != "tree":
         return {}
     return {role: recipe.branches for role, model in assignment.roles.items() if model in assignment.trained}
+
+
+class _Underway(NamedTuple):
+    """A step that is being played beside the update of the one before."""
+
+    asked: tuple[int, int, int]  # step, first, count
+    versions: dict[str, int]  # of the parameters that it is played with
+    thread: threading.Thread
+    rollout: Future
 
 
 class _Current:
@@ -90,8 +104,8 @@ class HostedTeam(Team):
       coaching: who scores every action of training plays; warm start and evaluations need no coach. Closed with the team.
 
     Raises:
-      WorkflowError: an assignment or a model that does not fit the workflow, or a recipe that samples a tree where a role that trains
-        speaks beside others.
+      WorkflowError: an assignment or a model that does not fit the workflow, a recipe that samples a tree where a role that trains
+        speaks beside others, or `play.ahead` where this process has several devices.
     """
 
     def __init__(
@@ -122,6 +136,13 @@ class HostedTeam(Team):
         self._pick = pick_by_identity(self._engine_key)
         self.plays = options.recipe.plays
         self._current = _Current()
+        self._underway: _Underway | None = None
+        self._unserved: set[str] = set()  # models whose new parameters the engine has not been given
+        if play.ahead and (devices := own_mesh(mesh).size) > 1:
+            raise WorkflowError(
+                f"ahead={play.ahead} needs one device in each process and found {devices}: an update and an engine that enter several "
+                "devices in different orders wait for each other; use one device, or ahead=0"
+            )
         self._own()
         recipe = options.recipe
         if recipe.joint == "cross":
@@ -135,9 +156,15 @@ class HostedTeam(Team):
             raise
 
     def _own(self) -> None:
-        """Makes sure that the team's own models are served."""
+        """Makes sure that the team's own models are served, as they are now. What is being played ends first, with the ones before."""
+        self._wait()
         if self._current.models != tuple(self.learners):
             self._current.serve(tuple(self.learners), lambda: self._engine({n: (x, x.params) for n, x in self.learners.items()}))
+        else:
+            for name in sorted(self._unserved):
+                params = processes.local(self.learners[name].params, self.mesh, own_mesh(self.mesh))
+                self._current.engine.set_params(name, params)
+        self._unserved.clear()
 
     def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine:
         """An engine whose lanes hold what the roles of each model may read and say."""
@@ -183,41 +210,82 @@ class HostedTeam(Team):
         )  # fmt: skip
 
     def close(self) -> None:
-        """Stops engines and threads."""
+        """Stops engines and threads. A step that is being played ahead is given up."""
         self._training.close()
         if self._coaching is not None:
             self._coaching.close()
         self._current.close()
+        if self._underway is not None:
+            self._underway.thread.join(CLOSE_S)  # its requests have failed; a tool may still hold it
 
     def _serve(self, names: Sequence[str]) -> None:
-        if self._current.models == tuple(self.learners):  # otherwise they are served when they play next
-            for name in names:
-                self._current.engine.set_params(name, processes.local(self.learners[name].params, self.mesh, own_mesh(self.mesh)))
+        self._unserved.update(names)  # when they play next
 
     # ------------------------------------------------------------------------------------------------ play
     def play(self, step: int, first: int, count: int) -> Batch:
-        """See `Team.play`. Raises `RolloutError` if every play failed."""
-        self._own()
-        rollout = self._shared(self._training, self.world.tasks("train", first, count), step, self.plays)
+        """See `Team.play`. Waits for these plays if `prepare` began them. Raises `RolloutError` if every play failed."""
+        underway, self._underway = self._underway, None
+        tasks = self.world.tasks("train", first, count)
+        if underway is not None and underway.asked == (step, first, count):
+            versions = underway.versions
+            rollout = self._shared(self._training, tasks, step, self.plays, underway.rollout.result)
+        else:
+            if underway is not None:  # of other tasks: given up
+                underway.thread.join()
+            self._own()
+            versions = self._versions()
+            rollout = self._shared(self._training, tasks, step, self.plays)
         joints, recipe = {}, self.options.recipe
         if recipe.joint == "cross":
             rollout, judged = crossed(rollout, recipe.joint_subset)
             joints = {"joints": float(judged)}
         samples = sample_table(rollout)
-        tokens, table, version = from_table(samples)
+        tokens, table = from_table(samples)
+        version = np.asarray([versions.get(self.assignment.roles[role], 0) for role in self.roles], np.int32)[table.agent]
         figures = self._figures(rollout, samples) | joints | coach_figures(rollout, self.headline)
         figures |= self._coaching.metrics() if self._coaching else {}
         return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples))
 
-    def _shared(self, controller: Controller, tasks: list[Task], step: int, plays: int) -> Rollout:
-        """A rollout of these tasks: task i is played by process i mod n, and every process gets all episodes, in the order of one process.
+    def prepare(self, step: int, first: int, count: int) -> None:
+        """See `Team.prepare`: these tasks are played in a thread of their own, with the parameters of now to their end."""
+        if self._underway is not None:
+            raise RuntimeError("prepare: the step before is still to be fetched with play")
+        self._own()
+        tasks, done = self.world.tasks("train", first, count), Future()
+
+        def run() -> None:
+            try:
+                done.set_result(self._played(self._training, tasks, step, self.plays))
+            except BaseException as error:  # for whoever fetches it
+                done.set_exception(error)
+
+        thread = threading.Thread(target=run, name="marl_llm plays ahead", daemon=True)
+        self._underway = _Underway((step, first, count), self._versions(), thread, done)
+        thread.start()
+
+    def _wait(self) -> None:
+        if self._underway is not None:
+            self._underway.thread.join()
+
+    def _versions(self) -> dict[str, int]:
+        return {name: learner.version for name, learner in self.learners.items()}
+
+    def _played(self, controller: Controller, tasks: list[Task], step: int, plays: int) -> Rollout:
+        """A rollout of this process's part of the tasks: task i is played by process i mod n."""
+        if not processes.spans(self.mesh):
+            return controller.play(tasks, step, plays)
+        return controller.play(tasks[jax.process_index() :: jax.process_count()], step, plays, share=True)
+
+    def _shared(
+        self, controller: Controller, tasks: list[Task], step: int, plays: int, play: Callable[[], Rollout] | None = None
+    ) -> Rollout:
+        """A rollout of these tasks: every process plays its part (or fetches it with `play`) and gets all, in the order of one process.
 
         Raises what any process met, and `RolloutError` if every play failed.
         """
+        play = play or (lambda: self._played(controller, tasks, step, plays))
         if not processes.spans(self.mesh):
-            return controller.play(tasks, step, plays)
-        mine = tasks[jax.process_index() :: jax.process_count()]
-        play = lambda: controller.play(mine, step, plays, share=True)  # noqa: E731
+            return play()
         own, parts = processes.gathered_from_all(play, lambda rollout: (rollout.episodes, dict(rollout.hung)))
         order = {task.number: place for place, task in enumerate(tasks)}
         episodes = sorted((one for episodes, _ in parts for one in episodes), key=lambda one: (order[one.task.number], one.play))
@@ -279,6 +347,7 @@ class HostedTeam(Team):
     ) -> Evaluation:
         """See `Team.evaluate`."""
         table, models = self._seated(seats)
+        self._wait()  # for a step that is played ahead: there is one engine
         engine, names, players = self._players(table, models)
         settings = Settings(temperature=float(temperature))
         with self._controller(engine, Assignment(names, players), settings) as controller:

@@ -44,6 +44,12 @@ EVALUATION = 2**30  # the step in the seeds of evaluations, which no training st
 _square = jax.jit(lambda params: optax.global_norm(params) ** 2)
 
 
+def staleness(batch: Batch, plays: np.ndarray, version: int) -> float:
+    """How many updates ago, on average, the samples of the agents `plays` `[N]` bool were drawn: 0 on policy."""
+    mine = batch.table.where & plays[batch.table.agent]
+    return float(np.mean(version - batch.version[mine])) if np.any(mine) else 0.0
+
+
 class Team(abc.ABC):
     """The models of a game's roles; a context manager, for it may own an engine and threads.
 
@@ -93,6 +99,13 @@ class Team(abc.ABC):
     @abc.abstractmethod
     def play(self, step: int, first: int, count: int) -> Batch:
         """Plays tasks `first ... first + count` of the training split as the recipe samples. Raises if not one could be played."""
+
+    def prepare(self, step: int, first: int, count: int) -> None:
+        """Begins to play a step beside what follows, with the parameters of now; `play` of the same tasks then fetches it.
+
+        Raises `NotImplementedError` where play is a program of the devices that learn.
+        """
+        raise NotImplementedError(f"a {type(self).__name__} cannot play ahead; hosted teams can")
 
     @abc.abstractmethod
     def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
@@ -173,8 +186,8 @@ class Team(abc.ABC):
     ) -> dict[str, dict[str, float]]:
         """One update of every model that trains at the batch's step: its metrics, by name; see `Update`.
 
-        Advantages are computed once, over the whole team's table. Beside the update's metrics: kl, clip_fraction and, instead of
-        tied_share/<agent>, tied_share/<role>. A batch without a sample that trains changes nothing and returns {}.
+        Advantages are computed once, over the whole team's table. Beside the update's metrics: kl, clip_fraction, `staleness` and, instead
+        of tied_share/<agent>, tied_share/<role>. A batch without a sample that trains changes nothing and returns {}.
         """
         names, recipe = self.assignment.training(batch.step), self.options.recipe
         if not np.any(batch.table.where):
@@ -196,10 +209,11 @@ class Team(abc.ABC):
         seed = int(np.random.SeedSequence((self.seed, batch.step)).generate_state(1)[0]) % 2**31
         figures = {}
         for name in names:
-            rates = learning_rate, critic_learning_rate
+            rates, version = (learning_rate, critic_learning_rate), self.learners[name].version
             found = self.learners[name].learn(batch.tokens, table, plays[name], *rates, seed, advice, self.kl_coef)
             found["kl"] = found.get("kl", found.get("old_kl", 0.0))
             found["clip_fraction"] = found.get("clip_low", 0.0) + found.get("clip_high", 0.0)
+            found["staleness"] = staleness(batch, plays[name], version)
             figures[name] = found | {f"tied_share/{role}": found.pop(f"tied_share/{n}") for n, role in enumerate(self.roles)}
             figures[name]["kl_coef"] = self.kl_coef
         measured = float(np.mean([found["kl"] for found in figures.values()]))

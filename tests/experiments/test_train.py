@@ -27,6 +27,7 @@ GOOD = {"loss": 0.1, "grad_norm": 1.0, "log_prob_gap": 1e-6, "log_prob_gap_bound
         "useful_groups": 8.0, "updates": 1.0, "groups": 8.0, "kl": 0.0}
 GOOD |= {"clip_fraction": 0.0, "tied_share/first": 0.25, "tied_share/second": 0.75}
 FIGURES = {"success": 0.5, "turns": 1.0, "void": 0.0, "samples": 32.0, "prompts": 8.0, "sampled_tokens": 64.0, "prompt_tokens": 16.0}
+FIGURES |= {"seconds": 0.5}
 
 
 def letters():
@@ -87,6 +88,9 @@ class FakeTeam:
         self.log.append(("play", step, first, count))
         of_roles = {f"role/{r}/{k}": 0.5 for r in self.roles for k in ("team", "local", "reward", "well_formed", "truncated", "entropy")}
         return types.SimpleNamespace(step=step, figures=FIGURES | of_roles, episodes=lambda count, when, advantages: [])
+
+    def prepare(self, step, first, count):
+        self.log.append(("prepare", step, first, count))
 
     def learn(self, batch, rate, critic_rate=None):
         self.log.append(("learn", batch.step, rate))
@@ -214,6 +218,19 @@ def test_d1_a_run_that_goes_on_asks_for_the_same_tasks_rates_and_state(tmp_path,
     timed = ("wall_s", "cpu_s")
     untimed = lambda path: [{k: x for k, x in r.items() if k not in timed and "/" not in k} for r in read_metrics(path)]  # noqa: E731
     assert untimed(tmp_path / "cut") == untimed(tmp_path / "whole")
+
+
+def test_a_step_is_played_ahead_but_for_the_first_and_those_behind_a_checkpoint(tmp_path, monkeypatch, run):
+    """So a run that continues from a checkpoint, whose first step is on policy, plays what one that was never cut plays."""
+    monkeypatch.setattr("experiments.players.contradictions", lambda config, plan: None)  # compiled play cannot, this team can
+    config = letters()
+    config.steps, config.checkpoint.every, config.rollout.ahead = 7, 3, 1
+    _, team = run(config, tmp_path / "run")
+    calls = [x[:2] for x in team.log if x[0] in ("prepare", "learn")]
+    ahead = [step for (name, step), after in zip(calls, calls[1:]) if name == "prepare" and after == ("learn", step - 1)]
+    assert ahead == [1, 2, 4, 5]
+    assert [x for x in calls if x[0] == "prepare"] == [("prepare", step) for step in ahead]
+    assert [x[2:] for x in team.log if x[0] == "prepare"] == [(4 * step, 4) for step in ahead]
 
 
 def test_c15_a_finished_run_goes_on_with_more_steps(tmp_path, capsys, run):

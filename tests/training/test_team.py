@@ -28,6 +28,7 @@ from marl_llm.workflows import (
     sequence,
     shared,
     together,
+    tool,
 )
 from marl_llm.workflows.rewards import absolute, broadcast, format_penalty
 
@@ -83,11 +84,11 @@ SPEC = ModelSpec(SHAPE, PARAMS, SPEECH)
 GRPO = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none")
 
 
-def team(recipe=GRPO, assignment=None, world=WORLD, specs=None, **options):
+def team(recipe=GRPO, assignment=None, world=WORLD, specs=None, ahead=0, **options):
     assignment = assignment or separate(world.workflow)
     learner = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
     specs = specs or dict.fromkeys(assignment.policies, SPEC)
-    return make_team(world, assignment, specs, learner, make_mesh(1), play=PlayOptions(slots=16, chunk=2), **options)
+    return make_team(world, assignment, specs, learner, make_mesh(1), play=PlayOptions(slots=16, chunk=2, ahead=ahead), **options)
 
 
 def run(one, steps=1, rate=1e-2, first=0):
@@ -296,3 +297,68 @@ def test_a_scripted_role_speaks_beside_a_policy_and_is_no_sample():
         assert set(one.learn(batch, 1e-2)) == {"b"}
         assert set(batch.table.agent) == {1}
         assert batch.figures["samples/not_trained"] == 24
+
+
+# ---------------------------------------------------------------------------------------------------- played ahead
+def gated():
+    """`WORLD` with a tool between the roles that answers while the gate is open, and the gate."""
+    gate = threading.Event()
+    gate.set()
+    wait = tool(lambda one: one if gate.wait(60) else None, "heard", name="wait", timeout_s=60)
+    return dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, body=sequence(FIRST, wait, SECOND))), gate
+
+
+def test_a_step_is_played_beside_the_update_with_the_parameters_of_before():
+    world, gate = gated()
+    with team(world=world) as still:
+        want = still.play(1, 6, 6)  # nothing was learned
+    with team(world=world, ahead=1) as one:
+        first = one.play(0, 0, 6)
+        gate.clear()
+        one.prepare(1, 6, 6)
+        fresh = one.learn(first, 1e-2)  # ends while the play waits for its tool
+        gate.set()
+        second = one.play(1, 6, 6)
+        assert one.learners["first"].version == 1
+        np.testing.assert_array_equal(second.version, 0)
+        np.testing.assert_array_equal(second.tokens.ids, want.tokens.ids)
+        stale = one.learn(second, 1e-2)
+        third = one.play(2, 12, 6)
+        np.testing.assert_array_equal(third.version, 2)
+        again = one.learn(third, 1e-2)
+    assert [found["second"]["staleness"] for found in (fresh, stale, again)] == [0.0, 1.0, 0.0]
+    assert again["second"]["log_prob_gap"] < 1e-4 < stale["second"]["log_prob_gap"]  # what is served is again what is scored
+
+
+def test_an_evaluation_waits_for_what_is_played_ahead_and_sees_what_was_learned():
+    found = []
+    for ahead in (0, 1):
+        with team(ahead=ahead) as one:
+            first = one.play(0, 0, 6)
+            if ahead:
+                one.prepare(1, 6, 6)
+            one.learn(first, 1e-1)
+            found.append(one.evaluate({}, "test", 12).outcomes)
+            assert one.evaluate({"first": "start"}, "test", 12).seats["first"] == "start"  # another engine
+            np.testing.assert_array_equal(one.play(1, 6, 6).version, 1 - ahead)
+    assert [x.team for x in found[0]] == [x.team for x in found[1]]
+
+
+def test_what_fails_ahead_is_told_to_whoever_fetches_it_and_a_team_closes_over_a_play_that_hangs():
+    def fault(one):
+        raise KeyError("broken")
+
+    broken = dataclasses.replace(ECHO, body=sequence(FIRST, tool(fault, "seen", name="look", timeout_s=5), SECOND))
+    with team(world=dataclasses.replace(WORLD, workflow=broken), ahead=1) as one:
+        one.prepare(0, 0, 6)
+        with pytest.raises(WorkflowError, match="look.*broken"):
+            one.play(0, 0, 6)
+    world, gate = gated()
+    gate.clear()
+    with team(world=world, ahead=1) as one:
+        one.prepare(0, 0, 6)
+        with pytest.raises(RuntimeError, match="still to be fetched"):
+            one.prepare(1, 6, 6)
+        threading.Timer(0.2, gate.set).start()
+    with pytest.raises(WorkflowError, match="ahead=1 needs one device in each process and found 2"):
+        HostedTeam(WORLD, separate(ECHO), dict.fromkeys(("first", "second"), SPEC), one.options, make_mesh(2), play=PlayOptions(ahead=1))
