@@ -44,12 +44,13 @@ def slow(low: float = 0.5, high: float = 3.0) -> World:
 CONFIG = '''
 import pathlib
 
-from experiments.configs.sizes import small_workflow, without_tied
+from experiments.configs.sizes import small_workflow
 
 
 def get_config(arg=None):
-    c = without_tied(small_workflow("ahead", f"{pathlib.Path(__file__).parent / 'slow_search.py'}:slow", "grpo"))
-    c.recipe.update(branches=8, rewards="mixed", returns="immediate", correction="truncate")
+    c = small_workflow("ahead", f"{pathlib.Path(__file__).parent / 'slow_search.py'}:slow", "ppo")
+    c.recipe.update(branches=4, correction="truncate")
+    c.optimizer.epochs = 4
     c.warm_start.steps = 700
     c.evaluation.update(every=10_000, tasks=40, final_tasks=200, ablate_roles=False)
     c.checkpoint.every = 10_000

@@ -35,6 +35,7 @@ from marl_llm.algorithms.apply import (
     loss_for,
     needs,
     next_kl_coef,
+    next_running,
     value_loss_for,
     value_targets_for,
 )
@@ -123,6 +124,7 @@ __all__ = [
     "mixed_share",
     "needs",
     "next_kl_coef",
+    "next_running",
     "normalise_globally",
     "on_policy_rows",
     "reduce",

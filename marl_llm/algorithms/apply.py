@@ -10,6 +10,7 @@ import typing
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Real, Shaped
 
@@ -39,6 +40,7 @@ class Samples:
     tokens: Array | None = None  # [S] int, response tokens; needed where tokens vote (MAPPA)
     kl: Array | None = None  # [S] float, KL to the reference summed over the response; needed by kl_in="reward"
     prompt_ids: Array | None = None  # [S, P] int or [S] fingerprint; adds the share of groups with mixed prompts to the metrics
+    running: Array | None = None  # [S] float, its role's running mean before the step, for normaliser="ema"; None: 0, as at the start
     values: Array | None = None  # [S, R] float, critic's values; needed by normaliser="critic"
     token_where: Array | None = None  # [S, R] bool, response tokens; needed by normaliser="critic"
     token_kl: Array | None = None  # [S, R] float, per-token KL to the reference; needed by kl_in="reward" with a critic
@@ -207,6 +209,9 @@ def advantages_for(
             advantages = adv.whiten(
                 compared, where=where, weights=weights, ddof=recipe.ddof, epsilon=recipe.epsilon, shift_mean=True, axis_name=axis_name
             )
+        elif recipe.normaliser == "ema":
+            running = 0 if samples.running is None else as_float(samples.running)
+            advantages = jnp.where(where, earned - running, 0)
         else:
             advantages, metrics, tied = _group_advantages(recipe, samples, earned, where)
     count = psum(jnp.sum(counted), axis_name)
@@ -388,6 +393,33 @@ def next_kl_coef(recipe: Recipe, kl_coef: Scalar, kl: Scalar, *, samples: Scalar
     if recipe.kl_target is None:
         return kl_coef
     return losses.adapt_kl_coef(kl_coef, kl, target=recipe.kl_target, samples=samples, horizon=recipe.kl_horizon)
+
+
+def next_running(
+    recipe: Recipe, running: Float[np.ndarray, "N"], samples: Samples, advantages: Float[ArrayLike, "S"]
+) -> Float[np.ndarray, "N"]:
+    """Each role's running mean after a step, for `normaliser="ema"` (SPIRAL, role-conditioned advantage estimation).
+
+    b ← d^n b + (1 − d^n) R̄ with d = `recipe.ema_decay`, n the plays in which the role spoke and R̄ the mean over them of its mean return:
+    what n updates with R̄ one after the other give, whatever the order of the plays.
+
+    Args:
+      recipe: with `normaliser="ema"`.
+      running: of agents 0 ... N − 1 before the step; zeros at the start. A loop keeps it in its checkpoint.
+      samples: the step's table, NumPy. Its `running` is what `advantages` were computed with.
+      advantages: from `advantages_for`.
+    """
+    before = 0.0 if samples.running is None else np.asarray(samples.running)
+    earned, out = np.asarray(advantages) + before, np.array(running, np.float64)
+    where = np.ones(earned.shape, bool) if samples.where is None else np.asarray(samples.where, bool)
+    for agent in range(len(out)):
+        mine = where & (np.asarray(samples.agent) == agent)
+        plays = np.unique(np.asarray(samples.trajectory)[mine], return_inverse=True)[1]
+        if plays.size:
+            means = np.bincount(plays, earned[mine]) / np.bincount(plays)
+            kept = recipe.ema_decay ** len(means)
+            out[agent] = kept * out[agent] + (1 - kept) * means.mean()
+    return out
 
 
 def count_for(recipe: Recipe, *, where: Shaped[ArrayLike, "S R"]) -> Float[Array, ""]:

@@ -36,7 +36,7 @@ CHOICES = types.MappingProxyType(
         "center": ("none", "score"),
         "baseline": ("none", "role", "place"),
         "scope": SCOPES,
-        "normaliser": ("group", "leave_one_out", "global", "critic"),
+        "normaliser": ("group", "leave_one_out", "global", "ema", "critic"),
         "scale": SCALES,
         "singleton": SINGLETONS,
         "weigh": ("sample", "trajectory", "token"),
@@ -82,7 +82,10 @@ class Recipe:
 
     # With whom it is compared, and on which scale.
     baseline: str = "none"  # global: the mean per "role", or per role and "place" in its play, is taken off first; then one scale for all
-    normaliser: str = "group"  # "group", "leave_one_out", "global" (the whole batch) or "critic" (learned values, then whitened)
+    # "group", "leave_one_out", "global" (the whole batch), "ema" (a running mean per role is taken off) or "critic" (learned values, then
+    # whitened)
+    normaliser: str = "group"
+    ema_decay: float = 0.95  # ema: how much of a role's running mean stays after each play
     group_by: tuple[str, ...] = ("instance", "agent")  # axes that name a group, out of AXES; () is one group of everything
     scale: str = "std"  # group: "std", "none", "range" or "batch"
     ddof: int = 1  # degrees of freedom of every standard deviation
@@ -169,6 +172,7 @@ _RANGES = (
     ("gae_lambda", 0, 1),
     ("ddof", 0, 1),
     ("epsilon", 0, math.inf),
+    ("ema_decay", 0, 1),
     ("clip_low", 0, 1),
     ("clip_high", 0, math.inf),
     ("dual_clip", 1 + 1e-9, math.inf),
@@ -238,7 +242,9 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
         (("gamma",), r.returns == "to_go" and r.scope == "token", "scope='token' sums nothing over turns"),
         (("gae_lambda", "value_coef", "value_clip"), r.normaliser != "critic", "only normaliser='critic' has a critic"),
         (("group_by", "singleton"), not grouped, f"normaliser={r.normaliser!r} makes no groups"),
-        (("scale",), r.normaliser != "group", f"normaliser={r.normaliser!r} has a scale of its own"),
+        (("scale",), r.normaliser != "group", f"normaliser={r.normaliser!r} does not read it"),
+        (("ema_decay",), r.normaliser != "ema", f"normaliser={r.normaliser!r} keeps no running mean"),
+        (("ddof", "epsilon", "weigh"), r.normaliser == "ema", "normaliser='ema' divides by nothing"),
         (("ddof",), r.normaliser == "leave_one_out", "leave_one_out divides by no deviation"),
         (("ddof",), r.normaliser == "group" and r.scale in ("none", "range"), f"scale={r.scale!r} is no deviation"),
         (("epsilon",), r.normaliser == "leave_one_out", "leave_one_out divides by nothing"),
@@ -301,6 +307,11 @@ _PAPER = {
     "reinforce_pp": dict(
         sampling="chain", branches=1, rewards="team", returns="outcome", normaliser="global", group_by=(), ddof=0, epsilon=1e-8,
         weigh="token", reduce="token_mean",
+    ),
+    # Self-play in a zero-sum game: each role's own return less its running mean, kept over the whole run (SPIRAL, Liu et al. 2025). One
+    # model plays all roles (assignment "shared"). Readings: the mean of before the step is taken off; the loss is averaged over tokens.
+    "spiral": dict(
+        sampling="chain", branches=1, rewards="local", returns="to_go", scope="agent", normaliser="ema", group_by=(), reduce="token_mean",
     ),
     # One ratio per response, the geometric mean of its tokens', and a clip to match (Zheng et al. 2025).
     "gspo": dict(sampling="parallel", rewards="team", returns="outcome", level="sequence", clip_low=3e-4, clip_high=4e-4),

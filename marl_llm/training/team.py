@@ -27,7 +27,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from marl_llm.algorithms import Samples, check_rewards, next_kl_coef
+from marl_llm.algorithms import Samples, check_rewards, next_kl_coef, next_running
 from marl_llm.evaluation import Evaluation
 from marl_llm.training import processes
 from marl_llm.training.batch import Batch
@@ -66,6 +66,7 @@ class Team(abc.ABC):
       headline: what `Evaluation.success` is, e.g. "success" or "f1".
       learners: name -> `Learner`, frozen models too.
       kl_coef: β of the next step; it moves where `recipe.kl_target` steers it.
+      running: each role's running mean return `[N]`, which a recipe with `normaliser="ema"` takes off; otherwise zeros.
     """
 
     headline = "success"
@@ -91,6 +92,7 @@ class Team(abc.ABC):
             for number, name in enumerate(assignment.policies)
         }
         self.kl_coef = options.recipe.kl_coef
+        self.running = np.zeros(len(self.roles))
         self._warned = False
         self.advantages: np.ndarray | None = None  # of the samples of the last batch; None with a critic, which has one per token
         self._taught: dict[tuple[int, int], tuple[Tokens, list[str]]] = {}
@@ -204,7 +206,11 @@ class Team(abc.ABC):
                     mine = np.flatnonzero(table.where & plays[name][table.agent])
                     charge[mine] = self.learners[name].charged_kl(batch.tokens, mine) if len(mine) else 0.0
                 table = dataclasses.replace(table, kl=charge)
+            if recipe.normaliser == "ema":
+                table = dataclasses.replace(table, running=self.running[table.agent].astype(np.float32))
             advice = advise(recipe, batch.tokens, table, self.kl_coef)
+            if recipe.normaliser == "ema":
+                self.running = next_running(recipe, self.running, table, advice.advantages)
         self.advantages = None if advice is None else np.asarray(advice.advantages)
         seed = int(np.random.SeedSequence((self.seed, batch.step)).generate_state(1)[0]) % 2**31
         figures = {}
@@ -216,6 +222,8 @@ class Team(abc.ABC):
             found["staleness"] = staleness(batch, plays[name], version)
             figures[name] = found | {f"tied_share/{role}": found.pop(f"tied_share/{n}") for n, role in enumerate(self.roles)}
             figures[name]["kl_coef"] = self.kl_coef
+            if recipe.normaliser == "ema":
+                figures[name] |= {f"running_mean/{role}": float(x) for role, x in zip(self.roles, self.running, strict=True)}
         measured = float(np.mean([found["kl"] for found in figures.values()]))
         self.kl_coef = float(next_kl_coef(recipe, self.kl_coef, measured, samples=int(np.sum(table.where))))
         self._serve(names)
@@ -288,11 +296,12 @@ class Team(abc.ABC):
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs beside policies, as JSON."""
-        return {"kl_coef": self.kl_coef, "versions": {name: learner.version for name, learner in self.learners.items()}}
+        versions = {name: learner.version for name, learner in self.learners.items()}
+        return {"kl_coef": self.kl_coef, "running": self.running.tolist(), "versions": versions}
 
     def restore(self, start: Mapping[str, Policy], now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
         """Goes on from what `policies` gave after `begin` (`start`) and later (`now`), and what `state` gave then."""
-        self.kl_coef = state["kl_coef"]
+        self.kl_coef, self.running = state["kl_coef"], np.asarray(state["running"], np.float64)
         for name, learner in self.learners.items():
             learner.begin(start[name].params)
             learner.restore(now[name], now.get(f"{name}.critic"), state["versions"][name])

@@ -56,6 +56,9 @@ SETTINGS = {
         sampling="chain", branches=1, rewards="team", returns="outcome", normaliser="global", group_by=(), ddof=0, epsilon=1e-8,
         weigh="token", reduce="token_mean",
     ),
+    ("spiral", "paper"): dict(
+        sampling="chain", branches=1, rewards="local", returns="to_go", scope="agent", normaliser="ema", group_by=(), reduce="token_mean",
+    ),
     ("gspo", "paper"): dict(rewards="team", returns="outcome", level="sequence", clip_low=3e-4, clip_high=4e-4),
 }  # fmt: skip
 

@@ -31,6 +31,7 @@ CARRIED_OUT = {
     "scale": ({}, "range"),
     "ddof": ({}, 0),
     "epsilon": ({}, 0.5),
+    "ema_decay": (dict(name="spiral"), 0.5),
     "singleton": (dict(group_by=("instance", "agent", "turn", "trajectory")), "raw"),
     "weigh": ({}, "trajectory"),
     "loss": ({}, "reinforce"),
@@ -82,6 +83,8 @@ def numbers(recipe):
     threshold = rl.entropy_threshold(entropy, recipe.entropy_quantile, where=where)
     total, count, _ = rl.loss_for(recipe, old + noise[2], old, advantages, where=where, entropy_threshold=threshold, **inputs)
     out = [advantages, total, count]
+    if recipe.normaliser == "ema":
+        out.append(rl.next_running(recipe, np.ones(2), samples, advantages))
     if recipe.normaliser == "critic":
         targets = rl.value_targets_for(recipe, samples)
         out += [targets, rl.value_loss_for(recipe, samples.values + noise[3], samples.values, targets, where=where)[0]]

@@ -45,6 +45,10 @@ def expected(recipe, c):
         return np.where(inside, (raw - raw[inside].mean()) / np.sqrt(raw[inside].var(ddof=1) + 1e-8), 0)
     if recipe.kl_in == "reward":
         rewards = rewards - recipe.kl_coef * c["kl"]
+    if recipe.normaliser == "ema":  # at the start: the role's own later pay, less nothing
+        own = c["trajectory"] * 10 + c["agent"]
+        later = lambda row: where & (own == own[row]) & (order >= order[row])  # noqa: E731
+        return np.array([rewards[later(row)].sum() if where[row] else 0.0 for row in range(len(where))])
     if recipe.returns == "to_go" and recipe.scope != "token":
         rewards = oracle.rewards_to_go(rewards, order, c["trajectory"], recipe.gamma, where, recipe.scope == "joint")
     if recipe.returns == "outcome":
@@ -222,6 +226,7 @@ class TestMaking:
             "dapo": ("parallel", "outcome", ("instance", "agent"), "group", 0.0, "token", None),
             "rloo": ("parallel", "outcome", ("instance", "agent"), "leave_one_out", 0.0, "token", None),
             "reinforce_pp": ("chain", "outcome", (), "global", 0.0, "token", None),
+            "spiral": ("chain", "to_go", (), "ema", 0.0, "token", None),
             "gspo": ("parallel", "outcome", ("instance", "agent"), "group", 0.0, "sequence", None),
         }
         fields = ("sampling", "returns", "group_by", "normaliser", "kl_coef", "level", "dual_clip")
@@ -245,7 +250,7 @@ class TestMaking:
             level="sequence", clip_low=0.1, clip_high=0.28, dual_clip=4.0, reduce="token_mean", kl_coef=0.5,
             kl_kind="k2", kl_in="reward",
             entropy_coef=0.01, value_coef=1.0, value_clip=None, correction="mask", gate_positive=2.0, gate_negative=3.0,
-            entropy_quantile=0.2, off_policy_kl=0.1, joint="cross", center="score", baseline="place",
+            entropy_quantile=0.2, off_policy_kl=0.1, joint="cross", center="score", baseline="place", ema_decay=0.9,
         )  # fmt: skip
         together = dict(center=dict(returns="to_go"), baseline=dict(normaliser="global"))
         together |= dict(joint_subset=dict(joint="cross"), gate_positive=dict(loss="sapo"), gate_negative=dict(loss="sapo"),
@@ -312,3 +317,30 @@ class TestMaking:
 
     def test_whole_numbers_may_stand_for_floats(self):
         assert isinstance(rl.make_recipe("at_grpo", alpha=2).alpha, float)
+
+
+def test_a_running_mean_per_role_is_taken_off_and_follows_the_plays_in_any_order():
+    """SPIRAL: three plays of a zero-sum game, in which agent 0 speaks twice and agent 1 once, paid at the end."""
+    recipe = rl.make_recipe("spiral", ema_decay=0.9)
+    agent, trajectory = np.tile([0, 1, 0], 3), np.repeat([4, 2, 9], 3)
+    local = np.array([0, -1, 1, 0, 1, -1, 0, -1, 1], float)  # each role's own end; agent 0's first response is paid by what follows
+    where = np.ones(9, bool)
+    where[6:] = False  # the last play is void
+    running = np.array([0.5, -0.25])
+    columns = dict(instance=trajectory, env=trajectory, agent=agent, turn=np.tile([0, 0, 1], 3), order=np.tile([0, 1, 2], 3),
+                   trajectory=trajectory, team=np.zeros(9), local=local, where=where, running=running[agent])  # fmt: skip
+
+    def both(order):
+        samples = rl.Samples(**{name: x[order] for name, x in columns.items()})
+        advantages = np.asarray(rl.advantages_for(recipe, samples)[0])
+        return advantages, rl.next_running(recipe, running, samples, advantages)
+
+    advantages, after = both(np.arange(9))
+    np.testing.assert_allclose(advantages, [0.5, -0.75, 0.5, -1.5, 1.25, -1.5, 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(after, 0.81 * running + 0.19 * 0, atol=1e-6)  # two plays, won and lost
+    again, same = both(np.array([5, 8, 0, 3, 1, 7, 2, 4, 6]))
+    np.testing.assert_allclose(again, advantages[[5, 8, 0, 3, 1, 7, 2, 4, 6]])
+    np.testing.assert_allclose(same, after)
+    won = rl.Samples(**{name: x[[0, 2, 1]] for name, x in columns.items()} | {"agent": np.zeros(3, int)})
+    one = rl.next_running(recipe, np.zeros(2), dataclasses.replace(won, running=None), np.ones(3))
+    np.testing.assert_allclose(one, [0.1, 0])  # one play, however many responses; nobody else moves

@@ -1,6 +1,7 @@
 """A team on the host over the real engine: it learns, by identity, and each model from the rows of its own roles alone."""
 
 import dataclasses
+import json
 import threading
 import warnings
 
@@ -11,7 +12,7 @@ import pytest
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import LoraConfig, ModelConfig, init_params
 from marl_llm.text import train_pieces
-from marl_llm.training import Checkpoints, HostedTeam, LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer, make_team
+from marl_llm.training import Checkpoints, HostedTeam, Learner, LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer, make_team
 from marl_llm.workflows import (
     Assignment,
     FormatError,
@@ -297,6 +298,25 @@ def test_a_scripted_role_speaks_beside_a_policy_and_is_no_sample():
         assert set(one.learn(batch, 1e-2)) == {"b"}
         assert set(batch.table.agent) == {1}
         assert batch.figures["samples/not_trained"] == 24
+
+
+def test_self_play_takes_off_each_roles_running_mean_and_keeps_it_in_checkpoints(monkeypatch):
+    zero_sum = (absolute(lambda call, way: 1.0, ("first",), name="won"), absolute(lambda call, way: -1.0, ("second",), name="lost"))
+    world = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=zero_sum))
+    figures = {"kl": 0.0, "tied_share/0": 0.0, "tied_share/1": 0.0}
+    monkeypatch.setattr(Learner, "learn", lambda self, *_: dict(figures))  # advantages come before it
+    with team(make_recipe("spiral"), shared(ECHO), world) as one:
+        batch = one.play(0, 0, 6)
+        found = one.learn(batch, 1e-3)["policy"]
+        moved = 1 - 0.95**6
+        np.testing.assert_array_equal(one.advantages, np.where(batch.table.agent == 0, 1.0, -1.0))
+        assert found["running_mean/first"] == pytest.approx(moved) == pytest.approx(-found["running_mean/second"])
+        one.learn(batch, 1e-3)
+        np.testing.assert_allclose(one.advantages, np.where(batch.table.agent == 0, 1 - moved, moved - 1), atol=1e-6)
+        start, state, running = one.policies(), json.loads(json.dumps(one.state())), one.running
+    with team(make_recipe("spiral"), shared(ECHO), world) as again:
+        again.restore(start, start, state)
+        np.testing.assert_array_equal(again.running, running)
 
 
 # ---------------------------------------------------------------------------------------------------- played ahead
