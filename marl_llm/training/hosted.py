@@ -156,8 +156,7 @@ class HostedTeam(Team):
             raise
 
     def _own(self) -> None:
-        """Makes sure that the team's own models are served, as they are now. What is being played ends first, with the ones before."""
-        self._wait()
+        """Makes sure that the team's own models are served, as they are now. Nothing may be under way."""
         if self._current.models != tuple(self.learners):
             self._current.serve(tuple(self.learners), lambda: self._engine({n: (x, x.params) for n, x in self.learners.items()}))
         else:
@@ -263,10 +262,6 @@ class HostedTeam(Team):
         self._underway = _Underway((step, first, count), self._versions(), thread, done)
         thread.start()
 
-    def _wait(self) -> None:
-        if self._underway is not None:
-            self._underway.thread.join()
-
     def _versions(self) -> dict[str, int]:
         return {name: learner.version for name, learner in self.learners.items()}
 
@@ -347,7 +342,8 @@ class HostedTeam(Team):
     ) -> Evaluation:
         """See `Team.evaluate`."""
         table, models = self._seated(seats)
-        self._wait()  # for a step that is played ahead: there is one engine
+        if self._underway is not None:  # it is played to its end first: there is one engine, with one set of parameters
+            self._underway.thread.join()
         engine, names, players = self._players(table, models)
         settings = Settings(temperature=float(temperature))
         with self._controller(engine, Assignment(names, players), settings) as controller:

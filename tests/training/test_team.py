@@ -351,17 +351,22 @@ def test_a_step_is_played_beside_the_update_with_the_parameters_of_before():
 
 
 def test_an_evaluation_waits_for_what_is_played_ahead_and_sees_what_was_learned():
-    found = []
-    for ahead in (0, 1):
-        with team(ahead=ahead) as one:
-            first = one.play(0, 0, 6)
-            if ahead:
-                one.prepare(1, 6, 6)
-            one.learn(first, 1e-1)
-            found.append(one.evaluate({}, "test", 12).outcomes)
-            assert one.evaluate({"first": "start"}, "test", 12).seats["first"] == "start"  # another engine
-            np.testing.assert_array_equal(one.play(1, 6, 6).version, 1 - ahead)
-    assert [x.team for x in found[0]] == [x.team for x in found[1]]
+    world, gate = gated()
+    with team(world=world) as one:
+        want = one.play(1, 6, 6)  # nothing was learned
+        one.learn(one.play(0, 0, 6), 1e-1)
+        learned = [x.team for x in one.evaluate({}, "test", 12).outcomes]
+    with team(world=world, ahead=1) as one:
+        first = one.play(0, 0, 6)
+        gate.clear()
+        one.prepare(1, 6, 6)
+        one.learn(first, 1e-1)
+        threading.Timer(0.5, gate.set).start()  # while the evaluation waits
+        assert [x.team for x in one.evaluate({}, "test", 12).outcomes] == learned
+        assert one.evaluate({"first": "start"}, "test", 12).seats["first"] == "start"  # another engine
+        second = one.play(1, 6, 6)
+        np.testing.assert_array_equal(second.version, 0)
+        np.testing.assert_array_equal(second.tokens.ids, want.tokens.ids)
 
 
 def test_what_fails_ahead_is_told_to_whoever_fetches_it_and_a_team_closes_over_a_play_that_hangs():
