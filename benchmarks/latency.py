@@ -108,11 +108,12 @@ def played_once(engine: Engine, workflow: Workflow, candidates: int) -> Play:
     return Play(took, cpu, sum(sum(one.values()) for one in spoken), max(map(critical_tokens, rollout.episodes)))
 
 
-def waves(agents: int, candidates: int, parallel: bool) -> int:
-    """Of one turn, by the formula of Appendix G. Where not even one agent's E K requests fit at once, an agent takes several waves."""
-    at_once = SLOTS.value // (INSTANCES.value * candidates)
+def waves(agents: int, parallel: bool, slots: int, requests: int) -> int:
+    """Of one turn, by the formula of Appendix G; `requests` are those of one agent, E K. Where not even they fit at once, an agent takes
+    several waves."""
+    at_once = slots // requests
     if not at_once:
-        return agents * math.ceil(INSTANCES.value * candidates / SLOTS.value)
+        return agents * math.ceil(requests / slots)
     return math.ceil(agents / at_once) if parallel else agents
 
 
@@ -128,12 +129,13 @@ def rows(engine: Engine, params: dict, agents: list[int], candidates: int) -> It
     median = statistics.median
     for (n, order), plays in found.items():
         over = lambda field, plays=plays: median(getattr(a, field) / getattr(b, field) for a, b in zip(plays, alone, strict=True))  # noqa: E731
-        formula = waves(n, candidates, order == "parallel") / waves(1, candidates, False)
+        needed = waves(n, order == "parallel", SLOTS.value, INSTANCES.value * candidates)
         yield {
             "agents": n, "candidates": candidates, "order": order, "instances": INSTANCES.value, "turns": TURNS.value, "slots": SLOTS.value,
             "seconds": median(play.seconds for play in plays), "cpu_s": median(play.cpu_s for play in plays), "tokens": plays[0].tokens,
-            "critical_tokens": plays[0].critical_tokens, "waves": TURNS.value * waves(n, candidates, order == "parallel"),
-            "formula": formula, "over_single": over("seconds"), "over_single_cpu": over("cpu_s"),
+            "critical_tokens": plays[0].critical_tokens, "waves": TURNS.value * needed,
+            "formula": needed / waves(1, False, SLOTS.value, INSTANCES.value * candidates),
+            "over_single": over("seconds"), "over_single_cpu": over("cpu_s"),
             "critical_over_single": plays[0].critical_tokens / alone[0].critical_tokens,
         }  # fmt: skip
 
