@@ -2,6 +2,7 @@
 
     python -m benchmarks.resume --kills=20 --seed=0
     python -m benchmarks.resume --kills=20 --processes=2 --signal=TERM --game=workflow
+    python -m benchmarks.resume --kills=20 --game=workflow --config.devices=1 --config.rollout.ahead=1 --config.recipe.correction=truncate
 
 The run is a small one (Plan-Path on 3x3 maps, two models; or workflow A), with everything that a large one has: warm start, checkpoints,
 evaluation, transcripts. Each kill is a SIGKILL or SIGTERM to a real process (of several joined ones, to any) at one of six moments: a
@@ -216,7 +217,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="joined ones")
     parser.add_argument("--signal", default="KILL", choices=["KILL", "TERM", "both"])
     parser.add_argument("--game", default="game", choices=list(WARM))
-    options = parser.parse_args()
+    options, given = parser.parse_known_args()
+    if unknown := [flag for flag in given if not flag.startswith("--config.")]:
+        parser.error(f"{unknown[0]} is unknown; flags of the run begin with --config.")
     import jax  # the version only; the runs are other processes
 
     dice, bound = random.Random(options.seed), CLOSE if options.game == "workflow" else 0.0
@@ -225,7 +228,7 @@ def main() -> None:
         folder = pathlib.Path(folder)
         (folder / "tiny.py").write_text(CONFIGS[options.game])
         flags = [f"--config={folder / 'tiny.py'}", f"--compilation_cache={folder / 'cache'}", f"--lost_after_s={LOST_AFTER_S}"]
-        flags += [f"--config.{one}" for one in (*SETTINGS, *WARM[options.game], f"steps={options.steps}")]
+        flags += [f"--config.{one}" for one in (*SETTINGS, *WARM[options.game], f"steps={options.steps}")] + given
         began = time.time()
         finish(launch(options.processes, *flags, f"--workdir={folder / 'whole'}"))
         again = time.time()

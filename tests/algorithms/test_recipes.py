@@ -344,3 +344,15 @@ def test_a_running_mean_per_role_is_taken_off_and_follows_the_plays_in_any_order
     won = rl.Samples(**{name: x[[0, 2, 1]] for name, x in columns.items()} | {"agent": np.zeros(3, int)})
     one = rl.next_running(recipe, np.zeros(2), dataclasses.replace(won, running=None), np.ones(3))
     np.testing.assert_allclose(one, [0.1, 0])  # one play, however many responses; nobody else moves
+
+
+def test_an_outcome_is_read_where_the_team_was_paid():
+    """A play that ends with a response of which the team's result does not speak."""
+    columns = dict(instance=[0] * 4, env=[0] * 4, agent=[0, 1, 0, 1], turn=[0] * 4, order=[0, 1, 0, 1], trajectory=[0, 0, 1, 1],
+                   team=[1.0, 0.0, 0.0, 0.0], local=[0.0] * 4, team_where=[True, False, True, False])  # fmt: skip
+    samples = rl.Samples(**{name: np.asarray(x) for name, x in columns.items()})
+    recipe = rl.make_recipe("reinforce_pp", weigh="sample")
+    advantages = rl.advantages_for(recipe, samples)[0]
+    np.testing.assert_allclose(advantages, [1, 1, -1, -1], atol=1e-4)
+    everywhere = rl.advantages_for(recipe, dataclasses.replace(samples, team_where=None))[0]
+    np.testing.assert_allclose(everywhere, 0, atol=1e-4)  # the last responses were paid nothing

@@ -10,7 +10,8 @@ import pytest
 from plan_path_scripts import SCRIPTS, player
 
 from marl_llm.games import Game, PlanPath, make_game, role_of
-from marl_llm.games.plan_path import map_from_rows
+from marl_llm.games.plan_path import map_from_rows, rewards
+from marl_llm.games.plan_path.rewards import PlanPathFacts
 from marl_llm.rollout import play, scripted_player
 
 GAME = PlanPath(height=3, width=4, min_distance=1, max_distance=8, max_moves=4, max_turns=3, wall_density=0.2)
@@ -174,6 +175,15 @@ def test_what_parses_and_to_which_moves(role, text, moves, parses):
     acted = say(GAME.reset(INSTANCE), role, text).acted
     assert bool(acted.well_formed) == parses
     assert "".join("UDLR"[m] for m in np.asarray(acted.moves) if m >= 0) == moves
+
+
+@pytest.mark.parametrize("executes", [True, False])
+def test_an_answer_without_form_earns_nothing_in_the_papers_form_whatever_else_holds(executes):
+    good = PlanPathFacts(*map(jnp.asarray, (True, True, True, 3.0, 0.0, 3.0, 3.0, 1.0)))
+    earned = rewards.paper(good, executes=executes, strict=False)
+    assert (float(earned.team), float(earned.local)) == pytest.approx((1.0, 1.0))
+    nothing = rewards.paper(good._replace(well_formed=jnp.asarray(False)), executes=executes, strict=False)
+    assert (float(nothing.team), float(nothing.local)) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

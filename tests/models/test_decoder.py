@@ -25,7 +25,9 @@ from marl_llm.models import (
     serving_layout,
     to_cache,
 )
+from marl_llm.models.config import RopeScaling
 from marl_llm.models.pages import written
+from marl_llm.models.rotary import frequencies
 
 TINY = ModelConfig(vocab_size=19, width=12, layers=2, query_heads=4, key_value_heads=2, head_dim=6, feed_forward=20)
 CONFIGS = {
@@ -212,3 +214,17 @@ def test_unknown_presets_and_fields_are_refused_with_the_known_ones():
         make_model_config("nano", 10, widht=3)
     assert make_model_config("nano", 10, width=48).width == 48
     assert PRESETS["nano"]["width"] == 32  # the preset itself is untouched
+
+
+def test_yarn_keeps_fast_pairs_divides_slow_ones_and_blends_between():
+    """Qwen2.5's published setting: head dimension 128, theta 1e6, factor 4 over 32,768 positions. Section 3.2 by hand: pair i turns
+    32768 / (2 pi theta^(2i/128)) times in the original context; 32 times and more is fast, once and less is slow."""
+    config = dataclasses.replace(TINY, head_dim=128, rope_theta=1e6, rope_scaling=RopeScaling("yarn", 4.0, 32_768))
+    share = frequencies(config) / frequencies(dataclasses.replace(config, rope_scaling=None))
+    turns = 32_768 / (2 * np.pi * 1e6 ** (np.arange(64) / 64))
+    np.testing.assert_allclose(share[turns > 40], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(share[turns < 0.8], 0.25, rtol=1e-6)
+    between = share[(turns < 28) & (turns > 1.2)]
+    assert len(between) > 5
+    assert np.all(np.diff(between) < 0)
+    assert np.all((between > 0.25) & (between < 1))

@@ -63,6 +63,13 @@ def test_d8_padding_changes_no_score_and_the_first_real_token_has_none(side):
     assert float(alone.log_probs[0, 0]) == 0.0
 
 
+def test_the_scores_of_all_next_tokens_are_one_distribution():
+    rows = jnp.asarray([[3, 5, token, 7] for token in range(BASE.vocab_size)], jnp.int32)
+    scores = log_probs(BASE, params_of(BASE), rows).log_probs
+    np.testing.assert_allclose(jnp.sum(jnp.exp(scores[:, 2])), 1.0, rtol=1e-5)
+    assert len(np.unique(np.round(scores[:, 1], 5))) == 1  # of the one token 5
+
+
 def test_extreme_logits_stay_finite():
     weight = jnp.asarray([[1e4, -1e4, 0.0]])
     out = score_hidden(weight, jnp.ones((2, 1)), jnp.asarray([0, 1]))
