@@ -1,4 +1,4 @@
-"""Games of reasoning-gym, on a stand-in with the package's interface; `benchmarks.external_games` plays the package itself."""
+"""Games of reasoning-gym and TextArena, on stand-ins with the packages' interfaces; `benchmarks.external_games` plays the packages."""
 
 import asyncio
 import dataclasses
@@ -14,7 +14,7 @@ import pytest
 
 from marl_llm.checking import check
 from marl_llm.games import GameError, make_game
-from marl_llm.games.external import guards
+from marl_llm.games.external import guards, textarena
 from marl_llm.games.external.reasoning_gym import EXECUTING, PROGRAM, REFUSED, SHARES, VERSION, ReasoningGym, answer_parser, read_settings
 from marl_llm.tools.results import Failure, FailureKind
 from marl_llm.tools.sandbox import PROFILES, Execution, Program, SandboxError
@@ -65,6 +65,35 @@ class NoAnswer(Sums):
         return super().__getitem__(number) | {"answer": None}
 
 
+class Race:
+    """Two players draw steps from the process-wide generator, as games of TextArena do; `[raise]` is the game's own fault."""
+
+    def reset(self, num_players, seed):
+        random.seed(seed)
+        self.state = types.SimpleNamespace(current_player_id=0, set_invalid_move=lambda reason: None)
+        self.far, self.seen = [0] * num_players, f"goal {random.randrange(3, 6)}"
+        self.goal = int(self.seen[-1])
+
+    def get_observation(self):
+        seen, self.seen = self.seen, ""
+        return self.state.current_player_id, f"{seen}\n[GAME] you are at {self.far[self.state.current_player_id]}: say [run] or [rest]"
+
+    def step(self, action):
+        who = self.state.current_player_id
+        if action == "[raise]":
+            raise KeyError(action)
+        if action == "[run]":
+            self.far[who] += random.randint(1, 2)
+        elif action != "[rest]":
+            self.state.set_invalid_move("neither")
+        self.state.current_player_id = 1 - who
+        return self.far[who] >= self.goal, {}
+
+    def close(self):
+        ahead = 2 * (self.far[0] > self.far[1]) - 1
+        return {0: ahead, 1: -5 * ahead}, {}
+
+
 @pytest.fixture(autouse=True)
 def package(monkeypatch):
     kinds = {"chain_sum": Sums, "list_functions": Unseeded, "raising": Raising, "boxnet": NoAnswer, "coin_flip": Raising}
@@ -80,7 +109,11 @@ def package(monkeypatch):
     module.create_dataset = create_dataset
     version = importlib.metadata.version
     monkeypatch.setitem(sys.modules, "reasoning_gym", module)
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: VERSION if name == "reasoning-gym" else version(name))
+    pinned = {"reasoning-gym": VERSION, "textarena": textarena.VERSION}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: pinned.get(name) or version(name))
+    arena = types.ModuleType("textarena")
+    arena.make = lambda name: Race()
+    monkeypatch.setitem(sys.modules, "textarena", arena)
     return module
 
 
@@ -219,6 +252,13 @@ def test_scorers_that_execute_run_in_the_sandbox_and_only_on_formulas(monkeypatc
     assert (job["answer"], job["literal"], job["entry"]) == ("1+1", False, one.entry(4))
 
 
+def test_an_answer_to_another_puzzle_is_not_paid(monkeypatch):
+    one = in_sandbox("puzzle24", Scripted(Program(b"1.0", b"", 0)), monkeypatch)
+    a, b = one.entry(4)["metadata"]["numbers"]
+    assert asyncio.run(verdict(one, f"{a} + {b} * 2")).value == {"score": 0.0, "status": "refused"}
+    assert asyncio.run(verdict(one, f"{b} * {a}")).value == {"score": 1.0, "status": "scored"}
+
+
 class Evaluating(Sums):
     def score_answer(self, answer, entry):
         try:
@@ -266,3 +306,62 @@ def test_a_pair_passes_the_checks_of_games():
     with make_game("reasoning_gym", slip=0.1, agents="pair", form="plain", max_tokens=8) as world:
         findings = check(world, names=names, tasks=4, plays=2, few=2)
     assert [finding for finding in findings if finding.status != "pass"] == []
+
+
+# ---- TextArena
+
+
+def test_a_game_that_was_not_read_is_refused_with_the_list():
+    with pytest.raises(GameError, match="'KuhnPokr' is not a game of TextArena that is played here; did you mean 'KuhnPoker'"):
+        make_game("textarena", game="KuhnPokr")
+    with pytest.raises(GameError, match="moves=0 must be at least 1"):
+        make_game("textarena", moves=0)
+
+
+def test_a_position_follows_from_deal_and_moves_and_the_random_state_is_left_alone():
+    random.seed(5)
+    before, game = random.getstate(), textarena.TextArena("KuhnPoker")
+    game.deal(7)
+    first = game.step(7, (), "[run]")
+    on = [game.step(7, ("[run]",), "[rest]"), game.step(7, ("[run]",), "[run]"), game.step(7, ("[run]",), "[rest]")]  # forks
+    random.seed(6)
+    assert on[0] == on[2] == textarena.TextArena("KuhnPoker").step(7, ("[run]",), "[rest]")
+    assert (first["who"], on[1]["moves"], on[1]["over"]) == (1, ("[run]", "[run]"), False)
+    random.seed(5)
+    assert random.getstate() == before
+
+
+def test_invalid_moves_are_counted_by_seat_and_a_game_that_raises_costs_its_mover():
+    game = textarena.TextArena("KuhnPoker")
+    game.deal(1)
+    assert game.step(1, ("[rest]",), "jump")["invalid"] == (1,)
+    assert game.step(1, ("jump", "jump"), "jump")["invalid"] == (0, 1, 0)
+    ended = game.step(1, ("[rest]",), "[raise]")
+    assert (ended["over"], ended["raised"], ended["paid"]) == (True, True, (0.0, -1.0))
+
+
+def test_pay_of_a_seat_lies_between_minus_one_and_one():
+    game, moves = textarena.TextArena("KuhnPoker"), []
+    fields = game.deal(3)
+    while not fields["over"]:
+        fields = game.step(3, tuple(moves), "[run]" if fields["who"] == 0 else "[rest]")
+        moves.append(fields["moves"][-1])
+    assert fields["paid"] == (1.0, -1.0)
+
+
+def test_the_move_is_the_response_or_its_last_brackets():
+    assert textarena.move_parser("plain")(" go [1] ") == {"move": "go [1]"}
+    assert textarena.move_parser("brackets")("not [1], rather [2 3] .") == {"move": "[2 3]"}
+    for form, text in (("plain", " "), ("brackets", "2"), ("plain", "9" * 1001)):
+        with pytest.raises(FormatError):
+            textarena.move_parser(form)(text)
+
+
+def test_deals_of_two_splits_differ_and_seats_are_paid_their_own_result():
+    names = ("forks", "secrets", "bounds")
+    with make_game("textarena", max_tokens=16, max_prompt=256, moves=4) as world:
+        deals = {split: {task.hidden["deal"] for task in world.tasks(split, 0, 50)} for split in SHARES}
+        assert [finding for finding in check(world, names=names, tasks=4, plays=2, few=2) if finding.status != "pass"] == []
+    assert {split: {deal % 10 for deal in found} for split, found in deals.items()} == {
+        split: set(textarena.SPLITS[split]) for split in SHARES
+    }

@@ -40,7 +40,8 @@ def foreign_package(module: str, distribution: str, version: str, extra: str) ->
         raise GameError(f"this game needs the package {distribution} {version}: {install}") from error
     if installed != version:
         raise GameError(f"{distribution} {installed} is installed, and version {version} is what was read and may run: {install}")
-    return importlib.import_module(module)
+    with seeded(0):  # TextArena draws while it is imported
+        return importlib.import_module(module)
 
 
 @contextlib.contextmanager

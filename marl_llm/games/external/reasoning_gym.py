@@ -20,7 +20,8 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marl_llm.games.external.guards import foreign_package, is_formula, is_moderate, seeded
@@ -133,6 +134,8 @@ class ReasoningGym:
         early = self._before(answer)
         if early is None and self.name in FORMULA and not is_formula(answer):
             early = Scored(0.0, "refused")  # a text that runs could print a score of its own
+        if early is None and self.name == "puzzle24" and not _uses(answer, self.entry(place)["metadata"]["numbers"]):
+            early = Scored(0.0, "refused")  # the scorer does not look which numbers were used: one answer would be paid for every puzzle
         if early is not None:
             return success(early._asdict(), 0.0)
         return await self._verdicts.of(content_key(answer, str(place)), lambda: self._run(answer, place))
@@ -163,6 +166,11 @@ class ReasoningGym:
             status = "raised" if program.outcome == "error" else "limit"
             return success(Scored(0.0, status)._asdict(), run.seconds, run.attempts)
         return success(_bounded(read_json(program.stdout.strip().split("\n")[-1]).value)._asdict(), run.seconds, run.attempts)
+
+
+def _uses(answer: str, numbers: Sequence[Any]) -> bool:
+    """Whether the numbers of a formula are these, each once."""
+    return sorted(map(int, re.findall(r"\d+", answer))) == sorted(map(int, numbers))
 
 
 def _bounded(value: Any) -> Scored:
