@@ -14,8 +14,8 @@ def call(name, tokens, *parents, choice=0):
 def test_the_critical_path_waits_for_the_slowest_candidate_and_the_slowest_agent_of_each_turn():
     way = SimpleNamespace(calls=(call("a", 3), call("b", 5), call("a2", 4, "a", "b"), call("b2", 1, "a", "b")))
     assert critical_tokens(SimpleNamespace(trajectories=(way,), candidates=())) == 5 + 4
-    slower = SimpleNamespace(calls=(call("a", 7, choice=1),))
-    assert critical_tokens(SimpleNamespace(trajectories=(way,), candidates=(slower,))) == 7 + 4
+    others = SimpleNamespace(calls=(call("a", 7, choice=1),)), SimpleNamespace(calls=(call("a", 2, choice=2),))
+    assert critical_tokens(SimpleNamespace(trajectories=(way,), candidates=others)) == 7 + 4
     row = SimpleNamespace(calls=(call("a", 3), call("b", 5, "a"), call("a2", 4, "b"), call("b2", 1, "a2")))
     assert critical_tokens(SimpleNamespace(trajectories=(row,), candidates=())) == 3 + 5 + 4 + 1
 
