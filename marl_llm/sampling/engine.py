@@ -14,9 +14,10 @@ import collections
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
@@ -100,9 +101,16 @@ class Engine:
         self._thread.start()
 
     # ------------------------------------------------------------------------------------------------ callers
-    def submit(self, request: Request) -> Handle:
-        """Queues a request; blocks while the queue is full. Raises `RequestError`, or `EngineError` after the engine stopped."""
+    def submit(self, request: Request, heard: Callable[[np.ndarray | None], None] | None = None) -> Handle:
+        """Queues a request; blocks while the queue is full. Raises `RequestError`, or `EngineError` after the engine stopped.
+
+        `heard` gets the ids `[n]` of each chunk as soon as they are drawn, and None when the handle is done. The engine's thread calls
+        it, so it must return at once and raise nothing: a queue's `put`.
+        """
         ticket, lane = self._ticket(request)
+        if heard is not None:
+            ticket.heard = heard
+            ticket.future.add_done_callback(lambda _: heard(None))
         with self._lock:
             while self._waiting >= self._queue and not self._stopped():
                 self._room.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import numpy as np
@@ -66,6 +67,7 @@ class Ticket:
     nodes: list[Node] = dataclasses.field(default_factory=list)  # its pages, in order
     shared: int = 0  # how many of them were full when it entered
     source: Node | None = None  # the page whose beginning is copied when it enters
+    heard: Callable[[np.ndarray | None], None] | None = None  # gets the ids of each chunk, see `Engine.submit`
 
     @property
     def begun(self) -> bool:
@@ -98,6 +100,8 @@ class Ticket:
         self.parts.append(Drawn(token, *real, *(None, None) if most is None else (kept_ids[:, :most], kept_log_mass)))
         self.ids[self.size : self.size + len(token)] = token
         self.size, self.drawn = self.size + len(token), self.drawn + len(token)
+        if self.heard is not None:
+            self.heard(token)
         return token
 
 

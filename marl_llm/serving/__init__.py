@@ -5,7 +5,7 @@ functions, by name, behind an address, for another process. Both give the same r
 a checkpoint.
 """
 
-from marl_llm.serving.policy import Answer, policy_answers
+from marl_llm.serving.policy import Answer, PolicyAnswers, policy_answers
 from marl_llm.serving.server import ChatServer
 
-__all__ = ["Answer", "ChatServer", "policy_answers"]
+__all__ = ["Answer", "ChatServer", "PolicyAnswers", "policy_answers"]

@@ -2,67 +2,132 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from marl_llm.sampling.requests import Request, RequestError, Settings
+from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
+from marl_llm.text import Chat
 from marl_llm.text.formats import Message as Said
 from marl_llm.tools.chat import ChatReply, Message, Options
 
 Answer = Callable[[Sequence[Message], Options], ChatReply]
+_CALL = "<tool_call>"
 
 
-def policy_answers(
-    engine: Any, model: str, speech: Any, *, max_prompt: int, max_tokens: int = 1024, timeout_s: float | int | None = 120.0
-) -> Answer:
+@dataclasses.dataclass(frozen=True)
+class PolicyAnswers:
     """Replies of a model, to be used by threads; also what `tools.chat.PolicyBackend` wants.
 
     The draw's identity is made of the messages and the options' seed: equal requests get equal replies, whoever else is served.
 
-    Args:
+    Attributes:
       engine: a `sampling.Engine` that serves `model`.
       speech: how the model reads and writes: `text.Chat`, or `workflows.PlainText`.
       max_prompt, max_tokens: what the engine's lane holds; `max_tokens` is also that of a request that names none.
       timeout_s: of one reply in the engine; what there is by then comes back with the finish reason "length".
-
-    In place of messages the function takes a text, which the model continues as it stands. It raises `RequestError` for messages that
-    cannot be served.
     """
 
-    def answer(messages: Sequence[Message] | str, options: Options) -> ChatReply:
+    engine: Any
+    model: str
+    speech: Any
+    max_prompt: int
+    max_tokens: int
+    timeout_s: float | int | None
+
+    def __call__(self, messages: Sequence[Message] | str, options: Options) -> ChatReply:
+        """The reply. In place of messages there may be a text, which the model continues as it stands. Raises `RequestError` for messages
+        that cannot be served."""
+        request, talk = self._request(messages, options)
+        return self._reply(request, talk, self.engine.submit(request).result())
+
+    def stream(self, messages: Sequence[Message] | str, options: Options, say: Callable[[str], None]) -> ChatReply:
+        """The same reply. `say` gets its text in pieces while it is drawn, a piece per chunk of the engine.
+
+        A piece holds whole characters. Thinking and tool calls are held back, as they are no part of a reply's text. A reply that is cut
+        off after its thinking is said without the thinking, which `text` of the whole reply has. What `say` raises ends the request.
+        """
+        request, talk = self._request(messages, options)
+        chunks: queue.SimpleQueue = queue.SimpleQueue()
+        handle, drawn, said = self.engine.submit(request, chunks.put), [], ""
+        try:
+            while (chunk := chunks.get()) is not None:
+                drawn += chunk.tolist()
+                text = self._certain(talk, drawn)
+                if len(text) > len(said) and text.startswith(said):
+                    say(text[len(said) :])
+                    said = text
+        except BaseException:
+            handle.cancel()
+            raise
+        reply = self._reply(request, talk, handle.result())
+        whole = reply.text
+        if talk is not None and not whole.startswith(said):  # thinking that was not said, or blanks that a tool call takes away
+            said, whole = said.lstrip(), self.speech.read(self.speech.reply(talk, drawn)).content.lstrip()
+        if whole.startswith(said) and whole != said:
+            say(whole[len(said) :])
+        return reply
+
+    def _request(self, messages: Sequence[Message] | str, options: Options) -> tuple[Request, Any]:
+        """(request, conversation, or None for a text)."""
         roles, talk = {"developer": "system"}, None
         try:
             if isinstance(messages, str):
-                ids = tuple(speech.tokenizer.encode(messages))
+                ids = tuple(self.speech.tokenizer.encode(messages))
             else:
-                talk = speech.start([Said(roles.get(one["role"], one["role"]), one["content"]) for one in messages])
+                talk = self.speech.start([Said(roles.get(one["role"], one["role"]), one["content"]) for one in messages])
                 ids = tuple(talk.ids)
         except (ValueError, TypeError) as error:
             raise RequestError(f"request refused: the model's format cannot hold these messages: {error}") from error
-        if not 0 < len(ids) <= max_prompt:
-            raise RequestError(f"request refused: the prompt has {len(ids)} tokens, 1 to {max_prompt} are served")
-        if options.max_tokens is not None and options.max_tokens > max_tokens:
-            raise RequestError(f"request refused: max_tokens={options.max_tokens}, {max_tokens} are served")
+        if not 0 < len(ids) <= self.max_prompt:
+            raise RequestError(f"request refused: the prompt has {len(ids)} tokens, 1 to {self.max_prompt} are served")
+        if options.max_tokens is not None and options.max_tokens > self.max_tokens:
+            raise RequestError(f"request refused: max_tokens={options.max_tokens}, {self.max_tokens} are served")
         settings = Settings(
             temperature=1.0 if options.temperature is None else float(options.temperature),
             top_p=1.0 if options.top_p is None else float(options.top_p),
         )
-        stops, budget = tuple(options.stop or ()), options.max_tokens or max_tokens
+        stops, budget = tuple(options.stop or ()), options.max_tokens or self.max_tokens
         seed = _seed(messages, options)
-        done = engine.submit(Request(ids, seed, budget, model, settings, tuple(speech.stop_ids), stops, timeout_s)).result()
+        return Request(ids, seed, budget, self.model, settings, tuple(self.speech.stop_ids), stops, self.timeout_s), talk
+
+    def _without_stop(self, drawn: list[int]) -> str:
+        return self.speech.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.speech.stop_ids else drawn)
+
+    def _reply(self, request: Request, talk: Any, done: Completion) -> ChatReply:
         drawn = done.tokens.tolist()
         if talk is None:
-            text = speech.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in speech.stop_ids else drawn)
+            text = self._without_stop(drawn)
         else:
-            reply = speech.read(speech.reply(talk, drawn))
-            text = reply.content if reply.finished else speech.tokenizer.decode(drawn)
-        sampled = {"prompt": list(ids), "ids": drawn, "version": done.version}
+            reply = self.speech.read(self.speech.reply(talk, drawn))
+            text = reply.content if reply.finished else self.speech.tokenizer.decode(drawn)
+        sampled = {"prompt": list(request.prompt), "ids": drawn, "version": done.version}
         sampled |= {name: getattr(done, name).tolist() for name in ("log_probs", "sampled_log_probs")}
-        return ChatReply(text, "stop" if done.finish == "stop" else "length", len(ids), len(drawn), sampled=sampled)
+        return ChatReply(text, "stop" if done.finish == "stop" else "length", len(request.prompt), len(drawn), sampled=sampled)
 
-    return answer
+    def _certain(self, talk: Any, drawn: list[int]) -> str:
+        """The beginning of the reply's text that no later token can change."""
+        text = self._without_stop(drawn)
+        if talk is not None and isinstance(self.speech, Chat):
+            reply = self.speech.read(self.speech.reply(talk, drawn))
+            if self.speech.format.thinks and reply.thinking is None:  # it may still turn out to be thinking
+                return ""
+            text = reply.content
+            at = text.find(_CALL) if _CALL in text else text.rfind("<")
+            if at >= 0 and (text[at:].startswith(_CALL) or _CALL.startswith(text[at:])):
+                text = text[:at]
+            text = text.rstrip()  # a tool call takes the blanks before it away
+        return text.rstrip("\ufffd")
+
+
+def policy_answers(
+    engine: Any, model: str, speech: Any, *, max_prompt: int, max_tokens: int = 1024, timeout_s: float | int | None = 120.0
+) -> PolicyAnswers:
+    """See `PolicyAnswers`."""
+    return PolicyAnswers(engine, model, speech, max_prompt, max_tokens, timeout_s)
 
 
 def _seed(messages: Sequence[Message] | str, options: Options) -> tuple[int, ...]:

@@ -15,11 +15,11 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from marl_llm.sampling.requests import RequestError
-from marl_llm.serving.policy import Answer
+from marl_llm.serving.policy import Answer, PolicyAnswers
 from marl_llm.tools.chat import ChatReply, ChatRequest, Options
 from marl_llm.tools.said import Bounds, read_json
 
@@ -92,8 +92,13 @@ class ChatServer:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def answer(self, body: bytes, kind: str = "chat/completions", episode: str | None = None) -> tuple[int, dict[str, Any]]:
-        """(status, JSON) for the body of a request: of chat `messages`, or with the kind "completions" of a `prompt`."""
+    def answer(
+        self, body: bytes, kind: str = "chat/completions", episode: str | None = None, send: Callable[[dict[str, Any]], None] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        """(status, JSON) for the body of a request: of chat `messages`, or with the kind "completions" of a `prompt`.
+
+        Of a request with `stream`, `send` gets the events as they come, and the JSON is {} unless the status is an error's.
+        """
         self._count("requests")
         if not self._room.acquire(blocking=False):
             self._count("busy")
@@ -102,10 +107,22 @@ class ChatServer:
             with self._slots:
                 if episode is not None and self._record is None:
                     raise ValueError("this server keeps no episodes: start it with --record=FILE, or leave /episodes/ID out of the address")
-                name, said, options, stream = _read(body, self.models, kind)
-                reply = self.models[name](said, options)
+                name, said, options, stream, usage = _read(body, self.models, kind)
+                model = self.models[name]
+                events = _Events(name, kind, send) if stream and send is not None else None
+                if events is not None and isinstance(model, PolicyAnswers):
+                    reply = model.stream(said, options, events.text)
+                else:
+                    reply = model(said, options)
+                    if events is not None and reply.text:
+                        events.text(reply.text)
+                if events is not None:
+                    events.end(reply, usage)
                 if episode is not None:
                     self._keep(episode, name, said, reply)
+        except _HungUp:
+            self._count("failed")
+            raise
         except (RequestError, ValueError) as error:
             self._count("refused")
             return 400, _error(str(error))
@@ -115,7 +132,7 @@ class ChatServer:
         finally:
             self._room.release()
         self._count("tokens", reply.completion_tokens or 0)
-        return 200, _completion(name, reply, kind) | ({"stream": True} if stream else {})
+        return 200, {} if events is not None else _completion(name, reply, kind)
 
     def _keep(self, episode: str, model: str, said: Any, reply: ChatReply) -> None:
         """A line of the record."""
@@ -132,8 +149,8 @@ class ChatServer:
             self._counts[name] += by
 
 
-def _read(body: bytes, models: Mapping[str, Answer], kind: str) -> tuple[str, Any, Options, bool]:
-    """(model, messages or prompt, options, whether to stream) of a body. Raises `ValueError` saying what is wrong with it."""
+def _read(body: bytes, models: Mapping[str, Answer], kind: str) -> tuple[str, Any, Options, bool, bool]:
+    """(model, messages or prompt, options, whether to stream, whether with token counts). Raises `ValueError` with a reason."""
     said = read_json(body, _BOUNDS)
     if not said.ok or not isinstance(said.value, dict):
         raise ValueError(f"the body must be a JSON object ({said.problem or type(said.value).__name__})")
@@ -143,7 +160,7 @@ def _read(body: bytes, models: Mapping[str, Answer], kind: str) -> tuple[str, An
     if given.get("n", 1) != 1:
         raise ValueError("n must be 1: ask again with another seed")
     name = given.get("model")
-    if name not in models:
+    if not isinstance(name, str) or name not in models:
         raise ValueError(f"there is no model {name!r:.100}; there are {', '.join(models)}")
     options = {key: given[key] for key in _OPTIONS if key in given}
     if "max_completion_tokens" in given:
@@ -157,15 +174,21 @@ def _read(body: bytes, models: Mapping[str, Answer], kind: str) -> tuple[str, An
         raise ValueError("max_tokens must be at least 1, and stop texts")
     if "stop" in options:
         options["stop"] = tuple(options["stop"])
+    stream, extra = given.get("stream", False), given.get("stream_options", {})
+    if not isinstance(stream, bool) or not isinstance(extra, dict):
+        raise ValueError("stream must be true or false, and stream_options an object")
+    usage = bool(extra.get("include_usage"))
     if kind == "completions":
         if not isinstance(given.get("prompt"), str) or not given["prompt"]:
             raise ValueError("prompt must be one text")
-        return name, given["prompt"], Options(**options), bool(given.get("stream"))
+        return name, given["prompt"], Options(**options), stream, usage
     messages = given.get("messages")
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         raise ValueError("messages must be a list of objects")
+    if not all(isinstance(one.get("role"), str) for one in messages):
+        raise ValueError("every message needs a role, which is a text")
     request = ChatRequest(tuple(messages), Options(**options))
-    return name, request.messages, request.options, bool(given.get("stream"))
+    return name, request.messages, request.options, stream, usage
 
 
 def _completion(name: str, reply: ChatReply, kind: str) -> dict[str, Any]:
@@ -179,8 +202,39 @@ def _completion(name: str, reply: ChatReply, kind: str) -> dict[str, Any]:
     return head | {"choices": [choice], "usage": used | {"total_tokens": sum(used.values())}}
 
 
+class _Events:
+    """The events of one streamed reply; `send` takes them to the client."""
+
+    def __init__(self, name: str, kind: str, send: Callable[[dict[str, Any]], None]):
+        self._chat, self._send, self._first = kind != "completions", send, True
+        whole = _completion(name, ChatReply(""), kind)
+        self._head = {key: whole[key] for key in ("id", "object", "created", "model")}
+        if self._chat:
+            self._head["object"] = "chat.completion.chunk"
+
+    def text(self, text: str, finish: str | None = None) -> None:
+        """A piece of the reply, or with `finish` its end."""
+        choice: dict[str, Any] = {"index": 0, "text": text}
+        if self._chat:
+            delta = ({"role": "assistant"} if self._first else {}) | ({"content": text} if text or self._first else {})
+            choice = {"index": 0, "delta": delta}
+        self._first = False
+        self._send(self._head | {"choices": [choice | {"finish_reason": finish}]})
+
+    def end(self, reply: ChatReply, usage: bool) -> None:
+        """The finish reason, and the counts of tokens if they are asked for."""
+        self.text("", reply.finish_reason)
+        if usage:
+            used = {"prompt_tokens": reply.prompt_tokens or 0, "completion_tokens": reply.completion_tokens or 0}
+            self._send(self._head | {"choices": [], "usage": used | {"total_tokens": sum(used.values())}})
+
+
 def _error(message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "invalid_request_error"}}
+
+
+class _HungUp(Exception):
+    """The client left in the middle of its stream."""
 
 
 class _ManyThreads(http.server.ThreadingHTTPServer):
@@ -217,10 +271,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         match = _PATH.fullmatch(self.path)
         if not match:
             return self._send(404, _error(_SERVED))
-        status, found = self.owner.answer(body, match["kind"], match["episode"])
-        if found.pop("stream", False):
-            return self._stream(found)
-        return self._send(status, found)
+        self._streaming = False
+        try:
+            status, found = self.owner.answer(body, match["kind"], match["episode"], self._event)
+            if not self._streaming:
+                return self._send(status, found)
+            self._write("[DONE]" if status == 200 else json.dumps(found))
+        except _HungUp:
+            self.close_connection = True
 
     def _send(self, status: int, found: dict[str, Any]) -> None:
         text = json.dumps(found).encode()
@@ -232,18 +290,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    def _stream(self, found: dict[str, Any]) -> None:
-        """The whole reply as one event: clients that ask for a stream are served, though not sooner."""
-        choice = found["choices"][0]
-        if "message" in choice:
-            delta = {"index": 0, "delta": choice["message"], "finish_reason": choice["finish_reason"]}
-            found = found | {"object": "chat.completion.chunk", "choices": [delta]}
-        text = f"data: {json.dumps(found)}\n\ndata: [DONE]\n\n".encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
+    def _event(self, event: dict[str, Any]) -> None:
+        """An event of a stream, whose end is that of the connection."""
+        if not self._streaming:
+            self._streaming = self.close_connection = True
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+        self._write(json.dumps(event))
+
+    def _write(self, text: str) -> None:
+        try:
+            self.wfile.write(f"data: {text}\n\n".encode())
+        except OSError as error:
+            raise _HungUp from error
 
     def log_message(self, *_: Any) -> None:
         """Nothing is logged."""

@@ -28,6 +28,19 @@ def post(server, body, path="/v1/chat/completions", method="POST", **headers):
     return answer.status, dict(answer.getheaders()), answer.read()
 
 
+def streamed(server, body, path):
+    """The events of a stream, which must end as a stream does."""
+    status, headers, said = post(server, body | dict(stream=True), path)
+    assert (status, headers["Content-Type"]) == (200, "text/event-stream")
+    *events, done, rest = said.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    return [json.loads(event.removeprefix(b"data: ")) for event in events]
+
+
+def said_in(choice):
+    return choice["text"] if "text" in choice else choice.get("delta", choice.get("message")).get("content", "")
+
+
 def scoring(messages, options):
     """A model without a model: the score is a digit of what it reads."""
     return ChatReply(f"why\nSCORE: {len(messages[1]['content']) % 11}", "stop", 7, 5)
@@ -36,7 +49,7 @@ def scoring(messages, options):
 def test_an_endpoint_at_our_own_server_gives_the_same_scores_as_the_model_in_process():
     config = make_model_config("nano", lab.SPEECH.tokenizer.vocab_size)
     params = init_params(config, jax.random.key(0))
-    sizes = LaneConfig(slots=4, prompt_tokens=64, response_tokens=8)
+    sizes = LaneConfig(slots=4, prompt_tokens=64, response_tokens=8, chunk=2)
     messages = [{"role": "user", "content": "how good? "}]
     with Engine({"coach": (config, params)}, jax.random.key(1), sizes=sizes, tokenizers={"coach": lab.SPEECH.tokenizer}) as engine:
         answers = policy_answers(engine, "coach", lab.SPEECH, max_prompt=64, max_tokens=8)
@@ -51,6 +64,14 @@ def test_an_endpoint_at_our_own_server_gives_the_same_scores_as_the_model_in_pro
                 assert refused.failure.kind.value == "refused"
                 assert "max_tokens=9, 8 are served" in refused.failure.message
             assert post(server, dict(model="coach", messages=[dict(role="user", content="x" * 65)]))[0] == 400
+            for path, body in (("chat/completions", dict(messages=messages)), ("completions", dict(prompt="how good? "))):
+                body |= dict(model="coach", max_tokens=7, seed=3)
+                whole = json.loads(post(server, body, f"/v1/{path}")[2])
+                events = streamed(server, body | dict(stream_options={"include_usage": True}), f"/v1/{path}")
+                assert len(pieces := [said_in(event["choices"][0]) for event in events[:-1]]) > 3  # chunks of two tokens
+                assert "".join(pieces) == said_in(whole["choices"][0])
+                assert events[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+                assert (events[-1]["choices"], events[-1]["usage"]) == ([], whole["usage"])
         assert answers(messages, Options(max_tokens=6, seed=1)) != answers(messages, Options(max_tokens=6, seed=2))
         drawn = answers(messages, Options(max_tokens=6, temperature=0.7))
         assert lab.SPEECH.tokenizer.decode(drawn.sampled["ids"]).startswith(drawn.text)
@@ -184,6 +205,34 @@ def test_a_full_queue_turns_clients_away_with_a_pause_and_nothing_is_lost():
     assert (status, headers["Retry-After"], found) == (429, "1", [200, 200])
 
 
+def test_two_hundred_clients_at_once_streaming_and_not_each_get_their_own_reply_once():
+    asked, lock = collections.Counter(), threading.Lock()
+
+    def counting(messages, options):
+        with lock:
+            asked[messages[0]["content"]] += 1
+        return drawing(messages, options)
+
+    got = {}
+    with ChatServer({"m": counting}, concurrency=16, queue=200) as server:
+
+        def ask(number):
+            body = dict(model="m", messages=[dict(role="user", content=f"client {number}")])
+            if number % 2:
+                got[number] = "".join(said_in(event["choices"][0]) for event in streamed(server, body, "/v1/chat/completions"))
+            else:
+                got[number] = said_in(json.loads(post(server, body)[2])["choices"][0])
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(200)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (server.stats()["requests"], server.stats()["busy"]) == (200, 0)
+    assert got == {number: f"CLIENT {number}" for number in range(200)}
+    assert set(asked.values()) == {1}
+
+
 BAD = [
     b"", b"{", b"[]", b"\xff\xfe", b'{"model": "m"}', {"model": "n", "messages": []}, {"model": "m", "messages": []},
     {"model": "m", "messages": [{"role": "user"}]}, {"model": "m", "messages": [{"role": "user", "content": "x", "more": 1}]},
@@ -192,7 +241,10 @@ BAD = [
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": "7"},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "stop": [3]},
-    {"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": True},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": True}, b"[" * 100_000,
+    {"model": ["m"], "messages": [{"role": "user", "content": "x"}]}, {"model": "m", "messages": [{"role": ["user"], "content": "x"}]},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": "yes"},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True, "stream_options": []},
 ]  # fmt: skip
 
 
