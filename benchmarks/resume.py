@@ -37,6 +37,7 @@ from benchmarks.processes import CONFIGS, finish, launch
 SETTINGS = ("devices=2", "evaluation.every=4", "evaluation.ablate_roles=True", "checkpoint.every=2", "checkpoint.keep=2")
 WARM = {"game": ("warm_start.steps=60", "quick_compile=False"), "workflow": ("warm_start.steps=8",)}
 CLOSE = 1e-4  # a workflow's parameters and figures
+TIMES, TIMED = ("wall_s", "cpu_s", "train_wall_s", "train_cpu_s", "seconds"), ("time/", "speed/", "programs/")  # keys of figures
 LOST_AFTER_S = 8  # until the others miss a killed process
 GRACE_S = 25
 EVALUATED = 4  # steps between two evaluations, as in the config
@@ -148,8 +149,7 @@ def equal(one, two, bound: float) -> bool:
 
 def _untimed(value):
     if isinstance(value, dict):
-        timed = lambda k: k in ("wall_s", "cpu_s", "train_wall_s", "train_cpu_s") or k.startswith(("time/", "speed/", "programs/"))  # noqa: E731
-        return {k: _untimed(v) for k, v in value.items() if not timed(k)}
+        return {k: _untimed(v) for k, v in value.items() if k not in TIMES and not k.startswith(TIMED) and not k.endswith("/seconds")}
     return value
 
 

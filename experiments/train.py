@@ -145,10 +145,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     for step in stop.steps(range(state["step"], c.steps)):
         tick = time.perf_counter()
         rate = lambda peak, step=step: float(linear_decay(step, c.steps, peak, o.warmup, floor=0.05))  # noqa: E731
-        batch = played(team, c.rollout.tasks, step, watch_coach, lambda step=step: step in checkpoints.steps() or save(step))
-        last = step + 1 == c.steps
-        if c.rollout.ahead and not last and (step + 1) % c.checkpoint.every:  # on policy after a checkpoint, as a resumed run is
-            team.prepare(step + 1, (step + 1) * c.rollout.tasks, c.rollout.tasks)
+        batch = played(team, c, step, watch_coach, lambda step=step: step in checkpoints.steps() or save(step))
         tock = time.perf_counter()
         updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
         tack = time.perf_counter()
@@ -169,6 +166,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         timed.append({key: x for key, x in record.items() if key.startswith(("time/", "speed/"))})
         files.metrics.write(record)
         progress.update(step + 1, **{team.headline: record["success"], "turns": record["turns"]})
+        last = step + 1 == c.steps
         if (step + 1) % c.evaluation.every == 0 or last:
             progress.note(f"step {step + 1}: validation {team.headline} {validate(team, config, files, step + 1):.1%}")
         if (step + 1) % c.checkpoint.every == 0 or last:
@@ -193,13 +191,19 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     return results
 
 
-def played(team, tasks: int, step: int, watch, keep):
-    """A step's batch. What stops the run here is said after `keep`: nothing of this step was learned, and what came before it is whole."""
+def played(team, config, step: int, watch, keep):
+    """A step's batch; with `rollout.ahead` the next step is begun, to be played while this one is learned from.
+
+    What stops the run here is said after `keep`: nothing of this step was learned, and what came before it is whole.
+    """
     from experiments.coaching import first_failure
 
+    tasks, after = config.rollout.tasks, step + 1
     try:
         batch = team.play(step, step * tasks, tasks)
-        watch.look(step + 1, batch.figures, lambda: first_failure(batch.episodes.rollout))
+        watch.look(after, batch.figures, lambda: first_failure(batch.episodes.rollout))
+        if config.rollout.ahead and after < config.steps and after % config.checkpoint.every:  # on policy after a checkpoint, as if resumed
+            team.prepare(after, after * tasks, tasks)
     except Exception:
         keep()
         raise

@@ -24,6 +24,7 @@ from marl_llm.algorithms.advantages import (
     group_relative,
     leave_one_out,
     normalise_globally,
+    running_means,
     trajectory_weights,
     whiten,
 )
@@ -35,7 +36,6 @@ from marl_llm.algorithms.apply import (
     loss_for,
     needs,
     next_kl_coef,
-    next_running,
     value_loss_for,
     value_targets_for,
 )
@@ -124,7 +124,6 @@ __all__ = [
     "mixed_share",
     "needs",
     "next_kl_coef",
-    "next_running",
     "normalise_globally",
     "on_policy_rows",
     "reduce",
@@ -133,6 +132,7 @@ __all__ = [
     "place_in_play",
     "rewards_to_go",
     "sapo",
+    "running_means",
     "score_deltas",
     "sum_blocks",
     "token_log_probs",

@@ -11,8 +11,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, Real, Shaped
+from jaxtyping import Array, Bool, Float, Int, Real, Shaped
 
 from marl_llm.algorithms._arrays import (
     Scalar,
@@ -288,3 +289,35 @@ def normalise_globally(
       axis_name: mesh axis to add the statistics over, inside `shard_map`. Under jit with sharded arrays nothing is needed.
     """
     return whiten(as_float(returns), where=where, weights=tokens, ddof=0, epsilon=epsilon, shift_mean=True, axis_name=axis_name)
+
+
+def running_means(
+    running: Real[np.ndarray, "N"],
+    returns: Real[ArrayLike, "S"],
+    agent: Int[ArrayLike, "S"],
+    trajectory: Int[ArrayLike, "S"],
+    *,
+    decay: float | int = 0.95,
+    where: Bool[ArrayLike, "S"] | None = None,
+) -> Float[np.ndarray, "N"]:
+    """Each role's running mean of its returns after a step of self-play (SPIRAL, Liu et al. 2025: role-conditioned advantage estimation).
+
+    b ← d^n b + (1 − d^n) R̄, n the plays in which the role spoke and R̄ the mean over them of its mean return: what n updates with R̄ one
+    after the other give, whatever the order of the plays. Recipes with `normaliser="ema"` take b off; NumPy, between two steps.
+
+    Args:
+      running: of agents 0 ... N − 1 before the step; zeros at the start. A loop keeps it in its checkpoint.
+      returns: of each sample. agent, trajectory: who acted, in which play.
+      decay: d, what stays of b after one play.
+      where: optional; rows that are False take no part.
+    """
+    returns, agent, trajectory = np.asarray(returns, np.float64), np.asarray(agent), np.asarray(trajectory)
+    where, out = np.ones(returns.shape, bool) if where is None else np.asarray(where), np.array(running, np.float64)
+    for number in range(len(out)):
+        mine = where & (agent == number)
+        plays = np.unique(trajectory[mine], return_inverse=True)[1]
+        if plays.size:
+            means = np.bincount(plays, returns[mine]) / np.bincount(plays)
+            kept = decay ** len(means)
+            out[number] = kept * out[number] + (1 - kept) * means.mean()
+    return out

@@ -10,7 +10,6 @@ import typing
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Real, Shaped
 
@@ -393,33 +392,6 @@ def next_kl_coef(recipe: Recipe, kl_coef: Scalar, kl: Scalar, *, samples: Scalar
     if recipe.kl_target is None:
         return kl_coef
     return losses.adapt_kl_coef(kl_coef, kl, target=recipe.kl_target, samples=samples, horizon=recipe.kl_horizon)
-
-
-def next_running(
-    recipe: Recipe, running: Float[np.ndarray, "N"], samples: Samples, advantages: Float[ArrayLike, "S"]
-) -> Float[np.ndarray, "N"]:
-    """Each role's running mean after a step, for `normaliser="ema"` (SPIRAL, role-conditioned advantage estimation).
-
-    b ← d^n b + (1 − d^n) R̄ with d = `recipe.ema_decay`, n the plays in which the role spoke and R̄ the mean over them of its mean return:
-    what n updates with R̄ one after the other give, whatever the order of the plays.
-
-    Args:
-      recipe: with `normaliser="ema"`.
-      running: of agents 0 ... N − 1 before the step; zeros at the start. A loop keeps it in its checkpoint.
-      samples: the step's table, NumPy. Its `running` is what `advantages` were computed with.
-      advantages: from `advantages_for`.
-    """
-    before = 0.0 if samples.running is None else np.asarray(samples.running)
-    earned, out = np.asarray(advantages) + before, np.array(running, np.float64)
-    where = np.ones(earned.shape, bool) if samples.where is None else np.asarray(samples.where, bool)
-    for agent in range(len(out)):
-        mine = where & (np.asarray(samples.agent) == agent)
-        plays = np.unique(np.asarray(samples.trajectory)[mine], return_inverse=True)[1]
-        if plays.size:
-            means = np.bincount(plays, earned[mine]) / np.bincount(plays)
-            kept = recipe.ema_decay ** len(means)
-            out[agent] = kept * out[agent] + (1 - kept) * means.mean()
-    return out
 
 
 def count_for(recipe: Recipe, *, where: Shaped[ArrayLike, "S R"]) -> Float[Array, ""]:

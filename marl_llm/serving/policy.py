@@ -56,7 +56,7 @@ class PolicyAnswers:
         try:
             while (chunk := chunks.get()) is not None:
                 drawn += chunk.tolist()
-                text = self._certain(talk, drawn)
+                text = self._certain(talk, drawn, request.stop_strings)
                 if len(text) > len(said) and text.startswith(said):
                     say(text[len(said) :])
                     said = text
@@ -66,7 +66,7 @@ class PolicyAnswers:
         reply = self._reply(request, talk, handle.result())
         whole = reply.text
         if talk is not None and not whole.startswith(said):  # thinking that was not said, or blanks that a tool call takes away
-            said, whole = said.lstrip(), self.speech.read(self.speech.reply(talk, drawn)).content.lstrip()
+            said, whole = said.lstrip(), _before(self.speech.read(self.speech.reply(talk, drawn)).content, request.stop_strings).lstrip()
         if whole.startswith(said) and whole != said:
             say(whole[len(said) :])
         return reply
@@ -106,9 +106,10 @@ class PolicyAnswers:
             text = reply.content if reply.finished else self.speech.tokenizer.decode(drawn)
         sampled = {"prompt": list(request.prompt), "ids": drawn, "version": done.version}
         sampled |= {name: getattr(done, name).tolist() for name in ("log_probs", "sampled_log_probs")}
+        text = _before(text, request.stop_strings)
         return ChatReply(text, "stop" if done.finish == "stop" else "length", len(request.prompt), len(drawn), sampled=sampled)
 
-    def _certain(self, talk: Any, drawn: list[int]) -> str:
+    def _certain(self, talk: Any, drawn: list[int], stops: tuple[str, ...] = ()) -> str:
         """The beginning of the reply's text that no later token can change."""
         text = self._without_stop(drawn)
         if talk is not None and isinstance(self.speech, Chat):
@@ -120,7 +121,14 @@ class PolicyAnswers:
             if at >= 0 and (text[at:].startswith(_CALL) or _CALL.startswith(text[at:])):
                 text = text[:at]
             text = text.rstrip()  # a tool call takes the blanks before it away
-        return text.rstrip("\ufffd")
+        text = _before(text.rstrip("\ufffd"), stops)
+        begun = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))  # a stop text that may be on its way
+        return text[: len(text) - max(begun, default=0)]
+
+
+def _before(text: str, stops: tuple[str, ...]) -> str:
+    """What stands before the first stop text."""
+    return text[: min((at for at in (text.find(stop) for stop in stops) if at >= 0), default=len(text))]
 
 
 def policy_answers(

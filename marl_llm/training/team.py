@@ -27,7 +27,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from marl_llm.algorithms import Samples, check_rewards, next_kl_coef, next_running
+from marl_llm.algorithms import Samples, check_rewards, next_kl_coef, running_means
 from marl_llm.evaluation import Evaluation
 from marl_llm.training import processes
 from marl_llm.training.batch import Batch
@@ -210,7 +210,10 @@ class Team(abc.ABC):
                 table = dataclasses.replace(table, running=self.running[table.agent].astype(np.float32))
             advice = advise(recipe, batch.tokens, table, self.kl_coef)
             if recipe.normaliser == "ema":
-                self.running = next_running(recipe, self.running, table, advice.advantages)
+                returns = advice.advantages + table.running
+                self.running = running_means(
+                    self.running, returns, table.agent, table.trajectory, decay=recipe.ema_decay, where=table.where
+                )
         self.advantages = None if advice is None else np.asarray(advice.advantages)
         seed = int(np.random.SeedSequence((self.seed, batch.step)).generate_state(1)[0]) % 2**31
         figures = {}

@@ -84,7 +84,7 @@ def numbers(recipe):
     total, count, _ = rl.loss_for(recipe, old + noise[2], old, advantages, where=where, entropy_threshold=threshold, **inputs)
     out = [advantages, total, count]
     if recipe.normaliser == "ema":
-        out.append(rl.next_running(recipe, np.ones(2), samples, advantages))
+        out.append(rl.running_means(np.ones(2), advantages, samples.agent, samples.trajectory, decay=recipe.ema_decay))
     if recipe.normaliser == "critic":
         targets = rl.value_targets_for(recipe, samples)
         out += [targets, rl.value_loss_for(recipe, samples.values + noise[3], samples.values, targets, where=where)[0]]

@@ -333,7 +333,8 @@ def test_a_running_mean_per_role_is_taken_off_and_follows_the_plays_in_any_order
     def both(order):
         samples = rl.Samples(**{name: x[order] for name, x in columns.items()})
         advantages = np.asarray(rl.advantages_for(recipe, samples)[0])
-        return advantages, rl.next_running(recipe, running, samples, advantages)
+        returns, who = advantages + samples.running, (samples.agent, samples.trajectory)
+        return advantages, rl.running_means(running, returns, *who, decay=recipe.ema_decay, where=samples.where)
 
     advantages, after = both(np.arange(9))
     np.testing.assert_allclose(advantages, [0.5, -0.75, 0.5, -1.5, 1.25, -1.5, 0, 0, 0], atol=1e-6)
@@ -341,8 +342,7 @@ def test_a_running_mean_per_role_is_taken_off_and_follows_the_plays_in_any_order
     again, same = both(np.array([5, 8, 0, 3, 1, 7, 2, 4, 6]))
     np.testing.assert_allclose(again, advantages[[5, 8, 0, 3, 1, 7, 2, 4, 6]])
     np.testing.assert_allclose(same, after)
-    won = rl.Samples(**{name: x[[0, 2, 1]] for name, x in columns.items()} | {"agent": np.zeros(3, int)})
-    one = rl.next_running(recipe, np.zeros(2), dataclasses.replace(won, running=None), np.ones(3))
+    one = rl.running_means(np.zeros(2), np.ones(3), np.zeros(3, int), np.full(3, 4), decay=0.9)
     np.testing.assert_allclose(one, [0.1, 0])  # one play, however many responses; nobody else moves
 
 

@@ -72,6 +72,12 @@ def test_an_endpoint_at_our_own_server_gives_the_same_scores_as_the_model_in_pro
                 assert "".join(pieces) == said_in(whole["choices"][0])
                 assert events[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
                 assert (events[-1]["choices"], events[-1]["usage"]) == ([], whole["usage"])
+            text = said_in(whole["choices"][0])
+            ends = body | dict(stop=text[2:4])
+            until = json.loads(post(server, ends, "/v1/completions")[2])["choices"][0]["text"]
+            assert until == text[: text.index(text[2:4])] == "".join(
+                said_in(event["choices"][0]) for event in streamed(server, ends, "/v1/completions")
+            )
         assert answers(messages, Options(max_tokens=6, seed=1)) != answers(messages, Options(max_tokens=6, seed=2))
         drawn = answers(messages, Options(max_tokens=6, temperature=0.7))
         assert lab.SPEECH.tokenizer.decode(drawn.sampled["ids"]).startswith(drawn.text)
@@ -81,6 +87,16 @@ def test_an_endpoint_at_our_own_server_gives_the_same_scores_as_the_model_in_pro
         assert answers("how good? ", Options(max_tokens=6, temperature=0.0)).text  # PlainText reads a message as it stands
         with pytest.raises(RequestError, match="the prompt has 0 tokens, 1 to 64 are served"):
             answers("", Options())
+
+
+@pytest.mark.parametrize(
+    ("drawn", "stops", "certain"),
+    [("one two", (), "one two"), ("one two", ("two",), "one "), ("one tw", ("two",), "one "), ("one t", ("xyz", "two"), "one "),
+     ("one", ("x",), "one"), ("", ("x",), "")],
+)  # fmt: skip
+def test_what_may_become_a_stop_text_is_held_back(drawn, stops, certain):
+    answers = policy_answers(None, "m", lab.SPEECH, max_prompt=8)
+    assert answers._certain(None, lab.SPEECH.tokenizer.encode(drawn), stops) == certain
 
 
 def drawing(messages, options):
