@@ -26,6 +26,13 @@ def test_help_of_a_command_imports_nothing_heavy(name):
     assert not imported(f"from marl_llm.__main__ import main; main([{name!r}, '--help'])") & HEAVY
 
 
+@pytest.mark.parametrize(("name", "option"), [("train", "--resume"), ("serve", "--record"), ("export", "--model")])
+def test_help_of_a_command_lists_its_own_options(name, option):
+    done = subprocess.run([sys.executable, "-m", "marl_llm", name, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert option in done.stdout
+    assert "python -m" in done.stdout
+
+
 def test_help_of_training_starts_no_jax():
     assert not imported("import experiments.train") & (HEAVY - {"numpy"})
 
