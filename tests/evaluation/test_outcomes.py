@@ -78,3 +78,11 @@ def test_two_teams_are_compared_task_by_task():
     assert one == {"difference": 0.0, "interval": [-math.inf, math.inf], "tasks": 1}
     with pytest.raises(ValueError, match="share no task"):
         paired(first, record(FIVE[:1], split="validation"))
+
+
+def test_a_task_counts_once_in_a_comparison_however_often_it_was_played():
+    """Task 0 is played four times and half won, task 1 once: it is the tasks' means whose differences are averaged."""
+    plays = lambda *scores: [Outcome(0, n, score, 1) for n, score in enumerate(scores)]  # noqa: E731
+    first, second = record([*plays(1.0, 0.0, 1.0, 0.0), Outcome(1, 0, 0.0, 1)]), record([*plays(1.0, 1.0), Outcome(1, 0, 0.0, 1)])
+    assert first.per_task == {0: 0.5, 1: 0.0}
+    assert paired(first, second)["difference"] == pytest.approx((0.5 + 0.0) / 2)

@@ -28,7 +28,8 @@ def test_help_of_a_command_imports_nothing_heavy(name):
 
 @pytest.mark.parametrize(("name", "option"), [("train", "--resume"), ("serve", "--record"), ("export", "--model")])
 def test_help_of_a_command_lists_its_own_options(name, option):
-    done = subprocess.run([sys.executable, "-m", "marl_llm", name, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    asked = [sys.executable, "-m", "marl_llm", name, "--help"]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert option in done.stdout
     assert "python -m" in done.stdout
 

@@ -228,3 +228,9 @@ def test_yarn_keeps_fast_pairs_divides_slow_ones_and_blends_between():
     assert len(between) > 5
     assert np.all(np.diff(between) < 0)
     assert np.all((between > 0.25) & (between < 1))
+
+
+def test_linear_scaling_divides_every_frequency():
+    plain = dataclasses.replace(TINY, rope_scaling=None)
+    scaled = dataclasses.replace(TINY, rope_scaling=RopeScaling("linear", 4.0, 64))
+    np.testing.assert_allclose(frequencies(scaled), frequencies(plain) / 4, rtol=1e-6)
