@@ -28,43 +28,27 @@ _PATH = flags.DEFINE_string("path", None, "Directory of a Hugging Face checkpoin
 _NAME = flags.DEFINE_string("name", "model", "What clients call the model of --path.")
 _MAX_PROMPT = flags.DEFINE_integer("max_prompt", 8192, "Most tokens of a prompt, for --path; a run's roles keep theirs.", lower_bound=1)
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", 1024, "Most tokens of a reply, for --path; a run's roles keep theirs.", lower_bound=1)
-_SLOTS = flags.DEFINE_integer("slots", 16, "Replies that are sampled at once.", lower_bound=1)
+_SLOTS = flags.DEFINE_integer("slots", 16, "Replies that are sampled at once, for --path; a run's config says its own.", lower_bound=1)
 _THINKING = flags.DEFINE_enum("thinking", None, ["on", "off"], "How the chat opens; default: as the checkpoint's template.")
 _PORT = flags.DEFINE_integer("port", 8000, "0: a free one.", lower_bound=0, upper_bound=65535)
 _RECORD = flags.DEFINE_string("record", None, "JSONL file for the replies to requests under /episodes/ID.")
 
 
 @contextlib.contextmanager
-def answers_of_run(run: str | pathlib.Path, roles: list[str], step: int | None = None, slots: int = 16) -> Iterator[dict]:
+def answers_of_run(run: str | pathlib.Path, roles: list[str], step: int | None = None) -> Iterator[dict]:
     """Role -> how it answers (`marl_llm.serving.Answer`), with the parameters of a checkpoint; the engine closes with the context.
 
     Raises `ConfigError` for a run whose models read no text, and a role that there is not or that no model of the run plays.
     """
-    import jax
-
-    from marl_llm.sampling import Engine, LaneConfig
-    from marl_llm.serving import policy_answers
     from marl_llm.workflows import World
 
     with opened(run, step) as (_, plan, team, _):
         if not isinstance(plan.game, World):
             raise ConfigError(f"{run} trained on a compiled game, whose models read numbered words and no chat; a workflow's can be served")
-        trained = {role: model for role, model in plan.assignment.roles.items() if model in team.learners}
-        if strange := [role for role in roles if role not in trained]:
-            raise ConfigError(f"--role={strange[0]!r}: {hints.suggestion(strange[0], trained)}")
-        asked = {role: trained[role] for role in (roles or trained)}
-        shapes = {role: team.world.workflow.roles[role] for role in asked}
-        prompt, reply = max(r.max_prompt for r in shapes.values()), max(r.max_tokens for r in shapes.values())
-        learners = {model: team.learners[model] for model in asked.values()}
-        speech = {model: learner.spec.speech for model, learner in learners.items()}
-        served = {model: (learner.config, learner.params) for model, learner in learners.items()}
-        tokenizers = {model: one.tokenizer for model, one in speech.items()}
-        sizes = LaneConfig(slots, prompt_tokens=prompt, response_tokens=reply, admit=min(slots, 16))
-        with Engine(served, jax.random.key(0), sizes=sizes, tokenizers=tokenizers) as engine:
-            yield {
-                role: policy_answers(engine, model, speech[model], max_prompt=shapes[role].max_prompt, max_tokens=shapes[role].max_tokens)
-                for role, model in asked.items()
-            }
+        found = team.answers()
+        if strange := [role for role in roles if role not in found]:
+            raise ConfigError(f"--role={strange[0]!r}: {hints.suggestion(strange[0], found)}")
+        yield {role: found[role] for role in roles or found}
 
 
 @contextlib.contextmanager
@@ -87,7 +71,7 @@ def answers() -> contextlib.AbstractContextManager[dict]:
     if bool(_RUN.value) == bool(_PATH.value):
         raise ConfigError("one of --run=runs/a and --path=CHECKPOINT is needed")
     if _RUN.value:
-        return answers_of_run(_RUN.value, _ROLE.value, _STEP.value, _SLOTS.value)
+        return answers_of_run(_RUN.value, _ROLE.value, _STEP.value)
     return answers_of_checkpoint(_PATH.value, _NAME.value, _MAX_PROMPT.value, _MAX_TOKENS.value, _SLOTS.value, _THINKING.value)
 
 

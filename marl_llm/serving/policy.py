@@ -29,6 +29,7 @@ class PolicyAnswers:
       speech: how the model reads and writes: `text.Chat`, or `workflows.PlainText`.
       max_prompt, max_tokens: what the engine's lane holds; `max_tokens` is also that of a request that names none.
       timeout_s: of one reply in the engine; what there is by then comes back with the finish reason "length".
+      version: of the parameters, told beside what was drawn; None: how often the engine was given new ones.
     """
 
     engine: Any
@@ -37,6 +38,7 @@ class PolicyAnswers:
     max_prompt: int
     max_tokens: int
     timeout_s: float | int | None
+    version: int | None = None
 
     def __call__(self, messages: Sequence[Message] | str, options: Options) -> ChatReply:
         """The reply. In place of messages there may be a text, which the model continues as it stands. Raises `RequestError` for messages
@@ -104,7 +106,9 @@ class PolicyAnswers:
         else:
             reply = self.speech.read(self.speech.reply(talk, drawn))
             text = reply.content if reply.finished else self.speech.tokenizer.decode(drawn)
-        sampled = {"prompt": list(request.prompt), "ids": drawn, "version": done.version}
+        version, drawing = done.version if self.version is None else self.version, request.settings
+        sampled = {"prompt": list(request.prompt), "ids": drawn, "version": version}
+        sampled |= {"temperature": drawing.temperature, "top_p": drawing.top_p}
         sampled |= {name: getattr(done, name).tolist() for name in ("log_probs", "sampled_log_probs")}
         text = _before(text, request.stop_strings)
         return ChatReply(text, "stop" if done.finish == "stop" else "length", len(request.prompt), len(drawn), sampled=sampled)
@@ -132,10 +136,11 @@ def _before(text: str, stops: tuple[str, ...]) -> str:
 
 
 def policy_answers(
-    engine: Any, model: str, speech: Any, *, max_prompt: int, max_tokens: int = 1024, timeout_s: float | int | None = 120.0
-) -> PolicyAnswers:
+    engine: Any, model: str, speech: Any, *, max_prompt: int, max_tokens: int = 1024, timeout_s: float | int | None = 120.0,
+    version: int | None = None,
+) -> PolicyAnswers:  # fmt: skip
     """See `PolicyAnswers`."""
-    return PolicyAnswers(engine, model, speech, max_prompt, max_tokens, timeout_s)
+    return PolicyAnswers(engine, model, speech, max_prompt, max_tokens, timeout_s, version)
 
 
 def _seed(messages: Sequence[Message] | str, options: Options) -> tuple[int, ...]:

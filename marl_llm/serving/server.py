@@ -28,8 +28,11 @@ RETRY_S = 1
 READ_S = 60.0  # most seconds for a request's text to arrive
 _BOUNDS = Bounds(size=MAX_BODY, values=100_000)
 _IGNORED = ("user", "metadata", "store", "n", "stream", "stream_options", "model", "messages", "max_completion_tokens")
-_SERVED = "served are /v1/chat/completions, /v1/completions, both also behind /episodes/ID, /v1/models and /health"
+_SERVED = (
+    "served are /v1/chat/completions, /v1/completions, both also behind /episodes/ID, /episodes/ID/reward, /v1/models and /health"
+)
 _PATH = re.compile(r"(?:/episodes/(?P<episode>[\w.:-]{1,128}))?/v1/(?P<kind>chat/completions|completions)")
+_REWARD = re.compile(r"/episodes/(?P<episode>[\w.:-]{1,128})/reward")
 _OPTIONS = ("max_tokens", "temperature", "top_p", "stop", "seed")
 
 
@@ -43,7 +46,8 @@ class ChatServer:
       queue: most requests that wait.
       record: a file that gets a line of JSON per reply to a request at `/episodes/ID/v1/...`: `episode` (ID), `number` (from 0, of that
         episode's replies), `model`, `messages`, `text`, `finish_reason`, and what the engine drew (`ChatReply.sampled`): enough to train
-        the model on an environment that is not of this library. Other requests are never written down.
+        the model on an environment that is not of this library, whose rewards come to `/episodes/ID/reward`. Read it with
+        `marl_llm.training.read_recorded`. IDs must be new to the file. Other requests are never written down.
 
     Attributes:
       url: up to and without `/chat/completions`.
@@ -65,6 +69,7 @@ class ChatServer:
         self._room, self._slots = threading.BoundedSemaphore(concurrency + queue), threading.BoundedSemaphore(concurrency)
         self._lock, self._counts = threading.Lock(), dict.fromkeys(("requests", "refused", "busy", "failed", "tokens"), 0)
         self._record, self._numbers = None if record is None else open(record, "a", encoding="utf-8"), collections.Counter()
+        self._paid: set[str] = set()
         handler = type("ChatHandler", (_Handler,), {"owner": self})
         self._server = _ManyThreads(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
@@ -144,6 +149,23 @@ class ChatServer:
             self._record.write(json.dumps(line | {"finish_reason": reply.finish_reason} | dict(reply.sampled or {})) + "\n")
             self._record.flush()
 
+    def pay(self, body: bytes, episode: str) -> tuple[int, dict[str, Any]]:
+        """(status, JSON) for a play's pay, once per episode: `reward` for the team, `rewards` by model, and perhaps its `task`, a text."""
+        try:
+            line = _read_reward(body, self.models)
+            with self._lock:
+                if self._record is None or not self._numbers[episode]:
+                    raise ValueError(f"no reply of episode {episode!r} was recorded here")
+                if episode in self._paid:
+                    raise ValueError(f"episode {episode!r} has its reward already")
+                self._paid.add(episode)
+                self._record.write(json.dumps({"episode": episode} | line) + "\n")
+                self._record.flush()
+                return 200, {"episode": episode, "replies": self._numbers[episode]}
+        except ValueError as error:
+            self._count("refused")
+            return 400, _error(str(error))
+
     def _count(self, name: str, by: int = 1) -> None:
         with self._lock:
             self._counts[name] += by
@@ -189,6 +211,22 @@ def _read(body: bytes, models: Mapping[str, Answer], kind: str) -> tuple[str, An
         raise ValueError("every message needs a role, which is a text")
     request = ChatRequest(tuple(messages), Options(**options))
     return name, request.messages, request.options, stream, usage
+
+
+def _read_reward(body: bytes, models: Mapping[str, Answer]) -> dict[str, Any]:
+    """What a body says that a play is paid. Raises `ValueError` with a reason."""
+    said = read_json(body, _BOUNDS)
+    given = said.value if said.ok and isinstance(said.value, dict) else {}
+    by_model, number = given.get("rewards", {}), lambda x: isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < 1e30
+    if not {"reward", "rewards"} & given.keys() or set(given) - {"reward", "rewards", "task"}:
+        raise ValueError('a JSON object is expected, like {"reward": 1.0} or {"rewards": {"coder": 1.0}}, perhaps with a "task"')
+    if not number(given.get("reward", 0)) or not isinstance(by_model, dict) or not all(map(number, by_model.values())):
+        raise ValueError("a reward is a finite number")
+    if strange := [name for name in by_model if name not in models]:
+        raise ValueError(f"there is no model {strange[0]!r:.100}; there are {', '.join(models)}")
+    if not isinstance(given.get("task", ""), str):
+        raise ValueError("task is a text")
+    return given
 
 
 def _completion(name: str, reply: ChatReply, kind: str) -> dict[str, Any]:
@@ -268,6 +306,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return self._send(413, _error(f"a body needs a Content-Length of at most {MAX_BODY}"))
         body = self.rfile.read(int(size))
+        if paid := _REWARD.fullmatch(self.path):
+            return self._send(*self.owner.pay(body, paid["episode"]))
         match = _PATH.fullmatch(self.path)
         if not match:
             return self._send(404, _error(_SERVED))

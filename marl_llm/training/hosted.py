@@ -24,6 +24,7 @@ from marl_llm.coaching.figures import coach_figures
 from marl_llm.evaluation import Evaluation, Outcome
 from marl_llm.sampling import Engine, LaneConfig, pick_by_identity
 from marl_llm.sampling.requests import Completion, Generator, Request, Settings
+from marl_llm.serving import PolicyAnswers, policy_answers
 from marl_llm.text import pieces_of
 from marl_llm.training import processes
 from marl_llm.training.batch import Batch, from_table, imitated
@@ -335,6 +336,20 @@ class HostedTeam(Team):
         with self._controller(None, teachers, Settings()) as controller:
             rollout = self._shared(controller, self.world.tasks("train", step * count, count), step, 1)
         return imitated(sample_table(rollout, training=()))
+
+    def answers(self) -> dict[str, PolicyAnswers]:
+        """Role -> how its model answers as it is now, for a `marl_llm.serving.ChatServer`; see docs/serving.md. After `learn`, and after an
+        evaluation of other models than the team's own, ask again."""
+        self._own()
+        roles = {role: name for role, name in self.assignment.roles.items() if name in self.learners}
+        found = {}
+        for role, name in roles.items():
+            learner, sizes = self.learners[name], self.world.workflow.roles[role]
+            found[role] = policy_answers(
+                self._current.engine, name, learner.spec.speech, max_prompt=sizes.max_prompt, max_tokens=sizes.max_tokens,
+                version=learner.version,
+            )  # fmt: skip
+        return found
 
     # ------------------------------------------------------------------------------------------------ measuring
     def evaluate(

@@ -256,7 +256,7 @@ def test_a_role_of_a_run_is_served_and_talks(whole, letters):
 
     path, said = whole[0], []
     let_go()
-    with serve.answers_of_run(path, ["answer"], slots=2) as models, ChatServer(models) as server:
+    with serve.answers_of_run(path, ["answer"]) as models, ChatServer(models) as server:
         assert list(models) == ["answer"]
         with ChatClient(OpenAICompatible(server.url, "answer", None)) as client:
             messages = [{"role": "user", "content": "who?"}]
