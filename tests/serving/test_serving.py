@@ -133,6 +133,26 @@ def test_replies_of_episodes_are_written_down_and_no_others(tmp_path):
             assert post(server, wrong, "/v1/completions")[0] == 400
 
 
+def test_a_play_is_paid_once_and_nothing_that_is_no_reward_is_written(tmp_path):
+    file = tmp_path / "plays.jsonl"
+    with ChatServer({"m": drawing}, record=file) as server:
+        post(server, dict(model="m", prompt="one"), "/episodes/a/v1/completions")
+        wrong = [{}, {"reward": True}, {"reward": "1"}, {"rewards": {"n": 1}}, {"rewards": [1]}, {"reward": 1, "task": 3},
+                 {"reward": 1, "more": 2}, b'{"reward": NaN}', b'{"reward": 1e999}', b"[" * 10_000, b"\xff"]  # fmt: skip
+        for body in wrong:
+            assert post(server, body, "/episodes/a/reward")[0] == 400, body
+        status, _, said = post(server, {"reward": 1}, "/episodes/b/reward")
+        assert (status, b"no reply of episode 'b' was recorded here" in said) == (400, True)
+        status, _, said = post(server, {"reward": 0.5, "rewards": {"m": -1}, "task": "t"}, "/episodes/a/reward")
+        assert (status, json.loads(said)) == (200, {"episode": "a", "replies": 1})
+        status, _, said = post(server, {"reward": 1}, "/episodes/a/reward")
+        assert (status, b"has its reward already" in said) == (400, True)
+    _, paid = map(json.loads, file.read_text().splitlines())
+    assert paid == {"episode": "a", "reward": 0.5, "rewards": {"m": -1}, "task": "t"}
+    with ChatServer({"m": drawing}) as server:
+        assert post(server, {"reward": 1}, "/episodes/a/reward")[0] == 400
+
+
 def test_a_coached_rollout_by_endpoint_is_paid_as_in_process():
     guide, pays = lab.guide(), []
     with ChatServer({"m": scoring}) as server:
