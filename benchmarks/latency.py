@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import pathlib
 import statistics
 import time
@@ -29,12 +28,13 @@ from collections.abc import Iterator
 import jax
 from absl import app, flags
 
+from benchmarks.critical_path import critical_tokens, waves
 from benchmarks.peers.lines import pin
 from marl_llm.models import init_params, make_model_config
 from marl_llm.sampling import Engine, LaneConfig
 from marl_llm.text import ByteTokenizer
 from marl_llm.training import use_cpu_devices
-from marl_llm.workflows import Controller, Episode, PlainText, Role, Task, Workflow, plain, repeat, sequence, shared, together
+from marl_llm.workflows import Controller, PlainText, Role, Task, Workflow, plain, repeat, sequence, shared, together
 
 AGENTS = flags.DEFINE_list("agents", ["1", "2", "3", "4", "5", "6", "7"], "numbers of agents N")
 CANDIDATES = flags.DEFINE_list("candidates", ["1", "4"], "numbers of candidates K per prompt")
@@ -70,18 +70,6 @@ class Play:
     critical_tokens: int
 
 
-def critical_tokens(episode: Episode) -> int:
-    """The longest path through a play's calls, in tokens; a call is as long as the longest of its candidates, which are waited for."""
-    longest: dict[str, int] = {}
-    for trajectory in (*episode.trajectories, *episode.candidates):
-        for call in trajectory.calls:
-            longest[call.group] = max(longest.get(call.group, 0), len(call.tokens))
-    ends: dict[str, int] = {}
-    for call in episode.trajectories[0].calls:  # parents first
-        ends[call.id] = longest[call.group] + max((ends[parent] for parent in call.parents), default=0)
-    return max(ends.values())
-
-
 def played(engine: Engine, params: dict, workflow: Workflow, candidates: int) -> Play:
     """One play in which nothing was compiled; the same draws every time. Which requests enter together, and so the shapes, is chance."""
     while True:
@@ -106,15 +94,6 @@ def played_once(engine: Engine, workflow: Workflow, candidates: int) -> Play:
     if calls != asked:
         raise RuntimeError(f"{calls} calls instead of {asked}: a play failed")
     return Play(took, cpu, sum(sum(one.values()) for one in spoken), max(map(critical_tokens, rollout.episodes)))
-
-
-def waves(agents: int, parallel: bool, slots: int, requests: int) -> int:
-    """Of one turn, by the formula of Appendix G; `requests` are those of one agent, E K. Where not even they fit at once, an agent takes
-    several waves."""
-    at_once = slots // requests
-    if not at_once:
-        return agents * math.ceil(requests / slots)
-    return math.ceil(agents / at_once) if parallel else agents
 
 
 def rows(engine: Engine, params: dict, agents: list[int], candidates: int) -> Iterator[dict]:

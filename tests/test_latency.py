@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.latency import critical_tokens, waves
+from benchmarks.critical_path import critical_tokens, waves
 
 
 def call(name, tokens, *parents, choice=0):

@@ -15,13 +15,14 @@ from marl_llm.games.coding import (
     FunctionRuns,
     Runs,
     code_debate,
+    debate,
     debate_speech,
     debate_task,
     debate_tokenizer,
     function_debate_player,
     function_debate_roles,
 )
-from marl_llm.games.coding.debate import HIDDEN, debate_roles, read_test, tester_parts
+from marl_llm.games.coding.debate import HIDDEN, debate_roles, read_test
 from marl_llm.games.coding.function_debate import HEAD, TAIL, USED, read_line_test, read_statements
 from marl_llm.games.coding.functions import BY_NAME, run_plan, template_split
 from marl_llm.games.coding.mutants import mutants_of
@@ -467,7 +468,8 @@ def test_every_used_operation_has_words_of_its_own():
 
 def test_a_wrong_test_and_a_copied_one_are_not_paid_for_the_mutants_they_kill():
     said = {"test_valid": 1.0, "test_right": 1.0, "test_kills": 1.0, "test_copied": 0.0}
-    paid = lambda **changes: sum(tester_parts("safe")(RoleCall.__new__(RoleCall), lambda name, default: (said | changes)[name]).values())  # noqa: E731
+    parts, call = debate.tester_parts("safe"), RoleCall.__new__(RoleCall)
+    paid = lambda **changes: sum(parts(call, lambda name, default: (said | changes)[name]).values())  # noqa: E731
     assert paid() == pytest.approx(1.0)
     assert paid(test_right=0.0) == paid(test_copied=1.0) == pytest.approx(0.1)
     assert paid(test_kills=0.3) == pytest.approx(0.2 + 0.8 / 2)
