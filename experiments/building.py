@@ -77,13 +77,17 @@ def microbatch_tokens(config, plan: Plan, platform: str) -> int:
     return row if config.model.remat == "full" else 0  # where layers are computed again, memory decides: one row at a time
 
 
-def model_specs(plan: Plan, config, mesh) -> dict:
-    """How each model of the team begins: random parameters, the same for equal shapes, or a checkpoint's."""
+def model_specs(plan: Plan, config, mesh, served: bool = True) -> dict:
+    """How each model of the team begins: random parameters, the same for equal shapes, or a checkpoint's.
+
+    Without `served` an engine of this program draws for all, whatever `sampler` says.
+    """
     import jax
 
     from experiments.players import shape_options
     from marl_llm.models import LoraConfig, init_params, load_pretrained
     from marl_llm.text import load_chat
+    from marl_llm.tools import VllmServer
     from marl_llm.training import ModelSpec
     from marl_llm.workflows import World
 
@@ -103,12 +107,14 @@ def model_specs(plan: Plan, config, mesh) -> dict:
                 raise ConfigError(f"config.models.{name}.path={o['path']!r}: {error}") from error
         elif same not in made:
             made[same] = (shape, init_params(shape, key, stacked=config.stacked_layers), own)
-        specs[name] = ModelSpec(*made[same], lora)
+        place = VllmServer(o["url"], o["folder"], o.get("key_env")) if served and o.get("sampler") == "vllm" else None
+        specs[name] = ModelSpec(*made[same], lora, place)
     return specs
 
 
 def build_team(plan: Plan, config, mesh, coached: bool = True):
-    """The team of a config, at its start. Whoever builds it closes it. Without `coached` nobody coaches: only to be measured."""
+    """The team of a config, at its start. Whoever builds it closes it. Without `coached` nobody coaches and no server draws: only to be
+    measured."""
     from experiments.coaching import make_coaching
     from marl_llm.training import LearnerOptions, PlayOptions, make_optimizer, make_team
 
@@ -120,7 +126,7 @@ def build_team(plan: Plan, config, mesh, coached: bool = True):
     return make_team(
         plan.game,
         plan.assignment,
-        model_specs(plan, config, mesh),
+        model_specs(plan, config, mesh, served=coached),
         options,
         mesh,
         play=PlayOptions(**checks.given(config.rollout, ("tasks", "max_prompt", "max_tokens", "task_list"))),

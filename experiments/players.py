@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 KINDS = ("trained", "frozen", "outside", "scripted")
 _OUTSIDE = ("url", "served_as", "key_env")
+_VLLM = ("url", "folder", "key_env")  # with sampler='vllm'; the first two are needed
 _LORA = ("lora_rank", "lora_alpha")
+_NO_SHAPE = {"kind", "preset", "path", "thinking", "sampler", *_OUTSIDE, *_VLLM, *_LORA}
+SAMPLERS = ("engine", "vllm")
+NEEDED = {"url": "the server's address, e.g. http://127.0.0.1:8000/v1", "folder": "a directory that the server sees under the same path"}
 
 
 def budgets(game: Game | World) -> dict[str, tuple[int, int]]:
@@ -59,7 +63,8 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
     if own.get("preset") and own.get("path"):
         raise ConfigError(f"{where}.preset would have no effect: its path names a checkpoint")
     if own.get("preset") or own.get("path"):
-        common = {key: value for key, value in common.items() if key in ("kind", "thinking", *_LORA)}
+        drawn = ("sampler", *_VLLM) if common.get("sampler") == "vllm" else ()
+        common = {key: value for key, value in common.items() if key in ("kind", "thinking", *drawn, *_LORA)}
     allowed = {"outside": ("kind", *_OUTSIDE), "scripted": ("kind",)}.get(kind)
     if allowed:  # of the shape that others have, nothing is meant
         common = {key: value for key, value in common.items() if key in allowed}
@@ -77,8 +82,7 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
     else:
         merged.pop("thinking", None)
     hints.check_word(f"{where}.thinking", merged.get("thinking", "on"), ("on", "off"), ConfigError)
-    if idle := [key for key in _OUTSIDE if merged.get(key)]:
-        raise ConfigError(f"{where}.{idle[0]} would have no effect: the model is {kind}")
+    _check_sampler(where, merged)
     if kind == "frozen":
         if idle := [key for key in _LORA if key in own]:
             raise ConfigError(f"{where}.{idle[0]} would have no effect: the model is frozen")
@@ -90,9 +94,21 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
     return merged
 
 
+def _check_sampler(where: str, merged: dict) -> None:
+    """Who draws for a model of this program. Raises `ConfigError`."""
+    sampler, kind = merged.get("sampler", "engine"), merged["kind"]
+    hints.check_word(f"{where}.sampler", sampler, SAMPLERS, ConfigError)
+    if sampler == "vllm" and (lacking := [key for key in _VLLM[:2] if not merged.get(key)]):
+        raise ConfigError(f"{where}.sampler='vllm' needs {lacking[0]}: {NEEDED[lacking[0]]}")
+    used = _VLLM if sampler == "vllm" else ()
+    if idle := [key for key in (*_OUTSIDE, *_VLLM) if merged.get(key) and key not in used]:
+        drawn = f", and its sampler {sampler!r}" if idle[0] in _VLLM else ""
+        raise ConfigError(f"{where}.{idle[0]} would have no effect: the model is {kind}{drawn}")
+
+
 def shape_options(options: dict) -> dict:
     """What a model's section says of its shape, beside preset or path."""
-    return {key: value for key, value in options.items() if key not in ("kind", "preset", "path", "thinking", *_OUTSIDE, *_LORA)}
+    return {key: value for key, value in options.items() if key not in _NO_SHAPE}
 
 
 def _shape(name: str, options: dict, game: Game | World, sizes_only: bool) -> ModelConfig:
@@ -160,6 +176,7 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
     if not plan.hosted and (idle := list(given(config.rollout, ("tasks",)))):
         raise ConfigError(f"config.rollout.{idle[0]}={config.rollout[idle[0]]} would have no effect: the game is played compiled")
     _ahead(config, plan)
+    _served(plan)
     _tree(plan)
     _joint(plan)
     _critic(config, plan)
@@ -183,6 +200,22 @@ def _ahead(config: config_dict.ConfigDict, plan: Plan) -> None:
             "config.rollout.ahead=1 trains on samples of the parameters before the last update, which the loss must weigh: set "
             "config.recipe.correction=truncate (or mask)"
         )
+
+
+def _served(plan: Plan) -> None:
+    servers = {name: one["url"].rstrip("/") for name, one in plan.options.items() if one.get("sampler") == "vllm"}
+    if servers and not plan.hosted:
+        raise ConfigError(f"config.models.{next(iter(servers))}.sampler='vllm': compiled play draws in its own program; set config.hosted")
+    if twice := [name for name in servers if list(servers.values()).count(servers[name]) > 1]:
+        raise ConfigError(f"config.models.{twice[0]}.url={servers[twice[0]]!r} is also that of {twice[1]}: each model needs its own server")
+    if servers:
+        from marl_llm.training.served import check_served  # takes a second to import
+
+        for name in servers:
+            try:
+                check_served(name, plan.recipe, name in plan.assignment.trained)
+            except WorkflowError as error:
+                raise ConfigError(str(error).replace("set recipe.", "set config.recipe.")) from error
 
 
 def _tree(plan: Plan) -> None:

@@ -30,6 +30,8 @@ _EXPORTS = {
     "Engine": "engine",
     "EngineError": "engine",
     "Handle": "engine",
+    "Samplers": "vllm",
+    "VllmSampler": "vllm",
 }
 
 __all__ = list(_EXPORTS)

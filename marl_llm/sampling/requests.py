@@ -80,7 +80,7 @@ class Completion:
     tokens: Int[np.ndarray, "R"]
     log_probs: Float[np.ndarray, "R"]  # of the raw policy, softmax(logits)
     sampled_log_probs: Float[np.ndarray, "R"]  # of the distribution drawn from: tempered and truncated
-    entropy: Float[np.ndarray, "R"]  # of the raw policy, nats
+    entropy: Float[np.ndarray, "R"] | None  # of the raw policy, nats; None from a server that does not tell it
     finish: str  # one of FINISHED: a stop token or string, the budget, `cancel`, the deadline
     version: int  # of the model's parameters: how often they had been set when the request was admitted
     reused: int = 0  # prompt tokens whose keys and values were still there from an earlier turn

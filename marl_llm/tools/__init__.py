@@ -28,6 +28,7 @@ _EXPORTS = {
     "Options": "chat",
     "PolicyBackend": "chat",
     "ChatReply": "chat",
+    "VllmServer": "vllm",
     "Execution": "sandbox",
     "Level": "sandbox",
     "Limits": "sandbox",

@@ -155,35 +155,36 @@ class OpenAICompatible:
         self.url, self.model, self._key_env, self._extra = f"{base}/chat/completions", model, key_env, dict(extra or {})
         if key_env is not None and parts.scheme == "http" and not is_loopback(parts.hostname) and not allow_plain_http:
             raise ValueError(f"the key in {key_env} would travel unencrypted to {parts.hostname}: use https, or allow_plain_http=True")
-        self._key()
+        read_key(key_env)
         self.identity = json.dumps([self.url, model, self._extra], sort_keys=True)
 
     def complete(self, request: ChatRequest, timeout_s: float) -> ChatReply:
         """See `Backend.complete`."""
         options = {name: value for name, value in dataclasses.asdict(request.options).items() if value is not None}
         payload = dict(model=self.model, messages=list(request.messages), **options, **self._extra)
-        key = self._key()
+        key = read_key(self._key_env)
         try:
             answer = post_json(self.url, payload, timeout_s, {"Authorization": f"Bearer {key}"} if key else None)
         except HttpError as error:
-            raise BackendError(error.kind, _redacted(str(error), key), billed=error.sent) from None
+            raise BackendError(error.kind, redacted(str(error), key), billed=error.sent) from None
         if answer.status != 200:
-            raise _refusal(answer, key)
+            raise refusal(answer, key)
         try:
             return read_reply(answer.body)
         except ValueError as error:
-            raise BackendError(FailureKind.BAD_REPLY, _redacted(str(error), key), billed=True) from None
+            raise BackendError(FailureKind.BAD_REPLY, redacted(str(error), key), billed=True) from None
 
-    def _key(self) -> str | None:
-        if self._key_env is None:
-            return None
-        key = os.environ.get(self._key_env, "").strip()
-        if not key:
-            raise ValueError(f"the environment variable {self._key_env} holds no key: set it, or pass key_env=None")
-        # http.client would refuse it too, with a message that shows it.
-        if not key.isascii() or not key.isprintable() or " " in key:
-            raise ValueError(f"the environment variable {self._key_env} holds characters that no key has (a newline, a space, a quote?)")
-        return key
+def read_key(key_env: str | None) -> str | None:
+    """The key in an environment variable; None without one. Raises `ValueError` if it is not set or holds no usable key."""
+    if key_env is None:
+        return None
+    key = os.environ.get(key_env, "").strip()
+    if not key:
+        raise ValueError(f"the environment variable {key_env} holds no key: set it, or pass key_env=None")
+    # http.client would refuse it too, with a message that shows it.
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError(f"the environment variable {key_env} holds characters that no key has (a newline, a space, a quote?)")
+    return key
 
 
 def read_reply(body: bytes) -> ChatReply:
@@ -225,8 +226,9 @@ def retry_after_s(header: str | None) -> float | None:
         return None
 
 
-def _refusal(answer: HttpReply, key: str | None) -> BackendError:
-    text = _redacted(valid_text(answer.body[:500]), key)
+def refusal(answer: HttpReply, key: str | None) -> BackendError:
+    """What a status other than 200 means."""
+    text = redacted(valid_text(answer.body[:500]), key)
     pause = retry_after_s(answer.headers.get("retry-after"))
     if answer.status == 429:
         # OpenAI's 429 for an empty account: no pause helps.
@@ -238,5 +240,6 @@ def _refusal(answer: HttpReply, key: str | None) -> BackendError:
     return BackendError(kind, f"status {answer.status}: {text}", pause)
 
 
-def _redacted(text: str, key: str | None) -> str:
+def redacted(text: str, key: str | None) -> str:
+    """The text without the key."""
     return text.replace(key, "[key]") if key else text

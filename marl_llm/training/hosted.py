@@ -22,7 +22,7 @@ from marl_llm.algorithms import Recipe
 from marl_llm.coaching import Coaching, check_coached, check_missing
 from marl_llm.coaching.figures import coach_figures
 from marl_llm.evaluation import Evaluation, Outcome
-from marl_llm.sampling import Engine, LaneConfig, pick_by_identity
+from marl_llm.sampling import Engine, LaneConfig, Samplers, pick_by_identity
 from marl_llm.sampling.requests import Completion, Generator, Request, Settings
 from marl_llm.serving import PolicyAnswers, policy_answers
 from marl_llm.text import pieces_of
@@ -32,6 +32,7 @@ from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import own_mesh
 from marl_llm.training.packing import Tokens
 from marl_llm.training.seats import Seat
+from marl_llm.training.served import check_served, samplers
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Inside, Outside, Rollout, Scripted, Task, Workflow, WorkflowError, World
@@ -76,10 +77,10 @@ class _Current:
     """The one engine that there is at a time; `models` says whose."""
 
     def __init__(self):
-        self.engine: Engine | None = None
+        self.engine: Engine | Samplers | None = None
         self.models: tuple = ()
 
-    def serve(self, models: tuple, make: Callable[[], Engine]) -> None:
+    def serve(self, models: tuple, make: Callable[[], Engine | Samplers]) -> None:
         """Another engine, once the one before has given up its memory."""
         self.close()
         self.engine, self.models = make(), models
@@ -133,6 +134,8 @@ class HostedTeam(Team):
         trained = world.workflow if coaching is None else coaching.attach(world.workflow)
         check_missing(trained, options.recipe.returns, options.recipe.scope)
         check_coached(trained)
+        for name in (name for name in self.learners if self.learners[name].spec.sampler is not None):
+            check_served(name, options.recipe, name in assignment.trained, jax.process_count())
         self._engine_key = jax.random.split(jax.random.key(seed))[1] if draws is None else draws
         self._pick = pick_by_identity(self._engine_key)
         self.plays = options.recipe.plays
@@ -159,28 +162,36 @@ class HostedTeam(Team):
     def _own(self) -> None:
         """Makes sure that the team's own models are served, as they are now. Nothing may be under way."""
         if self._current.models != tuple(self.learners):
-            self._current.serve(tuple(self.learners), lambda: self._engine({n: (x, x.params) for n, x in self.learners.items()}))
+            self._current.serve(tuple(self.learners), self._samplers)
         else:
             for name in sorted(self._unserved):
                 params = processes.local(self.learners[name].params, self.mesh, own_mesh(self.mesh))
                 self._current.engine.set_params(name, params)
         self._unserved.clear()
 
-    def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine:
-        """An engine whose lanes hold what the roles of each model may read and say."""
+    def _samplers(self) -> Engine | Samplers:
+        """Who draws for the team's own models."""
+        models = {name: (learner, learner.params) for name, learner in self.learners.items()}
+        return samplers(models, self._engine, self._engine_key, self._sizes(1))
+
+    def _sizes(self, models: int) -> LaneConfig:
+        """What the roles of each model may read and say."""
         roles, o = self.world.workflow.roles, self._options
-        sizes = LaneConfig(
+        return LaneConfig(
             slots=o.slots,
             prompt_tokens=max(role.max_prompt for role in roles.values()),
             response_tokens=max(role.max_tokens for role in roles.values()),
             chunk=o.chunk,
             admit=min(o.slots, 16),
-            cache_bytes=self._cache_bytes(len(models)),
+            cache_bytes=self._cache_bytes(models),
         )
+
+    def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine:
+        """An engine of this program."""
         mesh = own_mesh(self.mesh)  # every process samples on its own devices, in step with nobody
         served = {name: (learner.config, processes.local(params, self.mesh, mesh)) for name, (learner, params) in models.items()}
         tokenizers = {name: learner.spec.speech.tokenizer for name, (learner, _) in models.items()}
-        return Engine(served, self._engine_key, sizes=sizes, mesh=mesh if mesh.size > 1 else None, tokenizers=tokenizers)
+        return Engine(served, self._engine_key, sizes=self._sizes(len(models)), mesh=mesh if mesh.size > 1 else None, tokenizers=tokenizers)
 
     def _cache_bytes(self, models: int) -> int:
         """Of each model, on all devices together; 0: no limit is known."""

@@ -44,12 +44,14 @@ class ModelSpec:
       params: its parameters, of the frozen base where it has adapters.
       speech: between text and its ids, a `marl_llm.workflows.Speech`; None in a game that is played compiled, in its own language.
       lora: adapters are trained instead of the parameters.
+      sampler: the vLLM server that draws for it in hosted play, a `marl_llm.tools.VllmServer`; None: an engine of this program.
     """
 
     config: ModelConfig
     params: dict
     speech: Any = None
     lora: LoraConfig | None = None
+    sampler: Any = None
 
 
 def with_value_head(params: dict) -> dict:

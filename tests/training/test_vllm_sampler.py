@@ -1,0 +1,125 @@
+"""A hosted team whose models a vLLM server draws for: versions, gap, a server that dies, lies or was started anew."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from test_team import ECHO, PARAMS, SHAPE, SPEECH, WORLD
+from vllm_stand_in import StandIn
+
+from marl_llm.algorithms import make_recipe
+from marl_llm.models import init_params
+from marl_llm.sampling import EngineError
+from marl_llm.tools import VllmServer
+from marl_llm.training import LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer, make_team
+from marl_llm.workflows import WorkflowError, shared
+from marl_llm.workflows.errors import RolloutError
+
+SETTINGS = dict(branches=4, rewards="mixed", returns="immediate", scale="none")
+RECIPE = make_recipe("grpo", correction="truncate", **SETTINGS)
+
+
+@pytest.fixture
+def server():
+    with StandIn(SHAPE, init_params(SHAPE, jax.random.key(9))) as one:  # other parameters than the team's
+        yield one
+
+
+def team(server, folder, recipe=RECIPE):
+    options = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
+    spec = ModelSpec(SHAPE, PARAMS, SPEECH, sampler=VllmServer(server.url, str(folder)))
+    return make_team(WORLD, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(slots=16, chunk=2))
+
+
+def names(folder):
+    return [path.name for path in pathlib.Path(folder).iterdir()]
+
+
+def test_a_team_learns_from_what_a_server_draws_with_the_parameters_of_each_step(server, tmp_path):
+    with team(server, tmp_path) as one:
+        for step in range(2):
+            before = len(server.asked)
+            batch = one.play(step, 6 * step, 6)
+            asked = [one["sampling_params"] for one in server.asked[before:] if "seed" in one["sampling_params"]]
+            assert np.all(batch.version == step)
+            assert len(batch.tokens) == len(asked) == len({p["seed"] for p in asked}) == 48
+            assert {p["temperature"] for p in asked} == {1.0}
+            figures = one.learn(batch, 1e-2)["policy"]
+            assert figures["log_prob_gap"] < 1e-3
+            assert figures["grad_norm"] > 0
+        after = one.evaluate({}, "test", 6)  # greedy, by the server, with what was learned last
+        assert after.summary()["void"] == 0
+        assert len(server.reloads) == 3  # at the start, and after each update when it is played next
+        assert names(tmp_path) == [pathlib.Path(server.reloads[-1]).name]  # only the newest stays
+        assert server.label.endswith("-2")
+        start = one.evaluate({"first": "start"}, "test", 6)  # two sets of parameters: by an engine of this program
+        assert start.summary()["void"] == 0
+    assert names(tmp_path) == []
+
+
+def test_the_same_steps_are_drawn_again_from_the_same_server(server, tmp_path):
+    drawn = []
+    for _ in range(2):
+        with team(server, tmp_path) as one:
+            drawn.append(np.asarray(one.play(0, 0, 6).tokens.ids))
+    assert np.array_equal(*drawn)
+
+
+def test_a_server_that_dies_voids_plays_stops_the_next_step_and_trains_nothing_more(server, tmp_path):
+    with team(server, tmp_path) as one:
+        server.answers = 30  # of 48
+        batch = one.play(0, 0, 6)
+        assert 0 < batch.figures["void"] < 1
+        assert batch.figures["failed_unavailable"] >= 18
+        one.learn(batch, 1e-2)
+        params = jax.device_get(one.learners["policy"].params)
+        with pytest.raises(EngineError, match=r"'policy' could not be given to its sampler: .*/pause.* same command goes on"):
+            one.play(1, 6, 6)
+        assert jax.tree.all(jax.tree.map(np.array_equal, params, jax.device_get(one.learners["policy"].params)))
+        server.answers, server.label = None, "default"  # it is back
+        assert one.play(1, 6, 6).figures["void"] == 0
+        server.answers = 0
+        with pytest.raises(RolloutError, match="all 24 plays .* unavailable: the vLLM server at"):
+            one.play(2, 12, 6)
+
+
+def test_a_server_that_was_started_anew_voids_every_play(server, tmp_path):
+    with team(server, tmp_path) as one:
+        server.label = "default"  # and, for all that is known, other parameters
+        with pytest.raises(RolloutError, match="drawn with the parameters 'default', not '.*-0': the server was started anew"):
+            one.play(0, 0, 6)
+
+
+def test_parameters_that_a_server_did_not_take_are_noticed(server, tmp_path):
+    server.stubborn = True
+    with pytest.raises(EngineError, match=r"log-probs differ from this program's by .* nats: more than 0\.001; is it the same model"):
+        team(server, tmp_path)
+    server.stubborn = False
+    with team(server, tmp_path) as one:
+        one.learn(one.play(0, 0, 6), 1e-4)  # so little that the bound alone would let it pass
+        server.stubborn = True
+        with pytest.raises(EngineError, match="nats: they are those of before"):
+            one.play(1, 6, 6)
+
+
+def test_an_answer_that_is_none_voids_the_play(server, tmp_path):
+    with team(server, tmp_path) as one:
+        server.spoil = lambda answer: answer | {"prompt_token_ids": [1, 2]}
+        with pytest.raises(RolloutError, match="bad_reply: the answer is to another prompt"):
+            one.play(0, 0, 6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (dict(correction="none"), r"draws in another program, .* set recipe\.correction=truncate"),
+        (dict(temperature=0.7), r"temperature=0\.7, .* draws are at temperature 1"),
+        (dict(top_k=5), "top_k=5"),
+        (dict(top_p=0.9), r"top_p=0\.9"),
+    ],
+)
+def test_what_a_server_cannot_do_is_refused_before_it_is_asked(server, tmp_path, settings, why):
+    with pytest.raises(WorkflowError, match=why):
+        team(server, tmp_path, make_recipe("grpo", **SETTINGS | {"correction": "truncate"} | settings))
+    assert server.reloads == []

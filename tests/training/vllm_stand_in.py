@@ -1,0 +1,124 @@
+"""A server on a real socket that speaks vLLM 0.32's protocol of tokens and parameters, and draws with this library's own engine.
+
+What it takes and what it answers was compared with the real one (tests/live/vllm_sampler.py): the same paths, fields and forms.
+"""
+
+import dataclasses
+import http.server
+import json
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_llm.models import load_pretrained, log_probs
+from marl_llm.sampling import Engine, LaneConfig, Request, Settings
+
+SIZES = LaneConfig(slots=16, prompt_tokens=4, response_tokens=2, chunk=2, admit=16)
+DRAWING = {"max_tokens", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "detokenize", "temperature", "seed"}
+_score = jax.jit(lambda config, params, ids: log_probs(config, params, ids[None]).log_probs[0], static_argnums=0)
+
+
+class StandIn:
+    """One model behind `url`. What a test may set:
+
+    Attributes:
+      label: of the parameters; a server that has just been started says "default".
+      answers: how many more requests are answered before the server is gone; None: all.
+      stubborn: whether it answers a reload and keeps what it has.
+      spoil: what it makes of the object that it would answer a prompt with: another object, or bytes.
+      asked, reloads: bodies of the prompts, and directories, in order.
+    """
+
+    def __init__(self, config, params):
+        self.engine = Engine({"policy": (config, params)}, jax.random.key(3), sizes=SIZES)
+        self.config, self.params, self.label = config, params, "default"
+        self.answers, self.stubborn, self.paused, self.spoil = None, False, False, lambda answer: answer
+        self.asked, self.reloads, self._lock = [], [], threading.Lock()
+        stand_in = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                stand_in._handle(self)
+
+            def log_message(self, format, *args):
+                pass
+
+        class Threads(http.server.ThreadingHTTPServer):
+            daemon_threads, request_queue_size = True, 64
+
+        self._server = Threads(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, kwargs=dict(poll_interval=0.01), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+        self.engine.close()
+
+    def _handle(self, handler):
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        path = handler.path.partition("?")[0]
+        with self._lock:
+            gone = self.answers == 0
+            if path == "/inference/v1/generate" and not gone:
+                self.asked.append(body)
+                self.answers = None if self.answers is None else self.answers - 1
+        if gone:
+            handler.close_connection = True
+            return  # the connection ends without an answer
+        does = {
+            "/inference/v1/generate": self._generate, "/collective_rpc": self._reload, "/reset_prefix_cache": lambda _: {"success": True},
+            "/update_weight_version": self._name, "/pause": lambda _: self._pause(True), "/resume": lambda _: self._pause(False),
+        }  # fmt: skip
+        status, answer = (200, does[path](body)) if path in does else (404, {"detail": "Not Found"})
+        said = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(said)))
+        handler.end_headers()
+        handler.wfile.write(said)
+
+    def _pause(self, paused):
+        self.paused = paused
+        return {"status": "paused" if paused else "resumed"}
+
+    def _reload(self, body):
+        assert body["method"] == "reload_weights"
+        assert self.paused
+        self.reloads.append(body["kwargs"]["weights_path"])
+        if not self.stubborn:
+            config, params = load_pretrained(self.reloads[-1])
+            assert dataclasses.replace(config, tie_embeddings=self.config.tie_embeddings) == self.config
+            self.engine.set_params("policy", params)
+            self.params = params
+        return {"results": [None]}
+
+    def _name(self, body):
+        assert self.paused
+        self.label = body["new_version"]
+        return {"success": True, "new_version": self.label}
+
+    def _generate(self, body):
+        prompt, p = body["token_ids"], body["sampling_params"]
+        assert set(p) <= DRAWING, set(p) - DRAWING
+        answer = {"model": "policy", "output_mode": "tokens", "prompt_token_ids": prompt if body.get("return_token_ids") else None}
+        if "prompt_logprobs" in p:
+            found = np.asarray(_score(self.config, self.params, jnp.asarray(prompt, jnp.int32)))
+            scores = [{str(i): {"logprob": float(x), "rank": 1, "decoded_token": None}} for i, x in zip(prompt[1:], found[1:])]
+            answer["prompt_logprobs"] = [None, *scores]
+            ids, drawn, finish = [0], [-1.0], "length"
+        else:
+            seed = tuple(p["seed"] >> shift & (2**31 - 1) for shift in (32, 1))
+            request = Request(
+                tuple(prompt), seed, p["max_tokens"], settings=Settings(p["temperature"]), stop_ids=tuple(p["stop_token_ids"])
+            )
+            done = self.engine.submit(request).result()
+            ids, drawn, finish = done.tokens.tolist(), done.log_probs.tolist(), done.finish
+        content = [{"token_id": i, "logprob": x, "rank": 1, "top_logprobs": []} for i, x in zip(ids, drawn)]
+        choice = {"index": 0, "token_ids": ids, "finish_reason": finish, "stop_reason": None, "logprobs": {"content": content}}
+        choice["weight_versions"] = [{"version": self.label, "start": 0, "end": len(ids)}]
+        return self.spoil(answer | {"choices": [choice]})
