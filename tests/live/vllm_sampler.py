@@ -33,7 +33,8 @@ PYTHON = os.environ.get("VLLM_PYTHON", "python")
 LETTERS = ("a", "b", "c")
 TOKENIZER = train_pieces((*LETTERS, "say", "again", "."))
 SPEECH = PlainText(TOKENIZER, (int(TOKENIZER.ids_of(["."])[0]),))
-SHAPE = ModelConfig(vocab_size=TOKENIZER.vocab_size, width=32, layers=2, query_heads=2, key_value_heads=1, head_dim=32, feed_forward=64)
+SHAPE = ModelConfig(vocab_size=TOKENIZER.vocab_size, width=32, layers=2, query_heads=2, key_value_heads=1, head_dim=32, feed_forward=64,
+                    tie_embeddings=False)  # fmt: skip
 PARAMS = init_params(SHAPE, jax.random.key(0))
 STEPS = int(os.environ.get("VLLM_STEPS", "15"))
 
