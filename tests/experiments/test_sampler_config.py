@@ -10,9 +10,9 @@ from marl_llm.training import make_mesh
 VLLM = {"model.sampler": "vllm", "model.url": "http://127.0.0.1:1/v1", "model.folder": "params", "recipe.correction": "truncate"}
 
 
-def config_of(game="fact_parallel", **settings):
-    config = base_config("x", game, "grpo")
-    config.assignment = "shared"
+def config_of(hosted=True, **settings):
+    config = base_config("x", "plan_path", "grpo")
+    config.assignment, config.hosted = "shared", hosted
     for path, value in settings.items():
         section, key = path.split(".")
         config[section][key] = value
@@ -49,7 +49,7 @@ def test_what_a_server_needs_and_cannot_do_is_refused_by_the_config(settings, wh
 
 
 def test_compiled_play_has_no_server_and_two_models_share_none():
-    config = config_of("plan_path", **VLLM)
+    config = config_of(hosted=False, **VLLM)
     with pytest.raises(ConfigError, match=r"sampler='vllm': compiled play draws in its own program; set config\.hosted"):
         resolve(config)
     config = config_of(**VLLM)
