@@ -28,7 +28,7 @@ from marl_llm.sampling.requests import Completion, Request, RequestError, Settin
 from marl_llm.sampling.stops import stop_rule
 from marl_llm.sampling.tickets import LaneConfig
 from marl_llm.text import Tokenizer
-from marl_llm.tools._chat_backends import BackendError
+from marl_llm.tools.chat import BackendError
 from marl_llm.tools.vllm import Asked, SampledIds, VllmClient, VllmServer
 
 PROBE = 32  # tokens of the fixed row

@@ -10,7 +10,7 @@ from vllm_stand_in import StandIn
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import init_params
-from marl_llm.sampling import EngineError
+from marl_llm.sampling import EngineError, LaneConfig, Request, RequestError, Settings, VllmSampler
 from marl_llm.tools import VllmServer
 from marl_llm.training import LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer, make_team
 from marl_llm.workflows import WorkflowError, shared
@@ -108,6 +108,38 @@ def test_an_answer_that_is_none_voids_the_play(server, tmp_path):
         server.spoil = lambda answer: answer | {"prompt_token_ids": [1, 2]}
         with pytest.raises(RolloutError, match="bad_reply: the answer is to another prompt"):
             one.play(0, 0, 6)
+
+
+def test_a_request_by_itself_ends_where_its_stop_rule_says_and_what_cannot_be_served_is_refused(server, tmp_path):
+    tokenizer, (stop,) = SPEECH.tokenizer, SPEECH.stop_ids
+    sizes, place = LaneConfig(slots=2, prompt_tokens=4, response_tokens=2), VllmServer(server.url, str(tmp_path))
+    one = VllmSampler("policy", SHAPE, PARAMS, place, jax.random.key(1), sizes=sizes, tokenizer=tokenizer)
+    try:
+        heard = []
+        greedy = one.submit(Request((1, 2), (0,), 2, settings=Settings(temperature=0.0)), heard.append).result()
+        assert [None if x is None else x.tolist() for x in heard] == [greedy.tokens.tolist(), None]
+        assert np.all(greedy.sampled_log_probs == 0)  # the likeliest token is certain
+        assert np.all(greedy.log_probs < 0)
+        assert (greedy.finish, greedy.entropy, greedy.version) == ("length", None, 0)
+        said = tokenizer.decode(greedy.tokens[:1].tolist())
+        cut = one.submit(Request((1, 2), (0,), 2, settings=Settings(temperature=0.0), stop_strings=(said,))).result()
+        assert (cut.tokens.tolist(), cut.finish) == (greedy.tokens[:1].tolist(), "stop")
+        ended = one.submit(Request((1, 2), (0,), 2, settings=Settings(temperature=0.0), stop_ids=(int(greedy.tokens[0]),))).result()
+        assert (ended.tokens.tolist(), ended.finish) == (greedy.tokens[:1].tolist(), "stop")
+        for bad, why in (
+            (Request((1, 2, 3, 4, 5), (0,), 2), "a prompt of 5"),
+            (Request((1,), (0,), 3), "an answer of 3 tokens"),
+            (Request((1, 99), (0,), 2), r"\[99\] are outside of the vocabulary of 10"),
+            (Request((1,), (0,), 2, settings=Settings(temperature=0.5)), "temperature=0.5"),
+            (Request((1,), (0,), 2, model="other"), "no model 'other'; served are policy"),
+        ):
+            with pytest.raises(RequestError, match=why):
+                one.submit(bad)
+        assert one.stats() == {"policy": {"requests": 3, "failed": 0, "stale": 0}}
+    finally:
+        one.close()
+    with pytest.raises(EngineError, match="is not served"):
+        one.submit(Request((1,), (stop,), 2))
 
 
 @pytest.mark.parametrize(
