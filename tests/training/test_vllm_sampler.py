@@ -97,7 +97,7 @@ def test_parameters_that_a_server_did_not_take_are_noticed(server, tmp_path):
         team(server, tmp_path)
     server.stubborn = False
     with team(server, tmp_path) as one:
-        one.learn(one.play(0, 0, 6), 2e-5)  # so little that the bound alone would let it pass
+        one.learn(one.play(0, 0, 6), 2e-6)  # so little that the bound alone would let it pass
         server.stubborn = True
         with pytest.raises(EngineError, match="nats: they are those of before"):
             one.play(1, 6, 6)
