@@ -2,6 +2,7 @@
 
     python -m benchmarks.resume --kills=20 --seed=0
     python -m benchmarks.resume --kills=20 --processes=2 --signal=TERM --game=workflow
+    python -m benchmarks.resume --kills=20 --game=workflow --config.rollout.exact=True
     python -m benchmarks.resume --kills=20 --game=workflow --config.devices=1 --config.rollout.ahead=1 --config.recipe.correction=truncate
 
 The run is a small one (Plan-Path on 3x3 maps, two models; or workflow A), with everything that a large one has: warm start, checkpoints,
@@ -10,9 +11,10 @@ random time after its start (imports), after it took its directory (compilation,
 written, when one above step 0 is whole, after a training step, or within an evaluation. `began_above_0` counts the resumptions that found
 a whole checkpoint above step 0. The run is continued by the same command and by `--resume=DIR` in turn. Compared are every array of every
 checkpoint, the lines of metrics.jsonl without their times, episodes.jsonl, episodes_tokens.jsonl, and evaluation.json without its times:
-a compiled game's byte for byte, a workflow's numbers within `CLOSE`, because in which company a request is decoded depends on time, and
-its texts and counts exactly. After SIGTERM within the steps all processes must end with 143 within the grace time and leave a checkpoint
-of a step that is not older than the last line of metrics.jsonl; after SIGKILL of one, the others must end by themselves.
+a compiled game's byte for byte, and a workflow's with `rollout.exact`; without it a workflow's numbers within `CLOSE`, because in which
+company a request is decoded depends on time, and its texts and counts exactly. After SIGTERM within the steps all processes must end with
+143 within the grace time and leave a checkpoint of a step that is not older than the last line of metrics.jsonl; after SIGKILL of one, the
+others must end by themselves.
 
 Prints one JSON line; exit code 1 when anything differs.
 """
@@ -36,7 +38,8 @@ from benchmarks.processes import CONFIGS, finish, launch
 # of the runs, whose configs are those of `benchmarks.processes`
 SETTINGS = ("devices=2", "evaluation.every=4", "evaluation.ablate_roles=True", "checkpoint.every=2", "checkpoint.keep=2")
 WARM = {"game": ("warm_start.steps=60", "quick_compile=False"), "workflow": ("warm_start.steps=8",)}
-CLOSE = 1e-4  # a workflow's parameters and figures
+CLOSE = 1e-4  # a workflow's parameters and figures, without
+EXACT = "--config.rollout.exact=True"
 TIMES, TIMED = ("wall_s", "cpu_s", "train_wall_s", "train_cpu_s", "seconds"), ("time/", "speed/", "programs/")  # keys of figures
 LOST_AFTER_S = 8  # until the others miss a killed process
 GRACE_S = 25
@@ -148,6 +151,8 @@ def equal(one, two, bound: float) -> bool:
 
 
 def _untimed(value):
+    if isinstance(value, list):
+        return [_untimed(x) for x in value]
     if isinstance(value, dict):
         return {k: _untimed(v) for k, v in value.items() if k not in TIMES and not k.startswith(TIMED) and not k.endswith("/seconds")}
     return value
@@ -222,7 +227,7 @@ def main() -> None:
         parser.error(f"{unknown[0]} is unknown; flags of the run begin with --config.")
     import jax  # the version only; the runs are other processes
 
-    dice, bound = random.Random(options.seed), CLOSE if options.game == "workflow" else 0.0
+    dice, bound = random.Random(options.seed), CLOSE if options.game == "workflow" and EXACT not in given else 0.0
     numbers = {"KILL": [signal.SIGKILL], "TERM": [signal.SIGTERM], "both": [signal.SIGKILL, signal.SIGTERM]}[options.signal]
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)

@@ -177,6 +177,7 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError(f"config.rollout.{idle[0]}={config.rollout[idle[0]]} would have no effect: the game is played compiled")
     _ahead(config, plan)
     _served(plan)
+    _exact(config, plan)
     _tree(plan)
     _joint(plan)
     _critic(config, plan)
@@ -216,6 +217,16 @@ def _served(plan: Plan) -> None:
                 check_served(name, plan.recipe, name in plan.assignment.trained)
             except WorkflowError as error:
                 raise ConfigError(str(error).replace("set recipe.", "set config.recipe.")) from error
+
+
+def _exact(config: config_dict.ConfigDict, plan: Plan) -> None:
+    from marl_llm.training import PlayOptions  # takes a second to import
+
+    if config.rollout.exact and (servers := [name for name, one in plan.options.items() if one.get("sampler") == "vllm"]):
+        raise ConfigError(f"config.rollout.exact=True promises nothing for model {servers[0]!r}, whose sampler is a server; leave one of them out")
+    slots = config.rollout.slots or PlayOptions.slots
+    if config.rollout.exact and slots & (slots - 1):
+        raise ConfigError(f"config.rollout.slots={slots} must be a power of two with rollout.exact, so that a row's place changes no bit")
 
 
 def _tree(plan: Plan) -> None:

@@ -8,7 +8,7 @@ from marl_llm.models.log_probs import TokenScores, head_weight, log_prob_gap_bou
 from marl_llm.models.lora import LoraConfig, attach, attach_many, init_adapters, load_adapters, merge, save_adapters
 from marl_llm.models.masks import RowMask, outside_vocabulary, packed_mask, prompt_mask, prompt_positions, tree_mask
 from marl_llm.models.packed import Scores, score_packed, score_responses
-from marl_llm.models.pages import PagedCache, PagedMask, PageList, Pages, PrefixMask
+from marl_llm.models.pages import PagedCache, PagedMask, PageList, Pages, PageTable, PrefixMask
 from marl_llm.models.presets import PRESETS, make_model_config
 from marl_llm.models.serving import compute_copy, is_serving, serving_copy, serving_layout
 from marl_llm.models.sharding import REPLICATED, RULES, SAMPLE, TRAIN, constrain, constrain_params, param_shardings, place, use_rules
@@ -28,6 +28,7 @@ __all__ = [
     "LoraConfig",
     "ModelConfig",
     "PageList",
+    "PageTable",
     "PagedCache",
     "PagedMask",
     "Pages",

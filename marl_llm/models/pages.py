@@ -19,6 +19,7 @@ from marl_llm.models.attention import MASKED, platform
 from marl_llm.models.cache import to_cache
 from marl_llm.models.masks import RowMask
 
+TABLE_BLOCK = 64  # tokens of each row that a decode step of the exact engine gathers at a time
 GROUP = 8  # rows that read a shared page together
 
 
@@ -43,6 +44,13 @@ class PageList(NamedTuple):
     most: Int[Array, ""]  # entries of the longest part
 
 
+class PageTable(NamedTuple):
+    """Each row's own pages in order, whoever else reads them: what a decode step of the exact engine reads instead of lists."""
+
+    page: Int[Array, "A s M"]
+    kept: Int[Array, "A s"]  # tokens that lie in them
+
+
 class PagedCache(NamedTuple):
     """What a decode step of S rows reads: pages, and the rows' own columns of the present chunk, which are not in pages yet."""
 
@@ -52,9 +60,12 @@ class PagedCache(NamedTuple):
 
 
 class PagedMask(NamedTuple):
-    """What the rows of a decode step see: the pages in `lists`, and their own columns up to `column`, which this step writes."""
+    """What the rows of a decode step see: the pages in `lists`, and their own columns up to `column`, which this step writes.
 
-    lists: tuple[PageList, ...]
+    With a `PageTable` no row's arithmetic depends on what other rows read; with lists shared pages are read once for several rows.
+    """
+
+    lists: tuple[PageList, ...] | PageTable
     column: Int[Array, ""]
 
 
@@ -118,6 +129,28 @@ def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums
     return jax.lax.fori_loop(0, (entries.most + size - 1) // size, block, sums)
 
 
+def _over_table(q: Float[Array, "A b J x d"], pages: Pages, table: Int[Array, "A b M"], kept: Int[Array, "A b"], size: int) -> _Sums:
+    """All parts' rows over their own pages, `size` at a time up to the longest row. A block behind a row's end leaves its sums as they are,
+    bit for bit, because its weights are zero and its scale is one."""
+    t, (_, b, room) = pages.keys.shape[-1], table.shape
+    j, d = q.shape[2], q.shape[-1]
+    size = min(size, room)
+    blocks = (jnp.max(kept) + size * t - 1) // (size * t)
+    table = jnp.pad(table, ((0, 0), (0, 0), (0, -room % size)))
+
+    def part(q, pages, table, kept):
+        def block(i, sums):
+            some = jax.lax.dynamic_slice_in_dim(table, i * size, size, axis=1)  # b m
+            k = pages.keys[some].transpose(0, 2, 3, 1, 4).reshape(b, j, d, size * t)
+            v = pages.values[some].transpose(0, 2, 1, 3, 4).reshape(b, j, size * t, d)
+            seen = i * size * t + jnp.arange(size * t) < kept[:, None]
+            return _with(sums, jnp.where(seen[:, None, None], _product(q, k), MASKED), v)
+
+        return jax.lax.fori_loop(0, blocks, block, _nothing(*q.shape))
+
+    return jax.vmap(part)(q, pages, table, kept)
+
+
 def paged_attention(
     queries: Float[Array, "S 1 H d"], keys: Float[Array, "S 1 J d"], values: Float[Array, "S 1 J d"], cache: PagedCache, mask: PagedMask
 ) -> tuple[Float[Array, "S 1 H d"], PagedCache]:
@@ -129,12 +162,15 @@ def paged_attention(
         keys=put(cache.keys, keys[:, 0, :, :, None], mask.column, 3), values=put(cache.values, values[:, 0, :, None], mask.column, 2)
     )
     q = (queries * d**-0.5).reshape(parts, rows // parts, j, h // j, d)
-    sums = jax.vmap(lambda _: _nothing(*q.shape[1:]))(jnp.arange(parts))
     with jax.named_scope("pages"):
-        for entries in mask.lists:
-            over = jax.vmap(lambda q, pages, page, rows, length, sums, most=entries.most: _over_list(
-                q, pages, PageList(page, rows, length, most), sums))  # fmt: skip
-            sums = over(q, cache.pages, *entries[:3], sums)
+        if isinstance(mask.lists, PageTable):
+            sums = _over_table(q, cache.pages, *mask.lists, max(1, TABLE_BLOCK // cache.pages.keys.shape[-1]))
+        else:
+            sums = jax.vmap(lambda _: _nothing(*q.shape[1:]))(jnp.arange(parts))
+            for entries in mask.lists:
+                over = jax.vmap(lambda q, pages, page, rows, length, sums, most=entries.most: _over_list(
+                    q, pages, PageList(page, rows, length, most), sums))  # fmt: skip
+                sums = over(q, cache.pages, *entries[:3], sums)
     q, sums = q.reshape(rows, j, h // j, d), jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), sums)
     seen = jnp.arange(cache.keys.shape[-1]) <= mask.column
     sums = _with(sums, jnp.where(seen, _product(q, cache.keys), MASKED), cache.values)
@@ -146,25 +182,11 @@ def prefix_attention(
 ) -> Float[Array, "B L H d"]:
     """New tokens attend to their row's pages, a block at a time, and to each other. Memory: `[B, H, L, block]` and `[B, H, L, L]`."""
     rows, length, h, d = queries.shape
-    j, t = keys.shape[2], pages.keys.shape[-1]
-    parts, b, room = mask.pages.shape
+    j = keys.shape[2]
+    parts, b, _ = mask.pages.shape
     g = h // j
-    size = min(block_pages(t), room)
-    table = jnp.pad(mask.pages, ((0, 0), (0, 0), (0, -room % size)))
     stacked = (queries * d**-0.5).reshape(rows, length, j, g, d).transpose(0, 2, 3, 1, 4).reshape(parts, b, j, g * length, d)
-
-    def part(q, pages, table, kept):
-        def block(i, sums):
-            some = jax.lax.dynamic_slice_in_dim(table, i * size, size, axis=1)  # b m
-            k = pages.keys[some].transpose(0, 2, 3, 1, 4).reshape(b, j, d, size * t)
-            v = pages.values[some].transpose(0, 2, 1, 3, 4).reshape(b, j, size * t, d)
-            seen = i * size * t + jnp.arange(size * t) < kept[:, None]
-            return _with(sums, jnp.where(seen[:, None, None], _product(q, k), MASKED), v)
-
-        return lambda blocks: jax.lax.fori_loop(0, blocks, block, _nothing(*q.shape))
-
-    blocks = (jnp.max(mask.kept) + size * t - 1) // (size * t)
-    sums = jax.vmap(lambda *x: part(*x)(blocks))(stacked, pages, table, mask.kept)
+    sums = _over_table(stacked, pages, mask.pages, mask.kept, block_pages(pages.keys.shape[-1]))
     sums = jax.tree.map(lambda x: x.reshape(rows, j, g, length, *x.shape[4:]), sums)
     own_keys, own_values = to_cache(keys, values)
     q = stacked.reshape(rows, j, g * length, d)

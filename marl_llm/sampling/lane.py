@@ -1,4 +1,10 @@
-"""The host part of one model of the engine: who waits, who holds which pages, what enters and what decodes next."""
+"""The host part of one model of the engine: who waits, who holds which pages, what enters and what decodes next.
+
+An exact lane (`LaneConfig.exact`) gives a request the same bytes alone, in company, in any order and with any pool. Its programs have one
+shape each: all slots decode, prompts enter a page at a time. A row reads its own pages; what it takes over from others is whole pages of
+prompts, nothing that was decoded; it enters when there are pages for its longest answer, so none is paused; and those who leave tokens out
+of their draws (top-k, top-p) and those who do not wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +25,22 @@ from marl_llm.models.pages import touched
 from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import path_name, spec_for
 from marl_llm.sampling.draws import Drawn
-from marl_llm.sampling.pages import SEEDS, Admission, Row, Rules, admit, decode, init_pages, page_bytes
+from marl_llm.sampling.pages import Admission, Row, Rules, admit, decode, init_pages, page_bytes
 from marl_llm.sampling.pool import PagePool
 from marl_llm.sampling.requests import Request, RequestError
 from marl_llm.sampling.stops import StopRule, stop_rule
-from marl_llm.sampling.tickets import LaneConfig, Ticket, bucket, common_length, draws_of, page_lists, truncation
+from marl_llm.sampling.tickets import (  # fmt: skip
+    LaneConfig,
+    Ticket,
+    bucket,
+    common_length,
+    drawn_otherwise,
+    draws_of,
+    never_served,
+    page_lists,
+    page_table,
+    truncation,
+)
 from marl_llm.text import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -51,6 +68,7 @@ class Lane:
         self.parts = ways if sizes.slots % ways == 0 else 1
         platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
         self.page = sizes.page or PAGE.get(platform, 16)
+        self.piece = self.page if sizes.exact else sizes.piece  # tokens of a prompt in one program
         self.page_bytes = page_bytes(config, self.page)
         longest = -(-(sizes.prompt_tokens + sizes.response_tokens) // self.page)
         count = sizes.slots // self.parts * longest
@@ -66,7 +84,8 @@ class Lane:
         self._table: Rules | None = None
         self.shapes: set[tuple] = set()
         self.stats = collections.Counter()
-        self._few = [] if mesh is not None else [sizes.slots // part for part in COMPACT if sizes.slots // part]
+        self._few = [] if mesh is not None or sizes.exact else [sizes.slots // part for part in COMPACT if sizes.slots // part]
+        self._computed = 0  # tokens of a prompt since the last chunk
         self.pending: dict | None = params
         self.swap()
 
@@ -118,24 +137,7 @@ class Lane:
     def check(self, request: Request) -> StopRule:
         """The request's stop rule. Raises `RequestError` on a request that can never be served here."""
         v, sizes = self.config.vocab_size, self.sizes
-        prompt = request.prompt
-        wrong = None
-        if not 1 <= len(prompt) <= sizes.prompt_tokens:
-            wrong = f"a prompt of {len(prompt)} tokens; this engine takes 1 to {sizes.prompt_tokens} (LaneConfig.prompt_tokens)"
-        elif min(prompt) < 0 or max(prompt) >= v:
-            wrong = f"prompt ids from {min(prompt)} to {max(prompt)}; the vocabulary of model {self.name!r} is 0 to {v - 1}"
-        elif not 1 <= request.max_tokens <= sizes.response_tokens:
-            wrong = f"max_tokens={request.max_tokens}; this engine gives 1 to {sizes.response_tokens} (LaneConfig.response_tokens)"
-        elif len(request.seed) > SEEDS or any(not 0 <= n < 2**31 for n in request.seed):
-            wrong = f"seed={request.seed}; an identity is at most {SEEDS} numbers from 0 to 2**31 - 1"
-        elif request.timeout is not None and request.timeout <= 0:
-            wrong = f"timeout={request.timeout}; it must be positive, in seconds"
-        elif (need := -(-(len(prompt) + request.max_tokens - 1) // self.page)) > self.pools[0].pages:
-            wrong = (
-                f"a prompt of {len(prompt)} and max_tokens={request.max_tokens} take {need} pages of {self.page} tokens; the cache has "
-                f"{self.pools[0].pages} (LaneConfig.cache_bytes, rollout.cache_gib)"
-            )
-        if wrong:
+        if wrong := never_served(request, self.name, v, sizes, self.page, self.pools[0].pages):
             raise RequestError(f"request refused: {wrong}")
         try:
             rule = stop_rule(v, tuple(request.stop_ids), tuple(request.stop_strings), self.tokenizer)
@@ -196,11 +198,14 @@ class Lane:
         if not found:
             return False
         kept, _, part, chain, last, common = max(found, key=lambda x: x[:3])
+        if self.sizes.exact:
+            chain, last, common = chain[: (len(ids) - 1) // self.page], None, 0
+            kept = len(chain) * self.page
         if kept < self.sizes.reuse:
             kept, chain, last, common = 0, [], None, 0
         pool, held = self.pools[-part], [*chain, *([last] if common else [])]
         pool.own(held)  # before anything is given away
-        need = -(-len(ids) // self.page) - len(chain)
+        need = -(-(ticket.longest if self.sizes.exact else len(ids)) // self.page) - len(chain)
         if pool.available < need + reserve and common:  # the page to copy from may be the one that is needed
             pool.release([held.pop()])
             kept, last, common = kept - common, None, 0
@@ -238,6 +243,8 @@ class Lane:
         """Says that the keys and values of so many further tokens are in pages."""
         pool, begin = self.pools[ticket.part], ticket.cached // self.page
         ticket.cached += tokens
+        if self.sizes.exact and ticket.drawn:
+            return  # what was decoded is for nobody else
         for i in range(begin, -(-ticket.cached // self.page)):
             parent = ticket.nodes[i - 1] if i else pool.root
             ticket.nodes[i] = pool.grown(ticket.nodes[i], parent, ticket.ids[i * self.page : min((i + 1) * self.page, ticket.cached)])
@@ -271,27 +278,32 @@ class Lane:
         entered, later = 0, []
         while self.waiting and len(self.entering) < self.sizes.admit * self.parts and len(later) < 4 * self.sizes.admit:
             ticket = self.waiting.popleft()
-            full = self._rule(ticket.rule) is None
+            full = self._rule(ticket.rule) is None or self.sizes.exact and drawn_otherwise(ticket, (*self.entering, *self.living))
             if full or self._sibling(ticket):
                 later.append(ticket)
                 if full:
                     break
                 continue
             new = not ticket.begun
-            if not self._enter(ticket, len(self.living)):
+            if not self._enter(ticket, 0 if self.sizes.exact else len(self.living)):
                 later.append(ticket)
                 break
             entered += new
             self.entering.append(ticket)
         self.waiting.extendleft(reversed(later))
         self.waiting.extend(apart)
-        return entered, bool(self.entering) and (self._run_admission() or not self.living)
+        if not self.entering:
+            return entered, False
+        whole = self._run_admission()
+        self._computed += self.piece
+        return entered, whole or not self.living or self._computed < self.sizes.piece
 
     def _sibling(self, ticket: Ticket) -> bool:
         """Whether one that is being computed will leave more to take over than there is now."""
         ids = np.asarray(ticket.request.prompt, np.int32) if ticket.ids is None else ticket.ids[: ticket.size]
         for other in self.entering:
             common = common_length(ids, other.ids[: other.size])
+            common -= common % self.page if self.sizes.exact else 0
             if common > max(other.cached, self.sizes.reuse - 1):
                 return True
         return False
@@ -300,14 +312,15 @@ class Lane:
         """The next piece of the oldest that enter, as many as belong into one program. Whether it was the last of all of them."""
         sizes, page = self.sizes, self.page
         first = min(self.entering, key=lambda t: t.number)
-        shape = lambda t: (t.cached > 0, bucket(min(t.size - t.cached, sizes.piece), 8))  # noqa: E731
+        least = self.piece if sizes.exact else 8
+        shape = lambda t: (sizes.exact or t.cached > 0, bucket(min(t.size - t.cached, self.piece), least))  # noqa: E731
         reuses, length = shape(first)
         most = max(1, min(sizes.admit, 2 * max(sizes.piece, 512) // length))
         parts: list[list[Ticket]] = [[] for _ in self.pools]
         for ticket in sorted(self.entering, key=lambda t: t.number):
             if shape(ticket) == (reuses, length) and len(parts[ticket.part]) < most:
                 parts[ticket.part].append(ticket)
-        b = 1 if max(map(len, parts)) == 1 else most
+        b = 1 if max(map(len, parts)) == 1 and not sizes.exact else most
         rows = [(part * b + i, t) for part, some in enumerate(parts) for i, t in enumerate(some)]
         n, width = self.parts * b, touched(page, length)
         i32 = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
@@ -315,7 +328,7 @@ class Lane:
         beginning, kept, base, target = i32(n, self.room), i32(n), i32(n), i32(n, width)
         new[:], target[:] = 1, self.pools[0].pages
         for i, ticket in rows:
-            count = min(ticket.size - ticket.cached, sizes.piece)
+            count = min(ticket.size - ticket.cached, self.piece)
             tokens[i, :count], new[i], kept[i] = ticket.ids[ticket.cached : ticket.cached + count], count, ticket.cached
             at = ticket.cached // page
             read = [node.page for node in ticket.nodes[: -(-ticket.cached // page)]]
@@ -365,6 +378,7 @@ class Lane:
             self._leave(ticket)
             ticket.answer("timeout" if ticket.expired(now) and not ticket.cancelled else "cancelled")
         self._provide()
+        self._computed = 0
         if not self.living:
             return
         of = collections.Counter(t.part for t in self.living)
@@ -381,11 +395,12 @@ class Lane:
             token[i], length[i], alive[i] = ticket.ids[ticket.size - 1], ticket.cached, True
             write = [node.page for node in ticket.nodes[ticket.cached // self.page :]][: target.shape[1]]
             target[i, : len(write)] = write
-        lists = page_lists(rows, s, self.parts, self.page)
+        exact, of = self.sizes.exact, (rows, s, self.parts)
+        lists = page_table(*of, self.room) if exact else page_lists(*of, self.page)
         rules, (truncates, width) = self._tables(), truncation([t.request.settings for t in self.living])
         given = Row(token, length, alive, target.reshape(self.parts, s, -1), draws_of(n, rows, self.rules))
         self._weigh()
-        with self._program("decode", chunk, n, *(x.page.shape[1] for x in lists), truncates, width, len(rules.ends)):
+        with self._program("decode", chunk, n, *(x.page.shape[1] for x in lists if not exact), truncates, width, len(rules.ends)):
             self.pages, out, state, alive = decode(
                 self.config, self.params, self.pages, given, lists, rules, self.root, mesh=self.mesh, chunk=chunk, truncates=truncates,
                 width=width,

@@ -25,6 +25,7 @@ from marl_llm.models import (  # fmt: skip
     PagedMask,
     PageList,
     Pages,
+    PageTable,
     PrefixMask,
     is_serving,
     prompt_mask,
@@ -143,7 +144,8 @@ def admit(
 
 @functools.partial(jax.jit, static_argnames=("config", "mesh", "chunk", "truncates", "width"), donate_argnames=("pages",))
 def decode(
-    config: ModelConfig, params: dict, pages: list[Pages], rows: Row, lists: tuple[PageList, ...], rules: Rules, root: Key[Array, ""],
+    config: ModelConfig, params: dict, pages: list[Pages], rows: Row, lists: tuple[PageList, ...] | PageTable, rules: Rules,
+    root: Key[Array, ""],
     *, mesh: Mesh | None, chunk: int, truncates: bool, width: int,
 ) -> tuple[list[Pages], Chunk, Int[Array, "S"], Bool[Array, "S"]]:  # fmt: skip
     """Up to `chunk` (C) tokens in every living row; ends early when none is left: the pages, the draws, the rows' states, and who lives.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
 
-from marl_llm.models import PageList
+from marl_llm.models import PageList, PageTable
 from marl_llm.models.pages import GROUP, block_pages
 from marl_llm.sampling.draws import Drawn, RowSettings
 from marl_llm.sampling.pages import SEEDS, Draws
@@ -37,12 +37,15 @@ class LaneConfig:
     page: int = 0  # tokens of a page; 0: as the platform likes it, see `PAGE`
     piece: int = 512  # prompt tokens of a request that are computed between two chunks; longer prompts enter in pieces
     cache_bytes: int = 0  # of keys and values; 0: so many that all slots can hold their longest request
+    exact: bool = False  # an answer's bytes depend on nobody else; see `marl_llm.sampling.lane`
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            least = 0 if field.name in ("page", "cache_bytes") else 1
+            least = 0 if field.name in ("page", "cache_bytes", "exact") else 1
             if getattr(self, field.name) < least:
                 raise ValueError(f"LaneConfig.{field.name}={getattr(self, field.name)} must be at least {least}")
+        if self.exact and self.slots & (self.slots - 1):
+            raise ValueError(f"LaneConfig.slots={self.slots} must be a power of two with exact=True, so that a row's place changes no bit")
 
 
 @dataclasses.dataclass(eq=False)
@@ -117,6 +120,33 @@ def truncation(settings: list[Settings]) -> tuple[bool, int]:
     return any(s.truncates for s in settings), bucket(most, 16) if most else 0
 
 
+def drawn_otherwise(ticket: Ticket, others: Sequence[Ticket]) -> bool:
+    """Whether a request's draws are another program than those of the others."""
+    mine = truncation([ticket.request.settings])
+    return any(truncation([t.request.settings]) != mine for t in others)
+
+
+def never_served(request: Request, name: str, vocab_size: int, sizes: LaneConfig, page: int, pages: int) -> str | None:
+    """Why a model's lane can never serve a request, or None. `page`: tokens of a page; `pages`: all that a request may have."""
+    prompt = request.prompt
+    if not 1 <= len(prompt) <= sizes.prompt_tokens:
+        return f"a prompt of {len(prompt)} tokens; this engine takes 1 to {sizes.prompt_tokens} (LaneConfig.prompt_tokens)"
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        return f"prompt ids from {min(prompt)} to {max(prompt)}; the vocabulary of model {name!r} is 0 to {vocab_size - 1}"
+    if not 1 <= request.max_tokens <= sizes.response_tokens:
+        return f"max_tokens={request.max_tokens}; this engine gives 1 to {sizes.response_tokens} (LaneConfig.response_tokens)"
+    if len(request.seed) > SEEDS or any(not 0 <= n < 2**31 for n in request.seed):
+        return f"seed={request.seed}; an identity is at most {SEEDS} numbers from 0 to 2**31 - 1"
+    if request.timeout is not None and request.timeout <= 0:
+        return f"timeout={request.timeout}; it must be positive, in seconds"
+    if (need := -(-(len(prompt) + request.max_tokens - 1) // page)) > pages:
+        return (
+            f"a prompt of {len(prompt)} and max_tokens={request.max_tokens} take {need} pages of {page} tokens; the cache has {pages} "
+            "(LaneConfig.cache_bytes, rollout.cache_gib)"
+        )
+    return None
+
+
 def common_length(a: np.ndarray, b: np.ndarray) -> int:
     """Length of the common beginning, at most all of `a` but one."""
     n = min(len(a) - 1, len(b))
@@ -167,6 +197,14 @@ def page_lists(rows: list[tuple[int, Ticket]], s: int, parts: int, size: int) ->
     if any(shared):
         lists.append(_page_list(shared, GROUP, s, size))
     return tuple(lists)
+
+
+def page_table(rows: list[tuple[int, Ticket]], s: int, parts: int, room: int) -> PageTable:
+    """Each row's own pages, whoever else reads them. A part has s rows, and no row more than `room` pages."""
+    page, kept = np.zeros((parts * s, room), np.int32), np.zeros(parts * s, np.int32)
+    for i, ticket in rows:
+        page[i, : len(ticket.nodes)], kept[i] = [node.page for node in ticket.nodes], ticket.cached
+    return PageTable(page.reshape(parts, s, room), kept.reshape(parts, s))
 
 
 def _page_list(parts: list[list[tuple]], group: int, s: int, page: int) -> PageList:

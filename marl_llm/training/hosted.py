@@ -2,6 +2,7 @@
 
 Everything is drawn by identity: the same seed, steps and tasks give the same draws, however fast tools and other players were. Log-probs
 agree to float32's rounding only, because who decodes beside whom decides the shapes of matrix products; so two runs drift apart, slowly.
+With `PlayOptions.exact` they do not: then all of a run repeats byte for byte on the same hardware.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class PlayOptions:
     attempts: int = 2  # hosted play: how often a play is tried before it is void; None: 2
     timeout_s: float | int | None = None  # hosted play: seconds for one attempt at a play; None: only the deadlines of its tools
     concurrency: int = 1024  # hosted play: most plays under way; None: 1,024
+    exact: bool = False  # hosted play: a response's bytes depend on nobody else, so runs repeat byte for byte (docs/resume.md); None: False
     ahead: int = 0  # hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/pods.md); None: 0
 
 
@@ -184,6 +186,7 @@ class HostedTeam(Team):
             chunk=o.chunk,
             admit=min(o.slots, 16),
             cache_bytes=self._cache_bytes(models),
+            exact=o.exact,
         )
 
     def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine:
