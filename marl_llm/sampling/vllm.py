@@ -178,7 +178,11 @@ class VllmSampler:
             again = "Once that is mended, the same command goes on from the last checkpoint"
             raise EngineError(f"model {self.name!r} could not be given to its sampler: {error}. {again}") from error
         mine = np.asarray(jax.device_get(_scores(self.config, params, jnp.asarray(self._probe))), np.float32)
-        self._check(found, mine)
+        try:
+            self._check(found, mine)
+        except EngineError:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
         if self._kept is not None:
             shutil.rmtree(self._kept, ignore_errors=True)
         self._kept, self._before, self._label, self.version = place, mine, label, self.version + 1

@@ -95,6 +95,7 @@ def test_parameters_that_a_server_did_not_take_are_noticed(server, tmp_path):
     server.stubborn = True
     with pytest.raises(EngineError, match=r"log-probs differ from this program's by .* nats: more than 0\.001; is it the same model"):
         team(server, tmp_path)
+    assert names(tmp_path) == []
     server.stubborn = False
     with team(server, tmp_path) as one:
         one.learn(one.play(0, 0, 6), 2e-6)  # so little that the bound alone would let it pass
