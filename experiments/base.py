@@ -110,6 +110,14 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
             "task_list": config_dict.placeholder(str),  # workflows: file of `marl_llm profile --output`; only its tasks are trained on
         }
     )
+    # where the programs that models write are run, while a run trains; measuring a run later uses its own host
+    c.tools = config_dict.ConfigDict(
+        {
+            "backend": "local",  # "local": on this host; "ray": on all nodes of a Ray cluster (docs/pods.md)
+            "address": config_dict.placeholder(str),  # backend=ray: of the cluster, e.g. 10.0.0.1:6379; None: the one that this host is in
+            "workers": config_dict.placeholder(int),  # programs at a time, on this host or on each node; None: one per CPU
+        }
+    )
     _training_sections(c)
     c.lock()
     c.models.unlock()  # a config file adds sections by name
@@ -337,6 +345,7 @@ def check(config: config_dict.ConfigDict, home: pathlib.Path | None = None) -> N
             raise ConfigError(f"config.models.{name}={config.models[name]!r} must be made by experiments.base.model_section")
         checks.compare_keys(config.models[name], model_section(), f"config.models.{name}", start)
     checks.numbers(config)
+    checks.tools(config)
     if config.logger and (why := missing(config.logger)):
         raise ConfigError(f"config.logger={config.logger!r} {why}")
 

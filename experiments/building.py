@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,27 @@ def start_jax(config, cache: str | None, processes: int = 1):
             "Set config.devices (and config.rollout.tasks, config.warm_start.tasks to multiples of it), or start fewer processes"
         )
     return make_mesh(count, fsdp, config.mesh.tensor)
+
+
+@contextlib.contextmanager
+def tools_of(config, processes: int = 1) -> Iterator[None]:
+    """The place where programs are run, as `config.tools` says, for the whole process. Opened before the game is made, which may ask.
+
+    `processes` share a cluster alike. Raises `SandboxError` where there is no cluster, or a node cannot fence programs in.
+    """
+    t = config.tools
+    if t.backend == "local" and not t.workers:
+        yield  # the default, made when a tool first asks
+        return
+    from marl_llm.tools.sandbox import ClusterSandbox, Sandbox, using
+    from marl_llm.tools.sandbox.on_ray import RayCluster
+
+    if t.backend == "local":
+        sandbox = Sandbox(t.workers)
+    else:
+        sandbox = ClusterSandbox(RayCluster(t.address, t.workers, processes), note=lambda line: print(line, file=sys.stderr))
+    with using(sandbox):
+        yield
 
 
 def hardware_of(mesh) -> str:

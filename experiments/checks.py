@@ -20,8 +20,9 @@ _LEAST = {
     "rollout.max_prompt": 1, "rollout.max_tokens": 1, "optimizer.minibatch": 1, "optimizer.epochs": 1, "optimizer.row_tokens": 2,
     "optimizer.microbatch_tokens": 0, "optimizer.warmup": 0, "warm_start.steps": 0, "warm_start.tasks": 1, "warm_start.fresh": 1,
     "warm_start.step": 0, "evaluation.every": 1, "evaluation.tasks": 1, "evaluation.final_tasks": 1, "evaluation.transcripts": 0,
-    "checkpoint.every": 1, "checkpoint.keep": 1, "devices": 0, "mesh.fsdp": 0, "mesh.tensor": 1,
+    "tools.workers": 1, "checkpoint.every": 1, "checkpoint.keep": 1, "devices": 0, "mesh.fsdp": 0, "mesh.tensor": 1,
 }  # fmt: skip
+TOOL_BACKENDS = ("local", "ray")
 _DIVIDED = ("rollout.tasks", "warm_start.tasks")
 
 
@@ -69,6 +70,15 @@ def numbers(config: config_dict.ConfigDict) -> None:
         for path in paths:
             if not good(value := _value(config, path)):
                 raise ConfigError(f"config.{path}={value} must {what}")
+
+
+def tools(config: config_dict.ConfigDict) -> None:
+    """Raises `ConfigError` for a place of the tools that does not exist, or is none."""
+    backend = config.tools.backend
+    if backend not in TOOL_BACKENDS:
+        raise ConfigError(f"config.tools.backend={backend!r} is not one of {', '.join(TOOL_BACKENDS)}{hints.meant(backend, TOOL_BACKENDS)}")
+    if config.tools.address and backend == "local":
+        raise ConfigError(f"config.tools.address={config.tools.address!r} would have no effect: config.tools.backend is 'local'")
 
 
 def most_devices(config: config_dict.ConfigDict, there: int) -> int:

@@ -175,6 +175,8 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError("config.rollout.task_list would have no effect: only tasks of a workflow have numbers that a list can name")
     if not plan.hosted and (idle := list(given(config.rollout, ("tasks",)))):
         raise ConfigError(f"config.rollout.{idle[0]}={config.rollout[idle[0]]} would have no effect: the game is played compiled")
+    if not plan.hosted and (config.tools.backend != "local" or config.tools.workers):
+        raise ConfigError("config.tools would have no effect: the game is played compiled, without tools")
     _ahead(config, plan)
     _served(plan)
     _exact(config, plan)

@@ -29,7 +29,7 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from experiments import checks, command
-from experiments.building import CACHE, build_team, hardware_of, policies_of, start_jax, start_of
+from experiments.building import CACHE, build_team, hardware_of, policies_of, start_jax, start_of, tools_of
 from experiments.command import ConfigError, TrainingError
 from experiments.measuring import Alarms, check_finite, measure, page_text, tables
 from experiments.stopping import GRACE_S, Stopping
@@ -73,7 +73,8 @@ def train(
     mesh = start_jax(config, cache, count)  # before the game is made: a world's index would start JAX with one device
     from marl_llm.training import Checkpoints
 
-    with processes.Watch(_LOST_AFTER.value if count > 1 else 0.0, again(workdir, cache, grace_s)), resolve(config, home) as plan:
+    watch = processes.Watch(_LOST_AFTER.value if count > 1 else 0.0, again(workdir, cache, grace_s))
+    with watch, tools_of(config, count), resolve(config, home) as plan:
         if not plan.hosted:
             checks.devices(config, mesh.shape["data"])
         checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)

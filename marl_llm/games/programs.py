@@ -30,7 +30,7 @@ from typing import Any
 from marl_llm.hints import check_word
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.tools.said import read_text
-from marl_llm.tools.sandbox import Limits, Program, Sandbox, Submission, default_sandbox
+from marl_llm.tools.sandbox import Executor, Limits, Program, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, WorkflowError, after_hashes, compute, repeat, sequence, tool
 from marl_llm.workflows.graph import Node
@@ -118,7 +118,7 @@ def ending_of(program: Program) -> dict[str, str]:
 
 
 def program_runner(
-    sandbox: Sandbox | None = None, limits: Limits = LIMITS, profile: str = "bare"
+    sandbox: Executor | None = None, limits: Limits = LIMITS, profile: str = "bare"
 ) -> Callable[[str, str], Awaitable[ToolResult]]:
     """An async function (code, stdin) -> a result of `ending_of`. The same program with the same input is run once."""
     endings = Verdicts()

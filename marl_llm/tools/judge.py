@@ -16,7 +16,7 @@ from typing import Any
 from marl_llm.tools._compare import USUAL, Tolerance, opened, same_output, same_tree, same_value, shown
 from marl_llm.tools.results import ToolResult, failed, success
 from marl_llm.tools.said import Bounds, read_json, read_text
-from marl_llm.tools.sandbox import Execution, Limits, Program, Sandbox, Submission, default_sandbox
+from marl_llm.tools.sandbox import Execution, Executor, Limits, Program, Submission, default_sandbox
 from marl_llm.tools.sandbox.inside import values
 
 __all__ = [
@@ -190,7 +190,7 @@ def judge_calls(
     cases: Sequence[tuple[Sequence[Any], Any]],
     timeout_s: float | int = 10.0,
     *,
-    sandbox: Sandbox | None = None,
+    sandbox: Executor | None = None,
     tolerance: Tolerance = USUAL,
     tuples_as_lists: bool = False,
     case_timeout_s: float | int | None = None,
@@ -220,7 +220,7 @@ async def ajudge_calls(
     cases: Sequence[tuple[Sequence[Any], Any]],
     timeout_s: float | int = 10.0,
     *,
-    sandbox: Sandbox | None = None,
+    sandbox: Executor | None = None,
     tolerance: Tolerance = USUAL,
     tuples_as_lists: bool = False,
     case_timeout_s: float | int | None = None,
@@ -297,7 +297,7 @@ def judge_stdio(
     cases: Sequence[tuple[str, str]],
     timeout_s: float | int = 10.0,
     *,
-    sandbox: Sandbox | None = None,
+    sandbox: Executor | None = None,
     tolerance: Tolerance = USUAL,
     profile: str = "bare",
     environment: Hashable = None,
@@ -318,7 +318,7 @@ async def ajudge_stdio(
     cases: Sequence[tuple[str, str]],
     timeout_s: float | int = 10.0,
     *,
-    sandbox: Sandbox | None = None,
+    sandbox: Executor | None = None,
     tolerance: Tolerance = USUAL,
     profile: str = "bare",
     environment: Hashable = None,

@@ -28,7 +28,7 @@ from typing import Any
 
 from marl_llm.games.coding.data import read_tests
 from marl_llm.tools.judge import Tolerance, read_stdio, stdio_requests
-from marl_llm.tools.sandbox import Sandbox, default_sandbox
+from marl_llm.tools.sandbox import Executor, default_sandbox
 from marl_llm.workflows import Task
 from marl_llm.workflows.rows import DataError, Loaded, RowRefused, read_tasks
 
@@ -288,7 +288,7 @@ def _unpacked(value: Any, what: str) -> Any:
 # ---- references
 
 
-def check_references(tasks: Iterable[Task], tests: int = 3, timeout_s: float | int = 6.0, sandbox: Sandbox | None = None) -> Loaded:
+def check_references(tasks: Iterable[Task], tests: int = 3, timeout_s: float | int = 6.0, sandbox: Executor | None = None) -> Loaded:
     """Tasks whose references pass their own first golden tests, and how many were left out for which reason.
 
     A second solution that runs and prints something else than the first shows that there are several right answers, which equality with
@@ -306,7 +306,7 @@ def check_references(tasks: Iterable[Task], tests: int = 3, timeout_s: float | i
     return Loaded(kept, dict(dropped))
 
 
-def _reference_fault(task: Task, tests: int, timeout_s: float | int, sandbox: Sandbox) -> str:
+def _reference_fault(task: Task, tests: int, timeout_s: float | int, sandbox: Executor) -> str:
     cases = task.hidden["tests"][:tests]
     for number, code in enumerate(task.hidden["references"]):
         executions = sandbox.run_batch(stdio_requests(code, [given for given, _ in cases], timeout_s))

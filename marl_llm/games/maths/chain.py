@@ -24,7 +24,7 @@ from marl_llm.games.maths.chat import INFORMATION, NO_PROGRAM, ChatTools
 from marl_llm.games.maths.sums import SHARES, SumAnswers, spaced
 from marl_llm.hints import check_word
 from marl_llm.text import PieceTokenizer, train_pieces
-from marl_llm.tools.sandbox import Sandbox
+from marl_llm.tools.sandbox import Executor
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory
 from marl_llm.workflows.splits import check_split, split_of
 
@@ -250,7 +250,7 @@ def chain_hand_over(execution: str, output: str) -> str:
 class ChainTools(ChatTools):
     """Numbers are compared here; programs run in the sandbox."""
 
-    def __init__(self, timeout_s: float | int = 10.0, sandbox: Sandbox | None = None):
+    def __init__(self, timeout_s: float | int = 10.0, sandbox: Executor | None = None):
         super().__init__(timeout_s, SumAnswers(), sandbox)
 
 

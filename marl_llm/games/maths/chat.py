@@ -25,7 +25,7 @@ from marl_llm.hints import check_word
 from marl_llm.tools.maths import extract_answer
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.tools.said import read_text
-from marl_llm.tools.sandbox import Limits, Program, Sandbox, Submission, default_sandbox
+from marl_llm.tools.sandbox import Executor, Limits, Program, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, WorkflowError, compute, repeat, sequence, tool
 from marl_llm.workflows.parsers import Parser, fenced_blocks
@@ -140,7 +140,7 @@ class ChatTools:
       sandbox: by default the process's own.
     """
 
-    def __init__(self, timeout_s: float | int = 30.0, answers: Any = None, sandbox: Sandbox | None = None):
+    def __init__(self, timeout_s: float | int = 30.0, answers: Any = None, sandbox: Executor | None = None):
         self.answers = answers or Answers(timeout_s=timeout_s)
         self._limits = Limits(timeout_s=timeout_s, stdout_bytes=1 << 16, stderr_bytes=1 << 14)
         self._sandbox, self._ran = sandbox, Verdicts()

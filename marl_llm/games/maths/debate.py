@@ -16,7 +16,7 @@ from typing import Any
 from marl_llm.tools.maths import MathsChecker, extract_answer
 from marl_llm.tools.results import FailureKind, ToolResult, success
 from marl_llm.tools.said import read_text
-from marl_llm.tools.sandbox import Limits, Sandbox, Submission, default_sandbox
+from marl_llm.tools.sandbox import Executor, Limits, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, after_hashes, code_block, compute, repeat, sequence, together, tool
 from marl_llm.workflows.forms import Beside, check_debate, rewards_in_form
@@ -134,7 +134,7 @@ class Answers:
       checker, sandbox: by default their own.
     """
 
-    def __init__(self, strict: bool = True, timeout_s: float | int = 10.0, checker: Any = None, sandbox: Sandbox | None = None):
+    def __init__(self, strict: bool = True, timeout_s: float | int = 10.0, checker: Any = None, sandbox: Executor | None = None):
         self._strict, self._timeout_s, self._sandbox = strict, timeout_s, sandbox
         self.checker = checker or MathsChecker(exact_integers=strict)
         self._ran, self._checked = Verdicts(), Verdicts()

@@ -5,7 +5,6 @@ its environment's queue. Its outcome is set exactly once, from the record that i
 zygote, a failed mount) is tried again and can never become an outcome.
 """
 
-import asyncio
 import concurrent.futures
 import contextlib
 import heapq
@@ -15,13 +14,13 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 
 from marl_llm.tools.results import Failure, FailureKind
 from marl_llm.tools.said import read_json
 from marl_llm.tools.sandbox import slot as slots
 from marl_llm.tools.sandbox.attempt import Attempt
 from marl_llm.tools.sandbox.inside import frames
+from marl_llm.tools.sandbox.interface import Executor
 from marl_llm.tools.sandbox.limits import Execution, Level, Limits, SandboxError, program_of, read_record
 from marl_llm.tools.sandbox.profiles import PROFILES
 from marl_llm.tools.sandbox.queueing import FairQueue, Job, Submission
@@ -34,8 +33,8 @@ START_LIMIT_S = 120.0
 TICK_S = 0.2
 
 
-class Sandbox:
-    """Runs programs behind a fence.
+class Sandbox(Executor):
+    """Runs programs on this host behind a fence.
 
     Args:
       workers: executions at a time.
@@ -91,16 +90,15 @@ class Sandbox:
         self._thread = threading.Thread(target=self._watch, name="sandbox", daemon=True)
         self._thread.start()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more jobs."""
+        return self._closed
+
     # ---- asking
 
     def submit(self, request: Submission) -> concurrent.futures.Future:
-        """Queues one execution; the future's result is an `Execution` and never an exception. Until it starts, the caller's clock stands
-        still (`tools.waiting`): its place in the queue is nobody's failure.
-
-        Raises:
-          SandboxError: the sandbox is closed, or was made before a fork.
-          KeyError, ValueError: an unknown profile, or arguments out of range.
-        """
+        """As `Executor.submit`."""
         if request.profile not in PROFILES:
             raise KeyError(f"no profile {request.profile!r}; there are {', '.join(PROFILES)}")
         if os.getpid() != self._pid:
@@ -120,23 +118,6 @@ class Sandbox:
             if self._idle:
                 os.eventfd_write(self._wake, 1)
         return future
-
-    def run(self, request: Submission) -> Execution:
-        """One execution, blocking."""
-        return self.submit(request).result()
-
-    async def arun(self, request: Submission) -> Execution:
-        """One execution from an event loop."""
-        return await asyncio.wrap_future(self.submit(request))
-
-    def run_batch(self, requests: Sequence[Submission]) -> list[Execution]:
-        """Many executions, blocking, in the order of the requests."""
-        futures = [self.submit(request) for request in requests]
-        return [future.result() for future in futures]
-
-    async def arun_batch(self, requests: Sequence[Submission]) -> list[Execution]:
-        """Many executions from an event loop, in the order of the requests."""
-        return list(await asyncio.gather(*(asyncio.wrap_future(self.submit(request)) for request in requests)))
 
     def warm(self, profile: str = "bare", timeout_s: float | int = START_LIMIT_S) -> None:
         """Starts all zygotes of a profile and waits for them.
@@ -181,12 +162,6 @@ class Sandbox:
             os.eventfd_write(self._wake, 1)
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def __enter__(self) -> "Sandbox":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
 
     # ---- handing out (under the lock)
 
