@@ -222,12 +222,14 @@ def _served(plan: Plan) -> None:
 
 
 def _exact(config: config_dict.ConfigDict, plan: Plan) -> None:
+    if not config.rollout.exact:
+        return
     from marl_llm.training import PlayOptions  # takes a second to import
 
-    if config.rollout.exact and (servers := [name for name, one in plan.options.items() if one.get("sampler") == "vllm"]):
-        raise ConfigError(f"config.rollout.exact=True promises nothing for model {servers[0]!r}, whose sampler is a server; leave one of them out")
+    if servers := [name for name, one in plan.options.items() if one.get("sampler") == "vllm"]:
+        raise ConfigError(f"config.rollout.exact=True promises nothing of what a server draws: config.models.{servers[0]}.sampler='vllm'")
     slots = config.rollout.slots or PlayOptions.slots
-    if config.rollout.exact and slots & (slots - 1):
+    if slots & (slots - 1):
         raise ConfigError(f"config.rollout.slots={slots} must be a power of two with rollout.exact, so that a row's place changes no bit")
 
 
