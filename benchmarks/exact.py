@@ -2,9 +2,9 @@
 
     python -m benchmarks.exact --requests=500 --width=128 --repeats=5
 
-Requests of uneven length (groups of eight with one prompt, shared beginnings, conversations that go on). Bytes: the exact engine answers all
-of them together, in two other orders, with a pool of a fifth of the pages, and (every tenth) alone; counted are answers whose ids or
-log-probs differ in a byte from the first ones. The default engine in two orders stands beside it. Cost: CPU seconds of both engines on the
+Requests of uneven length: groups of eight with one prompt, beginnings that groups share. Bytes: the exact engine answers all of them
+together, in two other orders, with a pool of a fifth of the pages, and (every tenth) alone; counted are answers whose ids or log-probs
+differ in a byte from the first ones. The default engine in two orders stands beside it. Cost: CPU seconds of both engines on the
 same requests, in turns, compiled before; the ratio of each turn, the middle one and the ends. Prints one JSON line; exit code 1 when a byte
 of an exact answer differs.
 """
