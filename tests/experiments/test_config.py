@@ -255,7 +255,6 @@ def test_a_bad_value_is_refused_with_its_name(path, value, why):
         ("plan_path", "at_grpo", {"script.noise": 0.2}, r"script\.noise would have no effect: warm_start\.steps is 0"),
         ("plan_path", "at_grpo", {"game.name": "joint_letter", "game.height": 3}, "joint_letter has no option 'height'"),
         ("joint_letter", "at_grpo", {}, "use a recipe with sampling='parallel', e.g. magrpo"),
-        ("plan_path", "grpo", {"hosted": True, "rollout.slots": 12, "rollout.exact": True}, r"slots=12 must be a power of two"),
         ("plan_path", "at_grpo", {"rollout.slots": 5}, r"config\.rollout\.slots=5 would have no effect: the game is played compiled"),
         ("fact_parallel", "grpo", {"rollout.ahead": 1}, r"rollout\.ahead=1 trains on samples .* set config\.recipe\.correction=truncate"),
         ("fact_parallel", "grpo", {"rollout.ahead": 2}, r"config\.rollout\.ahead=2 must be 0 or 1"),
@@ -272,6 +271,15 @@ def test_contradictions_and_options_without_effect_are_refused(game, recipe, set
         config[section][key] = value
     with pytest.raises(ConfigError, match=why):
         resolve(config)
+
+
+def test_exact_play_needs_a_power_of_two_slots():
+    config = base_config("x", "plan_path", "grpo")
+    config.hosted, config.rollout.slots, config.rollout.exact = True, 12, True
+    with pytest.raises(ConfigError, match=r"config\.rollout\.slots=12 must be a power of two with rollout\.exact"):
+        resolve(config)
+    config.rollout.slots = 16
+    resolve(config)
 
 
 def test_assignments():
