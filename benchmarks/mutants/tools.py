@@ -13,6 +13,28 @@ FAULTS = {
     (D + "sandbox/inside/boot.py", T + "test_sandbox.py::test_a11_the_frames_below_a_program_name_no_path_of_the_host"): {
         "host paths stay in the zygote's frames": ("            del orders[name]", "            orders[name]"),
     },
+    (D + "sandbox/cluster.py", T + "test_cluster.py"): {
+        "jobs of a lost node are lost": ("        for job, _ in host.running.values():\n            self._again(job,", "        for job, _ in ():\n            self._again(job,"),
+        "an answer of a node that was given up is taken": ("        if ticket not in host.running:\n            return\n", "        if ticket not in host.running:\n            for job in self._open:\n                self._settle(job, answer.result())\n            return\n"),
+        "a job kills any number of nodes": ("TRIES = 3", "TRIES = 30"),
+        "a node gets more than it can run": ("len(host.running) < host.slots and", "len(host.running) <= host.slots and"),
+        "a job comes to the same node again": ("elif host := self._free(job.tried):", "elif host := self._free():"),
+        "a failure of one node's sandbox is final": ("frozenset({FailureKind.CRASH, FailureKind.UNAVAILABLE})", "frozenset()"),
+        "a closed sandbox goes on being asked": ("            if done.failure.kind is FailureKind.UNAVAILABLE:", "            if False:"),
+        "a silent node is waited for": ("if any(due < now for _, due", "if any(due < 0 for _, due"),
+        "a late job is run": ("            self._fail(job, Failure(FailureKind.DEADLINE", "            (job, Failure(FailureKind.DEADLINE"),
+        "a node without a fence is used": ("elif isinstance(error := ready.exception(), SandboxError):", "elif isinstance(error := ready.exception(), KeyError):"),
+        "closing leaves workers": ("        for host in self._hosts:\n            host.worker.stop()", "        for host in ():\n            host.worker.stop()"),
+        "closing leaves jobs without an outcome": ("        for job in list(self._open):", "        for job in ():"),
+        "no node is looked for where none is left": ("(not self._hosts or time.monotonic() > self._next_look)", "time.monotonic() > self._next_look"),
+    },
+    (D + "sandbox/on_ray.py", T + "test_cluster.py"): {
+        "Ray keeps its handler of SIGTERM": ("        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)", "        pass"),
+        "processes do not share": ("count // self._share", "count"),
+        "dead nodes are used": ('if node["Alive"]]', "]"),
+        "a dead actor breaks the thread": ("        call().future().add_done_callback(pass_on)\n    except Exception", "        call().future().add_done_callback(pass_on)\n    except KeyError"),
+        "a closed sandbox is one that crashed": ("FailureKind.UNAVAILABLE if self._sandbox.closed else", "FailureKind.CRASH if self._sandbox.closed else"),
+    },
     (D + "_compare.py", T + "test_judge.py"): {
         "inner spaces are ignored": (
             "a == e or _same_line(a, e, tolerance) for a, e in zip(got, want))", 'a.replace(" ", "") == e.replace(" ", "") or _same_line(a, e, tolerance) for a, e in zip(got, want))'
