@@ -134,7 +134,7 @@ def test_nodes_that_say_nothing_are_given_up(monkeypatch):
     monkeypatch.setattr(cluster, "SILENCE_S", 0.05)
     nodes = ClusterStandIn({"a": 1})
     with ClusterSandbox(nodes) as sandbox:
-        done = sandbox.run(Submission("print(1)", limits=Limits(timeout_s=0.05)))
+        done = sandbox.submit(Submission("print(1)", limits=Limits(timeout_s=0.05))).result(LIMIT_S)
         assert done.failure.message == "3 nodes gave no outcome; the last: node a: it did not answer in time"
         assert [worker.stopped for worker in nodes.workers[:3]] == [True] * 3
 
