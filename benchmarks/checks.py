@@ -12,10 +12,10 @@ import sys
 
 from marl_llm.games import GAMES
 
-# those whose tasks are read from files that are not part of the library, or made by a package that is an extra
+# those whose tasks are read from files that are not part of the library, or made by a package that is an extra or by a server
 FROM_FILES = (
     "question_parallel", "question_extract", "question_iterative", "problems", "code_debate", "maths_debate", "maths_ensemble",
-    "function_problems", "writing", "reasoning_gym", "textarena",
+    "function_problems", "writing", "reasoning_gym", "textarena", "openenv",
 )  # fmt: skip
 
 

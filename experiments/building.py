@@ -151,7 +151,7 @@ def build_team(plan: Plan, config, mesh, coached: bool = True):
         model_specs(plan, config, mesh, served=coached),
         options,
         mesh,
-        play=PlayOptions(**checks.given(config.rollout, ("tasks", "max_prompt", "max_tokens", "task_list"))),
+        play=PlayOptions(**checks.given(config.rollout, ("tasks", "max_prompt", "max_tokens", "task_list", "void_limit"))),
         seed=config.seed,
         evaluation_seed=config.evaluation.seed,
         permute_rewards=config.control.permute_rewards,

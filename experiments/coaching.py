@@ -14,9 +14,12 @@ from ml_collections import config_dict
 
 from experiments.checks import given
 from experiments.command import ConfigError, TrainingError
-from marl_llm.coaching import ChatCoach, Coaching, check_coached, check_missing, coached, of_client, rubric_coach, studies
+from experiments.measuring import RecentShare
+from marl_llm.coaching import ChatCoach, Coaching, check_coached, check_missing, coached, of_client, rubric_coach, small, studies
+from marl_llm.coaching.backward import Backward, counterfactual_coach
 from marl_llm.coaching.coach import MAX_ANSWER
 from marl_llm.coaching.figures import WINDOW, rising_while_falling
+from marl_llm.coaching.history import History
 from marl_llm.hints import check_word
 from marl_llm.workflows import WorkflowError, World
 from marl_llm.workflows.rewards import COACH
@@ -24,7 +27,7 @@ from marl_llm.workflows.rewards import COACH
 if TYPE_CHECKING:
     from experiments.base import Plan
 
-_COMMON = ("kind", "when", "truth", "missing", "weight", "study")
+_COMMON = ("kind", "when", "truth", "missing", "weight", "study", "history", "backward")
 _CLIENT = ("concurrency", "deadline_s", "format_attempts", "max_tokens")
 _SERVER = (*_CLIENT, "url", "served_as", "cache", "requests_per_minute")
 READS = {  # kind -> options that it reads beside the common ones
@@ -32,21 +35,26 @@ READS = {  # kind -> options that it reads beside the common ones
     "served": _SERVER,
     "model": (*_CLIENT, "path", "thinking", "max_prompt", "cache"),
     "rubric": (),
+    "small": ("path", "concurrency", "deadline_s"),
     "ensemble": ("members", "agreement", "quorum"),
 }
-_NEEDS = {"endpoint": ("url", "served_as"), "served": ("url", "served_as"), "model": ("path",), "ensemble": ("members",)}
+_NEEDS = {"endpoint": ("url", "served_as"), "served": ("url", "served_as"), "model": ("path",), "small": ("path",)}
+_NEEDS |= {"ensemble": ("members",)}
 _RUN = ("when", "truth", "missing", "weight")  # options of the coach as a whole, which no member has
 DEADLINE_S = 300.0  # of one score where no deadline is given
+SMALL_SLOTS = 64  # actions that a small coach reads at a time
 LOOK_BACK = 10  # steps whose missing scores are counted together
 NOTE, STOP = 0.01, 0.2  # shares of missing scores
 
 
 _OPTIONS = {
-    "kind": str,  # "endpoint", "served" (marl_llm serve), "model" (in this process), "rubric" (of the world), "ensemble"; none: nobody
+    # "endpoint", "served" (marl_llm serve), "model" (in this process), "rubric" (of the world), "small" (marl_llm coach), "ensemble";
+    # none: nobody
+    "kind": str,
     "url": str,  # endpoint, served: the address up to /chat/completions
     "served_as": str,  # endpoint, served: the model's name there
     "key_env": str,  # endpoint: the environment variable that holds the key
-    "path": str,  # model: directory of a Hugging Face checkpoint, which stays as it is while the team trains
+    "path": str,  # model, small: directory of a checkpoint, which stays as it is while the team trains
     "thinking": str,  # model: how its chat opens, "on" or "off"; none: as the checkpoint's template does
     "max_prompt": int,  # model: tokens of a prompt; none: 8192
     "members": str,  # ensemble: coaches with a semicolon between, each a kind and its options, e.g. "rubric; model path=DIR max_tokens=256"
@@ -56,14 +64,16 @@ _OPTIONS = {
     "prices": str,  # endpoint: USD per million prompt tokens, and of reply tokens, with a comma between
     "cap_usd": float,  # endpoint: what a run may cost; needs prices
     "requests_per_minute": float,  # endpoint, served: most requests in a minute
-    "deadline_s": float,  # endpoint, served, model: seconds for one reply, retries included
-    "concurrency": int,  # endpoint, served, model: requests at a time
+    "deadline_s": float,  # endpoint, served, model, small: seconds for one reply, retries included
+    "concurrency": int,  # endpoint, served, model, small: requests at a time
     "format_attempts": int,  # endpoint, served, model: how often a reply that cannot be read is asked for in all
     "max_tokens": int,  # endpoint, served, model: tokens of a reply
     "when": str,  # an action is scored as soon as it is done ("action") or when the play is over ("end"); none: as the world's guide says
     "truth": str,  # who is scored with the hidden answers at hand: "none", "last", "last_role" or "all"
     "missing": str,  # an action without a score makes its play void ("void") or is left out alone ("mask")
     "weight": float,  # of a score in the pay; none: 0.1
+    "history": int,  # steps whose success, quality and failures the coach is told, for a coach with a strategy; none: it is told nothing
+    "backward": str,  # reward backpropagation: weights of an action's own score and, in points, of its part in the outcome, e.g. "0.5,5"
     "study": str,  # changes what the coach says, e.g. "constant:5"; see `marl_llm.coaching.studies`
 }
 
@@ -91,6 +101,9 @@ def check_coach(config: config_dict.ConfigDict, plan: Plan) -> None:
     _check_one(c, plan.played)
     if plan.recipe.rewards == "team":
         raise ConfigError(f"config.coach would have no effect: recipe {plan.recipe.name} reads team rewards only; set recipe.rewards")
+    if plan.played.guide.strategic and not c.history:
+        raise ConfigError("config.coach.history is not set, and the rubric of this world reads it: set how many steps it looks back on")
+    _check_backward(c, plan)
     nobody = studies.Failing(None, 1.0)
 
     def attached() -> None:
@@ -98,6 +111,22 @@ def check_coach(config: config_dict.ConfigDict, plan: Plan) -> None:
         check_missing(workflow, plan.recipe.returns, plan.recipe.scope)
 
     _as_config(attached)
+
+
+def _check_backward(c: config_dict.ConfigDict, plan: Plan) -> None:
+    """Raises `ConfigError` where the outcome of a play cannot be traced back."""
+    if not c.backward:
+        return
+    guide, name = plan.played.guide, plan.played.workflow.name
+    if c.kind not in ("rubric", "endpoint", "served", "model"):
+        raise ConfigError(f"config.coach.backward: a coach of kind {c.kind!r} cannot go backwards")
+    if c.kind == "rubric" and guide.contribution is None:
+        raise ConfigError(f"config.coach.backward: the guide of world {name!r} has no contribution, which a rubric needs")
+    if (c.when or guide.when) != "end":
+        raise ConfigError("config.coach.backward needs the end of the play: set config.coach.when=end")
+    if plan.recipe.sampling == "tree" or c.study:
+        raise ConfigError("config.coach.backward traces whole plays: it takes neither a tree of samples nor config.coach.study")
+    _as_config(lambda: Backward(studies.Failing(None, 1.0), studies.Failing(None, 1.0), *_pair("backward", c.backward)))
 
 
 def _check_one(c: config_dict.ConfigDict, world: World) -> None:
@@ -111,11 +140,15 @@ def _check_one(c: config_dict.ConfigDict, world: World) -> None:
         raise ConfigError(f"config.coach.kind='rubric': the guide of world {world.workflow.name!r} has no rubric")
     if c.kind == "model" and not (pathlib.Path(c.path) / "config.json").is_file():
         raise ConfigError(f"config.coach.path={c.path!r} is no checkpoint: there is no config.json in it")
+    if c.kind == "small":
+        _as_config(lambda: small.read_record(c.path, world.guide))
+        if world.guide.brief is None:
+            raise ConfigError(f"config.coach.kind='small': the guide of world {world.workflow.name!r} has no brief, which it reads")
     if c.thinking not in (None, "on", "off"):
         raise ConfigError(f"config.coach.thinking={c.thinking!r} is neither 'on' nor 'off'")
     if (c.cap_usd is None) != (c.prices is None):
         raise ConfigError("config.coach.cap_usd and config.coach.prices belong together: a cap needs prices, and prices alone cap nothing")
-    for name in ("cap_usd", "requests_per_minute", "deadline_s", "concurrency", "format_attempts", "max_tokens", "max_prompt"):
+    for name in ("cap_usd", "requests_per_minute", "deadline_s", "concurrency", "format_attempts", "max_tokens", "max_prompt", "history"):
         if options.get(name) is not None and not 0 < options[name] < math.inf:
             raise ConfigError(f"config.coach.{name}={options[name]} must be above 0")
     _prices(c.prices)
@@ -145,7 +178,7 @@ def members_of(c: config_dict.ConfigDict) -> list[config_dict.ConfigDict]:
         member.kind = words[0]
         for word in words[1:]:
             name, equals, value = word.partition("=")
-            if not equals or name in ("kind", *_RUN) or name not in _OPTIONS:
+            if not equals or name in ("kind", "history", "backward", *_RUN) or name not in _OPTIONS:
                 raise ConfigError(f"config.coach.members: {word!r} is no option of a member; write NAME=VALUE")
             try:
                 member[name] = _OPTIONS[name](value)
@@ -168,7 +201,14 @@ def make_coaching(config: config_dict.ConfigDict, plan: Plan) -> Coaching | None
         for opened in (*clients, *models):
             opened.close()
         raise
-    return Coaching(coach, plan.played.guide, _attaching(c), tuple(clients), tuple(models))
+    history, options = History(c.history) if c.history else None, _attaching(c)
+    if c.backward:
+        workflow = plan.played.workflow
+        behind = counterfactual_coach(plan.played.guide) if c.kind == "rubric" else coach
+        coach = Backward(coach, behind, *_pair("backward", c.backward))
+        rounds = workflow.body.request_count + 1  # one after the other
+        options |= {"result": workflow.metrics[plan.played.headline], "deadline_s": rounds * options.get("deadline_s", DEADLINE_S)}
+    return Coaching(coach, plan.played.guide, options, tuple(clients), tuple(models), history)
 
 
 def _make(c: config_dict.ConfigDict, guide: Any, clients: list[Any], models: list[Any]) -> Any:
@@ -180,6 +220,10 @@ def _make(c: config_dict.ConfigDict, guide: Any, clients: list[Any], models: lis
     if c.kind == "ensemble":
         members = [_make(member, guide, clients, models) for member in members_of(c)]
         return studies.study(studies.Ensemble(members, c.agreement or "median", c.quorum), c.study or "")
+    if c.kind == "small":
+        longest = small.read_record(c.path, guide)["max_prompt"]
+        options = {name: value for name, value in given(c).items() if name in ("concurrency", "deadline_s")}
+        return studies.study(small_coach(c.path, longest, guide, models, clients, **options), c.study or "")
     said = {} if c.max_tokens is None else {"max_tokens": c.max_tokens}
     names = ("concurrency", "deadline_s", "requests_per_minute", "cache", "cap_usd")
     options = {name: value for name, value in given(c).items() if name in names}
@@ -199,6 +243,22 @@ def _make(c: config_dict.ConfigDict, guide: Any, clients: list[Any], models: lis
     return studies.study(ChatCoach(of_client(clients[-1], **said), guide, c.format_attempts or 2), c.study or "")
 
 
+def small_coach(path: Any, max_prompt: int, guide: Any, models: list[Any], clients: list[Any], **options: Any) -> ChatCoach:
+    """The small coach in a directory. What has to be closed is added to `clients` and `models`; `options` are the client's."""
+    from marl_llm.serving.local import LocalModel
+    from marl_llm.text import PieceTokenizer
+    from marl_llm.tools.chat import ChatClient
+
+    try:
+        speech = small.speech_of(PieceTokenizer.load(pathlib.Path(path) / small.TOKENIZER))
+        sizes = dict(max_prompt=max_prompt, max_tokens=small.MAX_REPLY, slots=SMALL_SLOTS)
+        models.append(LocalModel(str(path), speech=speech, **sizes))
+    except (ValueError, OSError, KeyError) as error:
+        raise ConfigError(f"config.coach.path={str(path)!r} is no small coach: {error}") from error
+    clients.append(ChatClient(models[-1].backend(content=True), **{"concurrency": SMALL_SLOTS, **options}))
+    return ChatCoach(of_client(clients[-1], max_tokens=small.MAX_REPLY), guide, 1, small.brief_messages)
+
+
 def cost_line(config: config_dict.ConfigDict, plan: Plan) -> str:
     """What a run may ask of its coach at most: calls, and, of a model, tokens and USD. Empty where nobody studies."""
     c = config.coach
@@ -206,10 +266,10 @@ def cost_line(config: config_dict.ConfigDict, plan: Plan) -> str:
         return ""
     workflow, recipe = plan.played.workflow, plan.recipe
     per_play = workflow.body.request_count
-    calls = per_play * recipe.plays * config.rollout.tasks * config.steps
+    calls = (2 if c.backward else 1) * per_play * recipe.plays * config.rollout.tasks * config.steps
     line = (
         f"coach ({c.kind}): at most {per_play} actions a play x {recipe.plays} plays x {config.rollout.tasks} tasks x {config.steps} steps "
-        f"= {calls:,} calls"
+        f"{'x 2, there and back, ' if c.backward else ''}= {calls:,} calls"
     )
     if c.kind == "ensemble":
         return "; ".join([line, *(_cost_of(member, plan, calls) for member in members_of(c))])
@@ -218,7 +278,7 @@ def cost_line(config: config_dict.ConfigDict, plan: Plan) -> str:
 
 def _cost_of(c: config_dict.ConfigDict, plan: Plan, calls: int) -> str:
     """What a coach reads and writes at most for so many calls, behind its kind."""
-    if c.kind == "rubric":
+    if c.kind in ("rubric", "small"):
         return c.kind
     workflow, guide = plan.played.workflow, plan.played.guide
     attempts = c.format_attempts or 2
@@ -242,7 +302,7 @@ class CoachWatch:
 
     def __init__(self, say):
         self._say, self._noted, self._alarmed = say, False, False
-        self._asked: collections.deque = collections.deque(maxlen=LOOK_BACK)
+        self._missing = RecentShare(LOOK_BACK)
         self._scores: collections.deque = collections.deque(maxlen=WINDOW)
         self._successes: collections.deque = collections.deque(maxlen=WINDOW)
 
@@ -258,13 +318,10 @@ class CoachWatch:
                 f"step {step}: the coach's budget is used up ({why() or 'config.coach.cap_usd'}). The steps before it are in the last "
                 "checkpoint; --resume with a larger --config.coach.cap_usd goes on from there"
             )
-        self._asked.append((figures["coach/missing"], figures["coach/asked"]))
-        missing, asked = (sum(column) for column in zip(*self._asked))
-        share = missing / max(asked, 1.0)
+        share = self._missing.add(figures["coach/missing"], figures["coach/asked"])
         if share > STOP:
-            raise TrainingError(
-                f"step {step}: {share:.0%} of the coach's scores of the last {len(self._asked)} steps are missing; the first: {why()}"
-            )
+            steps = len(self._missing.counted)
+            raise TrainingError(f"step {step}: {share:.0%} of the coach's scores of the last {steps} steps are missing; the first: {why()}")
         if share > NOTE and not self._noted:
             self._say(f"note step {step}: {share:.1%} of the coach's scores are missing; {why()}")
         self._noted = share > NOTE
@@ -300,6 +357,14 @@ def _attaching(c: config_dict.ConfigDict) -> dict[str, Any]:
     if waits:
         options["deadline_s"] = max(waits) if len(waits) == len(asked) else max(DEADLINE_S, *waits)
     return options
+
+
+def _pair(name: str, text: str) -> tuple[float, float]:
+    try:
+        first, second = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"config.coach.{name}={text!r} is not two numbers with a comma between") from error
+    return first, second
 
 
 def _prices(text: str | None) -> tuple[float, float] | None:

@@ -61,8 +61,25 @@ def run(main: Callable[[list[str]], None], interrupted: str = "interrupted") -> 
                 raise
             fail(said, DAMAGED if type(error).__name__ in DAMAGED_BY else FAILED)
 
+    try:
+        check_local(sys.argv)
+    except ConfigError as error:
+        fail(error)
     sys.argv = [with_installed(one) for one in with_resumed(sys.argv)]
     app.run(guarded, flags_parser=_parse)
+
+
+def check_local(argv: list[str]) -> None:
+    """Raises `ConfigError` where a run directory is an address such as gs://bucket/run: it would become a local folder `gs:`."""
+    for flag, after in zip(argv, [*argv[1:], ""]):
+        given = re.fullmatch(r"--?(workdir|resume|run)(?:=(.*))?", flag)
+        value = (after if given[2] is None else given[2]) if given else ""
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", value):
+            raise ConfigError(
+                f"--{given[1]}={value} is not on a disk: a run directory is locked, appended to and renamed in, which a bucket cannot do. "
+                "Use a local or shared directory and copy it with `gcloud storage rsync -r DIR gs://...`, or mount the bucket "
+                "(tpu_scripts/README.md says which kind of bucket)"
+            )
 
 
 def with_resumed(argv: list[str]) -> list[str]:

@@ -5,7 +5,7 @@
         --variant=separate:assignment=per_role --variant=shared:assignment=shared
 
 A variant is NAME:key=value,key=value, keys of the config. Without --variant, those of Stronger-MAS (tables 1 and 2) are run on games and
-worlds that have the option `agents`, and on others a model per role against one for all:
+worlds that have the option `agents`, and on others a model per role against one for all; `imitation` can be named for every config:
 
     single, team               one agent, or the team, as the warm start leaves them
     single_grpo, team_grpo     GRPO: K whole plays per task, the play's total reward, groups by (instance, agent)
@@ -53,9 +53,10 @@ TEAMS = {"per_role": "assignment=per_role", "shared": "assignment=shared"}
 
 def variants_of(config, texts: list[str]) -> dict[str, dict[str, str]]:
     """Variant -> keys and values. Raises `ConfigError` for an unknown name, or text that is no list of keys and values."""
-    known = STRONGER_MAS if "agents" in config.game else TEAMS
+    usual = STRONGER_MAS if "agents" in config.game else TEAMS
+    known = usual | {IMITATION: ""}
     out = {}
-    for text in texts or known:
+    for text in texts or usual:
         name, _, changes = text.partition(":")
         if not changes and name not in known:
             raise ConfigError(f"--variant={text!r}: {hints.suggestion(name, known)}, or write NAME:key=value,key=value")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from experiments.command import TrainingError
 if TYPE_CHECKING:
     from experiments.base import Plan
 
+VOID_STEPS, VOID_LIMIT = 20, 0.2  # steps whose void plays are counted together, and the share of them that stops a run
 SILENT_ALARM = 50  # steps without any gradient for a model (law 8)
 WHOLE = ("random", "before", "after", "swapped")  # tables of seats of a page; all others are under "pairs"
 
@@ -44,6 +46,62 @@ class Alarms:
         gap, bound = figures["log_prob_gap"], figures["log_prob_gap_bound"]
         if not figures.get("staleness") and not gap <= bound:  # so that NaN alarms too; other parameters than those sampled from do differ
             self._say(f"ALARM step {step}: model {model}, sampler and scorer differ by {gap:.1e} nats (bound {bound:.0e}, law 2)")
+
+
+class RecentShare:
+    """How many of all there were, over the last `steps` steps."""
+
+    def __init__(self, steps: int):
+        self.counted: collections.deque[tuple[float, float]] = collections.deque(maxlen=steps)
+
+    def add(self, part: float, of: float) -> float:
+        """Counts a step; the share in [0, 1] over the steps that are kept."""
+        self.counted.append((part, of))
+        part, of = (sum(column) for column in zip(*self.counted))
+        return part / max(of, 1.0)
+
+
+class VoidWatch:
+    """Ends a run whose tools or engines fail too often to train on what is left.
+
+    Only `VOID_STEPS` whole steps are judged, so that a short disturbance stops nothing. The steps are those of this process: a run that
+    is resumed begins to count anew.
+
+    Args:
+      limit: share of void plays in [0, 1] above which the run ends; 1: never.
+    """
+
+    def __init__(self, limit: float):
+        self._limit, self._share = limit, RecentShare(VOID_STEPS)
+        self._failed: collections.deque[dict[str, float]] = collections.deque(maxlen=VOID_STEPS)
+
+    def look(self, step: int, figures: Mapping[str, float], example: Callable[[str], str] = str) -> None:
+        """Looks at a step's figures; `example` says a failure of a kind in words.
+
+        Raises `TrainingError` naming the most frequent kind of failure.
+        """
+        if "episodes" not in figures:  # played compiled: there are no tools
+            return
+        share = self._share.add(figures["void"] * figures["episodes"], figures["episodes"])
+        self._failed.append({name: x for name, x in figures.items() if name.startswith("failed_")})
+        if len(self._share.counted) < VOID_STEPS or share <= self._limit:
+            return
+        total: collections.Counter[str] = collections.Counter()
+        for failed in self._failed:
+            total.update(failed)
+        kind, tries = total.most_common(1)[0]
+        said = example(kind.removeprefix("failed_"))
+        raise TrainingError(
+            f"step {step}: {share:.0%} of the plays of the last {VOID_STEPS} steps are void (rollout.void_limit={self._limit:g}). Most "
+            f"frequent reason: {kind.removeprefix('failed_')}, {tries:.0f} tries{said and '; the last: ' + said}. The steps before it are "
+            "in the last checkpoint; once that is mended, --resume goes on from there, and counts anew"
+        )
+
+
+def failure_of(rollout: Any, kind: str) -> str:
+    """The last failure of a kind in a rollout, in words; empty if there is none."""
+    found = [one for episode in rollout.episodes for one in episode.failures if one.kind == kind]
+    return f"node {found[-1].node}: {found[-1].message}" if found else ""
 
 
 def tables(plan: Plan, ablate_roles: bool = True) -> dict[str, dict[str, str]]:

@@ -175,6 +175,8 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError("config.rollout.task_list would have no effect: only tasks of a workflow have numbers that a list can name")
     if not plan.hosted and (idle := list(given(config.rollout, ("tasks",)))):
         raise ConfigError(f"config.rollout.{idle[0]}={config.rollout[idle[0]]} would have no effect: the game is played compiled")
+    if config.rollout.void_limit is not None and not 0 <= config.rollout.void_limit <= 1:
+        raise ConfigError(f"config.rollout.void_limit={config.rollout.void_limit} must lie in [0, 1]; 1 never stops a run")
     if not plan.hosted and (config.tools.backend != "local" or config.tools.workers):
         raise ConfigError("config.tools would have no effect: the game is played compiled, without tools")
     _ahead(config, plan)

@@ -31,7 +31,7 @@ from ml_collections import config_flags
 from experiments import checks, command
 from experiments.building import CACHE, build_team, hardware_of, policies_of, start_jax, start_of, tools_of
 from experiments.command import ConfigError, TrainingError
-from experiments.measuring import Alarms, check_finite, measure, page_text, tables
+from experiments.measuring import VOID_LIMIT, Alarms, VoidWatch, check_finite, failure_of, measure, page_text, tables
 from experiments.stopping import GRACE_S, Stopping
 from experiments.workdir import home_of, open_workdir, process_log, write_json
 
@@ -130,7 +130,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         warm_start(team, config, files, clock)
         state = {"step": 0, "seed": c.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
     progress = reporting.Progress(c.steps, "train", start=state["step"])
-    watch_coach = CoachWatch(progress.note)
+    watches = CoachWatch(progress.note), VoidWatch(VOID_LIMIT if c.rollout.void_limit is None else c.rollout.void_limit)
     if config.coach.kind:
         progress.note(cost_line(config, plan))
     save = lambda step: stop.whole(checkpoints.save, step, team.policies(), state | {"team": team.state()} | clock.now())  # noqa: E731
@@ -146,7 +146,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     for step in stop.steps(range(state["step"], c.steps)):
         tick = time.perf_counter()
         rate = lambda peak, step=step: float(linear_decay(step, c.steps, peak, o.warmup, floor=0.05))  # noqa: E731
-        batch = played(team, c, step, watch_coach, lambda step=step: step in checkpoints.steps() or save(step))
+        batch = played(team, c, step, watches, lambda step=step: step in checkpoints.steps() or save(step))
         tock = time.perf_counter()
         updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
         tack = time.perf_counter()
@@ -192,7 +192,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     return results
 
 
-def played(team, config, step: int, watch, keep):
+def played(team, config, step: int, watches, keep):
     """A step's batch; with `rollout.ahead` the next step is begun, to be played while this one is learned from.
 
     What stops the run here is said after `keep`: nothing of this step was learned, and what came before it is whole.
@@ -202,7 +202,9 @@ def played(team, config, step: int, watch, keep):
     tasks, after = config.rollout.tasks, step + 1
     try:
         batch = team.play(step, step * tasks, tasks)
-        watch.look(after, batch.figures, lambda: first_failure(batch.episodes.rollout))
+        of_coach, of_void = watches
+        of_coach.look(after, batch.figures, lambda: first_failure(batch.episodes.rollout))
+        of_void.look(after, batch.figures, lambda kind: failure_of(batch.episodes.rollout, kind))
         if config.rollout.ahead and after < config.steps and after % config.checkpoint.every:  # on policy after a checkpoint, as if resumed
             team.prepare(after, after * tasks, tasks)
     except Exception:

@@ -24,7 +24,7 @@ def get_config(arg=None):
         return c
     c = small_workflow("notes", "notes", "magrpo")
     c.steps = 60
-    c.warm_start.steps = 300
+    c.warm_start.steps = 2000  # copying from the post is learned after 600 or so; without it grounding means nothing
     c.warm_start.tasks = 16
     c.rollout.tasks = 16
     c.recipe.branches = 8

@@ -20,6 +20,7 @@ MAX_ANSWER = 1024  # tokens of a coach's reply
 MAX_QUOTED = 1000  # characters of an unreadable reply that go back to who wrote it
 
 Answers = Callable[[ActionView, Sequence[Message]], Awaitable[ToolResult[ChatReply]]]
+Ask = Callable[[ActionView, CoachGuide], tuple[Sequence[Message], int]]
 
 
 @runtime_checkable
@@ -38,22 +39,23 @@ class ChatCoach:
       answers: (view, messages) -> a reply; see `of_client` and `of_rubric`. All but a rubric read the messages alone.
       guide: what the world tells of its team.
       format_attempts: how often a reply that cannot be read is asked for in all; each time with the reason. Then there is no score.
+      ask: (view, guide) -> the messages, and how many of their blocks were cut; see `small.brief_messages` for tiny models.
 
     Raises:
       WorkflowError: fewer than one attempt.
     """
 
-    def __init__(self, answers: Answers, guide: CoachGuide, format_attempts: int = 2):
+    def __init__(self, answers: Answers, guide: CoachGuide, format_attempts: int = 2, ask: Ask = messages_for):
         if format_attempts < 1:
             raise WorkflowError(f"format_attempts={format_attempts} must be at least 1")
-        self._answers, self.guide, self._attempts = answers, guide, format_attempts
+        self._answers, self.guide, self._attempts, self._ask = answers, guide, format_attempts, ask
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(("actions", "unreadable", "capped", "cut"), 0.0)
 
     async def score(self, view: ActionView) -> ToolResult[Score]:
         """See `Coach`. Unreadable replies in all attempts are a failure of the kind bad_reply."""
         start = time.monotonic()
-        messages, cut = messages_for(view, self.guide)
+        messages, cut = self._ask(view, self.guide)
         self._count(actions=1, cut=cut)
         problem = ""
         for attempt in range(1, self._attempts + 1):
@@ -77,7 +79,7 @@ class ChatCoach:
 
     def over(self, change: Callable[[Answers], Answers]) -> ChatCoach:
         """The same coach with changed answers, for studies."""
-        return ChatCoach(change(self._answers), self.guide, self._attempts)
+        return ChatCoach(change(self._answers), self.guide, self._attempts, self._ask)
 
     def metrics(self) -> dict[str, float]:
         """Counts since it was made: actions, unreadable replies, scores that were capped, blocks of prompts that were cut."""

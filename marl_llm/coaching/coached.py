@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from marl_llm.coaching.coach import Coach, metrics_of
+from marl_llm.coaching.history import History
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.rewards import COACH, coach_score
 from marl_llm.workflows.scoring import Scorer
+from marl_llm.workflows.trajectory import Trajectory
 from marl_llm.workflows.views import CoachGuide
 
 
@@ -32,12 +34,13 @@ def coached(
     weight: float | int | None = None,
     deadline_s: float | int = 300.0,
     history: Callable[[], Mapping[str, float]] | None = None,
+    result: Callable[[Trajectory], float | int] | None = None,
 ) -> Workflow:
     """The workflow with a coach.
 
     Args:
       when: "action" or "end"; None: as the guide says, else "end".
-      truth, missing, history: see `Scorer`.
+      truth, missing, history, result: see `Scorer`.
       weight: of a score in the pay; None: 0.1, or what a reward of the workflow that reads the coach says.
       deadline_s: of one score with all attempts, time in queues not counted.
 
@@ -50,7 +53,7 @@ def coached(
     if pays and weight is not None:
         raise WorkflowError(f"weight={weight} would have no effect: workflow {workflow.name!r} has a reward of the coach's scores")
     moment = when or (guide.when if guide else "end")
-    scorer = Scorer(COACH, coach.score, None, moment, truth, deadline_s, missing, history)
+    scorer = Scorer(COACH, coach.score, None, moment, truth, deadline_s, missing, history, result)
     own = () if pays else (coach_score(0.1 if weight is None else weight),)
     return dataclasses.replace(workflow, scorers=(*workflow.scorers, scorer), rewards=(*workflow.rewards, *own))
 
@@ -65,6 +68,7 @@ class Coaching:
       options: keyword arguments of `coached`.
       clients: what the coach asks through; closed with the team.
       models: what clients ask in this process; closed behind them.
+      history: what the coach is told of the run so far; None: nothing.
     """
 
     coach: Coach
@@ -72,10 +76,11 @@ class Coaching:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     clients: tuple[Any, ...] = ()
     models: tuple[Any, ...] = ()
+    history: History | None = None
 
     def attach(self, workflow: Workflow) -> Workflow:
         """The workflow with this coach; raises as `coached`."""
-        return coached(workflow, self.coach, self.guide, **self.options)
+        return coached(workflow, self.coach, self.guide, history=self.history, **self.options)
 
     def metrics(self) -> dict[str, float]:
         """Counts since it was made, by name: of the coach, and of its clients calls, cache hits, tokens, USD and seconds."""
@@ -85,6 +90,21 @@ class Coaching:
                 name = name.removeprefix("/")
                 found[name] = found.get(name, 0.0) + value
         return {f"coach/{name}": value for name, value in found.items()}
+
+    def looked(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Takes in the figures of a step that is over; returns `metrics`."""
+        if self.history is not None:
+            self.history.look(figures)
+        return self.metrics()
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as JSON."""
+        return {} if self.history is None else {"history": self.history.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave; a checkpoint without a history is one that begins."""
+        if self.history is not None:
+            self.history.restore(state.get("history", ()))
 
     def close(self) -> None:
         """Ends the clients' threads and the models."""

@@ -28,8 +28,13 @@ QUESTIONS = (
     "Is what it handed on correct and useful for those who follow?",
     "Is it free of repetition and of text without use?",
 )
-_HEADINGS = "the team|its members|what decides success|the action|questions|scale|your answer"
+_HEADINGS = "the team|its members|what decides success|the run so far|the action|questions|scale|your answer"
 _OWN = re.compile(rf"(?m)(?:^|(?<=[\r\v\f\x85\u2028\u2029]))([ \t]*(?:#+[ \t]*(?=(?i:{_HEADINGS})\b)|BEG(?=IN\b)|EN(?=D\b)))")
+BACKWARDS = (
+    "How much of what is left unexplained does this action explain: did it bring the result about, given what those after it did?",
+    "What is then left for the actions before it?",
+)
+CONTRIBUTION = "5 it did not matter, 10 it alone brought the success, 0 it alone brought the failure. Any number from 0 to 10 is allowed."
 SCALE = "0 terrible, 2 wrong, 5 partly useful, 8 good, 10 could not be better. Any number from 0 to 10 is allowed."
 
 
@@ -40,6 +45,9 @@ def messages_for(view: ActionView, guide: CoachGuide) -> tuple[list[dict[str, st
     parts = [f"# The team\n{guide.workflow_text}", f"# Its members\n{members}"]
     if guide.success:
         parts.append(f"# What decides success\n{guide.success}")
+    if view.history:
+        figures = "\n".join(f"{name} = {value:.4g}" for name, value in view.history.items())
+        parts.append(f"# The run so far\nMeans over its last steps, of which your scores may take account:\n{figures}")
     parts.append(
         f"# The action\nIt is one of the member {role.name}, who may write at most {role.max_tokens} tokens. Judge two things: whether it "
         "does what its role asks, with the information that it had; and whether it is as short as the work allows."
@@ -58,9 +66,12 @@ def messages_for(view: ActionView, guide: CoachGuide) -> tuple[list[dict[str, st
     if view.outcome:
         parts.append(blocks.add("state at the end", _fields({n: x for n, x in view.outcome.items() if n not in view.task}), MAX_FEEDBACK))
     parts.append(blocks.add("truth", _fields(view.truth) or "N/A"))
-    asked = guide.questions.get(role.name) or QUESTIONS
+    asked, scale = guide.questions.get(role.name) or QUESTIONS, guide.scale or SCALE
+    if view.residual is not None:
+        parts.append(blocks.add("left to explain", view.residual))
+        asked, scale = BACKWARDS, CONTRIBUTION
     parts.append("# Questions\n" + "\n".join(f"{number}. {question}" for number, question in enumerate(asked, 1)))
-    parts.append(f"# Scale\n{guide.scale or SCALE}")
+    parts.append(f"# Scale\n{scale}")
     verdict = f"then, on a line of its own, '{CORRECT} yes' or '{CORRECT} no', for whether its answer is right; " if view.truth else ""
     number = f"last, on a line of its own, '{SCORE}' and a number from 0 to 10"
     parts.append(f"# Your answer\nFirst the reason in a few sentences; {verdict}{number}.")

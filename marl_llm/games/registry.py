@@ -31,7 +31,7 @@ _WORLDS = (
     "fact_parallel", "fact_extract", "fact_iterative", "functions", "question_parallel", "question_extract", "question_iterative",
     "function_debate", "code_debate", "sums", "maths_debate", "sums_ensemble", "maths_ensemble", "problems",
     "helper_functions", "function_problems", "notes", "writing", "tiny_pipeline", "data_pipeline", "chain_maths", "math_chat",
-    "reasoning_gym", "textarena",
+    "reasoning_gym", "textarena", "openenv",
 )  # fmt: skip
 GAMES = {
     "plan_path": "marl_llm.games.plan_path:PlanPath",

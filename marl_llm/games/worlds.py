@@ -23,6 +23,7 @@
 | `math_chat` | MathChat with prompts for general models | AIME, AMC: parquet, jsonl or json |
 | `reasoning_gym` | solver, or solver and verifier, on problems of the package reasoning-gym (extra `rg`) | its generators |
 | `textarena` | the seats of a game of the package textarena (extra `ta`) | its deals |
+| `openenv` | one role in the environment of an OpenEnv server (extra `openenv`) | its seeds |
 | `sums_ensemble`, `maths_ensemble` | N reasoners, M Python users and a judge | as `sums`, `maths_debate` |
 """
 
@@ -38,6 +39,7 @@ from marl_llm.games.coding.aux_worlds import function_problems, helper_functions
 from marl_llm.games.coding.debate import HIDDEN as CODE_HIDDEN
 from marl_llm.games.coding.functions import SHARES as FUNCTION_SHARES
 from marl_llm.games.coding.team import ROUNDS
+from marl_llm.games.external.openenv import openenv  # noqa: F401 (a name of `registry`)
 from marl_llm.games.external.reasoning_gym import reasoning_gym  # noqa: F401 (a name of `registry`)
 from marl_llm.games.external.textarena import textarena  # noqa: F401 (a name of `registry`)
 from marl_llm.games.maths.chat_worlds import chain_maths, math_chat  # noqa: F401 (names of `registry`)

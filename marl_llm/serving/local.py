@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -28,6 +29,7 @@ class LocalModel:
       max_tokens: of a reply.
       slots: replies that are sampled at once.
       thinking: "on" or "off", how the chat opens; None: as the checkpoint's template does.
+      speech: how the model reads and writes, of a checkpoint without a chat format; None: as its files say.
 
     Attributes:
       answers: (messages, options) -> a reply; see `policy_answers`. Equal to that of every other `LocalModel` of these files and sizes.
@@ -37,10 +39,17 @@ class LocalModel:
     """
 
     def __init__(
-        self, path: str, *, max_prompt: int = MAX_PROMPT, max_tokens: int = MAX_TOKENS, slots: int = SLOTS, thinking: str | None = None
+        self,
+        path: str,
+        *,
+        max_prompt: int = MAX_PROMPT,
+        max_tokens: int = MAX_TOKENS,
+        slots: int = SLOTS,
+        thinking: str | None = None,
+        speech: Any = None,
     ):
         self._path, name = pathlib.Path(path), "model"
-        loaded, chat = load_pretrained(path), load_chat(path, thinking)
+        loaded, chat = load_pretrained(path), speech or load_chat(path, thinking)
         sizes = LaneConfig(slots, prompt_tokens=max_prompt, response_tokens=max_tokens, admit=min(slots, 16))
         self._engine = Engine({name: loaded}, jax.random.key(0), sizes=sizes, tokenizers={name: chat.tokenizer})
         self.answers = policy_answers(self._engine, name, chat, max_prompt=max_prompt, max_tokens=max_tokens)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
-from marl_llm.text import Chat
+from marl_llm.text import Chat, pieces_of
 from marl_llm.text.formats import Message as Said
 from marl_llm.tools.chat import ChatReply, Message, Options
 
@@ -95,6 +95,12 @@ class PolicyAnswers:
         stops, budget = tuple(options.stop or ()), options.max_tokens or self.max_tokens
         seed = _seed(messages, options)
         return Request(ids, seed, budget, self.model, settings, tuple(self.speech.stop_ids), stops, self.timeout_s), talk
+
+    def log_probs(self, reply: ChatReply) -> list[dict[str, Any]]:
+        """What a reply of this model drew, thinking and stop token included, as in OpenAI's `logprobs`: for each token its text and its
+        log-prob under the raw policy in nats (the record's `log_probs`); with its `id`, so that nothing need be encoded again (law 1)."""
+        drawn, texts = reply.sampled["ids"], pieces_of(self.speech.tokenizer, reply.sampled["ids"])
+        return [{"token": texts[str(i)], "logprob": value, "id": i} for i, value in zip(drawn, reply.sampled["log_probs"], strict=True)]
 
     def _without_stop(self, drawn: list[int]) -> str:
         return self.speech.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.speech.stop_ids else drawn)

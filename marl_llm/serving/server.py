@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from marl_llm.sampling.requests import RequestError
 from marl_llm.serving.policy import Answer, PolicyAnswers
@@ -27,7 +27,9 @@ MAX_BODY = 4 << 20  # bytes
 RETRY_S = 1
 READ_S = 60.0  # most seconds for a request's text to arrive
 _BOUNDS = Bounds(size=MAX_BODY, values=100_000)
-_IGNORED = ("user", "metadata", "store", "n", "stream", "stream_options", "model", "messages", "max_completion_tokens")
+_IGNORED = (
+    "user", "metadata", "store", "n", "stream", "stream_options", "model", "messages", "max_completion_tokens", "logprobs", "top_logprobs",
+)  # fmt: skip
 _SERVED = (
     "served are /v1/chat/completions, /v1/completions, both also behind /episodes/ID, /episodes/ID/reward, /v1/models and /health"
 )
@@ -112,17 +114,20 @@ class ChatServer:
             with self._slots:
                 if episode is not None and self._record is None:
                     raise ValueError("this server keeps no episodes: start it with --record=FILE, or leave /episodes/ID out of the address")
-                name, said, options, stream, usage = _read(body, self.models, kind)
-                model = self.models[name]
-                events = _Events(name, kind, send) if stream and send is not None else None
+                asked = _read(body, self.models, kind)
+                name, said, options, model = asked.model, asked.said, asked.options, self.models[asked.model]
+                if asked.log_probs and not isinstance(model, PolicyAnswers):
+                    raise ValueError(f"the model {name!r} tells no logprobs")
+                events = _Events(name, kind, send) if asked.stream and send is not None else None
                 if events is not None and isinstance(model, PolicyAnswers):
                     reply = model.stream(said, options, events.text)
                 else:
                     reply = model(said, options)
                     if events is not None and reply.text:
                         events.text(reply.text)
+                told = _log_probs(model.log_probs(reply), kind) if asked.log_probs else None
                 if events is not None:
-                    events.end(reply, usage)
+                    events.end(reply, asked.usage, told)
                 if episode is not None:
                     self._keep(episode, name, said, reply)
         except _HungUp:
@@ -137,7 +142,7 @@ class ChatServer:
         finally:
             self._room.release()
         self._count("tokens", reply.completion_tokens or 0)
-        return 200, {} if events is not None else _completion(name, reply, kind)
+        return 200, {} if events is not None else _completion(name, reply, kind, told)
 
     def _keep(self, episode: str, model: str, said: Any, reply: ChatReply) -> None:
         """A line of the record."""
@@ -171,8 +176,19 @@ class ChatServer:
             self._counts[name] += by
 
 
-def _read(body: bytes, models: Mapping[str, Answer], kind: str) -> tuple[str, Any, Options, bool, bool]:
-    """(model, messages or prompt, options, whether to stream, whether with token counts). Raises `ValueError` with a reason."""
+class _Asked(NamedTuple):
+    """A request: of which model, its messages or prompt, its options; whether to stream, with token counts, with log-probs."""
+
+    model: str
+    said: Any
+    options: Options
+    stream: bool
+    usage: bool
+    log_probs: bool
+
+
+def _read(body: bytes, models: Mapping[str, Answer], kind: str) -> _Asked:
+    """A request. Raises `ValueError` with a reason."""
     said = read_json(body, _BOUNDS)
     if not said.ok or not isinstance(said.value, dict):
         raise ValueError(f"the body must be a JSON object ({said.problem or type(said.value).__name__})")
@@ -199,18 +215,30 @@ def _read(body: bytes, models: Mapping[str, Answer], kind: str) -> tuple[str, An
     stream, extra = given.get("stream", False), given.get("stream_options", {})
     if not isinstance(stream, bool) or not isinstance(extra, dict):
         raise ValueError("stream must be true or false, and stream_options an object")
-    usage = bool(extra.get("include_usage"))
+    told = (stream, bool(extra.get("include_usage")), _wants_log_probs(given, kind))
     if kind == "completions":
         if not isinstance(given.get("prompt"), str) or not given["prompt"]:
             raise ValueError("prompt must be one text")
-        return name, given["prompt"], Options(**options), stream, usage
+        return _Asked(name, given["prompt"], Options(**options), *told)
     messages = given.get("messages")
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         raise ValueError("messages must be a list of objects")
     if not all(isinstance(one.get("role"), str) for one in messages):
         raise ValueError("every message needs a role, which is a text")
     request = ChatRequest(tuple(messages), Options(**options))
-    return name, request.messages, request.options, stream, usage
+    return _Asked(name, request.messages, request.options, *told)
+
+
+def _wants_log_probs(given: Mapping[str, Any], kind: str) -> bool:
+    """Whether a request asks for log-probs: a chat with `logprobs` true, completions with `logprobs` 0. Raises `ValueError`."""
+    asked = given.get("logprobs")
+    if kind == "completions":
+        if asked is not None and (type(asked) is not int or asked):
+            raise ValueError("logprobs must be 0: those of the drawn tokens are served, and no others")
+        return asked is not None
+    if not isinstance(asked, bool | None) or given.get("top_logprobs"):
+        raise ValueError("logprobs must be true or false, without top_logprobs: those of the drawn tokens are served, and no others")
+    return bool(asked)
 
 
 def _read_reward(body: bytes, models: Mapping[str, Answer]) -> dict[str, Any]:
@@ -229,11 +257,21 @@ def _read_reward(body: bytes, models: Mapping[str, Answer]) -> dict[str, Any]:
     return given
 
 
-def _completion(name: str, reply: ChatReply, kind: str) -> dict[str, Any]:
+def _log_probs(drawn: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """Drawn tokens as the field `logprobs` of a choice."""
+    if kind != "completions":
+        return {"content": [one | {"bytes": None, "top_logprobs": []} for one in drawn], "refusal": None}
+    return {
+        name: [one[key] for one in drawn] for name, key in (("tokens", "token"), ("token_logprobs", "logprob"), ("ids", "id"))
+    }
+
+
+def _completion(name: str, reply: ChatReply, kind: str, log_probs: dict[str, Any] | None = None) -> dict[str, Any]:
     used = {"prompt_tokens": reply.prompt_tokens or 0, "completion_tokens": reply.completion_tokens or 0}
-    choice = {"index": 0, "message": {"role": "assistant", "content": reply.text}, "finish_reason": reply.finish_reason}
+    told = {"finish_reason": reply.finish_reason, "logprobs": log_probs}
+    choice = {"index": 0, "message": {"role": "assistant", "content": reply.text}} | told
     if kind == "completions":
-        choice = {"index": 0, "text": reply.text, "finish_reason": reply.finish_reason}
+        choice = {"index": 0, "text": reply.text} | told
         head = {"id": f"cmpl-{time.time_ns()}", "object": "text_completion", "created": int(time.time()), "model": name}
         return head | {"choices": [choice], "usage": used | {"total_tokens": sum(used.values())}}
     head = {"id": f"chatcmpl-{time.time_ns()}", "object": "chat.completion", "created": int(time.time()), "model": name}
@@ -250,18 +288,18 @@ class _Events:
         if self._chat:
             self._head["object"] = "chat.completion.chunk"
 
-    def text(self, text: str, finish: str | None = None) -> None:
+    def text(self, text: str, finish: str | None = None, log_probs: dict[str, Any] | None = None) -> None:
         """A piece of the reply, or with `finish` its end."""
         choice: dict[str, Any] = {"index": 0, "text": text}
         if self._chat:
             delta = ({"role": "assistant"} if self._first else {}) | ({"content": text} if text or self._first else {})
             choice = {"index": 0, "delta": delta}
         self._first = False
-        self._send(self._head | {"choices": [choice | {"finish_reason": finish}]})
+        self._send(self._head | {"choices": [choice | {"finish_reason": finish, "logprobs": log_probs}]})
 
-    def end(self, reply: ChatReply, usage: bool) -> None:
-        """The finish reason, and the counts of tokens if they are asked for."""
-        self.text("", reply.finish_reason)
+    def end(self, reply: ChatReply, usage: bool, log_probs: dict[str, Any] | None) -> None:
+        """The finish reason, with the log-probs of all tokens and the counts of tokens if they are asked for."""
+        self.text("", reply.finish_reason, log_probs)
         if usage:
             used = {"prompt_tokens": reply.prompt_tokens or 0, "completion_tokens": reply.completion_tokens or 0}
             self._send(self._head | {"choices": [], "usage": used | {"total_tokens": sum(used.values())}})

@@ -32,6 +32,7 @@ from marl_llm.training.batch import Batch, from_table, imitated
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import own_mesh
 from marl_llm.training.packing import Tokens
+from marl_llm.training.policy import Policy
 from marl_llm.training.seats import Seat
 from marl_llm.training.served import check_served, samplers
 from marl_llm.training.team import EVALUATION, Team
@@ -232,6 +233,16 @@ class HostedTeam(Team):
         if self._underway is not None:
             self._underway.thread.join(CLOSE_S)  # its requests have failed; a tool may still hold it
 
+    def state(self) -> dict[str, Any]:
+        """See `Team.state`; with what the coach is told of the run so far."""
+        return super().state() | (self._coaching.state() if self._coaching else {})
+
+    def restore(self, start: Mapping[str, Policy], now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
+        """See `Team.restore`."""
+        super().restore(start, now, state)
+        if self._coaching:
+            self._coaching.restore(state)
+
     def _serve(self, names: Sequence[str]) -> None:
         self._unserved.update(names)  # when they play next
 
@@ -257,7 +268,7 @@ class HostedTeam(Team):
         tokens, table = from_table(samples)
         version = np.asarray([versions.get(self.assignment.roles[role], 0) for role in self.roles], np.int32)[table.agent]
         figures = self._figures(rollout, samples) | joints | coach_figures(rollout, self.headline)
-        figures |= self._coaching.metrics() if self._coaching else {}
+        figures |= self._coaching.looked(figures) if self._coaching else {}
         return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples))
 
     def prepare(self, step: int, first: int, count: int) -> None:
@@ -433,5 +444,5 @@ class HostedTeam(Team):
 
 def ask_at_the_keyboard(turn: Any) -> str:
     """A person plays: the messages are printed, and one line is read."""
-    print("\n".join(f"[{message.role}] {message.text}" for message in turn.messages))
+    print("\n".join(f"[{message.role}] {message.content}" for message in turn.messages))
     return input(f"{turn.role.name}> ")

@@ -46,15 +46,41 @@ def answer(runs: Sequence[StoredRun], path: str, query: dict[str, str]) -> Any:
     raise KeyError(path)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class LocalHandler(BaseHTTPRequestHandler):
+    """What the viewer's servers have in common: only callers that name this machine are answered, and no page runs another's scripts."""
+
     protocol_version = "HTTP/1.1"
+
+    def _is_local(self) -> bool:
+        """Whether the caller named this machine; otherwise it has been answered."""
+        host = (self.headers.get("Host") or "").rpartition(":")[0]
+        if host in ("127.0.0.1", "localhost", "[::1]"):
+            return True
+        self.close_connection = True  # what it sent is not read
+        self._send(403, b"this server answers to 127.0.0.1 and localhost only", "text/plain")
+        return False
+
+    def _send(self, code: int, body: bytes, kind: str) -> None:
+        packed = len(body) > SMALL and "gzip" in (self.headers.get("Accept-Encoding") or "")
+        body = gzip.compress(body, 2) if packed else body
+        self.send_response(code)
+        heads = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), "Cache-Control": "no-store"}
+        heads |= {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+        for head, value in (heads | ({"Content-Encoding": "gzip"} if packed else {})).items():
+            self.send_header(head, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing: who looks at what is nobody's affair."""
+
+
+class _Handler(LocalHandler):
     runs: Sequence[StoredRun] = ()
 
     def do_GET(self) -> None:
         """The page, a file of it, or data."""
-        host = (self.headers.get("Host") or "").rpartition(":")[0]
-        if host not in ("127.0.0.1", "localhost", "[::1]"):
-            self._send(403, b"this server answers to 127.0.0.1 and localhost only", "text/plain")
+        if not self._is_local():
             return
         url = urllib.parse.urlsplit(self.path)
         name = url.path.lstrip("/") or "index.html"
@@ -70,20 +96,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(code, json.dumps({"error": text}).encode(), "application/json")
             return
         self._send(200, json.dumps(found).encode(), "application/json")
-
-    def _send(self, code: int, body: bytes, kind: str) -> None:
-        packed = len(body) > SMALL and "gzip" in (self.headers.get("Accept-Encoding") or "")
-        body = gzip.compress(body, 2) if packed else body
-        self.send_response(code)
-        heads = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), "Cache-Control": "no-store"}
-        heads |= {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-        for head, value in (heads | ({"Content-Encoding": "gzip"} if packed else {})).items():
-            self.send_header(head, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: who looks at what is nobody's affair."""
 
 
 class ViewServer:

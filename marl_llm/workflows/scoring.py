@@ -20,7 +20,6 @@ from typing import Any
 from marl_llm.tools.results import FailureKind, ToolResult
 from marl_llm.tools.waiting import Expired, within
 from marl_llm.workflows.errors import PlayFailure, WorkflowError, from_error, from_tool
-from marl_llm.workflows.roles import Fields
 from marl_llm.workflows.trajectory import Event, RoleCall, Score, Task, Trajectory
 from marl_llm.workflows.views import MOMENTS, TRUTHS, ActionView, ViewMaker
 
@@ -42,6 +41,7 @@ class Scorer:
       timeout_s: of one score; time in a queue of the tool that answers does not count.
       missing: what happens to an action without a score: "void", the whole play is; or "mask", that action alone trains nobody.
       history: figures of the run so far, for the view; asked anew for each.
+      result: of a trajectory that is over, for `ActionView.result`; e.g. a metric of the workflow. It is told whatever `truth` says.
 
     Raises:
       WorkflowError: an `ask` that is no function, an unknown `when`, `truth` or `missing`, a deadline that is not above 0.
@@ -55,6 +55,7 @@ class Scorer:
     timeout_s: float | int = 120.0
     missing: str = "void"
     history: Callable[[], Mapping[str, float]] | None = None
+    result: Callable[[Trajectory], float | int] | None = None
 
     def __post_init__(self):
         if not callable(self.ask):
@@ -83,7 +84,7 @@ class Scoring:
     async def scores(self, trajectory: Trajectory) -> dict[str, dict[str, Score]]:
         """Call id -> scorer -> score, of a trajectory that is over. Raises `PlayFailure`."""
         for when in MOMENTS:
-            self._ask_all(trajectory.events, when, trajectory.fields)
+            self._ask_all(trajectory.events, when, trajectory)
         found: dict[str, dict[str, Score]] = {}
         missing = {scorer.name: scorer.missing for scorer in self._workflow.scorers}
         for (name, call), task in list(self._asked.items()):
@@ -102,19 +103,21 @@ class Scoring:
         for task in self._asked.values():
             task.cancel()
 
-    def _ask_all(self, events: Sequence[Event], when: str, end: Fields | None) -> None:
+    def _ask_all(self, events: Sequence[Event], when: str, end: Trajectory | None) -> None:
         scorers = [scorer for scorer in self._workflow.scorers if scorer.when == when]
         for event in events if scorers else ():
             for scorer in scorers:
                 if isinstance(event, RoleCall) and (scorer.roles is None or event.role in scorer.roles):
                     self._ask(scorer, event, events, end)
 
-    def _ask(self, scorer: Scorer, call: RoleCall, events: Sequence[Event], end: Fields | None) -> None:
+    def _ask(self, scorer: Scorer, call: RoleCall, events: Sequence[Event], end: Trajectory | None) -> None:
         key = (scorer.name, call.id)
         if key in self._asked:
             return
         history = dict(scorer.history()) if scorer.history else {}
-        view = self._views.make(call, events, scorer.when, scorer.truth, end, history)
+        view = self._views.make(call, events, scorer.when, scorer.truth, None if end is None else end.fields, history)
+        if scorer.result is not None and end is not None and scorer.when == "end":
+            view = dataclasses.replace(view, result=float(scorer.result(end)))
         task = self._asked[key] = asyncio.get_running_loop().create_task(_score(scorer, view))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # an error is read even where nobody awaits it any more
 

@@ -36,6 +36,8 @@ class ActionView:
       outcome: the open fields at the end, empty for `when="action"`.
       truth: hidden fields of the task and what tools made of them, for a scorer that may know them; otherwise empty.
       history: figures of the run so far, for a coach with a strategy.
+      result: of the play, as `Scorer.result` measures it, once it is over; None where the scorer has none.
+      residual: what later actions left unexplained of the result, for a coach that goes backwards; None: it judges the action itself.
     """
 
     workflow: str
@@ -50,6 +52,8 @@ class ActionView:
     before: Fields = dataclasses.field(default_factory=dict)
     observations: tuple[ToolUse, ...] = ()
     history: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    result: float | int | None = None
+    residual: str | None = None
 
     @property
     def after(self) -> dict[str, Any]:
@@ -77,9 +81,14 @@ class CoachGuide:
       scale: what the numbers from 0 to 10 mean here; "": `prompts.SCALE`.
       rubric: a coach without a model: view -> a `Score`, or (value, correct, reason) with a value in [0, 10] and correct True, False or
         None. A pure function.
+      brief: what a small coach (`config.coach.kind=small`) reads in place of a prompt: view -> a text of few different words. A pure
+        function that lays out what happened and judges nothing.
+      contribution: view with a `result` -> what the action changed of it, in [-1, 1], e.g. by putting a teacher's action in its place; what
+        a rubric says when it goes backwards (`config.coach.backward`). A pure function.
       version: of the rubric and the texts; enters the names of caches.
       feedback: view -> what the tools said, as text, in place of the fields that they wrote.
       cap: view -> the highest score that its facts allow, or None. Arithmetic that no model is trusted with.
+      strategic: whether the rubric reads `ActionView.history`, so that it means nothing without (`config.coach.history`).
       when: when actions are scored unless the config says otherwise: "action" or "end".
 
     Raises:
@@ -92,9 +101,12 @@ class CoachGuide:
     questions: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     scale: str = ""
     rubric: Callable[[ActionView], Any] | None = None
+    brief: Callable[[ActionView], str] | None = None
+    contribution: Callable[[ActionView], float] | None = None
     version: str = "1"
     feedback: Callable[[ActionView], str] | None = None
     cap: Callable[[ActionView], float | int | None] | None = None
+    strategic: bool = False
     when: str = "end"
 
     def __post_init__(self):

@@ -20,6 +20,7 @@ from marl_llm.reporting import read_metrics
 from marl_llm.serving import ChatServer
 from marl_llm.serving.local import LocalModel, digest_of
 from marl_llm.tools.chat import ChatClient
+from marl_llm.training import Checkpoints
 from marl_llm.workflows.storage import from_json, read_trajectories
 
 OWN = pathlib.Path(__file__).parents[1] / "games" / "own" / "coached.py"
@@ -75,7 +76,7 @@ def test_a_run_is_scored_alike_by_a_model_in_this_process_and_by_our_server_and_
     with LocalModel(str(judge), slots=4, **SIZES) as model, ChatServer({"judge": model.answers}) as server:
         here = f"model path='{judge}' max_tokens=1 max_prompt=2048 concurrency=4"
         there = f"served url={server.url} served_as=judge max_tokens=1 concurrency=4"
-        own = config(kind="ensemble", members=f"{here}; {there}", agreement="mean", when="end")
+        own = config(kind="ensemble", members=f"{here}; {there}", agreement="mean", when="end", history=3)
         run(own, tmp_path / "run")
         own.steps = 2
         run(own, tmp_path / "run")
@@ -85,6 +86,10 @@ def test_a_run_is_scored_alike_by_a_model_in_this_process_and_by_our_server_and_
     steps = [record for record in read_metrics(tmp_path / "run") if record["phase"] == "train"]
     assert [record["step"] for record in steps] == [1, 2]
     assert [(record["coach/asked"], record["coach/missing"]) for record in steps] == [(8, 0), (8, 0)]
+    first, second = (Checkpoints(tmp_path / "run" / "checkpoints").state(step)["team"]["history"] for step in (1, 2))
+    assert second[:1] == first  # what the coach is told of the run goes on too
+    assert [one["success"] for one in second] == [record["success"] for record in steps]
+    assert [one["score/speaker"] for one in second] == [record["coach/speaker/score"] for record in steps]
     assert len({one.value for one in said}) > 1
     assert all(one.members[0] == one.members[1] == one.value for one in said)
     assert (asked["refused"], asked["failed"]) == (0, 0)

@@ -27,6 +27,13 @@ REFUSED = [
     (dict(kind="endpoint", url="http://127.0.0.1:1", served_as="a", cap_usd=1.0), "cap_usd and config.coach.prices belong together"),
     (dict(kind="endpoint", url="http://127.0.0.1:1", served_as="a", cap_usd=1.0, prices="1"), "is not 'PROMPT,REPLY'"),
     (dict(kind="endpoint", url="http://127.0.0.1:1", served_as="a", concurrency=0), "concurrency=0 must be above 0"),
+    (dict(kind="rubric", backward="1,1"), "has no contribution, which a rubric needs"),
+    (dict(kind="served", url="http://127.0.0.1:1", served_as="a", backward="1"), "backward='1' is not two numbers"),
+    (dict(kind="served", url="http://127.0.0.1:1", served_as="a", backward="1,-1"), "beta=-1.0 must be 0 or more"),
+    (dict(kind="served", url="http://127.0.0.1:1", served_as="a", backward="1,1", when="action"), "set config.coach.when=end"),
+    (dict(kind="served", url="http://127.0.0.1:1", served_as="a", backward="1,1", study="noisy:1"), "neither a tree of samples nor"),
+    (dict(kind="ensemble", members="rubric; rubric", backward="1,1"), "a coach of kind 'ensemble' cannot go backwards"),
+    (dict(kind="rubric", history=0), "history=0 must be above 0"),
     (dict(kind="rubric", when="later"), "when='later' is unknown"),
     (dict(kind="rubric", missing="mask"), "missing='mask', but returns='to_go' adds up"),
     (dict(kind="rubric", study="shout:1"), "study='shout:1' is none of shift"),
@@ -48,6 +55,20 @@ def test_a_coach_is_refused_where_nobody_reads_its_scores_or_there_is_nothing_to
     other.coach.kind = "rubric"
     with pytest.raises(ConfigError, match="has no guide"):
         resolve(other)
+    strategic = base_config("t", "chain_maths", "mappa")
+    strategic.coach.kind, strategic.game.phase_at = "rubric", 0.8
+    with pytest.raises(ConfigError, match="config.coach.history is not set, and the rubric of this world reads it"):
+        resolve(strategic)
+    strategic.coach.history = 5
+    with resolve(strategic) as plan:
+        assert plan.played.guide.strategic
+        assert make_coaching(strategic, plan).history() == {}
+    strategic.coach.update(backward="0.5,5", when="end")
+    with resolve(strategic) as plan:
+        options = make_coaching(strategic, plan).options
+        assert options["result"] is plan.played.workflow.metrics["correct"]
+        assert options["deadline_s"] == 5 * 300.0  # four actions, there and back
+        assert "x 2, there and back, = " in cost_line(strategic, plan)
     compiled = base_config("t", "plan_path", "mappa")
     compiled.coach.kind = "rubric"
     with pytest.raises(ConfigError, match="a value-state game has rewards of its own"):

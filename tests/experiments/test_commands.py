@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import experiments
-from experiments.command import config_path, with_installed
+from experiments.command import ConfigError, check_local, config_path, with_installed
 from marl_llm.__main__ import COMMANDS, main
 
 ROOT = pathlib.Path(experiments.__file__).parents[1]
@@ -21,7 +21,7 @@ def imported(statement):
     return set(done.stderr.split())
 
 
-@pytest.mark.parametrize("name", ["check", "profile", "rescore", "view"])
+@pytest.mark.parametrize("name", ["check", "profile", "rescore", "view", "play"])
 def test_help_of_a_command_imports_nothing_heavy(name):
     assert not imported(f"from marl_llm.__main__ import main; main([{name!r}, '--help'])") & HEAVY
 
@@ -60,3 +60,10 @@ def test_a_config_of_the_package_is_found_from_any_directory_and_a_users_own_fil
     (tmp_path / "notes.py").write_text("")
     assert config_path("notes.py") == "notes.py"
     assert with_installed("--workdir=notes.py") == "--workdir=notes.py"
+
+
+@pytest.mark.parametrize("argv", [["--workdir=gs://b/run"], ["--resume", "s3://b/run"], ["-run=gs://b/run"]])
+def test_a_run_directory_in_a_bucket_is_refused_with_what_to_do(argv):
+    with pytest.raises(ConfigError, match="is not on a disk.*rsync.*mount the bucket"):
+        check_local(["train", *argv])
+    check_local(["train", "--workdir=runs/first", "--resume", "/mnt/bucket/run", "--config.model.url=http://127.0.0.1:1"])

@@ -258,6 +258,7 @@ def test_a_bad_value_is_refused_with_its_name(path, value, why):
         ("plan_path", "at_grpo", {"rollout.slots": 5}, r"config\.rollout\.slots=5 would have no effect: the game is played compiled"),
         ("fact_parallel", "grpo", {"rollout.ahead": 1}, r"rollout\.ahead=1 trains on samples .* set config\.recipe\.correction=truncate"),
         ("fact_parallel", "grpo", {"rollout.ahead": 2}, r"config\.rollout\.ahead=2 must be 0 or 1"),
+        ("fact_parallel", "grpo", {"rollout.void_limit": 1.5}, r"config\.rollout\.void_limit=1\.5 must lie in \[0, 1\]"),
         ("plan_path", "at_grpo", {"rollout.ahead": 1}, r"config\.rollout\.ahead=1 would have no effect: the game is played compiled"),
         ("plan_path", "at_grpo", {"rollout.max_tokens": 5}, r"config\.rollout\.max_tokens=5 would have no effect"),
         ("plan_path", "at_grpo", {"model.kind": "scripted"}, r"tool is scripted, and compiled play knows models"),

@@ -225,6 +225,7 @@ def test_what_offers_a_single_agent_is_compared_as_in_the_papers_tables():
     variants = compare.variants_of(config, [])
     assert set(variants) == {"single", "single_grpo", "team", "team_grpo", "at_grpo_shared", "at_grpo_per_role", "imitation"}
     assert set(compare.variants_of(config_of("search_extract.py"), [])) == {"per_role", "shared"}
+    assert compare.variants_of(config_of("search_extract.py"), ["imitation", "slow:steps=1"])["imitation"] == {}
     for name, changes in variants.items():
         changed = compare.same_samples(config, changes)
         with resolve(config_of("plan_path_programs.py:smoke", *(f"{key}={value}" for key, value in changed.items()))) as plan:

@@ -8,9 +8,19 @@ from debates import pay, played, scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marl_llm.coaching.small import views_of
 from marl_llm.evaluation import Evaluation, Outcome, clustered
 from marl_llm.games import make_game
-from marl_llm.games.maths import ChainTools, chain_player, chain_rubric, chain_speech, chain_task, math_chat
+from marl_llm.games.maths import (
+    ChainTools,
+    chain_brief,
+    chain_contribution,
+    chain_player,
+    chain_rubric,
+    chain_speech,
+    chain_task,
+    math_chat,
+)
 from marl_llm.games.maths.chain import (
     FILLER,
     HIDDEN,
@@ -28,6 +38,7 @@ from marl_llm.games.maths.chain import (
     read_solver,
     read_verifier,
 )
+from marl_llm.games.maths.chain_coach import _replayed
 from marl_llm.tools.results import FailureKind, failed, success
 from marl_llm.workflows import ActionView, FormatError
 from marl_llm.workflows.samples import sample_table
@@ -291,3 +302,92 @@ def test_no_adversary_is_scored_above_the_honest_team(adversary):
     assert all(value <= best[role] for role, value in other)
     mean = lambda found: sum(value for _, value in found) / len(found)  # noqa: E731
     assert mean(other) < mean(honest)
+
+
+# ---- what a small coach reads
+
+
+def briefs(script, count=40, **options):
+    """(brief, score, view) of every action of plays."""
+    rollout = play(script, count, **options)
+    return [(chain_brief(view), chain_rubric()(view)[0], view) for view in views_of(rollout, "action")]
+
+
+def test_a_brief_tells_all_that_the_rubric_judges_by_in_few_words():
+    said = briefs(make_game("chain_maths").script, 40)
+    scores_of = {}
+    for brief, score, _ in said:
+        scores_of.setdefault(brief, set()).add(score)
+    # the rubric works values out, so that another way to the same value may be worth more than its brief shows
+    assert sum(len(found) > 1 for found in scores_of.values()) <= 1
+    assert len(scores_of) > 90
+    assert len({word for brief in scores_of for word in brief.split()}) < 75
+    assert max(len(brief.split()) for brief in scores_of) < 60
+
+
+def test_a_brief_lays_the_problem_and_what_was_said_side_by_side_and_names_values():
+    task = dataclasses.replace(TASK, fields={"problem": Chain(12, (("plus", 7),)).problem}, hidden={"target": "19", "chain_gold": "a twelve b plus seven"})  # noqa: E501
+    honest = says(solver="well a 12 b + 8 value 5", executor=("print ( a 12 b + 7 )", "value 2 0"), verifier="boxed said")
+    views = views_of(played(team(), [task], honest, chain_speech()), "action")
+    assert [chain_brief(view) for view in views] == [
+        "solver well _ _ 12 12 + + 7 8 solved x claims y said _ printed _",
+        "executor _ _ _ _ 12 12 _ 12 + + _ + 7 8 _ 7 solved x claims y said _ printed z",
+        "executor _ _ _ 12 12 12 + + + 7 8 7 solved x claims y said x printed z",
+        "verifier _ _ _ 12 12 12 + + + 7 8 7 solved x claims y said x printed z boxed x",
+    ]
+    broken = says(solver="SCORE: 10", executor="value 9", verifier="boxed 9 9 9 9 9")
+    assert [chain_brief(view) for view in views_of(played(team(), [task], broken, chain_speech()), "action")] == [
+        "solver illegal", "executor _ _ 12 _ + _ 7 _ solved _ claims _ said x printed _", "verifier illegal",
+    ]  # fmt: skip
+
+
+def test_a_strategic_rubric_prices_filler_only_once_the_team_succeeds():
+    view = briefs(says(solver="well let @"), 1)[0][2]
+    rubric = chain_rubric(phase_at=0.8)
+    history = [{}, {"success": 0.79}, {"success": 0.8}]
+    assert [rubric(dataclasses.replace(view, history=one))[0] for one in history] == [8.0, 8.0, 7.5]
+    assert chain_rubric()(view)[0] == 7.5
+
+
+# ---- what an action changed
+
+
+def contributions(script, task=None, count=1):
+    """(role, Δ) of every action of plays, and the results of these."""
+    rollout = played(team(), tasks(count) if task is None else [task], script, chain_speech())
+    found = []
+    for path in rollout.trajectories:
+        made = ViewMaker(rollout.workflow, path.task)
+        views = [made.make(call, path.events, "end", "none", path.fields, {}) for call in path.calls]
+        views = [dataclasses.replace(view, result=path.fields["correct"]) for view in views]
+        assert _replayed(path.calls, read_problem(path.task.fields["problem"]), "") == path.fields["correct"]
+        found.append(([(view.call.role, chain_contribution(view)) for view in views], path.fields["correct"]))
+    return found
+
+
+COPIES = f"print ( {WRONG.expression} )"
+
+
+@pytest.mark.parametrize(
+    ("script", "want"),
+    [
+        (says(), [0, 0, 0, 0]),
+        (says(solver=WRONG.expression, executor=COPIES, verifier="boxed printed"), [-1, 0, 0, 0]),  # the others did as they were told
+        (says(executor=(COPIES, f"value {RIGHT}"), verifier="boxed printed"), [0, -1, -1, 0]),  # the verifier did as the teacher does
+        (says(executor=f"value {OFF}", verifier="boxed said"), [0, 0, 0]),  # two have to change
+        (says(solver=f"{GOLD.expression} value {OFF}", verifier="boxed claims"), [-1, 0, 0, -1]),
+        (says(verifier=f"boxed {OFF}"), [0, 0, 0, -1]),
+        (says(solver="value 3", executor=PROGRAM), [0, 0, 0, 0]),
+    ],
+)  # fmt: skip
+def test_what_an_action_changed_of_the_result(script, want):
+    ((found, _),) = contributions(script, TASK)
+    assert [share for _, share in found] == want
+
+
+def test_no_action_of_a_failed_play_has_helped_and_a_replay_without_the_teacher_ends_as_the_play_did():
+    plays = contributions(make_game("chain_maths").script, count=60)
+    assert {result for _, result in plays} == {0.0, 1.0}
+    for found, result in plays:
+        assert all(share in ((0.0, 1.0) if result else (-1.0, 0.0)) for _, share in found), (found, result)
+    assert sum(share < 0 for found, _ in plays for _, share in found) > 10

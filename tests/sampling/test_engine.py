@@ -182,21 +182,21 @@ def test_slots_on_two_devices_say_the_same(models):
 
 def test_new_parameters_serve_the_next_request_and_old_keys_are_dropped(models):
     """Those in slots end with the old ones; those still waiting get the new ones, or a steady stream would put them off for ever."""
-    prompt = (*range(40, 70),)
-    requests = [Request(prompt, (4, i), 3 + i % 11, "a") for i in range(30)]  # slots never end all at once
+    prompt = (*range(40, 70),)  # with the seed 4 one draw lies 6e-7 from a token's border, and falls elsewhere with JAX 0.12
+    requests = [Request(prompt, (6, i), 3 + i % 11, "a") for i in range(30)]  # slots never end all at once
     with start({"a": models["a"]}) as engine:
         handles = [engine.submit(r) for r in requests]
         while engine.stats()["a"].get("requests", 0) < 1:
             time.sleep(0.001)
         engine.set_params("a", models["b"])
-        handles.append(engine.submit(dataclasses.replace(requests[0], seed=(4, 99))))
+        handles.append(engine.submit(dataclasses.replace(requests[0], seed=(6, 99))))
         answers = [h.result() for h in handles]
     versions = [a.version for a in answers]
     assert versions == sorted(versions)
     assert versions[0] == 0
     assert versions[29:] == [1, 1]
     assert answers[versions.index(1)].reused == 0
-    want = [plain({"a": models[m]}, [*requests, dataclasses.replace(requests[0], seed=(4, 99))]) for m in "ab"]
+    want = [plain({"a": models[m]}, [*requests, dataclasses.replace(requests[0], seed=(6, 99))]) for m in "ab"]
     for i, got in enumerate(answers):
         assert_same(got, want[got.version][i])
 

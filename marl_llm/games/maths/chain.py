@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from marl_llm.games.maths.chat import INFORMATION, NO_PROGRAM, ChatTools
@@ -327,66 +327,3 @@ def _by_head(value: int, slip: float | int, rng: random.Random) -> str:
     """A value in digits, now and then another one."""
     value = max(0, min(LIMIT, value))
     return spaced(max(0, min(LIMIT, value + rng.choice((-10, -2, -1, 1, 2, 10)))) if rng.random() < slip else value)
-
-
-# ---- what a coach knows
-
-
-def chain_rubric(information: str = "full", filler_price: float | int = 0.25) -> Callable[[Any], tuple[float, bool | None, str]]:
-    """(value in [0, 10], whether the answer is right, reason) of an action, from what the world knows of it and no hidden field.
-
-    | role | 10 to 0 |
-    |---|---|
-    | solver | 8 its expression is the problem's; 5 another of the same value; 2 wrong |
-    | executor | 9 its program printed what its input asks for, or it says so behind one; 7 it says so without a program; 3 its program is wrong; 2 its words are; one less for each time that the same program has run |
-    | verifier | 10 right, in digits or by pointing; 6 wrong, but taken from what it read, where the right answer was not; 1 wrong otherwise |
-
-    An illegal action has 0, and one that was asked nothing, because the solver said nothing that can be read, 6. What the executor's input asks for is the value of the solver's expression, and with full information that of
-    the problem too. `filler_price` is taken off for each piece of filler.
-    """  # noqa: E501
-
-    def score(view: Any) -> tuple[float, bool | None, str]:
-        gold, said = read_problem(view.task["problem"]), view.call.writes
-        right = _answered(view) == str(gold.value) if view.call.role == "verifier" else None
-        if not view.call.legal:
-            return 0.0, right, f"illegal: {view.call.illegal}"
-        judge = {"solver": _score_solver, "executor": _score_executor, "verifier": _score_verifier}[view.call.role]
-        value, why = judge(view, gold, said, information)
-        return max(0.0, value - filler_price * filler_of(view.call.text)), right, why
-
-    return score
-
-
-def _score_solver(view: Any, gold: Chain, said: Mapping[str, Any], information: str) -> tuple[float, str]:
-    if said["solution"] == gold.expression:
-        return 8.0, "its expression is the problem's"
-    return (5.0, "the same value by another way") if said["solved"] == str(gold.value) else (2.0, "a wrong expression")
-
-
-def _score_executor(view: Any, gold: Chain, said: Mapping[str, Any], information: str) -> tuple[float, str]:
-    asked = {view.before["solved"]} - {""} | ({str(gold.value)} if information == "full" else set())
-    if not asked:
-        return 6.0, "it was asked nothing"
-    before = [call.writes["code"] for call in view.own_earlier if call.writes.get("code")]
-    if not said["code"]:
-        if said["executed"] not in asked:
-            return 2.0, "wrong words"
-        return (9.0, "right words behind a program") if before else (7.0, "right words without a program")
-    printed = [use.writes["printed"] for use in view.observations if use.writes.get("printed")]
-    repeated = before.count(said["code"])
-    right = bool(printed) and printed[-1] in asked
-    return (9.0 if right else 3.0) - repeated, ("a right program" if right else "a wrong program") + f", run {repeated} times before"
-
-
-def _score_verifier(view: Any, gold: Chain, said: Mapping[str, Any], information: str) -> tuple[float, str]:
-    read = {view.before["printed"], view.before["executed"]} | ({view.before["claim"]} if information == "full" else set())
-    answer = _answered(view)
-    if answer == str(gold.value):
-        return 10.0, "right"
-    if str(gold.value) in read:
-        return 1.0, "wrong, though it read the answer"
-    return (6.0, "wrong, as all that it read") if answer in read - {""} else (1.0, "wrong, and not what it read")
-
-
-def _answered(view: Any) -> str:
-    return chain_answer(view.call.writes["answer"], *(view.before[field] for field in POINTS.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-from marl_llm.games.maths import chain
+from marl_llm.games.maths import chain, chain_coach
 from marl_llm.games.maths.chat import NO_PROGRAM, ChatTools, chat_roles
 from marl_llm.games.maths.chat import math_chat as math_chat_workflow
 from marl_llm.games.maths.competitions import check_apart, load_competition, pool_of
@@ -26,6 +26,7 @@ def chain_maths(
     least: int = 2,
     most: int = 3,
     filler_price: float = 0.25,
+    phase_at: float = 0.0,
     wrong: float = 0.3,
     program: float = 0.5,
     trust: float = 0.5,
@@ -42,6 +43,7 @@ def chain_maths(
       executor_turns: most actions of the executor.
       least, most: operations of a problem.
       filler_price: what the rubric takes off for a piece of filler.
+      phase_at: rolling success from which it does; above 0 it needs `config.coach.history`.
       wrong, program, trust, claims, slip, repeats, filler, points: habits of the scripted player, see `maths.chain_player`.
     """
     tools = chain.ChainTools()
@@ -52,8 +54,12 @@ def chain_maths(
     tasks = drawn_tasks(lambda split, number: chain.chain_task(split, chain_seed, number, least, most), SHARES)
     player = chain.chain_player(wrong, program, trust, claims, slip, repeats, filler, points)
     guide = chat_guide(information, executor_turns)
-    rubric = chain.chain_rubric(information, filler_price)
-    guide = dataclasses.replace(guide, rubric=rubric, version=f"chain_maths-2-{information}-{filler_price}")
+    version = f"chain_maths-2-{information}-{filler_price}" + (f"-{phase_at}" if phase_at else "")
+    rubric = chain_coach.chain_rubric(information, filler_price, phase_at)
+    guide = dataclasses.replace(
+        guide, rubric=rubric, brief=chain_coach.chain_brief, contribution=chain_coach.chain_contribution, version=version,
+        strategic=phase_at > 0,
+    )  # fmt: skip
     return World(workflow, tasks, "correct", chain.chain_speech(), player, close=tools.close, guide=guide)
 
 

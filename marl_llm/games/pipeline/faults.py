@@ -11,7 +11,7 @@ from marl_llm.workflows import ScriptTurn
 
 
 @dataclasses.dataclass(frozen=True)
-class Fault:
+class InjectedFault:
     """One wrong action.
 
     Attributes:
@@ -30,25 +30,25 @@ class Fault:
 
 
 FAULTS = (
-    Fault("forgets X_train", ENGINEER, "load fill_mean scale save_ytrain save_xtest"),
-    Fault("forgets y_train", ENGINEER, "load fill_mean scale save_xtrain save_xtest"),
-    Fault("forgets X_test", ENGINEER, "load fill_mean scale save_xtrain save_ytrain"),
-    Fault("leaves gaps", ENGINEER, "load raw save_xtrain save_ytrain save_xtest"),
-    Fault("drops rows to predict", ENGINEER, "load drop_rows scale save_xtrain save_ytrain save_xtest"),
-    Fault("drops rows of X alone", ENGINEER, "load save_ytrain drop_rows scale save_xtrain save_xtest"),
-    Fault("forgets the model", MODELER, "load fit_linear"),
-    Fault("classifies numbers", MODELER, "load fit_logistic save_model", "regression"),
-    Fault("fits what it did not load", MODELER, "fit_linear load save_model"),
-    Fault("forgets the submission", ANALYST, "load_model load_xtest predict ids"),
-    Fault(
+    InjectedFault("forgets X_train", ENGINEER, "load fill_mean scale save_ytrain save_xtest"),
+    InjectedFault("forgets y_train", ENGINEER, "load fill_mean scale save_xtrain save_xtest"),
+    InjectedFault("forgets X_test", ENGINEER, "load fill_mean scale save_xtrain save_ytrain"),
+    InjectedFault("leaves gaps", ENGINEER, "load raw save_xtrain save_ytrain save_xtest"),
+    InjectedFault("drops rows to predict", ENGINEER, "load drop_rows scale save_xtrain save_ytrain save_xtest"),
+    InjectedFault("drops rows of X alone", ENGINEER, "load save_ytrain drop_rows scale save_xtrain save_xtest"),
+    InjectedFault("forgets the model", MODELER, "load fit_linear"),
+    InjectedFault("classifies numbers", MODELER, "load fit_logistic save_model", "regression"),
+    InjectedFault("fits what it did not load", MODELER, "fit_linear load save_model"),
+    InjectedFault("forgets the submission", ANALYST, "load_model load_xtest predict ids"),
+    InjectedFault(
         "asks a linear model for probabilities", ANALYST, "load_model load_xtest predict_probability ids save", None,
         "load fit_linear save_model",
     ),
-    Fault("submits scores for probabilities", ANALYST, "load_model load_xtest predict ids save", "classification"),
+    InjectedFault("submits scores for probabilities", ANALYST, "load_model load_xtest predict ids save", "classification"),
 )  # fmt: skip
 
 
-def faulty_player(fault: Fault) -> Callable[[ScriptTurn], str]:
+def faulty_player(fault: InjectedFault) -> Callable[[ScriptTurn], str]:
     """The perfect team with this one fault."""
 
     def play(turn: ScriptTurn) -> str:

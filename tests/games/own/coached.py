@@ -16,6 +16,11 @@ def rubric(view):
     return (10 if said == view.task["digit"] else 4 if said in DIGITS else 0), None, f"said {said!r}"
 
 
+def brief(view):
+    said = view.call.text.strip()
+    return f"speaker reads x says {'x' if said == view.task['digit'] else 'y' if said in DIGITS else 'z'}"
+
+
 def echo(noise: float = 0.3) -> World:
     """The echo. `noise` is how often the scripted player is wrong."""
     role = Role("speaker", "{digit}>", parse=plain("said"), writes={"said": ""}, max_prompt=8, max_tokens=4)
@@ -32,5 +37,6 @@ def echo(noise: float = 0.3) -> World:
         digit = turn.fields["digit"]
         return DIGITS[(int(digit) + 1) % 10] if turn.seed[1] % 10 < 10 * noise else digit
 
-    guide = CoachGuide("One speaker repeats a digit.", {"speaker": "says the digit that it reads"}, "the digit is right", rubric=rubric)
+    texts = {"speaker": "says the digit that it reads"}
+    guide = CoachGuide("One speaker repeats a digit.", texts, "the digit is right", rubric=rubric, brief=brief)
     return World(workflow, tasks, "right", PlainText(tokenizer, tokenizer.stop_ids), script, guide=guide)

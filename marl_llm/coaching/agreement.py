@@ -1,0 +1,88 @@
+"""How well one coach agrees with another: error, Cohen's kappa and a table of bands, for all actions and by role."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+BANDS = ((0, 2), (2, 4), (4, 6), (6, 8), (8, 10))
+EXACT = 0.125  # points
+
+
+def agreement(said: Sequence[float | None], rubric: Sequence[float], roles: Sequence[str]) -> dict[str, Any]:
+    """How well scores agree with a rubric's.
+
+    Args:
+      said: of each action; None: there was none, which is counted and left out of the other figures.
+      rubric: the score that it should be. roles: who acted.
+
+    Returns:
+      `all` and one entry per role, each with `actions`, `missing`, `exact` (share within an eighth of a point), `mae` (mean absolute
+      error), `bias` (said − rubric), `spearman`, and `kappa` (Cohen's, quadratic weights, of scores rounded to whole numbers); and `bands`,
+      `[5, 5]` counts of actions by the rubric's band and the said one. A figure that does not exist is left out.
+    """
+    rows = [(one, true, role) for one, true, role in zip(said, rubric, roles, strict=True)]
+    found = {"all": _figures(rows)}
+    found |= {role: _figures([row for row in rows if row[2] == role]) for role in dict.fromkeys(roles)}
+    table = np.zeros((len(BANDS), len(BANDS)), int)
+    for one, true, _ in rows:
+        if one is not None:
+            table[_band(true), _band(one)] += 1
+    return found | {"bands": table.tolist()}
+
+
+def agreement_text(found: dict[str, Any]) -> str:
+    """The table for people."""
+    lines = [f"  {'':<12} actions  missing  exact    MAE   bias  spearman  kappa"]
+    for name, one in found.items():
+        if name != "bands":
+            widths = {"exact": 5, "mae": 5, "bias": 5, "spearman": 8, "kappa": 5}
+            figures = "  ".join(f"{one[key]:>{width}.3f}" if key in one else "–".rjust(width) for key, width in widths.items())
+            lines.append(f"  {name:<12} {one['actions']:>7}  {one['missing']:>7}  {figures}")
+    lines.append("  rubric's band (rows) and the coach's " + "  ".join(f"{low}-{high}".rjust(6) for low, high in BANDS))
+    for (low, high), row in zip(BANDS, found["bands"]):
+        lines.append(f"  {f'{low}-{high}':>36} " + "  ".join(f"{count:>6}" for count in row))
+    return "\n".join(lines)
+
+
+def _figures(rows: Sequence[tuple[float | None, float, str]]) -> dict[str, int | float]:
+    there = np.asarray([row[:2] for row in rows if row[0] is not None], np.float64).reshape(-1, 2)
+    said, true = there.T
+    error = said - true
+    mean = lambda x: float(np.mean(x)) if len(x) else float("nan")  # noqa: E731
+    found = {
+        "exact": mean(np.abs(error) < EXACT),
+        "mae": mean(np.abs(error)),
+        "bias": mean(error),
+        "spearman": _correlation(_ranks(said), _ranks(true)),
+        "kappa": weighted_kappa(np.rint(said), np.rint(true)),
+    }
+    counts = {"actions": len(rows), "missing": len(rows) - len(there)}
+    return counts | {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def weighted_kappa(one: np.ndarray, other: np.ndarray) -> float:
+    """Cohen's kappa with quadratic weights: 1 − mean (a_i − b_i)² / mean_{i,j} (a_i − b_j)²; 1 where both always say the same number."""
+    if not len(one):
+        return float("nan")
+    chance = float(np.var(one) + np.var(other) + (one.mean() - other.mean()) ** 2)  # of independent pairs
+    return 1.0 if chance == 0 else 1.0 - float(np.mean((one - other) ** 2)) / chance
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0; ties get their mean."""
+    found, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count + 1) / 2)[inverse]
+
+
+def _correlation(x: np.ndarray, y: np.ndarray) -> float:
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return float("nan")
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def _band(value: float) -> int:
+    return next(i for i, (_, high) in enumerate(BANDS) if value < high or high == BANDS[-1][1])

@@ -1,0 +1,60 @@
+"""What a strategic coach knows of the run so far (MAPPA, Appendix E.4): rolling success, quality and failures of each role."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping
+
+from marl_llm.workflows.errors import WorkflowError
+
+
+class History:
+    """Means of the figures of a run's last steps; call it for `ActionView.history`.
+
+    `steps`: how many there are; `success`: the world's headline; `quality/<metric>`: the workflow's metrics; `failures/<role>`: the share
+    of its responses that broke the format; `score/<role>`: the coach's mean score. Empty before the first step is over. All actions of a
+    step see the same history. It is part of a checkpoint, so that a run that continues goes on with it.
+
+    Args:
+      window: steps that are looked back on.
+
+    Raises:
+      WorkflowError: a window below 1.
+    """
+
+    def __init__(self, window: int):
+        if window < 1:
+            raise WorkflowError(f"history={window} must be at least 1 step")
+        self._steps: collections.deque[dict[str, float]] = collections.deque(maxlen=window)
+
+    def look(self, figures: Mapping[str, float]) -> None:
+        """Takes in the figures of a step that is over."""
+        found = {}
+        for name, value in figures.items():
+            kind, _, rest = name.partition("/")
+            role, _, figure = rest.partition("/")
+            if name == "success":
+                found[name] = float(value)
+            elif kind == "team":
+                found[f"quality/{rest}"] = float(value)
+            elif (kind, figure) == ("role", "well_formed"):
+                found[f"failures/{role}"] = 1.0 - float(value)
+            elif (kind, figure) == ("coach", "score"):
+                found[f"score/{role}"] = float(value)
+        self._steps.append(found)
+
+    def __call__(self) -> dict[str, float]:
+        """The means, by name; of each over the steps that had it."""
+        names = dict.fromkeys(name for step in self._steps for name in step)
+        values = {name: [step[name] for step in self._steps if name in step] for name in names}
+        means = {name: sum(found) / len(found) for name, found in values.items()}
+        return {"steps": float(len(self._steps)), **means} if self._steps else {}
+
+    def state(self) -> list[dict[str, float]]:
+        """What `restore` takes, as JSON."""
+        return [dict(step) for step in self._steps]
+
+    def restore(self, steps: Iterable[Mapping[str, float]]) -> None:
+        """Goes on from what `state` gave, or from nothing."""
+        self._steps.clear()
+        self._steps.extend(dict(step) for step in steps)

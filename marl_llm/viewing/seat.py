@@ -1,0 +1,129 @@
+"""A person's seat in a play: a page on this machine with what the role reads and a place for its answer, from the standard library.
+
+The page asks `/api/turn` for what there is to answer and posts `/api/answer`. A post needs the type application/json and the number of its
+turn: a page of another site cannot send the first without leave, and an answer that comes twice or late is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+from collections.abc import Sequence
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+from marl_llm.viewing.runs import ViewError
+from marl_llm.viewing.server import LocalHandler
+
+PAGE = pathlib.Path(__file__).parent / "page"
+FILES = {"": ("seat.html", "text/html"), "seat.js": ("seat.js", "text/javascript"), "view.css": ("view.css", "text/css")}
+MAX_BODY = 1 << 20  # bytes of one answer
+SHOW_S = 2.0  # the page looks every half second
+READ_S = 60.0  # most seconds for an answer's text to arrive
+
+
+class _Handler(LocalHandler):
+    seat: HumanSeat
+    timeout = READ_S
+
+    def do_GET(self) -> None:
+        """The page, a file of it, or the turn."""
+        if not self._is_local():
+            return
+        name = self.path.partition("?")[0].lstrip("/")
+        if name in FILES:
+            file, kind = FILES[name]
+            self._send(200, (PAGE / file).read_bytes(), kind)
+        elif name == "api/turn":
+            self._send(200, json.dumps(self.seat.turn()).encode(), "application/json")
+        else:
+            self._send(404, b"there is no such page", "text/plain")
+
+    def do_POST(self) -> None:
+        """An answer."""
+        if not self._is_local():
+            return
+        size = self.headers.get("Content-Length", "")
+        sound = size.isascii() and size.isdigit() and len(size) < 10 and int(size) <= MAX_BODY
+        if not sound or self.headers.get("Content-Type") != "application/json" or self.path != "/api/answer":
+            self.close_connection = True
+            return self._send(400, b"post an answer to /api/answer, as application/json of at most 1 MiB", "text/plain")
+        code, text = self.seat.answer(self.rfile.read(int(size)))
+        self._send(code, json.dumps({"told": text}).encode(), "application/json")
+
+
+class HumanSeat:
+    """Serves the page of one person until it is closed; a context manager.
+
+    Args:
+      port: 0 takes a free one.
+
+    Raises `ViewError` when the port is taken.
+    """
+
+    def __init__(self, port: int = 0):
+        self._changed, self._number, self._open = threading.Condition(), 0, False
+        self._turn: dict[str, Any] = {}
+        self._seen = True  # whether a page has shown what was told last
+        self._answer: str | None = None
+        handler = type("SeatHandler", (_Handler,), {"seat": self})
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        except (OSError, OverflowError) as error:
+            raise ViewError(f"port {port} cannot be used ({error}): choose another with --port, or 0 for a free one") from error
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="seat", daemon=True)
+        self._thread.start()
+
+    def ask(self, role: str, messages: Sequence[tuple[str, str]]) -> str:
+        """What the person answers as this role; `messages` are pairs of who says it and the text. Waits as long as it takes."""
+        with self._changed:
+            self._number += 1
+            self._open, self._answer = True, None
+            self._turn = {"role": role, "messages": [{"role": who, "text": text} for who, text in messages]}
+            self._changed.wait_for(lambda: self._answer is not None)
+            return self._answer
+
+    def tell(self, text: str) -> None:
+        """Shows a text until the next turn, e.g. how the play ended."""
+        with self._changed:
+            self._turn, self._seen = {"told": text}, False
+
+    def turn(self) -> dict[str, Any]:
+        """What the page shows: `number`, `open` (whether an answer is waited for), and `role` with `messages`, or `told`."""
+        with self._changed:
+            self._seen = True
+            self._changed.notify_all()
+            return {"number": self._number, "open": self._open, **self._turn}
+
+    def answer(self, body: bytes) -> tuple[int, str]:
+        """(status, a sentence) for what was posted: `{"number": 1, "text": "..."}`. The text is judged where every player's is."""
+        try:
+            said = json.loads(body)
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict) or not isinstance(said.get("text"), str) or type(said.get("number")) is not int:
+            return 400, 'an answer is like {"number": 1, "text": "..."}'
+        with self._changed:
+            if not self._open or said["number"] != self._number:
+                return 409, "this turn is over"
+            self._open, self._answer = False, said["text"]
+            self._changed.notify_all()
+        return 200, "heard"
+
+    def close(self) -> None:
+        """Stops serving; a page that is open has `SHOW_S` to fetch what was told last."""
+        with self._changed:
+            if self._number:
+                self._changed.wait_for(lambda: self._seen, SHOW_S)
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> HumanSeat:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

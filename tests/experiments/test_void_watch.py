@@ -1,0 +1,58 @@
+"""The rule that ends a run with too many void plays."""
+
+import types
+
+import pytest
+
+from experiments.command import TrainingError
+from experiments.measuring import VOID_STEPS, VoidWatch, failure_of
+from experiments.train import played
+
+BAD = {"episodes": 10.0, "void": 0.3, "failed_tool": 1.0, "failed_deadline": 5.0}
+GOOD = {"episodes": 10.0, "void": 0.0, "failed_tool": 0.0, "failed_deadline": 0.0}
+FAILURE = types.SimpleNamespace(kind="deadline", node="search", message="2 s are over")
+ROLLOUT = types.SimpleNamespace(episodes=[types.SimpleNamespace(failures=[FAILURE])])
+
+
+def test_a_run_ends_only_after_twenty_steps_with_too_many_void_plays_and_names_the_reason():
+    watch = VoidWatch(0.2)
+    for step in range(VOID_STEPS - 1):
+        watch.look(step, BAD)
+    with pytest.raises(TrainingError, match=r"30% of the plays.*deadline, 100 tries; the last: node search: 2 s are over.*--resume"):
+        watch.look(VOID_STEPS, BAD, lambda kind: failure_of(ROLLOUT, kind))
+
+
+def test_old_void_plays_leave_the_window_and_neither_the_limit_itself_nor_a_limit_of_one_stops_a_run():
+    watch, never, compiled = VoidWatch(0.2), VoidWatch(1.0), VoidWatch(0.0)
+    for _ in range(VOID_STEPS // 2):
+        watch.look(1, BAD)  # over ten steps 30 %, over twenty 15 %
+    for _ in range(VOID_STEPS):
+        watch.look(2, GOOD)
+    for _ in range(2 * VOID_STEPS):
+        watch.look(3, BAD | {"void": 0.2})
+        never.look(3, BAD | {"void": 1.0})
+        compiled.look(3, {"void": 1.0})
+
+
+def test_many_good_steps_long_ago_do_not_hide_twenty_bad_ones():
+    watch = VoidWatch(0.2)
+    for _ in range(10 * VOID_STEPS):
+        watch.look(1, GOOD | {"failed_tool": 9.0})
+    for _ in range(13):  # 0.3 x 13 of 20 steps: a share of 0.195
+        watch.look(2, BAD | {"failed_deadline": 90.0})
+    with pytest.raises(TrainingError, match="reason: deadline"):
+        watch.look(2, BAD | {"failed_deadline": 90.0})
+
+
+def test_the_steps_before_the_one_that_stops_a_run_are_kept():
+    batch = types.SimpleNamespace(figures=BAD, episodes=types.SimpleNamespace(rollout=ROLLOUT))
+    team = types.SimpleNamespace(play=lambda step, first, count: batch)
+    config = types.SimpleNamespace(rollout=types.SimpleNamespace(tasks=5, ahead=0))
+    watches = types.SimpleNamespace(look=lambda *given: None), VoidWatch(0.2)
+    kept = []
+    for step in range(VOID_STEPS - 1):
+        played(team, config, step, watches, lambda: kept.append(1))
+    assert not kept
+    with pytest.raises(TrainingError, match="node search: 2 s are over"):
+        played(team, config, VOID_STEPS - 1, watches, lambda: kept.append(1))
+    assert kept == [1]
