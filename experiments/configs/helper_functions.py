@@ -4,7 +4,8 @@ Command:   python -m experiments.train --config=experiments/configs/helper_funct
            ... --config.game.style=sequential --config.steps=0      a baseline: single, parallel, sequential, discussion, feedback
            ... --config.control.permute_rewards=True                 the control
 Expected:  docs/magrpo.md, "Helper and main agent".
-Variants:  :smoke; :individual pays each agent for its own function's form; :feedback has a second turn with a scripted expert;
+Variants:  :smoke; :individual pays each agent for its own function's form; :feedback has a second turn with a scripted expert,
+           who also knows what unclear words mean (`game.feedback=plain`, `game.truth=0.0`: nothing, wrong advice);
            :full has the paper's constants, :full_feedback those of two turns, :released the release's recipe; they need a checkpoint:
            ...:full --config.game.humaneval=HumanEval.jsonl.gz --config.model.path=Qwen2.5-Coder-3B
 """
@@ -45,4 +46,6 @@ def get_config(arg=None):
         c.recipe.rewards, c.recipe.scope, c.recipe.group_by = "local", "agent", "instance,agent,turn"
     if arg == "feedback":
         c.game.style = "feedback"
+        c.game.ambiguous = 1.0  # what no convention settles: unclear words, whose meaning the expert knows
+        c.game.heed = 0.8
     return smoke_workflow(c) if arg == "smoke" else c

@@ -10,10 +10,11 @@ from marl_llm.games import GameError, make_game
 from marl_llm.games.coding.aux_feedback import EXPERT_PROMPT, expert_feedback, read_advice, report_feedback
 from marl_llm.games.coding.aux_judge import AuxJudge
 from marl_llm.games.coding.aux_team import STYLES, aux_main
-from marl_llm.games.coding.functions import SHARES, template_split
+from marl_llm.games.coding.functions import SHARES, template_split, unclear_places
 from marl_llm.games.coding.helper_functions import (
     HELPER_PARTS,
     MAIN_PARTS,
+    WORDS,
     aux_speech,
     aux_task,
     helper_program,
@@ -21,9 +22,13 @@ from marl_llm.games.coding.helper_functions import (
     mini_aux_roles,
     part_of,
     random_helper,
+    read_as,
+    readings,
+    scripted_expert,
 )
+from marl_llm.games.coding.helper_functions import HIDDEN as MINI_HIDDEN
 from marl_llm.tools.judge import Case
-from marl_llm.tools.results import FailureKind, failed, success
+from marl_llm.tools.results import FailureKind, ToolResult, failed, success
 from marl_llm.workflows import Controller, FormatError, RolloutError, Task, WorkflowError, separate
 from marl_llm.workflows.efficiency import critical_path_tokens, sampled_tokens
 from marl_llm.workflows.samples import sample_table
@@ -242,17 +247,56 @@ def test_advice_is_an_object_with_two_texts():
 def test_the_parts_of_a_problem_fit_together_as_they_should():
     for number in range(6):
         one_task = aux_task("test", 0, number)
-        plan = one_task.hidden["plan_gold"]
+        problem, plan = one_task.fields["problem"], one_task.hidden["plan_gold"]
         assert template_split(tuple(name for name, _ in plan)) == "test"
         for helper in HELPER_PARTS:
-            assert part_of(plan, helper_program(plan, helper)) in HELPER_PARTS
+            assert part_of(problem, plan, helper_program(plan, helper)) in HELPER_PARTS
             for main, goes_with in MAIN_PARTS.items():
                 codes = helper_program(plan, helper), main_program(plan, main)
                 found = asyncio.run(Quick().pair(*codes, "f", "", one_task.hidden["tests"], False)).value
                 if goes_with in (None, helper):
                     assert found["passed"]
                     assert found["level_cooperation"] == {"rest": 1.5, "before": 1.5, "wrap": 0.5, "alone": 0.0}[main]
-    assert part_of(plan, "def aux ( x ) : return x") is None
+    assert part_of(problem, plan, "def aux ( x ) : return x") is None
+
+
+def test_unclear_words_cap_the_first_turn_and_the_expert_alone_settles_them():
+    """A perfect player guesses at half of the unclear words; only right advice passes what a wrong guess lost."""
+    found = {}
+    for truth in (1.0, 0.0):
+        world = make_game("helper_functions", style="feedback", ambiguous=1.0, truth=truth, noise=0.0, heed=1.0, lean=1.0)
+        mini = {"views": WORDS, "feedback": scripted_expert(truth), "hidden": MINI_HIDDEN}
+        flow = aux_main(Quick(), mini_aux_roles(), "feedback", **mini)
+        rollout = played(flow, world.tasks("test", 0, 80), world.script, aux_speech(True))
+        for path in rollout.trajectories:
+            unclear = unclear_places(path.fields["problem"])
+            (_, before), (_, after) = path.written("passed")
+            found.setdefault((truth, bool(unclear)), []).append((before, after))
+        ids = [i for row in sample_table(rollout, training=()).samples for i in (*row.call.prompt_ids, *row.response_ids)]
+        assert 1 not in ids  # <unk>
+    share = {key: tuple(sum(map(bool, one)) / len(pairs) for one in zip(*pairs)) for key, pairs in found.items()}
+    assert len(found[1.0, True]) >= 25
+    assert share[1.0, False] == (1.0, 1.0)
+    assert 0.3 < share[1.0, True][0] < 0.7
+    assert share[1.0, True][1] == 1.0
+    assert share[0.0, True][1] <= share[0.0, True][0]
+    plan = (("less", 2), ("from", 3), ("add", 1))
+    assert len(readings("number gap 2 then gap 3 then plus 1", plan)) == 4
+    assert read_as("number gap 2 then gap 3 then plus 1", plan, ("from", "from")) == (("from", 2), ("from", 3), ("add", 1))
+    assert read_as("number gap 2 then gap 3 then plus 1", plan, ("from",)) is None
+    with pytest.raises(WorkflowError, match=r"ambiguous=1.5 is not in \[0, 1\]"):
+        make_game("helper_functions", ambiguous=1.5)
+
+
+def test_who_hears_nothing_writes_the_same_again():
+    world = make_game("helper_functions", style="feedback", feedback="plain", ambiguous=1.0, heed=1.0)
+    flow = aux_main(Quick(), mini_aux_roles(), "feedback", views=WORDS, feedback=_silent, hidden=MINI_HIDDEN)
+    for path in played(flow, world.tasks("test", 0, 12), world.script, aux_speech(True)).trajectories:
+        assert [path.calls[0].text, path.calls[1].text] == [path.calls[2].text, path.calls[3].text]
+
+
+def _silent() -> ToolResult:
+    return success({"note_aux": "", "note_main": ""}, 0.0)
 
 
 def test_no_problem_of_one_split_is_one_of_another():
@@ -280,9 +324,7 @@ def test_every_style_of_the_small_world_is_spoken_in_known_words_within_the_budg
 
 
 def _mini(world, style):
-    from marl_llm.games.coding.helper_functions import HIDDEN, WORDS, scripted_expert
-
-    return {"views": WORDS, "feedback": scripted_expert() if style == "feedback" else None, "hidden": HIDDEN}
+    return {"views": WORDS, "feedback": scripted_expert() if style == "feedback" else None, "hidden": MINI_HIDDEN}
 
 
 def test_a_parallel_team_has_its_longer_answer_on_the_critical_path_and_a_sequential_one_both():

@@ -43,6 +43,7 @@ def helper_functions(
     noise: float = 0.05,
     heed: float = 0.5,
     lean: float = 0.0,
+    ambiguous: float = 0.0,
     timeout_s: float = 2.0,
 ) -> World:
     """Helper and main agent on generated functions, judged in the real sandbox.
@@ -54,18 +55,21 @@ def helper_functions(
       individual: each agent is paid for its own function's form, as a local reward.
       wrapper, effect: as `AuxJudge`.
       noise, heed, lean: habits of the scripted player, see `helper_player`.
+      ambiguous: share of the operations which have a word with two readings that are told by it. Only the expert knows what is meant.
       timeout_s: of one case.
     """
     judge = AuxJudge(timeout_s, wrapper, effect)
     tool = None
+    if not 0 <= ambiguous <= 1:
+        raise WorkflowError(f"ambiguous={ambiguous} is not in [0, 1]")
     if style == "feedback":
         if feedback not in MINI_FEEDBACK:
             raise WorkflowError(f"feedback={feedback!r}: this world's models read {', '.join(MINI_FEEDBACK)}")
         tool = scripted_expert(truth) if feedback == "expert" else report_feedback(judge, check_mode(feedback, visible))
     workflow = aux_main(judge, mini_aux_roles(style == "single"), style, WORDS, tool, turns, individual, INPUTS, HIDDEN)
-    tasks = drawn_tasks(lambda split, number: aux_task(split, functions_seed, number, visible), SHARES)
+    tasks = drawn_tasks(lambda split, number: aux_task(split, functions_seed, number, visible, ambiguous), SHARES)
     script = helper_player(noise, heed, lean, style == "single")
-    return World(workflow, tasks, "passed", aux_speech(), script, random_helper)
+    return World(workflow, tasks, "passed", aux_speech(ambiguous > 0), script, random_helper)
 
 
 def function_problems(

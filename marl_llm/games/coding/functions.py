@@ -160,6 +160,12 @@ def function_task(split: str, seed: int, number: int, ambiguous_share: float = 0
     return Task(number, {"problem": problem}, secret, split)
 
 
+def unclear_places(problem: str) -> tuple[int, ...]:
+    """The places of a problem's operations that are told by a word with two readings."""
+    words = [part.split()[0] for part in problem.split(" ", 1)[1].split(" then ")]
+    return tuple(i for i, word in enumerate(words) if word in AMBIGUOUS.values())
+
+
 def _cases(rng: random.Random, kind: str, plan: tuple[tuple[str, int], ...]) -> tuple[tuple[tuple[Any], Any], ...]:
     """Inputs, each once, with what the plan makes of them."""
     given: list[Any] = []

@@ -5,19 +5,20 @@
 
 Both read the problem alone and write at once. The scripted player writes each half rightly, but draws for both apart who does what:
 the helper the first operation, the last, or all; the main agent what is left of any of these, or everything. Problems, operations and
-splits are those of `functions`, without words of two readings; programs run in the sandbox.
+splits are those of `functions`; programs run in the sandbox. Problems may hold words of two readings, which feedback alone can settle.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.games.coding.aux_feedback import NOTES
 from marl_llm.games.coding.aux_team import Views
-from marl_llm.games.coding.functions import BY_NAME, NUMBERS, OPS, PROTOCOL, function_task
+from marl_llm.games.coding.functions import AMBIGUOUS, BY_NAME, NUMBERS, OPS, OTHER, PROTOCOL, function_task, unclear_places
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task
@@ -32,25 +33,31 @@ Plan = tuple[tuple[str, int], ...]
 
 
 @functools.cache
-def aux_tokenizer() -> PieceTokenizer:
-    """One token per word of problems, programs and notes."""
+def aux_tokenizer(ambiguous: bool = False) -> PieceTokenizer:
+    """One token per word of problems, programs and notes; `ambiguous`: also of words with two readings."""
     words = [word for op in OPS for word in (op.name, *op.words, *op.code.replace("{n}", "").split())]
     own = ("aux", "helper:", "main:", "mine", "other", "note", "pass", "keep", *HELPER_PARTS, *MAIN_PARTS)
     kinds = ("number", "list", "0", "6", "7", "8", "9", "(", ")", ":")
-    return train_pieces(tuple(dict.fromkeys((*PROTOCOL, *kinds, *NUMBERS, *own, *words))))
+    unclear = AMBIGUOUS.values() if ambiguous else ()
+    return train_pieces(tuple(dict.fromkeys((*PROTOCOL, *kinds, *NUMBERS, *own, *words, *unclear))))
 
 
-def aux_speech() -> PlainText:
+def aux_speech(ambiguous: bool = False) -> PlainText:
     """A response ends with `.`."""
-    tokenizer = aux_tokenizer()
+    tokenizer = aux_tokenizer(ambiguous)
     return PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),))
 
 
-def aux_task(split: str, seed: int, number: int, visible: int = 3) -> Task:
-    """A problem; `visible` of its cases are for feedback. Raises `ValueError` for an unknown split or more than three visible cases."""
+def aux_task(split: str, seed: int, number: int, visible: int = 3, ambiguous: float | int = 0.0) -> Task:
+    """A problem; `visible` of its cases are for feedback, and this share of its operations that can be told by a word with two readings is.
+
+    Raises `ValueError` for an unknown split, a share outside [0, 1], or more than three visible cases.
+    """
     if not 0 <= visible <= 3:
         raise ValueError(f"visible={visible} is not in [0, 3]")
-    made = function_task(split, seed, number, ambiguous_share=0.0)
+    if not 0 <= ambiguous <= 1:
+        raise ValueError(f"ambiguous={ambiguous} is not in [0, 1]")
+    made = function_task(split, seed, number, ambiguous)
     hidden = {"tests": made.hidden["tests"], "visible_tests": made.hidden["visible_tests"][:visible], "loose": False}
     fields = {"problem": made.fields["problem"], "entry": "f", "parameters": "x", "preamble": ""}
     return Task(number, fields, hidden | {"plan_gold": made.hidden["plan_gold"]}, split)
@@ -114,15 +121,30 @@ def main_program(plan: Plan, part: str) -> str:
     return f"def f ( x ) : {' ; '.join([*lines, 'return x'])}"
 
 
-def part_of(plan: Plan, aux_code: str) -> str | None:
-    """Which part of a plan a helper wrote; None if it is none of them."""
-    return next((part for part in HELPER_PARTS if helper_program(plan, part) == aux_code), None)
+def readings(problem: str, plan: Plan) -> list[Plan]:
+    """All plans that the problem's words allow, the one that is meant first."""
+    places = unclear_places(problem)
+    ways = [((name, n), (OTHER[name], n)) if i in places else ((name, n),) for i, (name, n) in enumerate(plan)]
+    return list(itertools.product(*ways))
+
+
+def read_as(problem: str, plan: Plan, names: Sequence[str]) -> Plan | None:
+    """The reading whose unclear words stand for these operations, in order; None if there is none."""
+    places = unclear_places(problem)
+    return next((one for one in readings(problem, plan) if [one[i][0] for i in places] == list(names)), None)
+
+
+def part_of(problem: str, plan: Plan, aux_code: str) -> str | None:
+    """Which part of a plan a helper wrote, in any reading of the problem; None if it is none of them."""
+    written = {helper_program(one, part): part for one in readings(problem, plan) for part in reversed(HELPER_PARTS)}
+    return written.get(aux_code)
 
 
 def scripted_expert(truth: float | int = 1.0) -> Callable[..., Any]:
-    """The expert of the small world, a feedback tool: it names the main agent's part that goes with what the helper wrote.
+    """The expert of the small world, a feedback tool: it names the main agent's part that goes with what the helper wrote, and what the
+    unclear words of the problem mean.
 
-    `truth`: share of its advice that is right; otherwise it names another part, as advice on another problem would.
+    `truth`: share of its advice that is right; otherwise it names another part and the other meanings, as advice on another problem would.
     Raises `WorkflowError` for a share outside [0, 1].
     """
     if not 0 <= truth <= 1:
@@ -131,12 +153,14 @@ def scripted_expert(truth: float | int = 1.0) -> Callable[..., Any]:
 
     def feedback(aux_code: str, main_code: str, problem: str, plan_gold: Plan) -> ToolResult:
         rng = random.Random(f"expert {problem} {aux_code} {main_code}")
-        part = part_of(plan_gold, aux_code)
+        part = part_of(problem, plan_gold, aux_code)
         note_aux, note_main = ("keep", fits[part]) if part else ("first", "rest")
+        meant = [plan_gold[i][0] for i in unclear_places(problem)]
         if rng.random() >= truth:
             note_aux = rng.choice([word for word in HELPER_PARTS if word != part])
             note_main = rng.choice([word for word in fits.values() if word != note_main])
-        return success(dict(zip(NOTES, (note_aux, note_main))), 0.0)
+            meant = [OTHER[name] for name in meant]
+        return success(dict(zip(NOTES, (" ".join([note, *meant]) for note in (note_aux, note_main)))), 0.0)
 
     return feedback
 
@@ -154,32 +178,36 @@ def helper_player(
     """
 
     def play(turn: ScriptTurn) -> str:
-        rng, fields = turn.random, turn.fields
+        rng, fields, helping = turn.random, turn.fields, turn.role.name == "helper"
         plan = tuple((name, int(rng.choice(NUMBERS)) if rng.random() < noise else n) for name, n in fields["plan_gold"])
+        heeds = not single and rng.random() < heed
+        note = fields.get("note_aux" if helping else "note_main", "") if heeds else "unread"
+        own = fields.get("aux_code" if helping else "main_code", "")
+        if own and fields.get("round_") and NOTE_WORDS.get(note) in ("none", "pass"):
+            return own
+        part, *meant = note.split() or [""]
+        plan = read_as(fields["problem"], plan, meant) or rng.choice(readings(fields["problem"], plan))
         if single:
             return main_program(plan, "alone")
-        heeds = rng.random() < heed
-        if turn.role.name == "helper":
-            return helper_program(plan, _helper_part(fields, heeds, rng, lean))
-        return main_program(plan, _main_part(fields, heeds, rng, lean))
+        if helping:
+            return helper_program(plan, _helper_part(fields, part, heeds, rng, lean))
+        return main_program(plan, _main_part(fields, part, heeds, rng, lean))
 
     return play
 
 
-def _helper_part(fields: Mapping[str, Any], heeds: bool, rng: random.Random, lean: float | int) -> str:
-    note = fields.get("note_aux", "")
-    own = part_of(fields["plan_gold"], fields.get("aux_code", ""))
-    if heeds and note in HELPER_PARTS:
+def _helper_part(fields: Mapping[str, Any], note: str, heeds: bool, rng: random.Random, lean: float | int) -> str:
+    own = part_of(fields["problem"], fields["plan_gold"], fields.get("aux_code", ""))
+    if note in HELPER_PARTS:
         return note
     if heeds and own is not None:  # "keep", or a second turn: what it did before
         return own
     return _drawn(HELPER_PARTS, rng, lean)
 
 
-def _main_part(fields: Mapping[str, Any], heeds: bool, rng: random.Random, lean: float | int) -> str:
-    note = fields.get("note_main", "")
-    other = part_of(fields["plan_gold"], fields.get("aux_code", ""))
-    if heeds and note in MAIN_PARTS:
+def _main_part(fields: Mapping[str, Any], note: str, heeds: bool, rng: random.Random, lean: float | int) -> str:
+    other = part_of(fields["problem"], fields["plan_gold"], fields.get("aux_code", ""))
+    if note in MAIN_PARTS:
         return note
     if heeds and other is not None and "other" in fields.get("seen_main", ""):
         return next(main for main, helper in MAIN_PARTS.items() if helper == other)
