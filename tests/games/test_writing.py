@@ -222,9 +222,10 @@ def test_both_writers_are_paid_every_component_and_the_longer_text_is_the_critic
 # ---- the small world
 
 
+@pytest.mark.parametrize("task", ["tldr", "arxiv"])
 @pytest.mark.parametrize("style", STYLES)
-def test_the_small_worlds_script_speaks_in_known_words_within_the_budgets(style):
-    world = notes(style=style)
+def test_the_small_worlds_script_speaks_in_known_words_within_the_budgets(style, task):
+    world = notes(style=style, task=task)
     rollout = played(world.workflow, world.tasks("test", 0, 15), world.script, world.speech)
     for row in sample_table(rollout, training=()).samples:
         role = rollout.workflow.roles[row.call.role]
@@ -257,6 +258,23 @@ def test_the_floors_are_high_without_grounding_and_low_with_it():
     assert found["random", True] < 0.25
     assert found["salad", True] < 0.25
     assert 0.25 < found["script", False] < 0.5
+
+
+def test_two_parts_of_one_length_fit_under_arxivs_constants_and_halve_the_critical_path():
+    """One play whose two parts restate the same facts: TLDR's reward stops at the lengths, arXiv's pays everything but coherence."""
+    six = lambda turn: " ".join(turn.fields["post"].split(" ; ")[:6])  # noqa: E731
+    for task, structure in (("tldr", 0.25), ("arxiv", 1.0)):
+        world = notes(task=task)
+        (path,) = played(world.workflow, world.tasks("test", 0, 1), six, world.speech).trajectories
+        metrics = {name: figure(path) for name, figure in world.workflow.metrics.items()}
+        assert metrics["structure"] == pytest.approx(structure)
+        assert metrics["consistency"] == pytest.approx(float(structure == 1.0))
+        assert metrics["sampled_tokens"] == 2 * metrics["critical_path_tokens"]
+    found = [scores(played(world.workflow, world.tasks("test", 0, 40), player, world.speech), "return")
+             for player in (world.script, world.floor)]  # fmt: skip
+    assert sum(found[1]) / 40 < 0.25 < sum(found[0]) / 40 < 0.45
+    with pytest.raises(WorkflowError, match="task='letters' is unknown; choose one of tldr, arxiv"):
+        notes(task="letters")
 
 
 def test_constants_are_frozen():

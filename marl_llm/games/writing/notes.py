@@ -14,11 +14,12 @@ import math
 import random
 from collections.abc import Callable
 
-from marl_llm.games.writing.reward import Band, Constants
-from marl_llm.games.writing.team import Shown, two_parts, writing_team
+from marl_llm.games.writing.reward import PAPER, Band, Constants
+from marl_llm.games.writing.team import TASKS, Shown, two_parts, writing_team
 from marl_llm.games.writing.transitions import CATEGORIES
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.workflows import PlainText, Role, ScriptTurn, Task, World, plain
+from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.splits import check_split, drawn_tasks, split_of
 
 SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
@@ -31,6 +32,10 @@ CONSTANTS = Constants(
     own=((4, 24), (8, 64)), length=Band(1.1, 1.6, 3.2, 5.0), unique=Band(1.3, 2.0, math.inf, math.inf), cap=0.03, log_factor=0.6,
     length_in="words", grounding=0.7, copied=1.0,
 )  # fmt: skip
+CONSTANTS_OF = {  # arXiv's two parts are about equally long, which is what an answer at once can gain most from
+    "tldr": CONSTANTS,
+    "arxiv": dataclasses.replace(PAPER["arxiv"], own=((8, 40), (8, 40)), length_in="words", grounding=0.7, copied=1.0),
+}
 Fact = tuple[str, str, str]
 
 
@@ -68,22 +73,25 @@ def facts_of(post: str) -> list[Fact]:
     return [tuple(fact.split()) for fact in post.split(" ; ")]
 
 
-def notes_roles(style: str) -> dict[str, Role]:
+def notes_roles(style: str, constants: Constants = CONSTANTS) -> dict[str, Role]:
     """Two writers, or one who writes both texts with `|` between them."""
+    most = [most for _, most in constants.own]
     if style == "single":
         parts = two_parts(SPLIT_MARK)
-        return {"writer": Role("writer", "{post} writer:", parts, {"first": "", "second": ""}, max_tokens=90, max_prompt=64)}
-    longest = {"first": 25, "second": 65}
+        return {"writer": Role("writer", "{post} writer:", parts, {"first": "", "second": ""}, max_tokens=sum(most) + 2, max_prompt=64)}
+    longest = {"first": most[0] + 1, "second": most[1] + 1}
     return {
         name: Role(name, f"{{post}} {{seen_{name}}} {name}:", plain(name), {name: ""}, max_tokens=size, max_prompt=160)
         for name, size in longest.items()
     }
 
 
-def notes_player(most_first: int = 8, most_second: int = 10, connectives: int = 2, single: bool = False) -> Callable[[ScriptTurn], str]:
+def notes_player(
+    most_first: int = 8, most_second: int = 10, connectives: int = 2, single: bool = False, constants: Constants = CONSTANTS
+) -> Callable[[ScriptTurn], str]:
     """Restates a random number of facts, 1 to `most_*`, each with a chance of a stop word, and up to so many connectives."""
 
-    sizes = [most for _, most in CONSTANTS.own]
+    sizes = [most for _, most in constants.own]
 
     def text(facts: list[Fact], most: int, longest: int, rng: random.Random) -> str:
         chosen = [list(fact) for fact in rng.sample(facts, min(rng.randint(1, most), len(facts)))]
@@ -127,6 +135,7 @@ def notes(
     most_first: int = 8,
     most_second: int = 10,
     connectives: int = 2,
+    task: str = "tldr",
 ) -> World:
     """Two writers on generated posts.
 
@@ -134,12 +143,17 @@ def notes(
       style: one of `team.STYLES`.
       grounded: words must occur in the post (70 % of those with content), else the evaluation ends behind level 1.
       most_first, most_second, connectives: habits of the scripted player, see `notes_player`.
+      task: whose constants the reward has, "tldr" (the second text is 1.6 to 3.2 times as long) or "arxiv" (1.0 to 1.3 times).
+
+    Raises `WorkflowError` for an unknown word.
     """
-    constants = dataclasses.replace(CONSTANTS, grounded=grounded)
+    if task not in TASKS:
+        raise WorkflowError(f"task={task!r} is unknown; choose one of {', '.join(TASKS)}")
+    constants = dataclasses.replace(CONSTANTS_OF[task], grounded=grounded)
     shown = Shown(own=lambda text: f"mine {text or 'none'} ", other=lambda text: f"other {text or 'none'}")
-    workflow = writing_team(constants, notes_roles(style), style, shown)
+    workflow = writing_team(constants, notes_roles(style, constants), style, shown)
     tasks = drawn_tasks(lambda split, number: notes_task(split, notes_seed, number), SHARES)
-    script = notes_player(most_first, most_second, connectives, style == "single")
+    script = notes_player(most_first, most_second, connectives, style == "single", constants)
     return World(workflow, tasks, "return", notes_speech(), script, random_writer)
 
 
