@@ -48,4 +48,5 @@ def get_config(arg=None):
         c.game.style = "feedback"
         c.game.ambiguous = 1.0  # what no convention settles: unclear words, whose meaning the expert knows
         c.game.heed = 0.8
+        c.warm_start.tasks = 16  # of two turns each
     return smoke_workflow(c) if arg == "smoke" else c
