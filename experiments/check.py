@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Checks everything that was named; returns the exit code."""
-    from experiments.command import told
+    from experiments.command import code_of
 
     asked = parser().parse_args(argv)
     code = 0
@@ -50,11 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             report = examine(what, asked)
         except Exception as error:
-            said = told(error) or (str(error) if isinstance(error, ValueError) else None)
-            if said is None:
-                raise
-            print(f"error: {what}: {said}", file=sys.stderr)
-            return 2
+            return code_of(error, what)
         print(json.dumps(report) if asked.json else _text(report, asked.prompts or len(asked.what) == 1))
         code = max(code, int(any(one["status"] == "fail" for one in report["verdicts"])))
     return code

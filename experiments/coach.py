@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -61,7 +60,7 @@ class Lesson:
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the agreement. 2: the coach cannot be trained."""
-    from experiments.command import config_path, told
+    from experiments.command import code_of, config_path
 
     asked = parser().parse_args(argv)
     try:
@@ -73,11 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         path, _, variant = config_path(asked.config).partition(":")
         train_coach(lambda: _config(path, variant or None), asked)
     except Exception as error:
-        said = told(error) or (str(error) if isinstance(error, ValueError) else None)
-        if said is None:
-            raise
-        print(f"error: {said}", file=sys.stderr)
-        return 2
+        return code_of(error)
     return 0
 
 
@@ -118,11 +113,11 @@ def train_coach(make: Callable[[], Any], asked: argparse.Namespace, say: Callabl
 
     for name, found in ((SEEN, record["seen"]), *record["unseen"].items()):
         say(f"{name}:\n{agreement_text(found)}")
-    with contextlib.suppress(small.WorkflowError):
+    try:
         small.read_record(asked.out, guide)
         say(f"it may train a team: --config.coach.kind=small --config.coach.path={asked.out}")
-        return record
-    say("it may train nobody: a run would refuse it")
+    except small.WorkflowError as error:
+        say(f"it may train nobody: {error}")
     return record
 
 

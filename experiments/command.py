@@ -59,7 +59,7 @@ def run(main: Callable[[list[str]], None], interrupted: str = "interrupted") -> 
         except Exception as error:
             if (said := told(error)) is None:
                 raise
-            fail(said, DAMAGED if type(error).__name__ in DAMAGED_BY else FAILED)
+            fail(said, _code(error))
 
     try:
         check_local(sys.argv)
@@ -114,6 +114,19 @@ def told(error: BaseException, files: Iterable[str] = ()) -> str | None:
     names = {os.path.realpath(file) for file in files}
     here = [f for f in traceback.extract_tb(error.__traceback__) if os.path.realpath(f.filename) in names]
     return f"{here[-1].filename} line {here[-1].lineno}, in {here[-1].name}: {type(error).__name__}: {_flat(error)}" if here else None
+
+
+def code_of(error: Exception, subject: str = "") -> int:
+    """Tells on stderr, in one line about `subject`, an error that a user can mend, and returns the exit code; raises any other again."""
+    said = told(error) or (str(error) if isinstance(error, ValueError) else None)
+    if said is None:
+        raise error
+    print(f"error: {subject + ': ' if subject else ''}{said}", file=sys.stderr)
+    return _code(error)
+
+
+def _code(error: Exception) -> int:
+    return DAMAGED if type(error).__name__ in DAMAGED_BY else FAILED
 
 
 def _parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:

@@ -38,12 +38,13 @@ def main(argv: list[str] | None = None) -> int:
     """Plays; returns the exit code."""
     asked = parser().parse_args(argv)
     from experiments.check import subject_of
-    from experiments.command import told
+    from experiments.command import code_of
+    from marl_llm.training.seats import ask_at_the_keyboard, messages_of
     from marl_llm.viewing import HumanSeat
 
     try:
         with subject_of(asked.what, asked.option) as (world, _, _), contextlib.ExitStack() as stack:
-            others = player_of(world, asked.others)
+            others = others_of(world, asked.others)
             seat = None if asked.terminal else stack.enter_context(HumanSeat(asked.port))
             if seat is not None:
                 print(f"your seat is {seat.url}", flush=True)
@@ -51,45 +52,24 @@ def main(argv: list[str] | None = None) -> int:
                     import webbrowser
 
                     webbrowser.open(seat.url)
-            person = at_the_keyboard if seat is None else lambda turn: seat.ask(turn.role.name, messages_of(turn))
+            person = ask_at_the_keyboard if seat is None else lambda turn: seat.ask(turn.role.name, messages_of(turn))
             tell = print if seat is None else lambda text: (print(text, flush=True), seat.tell(text))
             for number in range(asked.first, asked.first + asked.tasks):
                 tell(play(world, asked.human, person, others, world.tasks(asked.split, number, 1)))
     except Exception as error:
-        said = told(error) or (str(error) if isinstance(error, ValueError) else None)
-        if said is None:
-            raise
-        print(f"error: {asked.what}: {said}", file=sys.stderr)
-        return 2
+        return code_of(error, asked.what)
     return 0
 
 
-def messages_of(turn: Any) -> list[tuple[str, str]]:
-    """What a role reads, as pairs of who says it and the text."""
-    return [(message.role, message.content) for message in turn.messages]
-
-
-def at_the_keyboard(turn: Any) -> str:
-    """A person at the terminal: the messages are printed, and one line is read."""
-    print("\n".join(f"[{who}] {text}" for who, text in messages_of(turn)))
-    return input(f"{turn.role.name}> ")
-
-
-def player_of(world: Any, text: str) -> Any:
-    """Who plays the other roles. Raises `ConfigError` for a player that the world does not have."""
+def others_of(world: Any, text: str) -> Any:
+    """Who plays the other roles. Raises `ConfigError` for a model, which has to be served, and `WorkflowError` for a missing player."""
     from experiments.command import ConfigError
-    from marl_llm.training.seats import parse_seat
-    from marl_llm.workflows import Outside, Scripted
+    from marl_llm.training.seats import guest, parse_seat
 
     seat = parse_seat(text)
-    if seat.kind == "outside":
-        from marl_llm.tools.chat import ChatClient, OpenAICompatible
-
-        return Outside(ChatClient(OpenAICompatible(seat.place, seat.model)))
-    script = {"scripted": world.script, "random": world.floor}.get(seat.kind)
-    if script is None:
-        raise ConfigError(f"--others={text}: {world.workflow.name} has no such player; choose scripted, random or outside:URL#NAME")
-    return Scripted(script)
+    if seat.kind not in ("scripted", "random", "outside"):
+        raise ConfigError(f"--others={text}: choose scripted, random or outside:URL#NAME, which `python -m marl_llm serve` can be")
+    return guest(world, "others", seat)
 
 
 def play(world: Any, human: str, person: Callable[[Any], str], others: Any, tasks: list) -> str:

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Prints the table. 2: the config cannot be played."""
     from experiments.check import load_config
-    from experiments.command import config_path, told
+    from experiments.command import code_of, config_path
 
     asked = parser().parse_args(argv)
     try:
@@ -48,11 +48,7 @@ def main(argv: list[str] | None = None) -> int:
             config.warm_start.update(run=asked.run, step=asked.step, steps=0)
         rows = profile(config, asked.tasks)
     except Exception as error:
-        said = told(error) or (str(error) if isinstance(error, ValueError) else None)
-        if said is None:
-            raise
-        print(f"error: {said}", file=sys.stderr)
-        return 2
+        return code_of(error)
     print(table(rows))
     if asked.output:
         kept = [row["task"] for row in rows if row["teaches"]]

@@ -29,16 +29,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the table or the lines. 2: the run has nothing that can be scored again."""
-    from experiments.command import told
+    from experiments.command import code_of
 
     asked = parser().parse_args(argv)
     try:
         plays, left_out = rescored(pathlib.Path(asked.run), asked.game)
     except Exception as error:
-        if (said := told(error)) is None:
-            raise
-        print(f"error: {said}", file=sys.stderr)
-        return 2
+        return code_of(error)
     if asked.json:
         print("\n".join(map(json.dumps, plays)))
         return 0

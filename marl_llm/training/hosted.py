@@ -33,11 +33,11 @@ from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import own_mesh
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy
-from marl_llm.training.seats import Seat
+from marl_llm.training.seats import Seat, guest
 from marl_llm.training.served import check_served, samplers
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
-from marl_llm.workflows import Assignment, Controller, Inside, Outside, Rollout, Scripted, Task, Workflow, WorkflowError, World
+from marl_llm.workflows import Assignment, Controller, Inside, Rollout, Scripted, Task, Workflow, WorkflowError, World
 from marl_llm.workflows.cross import check_cross, crossed
 from marl_llm.workflows.metrics import episode_metrics, rollout_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
@@ -418,7 +418,7 @@ class HostedTeam(Team):
                 names[role] = self.assignment.roles[role]
                 players[names[role]] = self.assignment.models[names[role]]
             else:
-                names[role], players[str(seat)] = str(seat), self._guest(role, seat)
+                names[role], players[str(seat)] = str(seat), guest(self.world, role, seat)
         if not served:
             return None, names, players
         key = tuple(sorted((name, learner.config) for name, (learner, _) in served.items()))
@@ -428,21 +428,3 @@ class HostedTeam(Team):
         else:
             self._current.serve(key, lambda: self._engine(served))
         return self._current, names, players
-
-    def _guest(self, role: str, seat: Seat) -> Scripted | Outside:
-        if seat.kind in ("scripted", "random"):
-            script = self.world.script if seat.kind == "scripted" else self.world.floor
-            if script is None:
-                raise WorkflowError(f"seats: {role}={seat}: world {self.world.workflow.name!r} has no {seat.kind} player")
-            return Scripted(script)
-        if seat.kind == "human":
-            return Scripted(ask_at_the_keyboard)
-        from marl_llm.tools.chat import ChatClient, OpenAICompatible
-
-        return Outside(ChatClient(OpenAICompatible(seat.place, seat.model)))
-
-
-def ask_at_the_keyboard(turn: Any) -> str:
-    """A person plays: the messages are printed, and one line is read."""
-    print("\n".join(f"[{message.role}] {message.content}" for message in turn.messages))
-    return input(f"{turn.role.name}> ")

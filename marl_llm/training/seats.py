@@ -16,6 +16,9 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
+from marl_llm.workflows import Outside, Scripted, ScriptTurn, World
+from marl_llm.workflows.errors import WorkflowError
+
 KINDS = ("trained", "start", "run", "scripted", "random", "outside", "human")
 MODELS = ("trained", "start", "run")  # kinds whose player is a model of this program
 
@@ -79,3 +82,28 @@ def parse_seats(text: str) -> dict[str, Seat]:
     if any(not role.strip() or not seat.strip() for role, _, seat in pairs):
         raise ValueError(f"seats={text!r} is not like 'tool=start,planner=trained:tool'")
     return {role.strip(): parse_seat(seat.strip()) for role, _, seat in pairs}
+
+
+def guest(world: World, role: str, seat: Seat) -> Scripted | Outside:
+    """Who plays a role that no model of this program plays. Raises `WorkflowError` naming the seat where the world has no such player."""
+    if seat.kind == "human":
+        return Scripted(ask_at_the_keyboard)
+    if seat.kind == "outside":
+        from marl_llm.tools.chat import ChatClient, OpenAICompatible
+
+        return Outside(ChatClient(OpenAICompatible(seat.place, seat.model)))
+    script = {"scripted": world.script, "random": world.floor}.get(seat.kind)
+    if script is None:
+        raise WorkflowError(f"seats: {role}={seat}: world {world.workflow.name!r} has no {seat.kind} player")
+    return Scripted(script)
+
+
+def messages_of(turn: ScriptTurn) -> list[tuple[str, str]]:
+    """What a role reads, as pairs of who says it and the text."""
+    return [(message.role, message.content) for message in turn.messages]
+
+
+def ask_at_the_keyboard(turn: ScriptTurn) -> str:
+    """A person at the terminal: the messages are printed, and one line is read."""
+    print("\n".join(f"[{who}] {text}" for who, text in messages_of(turn)))
+    return input(f"{turn.role.name}> ")

@@ -10,11 +10,9 @@ import json
 import pathlib
 import threading
 from collections.abc import Sequence
-from http.server import ThreadingHTTPServer
 from typing import Any
 
-from marl_llm.viewing.runs import ViewError
-from marl_llm.viewing.server import LocalHandler
+from marl_llm.viewing.server import LocalHandler, LocalServer
 
 PAGE = pathlib.Path(__file__).parent / "page"
 FILES = {"": ("seat.html", "text/html"), "seat.js": ("seat.js", "text/javascript"), "view.css": ("view.css", "text/css")}
@@ -53,29 +51,15 @@ class _Handler(LocalHandler):
         self._send(code, json.dumps({"told": text}).encode(), "application/json")
 
 
-class HumanSeat:
-    """Serves the page of one person until it is closed; a context manager.
-
-    Args:
-      port: 0 takes a free one.
-
-    Raises `ViewError` when the port is taken.
-    """
+class HumanSeat(LocalServer):
+    """Serves the page of one person until it is closed; a context manager. Raises `ViewError` when the port is taken (0: a free one)."""
 
     def __init__(self, port: int = 0):
         self._changed, self._number, self._open = threading.Condition(), 0, False
         self._turn: dict[str, Any] = {}
         self._seen = True  # whether a page has shown what was told last
         self._answer: str | None = None
-        handler = type("SeatHandler", (_Handler,), {"seat": self})
-        try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-        except (OSError, OverflowError) as error:
-            raise ViewError(f"port {port} cannot be used ({error}): choose another with --port, or 0 for a free one") from error
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="seat", daemon=True)
-        self._thread.start()
+        super().__init__(type("SeatHandler", (_Handler,), {"seat": self}), port, "seat")
 
     def ask(self, role: str, messages: Sequence[tuple[str, str]]) -> str:
         """What the person answers as this role; `messages` are pairs of who says it and the text. Waits as long as it takes."""
@@ -118,12 +102,4 @@ class HumanSeat:
         with self._changed:
             if self._number:
                 self._changed.wait_for(lambda: self._seen, SHOW_S)
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> HumanSeat:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+        super().close()

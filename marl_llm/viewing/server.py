@@ -98,17 +98,10 @@ class _Handler(LocalHandler):
         self._send(200, json.dumps(found).encode(), "application/json")
 
 
-class ViewServer:
-    """Serves runs until it is closed; a context manager.
+class LocalServer:
+    """Serves a handler on this machine until it is closed; a context manager. Raises `ViewError` when the port is taken (0: a free one)."""
 
-    Args:
-      runs: at least one. port: 0 takes a free one.
-
-    Raises `ViewError` when the port is taken.
-    """
-
-    def __init__(self, runs: Sequence[StoredRun], port: int = 0):
-        handler = type("Handler", (_Handler,), {"runs": tuple(runs)})
+    def __init__(self, handler: type[LocalHandler], port: int, name: str):
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         except (OSError, OverflowError) as error:
@@ -116,12 +109,8 @@ class ViewServer:
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="viewer", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, name=name, daemon=True)
         self._thread.start()
-
-    def wait(self) -> None:
-        """Until somebody interrupts."""
-        self._thread.join()
 
     def close(self) -> None:
         """Stops serving."""
@@ -129,8 +118,19 @@ class ViewServer:
         self._server.server_close()
         self._thread.join()
 
-    def __enter__(self) -> ViewServer:
+    def __enter__(self) -> LocalServer:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+class ViewServer(LocalServer):
+    """Serves runs (at least one) until it is closed; a context manager. Raises `ViewError` when the port is taken (0: a free one)."""
+
+    def __init__(self, runs: Sequence[StoredRun], port: int = 0):
+        super().__init__(type("Handler", (_Handler,), {"runs": tuple(runs)}), port, "viewer")
+
+    def wait(self) -> None:
+        """Until somebody interrupts."""
+        self._thread.join()

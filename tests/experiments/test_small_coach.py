@@ -41,7 +41,9 @@ def test_a_small_coach_learns_a_rubric_and_scores_in_a_run_through_the_path_of_e
             found = played(plan.played, plan.played.tasks(split, first, count), noise={"train": 0.5}.get(split, 0.8))
             return coach._scored(small, found, plan.played.guide)
 
-    record = coach.train_coach(config, options, say=lambda line: None)
+    told = []
+    record = coach.train_coach(config, options, say=told.append)
+    assert told[-1] == f"it may train a team: --config.coach.kind=small --config.coach.path={options.out}"
     assert asked == [(team, split) for team in coach.TEAMS for split in ("train", "validation")] + [("script:noise=0.5", "validation")]
     assert record["unseen"]["script:noise=0.5"]["all"]["mae"] == 0.0
     assert json.loads((options.out / small.RECORD).read_text()) == record
@@ -55,6 +57,21 @@ def test_a_small_coach_learns_a_rubric_and_scores_in_a_run_through_the_path_of_e
         assert coaching.metrics()["coach/calls"] == 8
         assert cost_line(own, plan).startswith("coach (small): at most 1 actions a play")
         coaching.close()
+
+
+def test_a_coach_that_agrees_too_little_is_told_why_where_it_is_trained_and_refused_with_the_same_words(options, monkeypatch):
+    monkeypatch.setattr(building, "start_jax", lambda config, cache: make_mesh(1))
+    monkeypatch.setattr(coach, "learned", lambda *_: (None, {}, None, 8))
+    monkeypatch.setattr(coach, "_write", lambda folder, *_: folder.mkdir())
+    monkeypatch.setattr(coach, "measured", lambda *_: {"all": {"mae": 0.7, "kappa": 0.79, "missing": 0, "actions": 9}, "roles": {}})
+    monkeypatch.setattr("marl_llm.coaching.agreement.agreement_text", str)
+    monkeypatch.setattr(coach, "_lessons", lambda *_: [types.SimpleNamespace(brief="a")])
+    told = []
+    coach.train_coach(config, options, say=told.append)
+    assert told[-1].startswith("it may train nobody: the small coach of ")
+    assert "on script:noise=0.5: mean absolute error 0.70 (at most 0.7), kappa 0.79 (at least 0.8)" in told[-1]
+    with pytest.raises(ConfigError, match="agrees too little with its rubric on script:noise=0.5"):
+        resolve(config(kind="small", path=str(options.out)))
 
 
 def played(world, tasks, noise):

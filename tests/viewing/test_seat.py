@@ -123,7 +123,9 @@ def test_a_role_that_no_person_can_play_is_refused_and_the_terminal_shows_what_i
     assert main(["joint_letter", "--human", "first", "--terminal"]) == 2
     assert "roles with text: none" in capsys.readouterr().err
     assert main([game, "--human", "writer", "--terminal", "--others", "random"]) == 2
-    assert "has no such player" in capsys.readouterr().err
+    assert "others=random: world 'echo' has no random player" in capsys.readouterr().err
+    assert main([game, "--human", "writer", "--terminal", "--others", "trained"]) == 2
+    assert "--others=trained: choose scripted, random or outside:URL#NAME" in capsys.readouterr().err
     monkeypatch.setattr("builtins.input", lambda prompt: "test3")
     assert main([game, "--human", "teller", "--terminal", "--split", "test", "--first", "3"]) == 0
     said = capsys.readouterr().out
@@ -134,7 +136,7 @@ def test_a_role_that_no_person_can_play_is_refused_and_the_terminal_shows_what_i
 
 def test_the_seat_human_of_an_evaluation_shows_what_the_role_reads(monkeypatch, capsys):
     from marl_llm.text import Message
-    from marl_llm.training.hosted import ask_at_the_keyboard
+    from marl_llm.training.seats import ask_at_the_keyboard
     from marl_llm.workflows import Role, ScriptTurn
 
     monkeypatch.setattr("builtins.input", lambda prompt: prompt)
