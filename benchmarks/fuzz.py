@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 import os
 import time
 from typing import Any
@@ -22,7 +23,12 @@ from absl import app, flags
 
 from benchmarks.fuzz_games import game_roles, row_doors, team_doors
 from benchmarks.fuzz_input import PIECES, SECRET, SEEDS, Door, Heard, Input, inputs, refused
+from marl_llm.coaching.answers import Unreadable
+from marl_llm.coaching.answers import read_answer as read_score
 from marl_llm.games import JointLetter, PlanPath, Sokoban, Sudoku, coding, search
+from marl_llm.games.external import openenv
+from marl_llm.games.external.openenv_sessions import Fault, Refusal
+from marl_llm.games.external.openenv_sessions import read_answer as read_server
 from marl_llm.text import QWEN2_5, ByteTokenizer, Chat, Message
 from marl_llm.tools._chat_backends import BackendError, read_reply, retry_after_s
 from marl_llm.tools._compare import USUAL, same_output
@@ -33,7 +39,8 @@ from marl_llm.tools.retriever.client import read_hits
 from marl_llm.tools.retriever.server import read_request
 from marl_llm.tools.said import read_json, read_text, read_value
 from marl_llm.tools.sandbox import Program
-from marl_llm.workflows import Assignment, Controller, Role, Scripted, Task, Workflow
+from marl_llm.viewing.seat import Turns
+from marl_llm.workflows import Assignment, Controller, FormatError, Role, Scripted, Task, Workflow
 from marl_llm.workflows.errors import RolloutError
 from marl_llm.workflows.rewards import earned
 
@@ -125,6 +132,39 @@ def tool_doors() -> dict[str, Door]:
     return {door.__name__: door for door in found}
 
 
+def people_doors() -> dict[str, Door]:
+    """What an OpenEnv server, a person at a seat's page and a coach say. Their numbers are theirs to choose, within bounds."""
+    templates = ({"a": "{json}"}, {"a": "{int}"}, {"a": ["{text}"]})
+    parsers = [openenv.action_parser(template, form) for template in templates for form in ("plain", "tags")]
+
+    def openenv_server(said: Input) -> Heard:
+        answer = refused((Fault, Refusal), read_server, said.raw)
+        if answer is not None:
+            assert math.isfinite(answer.reward)
+            seen = [refused(Fault, lambda path: openenv.observed(answer.observation, path), path) for path in ("", "a", "a.b")]
+            "".join(filter(None, seen)).encode()
+        for parse in parsers:
+            json.dumps(refused(FormatError, parse, read_text(said.raw).value), allow_nan=False, ensure_ascii=False).encode()
+        return Heard()
+
+    turns = Turns()
+
+    def person(said: Input) -> Heard:
+        if not turns.turn()["open"]:
+            turns.show("r", [("user", "q")])
+        status, told = turns.answer(said.raw)
+        told.encode()
+        assert status in (200, 400, 409)
+        return Heard()
+
+    def coach(said: Input) -> Heard:
+        score = refused(Unreadable, read_score, said.text)
+        assert score is None or 0.0 <= score.value <= 10.0
+        return Heard()
+
+    return {door.__name__: door for door in (openenv_server, person, coach)}
+
+
 def play_doors() -> dict[str, Door]:
     """The library's teams, with tools that say the same page or the verdict that nothing passes."""
 
@@ -166,7 +206,7 @@ def state_game_doors() -> dict[str, Door]:
 def doors(state_games: bool = True) -> dict[str, Door]:
     """All doors by name."""
     by_role = {f"role {number} {role.name}": role_door(role) for number, role in enumerate(roles())}
-    host = by_role | tool_doors() | play_doors() | team_doors() | row_doors()
+    host = by_role | tool_doors() | people_doors() | play_doors() | team_doors() | row_doors()
     return host | (state_game_doors() if state_games else {})
 
 

@@ -30,6 +30,10 @@ SEEDS = (
     '{"description": "a", "private_tests": {"input": ["1"], "output": ["2"]}, "solutions": {"language": [3], "solution": ["b"]}}',
     '{"question_content": "a", "public_test_cases": "[{\\"input\\": \\"1\\", \\"output\\": \\"2\\"}]", '
     '"private_test_cases": "eJxrYJmqxQAABYsBrg==", "metadata": "{\\"func_name\\": \\"f\\"}"}',
+    '{"type": "observation", "data": {"observation": {"a": "b", "metadata": {}}, "reward": 1.5, "done": false}}',
+    '{"type": "error", "data": {"code": "a", "message": "b"}}', '<action>1</action>',
+    '{"number": 1, "text": "a"}', '{"number": 2, "text": "b"}',
+    "because\nCORRECT: yes\nSCORE: 7.5", "SCORE: 7/10",
     '{"question": "a", "test_input": ["1"], "test_output": ["2"], "golden_answers": ["b"], "reward_model": {"ground_truth": "c"}}',
 )  # fmt: skip
 PIECES = (

@@ -51,24 +51,27 @@ class _Handler(LocalHandler):
         self._send(code, json.dumps({"told": text}).encode(), "application/json")
 
 
-class HumanSeat(LocalServer):
-    """Serves the page of one person until it is closed; a context manager. Raises `ViewError` when the port is taken (0: a free one)."""
+class Turns:
+    """What a person is asked, one turn at a time, and what is answered; for threads of a play and of a page."""
 
-    def __init__(self, port: int = 0):
+    def __init__(self):
         self._changed, self._number, self._open = threading.Condition(), 0, False
         self._turn: dict[str, Any] = {}
         self._seen = True  # whether a page has shown what was told last
         self._answer: str | None = None
-        super().__init__(type("SeatHandler", (_Handler,), {"seat": self}), port, "seat")
 
     def ask(self, role: str, messages: Sequence[tuple[str, str]]) -> str:
         """What the person answers as this role; `messages` are pairs of who says it and the text. Waits as long as it takes."""
         with self._changed:
-            self._number += 1
-            self._open, self._answer = True, None
-            self._turn = {"role": role, "messages": [{"role": who, "text": text} for who, text in messages]}
+            self.show(role, messages)
             self._changed.wait_for(lambda: self._answer is not None)
             return self._answer
+
+    def show(self, role: str, messages: Sequence[tuple[str, str]]) -> None:
+        """Opens a turn; see `ask`, which waits for its answer."""
+        self._number += 1
+        self._open, self._answer = True, None
+        self._turn = {"role": role, "messages": [{"role": who, "text": text} for who, text in messages]}
 
     def tell(self, text: str) -> None:
         """Shows a text until the next turn, e.g. how the play ended."""
@@ -97,9 +100,17 @@ class HumanSeat(LocalServer):
             self._changed.notify_all()
         return 200, "heard"
 
+
+class HumanSeat(Turns, LocalServer):
+    """Serves the page of one person until it is closed; a context manager. Raises `ViewError` when the port is taken (0: a free one)."""
+
+    def __init__(self, port: int = 0):
+        Turns.__init__(self)
+        LocalServer.__init__(self, type("SeatHandler", (_Handler,), {"seat": self}), port, "seat")
+
     def close(self) -> None:
         """Stops serving; a page that is open has `SHOW_S` to fetch what was told last."""
         with self._changed:
             if self._number:
                 self._changed.wait_for(lambda: self._seen, SHOW_S)
-        super().close()
+        LocalServer.close(self)
