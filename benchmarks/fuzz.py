@@ -140,18 +140,16 @@ def people_doors() -> dict[str, Door]:
     def openenv_server(said: Input) -> Heard:
         answer = refused((Fault, Refusal), read_server, said.raw)
         if answer is not None:
-            assert math.isfinite(answer.reward)
+            assert math.isfinite(1e6 * answer.reward)  # a metric sums a play's rewards
             seen = [refused(Fault, lambda path: openenv.observed(answer.observation, path), path) for path in ("", "a", "a.b")]
             "".join(filter(None, seen)).encode()
         for parse in parsers:
             json.dumps(refused(FormatError, parse, read_text(said.raw).value), allow_nan=False, ensure_ascii=False).encode()
         return Heard()
 
-    turns = Turns()
-
     def person(said: Input) -> Heard:
-        if not turns.turn()["open"]:
-            turns.show("r", [("user", "q")])
+        turns = Turns()  # its first turn is the one that the seeds answer
+        turns.show("r", [("user", "q")])
         status, told = turns.answer(said.raw)
         told.encode()
         assert status in (200, 400, 409)

@@ -31,6 +31,7 @@ SEEDS = (
     '{"question_content": "a", "public_test_cases": "[{\\"input\\": \\"1\\", \\"output\\": \\"2\\"}]", '
     '"private_test_cases": "eJxrYJmqxQAABYsBrg==", "metadata": "{\\"func_name\\": \\"f\\"}"}',
     '{"type": "observation", "data": {"observation": {"a": "b", "metadata": {}}, "reward": 1.5, "done": false}}',
+    '{"type": "observation", "data": {"observation": {"a": "b"}, "reward": 1e308}}',
     '{"type": "error", "data": {"code": "a", "message": "b"}}', '<action>1</action>',
     '{"number": 1, "text": "a"}', '{"number": 2, "text": "b"}',
     "because\nCORRECT: yes\nSCORE: 7.5", "SCORE: 7/10",

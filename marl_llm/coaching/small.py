@@ -95,8 +95,9 @@ def read_record(folder: str | pathlib.Path, guide: CoachGuide) -> dict[str, Any]
         record = json.loads(path.read_text(encoding="utf-8"))
         version, most, unseen = record["guide"], int(record["max_prompt"]), record["unseen"]
         every = [(name, one["all"]) for name, one in unseen.items()]
-        figures = [(name, one.get("mae", 10.0), one.get("kappa", 0.0), one["missing"] / max(1, one["actions"])) for name, one in every]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        shares = ((name, one.get("mae", 10.0), one.get("kappa", 0.0), one["missing"] / max(1, one["actions"])) for name, one in every)
+        figures = [(name, *map(float, found)) for name, *found in shares]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"
         raise WorkflowError(f"{folder} is no small coach ({why}); train one with python -m marl_llm coach") from error
     if version != guide.version:

@@ -99,6 +99,7 @@ BROKEN = [
     ("no json", "bad_reply"),
     ('{"type": "observation", "data": {"observation": {"hint": "x"}, "reward": NaN}}', "bad_reply"),
     ('{"type": "observation", "data": {"observation": {"hint": "x"}, "reward": "1"}}', "bad_reply"),
+    ('{"type": "observation", "data": {"observation": {"hint": "x"}, "reward": -1e308}}', "bad_reply"),  # two sum up to infinity
     ('{"type": "observation", "data": {"observation": {"hint": "x"}, "done": 1}}', "bad_reply"),
     ('{"type": "observation", "data": {"observation": {}}}', "bad_reply"),
     ('{"type": "observation", "data": {"observation": ' + '{"a": ' * 40 + "1" + "}" * 42, "bad_reply"),

@@ -28,6 +28,7 @@ from marl_llm.tools.waiting import waiting
 
 BOUNDS = Bounds(size=1 << 20, depth=32, values=50_000)  # of one message of a server
 REASON = 300  # characters of a server's message that are kept
+MOST_REWARD = 1e12  # of one answer, in size: sums and means of a play's rewards stay finite
 CLOSE_S = 15.0  # how long a server has to let a session's environment go
 # What a role's action may be answered with while the session goes on, and the codes of a server that is at its limit.
 INVALID, RAISED, FULL = "VALIDATION_ERROR", "EXECUTION_ERROR", "CAPACITY_REACHED"
@@ -74,6 +75,8 @@ def read_answer(said: str | bytes) -> Answer:
         case {"type": "observation", "data": {"observation": dict(observation), **rest}}:
             reward, done = rest.get("reward"), rest.get("done", False)
             if isinstance(done, bool) and isinstance(reward, bool | int | float | None):
+                if abs(reward or 0.0) > MOST_REWARD:
+                    raise Fault(FailureKind.BAD_REPLY, f"the server pays {reward:.3g}; at most {MOST_REWARD:g} in size can be paid")
                 return Answer(observation, float(reward or 0.0), done)
     raise Fault(FailureKind.BAD_REPLY, "the server's message is no observation of OpenEnv's protocol")
 
