@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import experiments
-from experiments.command import ConfigError, check_local, config_path, with_installed
+from experiments.command import DAMAGED, FAILED, ConfigError, check_local, code_of, config_path, with_installed
 from marl_llm.__main__ import COMMANDS, main
 
 ROOT = pathlib.Path(experiments.__file__).parents[1]
@@ -67,3 +67,16 @@ def test_a_run_directory_in_a_bucket_is_refused_with_what_to_do(argv):
     with pytest.raises(ConfigError, match="is not on a disk.*rsync.*mount the bucket"):
         check_local(["train", *argv])
     check_local(["train", "--workdir=runs/first", "--resume", "/mnt/bucket/run", "--config.model.url=http://127.0.0.1:1"])
+
+
+def test_an_error_that_a_user_can_mend_is_told_in_one_line_with_its_code_and_a_fault_of_the_library_is_raised(capsys):
+    damaged = type("CheckpointError", (RuntimeError,), {})
+    for error, subject, code, said in (
+        (ConfigError("no such role"), "sums", FAILED, "error: sums: no such role\n"),
+        (ValueError("a number is expected"), "", FAILED, "error: a number is expected\n"),
+        (damaged("checkpoint 3 cannot be read"), "", DAMAGED, "error: checkpoint 3 cannot be read\n"),
+    ):
+        assert code_of(error, subject) == code
+        assert capsys.readouterr().err == said
+    with pytest.raises(KeyError):
+        code_of(KeyError("x"))

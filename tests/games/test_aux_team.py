@@ -284,6 +284,7 @@ def test_unclear_words_cap_the_first_turn_and_the_expert_alone_settles_them():
     assert len(readings("number gap 2 then gap 3 then plus 1", plan)) == 4
     assert read_as("number gap 2 then gap 3 then plus 1", plan, ("from", "from")) == (("from", 2), ("from", 3), ("add", 1))
     assert read_as("number gap 2 then gap 3 then plus 1", plan, ("from",)) is None
+    assert part_of("number gap 2 then plus 1", (("less", 2), ("add", 1)), "def aux ( x ) : x = 2 - x ; return x") == "first"  # misread
     with pytest.raises(WorkflowError, match=r"ambiguous=1.5 is not in \[0, 1\]"):
         make_game("helper_functions", ambiguous=1.5)
 
