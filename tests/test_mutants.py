@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.mutants import Mutant, StaleMutant, mutants_of, mutated, rooms
-from benchmarks.mutants.__main__ import measure, sample, verdict
+from benchmarks.mutants.__main__ import main, measure, sample, verdict
 
 
 @pytest.fixture
@@ -61,3 +61,7 @@ def test_a_sample_has_each_rooms_share_and_is_drawn_by_its_seed():
         share = 130 * len(mutants_of(room)) / len(mutants)
         assert abs(sum(m.name.startswith(f"{room}:") for m in chosen) - share) < 1
     assert sample(mutants, 10_000, 0) == mutants
+
+
+def test_every_fault_still_fits_its_file(capsys):
+    assert main(["--list"]) == 0, capsys.readouterr().out

@@ -29,7 +29,9 @@ FAULTS = {
         "trajectories run into each other": (
             "follows = (slot_trajectory[1:] == slot_trajectory[:-1]) & (rows[1:] > 0)", "follows = rows[1:] > 0"
         ),
-        "scope agent keeps the trajectory whole": ("group_keys(agent=agent, trajectory=trajectory)", "group_keys(trajectory=trajectory)"),
+        "scope agent keeps the trajectory whole": (
+            "        trajectory = group_ids(group_keys(agent=agent, trajectory=trajectory))", "        trajectory = group_ids(group_keys(trajectory=trajectory))"
+        ),
         "the last outcome is the first": (
             "last = per_group_max(turn, jnp.where(counted, slots, slots.shape[0]), jnp.iinfo(turn.dtype).min)",
             "last = per_group_min(turn, jnp.where(counted, slots, slots.shape[0]), jnp.iinfo(turn.dtype).max)",

@@ -16,7 +16,7 @@ FAULTS = {
             "log_total - jnp.sum(weights * shifted, axis=-1) / total", "-jnp.sum(weights * shifted, axis=-1) / total"
         ),
         "chunks are joined in the wrong order": (
-            "join = lambda x: jnp.moveaxis(x, 0, at)", "join = lambda x: jnp.moveaxis(x[::-1], 0, at)"
+            "x = jnp.moveaxis(x.reshape(across, along, group, size), 2, 0)", "x = jnp.moveaxis(x[::-1].reshape(across, along, group, size), 2, 0)"
         ),
     },
     (M + "masks.py", T + "test_packed_scoring.py " + T + "test_decoder.py " + T + "test_attention.py"): {
@@ -61,9 +61,12 @@ FAULTS = {
         "the prompt's padding is seen": (
             "to_prompt = jnp.where(mask.prompt[:, None, None, None], to_prompt, MASKED)", "to_prompt = to_prompt * 1"
         ),
-        "behind a prefix the future is seen": (
-            "mask.rows.dense()], axis=-1)", "jnp.ones_like(mask.rows.dense())], axis=-1)", "tests/sampling/test_engine.py"
-        ),
+    },
+    (M + "pages.py", "tests/sampling/test_engine.py tests/sampling/test_pages.py"): {
+        "behind a prefix the future is seen": ("jnp.where(mask.rows.dense()[:, None, None], _product", "jnp.where(True, _product"),
+        "a row sees its chunk's next columns": ("jnp.arange(cache.keys.shape[-1]) <= mask.column", "jnp.arange(cache.keys.shape[-1]) >= 0"),
+        "old weights keep their scale": ("scale = jnp.exp(sums.top - top)\n", "scale = jnp.exp(0 * (sums.top - top))\n"),
+        "the last block of pages is left out": ("(entries.most + size - 1) // size", "jnp.maximum(entries.most // size, 1)"),
     },
     (M + "transformer.py", T + "test_decoder.py " + T + "test_parity.py"): {
         "queries are not normed": ("if c.qk_norm:", "if False:"),

@@ -20,10 +20,10 @@ FAULTS = {
     (E + "outcomes.py", "tests/evaluation/test_outcomes.py"): {
         "void plays count": ("for one in self.outcomes if not one.void)", "for one in self.outcomes)"),
         "the interval takes plays of one task for independent": (
-            "clustered([[one.score for one in self.played if one.task == task] for task in self.per_task])", "clustered([[one.score] for one in self.played])"
+            "return clustered(list(groups.values()))", "return clustered([[score] for of in groups.values() for score in of])"
         ),
         "a task's mean is its sum": ("task: float(np.mean(of)) for", "task: float(np.sum(of)) for"),
-        "the difference is turned around": ("b[task] - a[task] for task in common", "a[task] - b[task] for task in common"),
+        "the difference is turned around": ("append(b[task] - a[task])", "append(a[task] - b[task])"),
         "the clustered spread is the population's": ("* groups / (groups - 1)", "* 1.0"),
     },
     ("marl_llm/training/compiled.py", "tests/training/test_team.py"): {

@@ -38,12 +38,40 @@ FAULTS = {
         "a stop does not last": ("np.full((1, 256), accept, np.int32)", "np.full((1, 256), 0, np.int32)"),
         "a failed match begins anew": ("fail[child] = go[fail[state], byte]", "fail[child] = 0"),
     },
-    (S + "slots.py", T + "test_engine.py"): {
-        "all requests share a key": ("jax.vmap(identity_key, (None, 0, 0))(root, a.seeds, a.seed_count)", "jax.vmap(identity_key, (None, 0, 0))(root, 0 * a.seeds, a.seed_count)"),
-        "the first token does not count": ("count=at(slots.count, jnp.ones((n,), jnp.int32))", "count=at(slots.count, jnp.zeros((n,), jnp.int32))"),
-        "the ring is read from its start": ("(jnp.arange(r)[None] - slots.began[:, None]) % r < count", "jnp.arange(r)[None] % r < count"),
-        "a slot goes on after its budget": ("& (count < slots.budget)\n        return", "& (count <= slots.budget)\n        return"),
-        "what is taken over stays where it was": ("jnp.roll(cache.keys[source, 0], -slots.began[source], axis=-1)", "cache.keys[source, 0]"),
-        "stopped slots go on": ("slots._replace(alive=slots.alive & ~stop)", "slots._replace(alive=slots.alive)"),
+    (S + "pages.py", T + "test_engine.py"): {
+        "all requests share a key": (
+            "jax.vmap(identity_key, (None, 0, 0))(root, draws.seeds, draws.seed_count)",
+            "jax.vmap(identity_key, (None, 0, 0))(root, 0 * draws.seeds, draws.seed_count)"
+        ),
+        "a prompt behind pages begins at position 0": ("positions = kept[:, None] + ", "positions = 0 * kept[:, None] + "),
+        "new tokens lie at the page's start": ("offset = a.kept % pages[0]", "offset = 0 * a.kept % pages[0]"),
+        "a slot goes on after its budget": ("(rows.draws.count + step + 1 < rows.draws.budget)", "(rows.draws.count + step < rows.draws.budget)"),
+        "a stopped slot goes on": ("alive = alive & ~rules.ends[state] & (rows.draws", "alive = alive & (rows.draws"),
+        "a chunk draws with one key": ("rows.draws.count + step), rows.draws.settings", "rows.draws.count), rows.draws.settings"),
+    },
+    (S + "pool.py", T + "test_pages.py"): {
+        "a page is given away that has an owner": ("self.unowned.pop(node, None)\n            node.owners", "pass\n            node.owners"),
+        "one token of a page is enough": ("n = n if same.all() else int(np.argmin(same))\n                if", "if"),
+        "a page given away is still found": ("del node.parent.full[name]", "pass"),
+        "the page of a twin is lost": ("        self.free.append(node.page)\n        return twin", "        return twin"),
+    },
+    (S + "tickets.py", T + "test_engine.py " + T + "test_pages.py"): {
+        "what a page does not hold yet is read": (
+            "single[ticket.part].append((ticket.nodes[last].page, row, ticket.cached % size))",
+            "single[ticket.part].append((ticket.nodes[last].page, row, size))"
+        ),
+        "the last tokens are left out": ("if ticket.cached % size:", "if False:"),
+        "another row reads the shared page": ("readers[ticket.part].setdefault(node.page, []).append(row)", "readers[ticket.part].setdefault(node.page, []).append(max(row - 1, 0))"),
+    },
+    (S + "lane.py", T + "test_engine.py " + T + "test_pages.py"): {
+        "old keys and values outlive new parameters": ("            pool.clear()\n        self.version", "            pass\n        self.version"),
+        "who has begun goes on with new parameters": (
+            "deque(t for t in self.waiting if t.begun)", "deque(t for t in self.waiting)"
+        ),
+        "the page to copy from is another": ("read[at] = ticket.source.page", "pass"),
+    },
+    (S + "lane.py", T + "test_exact.py"): {
+        "exact play takes over parts of pages": ("if self.sizes.exact:\n            chain, last, common", "if False:\n            chain, last, common"),
+        "an exact request enters without room for its answer": ("(ticket.longest if self.sizes.exact else len(ids))", "len(ids)"),
     },
 }
