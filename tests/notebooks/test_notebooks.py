@@ -21,6 +21,8 @@ SHORTER = {"04_your_own_team": ("WARM, STEPS, ORDERS_PER_STEP = 75, 40, 8", "WAR
     ("02_losses", 6, "on the sampler's kept set"),
     ("03_models_and_sharding", 2, "does not fit"),
     ("04_your_own_team", 1, "of the plate right before"),
+    ("05_joint_returns", 2, "one joint reward: utility 9.9"),
+    ("06_a_coach", 1, "of the dawdling one +1.80"),
 ])  # fmt: skip
 def test_notebook_runs(name, pictures, said, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
