@@ -13,7 +13,7 @@ import scipy.stats
 from marl_llm.algorithms import kept_tokens, token_log_probs
 from marl_llm.models import Decoder, ModelConfig, init_params, prompt_mask, prompt_positions, score_responses
 from marl_llm.sampling import Settings, StopRule, draw, inverse_cdf, sample
-from marl_llm.sampling.sampler import checked_stop
+from marl_llm.sampling.sampler import checked_stop, ends_with
 
 CONFIG = ModelConfig(vocab_size=7, width=16, layers=1, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
 STOP, PAD, R, K = 3, 0, 5, 24
@@ -319,6 +319,11 @@ def test_law_2_the_scorer_reproduces_truncated_draws_from_the_kept_ids(params, p
 )
 def test_b14_stops_are_integers_of_any_kind_or_none(stop, want):
     assert checked_stop(stop, 7) == want
+
+
+def test_every_one_of_several_stop_ids_ends_a_response():
+    state, ended = ends_with((3, 5), jnp.asarray([3, 4, 5, 0]), jnp.asarray([2, 2, 2, 2]))
+    assert ended.tolist() == [True, False, True, False] and state.tolist() == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
