@@ -57,6 +57,7 @@ setup(
         "plan": ["libtpu"],  # experiments.plan: the TPU compiler, on any machine
         "notebooks": NOTEBOOKS,
         "docs": DOCS,  # the site: mkdocs.yml
+        "publish": ["build>=1.2", "twine>=6"],
         "wandb": ["wandb>=0.20"],  # config.logger
         "trackio": ["trackio>=0.10"],
         "tpu": ["jax[tpu]"],
