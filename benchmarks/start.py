@@ -1,15 +1,19 @@
 """How long a newcomer waits: imports, --help, and the first optimisation steps with an empty and with a filled compilation cache.
 
-    python -m benchmarks.start [--config=experiments/configs/quickstart.py] [--repeats=3]
+    python -m benchmarks.start [--config=experiments/configs/quickstart.py] [--repeats=3] [--nosteps]
 
-Prints one JSON line: seconds of wall time, medians over the repeats. `first_step` is the first optimisation step of a run from the start of
-the process (of the warm start, which comes first), `first_rl_step` the first reinforcement step of a run whose warm start is one step long.
+Prints one JSON line: seconds of wall time, medians over the repeats. `help_s` has every command of `python -m marl_llm`.
+`foreign` has those of `FOREIGN` that `pip install marl_llm` without extras would bring along (goal: none). `first_step` is the first
+optimisation step of a run from the start of the process (of the warm start, which comes first), `first_rl_step` the first reinforcement
+step of a run whose warm start is one step long.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -18,7 +22,12 @@ import time
 
 from absl import app, flags
 
+from marl_llm.__main__ import COMMANDS
+
+FOREIGN = ("torch", "transformers", "gradio", "openai")
+
 _CONFIG = flags.DEFINE_string("config", "experiments/configs/quickstart.py", "Config whose start is timed.")
+_STEPS = flags.DEFINE_bool("steps", True, "Time the first optimisation steps too; --nosteps: imports and help alone.")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Repetitions with the filled cache, and of imports.", lower_bound=1)
 
 
@@ -48,28 +57,48 @@ def first_steps(folder: pathlib.Path, cache: pathlib.Path, number: int) -> tuple
     return at["warm_start"], at["train"]
 
 
+def brought_along(package: str = "marl_llm") -> set[str]:
+    """Names of all packages that a package needs without extras, by what is installed here."""
+    found, waiting = set(), [package]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            needs = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:  # for another platform or version of Python
+            continue
+        waiting += [re.match(r"[\w.-]+", need)[0].lower() for need in needs if "extra ==" not in need]
+    return found
+
+
 def main(argv) -> None:
     """Measures and prints."""
     del argv
     n = _REPEATS.value
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        cold = first_steps(folder, folder / "cache", 0)
-        warm = [first_steps(folder, folder / "cache", i + 1) for i in range(n)]
-    median = statistics.median
-    print(
-        json.dumps(
-            {
-                "benchmark": "start",
-                "import_marl_llm_s": round(median(seconds("-c", "import marl_llm") for _ in range(n)), 3),
-                "train_help_s": round(median(seconds("-m", "experiments.train", "--help") for _ in range(n)), 3),
-                "first_step_cold_s": round(cold[0], 2),
-                "first_rl_step_cold_s": round(cold[1], 2),
-                "first_step_warm_s": round(median(w[0] for w in warm), 2),
-                "first_rl_step_warm_s": round(median(w[1] for w in warm), 2),
-            }
-        )
-    )
+    median = lambda values: round(statistics.median(values), 3)  # noqa: E731
+    line = {
+        "benchmark": "start",
+        "import_marl_llm_s": median(seconds("-c", "import marl_llm") for _ in range(n)),
+        "help_s": {
+            " ".join(("marl_llm", *name)): median(seconds("-m", "marl_llm", *name, "--help") for _ in range(n))
+            for name in ((), *((command,) for command in COMMANDS))
+        },
+        "foreign": sorted(brought_along() & set(FOREIGN)),
+    }
+    if _STEPS.value:
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            cold = first_steps(folder, folder / "cache", 0)
+            warm = [first_steps(folder, folder / "cache", i + 1) for i in range(n)]
+        line |= {
+            "first_step_cold_s": round(cold[0], 2),
+            "first_rl_step_cold_s": round(cold[1], 2),
+            "first_step_warm_s": median(w[0] for w in warm),
+            "first_rl_step_warm_s": median(w[1] for w in warm),
+        }
+    print(json.dumps(line))
 
 
 if __name__ == "__main__":

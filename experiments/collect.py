@@ -16,17 +16,15 @@ import json
 import pathlib
 import statistics
 
-import numpy as np
 from absl import flags
 
 from experiments import command
 from experiments.command import ConfigError
-from experiments.figures import FIGURES, draw_figure, picture
-from marl_llm.reporting import read_metrics
+from marl_llm import reporting
 
 _GROUPS = flags.DEFINE_multi_string("group", [], "NAME:RUN,RUN,...; may be given many times.")
 _PICTURE = flags.DEFINE_string("picture", None, "PNG of the learning curves.")
-_FIGURE = flags.DEFINE_enum("figure", "curves", list(FIGURES), "What the picture shows.")
+_FIGURE = flags.DEFINE_enum("figure", "curves", ["curves", "roles", "turns"], "What the picture shows.")
 _AXIS = flags.DEFINE_enum("axis", "step", ["step", "sampled_tokens"], "What the curves go over.")
 
 
@@ -35,7 +33,7 @@ def read_run(run: pathlib.Path) -> dict:
     try:
         evaluation = json.loads((run / "evaluation.json").read_text())
         _ = evaluation["before"], evaluation["after"]
-        return {"evaluation": evaluation, "metrics": read_metrics(run)}
+        return {"evaluation": evaluation, "metrics": reporting.read_metrics(run)}
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{run} is no finished run: {type(error).__name__}: {error}") from error
 
@@ -67,6 +65,8 @@ def spread(values: list[float]) -> str:
 
 def table(groups: dict[str, list[dict]], beside: dict[str, dict[str, str]] | None = None) -> str:
     """The Markdown table; `beside` are further columns, each with a text per group, which is left out where no group has one."""
+    from numpy import interp  # here, so that --help needs no NumPy
+
     everyone = [run for runs in groups.values() for run in runs]
     ways = ["greedy", *(["sampled"] if all("sampled" in run["evaluation"] for run in everyone) else [])]
     budget = min((curve(run, "sampled_tokens")[0][-1] for run in everyone if _tokens(run)), default=0)
@@ -87,7 +87,7 @@ def table(groups: dict[str, list[dict]], beside: dict[str, dict[str, str]] | Non
         pairs = runs[0]["evaluation"].get("pairs", {})
         worth = [f"{pair.removesuffix(' untrained')} {' / '.join(mean(way, pair) for way in parts)}" for pair in pairs]
         cells += ["; ".join(worth) or "–", f"{statistics.mean(map(_tokens, runs)):,.0f}"]
-        there = [float(np.interp(budget, *curve(run, "sampled_tokens"))) for run in runs if _tokens(run)]
+        there = [float(interp(budget, *curve(run, "sampled_tokens"))) for run in runs if _tokens(run)]
         cells.append(spread(there) if there else "–")
         floor = [run["evaluation"]["random"]["success"] for run in runs if "random" in run["evaluation"]]
         cells.append(f"{statistics.mean(floor):.3f}" if floor else "–")
@@ -111,6 +111,8 @@ def curve(run: dict, axis: str) -> tuple[list[float], list[float]]:
 
 def draw(groups: dict[str, list[dict]], axis: str, path: pathlib.Path) -> None:
     """The picture: per group the mean over seeds where all seeds have a point, and every seed as a thin line."""
+    from experiments.figures import picture
+
     with picture(path, axis.replace("_", " "), f"{headline(groups)}, validation, greedy") as axes:
         for number, (name, runs) in enumerate(groups.items()):
             colour, curves = f"C{number}", [curve(run, axis) for run in runs]
@@ -129,7 +131,12 @@ def main(argv) -> None:
     print(f"{headline(groups)}\n\n{table(groups)}")
     if _PICTURE.value:
         path = pathlib.Path(_PICTURE.value)
-        draw(groups, _AXIS.value, path) if _FIGURE.value == "curves" else draw_figure(groups, _FIGURE.value, path)
+        if _FIGURE.value == "curves":
+            draw(groups, _AXIS.value, path)
+        else:
+            from experiments.figures import draw_figure
+
+            draw_figure(groups, _FIGURE.value, path)
     elif _FIGURE.value != "curves":
         raise ConfigError(f"--figure={_FIGURE.value} has no effect without --picture=FILE.png")
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from experiments.command import ConfigError
 
-FIGURES = ("curves", "roles", "turns")
-
 
 def role_rewards(run: dict) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Role -> (steps, z-scored mean reward per step), standardised over the run's own steps (ddof 0); 0 where all are equal."""

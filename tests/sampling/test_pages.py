@@ -92,6 +92,14 @@ def test_a_request_that_can_never_fit_is_refused_at_submission(engine):
         Engine({"a": (CONFIG, init_params(CONFIG, jax.random.key(0)))}, jax.random.key(0), sizes=dataclasses.replace(SIZES, cache_bytes=1))
 
 
+def test_a_full_page_that_another_holds_too_is_free_again():
+    pool, ids = PagePool(4, 2), np.asarray([1, 2], np.int32)
+    first, second = pool.take(), pool.take()
+    assert pool.grown(first, pool.root, ids) is first
+    assert pool.grown(second, pool.root, ids) is first
+    assert (first.owners, pool.owned, len(pool.free)) == (2, 1, 3)
+
+
 def test_the_pool_never_gives_a_page_to_two_and_forgets_nothing_that_is_owned():
     """Random sequences over three tokens, so that they often begin alike."""
     rng, pool, held = np.random.default_rng(6), PagePool(40, 4), []

@@ -323,7 +323,8 @@ def test_b14_stops_are_integers_of_any_kind_or_none(stop, want):
 
 def test_every_one_of_several_stop_ids_ends_a_response():
     state, ended = ends_with((3, 5), jnp.asarray([3, 4, 5, 0]), jnp.asarray([2, 2, 2, 2]))
-    assert ended.tolist() == [True, False, True, False] and state.tolist() == [2, 2, 2, 2]
+    assert ended.tolist() == [True, False, True, False]
+    assert state.tolist() == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
