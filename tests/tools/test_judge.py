@@ -219,6 +219,11 @@ def test_a_line_that_was_cut_off_is_no_line():
     assert [case.state for case in read_calls(program, [6, 6, 6], Tolerance(), False).cases] == ["passed", "timeout", "not_reached"]
 
 
+def test_the_first_line_of_a_case_counts():
+    program = Program(b"", b"", 0, channel=returned(b"7") + returned(b"6"))
+    assert [case.state for case in read_calls(program, [6, 6], Tolerance(), False).cases] == ["wrong", "not_reached"]
+
+
 def test_a3_texts_of_programs_are_made_valid_and_counted(sandbox):
     code = (
         "class Odd:\n    def __repr__(self): return chr(0xd800)\n"
