@@ -84,7 +84,7 @@ def test_every_row_of_the_results_names_a_command_that_is_there_and_its_commit()
     assert faults(["a", "by hand", "good", "today"]) == ["no command", "'today' is no commit", "no figure for 'a'"]
 
 
-def test_the_readme_is_short_and_its_figures_are_those_of_the_results():
+def test_c11_the_readme_is_short_and_its_figures_are_those_of_the_results():
     assert len(README.splitlines()) <= 120
     section = README.split("## Results")[1].split("\n## ")[0]
     table = rows(section, 2)

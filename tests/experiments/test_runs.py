@@ -150,7 +150,7 @@ def test_evaluate_measures_the_page_that_training_measured(done):
     assert {name: page[name] for name in ("before", "after")} == {name: found[name] for name in ("before", "after")}
 
 
-def test_export_writes_what_transformers_loads(done, tmp_path):
+def test_c6_export_writes_what_transformers_loads(done, tmp_path):
     from marl_llm.models import load_pretrained
 
     config = json.loads((done / "config.json").read_text())["config"]

@@ -75,7 +75,7 @@ def test_expected_values_of_other_types_are_an_error():
         ("9" * 500, "9" * 500 + ".0", False), ("1e400", "inf", False), ("1e", "1", False), ("1" * 401, "1" * 400 + "2", False),
     ],
 )  # fmt: skip
-def test_same_output(actual, expected, same):
+def test_d7_same_output(actual, expected, same):
     assert same_output(actual, expected) is same
 
 

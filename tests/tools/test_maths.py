@@ -112,7 +112,7 @@ def test_numeq_normalises_by_the_reference_alone():
         (r"\boxed{" + "1" * 3000 + "}", "5", False, "too_long"),
     ],
 )
-def test_verdicts(checker, response, target, correct, reason):
+def test_d7_verdicts(checker, response, target, correct, reason):
     verdict = checker.check(response, target).outcome()
     assert (verdict.correct, verdict.reason) == (correct, reason)
 

@@ -70,7 +70,7 @@ def compared(recipe):
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_law_13_one_table_and_equal_advantages_for_every_recipe(name):
+def test_b1_law_13_one_table_and_equal_advantages_for_every_recipe(name):
     """The same plays both ways; then whatever a recipe compares, groups, returns and advantages are equal."""
     (tokens, table, mine), (tokens_on_host, on_host, theirs) = both_ways(name)
     assert len(mine) == len(theirs) > 2 * E

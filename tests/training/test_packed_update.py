@@ -238,7 +238,7 @@ def test_law_2_the_gap_between_sampler_and_scorer_is_measured():
     assert packed_step(recipe, honest, table)[1]["log_prob_gap"] == pytest.approx(0.5, abs=1e-3)
 
 
-def test_the_gap_between_sampler_and_scorer_is_corrected_where_the_recipe_says_so():
+def test_b10_the_gap_between_sampler_and_scorer_is_corrected_where_the_recipe_says_so():
     """The sampler's log-probs are off by a known amount per sample: the weight is their exponential, capped."""
     samples, table = make_samples()
     *rows, where, _ = padded(samples)
