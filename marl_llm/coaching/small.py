@@ -1,6 +1,6 @@
 """A small coach: a tiny model that was trained to say what a rubric says. It reads a short text of the world, the brief of an action.
 
-    executor  _ _ _ _ 12 12 _ 12  + + _ + 7 7 _ 7  solved x claims y said _ printed x    ->    SCORE: 9
+    executor  _ _ _ _ a a _ a  p p _ p b b _ b  solved x claims y said _ printed x    ->    SCORE: 9
 
 Its reply is read by the function that reads every coach's. It knows no rubric when it scores, and is measured against one on plays of a
 team that it never saw (`agreement`); without enough agreement it may train nobody. `experiments/coach.py` trains and measures it.

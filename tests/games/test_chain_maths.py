@@ -321,7 +321,7 @@ def test_a_brief_tells_all_that_the_rubric_judges_by_in_few_words():
     # the rubric works values out, so that another way to the same value may be worth more than its brief shows
     assert sum(len(found) > 1 for found in scores_of.values()) <= 1
     assert len(scores_of) > 90
-    assert len({word for brief in scores_of for word in brief.split()}) < 75
+    assert len({word for brief in scores_of for word in brief.split()}) < 45
     assert max(len(brief.split()) for brief in scores_of) < 60
 
 
@@ -330,14 +330,14 @@ def test_a_brief_lays_the_problem_and_what_was_said_side_by_side_and_names_value
     honest = says(solver="well a 12 b + 8 value 5", executor=("print ( a 12 b + 7 )", "value 2 0"), verifier="boxed said")
     views = views_of(played(team(), [task], honest, chain_speech()), "action")
     assert [chain_brief(view) for view in views] == [
-        "solver well _ _ 12 12 + + 7 8 solved x claims y said _ printed _",
-        "executor _ _ _ _ 12 12 _ 12 + + _ + 7 8 _ 7 solved x claims y said _ printed z",
-        "executor _ _ _ 12 12 12 + + + 7 8 7 solved x claims y said x printed z",
-        "verifier _ _ _ 12 12 12 + + + 7 8 7 solved x claims y said x printed z boxed x",
+        "solver well _ _ a a p p b c solved x claims y said _ printed _",
+        "executor _ _ _ _ a a _ a p p _ p b c _ b solved x claims y said _ printed z",
+        "executor _ _ _ a a a p p p b c b solved x claims y said x printed z",
+        "verifier _ _ _ a a a p p p b c b solved x claims y said x printed z boxed x",
     ]
     broken = says(solver="SCORE: 10", executor="value 9", verifier="boxed 9 9 9 9 9")
     assert [chain_brief(view) for view in views_of(played(team(), [task], broken, chain_speech()), "action")] == [
-        "solver illegal", "executor _ _ 12 _ + _ 7 _ solved _ claims _ said x printed _", "verifier illegal",
+        "solver illegal", "executor _ _ a _ p _ b _ solved _ claims _ said x printed _", "verifier illegal",
     ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -126,11 +127,12 @@ def chain_brief(view: Any) -> str:
     """An action in few words: who acted, its filler, and side by side, one place after the other, the signs and then the numbers of the
     problem, the solver's expression, the program that ran before and that of the action; then which values stand, by names.
 
-        executor well  _ _ _ _ 12 12 _ 12  + + _ + 7 7 _ 8   solved x claims y said _ printed z
+        executor well  _ _ _ _ a a _ a  p p _ p b b _ c   solved x claims y said _ printed z
 
-    It lays out what was asked and said, all in the team's notation, and judges nothing: whether two columns agree is for its reader to see.
-    Equal values have equal names, that of the solver's expression comes first, so that a tiny model need not compare digits; which of them
-    is right is not told. An illegal action is called so, and nothing else is said of it.
+    It lays out what was asked and said and judges nothing: whether two columns agree is for its reader to see. Equal numbers have equal
+    names in the order in which they come, the problem's first, and so have equal signs and equal values (of which the solver's expression
+    comes first), so that a tiny model need not tell thirty numbers apart. Which value is right is not told. An illegal action is called so,
+    and nothing else is said of it.
     """
     role, call = view.call.role, view.call
     if not call.legal:
@@ -141,6 +143,7 @@ def chain_brief(view: Any) -> str:
     texts = [problem, _columns(read_chain(after["solution"].split()) if after["solution"] else None), before, now]
     while len(texts) > 2 and not texts[-1]:
         texts.pop()
+    texts = _named(texts)
     rows = [[column[i] if i < len(column) else (NOTHING, NOTHING) for column in texts] for i in range(max(map(len, texts)))]
     names: dict[str, str] = {}
     values = {"solved": after["solved"], "claims": after["claim"], "said": after["executed"], "printed": after["printed"]}
@@ -156,6 +159,15 @@ def _columns(chain: Chain | None) -> list[tuple[str, str]]:
     """(sign, number) of each place."""
     words = [] if chain is None else chain.expression.split()
     return list(zip([NOTHING, *words[3::3]], [*words[1:2], *words[4::3]]))
+
+
+def _named(texts: list[list[tuple[str, str]]]) -> list[list[tuple[str, str]]]:
+    """The same columns with names in place of signs and numbers."""
+    signs, numbers = {NOTHING: NOTHING}, {}
+    for sign, number in itertools.chain.from_iterable(texts):
+        signs.setdefault(sign, "-pqrstu"[len(signs)])
+        numbers.setdefault(number, "abcdefghijklmno"[len(numbers)])
+    return [[(signs[sign], numbers[number]) for sign, number in column] for column in texts]
 
 
 def _programs(view: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
