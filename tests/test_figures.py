@@ -68,7 +68,7 @@ def faults(row: list[str]) -> list[str]:
     what, command, figure, commit = row
     names = re.findall(r"experiments/configs/\w+\.py|(?:experiments|benchmarks)\.\w+|tests/\S+\.py|docs/\w+\.md|(?<=\()\w+\.md", command)
     files = [name if "/" in name else f"docs/{name}" if name.endswith(".md") else name.replace(".", "/") + ".py" for name in names]
-    lacks = [f"{name} is not there" for name in files if not (ROOT / name).exists()]
+    lacks = [f"{name} is not there" for name in files if not ((ROOT / name).exists() or (ROOT / name).with_suffix("").is_dir())]
     if not names and not re.search(r"command (one|two)|the same", command):
         lacks.append("no command")
     if not re.fullmatch(r"[0-9a-f]{7}(, [0-9a-f]{7})*", commit):
