@@ -4,6 +4,7 @@
     python -m experiments.evaluate --run=runs/first --step=200 --tasks=1000 --seed=7 --temperature=1 --plays=4
     python -m experiments.evaluate --run=runs/first --seats=tool=start,planner=trained            one table of seats instead of the page
     python -m experiments.evaluate --run=runs/first --seats=tool=run:runs/second                  the Tool of another run in this team
+    python -m experiments.evaluate --run=runs/kuhn --opponents=random,scripted,start              each seat against them (`experiments.duels`)
 
 A seat is trained[:MODEL], start[:MODEL], run:DIR[@STEP][#MODEL], scripted, random, and where play is hosted outside:URL#NAME or human
 (`marl_llm.training.seats`); roles that are left out are trained. --seats may be given many times. Prints a table and writes it as JSON
@@ -20,6 +21,7 @@ from absl import flags, logging
 from experiments import command
 from experiments.building import opened
 from experiments.command import ConfigError
+from experiments.duels import duel_seats, duel_table, duel_text
 from experiments.measuring import measure, page_text, tables
 
 _RUN = flags.DEFINE_string("run", None, "Run directory.")
@@ -31,6 +33,7 @@ _SEED = flags.DEFINE_integer("seed", None, "Seed of the evaluation; default: the
 _SPLIT = flags.DEFINE_enum("split", "test", ["test", "validation"], "Which held-out split.")
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
 _SEATS = flags.DEFINE_multi_string("seats", [], "ROLE=SEAT,ROLE=SEAT: a table of its own; default: the whole page.")
+_OPPONENTS = flags.DEFINE_list("opponents", [], "Seats that each role plays against, trained and as its start: shares won, drawn and lost.")
 _OUTPUT = flags.DEFINE_string("output", None, "File for the figures as JSON.")
 _OUTCOMES = flags.DEFINE_string("outcomes", None, "File for one line of JSON per play.")
 
@@ -54,7 +57,9 @@ def evaluate() -> dict:
         raise ConfigError("--run is missing, e.g. --run=runs/first")
     with opened(_RUN.value, _STEP.value, seed=_SEED.value) as (_, plan, team, step):
         try:
-            named = seatings(plan, _SEATS.value)
+            if _OPPONENTS.value and (_SEATS.value or _K.value):
+                raise ConfigError("--opponents makes tables of its own: leave --seats and --k out")
+            named = duel_seats(plan, _OPPONENTS.value) if _OPPONENTS.value else seatings(plan, _SEATS.value)
             page, records = measure(team, named, _SPLIT.value, _TASKS.value, temperature=_TEMPERATURE.value, plays=_PLAYS.value)
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -64,11 +69,13 @@ def evaluate() -> dict:
             raise ConfigError(f"--k={','.join(_K.value)}: {error}") from error
         results = {"run": _RUN.value, "step": step, "split": _SPLIT.value, "headline": team.headline, **page}
         results |= {"at_k": at_k} if at_k else {}
+        if _OPPONENTS.value:
+            results = {name: x for name, x in results.items() if name != "pairs"} | {"plays": _PLAYS.value, "duels": duel_table(records)}
     if _OUTPUT.value:
         pathlib.Path(_OUTPUT.value).write_text(json.dumps(results, indent=1))
     if _OUTCOMES.value:
         columns = ("task", "play", "score", "turns", "void")
-        plays = [{"seats": name} | {c: getattr(one, c) for c in columns} for name, record in records.items() for one in record.outcomes]
+        plays = [{"seats": name if isinstance(name, str) else " ".join(name)} | {c: getattr(one, c) for c in columns} for name, record in records.items() for one in record.outcomes]
         pathlib.Path(_OUTCOMES.value).write_text("".join(json.dumps(play) + "\n" for play in plays))
     return results
 
@@ -95,7 +102,7 @@ def main(argv) -> None:
     logging.set_verbosity(logging.WARNING)
     results = evaluate()
     print(f"step {results['step']} of {results['run']}, {_TASKS.value} tasks of the {results['split']} split:")
-    print(page_text(results, results["headline"]))
+    print(duel_text(results["duels"]) if "duels" in results else page_text(results, results["headline"]))
     if "at_k" in results:
         print(f"expected best of k of {_PLAYS.value} plays, without replacement:\n{at_k_text(results['at_k'])}")
 

@@ -23,7 +23,7 @@ def get_config(arg=None):
     c = without_tied(small_workflow("reasoning_gym", "reasoning_gym", "grpo"))
     c.game.dataset, c.game.settings = "spell_backward", "min_word_len=3,max_word_len=5"
     c.game.form, c.game.max_prompt, c.game.max_tokens, c.game.question_characters = "plain", 96, 8, 80
-    c.recipe.branches = 8
+    c.recipe.update(branches=8, rewards="mixed", returns="immediate")  # in a pair each role is paid for its own answer too
     c.steps, c.rollout.tasks = 40, 16
     c.warm_start.steps = 400
     c.optimizer.learning_rate = 3e-4

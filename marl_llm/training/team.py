@@ -93,7 +93,7 @@ class Team(abc.ABC):
         }
         self.kl_coef = options.recipe.kl_coef
         self.running = np.zeros(len(self.roles))
-        self._warned = False
+        self._warned = self._warned_of_opponents = False
         self.advantages: np.ndarray | None = None  # of the samples of the last batch; None with a critic, which has one per token
         self._taught: dict[tuple[int, int], tuple[Tokens, list[str]]] = {}
 
@@ -197,6 +197,7 @@ class Team(abc.ABC):
         check_rewards(batch.table)
         table = self._permuted(batch.table, batch.step) if self.permute_rewards else batch.table
         self._warn_of_unread(table)
+        self._warn_of_opponents(table)
         plays = {name: np.asarray([self.assignment.roles[role] == name for role in self.roles]) for name in names}
         advice = None
         if not self.options.has_critic:
@@ -244,6 +245,25 @@ class Team(abc.ABC):
             warnings.warn(
                 f"recipe {recipe.name!r} reads {recipe.rewards} rewards only; the {left_out} rewards of "
                 f"{', '.join(self.roles[agent] for agent in paid)} train nothing. make_recipe({recipe.name!r}, rewards='mixed') reads both",
+                stacklevel=3,
+            )
+
+    def _warn_of_opponents(self, table: Samples) -> None:
+        """Says once that a recipe deals one seat's result to its opponents too, who would learn to lose."""
+        recipe = self.options.recipe
+        shared = recipe.returns in ("outcome", "trajectory") or (recipe.returns in ("to_go", "to_go_mean") and recipe.scope != "agent")
+        if not shared or recipe.rewards == "local" or self._warned_of_opponents:
+            return
+        paid = table.where if table.team_where is None else table.where & table.team_where
+        ends = [set(zip(table.trajectory[paid & x], table.agent[paid & x])) for x in (table.team > 0, table.team < 0)]
+        lost = dict(ends[1] - ends[0])
+        opponents = [(won, lost[play]) for play, won in ends[0] - ends[1] if play in lost]
+        if opponents:
+            self._warned_of_opponents = True
+            winner, loser = (self.roles[agent] for agent in opponents[0])
+            warnings.warn(
+                f"recipe {recipe.name!r} with returns={recipe.returns!r} gives all roles of a play one return, but {winner} was paid for "
+                f"winning and {loser} for losing. Use returns='immediate', where every response has its own seat's result",
                 stacklevel=3,
             )
 

@@ -319,6 +319,22 @@ def test_self_play_takes_off_each_roles_running_mean_and_keeps_it_in_checkpoints
         np.testing.assert_array_equal(again.running, running)
 
 
+def test_opponents_that_would_share_one_outcome_are_warned_of_once():
+    zero_sum = (broadcast(lambda way: 1.0, ("first",)), broadcast(lambda way: -1.0, ("second",)))
+    rival = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=zero_sum))
+    told = "returns='outcome' gives all roles of a play one return, but first was paid for winning and second for losing. Use returns='imm"
+    with team(make_recipe("grpo"), shared(ECHO), rival) as one:
+        with pytest.warns(UserWarning, match=told):
+            one.learn(one.play(0, 0, 2), 1e-3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            one.learn(one.play(1, 0, 2), 1e-3)
+    for recipe, world in ((make_recipe("grpo", returns="immediate"), rival), (make_recipe("grpo"), WORLD)):
+        with team(recipe, shared(ECHO), world) as one, warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*for losing")
+            one.learn(one.play(0, 0, 2), 1e-3)
+
+
 # ---------------------------------------------------------------------------------------------------- played ahead
 def gated():
     """`WORLD` with a tool between the roles that answers while the gate is open, and the gate."""
