@@ -4,7 +4,7 @@
     python -m experiments.evaluate --run=runs/first --step=200 --tasks=1000 --seed=7 --temperature=1 --plays=4
     python -m experiments.evaluate --run=runs/first --seats=tool=start,planner=trained            one table of seats instead of the page
     python -m experiments.evaluate --run=runs/first --seats=tool=run:runs/second                  the Tool of another run in this team
-    python -m experiments.evaluate --run=runs/kuhn --opponents=random,scripted,start              each seat against them (`experiments.duels`)
+    python -m experiments.evaluate --run=runs/kuhn --opponents=random,scripted,start              each seat against them (`duels`)
 
 A seat is trained[:MODEL], start[:MODEL], run:DIR[@STEP][#MODEL], scripted, random, and where play is hosted outside:URL#NAME or human
 (`marl_llm.training.seats`); roles that are left out are trained. --seats may be given many times. Prints a table and writes it as JSON
@@ -57,10 +57,15 @@ def evaluate() -> dict:
         raise ConfigError("--run is missing, e.g. --run=runs/first")
     with opened(_RUN.value, _STEP.value, seed=_SEED.value) as (_, plan, team, step):
         try:
+            how = dict(plays=_PLAYS.value, temperature=_TEMPERATURE.value)
             if _OPPONENTS.value and (_SEATS.value or _K.value):
                 raise ConfigError("--opponents makes tables of its own: leave --seats and --k out")
-            named = duel_seats(plan, _OPPONENTS.value) if _OPPONENTS.value else seatings(plan, _SEATS.value)
-            page, records = measure(team, named, _SPLIT.value, _TASKS.value, temperature=_TEMPERATURE.value, plays=_PLAYS.value)
+            if _OPPONENTS.value:
+                named = duel_seats(plan, _OPPONENTS.value)
+                records = {key: team.evaluate(seats, _SPLIT.value, _TASKS.value, **how) for key, seats in named.items()}
+                page = {"plays": _PLAYS.value, "temperature": _TEMPERATURE.value, "duels": duel_table(records)}
+            else:
+                page, records = measure(team, seatings(plan, _SEATS.value), _SPLIT.value, _TASKS.value, **how)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         try:
@@ -69,13 +74,12 @@ def evaluate() -> dict:
             raise ConfigError(f"--k={','.join(_K.value)}: {error}") from error
         results = {"run": _RUN.value, "step": step, "split": _SPLIT.value, "headline": team.headline, **page}
         results |= {"at_k": at_k} if at_k else {}
-        if _OPPONENTS.value:
-            results = {name: x for name, x in results.items() if name != "pairs"} | {"plays": _PLAYS.value, "duels": duel_table(records)}
     if _OUTPUT.value:
         pathlib.Path(_OUTPUT.value).write_text(json.dumps(results, indent=1))
     if _OUTCOMES.value:
         columns = ("task", "play", "score", "turns", "void")
-        plays = [{"seats": name if isinstance(name, str) else " ".join(name)} | {c: getattr(one, c) for c in columns} for name, record in records.items() for one in record.outcomes]
+        said = {name if isinstance(name, str) else " ".join(name): record for name, record in records.items()}
+        plays = [{"seats": name} | {c: getattr(one, c) for c in columns} for name, record in said.items() for one in record.outcomes]
         pathlib.Path(_OUTCOMES.value).write_text("".join(json.dumps(play) + "\n" for play in plays))
     return results
 
