@@ -365,3 +365,12 @@ def test_deals_of_two_splits_differ_and_seats_are_paid_their_own_result():
     assert {split: {deal % 10 for deal in found} for split, found in deals.items()} == {
         split: set(textarena.SPLITS[split]) for split in SHARES
     }
+
+
+@pytest.mark.parametrize("arg", [None, "spiral", "smoke", "chat"])
+def test_every_variant_pays_each_seat_its_own_result(arg):
+    """As the outcome of a play, the result of whoever moves last would be everyone's: seats would learn to lose."""
+    from experiments.configs import textarena as file
+
+    found = file.get_config(arg).recipe
+    assert (found.name, found.rewards, found.returns) == ("spiral" if arg == "spiral" else "grpo", "mixed", "immediate")
