@@ -1,7 +1,8 @@
 """A run that is told to stop: SIGTERM (a preempted machine, a scheduler's time limit) and Ctrl-C. docs/resume.md has the table.
 
 Between two steps a run can be left without loss, so SIGTERM waits for the end of the step under way, writes a checkpoint, and ends the
-process with exit code 143. If that takes longer than the grace time, the process ends at once and the last whole checkpoint stands.
+process with exit code 143. If that takes longer than the grace time, the process ends at once and the last whole checkpoint stands; one
+that is being written in the background becomes whole first.
 """
 
 from __future__ import annotations
@@ -85,12 +86,17 @@ class Stopping(contextlib.AbstractContextManager):
             save(*args)
 
     def boundary(self, step: int, save: Callable[[int], Any], close: Callable[[], None]) -> None:
-        """The end of step `step`. If the run is to stop: a checkpoint, closed files, the message, and `Stopped`."""
+        """The end of step `step`. If the run is to stop: a checkpoint, closed files, the message, and `Stopped`.
+
+        Raises `CheckpointError` where a write in the background has failed since the last step.
+        """
+        self._checkpoints.wait(only_if_done=True)
         if not self.asked:
             return
         with self._writing:
             if step not in self._checkpoints.steps():
                 save(step)
+            self._checkpoints.wait()
             close()
             self._tell(f"stopped after step {step}, with a checkpoint")
         raise Stopped
@@ -102,7 +108,13 @@ class Stopping(contextlib.AbstractContextManager):
             _say(f"{what}. To continue:\n  {self._again}")
 
     def _last(self) -> str:
-        there = self._checkpoints.steps()
+        """What stands, in words; a checkpoint that is being written in the background is finished first."""
+        from marl_llm.training import CheckpointError
+
+        try:
+            there = self._checkpoints.steps()
+        except CheckpointError as error:
+            return str(error)
         return f"the last whole checkpoint is that of step {there[-1]}" if there else "there is no checkpoint yet: the run begins again"
 
     def _terminated(self, *_) -> None:

@@ -77,7 +77,7 @@ def train(
     with watch, tools_of(config, count), resolve(config, home) as plan:
         if not plan.hosted:
             checks.devices(config, mesh.shape["data"])
-        checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
+        checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep, config.checkpoint.background)
         if config.warm_start.run and not checkpoints.steps():
             start_of(config.warm_start)  # before a directory is made for a run that cannot begin
         opened = lambda: open_workdir(workdir, config, config_file, hardware_of(mesh), plan.found, plan.headline)  # noqa: E731
@@ -88,7 +88,7 @@ def train(
             return json.loads((workdir / "evaluation.json").read_text())
         try:
             stopping = Stopping(checkpoints, again(workdir, cache, grace_s), grace_s)
-            with process_log(workdir), stopping as stop, build_team(plan, config, mesh) as team:
+            with process_log(workdir), stopping as stop, checkpoints, build_team(plan, config, mesh) as team:
                 return learn(plan, config, workdir, team, checkpoints, clock, done if continues else None, stop)
         except Exception as error:
             own = [plan.found.folder / file for file in plan.found.files]
@@ -141,8 +141,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         progress.note(f"the report at any time: python -m marl_llm.reporting.report {workdir}")
 
     # ------------------------------------------------------------------------------------------------ the loop
-    timed = []  # the steps of this process
-    end = time.perf_counter()
+    timed, end = [], time.perf_counter()  # the steps of this process
     for step in stop.steps(range(state["step"], c.steps)):
         tick = time.perf_counter()
         rate = lambda peak, step=step: float(linear_decay(step, c.steps, peak, o.warmup, floor=0.05))  # noqa: E731
@@ -177,6 +176,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         stop.asked = processes.agreed_stop(step + 1, stop.asked, samples=state["samples"], norm=team.norm())
         stop.boundary(step + 1, save, files.close)
     progress.close()
+    checkpoints.wait()  # evaluation.json stands for a run whose last checkpoint is whole
     if timed:
         print(speed.summary_text(timed, compilations), file=sys.stderr)
 

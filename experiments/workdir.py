@@ -22,7 +22,8 @@ from ml_collections import config_dict
 from experiments.command import ConfigError
 
 LAYOUT = 2  # of config.json's config; an earlier one had no "layout"
-MAY_CHANGE = ("devices", "mesh", "steps", "tools", "coach.cap_usd")  # on continuing; steps may grow, and so may what a coach costs
+# on continuing; steps may grow, and so may what a coach costs
+MAY_CHANGE = ("devices", "mesh", "steps", "tools", "coach.cap_usd", "checkpoint.background")
 
 
 def commit_of(folder: pathlib.Path) -> str:
@@ -143,7 +144,7 @@ def open_workdir(
                 f"{workdir} holds a run of another config; nothing was touched. It differs in:\n  "
                 + "\n  ".join(changed + of_file)
                 + f"\nChoose another --workdir, or continue that run with --resume={workdir} (--config.steps may grow, devices, "
-                "mesh and tools may change)"
+                "mesh, tools and checkpoint.background may change)"
             )
         _hold(workdir)
         if changed:

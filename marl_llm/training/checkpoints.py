@@ -3,22 +3,34 @@
 A checkpoint is a folder `checkpoints/<step>` that appears under its name only when it is complete (orbax writes beside it and
 renames), so a kill at any moment leaves whole checkpoints only. Step 0 is the warm start and is kept for good; of the later ones
 the newest few are kept.
+
+With one process the write may go on in a background thread, from a copy of the arrays in host memory, while the run trains on.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import copy
 import errno
 import json
+import math
 import os
 import pathlib
 import shutil
+import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from marl_llm.training.policy import Policy
 from marl_llm.training.processes import from_first, leads
+
+SMALL = 2**16  # bytes: no smaller pieces of an array
 
 
 class CheckpointError(RuntimeError):
@@ -29,37 +41,87 @@ class Checkpoints:
     """The checkpoints of one run.
 
     `state` is a JSON object: where the run stands (step, data position, key), checked by the caller on resume.
+
+    With `background`, `save` returns as soon as it holds a copy of all arrays in host memory, and one thread writes that copy: the arrays
+    may be donated at once. The copy takes as much memory as the checkpoint, and there is never more than one. `save`, `restore`, `state`,
+    `steps`, `wait` and the end of the context wait for the write that is under way, and raise the `CheckpointError` that it ended with,
+    once. Use it as a context, `with Checkpoints(...) as checkpoints`, or call `wait` at the end. With several processes every checkpoint is
+    written before `save` returns, whatever `background` says: the processes agree by collectives, which must come in one order with
+    those of training.
     """
 
-    def __init__(self, directory: str | pathlib.Path, keep: int = 2):
+    def __init__(self, directory: str | pathlib.Path, keep: int = 2, background: bool = False):
         """`keep` is the number of checkpoints kept besides step 0. Raises `ValueError` when it is below 1."""
         if keep < 1:
             raise ValueError(f"checkpoint.keep={keep} must be at least 1")
         self.directory = pathlib.Path(directory).absolute()
-        self.keep = keep
+        self.keep, self.background = keep, background
         self._policies = ocp.PyTreeCheckpointer()
+        # the host copies belong to the thread, so orbax need not copy them once more
+        handlers = ocp.type_handlers
+        of_copies, of_others = handlers.NumpyHandler(deepcopy_host_arrays=False), handlers.get_type_handler(jax.Array)
+        registry = handlers.create_type_handler_registry((np.ndarray, of_copies), (jax.Array, of_others))
+        self._copies = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry))
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._write: concurrent.futures.Future | None = None  # that is under way, or whose end nobody has looked at
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        """Waits. Raises `CheckpointError`; beside another error, which goes on, it is printed."""
+        try:
+            self.wait()
+        except CheckpointError as failed:
+            if error is None:
+                raise
+            print(f"error: {failed}", file=sys.stderr)
+
+    def wait(self, only_if_done: bool = False) -> None:
+        """Until nothing is being written; with `only_if_done` it returns at once. Raises the `CheckpointError` of a write that failed."""
+        write = self._write
+        if write is None or (only_if_done and not write.done()):
+            return
+        concurrent.futures.wait([write])  # Ctrl-C may end this, and the write is still known
+        self._write = None
+        write.result()
 
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, ascending."""
+        """Steps of the complete checkpoints, ascending. Waits, and raises as `wait`."""
+        self.wait()
+        return self._there()
+
+    def _there(self) -> list[int]:
         if not self.directory.is_dir():
             return []
         return sorted(int(d.name) for d in self.directory.iterdir() if d.name.isdigit() and (d / "state.json").is_file())
 
     def save(self, step: int, policies: dict[str, Policy], state: dict) -> None:
-        """Writes a checkpoint and drops old ones. Raises `CheckpointError` (e.g. disk full); earlier checkpoints stay whole."""
+        """Writes a checkpoint and drops old ones. Raises `CheckpointError` (e.g. disk full); earlier checkpoints stay whole.
+
+        In the background, what fails later is raised by the next call that waits, and until the checkpoint is whole the run would
+        continue from the one before. An error of the write before this one is raised here, before anything is done.
+        """
+        self.wait()
         final, partial = self.directory / str(step), self.directory / f"{step}.partial"
-        try:
+        with _told(final, partial):
             from_first(lambda: self._prepare(partial, policies))
-            for name, policy in policies.items():  # every process writes its own parts
-                self._policies.save(partial / "policies" / name, policy._asdict())
-            from_first(lambda: self._publish(partial, final, state))
-        except Exception as error:  # orbax and tensorstore raise many kinds when a disk is full
-            if leads():
-                _clear(partial)
-            raise CheckpointError(
-                f"could not write checkpoint {final}: {error}. Free space or choose another --workdir, then run the same command "
-                "again; it continues from the last whole checkpoint."
-            ) from error
+            if not self.background or jax.process_count() > 1:
+                for name, policy in policies.items():  # every process writes its own parts
+                    self._policies.save(partial / "policies" / name, policy._asdict())
+                from_first(lambda: self._publish(partial, final, state))
+                return
+            copies = {name: _host_copy(policy._asdict()) for name, policy in policies.items()}
+            state = copy.deepcopy(state)  # the caller counts on in it
+        self._write = self._thread.submit(self._write_copies, partial, final, copies, state)
+
+    def _write_copies(self, partial: pathlib.Path, final: pathlib.Path, copies: dict[str, tuple[dict, dict]], state: dict) -> None:
+        """In the thread. Raises `CheckpointError`."""
+        with _told(final, partial):
+            for name in list(copies):
+                tree, arguments = copies.pop(name)  # freed when it is written
+                self._copies.save(partial / "policies" / name, tree, save_args=arguments)
+            self._publish(partial, final, state)
 
     def _prepare(self, partial: pathlib.Path, policies: dict[str, Policy]) -> None:
         """Room for a checkpoint. Raises `OSError` when there is too little."""
@@ -80,7 +142,7 @@ class Checkpoints:
         if final.exists():  # a folder without state.json, which is no checkpoint
             self._drop(final)
         partial.rename(final)
-        for old in [s for s in self.steps() if s > 0][: -self.keep]:
+        for old in [s for s in self._there() if s > 0][: -self.keep]:
             self._drop(self.directory / str(old))
 
     def _drop(self, folder: pathlib.Path) -> None:
@@ -92,7 +154,8 @@ class Checkpoints:
         shutil.rmtree(gone)
 
     def state(self, step: int) -> dict:
-        """The run's state at a checkpoint. Raises `CheckpointError` when it is missing or damaged."""
+        """The run's state at a checkpoint. Raises `CheckpointError` when it is missing or damaged. Waits."""
+        self.wait()
         path = self.directory / str(step) / "state.json"
         try:
             return json.loads(path.read_text())
@@ -102,8 +165,9 @@ class Checkpoints:
     def restore(self, step: int, like: dict[str, Policy]) -> dict[str, Policy]:
         """The policies of a checkpoint, in the shapes and shardings of `like`.
 
-        Raises `CheckpointError` naming what is missing, misshapen or damaged.
+        Raises `CheckpointError` naming what is missing, misshapen or damaged. Waits.
         """
+        self.wait()
         out = {}
         for name, policy in like.items():
             path = self.directory / str(step) / "policies" / name
@@ -128,11 +192,44 @@ class Checkpoints:
                 raise ValueError(f"{name}{leaf} is {there.get(leaf, 'missing')} there, the config makes {wanted.get(leaf, 'none')}")
 
     def _advice(self, step: int, why) -> str:
-        others = [s for s in self.steps() if s != step]
+        others = [s for s in self._there() if s != step]
         return (
             f"checkpoint {self.directory / str(step)} cannot be read: {str(why)[:600]}. "
             + (f"Delete that folder to go on from step {others[-1]}." if others else "Start again in an empty --workdir.")
         )
+
+
+@contextlib.contextmanager
+def _told(final: pathlib.Path, partial: pathlib.Path) -> Iterator[None]:
+    """What fails while a checkpoint is written, as a `CheckpointError` that says what to do; nothing of it stays."""
+    try:
+        yield
+    except Exception as error:  # orbax and tensorstore raise many kinds when a disk is full
+        if leads():
+            _clear(partial)
+        raise CheckpointError(
+            f"could not write checkpoint {final}: {error}. Free space or choose another --workdir, then run the same command "
+            "again; it continues from the last whole checkpoint."
+        ) from error
+
+
+def _host_copy(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """NumPy arrays with memory of their own, and how orbax is to store them.
+
+    Of an array on one CPU device, `jax.device_get` gives a view of the buffer, which the next update would be given: it is copied. In
+    other cases it gives a copy already. An array of n different shards is stored in pieces of 1/n of a shard, which orbax makes as
+    square as it can: so a device that restores its part reads little else, unless the array is long and narrow.
+    """
+
+    def one(x: jax.Array) -> np.ndarray:
+        there = jax.device_get(x)
+        return there if there.flags.owndata else there.copy()
+
+    def stored(x: jax.Array) -> ocp.SaveArgs:
+        part = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        return ocp.SaveArgs(chunk_byte_size=max(part * part // x.nbytes, min(part, SMALL)) if 0 < part < x.nbytes else None)
+
+    return jax.tree.map(one, tree), jax.tree.map(stored, tree)
 
 
 def _clear(folder: pathlib.Path, seconds: float = 5.0, quiet: float = 0.5) -> None:
