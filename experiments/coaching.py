@@ -27,7 +27,7 @@ from marl_llm.workflows.rewards import COACH
 if TYPE_CHECKING:
     from experiments.base import Plan
 
-_COMMON = ("kind", "when", "truth", "missing", "weight", "study", "history", "backward")
+_COMMON = ("kind", "when", "truth", "missing", "weight", "study", "history", "backward", "corrections")
 _CLIENT = ("concurrency", "deadline_s", "format_attempts", "max_tokens")
 _SERVER = (*_CLIENT, "url", "served_as", "cache", "requests_per_minute")
 READS = {  # kind -> options that it reads beside the common ones
@@ -74,6 +74,8 @@ _OPTIONS = {
     "weight": float,  # of a score in the pay; none: 0.1
     "history": int,  # steps whose success, quality and failures the coach is told, for a coach with a strategy; none: it is told nothing
     "backward": str,  # reward backpropagation: weights of an action's own score and, in points, of its part in the outcome, e.g. "0.5,5"
+    # part of the learning rate, for steps towards what the coach would have said in the actions' place; none: it is not asked
+    "corrections": float,
     "study": str,  # changes what the coach says, e.g. "constant:5"; see `marl_llm.coaching.studies`
 }
 
@@ -104,6 +106,7 @@ def check_coach(config: config_dict.ConfigDict, plan: Plan) -> None:
     if plan.played.guide.strategic and not c.history:
         raise ConfigError("config.coach.history is not set, and the rubric of this world reads it: set how many steps it looks back on")
     _check_backward(c, plan)
+    _check_corrections(c, plan)
     nobody = studies.Failing(None, 1.0)
 
     def attached() -> None:
@@ -127,6 +130,21 @@ def _check_backward(c: config_dict.ConfigDict, plan: Plan) -> None:
     if plan.recipe.sampling == "tree" or c.study:
         raise ConfigError("config.coach.backward traces whole plays: it takes neither a tree of samples nor config.coach.study")
     _as_config(lambda: Backward(studies.Failing(None, 1.0), studies.Failing(None, 1.0), *_pair("backward", c.backward)))
+
+
+def _check_corrections(c: config_dict.ConfigDict, plan: Plan) -> None:
+    """Raises `ConfigError` where nobody can say what an action should have been."""
+    if c.corrections is None:
+        return
+    if not 0 < c.corrections < math.inf:
+        raise ConfigError(f"config.coach.corrections={c.corrections} must be above 0")
+    if c.kind not in ("rubric", "endpoint", "served", "model"):
+        raise ConfigError(f"config.coach.corrections: a coach of kind {c.kind!r} says scores alone")
+    if c.kind == "rubric" and plan.played.guide.better is None:
+        name = plan.played.workflow.name
+        raise ConfigError(f"config.coach.corrections: the guide of world {name!r} has no better, which a rubric needs")
+    if c.backward:
+        raise ConfigError("config.coach.corrections and config.coach.backward exclude each other: what goes backwards corrects nothing")
 
 
 def _check_one(c: config_dict.ConfigDict, world: World) -> None:
@@ -178,7 +196,7 @@ def members_of(c: config_dict.ConfigDict) -> list[config_dict.ConfigDict]:
         member.kind = words[0]
         for word in words[1:]:
             name, equals, value = word.partition("=")
-            if not equals or name in ("kind", "history", "backward", *_RUN) or name not in _OPTIONS:
+            if not equals or name in ("kind", "history", "backward", "corrections", *_RUN) or name not in _OPTIONS:
                 raise ConfigError(f"config.coach.members: {word!r} is no option of a member; write NAME=VALUE")
             try:
                 member[name] = _OPTIONS[name](value)
@@ -196,7 +214,8 @@ def make_coaching(config: config_dict.ConfigDict, plan: Plan) -> Coaching | None
     clients: list[Any] = []
     models: list[Any] = []
     try:
-        coach = _make(c, plan.played.guide, clients, models)
+        guide = dataclasses.replace(plan.played.guide, corrects=c.corrections is not None)
+        coach = _make(c, guide, clients, models)
     except BaseException:
         for opened in (*clients, *models):
             opened.close()
@@ -208,7 +227,7 @@ def make_coaching(config: config_dict.ConfigDict, plan: Plan) -> Coaching | None
         coach = Backward(coach, behind, *_pair("backward", c.backward))
         rounds = workflow.body.request_count + 1  # one after the other
         options |= {"result": workflow.metrics[plan.played.headline], "deadline_s": rounds * options.get("deadline_s", DEADLINE_S)}
-    return Coaching(coach, plan.played.guide, options, tuple(clients), tuple(models), history)
+    return Coaching(coach, plan.played.guide, options, tuple(clients), tuple(models), history, c.corrections or 0.0)
 
 
 def _make(c: config_dict.ConfigDict, guide: Any, clients: list[Any], models: list[Any]) -> Any:

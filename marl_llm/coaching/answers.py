@@ -1,6 +1,9 @@
 """The form of a coach's answer: written by rubrics, read from everybody.
 
     the reason, in as many lines as it takes
+    ```better
+    what the action should have been, where that was asked for
+    ```
     CORRECT: yes
     SCORE: 7.5
 
@@ -12,17 +15,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from marl_llm.workflows.trajectory import Score
 
 SCORE, CORRECT = "SCORE:", "CORRECT:"
 LOWEST, HIGHEST = 0.0, 10.0
+BETTER = "better"  # what opens the block of a corrected action
 MAX_REASON = 2000  # characters that are kept
+MAX_BETTER = 16_000  # characters of a corrected action; a longer one is unreadable
 MARK = "\u200b"  # zero width space, which breaks a label's spelling
 _NUMBER = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,6})?)(?: ?/ ?10)?")
-_LABEL = re.compile(r"(?i)\b(s)(core)(?=[ \t]*:)|\b(c)(orrect)(?=[ \t]*:)")
+_LABEL = re.compile(r"(?i)\b(s)(core)(?=[ \t]*:)|\b(c)(orrect)(?=[ \t]*:)|(?<=[`~])([ \t]*b)(etter)\b")
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})", re.MULTILINE)
 
 
@@ -32,10 +36,10 @@ class Unreadable(ValueError):
 
 def break_labels(text: str) -> str:
     """The text with a zero width mark inside of every label, so that whoever quotes it says no score."""
-    return _LABEL.sub(lambda match: "".join((match[1] or match[3], MARK, match[2] or match[4])), text)
+    return _LABEL.sub(lambda match: MARK.join(part for part in match.groups() if part), text)
 
 
-def write_answer(value: Any, correct: bool | None, reason: str) -> str:
+def write_answer(value: Any, correct: bool | None, reason: str, better: str = "") -> str:
     """An answer in the form that `read_answer` reads.
 
     Raises:
@@ -45,17 +49,21 @@ def write_answer(value: Any, correct: bool | None, reason: str) -> str:
         raise ValueError(f"a score of {value!r}; a rubric gives a number from 0 to 10")
     said = "" if correct is None else f"{CORRECT} {'yes' if correct else 'no'}\n"
     number = f"{value:.6f}".rstrip("0").rstrip(".")
-    return f"{break_labels(_FENCE.sub(MARK, reason))}\n{said}{SCORE} {number}"
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", better)), default=0))
+    block = f"{fence}{BETTER}\n{better}\n{fence}\n" if better else ""
+    return f"{break_labels(_FENCE.sub(MARK, reason))}\n{block}{said}{SCORE} {number}"
 
 
 def read_answer(text: str) -> Score:
-    """The score of a reply.
+    """The score of a reply, and the corrected action if there is one.
 
     Raises:
-      Unreadable: no line is exactly the label and a number from 0 to 10, or lines contradict each other.
+      Unreadable: no line is exactly the label and a number from 0 to 10, lines or corrected actions contradict each other, or a corrected
+        action is too long.
     """
     scores, verdicts, rest = set(), set(), []
-    for line in _plain_lines(text):
+    lines, corrections = _parts(text)
+    for line in lines:
         if line.startswith(SCORE):
             scores.add(_number(line.removeprefix(SCORE).strip(" \t")))
         elif line.startswith(CORRECT):
@@ -64,28 +72,33 @@ def read_answer(text: str) -> Score:
             rest.append(line)
     if not scores:
         raise Unreadable(f"no line of its own is '{SCORE}' and a number from 0 to 10, outside of quotations and code")
-    if len(scores) > 1 or len(verdicts) > 1:
-        raise Unreadable("two different scores" if len(scores) > 1 else "two different verdicts")
-    return Score(scores.pop(), verdicts.pop() if verdicts else None, "\n".join(rest).strip()[:MAX_REASON])
+    for what, said in (("scores", scores), ("verdicts", verdicts), ("corrected actions", set(corrections))):
+        if len(said) > 1:
+            raise Unreadable(f"two different {what}")
+    better = corrections[0] if corrections else ""
+    if len(better) > MAX_BETTER:
+        raise Unreadable(f"a corrected action of {len(better):,} characters; at most {MAX_BETTER:,}")
+    return Score(scores.pop(), verdicts.pop() if verdicts else None, "\n".join(rest).strip()[:MAX_REASON], better=better)
 
 
-def _plain_lines(text: str) -> Iterator[str]:
-    """Lines outside of fenced code, without the white space at their ends.
+def _parts(text: str) -> tuple[list[str], list[str]]:
+    """(lines outside of fenced code, without the white space at their ends; what stands in fences that are called "better").
 
-    A fence that nobody closes is none: whoever quotes a member's unclosed fence has said a score all the same.
+    A fence that nobody closes is none: whoever quotes a member's unclosed fence has said a score all the same, and corrected nothing.
     """
-    fence, inside = "", []
+    fence, name, inside, lines, corrections = "", "", [], [], []
     for line in text.split("\n"):
         opening = _FENCE.match(line)
         if fence:
-            inside.append(line.rstrip(" \t\r"))
+            inside.append(line)
             if opening and opening[1].startswith(fence) and not line.strip().strip(fence[0]):
+                corrections += ["\n".join(inside[:-1])] if name == BETTER else []
                 fence, inside = "", []
         elif opening:
-            fence = opening[1]
+            fence, name = opening[1], line[opening.end() :].strip()
         else:
-            yield line.rstrip(" \t\r")
-    yield from inside
+            lines.append(line.rstrip(" \t\r"))
+    return [*lines, *(line.rstrip(" \t\r") for line in inside)], corrections
 
 
 def _number(said: str) -> float:

@@ -109,31 +109,33 @@ def of_client(client: ChatClient, max_tokens: int = MAX_ANSWER, draw: int = 0, t
     return answers
 
 
-def of_rubric(rubric: Callable[[ActionView], Any]) -> Answers:
-    """Answers of a function of the view, written in the form that models are asked for."""
+def of_rubric(rubric: Callable[[ActionView], Any], better: Callable[[ActionView], str] | None = None) -> Answers:
+    """Answers of a function of the view, and of one that corrects actions, written in the form that models are asked for."""
 
     async def answers(view: ActionView, messages: Sequence[Message]) -> ToolResult[ChatReply]:
-        return success(ChatReply(rubric_text(rubric, view), "stop", 0, 0), 0.0)
+        return success(ChatReply(rubric_text(rubric, view, better), "stop", 0, 0), 0.0)
 
     return answers
 
 
-def rubric_text(rubric: Callable[[ActionView], Any], view: ActionView) -> str:
+def rubric_text(rubric: Callable[[ActionView], Any], view: ActionView, better: Callable[[ActionView], str] | None = None) -> str:
     """What a rubric says of a view, as text.
 
     Raises:
       WorkflowError: it raises, gives neither a `Score` nor (value, correct, reason), or no number from 0 to 10.
     """
     try:
-        found = rubric(view)
+        found, corrected = rubric(view), better(view) if better else ""
     except Exception as error:
         raise WorkflowError(f"the rubric raised {type(error).__name__} on {view.call.id}: {error}") from error
     if isinstance(found, Score):
         found = (found.value, found.correct, found.reason)
     if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[2], str) or found[1] not in (True, False, None):
         raise WorkflowError(f"the rubric gave {found!r:.200} for {view.call.id}; it must give a Score, or (value, correct, reason)")
+    if not isinstance(corrected, str):
+        raise WorkflowError(f"CoachGuide.better gave {corrected!r:.200} for {view.call.id}; it must give a text")
     try:
-        return write_answer(*found)
+        return write_answer(*found, corrected)
     except ValueError as error:
         raise WorkflowError(f"the rubric gave {view.call.id} {error}") from error
 
@@ -142,7 +144,7 @@ def rubric_coach(guide: CoachGuide) -> ChatCoach:
     """The coach of a world's rubric. Raises `WorkflowError` if the world has none."""
     if guide.rubric is None:
         raise WorkflowError("the world's guide has no rubric: give CoachGuide(rubric=...), or choose another kind of coach")
-    return ChatCoach(of_rubric(guide.rubric), guide, format_attempts=1)
+    return ChatCoach(of_rubric(guide.rubric, guide.better if guide.corrects else None), guide, format_attempts=1)
 
 
 def metrics_of(coach: Any) -> Mapping[str, float]:

@@ -69,6 +69,7 @@ class Coaching:
       clients: what the coach asks through; closed with the team.
       models: what clients ask in this process; closed behind them.
       history: what the coach is told of the run so far; None: nothing.
+      corrections: weight of a step towards what the coach would have said in the actions' place (MAPPA, 4.4); 0: no such step.
     """
 
     coach: Coach
@@ -77,6 +78,7 @@ class Coaching:
     clients: tuple[Any, ...] = ()
     models: tuple[Any, ...] = ()
     history: History | None = None
+    corrections: float = 0.0
 
     def attach(self, workflow: Workflow) -> Workflow:
         """The workflow with this coach; raises as `coached`."""

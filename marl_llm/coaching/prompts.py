@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from marl_llm.coaching.answers import CORRECT, MARK, SCORE, break_labels
+from marl_llm.coaching.answers import BETTER, CORRECT, MARK, SCORE, break_labels
 from marl_llm.workflows.trajectory import RoleCall, ToolUse
 from marl_llm.workflows.views import ActionView, CoachGuide
 
@@ -73,8 +73,11 @@ def messages_for(view: ActionView, guide: CoachGuide) -> tuple[list[dict[str, st
     parts.append("# Questions\n" + "\n".join(f"{number}. {question}" for number, question in enumerate(asked, 1)))
     parts.append(f"# Scale\n{scale}")
     verdict = f"then, on a line of its own, '{CORRECT} yes' or '{CORRECT} no', for whether its answer is right; " if view.truth else ""
+    better = ""
+    if guide.corrects and view.residual is None:
+        better = f"then, if another would have been better, that one alone, as its member would write it, between '```{BETTER}' and '```'; "
     number = f"last, on a line of its own, '{SCORE}' and a number from 0 to 10"
-    parts.append(f"# Your answer\nFirst the reason in a few sentences; {verdict}{number}.")
+    parts.append(f"# Your answer\nFirst the reason in a few sentences; {better}{verdict}{number}.")
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n\n".join(parts)}], blocks.cut
 
 

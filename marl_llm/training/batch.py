@@ -44,6 +44,7 @@ class Batch:
         role/<role>/{team,local,reward,well_formed,truncated,entropy,...}.
       episodes: `(count, when, advantages=None) -> plays`, the first plays as people read them, for `marl_llm.reporting.EpisodeWriter`;
         `advantages` `[S]` are written beside their samples.
+      corrected: what a coach would have had said, behind the prompts at which it was not, and the role of each; None: nobody corrects.
     """
 
     step: int
@@ -53,6 +54,7 @@ class Batch:
     version: Int[np.ndarray, "S"]
     figures: dict[str, float]
     episodes: Callable[..., Plays]
+    corrected: tuple[Tokens, list[str]] | None = None
 
     def __repr__(self) -> str:
         return f"Batch(step {self.step}: {len(self.tokens)} samples, {int(np.sum(self.table.where))} of them trained)"

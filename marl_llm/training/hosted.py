@@ -29,6 +29,7 @@ from marl_llm.serving import PolicyAnswers, policy_answers
 from marl_llm.text import pieces_of
 from marl_llm.training import processes
 from marl_llm.training.batch import Batch, from_table, imitated
+from marl_llm.training.corrections import corrected
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import own_mesh
 from marl_llm.training.packing import Tokens
@@ -134,6 +135,7 @@ class HostedTeam(Team):
             raise WorkflowError(f"the model {mute[0]!r} has no speech, and neither has world {name!r}: give ModelSpec(speech=)")
         super().__init__(list(world.workflow.roles), assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
         self.world, self.headline, self._options, self._coaching = world, world.headline, play, coaching
+        self.corrections = coaching.corrections if coaching else 0.0
         trained = world.workflow if coaching is None else coaching.attach(world.workflow)
         check_missing(trained, options.recipe.returns, options.recipe.scope)
         check_coached(trained)
@@ -269,7 +271,9 @@ class HostedTeam(Team):
         version = np.asarray([versions.get(self.assignment.roles[role], 0) for role in self.roles], np.int32)[table.agent]
         figures = self._figures(rollout, samples) | joints | coach_figures(rollout, self.headline)
         figures |= self._coaching.looked(figures) if self._coaching else {}
-        return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples))
+        spoken = {name: learner.spec.speech for name, learner in self.learners.items()}
+        better = corrected(rollout, samples, spoken) if self.corrections else None
+        return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples), better)
 
     def prepare(self, step: int, first: int, count: int) -> None:
         """See `Team.prepare`: these tasks are played in a thread of their own, with the parameters of now to their end."""

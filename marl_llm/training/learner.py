@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
@@ -27,7 +28,7 @@ from marl_llm.models import (
 from marl_llm.training.imitation import make_imitation
 from marl_llm.training.packing import Tokens
 from marl_llm.training.parked import park, unpark
-from marl_llm.training.policy import Policy, make_policy
+from marl_llm.training.policy import Policy, make_plain_optimizer, make_policy
 from marl_llm.training.processes import put
 from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.update import Advice, LearnerOptions, Trained, Update
@@ -65,6 +66,12 @@ def _programs(config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, options:
     """(imitate, update, token_kl), compiled once for all models of one shape."""
     imitate, update = make_imitation(options, config, mesh, lora), Update(options, config, mesh, lora)
     return imitate, update, make_token_kl(options.recipe, config, mesh, **options.sizes)
+
+
+@functools.lru_cache(PROGRAMS)
+def _corrects(config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, options: LearnerOptions) -> Callable:
+    """Imitation whose optimizer has no memory."""
+    return make_imitation(dataclasses.replace(options, optimizer=make_plain_optimizer()), config, mesh, lora)
 
 
 class Learner:
@@ -118,6 +125,13 @@ class Learner:
         """One step towards the chosen responses; see `make_imitation`."""
         policy, figures = self._imitate(self.policy, tokens, chosen, learning_rate, self.base)
         self.trained = self.trained._replace(policy=policy)
+        return figures
+
+    def correct(self, tokens: Tokens, chosen: Sequence[int] | np.ndarray, learning_rate: float | Array) -> dict[str, Any]:
+        """One step towards the chosen responses beside those of reinforcement, whose optimizer keeps its moments; see `make_imitation`."""
+        imitate = _corrects(self.spec.config, self.spec.lora, self.mesh, self.options)
+        policy, figures = imitate(Policy(self.policy.params, optax.EmptyState()), tokens, chosen, learning_rate, self.base)
+        self.trained = self.trained._replace(policy=self.policy._replace(params=policy.params))
         return figures
 
     def begin(self, trained: dict | None = None) -> None:

@@ -33,6 +33,19 @@ def make_optimizer(max_grad_norm: float = 1.0, b1: float = 0.9, b2: float = 0.99
     )
 
 
+@functools.lru_cache(1)
+def make_plain_optimizer():
+    """A step along the gradient, without memory, as long as one of Adam's at the same learning rate where all of its terms agree: √n for n
+    parameters. For steps now and then beside those of another optimizer, whose moments it must not change."""
+
+    def update(gradient, state, params=None):
+        size = sum(x.size for x in jax.tree.leaves(gradient))
+        scale = jnp.sqrt(size) / jnp.maximum(optax.global_norm(gradient), 1e-30)
+        return jax.tree.map(lambda x: x * scale, gradient), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
 def make_policy(params: dict, optimizer: optax.GradientTransformation) -> Policy:
     """A policy at the start of its training: a copy of the parameters and a fresh optimizer state, both float32 whatever the parameters'
     dtype and the model's `compute_dtype`.

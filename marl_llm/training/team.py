@@ -96,6 +96,7 @@ class Team(abc.ABC):
         self._warned = self._warned_of_opponents = False
         self.advantages: np.ndarray | None = None  # of the samples of the last batch; None with a critic, which has one per token
         self._taught: dict[tuple[int, int], tuple[Tokens, list[str]]] = {}
+        self.corrections = 0.0  # of the learning rate, for a step towards a batch's `corrected`
 
     # ------------------------------------------------------------------------------------------------ what each kind of play does
     @abc.abstractmethod
@@ -228,10 +229,18 @@ class Team(abc.ABC):
             figures[name]["kl_coef"] = self.kl_coef
             if recipe.normaliser == "ema":
                 figures[name] |= {f"running_mean/{role}": float(x) for role, x in zip(self.roles, self.running, strict=True)}
+        for name in names if batch.corrected is not None else ():
+            figures[name] |= self._correct(name, *batch.corrected, learning_rate)
         measured = float(np.mean([found["kl"] for found in figures.values()]))
         self.kl_coef = float(next_kl_coef(recipe, self.kl_coef, measured, samples=int(np.sum(table.where))))
         self._serve(names)
         return figures
+
+    def _correct(self, name: str, tokens: Tokens, said_by: list[str], learning_rate: float | Any) -> dict[str, float]:
+        """One step of a model towards what a coach would have had its roles say: how many actions, and their mean loss per token."""
+        chosen = [i for i, role in enumerate(said_by) if self.assignment.roles[role] == name]
+        found = self.learners[name].correct(tokens, chosen, self.corrections * learning_rate) if chosen else {"loss": 0.0}
+        return {"corrected": float(len(chosen)), "corrected_loss": float(found["loss"])}
 
     def _warn_of_unread(self, table: Samples) -> None:
         """Says once which pay the recipe leaves out: a team whose rewards nobody reads would train on nothing, without a word."""

@@ -187,7 +187,7 @@ def from_json(line: Mapping[str, Any], folder: str | pathlib.Path | None = None)
     scores: dict[str, dict[str, Score]] = {}
     for one in line["events"]:
         if one["kind"] == "score":
-            said = {field.name: _values(one[field.name], place) for field in dataclasses.fields(Score)}
+            said = {field.name: _values(one[field.name], place) for field in dataclasses.fields(Score) if field.name in one}
             scores.setdefault(one["parents"][0], {})[one["scorer"]] = Score(**said)
     paths = [_read_path(path, task, events, scores, place) for path in line["paths"]]
     candidates = tuple(_read_path(path, task, events, scores, place) for path in line.get("candidates", ()))

@@ -123,6 +123,7 @@ class Score:
       capped: whether arithmetic lowered the value, see `CoachGuide.cap`.
       cached: whether it came from a cache and cost nothing.
       missing: kind of failure and message, where there is no value.
+      better: what the scorer would have said in the action's place; "": nothing. A team may imitate it (`config.coach.corrections`).
     """
 
     value: float | int | None
@@ -132,6 +133,7 @@ class Score:
     capped: bool = False
     cached: bool = False
     missing: str = ""
+    better: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

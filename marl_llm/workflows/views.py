@@ -85,6 +85,8 @@ class CoachGuide:
         function that lays out what happened and judges nothing.
       contribution: view with a `result` -> what the action changed of it, in [-1, 1], e.g. by putting a teacher's action in its place; what
         a rubric says when it goes backwards (`config.coach.backward`). A pure function.
+      better: view -> what a teacher would have said in the action's place, or "": what a rubric corrects. A pure function.
+      corrects: whether coaches are asked for such a text beside the score (`config.coach.corrections`).
       version: of the rubric and the texts; enters the names of caches.
       feedback: view -> what the tools said, as text, in place of the fields that they wrote.
       cap: view -> the highest score that its facts allow, or None. Arithmetic that no model is trusted with.
@@ -103,6 +105,8 @@ class CoachGuide:
     rubric: Callable[[ActionView], Any] | None = None
     brief: Callable[[ActionView], str] | None = None
     contribution: Callable[[ActionView], float] | None = None
+    better: Callable[[ActionView], str] | None = None
+    corrects: bool = False
     version: str = "1"
     feedback: Callable[[ActionView], str] | None = None
     cap: Callable[[ActionView], float | int | None] | None = None

@@ -2,7 +2,7 @@
 generated worlds of sums and chains of operations."""
 
 from marl_llm.games.maths.chain import ChainTools, chain_player, chain_speech, chain_task
-from marl_llm.games.maths.chain_coach import chain_brief, chain_contribution, chain_rubric
+from marl_llm.games.maths.chain_coach import chain_better, chain_brief, chain_contribution, chain_rubric
 from marl_llm.games.maths.chat import ChatTools, chat_roles, math_chat
 from marl_llm.games.maths.competitions import load_competition
 from marl_llm.games.maths.data import load_maths, understood_by
@@ -12,7 +12,7 @@ from marl_llm.games.maths.sums import SumAnswers, sums_judge, sums_player, sums_
 
 __all__ = [
     "ChatTools", "chat_roles", "math_chat", "load_competition",
-    "ChainTools", "chain_brief", "chain_contribution", "chain_player", "chain_rubric", "chain_speech", "chain_task",
+    "ChainTools", "chain_better", "chain_brief", "chain_contribution", "chain_player", "chain_rubric", "chain_speech", "chain_task",
     "Answers", "debate_roles", "maths_debate", "single_reasoner", "judge_role", "maths_ensemble",
     "load_maths", "understood_by",
     "SumAnswers", "sums_judge", "sums_player", "sums_roles", "sums_speech", "sums_task", "sums_tokenizer",

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.maths.chain import FILLER, POINTS, Chain, chain_answer, filler_of, read_chain, read_problem, unfilled
-from marl_llm.workflows import RoleCall
+from marl_llm.games.maths.chain import FILLER, POINTS, Chain, chain_answer, chain_player, filler_of, read_chain, read_problem, unfilled
+from marl_llm.workflows import RoleCall, ScriptTurn
 
 
 def chain_rubric(
@@ -117,6 +117,19 @@ def _replayed(calls: Sequence[Any], gold: Chain, taught: str) -> bool:
             copied = {was[name]: now[name] for name in reversed(POINTS) if was[name]}
             answer = now[given] if given in POINTS else copied.get(given, given)
     return answer == str(gold.value)
+
+
+# ---- what a teacher says in an action's place
+
+
+def chain_better(view: Any) -> str:
+    """The action of a player who is always right, with what this one could read; "" where it said just that.
+
+    The solver writes the problem's expression, the executor runs the solver's and then says what was printed, the verifier points to it.
+    """
+    fields = {**view.before, "chain_gold": view.task["problem"]}
+    said = chain_player(points=True)(ScriptTurn(view.role, "", fields, (), 0, ()))
+    return "" if said == view.call.text else said
 
 
 # ---- what a small coach reads

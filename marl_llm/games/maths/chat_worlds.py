@@ -58,7 +58,7 @@ def chain_maths(
     rubric = chain_coach.chain_rubric(information, filler_price, phase_at)
     guide = dataclasses.replace(
         guide, rubric=rubric, brief=chain_coach.chain_brief, contribution=chain_coach.chain_contribution, version=version,
-        strategic=phase_at > 0,
+        better=chain_coach.chain_better, strategic=phase_at > 0,
     )  # fmt: skip
     return World(workflow, tasks, "correct", chain.chain_speech(), player, close=tools.close, guide=guide)
 
