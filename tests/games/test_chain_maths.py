@@ -13,6 +13,7 @@ from marl_llm.evaluation import Evaluation, Outcome, clustered
 from marl_llm.games import make_game
 from marl_llm.games.maths import (
     ChainTools,
+    chain_better,
     chain_brief,
     chain_contribution,
     chain_player,
@@ -339,6 +340,31 @@ def test_a_brief_lays_the_problem_and_what_was_said_side_by_side_and_names_value
     assert [chain_brief(view) for view in views_of(played(team(), [task], broken, chain_speech()), "action")] == [
         "solver illegal", "executor _ _ a _ p _ b _ solved _ claims _ said x printed _", "verifier illegal",
     ]  # fmt: skip
+
+
+def test_a_corrected_action_is_the_one_that_the_rubric_scores_highest_there():
+    """Each role in turn says what it should have said, in plays whose other actions stay as they were."""
+    wrong = f"print ( {WRONG.expression} )"
+    spoiled = dict(solver=f"well {GOLD.expression}", executor=(wrong, f"value {OFF}"), verifier="boxed 9 9 9")
+    views = views_of(played(team(), [TASK], says(**spoiled), chain_speech()), "action")
+    assert [chain_better(view) for view in views] == [GOLD.expression, PROGRAM, PROGRAM, "boxed printed"]
+    assert scored(says(**spoiled | {"solver": chain_better(views[0])}), task=TASK)[0] == ("solver", 8)
+    assert scored(says(**spoiled | {"executor": (PROGRAM, f"value {OFF}")}), task=TASK)[1] == ("executor", 9)
+    assert scored(says(**spoiled | {"executor": (wrong, PROGRAM)}), task=TASK)[2] == ("executor", 9)
+    found = says(solver=f"{WRONG.expression} value {RIGHT}", executor=(wrong, f"value {OFF}"), verifier="boxed printed")
+    assert [chain_better(view) for view in views_of(played(team(), [TASK], found, chain_speech()), "action")] == [
+        GOLD.expression, "", f"value {' '.join(str(WRONG.value))}", "boxed claims",
+    ]  # fmt: skip
+    nothing = says(solver="well", executor=f"value {OFF}", verifier="well")
+    assert [chain_better(view) for view in views_of(played(team(), [TASK], nothing, chain_speech()), "action")] == [
+        GOLD.expression, PROGRAM, "boxed said",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("information", ["full", "partial"])
+def test_a_teacher_who_points_is_not_corrected(information):
+    rollout = played(team(information), tasks(20), chain_player(points=True), chain_speech())
+    assert not any(map(chain_better, views_of(rollout, "action")))
 
 
 def test_a_strategic_rubric_prices_filler_only_once_the_team_succeeds():

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.maths.chain import FILLER, POINTS, Chain, chain_answer, chain_player, filler_of, read_chain, read_problem, unfilled
-from marl_llm.workflows import RoleCall, ScriptTurn
+from marl_llm.games.maths.chain import FILLER, POINTS, Chain, chain_answer, filler_of, read_chain, read_problem, unfilled
+from marl_llm.games.maths.sums import spaced
+from marl_llm.workflows import RoleCall
 
 
 def chain_rubric(
@@ -123,12 +124,22 @@ def _replayed(calls: Sequence[Any], gold: Chain, taught: str) -> bool:
 
 
 def chain_better(view: Any) -> str:
-    """The action of a player who is always right, with what this one could read; "" where it said just that.
+    """What the rubric scores highest in an action's place, without filler; "" where the action said just that.
 
-    The solver writes the problem's expression, the executor runs the solver's and then says what was printed, the verifier points to it.
+    The solver writes the problem's expression. The executor runs the solver's, or where there is none the problem's, and says what that
+    printed. The verifier points to a value that is right, or else to the first that it has.
     """
-    fields = {**view.before, "chain_gold": view.task["problem"]}
-    said = chain_player(points=True)(ScriptTurn(view.role, "", fields, (), 0, ()))
+    gold, fields = read_problem(view.task["problem"]), view.before
+    if view.call.role == "solver":
+        said = gold.expression
+    elif view.call.role == "executor":
+        chain = read_chain(fields["solution"].split()) if fields["solution"] else gold
+        done = fields["printed"] == str(chain.value)
+        said = f"value {spaced(chain.value)}" if done else f"print ( {chain.expression} )"
+    else:
+        values = {pointer: fields[field] for pointer, field in POINTS.items()}
+        right = [pointer for pointer, value in values.items() if value == str(gold.value)]
+        said = f"boxed {[*right, *filter(values.get, values), 'printed'][0]}"
     return "" if said == view.call.text else said
 
 
