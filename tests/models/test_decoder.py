@@ -27,7 +27,7 @@ from marl_llm.models import (
 )
 from marl_llm.models.config import RopeScaling
 from marl_llm.models.pages import written
-from marl_llm.models.rotary import frequencies
+from marl_llm.models.rotary import frequencies, rotary_angles
 
 TINY = ModelConfig(vocab_size=19, width=12, layers=2, query_heads=4, key_value_heads=2, head_dim=6, feed_forward=20)
 CONFIGS = {
@@ -234,3 +234,21 @@ def test_linear_scaling_divides_every_frequency():
     plain = dataclasses.replace(TINY, rope_scaling=None)
     scaled = dataclasses.replace(TINY, rope_scaling=RopeScaling("linear", 4.0, 64))
     np.testing.assert_allclose(frequencies(scaled), frequencies(plain) / 4, rtol=1e-6)
+
+
+def test_llama3_keeps_fast_pairs_divides_slow_ones_and_blends_between():
+    """Llama 3.1's published setting: head dimension 128, theta 5e5, factor 8 over 8,192 positions. A pair that turns more than 4 times in
+    them stays, one that turns less than once is slowed by 8, and between the two the share kept rises in a straight line with the turns."""
+    config = dataclasses.replace(TINY, head_dim=128, rope_theta=5e5, rope_scaling=RopeScaling("llama3", 8.0, 8192, 1.0, 4.0))
+    kept = frequencies(config) / frequencies(dataclasses.replace(config, rope_scaling=None))
+    turns = 8192 / (2 * np.pi) * 5e5 ** -(np.arange(64) / 64)
+    assert np.sum((turns > 1) & (turns < 4)) > 3
+    expected = [1.0 if t > 4 else 1 / 8 if t < 1 else 1 / 8 + (t - 1) / 3 * 7 / 8 for t in turns]
+    np.testing.assert_allclose(kept, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scaling, scale", [(RopeScaling("yarn", 4.0, 64), 0.1 * np.log(4.0) + 1), (RopeScaling("linear", 4.0, 64), 1.0)])
+def test_yarn_alone_lengthens_queries_and_keys(scaling, scale):
+    """YaRN, section 3.4: both are multiplied with 0.1 ln s + 1, so that attention's logits grow by its square."""
+    sin, cos = rotary_angles(dataclasses.replace(TINY, rope_scaling=scaling), jnp.arange(5)[None])
+    np.testing.assert_allclose(np.hypot(sin, cos), scale, rtol=1e-6)
