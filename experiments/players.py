@@ -9,7 +9,7 @@ from ml_collections import config_dict
 from experiments.checks import given, parse_assignment, parse_phases, parse_sources
 from experiments.command import ConfigError
 from marl_llm import hints
-from marl_llm.algorithms import Recipe
+from marl_llm.algorithms import RECIPES, Recipe, make_recipe
 from marl_llm.games import Game
 from marl_llm.models import LoraConfig, ModelConfig, make_model_config, read_config
 from marl_llm.workflows import Assignment, Inside, Outside, Scripted, WorkflowError, World, alternate
@@ -265,6 +265,18 @@ def _joint(plan: Plan) -> None:
         check_cross(plan.played.workflow)
     except WorkflowError as error:
         raise ConfigError(f"recipe.{error}") from error
+
+
+def without_other_critic(config: config_dict.ConfigDict, flags: dict) -> None:
+    """Drops the critic's learning rate of a config file whose recipe was exchanged by a flag for one without a critic.
+
+    `flags` has what was given on the command line, `{"recipe.name": "grpo"}`. A rate that was itself given there stays, and `resolve`
+    refuses it.
+    """
+    name = config.recipe.name
+    if "recipe.name" in flags and "optimizer.critic_learning_rate" not in flags and name in RECIPES:
+        if make_recipe(name).normaliser != "critic":
+            config.optimizer.critic_learning_rate = None
 
 
 def _critic(config: config_dict.ConfigDict, plan: Plan) -> None:
