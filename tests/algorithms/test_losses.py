@@ -71,6 +71,20 @@ def test_gradient_is_the_numerical_one(level):
         oracle.close(grad, numerical, 1e-7)
 
 
+@pytest.mark.parametrize("level", ["sequence", "sequence_token"])
+def test_what_stands_behind_the_mask_of_advantages_reaches_no_gradient(level):
+    """A ratio that the whole row shares meets every advantage of the row, also those of masked tokens."""
+    new, old, advantages, where = batch(4)
+    new = jnp.asarray(np.where(where, new, 0.0), jnp.float32)
+
+    def loss(x, advantages):
+        return rl.reduce(rl.clipped_ratio(x, old, advantages, level=level, where=where), where=where)
+
+    spoiled, clean = (jax.grad(loss)(new, np.where(where, advantages, fill)) for fill in (np.nan, 0.0))
+    assert np.any(clean)
+    np.testing.assert_array_equal(spoiled, clean)
+
+
 def test_gradient_by_hand():
     # ρ = e^x. Inside the range the gradient is −A ρ; a clipped arm and a dual-clipped one have none.
     x = jnp.log(jnp.array([[1.1, 1.5, 0.5, 1.5, 0.5, 9.0]]))
