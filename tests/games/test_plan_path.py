@@ -186,6 +186,13 @@ def test_an_answer_without_form_earns_nothing_in_the_papers_form_whatever_else_h
     assert (float(nothing.team), float(nothing.local)) == (0.0, 0.0)
 
 
+def test_the_outcome_asks_for_form_too():
+    good = PlanPathFacts(*map(jnp.asarray, (True, True, True, 3.0, 0.0, 3.0, 3.0, 1.0)))
+    for well_formed, at_goal in ((True, True), (True, False), (False, True), (False, False)):
+        earned = rewards.outcome(good._replace(well_formed=jnp.asarray(well_formed), at_goal=jnp.asarray(at_goal)))
+        assert (float(earned.team), float(earned.local)) == (float(well_formed and at_goal), float(well_formed))
+
+
 @pytest.mark.parametrize(
     ("text", "end", "status", "legal"),
     [
