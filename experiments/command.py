@@ -152,7 +152,9 @@ def explain(error: BaseException, argv: list[str]) -> str:
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(before)
     if path and not os.path.isfile(path):
-        return f"there is no config file {path} (from {os.getcwd()})"
+        folder, name = os.path.split(path)
+        beside = [other for other in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ()) if other.endswith(".py")]
+        return f"there is no config file {path} (from {os.getcwd()}){hints.meant(name, beside)}"
     for e in chain:
         if isinstance(e, SyntaxError) and e.filename:
             return f"{e.filename} line {e.lineno}: {e.msg}"

@@ -154,6 +154,7 @@ def test_unknown_variants_missing_files_and_unknown_games_are_told(capsys, tmp_p
     for argv in ([f"--config={missing}"], [f"--config={missing}", "--config.steps=1"], ["--config", str(missing)]):
         assert refused(capsys, *argv).startswith(f"error: there is no config file {missing} (from ")
     assert "there is no config file" in refused(capsys, f"--config={tmp_path}")
+    assert "did you mean 'quickstart.py'?" in refused(capsys, "--config=experiments/configs/quikstart.py:smoke")
     (tmp_path / "x.py").write_text(HEAD.replace("'plan_path'", "'plan_pth'") + "    return c\n")
     said = refused(capsys, f"--config={tmp_path / 'x.py'}")
     assert "line 5: unknown game 'plan_pth'; did you mean 'plan_path'?; the games are plan_path, joint_letter, " in said
