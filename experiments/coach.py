@@ -163,29 +163,35 @@ def learned(lessons: Sequence[Lesson], asked: argparse.Namespace, mesh: Any, say
 
 def measured(folder: pathlib.Path, record: dict[str, Any], guide: Any, lessons: Sequence[Lesson]) -> dict[str, Any]:
     """The agreement of the coach in a directory with the rubric, asked as a run asks it."""
-    from experiments.coaching import small_coach
     from marl_llm.coaching.agreement import agreement
+
+    said = scores_of(folder, record["max_prompt"], guide, [one.view for one in lessons])
+    return agreement(said, [one.score for one in lessons], [one.role for one in lessons])
+
+
+def scores_of(folder: pathlib.Path, max_prompt: int, guide: Any, views: Sequence[Any]) -> list[float | None]:
+    """What the coach in a directory says of each view, asked as a run asks it; None where its reply could not be read."""
+    from experiments.coaching import small_coach
 
     clients: list[Any] = []
     models: list[Any] = []
-    coach = small_coach(folder, record["max_prompt"], guide, models, clients)
+    coach = small_coach(folder, max_prompt, guide, models, clients)
 
     async def ask() -> list[float | None]:
         gate = asyncio.Semaphore(ASKED)
 
-        async def one(lesson: Lesson) -> float | None:
+        async def one(view: Any) -> float | None:
             async with gate:
-                result = await coach.score(lesson.view)
+                result = await coach.score(view)
             return None if result.failure is not None else float(result.outcome().value)
 
-        return list(await asyncio.gather(*map(one, lessons)))
+        return list(await asyncio.gather(*map(one, views)))
 
     try:
-        said = asyncio.run(ask())
+        return asyncio.run(ask())
     finally:
         for one in (*clients, *models):
             one.close()
-    return agreement(said, [one.score for one in lessons], [one.role for one in lessons])
 
 
 def _write(folder: pathlib.Path, shape: Any, params: dict, speech: Any) -> None:
@@ -234,9 +240,9 @@ def _lessons(make: Callable[[], Any], team: str, split: str, first: int, count: 
             raise ConfigError(f"team {team!r}: {config.game.name} has no scripted player")
         tasks = plan.played.tasks(split, first, count)
         if noise:
-            said = _played(plan.played, script, plan.played.tasks("train", 0, 64), 1)
+            said = scripted(plan.played, script, plan.played.tasks("train", 0, 64), 1)
             script = garbled(script, noise, words_of(said), seed)
-        return _scored(small, _played(plan.played, script, tasks, plays), plan.played.guide)
+        return _scored(small, scripted(plan.played, script, tasks, plays), plan.played.guide)
 
 
 def _played_by_run(run: pathlib.Path, step: int | None, split: str, first: int, count: int, plays: int) -> tuple[Any, Any]:
@@ -255,7 +261,8 @@ def _played_by_run(run: pathlib.Path, step: int | None, split: str, first: int, 
         return team.evaluate({}, split, count, plays=plays, temperature=1.0, first=first).episodes.rollout, plan.played.guide
 
 
-def _played(world: Any, script: Callable, tasks: list, plays: int) -> Any:
+def scripted(world: Any, script: Callable, tasks: list, plays: int) -> Any:
+    """The plays of a world's workflow by one script in all roles, without a coach."""
     from marl_llm.workflows import Assignment, Controller, Scripted
 
     assignment = Assignment(dict.fromkeys(world.workflow.roles, "script"), {"script": Scripted(script)})

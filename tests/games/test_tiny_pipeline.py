@@ -6,11 +6,15 @@ import dataclasses
 import functools
 import io
 import random
+import types
 
 import numpy as np
 import pytest
 
+from benchmarks.blame import of_rubric, right
+from experiments.coach import scripted
 from marl_llm.coaching import coached, rubric_coach
+from marl_llm.coaching.small import rubric_value, views_of
 from marl_llm.games import make_game
 from marl_llm.games.pipeline.faults import FAULTS, faulty_player
 from marl_llm.games.pipeline.rubric import FileFacts, actions_of, blame
@@ -134,21 +138,53 @@ def test_equal_programs_on_the_files_that_they_name_run_once():
 # --- blame --------------------------------------------------------------------------------------------------------------------------------
 
 
-def blamed_rightly(when):
-    """fault -> whether the responsible action alone has the lowest score, in every play."""
-    found = {}
-    for fault in FAULTS:
-        given = tasks(fault.kind, 1) if fault.kind else [*tasks("classification", 1), *tasks("regression", 1)]
-        plays = [scores(episode) for episode in play(faulty_player(fault), given, when).episodes]
-        found[fault.name] = all(min(said, key=said.get) == fault.role and sorted(said.values())[1] > said[fault.role] for said in plays)
-    return found
-
-
 def test_twelve_injected_faults_are_blamed_on_the_responsible_action_at_the_end_and_not_all_at_the_action():
-    assert len(FAULTS) == 12
-    assert blamed_rightly("end") == {fault.name: True for fault in FAULTS}
-    missed = [name for name, right in blamed_rightly("action").items() if not right]
+    found = of_rubric(1, world())
+    assert found["end"]["faults"] == {fault.name: 1.0 for fault in FAULTS}
+    assert len(FAULTS) == found["end"]["plays"] == 12
+    missed = [name for name, share in found["action"]["faults"].items() if share < 1]
     assert missed == ["leaves gaps", "drops rows to predict", "drops rows of X alone", "submits scores for probabilities"]
+
+
+def test_a_play_is_blamed_rightly_where_the_responsible_action_alone_is_lowest():
+    views = [types.SimpleNamespace(call=types.SimpleNamespace(role=role)) for role in ("engineer", "modeler", "analyst")]
+    for scores, expected in (([2, 9, 8], True), ([2, 2, 8], False), ([9, 2, 8], False), ([2, None, 8], False)):
+        assert right("engineer", views, scores) == expected
+
+
+# --- what a small coach reads -------------------------------------------------------------------------------------------------------------
+
+
+def briefs(player, count=1, kind="regression", when="end"):
+    """(brief, the rubric's score) of every action of plays."""
+    guide = world().guide
+    views = views_of(scripted(world(), player, tasks(kind, count), 1), when)
+    return [(guide.brief(view), rubric_value(view, guide)) for view in views]
+
+
+def test_a_brief_tells_files_programs_and_complaints():
+    forgets = dict(zip([fault.name for fault in FAULTS], FAULTS))["forgets X_test"]
+    said = [brief for brief, _ in briefs(faulty_player(forgets))]
+    assert said == [
+        "engineer ok X_train.npy writes there y_train.npy writes there X_test.npy omits none plain then modeler ok "
+        "then analyst error names X_test.npy finds X_test.npy none end none",
+        "modeler ok model.npy writes there rich then analyst error names X_test.npy finds X_test.npy none end none",
+        "analyst error submission.csv writes none plain names X_test.npy finds X_test.npy none end none",
+    ]
+    assert briefs(perfect_player)[2] == ("analyst ok submission.csv writes there rich end valid", 9.0)
+    gaps = dict(zip([fault.name for fault in FAULTS], FAULTS))["leaves gaps"]
+    assert "X_train.npy writes odd" in briefs(faulty_player(gaps))[0][0]
+    assert briefs(lambda turn: "save nothing", when="action")[0] == ("engineer illegal", 0.0)
+
+
+def test_equal_briefs_have_equal_scores_and_few_words():
+    seen = collections.defaultdict(set)
+    for player in (world().script, world().floor, *map(faulty_player, FAULTS)):
+        for brief, score in briefs(player, 4, None):
+            seen[brief].add(score)
+    assert {brief: scores for brief, scores in seen.items() if len(scores) > 1} == {}
+    assert len(seen) > 35
+    assert len({word for brief in seen for word in brief.split()}) < 30
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marl_llm.games.pipeline import prompts, tasks
+from marl_llm.games.pipeline.brief import pipeline_brief
 from marl_llm.games.pipeline.metrics import score_cap
 from marl_llm.games.pipeline.rubric import FileFacts, pipeline_rubric
 from marl_llm.games.pipeline.runs import limits_for, run_in_workspace
@@ -83,7 +84,8 @@ def tiny_pipeline(tables_seed: int = 0, turns: str = "1,1,1", forgets: float = F
         turns=counts, inputs=("columns",), hidden=HIDDEN, list_files=shown_files, timeout_s=60.0,
     )  # fmt: skip
     drawn = drawn_tasks(lambda split, number: table_task(split, tables_seed, number), SHARES)
-    guide = pipeline_guide(FileFacts(REQUIRED, array_faults, submission_fault, well_made))
+    facts = FileFacts(REQUIRED, array_faults, submission_fault, well_made)
+    guide = pipeline_guide(facts, brief=pipeline_brief(facts))
     return World(workflow, drawn, "success", pipeline_speech(), pipeline_player(forgets), random_player, guide=guide)
 
 
