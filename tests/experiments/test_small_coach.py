@@ -124,3 +124,11 @@ def test_a_small_coach_is_refused_without_its_record_and_for_options_that_it_doe
     ):
         with pytest.raises(ConfigError, match=message):
             resolve(config(**keys))
+
+
+def test_a_coach_can_be_made_for_a_config_that_names_one():
+    """What the file says of its own coach would have no effect on the one that is made, and is not refused."""
+    config = coach._config(str(pathlib.Path(__file__).parents[2] / "experiments/configs/tiny_pipeline.py"), None)
+    assert not any(config.coach.values())
+    with resolve(config):
+        pass
