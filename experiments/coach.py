@@ -5,7 +5,7 @@
 
 A team is `script`, the world's scripted player; `script:NAME=VALUE,...` with other options of the game, such as habits of that player; or
 a run's directory, with `:STEP` for another checkpoint than the last. `noise=0.3` beside them changes a word of 30 % of a script's
-responses. The coach learns from plays of `--team`s on tasks of the training split. `--unseen` teams play tasks of the validation split, and
+responses into another of the role's, `stray=0.1` one of 10 % into a word of any role, which breaks many formats. The coach learns from plays of `--team`s on tasks of the training split. `--unseen` teams play tasks of the validation split, and
 only measure it; among them should be the team that it is to train, as it begins. `OUT/coach.json` keeps the agreement, and a run refuses a
 coach with a mean absolute error above 0.7 or a kappa below 0.8 on any of them.
 """
@@ -224,13 +224,13 @@ def _lessons(make: Callable[[], Any], team: str, split: str, first: int, count: 
         if options and step is None:
             raise ConfigError(f"team {team!r}: {options!r} is no step of a checkpoint")
         return _scored(small, *_played_by_run(pathlib.Path(name), step, split, first, count, plays))
-    config, noise = make(), 0.0
+    config, shares = make(), {"noise": 0.0, "stray": 0.0}
     for part in filter(None, options.split(",")):
         key, equals, value = part.partition("=")
-        if not equals or (key != "noise" and key not in config.game):
+        if not equals or (key not in shares and key not in config.game):
             raise ConfigError(f"team {team!r}: {part!r} is no option of the game {config.game.name}; write NAME=VALUE, or noise=SHARE")
-        if key == "noise":
-            noise = float(value)
+        if key in shares:
+            shares[key] = float(value)
         else:
             kind = config.game.get_type(key)
             config.game[key] = value in ("true", "True", "1") if kind is bool else kind(value)
@@ -239,9 +239,10 @@ def _lessons(make: Callable[[], Any], team: str, split: str, first: int, count: 
         if script is None:
             raise ConfigError(f"team {team!r}: {config.game.name} has no scripted player")
         tasks = plan.played.tasks(split, first, count)
-        if noise:
-            said = scripted(plan.played, script, plan.played.tasks("train", 0, 64), 1)
-            script = garbled(script, noise, words_of(said), seed)
+        if any(shares.values()):
+            words = words_of(scripted(plan.played, script, plan.played.tasks("train", 0, 64), 1))
+            every = dict.fromkeys(words, sorted({word for some in words.values() for word in some}))
+            script = garbled(garbled(script, shares["noise"], words, seed), shares["stray"], every, seed + 1)
         return _scored(small, scripted(plan.played, script, tasks, plays), plan.played.guide)
 
 
