@@ -5,9 +5,10 @@
 
 A team is `script`, the world's scripted player; `script:NAME=VALUE,...` with other options of the game, such as habits of that player; or
 a run's directory, with `:STEP` for another checkpoint than the last. `noise=0.3` beside them changes a word of 30 % of a script's
-responses into another of the role's, `stray=0.1` one of 10 % into a word of any role, which breaks many formats. The coach learns from plays of `--team`s on tasks of the training split. `--unseen` teams play tasks of the validation split, and
-only measure it; among them should be the team that it is to train, as it begins. `OUT/coach.json` keeps the agreement, and a run refuses a
-coach with a mean absolute error above 0.7 or a kappa below 0.8 on any of them.
+responses into another of the role's, `stray=0.1` one of 10 % into a word of any role, which breaks many formats. The coach learns from
+plays of `--team`s on tasks of the training split. `--unseen` teams play tasks of the validation split, and only measure it; among them
+should be the team that it is to train, as it begins. `OUT/coach.json` keeps the agreement, and a run refuses a coach with a mean absolute
+error above 0.7 or a kappa below 0.8 on any of them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from experiments.command import ConfigError
 
 TEAMS = ("script", "script:noise=0.3")
 SEEN = "teams that it learned from, on other tasks"
+LISTENED = 64  # tasks whose scripted plays tell which words the roles say
 ASKED = 64  # views that are asked at a time
 
 
@@ -240,7 +242,7 @@ def _lessons(make: Callable[[], Any], team: str, split: str, first: int, count: 
             raise ConfigError(f"team {team!r}: {config.game.name} has no scripted player")
         tasks = plan.played.tasks(split, first, count)
         if any(shares.values()):
-            words = words_of(scripted(plan.played, script, plan.played.tasks("train", 0, 64), 1))
+            words = words_of(scripted(plan.played, script, plan.played.tasks("train", 0, LISTENED), 1))
             every = dict.fromkeys(words, sorted({word for some in words.values() for word in some}))
             script = garbled(garbled(script, shares["noise"], words, seed), shares["stray"], every, seed + 1)
         return _scored(small, scripted(plan.played, script, tasks, plays), plan.played.guide)

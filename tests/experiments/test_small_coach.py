@@ -134,9 +134,10 @@ def test_a_coach_can_be_made_for_a_config_that_names_one():
         pass
 
 
-def test_a_stray_word_may_break_a_format_where_a_noisy_one_cannot():
-    make = lambda: base_config("t", "tiny_pipeline", "mappa")  # noqa: E731
-    found = {team: coach._lessons(make, f"script:{team}=1.0", "train", 0, 4, 1, 0) for team in ("noise", "stray")}
-    broken = {team: sum(one.brief.endswith("illegal") for one in lessons) for team, lessons in found.items()}
-    assert broken["noise"] == 0 < broken["stray"]
-    assert {one.score for one in found["stray"] if one.brief.endswith("illegal")} == {0.0}
+def test_a_stray_word_may_break_a_format_where_a_noisy_one_cannot(monkeypatch):
+    monkeypatch.setattr(coach, "LISTENED", 1)
+    for team, breaks in (("noise", False), ("stray", True)):
+        lessons = coach._lessons(lambda: base_config("t", "tiny_pipeline", "mappa"), f"script:{team}=1.0", "train", 0, 3, 1, 0)
+        broken = [one for one in lessons if one.brief.endswith("illegal")]
+        assert bool(broken) == breaks
+        assert {one.score for one in broken} <= {0.0}
