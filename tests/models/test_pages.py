@@ -1,0 +1,91 @@
+"""A decode step over pages against attention over the same tokens in one row, with as many blocks as it takes."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marl_llm.models import pages as module
+from marl_llm.models.pages import GROUP, PagedCache, PagedMask, PageList, Pages, PageTable, paged_attention
+
+PARTS, ROWS, KEY_HEADS, GROUPS, DIM, PAGE, COLUMNS = 2, 3, 2, 2, 4, 2, 4  # rows of a part; query heads of a key head
+# tokens of each row that lie in pages; the first two rows of a part share their first page where both have one
+LENGTHS = ((9, 4, 0), (1, 10, 6))
+COLUMN = 1  # this step writes it, and column 0 is there already
+
+
+def random_cache(rng):
+    """(pages, tables of page numbers by part and row, keys and values of each row's own columns)."""
+    tables, count = [], 0
+    for lengths in LENGTHS:
+        shared, part = 0, []
+        for row, length in enumerate(lengths):
+            own = list(range(10 * row + 1, 10 * row + 1 + -(-length // PAGE)))
+            part.append([shared, *own[1:]] if row < 2 and own else own)
+        tables.append(part)
+        count = max([count, *(page + 1 for pages in part for page in pages)])
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    pages = Pages(normal(PARTS, count, KEY_HEADS, DIM, PAGE), normal(PARTS, count, KEY_HEADS, PAGE, DIM))
+    rows = PARTS * ROWS
+    return pages, tables, normal(rows, KEY_HEADS, DIM, COLUMNS), normal(rows, KEY_HEADS, COLUMNS, DIM)
+
+
+def listed(tables):
+    """Every (page, rows) pair once, pages of a part in any order, with room behind the list's end."""
+    room = 16
+    page, length = np.zeros((PARTS, room), np.int32), np.zeros((PARTS, room), np.int32)
+    rows = np.full((PARTS, room, GROUP), ROWS, np.int32)
+    most = 0
+    for part, found in enumerate(tables):
+        readers = {}
+        for row, numbers in enumerate(found):
+            for at, number in enumerate(numbers):
+                there = min(PAGE, LENGTHS[part][row] - at * PAGE)
+                readers.setdefault((number, there), []).append(row)
+        most = max(most, len(readers))
+        for entry, ((number, there), who) in enumerate(readers.items()):
+            page[part, entry], length[part, entry], rows[part, entry, : len(who)] = number, there, who
+    return PageList(*map(jnp.asarray, (page, rows, length)), jnp.asarray(most))
+
+
+def tabled(tables):
+    table = np.zeros((PARTS, ROWS, max(len(numbers) for part in tables for numbers in part)), np.int32)
+    for part, found in enumerate(tables):
+        for row, numbers in enumerate(found):
+            table[part, row, : len(numbers)] = numbers
+    return PageTable(jnp.asarray(table), jnp.asarray(LENGTHS, jnp.int32))
+
+
+def dense(queries, keys, values, pages, tables, own_keys, own_values):
+    """Attention of each row over its pages' tokens, its columns before this one and its new token, in float64."""
+    out = np.zeros(queries.shape)
+    for part, found in enumerate(tables):
+        for row, numbers in enumerate(found):
+            s, n = part * ROWS + row, LENGTHS[part][row]
+            for head in range(KEY_HEADS * GROUPS):
+                j = head // GROUPS
+                k = [pages.keys[part, number, j].T for number in numbers] + [own_keys[s, j, :, :COLUMN].T, keys[s, :, j]]
+                v = [pages.values[part, number, j] for number in numbers] + [own_values[s, j, :COLUMN], values[s, :, j]]
+                k, v = (np.concatenate([np.concatenate(x[:-2])[:n] if x[:-2] else np.zeros((0, DIM)), *x[-2:]]) for x in (k, v))
+                weights = np.exp(k.astype(np.float64) @ np.asarray(queries[s, 0, head], np.float64) / np.sqrt(DIM))
+                out[s, 0, head] = weights @ v / weights.sum()
+    return out
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 64])
+@pytest.mark.parametrize("form", ["lists", "table"])
+def test_a_decode_step_over_pages_is_attention_over_their_tokens(form, block, monkeypatch):
+    monkeypatch.setattr(module, "block_pages", lambda page: block)
+    monkeypatch.setattr(module, "TABLE_BLOCK", block * PAGE)
+    rng = np.random.default_rng(0)
+    pages, tables, own_keys, own_values = random_cache(rng)
+    heads = KEY_HEADS * GROUPS
+    queries, keys, values = (
+        jnp.asarray(2 * rng.normal(size=(PARTS * ROWS, 1, n, DIM)), jnp.float32) for n in (heads, KEY_HEADS, KEY_HEADS)
+    )
+    lists = (listed(tables),) if form == "lists" else tabled(tables)
+    got, cache = paged_attention(
+        queries, keys, values, PagedCache(pages, own_keys, own_values), PagedMask(lists, jnp.asarray(COLUMN))
+    )
+    np.testing.assert_allclose(got, dense(queries, keys, values, pages, tables, own_keys, own_values), atol=2e-6)
+    np.testing.assert_array_equal(cache.keys[..., COLUMN], keys[:, 0])
+    np.testing.assert_array_equal(cache.keys[..., COLUMN + 1 :], own_keys[..., COLUMN + 1 :])
