@@ -51,7 +51,7 @@ FAULTS = {
         ),
         "YaRN's factor on attention is left out": ("if scale == 1.0 else (sin * scale, cos * scale)", "if True else (sin, cos)"),
     },
-    (M + "experts.py", T + "test_parity.py " + T + "test_decoder.py"): {
+    (M + "experts.py", T + "test_layouts.py"): {
         "the experts' weights are never renormalised": ("if normalize:", "if False:"),
         "the weights belong to other tokens": ("weights.reshape(-1)[order]", "weights.reshape(-1)"),
     },
