@@ -71,7 +71,7 @@ FAULTS = {
         "seats are never candidates": ("metrics, group_seats=group_seats)", "metrics)"),
         "the majority is the first": ("max(count, key=count.__getitem__)", "next(iter(count))"),
     },
-    ("marl_llm/workflows/forms.py", T + "test_maths_debate.py"): {
+    ("marl_llm/workflows/forms.py", "tests/workflows/test_forms.py"): {
         "the safe form pays in every turn": ('last.get(who, {}) if form == "safe" else {}', "{}"),
         "illegal answers have parts": ("            if call.legal:\n", "            if True:\n"),
     },
