@@ -14,9 +14,9 @@ def play():
     calls = []
     for turn, score in enumerate(SCORES, 1):
         about = dict(id=f"c{turn}", node="coder", role="coder", agent=0, model="m", parents=(), turn=turn, request_number=turn)
-        about |= dict(items=(), group=f"g{turn}", choice=0, branch=0, seed=(), prompt="", prompt_ids=(), text="", tokens=np.zeros(0, np.int32))
-        about |= dict(log_probs=None, sampled_log_probs=None, finish="stop", version=0, writes={"score": score})
-        calls.append(RoleCall(**about, illegal="no code" if turn == 2 else None))
+        about |= dict(items=(), group=f"g{turn}", choice=0, branch=0, seed=(), prompt="", prompt_ids=(), text="")
+        about |= dict(tokens=np.zeros(0, np.int32), log_probs=None, sampled_log_probs=None, finish="stop", version=0)
+        calls.append(RoleCall(**about, writes={"score": score}, illegal="no code" if turn == 2 else None))
     return Trajectory(Task(0, {}), tuple(calls), {}, len(calls), 0)
 
 
