@@ -47,6 +47,12 @@ def test_the_interval_is_clustered_by_task():
     assert independent[1] - independent[0] < 0.6 * (once[1] - once[0])
 
 
+def test_an_evaluation_s_interval_takes_plays_of_one_task_and_tasks_of_one_cluster_together():
+    plays = [Outcome(task, n, float(task % 2), 1, cluster="ab"[task // 2] if task < 4 else "") for task in range(6) for n in range(3)]
+    assert record(plays).interval == clustered([[0.0] * 3 + [1.0] * 3, [0.0] * 3 + [1.0] * 3, [0.0] * 3, [1.0] * 3])
+    assert record([one for one in plays if one.task >= 4]).interval == clustered([[0.0] * 3, [1.0] * 3]) == (0.0, 1.0)
+
+
 def test_the_interval_of_single_plays_is_students_and_that_of_successes_is_wilsons():
     x = np.asarray([0.1, 0.4, 0.35, 0.8])
     half = 3.182 * x.std(ddof=1) / 2  # t with three degrees of freedom, n = 4
