@@ -33,7 +33,7 @@ setup(
         "chex>=0.1.90",
         "einops>=0.8",
         "flax>=0.12",
-        "jax>=0.10,<0.12",
+        "jax>=0.10,<0.13",
         "jaxtyping>=0.2.36",
         "matplotlib>=3.9",
         "ml-collections>=1.0",
