@@ -3,7 +3,7 @@
 S, T = "marl_llm/sampling/", "tests/sampling/"
 
 FAULTS = {
-    (S + "draws.py", T + "test_draw.py"): {
+    (S + "draws.py", T + "test_draw.py " + T + "test_sampler.py"): {
         "the log-prob is the sampler's": (
             "return Drawn(token, _pick(raw, token), jnp.where(greedy", "return Drawn(token, _pick(tempered, token), jnp.where(greedy"
         ),

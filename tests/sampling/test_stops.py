@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marl_llm.sampling import stop_rule
@@ -30,6 +30,8 @@ def end_of(rule, ids):
 
 
 @given(st.lists(st.text("ab\u00e9", min_size=1, max_size=4), min_size=1, max_size=3), st.text("ab\u00e9", max_size=12))
+@example(["abba", "bb"], "abb")  # a string inside another
+@example(["aab", "ab"], "aaab")  # a failed match goes on with its own end
 def test_the_automaton_finds_the_first_completion_of_any_string(strings, text):
     rule = stop_rule(BYTES.vocab_size, (), tuple(strings), BYTES)
     data = text.encode()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+import types
 import warnings
 
 import jax
@@ -11,8 +12,11 @@ import pytest
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import LoraConfig, ModelConfig, init_params
+from marl_llm.rollout.table import CompiledRollout, Episodes
 from marl_llm.text import train_pieces
 from marl_llm.training import Checkpoints, HostedTeam, Learner, LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer, make_team
+from marl_llm.training.compiled import CompiledTeam
+from marl_llm.training.rollouts import Played
 from marl_llm.workflows import (
     Assignment,
     FormatError,
@@ -403,3 +407,11 @@ def test_what_fails_ahead_is_told_to_whoever_fetches_it_and_a_team_closes_over_a
         threading.Timer(0.2, gate.set).start()
     with pytest.raises(WorkflowError, match="ahead=1 needs one device in each process and found 2"):
         HostedTeam(WORLD, separate(ECHO), dict.fromkeys(("first", "second"), SPEC), one.options, make_mesh(2), play=PlayOptions(ahead=1))
+
+
+def test_a_compiled_play_is_a_success_only_with_the_whole_outcome():
+    ended = Episodes(np.asarray([[1.0, 0.5], [0.0, 1.0]], np.float32), np.full((2, 2), 3), np.ones((2, 2), bool), np.zeros((2, 2), bool))
+    played = Played(None, {}, CompiledRollout({}, ended, ()), None)
+    outcomes, _ = CompiledTeam._outcomes(types.SimpleNamespace(mesh=make_mesh(1), roles=[]), [played], 2, 10)
+    assert [(one.task, one.play, one.score) for one in outcomes] == [(10, 0, 1.0), (10, 1, 0.0), (11, 0, 0.0), (11, 1, 1.0)]
+    assert [one.team["outcome"] for one in outcomes] == [1.0, 0.5, 0.0, 1.0]
