@@ -104,6 +104,21 @@ def failure_of(rollout: Any, kind: str) -> str:
     return f"node {found[-1].node}: {found[-1].message}" if found else ""
 
 
+def late_tasks(rollout: Any) -> list[int]:
+    """Numbers of the tasks that the step before began (`rollout.over_start`), in order."""
+    return sorted({episode.task.number for episode in rollout.episodes if episode.step < rollout.step})
+
+
+def late_line(records: list[dict]) -> str:
+    """How late plays differ from the others, of the figures of `training.over_start`: means over the steps that have both. Empty: none."""
+    both = [one for one in records if "over_start/late_score" in one and "over_start/early_score" in one]
+    if not both:
+        return ""
+    mean = lambda name: sum(one[f"over_start/{name}"] for one in both) / len(both)  # noqa: E731
+    parts = [f"{name} {mean(f'late_{name}'):.3g} (others {mean(f'early_{name}'):.3g})" for name in ("tokens", "score", "seconds")]
+    return f"late plays, {mean('late'):.1f} tasks per step over {len(both)} steps, per play: {', '.join(parts)}"
+
+
 def tables(plan: Plan, ablate_roles: bool = True) -> dict[str, dict[str, str]]:
     """The page's tables of seats by name: before, after, random where the game has a floor, and, if `ablate_roles`, swapped and the pairs.
 

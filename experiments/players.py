@@ -180,6 +180,7 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
     if not plan.hosted and (config.tools.backend != "local" or config.tools.workers):
         raise ConfigError("config.tools would have no effect: the game is played compiled, without tools")
     _ahead(config, plan)
+    _over_start(config, plan)
     _served(plan)
     _exact(config, plan)
     _tree(plan)
@@ -205,6 +206,27 @@ def _ahead(config: config_dict.ConfigDict, plan: Plan) -> None:
             "config.rollout.ahead=1 trains on samples of the parameters before the last update, which the loss must weigh: set "
             "config.recipe.correction=truncate (or mask)"
         )
+
+
+def _over_start(config: config_dict.ConfigDict, plan: Plan) -> None:
+    over = config.rollout.over_start or 0
+    if not over:
+        return
+    from marl_llm.training.over_start import conflict  # takes a second to import
+
+    if over >= config.rollout.tasks:
+        raise ConfigError(f"config.rollout.over_start={over} must be below config.rollout.tasks={config.rollout.tasks}")
+    if config.checkpoint.every == 1 or config.steps == 1:
+        raise ConfigError(
+            f"config.rollout.over_start={over} would have no effect: the step before a checkpoint leaves no play behind, and here a "
+            "checkpoint follows each step; set config.checkpoint.every"
+        )
+    served = [name for name, one in plan.options.items() if one.get("sampler") == "vllm"]
+    why = conflict(
+        over, config.rollout.ahead or 0, plan.recipe, coached=bool(config.coach.kind), exact=bool(config.rollout.exact), served=served
+    )
+    if why:
+        raise ConfigError(f"config.rollout.{why}".replace("set recipe.", "set config.recipe."))
 
 
 def _served(plan: Plan) -> None:

@@ -31,7 +31,18 @@ from ml_collections import config_flags
 from experiments import checks, command
 from experiments.building import CACHE, build_team, hardware_of, policies_of, start_jax, start_of, tools_of
 from experiments.command import ConfigError, TrainingError
-from experiments.measuring import VOID_LIMIT, Alarms, VoidWatch, check_finite, failure_of, measure, page_text, tables
+from experiments.measuring import (
+    VOID_LIMIT,
+    Alarms,
+    VoidWatch,
+    check_finite,
+    failure_of,
+    late_line,
+    late_tasks,
+    measure,
+    page_text,
+    tables,
+)
 from experiments.stopping import GRACE_S, Stopping
 from experiments.workdir import home_of, open_workdir, process_log, write_json
 
@@ -163,7 +174,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         record |= speeds(plan, config, team, batch, updates, batch.figures["seconds"] if c.rollout.ahead else tock - tick, tack - tock)
         record |= {"speed/compilations": compilations.programs} | watch.look(step + 1)
         end = tack
-        timed.append({key: x for key, x in record.items() if key.startswith(("time/", "speed/"))})
+        timed.append({key: x for key, x in record.items() if key.startswith(("time/", "speed/", "over_start/"))})
         files.metrics.write(record)
         progress.update(step + 1, **{team.headline: record["success"], "turns": record["turns"]})
         last = step + 1 == c.steps
@@ -177,6 +188,8 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         stop.boundary(step + 1, save, files.close)
     progress.close()
     checkpoints.wait()  # evaluation.json stands for a run whose last checkpoint is whole
+    if late := late_line(timed):
+        print(late, file=sys.stderr)
     if timed:
         print(speed.summary_text(timed, compilations), file=sys.stderr)
 
@@ -195,13 +208,15 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
 def played(team, config, step: int, watches, keep):
     """A step's batch; with `rollout.ahead` the next step is begun, to be played while this one is learned from.
 
+    With `rollout.over_start` nothing is left to the step behind a checkpoint, so that a run which is killed loses no play.
     What stops the run here is said after `keep`: nothing of this step was learned, and what came before it is whole.
     """
     from experiments.coaching import first_failure
 
     tasks, after = config.rollout.tasks, step + 1
     try:
-        batch = team.play(step, step * tasks, tasks)
+        over = [0 if after == config.steps or after % config.checkpoint.every == 0 else config.rollout.over_start]
+        batch = team.play(step, step * tasks, tasks, *(over if config.rollout.over_start else []))
         of_coach, of_void = watches
         of_coach.look(after, batch.figures, lambda: first_failure(batch.episodes.rollout))
         of_void.look(after, batch.figures, lambda kind: failure_of(batch.episodes.rollout, kind))
@@ -246,6 +261,8 @@ def validate(team, config, files: Files, step: int) -> float:
 def line(plan, batch, updates: dict) -> dict:
     """A step's figures by name: of the rollout, of each role, of each model's update."""
     record = dict(batch.figures)
+    if "over_start/late" in record:
+        record["over_start/late_tasks"] = " ".join(map(str, late_tasks(batch.episodes.rollout)))
     for name, found in updates.items():
         shares = ("tied_share/", "mixed_share/")
         record |= {f"model/{name}/{key}": x for key, x in found.items() if not key.startswith(shares)}

@@ -12,7 +12,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,6 +32,8 @@ from marl_llm.training.batch import Batch, from_table, imitated
 from marl_llm.training.corrections import corrected
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import own_mesh
+from marl_llm.training.over_start import OverStart, Underway, check_beside, conflict
+from marl_llm.training.over_start import figures as bias
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy
 from marl_llm.training.seats import Seat, guest
@@ -58,6 +60,7 @@ class PlayOptions:
     timeout_s: float | int | None = None  # hosted play: seconds for one attempt at a play; None: only the deadlines of its tools
     concurrency: int = 1024  # hosted play: most plays under way; None: 1,024
     exact: bool = False  # hosted play: a response's bytes depend on nobody else, so runs repeat byte for byte (docs/resume.md); None: False
+    over_start: int = 0  # hosted play: tasks begun beyond `tasks`; the late ones belong to the next step (docs/pods.md); None: 0
     ahead: int = 0  # hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/pods.md); None: 0
 
 
@@ -66,15 +69,6 @@ def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:
     if recipe.sampling != "tree":
         return {}
     return {role: recipe.branches for role, model in assignment.roles.items() if model in assignment.trained}
-
-
-class _Underway(NamedTuple):
-    """A step that is being played beside the update of the one before."""
-
-    asked: tuple[int, int, int]  # step, first, count
-    versions: dict[str, int]  # of the parameters that it is played with
-    thread: threading.Thread
-    rollout: Future
 
 
 class _Current:
@@ -139,21 +133,20 @@ class HostedTeam(Team):
         trained = world.workflow if coaching is None else coaching.attach(world.workflow)
         check_missing(trained, options.recipe.returns, options.recipe.scope)
         check_coached(trained)
-        for name in (name for name in self.learners if self.learners[name].spec.sampler is not None):
-            check_served(name, options.recipe, name in assignment.trained, jax.process_count())
+        recipe, remote = options.recipe, [name for name in self.learners if self.learners[name].spec.sampler is not None]
+        for name in remote:
+            check_served(name, recipe, name in assignment.trained, jax.process_count())
         self._engine_key = jax.random.split(jax.random.key(seed))[1] if draws is None else draws
         self._pick = pick_by_identity(self._engine_key)
         self.plays = options.recipe.plays
         self._current = _Current()
-        self._underway: _Underway | None = None
+        self._underway: Underway | None = None
         self._unserved: set[str] = set()  # models whose new parameters the engine has not been given
-        if play.ahead and (devices := own_mesh(mesh).size) > 1:
-            raise WorkflowError(
-                f"ahead={play.ahead} needs one device in each process and found {devices}: an update and an engine that enter several "
-                "devices in different orders wait for each other; use one device, or ahead=0"
-            )
+        self._given: dict[str, list[int]] = {}  # of the team's own models: the versions that the engine was given, in order
+        check_beside(play.ahead, play.over_start, mesh)
+        if why := conflict(play.over_start, play.ahead, recipe, coached=coaching is not None, exact=play.exact, served=remote):
+            raise WorkflowError(why)
         self._own()
-        recipe = options.recipe
         if recipe.joint == "cross":
             check_cross(world.workflow)
         branching = branching_of(recipe, assignment)
@@ -163,15 +156,20 @@ class HostedTeam(Team):
         except WorkflowError:
             self._current.close()
             raise
+        version = lambda call: self._given[call.model][call.version]  # noqa: E731
+        places = lambda first, count: world.tasks("train", first, count)  # noqa: E731
+        self._over = OverStart(self._training, self.plays, places, version) if play.over_start else None
 
     def _own(self) -> None:
         """Makes sure that the team's own models are served, as they are now. Nothing may be under way."""
         if self._current.models != tuple(self.learners):
             self._current.serve(tuple(self.learners), self._samplers)
+            self._given = {name: [learner.version] for name, learner in self.learners.items()}
         else:
             for name in sorted(self._unserved):
                 params = processes.local(self.learners[name].params, self.mesh, own_mesh(self.mesh))
                 self._current.engine.set_params(name, params)
+                self._given[name].append(self.learners[name].version)
         self._unserved.clear()
 
     def _samplers(self) -> Engine | Samplers:
@@ -234,26 +232,36 @@ class HostedTeam(Team):
         self._current.close()
         if self._underway is not None:
             self._underway.thread.join(CLOSE_S)  # its requests have failed; a tool may still hold it
+        if self._over is not None:
+            self._over.wait(CLOSE_S)
 
     def state(self) -> dict[str, Any]:
         """See `Team.state`; with what the coach is told of the run so far."""
-        return super().state() | (self._coaching.state() if self._coaching else {})
+        return super().state() | (self._coaching.state() if self._coaching else {}) | (self._over.state() if self._over else {})
 
     def restore(self, start: Mapping[str, Policy], now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
         """See `Team.restore`."""
         super().restore(start, now, state)
         if self._coaching:
             self._coaching.restore(state)
+        if self._over:
+            self._over.restore(state)
 
     def _serve(self, names: Sequence[str]) -> None:
         self._unserved.update(names)  # when they play next
 
     # ------------------------------------------------------------------------------------------------ play
-    def play(self, step: int, first: int, count: int) -> Batch:
-        """See `Team.play`. Waits for these plays if `prepare` began them. Raises `RolloutError` if every play failed."""
+    def play(self, step: int, first: int, count: int, over: int = 0) -> Batch:
+        """See `Team.play`. Waits for these plays if `prepare` began them. Raises `RolloutError` if every play failed.
+
+        `over`: with `PlayOptions.over_start`, how many groups may be left to the next step (`training.over_start`).
+        """
         underway, self._underway = self._underway, None
         tasks = self.world.tasks("train", first, count)
-        if underway is not None and underway.asked == (step, first, count):
+        if self._over is not None:
+            self._own()
+            versions, rollout = {}, self._over.play(step, first, count, over)
+        elif underway is not None and underway.asked == (step, first, count):
             versions = underway.versions
             rollout = self._shared(self._training, tasks, step, self.plays, underway.rollout.result)
         else:
@@ -269,7 +277,11 @@ class HostedTeam(Team):
         samples = sample_table(rollout)
         tokens, table = from_table(samples)
         version = np.asarray([versions.get(self.assignment.roles[role], 0) for role in self.roles], np.int32)[table.agent]
-        figures = self._figures(rollout, samples) | joints | coach_figures(rollout, self.headline)
+        late = {}
+        if self._over is not None:
+            version = np.asarray([self._over.versions[s.instance, s.call.id] for s in samples.trained()], np.int32)
+            late = bias(rollout, self.headline, over)
+        figures = self._figures(rollout, samples) | late | joints | coach_figures(rollout, self.headline)
         figures |= self._coaching.looked(figures) if self._coaching else {}
         spoken = {name: learner.spec.speech for name, learner in self.learners.items()}
         better = corrected(rollout, samples, spoken) if self.corrections else None
@@ -289,7 +301,7 @@ class HostedTeam(Team):
                 done.set_exception(error)
 
         thread = threading.Thread(target=run, name="marl_llm plays ahead", daemon=True)
-        self._underway = _Underway((step, first, count), self._versions(), thread, done)
+        self._underway = Underway((step, first, count), self._versions(), thread, done)
         thread.start()
 
     def _versions(self) -> dict[str, int]:
@@ -388,6 +400,8 @@ class HostedTeam(Team):
         table, models = self._seated(seats)
         if self._underway is not None:  # it is played to its end first: there is one engine, with one set of parameters
             self._underway.thread.join()
+        if self._over is not None:
+            self._over.wait()
         engine, names, players = self._players(table, models)
         settings = Settings(temperature=float(temperature))
         with self._controller(engine, Assignment(names, players), settings) as controller:

@@ -137,11 +137,15 @@ class Controller:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def play(self, tasks: Iterable[Task], step: int = 0, plays: int = 1, *, share: bool = False) -> Rollout:
+    def play(
+        self, tasks: Iterable[Task], step: int = 0, plays: int = 1, *, share: bool = False, heard: Callable[[Episode], None] | None = None
+    ) -> Rollout:
         """`rollout` for callers that do not await: scripts, and notebooks, whose own event loop is running and is left alone."""
-        return finish(self.rollout(tasks, step, plays, share=share))
+        return finish(self.rollout(tasks, step, plays, share=share, heard=heard))
 
-    async def rollout(self, tasks: Iterable[Task], step: int = 0, plays: int = 1, *, share: bool = False) -> Rollout:
+    async def rollout(
+        self, tasks: Iterable[Task], step: int = 0, plays: int = 1, *, share: bool = False, heard: Callable[[Episode], None] | None = None
+    ) -> Rollout:
         """Plays every task `plays` times, all at once.
 
         Args:
@@ -149,6 +153,7 @@ class Controller:
           step: of training; part of every seed.
           plays: plays per task, e.g. the group of GRPO. They differ in their seeds only.
           share: these are only some of the step's tasks; whoever joins the shares calls `check_played`.
+          heard: is given each episode when it ends, in the event loop: it must not wait.
 
         Returns:
           The episodes in order of task, then play. Void ones are among them.
@@ -158,7 +163,7 @@ class Controller:
           RolloutError: every single episode is void.
         """
         tasks = list(tasks)
-        start, hung = time.perf_counter(), self._hung()
+        start, hung = time.perf_counter(), self.hung()
         _check_tasks(self.workflow, tasks)
         if not 0 <= step < MAX_NUMBER or plays < 1:
             raise WorkflowError(f"step={step} must be 0 or more and plays={plays} at least 1")
@@ -166,14 +171,20 @@ class Controller:
 
         async def one(task: Task, play: int) -> Episode:
             async with gate:
-                return await self.episode(task, step, play, plays)
+                episode = await self.episode(task, step, play, plays)
+            if heard is not None:
+                heard(episode)
+            return episode
 
         jobs = [one(task, play) for task in tasks for play in range(plays)]
         episodes = await run_all(jobs)
         if not share:
             self.check_played(episodes)
-        late = {tool: count - hung.get(tool, 0) for tool, count in self._hung().items()}
-        seconds = time.perf_counter() - start
+        return self.joined(episodes, step, plays, time.perf_counter() - start, hung)
+
+    def joined(self, episodes: Sequence[Episode], step: int, plays: int, seconds: float, hung: Mapping[str, int]) -> Rollout:
+        """A rollout of these episodes; `hung`: what `hung()` was when it began."""
+        late = {tool: count - hung.get(tool, 0) for tool, count in self.hung().items()}
         return Rollout(self.workflow, self.assignment, step, plays, tuple(episodes), seconds, self._forks.pick, late)
 
     def check_played(self, episodes: Sequence[Episode]) -> None:
@@ -185,7 +196,7 @@ class Controller:
                 f"{failure.kind}: {failure.message}"
             )
 
-    def _hung(self) -> dict[str, int]:
+    def hung(self) -> dict[str, int]:
         """Calls that were late, by tool: one is plain or async, never both."""
         return {**self._threads.hung(), **self._coroutines.hung()}
 

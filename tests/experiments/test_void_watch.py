@@ -47,7 +47,8 @@ def test_many_good_steps_long_ago_do_not_hide_twenty_bad_ones():
 def test_the_steps_before_the_one_that_stops_a_run_are_kept():
     batch = types.SimpleNamespace(figures=BAD, episodes=types.SimpleNamespace(rollout=ROLLOUT))
     team = types.SimpleNamespace(play=lambda step, first, count: batch)
-    config = types.SimpleNamespace(rollout=types.SimpleNamespace(tasks=5, ahead=0))
+    rollout = types.SimpleNamespace(tasks=5, ahead=0, over_start=0)
+    config = types.SimpleNamespace(steps=99, rollout=rollout, checkpoint=types.SimpleNamespace(every=9))
     watches = types.SimpleNamespace(look=lambda *given: None), VoidWatch(0.2)
     kept = []
     for step in range(VOID_STEPS - 1):

@@ -89,11 +89,12 @@ SPEC = ModelSpec(SHAPE, PARAMS, SPEECH)
 GRPO = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none")
 
 
-def team(recipe=GRPO, assignment=None, world=WORLD, specs=None, ahead=0, **options):
+def team(recipe=GRPO, assignment=None, world=WORLD, specs=None, ahead=0, over_start=0, **options):
     assignment = assignment or separate(world.workflow)
     learner = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
     specs = specs or dict.fromkeys(assignment.policies, SPEC)
-    return make_team(world, assignment, specs, learner, make_mesh(1), play=PlayOptions(slots=16, chunk=2, ahead=ahead), **options)
+    play = PlayOptions(slots=16, chunk=2, ahead=ahead, over_start=over_start)
+    return make_team(world, assignment, specs, learner, make_mesh(1), play=play, **options)
 
 
 def run(one, steps=1, rate=1e-2, first=0):
