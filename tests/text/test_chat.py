@@ -253,3 +253,14 @@ def test_a_reply_is_given_once_and_an_assistants_message_is_no_reply():
         chat.extend(replied, [Message("assistant", "x")])
     with pytest.raises(ValueError, match=r"\[9999\]"):
         chat.reply(chat.start(ASK), [9999])
+
+
+def test_a_reply_also_ends_with_the_tokenizer_s_own_stop():
+    """Qwen's models end a turn with one token and a text with another; sampling stops at both, and neither is text."""
+    chat = Chat(ByteTokenizer((*SPECIALS, "<|endoftext|>"), ("<|endoftext|>",)), QWEN2_5)
+    specials = chat.tokenizer.special_ids
+    assert chat.stop_ids == (specials["<|im_end|>"], specials["<|endoftext|>"])
+    for stop in chat.stop_ids:
+        talk = chat.reply(chat.start(ASK), [*chat.tokenizer.encode("North"), stop])
+        found = chat.read(talk)
+        assert (found.content, found.finished) == ("North", True)

@@ -8,7 +8,7 @@ from checkpoint_text import CHATML, TAGS, checkpoint_files, tokenizer_json, toke
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
-from tokenizers import models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from marl_llm.text import (
     ByteTokenizer,
@@ -236,3 +236,16 @@ def test_a_special_spelling_is_encoded_as_if_the_vocabulary_had_no_such_token(qw
     bare = json.loads(tokenizer_json("qwen3")) | {"added_tokens": []}
     text = "a<|im_end|>\n<think> b</think>"
     assert qwen.encode(text) == Library.from_str(json.dumps(bare)).encode(text, add_special_tokens=False).ids
+
+
+def test_streamed_words_keep_the_space_that_their_left_neighbour_decides():
+    """Sentencepiece's decoders drop the space in front of a text's first word, so that a word alone is not what it is behind another."""
+    made = Library(models.WordLevel({"<end>": 0, "\u2581how": 1, "\u2581are": 2, "\u2581you": 3}, unk_token="<end>"))
+    made.decoder = decoders.Metaspace()
+    made.add_special_tokens(["<end>"])
+    tokenizer = HuggingFaceTokenizer({"tokenizer.json": made.to_str(), "tokenizer_config.json": json.dumps({"eos_token": "<end>"})})
+    stream, said = TextStream(), []
+    for i, one in enumerate((1, 2, 3, 2)):
+        stream, new = stream_text(tokenizer, stream, [one], last=i == 3)
+        said.append(new)
+    assert said == ["how", " are", " you", " are"]
