@@ -110,13 +110,13 @@ def late_tasks(rollout: Any) -> list[int]:
 
 
 def late_line(records: list[dict]) -> str:
-    """How late plays differ from the others, of the figures of `training.over_start`: means over the steps that have both. Empty: none."""
+    """How late plays differ from the others, of the figures of `training.over_start`: means over steps with both; a line, or empty."""
     both = [one for one in records if "over_start/late_score" in one and "over_start/early_score" in one]
     if not both:
         return ""
     mean = lambda name: sum(one[f"over_start/{name}"] for one in both) / len(both)  # noqa: E731
     parts = [f"{name} {mean(f'late_{name}'):.3g} (others {mean(f'early_{name}'):.3g})" for name in ("tokens", "score", "seconds")]
-    return f"late plays, {mean('late'):.1f} tasks per step over {len(both)} steps, per play: {', '.join(parts)}"
+    return f"late plays, {mean('late'):.1f} tasks per step over {len(both)} steps, per play: {', '.join(parts)}\n"
 
 
 def tables(plan: Plan, ablate_roles: bool = True) -> dict[str, dict[str, str]]:

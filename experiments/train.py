@@ -188,10 +188,8 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         stop.boundary(step + 1, save, files.close)
     progress.close()
     checkpoints.wait()  # evaluation.json stands for a run whose last checkpoint is whole
-    if late := late_line(timed):
-        print(late, file=sys.stderr)
     if timed:
-        print(speed.summary_text(timed, compilations), file=sys.stderr)
+        print(late_line(timed) + speed.summary_text(timed, compilations), file=sys.stderr)
 
     # ------------------------------------------------------------------------------------------------ what was learned
     results = final_page(plan, config, team, files) | {f"train_{name}": x for name, x in clock.now().items()}
