@@ -62,7 +62,7 @@ FAULTS = {
             "to_prompt = jnp.where(mask.prompt[:, None, None, None], to_prompt, MASKED)", "to_prompt = to_prompt * 1"
         ),
     },
-    (M + "pages.py", T + "test_pages.py tests/sampling/test_engine.py tests/sampling/test_pages.py"): {
+    (M + "pages.py", T + "test_paged_attention.py tests/sampling/test_engine.py tests/sampling/test_pages.py"): {
         "behind a prefix the future is seen": ("jnp.where(mask.rows.dense()[:, None, None], _product", "jnp.where(True, _product"),
         "a row sees its chunk's next columns": ("jnp.arange(cache.keys.shape[-1]) <= mask.column", "jnp.arange(cache.keys.shape[-1]) >= 0"),
         "old weights keep their scale": ("scale = jnp.exp(sums.top - top)\n", "scale = jnp.exp(0 * (sums.top - top))\n"),
