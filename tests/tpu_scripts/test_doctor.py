@@ -23,7 +23,7 @@ ASKED = ("--workdir=/runs", "--platform=tpu", "--devices=8", "--sandbox=namespac
 FAULTS = [
     ("python", {"python": (3, 10)}, "install Python 3.11 or newer"),
     ("jax", {"jax": {"jax": "0.9.1", "jaxlib": "0.9.1"}}, "pip install 'jax>=0.10,<0.13', the same on every host"),
-    ("jax", {"jax": {"jax": "0.12.0", "jaxlib": "0.12.0"}}, "the same on every host"),
+    ("jax", {"jax": {"jax": "0.13.0", "jaxlib": "0.13.0"}}, "the same on every host"),
     ("jaxlib", {"jax": {"jax": "0.10.2", "jaxlib": "0.11.0"}}, "pip install jaxlib==0.10.2"),
     ("platform", {"platform": "cpu"}, "install the extra of the machine ([tpu] or [cuda])"),
     ("devices", {"devices": 4}, "8 are asked for: another machine type"),
