@@ -14,7 +14,7 @@ import collections
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -89,7 +89,7 @@ def _rubric(world: Any, tables: int, when: str) -> dict[str, Any]:
     return shares(found, [rubric_value(view, world.guide) for _, views in found for view in views])
 
 
-def of_small(folder: pathlib.Path, tables: int, ask: Callable[[Sequence[Any]], list[float | None]] | None = None) -> dict[str, Any]:
+def of_small(folder: pathlib.Path, tables: int) -> dict[str, Any]:
     """A small coach's shares, and its mean absolute error against the rubric on the same actions."""
     from experiments.coach import scores_of
     from marl_llm.coaching.small import read_record, rubric_value
@@ -97,7 +97,7 @@ def of_small(folder: pathlib.Path, tables: int, ask: Callable[[Sequence[Any]], l
     world = _world()
     found = plays(world, tables, "end")
     views = [view for _, some in found for view in some]
-    said = ask(views) if ask else scores_of(folder, read_record(folder, world.guide)["max_prompt"], world.guide, views)
+    said = scores_of(folder, read_record(folder, world.guide)["max_prompt"], world.guide, views)
     wanted = [rubric_value(view, world.guide) for view in views]
     gaps = [abs(a - b) for a, b in zip(said, wanted, strict=True) if a is not None]
     known = {"missing": sum(one is None for one in said), "mae": round(sum(gaps) / max(1, len(gaps)), 3)}

@@ -1,6 +1,6 @@
 """The code sandbox beside what is commonly done: latency, throughput, timeouts, leaks, and workers that are killed under load.
 
-    python -m benchmarks.tools [--rows=latency,data_science,timeouts,leaks,kills,load] [--executions=100000] [--kill_seconds=60]
+    python -m benchmarks.tools [--rows=latency,data_science,timeouts,leaks,kills,load,pipeline] [--executions=100000] [--kill_seconds=60]
 
 Prints one JSON line per row. Every row that compares measures `subprocess.run` and the usual guard (a process group, RLIMIT_AS, functions
 removed, killpg) in the same run, interleaved with the sandbox, so that a busy machine slows all alike. `cpu_ms` is the CPU time of
@@ -28,7 +28,7 @@ from absl import app, flags
 
 from marl_llm.tools.sandbox import Limits, Sandbox, Submission
 
-_ROWS = flags.DEFINE_list("rows", ["latency", "data_science", "timeouts", "leaks", "kills", "load"], "Which rows to measure.")
+_ROWS = flags.DEFINE_list("rows", ["latency", "data_science", "timeouts", "leaks", "kills", "load", "pipeline"], "Which rows to measure.")
 _REPEATS = flags.DEFINE_integer("repeats", 200, "Executions of print(1) per method; a tenth of it for data science.", lower_bound=10)
 _EXECUTIONS = flags.DEFINE_integer("executions", 100_000, "Executions of the leak row.", lower_bound=100)
 _KILL_SECONDS = flags.DEFINE_integer("kill_seconds", 60, "Length of the row that kills workers.", lower_bound=2)
@@ -249,6 +249,23 @@ def load(hanging: int = 32, honest: int = 32, limit_s: float = 1.0) -> dict:
     }
 
 
+def pipeline(steps: int = 3, tables: int = 24, plays: int = 8) -> dict:
+    """Steps of the small data pipeline with its scripted team, other tables in each: no model, so all but the tools is the controller."""
+    from experiments.coach import scripted
+    from marl_llm.games import make_game
+
+    world, seconds, used, ran = make_game("tiny_pipeline"), [], [], []
+    scripted(world, world.script, world.tasks("train", 0, 1), 1)  # starts the boxes
+    for step in range(1, steps + 1):
+        tasks, busy, begin = world.tasks("train", step * tables, tables), resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        rollout = scripted(world, world.script, tasks, plays)
+        seconds.append(round(time.perf_counter() - begin, 2))
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        used.append(round(after.ru_utime + after.ru_stime - busy.ru_utime - busy.ru_stime, 2))
+        ran.append(sum(event.node == "run" for path in rollout.trajectories for event in path.events))
+    return {"plays": tables * plays, "programs": ran, "wall_s": seconds, "host_cpu_s": used}
+
+
 def main(argv) -> None:
     """Measures and prints."""
     del argv
@@ -261,6 +278,7 @@ def main(argv) -> None:
             "leaks": lambda: leaks(sandbox, _EXECUTIONS.value),
             "kills": lambda: kills(sandbox, _KILL_SECONDS.value),
             "load": load,
+            "pipeline": pipeline,
         }
         for name in _ROWS.value:
             if name not in rows:

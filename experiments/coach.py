@@ -230,7 +230,8 @@ def _lessons(make: Callable[[], Any], team: str, split: str, first: int, count: 
     for part in filter(None, options.split(",")):
         key, equals, value = part.partition("=")
         if not equals or (key not in shares and key not in config.game):
-            raise ConfigError(f"team {team!r}: {part!r} is no option of the game {config.game.name}; write NAME=VALUE, or noise=SHARE")
+            forms = "NAME=VALUE, noise=SHARE or stray=SHARE"
+            raise ConfigError(f"team {team!r}: {part!r} is no option of the game {config.game.name}; write {forms}")
         if key in shares:
             shares[key] = float(value)
         else:

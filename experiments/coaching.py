@@ -145,6 +145,8 @@ def _check_corrections(c: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError(f"config.coach.corrections: the guide of world {name!r} has no better, which a rubric needs")
     if c.backward:
         raise ConfigError("config.coach.corrections and config.coach.backward exclude each other: what goes backwards corrects nothing")
+    if c.study == "permuted":
+        raise ConfigError("config.coach.corrections: a permuted coach would correct an action with what another should have said")
 
 
 def _check_one(c: config_dict.ConfigDict, world: World) -> None:

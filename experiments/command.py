@@ -137,6 +137,12 @@ def _parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]
         for name in values:  # a config file that is missing shows only when the config is read
             if type(values[name].value).__name__ == "_ErrorConfig":
                 _ = values[name].value.anything
+        if path and any(one.lstrip("-").startswith("config.recipe.name") for one in argv):
+            from ml_collections import config_flags
+
+            from experiments.players import without_other_critic  # takes seconds to import
+
+            without_other_critic(values["config"].value, config_flags.get_override_values(values["config"]))
         return rest
     except SystemExit:  # absl's --help ends with 1
         sys.exit(0)

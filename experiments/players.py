@@ -292,13 +292,11 @@ def _joint(plan: Plan) -> None:
 def without_other_critic(config: config_dict.ConfigDict, flags: dict) -> None:
     """Drops the critic's learning rate of a config file whose recipe was exchanged by a flag for one without a critic.
 
-    `flags` has what was given on the command line, `{"recipe.name": "grpo"}`. A rate that was itself given there stays, and `resolve`
-    refuses it.
+    `flags` has what the command line changes, by name. A rate that was itself given there stays, and `resolve` refuses it.
     """
     name = config.recipe.name
-    if "recipe.name" in flags and "optimizer.critic_learning_rate" not in flags and name in RECIPES:
-        if make_recipe(name).normaliser != "critic":
-            config.optimizer.critic_learning_rate = None
+    if "optimizer.critic_learning_rate" not in flags and name in RECIPES and make_recipe(name).normaliser != "critic":
+        config.optimizer.critic_learning_rate = None
 
 
 def _critic(config: config_dict.ConfigDict, plan: Plan) -> None:

@@ -408,9 +408,6 @@ def main(argv) -> None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/quickstart.py")
     config, workdir = _CONFIG.value, pathlib.Path(_RESUME.value or _WORKDIR.value or "")
     home = home_of(workdir) if _RESUME.value else None
-    from experiments.players import without_other_critic  # takes seconds to import
-
-    without_other_critic(config, config_flags.get_override_values(flags.FLAGS["config"]))
     if _DRY_RUN.value:
         from experiments.base import resolve
 

@@ -1,9 +1,11 @@
 """The instrument that measures the tests: it must notice, let live, and report what it could not try."""
 
+import json
+
 import pytest
 
 from benchmarks.mutants import Mutant, StaleMutant, mutants_of, mutated, rooms
-from benchmarks.mutants.__main__ import main, measure, sample, verdict
+from benchmarks.mutants.__main__ import main, measure, sample, told_in, verdict
 
 
 @pytest.fixture
@@ -28,6 +30,17 @@ def test_a_score_counts_what_was_noticed_and_names_what_was_not(tree):
     assert len(report["errors"]) == 2
     assert "gone: adder.py has the old text 0 times" in report["errors"][0]
     assert (tree / "adder.py").read_text().endswith("return a + b\n"), "the tree is put back"
+
+
+def test_what_a_run_has_tried_can_be_read_from_its_output(tree, tmp_path, capsys):
+    faults = [mutant("tools: a product", "a + b", "a * b"), mutant("difference", "a + b", "a - b"), mutant("gone", "a ** b", "a")]
+    measure([*faults, mutant("no test runs", "a + b", "a", "test_adder.py::test_none")], tree, limit_s=60, baseline=False)
+    assert told_in(said := capsys.readouterr().out) == {"tools: a product", "difference"}, "an error is no verdict"
+    listed = [one for room in rooms() for one in mutants_of(room)]
+    log = tmp_path / "run.log"
+    log.write_text(said + f"killed     9.9 s  {listed[0].name}\n")
+    assert main(["--list", f"--done={log}"]) == 0
+    assert json.loads(capsys.readouterr().out)["mutants"] == len(listed) - 1
 
 
 def test_tests_that_fail_without_a_fault_prove_nothing(tree):

@@ -1,11 +1,13 @@
 """Applies the mutants one at a time to a copy of the tree and runs the tests that should notice. See `benchmarks.mutants`.
 
     nice -n 10 python -m benchmarks.mutants [--rooms=algorithms,...] [--names=TEXT] [--sample=130 --seed=0] [--limit_s=300] [--list]
-                                            [--no_baseline]
+                                            [--no_baseline] [--done=LOG]
 
-With `--sample` only so many are tried: of each room its share, drawn by the seed. Compiled programs come from the suite's own cache, so
-that only what a fault changes is compiled anew. Prints a line per mutant and at the end one JSON line: how many, the share that was noticed (goal 0.97), the survivors by name, and the
-errors: a mutant whose passage has changed, or tests that fail without any fault. Exit code 1 below the goal or with an error.
+With `--sample` only so many are tried: of each room its share, drawn by the seed. With `--done` those that an earlier run's output tells
+of are left out, so that a run may be stopped and gone on with. Compiled programs come from the suite's own cache, so that only what a
+fault changes is compiled anew. Prints a line per mutant and at the end one JSON line: how many, the share that was noticed (goal 0.97),
+the survivors by name, and the errors: a mutant whose passage has changed, or tests that fail without any fault. Exit code 1 below the goal
+or with an error.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import sys
@@ -119,6 +122,11 @@ def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
     return [mutant for mutant in mutants if mutant.name in chosen]
 
 
+def told_in(log: str) -> set[str]:
+    """The names of the mutants that a run's output tells of as killed or survived. An error is no verdict."""
+    return set(re.findall(r"^(?:killed|survived) +[0-9.]+ s  (.+)$", log, re.MULTILINE))
+
+
 def main(argv: list[str]) -> int:
     """See the module's text."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__.splitlines()[0])
@@ -128,10 +136,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--limit_s", type=float, default=300, help="time limit of one mutant's tests")
     parser.add_argument("--list", action="store_true", help="check the tables and run nothing")
+    parser.add_argument("--done", type=pathlib.Path, help="output of an earlier run: the mutants that it tells of are left out")
     parser.add_argument("--no_baseline", action="store_true", help="do not first run the tests without any fault")
     args = parser.parse_args(argv)
     mutants = [mutant for room in args.rooms.split(",") for mutant in mutants_of(room) if args.names in mutant.name]
     mutants = sample(mutants, args.sample, args.seed) if args.sample else mutants
+    done = told_in(args.done.read_text()) if args.done else set()
+    mutants = [mutant for mutant in mutants if mutant.name not in done]
     if args.list:
         stale = []
         for mutant in mutants:

@@ -481,7 +481,6 @@ def test_missing_and_contradictory_flags_are_told(tmp_path, monkeypatch):
         for name in ("_CONFIG", "_WORKDIR", "_RESUME", "_DRY_RUN"):
             monkeypatch.setattr(train, name, type("Flag", (), {"value": values.get(name)}))
         monkeypatch.setattr(train.config_flags, "get_config_filename", lambda flag: "x.py")
-        monkeypatch.setattr(train.config_flags, "get_override_values", lambda flag: {})
         monkeypatch.setattr(train.flags, "FLAGS", {"config": None})
         with pytest.raises(ConfigError) as error:
             train.main(["train"])

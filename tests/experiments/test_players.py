@@ -19,7 +19,6 @@ from checkpoint_text import template_source, tokenizer_of, write_checkpoint  # n
 from experiments import base, command  # noqa: E402
 from experiments.base import base_config, model_section  # noqa: E402
 from experiments.command import ConfigError  # noqa: E402
-from experiments.players import without_other_critic  # noqa: E402
 from marl_llm.models import ModelConfig, init_params, save_pretrained  # noqa: E402
 from marl_llm.tools.retriever import build_bm25  # noqa: E402
 from marl_llm.workflows import Inside, Outside, Scripted  # noqa: E402
@@ -238,14 +237,12 @@ def test_what_contradicts_a_recipe_with_a_critic_is_refused():
 
 def test_a_flag_may_exchange_the_recipe_of_a_config_with_a_critic():
     """The file's rate belongs to the critic of the file's recipe; one that was itself asked for is refused, not dropped."""
-    for flags_given, kept in [
-        ({"recipe.name": "grpo"}, None), ({"recipe.name": "ppo"}, 1e-5), ({"recipe.name": "gpro"}, 1e-5), ({"steps": 3}, 1e-5),
-        ({"recipe.name": "grpo", "optimizer.critic_learning_rate": 1e-5}, 1e-5),
+    full = f"--config={ROOT / 'experiments/configs/search_parallel.py'}:full"
+    for given, kept in [
+        ((), 1e-5), (("--config.recipe.name=grpo",), None), (("--config.recipe.name=ppo",), 1e-5), (("--config.steps=3",), 1e-5),
+        (("--config.recipe.name=gpro",), 1e-5), (("--config.recipe.name=grpo", "--config.optimizer.critic_learning_rate=1e-4"), 1e-4),
     ]:  # fmt: skip
-        config = config_of("search_parallel")
-        config.recipe.name, config.optimizer.critic_learning_rate = flags_given.get("recipe.name", "grpo"), 1e-5
-        without_other_critic(config, flags_given)
-        assert config.optimizer.critic_learning_rate == kept, flags_given
+        assert read_flags(full, *given).optimizer.critic_learning_rate == kept, given
 
 
 def test_budgets_of_roles_are_cut_to_what_the_config_allows():

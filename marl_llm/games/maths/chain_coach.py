@@ -72,6 +72,7 @@ def _score_verifier(view: Any, gold: Chain, said: Mapping[str, Any], information
 
 
 def answered(view: Any) -> str:
+    """The number that a verifier's action gave, in digits or by pointing; "" where it gave none."""
     return chain_answer(view.call.writes["answer"], *(view.before[field] for field in POINTS.values()))
 
 

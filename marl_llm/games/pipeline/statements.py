@@ -22,9 +22,11 @@ HEAD = "import numpy as np\n"
 STATEMENTS = {
     ENGINEER: {
         "load": (
-            'train = np.genfromtxt("train.csv", delimiter=",", skip_header=1)\n'
-            'test = np.genfromtxt("test.csv", delimiter=",", skip_header=1)\n'
-            "x, y, z = train[:, 1:-1], train[:, -1], test[:, 1:]"
+            "def read(name):\n"
+            "    lines = open(name).read().splitlines()[1:]\n"
+            '    return np.array([[float(cell or "nan") for cell in line.split(",")[1:]] for line in lines])\n'
+            'train, z = read("train.csv"), read("test.csv")\n'
+            "x, y = train[:, :-1], train[:, -1]"
         ),
         "fill_mean": "mean = np.nanmean(x, axis=0)\nx, z = np.where(np.isnan(x), mean, x), np.where(np.isnan(z), mean, z)",
         "fill_zero": "x, z = np.nan_to_num(x), np.nan_to_num(z)",

@@ -15,6 +15,16 @@ STDLIB = (
     "typing", "unittest", "uuid", "warnings",
 )  # fmt: skip
 
+ARRAYS_AND_FILES = """
+import io, numpy as np
+table = np.genfromtxt(["a,b", "1,2.5", "2,nan", "3,4"], delimiter=",", skip_header=1)
+np.loadtxt(["1,2.5", "2,3"], delimiter=",")
+mean = np.nanmean(table, axis=0); table = np.where(np.isnan(table), mean, table); table = (table - table.mean(axis=0)) / table.std(axis=0)
+kept = io.BytesIO(); np.save(kept, table); kept.seek(0); np.load(kept)
+np.linalg.solve(table.T @ table + np.diag([1.0, 1e-6]), table.T @ np.ones(3)); np.linalg.lstsq(table, np.ones(3), rcond=None)
+np.isin(table, (0, 1)).all(); np.unique(table); np.median(table); np.c_[table, np.ones(3)]; np.random.default_rng(0).normal(size=3)
+repr(table); str(table); f"{table[0, 0]}"
+"""
 PANDAS_AND_SKLEARN = """
 import io, numpy as np, pandas as pd
 from sklearn.linear_model import LinearRegression, LogisticRegression
@@ -78,7 +88,7 @@ class Profile:
         return sorted(found)
 
 
-NUMPY = Profile("numpy", (*STDLIB, "numpy", "numpy.linalg", "numpy.random", "numpy.fft"), ("numpy",))
+NUMPY = Profile("numpy", (*STDLIB, "numpy", "numpy.linalg", "numpy.random", "numpy.fft"), ("numpy",), (ARRAYS_AND_FILES,))
 DATA_SCIENCE = Profile(
     "data_science",
     (
