@@ -36,7 +36,7 @@ REFUSED = [
     (dict(kind="rubric", corrections=0.3), "the guide of world 'echo' has no better, which a rubric needs"),
     (dict(kind="served", url="http://127.0.0.1:1", served_as="a", corrections=0.0), "corrections=0.0 must be above 0"),
     (dict(kind="ensemble", members="rubric; rubric", corrections=0.3), "a coach of kind 'ensemble' says scores alone"),
-    (dict(kind="served", url="http://a", served_as="a", study="permuted", corrections=0.3), "would correct an action with what another should have said"),
+    (dict(kind="served", url="http://a", served_as="a", study="permuted", corrections=0.3), "what another should have said"),
     (dict(kind="rubric", history=0), "history=0 must be above 0"),
     (dict(kind="rubric", when="later"), "when='later' is unknown"),
     (dict(kind="rubric", missing="mask"), "missing='mask', but returns='to_go' adds up"),
