@@ -7,9 +7,9 @@ import tempfile
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
-from jaxtyping import install_import_hook
+import type_checks
 
-install_import_hook(["marl_llm", "experiments"], "beartype.beartype")
+type_checks.install(["marl_llm", "experiments"])
 
 import jax  # noqa: E402
 from worker_memory import WorkerMemory  # noqa: E402
