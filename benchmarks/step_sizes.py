@@ -47,8 +47,7 @@ def main(_) -> None:
     for minibatch in map(int, _MINIBATCHES.value):
         config.optimizer.minibatch = minibatch
         with resolve(config) as plan, build_team(plan, config, mesh) as team:
-            like = {name: policy for name, policy in team.policies().items() if not name.endswith(".critic")}
-            team.start_from(policies_of(config.warm_start, like))
+            team.start_from(policies_of(config.warm_start, team.models()))
             # the second rollout's tasks lie behind those of a usual run
             rollouts = rollouts or (team.play(0, 0, _TASKS.value), team.play(1, 1_000_000, _TASKS.value))
             trained_on, other = rollouts

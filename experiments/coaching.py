@@ -35,7 +35,7 @@ READS = {  # kind -> options that it reads beside the common ones
     "served": _SERVER,
     "model": (*_CLIENT, "path", "thinking", "max_prompt", "cache"),
     "rubric": (),
-    "small": ("path", "concurrency", "deadline_s"),
+    "small": ("path", "concurrency", "deadline_s", "learn"),
     "ensemble": ("members", "agreement", "quorum"),
 }
 _NEEDS = {"endpoint": ("url", "served_as"), "served": ("url", "served_as"), "model": ("path",), "small": ("path",)}
@@ -54,7 +54,8 @@ _OPTIONS = {
     "url": str,  # endpoint, served: the address up to /chat/completions
     "served_as": str,  # endpoint, served: the model's name there
     "key_env": str,  # endpoint: the environment variable that holds the key
-    "path": str,  # model, small: directory of a checkpoint, which stays as it is while the team trains
+    "path": str,  # model, small: directory of a checkpoint, which stays as it is while the team trains, unless `learn` is given
+    "learn": float,  # small: learning rate of the coach's own training beside the team (docs/mappa.md); none: it stays as it is
     "thinking": str,  # model: how its chat opens, "on" or "off"; none: as the checkpoint's template does
     "max_prompt": int,  # model: tokens of a prompt; none: 8192
     "members": str,  # ensemble: coaches with a semicolon between, each a kind and its options, e.g. "rubric; model path=DIR max_tokens=256"
@@ -107,6 +108,9 @@ def check_coach(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError("config.coach.history is not set, and the rubric of this world reads it: set how many steps it looks back on")
     _check_backward(c, plan)
     _check_corrections(c, plan)
+    for name, why in (("ahead", "would change while it scores"), ("exact", "does not repeat byte for byte")):
+        if c.learn and config.rollout[name]:
+            raise ConfigError(f"config.rollout.{name}: a coach that trains (config.coach.learn) {why}; leave one of them out")
     nobody = studies.Failing(None, 1.0)
 
     def attached() -> None:
@@ -168,7 +172,10 @@ def _check_one(c: config_dict.ConfigDict, world: World) -> None:
         raise ConfigError(f"config.coach.thinking={c.thinking!r} is neither 'on' nor 'off'")
     if (c.cap_usd is None) != (c.prices is None):
         raise ConfigError("config.coach.cap_usd and config.coach.prices belong together: a cap needs prices, and prices alone cap nothing")
-    for name in ("cap_usd", "requests_per_minute", "deadline_s", "concurrency", "format_attempts", "max_tokens", "max_prompt", "history"):
+    if c.learn is not None and world.guide.rubric is None:
+        raise ConfigError(f"config.coach.learn: the guide of world {world.workflow.name!r} has no rubric to check a coach by that trains")
+    positive = ("cap_usd", "requests_per_minute", "deadline_s", "concurrency", "format_attempts", "max_tokens", "max_prompt", "history")
+    for name in (*positive, "learn"):
         if options.get(name) is not None and not 0 < options[name] < math.inf:
             raise ConfigError(f"config.coach.{name}={options[name]} must be above 0")
     _prices(c.prices)
@@ -198,7 +205,7 @@ def members_of(c: config_dict.ConfigDict) -> list[config_dict.ConfigDict]:
         member.kind = words[0]
         for word in words[1:]:
             name, equals, value = word.partition("=")
-            if not equals or name in ("kind", "history", "backward", "corrections", *_RUN) or name not in _OPTIONS:
+            if not equals or name in ("kind", "history", "backward", "corrections", "learn", *_RUN) or name not in _OPTIONS:
                 raise ConfigError(f"config.coach.members: {word!r} is no option of a member; write NAME=VALUE")
             try:
                 member[name] = _OPTIONS[name](value)
@@ -222,6 +229,7 @@ def make_coaching(config: config_dict.ConfigDict, plan: Plan) -> Coaching | None
         for opened in (*clients, *models):
             opened.close()
         raise
+    trained = _trained(config, guide, models[-1]) if c.learn else None
     history, options = History(c.history) if c.history else None, _attaching(c)
     if c.backward:
         workflow = plan.played.workflow
@@ -229,7 +237,15 @@ def make_coaching(config: config_dict.ConfigDict, plan: Plan) -> Coaching | None
         coach = Backward(coach, behind, *_pair("backward", c.backward))
         rounds = workflow.body.request_count + 1  # one after the other
         options |= {"result": workflow.metrics[plan.played.headline], "deadline_s": rounds * options.get("deadline_s", DEADLINE_S)}
-    return Coaching(coach, plan.played.guide, options, tuple(clients), tuple(models), history, c.corrections or 0.0)
+    return Coaching(coach, plan.played.guide, options, tuple(clients), tuple(models), history, c.corrections or 0.0, trained)
+
+
+def _trained(config: config_dict.ConfigDict, guide: Any, model: Any) -> Any:
+    """Who trains the small coach that `model` serves."""
+    from marl_llm.training.trained_coach import TrainedCoach
+
+    c = config.coach
+    return TrainedCoach(c.path, model, guide, c.when or guide.when, learning_rate=c.learn, seed=config.seed)
 
 
 def _make(c: config_dict.ConfigDict, guide: Any, clients: list[Any], models: list[Any]) -> Any:
@@ -324,6 +340,7 @@ class CoachWatch:
     def __init__(self, say):
         self._say, self._noted, self._alarmed = say, False, False
         self._missing = RecentShare(LOOK_BACK)
+        self._drift, self._drifted = RecentShare(LOOK_BACK), False
         self._scores: collections.deque = collections.deque(maxlen=WINDOW)
         self._successes: collections.deque = collections.deque(maxlen=WINDOW)
 
@@ -353,6 +370,19 @@ class CoachWatch:
         if hacked and not self._alarmed:
             self._say(f"ALARM step {step}: over {WINDOW} steps the coach's scores rose while success fell: look at what it pays for")
         self._alarmed = hacked
+
+
+    def look_at_drift(self, step: int, figures: dict[str, float]) -> None:
+        """Looks at how far a coach that trains is from the rubric that it is checked by; notes when it would train nobody any more."""
+        if not figures.get("coach/checked"):
+            return
+        error = self._drift.add(figures["coach/drift"] * figures["coach/checked"], figures["coach/checked"])
+        if error > small.MOST_ERROR and not self._drifted:
+            self._say(
+                f"note step {step}: over {len(self._drift.counted)} steps the coach was {error:.2f} points from the rubric; "
+                f"a small coach may begin with {small.MOST_ERROR}"
+            )
+        self._drifted = error > small.MOST_ERROR
 
 
 def first_failure(rollout: Any) -> str:

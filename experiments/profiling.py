@@ -80,7 +80,7 @@ def _warm(team, config) -> None:
 
     w = config.warm_start
     if w.run:
-        team.start_from(policies_of(w, {name: policy for name, policy in team.policies().items() if not name.endswith(".critic")}))
+        team.start_from(policies_of(w, team.models()))
         return
     for step in range(w.steps):
         team.imitate(step % (w.fresh or w.steps), w.tasks, float(linear_decay(step, w.steps, w.learning_rate, warmup=20, floor=0.1)))

@@ -70,6 +70,7 @@ class Coaching:
       models: what clients ask in this process; closed behind them.
       history: what the coach is told of the run so far; None: nothing.
       corrections: weight of a step towards what the coach would have said in the actions' place (MAPPA, 4.4); 0: no such step.
+      trained: trains the coach beside the team, a `training.trained_coach.TrainedCoach`; None: the coach stays as it is.
     """
 
     coach: Coach
@@ -79,6 +80,7 @@ class Coaching:
     models: tuple[Any, ...] = ()
     history: History | None = None
     corrections: float = 0.0
+    trained: Any = None
 
     def attach(self, workflow: Workflow) -> Workflow:
         """The workflow with this coach; raises as `coached`."""

@@ -21,7 +21,7 @@ MAX_PROMPT, MAX_TOKENS, SLOTS = 8192, 1024, 16
 
 
 class LocalModel:
-    """A frozen model that answers chat messages until it is closed; a context manager.
+    """A model that answers chat messages until it is closed; a context manager.
 
     Args:
       path: directory of the checkpoint.
@@ -32,7 +32,8 @@ class LocalModel:
       speech: how the model reads and writes, of a checkpoint without a chat format; None: as its files say.
 
     Attributes:
-      answers: (messages, options) -> a reply; see `policy_answers`. Equal to that of every other `LocalModel` of these files and sizes.
+      answers: (messages, options) -> a reply; see `policy_answers`. Equal to that of every other `LocalModel` of these files and sizes,
+        as long as nobody calls `renew`.
 
     Raises:
       ValueError: the files are no checkpoint, or no chat format fits them.
@@ -49,6 +50,7 @@ class LocalModel:
         speech: Any = None,
     ):
         self._path, name = pathlib.Path(path), "model"
+        self._backends: list[tuple[PolicyBackend, str | None]] = []
         loaded, chat = load_pretrained(path), speech or load_chat(path, thinking)
         sizes = LaneConfig(slots, prompt_tokens=max_prompt, response_tokens=max_tokens, admit=min(slots, 16))
         self._engine = Engine({name: loaded}, jax.random.key(0), sizes=sizes, tokenizers={name: chat.tokenizer})
@@ -56,7 +58,16 @@ class LocalModel:
 
     def backend(self, content: bool = False) -> PolicyBackend:
         """For a `ChatClient`. With `content` its identity is what the files hold, so that a cache on disk outlives this process."""
-        return PolicyBackend(self._reply, digest_of(self._path) if content else str(self._path))
+        backend = PolicyBackend(self._reply, digest_of(self._path) if content else str(self._path))
+        self._backends.append((backend, backend.identity))
+        return backend
+
+    def renew(self, params: dict, version: int) -> None:
+        """Answers with other parameters of the same shape from now on, while nothing is under way. `version` names them, so that no cache
+        mistakes their replies for those of the files, or of another version."""
+        self._engine.set_params(self.answers.model, params)
+        for backend, identity in self._backends:
+            backend.identity = f"{identity}+{version}"
 
     def _reply(self, messages: Sequence[Message], options: Options) -> ChatReply:
         try:

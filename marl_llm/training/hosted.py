@@ -129,7 +129,7 @@ class HostedTeam(Team):
             raise WorkflowError(f"the model {mute[0]!r} has no speech, and neither has world {name!r}: give ModelSpec(speech=)")
         super().__init__(list(world.workflow.roles), assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
         self.world, self.headline, self._options, self._coaching = world, world.headline, play, coaching
-        self.corrections = coaching.corrections if coaching else 0.0
+        self.corrections, self.trained_coach = (coaching.corrections, coaching.trained) if coaching else (0.0, None)
         trained = world.workflow if coaching is None else coaching.attach(world.workflow)
         check_missing(trained, options.recipe.returns, options.recipe.scope)
         check_coached(trained)
@@ -143,7 +143,7 @@ class HostedTeam(Team):
         self._underway: Underway | None = None
         self._unserved: set[str] = set()  # models whose new parameters the engine has not been given
         self._given: dict[str, list[int]] = {}  # of the team's own models: the versions that the engine was given, in order
-        check_beside(play.ahead, play.over_start, mesh)
+        check_beside(play.ahead, play.over_start, mesh, self.trained_coach is not None)
         if why := conflict(play.over_start, play.ahead, recipe, coached=coaching is not None, exact=play.exact, served=remote):
             raise WorkflowError(why)
         self._own()

@@ -44,8 +44,10 @@ def conflict(over_start: int, ahead: int, recipe: Recipe, *, coached: bool, exac
     return next((f"over_start={over_start}: {why}" for wrong, why in reasons if over_start and wrong), "")
 
 
-def check_beside(ahead: int, over_start: int, mesh: Mesh) -> None:
+def check_beside(ahead: int, over_start: int, mesh: Mesh, coach_trains: bool = False) -> None:
     """Raises `WorkflowError` where plays cannot go on beside an update: `PlayOptions.ahead` and `PlayOptions.over_start`."""
+    if coach_trains and ahead:
+        raise WorkflowError(f"ahead={ahead}: a coach that trains would change while it scores; use ahead=0, or a coach that stays as it is")
     name, asked = ("ahead", ahead) if ahead else ("over_start", over_start)
     if asked and (devices := own_mesh(mesh).size) > 1:
         raise WorkflowError(

@@ -36,10 +36,12 @@ from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy
 from marl_llm.training.seats import MODELS, Seat, seat_table
+from marl_llm.training.trained_coach import TrainedCoach
 from marl_llm.training.update import LearnerOptions, advise
 from marl_llm.workflows import Assignment, WorkflowError
 
 EVALUATION = 2**30  # the step in the seeds of evaluations, which no training step reaches
+COACH_POLICY = "trained.coach"  # among a team's policies; no model's name has a dot
 
 _square = jax.jit(lambda params: optax.global_norm(params) ** 2)
 
@@ -97,6 +99,7 @@ class Team(abc.ABC):
         self.advantages: np.ndarray | None = None  # of the samples of the last batch; None with a critic, which has one per token
         self._taught: dict[tuple[int, int], tuple[Tokens, list[str]]] = {}
         self.corrections = 0.0  # of the learning rate, for a step towards a batch's `corrected`
+        self.trained_coach: TrainedCoach | None = None  # that trains beside the team
 
     # ------------------------------------------------------------------------------------------------ what each kind of play does
     @abc.abstractmethod
@@ -236,6 +239,10 @@ class Team(abc.ABC):
         self._serve(names)
         return figures
 
+    def train_coach(self, batch: Batch) -> dict[str, float]:
+        """One step of the coach that trains beside the team, on a batch that it has scored; its figures by name. {} where none does."""
+        return {} if self.trained_coach is None else self.trained_coach.learn(batch.episodes.rollout, self.headline)
+
     def _correct(self, name: str, tokens: Tokens, said_by: list[str], learning_rate: float | Any) -> dict[str, float]:
         """One step of a model towards what a coach would have had its roles say: how many actions, and their mean loss per token."""
         chosen = [i for i, role in enumerate(said_by) if self.assignment.roles[role] == name]
@@ -313,9 +320,13 @@ class Team(abc.ABC):
         return learner.whole(policy.params)
 
     # ------------------------------------------------------------------------------------------------ checkpoints
+    def models(self) -> dict[str, Policy]:
+        """The policies of the models alone: where another team of the same models may begin, see `start_from`."""
+        return {name: learner.policy for name, learner in self.learners.items()}
+
     def policies(self) -> dict[str, Policy]:
-        """Everything that training changes, by name; critics as `<model>.critic`."""
-        found = {name: learner.policy for name, learner in self.learners.items()}
+        """Everything that training changes, by name; critics as `<model>.critic`, a coach that trains as `trained.coach`."""
+        found = self.models() | ({} if self.trained_coach is None else {COACH_POLICY: self.trained_coach.policy})
         critics = {f"{name}.critic": learner.trained.critic for name, learner in self.learners.items()}
         return found | {name: critic for name, critic in critics.items() if critic is not None}
 
@@ -329,7 +340,8 @@ class Team(abc.ABC):
     def state(self) -> dict[str, Any]:
         """What `restore` needs beside policies, as JSON."""
         versions = {name: learner.version for name, learner in self.learners.items()}
-        return {"kl_coef": self.kl_coef, "running": self.running.tolist(), "versions": versions}
+        found = {"kl_coef": self.kl_coef, "running": self.running.tolist(), "versions": versions}
+        return found | ({} if self.trained_coach is None else {COACH_POLICY: self.trained_coach.state()})
 
     def restore(self, start: Mapping[str, Policy], now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
         """Goes on from what `policies` gave after `begin` (`start`) and later (`now`), and what `state` gave then."""
@@ -337,4 +349,6 @@ class Team(abc.ABC):
         for name, learner in self.learners.items():
             learner.begin(start[name].params)
             learner.restore(now[name], now.get(f"{name}.critic"), state["versions"][name])
+        if self.trained_coach is not None:
+            self.trained_coach.restore(start[COACH_POLICY], now[COACH_POLICY], state[COACH_POLICY])
         self._serve(list(self.learners))

@@ -1,0 +1,164 @@
+"""A small coach that is trained beside the team that it scores (MAPPA leaves this as future work, section 4.4).
+
+The team is paid by what the coach says at temperature 0. Behind each step of the team the coach takes one of its own: about some actions it
+is asked `DRAWS` times at temperature 1, every reply is paid the share of its pairs that it puts in their order (`coaching.pairs`; it is
+compared with the replies about the other action), and the replies about one action are a group (GRPO, not divided by the deviation).
+No rubric is in that reward, and of the truth only how plays ended. A frozen rubric *checks* the coach, on `CHECKED` of the actions:
+`coach/drift` is how far the scores are from it.
+"""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from marl_llm.algorithms import Samples, make_recipe
+from marl_llm.coaching import small
+from marl_llm.coaching.answers import Unreadable, read_answer
+from marl_llm.coaching.pairs import Judged, judged, rivals, share_right
+from marl_llm.coaching.studies import dice
+from marl_llm.models import load_pretrained
+from marl_llm.sampling.requests import Request
+from marl_llm.serving.local import LocalModel
+from marl_llm.text.formats import Message
+from marl_llm.training.learner import Learner, ModelSpec
+from marl_llm.training.mesh import make_mesh
+from marl_llm.training.packing import Tokens, TokenSample
+from marl_llm.training.policy import Policy, make_optimizer
+from marl_llm.training.update import LearnerOptions, advise
+from marl_llm.workflows import CoachGuide, Rollout
+
+ACTIONS, DRAWS = 64, 8  # actions that the coach learns from in a step, and how often it is asked about each
+CHECKED = 0.05  # share of the actions on which it is compared with the rubric
+ROW_TOKENS, MICROBATCH = 256, 768
+RECIPE = make_recipe("grpo", rewards="local", returns="immediate", group_by="env", scale="none", branches=DRAWS)
+
+
+class TrainedCoach:
+    """The learner of a small coach. The coach itself is the `ChatCoach` that asks `model`; this one gives it new parameters.
+
+    Args:
+      folder: of the small coach as it begins, see `coaching.small`.
+      model: who answers, a `LocalModel` of the same folder.
+      guide: of the world; its rubric only checks.
+      when: when actions are scored: "action" or "end".
+      learning_rate: of Adam, constant.
+      seed: which actions it learns from, and its draws.
+
+    Raises:
+      ValueError: the folder holds no checkpoint.
+    """
+
+    def __init__(self, folder: str | pathlib.Path, model: LocalModel, guide: CoachGuide, when: str, *, learning_rate: float, seed: int = 0):
+        shape, params = load_pretrained(str(folder))
+        self._model, self._guide, self._when, self._rate, self._seed = model, guide, when, learning_rate, seed
+        rows = max(ROW_TOKENS, model.answers.max_prompt + DRAWS * small.MAX_REPLY)
+        options = LearnerOptions(RECIPE, make_optimizer(), rows, ACTIONS, microbatch_tokens=max(MICROBATCH, rows))
+        mesh = make_mesh(1, devices=jax.local_devices()[:1])
+        self._learner = Learner(ModelSpec(shape, params, model.answers.speech), options, mesh, jax.random.key(seed))
+
+    @property
+    def policy(self) -> Policy:
+        """Parameters with their optimizer."""
+        return self._learner.policy
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs beside the policy, as JSON."""
+        return {"version": self._learner.version}
+
+    def restore(self, start: Policy, now: Policy, state: Mapping[str, Any]) -> None:
+        """Goes on from what `policy` was when the run began and later, and what `state` gave then."""
+        self._learner.begin(start.params)
+        self._learner.restore(now, None, state["version"])
+        self._renew()
+
+    def learn(self, rollout: Rollout, headline: str) -> dict[str, float]:
+        """One step on a rollout that this coach has scored; returns its figures, by name.
+
+        `coach/pairwise`: the share of pairs that the paid scores put in their order, mean over the actions that have pairs, of which there
+        are `coach/paired`. `coach/drift` and `coach/drift_bias`: mean absolute and mean difference to the rubric on the `coach/checked`
+        actions. `coach/reward`: of the replies that it learned from. A rollout without pairs changes nothing.
+        """
+        actions = judged(rollout, headline, self._guide, self._when)
+        figures = self._drift(actions)
+        known = [one.score for one in actions]
+        right = [
+            share_right(one.score, [known[i] for i in better], [known[i] for i in worse])
+            for one, (better, worse) in zip(actions, rivals(actions))
+            if better or worse
+        ]
+        figures |= {"coach/paired": float(len(right)), "coach/version": float(self._learner.version)}
+        if not right:
+            return figures
+        figures["coach/pairwise"] = float(np.mean(right))
+        tokens, rewards = self._draws(self._chosen(actions, rollout.step), rollout.step)
+        number = np.arange(len(rewards), dtype=np.int32)
+        group, zeros = number // DRAWS, np.zeros(len(rewards), np.int32)
+        table = Samples(
+            instance=group, env=group, agent=zeros, turn=zeros, trajectory=number, team=np.zeros(len(rewards), np.float32),
+            local=rewards, where=np.ones(len(rewards), bool), tokens=tokens.size, prompt_ids=tokens.prompt,
+        )  # fmt: skip
+        advice = advise(RECIPE, tokens, table)
+        seed = int(np.random.SeedSequence((self._seed, rollout.step)).generate_state(1)[0]) % 2**31
+        found = self._learner.learn(tokens, table, np.ones(1, bool), self._rate, None, seed, advice, RECIPE.kl_coef)
+        self._renew()
+        names = ("grad_norm", "entropy", "log_prob_gap")
+        return figures | {"coach/reward": float(np.mean(rewards))} | {f"coach/{name}": found[name] for name in names if name in found}
+
+    def _renew(self) -> None:
+        self._model.renew(self._learner.params, self._learner.version)
+
+    def _drift(self, actions: Sequence[Judged]) -> dict[str, float]:
+        checked = [one for one in actions if dice(one.view, self._seed, "checked").random() < CHECKED]
+        gaps = [one.score - small.rubric_value(one.view, self._guide) for one in checked]
+        found = {"coach/checked": float(len(gaps))}
+        if gaps:
+            found |= {"coach/drift": float(np.mean(np.abs(gaps))), "coach/drift_bias": float(np.mean(gaps))}
+        return found
+
+    def _chosen(self, actions: Sequence[Judged], step: int) -> list[Judged]:
+        """Actions with pairs, those of one task, role, brief and outcome once: of whole tasks and roles, in random order, while there is
+        room for `ACTIONS`, of one at least."""
+        alike = collections.defaultdict(dict)
+        for one in actions:
+            alike[one.task, one.view.call.role][one.brief, one.outcome] = one
+        groups = [list(cells.values()) for cells in alike.values()]
+        groups = [[one for one, (better, worse) in zip(group, rivals(group)) if better or worse] for group in groups]
+        groups, found = [group for group in groups if group], []
+        for i in np.random.default_rng((self._seed, step)).permutation(len(groups)):
+            if not found or len(found) + len(groups[i]) <= ACTIONS:
+                found += groups[i]
+        return found
+
+    def _draws(self, chosen: Sequence[Judged], step: int) -> tuple[Tokens, np.ndarray]:
+        """(tokens, reward of each) of `DRAWS` replies about each action, which are compared with the replies about its rivals."""
+        answers = self._model.answers
+        speech, requests, samples, scores = answers.speech, [], [], []
+        for number, one in enumerate(chosen):
+            prompt = tuple(speech.start([Message("user", one.brief)]).ids)
+            seeds = [(self._seed, step, number, draw) for draw in range(DRAWS)]
+            requests += [Request(prompt, seed, small.MAX_REPLY, answers.model, stop_ids=tuple(speech.stop_ids)) for seed in seeds]
+        for place, (request, done) in enumerate(zip(requests, answers.engine.generate_all(requests))):
+            name = chosen[place // DRAWS].view.call.id
+            samples.append(TokenSample(np.asarray(request.prompt, np.int32), done.tokens, done.sampled_log_probs, name))
+            scores.append(_score_of(speech, done.tokens.tolist()))
+        said = [scores[at : at + DRAWS] for at in range(0, len(scores), DRAWS)]
+        rewards = []
+        for own, sides in zip(said, rivals(chosen)):
+            better, worse = ([score for i in side for score in said[i] if score is not None] for side in sides)
+            rewards += [share_right(score, better, worse) for score in own]
+        return Tokens.of(samples), np.asarray(rewards, np.float32)
+
+
+def _score_of(speech: Any, ids: list[int]) -> float | None:
+    """The score of a reply, None if it cannot be read."""
+    text = speech.tokenizer.decode(ids[:-1] if ids and ids[-1] in speech.stop_ids else ids)
+    try:
+        return float(read_answer(text).value)
+    except Unreadable:
+        return None
