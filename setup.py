@@ -27,7 +27,8 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["marl_llm", "marl_llm.*", "experiments", "experiments.*"]),
-    package_data={"marl_llm": ["py.typed"], "marl_llm.viewing": ["page/*"]},  # configs are modules of experiments.configs
+    # configs are modules of experiments.configs
+    package_data={"marl_llm": ["py.typed"], "marl_llm.viewing": ["page/*"], "marl_llm.coaching": ["*.json"]},
     install_requires=[
         "absl-py>=2.1",
         "chex>=0.1.90",

@@ -18,11 +18,13 @@ COMMANDS = {
     "plan": ("experiments.plan", "memory and time of a config on an accelerator"),
     "serve": ("experiments.serve", "a role of a run, or a checkpoint, as chat completions on this machine"),
     "coach": ("experiments.coach", "train a small coach to say what a world's rubric says, and measure it"),
+    "injections": ("experiments.injections", "how many injected texts raise the scores of a config's coach"),
     "chat": ("experiments.chat", "talk with a role of a run, or a checkpoint, in the terminal"),
     "tiny": ("experiments.make_tiny_checkpoint", "write a small checkpoint with random weights, to try what is meant for real ones"),
     "export": ("experiments.export", "write a checkpoint in Hugging Face's form"),
 }
-_FLAGS = ("train", "evaluate", "compare", "collect", "plan", "serve", "chat", "tiny", "export")  # commands whose options absl reads
+# commands whose options absl reads
+_FLAGS = ("train", "evaluate", "compare", "collect", "plan", "serve", "injections", "chat", "tiny", "export")
 
 
 def usage() -> str:
