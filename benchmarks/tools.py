@@ -249,21 +249,28 @@ def load(hanging: int = 32, honest: int = 32, limit_s: float = 1.0) -> dict:
     }
 
 
-def pipeline(steps: int = 3, tables: int = 24, plays: int = 8) -> dict:
-    """Steps of the small data pipeline with its scripted team, other tables in each: no model, so all but the tools is the controller."""
+def pipeline(account: Callable[[], float | None], steps: int = 3, tables: int = 24, plays: int = 8) -> dict:
+    """Steps of the small data pipeline with its scripted team, other tables in each: no model, so all but the tools is the controller.
+
+    `programs` were asked for and `ran` went into a box, as the memo did not know them; `cpu_s` is the CPU time of host and boxes together.
+    """
     from experiments.coach import scripted
     from marl_llm.games import make_game
+    from marl_llm.tools.sandbox import default_sandbox
 
-    world, seconds, used, ran = make_game("tiny_pipeline"), [], [], []
+    world, seconds, used, asked, ran, whole = make_game("tiny_pipeline"), [], [], [], [], []
     scripted(world, world.script, world.tasks("train", 0, 1), 1)  # starts the boxes
     for step in range(1, steps + 1):
-        tasks, busy, begin = world.tasks("train", step * tables, tables), resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        tasks, done, cpu_ms = world.tasks("train", step * tables, tables), default_sandbox().metrics()["sandbox/done"], account()
+        busy, begin = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         rollout = scripted(world, world.script, tasks, plays)
         seconds.append(round(time.perf_counter() - begin, 2))
         after = resource.getrusage(resource.RUSAGE_SELF)
         used.append(round(after.ru_utime + after.ru_stime - busy.ru_utime - busy.ru_stime, 2))
-        ran.append(sum(event.node == "run" for path in rollout.trajectories for event in path.events))
-    return {"plays": tables * plays, "programs": ran, "wall_s": seconds, "host_cpu_s": used}
+        asked.append(sum(event.node.startswith("run_") for path in rollout.trajectories for event in path.events))
+        ran.append(int(default_sandbox().metrics()["sandbox/done"] - done))
+        whole.append(None if cpu_ms is None else round((account() - cpu_ms) / 1000, 2))
+    return {"plays": tables * plays, "programs": asked, "ran": ran, "wall_s": seconds, "host_cpu_s": used, "cpu_s": whole}
 
 
 def main(argv) -> None:
@@ -278,7 +285,7 @@ def main(argv) -> None:
             "leaks": lambda: leaks(sandbox, _EXECUTIONS.value),
             "kills": lambda: kills(sandbox, _KILL_SECONDS.value),
             "load": load,
-            "pipeline": pipeline,
+            "pipeline": lambda: pipeline(account),
         }
         for name in _ROWS.value:
             if name not in rows:
