@@ -163,7 +163,9 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
             "seed": 2026,  # of the evaluations, independent of the run's seed
             "transcripts": 3,  # plays of the final evaluation that are kept whole
             "ablate_roles": True,  # measure the team with models swapped, and with each role's untrained model put back
-            "sampled": False,  # measure it at the recipe's temperature too, beside greedy
+            "sampled": False,  # measure it at a temperature too, beside greedy
+            "samples": 1,  # plays of each task at that temperature, whose mean counts
+            "temperature": config_dict.placeholder(float),  # None: the recipe's
         }
     )
     c.checkpoint = config_dict.ConfigDict(

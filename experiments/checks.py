@@ -19,7 +19,8 @@ _LEAST = {
     "rollout.ahead": 0, "rollout.over_start": 0,
     "rollout.max_prompt": 1, "rollout.max_tokens": 1, "optimizer.minibatch": 1, "optimizer.epochs": 1, "optimizer.row_tokens": 2,
     "optimizer.microbatch_tokens": 0, "optimizer.warmup": 0, "warm_start.steps": 0, "warm_start.tasks": 1, "warm_start.fresh": 1,
-    "warm_start.step": 0, "evaluation.every": 1, "evaluation.tasks": 1, "evaluation.final_tasks": 1, "evaluation.transcripts": 0,
+    "warm_start.step": 0, "evaluation.every": 1, "evaluation.tasks": 1, "evaluation.final_tasks": 1, "evaluation.samples": 1,
+    "evaluation.transcripts": 0,
     "tools.workers": 1, "checkpoint.every": 1, "checkpoint.keep": 1, "devices": 0, "mesh.fsdp": 0, "mesh.tensor": 1,
 }  # fmt: skip
 TOOL_BACKENDS = ("local", "ray")
@@ -59,7 +60,9 @@ def numbers(config: config_dict.ConfigDict) -> None:
         if value is not None and value < low:
             raise ConfigError(f"config.{path}={value} must be at least {low}")
     rates = ("optimizer.learning_rate", "optimizer.critic_learning_rate", "warm_start.learning_rate")
-    rates += ("rollout.timeout_s", "rollout.cache_gib")
+    rates += ("rollout.timeout_s", "rollout.cache_gib", "evaluation.temperature")
+    if not config.evaluation.sampled and (config.evaluation.samples, config.evaluation.temperature) != (1, None):
+        raise ConfigError("config.evaluation.samples and temperature would have no effect: config.evaluation.sampled is False")
     for paths, good, what in (
         (rates, lambda x: x is None or 0 < x < math.inf, "be positive and finite"),
         (("seed", "evaluation.seed"), lambda x: 0 <= x < 2**31, "lie in [0, 2^31)"),

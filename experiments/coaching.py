@@ -308,9 +308,14 @@ def cost_line(config: config_dict.ConfigDict, plan: Plan) -> str:
         f"coach ({c.kind}): at most {per_play} actions a play x {recipe.plays} plays x {config.rollout.tasks} tasks x {config.steps} steps "
         f"{'x 2, there and back, ' if c.backward else ''}= {calls:,} calls"
     )
-    if c.kind == "ensemble":
-        return "; ".join([line, *(_cost_of(member, plan, calls) for member in members_of(c))])
-    return line + _cost_of(c, plan, calls).removeprefix(c.kind)
+    members = members_of(c) if c.kind == "ensemble" else []
+    costs = line + _cost_of(c, plan, calls).removeprefix(c.kind)
+    if members:
+        costs = "; ".join([line, *(_cost_of(member, plan, calls) for member in members)])
+    paths = {pathlib.Path(one.path).resolve() for one in members or [c] if one.kind == "model"}
+    alike = [name for name, o in plan.options.items() if o.get("path") and pathlib.Path(o["path"]).resolve() in paths]
+    warned = f"; note: {', '.join(alike)} began as the coach's own model, which may favour its own texts: see coach/<role>/own_slope"
+    return costs + warned * bool(alike)
 
 
 def _cost_of(c: config_dict.ConfigDict, plan: Plan, calls: int) -> str:

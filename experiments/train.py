@@ -292,7 +292,7 @@ def speeds(plan, config, team, batch, updates: dict, sample_s: float, update_s: 
 
 
 def final_page(plan, config, team, files: Files) -> dict:
-    """The final evaluation on the test split, which no setting was chosen on: greedy, and at the recipe's temperature if asked for."""
+    """The final evaluation on the test split, which no setting was chosen on: greedy, and at a temperature if asked for."""
     from marl_llm.evaluation import paired
 
     v, seatings = config.evaluation, tables(plan, config.evaluation.ablate_roles)
@@ -302,7 +302,8 @@ def final_page(plan, config, team, files: Files) -> dict:
     parts = {"greedy": records}
     if v.sampled:
         again = {name: seats for name, seats in seatings.items() if name not in ("random", "swapped")}
-        results["sampled"], parts["sampled"] = measure(team, again, "test", v.final_tasks, temperature=float(plan.recipe.temperature))
+        how = {"temperature": float(v.temperature or plan.recipe.temperature), "plays": v.samples}
+        results["sampled"], parts["sampled"] = measure(team, again, "test", v.final_tasks, **how)
     files.outcomes(records)
     for when, step in (("before", 0), ("after", config.steps)):
         files.plays(records[when], v.transcripts, when, step)

@@ -18,7 +18,8 @@ def get_config(arg=None):
     Section 3.1, Appendix E and Table 7: 512 training rows (seed 42), 32 prompts with 2 plays a step, 8 epochs of 16 steps, Adam with rate
     1e-6, KL 0.01 in the reward, clip 0.2, temperature 1, minibatches of 16, 4,096 new tokens, five actions of the executor. From the
     release: betas 0.9 and 0.95, a warm-up of 3 %. Readings: a minibatch is in prompts, and the validation rows are the last fifth of
-    the pool. The paper measures four samples at temperature 0.6 every 4 steps; here the run measures one play at temperature 1 and greedy.
+    the pool. The paper measures four samples at temperature 0.6 every 4 steps; here that is done once, before and after the training, and
+    every 4 steps one greedy play is measured.
     """
     arg = variant("math_chat", arg, ("full", "partial", "smoke"))
     c = base_config("math_chat", game="math_chat", recipe="grpo" if arg == "smoke" else "mappa")
@@ -27,7 +28,7 @@ def get_config(arg=None):
     c.model.thinking = "off" if arg == "smoke" else "on"
     c.rollout.update(tasks=32, slots=64, chunk=32, timeout_s=3600.0)
     c.optimizer.update(minibatch=16, learning_rate=1e-6, warmup=4, b2=0.95)
-    c.evaluation.update(every=4, tasks=30, final_tasks=30, sampled=True, ablate_roles=False)
+    c.evaluation.update(every=4, tasks=30, final_tasks=30, sampled=True, samples=4, temperature=0.6, ablate_roles=False)
     if arg == "smoke":
         return smoke_workflow(c)
     c.game.pool = 512

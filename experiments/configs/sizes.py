@@ -132,4 +132,5 @@ def smoke_workflow(config):
     config.rollout.slots = 16
     config.evaluation.every = config.checkpoint.every = 1
     config.evaluation.tasks = config.evaluation.final_tasks = 8
+    config.evaluation.samples = 1
     return config

@@ -31,6 +31,7 @@ class ScoredAction:
       score: None: missing.
       tokens: of the response.
       outcome: of the play, e.g. the world's headline in [0, 1].
+      log_prob: of the response under the policy that gave it, mean over its tokens, in nats; None where no policy of this program spoke.
     """
 
     task: int
@@ -41,6 +42,7 @@ class ScoredAction:
     outcome: float | int
     cached: bool = False
     capped: bool = False
+    log_prob: float | None = None
 
 
 Interval = tuple[float, float, float]  # figure, low, high of 95 %; NaN where there is none
@@ -57,7 +59,8 @@ def scored_actions(rollout: Rollout, headline: str) -> list[ScoredAction]:
                 if said is not None:
                     score = None if said.value is None else float(said.value)
                     who = (episode.task.number, call.role, episode.task.stratum)
-                    found.append(ScoredAction(*who, score, int(call.tokens.size), outcome, said.cached, said.capped))
+                    own = None if call.log_probs is None or not call.log_probs.size else float(np.mean(call.log_probs))
+                    found.append(ScoredAction(*who, score, int(call.tokens.size), outcome, said.cached, said.capped, own))
     return found
 
 
@@ -85,7 +88,17 @@ def gap(actions: Sequence[ScoredAction], first: str, second: str, *, matched: bo
 
 def length_slope(actions: Sequence[ScoredAction], *, draws: int = 1000, seed: int = 0) -> Interval:
     """Points of score per unit of ln(tokens) within strata: least squares after each stratum's means are taken off."""
-    used = [one for one in actions if one.score is not None and one.tokens > 0]
+    return _slope([one for one in actions if one.tokens > 0], lambda one: math.log(one.tokens), draws, seed)
+
+
+def own_slope(actions: Sequence[ScoredAction], *, draws: int = 1000, seed: int = 0) -> Interval:
+    """Points of score per nat of mean log-prob within strata: what a coach likes that the player finds likely. A coach that is the player's
+    own model may favour its texts for that."""
+    return _slope([one for one in actions if one.log_prob is not None], lambda one: one.log_prob, draws, seed)
+
+
+def _slope(actions: Sequence[ScoredAction], of: Callable[[ScoredAction], float], draws: int, seed: int) -> Interval:
+    used = [one for one in actions if one.score is not None]
     names = {name: number for number, name in enumerate(sorted({one.stratum for one in used}))}
 
     def figure(rows: np.ndarray) -> float:
@@ -97,7 +110,7 @@ def length_slope(actions: Sequence[ScoredAction], *, draws: int = 1000, seed: in
         spread = float(x @ x)
         return float(x @ y) / spread if spread > 1e-12 else math.nan
 
-    return _bootstrapped(used, lambda one: (one.score, math.log(one.tokens), float(names[one.stratum])), figure, draws, seed)
+    return _bootstrapped(used, lambda one: (one.score, of(one), float(names[one.stratum])), figure, draws, seed)
 
 
 def auc(actions: Sequence[ScoredAction]) -> float:
@@ -127,9 +140,9 @@ def coach_figures(rollout: Rollout, headline: str, draws: int = DRAWS) -> dict[s
     """Figures of a step by name; nothing where nobody coaches.
 
     `coach/asked`, `coach/missing` (masked actions, and scores that failed an attempt at a play), `coach/failed_<kind>`, `coach/score`;
-    `coach/<role>/score`, `.../spread`, `.../cached`, `.../capped`, `.../auc`, `.../length_slope`; with several strata
-    `.../score/<stratum>`, and of two `.../gap`, `.../gap_low`, `.../gap_high`: matched on success, in the order of their names the second
-    minus the first.
+    `coach/<role>/score`, `.../spread`, `.../cached`, `.../capped`, `.../auc`; `.../length_slope` and `.../own_slope`; with
+    several strata `.../score/<stratum>`, and of two `.../gap`: matched on success, in the order of their names the second minus the first.
+    Slopes and gaps have intervals, `..._low` and `..._high`.
     """
     if all(scorer.name != COACH for scorer in rollout.workflow.scorers):
         return {}
@@ -154,7 +167,8 @@ def _role_figures(actions: Sequence[ScoredAction], draws: int) -> dict[str, floa
     scores = [one.score for one in actions]
     found = {"score": _mean(scores), "spread": float(np.std(scores)) if scores else math.nan, "auc": auc(actions)}
     found |= {"cached": _mean([one.cached for one in actions]), "capped": _mean([one.capped for one in actions])}
-    found["length_slope"] = length_slope(actions, draws=0)[0]
+    for name, slope in (("length_slope", length_slope), ("own_slope", own_slope)):
+        found |= dict(zip((name, f"{name}_low", f"{name}_high"), slope(actions, draws=draws)))
     strata = sorted({one.stratum for one in actions})
     if len(strata) > 1:
         found |= {f"score/{name}": _mean([one.score for one in actions if one.stratum == name]) for name in strata}

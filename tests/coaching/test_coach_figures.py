@@ -1,5 +1,6 @@
 """Figures of a coached run: bias, slope on length, coach against outcome, missing scores, the alarm."""
 
+import dataclasses
 import math
 
 import coach_lab as lab
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from marl_llm.coaching import coached, rubric_coach
-from marl_llm.coaching.figures import ScoredAction, auc, coach_figures, gap, length_slope, rising_while_falling
+from marl_llm.coaching.figures import ScoredAction, auc, coach_figures, gap, length_slope, own_slope, rising_while_falling
 from marl_llm.coaching.studies import study
 
 
@@ -55,6 +56,18 @@ def test_a_coach_that_favours_length_shows_in_the_slope():
     assert math.isnan(length_slope([ScoredAction(0, "r", "", 5.0, 7, 1.0)] * 3)[0])
 
 
+def test_a_coach_that_favours_its_own_texts_shows_in_the_slope_on_their_log_prob():
+    rng = np.random.default_rng(1)
+    likely = rng.normal(-1.0, 0.4, 300)
+    own = [dataclasses.replace(one, log_prob=float(x), score=one.score + 2.0 * x) for one, x in zip(actions(100), likely)]
+    value, low, high = own_slope(own, draws=100)
+    assert low < 2.0 < high
+    assert low > 1.0
+    free = own_slope([dataclasses.replace(one, log_prob=float(x)) for one, x in zip(actions(100), likely)], draws=100)
+    assert free[1] < 0 < free[2]
+    assert math.isnan(own_slope(actions(10))[0])  # nobody's log-probs are known
+
+
 def test_the_auc_is_the_share_of_pairs_in_order():
     one = lambda score, outcome: ScoredAction(0, "r", "", score, 1, outcome)  # noqa: E731
     assert auc([one(8, 1), one(3, 0), one(9, 1), one(8.5, 0)]) == 0.75
@@ -79,6 +92,8 @@ def test_a_step_has_figures_per_role_and_kind_and_counts_what_is_missing():
     assert (found["coach/asked"], found["coach/missing"], found["coach/a/score"], found["coach/b/score"]) == (18, 0, 8, 6.5)
     assert found["coach/a/score/even"] == found["coach/a/score/odd"] == 8
     assert found["coach/a/gap"] == found["coach/a/spread"] == 0
+    slope = [found[f"coach/a/{name}"] for name in ("own_slope", "own_slope_low", "own_slope_high")]
+    assert slope == [0, 0, 0]  # of a rubric that gives one score
     for missing, kinds in (("void", 1), ("mask", 0)):
         failing = coached(lab.team(metrics=workflow.metrics), study(rubric_coach(guide), "failing:0.2"), guide, missing=missing)
         rollout = lab.play(failing, n=8, attempts=1)

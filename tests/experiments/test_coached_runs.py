@@ -1,5 +1,6 @@
 """Runs with a model as coach: in this process and behind our own server the same scores, one path to both, and a run that continues."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -129,6 +130,19 @@ def test_models_and_ensembles_are_made_of_one_path_and_refused_where_they_cannot
         coaching.close()
         line = cost_line(made, plan)
         assert line.startswith("coach (ensemble): at most 1 actions a play x 2 plays x 4 tasks x 1 steps = 8 calls; rubric; rubric; served")
+
+
+def test_a_coach_that_is_the_teams_own_model_is_warned_of_before_the_run(judge, tmp_path):
+    own = config(kind="model", path=str(judge), max_tokens=1)
+    with resolve(own) as plan:
+        assert "favour its own texts" not in cost_line(own, plan)
+        for place, warned in ((judge, True), (judge / ".." / judge.name, True), (tmp_path, False)):
+            theirs = dataclasses.replace(plan, options={"speaker": {"path": str(place)}})
+            assert ("note: speaker began as the coach's own model" in cost_line(own, theirs)) == warned
+    mixed = config(kind="ensemble", members=f"rubric; model path='{judge}' max_tokens=1")
+    with resolve(mixed) as plan:
+        theirs = dataclasses.replace(plan, options={"speaker": {"path": str(judge)}})
+        assert cost_line(mixed, theirs).endswith("see coach/<role>/own_slope")
 
 
 def test_a_model_refuses_as_the_server_does_and_its_files_name_its_cache(judge, tmp_path):

@@ -106,7 +106,10 @@ def test_a_run_keeps_its_coach_in_checkpoints_and_goes_on_with_it(tens, tmp_path
         for steps in stops:
             own = make(steps)
             own.steps = steps
-            run(own, tmp_path / name)
+            own.evaluation.update(sampled=True, samples=3, temperature=0.6)
+            page = run(own, tmp_path / name)
+    assert (page["after"]["episodes"], page["after"]["temperature"]) == (2, 0)
+    assert (page["sampled"]["after"]["episodes"], page["sampled"]["after"]["temperature"], page["sampled"]["after"]["tasks"]) == (6, 0.6, 2)
     lines = {name: [one for one in read_metrics(tmp_path / name) if one["phase"] == "train"] for name in ("whole", "resumed")}
     for one, other in zip(lines["whole"], lines["resumed"], strict=True):
         assert one["coach/paired"] > 4
@@ -145,6 +148,17 @@ def test_a_coach_that_trains_is_refused_where_it_cannot_be(tens):
         own.rollout[key], own.recipe.correction = value, "truncate"
         with pytest.raises(ConfigError, match=f"config.rollout.{key}: a coach that trains"):
             resolve(own)
+
+
+def test_more_samples_of_an_evaluation_that_there_is_not_are_refused():
+    for key, value in (("samples", 4), ("temperature", 0.6)):
+        own = config()
+        own.evaluation[key] = value
+        with pytest.raises(ConfigError, match="config.evaluation.samples and temperature would have no effect"):
+            resolve(own)
+    own.evaluation.update(sampled=True, temperature=-1.0)
+    with pytest.raises(ConfigError, match="evaluation.temperature=-1.0 must be positive"):
+        resolve(own)
 
 
 def test_a_run_notes_once_when_its_coach_has_moved_from_the_rubric_by_more_than_a_small_coach_may():
