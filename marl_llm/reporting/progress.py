@@ -1,7 +1,7 @@
 """How far a run is: one live line on a terminal, a plain line now and then in a log.
 
-The rate is that of the last `WINDOW_S` seconds, not of the whole run, so that a compilation at the start does not
-spoil the estimate of the time that remains.
+The rate is that of the last `WINDOW_S` seconds and leaves out the first step, which compiles: that step may take a hundred times as long as
+the next, and no estimate is made from it.
 """
 
 import collections
@@ -61,6 +61,7 @@ class Progress:
         self._step, self._figures = start, dict[str, SupportsFloat | str]()
         self._times = collections.deque([(clock(), start)])
         self._first = clock()
+        self._compiled_s: float | None = None  # of the first step
         self._shown_at: float | None = None
         self._shown_step: int | None = None
         self._closed = False
@@ -69,6 +70,9 @@ class Progress:
         """Says that `step` steps are done. `figures` are shown as they are (strings, ints) or with three digits."""
         now = self._clock()
         self._step, self._figures = step, figures
+        if self._compiled_s is None:
+            self._compiled_s = now - self._first
+            self._times.clear()
         self._times.append((now, step))
         while len(self._times) > 2 and now - self._times[1][0] > WINDOW_S:
             self._times.popleft()
@@ -88,7 +92,7 @@ class Progress:
         if self._closed:
             return
         self._closed = True
-        if self._times[-1][1] != self._shown_step and len(self._times) > 1:
+        if self._times[-1][1] != self._shown_step and self._compiled_s is not None:
             self._show(self._clock())
         if self._live and self._shown_step is not None:
             self._stream.write("\n")
@@ -139,7 +143,7 @@ class Progress:
         if self._step >= self._total:
             return f"done in {_duration(t1 - self._first)}"
         if s1 <= s0 or t1 <= t0:
-            return "ETA ?"
+            return "ETA ?" if self._compiled_s is None else f"first step {_duration(self._compiled_s)}"
         rate = (s1 - s0) / (t1 - t0)
         pace = f"{rate:.3g} steps/s" if rate >= 0.1 else f"{1 / rate:.3g} s/step"
         return f"{pace}  ETA {_duration((self._total - s1) / rate)}"
