@@ -21,7 +21,7 @@ FAILED, DAMAGED, INTERRUPTED, STOPPED = 2, 3, 130, 143
 RESUMED = str(pathlib.Path(__file__).parent / "workdir.py")  # read as a config file, it gives the config of a run directory
 # errors by name, because their rooms are imported only once there is something to do
 _PLAIN = ("RolloutError", "WorkflowError", "GameError", "SandboxError", "EngineError", "InfrastructureError", "PackingError", "DataError",
-          "ProcessError")  # fmt: skip
+          "ProcessError", "EpisodeError")  # fmt: skip
 DAMAGED_BY = ("CheckpointError", "LineError")
 
 

@@ -158,6 +158,8 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         rate = lambda peak, step=step: float(linear_decay(step, c.steps, peak, o.warmup, floor=0.05))  # noqa: E731
         batch = played(team, c, step, watches, lambda step=step: step in checkpoints.steps() or save(step))
         tock = time.perf_counter()
+        if not timed:
+            files.look(batch)
         updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
         of_coach = team.train_coach(batch)
         tack = time.perf_counter()
@@ -367,6 +369,11 @@ class Files:
         if self.hosted:
             rollout = played.episodes.rollout
             write_trajectories(self.workdir, dataclasses.replace(rollout, episodes=rollout.episodes[:count]), when, step)
+
+    def look(self, played) -> None:
+        """Whether a play can be written, without writing it: a game's task or picture that cannot is told in the first step."""
+        for play, tokens in played.episodes(1, "train"):
+            self.episodes.look(play, tokens)
 
     def report_now_and_then(self) -> None:
         """The page of a run that goes on, at most once in `REPORT_S`: its charts take seconds to draw. Their PNGs come at the end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ from marl_llm.checking.junk import battery
 from marl_llm.checking.plays import Subject, again, disturbed, first_difference, happened, mean, pays, plain
 from marl_llm.checking.verdict import Finding, failed, note, passed, verdict
 from marl_llm.games.protocol import SPLITS
+from marl_llm.reporting.files import to_json
 from marl_llm.workflows import Episode, RoleCall, WorkflowError, World
 
 __all__ = ["CHECKS", "Finding", "check"]
@@ -105,7 +107,10 @@ def groups(subject: Subject) -> Iterator[Finding]:
 
 def splits(subject: Subject) -> Iterator[Finding]:
     """Law 12: no task of one split occurs in another."""
-    content = {s: {plain(task.fields): task.number for task in subject.world.tasks(s, 0, subject.held_out)} for s in SPLITS}
+    drawn = {s: subject.world.tasks(s, 0, subject.held_out) for s in SPLITS}
+    content = {s: {plain(task.fields): task.number for task in tasks} for s, tasks in drawn.items()}
+    if alike := len(set().union(*content.values())) == 1:
+        content = {s: {plain([task.fields, task.hidden]): task.number for task in tasks} for s, tasks in drawn.items()}
     if len(set().union(*content.values())) == 1:
         yield note("splits", 12, "there is one task, the same in every split: nothing is held out")
         return
@@ -115,11 +120,18 @@ def splits(subject: Subject) -> Iterator[Finding]:
             text = f"{len(common)} of {subject.held_out} tasks of {other} are tasks of {one} too, e.g. {common[0][:120]}"
             yield failed("splits", 12, text)
             return
-    yield passed("splits", 12, f"{', '.join(f'{len(found)} tasks of {split}' for split, found in content.items())}: none in two splits")
+    text = f"{', '.join(f'{len(found)} tasks of {split}' for split, found in content.items())}: none in two splits"
+    if alike:
+        yield note("splits", 12, f"tasks differ in hidden fields alone; {text}. Whether they are different problems only the game knows")
+    else:
+        yield passed("splits", 12, text)
 
 
 def junk(subject: Subject) -> Iterator[Finding]:
-    """Laws 14 and 11: whatever a role says, nothing raises, no play is void, and junk earns less than half of honest play."""
+    """Laws 14 and 11: whatever a role says, nothing raises, no play is void, and junk earns less than half of honest play.
+
+    In a team all roles say junk. Of rivals somebody always wins, so there one role at a time says junk, against the scripted player.
+    """
     tasks, broken, void, paid = subject.draw(subject.few), [], [], []
     honest, floor = subject.honest, subject.floor
     plays = [*(honest or ()), *(floor or ())]
@@ -131,7 +143,8 @@ def junk(subject: Subject) -> Iterator[Finding]:
             broken.append(f"{name}: {type(error).__name__}: {error}")
             continue
         void += [f"{name}: {one.node}: {one.message}" for e in found for one in e.failures if (e.task.number, one.node) not in beyond]
-        paid += [f"{name}: {why}" for why in _overpaid(subject, found, honest, floor)]
+        overpaid = _beaten(subject, tasks, says) if subject.world.rivals else _overpaid(subject, found, honest, floor)
+        paid += [f"{name}: {why}" for why in overpaid]
     count = len(battery(subject.world.speech))
     text = f"{count} kinds of junk raised nothing and voided no play"
     yield verdict("junk", 14, not broken and not void, text, "; ".join((broken + void)[:3]))
@@ -139,6 +152,8 @@ def junk(subject: Subject) -> Iterator[Finding]:
         yield note("junk pay", 11, "there is no scripted player to compare with")
         return
     text = f"{count} kinds of junk earned less than half of the scripted player's score and rewards"
+    if subject.world.rivals:
+        text = f"{count} kinds of junk, in each seat against the scripted player, won less than half of what that player wins there"
     yield verdict("junk pay", 11, not paid, text, "; ".join(paid[:3]))
 
 
@@ -154,6 +169,39 @@ def _overpaid(subject: Subject, found, honest, floor) -> Iterator[str]:
         got, full, chance = mean(junk_), mean(honest_), mean(floor_)
         if full > 0 and got >= full / 2 and not (floor_ and chance >= full / 2):
             yield f"{name} is {got:.2f}, and {full:.2f} for the scripted player"
+
+
+def _beaten(subject: Subject, tasks, says) -> Iterator[str]:
+    """Why junk in one seat won half of what the scripted player wins there or more; the other seats are the scripted player's."""
+    if subject.honest is None:
+        return
+    for seat in subject.world.rivals:
+        speak = lambda turn, seat=seat: says(turn) if turn.role.name == seat else subject.says(turn)  # noqa: E731
+        got, full = _wins(subject.play(tasks, speak, subject.plays), seat), _wins(subject.honest, seat)
+        if full > 0 and got >= full / 2:
+            yield f"{seat} wins {got:.2f} of its games, and {full:.2f} where the scripted player has the seat"
+
+
+def _wins(plays, seat: str) -> float:
+    """What a seat's results are worth, won 1, drawn 0.5, lost or unreadable 0: the mean over plays of its calls' pay, from [-1, 1]."""
+    results = [pays([play]).get(seat, ()) for play in plays]
+    return mean([max(0.0, (mean(result) + 1.0) / 2.0) for result in results if result])
+
+
+def people(subject: Subject) -> Iterator[Finding]:
+    """Law 10: what a transcript shows to people can be written: tasks are JSON, and pictures are lines of text."""
+    plays = subject.honest or subject.play(subject.draw(subject.few), subject.says)
+    problems, lines = [], 0
+    for task in (play.task for play in plays):
+        try:
+            json.dumps(task.fields, default=to_json, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            problems.append(f"task {task.number} is no JSON: {error}")
+    if subject.world.picture is not None:
+        for path in (path for play in plays for path in play.trajectories):
+            lines = max(lines, len(subject.world.picture(path.fields) or ()))
+    text = f"{len(plays)} tasks are JSON{f', pictures have up to {lines} lines' * bool(lines)}"
+    yield verdict("people", 10, not problems, text, "; ".join(problems[:1]))
 
 
 def bounds(subject: Subject) -> Iterator[Finding]:
@@ -239,9 +287,12 @@ def _tied(subject: Subject, episodes: tuple[Episode, ...]) -> tuple[int, int]:
 
 CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
     "same_seed": same_seed, "forks": forks, "secrets": honesty.secrets, "junk": junk, "groups": groups, "bounds": bounds,
-    "budgets": budgets, "splits": splits, "teacher": teacher,
+    "budgets": budgets, "splits": splits, "teacher": teacher, "people": people,
 }  # fmt: skip
-LAWS = {"same_seed": 6, "forks": 4, "secrets": 11, "junk": 14, "groups": 3, "bounds": 10, "budgets": 10, "splits": 12, "teacher": 8}
+LAWS = {
+    "same_seed": 6, "forks": 4, "secrets": 11, "junk": 14, "groups": 3, "bounds": 10, "budgets": 10, "splits": 12, "teacher": 8,
+    "people": 10,
+}  # fmt: skip
 
 
 def check(world: World, names: tuple[str, ...] = tuple(CHECKS), **sizes) -> list[Finding]:

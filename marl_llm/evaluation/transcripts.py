@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import jax
 
-from marl_llm.games import Game
+from marl_llm.games import Game, picture_lines
 from marl_llm.rollout import CompiledRollout
 from marl_llm.text import pieces_of
 
@@ -69,7 +69,7 @@ def episode(
             prompt = row.prompt.ids[row.prompt.where]
             entry = {"turn": t, "role": role, "prompt": decode(prompt), "responses": responses, "group": f"{name}/{t}/{role}"}
             if number == len(rows) - 1:
-                picture = game.picture(pick(rollout.states, t))
+                picture = picture_lines(game, pick(rollout.states, t))
                 if picture is not None:
                     entry["state_after"] = picture
             steps.append(entry)

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
-from marl_llm.games.protocol import Game, Instance, Rewards, State, role_of, speaking_order, split_index
+from marl_llm.games.protocol import Game, Instance, Rewards, State, picture_lines, role_of, speaking_order, split_index
 from marl_llm.sampling import identity_key
 from marl_llm.tools.results import Failure, FailureKind, InfrastructureError
 from marl_llm.workflows import (
@@ -259,10 +259,12 @@ def hosted(
         metrics={"success": lambda trajectory: float(outcome(trajectory) >= 1.0), "outcome": outcome},
     )
     floor = HostGame(game, key, evaluation_key, game.floor)
+    picture = lambda fields: picture_lines(game, host.state(fields["state"]))  # noqa: E731
     if text is None:
-        return World(workflow, host.tasks, "success", PlainText(game.tokenizer, (game.stop_id,)), host.script, floor.script)
+        speech = PlainText(game.tokenizer, (game.stop_id,))
+        return World(workflow, host.tasks, "success", speech, host.script, floor.script, picture=picture)
     written = lambda of: lambda turn: game.tokenizer.decode(i for i in of.script(turn) if i != game.stop_id)  # noqa: E731
-    return World(workflow, host.tasks, "success", None, written(host), written(floor))
+    return World(workflow, host.tasks, "success", None, written(host), written(floor), picture=picture)
 
 
 def rows_of_task(host: HostGame, split: str, number: int, field: str) -> tuple[str, ...]:

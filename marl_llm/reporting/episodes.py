@@ -112,6 +112,16 @@ class EpisodeWriter:
         self._tokens = files.LineFile(workdir / TOKENS_FILE_NAME)
         self._written: set[str] = set()
 
+    def look(self, episode: Mapping[str, Any], tokens: Mapping[str, Any] | None = None) -> list[str]:
+        """The lines of the tokens and of the episode, without writing them. Raises `EpisodeError` for what cannot be written."""
+        validate_episode(episode)
+        if tokens is not None:
+            validate_tokens(tokens, episode)
+        try:
+            return [json.dumps(part, default=files.to_json, allow_nan=False) for part in (tokens, episode)]
+        except (TypeError, ValueError) as error:
+            raise EpisodeError(f"episode {episode['episode']!r}: {error}") from error
+
     def write(self, episode: Mapping[str, Any], tokens: Mapping[str, Any] | None = None) -> None:
         """Checks and appends one episode, and its tokens unless they are None (a team without tokens of its own).
 
@@ -119,13 +129,10 @@ class EpisodeWriter:
           EpisodeError: against the schema, or an id that this writer has already written. Nothing is written then.
           files.WriteError: disk full or unwritable; the episodes before stay readable.
         """
-        validate_episode(episode)
-        name = episode["episode"]
+        name = episode.get("episode")
         if name in self._written:
             raise EpisodeError(f"episode: the id {name!r} was already written: give every episode its own id")
-        if tokens is not None:
-            validate_tokens(tokens, episode)
-        lines = [json.dumps(part, default=files.to_json, allow_nan=False) for part in (tokens, episode)]
+        lines = self.look(episode, tokens)
         if tokens is not None:
             self._tokens.append(lines[0])  # first, so that an episode in the file always has its tokens
         self._episodes.append(lines[1])

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from marl_llm.workflows.assignment import ScriptTurn
@@ -32,9 +32,13 @@ class World:
       floor: a player without skill that keeps the format; None where there is none.
       close: lets go of what the tools hold.
       guide: what a coach is told of the team, and its rubric; None: it cannot be coached.
+      rivals: roles that play against each other; what the workflow pays one of them is its own result, from -1 (lost) to 1 (won). Empty
+        for a team.
+      picture: the fields at the end of a path as lines of text for people; None where there is nothing to draw.
 
     Raises:
-      WorkflowError: a headline that the workflow does not measure, tasks that are no function, or a guide of other roles.
+      WorkflowError: a headline that the workflow does not measure, tasks that are no function, a guide of other roles, or rivals that are
+        no roles.
     """
 
     workflow: Workflow
@@ -45,6 +49,8 @@ class World:
     floor: Callable[[ScriptTurn], str | tuple[int, ...]] | None = None
     close: Callable[[], None] = lambda: None
     guide: CoachGuide | None = None
+    rivals: tuple[str, ...] = ()
+    picture: Callable[[Mapping[str, Any]], list[str] | None] | None = None
 
     def __post_init__(self):
         if not callable(self.tasks):
@@ -54,6 +60,8 @@ class World:
         if self.headline not in self.workflow.metrics:
             known = ", ".join(self.workflow.metrics) or "none"
             raise WorkflowError(f"world {self.workflow.name!r}: its headline {self.headline!r} is no metric of the workflow ({known})")
+        if strangers := set(self.rivals) - set(self.workflow.roles):
+            raise WorkflowError(f"world {self.workflow.name!r}: its rivals {sorted(strangers)} are no roles of the workflow")
         if self.guide is not None:
             self.guide.check(self.workflow)
 

@@ -1,12 +1,13 @@
-"""A small sound team, and twelve like it with one fault each: what `python -m marl_llm check` must find.
+"""A small sound team and a sound game of rivals, and games like them with one fault each: what `python -m marl_llm check` must find.
 
 A speller reads a word and writes it backwards; a checker reads what was written and says how many letters it has.
 """
 
+import dataclasses
 import random
 
 from marl_llm.text import ByteTokenizer
-from marl_llm.workflows import FormatError, PlainText, Role, Task, Workflow, World, compute, sequence
+from marl_llm.workflows import FormatError, PlainText, Role, Task, Workflow, World, compute, sequence, together
 from marl_llm.workflows.rewards import absolute, broadcast, format_penalty
 
 LETTERS = "abcdefghijklmnop"
@@ -82,6 +83,31 @@ def team(parse=word, note=nothing, score=letters, draw=draw, script=teach, max_p
     return World(workflow, draw, "right", PlainText(tokenizer, tokenizer.stop_ids), script, guess)
 
 
+def duel(empty_wins: bool = False) -> World:
+    """Two players say a digit; the higher one wins, and who says none loses, or wins with the fault."""
+
+    def read(field):
+        def parse(text):
+            if text not in tuple("0123456789"):
+                raise FormatError("not one digit")
+            return {field: text}
+
+        return parse
+
+    def result(path, mine, other):
+        values = dict(zip("0123456789", range(10))) | {"none": 10 if empty_wins else -1}
+        a, b = (values[path.fields[name]] for name in (mine, other))
+        return float((a > b) - (a < b))
+
+    roles = [Role(name, "Say a digit. {word}", read(f"of_{name}"), {f"of_{name}": "none"}, max_prompt=64, max_tokens=4) for name in "ab"]
+    pay = [broadcast(lambda path, m=m, o=o: result(path, f"of_{m}", f"of_{o}"), (m,), "result") for m, o in ("ab", "ba")]
+    metrics = {"right": lambda path: float(result(path, "of_a", "of_b") > 0)}
+    workflow = Workflow("duel", together(*roles), ("word",), ("answer",), {}, tuple(pay), metrics)
+    tokenizer = ByteTokenizer(("<eos>",), ("<eos>",))
+    say = lambda turn: turn.random.choice("0123456789")  # noqa: E731
+    return World(workflow, draw, "right", PlainText(tokenizer, tokenizer.stop_ids), say, say, rivals=("a", "b"))
+
+
 # --- one fault each --------------------------------------------------------------------------------------------------------------------
 
 
@@ -143,3 +169,21 @@ def order_dependent_draw() -> World:
 
 def idle_teacher() -> World:
     return team(script=lambda turn: "zzzzz" if turn.role.name == "speller" else "9")
+
+
+def pays_a_rivals_junk() -> World:
+    return duel(empty_wins=True)
+
+
+def unwritable_picture() -> World:
+    def picture(fields):
+        raise TypeError("picture returned 3; it must return a list of lines of text, or None")
+
+    return dataclasses.replace(team(), picture=picture)
+
+
+def unwritable_task() -> World:
+    def told(split, first, count):
+        return [dataclasses.replace(t, fields={**t.fields, "map": float("inf")}) for t in draw(split, first, count)]
+
+    return team(draw=told)

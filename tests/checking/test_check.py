@@ -1,5 +1,6 @@
 """`python -m marl_llm check` finds each planted fault, names its law, and finds none in a sound team."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -31,8 +32,15 @@ FAULTS = {  # the planted fault -> the checks that must fail, and no other; and 
     "unbounded_reward": ({"bounds"}, "the bound is 10"),
     "order_dependent_draw": ({"same seed"}, "outlives a play"),
     "idle_teacher": ({"teacher"}, "scores 0"),
+    "duel": (set(), ""),
+    "pays_a_rivals_junk": ({"junk pay"}, "empty: a wins 1.00 of its games"),
+    "unwritable_picture": ({"people"}, "a list of lines"),
+    "unwritable_task": ({"people"}, "is no JSON"),
 }
-LAW = {"same seed": 6, "forks": 4, "groups": 3, "secrets": 11, "junk pay": 11, "junk": 14, "bounds": 10, "budgets": 10, "splits": 12}
+LAW = {
+    "same seed": 6, "forks": 4, "groups": 3, "secrets": 11, "junk pay": 11, "junk": 14, "bounds": 10, "budgets": 10, "splits": 12,
+    "people": 10,
+}  # fmt: skip
 
 
 def command(*arguments):
@@ -61,7 +69,7 @@ def test_check_finds_the_planted_fault_and_no_other_and_names_the_law(reports, f
 def test_check_prints_a_report_with_the_first_prompt_of_each_role_and_ends_with_0_for_a_sound_team(capsys):
     assert main([f"{HERE / 'faulty_games.py'}:team", "--tasks=2", "--plays=2", "--few=2", "--held_out=16"]) == 0
     said = capsys.readouterr().out
-    assert "all 11 checks passed" in said
+    assert "all 12 checks passed" in said
     assert said.count("--- the first prompt of speller") == said.count("Backwards: ") == 1
     assert main(["no_such_game"]) == 2
     assert "unknown game 'no_such_game'" in capsys.readouterr().err
@@ -70,6 +78,18 @@ def test_check_prints_a_report_with_the_first_prompt_of_each_role_and_ends_with_
 def test_a_game_with_one_task_in_every_split_is_noted_and_not_failed():
     (one,) = check(hosted(make_game("matrix"), jax.random.key(0)), names=("splits",), held_out=2)
     assert (one.status, one.law) == ("note", 12)
+    assert "one task" in one.evidence
+
+
+def test_tasks_that_differ_in_hidden_fields_alone_are_compared_by_them():
+    def draw(split, first, count):
+        return [dataclasses.replace(task, fields={"word": "", "hint": ""}) for task in faulty_games.draw(split, first, count)]
+
+    one, other = (faulty_games.team(draw=tasks) for tasks in (draw, lambda split, first, count: draw("train", first, count)))
+    (sound,), (wrong,) = (check(world, names=("splits",)) for world in (one, other))
+    assert sound.status == "note"
+    assert "hidden fields alone" in sound.evidence
+    assert wrong.status == "fail"
 
 
 def test_a_zero_sum_game_that_is_none_fails_and_sizes_out_of_range_are_refused():

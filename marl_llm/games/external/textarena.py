@@ -37,6 +37,7 @@ GAMES = {
     ), 2),
     "ThreePlayerGOPS": 3, "ThreePlayerIPD": 3, "ThreePlayerTicTacToe": 3, "Taboo": 4, "SecretMafia": 6,
 }  # fmt: skip
+TEAMS = ("Taboo", "SecretMafia")  # some seats win together; in all others each seat plays for itself
 SPLITS = {"validation": (0,), "test": (1,), "train": range(2, 10)}  # of a deal's number modulo 10
 MOVE_CHARACTERS = 1000
 LIVE = 512  # games kept at their last position
@@ -219,4 +220,5 @@ def textarena(
     tokenizer = ByteTokenizer(specials=("<eos>",), stops=("<eos>",))
     speech = PlainText(tokenizer, tokenizer.stop_ids)
     team = workflow_of(played, moves, form, max_prompt, max_tokens)
-    return World(team, drawn_tasks(draw, SPLITS), "score", speech, bracket_player(True), bracket_player(False))
+    rivals = () if game in TEAMS else tuple(team.roles)
+    return World(team, drawn_tasks(draw, SPLITS), "score", speech, bracket_player(True), bracket_player(False), rivals=rivals)
