@@ -125,7 +125,7 @@ class ChatServer:
                     reply = model(said, options)
                     if events is not None and reply.text:
                         events.text(reply.text)
-                told = _log_probs(model.log_probs(reply), kind) if asked.log_probs else None
+                told = _log_probs(model.log_probs(reply), kind, asked.log_probs - 1) if asked.log_probs else None
                 if events is not None:
                     events.end(reply, asked.usage, told)
                 if episode is not None:
@@ -177,14 +177,15 @@ class ChatServer:
 
 
 class _Asked(NamedTuple):
-    """A request: of which model, its messages or prompt, its options; whether to stream, with token counts, with log-probs."""
+    """A request: of which model, its messages or prompt, its options; whether to stream, with token counts; log-probs: 0 for none, 1 for
+    those of the drawn tokens, 2 for those of the likeliest tokens beside them."""
 
     model: str
     said: Any
     options: Options
     stream: bool
     usage: bool
-    log_probs: bool
+    log_probs: int
 
 
 def _read(body: bytes, models: Mapping[str, Answer], kind: str) -> _Asked:
@@ -208,6 +209,10 @@ def _read(body: bytes, models: Mapping[str, Answer], kind: str) -> _Asked:
     for key, kinds in (("max_tokens", int), ("seed", int), ("temperature", int | float), ("top_p", int | float), ("stop", list)):
         if key in options and (isinstance(options[key], bool) or not isinstance(options[key], kinds)):
             raise ValueError(f"{key} is a {type(options[key]).__name__}")
+    for key in options.keys() & {"temperature", "top_p"}:
+        if not abs(options[key]) < 1e9:
+            raise ValueError(f"{key} is too large, or no number")
+        options[key] = float(options[key])
     if options.get("max_tokens", 1) < 1 or not all(isinstance(one, str) for one in options.get("stop", ())):
         raise ValueError("max_tokens must be at least 1, and stop texts")
     if "stop" in options:
@@ -229,16 +234,22 @@ def _read(body: bytes, models: Mapping[str, Answer], kind: str) -> _Asked:
     return _Asked(name, request.messages, request.options, *told)
 
 
-def _wants_log_probs(given: Mapping[str, Any], kind: str) -> bool:
-    """Whether a request asks for log-probs: a chat with `logprobs` true, completions with `logprobs` 0. Raises `ValueError`."""
-    asked = given.get("logprobs")
-    if kind == "completions":
-        if asked is not None and (type(asked) is not int or asked):
-            raise ValueError("logprobs must be 0: those of the drawn tokens are served, and no others")
-        return asked is not None
-    if not isinstance(asked, bool | None) or given.get("top_logprobs"):
-        raise ValueError("logprobs must be true or false, without top_logprobs: those of the drawn tokens are served, and no others")
-    return bool(asked)
+def _wants_log_probs(given: Mapping[str, Any], kind: str) -> int:
+    """What a request asks for, as in `_Asked`: a chat with `logprobs` true and `top_logprobs` 0 or 1, completions with `logprobs` 0 or 1.
+
+    The engine keeps the log-prob of the token that it drew. That token is the likeliest one where the temperature is 0, and only there one
+    is served as the top. Raises `ValueError`.
+    """
+    asked, greedy, chat = given.get("logprobs"), given.get("temperature") == 0, kind != "completions"
+    top = given.get("top_logprobs", 0) if chat else asked or 0
+    if not isinstance(asked, bool | None) if chat else asked is not None and type(asked) is not int:
+        raise ValueError(f"logprobs must be {'true or false' if chat else '0 or 1'}")
+    if type(top) is not int or top not in ((0, 1) if greedy else (0,)):
+        name = "top_logprobs" if chat else "logprobs"
+        raise ValueError(f"{name} must be 0, or 1 at temperature 0: the log-prob of the drawn token is kept, and no others")
+    if chat and top and not asked:
+        raise ValueError("top_logprobs needs logprobs=true")
+    return 0 if asked is None or asked is False else 1 + top
 
 
 def _read_reward(body: bytes, models: Mapping[str, Answer]) -> dict[str, Any]:
@@ -257,13 +268,13 @@ def _read_reward(body: bytes, models: Mapping[str, Answer]) -> dict[str, Any]:
     return given
 
 
-def _log_probs(drawn: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """Drawn tokens as the field `logprobs` of a choice."""
+def _log_probs(drawn: list[dict[str, Any]], kind: str, top: int) -> dict[str, Any]:
+    """Drawn tokens as the field `logprobs` of a choice; with `top` 1 each is its own likeliest one."""
     if kind != "completions":
-        return {"content": [one | {"bytes": None, "top_logprobs": []} for one in drawn], "refusal": None}
-    return {
-        name: [one[key] for one in drawn] for name, key in (("tokens", "token"), ("token_logprobs", "logprob"), ("ids", "id"))
-    }
+        likeliest = lambda one: [one | {"bytes": None}] * top  # noqa: E731
+        return {"content": [one | {"bytes": None, "top_logprobs": likeliest(one)} for one in drawn], "refusal": None}
+    told = {name: [one[key] for one in drawn] for name, key in (("tokens", "token"), ("token_logprobs", "logprob"), ("ids", "id"))}
+    return told | ({"top_logprobs": [{one["token"]: one["logprob"]} for one in drawn]} if top else {})
 
 
 def _completion(name: str, reply: ChatReply, kind: str, log_probs: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -7,17 +7,20 @@ import json
 import re
 import threading
 import time
+import types
 
 import coach_lab as lab
 import jax
+import numpy as np
 import pytest
 
 from marl_llm.coaching import ChatCoach, coached, of_client
 from marl_llm.models import init_params, make_model_config
 from marl_llm.sampling import Engine, LaneConfig
-from marl_llm.sampling.requests import RequestError
+from marl_llm.sampling.requests import Completion, RequestError
 from marl_llm.serving import ChatServer, policy_answers
 from marl_llm.serving.server import MAX_BODY
+from marl_llm.text import QWEN3, ByteTokenizer, Chat
 from marl_llm.tools.chat import ChatClient, ChatReply, OpenAICompatible, Options, PolicyBackend
 from marl_llm.workflows.errors import RolloutError
 from marl_llm.workflows.samples import sample_table
@@ -110,10 +113,20 @@ def log_probs_are_those_of_the_record(server, messages, file):
                 assert "".join(one["token"] for one in told["content"]).startswith(line["text"])
         plain = {key: value for key, value in body.items() if key != "logprobs"}
         assert json.loads(post(server, plain, f"/v1/{kind}")[2])["choices"][0]["logprobs"] is None
-    for wrong in (dict(logprobs=1), dict(logprobs=True, top_logprobs=2), dict(logprobs="yes")):
+    for wrong in (
+        dict(logprobs=1), dict(logprobs=True, top_logprobs=2, temperature=0), dict(logprobs="yes"), dict(logprobs=True, top_logprobs=1),
+        dict(top_logprobs=1, temperature=0), dict(logprobs=True, top_logprobs=True, temperature=0),
+    ):  # fmt: skip
         assert post(server, dict(model="coach", messages=messages) | wrong)[0] == 400
-    status, _, said = post(server, dict(model="coach", prompt="how good? ", logprobs=5), "/v1/completions")
-    assert (status, b"logprobs must be 0" in said) == (400, True)
+    for wrong in (dict(logprobs=5), dict(logprobs=True), dict(logprobs=1), dict(logprobs=2, temperature=0)):
+        status, _, said = post(server, dict(model="coach", prompt="how good? ") | wrong, "/v1/completions")
+        assert (status, b"logprobs must be 0" in said) == (400, True)
+    greedy = dict(model="coach", max_tokens=3, temperature=0)
+    chat = post(server, greedy | dict(messages=messages, logprobs=True, top_logprobs=1))[2]
+    for one in json.loads(chat)["choices"][0]["logprobs"]["content"]:
+        assert [(top["token"], top["logprob"]) for top in one["top_logprobs"]] == [(one["token"], one["logprob"])]
+    told = json.loads(post(server, greedy | dict(prompt="how good? ", logprobs=1), "/v1/completions")[2])["choices"][0]["logprobs"]
+    assert told["top_logprobs"] == [{token: value} for token, value in zip(told["tokens"], told["token_logprobs"], strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +137,51 @@ def log_probs_are_those_of_the_record(server, messages, file):
 def test_what_may_become_a_stop_text_is_held_back(drawn, stops, certain):
     answers = policy_answers(None, "m", lab.SPEECH, max_prompt=8)
     assert answers._certain(None, lab.SPEECH.tokenizer.encode(drawn), stops) == certain
+
+
+class Dripping:
+    """An engine without a model: it draws the ids of a text, a few at a time."""
+
+    def __init__(self, ids, size):
+        self.ids, self.size = ids, size
+
+    def submit(self, request, heard=None):
+        for at in range(0, len(self.ids), self.size):
+            if heard is not None:
+                heard(np.asarray(self.ids[at : at + self.size]))
+        if heard is not None:
+            heard(None)
+        value = np.zeros(len(self.ids), np.float32)
+        return types.SimpleNamespace(
+            result=lambda: Completion(np.asarray(self.ids), value, value, value, "stop", 0), cancel=lambda: None
+        )
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("mode", "drawn", "said"),
+    [
+        ("on", "<think>\nis 2 < 3?\n</think>\n\nYes: 2 < 3.<|im_end|>", "Yes: 2 < 3."),
+        ("on", "No thought.<|im_end|>", "No thought."),
+        ("on", "<think>\nnever ends", "<think>\nnever ends"),  # cut off: all that there is, at the end
+        ("off", "Yes é.<|im_end|>", "Yes é."),
+        ("off", 'Look <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>', "Look"),
+        ("off", "a <b> c</b><|im_end|>", "a <b> c</b>"),
+    ],
+)
+def test_a_chat_formats_thinking_and_tool_calls_are_no_part_of_a_stream(mode, drawn, said, size):
+    tokenizer = ByteTokenizer(QWEN3.needs, ("<|im_end|>",))
+    chat, pieces = Chat(tokenizer, QWEN3, mode), []
+    parts = re.split(f"({'|'.join(map(re.escape, QWEN3.needs))})", drawn)
+    ids = [i for part in parts for i in ([257 + QWEN3.needs.index(part)] if part in QWEN3.needs else tokenizer.encode(part))]
+    answers = policy_answers(Dripping(ids, size), "m", chat, max_prompt=400)
+    asked = [{"role": "user", "content": "Is it?"}]
+    reply = answers.stream(asked, Options(), pieces.append)
+    assert reply == answers(asked, Options())
+    assert "".join(pieces) == reply.text == said
+    assert all(pieces)
+    early = mode == "off" or "</think>" in drawn  # elsewhere any beginning may still turn out to be thinking
+    assert len(pieces) > 1 if early and size == 1 else pieces[0] == said if not early else pieces
 
 
 def drawing(messages, options):
