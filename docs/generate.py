@@ -18,16 +18,54 @@ DOCS = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 PACKAGES = (
     "algorithms", "models", "text", "tools", "sampling", "workflows", "coaching", "games", "checking", "rollout", "evaluation", "training",
-    "reporting", "viewing",
+    "serving", "reporting", "viewing",
 )  # fmt: skip
 DEFINED = re.compile(r'^\s*(?:c\.(?P<dotted>[a-z_.]+) = |(?P<field>[a-z_]\w*): [^=(]+?(?: = |$)|"(?P<key>[a-z_0-9]+)"(?:: |,))')
 HEAD = """# Options
 
 Every option of a config, written by `python docs/generate.py` from the comments beside their definitions. Each is set as
 `--config.<option>=<value>`; "–" is "not set here": the recipe, the game, the preset or the checkpoint decides, and `--dry_run` shows what
-it came to. The options of a game and of its scripted player (`config.game`, `config.script`) are the parameters of its class or function:
-their meanings are in its docstring.
+it came to. The options of the games stand at the end. `config.script` has the keyword parameters of a game's scripted player (`script`).
 """
+GAMES_HEAD = """## `config.game`
+
+`game.name` chooses the game; its other options are the parameters of the game's class or function, e.g. `--config.game.max_turns=6`. The
+command `python -m marl_llm check GAME --option NAME=VALUE` takes them too.
+"""
+# what the same parameter means in every game whose own docstring does not say more
+COMMON = {
+    "agents": "'team', or 'single': one role does it alone",
+    "height": "rows of the map, a border included where the game has one",
+    "width": "columns of the map",
+    "boxes": "boxes in the room",
+    "wall_density": "share of cells that are walls",
+    "min_distance": "fewest moves of a shortest path",
+    "max_distance": "most moves of a shortest path",
+    "letters": "letters to choose from",
+    "train": "file of the training tasks",
+    "test": "file of the test tasks; empty: a part of `train` is held out",
+    "index": "folder or URL of the search index",
+    "top_k": "passages that a search returns",
+    "worlds": "worlds of the training split",
+    "rounds": "most rounds of a play",
+    "random_relation": "whether the scripted player may ask for a relation at random",
+    "noise": "how often the scripted player errs",
+    "slip": "how often the scripted player errs",
+    "misreading": "how often the scripted player's reader misreads",
+    "least": "fewest steps of a problem",
+    "most": "most steps of a problem",
+    "rare": "share of rare problems",
+    "reasoners": "roles that reason in words",
+    "users": "roles that write Python",
+    "rewards_form": "'safe', or as printed in the paper",
+    "difficulty": "only rows of this difficulty; empty: all",
+    "bad_rows": "'refuse' or 'drop' rows that cannot be read",
+    "timeout_s": "seconds for one answer to be judged",
+    "group_seats": "whether seats of one kind are compared with each other",
+    "release": "'unitymas' or 'm_ask': whose prompts and rewards",
+    "max_prompt": "most tokens of a role's prompt",
+    "max_tokens": "most tokens of a role's response",
+}
 
 
 def meanings(source: str) -> dict[str, str]:
@@ -63,6 +101,45 @@ def rows(section: str, values, said: dict[str, str], prefix: str | None = None) 
     return lines
 
 
+def described(doc: str) -> dict[str, str]:
+    """Parameter -> its meaning in the Args or Attributes of a docstring; names with one text share it."""
+    found: dict[str, str] = {}
+    names, inside = [], False
+    for line in doc.splitlines():
+        if line in ("Args:", "Attributes:"):
+            inside = True
+        elif line and not line.startswith(" "):
+            inside = False
+        elif inside:
+            begun = re.match(r"  (\w+(?:, \w+)*): (.*)", line)
+            names = begun[1].split(", ") if begun else names
+            for name in names if line.strip() else ():
+                found[name] = begun[2] if begun else f"{found[name]} {line.strip()}"
+    return found
+
+
+def game_options() -> list[str]:
+    """A table per game: what its docstring says of an option, else the comment beside a field, else what it means in every game."""
+    from marl_llm.games import GAMES, find_game
+
+    lines = [GAMES_HEAD]
+    for name in GAMES:
+        found = find_game(name)
+        if not found.options:
+            continue
+        said = COMMON | meanings(inspect.getsource(found.thing)) | described(inspect.getdoc(found.thing) or "")
+        lines += [f"### {name}", "", "| option | type | default | meaning |", "|---|---|---|---|"]
+        for option, parameter in found.options.items():
+            meaning = said.get(option, "seed of the tasks" if option.endswith("_seed") else "").removesuffix(".").replace("<", "&lt;")
+            if not meaning:
+                raise SystemExit(f"game {name}: its option {option!r} has no meaning; say it in the docstring's Args")
+            kind = getattr(parameter.annotation, "__name__", str(parameter.annotation)).replace("|", "or")
+            default = "–" if parameter.default is parameter.empty or parameter.default is None else f"`{parameter.default!r}`"
+            lines.append(f"| `game.{option}` | {kind} | {default.replace('|', chr(92) + '|')} | {meaning.replace('|', chr(92) + '|')} |")
+        lines.append("")
+    return lines
+
+
 def options() -> str:
     """The text of `docs/options.md`."""
     from experiments import base, coaching
@@ -87,7 +164,8 @@ def options() -> str:
     table = "| option | type | default | meaning |\n|---|---|---|---|"
     heads = {"": "## The run", "model.": "## `config.model`, and `config.models.<name>` for one model"}
     titles = {key: heads.get(key, f"## `config.{key[:-1]}`") for key in parts}
-    return "\n".join([HEAD, *("\n".join([titles[key], "", table, *lines, ""]) for key, lines in parts.items())])
+    tables = ["\n".join([titles[key], "", table, *lines, ""]) for key, lines in parts.items()]
+    return "\n".join([HEAD, *tables, *game_options()])
 
 
 def reference(package: str) -> str:

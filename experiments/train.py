@@ -158,8 +158,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         rate = lambda peak, step=step: float(linear_decay(step, c.steps, peak, o.warmup, floor=0.05))  # noqa: E731
         batch = played(team, c, step, watches, lambda step=step: step in checkpoints.steps() or save(step))
         tock = time.perf_counter()
-        if not timed:
-            files.look(batch)
+        files.look(batch)
         updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
         of_coach = team.train_coach(batch)
         tack = time.perf_counter()
@@ -348,7 +347,7 @@ class Files:
         self._scratch = None if processes.leads() else tempfile.TemporaryDirectory()
         if self._scratch is not None:
             workdir, resume_step = pathlib.Path(self._scratch.name), None
-        self.workdir, self.hosted, self._reported = workdir, plan.hosted, time.time()
+        self.workdir, self.hosted, self._reported, self._looked = workdir, plan.hosted, time.time(), False
         if resume_step is not None:  # the plays of an end that was cut short are played again
             files.keep_lines(workdir / "episodes.jsonl", lambda play: play.get("when") == "train")
             files.keep_lines(workdir / FILE_NAME, lambda play: play.get("when") == "train" and play["step"] <= resume_step)
@@ -371,9 +370,10 @@ class Files:
             write_trajectories(self.workdir, dataclasses.replace(rollout, episodes=rollout.episodes[:count]), when, step)
 
     def look(self, played) -> None:
-        """Whether a play can be written, without writing it: a game's task or picture that cannot is told in the first step."""
-        for play, tokens in played.episodes(1, "train"):
+        """Once, whether a play can be written, without writing it: a game's task or picture that cannot is told in the first step."""
+        for play, tokens in () if self._looked else played.episodes(1, "train"):
             self.episodes.look(play, tokens)
+        self._looked = True
 
     def report_now_and_then(self) -> None:
         """The page of a run that goes on, at most once in `REPORT_S`: its charts take seconds to draw. Their PNGs come at the end."""

@@ -41,6 +41,10 @@ def test_the_meaning_of_an_option_is_the_comment_beside_or_above_it():
     }  # fmt: skip
 
 
+def test_every_package_has_a_page():
+    assert sorted(generate.PACKAGES) == sorted(found.parent.name for found in (ROOT / "marl_llm").glob("*/__init__.py"))
+
+
 @pytest.mark.parametrize("package", generate.PACKAGES)
 def test_every_public_name_has_a_docstring_and_a_place_in_the_reference(package):
     page = generate.reference(package)

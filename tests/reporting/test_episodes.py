@@ -157,6 +157,15 @@ def test_one_writer_refuses_an_id_twice(tmp_path):
     assert len(read_episodes(tmp_path)) == 1
 
 
+def test_an_episode_is_looked_at_without_being_written_and_what_is_no_json_is_refused(tmp_path):
+    with EpisodeWriter(tmp_path) as writer:
+        writer.look(episode())
+        for wrong in (float("inf"), {1, 2}):
+            with pytest.raises(EpisodeError, match="episode 'e0': "):
+                writer.look(episode() | {"task": {"map_size": wrong}})
+    assert read_episodes(tmp_path) == []
+
+
 def test_resume_drops_later_episodes_and_replaces_replayed_ones(tmp_path):
     with EpisodeWriter(tmp_path) as writer:
         for name, step in (("b", 0), ("t2", 2), ("t4", 4), ("t6", 6), ("a", 9)):

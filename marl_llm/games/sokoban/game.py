@@ -63,9 +63,9 @@ class Sokoban:
     width: int = 6
     boxes: int = 1
     min_walls: int = 1  # inside the border
-    max_walls: int = 3
+    max_walls: int = 3  # inside the border
     min_length: int = 4  # moves of a shortest solution
-    max_length: int = 20
+    max_length: int = 20  # moves of a shortest solution
     max_moves: int = 6  # M, per list
     max_turns: int = 4  # T
     agents: str = "team"  # 'team' (tool, planner) or 'single' (solo)
