@@ -15,7 +15,7 @@ from marl_llm.games import GAMES
 # those whose tasks are read from files that are not part of the library, or made by a package that is an extra or by a server
 FROM_FILES = (
     "question_parallel", "question_extract", "question_iterative", "problems", "code_debate", "maths_debate", "maths_ensemble",
-    "function_problems", "writing", "reasoning_gym", "textarena", "openenv",
+    "function_problems", "writing", "data_pipeline", "math_chat", "reasoning_gym", "textarena", "openenv",
 )  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """`python -m marl_llm check` finds each planted fault, names its law, and finds none in a sound team."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -78,18 +77,7 @@ def test_check_prints_a_report_with_the_first_prompt_of_each_role_and_ends_with_
 def test_a_game_with_one_task_in_every_split_is_noted_and_not_failed():
     (one,) = check(hosted(make_game("matrix"), jax.random.key(0)), names=("splits",), held_out=2)
     assert (one.status, one.law) == ("note", 12)
-    assert "one task" in one.evidence
-
-
-def test_tasks_that_differ_in_hidden_fields_alone_are_compared_by_them():
-    def draw(split, first, count):
-        return [dataclasses.replace(task, fields={"word": "", "hint": ""}) for task in faulty_games.draw(split, first, count)]
-
-    one, other = (faulty_games.team(draw=tasks) for tasks in (draw, lambda split, first, count: draw("train", first, count)))
-    (sound,), (wrong,) = (check(world, names=("splits",)) for world in (one, other))
-    assert sound.status == "note"
-    assert "hidden fields alone" in sound.evidence
-    assert wrong.status == "fail"
+    assert "there is one task" in one.evidence
 
 
 def test_a_zero_sum_game_that_is_none_fails_and_sizes_out_of_range_are_refused():

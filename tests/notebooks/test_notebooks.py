@@ -40,3 +40,11 @@ def test_notebook_runs(name, pictures, said, monkeypatch):
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
     assert any(said in output.get("text", "") for output in outputs)
+
+
+def test_every_notebook_is_stored_with_its_outputs():
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+        assert all(cell.execution_count for cell in cells), path.name
+        assert any("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs), path.name
+        assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"], path.name

@@ -331,6 +331,7 @@
     document.getElementById("views").replaceChildren(...views.map((name) => el("button", { "aria-current": state.view === name ? "page" : null, onclick: () => go({ view: name }) }, name)));
     document.title = state.play ? `${state.play} · marl_llm` : "marl_llm: plays";
   }
+  let drawing = Promise.resolve();
   async function draw() {
     const turn = ++drawn, main = document.getElementById("main");
     frame();
@@ -377,7 +378,8 @@
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (["INPUT", "SELECT"].includes(event.target.tagName)) { if (event.key === "Escape") event.target.blur(); return; }
     const ids = listed().map((row) => row.id), at = ids.indexOf(state.play), calls = document.querySelectorAll("#play .call");
-    const toggle = (kind) => {
+    const toggle = async (kind) => {
+      await drawing;  // a key that comes before the page is drawn opens what it will show
       const node = document.querySelector(`#call-${state.call ?? 0} details[data-kind=${kind}]`);
       if (node) node.open = !node.open;
     };
@@ -392,17 +394,18 @@
     state.rows = await api("plays", { run });
     state.found = null; state.text = ""; state.shown = PAGE_ROWS;
   }
+  async function moved() {
+    const run = state.run;
+    readAddress();
+    if (state.run !== run) await choose(state.run);
+    await draw();
+  }
   async function start() {
     state.runs = await api("runs");
     readAddress();
     await choose(state.run);
     document.getElementById("run").addEventListener("change", (e) => go({ run: e.target.value, play: null, call: null, when: null, status: null, step: null }));
-    window.addEventListener("hashchange", async () => {
-      const run = state.run;
-      readAddress();
-      if (state.run !== run) await choose(state.run);
-      draw();
-    });
+    window.addEventListener("hashchange", () => { drawing = moved(); });
     document.addEventListener("keydown", keys);
     await draw();
     if (!embedded) follow();
