@@ -14,6 +14,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "text")]
 from checkpoint_text import template_source, tokenizer_of, write_checkpoint  # noqa: E402
 
 from experiments import base, building  # noqa: E402
+from experiments.configs.sizes import smoke_workflow  # noqa: E402
 from marl_llm.models import ModelConfig, init_params, load_pretrained, save_pretrained  # noqa: E402
 from marl_llm.training import Checkpoints, make_mesh  # noqa: E402
 
@@ -33,12 +34,13 @@ def write_qwen3(folder):
     return folder
 
 
-def whole_path(folder, name, game):
+def whole_path(folder, name, game, variant="smoke"):
     """Trains the config's team for two steps, and from its checkpoint after the first another one; the figures of the first step.
 
     `game` are options of the world. Two models would be compiled twice; here all roles share one.
     """
-    config = importlib.import_module(f"experiments.configs.{name}").get_config("smoke")
+    config = importlib.import_module(f"experiments.configs.{name}").get_config(variant)
+    config = config if variant == "smoke" else smoke_workflow(config)
     config.model.path, config.devices, config.assignment = str(write_qwen3(folder / "tiny")), 1, "shared"
     config.game.update(game)
     config.rollout.update({"tasks": 2, "slots": 4, "chunk": 8, "max_prompt": 1536, "max_tokens": 8})
