@@ -154,7 +154,7 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
     )
     c.warm_start.run = ""  # directory of another run: begin with its models, in place of the steps above
     c.warm_start.step = 0  # which of its checkpoints: 0 is where its reinforcement began
-    c.warm_start.models = ""  # which of its models, where names differ, e.g. 'shared=reason'
+    c.warm_start.models = ""  # which of its models, where names differ, e.g. 'shared=reason'; or other runs': 'tool=run:runs/a@24#solo'
     c.evaluation = config_dict.ConfigDict(
         {
             "every": 40,  # steps between evaluations on the validation split

@@ -7,8 +7,8 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments import checks
 from experiments.command import ConfigError
@@ -162,29 +162,57 @@ def build_team(plan: Plan, config, mesh, coached: bool = True):
     )
 
 
-def start_of(start):
-    """The checkpoints of the run that a config starts from. Raises `ConfigError` if the one it asks for is not there."""
-    from marl_llm.training import Checkpoints
+def begins_elsewhere(start) -> bool:
+    """Whether a config's `warm_start` begins with models of other runs."""
+    return bool(start.run or start.models)
 
-    checkpoints = Checkpoints(pathlib.Path(start.run) / "checkpoints")
-    if start.step not in (there := checkpoints.steps()):
-        found = ", ".join(map(str, there)) or "none"
-        raise ConfigError(f"config.warm_start.run={start.run!r} has no checkpoint {start.step}; it has {found}")
-    return checkpoints
+
+class Source(NamedTuple):
+    """Where a model begins: a checkpoint of a run, the model's name there, and the config's key that says so."""
+
+    checkpoints: Any
+    step: int
+    name: str
+    key: str
+
+
+def sources_of(start, models: Iterable[str]) -> dict[str, Source]:
+    """Model -> what a config's `warm_start` begins it from. Raises `ConfigError` if a checkpoint that it asks for is not there."""
+    from marl_llm.training import Checkpoints
+    from marl_llm.training.seats import Seat, parse_seat
+
+    named, found = checks.parse_sources(start.models), {}
+    for model in models:
+        text = named.get(model, model)
+        key = f"config.warm_start.models={start.models!r}" if checks.elsewhere(text) else f"config.warm_start.run={start.run!r}"
+        try:
+            seat = parse_seat(text) if checks.elsewhere(text) else Seat("run", text, start.run, start.step)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        checkpoints = Checkpoints(pathlib.Path(seat.place) / "checkpoints")
+        there = checkpoints.steps()
+        step = there[-1] if seat.step is None and there else seat.step or 0
+        if step not in there:
+            where = f": {seat.place}" if checks.elsewhere(text) else ""
+            raise ConfigError(f"{key}{where} has no checkpoint {step}; it has {', '.join(map(str, there)) or 'none'}")
+        found[model] = Source(checkpoints, step, seat.model or model, key)
+    return found
 
 
 def policies_of(start, like: dict) -> dict:
     """The policies that a config starts from, in the shapes of `like`. Raises `ConfigError` if the other run's are not of this kind."""
     from marl_llm.training import CheckpointError
 
-    checkpoints, sources = start_of(start), checks.parse_sources(start.models)
-    try:
-        return {name: checkpoints.restore(start.step, {sources.get(name, name): policy}).popitem()[1] for name, policy in like.items()}
-    except CheckpointError as error:
-        folder = checkpoints.directory / str(start.step) / "policies"
-        there = ", ".join(sorted(path.name for path in folder.glob("*"))) or "none"
-        why = f"{error.__cause__}. It has {there}; config.warm_start.models can name another, e.g. {next(iter(like))}=..."
-        raise ConfigError(f"config.warm_start.run={start.run!r} cannot begin this team: {why}") from error
+    found = {}
+    for model, source in sources_of(start, like).items():
+        try:
+            found[model] = source.checkpoints.restore(source.step, {source.name: like[model]}).popitem()[1]
+        except CheckpointError as error:
+            folder = source.checkpoints.directory / str(source.step) / "policies"
+            there = ", ".join(sorted(path.name for path in folder.glob("*"))) or "none"
+            why = f"{error.__cause__}. It has {there}; config.warm_start.models can name another, e.g. {model}=..."
+            raise ConfigError(f"{source.key} cannot begin this team: {why}") from error
+    return found
 
 
 @contextlib.contextmanager

@@ -119,11 +119,22 @@ def parse_assignment(text: str, roles: list[str]) -> dict[str, str]:
 
 
 def parse_sources(text: str) -> dict[str, str]:
-    """`model=its name in the run that is started from,...`. Raises `ConfigError`."""
-    pairs = [[word.strip() for word in part.split("=")] for part in filter(None, text.split(","))]
-    if any(len(pair) != 2 or not all(pair) for pair in pairs) or len({name for name, *_ in pairs}) != len(pairs):
-        raise ConfigError(f"config.warm_start.models={text!r} is not like 'shared=reason' or 'plan=shared,answer=shared'")
+    """`model=source,...`; a source is a model's name in the run that is started from, or another run's, `run:DIR[@STEP][#MODEL]`.
+
+    Raises `ConfigError`.
+    """
+    pairs = [[word.strip() for word in part.partition("=")[::2]] for part in filter(None, text.split(","))]
+    bad = any(not all(pair) or ("=" in pair[1] and not elsewhere(pair[1])) for pair in pairs)
+    if bad or len({name for name, _ in pairs}) != len(pairs):
+        raise ConfigError(
+            f"config.warm_start.models={text!r} is not like 'shared=reason', 'plan=shared,answer=shared' or 'tool=run:runs/a#solo'"
+        )
     return dict(pairs)
+
+
+def elsewhere(source: str) -> bool:
+    """Whether a source of `parse_sources` names a run of its own."""
+    return source.startswith("run:")
 
 
 def parse_phases(text: str) -> list[tuple[tuple[str, ...], int]]:

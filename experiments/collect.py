@@ -4,10 +4,10 @@
     python -m experiments.collect --group=shared:runs/s0,runs/s1 --group=separate:runs/c0,runs/c1 --picture=curves.png --axis=sampled_tokens
 
 Prints a Markdown table: the headline figure of the test split before and after, greedy and, where the runs measured it, sampled, with the
-spread over seeds; what it is with one role's untrained model put back; turns; sampled tokens and seconds; and the validation figure at
-the tokens that all runs sampled, between its measurements by a straight line. The picture has a curve per group, validation figures over
-steps or sampled tokens, with every seed as a thin line. `--figure=roles` draws each role's standardised reward over the training steps in
-its place, `--figure=turns` the turns per task, both with a band over the seeds.
+smallest and largest over seeds, of a single run its 95 % interval over tasks; what it is with one role's untrained model put back; turns;
+sampled tokens and seconds; and the validation figure at the tokens that all runs sampled, between its measurements by a straight line. The
+picture has a curve per group, validation figures over steps or sampled tokens, with every seed as a thin line. `--figure=roles` draws each
+role's standardised reward over the training steps in its place, `--figure=turns` the turns per task, both with a band over the seeds.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def headline(groups: dict[str, list[dict]]) -> str:
     return "headline figures: " + ", ".join(f"{name}: {figure}" for name, figure in names.items())
 
 
-def spread(values: list[float]) -> str:
-    """Mean, and the smallest and largest where there are several."""
-    mean = f"{statistics.mean(values):.3f}"
-    return mean if len(values) == 1 else f"{mean} [{min(values):.3f}, {max(values):.3f}]"
+def spread(values: list[float], interval: list[float] | None = None) -> str:
+    """Mean, and the smallest and largest where there are several; of a single one its `interval`."""
+    ends = interval if len(values) == 1 else [min(values), max(values)]
+    return f"{statistics.mean(values):.3f}" + (f" [{ends[0]:.3f}, {ends[1]:.3f}]" if ends else "")
 
 
 def table(groups: dict[str, list[dict]], beside: dict[str, dict[str, str]] | None = None) -> str:
@@ -80,7 +80,8 @@ def table(groups: dict[str, list[dict]], beside: dict[str, dict[str, str]] | Non
         cells = [name, str(len(runs))]
         for way in parts:
             before, after = ([part[when]["success"] for part in way] for when in ("before", "after"))
-            cells += [spread(before), spread(after), spread([b - a for a, b in zip(before, after)])]
+            low_high = [way[0][when].get("interval") for when in ("before", "after")]
+            cells += [spread(before, low_high[0]), spread(after, low_high[1]), spread([b - a for a, b in zip(before, after)])]
         turns = lambda way, when: f"{statistics.mean(part[when]['turns'] for part in way):.2f}"  # noqa: E731
         cells += [f"{turns(way, 'before')} → {turns(way, 'after')}" for way in parts]
         mean = lambda way, pair: f"{statistics.mean(part['pairs'][pair]['success'] for part in way):.3f}"  # noqa: E731

@@ -13,6 +13,8 @@ worlds that have the option `agents`, and on others a model per role against one
     at_grpo_per_role           AT-GRPO, a model per role
     imitation                  the control: as many CPU seconds as the first other variant took to learn, spent on imitation
 
+--table=4, 6, 7 or figure5 runs those of another table of that paper, or of its Figure 5 (`experiments.variants`).
+
 Every run lies in OUTPUT/VARIANT-SEED, and can be continued, evaluated and exported like any other; finished ones are not run again. Equal
 seeds give equal random parameters and equal test tasks; each variant imitates its own team's traces. Minibatches hold the same number of
 samples in every variant. The table is also written to OUTPUT/table.md; `python -m experiments.collect` draws its curves.
@@ -22,62 +24,55 @@ from __future__ import annotations
 
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from absl import flags, logging
 from ml_collections import config_flags
 
 from experiments import command
 from experiments.command import ConfigError
+from experiments.variants import IMITATION, TABLES, Changes, placed, usual
 from marl_llm import hints
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A training config; variants change some of its keys.")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds.")
 _VARIANTS = flags.DEFINE_multi_string("variant", [], "NAME of a known variant, or NAME:key=value,key=value; may be given many times.")
+_TABLE = flags.DEFINE_enum("table", None, TABLES, "Which table of Stronger-MAS; default: 1, where the game has the option `agents`.")
 _OUTPUT = flags.DEFINE_string("output", "runs/compare", "Directory of the runs; finished ones found there are not run again.")
-
-IMITATION = "imitation"
-_GRPO = "recipe.name=grpo,recipe.rewards=mixed,recipe.returns=trajectory"
-STRONGER_MAS = {
-    "at_grpo_per_role": "assignment=per_role",
-    "at_grpo_shared": "assignment=shared",
-    "team_grpo": f"assignment=per_role,{_GRPO}",
-    "team": "assignment=per_role,steps=0",
-    "single_grpo": f"assignment=shared,game.agents=single,{_GRPO}",
-    "single": "assignment=shared,game.agents=single,steps=0",
-    IMITATION: "",
-}
-TEAMS = {"per_role": "assignment=per_role", "shared": "assignment=shared"}
+TIED_STEPS = 10
 
 
-def variants_of(config, texts: list[str]) -> dict[str, dict[str, str]]:
+def variants_of(config, texts: list[str], table: str | None = None) -> dict[str, Changes]:
     """Variant -> keys and values. Raises `ConfigError` for an unknown name, or text that is no list of keys and values."""
-    usual = STRONGER_MAS if "agents" in config.game else TEAMS
-    known = usual | {IMITATION: ""}
-    out = {}
-    for text in texts or usual:
+    of_table = usual(config, table)
+    known, out = {**of_table, IMITATION: {}}, {}
+    for text in texts:
         name, _, changes = text.partition(":")
         if not changes and name not in known:
             raise ConfigError(f"--variant={text!r}: {hints.suggestion(name, known)}, or write NAME:key=value,key=value")
-        pairs = [part.partition("=") for part in filter(None, (changes or known[name]).split(","))]
+        pairs = [part.partition("=") for part in filter(None, changes.split(","))]
         if any(not key or not equal for key, equal, _ in pairs):
             raise ConfigError(f"--variant={text!r} is not like 'shared:assignment=shared,steps=100'")
-        out[name] = {key: value for key, _, value in pairs}
+        out[name] = {key: value for key, _, value in pairs} if changes else known[name]
+    out = out or dict(of_table)
     if set(out) == {IMITATION}:
         raise ConfigError("imitation is measured against another variant's compute; name one beside it")
     return out
 
 
-def same_samples(config, changes: dict[str, str]) -> dict[str, str]:
+def same_samples(config, changes: Changes) -> dict[str, str]:
     """The changes with a minibatch of as many samples: prompts of a tree have K responses, those of whole plays one."""
     from marl_llm.algorithms import make_recipe
 
     name = changes.get("recipe.name", config.recipe.name)
     if make_recipe(config.recipe.name).sampling != "tree" or make_recipe(name).sampling == "tree" or "optimizer.minibatch" in changes:
-        return changes
+        return dict(changes)
     k = int(changes.get("recipe.branches", config.recipe.branches or make_recipe(config.recipe.name).branches))
-    return changes | {"recipe.branches": str(k), "optimizer.minibatch": str(config.optimizer.minibatch * k)}
+    return {**changes, "recipe.branches": str(k), "optimizer.minibatch": str(config.optimizer.minibatch * k)}
 
 
 def imitation(config, example: pathlib.Path) -> dict[str, str]:
@@ -104,7 +99,7 @@ def launch(arguments: list[str]) -> None:
         raise ConfigError(f"python -m experiments.train {' '.join(arguments)} ended with {done.returncode}; see above")
 
 
-def run_all(config, flags_given: list[str], variants: dict[str, dict[str, str]], seeds: list[int], output: pathlib.Path) -> dict[str, list]:
+def run_all(config, flags_given: list[str], variants: Mapping[str, Changes], seeds: list[int], output: pathlib.Path) -> dict[str, list]:
     """Runs what is missing; variant -> directories of its runs."""
     runs: dict[str, list[pathlib.Path]] = {}
     for seed in seeds:
@@ -113,13 +108,54 @@ def run_all(config, flags_given: list[str], variants: dict[str, dict[str, str]],
             if name == IMITATION:
                 changes = imitation(config, next(iter(runs.values()))[-1]) if not (folder / "config.json").exists() else {}
             if not (folder / "evaluation.json").exists():
-                changed = [f"--config.{key}={value}" for key, value in same_samples(config, changes).items()]
+                changed = [f"--config.{key}={value}" for key, value in placed(same_samples(config, changes), output, seed).items()]
                 again = name == IMITATION and (folder / "config.json").exists()
                 flags_of = [f"--resume={folder}"] if again else [*flags_given, *changed, f"--config.seed={seed}", f"--workdir={folder}"]
                 print(f"{name}, seed {seed}: python -m experiments.train {' '.join(flags_of)}", file=sys.stderr)
                 launch(flags_of)
             runs.setdefault(name, []).append(folder)
     return runs
+
+
+def columns(groups: Mapping[str, list[dict]], table: str | None) -> dict[str, dict[str, str]]:
+    """What a table has beside the usual columns: title -> a text per variant; figures are sampled where that is measured."""
+    paths = {
+        "4": {"swapped": ("swapped", "success")},
+        "figure5": {"majority": ("after", "team", "majority"), "any correct": ("after", "team", "any_correct")},
+    }.get(table or "", {})
+    found = {title: {name: mean_at(runs, *path) for name, runs in groups.items()} for title, path in paths.items()}
+    if table == "4":
+        for title, page in (("well-formed", "after"), ("well-formed, swapped", "swapped")):
+            found[title] = {name: well_formed(runs, page) for name, runs in groups.items()}
+    if table == "6":
+        found[f"tied groups, first {TIED_STEPS} steps"] = {name: mean_tied(runs) for name, runs in groups.items()}
+    return found
+
+
+def figure_at(run: dict, *path: str) -> Any:
+    """What lies at a path in a run's evaluation, the sampled one where there is one; an empty dictionary where nothing does."""
+    found = run["evaluation"].get("sampled", run["evaluation"])
+    for key in path:
+        found = found.get(key, {})
+    return found
+
+
+def mean_at(runs: list[dict], *path: str) -> str:
+    """The mean over runs of a figure of their evaluation, empty where one has none."""
+    found = [figure_at(run, *path) for run in runs]
+    return "" if {} in found else f"{statistics.mean(found):.3f}"
+
+
+def well_formed(runs: list[dict], page: str) -> str:
+    """Each role's share of well-formed answers in a table of seats."""
+    return ", ".join(f"{role} {mean_at(runs, page, 'roles', role, 'well_formed')}" for role in figure_at(runs[0], page, "roles"))
+
+
+def mean_tied(runs: list[dict]) -> str:
+    """The share of groups whose rewards are all equal, over all models; empty where no step was taken."""
+    lines = [line for run in runs for line in run["metrics"] if line["phase"] == "train" and line["step"] <= TIED_STEPS]
+    shares = [value for line in lines for name, value in line.items() if name.startswith("model/") and name.endswith("/tied_share")]
+    return f"{statistics.mean(shares):.2f}" if shares else ""
 
 
 def main(argv) -> None:
@@ -134,7 +170,7 @@ def main(argv) -> None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/quickstart.py")
     if any(not seed.strip().isdigit() for seed in _SEEDS.value) or not _SEEDS.value:
         raise ConfigError(f"--seeds={','.join(_SEEDS.value)} must be whole numbers with commas between, e.g. --seeds=0,1,2")
-    variants, output = variants_of(config, _VARIANTS.value), pathlib.Path(_OUTPUT.value)
+    variants, output = variants_of(config, _VARIANTS.value, _TABLE.value), pathlib.Path(_OUTPUT.value)
     record, now = output / "config.json", {"config": plain(config), "variants": variants}
     output.mkdir(parents=True, exist_ok=True)
     if record.exists():
@@ -148,7 +184,8 @@ def main(argv) -> None:
     given = [arg for arg in sys.argv[1:] if arg.lstrip("-").removeprefix("no").startswith("config")]
     runs = run_all(config, given, variants, [int(seed) for seed in _SEEDS.value], output)
     groups = {name: [read_run(folder) for folder in folders] for name, folders in runs.items()}
-    text = f"{headline(groups)}\n\n" + table(groups, {"the paper reports": {name: reported(config.game.name, name) for name in runs}})
+    paper = {name: reported(config.game.name, name, _TABLE.value) for name in runs}
+    text = f"{headline(groups)}\n\n" + table(groups, {**columns(groups, _TABLE.value), "the paper reports": paper})
     (output / "table.md").write_text(text + "\n")
     print(text)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import config_dict
 
-from experiments.checks import given, parse_assignment, parse_phases, parse_sources
+from experiments.checks import elsewhere, given, parse_assignment, parse_phases, parse_sources
 from experiments.command import ConfigError
 from marl_llm import hints
 from marl_llm.algorithms import RECIPES, Recipe, make_recipe
@@ -341,8 +341,12 @@ def _start(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError(f"config.script.{next(iter(script))} would have no effect: warm_start.steps is 0")
     if w.steps and (plan.game.script is None):
         raise ConfigError(f"warm_start.steps={w.steps}: {name} has no scripted player to imitate")
-    if idle := [key for key in ("step", "models") if w[key] and not w.run]:
+    sources = parse_sources(w.models)
+    runs = w.run or any(map(elsewhere, sources.values()))
+    if idle := [key for key in ("step", "models") if w[key] and not (runs if key == "models" else w.run)]:
         raise ConfigError(f"config.warm_start.{idle[0]}={w[idle[0]]!r} would have no effect: warm_start.run names no run")
-    for model in parse_sources(w.models):
+    for model in sources:
         if model not in trained:
             raise ConfigError(f"config.warm_start.models={w.models!r}: no model {model!r} trains; {hints.suggestion(model, trained)}")
+    if lost := [model for model in trained if sources and not w.run and not elsewhere(sources.get(model, ""))]:
+        raise ConfigError(f"config.warm_start.models={w.models!r} names no run for model {lost[0]!r}, nor does warm_start.run")

@@ -75,11 +75,11 @@ def profile(config, tasks: int) -> list[dict[str, Any]]:
 
 def _warm(team, config) -> None:
     """The config's warm start, without files."""
-    from experiments.building import policies_of
+    from experiments.building import begins_elsewhere, policies_of
     from marl_llm.training import linear_decay
 
     w = config.warm_start
-    if w.run:
+    if begins_elsewhere(w):
         team.start_from(policies_of(w, team.models()))
         return
     for step in range(w.steps):

@@ -29,7 +29,7 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from experiments import checks, command
-from experiments.building import CACHE, build_team, hardware_of, policies_of, start_jax, start_of, tools_of
+from experiments.building import CACHE, begins_elsewhere, build_team, hardware_of, policies_of, sources_of, start_jax, tools_of
 from experiments.command import ConfigError, TrainingError
 from experiments.measuring import (
     VOID_LIMIT,
@@ -89,8 +89,8 @@ def train(
         if not plan.hosted:
             checks.devices(config, mesh.shape["data"])
         checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep, config.checkpoint.background)
-        if config.warm_start.run and not checkpoints.steps():
-            start_of(config.warm_start)  # before a directory is made for a run that cannot begin
+        if begins_elsewhere(config.warm_start) and not checkpoints.steps():
+            sources_of(config.warm_start, plan.assignment.trained)  # before a directory is made for a run that cannot begin
         opened = lambda: open_workdir(workdir, config, config_file, hardware_of(mesh), plan.found, plan.headline)  # noqa: E731
         continues, done = processes.from_first(lambda: (continued := opened(), checkpoints.steps() if continued else []))
         processes.check_shared(workdir)
@@ -235,7 +235,7 @@ def warm_start(team, config, files: Files, clock: Stopwatch) -> None:
     from marl_llm.training import linear_decay
 
     w = config.warm_start
-    if w.run:
+    if begins_elsewhere(w):
         team.start_from(policies_of(w, team.models()))
         return
     if w.steps:

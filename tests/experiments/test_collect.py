@@ -7,11 +7,11 @@ import pytest
 from experiments.base import ConfigError
 from experiments.collect import curve, draw, headline, read_groups, table
 from experiments.figures import band, draw_figure, role_rewards, turns
-from experiments.reported import DOMAINS, TABLES, reported
+from experiments.reported import DOMAINS, TABLE_6, TABLES, TABLES_7_8, reported
 
 
 def part(success, turns=1.5):
-    return {"success": success, "turns": turns}
+    return {"success": success, "turns": turns, "interval": [success - 0.1, success + 0.05]}
 
 
 def write_run(folder, after, sampled_tokens, untrained=0.2):
@@ -47,6 +47,7 @@ def test_the_table_has_means_spreads_gains_and_the_figure_at_equal_tokens(groups
     assert named["turns sampled"] == "3.00 → 2.00"
     assert named["one role untrained: greedy / sampled"] == "answer 0.200 / 0.100"
     assert "validation at 1,000 tokens" in named
+    assert cells(b)[3] == "0.900 [0.800, 0.950]"  # of a single run its interval over tasks
     assert dict(zip(cells(head), cells(b)))["validation at 1,000 tokens"] == "0.300"  # a quarter of the way from 0.1 to 0.9
     assert named["sampled tokens"] == "1,000"
 
@@ -68,7 +69,26 @@ def test_a_column_says_what_the_paper_reports_where_it_reports_anything(groups):
     assert reported("plan_path_programs", "at_grpo_shared") == "96.0 (1.7B), 93.0 (8B)"
     assert (reported("sudoku", "single"), reported("sokoban_text", "team_grpo")) == ("7.0 (1.7B), 48.0 (8B)", "1.0 (1.7B), 30.0 (8B)")
     assert (reported("plan_path", "imitation"), reported("functions", "team")) == ("", "")
+    assert reported("function_debate", "single").startswith("11.6 lcb, 16.2 apps, 3.6 codecontests (1.7B), 22.8 lcb")
     assert all(len(row) == len(DOMAINS) for rows in TABLES.values() for row in rows.values())
+    assert all(len(row) == 6 for rows in TABLES_7_8.values() for row in rows.values())
+    assert all(len(row) == 3 for row in TABLE_6.values())
+
+
+def test_each_table_of_the_paper_has_its_own_figures():
+    assert reported("plan_path_programs", "tool_alone", "4") == "11.0 (1.7B)"
+    assert (reported("sudoku", "tool_alone", "4"), reported("plan_path", "swapped", "4")) == ("", "")
+    for variant in ("single", "team"):  # the paper prints those of Sokoban and Sudoku exchanged
+        for game in ("sudoku_text", "sokoban", "plan_path"):
+            assert reported(game, variant).endswith(reported(game, variant, "6"))
+    assert reported("sokoban", "at_grpo_outcome", "6") == "93.0 (8B)"
+    large = "16.7 aime24, 23.3 aime25, 51.2 olympiad (8B)"
+    assert reported("sums", "again_grpo", "7") == f"6.67 aime24, 3.3 aime25, 16.9 olympiad (1.7B), {large}"
+    assert (reported("sudoku", "once", "7"), reported("sums", "once")) == ("", "")
+    assert (reported("sums_ensemble", "at_grpo_7", "figure5"), reported("sums_ensemble", "grpo_3", "figure5")) == ("47.7 aime24 (8B)", "")
+
+
+def test_a_column_stands_where_a_group_has_a_text(groups):
     head, _, a, b = table(groups, {"the paper reports": {"A": "96.0 (1.7B)", "B": ""}}).splitlines()
     assert head.endswith("| the paper reports |")
     assert (a.endswith("| 96.0 (1.7B) |"), b.endswith("| – |")) == (True, True)

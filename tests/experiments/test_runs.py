@@ -23,6 +23,7 @@ from experiments.collect import read_groups, table  # noqa: E402
 from experiments.command import ConfigError, TrainingError  # noqa: E402
 from experiments.measuring import page_text, tables  # noqa: E402
 from experiments.planning import plan as plan_of  # noqa: E402
+from experiments.variants import placed  # noqa: E402
 from marl_llm.models import log_prob_gap_bound  # noqa: E402
 from marl_llm.reporting import read_episodes, read_metrics, read_tokens, validate_episode  # noqa: E402
 from marl_llm.tools.retriever import RetrieverServer, open_index  # noqa: E402
@@ -233,6 +234,62 @@ def test_what_offers_a_single_agent_is_compared_as_in_the_papers_tables():
             assert plan.recipe.name == ("grpo" if name.endswith("_grpo") and "at_" not in name else "at_grpo")
 
 
+@pytest.mark.parametrize(
+    ("table", "file", "names"),
+    [
+        ("4", "plan_path_programs.py:smoke", "tool_alone planner_alone alone_then_team at_grpo_per_role"),
+        ("6", "sudoku.py:smoke", "single team at_grpo_per_role at_grpo_outcome"),
+        ("7", "sums.py:smoke", "once again once_grpo again_grpo"),
+        ("figure5", "sums.py:ensemble", "at_grpo_1 grpo_1 at_grpo_3 grpo_3 at_grpo_5 grpo_5 at_grpo_7 grpo_7"),
+    ],
+)
+def test_the_other_tables_of_the_paper_are_changes_of_one_config(table, file, names):
+    config = config_of(file)
+    variants = compare.variants_of(config, [], table)
+    assert list(variants) == names.split()
+    for name, changes in variants.items():
+        changed = placed(compare.same_samples(config, changes), "runs", 3)
+        with resolve(config_of(file, *(f"{key}={value}" for key, value in changed.items()))) as plan:
+            assert plan.recipe.name == ("grpo" if "grpo" in name and "at_grpo" not in name else "at_grpo")
+            if table == "figure5":  # as many responses per step, up to what does not divide
+                agents = int(name.rpartition("_")[2])
+                speakers = int(changed["game.reasoners"]) + int(changed["game.users"]) + (agents > 1)
+                assert speakers == agents
+                assert 0 <= 7 * config.rollout.tasks - agents * int(changed["rollout.tasks"]) < agents
+            if table == "7":
+                assert list(plan.assignment.roles) == ["reasoner"]
+                assert config_of(file, *(f"{key}={value}" for key, value in changed.items())).game.turns == (1 if "once" in name else None)
+    if table == "4":
+        assert variants["tool_alone"]["schedule"] == f"tool:{config.steps},planner:1"
+        models = placed(variants["alone_then_team"], "runs", 3)["warm_start.models"]
+        assert models == "tool=run:runs/tool_alone-3,planner=run:runs/planner_alone-3"
+
+
+def test_a_table_of_what_a_game_lacks_is_refused():
+    for number, file, why in (
+        ("figure5", "sums.py", "varies config.game.reasoners, which sums does not have"),
+        ("6", "search_extract.py", "varies config.game.agents, which fact_extract does not have"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            compare.variants_of(config_of(file), [], number)
+
+
+def test_columns_of_a_table_are_means_of_what_the_runs_measured(tmp_path):
+    page = lambda x: {"success": x, "team": {"majority": x / 2}, "roles": {"tool": {"well_formed": x}}}  # noqa: E731
+    tied = lambda n: {"phase": "train", "step": n, "model/a/tied_share": 0.2 * n, "model/b/tied_share": 0.0}  # noqa: E731
+    steps = [tied(n) for n in (1, 2, compare.TIED_STEPS + 1)]
+    pages = [{"after": page(0.0), "sampled": {"after": page(x), "swapped": page(x / 4)}} for x in (0.4, 0.8)]
+    runs = [{"evaluation": one, "metrics": steps} for one in pages]
+    groups = {"team": runs, "bare": [{"evaluation": {"after": {"success": 1.0}}, "metrics": []}]}
+    found = compare.columns(groups, "4")
+    assert found["swapped"] == {"team": "0.150", "bare": ""}
+    assert found["well-formed"] == {"team": "tool 0.600", "bare": ""}
+    assert found["well-formed, swapped"]["team"] == "tool 0.150"
+    assert compare.columns(groups, "figure5")["majority"] == {"team": "0.300", "bare": ""}
+    assert compare.columns(groups, "6") == {f"tied groups, first {compare.TIED_STEPS} steps": {"team": "0.15", "bare": ""}}
+    assert compare.columns(groups, None) == {}
+
+
 def compare_run(folder):
     from experiments.collect import read_run
 
@@ -392,10 +449,29 @@ def test_one_model_begins_where_several_did(whole, tmp_path):
     assert found["before"] == json.loads((whole[0] / "evaluation.json").read_text())["before"]
 
 
+def test_each_model_of_a_team_begins_where_another_run_left_one(whole, tmp_path):
+    """Table 4: roles that learned in runs of their own are put together."""
+    last, first = f"run:{whole[0]}", f"run:{whole[0]}@0"
+    begun_at = lambda models: config_of("search_parallel.py:smoke", *TINY[:-3], *MEASURE, f"warm_start.models={models}")  # noqa: E731
+    found = run(begun_at(f"decompose={last},answer={last}"), tmp_path / "a")
+    assert found["after"] == json.loads((whole[0] / "evaluation.json").read_text())["after"]
+    run(begun_at(f"decompose={last}#answer,answer={first}"), tmp_path / "b")
+    there, here = (resume.arrays(path) for path in (whole[0], tmp_path / "b"))
+    params = [array.removeprefix("0/decompose") for array in here if array.startswith("0/decompose") and "params" in array]
+    assert params
+    for array in params:
+        assert (here[f"0/decompose{array}"] == there[f"2/answer{array}"]).all()
+        assert (here[f"0/answer{array}"] == there[f"0/answer{array}"]).all()
+    assert any((there[f"0/answer{array}"] != there[f"2/answer{array}"]).any() for array in params)
+
+
 def test_a_start_that_is_not_there_is_refused_before_anything_is_written(whole, tmp_path):
     for values, message in (
         ((tmp_path / "nowhere",), r"config\.warm_start\.run='.*nowhere' has no checkpoint 0; it has none"),
         ((whole[0], "warm_start.step=7"), r"has no checkpoint 7; it has 0, 1, 2$"),
+        ((whole[0], f"warm_start.models=answer=run:{whole[0]}@9"), r"models='answer=run:.*has no checkpoint 9; it has 0, 1, 2$"),
+        (("", "warm_start.models=answer=run:x"), "names no run for model 'decompose', nor does warm_start.run"),
+        (("", "warm_start.models=decompose=run:,answer=run:x"), "warm_start.models=.*: seat 'run:' is unknown"),
     ):
         with pytest.raises(ConfigError, match=message):
             run(begun(*values), tmp_path / "run")

@@ -304,6 +304,19 @@ def test_no_seat_reads_what_another_wrote():
         assert len({call.prompt for call in path.by("user")}) == 1
 
 
+def test_an_ensemble_of_one_agent_is_a_reasoner_who_speaks_once():
+    right = lambda turn: f"#### {turn.fields['target']}"  # noqa: E731
+    for script, wanted in ((right, [1.0] * 2), (lambda turn: "#### 0", [0.0] * 2)):
+        rollout = played(ensemble(1, 0), ordered(tasks(2)), script, sums_speech())
+        assert scores(rollout, "correct") == wanted
+        assert [[call.role for call in path.calls] for path in rollout.trajectories] == [["reasoner"]] * 2
+    assert list(make_game("sums_ensemble", reasoners=1, users=0).workflow.roles) == ["reasoner"]
+    one = {"reasoners": 1, "users": 0, "group_seats": True}
+    for options, why in (({"users": 0}, "must be at least 1"), (one, "group_seats has no effect with one agent")):
+        with pytest.raises(ValueError, match=why):
+            make_game("sums_ensemble", **options)
+
+
 @pytest.mark.parametrize("grouped", [False, True])
 def test_seats_of_one_role_are_candidates_for_their_prompt_where_that_is_asked_for(grouped):
     """Then three reasoners and two users give groups of three and of two from one play each, without a fork."""

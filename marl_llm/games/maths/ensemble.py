@@ -2,18 +2,29 @@
 
     (each seat: reasoner ─▶ check) ∥ (each chair: Python user ─▶ run ─▶ check) ─▶ ballot ─▶ judge ─▶ check
 
-The ballot's order is shuffled by the task's identity, so that no place in it tells who wrote it. With N = 1 and M = 0 there is nobody to
-judge: that is `agents="single"` of `debate.maths_debate`.
+The ballot's order is shuffled by the task's identity, so that no place in it tells who wrote it. With N = 1 and M = 0 there is nothing to
+judge, and the reasoner speaks alone and once: an ensemble of one agent.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
 
-from marl_llm.games.maths.debate import INPUTS, debate_rewards, debate_roles, quoted, read_answer, reasoner_part, user_part
+from marl_llm.games.maths.debate import (
+    INPUTS,
+    debate_rewards,
+    debate_roles,
+    maths_debate,
+    quoted,
+    read_answer,
+    reasoner_part,
+    single_reasoner,
+    user_part,
+)
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.workflows import Role, Trajectory, Workflow, after_hashes, compute, each, sequence, together, tool
 from marl_llm.workflows.forms import check_form
@@ -53,7 +64,7 @@ def maths_ensemble(
 
     Args:
       answers, rewards_form, inputs, hidden, timeout_s: as `debate.maths_debate`.
-      reasoners, users: N and M, each at least 1.
+      reasoners, users: N and M, each at least 1; or 1 and 0, one agent.
       roles: "reasoner", "user" and "judge"; by default those with prompts for general models.
       group_seats: whether the N reasoners, who are asked the same prompt, are candidates for it, and so the M Python users: a play then
         gives AT-GRPO groups without forks. Otherwise a seat is compared with its own candidates only.
@@ -61,8 +72,13 @@ def maths_ensemble(
     Raises `ValueError` for too few seats.
     """
     check_form(rewards_form)
+    if (reasoners, users) == (1, 0) and not group_seats:
+        role = roles["reasoner"] if roles else single_reasoner()
+        alone = maths_debate(answers, {"reasoner": role}, "single", 1, rewards_form, (*inputs, ORDER), hidden, timeout_s=timeout_s)
+        return dataclasses.replace(alone, name="maths_ensemble")
     if reasoners < 1 or users < 1:
-        raise ValueError(f"reasoners={reasoners} and users={users} must be at least 1; alone a reasoner is agents='single'")
+        why = "; group_seats has no effect with one agent" if group_seats else ", or 1 and 0: one agent"
+        raise ValueError(f"reasoners={reasoners} and users={users} must be at least 1{why}")
     roles = roles or {**debate_roles(), "judge": judge_role()}
     reason, use = reasoner_part(answers, roles["reasoner"], timeout_s), user_part(answers, roles["user"], timeout_s)
 

@@ -1,0 +1,95 @@
+"""The runs of Stronger-MAS's tables and of its Figure 5, as changes of one config: what `experiments.compare --table=...` compares.
+
+    1         tables 1 and 2: the five variants, what a team and a single agent are before they train, and more imitation as a control
+    4         each role trained beside the others as the warm start left them, these models put together, and the team trained together,
+              whose models are also swapped
+    6         AT-GRPO with the outcome alone as reward (B.6) beside the reward of the config
+    7         tables 7 and 8: a single agent with one turn and with the config's number of turns, before and after GRPO
+    figure5   ensembles of 1, 3, 5 and 7 agents, whole plays (GRPO) and candidates (AT-GRPO), with equally many responses per step
+
+Changes are keys of the config and their values as text; `{runs}` and `{seed}` in a value stand for the directory of the runs and the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.command import ConfigError
+
+Changes = Mapping[str, str]
+
+TABLES = ("1", "4", "6", "7", "figure5")
+IMITATION = "imitation"
+GRPO = {"recipe.name": "grpo", "recipe.rewards": "mixed", "recipe.returns": "trajectory"}
+SINGLE = {"assignment": "shared", "game.agents": "single"}
+STRONGER_MAS: dict[str, Changes] = {
+    "at_grpo_per_role": {"assignment": "per_role"},
+    "at_grpo_shared": {"assignment": "shared"},
+    "team_grpo": {"assignment": "per_role", **GRPO},
+    "team": {"assignment": "per_role", "steps": "0"},
+    "single_grpo": SINGLE | GRPO,
+    "single": SINGLE | {"steps": "0"},
+    IMITATION: {},
+}
+TEAMS: dict[str, Changes] = {"per_role": {"assignment": "per_role"}, "shared": {"assignment": "shared"}}
+SIZES = {1: (1, 0), 3: (1, 1), 5: (2, 2), 7: (3, 3)}  # agents -> reasoners and users; the judge is the last agent where there are users
+
+
+def usual(config, table: str | None = None) -> dict[str, Changes]:
+    """The variants of a table by name. Without one, those of tables 1 and 2 where the config's game offers a single agent, else `TEAMS`.
+
+    Raises `ConfigError` where the game lacks what the table varies.
+    """
+    needed = {"figure5": ("reasoners", "users"), "6": ("agents", "rewards_form")}.get(table or "", ("agents",))
+    missing = [option for option in needed if option not in config.game]
+    if table and missing:
+        raise ConfigError(f"--table={table} varies config.game.{missing[0]}, which {config.game.name} does not have")
+    if missing:
+        return TEAMS
+    made = {"4": _alone_and_together, "6": _outcome, "7": _once_and_again, "figure5": _ensembles}.get(table or "1")
+    return dict(STRONGER_MAS) if made is None else made(config)
+
+
+def placed(changes: Changes, runs: Any, seed: int) -> dict[str, str]:
+    """The changes with the directory of the runs and the seed set in."""
+    return {key: value.replace("{runs}", str(runs)).replace("{seed}", str(seed)) for key, value in changes.items()}
+
+
+def _alone_and_together(config) -> dict[str, Changes]:
+    from experiments.base import resolve
+
+    with resolve(config) as plan:
+        roles = list(plan.assignment.roles)
+    if len(roles) < 2:
+        raise ConfigError(f"--table=4 puts roles that trained alone together; {config.game.name} has one role, {roles[0]}")
+    found: dict[str, Changes] = {}
+    for role in roles:
+        others = "+".join(other for other in roles if other != role)
+        # the phase of the others lies behind the end of the run: they stay as the warm start left them
+        found[f"{role}_alone"] = {"assignment": "per_role", "schedule": f"{role}:{max(config.steps, 1)},{others}:1"}
+    models = ",".join(f"{role}=run:{{runs}}/{role}_alone-{{seed}}" for role in roles)
+    together = {"assignment": "per_role", "steps": "0", "warm_start.models": models}
+    return found | {"alone_then_team": together, "at_grpo_per_role": STRONGER_MAS["at_grpo_per_role"]}
+
+
+def _outcome(config) -> dict[str, Changes]:
+    both = {name: STRONGER_MAS[name] for name in ("single", "team", "at_grpo_per_role")}
+    return both | {"at_grpo_outcome": {"assignment": "per_role", "game.rewards_form": "outcome"}}
+
+
+def _once_and_again(config) -> dict[str, Changes]:
+    turns = next((key for key in ("turns", "max_turns") if key in config.game), None)
+    if turns is None:
+        raise ConfigError(f"--table=7 varies the number of turns, which {config.game.name} does not offer")
+    once, again = SINGLE | {f"game.{turns}": "1"}, SINGLE
+    return {"once": once | {"steps": "0"}, "again": again | {"steps": "0"}, "once_grpo": once | GRPO, "again_grpo": again | GRPO}
+
+
+def _ensembles(config) -> dict[str, Changes]:
+    responses, found = config.rollout.tasks * max(SIZES), {}
+    for size, (reasoners, users) in SIZES.items():
+        keys = {"game.reasoners": str(reasoners), "game.users": str(users), "rollout.tasks": str(responses // size)}
+        found[f"at_grpo_{size}"] = keys
+        found[f"grpo_{size}"] = keys | GRPO
+    return found
