@@ -122,6 +122,7 @@ class Evil:
         return (open, ("/tmp/should-never-be-made", "w"))
 
 
+CALL = {"inputs": [[1]], "outputs": [2]}
 HOSTILE = {
     "no problem": apps(1, question="  "),
     "no tests: input_output is empty": apps(1, input_output=""),
@@ -131,6 +132,8 @@ HOSTILE = {
     "an empty output: test 0": apps(1, input_output={"inputs": ["7"], "outputs": [" \n"]}),
     "a test that is too large": apps(1, input_output={"inputs": ["7"], "outputs": ["9" * (MAX_TEST + 1)]}),
     "no hidden tests: every test stands in the statement": apps(1, input_output={"inputs": ["2\n"], "outputs": ["3\n"]}),
+    "tests of an unknown form: .*'os.system', which is no name": apps(1, input_output={**CALL, "fn_name": "os.system"}),
+    "tests of an unknown form: .*'3', which is no name": apps(1, input_output={**CALL, "fn_name": 3}),
     "solutions of an unknown form": apps(1, solutions="[1, 2]"),
     "no hidden tests: private_tests and generated_tests are empty": code_contests(1, private_tests=None, generated_tests=None),
     "tests of an unknown form: private_tests": code_contests(1, private_tests={"input": ["1"], "output": []}),

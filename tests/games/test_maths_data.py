@@ -36,6 +36,11 @@ def test_a_row_of_each_schema_becomes_a_task_and_an_answer_goes_before_a_solutio
     assert all(set(task.fields) == {"problem"} for task in tasks)
 
 
+def test_what_questions_share_is_read_before_the_question(tmp_path):
+    tasks, _ = load_maths(write(tmp_path / "x.jsonl", [{**OLYMPIAD, "context": " Let x be 2. "}, {**OLYMPIAD, "context": ""}]), "test")
+    assert [task.fields["problem"] for task in tasks] == ["Let x be 2.\nFind z.", "Find z."]
+
+
 def test_parquet_loads(tmp_path):
     import pyarrow
     import pyarrow.parquet
@@ -61,6 +66,10 @@ HOSTILE = {
     "an answer of an unknown form: answer is a dict": {"problem": "p", "answer": {"value": 3}},
     "an answer of an unknown form: answer is a bool": {"problem": "p", "answer": True},
     "an answer that is too long": {"problem": "p", "answer": "{" * 10_000},
+    "an answer that is not finite: answer is nan": {"problem": "p", "answer": float("nan")},
+    "an answer that is not finite: answer is 1e400": {"problem": "p", "answer": "1e400"},
+    "no answer: answer has nothing behind its ####": {**GSM8K, "answer": "She has 3.\n#### "},
+    "a problem with a picture": {**OLYMPIAD, "image_1": "1606.jpg"},
 }
 
 

@@ -8,6 +8,7 @@ text) and optionally `starter_code`. Tests come in three forms: a list of {"inpu
 from __future__ import annotations
 
 import json
+import keyword
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,8 @@ def read_tests(row: Mapping[str, Any], where: str) -> tuple[str, tuple[tuple[Any
     if not functional:
         return "", tuple((_text(given), _text(wanted)) for given, wanted in pairs)
     function = function or _function_of(row, where)
+    if not function.isidentifier() or keyword.iskeyword(function):
+        raise DataError(f"{where}: the tests call {function!r:.80}, which is no name of a function")
     return function, tuple((_arguments(given, where), _value(wanted)) for given, wanted in pairs)
 
 

@@ -3,6 +3,7 @@
 Columns are tried in this order: the problem in `problem`, `Problem`, `question`; the answer in `answer`, `Answer`, `final_answer`, and,
 where none of these is, behind the last box or `####` of `solution`, `Solution`. A list of one answer is unwrapped: math-verify reads
 nothing from the text `['2']`, so that a list kept as text would mark a right integer wrong. GSM8K's answer is what follows its `####`.
+OlympiadBench's `context`, what several questions share, is read before the question; a problem with a picture is refused.
 
 Parquet (needs pyarrow, of the extra `tools`), JSON lines or JSON. A row that cannot be used is refused by file, row and reason; with
 `bad_rows="drop"` it is left out and counted under its reason, because the published files hold some.
@@ -10,6 +11,7 @@ Parquet (needs pyarrow, of the extra `tools`), JSON lines or JSON. A row that ca
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -73,10 +75,17 @@ def read_problem(row: Mapping[str, Any]) -> tuple[str, str]:
         raise RowRefused("several answers", "is_multiple_answer is true")
     if row.get("error") not in (None, "", "None", 0, "0"):
         raise RowRefused("an answer with a tolerance", f"error is {row['error']!r:.40}")
+    if row.get("image_1") not in (None, ""):
+        raise RowRefused("a problem with a picture", "image_1 is set")
+    if isinstance(row.get("context"), str) and row["context"].strip():
+        problem = f"{row['context'].strip()}\n{problem}"
     name = next((name for name in ANSWER if row.get(name) not in (None, "", [])), None)
     if name is not None:
         answer = _one(row[name], name)
-        return problem.strip(), _checked(extract_answer(answer) or answer, name)
+        found = extract_answer(answer)
+        if found is None and "####" in answer:
+            raise RowRefused("no answer", f"{name} has nothing behind its ####")
+        return problem.strip(), _checked(found or answer, name)
     name = next((name for name in SOLUTION if isinstance(row.get(name), str) and row[name].strip()), None)
     if name is None:
         raise RowRefused("no answer", f"one of {', '.join((*ANSWER, *SOLUTION))} is expected; the row has {', '.join(map(str, row))}")
@@ -103,7 +112,17 @@ def _checked(target: str, name: str) -> str:
     target = target.strip()
     if len(target) > TARGET_CHARACTERS:
         raise RowRefused("an answer that is too long", f"{name} has {len(target)} characters; {TARGET_CHARACTERS} are allowed")
+    if not _finite(target):
+        raise RowRefused("an answer that is not finite", f"{name} is {target}")
     return target.removeprefix("$").removesuffix("$").strip() if target.count("$") == 2 else target
+
+
+def _finite(text: str) -> bool:
+    """False for nan, inf and numbers beyond a float, which a missing value of a table becomes; True for what is no number."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return True
 
 
 def understood_by(checker: Any) -> Understood:
