@@ -172,7 +172,7 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
         {
             "every": 100,  # steps between checkpoints
             "keep": 2,  # how many stay, besides step 0
-            "background": False,  # one process: written from a copy in host memory while training goes on, not before
+            "background": False,  # written from copies of the arrays while training goes on, not before
         }
     )
     c.logger = ""  # "wandb" or "trackio": the figures go there too (extras of those names), offline unless their settings say otherwise

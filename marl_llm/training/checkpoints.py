@@ -4,7 +4,8 @@ A checkpoint is a folder `checkpoints/<step>` that appears under its name only w
 renames), so a kill at any moment leaves whole checkpoints only. Step 0 is the warm start and is kept for good; of the later ones
 the newest few are kept.
 
-With one process the write may go on in a background thread, from a copy of the arrays in host memory, while the run trains on.
+The write may go on in the background, from copies of the arrays, while the run trains on: with one process in a thread here, with several
+in orbax's own threads, which wait for each other through the coordination service and not by collectives.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
 from marl_llm.training.policy import Policy
-from marl_llm.training.processes import from_first, leads
+from marl_llm.training.processes import from_first, leads, meet
 
 SMALL = 2**16  # bytes: no smaller pieces of an array
+TOGETHER_S = 1200  # for all processes to write their parts of a checkpoint; one that has died is missed sooner, by `processes.Watch`
 
 
 class CheckpointError(RuntimeError):
@@ -45,9 +48,8 @@ class Checkpoints:
     With `background`, `save` returns as soon as it holds a copy of all arrays in host memory, and one thread writes that copy: the arrays
     may be donated at once. The copy takes as much memory as the checkpoint, and there is never more than one. `save`, `restore`, `state`,
     `steps`, `wait` and the end of the context wait for the write that is under way, and raise the `CheckpointError` that it ended with,
-    once. Use it as a context, `with Checkpoints(...) as checkpoints`, or call `wait` at the end. With several processes every checkpoint is
-    written before `save` returns, whatever `background` says: the processes agree by collectives, which must come in one order with
-    those of training.
+    once. Use it as a context, `with Checkpoints(...) as checkpoints`, or call `wait` at the end. With several processes each writes its own
+    parts; a checkpoint gets its name when all have, and all wait for that. All must call `save` and `wait` in the same order.
     """
 
     def __init__(self, directory: str | pathlib.Path, keep: int = 2, background: bool = False):
@@ -62,6 +64,7 @@ class Checkpoints:
         of_copies, of_others = handlers.NumpyHandler(deepcopy_host_arrays=False), handlers.get_type_handler(jax.Array)
         registry = handlers.create_type_handler_registry((np.ndarray, of_copies), (jax.Array, of_others))
         self._copies = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry))
+        self._shared: dict[str, ocp.AsyncCheckpointer] = {}  # of each policy, with several processes
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._write: concurrent.futures.Future | None = None  # that is under way, or whose end nobody has looked at
 
@@ -106,14 +109,39 @@ class Checkpoints:
         final, partial = self.directory / str(step), self.directory / f"{step}.partial"
         with _told(final, partial):
             from_first(lambda: self._prepare(partial, policies))
-            if not self.background or jax.process_count() > 1:
+            if not self.background:
                 for name, policy in policies.items():  # every process writes its own parts
                     self._policies.save(partial / "policies" / name, policy._asdict())
                 from_first(lambda: self._publish(partial, final, state))
                 return
-            copies = {name: _host_copy(policy._asdict()) for name, policy in policies.items()}
             state = copy.deepcopy(state)  # the caller counts on in it
-        self._write = self._thread.submit(self._write_copies, partial, final, copies, state)
+            if jax.process_count() > 1:
+                for name, policy in policies.items():
+                    self._of_all(name).save(partial / "policies" / name, _undonated(policy._asdict()))
+            else:
+                copies = {name: _host_copy(policy._asdict()) for name, policy in policies.items()}
+        if jax.process_count() > 1:
+            self._write = self._thread.submit(self._publish_together, partial, final, list(policies), state)
+        else:
+            self._write = self._thread.submit(self._write_copies, partial, final, copies, state)
+
+    def _of_all(self, name: str) -> ocp.AsyncCheckpointer:
+        """Writes a policy from all processes; its barriers carry the policy's name, for several are under way at a time."""
+        if name not in self._shared:
+            options = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)
+            in_order = ocp.options.AsyncOptions(timeout_secs=TOGETHER_S, create_directories_asynchronously=False)
+            handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+            self._shared[name] = ocp.AsyncCheckpointer(handler, async_options=in_order, multiprocessing_options=options)
+        return self._shared[name]
+
+    def _publish_together(self, partial: pathlib.Path, final: pathlib.Path, names: list[str], state: dict) -> None:
+        """In the thread of each process: the name, when all parts are written; then everybody goes on. Raises `CheckpointError`."""
+        with _told(final, partial):
+            for name in names:
+                self._shared[name].wait_until_finished()
+            if leads():
+                self._publish(partial, final, state)
+            meet(f"marl_llm/checkpoint/{final.name}", TOGETHER_S)
 
     def _write_copies(self, partial: pathlib.Path, final: pathlib.Path, copies: dict[str, tuple[dict, dict]], state: dict) -> None:
         """In the thread. Raises `CheckpointError`."""
@@ -230,6 +258,12 @@ def _host_copy(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         return ocp.SaveArgs(chunk_byte_size=max(part * part // x.nbytes, min(part, SMALL)) if 0 < part < x.nbytes else None)
 
     return jax.tree.map(one, tree), jax.tree.map(stored, tree)
+
+
+def _undonated(tree: dict[str, Any]) -> dict[str, Any]:
+    """Arrays that the next update is not given. Of an accelerator's, orbax takes host copies before `save` returns; of a CPU's it takes
+    views, so these are copied here."""
+    return jax.tree.map(lambda x: jnp.copy(x) if next(iter(x.sharding.device_set)).platform == "cpu" else x, tree)
 
 
 def _clear(folder: pathlib.Path, seconds: float = 5.0, quiet: float = 0.5) -> None:

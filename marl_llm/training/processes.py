@@ -26,6 +26,7 @@ from jax.sharding import PartitionSpec as P
 BEAT_S = 1.0  # between two signs of life
 START_S = 300.0  # more than `lost_after_s` until the first one: processes begin at different times, importing and compiling
 _ENDED, _BEAT = "marl_llm/ended", "marl_llm/beat"
+_MET: dict[str, int] = {}  # a barrier's name can be used once
 
 # launcher -> the variables that show it; all of one tuple must be there
 LAUNCHERS: dict[str, tuple[str, ...]] = {
@@ -183,6 +184,14 @@ def exchange(value: Any) -> list[Any]:
     room = 1 << int(sizes.max() - 1).bit_length()  # few shapes, few compilations
     rows = process_allgather(np.pad(said, (0, room - said.size)))
     return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows.reshape(len(sizes), room), sizes, strict=True)]
+
+
+def meet(where: str, timeout_s: float) -> None:
+    """Waits until every process has come to `where`, each once or equally often; not by a collective, so any thread may. Raises what JAX's
+    coordination service raises when one does not come."""
+    if jax.process_count() > 1:
+        _MET[where] = _MET.get(where, 0) + 1
+        _state().client.wait_at_barrier(f"{where}/{_MET[where]}", int(1000 * timeout_s))
 
 
 def gathered_from_all(play: Callable[[], Any], part: Callable[[Any], Any]) -> tuple[Any, list[Any]]:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from benchmarks.processes import free_port
-from marl_llm.training import processes
+from marl_llm.training import Checkpoints, processes
 
 ROOT = pathlib.Path(__file__).parents[2]
 HERE = pathlib.Path(__file__).parent
@@ -19,7 +19,7 @@ CACHE = os.environ.get("MARL_LLM_TEST_CACHE", "/tmp/marl_llm_test_cache")
 
 BEATS = """
 import sys, time, jax
-from marl_llm.training import processes
+from marl_llm.training import Checkpoints, processes
 processes.start(sys.argv[1], lost_after_s=3.0)
 with processes.Watch(3.0, "go on so"):
     print("ready", flush=True)
@@ -49,7 +49,8 @@ def outcome(running):
 
 def test_two_processes_play_and_learn_what_one_does_and_another_split_goes_on_from_their_checkpoint(tmp_path):
     one = outcome(launch(1, 2, tmp_path / "one", 0, 2, CACHE))
-    two = outcome(launch(2, 2, tmp_path / "two", 0, 1, CACHE))
+    two = outcome(launch(2, 2, tmp_path / "two", 0, 1, CACHE, "background"))
+    assert Checkpoints(tmp_path / "two").steps() == [1, 2]
     assert two["processes"] == 2
     assert one["processes"] == 1
     assert one["devices"] == two["devices"] == 2

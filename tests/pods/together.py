@@ -10,7 +10,8 @@ import numpy as np
 
 from marl_llm.training import processes
 
-how, devices, folder, begin, steps, cache = sys.argv[1:7]
+how, devices, folder, begin, steps, cache = sys.argv[1:7]  # of the process, in all, of the run, steps of it, of compiled programs
+background = "background" in sys.argv[7:]
 count = processes.start(how, lost_after_s=60.0)
 from marl_llm import training  # noqa: E402
 from marl_llm.algorithms import make_recipe  # noqa: E402
@@ -31,8 +32,8 @@ shape = make_model_config("nano", game.tokenizer.vocab_size)
 spec = training.ModelSpec(shape, init_params(shape, jax.random.key(0)))
 options = training.LearnerOptions(recipe, training.make_optimizer(), row_tokens=256, minibatch=4)
 assignment = Assignment({role.name: "shared" for role in game.roles})
-checkpoints, found = training.Checkpoints(pathlib.Path(folder)), []
-with processes.Watch(60.0), training.make_team(game, assignment, {"shared": spec}, options, mesh) as team:
+checkpoints, found = training.Checkpoints(pathlib.Path(folder), background=background), []
+with processes.Watch(60.0), checkpoints, training.make_team(game, assignment, {"shared": spec}, options, mesh) as team:
     if int(begin):
         state = checkpoints.state(int(begin))
         like = team.policies()
@@ -45,6 +46,9 @@ with processes.Watch(60.0), training.make_team(game, assignment, {"shared": spec
         found.append(hashlib.sha256(ids.tobytes() + np.asarray(batch.table.team).tobytes()).hexdigest())
     checkpoints.save(int(steps), team.policies(), team.state())
     params = processes.fetch(team.policies()["shared"].params, mesh)
+    if background:  # the arrays that are being written are given away
+        team.learn(batch, 1.0)
+        checkpoints.save(int(steps) + 1, team.policies(), team.state())
     total = float(sum(np.abs(np.asarray(x, np.float64)).sum() for x in jax.tree.leaves(params)))
 if processes.leads():
     print(json.dumps({"samples": found, "parameters": total, "processes": jax.process_count(), "devices": mesh.size}))
