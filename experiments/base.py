@@ -181,6 +181,9 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
     c.stacked_layers = False  # one leaf per weight with all layers in front: fewer leaves, faster compilation of deep models
     c.quick_compile = False  # CPU: compile in a quarter of the time, run slower
     c.devices = 0  # data-parallel devices; 0: all (on CPU one per core)
+    # who has which devices along `data`: "shared": every model all of them, by turns; "split": each trained model an equal part, all at
+    # once; or a table, e.g. 'search:0-2,answer:3' (docs/pods.md). Anything but "shared" needs one process
+    c.placement = "shared"
     c.mesh = config_dict.ConfigDict(
         {
             "fsdp": 1,  # devices that share each model's parameters; 0: all that there are
@@ -350,6 +353,7 @@ def check(config: config_dict.ConfigDict, home: pathlib.Path | None = None) -> N
         checks.compare_keys(config.models[name], model_section(), f"config.models.{name}", start)
     checks.numbers(config)
     checks.tools(config)
+    checks.parse_placement(config.placement)
     if config.logger and (why := missing(config.logger)):
         raise ConfigError(f"config.logger={config.logger!r} {why}")
 

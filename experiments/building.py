@@ -135,8 +135,8 @@ def model_specs(plan: Plan, config, mesh, served: bool = True) -> dict:
 
 
 def build_team(plan: Plan, config, mesh, coached: bool = True):
-    """The team of a config, at its start. Whoever builds it closes it. Without `coached` nobody coaches and no server draws: only to be
-    measured."""
+    """The team of a config, at its start. Whoever builds it closes it. Without `coached` nobody coaches, no server draws and every model
+    has all devices: only to be measured."""
     from experiments.coaching import make_coaching
     from marl_llm.training import LearnerOptions, PlayOptions, make_optimizer, make_team
 
@@ -151,6 +151,7 @@ def build_team(plan: Plan, config, mesh, coached: bool = True):
         model_specs(plan, config, mesh, served=coached),
         options,
         mesh,
+        parts=placed(plan, config, mesh) if coached else None,
         play=PlayOptions(**checks.given(config.rollout, ("tasks", "max_prompt", "max_tokens", "task_list", "void_limit"))),
         seed=config.seed,
         evaluation_seed=config.evaluation.seed,
@@ -160,6 +161,24 @@ def build_team(plan: Plan, config, mesh, coached: bool = True):
         text=plan.text,
         coaching=make_coaching(config, plan) if coached else None,
     )
+
+
+def placed(plan: Plan, config, mesh) -> dict | None:
+    """Model -> its part of the mesh as `config.placement` says; None: all of it. Raises `ConfigError`."""
+    from marl_llm.training import PlacementError, parts_of, split_evenly
+
+    table = checks.parse_placement(config.placement)
+    if table == "shared":
+        return None
+    try:
+        if table == "split":
+            if still := [name for name in plan.shapes if name not in plan.assignment.trained]:
+                said = f"placement='split' gives devices to models that train, and {still[0]!r} does not: name its own, e.g. {still[0]}:0"
+                raise PlacementError(said)
+            table = split_evenly(plan.assignment.trained, mesh.shape["data"])
+        return parts_of(table, plan.shapes, mesh)
+    except PlacementError as error:
+        raise ConfigError(f"config.{error}") from error
 
 
 def begins_elsewhere(start) -> bool:

@@ -23,6 +23,7 @@ _LEAST = {
     "evaluation.transcripts": 0,
     "tools.workers": 1, "checkpoint.every": 1, "checkpoint.keep": 1, "devices": 0, "mesh.fsdp": 0, "mesh.tensor": 1,
 }  # fmt: skip
+PLACEMENTS = ("shared", "split")
 TOOL_BACKENDS = ("local", "ray")
 _DIVIDED = ("rollout.tasks", "warm_start.tasks")
 
@@ -135,6 +136,21 @@ def parse_sources(text: str) -> dict[str, str]:
 def elsewhere(source: str) -> bool:
     """Whether a source of `parse_sources` names a run of its own."""
     return source.startswith("run:")
+
+
+def parse_placement(text: str) -> dict[str, tuple[int, ...]] | str:
+    """`shared` or `split`, else model -> positions of `model:0-2,other:3`. Raises `ConfigError`."""
+    if text in PLACEMENTS:
+        return text
+    found: dict[str, tuple[int, ...]] = {}
+    for part in text.replace(" ", "").split(","):
+        match = re.fullmatch(r"([\w-]+):(\d+)(?:-(\d+))?", part)
+        if match is None:
+            known = hints.meant(text, PLACEMENTS)
+            raise ConfigError(f"config.placement={text!r}: {part!r} is not like 'search:0-2' or 'answer:3', nor is it shared or split{known}")
+        low, high = int(match[2]), int(match[3] or match[2])
+        found[match[1]] = (*found.get(match[1], ()), *range(low, high + 1))
+    return found
 
 
 def parse_phases(text: str) -> list[tuple[tuple[str, ...], int]]:

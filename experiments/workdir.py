@@ -23,7 +23,7 @@ from experiments.command import ConfigError
 
 LAYOUT = 2  # of config.json's config; an earlier one had no "layout"
 # on continuing; steps may grow, and so may what a coach costs
-MAY_CHANGE = ("devices", "mesh", "steps", "tools", "coach.cap_usd", "checkpoint.background")
+MAY_CHANGE = ("devices", "mesh", "placement", "steps", "tools", "coach.cap_usd", "checkpoint.background")
 
 
 def commit_of(folder: pathlib.Path) -> str:
@@ -144,7 +144,7 @@ def open_workdir(
                 f"{workdir} holds a run of another config; nothing was touched. It differs in:\n  "
                 + "\n  ".join(changed + of_file)
                 + f"\nChoose another --workdir, or continue that run with --resume={workdir} (--config.steps may grow, devices, "
-                "mesh, tools and checkpoint.background may change)"
+                "mesh, placement, tools and checkpoint.background may change)"
             )
         _hold(workdir)
         if changed:

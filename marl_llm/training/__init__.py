@@ -18,6 +18,7 @@ from marl_llm.training.imitation import make_imitation
 from marl_llm.training.learner import Learner, ModelSpec, with_value_head
 from marl_llm.training.mesh import compile_quickly, make_mesh, over_data, use_cpu_devices
 from marl_llm.training.packing import PackingError, Tokens, TokenSample, pack
+from marl_llm.training.placement import PlacementError, parts_of, split_evenly
 from marl_llm.training.policy import Policy, fresh_policy, linear_decay, make_optimizer, make_policy, step_policy
 from marl_llm.training.recorded import RecordError, read_recorded
 from marl_llm.training.rollouts import make_rollout, sampling_of, summarise
@@ -35,6 +36,7 @@ def make_team(
     options: LearnerOptions,
     mesh: Mesh,
     *,
+    parts: Mapping[str, Mesh] | None = None,
     play: PlayOptions | None = None,
     seed: int = 0,
     evaluation_seed: int = 2026,
@@ -47,13 +49,14 @@ def make_team(
     """The team of a game: a `CompiledTeam` for a value-state game, a `HostedTeam` for a workflow's `World`; see `Team`.
 
     Args:
+      parts: model -> its part of the mesh, from `parts_of`; None: every model has the whole mesh.
       play: of hosted teams. evaluation_seed: of the tasks of a value-state game's evaluations; a world has its own.
       script: options of a value-state game's scripted player.
       hosted: play a value-state game through a controller and an engine; the same seed gives the same samples (law 13).
       text: hosted in ordinary text, for chat models; see `marl_llm.games.hosted`.
       coaching: who scores every action of a workflow; see `marl_llm.coaching`.
     """
-    common = dict(seed=seed, permute_rewards=permute_rewards)
+    common = dict(parts=parts, seed=seed, permute_rewards=permute_rewards)
     if isinstance(game, World):
         return HostedTeam(game, assignment, models, options, mesh, play=play or PlayOptions(), coaching=coaching, **common)
     if coaching is not None:
@@ -69,8 +72,8 @@ def make_team(
 
 __all__ = [
     "Advice", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LearnerOptions", "ModelSpec",
-    "PackingError", "PlayOptions", "Policy", "RecordError", "RolloutError", "Seat", "Team", "TokenSample", "Tokens", "Trained",
+    "PackingError", "PlacementError", "PlayOptions", "Policy", "RecordError", "RolloutError", "Seat", "Team", "TokenSample", "Tokens", "Trained",
     "Update", "advise", "compile_quickly", "fresh_policy", "linear_decay", "make_imitation", "make_mesh", "make_optimizer",
-    "make_policy", "make_rollout", "make_team", "make_token_kl", "over_data", "pack", "parse_seat", "parse_seats", "read_recorded",
-    "sampling_of", "step_policy", "summarise", "use_cpu_devices", "with_value_head",
+    "make_policy", "make_rollout", "make_team", "make_token_kl", "over_data", "pack", "parse_seat", "parse_seats", "parts_of", "read_recorded",
+    "sampling_of", "split_evenly", "step_policy", "summarise", "use_cpu_devices", "with_value_head",
 ]  # fmt: skip

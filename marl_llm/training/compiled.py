@@ -53,12 +53,13 @@ class CompiledTeam(Team):
         options: LearnerOptions,
         mesh: Mesh,
         *,
+        parts: Mapping[str, Mesh] | None = None,
         seed: int = 0,
         evaluation_seed: int = 2026,
         permute_rewards: bool = False,
         script: Mapping[str, Any] | None = None,
     ):
-        super().__init__(speaking_order(game), assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
+        super().__init__(speaking_order(game), assignment, models, options, mesh, parts=parts, seed=seed, permute_rewards=permute_rewards)
         for name, model in assignment.models.items():
             if not isinstance(model, Inside):
                 raise WorkflowError(f"model {name!r} is {type(model).__name__}: compiled play knows policies only; play {game.name} hosted")
@@ -71,7 +72,7 @@ class CompiledTeam(Team):
         self._evaluation_key = jax.random.key(evaluation_seed)
 
     def _sampled_from(self, params: dict) -> dict:
-        """The one reshard between update and sampling; nothing moves where the two rule tables agree."""
+        """The one reshard between update and sampling; nothing moves where the two rule tables agree and all models have all devices."""
         return put(params, param_shardings(params, self.mesh, SAMPLE))
 
     def close(self) -> None:
@@ -89,7 +90,7 @@ class CompiledTeam(Team):
         run = _training_rollout(self.game, self.mesh, count, roles, configs, how, tuple(sampling_of(recipe).items()))
         params = self._sampled_from({name: learner.params for name, learner in self.learners.items()})
         played = run(params, jnp.int32(first), self._data_key, step=jnp.int32(step))
-        tokens, table = from_pool(played.pool, self.options.minibatch)
+        tokens, table = self._drawn(played)
         figures = {name: float(x) for name, x in jax.device_get(played.summary).items()}
         if figures["void"] == 1.0:
             raise RolloutError(f"step {step}: no instance of {self.game.name} could be played; the game's settings contradict each other")
@@ -105,6 +106,10 @@ class CompiledTeam(Team):
 
         return Batch(step, self.roles, tokens, table, version, figures, record)
 
+    def _drawn(self, played: Played) -> tuple[Tokens, Samples]:
+        """See `from_pool`. Ids come to the host where models have devices of their own, for all of them must read them."""
+        return from_pool(jax.device_get(played.pool) if self.split else played.pool, self.options.minibatch)
+
     def _worth(self, table: Samples, tokens: Tokens, advantages: np.ndarray) -> dict[tuple, float]:
         """(environment, play, turn, role, candidate) -> advantage, of the samples that count."""
         _, env = np.unique(table.instance, return_inverse=True)
@@ -115,7 +120,7 @@ class CompiledTeam(Team):
     def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
         """See `Team.demonstrate`."""
         played = _scripted_rollout(self.game, self.mesh, count, self.script)({}, jnp.int32(step * count), self._warm_key)
-        tokens, table = from_pool(played.pool, self.options.minibatch)
+        tokens, table = self._drawn(played)
         return tokens, [self.roles[agent] if there else "" for agent, there in zip(table.agent, table.where)]
 
     def evaluate(

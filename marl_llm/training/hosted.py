@@ -116,6 +116,7 @@ class HostedTeam(Team):
         options: LearnerOptions,
         mesh: Mesh,
         *,
+        parts: Mapping[str, Mesh] | None = None,
         play: PlayOptions = PlayOptions(),
         seed: int = 0,
         permute_rewards: bool = False,
@@ -127,7 +128,7 @@ class HostedTeam(Team):
         if mute := [name for name, spec in models.items() if spec.speech is None]:
             name = world.workflow.name
             raise WorkflowError(f"the model {mute[0]!r} has no speech, and neither has world {name!r}: give ModelSpec(speech=)")
-        super().__init__(list(world.workflow.roles), assignment, models, options, mesh, seed=seed, permute_rewards=permute_rewards)
+        super().__init__(list(world.workflow.roles), assignment, models, options, mesh, parts=parts, seed=seed, permute_rewards=permute_rewards)
         self.world, self.headline, self._options, self._coaching = world, world.headline, play, coaching
         self.corrections, self.trained_coach = (coaching.corrections, coaching.trained) if coaching else (0.0, None)
         trained = world.workflow if coaching is None else coaching.attach(world.workflow)
@@ -175,10 +176,10 @@ class HostedTeam(Team):
     def _samplers(self) -> Engine | Samplers:
         """Who draws for the team's own models."""
         models = {name: (learner, learner.params) for name, learner in self.learners.items()}
-        return samplers(models, self._engine, self._engine_key, self._sizes(1))
+        return samplers(models, self._engine, self._engine_key, self._sizes(1, self.mesh))
 
-    def _sizes(self, models: int) -> LaneConfig:
-        """What the roles of each model may read and say."""
+    def _sizes(self, models: int, mesh: Mesh) -> LaneConfig:
+        """What the roles of each of `models` on a mesh may read and say."""
         roles, o = self.world.workflow.roles, self._options
         return LaneConfig(
             slots=o.slots,
@@ -186,20 +187,30 @@ class HostedTeam(Team):
             response_tokens=max(role.max_tokens for role in roles.values()),
             chunk=o.chunk,
             admit=min(o.slots, 16),
-            cache_bytes=self._cache_bytes(models),
+            cache_bytes=self._cache_bytes(models, mesh),
             exact=o.exact,
         )
 
-    def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine:
-        """An engine of this program."""
-        mesh = own_mesh(self.mesh)  # every process samples on its own devices, in step with nobody
+    def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine | Samplers:
+        """An engine of this program; where models have devices of their own, one for the models of each part, all at the same time."""
+        groups: dict[Mesh, dict[str, tuple[Learner, dict]]] = {}
+        for name, (learner, params) in models.items():
+            groups.setdefault(learner.mesh, {})[name] = learner, params
+        engines = {}
+        for mesh, group in groups.items():
+            engines |= dict.fromkeys(group, self._engine_on(own_mesh(mesh), group))
+        return next(iter(engines.values())) if len(groups) == 1 else Samplers(engines)
+
+    def _engine_on(self, mesh: Mesh, models: Mapping[str, tuple[Learner, dict]]) -> Engine:
+        """An engine on devices of this process: it samples in step with no other process."""
         served = {name: (learner.config, processes.local(params, self.mesh, mesh)) for name, (learner, params) in models.items()}
         tokenizers = {name: learner.spec.speech.tokenizer for name, (learner, _) in models.items()}
-        return Engine(served, self._engine_key, sizes=self._sizes(len(models)), mesh=mesh if mesh.size > 1 else None, tokenizers=tokenizers)
+        place = None if mesh.size == 1 and mesh.devices.flat[0] == jax.local_devices()[0] else mesh
+        return Engine(served, self._engine_key, sizes=self._sizes(len(models), mesh), mesh=place, tokenizers=tokenizers)
 
-    def _cache_bytes(self, models: int) -> int:
-        """Of each model, on all devices together; 0: no limit is known."""
-        mesh = own_mesh(self.mesh)
+    def _cache_bytes(self, models: int, mesh: Mesh) -> int:
+        """Of each of `models` on a mesh, on all devices of this process together; 0: no limit is known."""
+        mesh = own_mesh(mesh)
         gib, device = self._options.cache_gib, mesh.devices.flat[0]
         found = device.memory_stats() or {}
         if gib is None and "bytes_limit" not in found:  # a CPU
@@ -439,7 +450,8 @@ class HostedTeam(Team):
                 names[role], players[str(seat)] = str(seat), guest(self.world, role, seat)
         if not served:
             return None, names, players
-        key = tuple(sorted((name, learner.config) for name, (learner, _) in served.items()))
+        of = lambda name: (name, served[name][0].config, served[name][0].mesh)  # noqa: E731
+        key = tuple(map(of, sorted(served)))
         if self._current.models == key:
             for name, (_, params) in served.items():
                 self._current.engine.set_params(name, processes.local(params, self.mesh, own_mesh(self.mesh)))

@@ -34,6 +34,7 @@ from marl_llm.training.batch import Batch
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.packing import Tokens
+from marl_llm.training.placement import at_once
 from marl_llm.training.policy import Policy
 from marl_llm.training.seats import MODELS, Seat, seat_table
 from marl_llm.training.trained_coach import TrainedCoach
@@ -61,6 +62,7 @@ class Team(abc.ABC):
       models: name -> how it begins.
       options: how models learn.
       mesh: where they live.
+      parts: model -> its part of the mesh, see `training.placement`; None: every model has the whole mesh, by turns.
       seed: of draws, fresh adapters, and the order of prompts.
       permute_rewards: the control that breaks the link between a sample and its reward.
 
@@ -81,16 +83,18 @@ class Team(abc.ABC):
         options: LearnerOptions,
         mesh: Mesh,
         *,
+        parts: Mapping[str, Mesh] | None = None,
         seed: int = 0,
         permute_rewards: bool = False,
     ):
         if lacking := [name for name in assignment.policies if name not in models]:
             raise WorkflowError(f"the model {lacking[0]!r} plays a role, but models holds only {', '.join(models) or 'nothing'}")
         self.roles, self.assignment, self.options, self.mesh = tuple(roles), assignment, options, mesh
-        self.seed, self.permute_rewards = seed, permute_rewards
+        self.seed, self.permute_rewards, self.split = seed, permute_rewards, parts is not None
+        self.parts = dict.fromkeys(assignment.policies, mesh) if parts is None else {name: parts[name] for name in assignment.policies}
         self._began_from = {name: id(models[name].params) for name in assignment.policies}  # the parameters themselves are not kept
         self.learners = {
-            name: Learner(models[name], options, mesh, jax.random.fold_in(jax.random.key(seed), number))
+            name: Learner(models[name], options, self.parts[name], jax.random.fold_in(jax.random.key(seed), number))
             for number, name in enumerate(assignment.policies)
         }
         self.kl_coef = options.recipe.kl_coef
@@ -221,13 +225,12 @@ class Team(abc.ABC):
                 )
         self.advantages = None if advice is None else np.asarray(advice.advantages)
         seed = int(np.random.SeedSequence((self.seed, batch.step)).generate_state(1)[0]) % 2**31
-        figures = {}
-        for name in names:
-            rates, version = (learning_rate, critic_learning_rate), self.learners[name].version
-            found = self.learners[name].learn(batch.tokens, table, plays[name], *rates, seed, advice, self.kl_coef)
+        rates, versions, figures = (learning_rate, critic_learning_rate), {name: self.learners[name].version for name in names}, {}
+        learn = lambda name: self.learners[name].learn(batch.tokens, table, plays[name], *rates, seed, advice, self.kl_coef)  # noqa: E731
+        for name, found in at_once(self.parts, names, learn).items():
             found["kl"] = found.get("kl", found.get("old_kl", 0.0))
             found["clip_fraction"] = found.get("clip_low", 0.0) + found.get("clip_high", 0.0)
-            found["staleness"] = staleness(batch, plays[name], version)
+            found["staleness"] = staleness(batch, plays[name], versions[name])
             figures[name] = found | {f"tied_share/{role}": found.pop(f"tied_share/{n}") for n, role in enumerate(self.roles)}
             figures[name]["kl_coef"] = self.kl_coef
             if recipe.normaliser == "ema":
