@@ -146,8 +146,8 @@ def parse_placement(text: str) -> dict[str, tuple[int, ...]] | str:
     for part in text.replace(" ", "").split(","):
         match = re.fullmatch(r"([\w-]+):(\d+)(?:-(\d+))?", part)
         if match is None:
-            known = hints.meant(text, PLACEMENTS)
-            raise ConfigError(f"config.placement={text!r}: {part!r} is not like 'search:0-2' or 'answer:3', nor is it shared or split{known}")
+            known = ", ".join(PLACEMENTS) + hints.meant(text, PLACEMENTS)
+            raise ConfigError(f"config.placement={text!r}: {part!r} is not like 'search:0-2' or 'answer:3', and no one of {known}")
         low, high = int(match[2]), int(match[3] or match[2])
         found[match[1]] = (*found.get(match[1], ()), *range(low, high + 1))
     return found

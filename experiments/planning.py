@@ -207,9 +207,37 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
         "update_step": roofline.update(shape, share, k, prompt, response, tensor, fsdp),
     }
     out["work"] = {n: {"flops": w.flops, "bytes": w.bytes, "seconds": w.seconds(chip)} for n, w in work.items()}
+    if models > 1:
+        part = split_mesh(data, fsdp, models)
+        sizes = dict(environments=environments, groups=minibatch, branches=k, prompt=prompt, response=response, tensor=tensor, fsdp=fsdp)
+        found = roofline.placements(shape, chip, models, along, **sizes, split_fsdp=part[1] if part else 1)
+        out["placement"] = {"part": part, "shared": found["shared"]} | ({"split": found["split"]} if part else {})
     out["fits"] = out["peak"] <= 0.95 * chip.memory and not any("error" in f for f in figures.values())
     out["suggestion"] = "" if out["fits"] else _suggest(out, fsdp, tensor)
     return out
+
+
+def split_mesh(data: int, fsdp: int, models: int) -> tuple[int, int] | None:
+    """(data, fsdp) of the part of each model where each has its own; None where the mesh does not divide."""
+    if data % models == 0:
+        return data // models, fsdp
+    return (data, fsdp // models) if fsdp % models == 0 else None
+
+
+def placement_lines(out: dict) -> list[str]:
+    """The times of `config.placement`, for a team that speaks in one order or the other."""
+    found, mesh = out["placement"], out["mesh"]
+    lines = ["  placement    roles in sequence     in parallel      optimizer step of all models   (seconds at least; decoding one turn)"]
+    for name in ("shared", "split"):
+        if name in found:
+            x = found[name]
+            lines.append(f"    {name:<10} {x['sequence']:16.3f} {x['parallel']:15.3f} {x['update']:21.3f}")
+    if not found["part"]:
+        lines.append(f"    split: {out['models']} models divide neither data={mesh['data']} nor fsdp={mesh['fsdp']}")
+    elif found["part"][1] != mesh["fsdp"]:
+        part = f"fsdp={found['part'][1]}, tensor={mesh['tensor']}"
+        lines.append(f"    split: with mesh {part} and config.devices={mesh['data'] * out['models']}, for parts are cut along data")
+    return lines
 
 
 def _compile(lowered) -> dict:
@@ -253,6 +281,7 @@ def table(out: dict) -> str:
     ]
     for name, x in w.items():
         lines.append(f"  {name:<12} {x['flops'] / 1e12:10.3f} TFLOP  {x['bytes'] / 1e9:8.2f} GB   at least {x['seconds'] * 1e3:10.2f} ms")
+    lines += placement_lines(out) if "placement" in out else []
     lines += [f"  {out[p]['error']}" for p in ("update", "sampler") if "error" in out[p]]
     lines.append("  fits" if out["fits"] else f"  DOES NOT FIT: {out['suggestion']}")
     return "\n".join(lines)

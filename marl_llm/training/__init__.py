@@ -72,8 +72,8 @@ def make_team(
 
 __all__ = [
     "Advice", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LearnerOptions", "ModelSpec",
-    "PackingError", "PlacementError", "PlayOptions", "Policy", "RecordError", "RolloutError", "Seat", "Team", "TokenSample", "Tokens", "Trained",
-    "Update", "advise", "compile_quickly", "fresh_policy", "linear_decay", "make_imitation", "make_mesh", "make_optimizer",
-    "make_policy", "make_rollout", "make_team", "make_token_kl", "over_data", "pack", "parse_seat", "parse_seats", "parts_of", "read_recorded",
-    "sampling_of", "split_evenly", "step_policy", "summarise", "use_cpu_devices", "with_value_head",
+    "PackingError", "PlacementError", "PlayOptions", "Policy", "RecordError", "RolloutError", "Seat", "Team", "TokenSample",
+    "Tokens", "Trained", "Update", "advise", "compile_quickly", "fresh_policy", "linear_decay", "make_imitation", "make_mesh",
+    "make_optimizer", "make_policy", "make_rollout", "make_team", "make_token_kl", "over_data", "pack", "parse_seat", "parse_seats",
+    "parts_of", "read_recorded", "sampling_of", "split_evenly", "step_policy", "summarise", "use_cpu_devices", "with_value_head",
 ]  # fmt: skip

@@ -37,7 +37,7 @@ from marl_llm.training.over_start import figures as bias
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy
 from marl_llm.training.seats import Seat, guest
-from marl_llm.training.served import check_served, samplers
+from marl_llm.training.served import cache_bytes, check_served, engines, samplers
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Inside, Rollout, Scripted, Task, Workflow, WorkflowError, World
@@ -128,7 +128,8 @@ class HostedTeam(Team):
         if mute := [name for name, spec in models.items() if spec.speech is None]:
             name = world.workflow.name
             raise WorkflowError(f"the model {mute[0]!r} has no speech, and neither has world {name!r}: give ModelSpec(speech=)")
-        super().__init__(list(world.workflow.roles), assignment, models, options, mesh, parts=parts, seed=seed, permute_rewards=permute_rewards)
+        roles = list(world.workflow.roles)
+        super().__init__(roles, assignment, models, options, mesh, parts=parts, seed=seed, permute_rewards=permute_rewards)
         self.world, self.headline, self._options, self._coaching = world, world.headline, play, coaching
         self.corrections, self.trained_coach = (coaching.corrections, coaching.trained) if coaching else (0.0, None)
         trained = world.workflow if coaching is None else coaching.attach(world.workflow)
@@ -187,36 +188,21 @@ class HostedTeam(Team):
             response_tokens=max(role.max_tokens for role in roles.values()),
             chunk=o.chunk,
             admit=min(o.slots, 16),
-            cache_bytes=self._cache_bytes(models, mesh),
+            cache_bytes=cache_bytes(o.cache_gib, models, own_mesh(mesh)),
             exact=o.exact,
         )
 
     def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine | Samplers:
         """An engine of this program; where models have devices of their own, one for the models of each part, all at the same time."""
-        groups: dict[Mesh, dict[str, tuple[Learner, dict]]] = {}
-        for name, (learner, params) in models.items():
-            groups.setdefault(learner.mesh, {})[name] = learner, params
-        engines = {}
-        for mesh, group in groups.items():
-            engines |= dict.fromkeys(group, self._engine_on(own_mesh(mesh), group))
-        return next(iter(engines.values())) if len(groups) == 1 else Samplers(engines)
+        return engines(models, self._engine_on)
 
     def _engine_on(self, mesh: Mesh, models: Mapping[str, tuple[Learner, dict]]) -> Engine:
-        """An engine on devices of this process: it samples in step with no other process."""
+        """An engine on this process's part of a mesh: it samples in step with no other process."""
+        mesh = own_mesh(mesh)
         served = {name: (learner.config, processes.local(params, self.mesh, mesh)) for name, (learner, params) in models.items()}
         tokenizers = {name: learner.spec.speech.tokenizer for name, (learner, _) in models.items()}
         place = None if mesh.size == 1 and mesh.devices.flat[0] == jax.local_devices()[0] else mesh
         return Engine(served, self._engine_key, sizes=self._sizes(len(models), mesh), mesh=place, tokenizers=tokenizers)
-
-    def _cache_bytes(self, models: int, mesh: Mesh) -> int:
-        """Of each of `models` on a mesh, on all devices of this process together; 0: no limit is known."""
-        mesh = own_mesh(mesh)
-        gib, device = self._options.cache_gib, mesh.devices.flat[0]
-        found = device.memory_stats() or {}
-        if gib is None and "bytes_limit" not in found:  # a CPU
-            return 0
-        each = gib * 2**30 if gib is not None else (found["bytes_limit"] - found["bytes_in_use"]) / 2
-        return max(1, int(each * mesh.size / models))
 
     def _controller(
         self,

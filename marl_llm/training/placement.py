@@ -1,7 +1,7 @@
 """Which devices each model of a team has: all of them, by turns ("shared"), or a part of its own.
 
-Parts are cut along 'data' of the mesh, so a part keeps the splits over 'fsdp' and 'tensor'. Two models have the same part or parts without a
-common device; models of one part go by turns, and parts go at the same time.
+Parts are cut along 'data' of the mesh, so a part keeps the splits over 'fsdp' and 'tensor'. Two models have the same part, or parts without
+a common device; models of one part go by turns, and parts go at the same time.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def parts_of(table: Mapping[str, tuple[int, ...]], models: Iterable[str], mesh: 
     parts = {name: frozenset(part) for name, part in table.items()}
     for one in parts:
         if mixed := [other for other in parts if parts[one] != parts[other] and parts[one] & parts[other]]:
-            raise PlacementError(f"placement: {one} and {mixed[0]} share some devices but not all; give them the same ones, or none in common")
+            raise PlacementError(f"placement: {one} and {mixed[0]} share some devices but not all; give them the same, or none alike")
     if idle := sorted(set(range(there)) - frozenset().union(*parts.values())):
-        raise PlacementError(f"placement: nobody has the devices {', '.join(map(str, idle))}; give them to a model, or lower config.devices")
+        raise PlacementError(f"placement: nobody has the devices {', '.join(map(str, idle))}; name them, or lower config.devices")
     made: dict[frozenset, Mesh] = {}
     for part in parts.values():
         if part not in made:

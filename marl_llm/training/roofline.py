@@ -98,3 +98,36 @@ def update(config: ModelConfig, groups: float | int, branches: int, prompt: int,
     again = {"none": 0.0, "dots": 0.0, "full": 1.0}[config.remat]
     state = config.parameters * 4 * 7 / (tensor * fsdp)  # read p, m, v, g; write p, m, v in float32
     return Work(once * (3 + again) / tensor, state)
+
+
+def placements(
+    config: ModelConfig,
+    chip: Chip,
+    models: int,
+    positions: float | int,
+    *,
+    environments: int,
+    groups: int,
+    branches: int,
+    prompt: int,
+    response: int,
+    tensor: int = 1,
+    fsdp: int = 1,
+    split_fsdp: int = 1,
+) -> dict[str, dict[str, float]]:
+    """Seconds that decoding one turn and one round of optimizer steps take at least, for `models` of one shape, each with one role.
+
+    "shared": every model has all `positions` (devices over tensor), by turns. "split": each has 1/`models` of them, at the same time.
+    A wave is the decoding of one role's responses in all environments. As in Appendix G of Stronger-MAS, N roles that speak one after
+    another are N waves whoever has the devices ("sequence", all tasks in step); side by side ("parallel"), or in an engine whose tasks
+    have come to different roles, they are one wave of a split team, but N of a shared one, whose models take turns. A wave of a split
+    team has `models` times as many rows per device. Communication is not counted.
+
+    Args:
+      environments, groups: tasks under way, and groups of an optimizer step, in all. fsdp, split_fsdp: devices that share a model's state.
+    """
+    sizes = (branches, prompt, response, tensor)
+    wave = lambda n: response * decode_step(config, environments * n / positions, *sizes).seconds(chip)  # noqa: E731
+    step = lambda n, f: update(config, groups * n / positions, *sizes, f).seconds(chip)  # noqa: E731
+    shared = {"sequence": models * wave(1), "parallel": models * wave(1), "update": models * step(1, fsdp)}
+    return {"shared": shared, "split": {"sequence": models * wave(models), "parallel": wave(models), "update": step(models, split_fsdp)}}

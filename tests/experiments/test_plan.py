@@ -88,6 +88,29 @@ def test_two_policies_on_gpus_by_arithmetic():
     assert "DOES NOT FIT: the" in table(small)
 
 
+def test_the_times_of_a_shared_and_of_a_split_team_follow_the_waves():
+    out = plan(config_of(), "h100:8", "2,1", 1024, 512, 0, False)
+    shared, split = out["placement"]["shared"], out["placement"]["split"]
+    assert out["placement"]["part"] == (2, 2)
+    wave = 512 * out["work"]["decode_step"]["seconds"]
+    assert shared["sequence"] == shared["parallel"] == pytest.approx(2 * wave)
+    wider = 512 * roofline.decode_step(make_model_config("qwen3-1.7b"), 48 * 2 / 8, 4, 1024, 512, 1).seconds(roofline.CHIPS["h100"])
+    assert split["parallel"] == pytest.approx(wider)
+    assert split["sequence"] == 2 * split["parallel"]
+    assert split["parallel"] < shared["parallel"] < split["sequence"]  # the weights are read once for twice as many rows
+    assert shared["update"] == pytest.approx(2 * out["work"]["update_step"]["seconds"])
+    assert "placement" in table(out)
+    assert "divide neither" not in table(out)
+    whole = plan(config_of(), "h100:1", "", 1024, 512, 0, False)
+    assert "split" not in whole["placement"]
+    assert "2 models divide neither data=1 nor fsdp=1" in table(whole)
+    sharded = table(plan(config_of(), "h100:8", "", 1024, 512, 0, False))
+    assert "split: with mesh fsdp=4, tensor=1 and config.devices=2" in sharded
+    alone = config_of()
+    alone.assignment = "shared"
+    assert "placement" not in plan(alone, "h100:8", "", 1024, 512, 0, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -139,7 +139,7 @@ def test_several_processes_are_told(monkeypatch):
     ("placement", "devices", "why"),
     [
         ("split", 3, r"config.placement='split': 2 models \(tool, planner\) do not divide 3 devices"),
-        ("spilt", 2, "nor is it shared or split.*did you mean 'split'"),
+        ("spilt", 2, "no one of shared, split.*did you mean 'split'"),
         ("tool:0-1", 2, "config.placement: 'planner' has no devices"),
         ("tool:0-1,planner:x", 4, "'planner:x' is not like"),
     ],
