@@ -11,8 +11,10 @@ import importlib.util
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
+from jaxtyping import Array, Shaped
 
 from marl_llm.models.sharding import AXES, Rules, use_rules
 
@@ -103,8 +105,31 @@ def over_data(f, mesh: Mesh, rules: Rules, in_specs, out_specs):
 
 
 def summed(tree, axis: str | None):
-    """Sums over the devices of a per-device program."""
-    return tree if axis is None else jax.lax.psum(tree, axis)
+    """Sums over the devices of a per-device program.
+
+    CPUs of several processes are added in the order of the devices, as those of one process are: then a run's parameters do not depend on
+    how its devices are divided. Gloo's own sum begins with another device for each piece of an array (docs/pods.md).
+    """
+    if axis is None:
+        return tree
+    if jax.process_count() == 1 or jax.default_backend() != "cpu":
+        return jax.lax.psum(tree, axis)
+    leaves, form = jax.tree.flatten(tree)
+    for dtype in {leaf.dtype for leaf in leaves}:
+        places = [n for n, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        flat = _summed_in_order(jnp.concatenate([leaves[n].reshape(-1) for n in places]), axis)
+        ends = np.cumsum([leaves[n].size for n in places])[:-1]
+        for n, part in zip(places, jnp.split(flat, ends), strict=True):
+            leaves[n] = part.reshape(leaves[n].shape)
+    return jax.tree.unflatten(form, leaves)
+
+
+def _summed_in_order(x: Shaped[Array, "X"], axis: str) -> Shaped[Array, "X"]:
+    """Each device adds one piece of all devices' arrays, then all pieces go to all: what an all-reduce sends, in one order of summation."""
+    devices = jax.lax.axis_size(axis)
+    pieces = jnp.pad(x, (0, -x.size % devices)).reshape(devices, -1)
+    mine = jnp.sum(jax.lax.all_to_all(pieces, axis, 0, 0), axis=0)
+    return jax.lax.all_gather(mine, axis, tiled=True)[: x.size]
 
 
 def largest(tree, axis: str | None):
