@@ -1,11 +1,12 @@
-"""Asynchronous play: what `rollout.ahead=1` saves where tools are slow, and what it costs in learning.
+"""Asynchronous play: what `rollout.ahead=1` or `rollout.over_start` saves where tools are slow, and what it costs in learning.
 
     python -m benchmarks.ahead --seeds=0,1,2 --steps=40 [--tasks=32] [--low=0.5 --high=3]
+    python -m benchmarks.ahead --option=over_start --value=8 --seeds=0
 
 Workflow A of UnityMAS-O in the small world of facts, whose search answers after `low` to `high` seconds, drawn from the query. Of each seed
-one team is taught by imitation; from there one run plays on policy (`ahead=0`) and one a step ahead, with the same recipe and correction.
-Prints one JSON line: seconds per step (medians over the steps behind the first five), their ratio, the success of every training step, and
-F1 on held-out tasks with 95 % intervals, of both.
+one team is taught by imitation; from there one run plays on policy (the option at 0) and one with the option, with the same recipe and
+correction. Prints one JSON line: seconds per step (medians over the steps behind the first five), their ratio, the success of every training
+step, and F1 on held-out tasks with 95 % intervals, of both; with `over_start` what early and late plays were like, means over the steps.
 """
 
 from __future__ import annotations
@@ -68,12 +69,14 @@ def measured(workdir: pathlib.Path) -> dict:
     """Figures of one run."""
     steps, final = lines(workdir), json.loads((workdir / "evaluation.json").read_text())
     behind = steps[LEARNED:]
+    late = {name: [line[name] for line in behind if name in line] for name in behind[0] if name.startswith("over_start/")}
     stale = [value for line in behind for name, value in line.items() if name.endswith("/staleness")]
     return {
         "step_s": round(statistics.median(line["time/sample"] + line["time/update"] for line in behind), 3),
         "play_s": round(statistics.median(line["seconds"] for line in behind), 3),
         "update_s": round(statistics.median(line["time/update"] for line in behind), 3),
         "staleness": round(statistics.mean(stale), 3),
+        **{name: round(statistics.mean(values), 3) for name, values in late.items() if isinstance(values[0], float | int)},
         "success": [round(line["success"], 3) for line in steps],
         "greedy": [round(final["after"]["success"], 3), *(round(x, 3) for x in final["after"]["interval"])],
         "sampled": [round(final["sampled"]["after"]["success"], 3), *(round(x, 3) for x in final["sampled"]["after"]["interval"])],
@@ -86,6 +89,8 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--tasks", type=int, default=32)
+    parser.add_argument("--option", default="ahead", choices=["ahead", "over_start"])
+    parser.add_argument("--value", type=int, default=1, help="of the option, beside 0")
     parser.add_argument("--low", type=float, default=0.5)
     parser.add_argument("--high", type=float, default=3.0)
     parser.add_argument("--workdir", default="", help="where the runs stay; empty: a directory that is removed")
@@ -103,13 +108,13 @@ def main() -> None:
             finish(launch(1, *flags, *tool(0, 0), f"--config.seed={seed}", "--config.steps=0", f"--workdir={taught}"), 3600)
             start = [*flags, *tool(options.low, options.high), f"--config.seed={seed}", f"--config.steps={options.steps}"]
             start += [f"--config.warm_start.run={taught}", "--config.warm_start.steps=0"]
-            for ahead in (0, 1):
-                place = folder / f"ahead_{ahead}_{seed}"
-                finish(launch(1, *start, f"--config.rollout.ahead={ahead}", f"--workdir={place}"), 3600)
-                found.append({"seed": seed, "ahead": ahead, **measured(place)})
+            for value in (0, options.value):
+                place = folder / f"{options.option}_{value}_{seed}"
+                finish(launch(1, *start, f"--config.rollout.{options.option}={value}", f"--workdir={place}"), 3600)
+                found.append({"seed": seed, options.option: value, **measured(place)})
                 print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    seconds = lambda ahead: statistics.mean(one["step_s"] for one in found if one["ahead"] == ahead)  # noqa: E731
-    page = {"ratio": round(seconds(0) / seconds(1), 3), "runs": found, "seconds": round(time.time() - began)}
+    seconds = lambda value: statistics.mean(one["step_s"] for one in found if one[options.option] == value)  # noqa: E731
+    page = {"ratio": round(seconds(0) / seconds(options.value), 3), "tasks": options.tasks, "runs": found, "seconds": round(time.time() - began)}
     print(json.dumps(page | {"hardware": f"{os.cpu_count()} CPU cores ({platform.machine()})"}))
 
 
