@@ -5,8 +5,9 @@
 
 Workflow A of UnityMAS-O in the small world of facts, whose search answers after `low` to `high` seconds, drawn from the query. Of each seed
 one team is taught by imitation; from there one run plays on policy (the option at 0) and one with the option, with the same recipe and
-correction. Prints one JSON line: seconds per step (medians over the steps behind the first five), their ratio, the success of every training
-step, and F1 on held-out tasks with 95 % intervals, of both; with `over_start` what early and late plays were like, means over the steps.
+correction. Prints one JSON line: seconds per step (medians over the steps behind the first five), their ratio, the success of every
+training step, and F1 on held-out tasks with 95 % intervals, of both; with `over_start` what early and late plays were like, means over the
+steps.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def measured(workdir: pathlib.Path) -> dict:
     """Figures of one run."""
     steps, final = lines(workdir), json.loads((workdir / "evaluation.json").read_text())
     behind = steps[LEARNED:]
-    late = {name: [line[name] for line in behind if name in line] for name in behind[0] if name.startswith("over_start/")}
+    late = {name: [line[name] for line in behind] for name in behind[0] if name.startswith("over_start/")}
     stale = [value for line in behind for name, value in line.items() if name.endswith("/staleness")]
     return {
         "step_s": round(statistics.median(line["time/sample"] + line["time/update"] for line in behind), 3),
@@ -114,8 +115,8 @@ def main() -> None:
                 found.append({"seed": seed, options.option: value, **measured(place)})
                 print(json.dumps(found[-1]), file=sys.stderr, flush=True)
     seconds = lambda value: statistics.mean(one["step_s"] for one in found if one[options.option] == value)  # noqa: E731
-    page = {"ratio": round(seconds(0) / seconds(options.value), 3), "tasks": options.tasks, "runs": found, "seconds": round(time.time() - began)}
-    print(json.dumps(page | {"hardware": f"{os.cpu_count()} CPU cores ({platform.machine()})"}))
+    page = {"ratio": round(seconds(0) / seconds(options.value), 3), "tasks": options.tasks, "runs": found}
+    print(json.dumps(page | {"seconds": round(time.time() - began), "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()})"}))
 
 
 if __name__ == "__main__":
