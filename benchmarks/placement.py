@@ -3,8 +3,8 @@
     python -m benchmarks.placement [--preset=qwen3-1.7b] [--topology=h100:8] [--environments=64] [--prompt=1024] [--response=512]
 
 N roles, each with a model of its own, on all devices by turns ("shared") and on 1/N of them each ("split"); see
-`marl_llm.training.roofline.placements`. N need not divide the devices here. Prints a Markdown table: seconds of decoding one turn in sequence
-and in parallel, and of one optimizer step of all models, shared / split.
+`marl_llm.training.roofline.placements`. N need not divide the devices here. Prints a Markdown table: seconds of decoding one turn in
+sequence and in parallel, and of one optimizer step of all models, shared / split.
 """
 
 from __future__ import annotations

@@ -58,6 +58,7 @@ def test_two_processes_play_and_learn_what_one_does_and_another_split_goes_on_fr
     further = outcome(launch(1, 4, tmp_path / "two", 1, 2, CACHE))
     assert two["samples"] + further["samples"] == one["samples"]
     assert further["parameters"] == one["parameters"]
+    assert further["gradient"] == one["gradient"] > 0
 
 
 def test_a_killed_process_is_named_and_the_others_end():

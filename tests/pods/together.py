@@ -27,7 +27,7 @@ training.compile_quickly()
 training.use_cpu_devices(int(devices) // count)
 mesh = training.make_mesh()
 game = make_game("plan_path", height=3, width=3, min_distance=2, max_distance=4, max_moves=2, max_turns=2)
-recipe = make_recipe("at_grpo", branches=2)
+recipe = make_recipe("at_grpo", branches=4, entropy_coef=0.02)  # few groups of an untrained model differ, and entropy moves it too
 shape = make_model_config("nano", game.tokenizer.vocab_size)
 spec = training.ModelSpec(shape, init_params(shape, jax.random.key(0)))
 options = training.LearnerOptions(recipe, training.make_optimizer(), row_tokens=256, minibatch=4)
@@ -40,7 +40,7 @@ with processes.Watch(60.0), checkpoints, training.make_team(game, assignment, {"
         team.restore(checkpoints.restore(int(begin), like), checkpoints.restore(int(begin), like), state)
     for step in range(int(begin), int(steps)):
         batch = team.play(step, first=4 * step, count=4)
-        team.learn(batch, 1e-3)
+        gradient = team.learn(batch, 1e-3)["shared"]["grad_norm"]
         processes.agreed_stop(step, False, samples=len(batch.tokens), norm=team.norm())
         ids = np.asarray(batch.tokens.ids)
         found.append(hashlib.sha256(ids.tobytes() + np.asarray(batch.table.team).tobytes()).hexdigest())
@@ -51,4 +51,4 @@ with processes.Watch(60.0), checkpoints, training.make_team(game, assignment, {"
         checkpoints.save(int(steps) + 1, team.policies(), team.state())
     total = hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params))).hexdigest()
 if processes.leads():
-    print(json.dumps({"samples": found, "parameters": total, "processes": jax.process_count(), "devices": mesh.size}))
+    print(json.dumps({"samples": found, "parameters": total, "processes": jax.process_count(), "devices": mesh.size, "gradient": gradient}))
