@@ -26,6 +26,21 @@ with processes.Watch(3.0, "go on so"):
     time.sleep(60)
 """
 
+SEES = """
+import pathlib, sys, jax
+from marl_llm.training import processes
+processes.start(sys.argv[1], lost_after_s=30.0)
+folder = pathlib.Path(sys.argv[2 if sys.argv[4] == "shared" else 2 + processes.rank()])
+folder.mkdir(exist_ok=True)
+processes.from_first(lambda: (folder / "config.json").write_text("{}"))
+try:
+    processes.check_shared(folder)
+    print("seen by all", flush=True)
+except processes.ProcessError as error:
+    print(error, flush=True)
+jax.distributed.shutdown()
+"""
+
 
 def launch(count, *words, program=None):
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS",)} | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
@@ -59,6 +74,19 @@ def test_two_processes_play_and_learn_what_one_does_and_another_split_goes_on_fr
     assert two["samples"] + further["samples"] == one["samples"]
     assert further["parameters"] == one["parameters"]
     assert further["gradient"] == one["gradient"] > 0
+
+
+@pytest.mark.parametrize("kind", ["shared", "apart"])
+def test_a_directory_that_a_process_cannot_see_is_refused_by_all(tmp_path, kind):
+    running = launch(2, tmp_path / "zero", tmp_path / "one", kind, program=SEES)
+    said = [one.communicate(timeout=120)[0] for one in running]
+    if kind == "shared":
+        assert all(text.endswith("seen by all\n") for text in said), said
+        return
+    for text in said:
+        assert " is not shared: process 1 on " in text
+        assert "cannot see" in text
+        assert "Put --workdir on a file system that all hosts mount" in text
 
 
 def test_a_killed_process_is_named_and_the_others_end():
