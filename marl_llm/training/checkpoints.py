@@ -14,6 +14,7 @@ import concurrent.futures
 import contextlib
 import copy
 import errno
+import functools
 import json
 import math
 import os
@@ -25,7 +26,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -116,14 +116,13 @@ class Checkpoints:
                 return
             state = copy.deepcopy(state)  # the caller counts on in it
             if jax.process_count() > 1:
-                for name, policy in policies.items():
-                    self._of_all(name).save(partial / "policies" / name, _undonated(policy._asdict()))
+                for name, policy in policies.items():  # returns with host copies, or views of which JAX gives no update the buffer
+                    self._of_all(name).save(partial / "policies" / name, policy._asdict())
+                write = functools.partial(self._publish_together, partial, final, list(policies), state)
             else:
                 copies = {name: _host_copy(policy._asdict()) for name, policy in policies.items()}
-        if jax.process_count() > 1:
-            self._write = self._thread.submit(self._publish_together, partial, final, list(policies), state)
-        else:
-            self._write = self._thread.submit(self._write_copies, partial, final, copies, state)
+                write = functools.partial(self._write_copies, partial, final, copies, state)
+        self._write = self._thread.submit(write)
 
     def _of_all(self, name: str) -> ocp.AsyncCheckpointer:
         """Writes a policy from all processes; its barriers carry the policy's name, for several are under way at a time."""
@@ -258,12 +257,6 @@ def _host_copy(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         return ocp.SaveArgs(chunk_byte_size=max(part * part // x.nbytes, min(part, SMALL)) if 0 < part < x.nbytes else None)
 
     return jax.tree.map(one, tree), jax.tree.map(stored, tree)
-
-
-def _undonated(tree: dict[str, Any]) -> dict[str, Any]:
-    """Arrays that the next update is not given. Of an accelerator's, orbax takes host copies before `save` returns; of a CPU's it takes
-    views, so these are copied here."""
-    return jax.tree.map(lambda x: jnp.copy(x) if next(iter(x.sharding.device_set)).platform == "cpu" else x, tree)
 
 
 def _clear(folder: pathlib.Path, seconds: float = 5.0, quiet: float = 0.5) -> None:
