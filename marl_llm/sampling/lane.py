@@ -44,6 +44,8 @@ from marl_llm.sampling.tickets import (  # fmt: skip
 from marl_llm.text import Tokenizer
 
 log = logging.getLogger(__name__)
+PROGRAM_TOKENS = 1024  # of prompts in one program, about
+SMALL = {"cpu": 1e9}  # FLOPs of such a program up to which a model is small, 1e12 on an accelerator: 10 ms
 COMPACT = (2, 4)  # with at most this part of the slots living, only that part is computed
 PAGE = {"tpu": 128, "gpu": 64}  # tokens of a page; a TPU's lanes are 128 wide. Elsewhere 16: a page costs what it holds
 
@@ -84,7 +86,9 @@ class Lane:
         self._table: Rules | None = None
         self.shapes: set[tuple] = set()
         self.stats = collections.Counter()
-        self._few = [] if mesh is not None or sizes.exact else [sizes.slots // part for part in COMPACT if sizes.slots // part]
+        small = SMALL.get(platform, 1e12) > 2 * PROGRAM_TOKENS * sum(x.size for x in jax.tree.leaves(params))
+        self.few = small and not sizes.exact  # shapes of programs: what an empty place costs is less than another program
+        self._compact = [] if mesh is not None or sizes.exact or small else [sizes.slots // part for part in COMPACT if sizes.slots // part]
         self._computed = 0  # tokens of a prompt since the last chunk
         self.pending: dict | None = params
         self.swap()
@@ -167,7 +171,7 @@ class Lane:
         if self._table is None:
             starts = [self.rules[id(r)] for r in self._rules]
             states = sum(len(r.ends) for r in self._rules)
-            room = bucket(states, 4)
+            room = bucket(states, 16 if self.few else 4, 4)
             table, ends = np.zeros((room, self.config.vocab_size), np.int32), np.zeros(room, bool)
             for start, rule in zip(starts, self._rules, strict=True):
                 table[start : start + len(rule.ends)], ends[start : start + len(rule.ends)] = rule.table + start, rule.ends
@@ -276,7 +280,8 @@ class Lane:
         if self.pending is not None:
             self.waiting = collections.deque(t for t in self.waiting if t.begun)
         entered, later = 0, []
-        while self.waiting and len(self.entering) < self.sizes.admit * self.parts and len(later) < 4 * self.sizes.admit:
+        most = self.sizes.slots // self.parts if self.few else self.sizes.admit
+        while self.waiting and len(self.entering) < most * self.parts and len(later) < 4 * most:
             ticket = self.waiting.popleft()
             full = self._rule(ticket.rule) is None or self.sizes.exact and drawn_otherwise(ticket, (*self.entering, *self.living))
             if full or self._sibling(ticket):
@@ -300,8 +305,12 @@ class Lane:
 
     def _sibling(self, ticket: Ticket) -> bool:
         """Whether one that is being computed will leave more to take over than there is now."""
+        if ticket.size <= self.sizes.reuse and len(ticket.request.prompt) <= self.sizes.reuse:
+            return False  # all but the last token may be taken over
         ids = np.asarray(ticket.request.prompt, np.int32) if ticket.ids is None else ticket.ids[: ticket.size]
         for other in self.entering:
+            if not np.array_equal(ids[: self.sizes.reuse], other.ids[: self.sizes.reuse]):
+                continue
             common = common_length(ids, other.ids[: other.size])
             common -= common % self.page if self.sizes.exact else 0
             if common > max(other.cached, self.sizes.reuse - 1):
@@ -312,15 +321,16 @@ class Lane:
         """The next piece of the oldest that enter, as many as belong into one program. Whether it was the last of all of them."""
         sizes, page = self.sizes, self.page
         first = min(self.entering, key=lambda t: t.number)
-        least = self.piece if sizes.exact else 8
-        shape = lambda t: (sizes.exact or t.cached > 0, bucket(min(t.size - t.cached, self.piece), least))  # noqa: E731
+        least, growth = (16, 4) if self.few else (self.piece if sizes.exact else 8, 2)
+        of = lambda n: min(bucket(min(n, self.piece), least, growth), max(self.piece, least))  # noqa: E731
+        shape = lambda t: (sizes.exact or self.few or t.cached > 0, of(t.size - t.cached))  # noqa: E731
         reuses, length = shape(first)
-        most = max(1, min(sizes.admit, 2 * max(sizes.piece, 512) // length))
+        most = max(1, min(sizes.slots // self.parts if self.few else sizes.admit, max(2 * sizes.piece, PROGRAM_TOKENS) // length))
         parts: list[list[Ticket]] = [[] for _ in self.pools]
         for ticket in sorted(self.entering, key=lambda t: t.number):
             if shape(ticket) == (reuses, length) and len(parts[ticket.part]) < most:
                 parts[ticket.part].append(ticket)
-        b = 1 if max(map(len, parts)) == 1 and not sizes.exact else most
+        b = 1 if max(map(len, parts)) == 1 and not sizes.exact and not self.few else most
         rows = [(part * b + i, t) for part, some in enumerate(parts) for i, t in enumerate(some)]
         n, width = self.parts * b, touched(page, length)
         i32 = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
@@ -382,7 +392,7 @@ class Lane:
         if not self.living:
             return
         of = collections.Counter(t.part for t in self.living)
-        s = min((n for n in self._few if n >= len(self.living)), default=self.sizes.slots) // self.parts
+        s = min((n for n in self._compact if n >= len(self.living)), default=self.sizes.slots) // self.parts
         s = max(s, max(of.values()))
         places, rows = [part * s for part in range(self.parts)], []
         for ticket in self.living:

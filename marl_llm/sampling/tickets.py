@@ -18,6 +18,7 @@ from marl_llm.sampling.requests import Completion, Request, Settings
 from marl_llm.sampling.stops import StopRule
 
 SHARED = 3  # rows from which on a page is read for all of them at once
+ENTRIES = 4096  # (page, row) pairs that a list has room for at least: only those that are there are gone through
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +171,7 @@ def draws_of(n: int, rows: list[tuple[int, Ticket]], rules: dict[int, int]) -> D
 
 
 def page_lists(rows: list[tuple[int, Ticket]], s: int, parts: int, size: int) -> tuple[PageList, ...]:
-    """Who reads which pages: pages of one row, and, where several rows share some, pages of up to `GROUP` rows.
+    """Who reads which pages: pages of one row, and pages that several rows share, of up to `GROUP` rows.
 
     A part has s rows, and a page `size` tokens."""
     single: list[list[tuple]] = [[] for _ in range(parts)]
@@ -193,10 +194,7 @@ def page_lists(rows: list[tuple[int, Ticket]], s: int, parts: int, size: int) ->
                     single[part] += [(page, row, size) for row in group]
                 else:
                     shared[part].append((page, (*group, *(s,) * (GROUP - len(group))), size))
-    lists = [_page_list(single, 1, s, size)]
-    if any(shared):
-        lists.append(_page_list(shared, GROUP, s, size))
-    return tuple(lists)
+    return _page_list(single, 1, s, size), _page_list(shared, GROUP, s, size)
 
 
 def page_table(rows: list[tuple[int, Ticket]], s: int, parts: int, room: int) -> PageTable:
@@ -210,7 +208,7 @@ def page_table(rows: list[tuple[int, Ticket]], s: int, parts: int, room: int) ->
 def _page_list(parts: list[list[tuple]], group: int, s: int, page: int) -> PageList:
     most = max(map(len, parts))
     size = block_pages(page)
-    room = max(size, bucket(most, 16, 4))  # whole blocks
+    room = max(size, bucket(most, ENTRIES // group, 16))  # whole blocks
     pages, length = np.zeros((2, len(parts), room), np.int32)
     rows = np.full((len(parts), room, group), s, np.int32)
     for part, entries in enumerate(parts):

@@ -19,7 +19,7 @@ from marl_llm.training.mesh import data_axis, over_data
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
 from marl_llm.training.policy import Policy
 from marl_llm.training.scoring import response_where
-from marl_llm.training.steps import Sums, check_base, cut, exact_step, shape_rounding, whole
+from marl_llm.training.steps import Sums, check_base, cut, exact_step, few_shapes, whole
 from marl_llm.training.update import LearnerOptions
 
 
@@ -61,7 +61,7 @@ def make_imitation(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lor
         tokens = tokens if isinstance(tokens, Tokens) else Tokens.of(tokens)
         if not len(chosen):
             return policy, {"loss": 0.0, "grad_norm": 0.0, "tokens": 0.0}
-        rows = tokens.pack(chosen, options.row_tokens, devices, shape_rounding(options.microbatch_tokens))
+        rows = tokens.pack(chosen, options.row_tokens, devices, few_shapes(options.microbatch_tokens))
         policy, metrics = step(policy, base, rows, jnp.float32(learning_rate))
         return policy, metrics | {"tokens": float(np.sum(tokens.size[np.asarray(chosen)]))}
 

@@ -30,6 +30,10 @@ from jaxtyping import Array, Float, Int
 from marl_llm.sampling.tickets import bucket
 
 
+ROWS = 16  # per device at least, where empty rows are not computed
+SAMPLE_PLACES = 2**17  # samples x targets of a row, up to which places for samples cost next to nothing
+
+
 class PackingError(ValueError):
     """A sample cannot be packed; the message names it and says why."""
 
@@ -161,8 +165,8 @@ class Tokens:
             out.setdefault(int(self.prompt[i]), []).append(i)
         return list(out.values())
 
-    def plan(self, chosen: Sequence[int] | np.ndarray, row_tokens: int) -> list[list[list[int]]]:
-        """Which of the chosen samples lie in which row: rows of families of sample numbers.
+    def plan(self, chosen: Sequence[int] | np.ndarray, row_tokens: int, targets: int | None = None) -> list[list[list[int]]]:
+        """Which of the chosen samples lie in which row: rows of families of sample numbers. `targets`: most response tokens of a row.
 
         Raises `PackingError` naming the first sample that is longer than a row.
         """
@@ -172,7 +176,7 @@ class Tokens:
                     f"sample {(self.names and self.names[i]) or i!r} has {self.prompt_size[i]} + {self.size[i]} = {total} tokens, more "
                     f"than a row's {row_tokens}: raise row_tokens, or shorten prompts or responses where they are made"
                 )
-        most = (row_tokens, row_tokens, row_tokens) if self.shape is None else (row_tokens, self.shape.targets, self.shape.samples)
+        most = (row_tokens, targets or row_tokens, row_tokens) if self.shape is None else (row_tokens, self.shape.targets, self.shape.samples)
         parts = []
         for family in self.families(chosen):
             room = (row_tokens - int(self.prompt_size[family[0]]), *most[1:])
@@ -182,32 +186,50 @@ class Tokens:
         sizes = [(int(self.prompt_size[part[0]]) + n, n, len(part)) for part, n in zip(parts, answers)]
         return [[parts[i] for i in row] for row in first_fit(sizes, most)]
 
+    @functools.cached_property
+    def _share(self) -> float:
+        """Share of response tokens in all tokens, a prompt counted once."""
+        _, first = np.unique(self.prompt, return_index=True)
+        return float(self.size.sum() / max(1, self.size.sum() + self.prompt_size[first].sum()))
+
+    def _targets(self, row_tokens: int) -> int:
+        """Response tokens that a row has room for where shapes are to be few: all, or a quarter where prompts are long. It follows from all
+        samples of a step, not from those of a minibatch, so that it seldom changes."""
+        quarter = row_tokens // 4
+        return quarter if self._share < 0.2 and max([1, *self.size]) <= quarter else row_tokens
+
     def _length(self, family: Sequence[int]) -> int:
         return int(self.prompt_size[family[0]] + self.size[list(family)].sum())
 
-    def pack(self, chosen: Sequence[int] | np.ndarray, row_tokens: int, devices: int = 1, growth: int = 2) -> PackedRows:
+    def pack(self, chosen: Sequence[int] | np.ndarray, row_tokens: int, devices: int = 1, few_shapes: bool = False) -> PackedRows:
         """The chosen samples in rows for `devices` that take equal blocks of them; `sample` numbers those of this table.
 
-        Rows are dealt by how full they are, and each block begins with rows that hold something. L is `row_tokens`, or a half, a quarter,
-        ... that holds the longest row; Q is a multiple of a quarter of L; B per device and N are powers of `growth`. With `shape`, L is
-        its `tokens`, or `row_tokens` if that is less, and the rest is as it says. Raises `PackingError`.
+        Rows are dealt by how full they are, and each block begins with rows that hold something. With `few_shapes`, for programs that stop
+        before empty rows, L is `row_tokens`, Q that (or a quarter, where prompts are long), and B per device and N are powers of four from
+        large numbers on, so that a run compiles one program or two. Otherwise every place costs: L is `row_tokens`, or a half, a quarter, ... that holds the longest
+        row; Q is a multiple of a quarter of L; B and N are powers of two. With `shape`, L is its `tokens`, or `row_tokens` if that is
+        less, and the rest is as it says. Raises `PackingError`.
         """
         row_tokens = row_tokens if self.shape is None else min(row_tokens, self.shape.tokens)
-        rows = self.plan(chosen, row_tokens)
+        rows = self.plan(chosen, row_tokens, self._targets(row_tokens) if few_shapes else row_tokens)
         used = [sum(map(self._length, row)) for row in rows]
         order = sorted(range(len(rows)), key=lambda b: -used[b])
         length, share = row_tokens, -(-len(rows) // devices)
         if self.shape is None:
-            while length % 2 == 0 and length // 2 >= max([64, *used]):
+            while not few_shapes and length % 2 == 0 and length // 2 >= max([64, *used]):
                 length //= 2
             answers = max([1, *(sum(int(self.size[f].sum()) for f in row) for row in rows)])
             quarter = max(1, length // 4)
             q = -(-answers // quarter) * quarter
-            n = bucket(max([1, *(sum(map(len, row)) for row in rows)]), growth=growth)
-            each = bucket(share, growth=growth)
+            n = max([1, *(sum(map(len, row)) for row in rows)])
+            if few_shapes:
+                q = self._targets(row_tokens)
+                n, each = bucket(n, bucket(max(1, SAMPLE_PLACES // length), growth=4), growth=4), bucket(share, ROWS, growth=4)
+            else:
+                n, each = bucket(n), bucket(share)
         else:
             q, n, least = self.shape.targets, self.shape.samples, -(-self.shape.rows // devices)
-            each = least * bucket(-(-share // least), growth=growth)
+            each = least * bucket(-(-share // least), growth=4 if few_shapes else 2)
         make = lambda width, fill=0: np.full((devices * each, width), fill, np.int32)  # noqa: E731
         plan = _Plan(make(length, -1), make(length), make(length), make(length), make(q), make(q, -1), make(n, -1), make(n), make(n))
         offset = self.ids.shape[0] - self.log_probs.shape[0]
@@ -292,6 +314,6 @@ def first_fit(sizes: Sequence[tuple[int, ...]], capacity: tuple[int, ...]) -> li
     return bins
 
 
-def pack(samples: Sequence[TokenSample], row_tokens: int, devices: int = 1, growth: int = 2) -> PackedRows:
+def pack(samples: Sequence[TokenSample], row_tokens: int, devices: int = 1, few_shapes: bool = False) -> PackedRows:
     """Packs samples that were made on the host; see `Tokens.pack`."""
-    return Tokens.of(samples).pack(range(len(samples)), row_tokens, devices, growth)
+    return Tokens.of(samples).pack(range(len(samples)), row_tokens, devices, few_shapes)

@@ -31,7 +31,7 @@ from marl_llm.sampling.tickets import bucket
 from marl_llm.training.mesh import data_axis, gathered, over_data
 from marl_llm.training.packing import PackedRows, Tokens
 from marl_llm.training.processes import fetch
-from marl_llm.training.steps import cut, shape_rounding, whole
+from marl_llm.training.steps import cut, few_shapes, whole
 
 
 def by_sample(rows: PackedRows, values: Float[Array, "B Q"]) -> Float[Array, "S Q"]:
@@ -115,7 +115,7 @@ def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int,
         prompts = tokens.families(chosen)
         for start in range(0, len(prompts), minibatch):
             some = [i for f in prompts[start : start + minibatch] for i in f]
-            rows = tokens.pack(some, row_tokens, devices, shape_rounding(microbatch_tokens))
+            rows = tokens.pack(some, row_tokens, devices, few_shapes(microbatch_tokens))
             values = fetch(run(params, rows), mesh)
             for b, n in np.argwhere(rows.sample >= 0):
                 first, length = rows.first[b, n], rows.length[b, n]
@@ -127,7 +127,7 @@ def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int,
 
 def table_shape(tokens: Tokens) -> tuple[int, int]:
     """Of a table of response tokens: few shapes, whatever the samples."""
-    return bucket(len(tokens), 16), bucket(int(max([1, *tokens.size])))
+    return bucket(len(tokens), 64, growth=4), bucket(int(max([1, *tokens.size])), 4, growth=4)
 
 
 def make_policy_scorer(

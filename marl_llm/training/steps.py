@@ -67,13 +67,13 @@ def cut(arrays: tuple, tokens: int, axis: str | None) -> tuple[Callable, Int[Arr
     return part, (jnp.sum(arrays[0].length[:, 0] > 0) + size - 1) // size, most
 
 
-def shape_rounding(tokens: int) -> int:
-    """By which factor the numbers of rows and samples may be rounded up (see `pack`) if a micro-batch holds `tokens`.
+def few_shapes(tokens: int) -> bool:
+    """Whether rows are packed into few shapes (see `pack`) if a micro-batch holds `tokens`.
 
     The loop over micro-batches ends before rows that hold nothing, so that they cost next to nothing and a shape less to compile is worth
     more. All at once (0 tokens), every row is computed.
     """
-    return 4 if tokens else 2
+    return tokens > 0
 
 
 def whole(params: dict, base: dict | None, lora: LoraConfig | None) -> dict:

@@ -42,7 +42,7 @@ from marl_llm.training.scoring import (
     sample_where,
     table_shape,
 )
-from marl_llm.training.steps import Sums, check_base, cut, exact_step, microbatch_size, policy_loss, shape_rounding, whole
+from marl_llm.training.steps import Sums, check_base, cut, exact_step, microbatch_size, policy_loss, few_shapes, whole
 
 
 class Trained(NamedTuple):
@@ -142,7 +142,7 @@ def advise(recipe: Recipe, tokens: Tokens, table: Samples, kl_coef: float | None
     """
     order = by_identity(tokens, table)
     beta = np.float32(recipe.kl_coef if kl_coef is None else kl_coef)
-    advantages, metrics, tied = jax.device_get(_advantages(recipe)(rows_of(table, order, bucket(len(order), 16)), beta))
+    advantages, metrics, tied = jax.device_get(_advantages(recipe)(rows_of(table, order, bucket(len(order), 64, growth=4)), beta))
     out = np.zeros(len(order), np.float32), np.zeros(len(order), bool)
     out[0][order], out[1][order] = advantages[: len(order)], tied[: len(order)]
     return Advice(*out, {name: float(x) for name, x in metrics.items()})
@@ -241,7 +241,7 @@ def _judge(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable
     def judge(params, reference, tokens: Tokens, table: Samples, chosen: np.ndarray, kl_coef):
         values = value_all(params, tokens, chosen)
         charge = token_kl(reference, tokens, chosen) if options.charges_kl else np.zeros_like(values)
-        size = bucket(len(chosen), 16)
+        size = bucket(len(chosen), 64, growth=4)
         lines = lambda x: np.pad(x[chosen], [(0, size - len(chosen)), (0, 0)])  # noqa: E731
         where = np.arange(values.shape[1]) < np.pad(tokens.size[chosen], (0, size - len(chosen)))[:, None]
         plain = dataclasses.replace(table, values=None, token_where=None, token_kl=None)
@@ -377,7 +377,7 @@ class Update:
         scale = jnp.float32(self._denominator_scale(tokens, mine, useful))
 
         def packed(chosen: list[int]) -> tuple[PackedRows, dict]:
-            rows = tokens.pack(chosen, options.row_tokens, self._devices, shape_rounding(options.microbatch_tokens))
+            rows = tokens.pack(chosen, options.row_tokens, self._devices, few_shapes(options.microbatch_tokens))
             arrays = {name: by_row(rows, one) for name, one in tables.items()}
             spread = per_sample if advice.advantages.ndim == 1 else by_row
             return rows, arrays | {"advantages": spread(rows, advice.advantages)}
