@@ -7,8 +7,9 @@
     programs   what was compiled in each of the workflow's steps, by name: programs, and seconds of compilation
 
 Parts of a workflow's play that overlap are CPU seconds of their threads: `controller_cpu` the event loop, `tools_cpu` the tools' threads,
-`engine_cpu` the engine's host part and whatever XLA computes in its thread. `admit`, `decode` and `idle` are wall seconds of the engine. One JSON
-line per row. Compilation is kept out of the figures of a step, but not of `programs`; there is no cache on disk, so all of it is seen.
+`engine_cpu` the engine's host part and whatever XLA computes in its thread; `play_cpu` is the whole process's. `admit`, `decode` and `idle`
+are wall seconds of the engine. Compilation is no part of a step's figures (steps 1 and 2 are left out), and there is no cache on disk, so
+that `programs` shows all of it. One JSON line per row.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def room_of(name: str) -> str:
 
 
 class Clock:
-    """CPU seconds of threads by part. A thread that ends takes its seconds with it; tools' threads stay for a while, see `workflows.threads`."""
+    """CPU seconds of threads by part. A thread that ends takes its seconds with it; those of tools stay for a while."""
 
     def __init__(self):
         self.before = cpu_by_thread()
@@ -91,7 +92,7 @@ def team_of(config):
 def engine_seconds(team) -> dict[str, float]:
     """Seconds of the team's engine so far, over all models."""
     found = team._current.engine.stats()
-    lanes = [x for name, x in found.items() if name != "engine"]
+    lanes = list({id(lane): found[name] for name, lane in team._current.engine._lanes.items()}.values())
     out = {name: sum(lane.get(f"{name}_s", 0.0) for lane in lanes) for name in ("admit", "decode", "swap", "compile")}
     out |= {name: sum(lane.get(name, 0) for lane in lanes) for name in ("admit_programs", "steps", "compilations")}
     return out | {"idle": found["engine"]["idle_s"]}

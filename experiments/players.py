@@ -179,6 +179,7 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError(f"config.rollout.void_limit={config.rollout.void_limit} must lie in [0, 1]; 1 never stops a run")
     if not plan.hosted and (config.tools.backend != "local" or config.tools.workers):
         raise ConfigError("config.tools would have no effect: the game is played compiled, without tools")
+    _adapters(config)
     _ahead(config, plan)
     _over_start(config, plan)
     _served(plan)
@@ -195,6 +196,16 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError(f"config.model.thinking={config.model.thinking!r} would have no effect: no model is a checkpoint")
     if not plan.hosted and (models := [name for name, one in plan.options.items() if "thinking" in one]):
         raise ConfigError(f"config.models.{models[0]}.thinking would have no effect: compiled play has no chat format; set config.hosted")
+
+
+def _adapters(config: config_dict.ConfigDict) -> None:
+    how = config.rollout.adapters
+    if how is None:
+        return
+    from marl_llm.training.served import ADAPTERS  # takes a second to import
+
+    if how not in ADAPTERS:
+        raise ConfigError(f"config.rollout.adapters={how!r} is unknown; the ways are {', '.join(ADAPTERS)}")
 
 
 def _ahead(config: config_dict.ConfigDict, plan: Plan) -> None:

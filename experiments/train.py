@@ -17,6 +17,7 @@ the end; `python -m marl_llm.reporting.report DIR` writes it at any time.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import pathlib
 import shlex
@@ -112,6 +113,8 @@ def train(
             mended = type(error).__name__ == "RolloutError"  # every play failed, which another try need not meet again
             after = "Once that is mended, the same command goes on from the last checkpoint. " if mended else ""
             raise TrainingError(f"{said.rstrip('.')}. {after}The whole traceback is in {trace}") from error
+        finally:
+            gc.unfreeze()  # see `settle`
 
 
 def again(workdir: pathlib.Path, cache: str | None, grace_s: float) -> str:
@@ -141,6 +144,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         warm_start(team, config, files, clock)
         state = {"step": 0, "seed": c.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
     progress = reporting.Progress(c.steps, "train", start=state["step"])
+    settle()
     watches = CoachWatch(progress.note), VoidWatch(VOID_LIMIT if c.rollout.void_limit is None else c.rollout.void_limit)
     if config.coach.kind:
         progress.note(cost_line(config, plan))
@@ -204,6 +208,13 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     head = f"{results['after']['tasks']} held-out tasks of the {results['split']} split:\n"
     print(head + page_text(results, team.headline) + f"\nreport: {report}   total {clock.now()['wall_s']:.0f} s", file=sys.stderr)
     return results
+
+
+def settle() -> None:
+    """Takes what there is now, which lives as long as the run, out of Python's garbage collections: each full one took as long as a step of
+    a small workflow. `train` puts it back."""
+    gc.collect()
+    gc.freeze()
 
 
 def played(team, config, step: int, watches, keep):

@@ -25,6 +25,7 @@ from marl_llm.models import ModelConfig
 from marl_llm.sampling.lane import Lane
 from marl_llm.sampling.requests import Completion, Request, RequestError
 from marl_llm.sampling.tickets import LaneConfig, Ticket
+from marl_llm.sampling.weights import grouped
 from marl_llm.text import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ class Engine:
     """Serves requests to several models on one mesh. Close it, or use it as a context manager.
 
     Args:
-      models: name -> (config, parameters in any layout). All may share one mesh; each gets slots of its own.
+      models: name -> (config, parameters in any layout). All may share one mesh; each gets slots of its own. Models that carry adapters on
+        the very same base (`attach(base, adapters, lora)`, one object `base`) are served together: one copy of it, and one program for all.
       key: the root of all draws; a request's key is folded from it and the request's seed.
       sizes: one `LaneConfig` for all models, or one per name.
       queue: most requests that wait for a slot, over all models; more hold their callers back.
@@ -83,7 +85,8 @@ class Engine:
         sizes = sizes or LaneConfig()
         of = lambda name: sizes if isinstance(sizes, LaneConfig) else sizes[name]  # noqa: E731
         named = tokenizers or {}
-        self._lanes = {n: Lane(n, c, p, of(n), key, mesh, named.get(n)) for n, (c, p) in models.items()}
+        self._all = [Lane(some, c, size, key, mesh, words) for some, c, size, words in grouped(models, of, named)]
+        self._lanes = {name: lane for lane in self._all for name in lane.names}
         self._queue = queue
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -91,8 +94,8 @@ class Engine:
         self._callers: collections.deque[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = collections.deque()
         self._waiting = 0  # submitted and not yet in a slot
         self._inbox: list[tuple[Lane, Ticket]] = []
-        self._updates: list[tuple[Lane, dict, Future]] = []
-        self._swaps: dict[str, list[Future]] = {n: [] for n in self._lanes}
+        self._updates: list[tuple[Lane, str, dict, Future]] = []
+        self._swaps: dict[str, list[Future]] = {lane.name: [] for lane in self._all}
         self._closing = False
         self._failure: BaseException | None = None
         self._idle_s = 0.0
@@ -146,17 +149,18 @@ class Engine:
         model, `RequestError` on an unknown name; both leave the old ones in force.
         """
         lane = self._lane(model)
-        lane.check_params(params)
+        lane.weights.check(model, params)
         done: Future = Future()
         with self._lock:
             self._raise_if_stopped()
-            self._updates.append((lane, params, done))
+            self._updates.append((lane, model, params, done))
             self._changed.notify_all()
         done.result()
 
     def stats(self) -> dict[str, dict[str, float | int]]:
         """Per model, since the start: requests, prompt, reused and sampled tokens, steps, seconds of admission, decoding and compilation,
-        compilations, the share of slots that were busy, bytes of cache; and under 'engine' seconds in all and idle."""
+        compilations, the share of slots that were busy, bytes of cache; and under 'engine' seconds in all and idle. Models that are served
+        together have one count."""
         out = {}
         for name, lane in self._lanes.items():
             s = dict(lane.stats)
@@ -218,16 +222,16 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._collect():
-                for lane in self._lanes.values():
+                for lane in self._all:
                     self._serve(lane)
         except BaseException as error:  # whatever a device program raised must reach every caller
             log.exception("the engine failed")
             self._failure = error
         with self._lock:
             self._closing = True
-            lost = [t for lane in self._lanes.values() for t in lane.tickets]
+            lost = [t for lane in self._all for t in lane.tickets]
             lost += [t for _, t in self._inbox]
-            futures = [t.future for t in lost] + [f for _, _, f in self._updates] + [f for fs in self._swaps.values() for f in fs]
+            futures = [t.future for t in lost] + [f for *_, f in self._updates] + [f for fs in self._swaps.values() for f in fs]
             self._left_the_queue(max(self._waiting, len(self._callers)))
         for future in futures:
             if not future.done() and future.set_running_or_notify_cancel():
@@ -241,11 +245,11 @@ class Engine:
             while not self._closing:
                 for lane, ticket in self._inbox:
                     lane.waiting.append(ticket)
-                for lane, params, done in self._updates:
-                    lane.pending = params
+                for lane, model, params, done in self._updates:
+                    lane.weights.pending[model] = params
                     self._swaps[lane.name].append(done)
                 self._inbox, self._updates = [], []
-                if any(lane.waiting or lane.busy or lane.pending is not None for lane in self._lanes.values()):
+                if any(lane.waiting or lane.busy or lane.weights.pending for lane in self._all):
                     return True
                 slept = time.perf_counter()
                 self._changed.wait()
@@ -260,7 +264,7 @@ class Engine:
             lane.waiting = collections.deque(t for t in lane.waiting if t not in left)
             for ticket in gone:
                 ticket.answer("cancelled" if ticket.cancelled else "timeout")
-        if lane.pending is not None and not lane.busy:
+        if lane.weights.pending and not lane.busy:
             lane.swap()
             for done in self._swaps[lane.name]:
                 done.set_result(None)

@@ -1,4 +1,4 @@
-"""The host part of one model of the engine: who waits, who holds which pages, what enters and what decodes next.
+"""The host part of one model of the engine, or of several on one base: who waits, who holds which pages, what decodes next.
 
 An exact lane (`LaneConfig.exact`) gives a request the same bytes alone, in company, in any order and with any pool. Its programs have one
 shape each: all slots decode, prompts enter a page at a time. A row reads its own pages; what it takes over from others is whole pages of
@@ -9,9 +9,10 @@ of their draws (top-k, top-p) and those who do not wait for each other.
 from __future__ import annotations
 
 import collections
-import contextlib
 import logging
+import math
 import time
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +21,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key
 
-from marl_llm.models import SAMPLE, ModelConfig, use_rules
+from marl_llm.models import SAMPLE, ModelConfig
 from marl_llm.models.pages import touched
-from marl_llm.models.serving import serving_copy
-from marl_llm.models.sharding import path_name, spec_for
+from marl_llm.models.sharding import spec_for
 from marl_llm.sampling.draws import Drawn
 from marl_llm.sampling.pages import Admission, Row, Rules, admit, decode, init_pages, page_bytes
 from marl_llm.sampling.pool import PagePool
@@ -41,6 +41,7 @@ from marl_llm.sampling.tickets import (  # fmt: skip
     page_table,
     truncation,
 )
+from marl_llm.sampling.weights import Weights
 from marl_llm.text import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ COMPACT = (2, 4)  # with at most this part of the slots living, only that part i
 PAGE = {"tpu": 128, "gpu": 64}  # tokens of a page; a TPU's lanes are 128 wide. Elsewhere 16: a page costs what it holds
 
 class Lane:
-    """One model's requests. Not thread-safe: the engine's thread owns it.
+    """The requests of one model, or of several on one base (`weights`). Not thread-safe: the engine's thread owns it.
 
     Attributes:
       waiting: who has not entered, or was paused, in the order of their numbers.
@@ -58,11 +59,11 @@ class Lane:
     """
 
     def __init__(
-        self, name: str, config: ModelConfig, params: dict, sizes: LaneConfig, root: Key[Array, ""], mesh: Mesh | None,
+        self, models: Mapping[str, dict], config: ModelConfig, sizes: LaneConfig, root: Key[Array, ""], mesh: Mesh | None,
         tokenizer: Tokenizer | None,
     ):  # fmt: skip
-        self.name, self.config, self.sizes, self.root, self.mesh, self.tokenizer = name, config, sizes, root, mesh, tokenizer
-        self.version = -1
+        self.names, self.config, self.sizes, self.root, self.mesh, self.tokenizer = tuple(models), config, sizes, root, mesh, tokenizer
+        self.name = "+".join(models)
         self.waiting: collections.deque[Ticket] = collections.deque()
         self.entering: list[Ticket] = []
         self.living: list[Ticket] = []
@@ -77,7 +78,7 @@ class Lane:
         if sizes.cache_bytes:
             count = min(count, sizes.cache_bytes // self.parts // self.page_bytes)
         if count < 1:
-            raise ValueError(f"model {name!r}: {sizes.cache_bytes:,} bytes hold no page of {self.page_bytes:,} (rollout.cache_gib)")
+            raise ValueError(f"model {self.name!r}: {sizes.cache_bytes:,} bytes hold no page of {self.page_bytes:,} (rollout.cache_gib)")
         self.room = bucket(longest)  # pages of a request
         self.pools = [PagePool(count, self.page) for _ in range(self.parts)]
         self.pages = self._placed(init_pages(config, self.parts, count, self.page))
@@ -86,12 +87,12 @@ class Lane:
         self._table: Rules | None = None
         self.shapes: set[tuple] = set()
         self.stats = collections.Counter()
-        small = SMALL.get(platform, 1e12) > 2 * PROGRAM_TOKENS * sum(x.size for x in jax.tree.leaves(params))
+        small = SMALL.get(platform, 1e12) > 2 * PROGRAM_TOKENS * sum(x.size for x in jax.tree.leaves(next(iter(models.values()))))
         self.few = small and not sizes.exact  # shapes of programs: what an empty place costs is less than another program
         self._compact = [] if mesh is not None or sizes.exact or small else [sizes.slots // part for part in COMPACT if sizes.slots // part]
         self._computed = 0  # tokens of a prompt since the last chunk
-        self.pending: dict | None = params
-        self.swap()
+        with self._program("swap"):
+            self.weights = Weights(config, models, mesh)
 
     # ------------------------------------------------------------------------------------------------ parameters and placement
     def _placed(self, pages):
@@ -102,35 +103,12 @@ class Lane:
         spec = P(("data", "fsdp") if self.parts > 1 else None, *heads)
         return jax.device_put(pages, NamedSharding(self.mesh, spec))
 
-    def check_params(self, params: dict) -> None:
-        """Raises `ValueError` when parameters, in any layout, are not of this lane's model."""
-        with use_rules(self.mesh, SAMPLE) if self.mesh is not None else contextlib.nullcontext():
-            try:
-                new = jax.eval_shape(serving_copy(self.config, self.mesh), params)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise ValueError(f"model {self.name!r}: these are no parameters of a decoder ({error!r})") from error
-        flat = lambda tree: {path_name(p): (x.shape, x.dtype) for p, x in jax.tree_util.tree_flatten_with_path(tree)[0]}  # noqa: E731
-        new, old = flat(new), flat(self._served)
-        differ = sorted(n for n in new.keys() | old if new.get(n) != old.get(n))
-        wrong = [f"{n}: {new.get(n, 'missing')} instead of {old.get(n, 'nothing')}" for n in differ]
-        if wrong:
-            raise ValueError(f"model {self.name!r}: {len(wrong)} of the new parameters do not fit: {'; '.join(wrong[:4])}")
-
     def swap(self) -> None:
-        """Takes the new parameters and forgets all keys and values of the old ones. Only when the lane is not busy.
-
-        What is served is a copy in the compute dtype, because an update may donate what it was given; the old copy is gone before the new
-        one is made.
-        """
-        params, self.pending, self.params = self.pending, None, None
-        if self.mesh is None:
-            params = jax.device_put(params, jax.local_devices()[0])
+        """Takes the new parameters and forgets all keys and values of the old ones. Only when the lane is not busy."""
         with self._program("swap"):
-            self.params = serving_copy(self.config, self.mesh)(params)
-        self._served = jax.eval_shape(lambda x: x, self.params)
+            self.weights.swap()
         for pool in self.pools:
             pool.clear()
-        self.version += 1
 
     @property
     def cache_bytes(self) -> int:
@@ -141,7 +119,7 @@ class Lane:
     def check(self, request: Request) -> StopRule:
         """The request's stop rule. Raises `RequestError` on a request that can never be served here."""
         v, sizes = self.config.vocab_size, self.sizes
-        if wrong := never_served(request, self.name, v, sizes, self.page, self.pools[0].pages):
+        if wrong := never_served(request, request.model, v, sizes, self.page, self.pools[0].pages):
             raise RequestError(f"request refused: {wrong}")
         try:
             rule = stop_rule(v, tuple(request.stop_ids), tuple(request.stop_strings), self.tokenizer)
@@ -196,7 +174,7 @@ class Lane:
         found = []
         for part, pool in enumerate(self.pools):
             if taken[part] < self.sizes.slots // self.parts:
-                chain, last, common = pool.find(ids)
+                chain, last, common = pool.find(ids, self._model(ticket), math.inf if self.sizes.exact else self.sizes.reuse)
                 common -= len(chain) * self.page + common == len(ids) and common > 0  # the last token is computed for what follows it
                 found.append((len(chain) * self.page + common, -taken[part], -part, chain, last, common))
         if not found:
@@ -223,10 +201,14 @@ class Lane:
             self.stats["prompt_tokens"] += len(ids)
             self.stats["reused_tokens"] += ticket.reused
             self.stats["requests"] += 1
-        ticket.part, ticket.nodes, ticket.version, ticket.shared = -part, [*chain, *fresh], self.version, len(chain)
+        ticket.part, ticket.nodes, ticket.shared = -part, [*chain, *fresh], len(chain)
+        ticket.version = self.weights.versions[ticket.request.model]
         ticket.cached = min(kept, len(ids) - 1)
         ticket.source = last if common else None
         return True
+
+    def _model(self, ticket: Ticket) -> int:
+        return self.names.index(ticket.request.model)
 
     def _leave(self, ticket: Ticket) -> None:
         """Gives up a request's place and pages; what they hold stays until the place is needed."""
@@ -250,7 +232,7 @@ class Lane:
         if self.sizes.exact and ticket.drawn:
             return  # what was decoded is for nobody else
         for i in range(begin, -(-ticket.cached // self.page)):
-            parent = ticket.nodes[i - 1] if i else pool.root
+            parent = ticket.nodes[i - 1] if i else pool.root(self._model(ticket))
             ticket.nodes[i] = pool.grown(ticket.nodes[i], parent, ticket.ids[i * self.page : min((i + 1) * self.page, ticket.cached)])
 
     def _provide(self) -> None:
@@ -276,8 +258,8 @@ class Lane:
         Returns how many were let in for the first time, and whether to go on before the next chunk: not once a piece of a long prompt was
         computed while others decode, so that nobody waits for a whole one. With new parameters pending only paused requests go on.
         """
-        apart = [] if self.pending is None else [t for t in self.waiting if not t.begun]
-        if self.pending is not None:
+        apart = [t for t in self.waiting if not t.begun] if self.weights.pending else []
+        if self.weights.pending:
             self.waiting = collections.deque(t for t in self.waiting if t.begun)
         entered, later = 0, []
         most = self.sizes.slots // self.parts if self.few else self.sizes.admit
@@ -309,7 +291,7 @@ class Lane:
             return False  # all but the last token may be taken over
         ids = np.asarray(ticket.request.prompt, np.int32) if ticket.ids is None else ticket.ids[: ticket.size]
         for other in self.entering:
-            if not np.array_equal(ids[: self.sizes.reuse], other.ids[: self.sizes.reuse]):
+            if other.request.model != ticket.request.model or not np.array_equal(ids[: self.sizes.reuse], other.ids[: self.sizes.reuse]):
                 continue
             common = common_length(ids, other.ids[: other.size])
             common -= common % self.page if self.sizes.exact else 0
@@ -349,10 +331,10 @@ class Lane:
                 target[i, k - at] = ticket.nodes[k].page
         fold = lambda x: x.reshape(self.parts, b, *x.shape[1:])  # noqa: E731
         rules, (truncates, kept_width) = self._tables(), truncation([t.request.settings for _, t in rows])
-        a = Admission(tokens, new, *map(fold, (beginning, kept, base, target)), draws_of(n, rows, self.rules))
+        a = Admission(tokens, new, *map(fold, (beginning, kept, base, target)), draws_of(n, rows, self.rules, self.names))
         with self._program("admit", n, length, not reuses, truncates, kept_width, len(rules.ends)):
             self.pages, drawn, state, alive = admit(
-                self.config, self.params, self.pages, a, rules, self.root, mesh=self.mesh, fresh=not reuses, truncates=truncates,
+                self.config, self.weights.params, self.pages, a, rules, self.root, mesh=self.mesh, fresh=not reuses, truncates=truncates,
                 width=kept_width,
             )  # fmt: skip
             self.pages = self._placed(self.pages)
@@ -408,12 +390,12 @@ class Lane:
         exact, of = self.sizes.exact, (rows, s, self.parts)
         lists = page_table(*of, self.room) if exact else page_lists(*of, self.page)
         rules, (truncates, width) = self._tables(), truncation([t.request.settings for t in self.living])
-        given = Row(token, length, alive, target.reshape(self.parts, s, -1), draws_of(n, rows, self.rules))
+        given = Row(token, length, alive, target.reshape(self.parts, s, -1), draws_of(n, rows, self.rules, self.names))
         self._weigh()
         with self._program("decode", chunk, n, *(x.page.shape[1] for x in lists if not exact), truncates, width, len(rules.ends)):
             self.pages, out, state, alive = decode(
-                self.config, self.params, self.pages, given, lists, rules, self.root, mesh=self.mesh, chunk=chunk, truncates=truncates,
-                width=width,
+                self.config, self.weights.params, self.pages, given, lists, rules, self.root, mesh=self.mesh, chunk=chunk,
+                truncates=truncates, width=width,
             )  # fmt: skip
             self.pages = self._placed(self.pages)
             (drawn, where), state, alive = jax.device_get((out, state, alive))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from marl_llm.models import (  # fmt: skip
     SAMPLE,
@@ -48,6 +48,7 @@ class Draws(NamedTuple):
     budget: Int[Array, "n"]
     state: Int[Array, "n"]  # of the stop rule's automaton
     settings: RowSettings
+    model: Int[Array, "n"]  # whose adapters, where several models share a base
 
 
 class Admission(NamedTuple):
@@ -86,6 +87,11 @@ class Rules(NamedTuple):
     ends: Bool[Array, "states"]
 
 
+def adapters_of(params: dict) -> int:
+    """How many models' adapters parameters carry."""
+    return jax.tree.leaves(params["lora"])[0].shape[0] if "lora" in params else 0
+
+
 def init_pages(config: ModelConfig, parts: int, pages: int, size: int) -> list[Pages]:
     """Empty pages of `size` (T) tokens, `pages` (N) in each of `parts` (A), per layer."""
     j, d, dtype = config.key_value_heads, config.head_dim, jnp.dtype(config.compute_dtype)
@@ -101,6 +107,12 @@ def page_bytes(config: ModelConfig, size: int) -> int:
 def _model(config: ModelConfig, params: dict):
     variables, base = split_adapters(params)
     return Decoder(config, serving=is_serving(base)), variables
+
+
+def _chosen(params: dict, draws: Draws) -> Float[Array, "n N"] | None:
+    """Whose adapters each row reads, of the N that there are; None where there is no choice."""
+    count = adapters_of(params)
+    return jax.nn.one_hot(draws.model, count) if count > 1 else None
 
 
 def _rules(mesh: Mesh | None):
@@ -121,15 +133,16 @@ def admit(
     `fresh` promises that nothing comes before; `truncates` and `width`: see `draws.draw`. The pages are donated.
     """
     model, variables = _model(config, params)
+    agents = _chosen(params, a.draws)
     length, kept = a.tokens.shape[1], a.kept.reshape(-1)
     where = jnp.arange(length)[None] < a.new[:, None]
     positions = kept[:, None] + jnp.minimum(jnp.arange(length)[None], a.new[:, None] - 1)
     with _rules(mesh):
         if fresh:
-            hidden, layers = model.apply(variables, a.tokens, positions, prompt_mask(where))
+            hidden, layers = model.apply(variables, a.tokens, positions, prompt_mask(where), agents=agents)
         else:
             hidden, layers = model.apply(
-                variables, a.tokens, positions, PrefixMask(prompt_mask(where), a.beginning, a.kept), cache=pages
+                variables, a.tokens, positions, PrefixMask(prompt_mask(where), a.beginning, a.kept), cache=pages, agents=agents
             )
         last = jnp.take_along_axis(hidden, (a.new - 1)[:, None, None], axis=1)[:, 0]
         logits = model.apply(variables, last, method="head")
@@ -152,7 +165,7 @@ def decode(
     `truncates` and `width`: see `draws.draw`. The pages are donated."""
     model, variables = _model(config, params)
     s, t = rows.token.shape[0], pages[0].keys.shape[-1]
-    keys_of_rows = _keys(root, rows.draws)
+    keys_of_rows, agents = _keys(root, rows.draws), _chosen(params, rows.draws)
     real = jnp.zeros((chunk, s), jnp.float32)
     kept = (jnp.full((chunk, s, width), -1, jnp.int32), real) if width else (None, None)
     out = Chunk(Drawn(jnp.zeros((chunk, s), jnp.int32), real, real, real, *kept), jnp.zeros((chunk, s), bool))
@@ -166,7 +179,8 @@ def decode(
     def one(carry):
         out, step, alive, own, token, state = carry
         cache = [PagedCache(old, *new) for old, new in zip(pages, own, strict=True)]
-        hidden, cache = model.apply(variables, token[:, None], (rows.length + step)[:, None], PagedMask(lists, step), cache=cache)
+        where = PagedMask(lists, step)
+        hidden, cache = model.apply(variables, token[:, None], (rows.length + step)[:, None], where, cache=cache, agents=agents)
         logits = model.apply(variables, hidden[:, 0], method="head")
         drawn = draw(logits, jax.vmap(jax.random.fold_in)(keys_of_rows, rows.draws.count + step), rows.draws.settings, truncates, width)
         put = lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new[None], step, axis=0)  # noqa: E731

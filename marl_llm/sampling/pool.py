@@ -8,21 +8,38 @@ sequence still grows, and others may copy its beginning. Pages without an owner 
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 
+LOOK = 32  # pages that begin alike and are compared token by token, at most
+
+
 class Node:
     """A page in the tree, or its root (no page). `tokens` are those whose keys and values it holds, at most a page's."""
 
-    __slots__ = ("full", "growing", "owners", "page", "parent", "tokens")
+    __slots__ = ("children", "full", "owners", "page", "parent", "tokens")
 
     def __init__(self, page: int, parent: Node | None, tokens: np.ndarray):
         self.page, self.parent, self.tokens = page, parent, tokens
         self.full: dict[bytes, Node] = {}  # by their tokens
-        self.growing: dict[Node, None] = {}  # not full: their owner may add to them
+        self.children: dict[int, dict[Node, None]] = {}  # by their first token, the latest last: full ones, and those that still grow
         self.owners = 0
+
+    def adopt(self, child: Node) -> None:
+        """Puts a page that holds something behind this one."""
+        child.parent = self
+        self.children.setdefault(int(child.tokens[0]), {})[child] = None
+
+    def leave(self, child: Node) -> None:
+        """Takes a page away from here."""
+        first = int(child.tokens[0])
+        some = self.children.get(first, {})
+        some.pop(child, None)
+        if not some:
+            self.children.pop(first, None)
 
 
 class PagePool:
@@ -38,9 +55,14 @@ class PagePool:
 
     def clear(self) -> None:
         """Forgets everything, for the parameters have changed. No page has an owner."""
-        self.root = Node(-1, None, np.zeros(0, np.int32))
+        self._nothing = np.zeros(0, np.int32)
+        self._roots: dict[int, Node] = {}
         self.free = list(range(self.pages - 1, -1, -1))
         self.unowned: collections.OrderedDict[Node, None] = collections.OrderedDict()
+
+    def root(self, model: int = 0) -> Node:
+        """Where the sequences of a model begin; what adapters computed is for the same adapters only."""
+        return self._roots.setdefault(model, Node(-1, None, self._nothing))
 
     @property
     def available(self) -> int:
@@ -52,9 +74,12 @@ class PagePool:
         """Pages with an owner."""
         return self.pages - self.available
 
-    def find(self, ids: np.ndarray) -> tuple[list[Node], Node | None, int]:
-        """`(full pages, a page that goes on like ids, how many of its tokens do)` for the longest known beginning of `ids`."""
-        chain, node, at, most = [], self.root, 0, len(ids)
+    def find(self, ids: np.ndarray, model: int = 0, least: float | int = 0) -> tuple[list[Node], Node | None, int]:
+        """`(full pages, a page that goes on like ids, how many of its tokens do)` for the longest known beginning of `ids`.
+
+        A page that goes on like ids is looked for among the latest `LOOK`, and only if the beginning may come to `least` tokens with it.
+        """
+        chain, node, at, most = [], self.root(model), 0, len(ids)
         while at + self.size <= most:
             child = node.full.get(ids[at : at + self.size].tobytes())
             if child is None:
@@ -62,11 +87,9 @@ class PagePool:
             chain.append(child)
             node, at = child, at + self.size
         best, common = None, 0
-        if at < most:
+        if at < most and min(most, at + self.size) >= least:
             rest = ids[at : min(most, at + self.size)]
-            for child in (*node.full.values(), *node.growing):
-                if not len(child.tokens) or child.tokens[0] != rest[0]:
-                    continue
+            for child in itertools.islice(reversed(node.children.get(int(rest[0]), ())), LOOK):
                 n = min(len(rest), len(child.tokens))
                 same = child.tokens[:n] == rest[:n]
                 n = n if same.all() else int(np.argmin(same))
@@ -98,7 +121,7 @@ class PagePool:
                 raise IndexError("no page is available")
             old, _ = self.unowned.popitem(last=False)  # what lies behind it was released before it, and is gone
             self._forget(old)
-        node = Node(self.free.pop(), None, self.root.tokens)
+        node = Node(self.free.pop(), None, self._nothing)
         node.owners = 1
         return node
 
@@ -109,21 +132,20 @@ class PagePool:
         if not len(tokens):
             return node
         if len(tokens) < self.size:
-            node.parent = parent
-            parent.growing[node] = None
+            parent.adopt(node)
             return node
-        parent.growing.pop(node, None)
         twin = parent.full.setdefault(tokens.tobytes(), node)
         if twin is node:
-            node.parent = parent
+            parent.adopt(node)
             return node
+        parent.leave(node)
         self.own([twin])
         self.free.append(node.page)
         return twin
 
     def _forget(self, node: Node) -> None:
         if node.parent is not None:
-            node.parent.growing.pop(node, None)
+            node.parent.leave(node)
             name = node.tokens.tobytes()
             if node.parent.full.get(name) is node:
                 del node.parent.full[name]

@@ -155,19 +155,21 @@ def common_length(a: np.ndarray, b: np.ndarray) -> int:
     return n if same.all() else int(np.argmin(same))
 
 
-def draws_of(n: int, rows: list[tuple[int, Ticket]], rules: dict[int, int]) -> Draws:
-    """How n rows draw; those that are not in `rows` are padding. `rules`: the first state of each stop rule, by its id."""
+def draws_of(n: int, rows: list[tuple[int, Ticket]], rules: dict[int, int], names: tuple[str, ...]) -> Draws:
+    """How n rows draw; those that are not in `rows` are padding. `rules`: the first state of each stop rule, by its id; `names`: the models
+    of the lane."""
     i32 = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
-    seeds, seed_count, count, budget, state = i32(n, SEEDS), i32(n), i32(n), i32(n), i32(n)
+    seeds, seed_count, count, budget, state, model = i32(n, SEEDS), *(i32(n) for _ in range(5))
     settings = RowSettings(np.ones(n, np.float32), i32(n), np.ones(n, np.float32), np.zeros(n, np.float32), i32(n))
     for i, ticket in rows:
         request = ticket.request
         seeds[i, : len(request.seed)], seed_count[i] = request.seed, len(request.seed)
         count[i], budget[i], state[i] = ticket.drawn, request.max_tokens, rules[id(ticket.rule)] + ticket.state
+        model[i] = names.index(request.model)
         s = request.settings
         for field, value in zip(settings, (s.temperature, s.top_k or 0, s.top_p, s.min_p, s.max_kept or 0), strict=True):
             field[i] = value
-    return Draws(seeds, seed_count, count, budget, state, settings)
+    return Draws(seeds, seed_count, count, budget, state, settings, model)
 
 
 def page_lists(rows: list[tuple[int, Ticket]], s: int, parts: int, size: int) -> tuple[PageList, ...]:

@@ -37,7 +37,7 @@ from marl_llm.training.over_start import figures as bias
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy
 from marl_llm.training.seats import Seat, guest
-from marl_llm.training.served import cache_bytes, check_served, engines, samplers
+from marl_llm.training.served import cache_bytes, check_served, engines, on_one_base, samplers
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Inside, Rollout, Scripted, Task, Workflow, WorkflowError, World
@@ -61,6 +61,7 @@ class PlayOptions:
     concurrency: int = 1024  # hosted play: most plays under way; None: 1,024
     exact: bool = False  # hosted play: a response's bytes depend on nobody else, so runs repeat byte for byte (docs/resume.md); None: False
     over_start: int = 0  # hosted play: tasks begun beyond `tasks`; the late ones belong to the next step (docs/pods.md); None: 0
+    adapters: str = "auto"  # hosted play: adapters on one base are sampled "together" or "merged" (docs/real_models.md); None: auto
     ahead: int = 0  # hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/pods.md); None: 0
 
 
@@ -143,6 +144,7 @@ class HostedTeam(Team):
         self.plays = options.recipe.plays
         self._current = _Current()
         self._underway: Underway | None = None
+        self._together = on_one_base(self.learners, play.adapters, mesh)
         self._unserved: set[str] = set()  # models whose new parameters the engine has not been given
         self._given: dict[str, list[int]] = {}  # of the team's own models: the versions that the engine was given, in order
         check_beside(play.ahead, play.over_start, mesh, self.trained_coach is not None)
@@ -169,14 +171,18 @@ class HostedTeam(Team):
             self._given = {name: [learner.version] for name, learner in self.learners.items()}
         else:
             for name in sorted(self._unserved):
-                params = processes.local(self.learners[name].params, self.mesh, own_mesh(self.mesh))
+                params = processes.local(self._sampled(name), self.mesh, own_mesh(self.mesh))
                 self._current.engine.set_params(name, params)
                 self._given[name].append(self.learners[name].version)
         self._unserved.clear()
 
+    def _sampled(self, name: str) -> dict:
+        """What a model samples from: whole parameters, or its adapters on the base that it shares."""
+        return self.learners[name].attached if name in self._together else self.learners[name].params
+
     def _samplers(self) -> Engine | Samplers:
         """Who draws for the team's own models."""
-        models = {name: (learner, learner.params) for name, learner in self.learners.items()}
+        models = {name: (learner, self._sampled(name)) for name, learner in self.learners.items()}
         return samplers(models, self._engine, self._engine_key, self._sizes(1, self.mesh))
 
     def _sizes(self, models: int, mesh: Mesh) -> LaneConfig:
@@ -188,7 +194,7 @@ class HostedTeam(Team):
             response_tokens=max(role.max_tokens for role in roles.values()),
             chunk=o.chunk,
             admit=min(o.slots, 16),
-            cache_bytes=cache_bytes(o.cache_gib, models, own_mesh(mesh)),
+            cache_bytes=cache_bytes(o.cache_gib, mesh, models),
             exact=o.exact,
         )
 

@@ -19,6 +19,7 @@ from marl_llm.models import (
     TRAIN,
     LoraConfig,
     ModelConfig,
+    attach,
     compute_copy,
     init_adapters,
     log_prob_gap_bound,
@@ -85,18 +86,19 @@ class Learner:
       options: how it is updated.
       mesh: where it lives.
       key: of fresh adapters; consumed.
+      base: the spec's parameters where they lie already, because another model has its adapters on them too; None: they are placed here.
 
     Attributes:
       trained: parameters (or adapters) with their optimizer, and the same of its own critic, or None.
       version: how often its parameters have changed since `begin`.
     """
 
-    def __init__(self, spec: ModelSpec, options: LearnerOptions, mesh: Mesh, key: Key[Array, ""]):
+    def __init__(self, spec: ModelSpec, options: LearnerOptions, mesh: Mesh, key: Key[Array, ""], base: dict | None = None):
         head = options.has_critic and options.critic == "head"
         self.spec, self.options, self.mesh = dataclasses.replace(spec, params={}), options, mesh
         self.config = dataclasses.replace(spec.config, value_head=True) if head else spec.config
         self._imitate, self._update, self._token_kl = _programs(spec.config, spec.lora, mesh, options)
-        self.base = put(spec.params, param_shardings(spec.params, mesh, TRAIN)) if spec.lora else None
+        self.base = (put(spec.params, param_shardings(spec.params, mesh, TRAIN)) if base is None else base) if spec.lora else None
         whole = with_value_head(spec.params) if head and "value_head" not in spec.params else spec.params
         self.trained = Trained(self._policy(init_adapters(spec.config, key, spec.lora) if spec.lora else whole))
         self.begin()
@@ -116,6 +118,11 @@ class Learner:
     def params(self) -> dict:
         """Whole parameters, adapters merged in: what is sampled from."""
         return self.whole(self.policy.params)
+
+    @property
+    def attached(self) -> dict:
+        """The base with this model's adapters on it, not merged; the base is the same object for all models on it."""
+        return attach(self.base, self.policy.params, self.spec.lora)
 
     def whole(self, trained: dict) -> dict:
         """Whole parameters of a policy of this shape: adapters are merged in."""

@@ -29,7 +29,6 @@ from jaxtyping import Array, Float, Int
 
 from marl_llm.sampling.tickets import bucket
 
-
 ROWS = 16  # per device at least, where empty rows are not computed
 SAMPLE_PLACES = 2**17  # samples x targets of a row, up to which places for samples cost next to nothing
 
@@ -176,7 +175,8 @@ class Tokens:
                     f"sample {(self.names and self.names[i]) or i!r} has {self.prompt_size[i]} + {self.size[i]} = {total} tokens, more "
                     f"than a row's {row_tokens}: raise row_tokens, or shorten prompts or responses where they are made"
                 )
-        most = (row_tokens, targets or row_tokens, row_tokens) if self.shape is None else (row_tokens, self.shape.targets, self.shape.samples)
+        room = (targets or row_tokens, row_tokens) if self.shape is None else (self.shape.targets, self.shape.samples)
+        most = (row_tokens, *room)
         parts = []
         for family in self.families(chosen):
             room = (row_tokens - int(self.prompt_size[family[0]]), *most[1:])
@@ -205,10 +205,10 @@ class Tokens:
         """The chosen samples in rows for `devices` that take equal blocks of them; `sample` numbers those of this table.
 
         Rows are dealt by how full they are, and each block begins with rows that hold something. With `few_shapes`, for programs that stop
-        before empty rows, L is `row_tokens`, Q that (or a quarter, where prompts are long), and B per device and N are powers of four from
-        large numbers on, so that a run compiles one program or two. Otherwise every place costs: L is `row_tokens`, or a half, a quarter, ... that holds the longest
-        row; Q is a multiple of a quarter of L; B and N are powers of two. With `shape`, L is its `tokens`, or `row_tokens` if that is
-        less, and the rest is as it says. Raises `PackingError`.
+        before empty rows, L is `row_tokens`, Q that (or a quarter, where prompts are long), and B per device and N are powers of four
+        from large numbers on, so that a run compiles one program or two. Otherwise every place costs: L is `row_tokens`, or a half, a
+        quarter, ... that holds the longest row; Q is a multiple of a quarter of L; B and N are powers of two. With `shape`, L is its
+        `tokens`, or `row_tokens` if that is less, and the rest is as it says. Raises `PackingError`.
         """
         row_tokens = row_tokens if self.shape is None else min(row_tokens, self.shape.tokens)
         rows = self.plan(chosen, row_tokens, self._targets(row_tokens) if few_shapes else row_tokens)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Recipe
 from marl_llm.sampling import Engine, LaneConfig, Samplers, Settings, VllmSampler
 from marl_llm.sampling.vllm import check_settings
+from marl_llm.training import processes
 from marl_llm.training.learner import Learner
+from marl_llm.training.mesh import own_mesh
 from marl_llm.workflows import WorkflowError
 
+ADAPTERS = ("auto", "together", "merged")
+LARGE_BYTES = 2**30  # of a serving copy, from which on two of one base are one too many
 Models = Mapping[str, tuple[Learner, dict]]  # name -> learner, whole parameters
 
 
@@ -42,12 +47,36 @@ def engines(models: Models, on: Callable[[Mesh, Models], Engine]) -> Engine | Sa
     return found.popitem()[1] if len(groups) == 1 else Samplers(found)
 
 
-def cache_bytes(gib: float | None, models: int, mesh: Mesh) -> int:
-    """Of keys and values of each of `models` on a mesh, on all its devices together, `gib` per device; 0: no limit is known."""
-    there = mesh.devices.flat[0].memory_stats() or {}
-    if gib is None and "bytes_limit" not in there:  # a CPU
+def on_one_base(learners: Mapping[str, Learner], how: str, mesh: Mesh) -> frozenset[str]:
+    """Names of the models that are sampled with their adapters on one copy of the base that they share.
+
+    With "auto" those whose base takes `LARGE_BYTES` or more: a merged copy each samples faster, and costs the base once more. Where a
+    run has many processes all are merged. Raises `WorkflowError` on another word than `ADAPTERS`, and where "together" has no effect.
+    """
+    if how not in ADAPTERS:
+        raise WorkflowError(f"play.adapters={how!r} is unknown; the ways are {', '.join(ADAPTERS)}")
+    found: dict[tuple, list[str]] = {}
+    for name, learner in learners.items():
+        if learner.base is not None and learner.spec.sampler is None:
+            found.setdefault((id(learner.base), learner.config, learner.spec.lora, id(learner.spec.speech.tokenizer)), []).append(name)
+    shared = {key: names for key, names in found.items() if len(names) > 1 and not processes.spans(mesh)}
+    if how == "together" and not shared:
+        raise WorkflowError("play.adapters='together' would have no effect: no two models of this process have adapters on one base")
+    large = lambda learner: learner.config.parameters * jnp.dtype(learner.config.compute_dtype).itemsize >= LARGE_BYTES  # noqa: E731
+    wanted = [names for names in shared.values() if how == "together" or how == "auto" and large(learners[names[0]])]
+    return frozenset(name for names in wanted for name in names)
+
+
+def cache_bytes(gib: float | None, mesh: Mesh, models: int) -> int:
+    """Bytes of keys and values of each of so many models, on all devices of this process together; 0: no limit is known.
+
+    `gib` is per device and over all models; None: half of what is free.
+    """
+    mesh = own_mesh(mesh)
+    found = mesh.devices.flat[0].memory_stats() or {}
+    if gib is None and "bytes_limit" not in found:  # a CPU
         return 0
-    each = gib * 2**30 if gib is not None else (there["bytes_limit"] - there["bytes_in_use"]) / 2
+    each = gib * 2**30 if gib is not None else (found["bytes_limit"] - found["bytes_in_use"]) / 2
     return max(1, int(each * mesh.size / models))
 
 

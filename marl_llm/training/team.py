@@ -93,10 +93,13 @@ class Team(abc.ABC):
         self.seed, self.permute_rewards, self.split = seed, permute_rewards, parts is not None
         self.parts = dict.fromkeys(assignment.policies, mesh) if parts is None else {name: parts[name] for name in assignment.policies}
         self._began_from = {name: id(models[name].params) for name in assignment.policies}  # the parameters themselves are not kept
-        self.learners = {
-            name: Learner(models[name], options, self.parts[name], jax.random.fold_in(jax.random.key(seed), number))
-            for number, name in enumerate(assignment.policies)
-        }
+        self.learners: dict[str, Learner] = {}
+        bases: dict[tuple[int, Mesh], dict] = {}  # of models with adapters: what is the same object is placed once on the same devices
+        for number, name in enumerate(assignment.policies):
+            spec, key, part = models[name], jax.random.fold_in(jax.random.key(seed), number), self.parts[name]
+            self.learners[name] = Learner(spec, options, part, key, bases.get((id(spec.params), part)) if spec.lora else None)
+            if spec.lora:
+                bases[id(spec.params), part] = self.learners[name].base
         self.kl_coef = options.recipe.kl_coef
         self.running = np.zeros(len(self.roles))
         self._warned = self._warned_of_opponents = False

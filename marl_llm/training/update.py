@@ -42,7 +42,7 @@ from marl_llm.training.scoring import (
     sample_where,
     table_shape,
 )
-from marl_llm.training.steps import Sums, check_base, cut, exact_step, microbatch_size, policy_loss, few_shapes, whole
+from marl_llm.training.steps import Sums, check_base, cut, exact_step, few_shapes, microbatch_size, policy_loss, whole
 
 
 class Trained(NamedTuple):

@@ -82,7 +82,7 @@ def test_a_long_prompt_enters_in_pieces_and_others_decode_between(engine, params
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.log_probs, want.log_probs, atol=2e-6)
     assert len(short.tokens) == 16
-    assert engine.stats()["a"]["admit_programs"] >= 1 + 8
+    assert engine.stats()["a"]["admit_programs"] >= 8  # the short one enters beside the first piece
 
 
 def test_a_request_that_can_never_fit_is_refused_at_submission(engine):
@@ -95,8 +95,8 @@ def test_a_request_that_can_never_fit_is_refused_at_submission(engine):
 def test_a_full_page_that_another_holds_too_is_free_again():
     pool, ids = PagePool(4, 2), np.asarray([1, 2], np.int32)
     first, second = pool.take(), pool.take()
-    assert pool.grown(first, pool.root, ids) is first
-    assert pool.grown(second, pool.root, ids) is first
+    assert pool.grown(first, pool.root(), ids) is first
+    assert pool.grown(second, pool.root(), ids) is first
     assert (first.owners, pool.owned, len(pool.free)) == (2, 1, 3)
 
 
@@ -116,7 +116,7 @@ def test_the_pool_never_gives_a_page_to_two_and_forgets_nothing_that_is_owned():
         pool.own(chain)
         nodes = [*chain, *(pool.take() for _ in range(-(-len(tokens) // 4) - len(chain)))]
         for i in range(len(chain), len(nodes)):
-            nodes[i] = pool.grown(nodes[i], nodes[i - 1] if i else pool.root, tokens[4 * i : 4 * i + 4])
+            nodes[i] = pool.grown(nodes[i], nodes[i - 1] if i else pool.root(), tokens[4 * i : 4 * i + 4])
         held.append((tokens, nodes))
         owned = {node.page: node for _, nodes in held for node in nodes}
         assert pool.owned == len(owned)
@@ -127,3 +127,15 @@ def test_the_pool_never_gives_a_page_to_two_and_forgets_nothing_that_is_owned():
     for _, nodes in held:
         pool.release(nodes)
     assert pool.available == 40
+
+
+def test_a_beginning_is_looked_for_among_the_latest_pages_and_only_where_it_would_do():
+    pool = PagePool(100, 4)
+    for i in range(60):
+        pool.grown(pool.take(), pool.root(), np.asarray([1, i + 2], np.int32))
+    find = lambda last, **more: pool.find(np.asarray([1, last], np.int32), **more)[1:]  # noqa: E731
+    newest, common = find(61)
+    assert (list(newest.tokens), common) == ([1, 61], 2)
+    assert find(2)[1] == 1  # there is one that says [1, 2], but it is too long ago
+    assert find(61, least=3) == (None, 0)
+    assert find(61, model=1) == (None, 0)  # other adapters computed it

@@ -9,10 +9,10 @@ import pytest
 from test_team import SHAPE, SPEECH, WORLD
 
 from marl_llm.algorithms import make_recipe
-from marl_llm.models import compute_copy, init_params
+from marl_llm.models import LoraConfig, compute_copy, init_params
 from marl_llm.training import HostedTeam, LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer
 from marl_llm.training.parked import park, unpark
-from marl_llm.workflows import separate
+from marl_llm.workflows import WorkflowError, separate
 
 CONFIG = dataclasses.replace(SHAPE, width=64, feed_forward=256, compute_dtype="bfloat16")
 
@@ -42,6 +42,45 @@ def test_copies_of_the_parameters_on_the_devices(recipe, masters, halves):
                 team._own()
             copies = (live() - before - cache) / (2 * one)
             assert copies == pytest.approx(masters + halves / 2, abs=0.1), moment
+
+
+def adapted(how):
+    """(draws of two steps, copies of the base on the devices after them) of two models with adapters on one base."""
+    options = LearnerOptions(make_recipe("grpo"), make_optimizer(), row_tokens=16, minibatch=8)
+    config, before = dataclasses.replace(CONFIG, compute_dtype="float32"), live()
+    params = init_params(config, jax.random.key(0))
+    specs = {name: ModelSpec(config, params, SPEECH, LoraConfig(rank=2)) for name in ("first", "second")}
+    one = sum(x.nbytes for x in jax.tree.leaves(params))
+    play = PlayOptions(slots=2, chunk=2, adapters=how)
+    with HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=play) as team:
+        del specs, params
+        cache = team._current.engine.stats()["first"]["cache_bytes"] * (1 if how == "together" else 2)
+        batches = [team.play(0, 0, 4)]
+        team.learn(batches[0], 0.05, None)
+        batches.append(team.play(1, 4, 4))  # with what was learned
+        drawn = [(np.asarray(batch.tokens.ids), np.asarray(batch.tokens.log_probs)) for batch in batches]
+        del batches
+        learned = sum(x.nbytes for learner in team.learners.values() for x in jax.tree.leaves(learner.trained))
+        return drawn, (live() - before - cache - learned) / one
+
+
+def test_models_with_adapters_on_one_base_hold_it_once():
+    """Sampled together or merged, the same draws; together the base lies there in float32 and once more as it is served."""
+    (together, copies), (merged, more) = adapted("together"), adapted("merged")
+    assert copies == pytest.approx(2, abs=0.15)
+    assert more == pytest.approx(3, abs=0.15)
+    for (ids, log_probs), (others, expected) in zip(together, merged, strict=True):
+        np.testing.assert_array_equal(ids, others)
+        np.testing.assert_allclose(log_probs, expected, atol=1e-4)
+    assert not np.array_equal(together[0][0], together[1][0])
+
+
+def test_ways_of_sampling_adapters_that_cannot_be_are_refused():
+    options = LearnerOptions(make_recipe("grpo"), make_optimizer(), row_tokens=16, minibatch=8)
+    specs = {name: ModelSpec(CONFIG, init_params(CONFIG, jax.random.key(0)), SPEECH) for name in ("first", "second")}
+    for how, message in (("apart", "play.adapters='apart' is unknown"), ("together", "no two models of this process have adapters")):
+        with pytest.raises(WorkflowError, match=message):
+            HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=PlayOptions(adapters=how))
 
 
 def test_what_is_parked_comes_back_as_the_compute_dtype_rounds_it():

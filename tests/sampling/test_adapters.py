@@ -1,0 +1,100 @@
+"""Adapters of several models on one base: one lane serves them all, and each answers as its merged form does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marl_llm.models import LoraConfig, ModelConfig, attach, init_adapters, init_params, merge
+from marl_llm.sampling import Engine, LaneConfig, Request
+from marl_llm.sampling.requests import Settings
+
+CONFIG = ModelConfig(vocab_size=48, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
+LORA = LoraConfig(rank=4, alpha=8.0)
+SIZES = LaneConfig(slots=4, prompt_tokens=32, response_tokens=8, chunk=4, admit=2, reuse=4)
+
+
+def adapters(seed):
+    """Adapters that change what is drawn."""
+    made = init_adapters(CONFIG, jax.random.key(seed), LORA)
+    noise = lambda path, x: x + 0.5 * jax.random.normal(jax.random.fold_in(jax.random.key(seed + 100), len(str(path))), x.shape)  # noqa: E731
+    return jax.tree_util.tree_map_with_path(noise, made)
+
+
+@pytest.fixture(scope="module")
+def base():
+    return jax.tree.map(lambda x: x * 2.0, init_params(CONFIG, jax.random.key(0)))
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    return {"a": adapters(1), "b": adapters(2)}
+
+
+def together(base, tuned, **options):
+    return Engine({n: (CONFIG, attach(base, x, LORA)) for n, x in tuned.items()}, jax.random.key(3), sizes=SIZES, **options)
+
+
+def merged(base, tuned):
+    return Engine({n: (CONFIG, merge(base, x, LORA)) for n, x in tuned.items()}, jax.random.key(3), sizes=SIZES)
+
+
+def requests(count, seed=0, most=32):
+    rng = np.random.default_rng(seed)
+    ids = lambda: tuple(int(t) for t in rng.integers(1, 48, rng.integers(1, most)))  # noqa: E731
+    draw = lambda i: Settings(0.0) if i % 5 == 0 else Settings()  # noqa: E731
+    return [Request(ids(), (seed, i), int(rng.integers(1, 9)), "ab"[int(rng.integers(2))], draw(i)) for i in range(count)]
+
+
+def same(got, want):
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
+
+
+def test_each_model_answers_as_its_merged_form(base, tuned):
+    asked = requests(40)
+    prompt = asked[0].prompt[:12] + tuple(range(1, 12))
+    asked += [Request(prompt, (9, i), 8, "ab"[i % 2]) for i in range(8)]  # one prompt, two models: nobody may take over the other's keys
+    with merged(base, tuned) as apart:
+        want = apart.generate_all(asked)
+    with together(base, tuned) as one:
+        assert one._lanes["a"] is one._lanes["b"]
+        assert one._lanes["a"].sizes.slots == 2 * SIZES.slots
+        same(one.generate_all(asked), want)
+        same([one.generate_all([asked[i]])[0] for i in range(4)], want[:4])  # alone
+        held = one._lanes["a"].weights.params
+        assert sum(x.size for x in jax.tree.leaves(held["base"])) == CONFIG.parameters  # the base once
+    assert any(not np.array_equal(want[-8 + i].tokens, want[-7 + i].tokens) for i in range(0, 8, 2))  # the models differ
+
+
+def test_a_swap_exchanges_one_models_adapters(base, tuned):
+    new, asked = adapters(7), [Request(tuple(range(1, 20)), (i,), 8, name) for i in range(4) for name in "ab"]
+    with merged(base, tuned) as before, merged(base, {"a": tuned["a"], "b": new}) as after:
+        old, want = before.generate_all(asked), after.generate_all(asked)
+    with together(base, tuned) as one:
+        same(one.generate_all(asked), old)
+        one.set_params("b", attach(base, new, LORA))
+        got = one.generate_all(asked)
+        same(got, want)
+        assert [c.version for c in got] == [0, 1] * 4
+        one.set_params("a", attach(base, new, LORA))
+        assert {c.version for c in one.generate_all(asked)} == {1}
+    assert any(not np.array_equal(x.tokens, y.tokens) for x, y in zip(old[1::2], want[1::2]))
+
+
+def test_what_cannot_be_served_together_is_not(base, tuned):
+    copy = jax.tree.map(jnp.copy, base)
+    models = {"a": attach(base, tuned["a"], LORA), "b": attach(copy, tuned["b"], LORA)}
+    small = init_adapters(CONFIG, jax.random.key(1), LoraConfig(rank=2))
+    models["c"] = attach(base, small, LoraConfig(rank=2))
+    with Engine({n: (CONFIG, p) for n, p in models.items()}, jax.random.key(3), sizes=SIZES) as engine:
+        assert len({id(lane) for lane in engine._lanes.values()}) == 3
+    with together(base, tuned) as one:
+        with pytest.raises(ValueError, match="model 'b' is adapters on a base that others share"):
+            one.set_params("b", attach(copy, tuned["b"], LORA))
+        with pytest.raises(ValueError, match="model 'b' is adapters on a base that others share"):
+            one.set_params("b", merge(base, tuned["b"], LORA))
+        with pytest.raises(ValueError, match="of the new parameters do not fit"):
+            one.set_params("b", attach(base, small, LoraConfig(rank=2)))
+        assert one.generate_all(requests(2))[0].version == 0
