@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-
 LOOK = 32  # pages that begin alike and are compared token by token, at most
 
 
