@@ -6,10 +6,12 @@ The command is `experiments/plan.py`.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import re
 import time
+from typing import Any
 
 from experiments.command import ConfigError
 
@@ -56,17 +58,18 @@ def devices_of(topology: str):
     return CHIPS[name], len(devices), devices
 
 
-def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: int, response: int):
+def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: int, response: int, lora=None):
     """`(update, sampler, bytes of parameters, of optimizer, of the sampling copy)`: two lowered programs, and bytes per device.
 
-    A minibatch is that many rows, each with a prompt and the K responses that were sampled from it.
+    A minibatch is that many rows, each with a prompt and the K responses that were sampled from it. With `lora` the parameters are
+    adapters, and their base is an argument of the update.
     """
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
     from marl_llm.algorithms import needs
-    from marl_llm.models import SAMPLE, TRAIN, init_params, param_shardings, use_rules
+    from marl_llm.models import SAMPLE, TRAIN, init_adapters, init_params, param_shardings, use_rules
     from marl_llm.sampling import Settings, sample
     from marl_llm.training import LearnerOptions, make_optimizer, make_policy
     from marl_llm.training.packing import PackedRows
@@ -86,7 +89,13 @@ def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: in
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=length, minibatch=minibatch)
     apart = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=config.uniform))
-    policy = abstract(jax.eval_shape(lambda p: make_policy(p, options.optimizer), params), TRAIN)
+    make = lambda p: make_policy(p, options.optimizer)  # noqa: E731
+    base = abstract(params, TRAIN) if lora else None
+    if lora:  # adapters are small: every device has them whole
+        policy = jax.eval_shape(lambda key: make(init_adapters(config, key, lora)), jax.random.key(0))
+        policy = jax.tree.map(lambda x: whole(x.shape, x.dtype), policy)
+    else:
+        policy = abstract(jax.eval_shape(make, params), TRAIN)
     real, ids = jnp.float32, jnp.int32
     widths = dict(tokens=length, positions=length, segments=length, branches=length, predict=answers, targets=answers)
     widths |= dict(log_probs=answers, sample=k, first=k, length=k)
@@ -94,10 +103,10 @@ def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: in
     required = needs(recipe)
     beside = {"advantages": k} | ({"old": answers} if "sampler_log_probs" in required else {})
     arrays = {name: whole((minibatch, width), real) for name, width in beside.items()}
-    reference = policy.params if recipe.kl_coef else None
-    update = policy_step(options, config, mesh)
+    reference = abstract(params, TRAIN) if recipe.kl_coef else None
+    update = policy_step(options, config, mesh, lora)
     scalars = {name: whole((), real) for name in ("kl_coef", "entropy_threshold") if name == "kl_coef" or name in required}
-    lowered_update = update.lower(policy, None, reference, rows, arrays, scalars, whole((), real), whole((), real))
+    lowered_update = update.lower(policy, base, reference, rows, arrays, scalars, whole((), real), whole((), real))
 
     rows_of = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (environments, k)))
@@ -131,10 +140,32 @@ def estimate(config, k: int, prompt: int, response: int, per: float | int, tenso
     return kept + one + 3 * 2**25
 
 
-def sizes_of(config) -> tuple:
-    """`(recipe, shape, number of trained models, longest prompt, longest response)` of any config. Raises `PlanError` for mixed shapes."""
+@dataclasses.dataclass(frozen=True)
+class PlanSizes:
+    """What a plan needs to know of a config.
+
+    Attributes:
+      recipe, shape: of the trained models, which have one shape. models: how many they are.
+      prompt, response: the longest, in tokens.
+      hosted: play has an engine, whose copies stay through the update. lora: of the adapters that are trained, or None.
+      bases: frozen bases under the adapters. critics: critics that are networks of their own.
+    """
+
+    recipe: Any
+    shape: Any
+    models: int
+    prompt: int
+    response: int
+    hosted: bool = False
+    lora: Any = None
+    bases: int = 0
+    critics: int = 0
+
+
+def sizes_of(config) -> PlanSizes:
+    """The sizes of any config. Raises `PlanError` for trained models of several shapes or ranks."""
     from experiments.base import resolve
-    from marl_llm.models import PRESETS
+    from marl_llm.models import PRESETS, LoraConfig
 
     config = config.copy_and_resolve_references()
     if config.model.preset:
@@ -143,23 +174,49 @@ def sizes_of(config) -> tuple:
         trained = resolved.assignment.trained
         shapes = {resolved.shapes[name] for name in trained}
         longest = [max(sizes) for sizes in zip(*resolved.budgets.values())]
+        options = [resolved.options[name] for name in trained]
+    ranks = {one.get("lora_rank") for one in options}
+    if len(ranks) > 1:
+        raise PlanError(f"the trained models {', '.join(trained)} have several lora_ranks; plan them one by one, with assignment=shared")
+    lora = LoraConfig(options[0]["lora_rank"], options[0]["lora_alpha"]) if ranks != {None} else None
+    bases = len({json.dumps([one.get("path"), one.get("preset")]) for one in options}) if lora else 0
+    critics = len(trained) if resolved.recipe.normaliser == "critic" and config.optimizer.critic == "own" else 0
     if len(shapes) > 1:
         raise PlanError(f"the trained models {', '.join(trained)} have several shapes; plan them one by one, with assignment=shared")
     presets = {resolved.options[name].get("preset") for name in trained} - {None}
     real = [PRESETS[name].get("vocab_size", 0) for name in presets]  # a published model keeps its vocabulary, whatever the game's is
     shape = dataclasses.replace(next(iter(shapes)), vocab_size=max([next(iter(shapes)).vocab_size, *real]))
-    return resolved.recipe, shape, len(trained), *longest
+    return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, bases, critics)
+
+
+def beside(sizes: PlanSizes, adapters: int, copy: float, split: int) -> dict[str, float]:
+    """Bytes per device of what stays through the update beside policies and moments.
+
+    Args:
+      adapters: parameters of one model's adapters. copy: bytes of one sampling copy. split: over how many devices parameters are split.
+    """
+    whole = sizes.shape.parameters / split
+    found = {"bases": sizes.bases * whole * 4, "critics": sizes.critics * whole * 12}
+    found["references"] = sizes.models * whole * 2 if sizes.recipe.kl_coef else 0.0
+    if sizes.hosted:  # the engine's; models with adapters are served together on their base
+        found["serving"] = sizes.bases * copy + sizes.models * adapters * 2.0 if sizes.lora else sizes.models * copy
+    return found
 
 
 def plan(config, topology: str, axes_text: str, prompt: int, response: int, minibatch: int, compile_: bool) -> dict:
     """Everything that the table shows, for all models of a config. Raises `PlanError`."""
-    from marl_llm.models import for_platform
+    import jax
+
+    from marl_llm.models import for_platform, init_adapters
     from marl_llm.training import make_mesh, roofline
 
-    recipe, shape, models, *longest = sizes_of(config)
+    sizes = sizes_of(config)
+    recipe, shape, models, lora = sizes.recipe, sizes.shape, sizes.models, sizes.lora
     chip, count, devices = devices_of(topology)
     data, fsdp, tensor = mesh_axes(count, axes_text)
-    prompt, response = prompt or longest[0], response or longest[1]
+    prompt, response = prompt or sizes.prompt, response or sizes.response
+    tree = jax.eval_shape(lambda key: init_adapters(shape, key, lora), jax.random.key(0)) if lora else {}
+    adapters = sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
     shape = dataclasses.replace(shape, compute_dtype="bfloat16", remat="full" if shape.remat == "none" else shape.remat)
     if shape.attention == "auto" and devices is not None and (prompt % 128 or (prompt + recipe.branches * response) % 128):
         raise PlanError(f"--prompt={prompt} --response={response}: on a TPU, use multiples of 128, so that flash attention applies")
@@ -181,23 +238,33 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
         started = time.time()
         with for_platform("tpu"):
             low_update, low_sampler, params, state, copy = programs(
-                shape, recipe, mesh, minibatch, environments, prompt, response
+                shape, recipe, mesh, minibatch, environments, prompt, response, lora
             )
             figures = {"update": _compile(low_update), "sampler": _compile(low_sampler)}
         out |= {"compiled": True, "compile_seconds": time.time() - started}
     else:
-        params, state = shape.parameters * 4 / (fsdp * tensor), shape.parameters * 8 / (fsdp * tensor)
-        copy = shape.parameters * 2 / tensor
-        temporary = estimate(shape, k, prompt, response, minibatch / along, tensor)
+        trained = adapters if lora else shape.parameters / (fsdp * tensor)
+        params, state, copy = trained * 4, trained * 8, shape.parameters * 2 / tensor
+        temporary = estimate(shape, k, prompt, response, minibatch / along, tensor) + trained * 4  # and the gradient
         figures = {"update": {"arguments": params + state, "temporary": temporary, "peak": params + state + temporary}}
         figures["sampler"] = {"arguments": copy, "temporary": cache, "peak": copy + cache}
         out |= {"compiled": False}
-    resident = models * (params + state)
+    more = beside(sizes, adapters, copy, fsdp * tensor)
+    resident = models * (params + state) + sum(more.values())
     figures = {name: f if "error" not in f else f | {"peak": f["needs"]} for name, f in figures.items()}
-    peak_update = resident - params - state + figures["update"]["peak"]
-    peak_sampler = resident + (models - 1) * copy + figures["sampler"]["peak"]
+    known = params + state  # of what the compiled update has as arguments
+    if out["compiled"]:
+        known += more["bases"] / max(sizes.bases, 1) + more["references"] / max(models, 1)
+    peak_update = resident - known + figures["update"]["peak"]
+    peak_sampler = resident + figures["sampler"]["peak"] + (-copy if sizes.hosted else (models - 1) * copy)
+    if sizes.hosted:  # the engine takes its pages once, from half of what is free, and keeps them; who finds none waits
+        room = (config.rollout.cache_gib or 0) * 2**30 or min(cache, max(0.0, (0.95 * chip.memory - resident) / 2))
+        longest = roofline.cache_bytes(shape, prompt + response) / (tensor if shape.key_value_heads % tensor == 0 else 1)
+        out |= {"kv_pool": room, "requests_at_their_longest": int(room // longest) * along}
+        peak_update += room
+        peak_sampler = resident + room if not out["compiled"] else peak_sampler
     out |= {
-        "parameters_bytes": params * models, "optimizer_bytes": state * models, "update": figures["update"],
+        "parameters_bytes": params * models, "optimizer_bytes": state * models, "beside": more, "update": figures["update"],
         "sampler": figures["sampler"], "peak_update": peak_update, "peak_sampler": peak_sampler, "peak": max(peak_update, peak_sampler),
     }  # fmt: skip
     share = minibatch / along
@@ -213,6 +280,7 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
         found = roofline.placements(shape, chip, models, along, **sizes, split_fsdp=part[1] if part else 1)
         out["placement"] = {"part": part, "shared": found["shared"]} | ({"split": found["split"]} if part else {})
     out["fits"] = out["peak"] <= 0.95 * chip.memory and not any("error" in f for f in figures.values())
+    out["fits"] &= out.get("requests_at_their_longest", 1) > 0
     out["suggestion"] = "" if out["fits"] else _suggest(out, fsdp, tensor)
     return out
 
@@ -267,14 +335,19 @@ def table(out: dict) -> str:
     gib = lambda x: f"{x / 2**30:8.2f} GiB"  # noqa: E731
     m, w = out["mesh"], out["work"]
     how = f"compiled in {out['compile_seconds']:.0f} s" if out["compiled"] else "by arithmetic, nothing compiled"
+    pool = []
+    if "kv_pool" in out:
+        pool = [f"  of which the engine holds   {gib(out['kv_pool'])}, {out['requests_at_their_longest']} requests at their longest"]
     lines = [
         f"{out['topology']}: data {m['data']} x fsdp {m['fsdp']} x tensor {m['tensor']}; {out['models']} models of "
         f"{out['parameters'] / 1e9:.2f}e9 parameters; P={out['prompt']} R={out['response']} K={out['branches']} "
         f"E={out['environments']}, {out['groups_per_step']} groups per optimizer step ({how})",
         f"  parameters, all models      {gib(out['parameters_bytes'])}",
         f"  optimizer, all models       {gib(out['optimizer_bytes'])}",
+        *(f"  {name:<28}{gib(size)}" for name, size in out["beside"].items() if size),
         f"  activations of the update   {gib(out['update']['temporary'])}",
         f"  KV cache                    {gib(out['kv_cache'])}",
+        *pool,
         f"  peak in the update          {gib(out['peak_update'])}",
         f"  peak in the sampler         {gib(out['peak_sampler'])}",
         f"  of                          {gib(out['device_memory'])}",

@@ -194,7 +194,7 @@ class HostedTeam(Team):
             response_tokens=max(role.max_tokens for role in roles.values()),
             chunk=o.chunk,
             admit=min(o.slots, 16),
-            cache_bytes=cache_bytes(o.cache_gib, mesh, models),
+            cache_bytes=cache_bytes(o.cache_gib, models, own_mesh(mesh)),
             exact=o.exact,
         )
 

@@ -13,7 +13,6 @@ from marl_llm.sampling import Engine, LaneConfig, Samplers, Settings, VllmSample
 from marl_llm.sampling.vllm import check_settings
 from marl_llm.training import processes
 from marl_llm.training.learner import Learner
-from marl_llm.training.mesh import own_mesh
 from marl_llm.workflows import WorkflowError
 
 ADAPTERS = ("auto", "together", "merged")
@@ -58,7 +57,8 @@ def on_one_base(learners: Mapping[str, Learner], how: str, mesh: Mesh) -> frozen
     found: dict[tuple, list[str]] = {}
     for name, learner in learners.items():
         if learner.base is not None and learner.spec.sampler is None:
-            found.setdefault((id(learner.base), learner.config, learner.spec.lora, id(learner.spec.speech.tokenizer)), []).append(name)
+            key = (id(learner.base), learner.mesh, learner.config, learner.spec.lora, id(learner.spec.speech.tokenizer))
+            found.setdefault(key, []).append(name)
     shared = {key: names for key, names in found.items() if len(names) > 1 and not processes.spans(mesh)}
     if how == "together" and not shared:
         raise WorkflowError("play.adapters='together' would have no effect: no two models of this process have adapters on one base")
@@ -67,16 +67,12 @@ def on_one_base(learners: Mapping[str, Learner], how: str, mesh: Mesh) -> frozen
     return frozenset(name for names in wanted for name in names)
 
 
-def cache_bytes(gib: float | None, mesh: Mesh, models: int) -> int:
-    """Bytes of keys and values of each of so many models, on all devices of this process together; 0: no limit is known.
-
-    `gib` is per device and over all models; None: half of what is free.
-    """
-    mesh = own_mesh(mesh)
-    found = mesh.devices.flat[0].memory_stats() or {}
-    if gib is None and "bytes_limit" not in found:  # a CPU
+def cache_bytes(gib: float | None, models: int, mesh: Mesh) -> int:
+    """Of keys and values of each of `models` on a mesh, on all its devices together, `gib` per device; 0: no limit is known."""
+    there = mesh.devices.flat[0].memory_stats() or {}
+    if gib is None and "bytes_limit" not in there:  # a CPU
         return 0
-    each = gib * 2**30 if gib is not None else (found["bytes_limit"] - found["bytes_in_use"]) / 2
+    each = gib * 2**30 if gib is not None else (there["bytes_limit"] - there["bytes_in_use"]) / 2
     return max(1, int(each * mesh.size / models))
 
 

@@ -2,15 +2,18 @@
 
 import dataclasses
 import importlib
+import importlib.util
+import pathlib
 
 import jax
 import numpy as np
 import pytest
 
+import experiments.configs
 from experiments import planning as command
 from experiments.planning import PlanError, mesh_axes, plan, table
 from marl_llm.algorithms import make_recipe
-from marl_llm.models import PRESETS, ModelConfig, init_params, make_model_config
+from marl_llm.models import PRESETS, LoraConfig, ModelConfig, init_params, make_model_config
 from marl_llm.training import make_mesh, roofline
 
 
@@ -152,3 +155,74 @@ def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
     for program in (update, sampler):
         figures = command.memory(program.compile())
         assert figures["peak"] >= figures["arguments"] > 0
+
+
+def of_text(preset, recipe="at_grpo", **changes):
+    """A config of hosted play."""
+    config = importlib.import_module("experiments.configs.plan_path_text").get_config()
+    config.model.preset, config.recipe.name = preset, recipe
+    for key, value in changes.items():
+        config.model[key] = value
+    return config
+
+
+def test_adapters_on_one_base_are_planned_with_one_copy_of_it():
+    whole, adapted = (plan(of_text("qwen3-8b", **x), "h100:2", "", 8192, 4096, 0, False) for x in ({}, {"lora_rank": 32}))
+    base, adapters = 8_190_735_360, 87_293_952
+    assert adapted["parameters_bytes"] == 2 * adapters * 4
+    assert adapted["optimizer_bytes"] == 2 * adapters * 8
+    assert adapted["beside"]["bases"] == base * 4 / 2
+    assert adapted["beside"]["serving"] == pytest.approx(base * 2 + 2 * adapters * 2)
+    assert whole["beside"]["serving"] == pytest.approx(2 * base * 2)
+    assert adapted["fits"]
+    assert not whole["fits"]
+    assert "requests at their longest" in table(adapted)
+
+
+def test_an_engine_holds_half_of_what_is_free_and_keeps_it_through_the_update():
+    out = plan(of_text("qwen3-1.7b"), "h100:8", "", 8192, 4096, 0, False)
+    assert out["kv_pool"] == out["kv_cache"]  # all of it fits
+    small = plan(of_text("qwen3-8b", lora_rank=32), "h100:2", "", 8192, 4096, 0, False)
+    resident = small["parameters_bytes"] + small["optimizer_bytes"] + sum(small["beside"].values())
+    assert small["kv_pool"] == pytest.approx((0.95 * 80e9 - resident) / 2)
+    assert small["peak_update"] == pytest.approx(resident + small["kv_pool"] + small["update"]["temporary"])
+    fixed = of_text("qwen3-8b", lora_rank=32)
+    fixed.rollout.cache_gib = 1.0
+    assert plan(fixed, "h100:2", "", 8192, 4096, 0, False)["requests_at_their_longest"] == 0  # 1.7 GiB each
+
+
+def test_critics_and_references_are_counted():
+    plain = plan(of_text("qwen3-0.6b"), "h200:8", "", 2048, 512, 0, False)
+    critics = plan(of_text("qwen3-0.6b", "ppo"), "h200:8", "", 2048, 512, 0, False)
+    assert plain["beside"]["critics"] == 0
+    assert critics["beside"]["critics"] == pytest.approx(2 * 596_049_920 * 12 / 8)
+    assert plan(of_text("qwen3-0.6b", "magrpo"), "h200:8", "", 2048, 512, 0, False)["beside"]["references"] == 2 * 596_049_920 * 2 / 8
+
+
+def test_the_update_of_adapters_is_the_one_that_is_planned():
+    config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
+    recipe, lora = make_recipe("at_grpo", branches=2), LoraConfig(rank=2)
+    update, _, params, state, copy = command.programs(config, recipe, make_mesh(1), 2, 2, 4, 2, lora)
+    assert state == pytest.approx(2 * params, rel=0.01)
+    assert params < copy / 2
+    assert command.memory(update.compile())["arguments"] > config.parameters * 4  # the base is one
+
+
+NEED = {"math_chat": "must name json, jsonl or parquet files", "openenv": "needs its option 'url'"}
+NEED |= {} if importlib.util.find_spec("reasoning_gym") else {"reasoning_gym": "needs the package"}
+NEED |= {} if importlib.util.find_spec("textarena") else {"textarena": "needs the package"}
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in pathlib.Path(experiments.configs.__path__[0]).glob("*.py")))
+def test_every_config_can_be_planned(name):
+    """Those that need no file, server or further package to be made; the others name what they need."""
+    module = importlib.import_module(f"experiments.configs.{name}")
+    if not hasattr(module, "get_config") or name == "game":  # a user's own
+        return
+    config = module.get_config()
+    config.model.preset = config.model.preset or "qwen3-1.7b"
+    if name in NEED:
+        with pytest.raises(command.ConfigError, match=NEED[name]):
+            plan(config, "h100:8", "", 0, 0, 0, False)
+        return
+    assert plan(config, "h100:8", "", 0, 0, 0, False)["peak"] > 0
