@@ -35,8 +35,8 @@ def mesh_axes(devices: int, text: str) -> tuple[int, int, int]:
     return devices // (fsdp * tensor), fsdp, tensor
 
 
-def devices_of(topology: str):
-    """(chip, number of devices, TPU devices or None). Raises `PlanError` on an unknown chip or shape."""
+def devices_of(topology: str, compile_: bool = True):
+    """(chip, number of devices, TPU devices or None, which are there to compile for). Raises `PlanError` on an unknown chip or shape."""
     from marl_llm.training.roofline import CHIPS
 
     name, _, shape = topology.partition(":")
@@ -46,6 +46,11 @@ def devices_of(topology: str):
         if not shape.isdigit() or int(shape) < 1:
             raise PlanError(f"--topology={topology!r}: write the number of GPUs, e.g. {name}:8")
         return CHIPS[name], int(shape), None
+    if not compile_:  # which needs no TPU library
+        sizes = shape.split("x")
+        if not all(n.isdigit() and int(n) for n in sizes) or not 2 <= len(sizes) <= 3:
+            raise PlanError(f"--topology={topology!r}: write the shape of the slice, e.g. {name}:4x4")
+        return CHIPS[name], math.prod(map(int, sizes)) * (2 if name == "tpu7x" else 1), None
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")  # nothing runs on a TPU here, so several plans may be made at once
@@ -212,7 +217,7 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
 
     sizes = sizes_of(config)
     recipe, shape, models, lora = sizes.recipe, sizes.shape, sizes.models, sizes.lora
-    chip, count, devices = devices_of(topology)
+    chip, count, devices = devices_of(topology, compile_)
     data, fsdp, tensor = mesh_axes(count, axes_text)
     prompt, response = prompt or sizes.prompt, response or sizes.response
     tree = jax.eval_shape(lambda key: init_adapters(shape, key, lora), jax.random.key(0)) if lora else {}
@@ -323,6 +328,12 @@ def _compile(lowered) -> dict:
 
 def _suggest(out: dict, fsdp: int, tensor: int) -> str:
     wider = f"--mesh={fsdp // 2},{tensor * 2}, or more devices" if fsdp > 1 else "more devices"
+    if "kv_pool" in out and out["requests_at_their_longest"]:
+        along = out["mesh"]["data"] * fsdp
+        spare = out["kv_pool"] - (out["peak_update"] - 0.95 * out["device_memory"])
+        if spare > out["kv_pool"] / (out["requests_at_their_longest"] / along):
+            gib = int(spare / 2**30 * 10) / 10
+            return f"the engine keeps its pages through the update: rollout.cache_gib={gib}, so that more requests wait"
     if out["peak_update"] >= out["peak_sampler"]:
         if out["groups_per_step"] > out["mesh"]["data"] * fsdp:
             return "the update is the peak: fewer --groups per step"

@@ -119,6 +119,7 @@ def test_the_times_of_a_shared_and_of_a_split_team_follow_the_waves():
     [
         (("z9:2", "", 0, 0, 0, False), "the chips are v4, v5e"),
         (("h100:two", "", 0, 0, 0, False), "number of GPUs"),
+        (("v5e:8", "", 0, 0, 0, False), "the shape of the slice, e.g. v5e:4x4"),
         (("h100:8", "3,1", 0, 0, 0, False), "does not divide 8 devices"),
         (("h100:8", "8", 0, 0, 0, False), "two numbers"),
         (("h100:8", "8,1", 0, 0, 12, False), "choose a multiple of 8"),
@@ -186,9 +187,20 @@ def test_an_engine_holds_half_of_what_is_free_and_keeps_it_through_the_update():
     resident = small["parameters_bytes"] + small["optimizer_bytes"] + sum(small["beside"].values())
     assert small["kv_pool"] == pytest.approx((0.95 * 80e9 - resident) / 2)
     assert small["peak_update"] == pytest.approx(resident + small["kv_pool"] + small["update"]["temporary"])
+    tight = of_text("qwen3-1.7b")
+    told = plan(tight, "v5e:2x4", "4,2", 8192, 4096, 0, False)
+    tight.rollout.cache_gib = float(told["suggestion"].split("rollout.cache_gib=")[1].split(",")[0])
+    assert not told["fits"]
+    assert plan(tight, "v5e:2x4", "4,2", 8192, 4096, 0, False)["fits"]
     fixed = of_text("qwen3-8b", lora_rank=32)
     fixed.rollout.cache_gib = 1.0
     assert plan(fixed, "h100:2", "", 8192, 4096, 0, False)["requests_at_their_longest"] == 0  # 1.7 GiB each
+
+
+def test_a_tpu_is_planned_by_arithmetic_without_its_compiler():
+    for topology, count in (("v5e:2x4", 8), ("v5p:2x2x2", 8), ("tpu7x:2x2x1", 8)):
+        out = plan(config_of(), topology, "", 8192, 4096, 0, False)
+        assert (out["mesh"]["fsdp"], out["compiled"]) == (count, False)
 
 
 def test_critics_and_references_are_counted():
