@@ -23,7 +23,10 @@ def run_card(run: str | pathlib.Path, model: str, roles: Sequence[str], step: in
     path = pathlib.Path(run) / "evaluation.json"
     try:
         figures = json.loads(path.read_text()) if path.exists() else None
-        return card(read_record(pathlib.Path(run)), figures, model, roles, step, licence)
+        record = read_record(pathlib.Path(run))
+        if not isinstance(figures, dict | None):
+            raise TypeError(f"a {type(figures).__name__}, not an object")
+        return card(record, figures, model, roles, step, licence)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise

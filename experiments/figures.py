@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def band(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.nd
 
 
 @contextlib.contextmanager
-def picture(path: pathlib.Path, x: str, y: str) -> Iterator:
+def picture(path: pathlib.Path, x: str, y: str) -> Iterator[Any]:
     """Axes to draw lines into, which are then written as a PNG."""
     import matplotlib
 

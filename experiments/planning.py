@@ -208,6 +208,15 @@ def beside(sizes: PlanSizes, adapters: int, copy: float, split: int) -> dict[str
     return found
 
 
+def _placement(shape, chip, models: int, data: int, work: dict) -> dict:
+    """Seconds of a step with `config.placement` shared and, where the devices divide, split; `work`: `roofline.placements`' sizes."""
+    from marl_llm.training import roofline
+
+    part = split_mesh(data, work["fsdp"], models)
+    found = roofline.placements(shape, chip, models, data * work["fsdp"], **work, split_fsdp=part[1] if part else 1)
+    return {"part": part, "shared": found["shared"]} | ({"split": found["split"]} if part else {})
+
+
 def plan(config, topology: str, axes_text: str, prompt: int, response: int, minibatch: int, compile_: bool) -> dict:
     """Everything that the table shows, for all models of a config. Raises `PlanError`."""
     import jax
@@ -280,10 +289,8 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     }
     out["work"] = {n: {"flops": w.flops, "bytes": w.bytes, "seconds": w.seconds(chip)} for n, w in work.items()}
     if models > 1:
-        part = split_mesh(data, fsdp, models)
-        sizes = dict(environments=environments, groups=minibatch, branches=k, prompt=prompt, response=response, tensor=tensor, fsdp=fsdp)
-        found = roofline.placements(shape, chip, models, along, **sizes, split_fsdp=part[1] if part else 1)
-        out["placement"] = {"part": part, "shared": found["shared"]} | ({"split": found["split"]} if part else {})
+        work = dict(environments=environments, groups=minibatch, branches=k, prompt=prompt, response=response, tensor=tensor, fsdp=fsdp)
+        out["placement"] = _placement(shape, chip, models, data, work)
     out["fits"] = out["peak"] <= 0.95 * chip.memory and not any("error" in f for f in figures.values())
     out["fits"] &= out.get("requests_at_their_longest", 1) > 0
     out["suggestion"] = "" if out["fits"] else _suggest(out, fsdp, tensor)

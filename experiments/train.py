@@ -201,13 +201,19 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     # ------------------------------------------------------------------------------------------------ what was learned
     results = final_page(plan, config, team, files) | {f"train_{name}": x for name, x in clock.now().items()}
     files.close()
-    if not processes.leads():
-        return results
+    if processes.leads():
+        tell(results, workdir, team.headline, clock)
+    return results
+
+
+def tell(results: dict, workdir: pathlib.Path, headline: str, clock: Stopwatch) -> None:
+    """evaluation.json, the report, and what was learned in a few lines."""
+    from marl_llm import reporting
+
     write_json(workdir / "evaluation.json", results)
     report = reporting.write_report(workdir)
     head = f"{results['after']['tasks']} held-out tasks of the {results['split']} split:\n"
-    print(head + page_text(results, team.headline) + f"\nreport: {report}   total {clock.now()['wall_s']:.0f} s", file=sys.stderr)
-    return results
+    print(head + page_text(results, headline) + f"\nreport: {report}   total {clock.now()['wall_s']:.0f} s", file=sys.stderr)
 
 
 def settle() -> None:

@@ -68,13 +68,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
 def add_checks(module: ast.Module) -> ast.Module:
     """The module with a decorator at each function and dataclass whose annotations can be checked."""
     _Checks(module).visit(module)
-    start = 0
-    for start, line in enumerate(module.body):  # behind the docstring and imports from __future__
-        docstring = isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
-        if not docstring and not (isinstance(line, ast.ImportFrom) and line.module == "__future__"):
-            break
-    names = [ast.alias(name) for name in ("beartype", "jaxtyping", "type_checks")]
-    module.body.insert(start, ast.copy_location(ast.Import(names), module.body[start]) if module.body else ast.Import(names))
+    first = (isinstance(line, ast.ImportFrom) and line.module == "__future__" for line in module.body)
+    start = max((i + 1 for i, future in enumerate(first) if future), default=int(ast.get_docstring(module) is not None))
+    module.body.insert(start, ast.Import([ast.alias(name) for name in ("beartype", "jaxtyping", "type_checks")], lineno=1, col_offset=0))
     return ast.fix_missing_locations(module)
 
 

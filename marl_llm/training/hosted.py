@@ -32,8 +32,7 @@ from marl_llm.training.batch import Batch, from_table, imitated
 from marl_llm.training.corrections import corrected
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import own_mesh
-from marl_llm.training.over_start import OverStart, Underway, check_beside, conflict
-from marl_llm.training.over_start import figures as bias
+from marl_llm.training.over_start import OverStart, Underway, bias_figures, check_beside, conflict
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy
 from marl_llm.training.seats import Seat, guest
@@ -273,17 +272,16 @@ class HostedTeam(Team):
             self._own()
             versions = self._versions()
             rollout = self._shared(self._training, tasks, step, self.plays)
-        joints, recipe = {}, self.options.recipe
+        joints, late, recipe = {}, {}, self.options.recipe
         if recipe.joint == "cross":
             rollout, judged = crossed(rollout, recipe.joint_subset)
             joints = {"joints": float(judged)}
         samples = sample_table(rollout)
         tokens, table = from_table(samples)
         version = np.asarray([versions.get(self.assignment.roles[role], 0) for role in self.roles], np.int32)[table.agent]
-        late = {}
         if self._over is not None:
             version = np.asarray([self._over.versions[s.instance, s.call.id] for s in samples.trained()], np.int32)
-            late = bias(rollout, self.headline, over)
+            late = bias_figures(rollout, self.headline, over)
         figures = self._figures(rollout, samples) | late | joints | coach_figures(rollout, self.headline)
         figures |= self._coaching.looked(figures) if self._coaching else {}
         spoken = {name: learner.spec.speech for name, learner in self.learners.items()}

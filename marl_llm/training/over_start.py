@@ -2,7 +2,7 @@
 
 Groups that are late go on while the step is learned from, and belong to the next step, which waits for them. So no task is dropped, every
 task is trained on once, and none later than one step after it was begun. Which tasks are late depends on time; that it is a choice is
-counted: `figures` compares late plays with the others of their step.
+counted: `bias_figures` compares late plays with the others of their step.
 
 A late play makes its later calls with the parameters of the next step (the engine finishes a request under the parameters that it was
 admitted with, `Engine.set_params`), so each sample has the version that its own request met.
@@ -172,7 +172,7 @@ class OverStart:
         self._behind = dict(state["behind"])
 
 
-def figures(rollout: Rollout, headline: str, left: int) -> dict[str, float]:
+def bias_figures(rollout: Rollout, headline: str, left: int) -> dict[str, float]:
     """What was chosen in a step, and how late plays differ from the others; a figure that nobody has is left out.
 
     `over_start/left` groups were begun and are given to the next step; `over_start/late` groups came from the step before. Of plays that
