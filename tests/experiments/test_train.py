@@ -98,6 +98,9 @@ class FakeTeam:
         call = next(self.calls)
         return {name: GOOD | self.figures_of(name, call) for name in self.trained}
 
+    def train_coach(self, batch):
+        return {}
+
     def evaluate(self, seats, split, tasks, plays=1, temperature=0.0, first=0):
         self.log.append(("evaluate", dict(seats), split, tasks))
         played = tuple(Outcome(task, 0, float(task % 2), 1.0) for task in range(tasks))
