@@ -251,6 +251,8 @@ def test_the_other_tables_of_the_paper_are_changes_of_one_config(table, file, na
         changed = placed(compare.same_samples(config, changes), "runs", 3)
         with resolve(config_of(file, *(f"{key}={value}" for key, value in changed.items()))) as plan:
             assert plan.recipe.name == ("grpo" if "grpo" in name and "at_grpo" not in name else "at_grpo")
+            if table == "6":
+                assert plan.game.rewards_form == ("outcome" if name == "at_grpo_outcome" else "safe")
             if table == "figure5":  # as many responses per step, up to what does not divide
                 agents = int(name.rpartition("_")[2])
                 speakers = int(changed["game.reasoners"]) + int(changed["game.users"]) + (agents > 1)
