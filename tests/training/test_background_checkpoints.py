@@ -161,14 +161,32 @@ def test_too_little_room_is_told_at_once(store, monkeypatch):
     assert store.steps() == [0, 2, 4]
 
 
-def test_with_several_processes_nothing_is_left_to_the_thread(store, monkeypatch):
-    """Their writes are collective. The class of `from_first` that talks to others is tested in tests/pods."""
+def test_with_several_processes_the_name_comes_when_all_parts_are_written_and_all_wait_for_it(store, monkeypatch):
+    """What is between the processes is set apart here; tests/pods has two real ones."""
+    gate, events, final = threading.Event(), [], store.directory / "6"
+
+    class Parts:
+        def save(self, path, tree):
+            path.mkdir(parents=True)
+            events.append(path.name)
+
+        def wait_until_finished(self):
+            assert gate.wait(60)
+            events.append("written")
+
+    store.wait()
     monkeypatch.setattr(checkpoints.jax, "process_count", lambda: 2)
     monkeypatch.setattr(checkpoints, "from_first", lambda decide: decide())
-    monkeypatch.setattr(store, "_thread", None)
-    monkeypatch.setattr(store._policies, "save", lambda path, _: path.mkdir(parents=True))
-    store.save(6, policies(), {})
-    assert (store.directory / "6" / "state.json").exists()
+    monkeypatch.setattr(checkpoints, "meet", lambda where, timeout_s: events.append((where, final.exists())))
+    monkeypatch.setattr(store, "_of_all", lambda name: store._shared.setdefault(name, Parts()))
+    names = list(policies())
+    store.save(6, policies(), {"step": 6})
+    assert events == names
+    assert not final.exists()
+    gate.set()
+    store.wait()
+    assert events[len(names) :] == ["written"] * len(names) + [("marl_llm/checkpoint/6", True)]
+    assert store.state(6) == {"step": 6}
 
 
 RUN = """
