@@ -152,6 +152,34 @@ def test_the_log_probs_of_long_answers_are_the_scorers_and_seeds_draw_again(serv
         sampler.close()
 
 
+def chances(prefix):
+    """The scorer's distribution of the token behind a prefix, `[V]`."""
+    rows = jnp.asarray([[*prefix, token] for token in range(SHAPE.vocab_size)], jnp.int32)
+    return np.exp(np.asarray(log_probs(SHAPE, PARAMS, rows).log_probs)[:, -1])
+
+
+def test_draws_have_the_distribution_that_is_told_also_behind_each_other(server, tmp_path):
+    """Log-probs may be right while draws are not: counted against the scorer's distribution, and the second token given the first."""
+    sizes, prompt, count = LaneConfig(slots=32, prompt_tokens=8, response_tokens=4), (1, 2, 3), 4000
+    sampler = VllmSampler("policy", SHAPE, PARAMS, VllmServer(server.url, str(tmp_path)), jax.random.key(1), sizes=sizes)
+    try:
+        pending = [sampler.submit(Request(prompt, (0, i // 4, 0, i % 4), 3)) for i in range(count)]
+        drawn = np.asarray([one.result().tokens for one in pending])
+    finally:
+        sampler.close()
+    square = lambda seen, due: float(np.sum((np.bincount(seen, minlength=len(due)) - due * len(seen)) ** 2 / (due * len(seen))))  # noqa: E731
+    first = chances(prompt)
+    one = square(drawn[:, 0], first)
+    begun = [token for token in range(SHAPE.vocab_size) if np.sum(drawn[:, 0] == token) >= 30]
+    two = sum(square(drawn[drawn[:, 0] == token, 1], chances((*prompt, token))) for token in begun)
+    agree = np.mean([drawn[a::4, 0] == drawn[b::4, 0] for a in range(4) for b in range(a)])
+    freedom = SHAPE.vocab_size - 1
+    print(f"\nchi-square {one:.1f} of {freedom}, behind each other {two:.1f} of {freedom * len(begun)}; "
+          f"pairs of a group agree {agree:.3f}, {np.sum(first**2):.3f} expected")  # fmt: skip
+    for found, degrees in ((one, freedom), (two, freedom * len(begun))):
+        assert found < degrees + 5 * np.sqrt(2 * degrees)
+
+
 def test_a_run_over_the_server_is_scored_as_it_was_drawn_at_every_step(server, tmp_path):
     with team(VllmServer(server.url, str(tmp_path))) as one:
         before, after, gaps = learned(one, STEPS)
