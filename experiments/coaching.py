@@ -377,10 +377,11 @@ class CoachWatch:
         self._alarmed = hacked
 
 
-    def look_at_drift(self, step: int, figures: dict[str, float]) -> None:
-        """Looks at how far a coach that trains is from the rubric that it is checked by; notes when it would train nobody any more."""
+    def look_at_drift(self, step: int, figures: dict[str, float]) -> dict[str, float]:
+        """Looks at how far a coach that trains is from the rubric that it is checked by, and notes when a small coach might not begin so.
+        Returns the figures."""
         if not figures.get("coach/checked"):
-            return
+            return figures
         error = self._drift.add(figures["coach/drift"] * figures["coach/checked"], figures["coach/checked"])
         if error > small.MOST_ERROR and not self._drifted:
             self._say(
@@ -388,6 +389,7 @@ class CoachWatch:
                 f"a small coach may begin with {small.MOST_ERROR}"
             )
         self._drifted = error > small.MOST_ERROR
+        return figures
 
 
 def first_failure(rollout: Any) -> str:

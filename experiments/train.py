@@ -164,16 +164,14 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         tock = time.perf_counter()
         files.look(batch)
         updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
-        of_coach = team.train_coach(batch)
+        of_coach = watches[0].look_at_drift(step + 1, team.train_coach(batch))
         tack = time.perf_counter()
         for name in team.assignment.training(step):
             found = updates.get(name) or SILENT  # its roles did not speak
             check_finite(found, step, name)
             alarms.look(step + 1, name, found)
-        watches[0].look_at_drift(step + 1, of_coach)
         state["step"] = step + 1
-        state["samples"] += int(batch.figures["samples"])
-        state["sampled_tokens"] += int(batch.figures["sampled_tokens"])
+        state |= {key: state[key] + int(batch.figures[key]) for key in ("samples", "sampled_tokens")}
         record = {"phase": "train", "step": step + 1, "learning_rate": rate(o.learning_rate), **line(plan, batch, updates), **of_coach}
         record |= {key: state[key] for key in ("samples", "sampled_tokens")} | clock.now()
         # playing is prompts, sampling, tools and rewards; learning is scores, gradient and step; the rest is evaluation and the host's
