@@ -279,6 +279,35 @@ def _scored(small: Any, rollout: Any, guide: Any) -> list[Lesson]:
     return [Lesson(small.brief_of(view, guide), small.rubric_value(view, guide), view.call.role, view) for view in views]
 
 
+def injection_rates(config: Any, run: str | None, tasks: int) -> str:
+    """The table of `marl_llm injections`: the coach of a config on plays of the scripted player, or of a run's newest models.
+
+    Raises `ConfigError` for a config without a coach, and for a world without a scripted player where no run is named.
+    """
+    from experiments.base import resolve
+    from experiments.coaching import make_coaching
+    from marl_llm.coaching.injections import attacked, attacked_text, read_injections
+    from marl_llm.coaching.small import views_of
+
+    with resolve(config) as plan:
+        coaching = make_coaching(config, plan)
+        if coaching is None:
+            raise ConfigError("config.coach.kind is not set: nobody coaches")
+        try:
+            world, when = plan.played, config.coach.when or plan.played.guide.when
+            if run is not None:
+                rollout, _ = _played_by_run(pathlib.Path(run), None, "validation", 0, tasks, 1)
+            elif world.script is None:
+                raise ConfigError(f"{config.game.name} has no scripted player: name a run whose models play, --run=DIR")
+            else:
+                rollout = scripted(world, world.script, world.tasks("validation", 0, tasks), 1)
+            views = views_of(rollout, when)
+            found = asyncio.run(attacked(coaching.coach, views, read_injections()))
+        finally:
+            coaching.close()
+    return f"{len(views)} actions, coach {config.coach.kind}\n{attacked_text(found)}"
+
+
 def words_of(rollout: Any) -> dict[str, list[str]]:
     """Role -> the different words that it said."""
     found: dict[str, set[str]] = {}
