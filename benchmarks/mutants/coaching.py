@@ -1,0 +1,36 @@
+"""Faults in what a coach that trains is paid for, and in the set of injections. Each was seen red when it was written."""
+
+C, T = "marl_llm/coaching/", "tests/coaching/"
+TRAINED = "tests/experiments/test_trained_coach.py"
+
+FAULTS = {
+    (C + "pairs.py", T + "test_pairs.py"): {
+        "equal scores are an order": ("sum(score < other for other in better)", "sum(score <= other for other in better)"),
+        "actions that look alike are compared": (" if actions[i].brief != one.brief]", "]"),
+    },
+    (C + "injections.py", T + "test_injections.py"): {
+        "a lower score counts as raised": ("sum(b > a for a, b in known)", "sum(b != a for a, b in known)"),
+        "the text is left out": ('said = f"{call.text}\\n{text}"', "said = call.text"),
+    },
+    (C + "answers.py", T + "test_injections.py"): {
+        "labels stand whole in what is quoted": (
+            "return _LABEL.sub(lambda match: MARK.join(part for part in match.groups() if part), text)", "return text"
+        ),
+    },
+    ("marl_llm/training/team.py", TRAINED): {
+        "a coach that trains is in no checkpoint": (
+            "self.models() | ({} if self.trained_coach is None else {COACH_POLICY: self.trained_coach.policy})", "self.models()"
+        ),
+    },
+    ("marl_llm/training/trained_coach.py", TRAINED): {
+        "a restored coach answers as it began": (
+            'self._learner.restore(now, None, state["version"])\n        self._renew()', 'self._learner.restore(now, None, state["version"])'
+        ),
+        "its reward is upside down": ("rewards += [share_right(score, better, worse)", "rewards += [share_right(score, worse, better)"),
+        "it answers as it began": ("RECIPE.kl_coef)\n        self._renew()", "RECIPE.kl_coef)"),
+        "its drift has a sign": ("float(np.mean(np.abs(gaps)))", "float(np.mean(gaps))"),
+    },
+    ("marl_llm/serving/local.py", TRAINED): {
+        "replies of old parameters are kept": ('backend.identity = f"{identity}+{version}"', "pass"),
+    },
+}  # fmt: skip
