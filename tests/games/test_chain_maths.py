@@ -39,7 +39,7 @@ from marl_llm.games.maths.chain import (
     read_solver,
     read_verifier,
 )
-from marl_llm.games.maths.chain_coach import _replayed
+from marl_llm.games.maths.chain_coach import _named, _replayed
 from marl_llm.tools.results import FailureKind, failed, success
 from marl_llm.workflows import ActionView, FormatError
 from marl_llm.workflows.samples import sample_table
@@ -417,3 +417,9 @@ def test_no_action_of_a_failed_play_has_helped_and_a_replay_without_the_teacher_
     for found, result in plays:
         assert all(share in ((0.0, 1.0) if result else (-1.0, 0.0)) for _, share in found), (found, result)
     assert sum(share < 0 for found, _ in plays for _, share in found) > 10
+
+
+def test_a_brief_of_four_texts_without_a_common_number_names_them_all():
+    texts = [[("+", str(4 * text + place)) for place in range(4)] for text in range(4)]
+    named = [number for text in _named(texts) for _, number in text]
+    assert named == list("abcdefghijklmno") + ["o"]

@@ -191,7 +191,7 @@ def _named(texts: list[list[tuple[str, str]]]) -> list[list[tuple[str, str]]]:
     signs, numbers = {NOTHING: NOTHING}, {}
     for sign, number in itertools.chain.from_iterable(texts):
         signs.setdefault(sign, "-pqrstu"[len(signs)])
-        numbers.setdefault(number, "abcdefghijklmno"[len(numbers)])
+        numbers.setdefault(number, "abcdefghijklmno"[min(len(numbers), 14)])  # a sixteenth shares the last name
     return [[(signs[sign], numbers[number]) for sign, number in column] for column in texts]
 
 
