@@ -160,9 +160,8 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     for step in stop.steps(range(state["step"], c.steps)):
         tick = time.perf_counter()
         rate = lambda peak, step=step: float(linear_decay(step, c.steps, peak, o.warmup, floor=0.05))  # noqa: E731
-        batch = played(team, c, step, watches, lambda step=step: step in checkpoints.steps() or save(step))
+        batch = files.looked_at(played(team, c, step, watches, lambda step=step: step in checkpoints.steps() or save(step)))
         tock = time.perf_counter()
-        files.look(batch)
         updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
         of_coach = watches[0].look_at_drift(step + 1, team.train_coach(batch))
         tack = time.perf_counter()
@@ -384,11 +383,12 @@ class Files:
             rollout = played.episodes.rollout
             write_trajectories(self.workdir, dataclasses.replace(rollout, episodes=rollout.episodes[:count]), when, step)
 
-    def look(self, played) -> None:
-        """Once, whether a play can be written, without writing it: a game's task or picture that cannot is told in the first step."""
+    def looked_at(self, played):
+        """The batch. Of the first one a play is made ready but not written: a game's task or picture that cannot be is told at once."""
         for play, tokens in () if self._looked else played.episodes(1, "train"):
             self.episodes.look(play, tokens)
         self._looked = True
+        return played
 
     def report_now_and_then(self) -> None:
         """The page of a run that goes on, at most once in `REPORT_S`: its charts take seconds to draw. Their PNGs come at the end."""

@@ -23,7 +23,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
-from marl_llm.games.protocol import Game, Instance, Rewards, State, picture_lines, role_of, speaking_order, split_index
+from marl_llm.games.protocol import Game, Instance, Rewards, State, role_of, speaking_order, split_index
+from marl_llm.games.registry import picture_lines
 from marl_llm.sampling import identity_key
 from marl_llm.tools.results import Failure, FailureKind, InfrastructureError
 from marl_llm.workflows import (

@@ -118,7 +118,7 @@ class Game(Protocol):
         """The instance as JSON, for transcripts (host values)."""
 
     def picture(self, state: State) -> list[str] | None:
-        """The state as a list of lines, for transcripts (host values); None when there is nothing to draw. See `picture_lines`."""
+        """The state as a list of lines, for transcripts (host values); None when there is nothing to draw."""
 
     def script(self, state: State, role: str, key: jax.Array) -> tuple[Int[Array, "R"], Bool[Array, "R"]]:
         """A scripted noisy player's response, for the warm start and as a floor."""
@@ -144,15 +144,3 @@ def speaking_order(game: Game) -> tuple[str, ...]:
         if order.count(name) != 1 or names.count(name) != 1:
             raise ValueError(f"{game.name}: the role {name!r} stands in {order.count(name)} stages of a turn; it must be in exactly one")
     return tuple(order)
-
-
-def picture_lines(game: Game, state: State) -> list[str] | None:
-    """What `game.picture` draws, as lines of equal length; a text is split into its lines. Raises `TypeError` for anything else."""
-    drawn = game.picture(state)
-    lines = drawn.splitlines() if isinstance(drawn, str) else drawn
-    if lines is None:
-        return None
-    if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
-        raise TypeError(f"{game.name}: picture returned {drawn!r:.60}; it must return a list of lines of text, or None")
-    width = max(map(len, lines), default=0)
-    return [line.ljust(width) for line in lines]

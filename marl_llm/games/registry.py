@@ -131,6 +131,18 @@ def make_game(name: str, **options: Any) -> Game | World:
     return find_game(name).make(**options)
 
 
+def picture_lines(game: Game, state: Any) -> list[str] | None:
+    """What `game.picture` draws, as lines of equal length; a text is split into its lines. Raises `GameError` for anything else."""
+    drawn = game.picture(state)
+    lines = drawn.splitlines() if isinstance(drawn, str) else drawn
+    if lines is None:
+        return None
+    if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
+        raise GameError(f"{game.name}: picture returned {drawn!r:.60}; it must return a list of lines of text, or None")
+    width = max(map(len, lines), default=0)
+    return [line.ljust(width) for line in lines]
+
+
 def _members() -> set[str]:
     own = {name for name in vars(Game) if not name.startswith("_")}
     return own | set(Game.__annotations__)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from marl_llm.evaluation import episode
-from marl_llm.games import make_game, picture_lines
+from marl_llm.games import GameError, make_game, picture_lines
 from marl_llm.reporting import validate_episode
 from marl_llm.reporting.episodes import validate_tokens
 from marl_llm.rollout import play, scripted_player
@@ -130,19 +130,14 @@ def test_an_episode_that_was_not_played_has_no_steps():
     validate_episode(record)
 
 
-class Drawn:
-    """A game whose pictures are what it is told."""
+def test_a_picture_is_a_list_of_lines_and_a_text_is_split_into_them(monkeypatch):
+    def drawn(value):
+        monkeypatch.setattr(type(LETTERS), "picture", lambda game, state: value)
+        return picture_lines(LETTERS, None)
 
-    name = "drawn"
-
-    def __init__(self, drawn):
-        self.picture = lambda state: drawn
-
-
-def test_a_picture_is_a_list_of_lines_and_a_text_is_split_into_them():
-    assert picture_lines(Drawn("ab\nc"), None) == ["ab", "c "]
-    assert picture_lines(Drawn(("a", "b")), None) == ["a", "b"]
-    assert picture_lines(Drawn(None), None) is None
+    assert drawn("ab\nc") == ["ab", "c "]
+    assert drawn(("a", "b")) == ["a", "b"]
+    assert drawn(None) is None
     for wrong in (3, [3], {"a": "b"}):
-        with pytest.raises(TypeError, match="drawn: picture returned .*a list of lines"):
-            picture_lines(Drawn(wrong), None)
+        with pytest.raises(GameError, match="joint_letter: picture returned .*a list of lines"):
+            drawn(wrong)

@@ -349,3 +349,28 @@ def test_other_errors_keep_their_traceback(monkeypatch):
     monkeypatch.setattr(command.app, "run", lambda main, flags_parser: main(["train"]))
     with pytest.raises(RuntimeError, match="a bug"):
         command.run(fails)
+
+
+def test_the_first_plays_of_a_run_are_looked_at_once_before_anything_is_learned(tmp_path):
+    from marl_llm.reporting import EpisodeError, EpisodeWriter
+
+    looked = []
+
+    class Plays:
+        def __init__(self, task):
+            self.task = task
+
+        def episodes(self, count, when):
+            looked.append((count, when))
+            yield dict(episode="e", step=0, when="train", task=self.task, roles={}, status="success", turns=0, steps=[]), None
+
+    files = train.Files.__new__(train.Files)
+    with EpisodeWriter(tmp_path) as files.episodes:
+        files._looked = False
+        with pytest.raises(EpisodeError, match="task.map"):
+            files.looked_at(Plays({"map": "no list"}))
+        sound, later = Plays({"size": 3}), Plays({"map": "no list"})
+        assert files.looked_at(sound) is sound
+        assert files.looked_at(later) is later
+    assert looked == [(1, "train")] * 2
+    assert (tmp_path / "episodes.jsonl").read_text() == ""

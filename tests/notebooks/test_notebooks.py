@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 
 import nbclient
 import nbformat
@@ -13,7 +14,7 @@ NOTEBOOKS = pathlib.Path(__file__).parents[2] / "notebooks"
 
 
 # a training of a minute is run for two steps here: what it learns is no part of the test
-SHORTER = {"04_your_own_team": ("WARM, STEPS, ORDERS_PER_STEP = 75, 40, 8", "WARM, STEPS, ORDERS_PER_STEP = 2, 2, 2")}
+SHORTER = {"04_your_own_team": (r"WARM, STEPS, ORDERS_PER_STEP = \d+, \d+, \d+", "WARM, STEPS, ORDERS_PER_STEP = 2, 2, 2")}
 
 
 @pytest.mark.parametrize(("name", "pictures", "said"), [
@@ -29,9 +30,10 @@ def test_notebook_runs(name, pictures, said, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", " ".join(quick_flags()))  # a notebook chooses its number of devices itself
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent) + os.pathsep + os.environ.get("PYTHONPATH", ""))
     text = (NOTEBOOKS / f"{name}.ipynb").read_text()
-    long, short = SHORTER.get(name, ("", ""))
-    assert long in text
-    notebook = nbformat.reads(text.replace(long, short) if long else text, as_version=4)
+    if name in SHORTER:
+        text, count = re.subn(*SHORTER[name], text)
+        assert count == 1
+    notebook = nbformat.reads(text, as_version=4)
     nbformat.validate(notebook)
     for cell in notebook.cells:
         if cell.cell_type == "code":
