@@ -83,27 +83,42 @@ def measure(chromium: str | None) -> None:
             print(f"10,000 plays: searched in {time.perf_counter() - start:.2f} s")
 
 
+def shown(run: StoredRun) -> tuple[str, int]:
+    """(play, call) for the pictures: of the last training play in which a group's rewards differ, the call whose rewards differ most."""
+    plays = [row["id"] for row in run.rows() if row["when"] == "train"] or [row["id"] for row in run.rows()]
+    for play in reversed(plays):
+        spread = {}
+        for number in range(len(run.play(play)["steps"])):
+            paid = [one["team"] + one["local"] for one in run.group(play, number)]
+            spread[number] = max(paid, default=0.0) - min(paid, default=0.0)
+        if max(spread.values(), default=0.0) > 0.0:
+            return play, max(spread, key=spread.get)
+    return plays[-1], 0
+
+
 def pictures(chromium: str | None, folder: pathlib.Path, runs: list[str]) -> None:
-    """PNGs of the four views at two widths, light; and of a play in dark."""
+    """PNGs of the views at two widths, light; and of a play in dark. The play is one of the end of the first run's training."""
     folder.mkdir(parents=True, exist_ok=True)
+    ready = {"play": "#call-0", "group": "#call-0", "list": "#list tbody tr", "compare": "#compared tbody tr", "curves": "circle.point"}
     with ViewServer([StoredRun(run) for run in runs]) as server, browser(chromium) as chrome:
-        first = StoredRun(runs[0]).rows()[0]["id"]
+        play, call = shown(StoredRun(runs[0]))
         for width, height in ((1600, 1000), (400, 860)):
             for theme in ("light", "dark"):
                 page = chrome.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
-                views = {"play": f"#play={first}&call=0"}
+                views = {"play": f"#play={play}"}
                 if theme == "light":
-                    views |= {"list": "#", "group": f"#play={first}&call=0", "compare": "#view=compare", "curves": "#view=curves"}
+                    views |= {"list": "#", "group": f"#play={play}&call={call}", "compare": "#view=compare", "curves": "#view=curves"}
                 for name, where in views.items():
                     page.goto("about:blank")
                     page.goto(server.url + where)
-                    page.wait_for_timeout(700)
+                    page.wait_for_selector(ready[name])
                     if name == "group":
                         page.keyboard.press("g")
-                        page.wait_for_timeout(400)
-                    if name == "compare" and page.query_selector("#compared tbody tr"):
+                        page.wait_for_selector(f"#call-{call} .candidate")
+                        page.eval_on_selector(f"#call-{call} details[data-kind=group]", "node => node.scrollIntoView({block: 'center'})")
+                    if name == "compare":
                         page.click("#compared tbody tr")
-                        page.wait_for_timeout(500)
+                    page.wait_for_timeout(700)  # what is drawn last, and fonts
                     mark = "" if theme == "light" else "_dark"
                     page.screenshot(path=str(folder / f"viewer_{name}{mark}_{width}.png"))
                 page.close()

@@ -188,8 +188,8 @@ def wrong_option(config, path):
 def wrong_flags(module, given):
     """Flags that a command does not define; its source is read, because two commands in one process would define a flag twice."""
     text = (ROOT / f"{module.replace('.', '/')}.py").read_text()
-    for shared in re.findall(r"from experiments import (serve)", text):
-        text += (ROOT / "experiments" / f"{shared}.py").read_text()
+    if re.search(r"from experiments import .*\bserve\b", text):  # chat has the flags of serve
+        text += (ROOT / "experiments" / "serve.py").read_text()
     own = set(re.findall(r"(?:DEFINE_\w+|add_argument)\(\s*\"(?:--)?(\w+)\"", text))
     return [name for name in given if name not in own]
 
