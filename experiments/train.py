@@ -215,15 +215,9 @@ def begun(team, config, files: Files, clock: Stopwatch, checkpoints, done: list[
     else:
         warm_start(team, config, files, clock)
         state = {"step": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
-    settle()
-    return state
-
-
-def settle() -> None:
-    """Takes what there is now, which lives as long as the run, out of Python's garbage collections: each full one took as long as a step of
-    a small workflow. `train` puts it back."""
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # what lives as long as the run: each full collection took as long as a step of a small workflow; `train` puts it back
+    return state
 
 
 def played(team, config, step: int, watches, keep):
