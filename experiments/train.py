@@ -135,7 +135,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     # ------------------------------------------------------------------------------------------------ where it begins
     compilations, c, o = speed.Compilations(), config, config.optimizer
     files = Files(workdir, plan, config, None if done is None else (done[-1] if done else -1))
-    state = begun(team, config, files, clock, checkpoints, done)
+    state = begun(team, config, workdir, files, clock, checkpoints, done)
     progress = reporting.Progress(c.steps, "train", start=state["step"])
     watches = CoachWatch(progress.note), VoidWatch(VOID_LIMIT if c.rollout.void_limit is None else c.rollout.void_limit)
     if config.coach.kind:
@@ -205,13 +205,13 @@ def tell(results: dict, workdir: pathlib.Path, headline: str, clock: Stopwatch) 
     print(head + page_text(results, headline) + f"\nreport: {report}   total {clock.now()['wall_s']:.0f} s", file=sys.stderr)
 
 
-def begun(team, config, files: Files, clock: Stopwatch, checkpoints, done: list[int] | None) -> dict:
+def begun(team, config, workdir: pathlib.Path, files: Files, clock: Stopwatch, checkpoints, done: list[int] | None) -> dict:
     """The state of a run that has begun, by a warm start or from its last checkpoint."""
     if done:
         like, state = team.policies(), checkpoints.state(done[-1])
         team.restore(checkpoints.restore(0, like), checkpoints.restore(done[-1], like), state["team"])
         clock.goes_on(state)
-        print(f"continuing {files.workdir} after step {state['step']}", file=sys.stderr)
+        print(f"continuing {workdir} after step {state['step']}", file=sys.stderr)
     else:
         warm_start(team, config, files, clock)
         state = {"step": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
