@@ -23,6 +23,7 @@ from marl_llm.games.maths import (
     math_chat,
 )
 from marl_llm.games.maths.chain import (
+    BY_SIGN,
     FILLER,
     HIDDEN,
     OPERATIONS,
@@ -419,7 +420,9 @@ def test_no_action_of_a_failed_play_has_helped_and_a_replay_without_the_teacher_
     assert sum(share < 0 for found, _ in plays for _, share in found) > 10
 
 
-def test_a_brief_of_four_texts_without_a_common_number_names_them_all():
-    texts = [[("+", str(4 * text + place)) for place in range(4)] for text in range(4)]
-    named = [number for text in _named(texts) for _, number in text]
-    assert named == list("abcdefghijklmno") + ["o"]
+def test_a_brief_of_four_texts_without_a_common_number_names_them_all_and_all_six_signs():
+    signs = itertools.cycle(BY_SIGN)
+    texts = [[("_" if not place else next(signs), str(4 * text + place)) for place in range(4)] for text in range(4)]
+    named = _named(texts)
+    assert [number for text in named for _, number in text] == list("abcdefghijklmno") + ["o"]
+    assert [sign for text in named for sign, _ in text] == ["_", *"pqr", "_", *"stu", "_", *"pqr", "_", *"stu"]

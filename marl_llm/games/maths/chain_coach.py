@@ -190,7 +190,7 @@ def _named(texts: list[list[tuple[str, str]]]) -> list[list[tuple[str, str]]]:
     """The same columns with names in place of signs and numbers."""
     signs, numbers = {NOTHING: NOTHING}, {}
     for sign, number in itertools.chain.from_iterable(texts):
-        signs.setdefault(sign, "-pqrstu"[len(signs)])
+        signs.setdefault(sign, "-pqrstu"[min(len(signs), 6)])  # there are six
         numbers.setdefault(number, "abcdefghijklmno"[min(len(numbers), 14)])  # a sixteenth shares the last name
     return [[(signs[sign], numbers[number]) for sign, number in column] for column in texts]
 
