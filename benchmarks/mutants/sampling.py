@@ -64,7 +64,7 @@ FAULTS = {
         "another row reads the shared page": ("readers[ticket.part].setdefault(node.page, []).append(row)", "readers[ticket.part].setdefault(node.page, []).append(max(row - 1, 0))"),
     },
     (S + "lane.py", T + "test_engine.py " + T + "test_pages.py"): {
-        "old keys and values outlive new parameters": ("            pool.clear()\n        self.version", "            pass\n        self.version"),
+        "old keys and values outlive new parameters": ("            pool.clear()\n", "            pass\n"),
         "who has begun goes on with new parameters": (
             "deque(t for t in self.waiting if t.begun)", "deque(t for t in self.waiting)"
         ),
