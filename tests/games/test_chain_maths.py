@@ -271,7 +271,7 @@ def test_what_the_rubric_says(script, want):
 
 def test_another_way_to_the_same_value_is_worth_less_than_the_problems_own():
     task = dataclasses.replace(TASK, fields={"problem": Chain(6, (("plus", 4), ("plus", 2))).problem})
-    task = dataclasses.replace(task, hidden={"target": "12", "chain_gold": task.fields["problem"]})
+    task = dataclasses.replace(task, hidden={"target": "12", "chain_gold": read_problem(task.fields["problem"]).expression})
     assert scored(says(solver="a 6 b + 2 c + 4"), task=task)[0] == ("solver", 5.0)
 
 
@@ -328,7 +328,7 @@ def test_a_brief_tells_all_that_the_rubric_judges_by_in_few_words():
 
 
 def test_a_brief_lays_the_problem_and_what_was_said_side_by_side_and_names_values():
-    task = dataclasses.replace(TASK, fields={"problem": Chain(12, (("plus", 7),)).problem}, hidden={"target": "19", "chain_gold": "a twelve b plus seven"})  # noqa: E501
+    task = dataclasses.replace(TASK, fields={"problem": Chain(12, (("plus", 7),)).problem}, hidden={"target": "19", "chain_gold": "a 12 b + 7"})  # noqa: E501
     honest = says(solver="well a 12 b + 8 value 5", executor=("print ( a 12 b + 7 )", "value 2 0"), verifier="boxed said")
     views = views_of(played(team(), [task], honest, chain_speech()), "action")
     assert [chain_brief(view) for view in views] == [

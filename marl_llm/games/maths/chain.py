@@ -135,7 +135,7 @@ def chain_task(split: str, seed: int, number: int, least: int = 2, most: int = 3
         steps = tuple((name, rng.randint(LOWEST, 9 if name in ("over", "rest") else HIGHEST)) for name in order)
         chain = Chain(rng.randint(LOWEST, HIGHEST), steps)
         if all(1 <= value <= LIMIT for value in chain.values):
-            hidden = {"target": str(chain.value), "chain_gold": chain.problem}
+            hidden = {"target": str(chain.value), "chain_gold": chain.expression}
             return Task(number, {"problem": chain.problem}, hidden, split, cluster=" ".join(order))
 
 
@@ -258,7 +258,7 @@ def chain_metrics() -> dict[str, Callable[[Trajectory], float]]:
     """Beside those of `chat_metrics`: `filler`, the pieces of it that all roles said in a play; `expression`, the solver's is right."""
     return {
         "filler": lambda path: float(sum(filler_of(call.text) for call in path.calls)),
-        "expression": lambda path: float(path.fields["solution"] == read_problem(path.fields["chain_gold"]).expression),
+        "expression": lambda path: float(path.fields["solution"] == path.fields["chain_gold"]),
     }
 
 
@@ -290,9 +290,10 @@ def chain_player(
 
     def play(turn: ScriptTurn) -> str:
         rng, fields = turn.random, turn.fields
+        gold = lambda: read_chain(fields["chain_gold"].split())  # noqa: E731
         head = " ".join(FILLER[: rng.randint(0, filler)]) + " "
         if turn.role.name == "solver":
-            chain = _other(read_problem(fields["chain_gold"]), rng) if rng.random() < wrong else read_problem(fields["chain_gold"])
+            chain = _other(gold(), rng) if rng.random() < wrong else gold()
             value = f" value {_by_head(chain.value, slip, rng)}" if rng.random() < claims else ""
             return f"{head}{chain.expression}{value}".strip()
         if turn.role.name == "verifier":
@@ -301,7 +302,7 @@ def chain_player(
             order = ("printed", "said", "claims") if rng.random() < trust else ("claims", "said", "printed")
             chosen = next((name for name in order if known[name]), "printed")
             return f"{head}boxed {chosen if points else spaced(known[chosen] or '0')}".strip()
-        chain = read_chain(fields["solution"].split()) if fields["solution"] else read_problem(fields["chain_gold"])
+        chain = read_chain(fields["solution"].split()) if fields["solution"] else gold()
         code = f"print ( {chain.expression} )"
         spoken = fields["ran"] != NO_PROGRAM
         if (not spoken and rng.random() < program) or (spoken and rng.random() < repeats):
