@@ -43,6 +43,7 @@ EXACT = "--config.rollout.exact=True"
 TIMES, TIMED = ("wall_s", "cpu_s", "train_wall_s", "train_cpu_s", "seconds"), ("time/", "speed/", "programs/")  # keys of figures
 GRACE_S = 120  # for a step, on a machine that has other things to do too: what is looked for here are lost states, not slow ones
 STARVED_S = 300  # for the rest of what ends a process
+FINISH_S = 3600  # for a run to its end
 UNJOINED_S = 60  # for processes one of which was killed while they started: they may still wait for it to join
 EVALUATED = 4  # steps between two evaluations, as in the config
 # after the process began, config.json, a checkpoint's folder, a whole checkpoint above step 0, a training step, one that is evaluated
@@ -80,7 +81,7 @@ def kill(
 ) -> dict | None:
     """Sends a signal to one of a run's processes at a random time after `moment`; None when it ended before that.
 
-    Returns `seconds` from the signal to the end of the last process, the exit `codes`, and `wrong`, what should not have been.
+    Returns the `signal`, `seconds` from it to the end of the last process, the exit `codes`, and `wrong`, what should not have been.
     """
     wait_for(running[0], workdir, moment)
     after = dice.uniform(0, {"start": slack_s, "warm": slack_s, "write": 0.3, "saved": 0.0, "step": 0.5, "evaluation": 0.1}[moment])
@@ -104,7 +105,10 @@ def kill(
             wrong = f"SIGTERM ended {codes}"
         if number == signal.SIGTERM and stepping and not checkpoint_is_newest(workdir):
             wrong = "no checkpoint of the last step"
-        return {"seconds": time.monotonic() - began, "codes": codes, "stepping": stepping, "wrong": wrong}
+        if wrong:
+            print(f"{wrong}:", *(text[-3000:] for text in said), sep="\n", file=sys.stderr, flush=True)
+        seconds = time.monotonic() - began
+        return {"signal": signal.Signals(number).name, "seconds": seconds, "codes": codes, "stepping": stepping, "wrong": wrong}
     return None
 
 
@@ -188,7 +192,7 @@ def interrupted(
     flags: list[str], workdir: pathlib.Path, moments: list[str], dice: random.Random, slack_s: float,
     processes: int = 1, numbers=(), ends: list | None = None,
 ) -> tuple[list[str], list[int], str]:  # fmt: skip
-    """Runs to the end with one kill at each of `moments`.
+    """Runs to the end with one kill at each of `moments`, each by the signal of the same place in `numbers` (none: SIGKILL).
 
     Returns:
       The moments at which it was really killed, the last whole checkpoint that the process after each kill found (-1: none), what the
@@ -203,14 +207,29 @@ def interrupted(
         resumes = known and number % 2 == 0
         running = launch(processes, *([f"--resume={workdir}", *kept] if resumes else [*flags, f"--workdir={workdir}"]))
         if moment is None:
-            said = finish(running)[0]
-        elif end := kill(running, workdir, moment, dice, slack_s, dice.choice(numbers or (signal.SIGKILL,))):
+            said = finish(running, FINISH_S)[0]
+        elif end := kill(running, workdir, moment, dice, slack_s, numbers[number] if numbers else signal.SIGKILL):
             killed.append(moment)
             ends.append(end)
         else:
-            finish(running)
+            finish(running, FINISH_S)
             break
     return killed, found[: len(killed)], said
+
+
+def counts(killed: list[str], found: list[int], ends: list[dict]) -> dict:
+    """How many signals were sent, when, what the next processes found, and the longest time until all had ended, by signal."""
+    seconds = {name: [end["seconds"] for end in ends if end["signal"] == name] for name in sorted({end["signal"] for end in ends})}
+    return {
+        "kills": len(killed),
+        "signals": {name: len(each) for name, each in seconds.items()},
+        "at": {moment: killed.count(moment) for moment in MOMENTS},
+        "resumed": len(killed),
+        "began_above_0": sum(step > 0 for step in found),
+        "began_at": found,
+        "stopped_within_steps": sum(end["stepping"] for end in ends),
+        "longest_end_s": {name: round(max(each), 1) for name, each in seconds.items()},
+    }
 
 
 def main() -> None:
@@ -230,7 +249,9 @@ def main() -> None:
     import jax  # the version only; the runs are other processes
 
     dice, bound = random.Random(options.seed), CLOSE if options.game == "workflow" and EXACT not in given else 0.0
-    numbers = {"KILL": [signal.SIGKILL], "TERM": [signal.SIGTERM], "both": [signal.SIGKILL, signal.SIGTERM]}[options.signal]
+    kinds = {"KILL": [signal.SIGKILL], "TERM": [signal.SIGTERM], "both": [signal.SIGKILL, signal.SIGTERM]}[options.signal]
+    unsent = (kinds * options.kills)[: options.kills]  # as many of each
+    dice.shuffle(unsent)
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         (folder / "tiny.py").write_text(CONFIGS[options.game])
@@ -238,9 +259,9 @@ def main() -> None:
         flags += [f"--lost_after_s={options.lost_after_s:g}", f"--grace_s={GRACE_S}"]
         flags += [f"--config.{one}" for one in (*SETTINGS, *WARM[options.game], f"steps={options.steps}")] + given
         began = time.time()
-        finish(launch(options.processes, *flags, f"--workdir={folder / 'whole'}"))
+        finish(launch(options.processes, *flags, f"--workdir={folder / 'whole'}"), FINISH_S)
         again = time.time()
-        finish(launch(options.processes, *flags, f"--workdir={folder / 'again'}"))  # with every program compiled, as those below find them
+        finish(launch(options.processes, *flags, f"--workdir={folder / 'again'}"), FINISH_S)  # every program is compiled, as below
         whole_s = time.time() - again
         differing = [f"run again: {name}" for name in differences(folder / "whole", folder / "again", bound)]
         killed, found, ends, rounds = [], [], [], 0
@@ -250,34 +271,25 @@ def main() -> None:
             moments = [dice.choice(MOMENTS) for _ in range(count)]
             place = folder / f"round{rounds}"
             seen: list[dict] = []
-            more, steps, _ = interrupted(flags, place, moments, dice, whole_s / 3, options.processes, numbers, seen)
+            more, steps, _ = interrupted(flags, place, moments, dice, whole_s / 3, options.processes, unsent, seen)
+            unsent = unsent[len(more) :]
             killed, found, ends = killed + more, found + steps, ends + seen
             differing += [f"round {rounds}: {name}" for name in differences(folder / "whole", place, bound)]
             differing += [f"round {rounds}: {end['wrong']}" for end in seen if end["wrong"]]
-            print(f"round {rounds}: {len(killed)} kills, {len(differing)} differences", file=sys.stderr)
-        outcome = {
-            "kills": len(killed),
-            "at": {moment: killed.count(moment) for moment in MOMENTS},
-            "resumed": len(killed),
-            "began_above_0": sum(step > 0 for step in found),
-            "began_at": found,
-            "runs_completed": rounds,
-            "given": given,
-            "arrays_compared": rounds * len(arrays(folder / "whole")),
-            "signal": options.signal,
-            "processes": options.processes,
-            "game": options.game,
-            "stopped_within_steps": sum(end["stepping"] for end in ends),
-            "longest_end_s": round(max((end["seconds"] for end in ends), default=0.0), 1),
-            "equal": not differing,
-            "bound": bound,
-            "differences": differing[:20],
-            "seed": options.seed,
-            "steps": options.steps,
-            "seconds": round(time.time() - began),
-            "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()})",
-            "jax": jax.__version__,
-        }
+            outcome = {
+                **counts(killed, found, ends),
+                "runs_completed": rounds,
+                "given": given,
+                "arrays_compared": rounds * len(arrays(folder / "whole")),
+                **{name: getattr(options, name) for name in ("signal", "processes", "game", "seed", "steps")},
+                "equal": not differing,
+                "bound": bound,
+                "differences": differing[:20],
+                "seconds": round(time.time() - began),
+                "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()})",
+                "jax": jax.__version__,
+            }
+            print(f"round {rounds}: {json.dumps(outcome)}", file=sys.stderr, flush=True)
     print(json.dumps(outcome))
     sys.exit(bool(differing))
 
