@@ -14,7 +14,7 @@ import hashlib
 import pathlib
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 import jax
@@ -55,6 +55,12 @@ def check_model(model: str, known: Iterable[str]) -> None:
         raise RequestError(f"request refused: no model {model!r}; served are {', '.join(known)}")
 
 
+def seed_of(key: Key[Array, ""], identity: Sequence[int]) -> int:
+    """A request's seed at the server, 63 bits of a hash: requests of different identities share nothing."""
+    root = np.asarray(jax.random.key_data(key)).tobytes()
+    return int.from_bytes(hashlib.sha256(root + np.asarray(identity, np.int64).tobytes()).digest()[:8], "big") >> 1
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _scores(config: ModelConfig, params: dict, ids: Int[Array, "L"]) -> Float[Array, "P"]:
     return log_probs(config, params, ids[None]).log_probs[0, 1:]
@@ -87,7 +93,7 @@ class VllmSampler:
     ):
         self.name, self.config, self.sizes, self.tokenizer = name, dataclasses.replace(config, value_head=False), sizes, tokenizer
         self.version = -1
-        self._root = np.asarray(jax.random.key_data(key)).tobytes()
+        self._root = key
         self._run, self._label = uuid.uuid4().hex[:12], ""
         self._folder = pathlib.Path(server.folder)
         self._kept: pathlib.Path | None = None  # what the server was given last
@@ -142,8 +148,7 @@ class VllmSampler:
             raise RequestError(f"request refused: {error}") from error
         if outside := [i for i in request.prompt if not 0 <= i < self.config.vocab_size]:
             raise RequestError(f"request refused: {outside[:4]} are outside of the vocabulary of {self.config.vocab_size}")
-        digest = hashlib.sha256(self._root + np.asarray(request.seed, np.int64).tobytes()).digest()
-        settings = {"temperature": float(request.settings.temperature), "seed": int.from_bytes(digest[:8], "big") >> 1}
+        settings = {"temperature": float(request.settings.temperature), "seed": seed_of(self._root, request.seed)}
         timeout_s = Asked.timeout_s if request.timeout is None else request.timeout
         return Asked(request.prompt, request.max_tokens, request.stop_ids, self.config.vocab_size, self._label, settings, timeout_s)
 

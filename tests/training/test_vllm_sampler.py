@@ -1,18 +1,22 @@
 """A hosted team whose models a vLLM server draws for: versions, gap, a server that dies, lies or was started anew."""
 
+import dataclasses
+import itertools
 import pathlib
 
 import jax
 import numpy as np
 import pytest
-from test_team import ECHO, PARAMS, SHAPE, SPEECH, WORLD
+from test_team import ECHO, PARAMS, SHAPE, SPEECH, WORLD, same
 from vllm_stand_in import StandIn
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import init_params
 from marl_llm.sampling import EngineError, LaneConfig, Request, RequestError, Settings, VllmSampler
+from marl_llm.sampling.vllm import seed_of
 from marl_llm.tools import VllmServer
 from marl_llm.training import LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer, make_team
+from marl_llm.training.team import EVALUATION
 from marl_llm.workflows import WorkflowError, shared
 from marl_llm.workflows.errors import RolloutError
 
@@ -27,8 +31,9 @@ def server():
 
 
 def team(server, folder, recipe=RECIPE):
+    """Served by `server`; None: by an engine of this program."""
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
-    spec = ModelSpec(SHAPE, PARAMS, SPEECH, sampler=VllmServer(server.url, str(folder)))
+    spec = ModelSpec(SHAPE, PARAMS, SPEECH, sampler=None if server is None else VllmServer(server.url, str(folder)))
     return make_team(WORLD, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(slots=16, chunk=2))
 
 
@@ -56,6 +61,41 @@ def test_a_team_learns_from_what_a_server_draws_with_the_parameters_of_each_step
         start = one.evaluate({"first": "start"}, "test", 6)  # two sets of parameters: by an engine of this program
         assert start.summary()["void"] == 0
     assert names(tmp_path) == []
+
+
+def three_steps(one):
+    """(what each of three steps held and an evaluation saw, the parameters then)."""
+    found = []
+    for step in range(3):
+        batch = one.play(step, 6 * step, 6)
+        figures = one.learn(batch, 1e-2)["policy"] | batch.figures
+        columns = {column.name: getattr(batch.table, column.name) for column in dataclasses.fields(batch.table)}
+        tokens = {name: getattr(batch.tokens, name) for name in ("ids", "log_probs", "size", "prompt", "rank")}
+        found.append(columns | tokens | {"version": batch.version, "worth": one.advantages, "figures": figures})
+    found.append({"seen": np.asarray([outcome.score for outcome in one.evaluate({}, "test", 6, temperature=1.0).outcomes])})
+    return found, jax.device_get(one.learners["policy"].params)
+
+
+def test_a_server_that_draws_what_the_engine_draws_gives_the_same_samples_and_the_same_parameters(tmp_path):
+    """Nothing between a draw and the update depends on who drew: with equal draws three steps are equal, and an evaluation too."""
+    key = jax.random.split(jax.random.key(0))[1]  # of the draws of a team with seed 0
+    with team(None, tmp_path) as one:
+        drawn, engines = three_steps(one)
+    places = [(step, 6 * step + task) for step in range(3) for task in range(6)] + [(EVALUATION, task) for task in range(6)]
+    calls = list(itertools.product(range(2), range(2), range(4)))  # agent, request, branch
+    identities = {seed_of(key, (*place, *call)): (*place, *call) for place in places for call in calls}
+    with StandIn(SHAPE, init_params(SHAPE, jax.random.key(9)), key, identities) as server, team(server, tmp_path) as one:
+        answered, servers = three_steps(one)
+    for step, (mine, found) in enumerate(zip(drawn, answered, strict=True)):
+        for name in mine.keys() - {"figures"}:
+            x, y = mine[name], found[name]
+            assert (x is None and y is None) or np.allclose(x, y, atol=1e-5), f"step {step}: {name}"
+        quiet = lambda figures: {k: v for k, v in figures.items() if "seconds" not in k and "entropy" not in k and "time" not in k}  # noqa: E731
+        a, b = quiet(mine.get("figures", {})), quiet(found.get("figures", {}))
+        assert a.keys() == b.keys()
+        assert {k: (a[k], b[k]) for k in a if not np.isclose(a[k], b[k], atol=1e-4)} == {}
+    assert same(engines, servers, 1e-5)
+    assert not same(engines, jax.device_get(PARAMS), 1e-3)
 
 
 def test_the_same_steps_are_drawn_again_from_the_same_server(server, tmp_path):

@@ -29,10 +29,14 @@ class StandIn:
       stubborn: whether it answers a reload and keeps what it has.
       spoil: what it makes of the object that it would answer a prompt with: another object, or bytes.
       asked, reloads: bodies of the prompts, and directories, in order.
+
+    Args:
+      key, identities: the root of its draws, and what the seed of a prompt stands for; without them its draws are its own.
     """
 
-    def __init__(self, config, params):
-        self.engine = Engine({"policy": (config, params)}, jax.random.key(3), sizes=SIZES)
+    def __init__(self, config, params, key=None, identities=None):
+        self.engine = Engine({"policy": (config, params)}, jax.random.key(3) if key is None else key, sizes=SIZES)
+        self._identities = identities or {}
         self.config, self.params, self.label = config, params, "default"
         self.answers, self.stubborn, self.paused, self.spoil = None, False, False, lambda answer: answer
         self.asked, self.reloads, self._lock = [], [], threading.Lock()
@@ -112,7 +116,7 @@ class StandIn:
             answer["prompt_logprobs"] = [None, *scores]
             ids, drawn, finish = [0], [-1.0], "length"
         else:
-            seed = tuple(p["seed"] >> shift & (2**31 - 1) for shift in (32, 1))
+            seed = self._identities.get(p["seed"], tuple(p["seed"] >> shift & (2**31 - 1) for shift in (32, 1)))
             request = Request(
                 tuple(prompt), seed, p["max_tokens"], settings=Settings(p["temperature"]), stop_ids=tuple(p["stop_token_ids"])
             )
