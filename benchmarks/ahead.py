@@ -1,13 +1,17 @@
 """Asynchronous play: what `rollout.ahead=1` or `rollout.over_start` saves where tools are slow, and what it costs in learning.
 
-    python -m benchmarks.ahead --seeds=0,1,2 --steps=40 [--tasks=32] [--low=0.5 --high=3]
-    python -m benchmarks.ahead --option=over_start --value=8 --seeds=0
+    python -m benchmarks.ahead --seeds=0,1,2 --steps=40 [--tasks=32] [--low=0.5 --high=3] [--config.optimizer.epochs=8]
+    python -m benchmarks.ahead --option=over_start --value=8 --seeds=0 [--rare=0.02 --rare_s=12]
 
-Workflow A of UnityMAS-O in the small world of facts, whose search answers after `low` to `high` seconds, drawn from the query. Of each seed
-one team is taught by imitation; from there one run plays on policy (the option at 0) and one with the option, with the same recipe and
-correction. Prints one JSON line: seconds per step (medians over the steps behind the first five), their ratio, the success of every
-training step, and F1 on held-out tasks with 95 % intervals, of both; with `over_start` what early and late plays were like, means over the
-steps.
+Workflow A of UnityMAS-O in the small world of facts, whose search answers after `low` to `high` seconds, or a share `rare` of them after
+`rare_s`, drawn from the query. Of each seed one team is taught by imitation; from there one run plays on policy (the option at 0) and one
+with the option, with the same recipe and correction. Both run at the same time, each on a core of its own, so that both meet the same other
+load; `--in_turn` runs one behind the other.
+
+Prints one JSON line: seconds per step (medians over the steps behind the first five), their ratio, and the most that this ratio could be:
+play and update of the first arm, over the longer of both. The success of every training step, its mean over the last ten steps per seed
+and with a 95 % interval over the seeds, and F1 on held-out tasks with 95 % intervals, of both; with `over_start` what early and late plays
+were like, means over the steps.
 """
 
 from __future__ import annotations
@@ -18,9 +22,12 @@ import os
 import pathlib
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+
+from scipy import stats
 
 from benchmarks.processes import finish, launch
 
@@ -32,12 +39,13 @@ from marl_llm.games import search
 from marl_llm.workflows import World
 
 
-def slow(low: float = 0.5, high: float = 3.0) -> World:
+def slow(low: float = 0.5, high: float = 3.0, rare: float = 0.0, rare_s: float = 0.0) -> World:
     """`fact_parallel` with a search that takes its time, the same for the same query."""
     facts = search.FactBase(64, 0, 1)
 
     async def retrieve(query: str, world: str):
-        await asyncio.sleep(random.Random(query + world).uniform(low, high))
+        dice = random.Random(query + world)
+        await asyncio.sleep(rare_s if dice.random() < rare else dice.uniform(low, high))
         return await facts.retrieve(query, world)
 
     team, script = search.mini_parallel_retrieval(retrieve), search.fact_player(0.1, True)
@@ -59,6 +67,7 @@ def get_config(arg=None):
     return c
 '''
 LEARNED = 5  # steps left out of the medians: they compile
+LAST = 10  # steps whose success is compared
 
 
 def lines(workdir: pathlib.Path) -> list[dict]:
@@ -79,8 +88,41 @@ def measured(workdir: pathlib.Path) -> dict:
         "staleness": round(statistics.mean(stale), 3),
         **{name: round(statistics.mean(values), 3) for name, values in late.items() if isinstance(values[0], float | int)},
         "success": [round(line["success"], 3) for line in steps],
+        "last": round(statistics.mean(line["success"] for line in steps[-LAST:]), 3),
         "greedy": [round(final["after"]["success"], 3), *(round(x, 3) for x in final["after"]["interval"])],
         "sampled": [round(final["sampled"]["after"]["success"], 3), *(round(x, 3) for x in final["sampled"]["after"]["interval"])],
+    }
+
+
+def interval(values: list[float]) -> list[float] | None:
+    """Mean and 95 % t interval over seeds; None of fewer than two."""
+    if len(values) < 2:
+        return None
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
+    mean = statistics.mean(values)
+    return [round(x, 3) for x in (mean, mean - half, mean + half)]
+
+
+def begun(cores: list[int], *flags: str) -> list[subprocess.Popen]:
+    """A run on these cores alone."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        return launch(1, *flags)
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def both_arms(found: list[dict], option: str, value: int) -> dict:
+    """Figures over the seeds."""
+    arm = lambda at, name: [one[name] for one in found if one[option] == at]  # noqa: E731
+    seconds = {at: statistics.mean(arm(at, "step_s")) for at in (0, value)}
+    most = [(one["play_s"] + one["update_s"]) / max(one["play_s"], one["update_s"]) for one in found if one[option] == 0]
+    return {
+        "ratio": round(seconds[0] / seconds[value], 3),
+        "ratios": [round(a / b, 3) for a, b in zip(arm(0, "step_s"), arm(value, "step_s"))],
+        "most": round(statistics.mean(most), 3),
+        "last": {at: interval(arm(at, "last")) for at in (0, value)},
     }
 
 
@@ -94,29 +136,40 @@ def main() -> None:
     parser.add_argument("--value", type=int, default=1, help="of the option, beside 0")
     parser.add_argument("--low", type=float, default=0.5)
     parser.add_argument("--high", type=float, default=3.0)
+    parser.add_argument("--rare", type=float, default=0.0, help="share of searches that take --rare_s")
+    parser.add_argument("--rare_s", type=float, default=0.0)
+    parser.add_argument("--in_turn", action="store_true", help="one arm behind the other, on all cores")
     parser.add_argument("--workdir", default="", help="where the runs stay; empty: a directory that is removed")
-    options = parser.parse_args()
-    found, began = [], time.time()
+    options, given = parser.parse_known_args()
+    if unknown := [flag for flag in given if not flag.startswith("--config.")]:
+        parser.error(f"{unknown[0]} is unknown; flags of the runs begin with --config.")
+    found, began, cores = [], time.time(), sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(options.workdir or scratch).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "slow_search.py").write_text(GAME)
         (folder / "config.py").write_text(CONFIG)
         flags = [f"--config={folder / 'config.py'}", f"--compilation_cache={folder / 'cache'}", f"--config.rollout.tasks={options.tasks}"]
-        tool = lambda low, high: [f"--config.game.low={low}", f"--config.game.high={high}"]  # noqa: E731
+        flags += given
+        tool = lambda **keys: [f"--config.game.{name}={value}" for name, value in keys.items()]  # noqa: E731
+        slow = tool(low=options.low, high=options.high, rare=options.rare, rare_s=options.rare_s)
         for seed in map(int, options.seeds.split(",")):
             taught = folder / f"taught_{seed}"
-            finish(launch(1, *flags, *tool(0, 0), f"--config.seed={seed}", "--config.steps=0", f"--workdir={taught}"), 3600)
-            start = [*flags, *tool(options.low, options.high), f"--config.seed={seed}", f"--config.steps={options.steps}"]
+            finish(launch(1, *flags, *tool(low=0.0, high=0.0), f"--config.seed={seed}", "--config.steps=0", f"--workdir={taught}"), 3600)
+            start = [*flags, *slow, f"--config.seed={seed}", f"--config.steps={options.steps}"]
             start += [f"--config.warm_start.run={taught}", "--config.warm_start.steps=0"]
+            place = lambda value: folder / f"{options.option}_{value}_{seed}"  # noqa: B023, E731
+            ask = lambda value: [*start, f"--config.rollout.{options.option}={value}", f"--workdir={place(value)}"]  # noqa: B023, E731
+            if options.in_turn or len(cores) < 2:
+                for value in (0, options.value):
+                    finish(launch(1, *ask(value)), 3600)
+            else:
+                finish([*begun(cores[:1], *ask(0)), *begun(cores[1:2], *ask(options.value))], 3600)
             for value in (0, options.value):
-                place = folder / f"{options.option}_{value}_{seed}"
-                finish(launch(1, *start, f"--config.rollout.{options.option}={value}", f"--workdir={place}"), 3600)
-                found.append({"seed": seed, options.option: value, **measured(place)})
+                found.append({"seed": seed, options.option: value, **measured(place(value))})
                 print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    seconds = lambda value: statistics.mean(one["step_s"] for one in found if one[options.option] == value)  # noqa: E731
-    page = {"ratio": round(seconds(0) / seconds(options.value), 3), "tasks": options.tasks, "runs": found}
-    print(json.dumps(page | {"seconds": round(time.time() - began), "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()})"}))
+    page = {**both_arms(found, options.option, options.value), **vars(options), "given": given, "runs": found}
+    print(json.dumps(page | {"spent_s": round(time.time() - began), "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()})"}))
 
 
 if __name__ == "__main__":
