@@ -24,10 +24,6 @@ ROOT = pathlib.Path(__file__).parent.parent
 KINDS = ("causal", "tree", "packed")
 # largest |difference| over the largest |value| of the reference, on the same inputs
 BOUNDS = {"float32": 2e-5, "float32, default precision": 4e-2, "bfloat16": 4e-2}
-CHIP_NAMES = {  # JAX's device_kind -> name in `roofline.CHIPS`
-    "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v6e": "v6e",
-    "TPU7x": "tpu7x",
-}  # fmt: skip
 RUNS = {"Plan-Path, compiled": "quickstart", "workflow A, engine": "search_parallel"}
 
 
@@ -87,11 +83,9 @@ def chip():
     """The data sheet of this device, or None."""
     import jax
 
-    from marl_llm.training.roofline import CHIPS
+    from marl_llm.training.roofline import chip_of
 
-    kind = jax.devices()[0].device_kind
-    name = CHIP_NAMES.get(kind) or next((n for n in ("h100", "h200") if n in kind.lower()), None)
-    return CHIPS.get(name)
+    return chip_of(jax.devices()[0].device_kind)
 
 
 @functools.cache

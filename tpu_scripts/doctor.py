@@ -1,9 +1,11 @@
 """One page before money is spent: can this machine train? Prints one line per check, and what to do about each that failed.
 
     python tpu_scripts/doctor.py --workdir=runs --platform=tpu --devices=8 --sandbox=namespaces --retriever=http://10.0.0.2:8000
+    python tpu_scripts/doctor.py --workdir=/shared/runs --distributed=auto        the same on every host, at the same time
 
-Looks at one host: Python and JAX, the devices and what they compute, memory, the run directory's file system and its clock, the sandbox,
-the retriever. Links between hosts are not looked at. Exit codes: 0 go, 1 no. `--json` prints one object.
+Looks at one host: Python and JAX, the devices, what they compute and how fast, memory, the run directory's file system and its clock, the
+sandbox, the retriever. With `--distributed` (as for experiments.train) also at what shows only between hosts (`hosts.py`). Exit codes: 0
+go, 1 no, the same on every host. `--json` prints one object.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ import time
 from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import hosts
 
 PYTHON = (3, 11)
 JAX = ((0, 10), (0, 13))  # from, below: as setup.py has it
-SKEW_S = 2.0
 FILES = 1024  # open files: devices, sandboxes and retrievers hold some each
 LEVELS = ("rlimits", "landlock", "namespaces")
 
@@ -49,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--sandbox", default="", choices=["", *LEVELS], help="weakest level that will do; empty: no sandbox needed")
     p.add_argument("--programs_per_s", type=float, default=2.0, help="slowest sandbox (%(default)s)")
     p.add_argument("--retriever", default="", help="URL of a retriever; empty: none needed")
+    p.add_argument("--share", type=float, default=0.5, help="of the data sheet's rates that a device must reach (%(default)s)")
+    p.add_argument("--distributed", default="off", help="off, auto, or host:port,processes,rank: look between the hosts too")
+    p.add_argument("--link_gbs", type=float, default=0.2, help="slowest all-reduce over the hosts, GB/s (%(default)s)")
     p.add_argument("--json", action="store_true")
     return p
 
@@ -56,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Looks, prints the page, returns the exit code."""
     asked = parser().parse_args(argv)
-    checks = judge(look(asked), asked)
+    checks = judge(look(asked), asked) if asked.distributed == "off" else together(asked)
     good = all(check.good for check in checks)
     if asked.json:
         print(json.dumps({"go": good, "checks": [check._asdict() for check in checks]}))
@@ -67,6 +73,17 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"      -> {check.todo}")
         print("go" if good else f"no: {sum(not check.good for check in checks)} of {len(checks)} checks failed")
     return int(not good)
+
+
+def together(asked: argparse.Namespace) -> list[Check]:
+    """This host's checks, and those between all."""
+    if why := hosts.join(asked.distributed):
+        return [Check("processes", False, why, "start this on every host at the same time; is process 0's port open to all of them?")]
+    every = hosts.software()
+    facts = look(asked)
+    checks = judge(facts, asked)
+    every = hosts.look(facts, [check.name for check in checks if not check.good], asked.workdir, every)
+    return checks + [Check(*one) for one in hosts.judge(every, asked)]
 
 
 def judge(facts: dict, asked: argparse.Namespace) -> list[Check]:
@@ -84,6 +101,7 @@ def judge(facts: dict, asked: argparse.Namespace) -> list[Check]:
               f"{asked.devices} are asked for: another machine type, or fewer by --config.devices"),
         Check("arithmetic", facts["wrong"] == [], "right on every device" if not facts["wrong"] else f"wrong on {facts['wrong']}",
               "give this machine back: a device that computes wrongly cannot be mended by software"),
+        *rates(facts, asked),
         Check("memory", facts["memory_gib"] >= asked.memory_gib, f"{facts['memory_gib']:.1f} GiB free",
               f"{asked.memory_gib:g} GiB are asked for: end other processes, or a machine with more"),
         Check("open files", facts["open_files"] >= FILES, str(facts["open_files"]), f"ulimit -n {FILES} before the run"),
@@ -94,10 +112,20 @@ def judge(facts: dict, asked: argparse.Namespace) -> list[Check]:
         out += [
             Check("space", disk["free_gib"] >= asked.space_gib, f"{disk['free_gib']:.1f} GiB free",
                   f"{asked.space_gib:g} GiB are asked for: delete old runs, or a larger disk; a run keeps checkpoint.keep + 1 checkpoints"),
-            Check("clock", abs(disk["skew_s"]) <= SKEW_S, f"{disk['skew_s']:+.1f} s from the file server",
+            Check("clock", abs(disk["skew_s"]) <= hosts.SKEW_S, f"{disk['skew_s']:+.1f} s from the file server",
                   "synchronise the clocks (chronyc makestep, timedatectl set-ntp true) on this host and on the file server"),
         ]  # fmt: skip
     return out + tools(facts, asked)
+
+
+def rates(facts: dict, asked: argparse.Namespace) -> list[Check]:
+    """What a device was measured to do, where its data sheet is known."""
+    if not facts["rates"]:
+        return []
+    product, read = facts["rates"]
+    found = f"{product:.0%} of the data sheet's bfloat16 products, {read:.0%} of its bandwidth"
+    todo = f"{asked.share:.0%} are asked for: end what else uses the device, look for throttling, or give the machine back"
+    return [Check("rates", min(product, read) >= asked.share, found, todo)]
 
 
 def tools(facts: dict, asked: argparse.Namespace) -> list[Check]:
@@ -133,7 +161,7 @@ def _version(package: str) -> str:
 
 
 def devices() -> dict:
-    """JAX's devices, and those on which a product of whole numbers, exact in every dtype in use, comes out wrong."""
+    """JAX's devices, those on which a product of whole numbers, exact in every dtype in use, comes out wrong, and `shares` of the first."""
     try:
         import jax
         import numpy as np
@@ -145,9 +173,25 @@ def devices() -> dict:
             x = jax.device_put(a.astype(np.float32), device)
             if not np.array_equal(np.asarray(x @ x), right):
                 wrong.append(str(device))
+        rates = shares(there[0])
     except Exception as error:  # a plugin that does not start raises whatever it likes
-        return {"error": f"{type(error).__name__}: {error}", "platform": "none", "kind": "nothing", "devices": 0, "wrong": []}
-    return {"error": "", "platform": there[0].platform, "kind": there[0].device_kind, "devices": len(there), "wrong": wrong}
+        return {"error": f"{type(error).__name__}: {error}", "platform": "none", "kind": "nothing", "devices": 0, "wrong": [], "rates": []}
+    kind = {"platform": there[0].platform, "kind": there[0].device_kind, "devices": len(there)}
+    return {"error": "", "wrong": wrong, "rates": rates} | kind
+
+
+def shares(device) -> list[float]:
+    """Of the data sheet's rates (products in bfloat16, reading memory), what a device does; empty where there is no sheet."""
+    import jax
+    import numpy as np
+
+    from marl_llm.training.roofline import chip_of
+    from marl_llm.training.speed import machine_limits
+
+    if (sheet := chip_of(device.device_kind)) is None:
+        return []
+    found = machine_limits(jax.sharding.Mesh(np.asarray([device]), ("data",)), "bfloat16")
+    return [found.flops / sheet.flops, found.bandwidth / sheet.bandwidth]
 
 
 def free_memory_gib(meminfo: str = "/proc/meminfo") -> float:

@@ -13,7 +13,7 @@ tpu_vm.sh ACTION --project=P --zone=Z --name=N [options] [-- flags of experiment
   wait     until it is there (POLL_S seconds between looks; 3: preempted, 1: refused)
   copy     sends the committed files of this checkout to every worker
   install  mounts the disk and installs the library there                [--disk=D] [--device=/dev/sdb]
-  doctor   tpu_scripts/doctor.py on every worker
+  doctor   tpu_scripts/doctor.py on every worker; with --hosts=N also between them
   run      starts or continues the run in the background: -- --config=experiments/configs/quickstart.py
   logs     follows its output
   fetch    copies the run directory to --into=runs
@@ -159,7 +159,9 @@ case $ACTION in
   delete) delete ;;
   doctor)
     need doctor project zone name
-    on_workers "cd ~/marl_llm && ../venv/bin/python tpu_scripts/doctor.py --workdir=${shared:-$PLACE} --platform=tpu"
+    together=""
+    [[ $hosts == 1 ]] || together=" --distributed=auto"
+    on_workers "cd ~/marl_llm && ../venv/bin/python tpu_scripts/doctor.py --workdir=${shared:-$PLACE} --platform=tpu$together"
     ;;
   logs)
     need logs project zone name

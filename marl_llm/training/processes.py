@@ -120,6 +120,11 @@ def rank() -> int:
     return jax.process_index()
 
 
+def number() -> int:
+    """The same, without a look at the devices."""
+    return _state().process_id
+
+
 def spans(mesh: Mesh) -> bool:
     """Whether a mesh has devices of several processes."""
     return len({device.process_index for device in mesh.devices.flat}) > 1
@@ -192,6 +197,16 @@ def meet(where: str, timeout_s: float) -> None:
     if jax.process_count() > 1:
         _MET[where] = _MET.get(where, 0) + 1
         _state().client.wait_at_barrier(f"{where}/{_MET[where]}", int(1000 * timeout_s))
+
+
+def posted(topic: str, said: str, timeout_s: float) -> list[str]:
+    """What every process posts under a topic, by rank, by JAX's coordination service: no device takes part. Each topic can be used once.
+
+    Raises what that service raises when one does not post.
+    """
+    client, count = _state().client, _state().num_processes
+    client.key_value_set(f"marl_llm/posted/{topic}/{number()}", said)
+    return [client.blocking_key_value_get(f"marl_llm/posted/{topic}/{rank}", int(1000 * timeout_s)) for rank in range(count)]
 
 
 def gathered_from_all(play: Callable[[], Any], part: Callable[[Any], Any]) -> tuple[Any, list[Any]]:

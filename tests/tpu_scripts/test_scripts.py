@@ -25,6 +25,7 @@ DRY = {
     "tpu_vm_keep": ("tpu_vm.sh", "keep", *TPU, *NEW, "--disk=runs", "--spot", *TRAIN, "--config.schedule=a:1, b:2"),
     "tpu_vm_fetch": ("tpu_vm.sh", "fetch", *TPU),
     "tpu_vm_doctor": ("tpu_vm.sh", "doctor", *TPU),
+    "tpu_vm_doctor_hosts": ("tpu_vm.sh", "doctor", *TPU, "--hosts=4", "--shared=/mnt/runs"),
     "tpu_vm_logs": ("tpu_vm.sh", "logs", *TPU),
     "tpu_vm_delete": ("tpu_vm.sh", "delete", *TPU),
     "gke_image": ("gke.sh", "image", "--image=registry/marl_llm:1"),
