@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
@@ -35,8 +36,24 @@ def check_served(name: str, recipe: Recipe, trains: bool = True, processes: int 
         raise WorkflowError(f"model {name!r}: recipe {recipe.name!r} has {error}") from error
 
 
+def check_room(copies: Mapping[str, int], limit: int | None) -> None:
+    """Raises `WorkflowError` where copies (model -> bytes) alone are more than a device has, `limit`; None: not known."""
+    if limit and sum(copies.values()) > limit:
+        said = ", ".join(f"{name!r} {copy / 2**30:.2f} GiB" for name, copy in copies.items())
+        raise WorkflowError(
+            f"a device of this process has {limit / 2**30:.2f} GiB, and hosted play over several processes needs a whole copy of every "
+            f"model on each: {said}. Use a smaller model or compute_dtype, devices with more memory, or one host"
+        )
+
+
 def engines(models: Models, on: Callable[[Mesh, Models], Engine]) -> Engine | Samplers:
-    """An engine for the models of each part of the devices, made by `on`; without parts the one engine."""
+    """An engine for the models of each part of the devices, made by `on`; without parts the one engine.
+
+    Raises what `check_room` raises where a run has several processes: each samples from whole copies on each of its devices.
+    """
+    size = lambda config: config.parameters * jnp.dtype(config.compute_dtype).itemsize  # noqa: E731
+    copies = {name: size(learner.config) for name, (learner, _) in models.items() if processes.spans(learner.mesh)}
+    check_room(copies, (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"))
     groups: dict[Mesh, dict[str, tuple[Learner, dict]]] = {}
     for name, (learner, params) in models.items():
         groups.setdefault(learner.mesh, {})[name] = learner, params
