@@ -160,10 +160,13 @@ def test_the_log_probs_of_long_answers_are_the_scorers_and_seeds_draw_again(serv
         sampler.close()
 
 
-def chances(prefix):
+_scored = jax.jit(lambda params, rows: log_probs(SHAPE, params, rows).log_probs[:, -1])
+
+
+def chances(prefix, params=PARAMS):
     """The scorer's distribution of the token behind a prefix, `[V]`."""
     rows = jnp.asarray([[*prefix, token] for token in range(SHAPE.vocab_size)], jnp.int32)
-    return np.exp(np.asarray(log_probs(SHAPE, PARAMS, rows).log_probs)[:, -1])
+    return np.exp(np.asarray(_scored(params, rows)))
 
 
 def test_draws_have_the_distribution_that_is_told_also_behind_each_other(server, tmp_path):
@@ -186,6 +189,59 @@ def test_draws_have_the_distribution_that_is_told_also_behind_each_other(server,
           f"pairs of a group agree {agree:.3f}, {np.sum(first**2):.3f} expected")  # fmt: skip
     for found, degrees in ((one, freedom), (two, freedom * len(begun))):
         assert found < degrees + 5 * np.sqrt(2 * degrees)
+
+
+def places_in_distribution(params, batch, dice):
+    """Of every drawn token, where it lies in the scorer's distribution: F(token - 1) + u p(token), uniform and independent if draws are.
+
+    Rows (agent, prompt, branch, position, place); `batch` must have been drawn with `params`.
+    """
+    tokens, rows, known = batch.tokens, [], {}
+    begin = len(tokens.ids) - len(tokens.log_probs)
+    seen: dict[tuple, int] = {}
+    for i in range(len(tokens)):
+        prompt = tuple(tokens.ids[tokens.prompt_at[i] : tokens.prompt_at[i] + tokens.prompt_size[i]].tolist())
+        answer = tokens.ids[begin + tokens.response_at[i] : begin + tokens.response_at[i] + tokens.size[i]].tolist()
+        group = (int(batch.table.instance[i]), int(batch.table.agent[i]))
+        branch = seen[group] = seen.get(group, -1) + 1
+        for position, token in enumerate(answer):
+            prefix = (*prompt, *answer[:position])
+            if prefix not in known:
+                known[prefix] = chances(prefix, params)
+            below = float(np.sum(known[prefix][:token]))
+            rows.append((*group, branch, position, below + dice.random() * known[prefix][token]))
+    return np.asarray(rows)
+
+
+def correlation(rows, key, pairs_of):
+    """Of the places of draws that agree in `key` (columns) and differ in the column `pairs_of` by one; and how many there are."""
+    table = {(*row[key], row[pairs_of]): row[-1] for row in rows}
+    pairs = [(x, table[(*where[:-1], where[-1] + 1)]) for where, x in table.items() if (*where[:-1], where[-1] + 1) in table]
+    return float(np.corrcoef(np.asarray(pairs).T)[0, 1]), len(pairs)
+
+
+def test_draws_of_a_whole_run_are_uniform_in_the_scorers_distribution_and_independent(server, tmp_path):
+    """As they should be of parameters that change: among branches, roles, positions, tasks and steps."""
+    found, dice = [], np.random.default_rng(0)
+    with team(VllmServer(server.url, str(tmp_path))) as one:
+        for step in range(30):
+            one.imitate(step % 10, 12, 1e-2)
+        one.begin()
+        for step in range(STEPS):
+            batch = one.play(step, 6 * step, 6)
+            rows = places_in_distribution(jax.device_get(one.learners["policy"].params), batch, dice)
+            rows[:, 0] -= 6 * step  # the task's place in its step
+            found.append(np.concatenate([np.full((len(rows), 1), step), rows], axis=1))
+            one.learn(batch, RATE)
+    rows = np.concatenate(found)  # step, task, agent, branch, position, place
+    counts = np.bincount((rows[:, -1] * 20).astype(int), minlength=20)
+    uniform = float(np.sum((counts - len(rows) / 20) ** 2 / (len(rows) / 20)))
+    print(f"\n{len(rows)} draws: chi-square {uniform:.1f} of 19")
+    assert uniform < 19 + 5 * np.sqrt(38)
+    for name, column in {"steps": 0, "tasks": 1, "roles": 2, "branches": 3, "positions": 4}.items():
+        found, pairs = correlation(rows, [c for c in range(5) if c != column], column)
+        print(f"neighbours in {name}: correlation {found:+.3f}, {found * np.sqrt(pairs):+.1f} standard errors")
+        assert abs(found) * np.sqrt(pairs) < 5
 
 
 def test_runs_over_the_server_are_scored_as_they_were_drawn_and_learn_as_over_the_engine(server, tmp_path):
