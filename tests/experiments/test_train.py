@@ -234,6 +234,10 @@ def test_a_step_is_played_ahead_but_for_the_first_and_those_behind_a_checkpoint(
     assert ahead == [1, 2, 4, 5]
     assert [x for x in calls if x[0] == "prepare"] == [("prepare", step) for step in ahead]
     assert [x[2:] for x in team.log if x[0] == "prepare"] == [(4 * step, 4) for step in ahead]
+    config.rollout.ahead = 0
+    _, team = run(config, tmp_path / "on_policy")
+    steps = [x[0] for x in team.log if x[0] in ("prepare", "play", "learn")]
+    assert steps == ["play", "learn"] * 7
 
 
 def test_c15_a_finished_run_goes_on_with_more_steps(tmp_path, capsys, run):
