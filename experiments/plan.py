@@ -27,17 +27,19 @@ _PROMPT = flags.DEFINE_integer("prompt", 0, "Prompt tokens P; 0 takes the game's
 _RESPONSE = flags.DEFINE_integer("response", 0, "Response tokens R; 0 takes the game's longest.", lower_bound=0)
 _GROUPS = flags.DEFINE_integer("groups", 0, "Groups per optimizer step; 0: one per position along data and fsdp.", lower_bound=0)
 _COMPILE = flags.DEFINE_bool("compile", True, "False: arithmetic only.")
+_WHOLE = flags.DEFINE_bool("whole", False, "Compile the engine's programs with all layers, minutes each; False: with one and with two.")
 _JSON = flags.DEFINE_bool("json", False, "One JSON line instead of the table.")
 
 
 def main(argv) -> None:
     """The command."""
-    from experiments.planning import plan, table
+    from experiments.plan_table import table
+    from experiments.planning import plan
 
     if _CONFIG.value is None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/plan_path_10x10.py")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    out = plan(_CONFIG.value, _TOPOLOGY.value, _MESH.value, _PROMPT.value, _RESPONSE.value, _GROUPS.value, _COMPILE.value)
+    out = plan(_CONFIG.value, _TOPOLOGY.value, _MESH.value, _PROMPT.value, _RESPONSE.value, _GROUPS.value, _COMPILE.value, _WHOLE.value)
     print(json.dumps(out) if _JSON.value else table(out))
 
 

@@ -1,6 +1,6 @@
 """What a run needs per device: the real sampler and update of a config, compiled for a TPU that need not be there, or counted for a GPU.
 
-The command is `experiments/plan.py`.
+The command is `experiments/plan.py`; `plan_table` says it in words.
 """
 
 from __future__ import annotations
@@ -63,35 +63,36 @@ def devices_of(topology: str, compile_: bool = True):
     return CHIPS[name], len(devices), devices
 
 
-def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: int, response: int, lora=None):
-    """`(update, sampler, bytes of parameters, of optimizer, of the sampling copy)`: two lowered programs, and bytes per device.
+def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: int, response: int, lora=None, critic: str | None = None):
+    """`(lowered, bytes of parameters, of optimizer, of the sampling copy)`: programs by name, and bytes per device.
 
-    A minibatch is that many rows, each with a prompt and the K responses that were sampled from it. With `lora` the parameters are
-    adapters, and their base is an argument of the update.
+    The programs are `update`, `sampler` (of compiled play; none without `environments`) and, with `critic="own"`, `critic`. A minibatch
+    is that many rows, each with a prompt and the K responses that were sampled from it. With `lora` the parameters are adapters, and their
+    base is an argument of the update.
     """
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
+    from experiments.engine_programs import per_device
     from marl_llm.algorithms import needs
-    from marl_llm.models import SAMPLE, TRAIN, init_adapters, init_params, param_shardings, use_rules
+    from marl_llm.models import SAMPLE, TRAIN, compute_copy, init_adapters, init_params, param_shardings, use_rules
     from marl_llm.sampling import Settings, sample
     from marl_llm.training import LearnerOptions, make_optimizer, make_policy
     from marl_llm.training.packing import PackedRows
-    from marl_llm.training.update import policy_step
+    from marl_llm.training.update import policy_step, value_step
 
     def abstract(tree, rules):
         placed = param_shardings(tree, mesh, rules)
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, placed)
 
-    def per_device(tree):
-        return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
     everywhere = NamedSharding(mesh, PartitionSpec())
     whole = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)  # noqa: E731
     k = recipe.branches
     length, answers = prompt + k * response, k * response
-    options = LearnerOptions(recipe, make_optimizer(), row_tokens=length, minibatch=minibatch)
+    options = LearnerOptions(recipe, make_optimizer(), row_tokens=length, minibatch=minibatch, critic=critic or "own")
+    judging = dataclasses.replace(config, value_head=critic is not None)
+    config = judging if critic == "head" else config
     apart = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=config.uniform))
     make = lambda p: make_policy(p, options.optimizer)  # noqa: E731
@@ -106,13 +107,21 @@ def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: in
     widths |= dict(log_probs=answers, sample=k, first=k, length=k)
     rows = PackedRows(**{name: whole((minibatch, width), real if name == "log_probs" else ids) for name, width in widths.items()})
     required = needs(recipe)
-    beside = {"advantages": k} | ({"old": answers} if "sampler_log_probs" in required else {})
-    arrays = {name: whole((minibatch, width), real) for name, width in beside.items()}
-    reference = abstract(params, TRAIN) if recipe.kl_coef else None
-    update = policy_step(options, config, mesh, lora)
+    beside = {"advantages": answers if critic else k} | ({"old": answers} if "sampler_log_probs" in required else {})
+    judged = {name: whole((minibatch, answers), real) for name in ("values", "targets") if critic}
+    arrays = {name: whole((minibatch, width), real) for name, width in beside.items()} | judged
+    reference = abstract(jax.eval_shape(lambda x: compute_copy(config, x), params), TRAIN) if recipe.kl_coef else None
+    update = policy_step(options, config, mesh, lora, critic == "head")
     scalars = {name: whole((), real) for name in ("kl_coef", "entropy_threshold") if name == "kl_coef" or name in required}
-    lowered_update = update.lower(policy, base, reference, rows, arrays, scalars, whole((), real), whole((), real))
+    lowered = {"update": update.lower(policy, base, reference, rows, arrays, scalars, whole((), real), whole((), real))}
+    if critic == "own":
+        judge = abstract(jax.eval_shape(lambda: make(init_params(judging, jax.random.key(0), stacked=config.uniform))), TRAIN)
+        lowered["critic"] = value_step(options, judging, mesh).lower(judge, rows, arrays, whole((), real))
 
+    low = abstract(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(config.compute_dtype)), apart), SAMPLE)
+    found = per_device(policy.params), per_device(policy.optimizer), per_device(low)
+    if not environments:  # the engine plays
+        return lowered, *found
     rows_of = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (environments, k)))
     split = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=rows_of)  # noqa: E731
@@ -123,11 +132,10 @@ def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: in
                 config, params, tokens, where, keys, max_tokens=response, stop=1, pad_id=0, settings=Settings(float(recipe.temperature))
             )
 
-    low = abstract(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(config.compute_dtype)), apart), SAMPLE)
-    lowered_sampler = jax.jit(sampler).lower(
+    lowered["sampler"] = jax.jit(sampler).lower(
         low, split((environments, prompt), ids), split((environments, prompt), bool), split(keys.shape, keys.dtype)
     )
-    return lowered_update, lowered_sampler, per_device(policy.params), per_device(policy.optimizer), per_device(low)
+    return lowered, *found
 
 
 def memory(compiled) -> dict:
@@ -153,7 +161,8 @@ class PlanSizes:
       recipe, shape: of the trained models, which have one shape. models: how many they are.
       prompt, response: the longest, in tokens.
       hosted: play has an engine, whose copies stay through the update. lora: of the adapters that are trained, or None.
-      bases: frozen bases under the adapters. critics: critics that are networks of their own.
+      bases: frozen bases under the adapters. critics: critics that are networks of their own. critic: "own", "head", or None.
+      slots, chunk: of an engine's lane.
     """
 
     recipe: Any
@@ -165,6 +174,14 @@ class PlanSizes:
     lora: Any = None
     bases: int = 0
     critics: int = 0
+    critic: str | None = None
+    slots: int = 64
+    chunk: int = 8
+
+    @property
+    def together(self) -> bool:
+        """Whether models are sampled with their adapters on one copy of a base."""
+        return self.lora is not None and self.models > 1
 
 
 def sizes_of(config) -> PlanSizes:
@@ -185,16 +202,18 @@ def sizes_of(config) -> PlanSizes:
         raise PlanError(f"the trained models {', '.join(trained)} have several lora_ranks; plan them one by one, with assignment=shared")
     lora = LoraConfig(options[0]["lora_rank"], options[0]["lora_alpha"]) if ranks != {None} else None
     bases = len({json.dumps([one.get("path"), one.get("preset")]) for one in options}) if lora else 0
-    critics = len(trained) if resolved.recipe.normaliser == "critic" and config.optimizer.critic == "own" else 0
+    critic = config.optimizer.critic if resolved.recipe.normaliser == "critic" else None
+    critics = len(trained) if critic == "own" else 0
+    lane = config.rollout.slots or 64, config.rollout.chunk or 8
     if len(shapes) > 1:
         raise PlanError(f"the trained models {', '.join(trained)} have several shapes; plan them one by one, with assignment=shared")
     presets = {resolved.options[name].get("preset") for name in trained} - {None}
     real = [PRESETS[name].get("vocab_size", 0) for name in presets]  # a published model keeps its vocabulary, whatever the game's is
     shape = dataclasses.replace(next(iter(shapes)), vocab_size=max([next(iter(shapes)).vocab_size, *real]))
-    return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, bases, critics)
+    return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, bases, critics, critic, *lane)
 
 
-def beside(sizes: PlanSizes, adapters: int, copy: float, split: int) -> dict[str, float]:
+def beside(sizes: PlanSizes, adapters: int, copy: float | int, split: int) -> dict[str, float]:
     """Bytes per device of what stays through the update beside policies and moments.
 
     Args:
@@ -217,18 +236,19 @@ def _placement(shape, chip, models: int, data: int, work: dict) -> dict:
     return {"part": part, "shared": found["shared"]} | ({"split": found["split"]} if part else {})
 
 
-def plan(config, topology: str, axes_text: str, prompt: int, response: int, minibatch: int, compile_: bool) -> dict:
-    """Everything that the table shows, for all models of a config. Raises `PlanError`."""
+def plan(config, topology: str, axes_text: str, prompt: int, response: int, minibatch: int, compile_: bool, whole: bool = False) -> dict:
+    """Everything that the table shows, for all models of a config; `whole`: see `engine_figures`. Raises `PlanError`."""
     import jax
 
-    from marl_llm.models import for_platform, init_adapters
+    from marl_llm.models import init_adapters
     from marl_llm.training import make_mesh, roofline
 
     sizes = sizes_of(config)
+    sizes = dataclasses.replace(sizes, prompt=prompt or sizes.prompt, response=response or sizes.response)
     recipe, shape, models, lora = sizes.recipe, sizes.shape, sizes.models, sizes.lora
     chip, count, devices = devices_of(topology, compile_)
     data, fsdp, tensor = mesh_axes(count, axes_text)
-    prompt, response = prompt or sizes.prompt, response or sizes.response
+    prompt, response = sizes.prompt, sizes.response
     tree = jax.eval_shape(lambda key: init_adapters(shape, key, lora), jax.random.key(0)) if lora else {}
     adapters = sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
     shape = dataclasses.replace(shape, compute_dtype="bfloat16", remat="full" if shape.remat == "none" else shape.remat)
@@ -245,41 +265,26 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     out = {
         "topology": topology, "mesh": {"data": data, "fsdp": fsdp, "tensor": tensor}, "models": models, "parameters": shape.parameters,
         "prompt": prompt, "response": response, "branches": k, "environments": environments, "groups_per_step": minibatch,
-        "kv_cache": cache, "device_memory": chip.memory,
+        "kv_cache": cache, "device_memory": chip.memory, "compiled": devices is not None and compile_,
     }  # fmt: skip
-    if devices is not None and compile_:
+    trained, mesh, started = adapters if lora else shape.parameters / (fsdp * tensor), None, time.time()
+    params, state, copy = trained * 4, trained * 8, shape.parameters * 2 / tensor
+    if out["compiled"]:
         mesh = make_mesh(data, fsdp, tensor, devices=devices)
-        started = time.time()
-        with for_platform("tpu"):
-            low_update, low_sampler, params, state, copy = programs(
-                shape, recipe, mesh, minibatch, environments, prompt, response, lora
-            )
-            figures = {"update": _compile(low_update), "sampler": _compile(low_sampler)}
-        out |= {"compiled": True, "compile_seconds": time.time() - started}
+        figures, flops, params, state, copy = _compiled(shape, sizes, mesh, minibatch, 0 if sizes.hosted else environments)
     else:
-        trained = adapters if lora else shape.parameters / (fsdp * tensor)
-        params, state, copy = trained * 4, trained * 8, shape.parameters * 2 / tensor
         temporary = estimate(shape, k, prompt, response, minibatch / along, tensor) + trained * 4  # and the gradient
         figures = {"update": {"arguments": params + state, "temporary": temporary, "peak": params + state + temporary}}
         figures["sampler"] = {"arguments": copy, "temporary": cache, "peak": copy + cache}
-        out |= {"compiled": False}
     more = beside(sizes, adapters, copy, fsdp * tensor)
     resident = models * (params + state) + sum(more.values())
     figures = {name: f if "error" not in f else f | {"peak": f["needs"]} for name, f in figures.items()}
-    known = params + state  # of what the compiled update has as arguments
-    if out["compiled"]:
-        known += more["bases"] / max(sizes.bases, 1) + more["references"] / max(models, 1)
-    peak_update = resident - known + figures["update"]["peak"]
-    peak_sampler = resident + figures["sampler"]["peak"] + (-copy if sizes.hosted else (models - 1) * copy)
-    if sizes.hosted:  # the engine takes its pages once, from half of what is free, and keeps them; who finds none waits
-        room = (config.rollout.cache_gib or 0) * 2**30 or min(cache, max(0.0, (0.95 * chip.memory - resident) / 2))
-        longest = roofline.cache_bytes(shape, prompt + response) / (tensor if shape.key_value_heads % tensor == 0 else 1)
-        out |= {"kv_pool": room, "requests_at_their_longest": int(room // longest) * along}
-        peak_update += room
-        peak_sampler = resident + room if not out["compiled"] else peak_sampler
+    state_of_one = params + state
+    moments = _moments(out, config, sizes, shape, chip.memory, mesh, figures, more, (resident, state_of_one, copy), whole)
     out |= {
         "parameters_bytes": params * models, "optimizer_bytes": state * models, "beside": more, "update": figures["update"],
-        "sampler": figures["sampler"], "peak_update": peak_update, "peak_sampler": peak_sampler, "peak": max(peak_update, peak_sampler),
+        "sampler": figures.get("sampler", {}), "moments": moments, "peak_update": max(moments["update"], moments.get("critic", 0)),
+        "peak_sampler": moments["sampler"], "peak": max(moments.values()),
     }  # fmt: skip
     share = minibatch / along
     work = {
@@ -288,6 +293,10 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
         "update_step": roofline.update(shape, share, k, prompt, response, tensor, fsdp),
     }
     out["work"] = {n: {"flops": w.flops, "bytes": w.bytes, "seconds": w.seconds(chip)} for n, w in work.items()}
+    if out["compiled"]:
+        once = out["work"]["update_step"]["flops"] / (4 if shape.remat == "full" else 3)
+        out["update_flops"] = {"compiled": flops, "needed": 3 * once, "again": out["work"]["update_step"]["flops"] - 3 * once}
+        out["compile_seconds"] = time.time() - started
     if models > 1:
         work = dict(environments=environments, groups=minibatch, branches=k, prompt=prompt, response=response, tensor=tensor, fsdp=fsdp)
         out["placement"] = _placement(shape, chip, models, data, work)
@@ -297,6 +306,68 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     return out
 
 
+def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mesh, figures: dict, more: dict, bytes_, whole: bool) -> dict:
+    """Bytes per device at each moment of a step; what an engine needs is noted in `out`. `bytes_`: resident, one model's state and copy."""
+    from marl_llm.training import roofline
+
+    (resident, known, copy), models = bytes_, sizes.models
+    along, tensor = out["mesh"]["data"] * out["mesh"]["fsdp"], out["mesh"]["tensor"]
+    if out["compiled"]:  # what its arguments are
+        known += more["bases"] / max(sizes.bases, 1) + more["references"] / max(models, 1)
+    moments = {"update": resident - known + figures["update"]["peak"]}
+    if "critic" in figures:
+        moments["critic"] = resident - more["critics"] / sizes.critics + figures["critic"]["peak"]
+    if not sizes.hosted:
+        return moments | {"sampler": resident + figures["sampler"]["peak"] + (models - 1) * copy}
+    # the engine takes its pages once, from half of what is free, and keeps them; who finds none waits
+    lanes = 1 if sizes.together else models
+    longest = roofline.cache_bytes(shape, sizes.prompt + sizes.response) / (tensor if shape.key_value_heads % tensor == 0 else 1)
+    room = (config.rollout.cache_gib or 0) * 2**30 or min(out["kv_cache"], max(0.0, (0.95 * total - resident) / 2))
+    out |= {"kv_pool": room, "requests_at_their_longest": int(room // longest) * along}
+    moments = {name: peak + room for name, peak in moments.items()} | {"sampler": resident + room}
+    if out["compiled"] and room:
+        engine = out["engine"] = _engine(shape, sizes, mesh, room / lanes, whole)
+        moments |= {n: resident + room + engine[n] for n in ("decode", "admit")}
+        moments["swap"] = resident + room - more["serving"] / lanes + engine["swap"]  # the old copy is gone before
+        moments["sampler"] = max(moments[n] for n in ("decode", "admit", "swap"))
+    return moments
+
+
+def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
+    """`(memory by program, FLOPs of the update, bytes of parameters, of optimizer, of the sampling copy)`, as the TPU compiler says."""
+    from experiments.program_costs import Program
+    from marl_llm.models import for_platform
+
+    with for_platform("tpu"):
+        lowered, *bytes_ = programs(
+            shape,
+            sizes.recipe,
+            mesh,
+            minibatch,
+            0 if sizes.hosted else environments,
+            sizes.prompt,
+            sizes.response,
+            sizes.lora,
+            sizes.critic,
+        )
+        compiled = {name: _compile(one) for name, one in lowered.items()}
+    figures = {name: found if isinstance(found, dict) else memory(found) for name, found in compiled.items()}
+    flops = 0.0 if isinstance(compiled["update"], dict) else Program(compiled["update"].as_text()).flops()
+    return figures, flops, *bytes_
+
+
+def _engine(shape, sizes: PlanSizes, mesh, budget: float | int, whole: bool) -> dict:
+    """`engine_figures` of a lane."""
+    from experiments.engine_programs import engine_figures
+    from marl_llm.models import for_platform
+    from marl_llm.sampling import LaneConfig
+
+    models = sizes.models if sizes.together else 1
+    lane = LaneConfig(sizes.slots * models, sizes.prompt, sizes.response, sizes.chunk, admit=min(sizes.slots, 16))
+    with for_platform("tpu"):
+        return engine_figures(shape, mesh, lane, budget, sizes.recipe.branches, sizes.lora, models, whole)
+
+
 def split_mesh(data: int, fsdp: int, models: int) -> tuple[int, int] | None:
     """(data, fsdp) of the part of each model where each has its own; None where the mesh does not divide."""
     if data % models == 0:
@@ -304,26 +375,10 @@ def split_mesh(data: int, fsdp: int, models: int) -> tuple[int, int] | None:
     return (data, fsdp // models) if fsdp % models == 0 else None
 
 
-def placement_lines(out: dict) -> list[str]:
-    """The times of `config.placement`, for a team that speaks in one order or the other."""
-    found, mesh = out["placement"], out["mesh"]
-    lines = ["  placement    roles in sequence     in parallel      optimizer step of all models   (seconds at least; decoding one turn)"]
-    for name in ("shared", "split"):
-        if name in found:
-            x = found[name]
-            lines.append(f"    {name:<10} {x['sequence']:16.3f} {x['parallel']:15.3f} {x['update']:21.3f}")
-    if not found["part"]:
-        lines.append(f"    split: {out['models']} models divide neither data={mesh['data']} nor fsdp={mesh['fsdp']}")
-    elif found["part"][1] != mesh["fsdp"]:
-        part = f"fsdp={found['part'][1]}, tensor={mesh['tensor']}"
-        lines.append(f"    split: with mesh {part} and config.devices={mesh['data'] * out['models']}, for parts are cut along data")
-    return lines
-
-
-def _compile(lowered) -> dict:
-    """Memory of the compiled program, or what the compiler said when it does not fit."""
+def _compile(lowered):
+    """The compiled program, or what the compiler said when it does not fit."""
     try:
-        return memory(lowered.compile())
+        return lowered.compile()
     except Exception as e:  # XLA reports exhausted memory as a runtime error whose text holds the figures
         text = str(e)
         used = re.search(r"Used ([\d.]+)([GM]) of", text)
@@ -346,33 +401,3 @@ def _suggest(out: dict, fsdp: int, tensor: int) -> str:
             return "the update is the peak: fewer --groups per step"
         return f"the update is the peak: shorter prompts or responses, fewer branches, {wider}"
     return f"the sampler is the peak: fewer tasks (rollout.tasks) or branches, {wider}"
-
-
-def table(out: dict) -> str:
-    """The plan in words."""
-    gib = lambda x: f"{x / 2**30:8.2f} GiB"  # noqa: E731
-    m, w = out["mesh"], out["work"]
-    how = f"compiled in {out['compile_seconds']:.0f} s" if out["compiled"] else "by arithmetic, nothing compiled"
-    pool = []
-    if "kv_pool" in out:
-        pool = [f"  of which the engine holds   {gib(out['kv_pool'])}, {out['requests_at_their_longest']} requests at their longest"]
-    lines = [
-        f"{out['topology']}: data {m['data']} x fsdp {m['fsdp']} x tensor {m['tensor']}; {out['models']} models of "
-        f"{out['parameters'] / 1e9:.2f}e9 parameters; P={out['prompt']} R={out['response']} K={out['branches']} "
-        f"E={out['environments']}, {out['groups_per_step']} groups per optimizer step ({how})",
-        f"  parameters, all models      {gib(out['parameters_bytes'])}",
-        f"  optimizer, all models       {gib(out['optimizer_bytes'])}",
-        *(f"  {name:<28}{gib(size)}" for name, size in out["beside"].items() if size),
-        f"  activations of the update   {gib(out['update']['temporary'])}",
-        f"  KV cache                    {gib(out['kv_cache'])}",
-        *pool,
-        f"  peak in the update          {gib(out['peak_update'])}",
-        f"  peak in the sampler         {gib(out['peak_sampler'])}",
-        f"  of                          {gib(out['device_memory'])}",
-    ]
-    for name, x in w.items():
-        lines.append(f"  {name:<12} {x['flops'] / 1e12:10.3f} TFLOP  {x['bytes'] / 1e9:8.2f} GB   at least {x['seconds'] * 1e3:10.2f} ms")
-    lines += placement_lines(out) if "placement" in out else []
-    lines += [f"  {out[p]['error']}" for p in ("update", "sampler") if "error" in out[p]]
-    lines.append("  fits" if out["fits"] else f"  DOES NOT FIT: {out['suggestion']}")
-    return "\n".join(lines)

@@ -213,7 +213,7 @@ def policy_step(
     return jax.jit(over_data(step, mesh, TRAIN, in_specs=specs, out_specs=(P(), P(), P())), donate_argnums=(0,))
 
 
-def _value_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
+def value_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
     """`(critic, rows, arrays, learning_rate) -> (critic, means, gap)`, compiled."""
     axis = data_axis(mesh)
 
@@ -315,7 +315,7 @@ class Update:
         judging = _check(options, config, lora)
         self._devices = mesh.shape["data"] if data_axis(mesh) else 1
         self._act = policy_step(options, judging if head else config, mesh, lora, head)
-        self._learn_values = _value_step(options, judging, mesh) if self.own else None
+        self._learn_values = value_step(options, judging, mesh) if self.own else None
         self._judge = _judge(options, judging, mesh) if options.has_critic else None
         self._token_kl = make_token_kl(self.recipe, config, mesh, **options.sizes)
         score = functools.partial(make_policy_scorer, self.recipe, config, mesh, lora, **options.sizes)

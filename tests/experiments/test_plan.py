@@ -11,7 +11,8 @@ import pytest
 
 import experiments.configs
 from experiments import planning as command
-from experiments.planning import PlanError, mesh_axes, plan, table
+from experiments.plan_table import table
+from experiments.planning import PlanError, mesh_axes, plan
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import PRESETS, LoraConfig, ModelConfig, init_params, make_model_config
 from marl_llm.training import make_mesh, roofline
@@ -139,8 +140,8 @@ def test_without_a_word_large_meshes_get_tensor_four():
 @pytest.mark.parametrize("fields", [dict(entropy_quantile=0.2), dict(off_policy_kl=0.1), dict(correction="truncate")], ids=str)
 def test_what_a_recipes_update_needs_is_planned_too(fields):
     config = ModelConfig(vocab_size=64, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
-    update, *_ = command.programs(config, make_recipe("at_grpo", branches=2, **fields), make_mesh(1), 2, 2, 4, 2)
-    assert update.as_text()
+    lowered, *_ = command.programs(config, make_recipe("at_grpo", branches=2, **fields), make_mesh(1), 2, 2, 4, 2)
+    assert lowered["update"].as_text()
 
 
 def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
@@ -148,12 +149,12 @@ def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
     config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
     mesh = make_mesh(1, 4, 2)
     recipe = make_recipe("at_grpo", branches=2)
-    update, sampler, params, state, copy = command.programs(config, recipe, mesh, 4, 4, 6, 3)
+    lowered, params, state, copy = command.programs(config, recipe, mesh, 4, 4, 6, 3)
     whole = config.parameters * 4
     assert whole / 8 <= params <= whole / 4  # norms are not split
     assert state == pytest.approx(2 * params, rel=0.01)
     assert copy > 1.5 * params
-    for program in (update, sampler):
+    for program in lowered.values():
         figures = command.memory(program.compile())
         assert figures["peak"] >= figures["arguments"] > 0
 
@@ -214,10 +215,11 @@ def test_critics_and_references_are_counted():
 def test_the_update_of_adapters_is_the_one_that_is_planned():
     config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
     recipe, lora = make_recipe("at_grpo", branches=2), LoraConfig(rank=2)
-    update, _, params, state, copy = command.programs(config, recipe, make_mesh(1), 2, 2, 4, 2, lora)
+    lowered, params, state, copy = command.programs(config, recipe, make_mesh(1), 2, 0, 4, 2, lora)
+    assert set(lowered) == {"update"}  # the engine samples
     assert state == pytest.approx(2 * params, rel=0.01)
     assert params < copy / 2
-    assert command.memory(update.compile())["arguments"] > config.parameters * 4  # the base is one
+    assert command.memory(lowered["update"].compile())["arguments"] > config.parameters * 4  # the base is one
 
 
 NEED = {"math_chat": "must name json, jsonl or parquet files", "openenv": "needs its option 'url'"}

@@ -1,0 +1,71 @@
+"""A plan in words, and what its compiled programs do beside what is needed."""
+
+from __future__ import annotations
+
+
+def table(out: dict) -> str:
+    """The plan in words."""
+    gib = lambda x: f"{x / 2**30:8.2f} GiB"  # noqa: E731
+    m, w = out["mesh"], out["work"]
+    how = f"compiled in {out['compile_seconds']:.0f} s" if out["compiled"] else "by arithmetic, nothing compiled"
+    pool = []
+    if "kv_pool" in out:
+        pool = [f"  of which the engine holds   {gib(out['kv_pool'])}, {out['requests_at_their_longest']} requests at their longest"]
+    lines = [
+        f"{out['topology']}: data {m['data']} x fsdp {m['fsdp']} x tensor {m['tensor']}; {out['models']} models of "
+        f"{out['parameters'] / 1e9:.2f}e9 parameters; P={out['prompt']} R={out['response']} K={out['branches']} "
+        f"E={out['environments']}, {out['groups_per_step']} groups per optimizer step ({how})",
+        f"  parameters, all models      {gib(out['parameters_bytes'])}",
+        f"  optimizer, all models       {gib(out['optimizer_bytes'])}",
+        *(f"  {name:<28}{gib(size)}" for name, size in out["beside"].items() if size),
+        f"  activations of the update   {gib(out['update']['temporary'])}",
+        f"  KV cache                    {gib(out['kv_cache'])}",
+        *pool,
+        f"  peak in the update          {gib(out['peak_update'])}",
+        f"  peak in the sampler         {gib(out['peak_sampler'])}",
+        f"  of                          {gib(out['device_memory'])}",
+    ]
+    lines += measured_lines(out)
+    for name, x in w.items():
+        lines.append(f"  {name:<12} {x['flops'] / 1e12:10.3f} TFLOP  {x['bytes'] / 1e9:8.2f} GB   at least {x['seconds'] * 1e3:10.2f} ms")
+    lines += placement_lines(out) if "placement" in out else []
+    lines += [f"  {out[p]['error']}" for p in ("update", "sampler") if "error" in out.get(p, {})]
+    lines.append("  fits" if out["fits"] else f"  DOES NOT FIT: {out['suggestion']}")
+    return "\n".join(lines)
+
+
+def placement_lines(out: dict) -> list[str]:
+    """The times of `config.placement`, for a team that speaks in one order or the other."""
+    found, mesh = out["placement"], out["mesh"]
+    lines = ["  placement    roles in sequence     in parallel      optimizer step of all models   (seconds at least; decoding one turn)"]
+    for name in ("shared", "split"):
+        if name in found:
+            x = found[name]
+            lines.append(f"    {name:<10} {x['sequence']:16.3f} {x['parallel']:15.3f} {x['update']:21.3f}")
+    if not found["part"]:
+        lines.append(f"    split: {out['models']} models divide neither data={mesh['data']} nor fsdp={mesh['fsdp']}")
+    elif found["part"][1] != mesh["fsdp"]:
+        part = f"fsdp={found['part'][1]}, tensor={mesh['tensor']}"
+        lines.append(f"    split: with mesh {part} and config.devices={mesh['data'] * out['models']}, for parts are cut along data")
+    return lines
+
+
+def measured_lines(out: dict) -> list[str]:
+    """What the compiled programs do beside what is needed."""
+    lines = []
+    if "engine" in out:
+        e = out["engine"]
+        at = ", ".join(f"{name} {out['moments'][name] / 2**30:.2f}" for name in ("decode", "admit", "swap"))
+        lines.append(f"  peak while the engine runs, GiB: {at}")
+        lines.append(
+            f"  a decode step reads {e['read'] / 1e9:.2f} GB where weights and living cache are {e['needed'] / 1e9:.2f} "
+            f"({e['read'] / e['needed']:.2f} x; {int(e['groups'])} prompts with their responses); weights gathered in its loop: "
+            f"{e['gathered'] / 1e9:.2f} GB"
+        )
+    if out.get("update_flops", {}).get("compiled"):
+        f = out["update_flops"]
+        lines.append(
+            f"  an update computes {f['compiled'] / 1e12:.1f} TFLOP where {f['needed'] / 1e12:.1f} are needed and {f['again'] / 1e12:.1f} "
+            f"computed again ({(f['compiled'] - f['again']) / f['needed']:.2f} x the needed, without what is computed again)"
+        )
+    return lines

@@ -1,0 +1,269 @@
+"""What a compiled program does, read from its text: FLOPs of its products, bytes that it reads from memory, and what it gathers.
+
+XLA's own cost analysis counts the body of a loop once, however often it runs. Here a loop counts as often as its condition says where that
+is a number, and once where it is data; such loops are told apart, so that a caller can say how often they run. A product is a `dot` or a
+`convolution`; what a kernel inside a custom call does is not seen. Bytes are those that an instruction reads of arrays that do not lie on
+the chip (memory space 0), each as often as it is read; of an array that is sliced or gathered from, only what is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+
+SIZES = {"pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
+SIZES |= {"s64": 8, "u64": 8, "f64": 8, "c64": 8}
+_ARRAY = re.compile(r"\b([a-z]+[0-9]*)\[([0-9,]*)\](\{[^}]*\})?")
+_CALLED = re.compile(r"(calls|body|condition|to_apply|branch_computations)=(\{[^}]*\}|%[\w.\-]+)")
+FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all", "partition-id"}
+FREE |= {"copy-done", "async-done", "all-reduce-done", "all-gather-done", "collective-permute-done", "iota", "optimization-barrier"}
+TAKES = ("dynamic-slice", "gather", "slice")
+SAME = ("bitcast", "reshape")
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """A result: its type, dimensions, and whether it lies in the device's main memory."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    main: bool
+
+    @property
+    def bytes(self) -> float | int:
+        """Without what a layout adds."""
+        return math.prod(self.dims) * SIZES.get(self.dtype, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of a computation."""
+
+    name: str
+    opcode: str
+    results: tuple[Array, ...]
+    operands: tuple[str, ...]
+    called: dict[str, tuple[str, ...]]
+    line: str
+    root: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A loop whose number of iterations is data, with what one of them costs; loops in it that are data too count once, and are told."""
+
+    name: str
+    flops: float | int
+    read: float | int
+    depth: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Gather:
+    """An all-gather: bytes of its result, and in how many loops it lies."""
+
+    name: str
+    bytes: float | int
+    depth: int
+
+
+def _arrays(text: str) -> tuple[Array, ...]:
+    found = []
+    for dtype, dims, layout in _ARRAY.findall(text):
+        space = re.search(r"S\((\d+)\)", layout or "")
+        found.append(Array(dtype, tuple(int(n) for n in dims.split(",") if n), space is None or space.group(1) == "0"))
+    return tuple(found)
+
+
+def _split_type(text: str) -> tuple[str, str]:
+    """(type, rest) of what stands behind ' = '."""
+    if not text.startswith("("):
+        return text.split(" ", 1)[0], text.split(" ", 1)[1]
+    depth = 0
+    for i, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            return text[: i + 1], text[i + 2 :]
+    raise ValueError(f"a line of the program has an open bracket: {text[:80]}")
+
+
+def _instruction(line: str) -> Instruction | None:
+    found = re.match(r"\s+(ROOT )?%([\w.\-]+) = (.*)", line)
+    if not found:
+        return None
+    kind, rest = _split_type(found.group(3))
+    opcode, rest = re.match(r"([\w\-]+)\((.*)", rest).groups()
+    depths = itertools.accumulate(((letter == "(") - (letter == ")") for letter in rest), initial=1)
+    end = next(i for i, depth in enumerate(depths) if depth == 0)
+    operands = tuple(re.findall(r"%([\w.\-]+)", rest[:end]))
+    called = {key: tuple(re.findall(r"%([\w.\-]+)", value)) for key, value in _CALLED.findall(rest[end:].split(", metadata=")[0])}
+    return Instruction(found.group(2), opcode, _arrays(kind), operands, called, line, bool(found.group(1)))
+
+
+class Program:
+    """A compiled program. `text`: of `compiled.as_text()`."""
+
+    def __init__(self, text: str):
+        self.computations: dict[str, dict[str, Instruction]] = {}
+        here, self.entry = None, ""
+        for line in text.splitlines():
+            if opening := re.match(r"(ENTRY )?%([\w.\-]+) \(.*\{$", line):
+                here = self.computations.setdefault(opening.group(2), {})
+                self.entry = opening.group(2) if opening.group(1) else self.entry
+            elif line.startswith("}"):
+                here = None
+            elif here is not None and (one := _instruction(line)):
+                here[one.name] = one
+        if not self.entry:
+            raise ValueError("this text has no ENTRY computation: it is not what `compiled.as_text()` gives")
+
+    # ------------------------------------------------------------------------------------------------ loops
+    def trips(self, loop: Instruction) -> int | None:
+        """How often a loop runs: as the compiler noted it, or its condition's `i < n` with a number n, begun at 0 by ones, as scans are;
+        None where n is data."""
+        if noted := re.search(r'known_trip_count"?:\{"n":"(\d+)"', loop.line):
+            return int(noted.group(1))
+        (condition,) = loop.called["condition"]
+        lines = self.computations[condition]
+        root = next(one for one in lines.values() if one.root)
+        if root.opcode == "fusion":
+            inner = self.computations[root.called["calls"][0]]
+            compare = next((one for one in inner.values() if one.root), root)
+            given = [lines[name] for name in root.operands]
+        else:
+            compare, given = root, [lines[name] for name in root.operands if name in lines]
+        if compare.opcode != "compare" or "direction=LT" not in compare.line:
+            return None
+        numbers = [int(m.group(1)) for one in given if one.opcode == "constant" and (m := re.search(r"constant\((\d+)\)", one.line))]
+        return numbers[0] if len(numbers) == 1 else None
+
+    def _inside(self, name: str, cost, times: bool = True):
+        """`cost` of each instruction of a computation and of all that it calls, loops as often as they run."""
+        total = 0.0
+        for one in self.computations[name].values():
+            total += cost(name, one)
+            for key, names in one.called.items():
+                if key in ("body", "branch_computations") or (key == "to_apply" and one.opcode == "call") or key == "calls":
+                    often = (self.trips(one) or 1) if key == "body" else 1
+                    total += often * sum(self._inside(n, cost) for n in names if key != "calls" or cost.inside_fusions)
+        return total
+
+    # ------------------------------------------------------------------------------------------------ costs
+    def flops(self, name: str | None = None) -> float | int:
+        """Two per multiply-add of all products of a computation; by default of the whole program."""
+        return self._inside(name or self.entry, self._flops_cost)
+
+    def read(self, name: str | None = None) -> float | int:
+        """Bytes that a computation reads from main memory."""
+        return self._inside(name or self.entry, self._read_cost)
+
+    @functools.cached_property
+    def _flops_cost(self):
+        def cost(computation: str, one: Instruction) -> float | int:
+            if one.opcode not in ("dot", "convolution"):
+                return 0.0
+            left, right = (self.computations[computation][n].results[0].dims for n in one.operands[:2])
+            return _product_flops(one, left, right)
+
+        cost.inside_fusions = True
+        return cost
+
+    @functools.cached_property
+    def _read_cost(self):
+        def cost(computation: str, one: Instruction) -> float | int:
+            if one.opcode in FREE:
+                return 0.0
+            lines, total = self.computations[computation], 0.0
+            for number, name in enumerate(one.operands):
+                if name in lines and len(lines[name].results) == 1 and lines[name].results[0].main:
+                    total += self._taken(one, number, lines[name].results[0].bytes)
+            return total
+
+        cost.inside_fusions = False
+        return cost
+
+    def _taken(self, one: Instruction, operand: int, whole: float | int) -> float | int:
+        """Bytes that an instruction reads of one operand of so many bytes."""
+        if one.opcode in TAKES and operand == 0:
+            return min(whole, sum(r.bytes for r in one.results))
+        if one.opcode in ("slice-start", "dynamic-slice-start") and operand == 0:  # of (what it reads, what it makes, a flag)
+            return min(whole, one.results[1].bytes)
+        if one.opcode in ("dynamic-update-slice", "scatter") and operand == 0:
+            return 0.0  # changed where it lies
+        if one.opcode != "fusion":
+            return whole
+        return min(whole, self._taken_inside(one.called["calls"][0], operand, whole))
+
+    def _taken_inside(self, computation: str, parameter: int, whole: float | int) -> float | int:
+        lines = self.computations[computation]
+        (source,) = [one.name for one in lines.values() if one.opcode == "parameter" and f"parameter({parameter})" in one.line]
+        total, names = 0.0, [source]
+        while names:
+            name = names.pop()
+            if lines[name].root:  # handed on as it is
+                return whole
+            for one in lines.values():
+                for number, operand in enumerate(one.operands):
+                    if operand == name and one.opcode in SAME:
+                        names.append(one.name)
+                    elif operand == name:
+                        total += self._taken(one, number, whole)
+        return total
+
+    # ------------------------------------------------------------------------------------------------ what is where
+    def loops(self, name: str | None = None, depth: int = 0) -> list[Loop]:
+        """The loops whose number of iterations is data, outermost first."""
+        out = []
+        for one in self.computations[name or self.entry].values():
+            for key in ("body", "branch_computations", "calls"):
+                for called in one.called.get(key, ()) if one.opcode != "fusion" else ():
+                    if key == "body" and self.trips(one) is None:
+                        out.append(Loop(called, self.flops(called), self.read(called), depth))
+                    out += self.loops(called, depth + (key == "body"))
+        return out
+
+    def gathers(self, name: str | None = None, depth: int = 0) -> list[Gather]:
+        """All all-gathers, wherever they lie."""
+        out = []
+        for one in self.computations[name or self.entry].values():
+            if one.opcode in ("all-gather", "all-gather-start"):
+                out.append(Gather(one.name, max(r.bytes for r in one.results), depth))
+            for key in ("body", "branch_computations", "calls"):
+                for called in one.called.get(key, ()) if one.opcode != "fusion" else ():
+                    out += self.gathers(called, depth + (key == "body"))
+        return out
+
+
+def _product_flops(one: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float | int:
+    out = math.prod(one.results[0].dims)
+    if one.opcode == "dot":
+        found = re.search(r"lhs_contracting_dims=\{([0-9,]*)\}", one.line)
+        return 2.0 * out * math.prod(left[int(n)] for n in found.group(1).split(",") if n)
+    lhs, rhs, result = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.line).groups()
+    spatial = sorted(letter for letter in rhs if letter.isdigit())
+    window = dict(re.findall(r"(\w+)=([\w_\-]+)", (re.search(r"window=\{([^}]*)\}", one.line) or [None, ""])[1]))
+    entry = lambda key, i, default: int(window[key].split("x")[i]) if key in window else default  # noqa: E731
+    pairs = 1.0
+    for i, letter in enumerate(spatial):
+        sizes = left[lhs.index(letter)], right[rhs.index(letter)], one.results[0].dims[result.index(letter)]
+        low = int(window["pad"].split("x")[i].split("_")[0]) if "pad" in window else 0
+        pairs *= _pairs(*sizes, low, entry("stride", i, 1), entry("lhs_dilate", i, 1), entry("rhs_dilate", i, 1))
+    groups = re.search(r"batch_group_count=(\d+)", one.line)
+    over = right[rhs.index("i")]
+    outputs = one.results[0].dims[result.index("b")] * one.results[0].dims[result.index("f")]
+    return 2.0 * pairs * over * outputs * (left[lhs.index("b")] / one.results[0].dims[result.index("b")] / int(groups[1]) if groups else 1)
+
+
+def _pairs(size: int, kernel: int, out: int, low: int, stride: int, dilate: int, kernel_dilate: int) -> int:
+    """(output, kernel) positions of a window that fall on a real element: a batch dimension written as a window counts once."""
+    if kernel == 1 and stride == dilate == 1 and low == 0:
+        return out
+    total, span = 0, (size - 1) * dilate + 1
+    for k in range(kernel):
+        for o in range(out):
+            at = o * stride - low + k * kernel_dilate
+            total += 0 <= at < span and at % dilate == 0
+    return total

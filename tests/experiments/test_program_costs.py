@@ -1,0 +1,110 @@
+"""What a compiled program's text says: products in loops, what is read of what is sliced, and gathers in loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from experiments.program_costs import Program
+from marl_llm.training import make_mesh
+
+MAIN, CHIP = "{1,0:T(8,128)(2,1)}", "{1,0:T(8,128)(2,1)S(1)}"
+
+
+def compiled(f, *shapes):
+    return Program(jax.jit(f).lower(*(jax.ShapeDtypeStruct(s, np.float32) for s in shapes)).compile().as_text())
+
+
+def test_a_product_in_a_loop_counts_as_often_as_the_loop_runs():
+    def f(x, w):
+        return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x @ w, None, length=10)[0]
+
+    assert compiled(f, (64, 128), (128, 128)).flops() == 11 * 2 * 64 * 128 * 128
+
+
+def test_a_loop_whose_length_is_data_counts_once_and_is_told():
+    def f(x, w, n):
+        return jax.lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] @ w), (jnp.int32(0), x))[1]
+
+    shapes = [jax.ShapeDtypeStruct((64, 128), np.float32), jax.ShapeDtypeStruct((128, 128), np.float32), jax.ShapeDtypeStruct((), np.int32)]
+    program = Program(jax.jit(f).lower(*shapes).compile().as_text())
+    (loop,) = program.loops()
+    assert loop.flops == program.flops() == 2 * 64 * 128 * 128
+    assert loop.depth == 0
+
+
+def test_weights_that_a_loop_gathers_are_found():
+    mesh = make_mesh(1, 1, 4)
+    place = lambda shape, *spec: jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, P(*spec)))  # noqa: E731
+
+    def f(x, w, n, gather):
+        def once(c):
+            w = jnp.sin(c[2])  # another one each time, so that no compiler can gather it before the loop
+            whole = jax.lax.with_sharding_constraint(w, NamedSharding(mesh, P())) if gather else w
+            return c[0] + 1, jnp.tanh(c[1] @ whole), w
+
+        return jax.lax.while_loop(lambda c: c[0] < n, once, (jnp.int32(0), x, w))[1]
+
+    shapes = place((8, 64)), place((64, 64), None, "tensor"), jax.ShapeDtypeStruct((), np.int32)
+    found = lambda gather: Program(jax.jit(f, static_argnums=3).lower(*shapes, gather).compile().as_text()).gathers()  # noqa: E731
+    assert (64 * 64 * 4, 1) in [(g.bytes, g.depth) for g in found(True)]
+    assert all(g.bytes < 64 * 64 * 4 for g in found(False))
+
+
+def of_lines(*lines, fused=""):
+    body = "\n".join(f"  {line}" for line in lines)
+    return Program(f"HloModule m\n\n{fused}ENTRY %main (p: bf16[1024,256]) -> bf16[8,256] {{\n{body}\n}}\n")
+
+
+def test_what_lies_on_the_chip_is_not_read_from_memory():
+    program = of_lines(
+        f"%a = bf16[1024,256]{MAIN} parameter(0)",
+        f"%b = bf16[1024,256]{CHIP} copy(%a)",
+        f"ROOT %c = bf16[1024,256]{CHIP} negate(%b)",
+    )
+    assert program.read() == 1024 * 256 * 2
+
+
+@pytest.mark.parametrize(("inner", "read"), [("dynamic-slice(%x, %i, %i)", 8), ("negate(%x)", 1024)])
+def test_of_what_is_sliced_only_the_slice_is_read(inner, read):
+    fused = f"%f (x: bf16[1024,256], i: s32[]) -> bf16[8,256] {{\n  %x = bf16[1024,256]{MAIN} parameter(0)\n"
+    fused += f"  %i = s32[] parameter(1)\n  ROOT %y = bf16[8,256]{CHIP} {inner}\n}}\n\n"
+    program = of_lines(
+        f"%a = bf16[1024,256]{MAIN} parameter(0)",
+        "%i = s32[]{:T(128)S(6)} constant(3)",
+        f"ROOT %c = bf16[8,256]{CHIP} fusion(%a, %i), kind=kLoop, calls=%f",
+        fused=fused,
+    )
+    assert program.read() == read * 256 * 2
+
+
+def test_a_slice_that_starts_early_reads_what_it_takes():
+    program = of_lines(
+        f"%a = bf16[1024,256]{MAIN} parameter(0)",
+        f"%s = (bf16[1024,256]{MAIN}, bf16[64,256]{CHIP}, u32[]{{:S(2)}}) slice-start(%a), slice={{[0:64], [0:256]}}",
+        f"ROOT %d = bf16[64,256]{CHIP} slice-done(%s)",
+    )
+    assert program.read() == 64 * 256 * 2
+
+
+def test_products_that_are_written_as_windows_count_what_falls_on_elements():
+    """A batch of 4 products [8, 32] x [32, 16], as TPU compilers write it: the batch is a window that meets a position once."""
+    program = of_lines(
+        "%a = bf16[4,8,32]{2,1,0} parameter(0)",
+        "%b = bf16[4,32,16]{2,1,0} parameter(1)",
+        "ROOT %c = bf16[4,8,16]{2,1,0} convolution(%a, %b), window={size=4 stride=3 pad=0_0 lhs_dilate=4}, dim_labels=0bf_0io->0bf",
+    )
+    assert program.flops() == 4 * 2 * 8 * 32 * 16
+    plain = of_lines(
+        "%a = bf16[8,32]{1,0} parameter(0)",
+        "%b = bf16[32,16]{1,0} parameter(1)",
+        "ROOT %c = bf16[8,16]{1,0} convolution(%a, %b), dim_labels=bf_io->bf",
+    )
+    assert plain.flops() == 2 * 8 * 32 * 16
+
+
+def test_a_text_without_a_program_is_told():
+    with pytest.raises(ValueError, match="no ENTRY computation"):
+        Program("HloModule m")
