@@ -4,7 +4,7 @@
 
 What a `:full` run does: float32 masters and moments, bfloat16 products and sampling copy, layers stacked and computed again in the backward
 pass, one packed row at a time. The engine draws the responses, random rewards make the advantages. Prints one JSON line: seconds with
-compilation of every part, and the most memory that the process held.
+compilation of every part, and the most memory that the process held by the end of each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import sys
 import time
 
 
@@ -38,10 +39,12 @@ def main() -> None:
 
     use_cpu_devices(1)
     jax.config.update("jax_compilation_cache_dir", None)
-    clock, seconds = [time.perf_counter()], {}
+    clock, seconds, most = [time.perf_counter()], {}, {}
 
     def done(what: str) -> None:
         seconds[what] = round(time.perf_counter() - clock[0], 1)
+        most[what] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1)
+        print(f"{what} in {seconds[what]} s, at most {most[what]} GiB", file=sys.stderr, flush=True)
         clock[0] = time.perf_counter()
 
     config = make_model_config(args.preset, compute_dtype="bfloat16", remat="full", **({"layers": args.layers} if args.layers else {}))
@@ -74,7 +77,7 @@ def main() -> None:
                 "benchmark": "real_step", "preset": args.preset, "parameters": config.parameters, "samples": count,
                 "tokens": [args.prompt, args.response], "seconds": seconds, "sampled_tokens": sum(len(c.tokens) for c in drawn),
                 "log_prob_gap": round(figures["log_prob_gap"], 4), "bound": figures["log_prob_gap_bound"],
-                "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1),
+                "peak_gib": most,
             }
         )
     )  # fmt: skip
