@@ -150,8 +150,10 @@ def admit(
     drawn = draw(logits, keys, a.draws.settings, truncates, width)
     state = rules.table[a.draws.state, drawn.token]
     alive = ~rules.ends[state] & (a.draws.count + 1 < a.draws.budget)
+    # the pages are written in place only if nothing can read them later: the targets wait for the draw, or XLA copies the whole cache
+    target = jnp.where(drawn.token.reshape(*a.kept.shape, 1) >= 0, a.target, pages[0].keys.shape[1])
     offset = a.kept % pages[0].keys.shape[-1]
-    pages = [written(old, a.base, a.target, offset, *to_cache(*new)) for old, new in zip(pages, layers, strict=True)]
+    pages = [written(old, a.base, target, offset, *to_cache(*new)) for old, new in zip(pages, layers, strict=True)]
     return pages, drawn, state, alive
 
 
