@@ -31,6 +31,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from benchmarks.processes import CONFIGS, finish, launch
@@ -44,6 +45,7 @@ TIMES, TIMED = ("wall_s", "cpu_s", "train_wall_s", "train_cpu_s", "seconds"), ("
 GRACE_S = 120  # for a step, on a machine that has other things to do too: what is looked for here are lost states, not slow ones
 STARVED_S = 300  # for the rest of what ends a process
 FINISH_S = 3600  # for a run to its end
+SLOW_S = 100  # until the last process has ended: what they said is printed then
 UNJOINED_S = 60  # for processes one of which was killed while they started: they may still wait for it to join
 EVALUATED = 4  # steps between two evaluations, as in the config
 # after the process began, config.json, a checkpoint's folder, a whole checkpoint above step 0, a training step, one that is evaluated
@@ -89,26 +91,37 @@ def kill(
     try:
         victim.wait(timeout=after)
     except subprocess.TimeoutExpired:
-        began = time.monotonic()
+        began, step = time.monotonic(), newest(workdir)
         victim.send_signal(number)
-        wrong, said, early = "", [], moment in ("start", "warm")
-        for one in (victim, *[other for other in running if other is not victim]):
-            try:
-                said.append(one.communicate(timeout=UNJOINED_S if early else GRACE_S + STARVED_S)[0])
-            except subprocess.TimeoutExpired:  # before the processes have joined, it is the launcher who ends the others
-                wrong = "" if early else f"after {moment} process {running.index(one)} went on"
-                one.kill()
-                said.append(one.communicate()[0])
+        wrong, early, said, ends = "", moment in ("start", "warm"), [""] * len(running), [0.0] * len(running)
+
+        def listen(place: int) -> None:
+            said[place] = running[place].communicate()[0]
+            ends[place] = time.monotonic() - began
+
+        threads = [threading.Thread(target=listen, args=(place,)) for place in range(len(running))]
+        for thread in threads:
+            thread.start()
+        until = began + (UNJOINED_S if early else GRACE_S + STARVED_S)
+        for place, thread in enumerate(threads):
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():  # before the processes have joined, it is the launcher who ends the others
+                wrong = "" if early else f"after {moment} process {place} went on"
+                running[place].kill()
+                thread.join()
         codes = [one.returncode for one in running]
+        at = ", ".join(f"{code} after {end:.1f} s" for code, end in zip(codes, ends))
+        name = signal.Signals(number).name
+        whom = f"process {running.index(victim)} of {len(running)}"
+        print(f"{moment}, checkpoint {step}: {name} to {whom}: {at}", file=sys.stderr, flush=True)
         stepping = any("stopped after step" in text for text in said)
         if number == signal.SIGTERM and stepping and codes != [143] * len(running):
             wrong = f"SIGTERM ended {codes}"
         if number == signal.SIGTERM and stepping and not checkpoint_is_newest(workdir):
             wrong = "no checkpoint of the last step"
-        if wrong:
-            print(f"{wrong}:", *(text[-3000:] for text in said), sep="\n", file=sys.stderr, flush=True)
-        seconds = time.monotonic() - began
-        return {"signal": signal.Signals(number).name, "seconds": seconds, "codes": codes, "stepping": stepping, "wrong": wrong}
+        if wrong or max(ends) > SLOW_S:
+            print(f"{wrong or 'slow'}:", *(text[-3000:] for text in said), sep="\n", file=sys.stderr, flush=True)
+        return {"signal": name, "seconds": max(ends), "codes": codes, "stepping": stepping, "wrong": wrong}
     return None
 
 
