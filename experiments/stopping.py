@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from experiments.command import STOPPED
 
@@ -79,19 +79,24 @@ class Stopping(contextlib.AbstractContextManager):
         self._stepping = True
         yield from steps
         self._stepping = False
+        if self.asked:  # behind the last boundary
+            self._outside()
 
     def whole(self, save: Callable, *args) -> None:
         """Writes a checkpoint, `save(*args)`; the end of the grace time waits for it, because a kill could do no more harm."""
         with self._writing:
             save(*args)
 
-    def boundary(self, step: int, save: Callable[[int], Any], close: Callable[[], None]) -> None:
+    def boundary(self, step: int, save: Callable[[int], Any], close: Callable[[], None], agreed: bool | None = None) -> None:
         """The end of step `step`. If the run is to stop: a checkpoint, closed files, the message, and `Stopped`.
+
+        Several processes stop if they have `agreed` to, not by what each was asked: a signal that came while they told each other is
+        for the next boundary. None: by what this process was asked.
 
         Raises `CheckpointError` where a write in the background has failed since the last step.
         """
         self._checkpoints.wait(only_if_done=True)
-        if not self.asked:
+        if not (self.asked if agreed is None else agreed):
             return
         with self._writing:
             if step not in self._checkpoints.steps():
@@ -117,10 +122,13 @@ class Stopping(contextlib.AbstractContextManager):
             return str(error)
         return f"the last whole checkpoint is that of step {there[-1]}" if there else "there is no checkpoint yet: the run begins again"
 
+    def _outside(self) -> NoReturn:
+        self._tell(f"stopped outside of the steps; {self._last()}")
+        raise Stopped
+
     def _terminated(self, *_) -> None:
         if not self._stepping:
-            self._tell(f"stopped by SIGTERM outside of the steps; {self._last()}")
-            raise Stopped
+            self._outside()
         if not self.asked:
             _say(f"SIGTERM: a checkpoint follows at the end of this step, if that comes within {self._grace_s:g} s")
         self.asked = True

@@ -180,8 +180,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
             files.plays(batch, min(plan.recipe.plays, GROUP), "train", step + 1, team.advantages)  # a whole group
             save(step + 1)
             files.report_now_and_then()
-        stop.asked = processes.agreed_stop(step + 1, stop.asked, samples=state["samples"], norm=team.norm())
-        stop.boundary(step + 1, save, files.close)
+        stop.boundary(step + 1, save, files.close, processes.agreed_stop(step + 1, stop.asked, samples=state["samples"], norm=team.norm()))
     progress.close()
     checkpoints.wait()  # evaluation.json stands for a run whose last checkpoint is whole
     if timed:

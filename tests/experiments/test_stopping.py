@@ -74,6 +74,39 @@ def test_sigterm_in_a_step_keeps_a_checkpoint_at_its_end_and_names_the_command(c
     assert said.endswith("stopped after step 3, with a checkpoint. To continue:\n  python -m run --resume=here\n")
 
 
+def test_sigterm_while_the_processes_tell_each_other_is_for_the_next_boundary(capfd):
+    shelf = Shelf(0)
+
+    def loop(stop):
+        for step in stop.steps(range(5)):
+            agreed = stop.asked
+            if step == 2:
+                send(signal.SIGTERM)
+            stop.boundary(step + 1, shelf.there.append, lambda: None, agreed)
+
+    with Stopping(shelf, "") as stop, pytest.raises(Stopped):
+        loop(stop)
+    assert shelf.there == [0, 4]
+
+
+def test_what_others_were_asked_stops_this_process_too():
+    shelf = Shelf(0)
+    with Stopping(shelf, "") as stop, pytest.raises(Stopped):
+        stop.boundary(3, shelf.there.append, lambda: None, True)
+    assert shelf.there == [0, 3]
+
+
+def test_sigterm_behind_the_last_boundary_ends_the_run_at_once(capfd):
+    def loop(stop):
+        for _ in stop.steps(range(1)):
+            stop.boundary(1, lambda step: None, lambda: None, False)
+            send(signal.SIGTERM)
+
+    with Stopping(Shelf(0, 1), "again") as stop, pytest.raises(Stopped):
+        loop(stop)
+    assert "stopped outside of the steps; the last whole checkpoint is that of step 1. To continue:\n  again" in capfd.readouterr().err
+
+
 def test_a_checkpoint_that_the_step_wrote_anyway_is_not_written_again():
     with Stopping(Shelf(0, 1), "") as stop:
         for step in stop.steps(range(1)):

@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import types
 
@@ -221,6 +222,22 @@ def test_d1_a_run_that_goes_on_asks_for_the_same_tasks_rates_and_state(tmp_path,
     timed = ("wall_s", "cpu_s")
     untimed = lambda path: [{k: x for k, x in r.items() if k not in timed and "/" not in k} for r in read_metrics(path)]  # noqa: E731
     assert untimed(tmp_path / "cut") == untimed(tmp_path / "whole")
+
+
+def test_sigterm_while_processes_agree_on_a_step_stops_the_run_behind_the_next_one(tmp_path, monkeypatch, run):
+    """It waits there for the others, so that is where most signals arrive."""
+    from marl_llm.training import processes
+
+    def agreed_stop(step, asked, **figures):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return asked
+
+    monkeypatch.setattr(processes, "agreed_stop", agreed_stop)
+    with pytest.raises(SystemExit) as end:
+        run(letters(), tmp_path / "run")
+    assert end.value.code == 143
+    assert max(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()) == 3
 
 
 def test_a_step_is_played_ahead_but_for_the_first_and_those_behind_a_checkpoint(tmp_path, monkeypatch, run):
