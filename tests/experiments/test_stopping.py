@@ -113,6 +113,7 @@ def test_a_checkpoint_that_the_step_wrote_anyway_is_not_written_again():
             send(signal.SIGTERM)
             with pytest.raises(Stopped):
                 stop.boundary(step + 1, lambda step: pytest.fail("written twice"), lambda: None)
+            break
 
 
 def test_a_step_longer_than_the_grace_time_ends_the_process_and_says_what_stands(ended, capfd):
@@ -120,6 +121,7 @@ def test_a_step_longer_than_the_grace_time_ends_the_process_and_says_what_stands
         for _ in stop.steps(range(1)):
             send(signal.SIGTERM)
             assert ended.wait(10)
+            break
     assert ended.code == 143
     said = capfd.readouterr().err
     assert "took longer than --grace_s=0.05; the last whole checkpoint is that of step 2. To continue:\n  the command" in said
@@ -139,6 +141,7 @@ def test_a_checkpoint_that_is_being_written_is_finished_before_the_end(ended):
             send(signal.SIGTERM)
             stop.whole(lambda: ended.wait(0.3) and pytest.fail("ended in the middle of a checkpoint"))
             assert ended.wait(10)
+            break
 
 
 def test_sigterm_outside_of_the_steps_ends_at_once(capfd):
@@ -160,6 +163,7 @@ def test_ctrl_c_once_says_what_a_second_does_and_a_third_ends_at_once(ended, cap
             assert not ended.wait(0.3), "Ctrl-C has no grace time"
             with pytest.raises(KeyboardInterrupt):
                 send(signal.SIGINT)
+            break
     with Stopping(Shelf(0), ""), pytest.raises(KeyboardInterrupt):
         send(signal.SIGINT)
 
