@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
 import importlib
 import json
 import statistics
@@ -110,6 +111,9 @@ def run(config, steps: int, imitation: int) -> tuple[list[dict], list[dict]]:
         compiled.append({"step": "start"} | programs.take())
         tasks, rate = config.rollout.tasks, config.optimizer.learning_rate
         for step in range(steps):
+            if step == 1:  # as a run does: what lives as long as it is no work for the collector
+                gc.collect()
+                gc.freeze()
             hosted = hasattr(team, "_current")
             before = engine_seconds(team) if hosted and team._current.engine is not None else {}
             clock, tick, began = Clock(), time.perf_counter(), time.process_time()

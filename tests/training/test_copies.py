@@ -10,6 +10,7 @@ from test_team import SHAPE, SPEECH, WORLD
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import LoraConfig, compute_copy, init_params
+from marl_llm.sampling import weights
 from marl_llm.training import HostedTeam, LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer
 from marl_llm.training.parked import park, unpark
 from marl_llm.workflows import WorkflowError, separate
@@ -18,8 +19,9 @@ CONFIG = dataclasses.replace(SHAPE, width=64, feed_forward=256, compute_dtype="b
 
 
 def live():
+    """Bytes of all arrays; two that share their memory count once."""
     gc.collect()
-    return sum(x.nbytes for x in jax.live_arrays())
+    return sum({x.unsafe_buffer_pointer(): x.nbytes for x in jax.live_arrays() if x.nbytes}.values())
 
 
 @pytest.mark.parametrize(("recipe", "masters", "halves"), [("grpo", 3, 1), ("magrpo", 3, 2), ("ppo", 6, 1)])
@@ -42,6 +44,35 @@ def test_copies_of_the_parameters_on_the_devices(recipe, masters, halves):
                 team._own()
             copies = (live() - before - cache) / (2 * one)
             assert copies == pytest.approx(masters + halves / 2, abs=0.1), moment
+
+
+def test_a_swap_holds_no_copy_more_than_there_was(monkeypatch):
+    """While new parameters take their place in the engine: a model's old copy is gone before its new one is there."""
+    options = LearnerOptions(make_recipe("grpo"), make_optimizer(), row_tokens=16, minibatch=8)
+    before, moments = live(), []
+    specs = {name: ModelSpec(CONFIG, init_params(CONFIG, jax.random.key(n)), SPEECH) for n, name in enumerate(("first", "second"))}
+    one = sum(x.nbytes for x in jax.tree.leaves(specs["first"].params))
+    real = weights.serving_copy
+
+    def counted(config, mesh):
+        def run(params):
+            traced = isinstance(jax.tree.leaves(params)[0], jax.core.Tracer)
+            moments.extend([] if traced else [live()])
+            out = real(config, mesh)(params)
+            moments.extend([] if traced else [live()])
+            return out
+
+        return run
+
+    with HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=PlayOptions(slots=2, chunk=2)) as team:
+        cache = sum(figures["cache_bytes"] for name, figures in team._current.engine.stats().items() if name != "engine")
+        del specs
+        team.learn(team.play(0, 0, 4), 0.05, None)
+        monkeypatch.setattr(weights, "serving_copy", counted)
+        team.play(1, 4, 4)
+        copies = [(x - before - cache) / (2 * one) for x in moments]
+        assert len(copies) == 4  # of two models, before and after
+        assert copies == pytest.approx([3.25, 3.5, 3.25, 3.5], abs=0.1)
 
 
 def adapted(how):
