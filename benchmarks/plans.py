@@ -1,6 +1,7 @@
 """The tables of docs/plans.md: `experiments.plan` over models, prompts and machines.
 
     python -m benchmarks.plans --results=plans.jsonl [--only=v5e:16x16,h100:8]
+    python -m benchmarks.plans --results=hosts.jsonl --hosts [--only=v5e:1x1]      what a person's one host is to hold, compiled
 
 Each answer is a line of --results; what is there already is not asked again, so an interrupted run continues. TPU topologies need the extra
 `plan` and take some minutes each, nearly all of it in the TPU compiler. Prints the tables in Markdown.
@@ -18,15 +19,46 @@ import sys
 MODELS, PROMPTS = ("qwen3-1.7b", "qwen3-8b"), (8192, 16384)
 TPUS, GPUS = ("v5e:16x16", "v5p:4x4x4", "v6e:16x16"), ("h100:1", "h100:8", "h200:1", "h200:8")
 CONFIG = "experiments/configs/plan_path_10x10.py"
+TEXT, THREE = "experiments/configs/plan_path_text.py", "experiments/configs/plan_code_reflect.py:ppo"
+LONG = ("--prompt=8192", "--response=4096")
+RANK = "--config.model.lora_rank=32"
+HOSTS = (  # config, model, topology, flags
+    (TEXT, "qwen3-1.7b", "v5e:2x4", ("--mesh=4,2", *LONG, "--config.rollout.cache_gib=1.5")),
+    (TEXT, "qwen3-1.7b", "v6e:2x2", LONG),
+    (TEXT, "qwen3-8b", "v5p:2x2x1", ("--mesh=2,2", *LONG, "--config.rollout.cache_gib=12")),
+    (TEXT, "qwen3-8b", "v6e:4x4", ("--mesh=2,8", *LONG, "--config.rollout.cache_gib=5")),
+    (TEXT, "qwen3-8b", "v5e:2x4", ("--mesh=2,4", "--prompt=4096", "--response=1024", RANK, "--config.rollout.cache_gib=2")),
+    (TEXT, "qwen3-0.6b", "v5e:1x1", ("--prompt=2048", "--response=512", RANK)),
+    (THREE, "qwen2.5-3b", "v5p:2x2x1", ("--mesh=2,2", *LONG, "--config.recipe.branches=1")),
+    (THREE, "qwen2.5-3b", "v5p:2x2x1", ("--mesh=2,2", *LONG, "--config.recipe.branches=1", "--config.assignment=shared")),
+)
 GIB = 2.0**30
 
 
-def ask(model: str, prompt: int, topology: str) -> dict:
+def ask(model: str, topology: str, flags: tuple[str, ...], config: str = CONFIG) -> dict:
     """One plan. Raises `CalledProcessError` when the command fails."""
-    command = [sys.executable, "-m", "experiments.plan", f"--config={CONFIG}", f"--config.model.preset={model}"]
-    command += [f"--topology={topology}", f"--prompt={prompt}", "--response=4096", "--json"]
+    command = [sys.executable, "-m", "experiments.plan", f"--config={config}", f"--config.model.preset={model}"]
+    command += [f"--topology={topology}", *flags, "--json"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
-    return {"model": model, **json.loads(done.stdout.splitlines()[-1])}
+    return {"model": model, "flags": list(flags), **json.loads(done.stdout.splitlines()[-1])}
+
+
+def host_row(plan: dict) -> str:
+    """A line of the table of hosts."""
+    engine, flops, moments = plan.get("engine"), plan["update_flops"], plan["moments"]
+    gib = lambda name: f"{moments[name] / GIB:.1f}" if name in moments else "-"  # noqa: E731
+    computed = f"{flops['compiled'] / 1e12:,.1f} of {flops['needed'] / 1e12:,.1f} + {flops['again'] / 1e12:,.1f}"
+    read = ["-"] * 3
+    if engine is not None:
+        read = [f"{engine['read'] / 1e9:.2f} of {engine['needed'] / 1e9:.2f}", f"{engine['read'] / engine['needed']:.2f}"]
+        read.append(f"{engine['gathered'] / 1e9:.1f}")
+    cells = [
+        f"{plan['models']} x {plan['model']}" + (", rank 32 on one base" if RANK in plan["flags"] else ""), plan["topology"],
+        f"{plan['mesh']['fsdp']} x {plan['mesh']['tensor']}", f"{plan['prompt']:,} + {plan['response']:,}",
+        *map(gib, ("update", "critic", "decode", "admit", "swap")), f"{plan['device_memory'] / GIB:.1f}", *read, computed,
+        f"{(flops['compiled'] - flops['again']) / flops['needed']:.2f}", "fits" if plan["fits"] else f"no: {plan['suggestion']}",
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
 
 
 def row(plan: dict) -> str:
@@ -51,12 +83,34 @@ HEADER = (
 )
 
 
+HOST_HEADER = (
+    "| models | on | fsdp x tensor | P + R | update | critic | decode | admit | swap | has | decode step reads, GB | ratio | gathered "
+    "| TFLOP of an update | ratio | verdict |\n" + "|---" * 16 + "|"
+)
+
+
+def hosts(results: pathlib.Path, only: list[str]) -> None:
+    """The table of hosts; what is in the file already is not asked again."""
+    found = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    print(HOST_HEADER)
+    for config, model, topology, flags in HOSTS:
+        here = [p for p in found if (p["model"], p["topology"], p["flags"]) == (model, topology, list(flags))]
+        if not here and (not only or topology in only):
+            here = [ask(model, topology, flags, config)]
+            with results.open("a") as file:
+                file.write(json.dumps(here[0]) + "\n")
+        print(*map(host_row, here[:1]), sep="\n", flush=True)
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=pathlib.Path, required=True)
     parser.add_argument("--only", default="", help="topologies, separated by commas; all of them without it")
+    parser.add_argument("--hosts", action="store_true", help="the table of single hosts instead")
     args = parser.parse_args()
+    if args.hosts:
+        return hosts(args.results, args.only.split(",") if args.only else [])
     lines = args.results.read_text().splitlines() if args.results.exists() else []
     plans = {(p["model"], p["prompt"], p["topology"]): p for p in map(json.loads, lines)}
     wanted = args.only.split(",") if args.only else [*TPUS, *GPUS]
@@ -64,7 +118,7 @@ def main() -> None:
         for model in MODELS:
             for topology in wanted:
                 if (model, prompt, topology) not in plans:
-                    plans[model, prompt, topology] = ask(model, prompt, topology)
+                    plans[model, prompt, topology] = ask(model, topology, (f"--prompt={prompt}", "--response=4096"))
                     with args.results.open("a") as file:
                         file.write(json.dumps(plans[model, prompt, topology]) + "\n")
     for title, machines in (("Compiled for TPUs", TPUS), ("Counted for GPUs", GPUS)):

@@ -7,6 +7,7 @@ two layers; what a further layer adds to memory and reads is the difference.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -17,13 +18,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from experiments.program_costs import Program
-from marl_llm.models import SAMPLE, TRAIN, LoraConfig, ModelConfig, PageList, attach_many, init_adapters, init_params, param_shardings
-from marl_llm.models.pages import GROUP, block_pages, touched
+from marl_llm.models import SAMPLE, TRAIN, LoraConfig, ModelConfig, attach_many, init_adapters, init_params, param_shardings
+from marl_llm.models.pages import touched
 from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import spec_for
 from marl_llm.sampling.lane import PAGE, PROGRAM_TOKENS
 from marl_llm.sampling.pages import Admission, Row, Rules, admit, decode, init_pages, page_bytes
-from marl_llm.sampling.tickets import ENTRIES, SHARED, LaneConfig, bucket, draws_of
+from marl_llm.sampling.tickets import LaneConfig, bucket, draws_of, page_lists
 from marl_llm.training import roofline
 
 RULE_STATES = 16  # of the stop rules of a run: a stop id or a short text
@@ -36,15 +37,15 @@ class EnginePrograms:
 
     Attributes:
       lowered: by name: `decode` (a chunk, all slots living), `admit` (pieces of long prompts behind their beginnings), `swap`.
-      page, block: tokens of a page; pages that a decode step gathers at a time. parts: devices that rows are split over.
-      pages: of a part. layers: of the model. pool, copy: bytes on a device of all pages, and of what is sampled from.
+      groups: prompts with their responses that decode at a time on each device that rows are split over, half way through, as many as
+        slots and pages hold. entries: pages that each of a step's lists names then. page: bytes of one on a device, in one layer.
+      layers: of the model. pool, copy: bytes on a device of all pages, and of what is sampled from.
     """
 
     lowered: dict[str, Any]
-    page: int
-    block: int
-    parts: int
-    pages: int
+    groups: int
+    entries: tuple[int, ...]
+    page: float | int
     layers: int
     pool: int
     copy: int
@@ -55,15 +56,32 @@ def per_device(tree) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def _lists(parts: int, slots: int, entries: int, page: int) -> tuple[PageList, PageList]:
-    """The lists of a step as `marl_llm.sampling.tickets.page_lists` shapes them, with room for so many entries of single rows per part."""
+@dataclasses.dataclass(frozen=True)
+class _Page:
+    page: int
+    owners: int
 
-    def of(group: int, most: int) -> PageList:
-        room = max(block_pages(page), bucket(most, ENTRIES // group, 16))
-        real = lambda *shape: jax.ShapeDtypeStruct((parts, room, *shape), np.int32)  # noqa: E731
-        return PageList(real(), real(group), real(), jax.ShapeDtypeStruct((), np.int32))
 
-    return of(1, entries), of(GROUP, entries // GROUP)
+@dataclasses.dataclass(frozen=True)
+class _Living:
+    """As much of a request as `marl_llm.sampling.tickets.page_lists` reads."""
+
+    part: int
+    cached: int
+    nodes: list[_Page]
+
+
+def living(parts: int, s: int, groups: int, branches: int, sizes: LaneConfig, page: int) -> list[tuple[int, _Living]]:
+    """(row, request) of `groups` prompts on each of `parts`, a part having s rows; each has `branches` responses, half way through."""
+    full, number = sizes.prompt_tokens // page, itertools.count()
+    cached, out = sizes.prompt_tokens + sizes.response_tokens // 2, []
+    for part in range(parts):
+        for group in range(groups):
+            prompt = [_Page(next(number), branches) for _ in range(full)]
+            for k in range(branches):
+                own = [_Page(next(number), 1) for _ in range(-(-cached // page) - full)]
+                out.append((part * s + group * branches + k, _Living(part, cached, [*prompt, *own])))
+    return out
 
 
 def _served(config: ModelConfig, mesh: Mesh, lora: LoraConfig | None, models: int):
@@ -85,12 +103,12 @@ def _served(config: ModelConfig, mesh: Mesh, lora: LoraConfig | None, models: in
 
 
 def engine_programs(
-    config: ModelConfig, mesh: Mesh, sizes: LaneConfig, budget: float | int, lora: LoraConfig | None = None, models: int = 1
+    config: ModelConfig, mesh: Mesh, sizes: LaneConfig, budget: float | int, branches: int, lora: LoraConfig | None = None, models: int = 1
 ) -> EnginePrograms:
     """The programs of a lane, as `marl_llm.sampling.lane` calls them.
 
     Args:
-      sizes: of the lane; its `cache_bytes` is not read. budget: bytes of pages per device.
+      sizes: of the lane; its `cache_bytes` is not read. budget: bytes of pages per device. branches: responses to each prompt.
       lora, models: adapters of so many models on one base, which decode together.
     """
     page = sizes.page or PAGE["tpu"]
@@ -118,46 +136,54 @@ def engine_programs(
         i32(parts, s, touched(page, sizes.chunk)),
         draws(parts * s),
     )
-    lists = _lists(parts, s, min(count, s * longest), page)
+    tokens = branches * (sizes.prompt_tokens / branches + sizes.response_tokens / 2)  # of a prompt and its responses
+    groups = max(1, int(min(s // branches, count * page // tokens)))
+    lists = page_lists(living(parts, s, groups, branches, sizes, page), s, parts, page)
+    entries = tuple(int(x.most) * math.prod(x.page.shape[2:]) for x in lists)
+    lists = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), lists)
     low = {"decode": decode.lower(config, served, pages, row, lists, rules, root, chunk=sizes.chunk, **plain)}
     piece = min(sizes.piece, bucket(sizes.prompt_tokens, 8))
-    b = max(1, min(sizes.admit, max(2 * sizes.piece, PROGRAM_TOKENS) // piece))
+    b = max(1, min(sizes.admit, max(2 * piece, PROGRAM_TOKENS) // piece))
     n, room = parts * b, bucket(longest)
     entering = Admission(
         i32(n, piece), i32(n), i32(parts, b, room), i32(parts, b), i32(parts, b), i32(parts, b, touched(page, piece)), draws(n)
     )
     low["admit"] = admit.lower(config, served, pages, entering, rules, root, fresh=False, **plain)
     low["swap"] = swap
-    return EnginePrograms(low, page, block_pages(page), parts, count, config.layers, per_device(pages), per_device(served))
+    return EnginePrograms(low, groups, entries, each / config.layers, config.layers, per_device(pages), per_device(served))
 
 
-def _measured(programs: EnginePrograms, branches: int, sizes: LaneConfig) -> dict:
-    """Bytes per device of the compiled programs, and what a decode step reads half way through the responses, with as many rows living as
-    the pages hold then."""
-    out: dict[str, Any] = {}
+def _measured(programs: EnginePrograms) -> dict:
+    """Bytes per device of the compiled programs, and what a decode step reads."""
+    out: dict[str, Any] = {"pool": programs.pool, "copy": programs.copy, "groups": programs.groups}
     for name, lowered in programs.lowered.items():
         compiled = lowered.compile()
         m = compiled.memory_analysis()
         out[name] = m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
-        if name != "decode":
-            continue
-        text = Program(compiled.as_text())
-        chunk, *lists = (loop for loop in text.loops() if loop.depth < 2)
-        each = sizes.prompt_tokens / branches + sizes.response_tokens / 2  # tokens of a row, its part of the prompt with it
-        groups = max(1, int(min(sizes.slots // programs.parts, programs.pages * programs.page / each) // branches))
-        own = groups * branches * math.ceil(sizes.response_tokens / 2 / programs.page)
-        prompts = groups * math.ceil(sizes.prompt_tokens / programs.page) * (1 if branches >= SHARED else branches)
-        own, prompts = (own, prompts) if branches >= SHARED else (own + prompts, 0)
-        times = [math.ceil(entries / programs.block) for entries in (own, prompts)]  # the lists of a layer, as `page_lists` orders them
-        found = [loop for loop in lists if loop.depth == 1]
-        if len(found) != 2 * programs.layers:
-            raise ValueError(
-                f"the decode program has {len(found)} loops over pages in its chunk, not two per layer; its reads are not known"
-            )
-        out["read"] = chunk.read + sum((times[i % 2] - 1) * loop.read for i, loop in enumerate(found))
-        out["groups"] = groups
-        out["gathered"] = sum(g.bytes for g in text.gathers() if g.depth and g.bytes > SMALL_GATHER)
+        if name == "decode":
+            text = Program(compiled.as_text())
+            out["read"] = step_reads(text, programs.layers, programs.entries, programs.page)
+            out["gathered"] = sum(g.bytes for g in text.gathers() if g.depth and g.bytes > SMALL_GATHER)
     return out
+
+
+def step_reads(text: Program, layers: int, entries: tuple[int, ...], page: float | int) -> float | int:
+    """Bytes that a step of a decode program reads.
+
+    Its chunk is a loop whose length is data, and in it each layer has one such loop over each list of pages, which reads some pages at a
+    time: `entries` pages of each list, each of `page` bytes. Raises `ValueError` where the program has other loops.
+    """
+    chunk, *others = (loop for loop in text.loops() if loop.depth < 2)
+    lists = [loop for loop in others if loop.depth == 1]
+    if len(lists) != len(entries) * layers:
+        raise ValueError(
+            f"the decode program has {len(lists)} loops over pages in its chunk, not {len(entries)} in each of {layers} layers"
+        )
+    total = chunk.read
+    for i, loop in enumerate(lists):
+        at_once = max(1, round(loop.read / page))
+        total += (math.ceil(entries[i % len(entries)] / at_once) - 1) * loop.read  # one is counted
+    return total
 
 
 def engine_figures(
@@ -182,8 +208,7 @@ def engine_figures(
     found = []
     for depth in depths:
         part = dataclasses.replace(config, layers=depth)
-        programs = engine_programs(part, mesh, sizes, budget * depth / config.layers, lora, models)
-        found.append(_measured(programs, branches, sizes) | {"pool": programs.pool, "copy": programs.copy})
+        found.append(_measured(engine_programs(part, mesh, sizes, budget * depth / config.layers, branches, lora, models)))
     out = dict(found[0])
     if len(found) > 1:
         out = {name: found[0][name] + (config.layers - 1) * (found[1][name] - found[0][name]) for name in found[0]}
