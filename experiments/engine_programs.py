@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -24,10 +25,14 @@ from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import spec_for
 from marl_llm.sampling.lane import PAGE, PROGRAM_TOKENS
 from marl_llm.sampling.pages import Admission, Row, Rules, admit, decode, init_pages, page_bytes
-from marl_llm.sampling.tickets import LaneConfig, bucket, draws_of, page_lists
+from marl_llm.sampling.pool import Node
+from marl_llm.sampling.requests import Request
+from marl_llm.sampling.stops import stop_rule
+from marl_llm.sampling.tickets import LaneConfig, Ticket, bucket, draws_of, page_lists
 from marl_llm.training import roofline
 
 RULE_STATES = 16  # of the stop rules of a run: a stop id or a short text
+PIECE = 512  # tokens of a prompt in one program, where the lane's sizes leave it open
 SMALL_GATHER = 2**20  # bytes of a gather inside the decode loop below which it is the draw's, not a weight's
 
 
@@ -56,31 +61,24 @@ def per_device(tree) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Page:
-    page: int
-    owners: int
+def living(parts: int, s: int, groups: int, branches: int, sizes: LaneConfig, page: int) -> list[tuple[int, Ticket]]:
+    """(row, request) of `groups` prompts on each of `parts`, a part having s rows; each has `branches` responses, half way through. Of the
+    requests there is what `marl_llm.sampling.tickets.page_lists` reads."""
+    full, cached, number = sizes.prompt_tokens // page, sizes.prompt_tokens + sizes.response_tokens // 2, itertools.count()
+    rule, out = stop_rule(2, (1,), (), None), []
 
+    def node(owners: int) -> Node:
+        made = Node(next(number), None, np.zeros(0, np.int32))
+        made.owners = owners
+        return made
 
-@dataclasses.dataclass(frozen=True)
-class _Living:
-    """As much of a request as `marl_llm.sampling.tickets.page_lists` reads."""
-
-    part: int
-    cached: int
-    nodes: list[_Page]
-
-
-def living(parts: int, s: int, groups: int, branches: int, sizes: LaneConfig, page: int) -> list[tuple[int, _Living]]:
-    """(row, request) of `groups` prompts on each of `parts`, a part having s rows; each has `branches` responses, half way through."""
-    full, number = sizes.prompt_tokens // page, itertools.count()
-    cached, out = sizes.prompt_tokens + sizes.response_tokens // 2, []
     for part in range(parts):
         for group in range(groups):
-            prompt = [_Page(next(number), branches) for _ in range(full)]
+            prompt = [node(branches) for _ in range(full)]
             for k in range(branches):
-                own = [_Page(next(number), 1) for _ in range(-(-cached // page) - full)]
-                out.append((part * s + group * branches + k, _Living(part, cached, [*prompt, *own])))
+                nodes = [*prompt, *(node(1) for _ in range(-(-cached // page) - full))]
+                request = Request((0,), (group, k), 1)
+                out.append((part * s + group * branches + k, Ticket(request, Future(), rule, 0.0, part=part, cached=cached, nodes=nodes)))
     return out
 
 
@@ -142,7 +140,7 @@ def engine_programs(
     entries = tuple(int(x.most) * math.prod(x.page.shape[2:]) for x in lists)
     lists = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), lists)
     low = {"decode": decode.lower(config, served, pages, row, lists, rules, root, chunk=sizes.chunk, **plain)}
-    piece = min(sizes.piece, bucket(sizes.prompt_tokens, 8))
+    piece = min(sizes.piece or PIECE, bucket(sizes.prompt_tokens, 8))
     b = max(1, min(sizes.admit, max(2 * piece, PROGRAM_TOKENS) // piece))
     n, room = parts * b, bucket(longest)
     entering = Admission(

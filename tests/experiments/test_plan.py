@@ -11,10 +11,12 @@ import pytest
 
 import experiments.configs
 from experiments import planning as command
+from experiments.engine_programs import engine_figures, engine_programs
 from experiments.plan_table import table
 from experiments.planning import PlanError, mesh_axes, plan
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import PRESETS, LoraConfig, ModelConfig, init_params, make_model_config
+from marl_llm.sampling import LaneConfig
 from marl_llm.training import make_mesh, roofline
 
 
@@ -159,6 +161,27 @@ def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
         assert figures["peak"] >= figures["arguments"] > 0
 
 
+def test_the_engines_programs_are_planned_as_it_calls_them():
+    """On eight host devices: its lists hold a prompt once for all its responses, nothing of the weights is gathered in the decode loop, a
+    step reads them all, and two layers tell what a third one adds."""
+    config = ModelConfig(
+        vocab_size=64, width=64, layers=3, query_heads=4, key_value_heads=2, head_dim=16, feed_forward=128, compute_dtype="bfloat16"
+    )
+    sizes, mesh = LaneConfig(16, 64, 16, 4, admit=4, page=8), make_mesh(1, 4, 2)
+    programs = engine_programs(config, mesh, sizes, 2**20, branches=4)
+    assert set(programs.lowered) == {"decode", "admit", "swap"}
+    assert programs.groups == 1  # 16 slots over four devices
+    assert sum(programs.entries) >= 8 + 4 * 1  # pages of the prompt once, and one of each response
+    assert programs.entries[1] < 2 * 8
+    extrapolated, whole = (engine_figures(config, mesh, sizes, 2**20, 4, whole=x) for x in (False, True))
+    assert (extrapolated["layers"], whole["layers"]) == ([1, 2], [3])
+    assert whole["gathered"] == extrapolated["gathered"] == 0
+    assert whole["read"] > programs.copy * 0.9
+    for name in ("read", "copy", "pool", "swap"):
+        assert extrapolated[name] == pytest.approx(whole[name], rel=0.1), name
+    assert whole["copy"] == pytest.approx(config.parameters * 2 / 2, rel=0.1)
+
+
 def of_text(preset, recipe="at_grpo", **changes):
     """A config of hosted play."""
     config = importlib.import_module("experiments.configs.plan_path_text").get_config()
@@ -210,6 +233,16 @@ def test_critics_and_references_are_counted():
     assert plain["beside"]["critics"] == 0
     assert critics["beside"]["critics"] == pytest.approx(2 * 596_049_920 * 12 / 8)
     assert plan(of_text("qwen3-0.6b", "magrpo"), "h200:8", "", 2048, 512, 0, False)["beside"]["references"] == 2 * 596_049_920 * 2 / 8
+
+
+def test_critics_have_programs_of_their_own_shape():
+    config = ModelConfig(vocab_size=64, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
+    own, *_ = command.programs(config, make_recipe("ppo"), make_mesh(1), 2, 0, 4, 2, critic="own")
+    assert set(own) == {"update", "critic"}
+    head, *_ = command.programs(config, make_recipe("ppo"), make_mesh(1), 2, 0, 4, 2, critic="head")
+    assert set(head) == {"update"}
+    arguments = lambda lowered: command.memory(lowered.compile())["arguments"]  # noqa: E731
+    assert arguments(head["update"]) > arguments(own["update"])  # the value head with its moments
 
 
 def test_the_update_of_adapters_is_the_one_that_is_planned():
