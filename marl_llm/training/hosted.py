@@ -36,7 +36,7 @@ from marl_llm.training.over_start import OverStart, Underway, bias_figures, chec
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy
 from marl_llm.training.seats import Seat, guest
-from marl_llm.training.served import cache_bytes, check_served, engines, on_one_base, samplers
+from marl_llm.training.served import Bursts, cache_bytes, check_served, engines, on_one_base, samplers
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Inside, Rollout, Scripted, Task, Workflow, WorkflowError, World
@@ -76,7 +76,7 @@ class _Current:
 
     def __init__(self):
         self.engine: Engine | Samplers | None = None
-        self.models: tuple = ()
+        self.models, self._bursts = (), Bursts()
 
     def serve(self, models: tuple, make: Callable[[], Engine | Samplers]) -> None:
         """Another engine, once the one before has given up its memory."""
@@ -85,7 +85,7 @@ class _Current:
 
     async def generate(self, request: Request) -> Completion:
         """See `marl_llm.sampling.Generator`."""
-        return await self.engine.generate(request)
+        return await self._bursts.generate(self.engine, request)
 
     def close(self) -> None:
         """Stops the engine, if there is one."""

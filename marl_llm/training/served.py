@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from collections.abc import Callable, Mapping
 
 import jax
@@ -11,6 +13,7 @@ from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Recipe
 from marl_llm.sampling import Engine, LaneConfig, Samplers, Settings, VllmSampler
+from marl_llm.sampling.requests import Completion, Generator, Request
 from marl_llm.sampling.vllm import check_settings
 from marl_llm.training import processes
 from marl_llm.training.learner import Learner
@@ -19,6 +22,38 @@ from marl_llm.workflows import WorkflowError
 ADAPTERS = ("auto", "together", "merged")
 LARGE_BYTES = 2**30  # of a serving copy, from which on two of one base are one too many
 Models = Mapping[str, tuple[Learner, dict]]  # name -> learner, whole parameters
+
+
+class Bursts:
+    """Requests that plays make at the same moment are submitted together, so that one program admits them: an admission of a small model
+    costs the same with one row as with all slots. A burst is over when two turns of the event loop bring nobody, or after `MOST` turns."""
+
+    MOST = 64
+
+    def __init__(self):
+        self._open: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list] = weakref.WeakKeyDictionary()  # [event, callers]
+
+    async def generate(self, engine: Generator, request: Request) -> Completion:
+        """The engine's answer to a request, which is submitted when the burst that it belongs to is over."""
+        await self._end()
+        return await engine.generate(request)
+
+    async def _end(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop not in self._open:
+            self._open[loop] = [asyncio.Event(), 0]
+            loop.call_soon(self._turn, loop, 1, False, self.MOST)
+        burst = self._open[loop]
+        burst[1] += 1
+        await burst[0].wait()
+
+    def _turn(self, loop: asyncio.AbstractEventLoop, before: int, quiet: bool, left: int) -> None:
+        over, callers = self._open[loop]
+        if left and (callers > before or not quiet):
+            loop.call_soon(self._turn, loop, callers, callers == before, left - 1)
+        else:
+            del self._open[loop]
+            over.set()
 
 
 def check_served(name: str, recipe: Recipe, trains: bool = True, processes: int = 1) -> None:
