@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from marl_llm.models.attention import MASKED, platform
-from marl_llm.models.cache import to_cache
+from marl_llm.models.cache import FEW_QUERIES, to_cache
 from marl_llm.models.masks import RowMask
 
 TABLE_BLOCK = 64  # tokens of each row that a decode step of the exact engine gathers at a time
-GROUP = 8  # rows that read a shared page together
+GROUP = 8  # rows that read shared pages together
+RUN = {1: 4, GROUP: 8}  # pages of an entry of a list, by its rows: larger products, and up to half an entry that is computed for nothing
 
 
 def block_pages(page: int) -> int:
@@ -36,11 +37,11 @@ class Pages(NamedTuple):
 
 
 class PageList(NamedTuple):
-    """Which rows read which pages. Rows are numbered within their part; a number that is no row reads nothing."""
+    """Which rows read which pages, M pages an entry. Rows are numbered within their part; a number that is no row reads nothing."""
 
-    page: Int[Array, "A n"]
+    page: Int[Array, "A n M"]
     rows: Int[Array, "A n G"]
-    length: Int[Array, "A n"]  # tokens of the page that are there, 0 behind the list's end
+    length: Int[Array, "A n"]  # tokens of the pages that are there, all but the last one full; 0 behind the list's end
     most: Int[Array, ""]  # entries of the longest part
 
 
@@ -94,6 +95,13 @@ def _product(left, right):
     return jnp.matmul(left.astype(right.dtype), right, preferred_element_type=jnp.float32)
 
 
+def _few_product(left: Float[Array, "*n q D"], right: Float[Array, "*n D S"]) -> Float[Array, "*n q S"]:
+    """The same, of so few queries that a CPU multiplies and adds faster than it calls products."""
+    if left.shape[-2] <= FEW_QUERIES and platform() == "cpu":
+        return jnp.sum(left[..., None].astype(jnp.float32) * right[..., None, :, :].astype(jnp.float32), axis=-2)
+    return _product(left, right)
+
+
 def _with(sums: _Sums, scores: Float[Array, "*rows S"], values: Float[Array, "*lead S d"]) -> _Sums:
     """The sums with further columns, whose scores are `MASKED` where they are not seen."""
     top = jnp.maximum(sums.top, jnp.max(scores, axis=-1))
@@ -104,25 +112,25 @@ def _with(sums: _Sums, scores: Float[Array, "*rows S"], values: Float[Array, "*l
 def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums: _Sums) -> _Sums:
     """One part's rows over one part's pages."""
     s, j, g, d = q.shape
-    n, group = entries.rows.shape
-    t = pages.keys.shape[-1]
-    size = min(block_pages(t), n)
+    (n, group), m, t = entries.rows.shape, entries.page.shape[-1], pages.keys.shape[-1]
+    size = min(max(1, 2 * block_pages(t) // (m * (1 if group == 1 else 4))), n)  # entries at a time
 
     def block(i, sums: _Sums) -> _Sums:
         page, rows, length = (jax.lax.dynamic_slice_in_dim(x, i * size, size) for x in (entries.page, entries.rows, entries.length))
-        mine = q[jnp.minimum(rows, s - 1)].transpose(0, 2, 1, 3, 4).reshape(size, j, group * g, d)
-        scores = _product(mine, pages.keys[page]).reshape(size, j, group, g, t)
-        seen = (jnp.arange(t) < length[:, None])[:, None, None, None] & (rows < s)[:, None, :, None, None]
-        scores = jnp.where(seen, scores, MASKED)
-        flat = lambda x: x.swapaxes(1, 2).reshape(size * group, j, g, *x.shape[4:])  # by (page, row)  # noqa: E731
-        here = rows.reshape(1, -1) == jnp.arange(s)[:, None]  # s, pairs
-        most = jnp.max(jnp.where(here[:, :, None, None], flat(jnp.max(scores, axis=-1)), MASKED), axis=1)
+        keys = pages.keys[page].transpose(0, 2, 3, 1, 4).reshape(size, j, d, m * t)
+        values = pages.values[page].transpose(0, 2, 1, 3, 4).reshape(size, j, m * t, d)
+        by_entry = lambda x: x.swapaxes(1, 2).reshape(size, j, group * g, *x.shape[4:])  # noqa: E731
+        by_row = lambda x: x.reshape(size, j, group, g, *x.shape[3:]).swapaxes(1, 2).reshape(size * group, j, g, *x.shape[3:])  # noqa: E731
+        who = jnp.minimum(rows, s - 1)
+        there = jnp.repeat(rows < s, g, axis=1)[:, None, :, None] & (jnp.arange(m * t) < length[:, None, None, None])
+        scores = jnp.where(there, _few_product(by_entry(q[who]), keys), MASKED)
+        here = rows.reshape(1, -1) == jnp.arange(s)[:, None]  # s, (entry, row) pairs
+        most = jnp.max(jnp.where(here[:, :, None, None], by_row(jnp.max(scores, axis=-1)), MASKED), axis=1)
         top = jnp.maximum(sums.top, most)
-        weights = jnp.exp(scores - top[jnp.minimum(rows, s - 1)].transpose(0, 2, 1, 3)[..., None])
-        values = _product(weights.reshape(size, j, group * g, t), pages.values[page]).reshape(size, j, group, g, d)
+        weights = jnp.exp(scores - by_entry(top[who])[..., None])
         add = functools.partial(jnp.matmul, here.astype(jnp.float32), precision="highest")  # a row's pairs are summed by a product
-        values = add(flat(values).reshape(size * group, -1)).reshape(s, j, g, d)
-        total = add(flat(jnp.sum(weights, axis=-1)).reshape(size * group, -1)).reshape(s, j, g)
+        values = add(by_row(_few_product(weights, values)).reshape(size * group, -1)).reshape(s, j, g, d)
+        total = add(by_row(jnp.sum(weights, axis=-1)).reshape(size * group, -1)).reshape(s, j, g)
         scale = jnp.exp(sums.top - top)
         return _Sums(sums.values * scale[..., None] + values, top, sums.total * scale + total)
 

@@ -37,6 +37,7 @@ from marl_llm.sampling.tickets import (  # fmt: skip
     drawn_otherwise,
     draws_of,
     never_served,
+    next_piece,
     page_lists,
     page_table,
     truncation,
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 PROGRAM_TOKENS = 1024  # of prompts in one program, about
 SMALL = {"cpu": 1e9}  # FLOPs of such a program up to which a model is small, 1e12 on an accelerator: 10 ms
 COMPACT = (2, 4)  # with at most this part of the slots living, only that part is computed
+PIECE = {"cpu": 256}  # tokens of a piece, 512 elsewhere: a chunk of 31 rows of the bench model takes what 500 tokens take
 PAGE = {"tpu": 128, "gpu": 64}  # tokens of a page; a TPU's lanes are 128 wide. Elsewhere 16: a page costs what it holds
 
 class Lane:
@@ -71,7 +73,6 @@ class Lane:
         self.parts = ways if sizes.slots % ways == 0 else 1
         platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
         self.page = sizes.page or PAGE.get(platform, 16)
-        self.piece = self.page if sizes.exact else sizes.piece  # tokens of a prompt in one program
         self.page_bytes = page_bytes(config, self.page)
         longest = -(-(sizes.prompt_tokens + sizes.response_tokens) // self.page)
         count = sizes.slots // self.parts * longest
@@ -87,8 +88,13 @@ class Lane:
         self._table: Rules | None = None
         self.shapes: set[tuple] = set()
         self.stats = collections.Counter()
-        small = SMALL.get(platform, 1e12) > 2 * PROGRAM_TOKENS * sum(x.size for x in jax.tree.leaves(next(iter(models.values()))))
+        weights = sum(x.size for x in jax.tree.leaves(next(iter(models.values()))))
+        small = SMALL.get(platform, 1e12) > 2 * PROGRAM_TOKENS * weights
         self.few = small and not sizes.exact  # shapes of programs: what an empty place costs is less than another program
+        self.between = sizes.piece or (PIECE.get(platform, 512) if not small else 512)  # tokens of prompts between two chunks
+        self.piece = self.page if sizes.exact else self.between  # tokens of a prompt in one program, at most
+        # tokens before a piece that cost about what the weights do, in multiplications
+        self.far = math.inf if sizes.exact or small else weights / (2 * config.layers * config.query_heads * config.head_dim)
         self._compact = [] if mesh is not None or sizes.exact or small else [sizes.slots // part for part in COMPACT if sizes.slots // part]
         self._computed = 0  # tokens of a prompt since the last chunk
         with self._program("swap"):
@@ -283,7 +289,7 @@ class Lane:
             return entered, False
         whole = self._run_admission()
         self._computed += self.piece
-        return entered, whole or not self.living or self._computed < self.sizes.piece
+        return entered, whole or not self.living or self._computed < self.between
 
     def _sibling(self, ticket: Ticket) -> bool:
         """Whether one that is being computed will leave more to take over than there is now."""
@@ -304,10 +310,10 @@ class Lane:
         sizes, page = self.sizes, self.page
         first = min(self.entering, key=lambda t: t.number)
         least, growth = (16, 4) if self.few else (self.piece if sizes.exact else 8, 2)
-        of = lambda n: min(bucket(min(n, self.piece), least, growth), max(self.piece, least))  # noqa: E731
-        shape = lambda t: (sizes.exact or self.few or t.cached > 0, of(t.size - t.cached))  # noqa: E731
+        of = lambda n: min(bucket(n, least, growth), max(self.piece, least))  # noqa: E731
+        shape = lambda t: (sizes.exact or self.few or t.cached > 0, of(next_piece(t, self.piece, self.far)))  # noqa: E731
         reuses, length = shape(first)
-        most = max(1, min(sizes.slots // self.parts if self.few else sizes.admit, max(2 * sizes.piece, PROGRAM_TOKENS) // length))
+        most = max(1, min(sizes.slots // self.parts if self.few else sizes.admit, max(2 * self.between, PROGRAM_TOKENS) // length))
         parts: list[list[Ticket]] = [[] for _ in self.pools]
         for ticket in sorted(self.entering, key=lambda t: t.number):
             if shape(ticket) == (reuses, length) and len(parts[ticket.part]) < most:
@@ -320,7 +326,7 @@ class Lane:
         beginning, kept, base, target = i32(n, self.room), i32(n), i32(n), i32(n, width)
         new[:], target[:] = 1, self.pools[0].pages
         for i, ticket in rows:
-            count = min(ticket.size - ticket.cached, self.piece)
+            count = next_piece(ticket, self.piece, self.far)
             tokens[i, :count], new[i], kept[i] = ticket.ids[ticket.cached : ticket.cached + count], count, ticket.cached
             at = ticket.cached // page
             read = [node.page for node in ticket.nodes[: -(-ticket.cached // page)]]

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from marl_llm.models import PageList, PageTable
-from marl_llm.models.pages import GROUP, block_pages
+from marl_llm.models.pages import GROUP, RUN, block_pages
 from marl_llm.sampling.draws import Drawn, RowSettings
 from marl_llm.sampling.pages import SEEDS, Draws
 from marl_llm.sampling.pool import Node
@@ -18,6 +18,7 @@ from marl_llm.sampling.requests import Completion, Request, Settings
 from marl_llm.sampling.stops import StopRule
 
 SHARED = 3  # rows from which on a page is read for all of them at once
+LEAST_PIECE = 64  # tokens; fewer cost as much
 ENTRIES = 4096  # (page, row) pairs that a list has room for at least: only those that are there are gone through
 
 
@@ -36,13 +37,13 @@ class LaneConfig:
     reuse: int = 16  # shortest beginning that is taken over from another request
     rule_states: int = 1024  # states of all stop rules held at a time
     page: int = 0  # tokens of a page; 0: as the platform likes it, see `PAGE`
-    piece: int = 512  # prompt tokens of a request that are computed between two chunks; longer prompts enter in pieces
+    piece: int = 0  # prompt tokens that are computed between two chunks; longer prompts enter in pieces. 0: see `PIECE`
     cache_bytes: int = 0  # of keys and values; 0: so many that all slots can hold their longest request
     exact: bool = False  # an answer's bytes depend on nobody else; see `marl_llm.sampling.lane`
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            least = 0 if field.name in ("page", "cache_bytes", "exact") else 1
+            least = 0 if field.name in ("page", "piece", "cache_bytes", "exact") else 1
             if getattr(self, field.name) < least:
                 raise ValueError(f"LaneConfig.{field.name}={getattr(self, field.name)} must be at least {least}")
         if self.exact and self.slots & (self.slots - 1):
@@ -155,6 +156,15 @@ def common_length(a: np.ndarray, b: np.ndarray) -> int:
     return n if same.all() else int(np.argmin(same))
 
 
+def next_piece(ticket: Ticket, piece: int, far: float) -> int:
+    """How many tokens of a request are computed next, at most `piece`: fewer behind a long beginning, so that each piece costs about the
+    same. `far`: tokens of a beginning that cost what the weights do."""
+    most = piece
+    while most > LEAST_PIECE and most * (1 + ticket.cached / far) > 1.5 * piece:
+        most //= 2
+    return min(ticket.size - ticket.cached, most)
+
+
 def draws_of(n: int, rows: list[tuple[int, Ticket]], rules: dict[int, int], names: tuple[str, ...]) -> Draws:
     """How n rows draw; those that are not in `rows` are padding. `rules`: the first state of each stop rule, by its id; `names`: the models
     of the lane."""
@@ -173,29 +183,29 @@ def draws_of(n: int, rows: list[tuple[int, Ticket]], rules: dict[int, int], name
 
 
 def page_lists(rows: list[tuple[int, Ticket]], s: int, parts: int, size: int) -> tuple[PageList, ...]:
-    """Who reads which pages: pages of one row, and pages that several rows share, of up to `GROUP` rows.
+    """Who reads which pages: pages of one row, and pages that several rows share, of up to `GROUP` rows; `RUN` pages an entry.
 
     A part has s rows, and a page `size` tokens."""
-    single: list[list[tuple]] = [[] for _ in range(parts)]
-    shared: list[list[tuple]] = [[] for _ in range(parts)]
+    found: list[dict[tuple[int, ...], list[tuple[int, int]]]] = [{} for _ in range(parts)]  # rows -> (page, tokens), the last not full
     readers: list[dict[int, list[int]]] = [{} for _ in range(parts)]
     for i, ticket in rows:
         row, last = i % s, ticket.cached // size
+        own = found[ticket.part].setdefault((row,), [])
         for node in ticket.nodes[:last]:
             if node.owners >= SHARED:
                 readers[ticket.part].setdefault(node.page, []).append(row)
             else:
-                single[ticket.part].append((node.page, row, size))
-        if ticket.cached % size:
-            single[ticket.part].append((ticket.nodes[last].page, row, ticket.cached % size))
+                own.append((node.page, size))
     for part, pages in enumerate(readers):
         for page, some in pages.items():
             for at in range(0, len(some), GROUP):
                 group = some[at : at + GROUP]
-                if len(group) < SHARED:
-                    single[part] += [(page, row, size) for row in group]
-                else:
-                    shared[part].append((page, (*group, *(s,) * (GROUP - len(group))), size))
+                for several in [tuple(group)] if len(group) >= SHARED else [(row,) for row in group]:
+                    found[part].setdefault(several, []).append((page, size))
+    for i, ticket in rows:
+        if ticket.cached % size:
+            found[ticket.part][i % s,].append((ticket.nodes[ticket.cached // size].page, ticket.cached % size))
+    single, shared = ([{who: x for who, x in part.items() if (len(who) > 1) == many} for part in found] for many in (False, True))
     return _page_list(single, 1, s, size), _page_list(shared, GROUP, s, size)
 
 
@@ -207,15 +217,15 @@ def page_table(rows: list[tuple[int, Ticket]], s: int, parts: int, room: int) ->
     return PageTable(page.reshape(parts, s, room), kept.reshape(parts, s))
 
 
-def _page_list(parts: list[list[tuple]], group: int, s: int, page: int) -> PageList:
-    most = max(map(len, parts))
-    size = block_pages(page)
-    room = max(size, bucket(most, ENTRIES // group, 16))  # whole blocks
-    pages, length = np.zeros((2, len(parts), room), np.int32)
+def _page_list(parts: list[dict[tuple[int, ...], list[tuple[int, int]]]], group: int, s: int, page: int) -> PageList:
+    run = RUN[group]
+    cut = [[(who, pages[at : at + run]) for who, pages in part.items() for at in range(0, len(pages), run)] for part in parts]
+    most = max(map(len, cut))
+    room = max(block_pages(page), bucket(most, ENTRIES // (group * run), 16))  # whole blocks
+    pages, length = np.zeros((len(parts), room, run), np.int32), np.zeros((len(parts), room), np.int32)
     rows = np.full((len(parts), room, group), s, np.int32)
-    for part, entries in enumerate(parts):
-        if entries:
-            some, readers, tokens = zip(*entries, strict=True)
-            pages[part, : len(entries)], length[part, : len(entries)] = some, tokens
-            rows[part, : len(entries)] = np.reshape(readers, (len(entries), group))
+    for part, entries in enumerate(cut):
+        for i, (who, some) in enumerate(entries):
+            rows[part, i, : len(who)] = who
+            pages[part, i, : len(some)], length[part, i] = [x for x, _ in some], (len(some) - 1) * page + some[-1][1]
     return PageList(pages, rows, length, np.int32(most))

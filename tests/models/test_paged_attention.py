@@ -29,21 +29,27 @@ def random_cache(rng):
     return pages, tables, normal(rows, KEY_HEADS, DIM, COLUMNS), normal(rows, KEY_HEADS, COLUMNS, DIM)
 
 
-def listed(tables):
-    """Every (page, rows) pair once, pages of a part in any order, with room behind the list's end."""
+def listed(tables, run):
+    """Every (page, rows) pair once, up to `run` pages an entry, entries of a part in any order, with room behind the list's end."""
     room = 16
-    page, length = np.zeros((PARTS, room), np.int32), np.zeros((PARTS, room), np.int32)
+    page, length = np.zeros((PARTS, room, run), np.int32), np.zeros((PARTS, room), np.int32)
     rows = np.full((PARTS, room, GROUP), ROWS, np.int32)
     most = 0
     for part, found in enumerate(tables):
-        readers = {}
-        for row, numbers in enumerate(found):
-            for at, number in enumerate(numbers):
-                there = min(PAGE, LENGTHS[part][row] - at * PAGE)
-                readers.setdefault((number, there), []).append(row)
-        most = max(most, len(readers))
-        for entry, ((number, there), who) in enumerate(readers.items()):
-            page[part, entry], length[part, entry], rows[part, entry, : len(who)] = number, there, who
+        entries = {}
+        for at in range(max(map(len, found))):
+            readers = {}
+            for row, numbers in enumerate(found):
+                if at < len(numbers):
+                    there = min(PAGE, LENGTHS[part][row] - at * PAGE)
+                    readers.setdefault((numbers[at], there), []).append(row)
+            for (number, there), who in readers.items():
+                entries.setdefault(tuple(who), []).append((number, there))
+        runs = [(who, pages[at : at + run]) for who, pages in entries.items() for at in range(0, len(pages), run)]
+        most = max(most, len(runs))
+        for entry, (who, pages) in enumerate(runs):
+            page[part, entry, : len(pages)], length[part, entry] = [n for n, _ in pages], sum(there for _, there in pages)
+            rows[part, entry, : len(who)] = who
     return PageList(*map(jnp.asarray, (page, rows, length)), jnp.asarray(most))
 
 
@@ -71,8 +77,8 @@ def dense(queries, keys, values, pages, tables, own_keys, own_values):
     return out
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 64])
-@pytest.mark.parametrize("form", ["lists", "table"])
+@pytest.mark.parametrize("block", [1, 2, 8, 64])
+@pytest.mark.parametrize("form", ["lists 1", "lists 2", "table"])
 def test_a_decode_step_over_pages_is_attention_over_their_tokens(form, block, monkeypatch):
     monkeypatch.setattr(module, "block_pages", lambda page: block)
     monkeypatch.setattr(module, "TABLE_BLOCK", block * PAGE)
@@ -82,7 +88,7 @@ def test_a_decode_step_over_pages_is_attention_over_their_tokens(form, block, mo
     queries, keys, values = (
         jnp.asarray(2 * rng.normal(size=(PARTS * ROWS, 1, n, DIM)), jnp.float32) for n in (heads, KEY_HEADS, KEY_HEADS)
     )
-    lists = (listed(tables),) if form == "lists" else tabled(tables)
+    lists = tabled(tables) if form == "table" else (listed(tables, int(form[-1])),)
     got, cache = paged_attention(
         queries, keys, values, PagedCache(pages, own_keys, own_values), PagedMask(lists, jnp.asarray(COLUMN))
     )

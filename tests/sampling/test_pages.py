@@ -8,7 +8,7 @@ import pytest
 from test_engine import CONFIG, TOKENIZER, assert_same, plain
 
 from marl_llm.models import init_params
-from marl_llm.sampling import Engine, LaneConfig, Request, RequestError
+from marl_llm.sampling import Engine, LaneConfig, Request, RequestError, lane
 from marl_llm.sampling.pages import page_bytes
 from marl_llm.sampling.pool import PagePool
 
@@ -80,7 +80,7 @@ def test_a_long_prompt_enters_in_pieces_and_others_decode_between(engine, params
     handles = [engine.submit(Request(ids(rng, 5), (4, 1), 16, "a")), engine.submit(Request(prompt, (4, 0), 4, "a"))]
     short, got = (handle.result(60) for handle in handles)
     np.testing.assert_array_equal(got.tokens, want.tokens)
-    np.testing.assert_allclose(got.log_probs, want.log_probs, atol=2e-6)
+    np.testing.assert_allclose(got.log_probs, want.log_probs, atol=2e-5)  # its weights are doubled: over 24 prompts pieces gave up to 1.4e-5
     assert len(short.tokens) == 16
     assert engine.stats()["a"]["admit_programs"] >= 8  # the short one enters beside the first piece
 
@@ -139,3 +139,24 @@ def test_a_beginning_is_looked_for_among_the_latest_pages_and_only_where_it_woul
     assert find(2)[1] == 1  # there is one that says [1, 2], but it is too long ago
     assert find(61, least=3) == (None, 0)
     assert find(61, model=1) == (None, 0)  # other adapters computed it
+
+
+def test_no_program_copies_the_cache(params, monkeypatch):
+    """Both programs read pages and write others in place: what they hold beside their arguments is less than the keys of one layer."""
+    temporary = {}
+
+    def watch(name, real):
+        def watched(*args, **kw):
+            temporary[name] = real.lower(*args, **kw).compile().memory_analysis().temp_size_in_bytes
+            return real(*args, **kw)
+
+        monkeypatch.setattr(lane, name, watched)
+
+    watch("admit", lane.admit)
+    watch("decode", lane.decode)
+    large = dataclasses.replace(SIZES, prompt_tokens=8192, cache_bytes=0)
+    with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=large) as engine:
+        engine.generate_all([Request((1,) * 20, (6,), 2, "a")])
+        keys = engine._lanes["a"].pages[0].keys.nbytes
+    assert set(temporary) == {"admit", "decode"}
+    assert max(temporary.values()) < keys, f"{temporary} bytes; the keys of a layer take {keys:,}"
