@@ -40,6 +40,7 @@ from marl_llm.sampling.tickets import (  # fmt: skip
     next_piece,
     page_lists,
     page_table,
+    together,
     truncation,
 )
 from marl_llm.sampling.weights import Weights
@@ -268,7 +269,7 @@ class Lane:
         if self.weights.pending:
             self.waiting = collections.deque(t for t in self.waiting if t.begun)
         entered, later = 0, []
-        most = self.sizes.slots // self.parts if self.few else self.sizes.admit
+        most = together(self.sizes, self.sizes.slots // self.parts, 8, PROGRAM_TOKENS, self.few)[1]
         while self.waiting and len(self.entering) < most * self.parts and len(later) < 4 * most:
             ticket = self.waiting.popleft()
             full = self._rule(ticket.rule) is None or self.sizes.exact and drawn_otherwise(ticket, (*self.entering, *self.living))
@@ -313,12 +314,11 @@ class Lane:
         of = lambda n: min(bucket(n, least, growth), max(self.piece, least))  # noqa: E731
         shape = lambda t: (sizes.exact or self.few or t.cached > 0, of(next_piece(t, self.piece, self.far)))  # noqa: E731
         reuses, length = shape(first)
-        most = max(1, min(sizes.slots // self.parts if self.few else sizes.admit, max(2 * self.between, PROGRAM_TOKENS) // length))
-        parts: list[list[Ticket]] = [[] for _ in self.pools]
-        for ticket in sorted(self.entering, key=lambda t: t.number):
-            if shape(ticket) == (reuses, length) and len(parts[ticket.part]) < most:
-                parts[ticket.part].append(ticket)
-        b = 1 if max(map(len, parts)) == 1 and not sizes.exact and not self.few else most
+        few, many = together(sizes, sizes.slots // self.parts, length, max(2 * self.between, PROGRAM_TOKENS), self.few)
+        same = [t for t in sorted(self.entering, key=lambda t: t.number) if shape(t) == (reuses, length)]
+        parts = [[t for t in same if t.part == part][:many] for part in range(self.parts)]
+        most = max(map(len, parts))
+        b = 1 if most == 1 and not sizes.exact and not self.few else few if most <= few else many
         rows = [(part * b + i, t) for part, some in enumerate(parts) for i, t in enumerate(some)]
         n, width = self.parts * b, touched(page, length)
         i32 = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
@@ -421,7 +421,6 @@ class Lane:
             held = {(t.part, node.page): len(node.tokens) for t in (*self.entering, *self.living) for node in t.nodes}
             self.stats["most_pages"], self.stats["tokens_then"] = owned, sum(held.values())
 
-    # ------------------------------------------------------------------------------------------------ programs
     def _program(self, *shape):
         return _Timed(self, shape)
 

@@ -18,6 +18,7 @@ from marl_llm.sampling.requests import Completion, Request, Settings
 from marl_llm.sampling.stops import StopRule
 
 SHARED = 3  # rows from which on a page is read for all of them at once
+MANY = 256  # new tokens of many requests in one program
 LEAST_PIECE = 64  # tokens; fewer cost as much
 ENTRIES = 4096  # (page, row) pairs that a list has room for at least: only those that are there are gone through
 
@@ -163,6 +164,13 @@ def next_piece(ticket: Ticket, piece: int, far: float) -> int:
     while most > LEAST_PIECE and most * (1 + ticket.cached / far) > 1.5 * piece:
         most //= 2
     return min(ticket.size - ticket.cached, most)
+
+
+def together(sizes: LaneConfig, slots: int, length: int, tokens: int, small: bool) -> tuple[int, int]:
+    """How many requests with `length` new tokens are one program: a few, of `tokens` at most, or many, where they are the ends of prompts
+    whose beginnings are there, as those of K branches. `slots`: on a device; `small`: the model, which has one size of program for all."""
+    few = max(1, min(slots if small else sizes.admit, tokens // length))
+    return few, few if small or sizes.exact else max(few, min(slots, MANY // length))
 
 
 def draws_of(n: int, rows: list[tuple[int, Ticket]], rules: dict[int, int], names: tuple[str, ...]) -> Draws:

@@ -1,6 +1,7 @@
 """Pages: what is shared is computed once, what does not fit waits or is paused, and no answer depends on it."""
 
 import dataclasses
+from concurrent.futures import Future
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from marl_llm.models import init_params
 from marl_llm.sampling import Engine, LaneConfig, Request, RequestError, lane
 from marl_llm.sampling.pages import page_bytes
 from marl_llm.sampling.pool import PagePool
+from marl_llm.sampling.tickets import Ticket, next_piece
 
 PAGE = 8
 CACHE = 17 * page_bytes(CONFIG, PAGE)
@@ -80,7 +82,7 @@ def test_a_long_prompt_enters_in_pieces_and_others_decode_between(engine, params
     handles = [engine.submit(Request(ids(rng, 5), (4, 1), 16, "a")), engine.submit(Request(prompt, (4, 0), 4, "a"))]
     short, got = (handle.result(60) for handle in handles)
     np.testing.assert_array_equal(got.tokens, want.tokens)
-    np.testing.assert_allclose(got.log_probs, want.log_probs, atol=2e-5)  # its weights are doubled: over 24 prompts pieces gave up to 1.4e-5
+    np.testing.assert_allclose(got.log_probs, want.log_probs, atol=2e-5)  # doubled weights: up to 1.4e-5 over 24 prompts
     assert len(short.tokens) == 16
     assert engine.stats()["a"]["admit_programs"] >= 8  # the short one enters beside the first piece
 
@@ -142,7 +144,7 @@ def test_a_beginning_is_looked_for_among_the_latest_pages_and_only_where_it_woul
 
 
 def test_no_program_copies_the_cache(params, monkeypatch):
-    """Both programs read pages and write others in place: what they hold beside their arguments is less than the keys of one layer."""
+    """Both programs read pages and write others in place: what they hold beside their arguments is less than half of them."""
     temporary = {}
 
     def watch(name, real):
@@ -157,6 +159,25 @@ def test_no_program_copies_the_cache(params, monkeypatch):
     large = dataclasses.replace(SIZES, prompt_tokens=8192, cache_bytes=0)
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=large) as engine:
         engine.generate_all([Request((1,) * 20, (6,), 2, "a")])
-        keys = engine._lanes["a"].pages[0].keys.nbytes
+        cache = engine.stats()["a"]["cache_bytes"]
     assert set(temporary) == {"admit", "decode"}
-    assert max(temporary.values()) < keys, f"{temporary} bytes; the keys of a layer take {keys:,}"
+    assert max(temporary.values()) < cache / 2, f"{temporary} bytes; the cache has {cache:,}"
+
+
+def test_the_branches_of_a_prompt_enter_together_and_long_beginnings_make_short_pieces(params, monkeypatch):
+    """As with a model that is not small: two prompts of eight branches, whose ends are one program. Behind a long beginning pieces are
+    shorter."""
+    monkeypatch.setattr(lane, "SMALL", {"cpu": 0.0})
+    sizes = dataclasses.replace(SIZES, slots=16, admit=1, piece=64, cache_bytes=0)
+    rng = np.random.default_rng(7)
+    requests = [Request(prompt, (7, i, j), 4, "a") for i, prompt in enumerate((ids(rng, 25), ids(rng, 31))) for j in range(8)]
+    with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=sizes, tokenizers={"a": TOKENIZER}) as engine:
+        answers = engine.generate_all(requests)
+        programs = engine.stats()["a"]["admit_programs"]
+    for got, want in zip(answers, plain({"a": params}, requests), strict=True):
+        assert_same(got, want)
+    assert programs <= 6, f"{programs} programs for two prompts and their branches"
+    ticket = Ticket(requests[0], Future(), engine._lanes["a"].check(requests[0]), 0.0, size=1000)
+    pieces = [next_piece(dataclasses.replace(ticket, cached=n), 256, 1000.0) for n in (0, 400, 600, 990)]
+    assert pieces == [256, 256, 128, 10]
+    assert next_piece(dataclasses.replace(ticket, size=10**6, cached=10**5), 256, 1000.0) == 64
