@@ -9,7 +9,7 @@ Seconds are CPU seconds of a process that is bound to one core. The model is tha
              older engine takes for 32 slots. `over_living`: bytes of held pages over those of the tokens in them, at the fullest moment
     tree     8 prompts of 512 tokens x 8 branches, 64 new tokens: against the plain sampler, which shares prompts by construction
     turns    a conversation of eight turns: tokens computed over tokens there are
-    gap      32 requests decode while a prompt of 4,096 tokens enters: longest gap between two chunks over the median
+    gap      32 requests decode while a prompt of 4,096 tokens enters: longest gap between two chunks over the median without one
     pauses   2,000 requests to a small model with room for all and with a tenth of it: same ids
 """
 
@@ -152,7 +152,8 @@ def turns(e, ids) -> dict:
 
 
 def gap(e, ids) -> dict:
-    """CPU seconds between two chunks of those that decode, with a long prompt in between; of a run that compiled nothing."""
+    """CPU seconds between two chunks of those that decode, while a long prompt enters, and the median of those without a
+    prompt in between; of a run that compiled nothing."""
     from marl_llm.sampling import Request
 
     with e:
@@ -163,7 +164,7 @@ def gap(e, ids) -> dict:
 
             def watched(now, step=step, ends=ends):
                 step(now)
-                ends.append(time.process_time())
+                ends.append((time.process_time(), e.stats()["policy"]["admit_s"]))
 
             lane.step = watched
             handles = [e.submit(Request(ids(PROMPT), (i,), 200)) for i in range(SLOTS - 1)]
@@ -173,8 +174,9 @@ def gap(e, ids) -> dict:
             for handle in handles:
                 handle.result()
             lane.step, lane.stats["steps"] = step, 0
-    gaps = [b - a for a, b in zip(ends[4:], ends[5:], strict=False)]
-    return {"longest": max(gaps), "median": statistics.median(gaps)}
+    gaps = [(b - a, entered == before) for (a, before), (b, entered) in zip(ends[4:], ends[5:], strict=False)]
+    median = statistics.median(seconds for seconds, alone in gaps if alone)
+    return {"longest": max(gaps)[0], "median": median, "ratio": round(max(gaps)[0] / median, 2)}
 
 
 def pauses(engine, rng) -> dict:

@@ -150,3 +150,13 @@ def test_settings_to_train_ask_for_kept_ids_only_where_tokens_are_left_out():
     assert Settings.to_train(top_p=0.9).max_kept == MAX_KEPT
     with pytest.raises(ValueError, match="max_kept"):
         Settings(max_kept=0)
+
+
+def test_a_greedy_draw_takes_the_first_of_equals():
+    rng = np.random.default_rng(0)
+    logits = rng.integers(-3, 4, (50, 300)).astype(np.float32)
+    logits[0], logits[1] = -np.inf, -5.0
+    logits[0, 7] = 0.0
+    for settings in (Settings(0.0), rows_of(Settings(0.0), (50,))):
+        drawn = draw(jnp.asarray(logits), jax.random.split(jax.random.key(0), 50), settings)
+        np.testing.assert_array_equal(drawn.token, logits.argmax(axis=-1))
