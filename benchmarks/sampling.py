@@ -6,7 +6,7 @@ Prints one JSON line per row: medians over interleaved repetitions, in seconds a
 with the smallest and largest ratio of a repetition. The model is the Qwen3 of `benchmarks.update` (29.4e6 parameters, random weights,
 float32). Rows:
 
-    batch    8, 32 and 64 distinct prompts of 64 tokens, 64 new tokens each: against google-tunix and Hugging Face `generate`, run by
+    batch    1, 8, 32 and 64 distinct prompts of 64 tokens, 64 new tokens each: against google-tunix and Hugging Face `generate`, run by
              --peers_python (left out without it). `roofline` is the time of a decode step by bytes and FLOPs at this worker's rates of
              reading and of matrix products, over the time it took (63 steps: the whole run less one that draws a single token)
     tree     8 prompts of 512 tokens x 8 branches, 64 new tokens: against 64 copies in tunix, and against our own sampler without sharing
@@ -35,7 +35,7 @@ from benchmarks.peers.lines import Worker, pin, serve
 from benchmarks.update import VOCABULARY, bench_config, best_gemm, write_model
 
 PROMPT, NEW = 64, 64
-BATCHES = (8, 32, 64)
+BATCHES = (1, 8, 32, 64)
 TREE = (8, 8, 512, 64)  # prompts, branches, prompt tokens, new tokens
 REQUESTS, AT_ONCE, MOST, MEAN = 128, 32, 256, 64
 SAMPLES = {
