@@ -229,7 +229,7 @@ def _page_list(parts: list[dict[tuple[int, ...], list[tuple[int, int]]]], group:
     run = RUN[group]
     cut = [[(who, pages[at : at + run]) for who, pages in part.items() for at in range(0, len(pages), run)] for part in parts]
     most = max(map(len, cut))
-    room = max(block_pages(page), bucket(most, ENTRIES // (group * run), 16))  # whole blocks
+    room = max(block_pages(page), bucket(most, ENTRIES // max(group, run), 16))  # whole blocks
     pages, length = np.zeros((len(parts), room, run), np.int32), np.zeros((len(parts), room), np.int32)
     rows = np.full((len(parts), room, group), s, np.int32)
     for part, entries in enumerate(cut):
