@@ -95,7 +95,7 @@ def _product(left, right):
     return jnp.matmul(left.astype(right.dtype), right, preferred_element_type=jnp.float32)
 
 
-def _few_product(left: Float[Array, "*n q D"], right: Float[Array, "*m D S"]) -> Float[Array, "*n q S"]:
+def _few_product(left: Float[Array, "*n q D"], right: Float[Array, "*n D S"]) -> Float[Array, "*n q S"]:
     """The same, of so few queries that a CPU multiplies and adds faster than it calls products."""
     if left.shape[-2] <= FEW_QUERIES and platform() == "cpu":
         return jnp.sum(left[..., None].astype(jnp.float32) * right[..., None, :, :].astype(jnp.float32), axis=-2)
@@ -106,7 +106,7 @@ def _with(sums: _Sums, scores: Float[Array, "*rows S"], values: Float[Array, "*l
     """The sums with further columns, whose scores are `MASKED` where they are not seen."""
     top = jnp.maximum(sums.top, jnp.max(scores, axis=-1))
     scale, weights = jnp.exp(sums.top - top), jnp.exp(scores - top[..., None])
-    return _Sums(sums.values * scale[..., None] + _few_product(weights, values), top, sums.total * scale + jnp.sum(weights, axis=-1))
+    return _Sums(sums.values * scale[..., None] + _product(weights, values), top, sums.total * scale + jnp.sum(weights, axis=-1))
 
 
 def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums: _Sums) -> _Sums:
@@ -181,7 +181,7 @@ def paged_attention(
                 sums = over(q, cache.pages, *entries[:3], sums)
     q, sums = q.reshape(rows, j, h // j, d), jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), sums)
     seen = jnp.arange(cache.keys.shape[-1]) <= mask.column
-    sums = _with(sums, jnp.where(seen, _few_product(q, cache.keys), MASKED), cache.values)
+    sums = _with(sums, jnp.where(seen, _product(q, cache.keys), MASKED), cache.values)
     return (sums.values / sums.total[..., None]).reshape(rows, 1, h, d).astype(queries.dtype), cache
 
 
