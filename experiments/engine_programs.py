@@ -23,7 +23,7 @@ from marl_llm.models import SAMPLE, TRAIN, LoraConfig, ModelConfig, attach_many,
 from marl_llm.models.pages import touched
 from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import spec_for
-from marl_llm.sampling.lane import PAGE, PROGRAM_TOKENS
+from marl_llm.sampling.lane import PAGE, PIECE, PROGRAM_TOKENS
 from marl_llm.sampling.pages import Admission, Row, Rules, admit, decode, init_pages, page_bytes
 from marl_llm.sampling.pool import Node
 from marl_llm.sampling.requests import Request
@@ -32,7 +32,6 @@ from marl_llm.sampling.tickets import LaneConfig, Ticket, bucket, draws_of, page
 from marl_llm.training import roofline
 
 RULE_STATES = 16  # of the stop rules of a run: a stop id or a short text
-PIECE = 512  # tokens of a prompt in one program, where the lane's sizes leave it open
 SMALL_GATHER = 2**20  # bytes of a gather inside the decode loop below which it is the draw's, not a weight's
 
 
@@ -140,8 +139,9 @@ def engine_programs(
     entries = tuple(int(x.most) * math.prod(x.page.shape[2:]) for x in lists)
     lists = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), lists)
     low = {"decode": decode.lower(config, served, pages, row, lists, rules, root, chunk=sizes.chunk, **plain)}
-    piece = min(sizes.piece or PIECE, bucket(sizes.prompt_tokens, 8))
-    b = max(1, min(sizes.admit, max(2 * piece, PROGRAM_TOKENS) // piece))
+    longest_piece = sizes.piece or PIECE.get("tpu", 512)
+    piece = min(longest_piece, bucket(sizes.prompt_tokens, 8))
+    b = max(1, min(sizes.admit, max(2 * longest_piece, PROGRAM_TOKENS) // piece))
     n, room = parts * b, bucket(longest)
     entering = Admission(
         i32(n, piece), i32(n), i32(parts, b, room), i32(parts, b), i32(parts, b), i32(parts, b, touched(page, piece)), draws(n)

@@ -29,6 +29,11 @@ def block_pages(page: int) -> int:
     return 1 << max(1, (512 if platform() == "cpu" else 4096) // page).bit_length() - 1
 
 
+def entries_at_once(page: int, group: int, run: int) -> int:
+    """How many entries of a list of pages are gathered at a time: fewer where their rows are many."""
+    return max(1, 2 * block_pages(page) // (run * (1 if group == 1 else 4)))
+
+
 class Pages(NamedTuple):
     """The pages of one layer."""
 
@@ -113,7 +118,7 @@ def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums
     """One part's rows over one part's pages."""
     s, j, g, d = q.shape
     (n, group), m, t = entries.rows.shape, entries.page.shape[-1], pages.keys.shape[-1]
-    size = min(max(1, 2 * block_pages(t) // (m * (1 if group == 1 else 4))), n)  # entries at a time
+    size = min(entries_at_once(t, group, m), n)
 
     def block(i, sums: _Sums) -> _Sums:
         page, rows, length = (jax.lax.dynamic_slice_in_dim(x, i * size, size) for x in (entries.page, entries.rows, entries.length))

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 PROGRAM_TOKENS = 1024  # of prompts in one program, about
 SMALL = {"cpu": 1e9}  # FLOPs of such a program up to which a model is small, 1e12 on an accelerator: 10 ms
 COMPACT = (2, 4)  # with at most this part of the slots living, only that part is computed
-PIECE = {"cpu": 256}  # tokens of a piece, 512 elsewhere: a chunk of 31 rows of the bench model takes what 500 tokens take
+PIECE = {"cpu": 256}  # tokens of a piece, 512 elsewhere: on a CPU about what a chunk of 32 rows takes
 PAGE = {"tpu": 128, "gpu": 64}  # tokens of a page; a TPU's lanes are 128 wide. Elsewhere 16: a page costs what it holds
 
 class Lane:
