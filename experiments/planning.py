@@ -335,7 +335,7 @@ def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mes
 
 def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
     """`(memory by program, FLOPs of the update, bytes of parameters, of optimizer, of the sampling copy)`, as the TPU compiler says."""
-    from experiments.program_costs import Program
+    from experiments.program_costs import ProgramText
     from marl_llm.models import for_platform
 
     with for_platform("tpu"):
@@ -352,7 +352,7 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
         )
         compiled = {name: _compile(one) for name, one in lowered.items()}
     figures = {name: found if isinstance(found, dict) else memory(found) for name, found in compiled.items()}
-    flops = 0.0 if isinstance(compiled["update"], dict) else Program(compiled["update"].as_text()).flops()
+    flops = 0.0 if isinstance(compiled["update"], dict) else ProgramText(compiled["update"].as_text()).flops()
     return figures, flops, *bytes_
 
 

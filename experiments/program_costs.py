@@ -103,7 +103,7 @@ def _instruction(line: str) -> Instruction | None:
     return Instruction(found.group(2), opcode, _arrays(kind), operands, called, line, bool(found.group(1)))
 
 
-class Program:
+class ProgramText:
     """A compiled program. `text`: of `compiled.as_text()`."""
 
     def __init__(self, text: str):

@@ -7,14 +7,14 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from experiments.program_costs import Program
+from experiments.program_costs import ProgramText
 from marl_llm.training import make_mesh
 
 MAIN, CHIP = "{1,0:T(8,128)(2,1)}", "{1,0:T(8,128)(2,1)S(1)}"
 
 
 def compiled(f, *shapes):
-    return Program(jax.jit(f).lower(*(jax.ShapeDtypeStruct(s, np.float32) for s in shapes)).compile().as_text())
+    return ProgramText(jax.jit(f).lower(*(jax.ShapeDtypeStruct(s, np.float32) for s in shapes)).compile().as_text())
 
 
 def test_a_product_in_a_loop_counts_as_often_as_the_loop_runs():
@@ -29,7 +29,7 @@ def test_a_loop_whose_length_is_data_counts_once_and_is_told():
         return jax.lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] @ w), (jnp.int32(0), x))[1]
 
     shapes = [jax.ShapeDtypeStruct((64, 128), np.float32), jax.ShapeDtypeStruct((128, 128), np.float32), jax.ShapeDtypeStruct((), np.int32)]
-    program = Program(jax.jit(f).lower(*shapes).compile().as_text())
+    program = ProgramText(jax.jit(f).lower(*shapes).compile().as_text())
     (loop,) = program.loops()
     assert loop.flops == program.flops() == 2 * 64 * 128 * 128
     assert loop.depth == 0
@@ -48,14 +48,14 @@ def test_weights_that_a_loop_gathers_are_found():
         return jax.lax.while_loop(lambda c: c[0] < n, once, (jnp.int32(0), x, w))[1]
 
     shapes = place((8, 64)), place((64, 64), None, "tensor"), jax.ShapeDtypeStruct((), np.int32)
-    found = lambda gather: Program(jax.jit(f, static_argnums=3).lower(*shapes, gather).compile().as_text()).gathers()  # noqa: E731
+    found = lambda gather: ProgramText(jax.jit(f, static_argnums=3).lower(*shapes, gather).compile().as_text()).gathers()  # noqa: E731
     assert (64 * 64 * 4, 1) in [(g.bytes, g.depth) for g in found(True)]
     assert all(g.bytes < 64 * 64 * 4 for g in found(False))
 
 
 def of_lines(*lines, fused=""):
     body = "\n".join(f"  {line}" for line in lines)
-    return Program(f"HloModule m\n\n{fused}ENTRY %main (p: bf16[1024,256]) -> bf16[8,256] {{\n{body}\n}}\n")
+    return ProgramText(f"HloModule m\n\n{fused}ENTRY %main (p: bf16[1024,256]) -> bf16[8,256] {{\n{body}\n}}\n")
 
 
 def test_what_lies_on_the_chip_is_not_read_from_memory():
@@ -107,4 +107,4 @@ def test_products_that_are_written_as_windows_count_what_falls_on_elements():
 
 def test_a_text_without_a_program_is_told():
     with pytest.raises(ValueError, match="no ENTRY computation"):
-        Program("HloModule m")
+        ProgramText("HloModule m")
