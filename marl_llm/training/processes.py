@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 BEAT_S = 1.0  # between two signs of life
+HELD_S = 2.0  # more than `BEAT_S` between them: this process itself did not run, and its clock says nothing of the others
 START_S = 300.0  # more than `lost_after_s` until the first one: processes begin at different times, importing and compiling
 _ENDED, _BEAT = "marl_llm/ended", "marl_llm/beat"
 _MET: dict[str, int] = {}  # a barrier's name can be used once
@@ -326,9 +327,12 @@ class Watch:
         client, me, count = _state().client, jax.process_index(), jax.process_count()
         beats: dict[int, tuple[str, float]] = {rank: ("", time.monotonic()) for rank in range(count) if rank != me}
         names = dict.fromkeys(beats, "")
-        number, answered = 0, time.monotonic()
+        number, answered, slept = 0, time.monotonic(), time.monotonic()
         while not self._done.wait(BEAT_S):
             number += 1
+            if (held := time.monotonic() - slept - BEAT_S) > HELD_S:  # stopped, or the whole machine was: it knows nothing of the others
+                beats = {rank: (seen, at + held) for rank, (seen, at) in beats.items()}
+                answered += held
             try:
                 client.key_value_set(f"{_BEAT}/{me}", f"{number} {socket.gethostname()}", allow_overwrite=True)
                 said = {int(key.rsplit("/", 1)[1]): value for key, value in client.key_value_dir_get(_BEAT)}
@@ -337,6 +341,7 @@ class Watch:
             except Exception as error:  # process 0 holds the board: whatever is raised, it did not answer
                 if time.monotonic() - answered > self.lost_after_s:
                     self._end(f"process 0 (the coordinator) is lost: {str(error).splitlines()[0]}")
+                slept = time.monotonic()
                 continue
             for rank in beats:
                 if rank in ended:
@@ -347,6 +352,7 @@ class Watch:
                     beats[rank], names[rank] = (said[rank], time.monotonic()), said[rank].partition(" ")[2]
                 elif time.monotonic() - beats[rank][1] > self.lost_after_s + (0 if names[rank] else START_S):
                     self._end(f"process {rank} ({names[rank] or 'never seen'}) gave no sign of life for {self.lost_after_s:g} s")
+            slept = time.monotonic()
 
     def _end(self, why: str) -> None:
         """Ends this process from the thread: the main thread may wait in a collective for ever."""

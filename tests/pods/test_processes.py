@@ -89,6 +89,23 @@ def test_a_directory_that_a_process_cannot_see_is_refused_by_all(tmp_path, kind)
         assert "Put --workdir on a file system that all hosts mount" in text
 
 
+def test_processes_that_were_all_stopped_for_a_while_do_not_take_each_other_for_lost():
+    """As by a job scheduler that suspends them, or a virtual machine that is moved."""
+    running = launch(2, program=BEATS)
+    try:
+        for one in running:
+            assert one.stdout.readline() == "ready\n"
+        time.sleep(3)
+        for number, rest in ((signal.SIGSTOP, 8), (signal.SIGCONT, 4)):
+            for one in running:
+                one.send_signal(number)
+            time.sleep(rest)
+        assert [one.poll() for one in running] == [None, None]
+    finally:
+        for one in running:
+            one.kill()
+
+
 def test_a_killed_process_is_named_and_the_others_end():
     running = launch(3, program=BEATS)
     try:
