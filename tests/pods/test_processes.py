@@ -96,11 +96,15 @@ def test_processes_that_were_all_stopped_for_a_while_do_not_take_each_other_for_
         for one in running:
             assert one.stdout.readline() == "ready\n"
         time.sleep(3)
-        for number, rest in ((signal.SIGSTOP, 8), (signal.SIGCONT, 4)):
+        for order in (running, running[::-1]):  # the one that spoke last before is not missed by the other
             for one in running:
-                one.send_signal(number)
-            time.sleep(rest)
-        assert [one.poll() for one in running] == [None, None]
+                one.send_signal(signal.SIGSTOP)
+            time.sleep(5)
+            for one in order:
+                one.send_signal(signal.SIGCONT)
+                time.sleep(1)
+            time.sleep(2)
+            assert [one.poll() for one in running] == [None, None]
     finally:
         for one in running:
             one.kill()
