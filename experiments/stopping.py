@@ -76,6 +76,8 @@ class Stopping(contextlib.AbstractContextManager):
 
     def steps(self, steps: Iterable[int]) -> Iterator[int]:
         """The steps, in which a signal waits for `boundary`."""
+        if self.asked:  # whoever was interrupted took `Stopped` for a failure of its own
+            self._outside()
         self._stepping = True
         yield from steps
         self._stepping = False
@@ -128,6 +130,7 @@ class Stopping(contextlib.AbstractContextManager):
 
     def _terminated(self, *_) -> None:
         if not self._stepping:
+            self.asked = True
             self._outside()
         if not self.asked:
             _say(f"SIGTERM: a checkpoint follows at the end of this step, if that comes within {self._grace_s:g} s")

@@ -148,7 +148,8 @@ def test_sigterm_outside_of_the_steps_ends_at_once(capfd):
     with Stopping(Shelf(), "again") as stop:
         with pytest.raises(Stopped):
             send(signal.SIGTERM)
-        assert list(stop.steps(range(2))) == [0, 1]
+        with pytest.raises(Stopped):  # a library may have kept the first one to itself, as all that is raised in a destructor is
+            list(stop.steps(range(2)))
     assert "there is no checkpoint yet: the run begins again. To continue:\n  again" in capfd.readouterr().err
 
 
