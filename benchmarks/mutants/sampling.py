@@ -57,8 +57,8 @@ FAULTS = {
     },
     (S + "tickets.py", T + "test_engine.py " + T + "test_pages.py"): {
         "what a page does not hold yet is read": (
-            "single[ticket.part].append((ticket.nodes[last].page, row, ticket.cached % size))",
-            "single[ticket.part].append((ticket.nodes[last].page, row, size))"
+            "(ticket.nodes[ticket.cached // size].page, ticket.cached % size)",
+            "(ticket.nodes[ticket.cached // size].page, size)"
         ),
         "the last tokens are left out": ("if ticket.cached % size:", "if False:"),
         "another row reads the shared page": ("readers[ticket.part].setdefault(node.page, []).append(row)", "readers[ticket.part].setdefault(node.page, []).append(max(row - 1, 0))"),

@@ -228,7 +228,7 @@ LATE = {
     ),
     "a field of the end": (
         (broadcast(lambda way: way.fields["summary"]),),
-        r"raised KeyError: 'summary'.*task 0; candidates are scored when they are made.*score='at_end'",
+        r"raised KeyError: 'summary'.*task [01]; candidates are scored when they are made.*score='at_end'",
     ),
 }
 
