@@ -3,6 +3,7 @@
     python -m benchmarks.processes                              1x4, 2x2 and 4x1 processes x devices, of each kind
     python -m benchmarks.processes --kinds=game,ppo,workflow    a compiled game, PPO with a critic and adapters on it, workflow A
     python -m benchmarks.processes --splits=1x2,2x1 --steps=3
+    python -m benchmarks.processes --mesh=2x2                   parameters split: 2 along fsdp, 2 along tensor
 
 Every process is a real one with forced CPU devices, joined over gloo on this machine. Compared with the first split are the figures of each
 training step and every array of the last checkpoint. Prints one JSON line; exit code 1 when a split differs by more than the bound.
@@ -141,16 +142,20 @@ def main() -> None:
     parser.add_argument("--splits", default="1x4,2x2,4x1")
     parser.add_argument("--kinds", default=",".join(CONFIGS))
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--mesh", default="1x1", help="fsdp x tensor, of the devices of all processes together")
     parser.add_argument("--bound", type=float, default=1e-6)
     options = parser.parse_args()
     splits = [tuple(map(int, one.split("x"))) for one in options.splits.split(",")]
+    fsdp, tensor = map(int, options.mesh.split("x"))
+    inner = [f"--config.mesh.fsdp={fsdp}", f"--config.mesh.tensor={tensor}"]
     found, began = [], time.time()
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         for kind in options.kinds.split(","):
             (folder / f"{kind}.py").write_text(CONFIGS[kind])
             flags = [f"--config={folder / f'{kind}.py'}", f"--compilation_cache={folder / 'cache'}"]
-            run = lambda count, each, *more: finish(launch(count, *more, f"--config.devices={count * each}"))  # noqa: E731
+            along = lambda count, each: f"--config.devices={count * each // (fsdp * tensor)}"  # noqa: E731
+            run = lambda count, each, *more: finish(launch(count, *more, *inner, along(count, each)))  # noqa: E731
             places = {split: folder / f"{kind}_{split[0]}x{split[1]}" for split in splits}
             for split, place in places.items():
                 run(*split, *flags, f"--workdir={place}", f"--config.steps={options.steps}")
@@ -160,7 +165,7 @@ def main() -> None:
                 print(found[-1], file=sys.stderr, flush=True)
     good = all(one["same_figures"] and one["parameters"] <= options.bound for one in found)
     hardware = f"{os.cpu_count()} CPU cores ({platform.machine()})"
-    print(json.dumps({"splits": found, "bound": options.bound, "equal": good, "seconds": round(time.time() - began), "hardware": hardware}))
+    print(json.dumps({"mesh": options.mesh, "splits": found, "bound": options.bound, "equal": good, "seconds": round(time.time() - began), "hardware": hardware}))
     sys.exit(not good)
 
 

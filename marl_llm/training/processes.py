@@ -297,7 +297,8 @@ class Watch:
 
     def __init__(self, lost_after_s: float, last_words: str = "", code: int = 2):
         self.lost_after_s, self.last_words, self.code = lost_after_s, last_words, code
-        self._done, self._thread, self._lost = threading.Event(), None, ""
+        self._done, self._thread = threading.Event(), None
+        self._heard: dict[int, float] = {}  # rank -> when its last sign of life came
 
     def __enter__(self) -> Watch:
         if jax.process_count() > 1:
@@ -313,8 +314,7 @@ class Watch:
             jax.distributed.shutdown()  # waits for the others, whose board process 0 holds
             return
         if isinstance(error, Exception):
-            if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
-                self._done.wait(self.lost_after_s + 2 * BEAT_S)  # a collective broke because another died: let the thread say which
+            self._find_the_lost(collective=type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"))
             try:
                 said = f"{type(error).__name__}: {error}"[:500]
                 _state().client.key_value_set(f"{_ENDED}/{jax.process_index()}", said, allow_overwrite=True)
@@ -322,6 +322,16 @@ class Watch:
                 print(f"the other processes could not be told: {gone}", file=sys.stderr)
             time.sleep(3 * BEAT_S if leads() else 0)  # process 0 holds the others' board
         self._done.set()
+
+    def _find_the_lost(self, collective: bool) -> None:
+        """Waits until all others have given a sign of life since now, or are lost, which the thread says and ends this process. Whatever was
+        raised here, the cause may be another process that died: its broken collective comes as an error of JAX (`collective`), or as that
+        of a library that waited for it."""
+        now = time.monotonic()
+        while time.monotonic() < now + self.lost_after_s + 2 * BEAT_S + HELD_S:
+            others = [self._heard.get(rank, 0.0) for rank in range(jax.process_count()) if rank != jax.process_index()]
+            if (not collective and min(others) > now) or self._done.wait(BEAT_S / 4):
+                return
 
     def _look(self) -> None:
         client, me, count = _state().client, jax.process_index(), jax.process_count()
@@ -350,6 +360,7 @@ class Watch:
                     self._end(f"process {rank} ended with {ended[rank]}")
                 if said.get(rank, "") != beats[rank][0]:
                     beats[rank], names[rank] = (said[rank], time.monotonic()), said[rank].partition(" ")[2]
+                    self._heard[rank] = time.monotonic()
                 elif time.monotonic() - beats[rank][1] > self.lost_after_s + (0 if names[rank] else START_S):
                     self._end(f"process {rank} ({names[rank] or 'never seen'}) gave no sign of life for {self.lost_after_s:g} s")
             slept = time.monotonic()
@@ -359,4 +370,5 @@ class Watch:
         if self._done.is_set():
             return
         print(f"error: {why}; this process ends too. The last checkpoint is whole. {self.last_words}", file=sys.__stderr__, flush=True)
+        time.sleep(3 * BEAT_S if leads() else 0)  # without process 0, whose board they read, the others would be ended before they can say it
         os._exit(self.code)

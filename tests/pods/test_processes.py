@@ -26,6 +26,16 @@ with processes.Watch(3.0, "go on so"):
     time.sleep(60)
 """
 
+MEETS = """
+import sys, time
+from marl_llm.training import processes
+processes.start(sys.argv[1], lost_after_s=5.0)
+with processes.Watch(5.0, "go on so"):
+    print("ready", flush=True)
+    sys.stdin.readline()
+    raise OSError("no room")
+"""
+
 SEES = """
 import pathlib, sys, jax
 from marl_llm.training import processes
@@ -49,7 +59,7 @@ def launch(count, *words, program=None):
     how = lambda rank: f"127.0.0.1:{port},{count},{rank}" if count > 1 else "off"  # noqa: E731
     line = lambda rank: [sys.executable, *first, how(rank), *map(str, words)]  # noqa: E731
     pipe = subprocess.PIPE
-    return [subprocess.Popen(line(rank), cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True) for rank in range(count)]
+    return [subprocess.Popen(line(rank), cwd=ROOT, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for rank in range(count)]
 
 
 def outcome(running):
@@ -121,8 +131,30 @@ def test_a_killed_process_is_named_and_the_others_end():
         began = time.monotonic()
         said = [one.communicate(timeout=60)[1] for one in running[:2]]
         assert time.monotonic() - began < 30
-        assert any("process 2" in text and "go on so" in text for text in said), said
-        assert all(one.returncode for one in running[:2])
+        assert all("process 2" in text and "go on so" in text for text in said), said
+        assert [one.returncode for one in running[:2]] == [2, 2]
+    finally:
+        for one in running:
+            one.kill()
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_an_error_behind_which_a_killed_process_may_stand_names_it_and_any_other_ends_soon(killed):
+    running = launch(2, program=MEETS)
+    try:
+        for one in running:
+            while one.stdout.readline() != "ready\n":
+                assert one.poll() is None, one.stderr.read()
+        time.sleep(2.5)  # so that each has given a sign of life
+        if killed:
+            running[1].send_signal(signal.SIGKILL)
+        said = running[0].communicate("on\n", timeout=60)[1]
+        assert ("process 1" in said and "go on so" in said) == killed, said
+        assert ("OSError: no room" in said) != killed
+        if killed:
+            assert running[0].returncode == 2
+        else:
+            assert "process 0 ended with OSError: no room" in running[1].communicate(timeout=60)[1]
     finally:
         for one in running:
             one.kill()
