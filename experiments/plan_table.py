@@ -28,6 +28,7 @@ def table(out: dict) -> str:
     lines += measured_lines(out)
     for name, x in w.items():
         lines.append(f"  {name:<12} {x['flops'] / 1e12:10.3f} TFLOP  {x['bytes'] / 1e9:8.2f} GB   at least {x['seconds'] * 1e3:10.2f} ms")
+    lines.append(f"  1,000 responses, played and learned from: at least {out['chip_hours']:.3g} chip-hours, tools and waiting not counted")
     lines += placement_lines(out) if "placement" in out else []
     lines += [f"  {out[p]['error']}" for p in ("update", "sampler") if "error" in out.get(p, {})]
     lines.append("  fits" if out["fits"] else f"  DOES NOT FIT: {out['suggestion']}")

@@ -293,6 +293,9 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
         "update_step": roofline.update(shape, share, k, prompt, response, tensor, fsdp),
     }
     out["work"] = {n: {"flops": w.flops, "bytes": w.bytes, "seconds": w.seconds(chip)} for n, w in work.items()}
+    spent = {name: out["work"][name]["seconds"] * count for name in out["work"]}  # of all chips together
+    together = response * spent["decode_step"] + spent["prefill"], spent["update_step"]
+    out["chip_hours"] = (together[0] / (environments * k) + together[1] / (minibatch * k)) * 1000 / 3600
     if out["compiled"]:
         once = out["work"]["update_step"]["flops"] / (4 if shape.remat == "full" else 3)
         out["update_flops"] = {"compiled": flops, "needed": 3 * once, "again": out["work"]["update_step"]["flops"] - 3 * once}

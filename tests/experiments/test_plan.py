@@ -89,6 +89,10 @@ def test_two_policies_on_gpus_by_arithmetic():
     assert out["kv_cache"] == pytest.approx(48 / 8 * (8192 + 4 * 4096) * per_token)
     assert out["fits"]
     assert "fits" in table(out)
+    work = {name: one["seconds"] * 8 for name, one in out["work"].items()}  # of the eight together
+    a_response = (4096 * work["decode_step"] + work["prefill"]) / (48 * 4) + work["update_step"] / (8 * 4)
+    assert out["chip_hours"] == pytest.approx(a_response / 3.6)
+    assert f"1,000 responses, played and learned from: at least {out['chip_hours']:.3g} chip-hours" in table(out)
     small = plan(config_of("qwen3-8b"), "h100:1", "", 8192, 4096, 0, False)
     assert not small["fits"]
     assert "DOES NOT FIT: the" in table(small)
