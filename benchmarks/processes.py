@@ -154,8 +154,8 @@ def main() -> None:
         for kind in options.kinds.split(","):
             (folder / f"{kind}.py").write_text(CONFIGS[kind])
             flags = [f"--config={folder / f'{kind}.py'}", f"--compilation_cache={folder / 'cache'}"]
-            along = lambda count, each: f"--config.devices={count * each // (fsdp * tensor)}"  # noqa: E731
-            run = lambda count, each, *more: finish(launch(count, *more, *inner, along(count, each)))  # noqa: E731
+            along = lambda count, each: [*inner, f"--config.devices={count * each // (fsdp * tensor)}"]  # noqa: B023, E731
+            run = lambda count, each, *more: finish(launch(count, *more, *along(count, each)))  # noqa: B023, E731
             places = {split: folder / f"{kind}_{split[0]}x{split[1]}" for split in splits}
             for split, place in places.items():
                 run(*split, *flags, f"--workdir={place}", f"--config.steps={options.steps}")
@@ -165,7 +165,8 @@ def main() -> None:
                 print(found[-1], file=sys.stderr, flush=True)
     good = all(one["same_figures"] and one["parameters"] <= options.bound for one in found)
     hardware = f"{os.cpu_count()} CPU cores ({platform.machine()})"
-    print(json.dumps({"mesh": options.mesh, "splits": found, "bound": options.bound, "equal": good, "seconds": round(time.time() - began), "hardware": hardware}))
+    page = {"mesh": options.mesh, "splits": found, "bound": options.bound, "equal": good, "hardware": hardware}
+    print(json.dumps(page | {"seconds": round(time.time() - began)}))
     sys.exit(not good)
 
 

@@ -47,7 +47,8 @@ SAMPLES = {
     "engine": {},
     "growth": {"32": (32, 1, PROMPT, NEW), "E": (64, 1, PROMPT, NEW), "R": (32, 1, PROMPT, 2 * NEW)},
 }
-PEER_TASKS = {"batch": [f"{b},{PROMPT},{NEW}" for b in BATCHES], "engine": [f"{b},{PROMPT},{NEW}" for b in BATCHES], "tree": [f"{TREE[0] * TREE[1]},{TREE[2]},{TREE[3]}"]}
+FLAT = [f"{b},{PROMPT},{NEW}" for b in BATCHES]
+PEER_TASKS = {"batch": FLAT, "engine": FLAT, "tree": [f"{TREE[0] * TREE[1]},{TREE[2]},{TREE[3]}"]}
 HERE = pathlib.Path(__file__).parent
 
 

@@ -324,9 +324,11 @@ class Watch:
         self._done.set()
 
     def _find_the_lost(self, collective: bool) -> None:
-        """Waits until all others have given a sign of life since now, or are lost, which the thread says and ends this process. Whatever was
-        raised here, the cause may be another process that died: its broken collective comes as an error of JAX (`collective`), or as that
-        of a library that waited for it."""
+        """Waits until all others have given a sign of life since now, or are lost: the thread says so and ends this process.
+
+        Whatever was raised here, the cause may be another process that died: what it broke comes as an error of JAX (`collective`), or of a
+        library that waited for it.
+        """
         now = time.monotonic()
         while time.monotonic() < now + self.lost_after_s + 2 * BEAT_S + HELD_S:
             others = [self._heard.get(rank, 0.0) for rank in range(jax.process_count()) if rank != jax.process_index()]
@@ -370,5 +372,5 @@ class Watch:
         if self._done.is_set():
             return
         print(f"error: {why}; this process ends too. The last checkpoint is whole. {self.last_words}", file=sys.__stderr__, flush=True)
-        time.sleep(3 * BEAT_S if leads() else 0)  # without process 0, whose board they read, the others would be ended before they can say it
+        time.sleep(3 * BEAT_S if leads() else 0)  # the others read its board: without it they would be ended before they can say it
         os._exit(self.code)
