@@ -154,7 +154,7 @@ def main() -> None:
         for kind in options.kinds.split(","):
             (folder / f"{kind}.py").write_text(CONFIGS[kind])
             flags = [f"--config={folder / f'{kind}.py'}", f"--compilation_cache={folder / 'cache'}"]
-            along = lambda count, each: [*inner, f"--config.devices={count * each // (fsdp * tensor)}"]  # noqa: B023, E731
+            along = lambda count, each: [*inner, f"--config.devices={count * each // (fsdp * tensor)}"]  # noqa: E731
             run = lambda count, each, *more: finish(launch(count, *more, *along(count, each)))  # noqa: B023, E731
             places = {split: folder / f"{kind}_{split[0]}x{split[1]}" for split in splits}
             for split, place in places.items():
