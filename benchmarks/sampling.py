@@ -124,7 +124,8 @@ def prepare(parts: list[str], model: str, threads: int) -> dict:
         tasks |= {"continuous": timed(continuous), "until all done": timed(until_all_done), "drawn": lambda: {"tokens": int(lengths.sum())}}
 
     if "engine" in parts:
-        served_by = Engine({"policy": (config, params)}, jax.random.key(0), sizes=LaneConfig(max(BATCHES), PROMPT, NEW, chunk=8), mesh=mesh)
+        sizes = LaneConfig(max(BATCHES), PROMPT, NEW, chunk=8)
+        served_by = Engine({"policy": (config, params)}, jax.random.key(0), sizes=sizes, mesh=mesh if threads > 1 else None)
 
         def burst(batch):
             rounds = iter(range(10**6))  # prompts that no page holds yet
