@@ -191,9 +191,10 @@ def health_charts(train: Records, evaluated: Records) -> list[Chart]:
     for figure, name, caption in (
         ("mixed_groups", "Mixed groups", "Share of groups that compare answers to different prompts."),
         ("truncated", "Truncated responses", "Share of responses that hit their token budget."),
+        ("unfinished_think", "Unfinished thinking", "Share of responses that ended within a think block."),
     ):
         lines = by_role(train, figure)
-        if any(np.nanmax(line.values) > 0 for line in lines):  # these two are shown when there is something to see
+        if any(np.nanmax(line.values) > 0 for line in lines):  # these are shown when there is something to see
             charts.append(Chart(figure, name, caption, tuple(lines), share=True, whole=False))
     clock = []
     for i, part in enumerate(("sample", "update", "other")):

@@ -26,7 +26,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, SupportsInt
 
-from marl_llm.text.formats import END_THINK, ChatFormat, History, Message, Piece, ToolCall, is_query, opening_of, spell, split_thinking
+from marl_llm.text.formats import (
+    END_THINK,
+    THINK,
+    ChatFormat,
+    History,
+    Message,
+    Piece,
+    ToolCall,
+    is_query,
+    opening_of,
+    spell,
+    split_thinking,
+)
 from marl_llm.text.tokenizer import Tokenizer, checked_ids
 
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
@@ -81,6 +93,7 @@ class Reply:
     tool_calls: tuple[ToolCall, ...]
     broken_calls: tuple[str, ...]
     finished: bool  # it ended with a stop token, not at the limit of tokens
+    unfinished_think: bool | None = None  # it ended within a think block, its own or the prompt's; None: the format has no such blocks
 
 
 def extends(before: Conversation, after: Conversation) -> bool:
@@ -249,6 +262,7 @@ class Chat:
         finished = turn.reply[-1:] != () and turn.reply[-1] in self.stop_ids
         ids = [*turn.opening, *(turn.reply[:-1] if finished else turn.reply)]
         text, thinking = self.tokenizer.decode(ids), None
+        unfinished = text.rfind(THINK) > text.rfind(END_THINK) if self.format.thinks else None
         if self.format.thinks and END_THINK in text:
             thinking, text = split_thinking(text, newlines=True)
         elif self.format.thinks and text.lstrip().startswith("<think>"):
@@ -257,4 +271,4 @@ class Chat:
         read = [(body, _read_call(body)) for body in bodies]
         calls, broken = [call for _, call in read if call], [body for body, call in read if not call]
         content = rest.strip() if bodies else text
-        return Reply(content, thinking, tuple(calls), tuple(broken), finished)
+        return Reply(content, thinking, tuple(calls), tuple(broken), finished, unfinished)

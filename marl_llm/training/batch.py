@@ -41,7 +41,7 @@ class Batch:
       roles: names of the agents.
       tokens: of S samples. table: their columns `[S]`, NumPy; see the module's text. version: `[S]` int.
       figures: means over the rollout, by name: success, turns, void, samples, prompts, sampled_tokens, prompt_tokens, team/<metric>,
-        role/<role>/{team,local,reward,well_formed,truncated,entropy,...}.
+        role/<role>/{team,local,reward,well_formed,truncated,unfinished_think,entropy,...}.
       episodes: `(count, when, advantages=None) -> plays`, the first plays as people read them, for `marl_llm.reporting.EpisodeWriter`;
         `advantages` `[S]` are written beside their samples.
       corrected: what a coach would have had said, behind the prompts at which it was not, and the role of each; None: nobody corrects.

@@ -103,7 +103,7 @@ class Speaker:
                     reply = speech.read(talk)
                 except ValueError as error:  # the vocabularies of model and tokenizer differ
                     raise WorkflowError(f"node {node.name!r}: its response cannot be read: {error}") from error
-                said["text"], tool_calls = reply.content, reply.tool_calls
+                said["text"], said["unfinished_think"], tool_calls = reply.content, reply.unfinished_think, reply.tool_calls
             heard = read_text(said["text"])
             said["text"], replaced = heard.value, replaced + heard.replaced
             if role.tools and tool_calls and number < role.max_tool_rounds:

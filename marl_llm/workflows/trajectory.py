@@ -72,6 +72,7 @@ class RoleCall:
     entropy: Float[np.ndarray, "R"] | None = None  # of the raw policy at each token, nats
     kept_ids: Int[np.ndarray, "R M"] | None = None  # the tokens that each was drawn from, where the settings hand them back
     replaced: int = 0  # characters of the prompt and the response that were no valid text and became U+FFFD
+    unfinished_think: bool | None = None  # the response ended within a think block; None: its format has none, or no policy spoke
 
     def __repr__(self) -> str:
         return f"RoleCall({self.id}, {self.text[:60]!r}{'' if self.legal else ', illegal'})"
