@@ -182,6 +182,7 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
     _adapters(config)
     _ahead(config, plan)
     _over_start(config, plan)
+    _swap(config, plan)
     _served(plan)
     _exact(config, plan)
     _tree(plan)
@@ -238,6 +239,20 @@ def _over_start(config: config_dict.ConfigDict, plan: Plan) -> None:
     )
     if why:
         raise ConfigError(f"config.rollout.{why}".replace("set recipe.", "set config.recipe."))
+
+
+def _swap(config: config_dict.ConfigDict, plan: Plan) -> None:
+    rollout = config.rollout
+    if rollout.swap is None:
+        return
+    from marl_llm.training.over_start import swap_conflict  # takes a second to import
+
+    served = [name for name, one in plan.options.items() if one.get("sampler") == "vllm"]
+    if why := swap_conflict(
+        rollout.swap, rollout.over_start or 0, rollout.ahead or 0, plan.recipe, exact=bool(rollout.exact), served=served
+    ):  # fmt: skip
+        why = why.replace("set recipe.", "set config.recipe.").replace("set ahead=1", "set config.rollout.ahead=1")
+        raise ConfigError(f"config.rollout.{why}")
 
 
 def _served(plan: Plan) -> None:

@@ -144,9 +144,11 @@ class Engine:
             raise
 
     def set_params(self, model: str, params: dict) -> None:
-        """New parameters: every request submitted after this call sees them, those admitted before end with the old ones, and all cached
-        keys and values of the old ones are dropped. Returns when the new ones are in force. Raises `ValueError` on parameters of another
-        model, `RequestError` on an unknown name; both leave the old ones in force.
+        """New parameters: every request submitted after this call sees them. Returns when they are in force.
+
+        Requests admitted before end with the old ones, or with `LaneConfig.swap="now"` go on with the new ones from their next chunk; one
+        that was paused is computed again with the new ones. No later request finds keys and values of the old ones, or what was computed
+        behind them. Raises `ValueError` on parameters of another model, `RequestError` on an unknown name; both leave the old ones.
         """
         lane = self._lane(model)
         lane.weights.check(model, params)
@@ -264,7 +266,7 @@ class Engine:
             lane.waiting = collections.deque(t for t in lane.waiting if t not in left)
             for ticket in gone:
                 ticket.answer("cancelled" if ticket.cancelled else "timeout")
-        if lane.weights.pending and not lane.busy:
+        if lane.can_swap:
             lane.swap()
             for done in self._swaps[lane.name]:
                 done.set_result(None)

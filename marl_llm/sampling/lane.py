@@ -9,9 +9,7 @@ of their draws (top-k, top-p) and those who do not wait for each other.
 from __future__ import annotations
 
 import collections
-import logging
 import math
-import time
 from collections.abc import Mapping
 
 import jax
@@ -43,10 +41,10 @@ from marl_llm.sampling.tickets import (  # fmt: skip
     together,
     truncation,
 )
+from marl_llm.sampling.timed import Timed
 from marl_llm.sampling.weights import Weights
 from marl_llm.text import Tokenizer
 
-log = logging.getLogger(__name__)
 PROGRAM_TOKENS = 1024  # of prompts in one program, about
 SMALL = {"cpu": 1e9}  # FLOPs of such a program up to which a model is small, 1e12 on an accelerator: 10 ms
 COMPACT = (2, 4)  # with at most this part of the slots living, only that part is computed
@@ -110,12 +108,28 @@ class Lane:
         spec = P(("data", "fsdp") if self.parts > 1 else None, *heads)
         return jax.device_put(pages, NamedSharding(self.mesh, spec))
 
+    @property
+    def can_swap(self) -> bool:
+        """Whether new parameters may take effect: whenever there are any, or once nobody is under way (`LaneConfig.swap`)."""
+        return bool(self.weights.pending) and (self.sizes.swap == "now" or not self.busy)
+
     def swap(self) -> None:
-        """Takes the new parameters and forgets all keys and values of the old ones. Only when the lane is not busy."""
+        """Takes the new parameters and forgets the keys and values of the old ones.
+
+        Who decodes goes on with the new ones behind keys and values of the old ones, which nobody else is to find. A prompt that is not
+        computed to its end begins again, so that those who share it still can.
+        """
+        changed = tuple(self.weights.pending)
+        for ticket in [t for t in self.entering if t.request.model in changed]:
+            self._wait(ticket)
+            self.stats["begun_again"] += 1
         with self._program("swap"):
             self.weights.swap()
-        for pool in self.pools:
-            pool.clear()
+        for name in changed:
+            for pool in self.pools:
+                pool.clear(self.names.index(name))
+        for ticket in self.living:
+            ticket.version = self.weights.versions[ticket.request.model]
 
     @property
     def cache_bytes(self) -> int:
@@ -254,9 +268,12 @@ class Lane:
                     self._pause(max((t for t in (*self.entering, *self.living) if t.part == ticket.part), key=lambda t: t.number))
 
     def _pause(self, ticket: Ticket) -> None:
+        self._wait(ticket)
+        self.stats["paused"] += 1
+
+    def _wait(self, ticket: Ticket) -> None:
         self._leave(ticket)
         self.waiting = collections.deque(sorted((ticket, *self.waiting), key=lambda t: t.number))
-        self.stats["paused"] += 1
 
     # ------------------------------------------------------------------------------------------------ admission
     def admit(self) -> tuple[int, bool]:
@@ -422,24 +439,4 @@ class Lane:
             self.stats["most_pages"], self.stats["tokens_then"] = owned, sum(held.values())
 
     def _program(self, *shape):
-        return _Timed(self, shape)
-
-
-class _Timed:
-    """Counts the seconds of a program, and logs the first run of each shape, which compiles it."""
-
-    def __init__(self, lane: Lane, shape: tuple):
-        self.lane, self.shape = lane, shape
-
-    def __enter__(self):
-        self.started = time.perf_counter()
-
-    def __exit__(self, kind, error, trace):
-        took = time.perf_counter() - self.started
-        if self.shape not in self.lane.shapes and error is None:
-            self.lane.shapes.add(self.shape)
-            self.lane.stats["compilations"] += 1
-            self.lane.stats["compile_s"] += took
-            log.info("engine: model %s compiled %s in %.1f s (%d shapes)", self.lane.name, self.shape, took, len(self.lane.shapes))
-        else:
-            self.lane.stats[f"{self.shape[0]}_s"] += took
+        return Timed(self.name, self.stats, self.shapes, shape)

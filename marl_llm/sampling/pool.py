@@ -3,6 +3,7 @@
 A page's place in the tree is the chain of all tokens before it, so two requests that begin alike find the same pages: the branches of a
 prompt, the next turn of a conversation, whoever shares a system prompt. A full page never changes and is shared; the last page of a
 sequence still grows, and others may copy its beginning. Pages without an owner stay until their place is needed, the longest unused first.
+What was computed with earlier parameters, or behind it, is in no tree that is searched.
 """
 
 from __future__ import annotations
@@ -17,15 +18,21 @@ LOOK = 32  # pages that begin alike and are compared token by token, at most
 
 
 class Node:
-    """A page in the tree, or its root (no page). `tokens` are those whose keys and values it holds, at most a page's."""
+    """A page in the tree, or its root (no page). `tokens` are those whose keys and values it holds, at most a page's; `root` is that of
+    the tree where it was first put, None before; `stale`, of a root: the parameters of its tree are no longer those of its model."""
 
-    __slots__ = ("children", "full", "owners", "page", "parent", "tokens")
+    __slots__ = ("children", "full", "owners", "page", "parent", "root", "stale", "tokens")
 
     def __init__(self, page: int, parent: Node | None, tokens: np.ndarray):
         self.page, self.parent, self.tokens = page, parent, tokens
         self.full: dict[bytes, Node] = {}  # by their tokens
         self.children: dict[int, dict[Node, None]] = {}  # by their first token, the latest last: full ones, and those that still grow
-        self.owners = 0
+        self.owners, self.root, self.stale = 0, None, False
+
+    @property
+    def findable(self) -> bool:
+        """Whether all that it holds, and all before it, was computed with the parameters of now."""
+        return self.root is not None and not self.root.stale
 
     def adopt(self, child: Node) -> None:
         """Puts a page that holds something behind this one."""
@@ -50,18 +57,27 @@ class PagePool:
 
     def __init__(self, pages: int, size: int):
         self.pages, self.size = pages, size
-        self.clear()
-
-    def clear(self) -> None:
-        """Forgets everything, for the parameters have changed. No page has an owner."""
         self._nothing = np.zeros(0, np.int32)
         self._roots: dict[int, Node] = {}
         self.free = list(range(self.pages - 1, -1, -1))
         self.unowned: collections.OrderedDict[Node, None] = collections.OrderedDict()
 
+    def clear(self, model: int = 0) -> None:
+        """Forgets what a model computed, for its parameters have changed. Pages with an owner stay with it, and so do those that it goes on
+        with behind them; nobody else finds them, and they are free once it gives them up."""
+        if model in self._roots:
+            self._roots.pop(model).stale = True
+        for node in [node for node in self.unowned if not node.findable]:
+            del self.unowned[node]
+            self.free.append(node.page)
+        self.free.sort(reverse=True)
+
     def root(self, model: int = 0) -> Node:
         """Where the sequences of a model begin; what adapters computed is for the same adapters only."""
-        return self._roots.setdefault(model, Node(-1, None, self._nothing))
+        if model not in self._roots:
+            self._roots[model] = Node(-1, None, self._nothing)
+            self._roots[model].root = self._roots[model]
+        return self._roots[model]
 
     @property
     def available(self) -> int:
@@ -108,7 +124,7 @@ class PagePool:
         for node in reversed(nodes):
             node.owners -= 1
             if not node.owners:
-                if len(node.tokens):
+                if len(node.tokens) and node.findable:
                     self.unowned[node] = None
                 else:
                     self._forget(node)
@@ -128,7 +144,8 @@ class PagePool:
         """Says what an owner's page behind `parent` (full, or the root) holds now. Returns the page to go on with: where another full page
         holds the same tokens there, that one, and the owner's own is free again."""
         node.tokens = tokens
-        if not len(tokens):
+        node.root = node.root or parent.root  # a page belongs to the parameters that began it
+        if not len(tokens) or not node.findable:
             return node
         if len(tokens) < self.size:
             parent.adopt(node)

@@ -75,17 +75,28 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """The answer to a request. Tokens are the ids that were drawn, never re-encoded text (law 1)."""
+    """The answer to a request. Tokens are the ids that were drawn, never re-encoded text (law 1).
+
+    Log-probs are those of the parameters that drew each token. Where parameters were exchanged within an answer (`LaneConfig.swap="now"`),
+    later tokens read the keys and values of earlier ones as the parameters of then wrote them: the log-prob is exact for what was computed,
+    and a scorer, which computes all of it with one set of parameters, finds another one. In-flight updates: PipelineRL, arXiv 2509.19128.
+    """
 
     tokens: Int[np.ndarray, "R"]
     log_probs: Float[np.ndarray, "R"]  # of the raw policy, softmax(logits)
     sampled_log_probs: Float[np.ndarray, "R"]  # of the distribution drawn from: tempered and truncated
     entropy: Float[np.ndarray, "R"] | None  # of the raw policy, nats; None from a server that does not tell it
     finish: str  # one of FINISHED: a stop token or string, the budget, `cancel`, the deadline
-    version: int  # of the model's parameters: how often they had been set when the request was admitted
+    version: int  # of the model's parameters: how often they had been set when the first token was drawn
     reused: int = 0  # prompt tokens whose keys and values were still there from an earlier turn
     kept_ids: Int[np.ndarray, "R M"] | None = None  # with `Settings.max_kept` (M): the tokens each was drawn from, -1 behind them
     kept_log_mass: Float[np.ndarray, "R"] | None = None  # ... and the log of their probability under softmax(logits / temperature)
+    versions: Int[np.ndarray, "R"] | None = None  # of the parameters that drew each token, never falling; None: all are `version`
+
+    @property
+    def mixed(self) -> bool:
+        """Whether several versions of the parameters drew it."""
+        return self.versions is not None and bool((self.versions != self.version).any())
 
 
 @runtime_checkable

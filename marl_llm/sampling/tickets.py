@@ -20,6 +20,7 @@ from marl_llm.sampling.stops import StopRule
 SHARED = 3  # rows from which on a page is read for all of them at once
 MANY = 256  # new tokens of many requests in one program
 LEAST_PIECE = 64  # tokens; fewer cost as much
+SWAPS = ("drain", "now")
 ENTRIES = 4096  # (page, row) pairs that a list has room for at least: only those that are there are gone through
 
 
@@ -41,12 +42,17 @@ class LaneConfig:
     piece: int = 0  # prompt tokens that are computed between two chunks; longer prompts enter in pieces. 0: see `PIECE`
     cache_bytes: int = 0  # of keys and values; 0: so many that all slots can hold their longest request
     exact: bool = False  # an answer's bytes depend on nobody else; see `marl_llm.sampling.lane`
+    swap: str = "drain"  # when new parameters take effect: "drain", once nobody is under way, or "now", between two chunks of answers
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
             least = 0 if field.name in ("page", "piece", "cache_bytes", "exact") else 1
-            if getattr(self, field.name) < least:
+            if field.name != "swap" and getattr(self, field.name) < least:
                 raise ValueError(f"LaneConfig.{field.name}={getattr(self, field.name)} must be at least {least}")
+        if self.swap not in SWAPS:
+            raise ValueError(f"LaneConfig.swap={self.swap!r} is unknown; the ways are {', '.join(SWAPS)}")
+        if self.exact and self.swap == "now":
+            raise ValueError("LaneConfig.swap='now' with exact=True: when parameters arrive would change an answer's bytes; use 'drain'")
         if self.exact and self.slots & (self.slots - 1):
             raise ValueError(f"LaneConfig.slots={self.slots} must be a power of two with exact=True, so that a row's place changes no bit")
 
@@ -60,9 +66,10 @@ class Ticket:
     rule: StopRule
     submitted: float
     cancelled: bool = False
-    version: int = 0
+    version: int = 0  # of the parameters that it is served with now
     reused: int = 0
     parts: list[Drawn] = dataclasses.field(default_factory=list)  # NumPy arrays [n], one part per chunk
+    versions: list[int] = dataclasses.field(default_factory=list)  # of the parameters that drew each token
     number: int = dataclasses.field(default_factory=itertools.count().__next__)  # older requests have smaller ones
     ids: np.ndarray | None = None  # prompt and answer, with room for all of it; None until it first enters
     size: int = 0  # how many of them there are
@@ -77,7 +84,7 @@ class Ticket:
 
     @property
     def begun(self) -> bool:
-        """Whether it has entered before: then it ends with the parameters that it began with."""
+        """Whether it has entered before: then it ends with the parameters that it began with, unless these are exchanged at once."""
         return self.ids is not None
 
     @property
@@ -96,7 +103,8 @@ class Ticket:
         empty = Drawn(nothing, real, real, real, *(None, None) if most is None else (np.zeros((0, most), np.int32), real))
         token, *real, kept_ids, kept_log_mass = (None if p[0] is None else np.concatenate(p) for p in zip(empty, *self.parts, strict=True))
         if self.future.set_running_or_notify_cancel():
-            self.future.set_result(Completion(token, *real, finish, self.version, self.reused, kept_ids, kept_log_mass))
+            first, versions = (self.versions or [self.version])[0], np.asarray(self.versions, np.int32)
+            self.future.set_result(Completion(token, *real, finish, first, self.reused, kept_ids, kept_log_mass, versions))
 
     def add(self, drawn: Drawn, at: tuple) -> np.ndarray:
         """Takes over what lies at an index of a program's draws; returns the tokens. A program may have more columns of kept ids than this
@@ -104,6 +112,7 @@ class Ticket:
         token, *real, kept_ids, kept_log_mass = (None if x is None else np.asarray(x[at]) for x in drawn)
         most = self.request.settings.max_kept
         self.parts.append(Drawn(token, *real, *(None, None) if most is None else (kept_ids[:, :most], kept_log_mass)))
+        self.versions += [self.version] * len(token)
         self.ids[self.size : self.size + len(token)] = token
         self.size, self.drawn = self.size + len(token), self.drawn + len(token)
         if self.heard is not None:

@@ -24,7 +24,7 @@ from marl_llm.coaching import Coaching, check_coached, check_missing
 from marl_llm.coaching.figures import coach_figures
 from marl_llm.evaluation import Evaluation, Outcome
 from marl_llm.sampling import Engine, LaneConfig, Samplers, pick_by_identity
-from marl_llm.sampling.requests import Completion, Generator, Request, Settings
+from marl_llm.sampling.requests import Generator, Settings
 from marl_llm.serving import PolicyAnswers, policy_answers
 from marl_llm.text import pieces_of
 from marl_llm.training import processes
@@ -32,11 +32,11 @@ from marl_llm.training.batch import Batch, from_table, imitated
 from marl_llm.training.corrections import corrected
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import own_mesh
-from marl_llm.training.over_start import OverStart, Underway, bias_figures, check_beside, conflict
+from marl_llm.training.over_start import OverStart, Underway, bias_figures, check_beside, conflict, met, swap_conflict
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy
 from marl_llm.training.seats import Seat, guest
-from marl_llm.training.served import Bursts, cache_bytes, check_served, engines, on_one_base, samplers
+from marl_llm.training.served import CurrentEngine, cache_bytes, check_served, engines, on_one_base, samplers
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Inside, Rollout, Scripted, Task, Workflow, WorkflowError, World
@@ -62,6 +62,7 @@ class PlayOptions:
     over_start: int = 0  # hosted play: tasks begun beyond `tasks`; the late ones belong to the next step (docs/pods.md); None: 0
     adapters: str = "auto"  # hosted play: adapters on one base are sampled "together" or "merged" (docs/real_models.md); None: auto
     ahead: int = 0  # hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/pods.md); None: 0
+    swap: str = "drain"  # hosted play: "now" gives new parameters to responses under way (docs/pods.md); None: drain, once they have ended
 
 
 def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:
@@ -69,29 +70,6 @@ def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:
     if recipe.sampling != "tree":
         return {}
     return {role: recipe.branches for role, model in assignment.roles.items() if model in assignment.trained}
-
-
-class _Current:
-    """The one engine that there is at a time; `models` says whose."""
-
-    def __init__(self):
-        self.engine: Engine | Samplers | None = None
-        self.models, self._bursts = (), Bursts()
-
-    def serve(self, models: tuple, make: Callable[[], Engine | Samplers]) -> None:
-        """Another engine, once the one before has given up its memory."""
-        self.close()
-        self.engine, self.models = make(), models
-
-    async def generate(self, request: Request) -> Completion:
-        """See `marl_llm.sampling.Generator`."""
-        return await self._bursts.generate(self.engine, request)
-
-    def close(self) -> None:
-        """Stops the engine, if there is one."""
-        if self.engine is not None:
-            self.engine.close()
-        self.engine, self.models = None, ()
 
 
 class HostedTeam(Team):
@@ -141,13 +119,15 @@ class HostedTeam(Team):
         self._engine_key = jax.random.split(jax.random.key(seed))[1] if draws is None else draws
         self._pick = pick_by_identity(self._engine_key)
         self.plays = options.recipe.plays
-        self._current = _Current()
+        self._current = CurrentEngine()
         self._underway: Underway | None = None
         self._together = on_one_base(self.learners, play.adapters, mesh)
         self._unserved: set[str] = set()  # models whose new parameters the engine has not been given
         self._given: dict[str, list[int]] = {}  # of the team's own models: the versions that the engine was given, in order
         check_beside(play.ahead, play.over_start, mesh, self.trained_coach is not None)
-        if why := conflict(play.over_start, play.ahead, recipe, coached=coaching is not None, exact=play.exact, served=remote):
+        beside = dict(exact=play.exact, served=remote)
+        why = swap_conflict(play.swap, play.over_start, play.ahead, recipe, several=processes.spans(mesh), **beside)
+        if why := why or conflict(play.over_start, play.ahead, recipe, coached=coaching is not None, **beside):
             raise WorkflowError(why)
         self._own()
         if recipe.joint == "cross":
@@ -159,20 +139,20 @@ class HostedTeam(Team):
         except WorkflowError:
             self._current.close()
             raise
-        version = lambda call: self._given[call.model][call.version]  # noqa: E731
+        version = lambda call: met(self._given, call)  # noqa: E731
         places = lambda first, count: world.tasks("train", first, count)  # noqa: E731
         self._over = OverStart(self._training, self.plays, places, version) if play.over_start else None
 
     def _own(self) -> None:
-        """Makes sure that the team's own models are served, as they are now. Nothing may be under way."""
+        """Makes sure that the team's own models are served, as they are now. With another engine nothing may be under way."""
         if self._current.models != tuple(self.learners):
             self._current.serve(tuple(self.learners), self._samplers)
             self._given = {name: [learner.version] for name, learner in self.learners.items()}
         else:
             for name in sorted(self._unserved):
                 params = processes.local(self._sampled(name), self.mesh, own_mesh(self.mesh))
+                self._given[name].append(self.learners[name].version)  # before a call that they drew can end
                 self._current.engine.set_params(name, params)
-                self._given[name].append(self.learners[name].version)
         self._unserved.clear()
 
     def _sampled(self, name: str) -> dict:
@@ -195,6 +175,7 @@ class HostedTeam(Team):
             admit=min(o.slots, 16),
             cache_bytes=cache_bytes(o.cache_gib, models, own_mesh(mesh)),
             exact=o.exact,
+            swap=o.swap,
         )
 
     def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine | Samplers:
@@ -250,7 +231,9 @@ class HostedTeam(Team):
             self._over.restore(state)
 
     def _serve(self, names: Sequence[str]) -> None:
-        self._unserved.update(names)  # when they play next
+        self._unserved.update(names)  # when they play next, or at once
+        if self._options.swap == "now" and self._underway is not None and self._underway.thread.is_alive():
+            self._own()
 
     # ------------------------------------------------------------------------------------------------ play
     def play(self, step: int, first: int, count: int, over: int = 0) -> Batch:
@@ -262,15 +245,15 @@ class HostedTeam(Team):
         tasks = self.world.tasks("train", first, count)
         if self._over is not None:
             self._own()
-            versions, rollout = {}, self._over.play(step, first, count, over)
+            rollout = self._over.play(step, first, count, over)
         elif underway is not None and underway.asked == (step, first, count):
-            versions = underway.versions
+            given = underway.given
             rollout = self._shared(self._training, tasks, step, self.plays, underway.rollout.result)
         else:
             if underway is not None:  # of other tasks: given up
                 underway.thread.join()
             self._own()
-            versions = self._versions()
+            given = self._given
             rollout = self._shared(self._training, tasks, step, self.plays)
         joints, late, recipe = {}, {}, self.options.recipe
         if recipe.joint == "cross":
@@ -278,11 +261,15 @@ class HostedTeam(Team):
             joints = {"joints": float(judged)}
         samples = sample_table(rollout)
         tokens, table = from_table(samples)
-        version = np.asarray([versions.get(self.assignment.roles[role], 0) for role in self.roles], np.int32)[table.agent]
+        trained = samples.trained()
         if self._over is not None:
-            version = np.asarray([self._over.versions[s.instance, s.call.id] for s in samples.trained()], np.int32)
+            version = np.asarray([self._over.versions[s.instance, s.call.id] for s in trained], np.int32)
             late = bias_figures(rollout, self.headline, over)
+        else:
+            version = np.asarray([met(given, s.call) for s in trained], np.int32)
         figures = self._figures(rollout, samples) | late | joints | coach_figures(rollout, self.headline)
+        if self._options.swap == "now":
+            figures["mixed_share"] = float(np.mean([s.call.versions is not None for s in trained])) if trained else 0.0
         figures |= self._coaching.looked(figures) if self._coaching else {}
         spoken = {name: learner.spec.speech for name, learner in self.learners.items()}
         better = corrected(rollout, samples, spoken) if self.corrections else None
@@ -302,11 +289,8 @@ class HostedTeam(Team):
                 done.set_exception(error)
 
         thread = threading.Thread(target=run, name="marl_llm plays ahead", daemon=True)
-        self._underway = Underway((step, first, count), self._versions(), thread, done)
+        self._underway = Underway((step, first, count), self._given, thread, done)
         thread.start()
-
-    def _versions(self) -> dict[str, int]:
-        return {name: learner.version for name, learner in self.learners.items()}
 
     def _played(self, controller: Controller, tasks: list[Task], step: int, plays: int) -> Rollout:
         """A rollout of this process's part of the tasks: task i is played by process i mod n."""

@@ -5,7 +5,8 @@ task is trained on once, and none later than one step after it was begun. Which 
 counted: `bias_figures` compares late plays with the others of their step.
 
 A late play makes its later calls with the parameters of the next step (the engine finishes a request under the parameters that it was
-admitted with, `Engine.set_params`), so each sample has the version that its own request met.
+admitted with, `Engine.set_params`), so each sample has the version that its own request met. With `PlayOptions.swap="now"` requests under
+way go on with the new ones, in a play that is made ahead too, and a sample has the version that drew its first token.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from marl_llm.algorithms import Recipe
+from marl_llm.sampling.tickets import SWAPS
 from marl_llm.training import processes
 from marl_llm.training.mesh import own_mesh
 from marl_llm.workflows import Controller, Rollout, Task, WorkflowError
@@ -28,6 +30,7 @@ from marl_llm.workflows.metrics import episode_metrics
 from marl_llm.workflows.trajectory import Episode, RoleCall
 
 Tasks = Callable[[int, int], list[Task]]  # (first, count) -> tasks of the training split
+Given = Mapping[str, list[int]]  # model -> versions of the parameters that the engine was given, in order
 
 
 def conflict(over_start: int, ahead: int, recipe: Recipe, *, coached: bool, exact: bool, served: Sequence[str]) -> str:
@@ -42,6 +45,28 @@ def conflict(over_start: int, ahead: int, recipe: Recipe, *, coached: bool, exac
         (served, f"model {served[0] if served else ''} is drawn by a server, which refuses answers begun before a push of parameters"),
     )  # fmt: skip
     return next((f"over_start={over_start}: {why}" for wrong, why in reasons if over_start and wrong), "")
+
+
+def swap_conflict(
+    swap: str, over_start: int, ahead: int, recipe: Recipe, *, exact: bool, served: Sequence[str], several: bool = False
+) -> str:
+    """Why `PlayOptions.swap` cannot be had beside these; empty if it can. `several`: processes."""
+    if swap not in SWAPS:
+        return f"swap={swap!r} is unknown; the ways are {', '.join(SWAPS)}"
+    reasons = (
+        (exact, "exact promises equal bytes, and when parameters arrive depends on time; use swap=drain"),
+        (not over_start and not ahead, "it would have no effect: nothing is under way when parameters change; set ahead=1 or over_start"),
+        (recipe.correction == "none", "responses are drawn with the parameters of before and after an update, which the loss must weigh: "
+         "set recipe.correction=truncate (or mask)"),
+        (served, f"model {served[0] if served else ''} is drawn by a server, which takes parameters only while nothing is under way"),
+        (several, "several processes would not take parameters at the same moment; use one, or swap=drain"),
+    )  # fmt: skip
+    return next((f"swap={swap}: {why}" for wrong, why in reasons if swap == "now" and wrong), "")
+
+
+def met(given: Given, call: RoleCall) -> int:
+    """Version of the parameters that drew a call's first token; 0 of a model that is not the team's own."""
+    return given[call.model][call.version] if call.model in given else 0
 
 
 def check_beside(ahead: int, over_start: int, mesh: Mesh, coach_trains: bool = False) -> None:
@@ -62,7 +87,7 @@ class Underway(NamedTuple):
     """A whole step that is being played beside the update of the one before (`PlayOptions.ahead`)."""
 
     asked: tuple[int, int, int]  # step, first, count
-    versions: dict[str, int]  # of the parameters that it is played with
+    given: Given  # what its engine was and is given
     thread: threading.Thread
     rollout: Future
 

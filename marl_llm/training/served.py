@@ -56,6 +56,29 @@ class Bursts:
             over.set()
 
 
+class CurrentEngine:
+    """The one engine that there is at a time; `models` says whose."""
+
+    def __init__(self):
+        self.engine: Engine | Samplers | None = None
+        self.models, self._bursts = (), Bursts()
+
+    def serve(self, models: tuple, make: Callable[[], Engine | Samplers]) -> None:
+        """Another engine, once the one before has given up its memory."""
+        self.close()
+        self.engine, self.models = make(), models
+
+    async def generate(self, request: Request) -> Completion:
+        """See `marl_llm.sampling.Generator`."""
+        return await self._bursts.generate(self.engine, request)
+
+    def close(self) -> None:
+        """Stops the engine, if there is one."""
+        if self.engine is not None:
+            self.engine.close()
+        self.engine, self.models = None, ()
+
+
 def check_served(name: str, recipe: Recipe, trains: bool = True, processes: int = 1) -> None:
     """Raises `WorkflowError` where a vLLM server cannot draw for a model under this recipe."""
     if processes > 1:

@@ -177,7 +177,7 @@ class Speaker:
             raise PlayFailure(node.name, FailureKind.DEADLINE.value, f"the response was {done.finish} after {len(done.tokens)} tokens")
         return dict(
             tokens=done.tokens, log_probs=done.log_probs, sampled_log_probs=done.sampled_log_probs, entropy=done.entropy,
-            kept_ids=done.kept_ids, finish=done.finish, version=done.version,
+            kept_ids=done.kept_ids, finish=done.finish, version=done.version, versions=done.versions if done.mixed else None,
         )  # fmt: skip
 
     async def use(self, node: Tool, number: int, state: State, identity: tuple[int, int, int]) -> ToolUse:

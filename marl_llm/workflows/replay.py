@@ -44,7 +44,7 @@ class _Recorded:
             raise ReplayError(f"{call.id}: the prompt is another than the recorded one, which was {call.prompt[:200]!r}")
         entropy = np.zeros(call.tokens.size) if call.entropy is None else call.entropy
         said = (call.tokens, call.log_probs, call.sampled_log_probs, entropy, call.finish, call.version)
-        return Completion(*said, kept_ids=call.kept_ids)
+        return Completion(*said, kept_ids=call.kept_ids, versions=call.versions)
 
 
 @dataclasses.dataclass(frozen=True)

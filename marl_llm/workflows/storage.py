@@ -51,7 +51,10 @@ from marl_llm.workflows.trajectory import Earned, Episode, Event, FailedAttempt,
 
 FILE_NAME = "trajectories.jsonl"
 FOLDER_NAME = "workspaces"
-_ARRAYS = {"tokens": np.int32, "log_probs": np.float64, "sampled_log_probs": np.float64, "entropy": np.float64, "kept_ids": np.int32}
+_ARRAYS = {
+    "tokens": np.int32, "log_probs": np.float64, "sampled_log_probs": np.float64, "entropy": np.float64, "kept_ids": np.int32,
+    "versions": np.int32,
+}  # fmt: skip
 
 
 def record_name(episode: Episode, when: str) -> str:

@@ -65,13 +65,14 @@ class RoleCall:
     log_probs: Float[np.ndarray, "R"] | None  # of the raw policy
     sampled_log_probs: Float[np.ndarray, "R"] | None  # of the distribution drawn from
     finish: str
-    version: int  # of the model's parameters
+    version: int  # of the model's parameters that drew the first token
     writes: Mapping[str, Any]  # output fields; empty for a response that only called tools
     illegal: str | None  # why the format is broken; None: it is not
     trimmed: int = 0  # items or characters that were cut from the prompt to fit its budget
     entropy: Float[np.ndarray, "R"] | None = None  # of the raw policy at each token, nats
     kept_ids: Int[np.ndarray, "R M"] | None = None  # the tokens that each was drawn from, where the settings hand them back
     replaced: int = 0  # characters of the prompt and the response that were no valid text and became U+FFFD
+    versions: Int[np.ndarray, "R"] | None = None  # of the parameters that drew each token; None: all are `version`
     unfinished_think: bool | None = None  # the response ended within a think block; None: its format has none, or no policy spoke
 
     def __repr__(self) -> str:

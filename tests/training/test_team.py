@@ -89,11 +89,11 @@ SPEC = ModelSpec(SHAPE, PARAMS, SPEECH)
 GRPO = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none")
 
 
-def team(recipe=GRPO, assignment=None, world=WORLD, specs=None, ahead=0, over_start=0, **options):
+def team(recipe=GRPO, assignment=None, world=WORLD, specs=None, ahead=0, over_start=0, swap="drain", **options):
     assignment = assignment or separate(world.workflow)
     learner = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
     specs = specs or dict.fromkeys(assignment.policies, SPEC)
-    play = PlayOptions(slots=16, chunk=2, ahead=ahead, over_start=over_start)
+    play = PlayOptions(slots=16, chunk=2, ahead=ahead, over_start=over_start, swap=swap)
     return make_team(world, assignment, specs, learner, make_mesh(1), play=play, **options)
 
 

@@ -1,0 +1,123 @@
+"""`swap="now"`: plays that go on beside an update get its parameters in the middle of a response, and each sample has its version."""
+
+import dataclasses
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+from test_over_start import GRPO, slow
+from test_team import ECHO, SPEC, WORLD, gated, team
+
+from marl_llm.algorithms import make_recipe
+from marl_llm.training import HostedTeam, PlayOptions, make_mesh
+from marl_llm.training.over_start import swap_conflict
+from marl_llm.workflows import WorkflowError, separate, shared, with_roles
+from marl_llm.workflows.storage import from_json, to_json
+
+
+def longer(world):
+    """The second role says up to eight tokens: the first comes with the prompt, then chunks of two."""
+    roles = lambda role: dataclasses.replace(role, max_tokens=8 if role.name == "second" else 2)  # noqa: E731
+    return dataclasses.replace(world, workflow=with_roles(world.workflow, roles))
+
+
+def hold(one, count):
+    """Holds the engine where `count` responses of the second role decode, until new parameters have arrived, and says so by an event."""
+    (lane,), engine, held = one._current.engine._all, one._current.engine, threading.Event()
+    real = lane.step
+
+    def step(now):
+        seconds = [ticket for ticket in lane.living if ticket.request.max_tokens == 8]
+        if 0 < len(seconds) < count:
+            time.sleep(0.001)
+            return  # until the others have entered
+        if seconds:
+            held.set()
+            end = time.monotonic() + 30
+            while not engine._updates and time.monotonic() < end:
+                time.sleep(0.001)
+            lane.step = real
+        real(now)
+
+    lane.step = step
+    return lane, held
+
+
+def calls(batch, role):
+    return [call for one in batch.episodes.rollout.episodes for path in one.trajectories for call in path.by(role)]
+
+
+def check(batch, before, after):
+    """The responses under way have tokens of both versions, the first of the old one; all samples have their first token's version."""
+    mixed = [call for call in calls(batch, "second") if call.versions is not None]
+    assert mixed
+    for call in mixed:
+        np.testing.assert_array_equal(call.versions, call.version + (np.arange(call.tokens.size) >= 3))
+    assert all(call.tokens.size <= 3 for call in calls(batch, "second") if call.versions is None and call.version == mixed[0].version)
+    assert set(batch.version.tolist()) <= {before, after}
+    assert batch.figures["mixed_share"] == pytest.approx(len(mixed) / len(batch.version))
+    return mixed
+
+
+def test_a_step_that_is_played_ahead_goes_on_with_what_the_update_made():
+    world, gate = gated()
+    with team(GRPO, shared(ECHO), world=longer(world), ahead=1, swap="now") as one:
+        first = one.play(0, 0, 6)
+        assert first.figures["mixed_share"] == 0.0
+        lane, held = hold(one, 16)  # all slots
+        gate.clear()
+        one.prepare(1, 6, 6)
+        while lane.stats["requests"] < 48 + 24 or lane.tickets:  # the second roles of six tasks with four plays wait for the tool
+            time.sleep(0.001)
+        gate.set()
+        assert held.wait(60)
+        one.learn(first, 1e-2)
+        second = one.play(1, 6, 6)
+        mixed = check(second, 0, 1)
+        assert 0 in second.version  # of the first role's calls, and of those that were under way
+        rollout = second.episodes.rollout
+        line = json.loads(json.dumps(to_json(rollout, next(e for e in rollout.episodes if mixed[0] in e.trajectories[0].calls))))
+        read = next(call for call in from_json(line).trajectories[0].calls if call.id == mixed[0].id)
+        np.testing.assert_array_equal(read.versions, mixed[0].versions)
+        stale = one.learn(second, 1e-2)["policy"]
+        assert stale["staleness"] == pytest.approx(1 - second.version.mean())
+        third = one.play(2, 12, 6)
+        np.testing.assert_array_equal(third.version, 2)
+        assert one.learn(third, 1e-2)["policy"]["log_prob_gap"] < 1e-4 < stale["log_prob_gap"]
+
+
+def test_late_plays_go_on_with_the_parameters_of_the_next_step():
+    world, free = slow({1: 1_000})
+    with team(GRPO, shared(ECHO), world=longer(world), over_start=1, swap="now") as one:
+        first = one.play(0, 0, 4, 1)
+        one.learn(first, 1e-2)
+        _, held = hold(one, 4)
+        free()
+        assert held.wait(60)
+        second = one.play(1, 4, 4, 0)
+        mixed = check(second, 0, 1)
+        assert {call.seed[1] for call in mixed} == {1}  # the late task's
+        late = second.table.instance == 1
+        np.testing.assert_array_equal(second.version, np.where(late, 0, 1))
+
+
+def test_what_it_cannot_be_had_with_is_refused():
+    beside = dict(exact=False, served=[])
+    assert not swap_conflict("now", 2, 0, GRPO, **beside)
+    assert not swap_conflict("drain", 0, 0, make_recipe("grpo"), exact=True, served=["a"], several=True)
+    for change, why in (
+        ({"swap": "soon"}, "swap='soon' is unknown; the ways are drain, now"),
+        ({"over_start": 0}, "swap=now: it would have no effect: nothing is under way"),
+        ({"exact": True}, "swap=now: exact promises equal bytes"),
+        ({"recipe": make_recipe("grpo")}, "set recipe.correction=truncate"),
+        ({"served": ["tool"]}, "model tool is drawn by a server"),
+        ({"several": True}, "several processes"),
+    ):
+        assert why in swap_conflict(**dict(swap="now", over_start=2, ahead=0, recipe=GRPO) | beside | change)
+    with team(GRPO) as one:
+        options = one.options
+    models = dict.fromkeys(("first", "second"), SPEC)
+    with pytest.raises(WorkflowError, match="swap=now: it would have no effect"):
+        HostedTeam(WORLD, separate(ECHO), models, options, make_mesh(1), play=PlayOptions(swap="now"))
