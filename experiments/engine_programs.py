@@ -23,11 +23,12 @@ from marl_llm.models import SAMPLE, TRAIN, LoraConfig, ModelConfig, attach_many,
 from marl_llm.models.pages import touched
 from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import spec_for
-from marl_llm.sampling.lane import PAGE, PIECE, PROGRAM_TOKENS
+from marl_llm.sampling.lane import PIECE, PROGRAM_TOKENS
 from marl_llm.sampling.pages import Admission, Row, Rules, admit, decode, init_pages, page_bytes
 from marl_llm.sampling.pool import Node
 from marl_llm.sampling.requests import Request
 from marl_llm.sampling.stops import stop_rule
+from marl_llm.sampling.store import PAGE
 from marl_llm.sampling.tickets import LaneConfig, Ticket, bucket, draws_of, page_lists
 from marl_llm.training import roofline
 

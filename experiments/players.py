@@ -179,7 +179,7 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError(f"config.rollout.void_limit={config.rollout.void_limit} must lie in [0, 1]; 1 never stops a run")
     if not plan.hosted and (config.tools.backend != "local" or config.tools.workers):
         raise ConfigError("config.tools would have no effect: the game is played compiled, without tools")
-    _adapters(config)
+    _words(config)
     _ahead(config, plan)
     _over_start(config, plan)
     _swap(config, plan)
@@ -199,14 +199,14 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError(f"config.models.{models[0]}.thinking would have no effect: compiled play has no chat format; set config.hosted")
 
 
-def _adapters(config: config_dict.ConfigDict) -> None:
-    how = config.rollout.adapters
-    if how is None:
+def _words(config: config_dict.ConfigDict) -> None:
+    if config.rollout.adapters is None and config.rollout.pool is None:
         return
-    from marl_llm.training.served import ADAPTERS  # takes a second to import
+    from marl_llm.training.served import ADAPTERS, POOLS  # takes a second to import
 
-    if how not in ADAPTERS:
-        raise ConfigError(f"config.rollout.adapters={how!r} is unknown; the ways are {', '.join(ADAPTERS)}")
+    for name, words in (("adapters", ADAPTERS), ("pool", POOLS)):
+        if (how := config.rollout[name]) is not None and how not in words:
+            raise ConfigError(f"config.rollout.{name}={how!r} is unknown; the ways are {', '.join(words)}")
 
 
 def _ahead(config: config_dict.ConfigDict, plan: Plan) -> None:

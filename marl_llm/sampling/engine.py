@@ -24,6 +24,7 @@ from jaxtyping import Array, Key
 from marl_llm.models import ModelConfig
 from marl_llm.sampling.lane import Lane
 from marl_llm.sampling.requests import Completion, Request, RequestError
+from marl_llm.sampling.store import PageStore, shape_of
 from marl_llm.sampling.tickets import LaneConfig, Ticket
 from marl_llm.sampling.weights import grouped
 from marl_llm.text import Tokenizer
@@ -85,7 +86,13 @@ class Engine:
         sizes = sizes or LaneConfig()
         of = lambda name: sizes if isinstance(sizes, LaneConfig) else sizes[name]  # noqa: E731
         named = tokenizers or {}
-        self._all = [Lane(some, c, size, key, mesh, words) for some, c, size, words in grouped(models, of, named)]
+        parts = grouped(models, of, named)
+        shapes = collections.Counter(shape_of(c, size) for _, c, size, _ in parts if size.pool == "shared")
+        stores = {}
+        for some, c, size, _ in parts:
+            if (shape := shape_of(c, size)) in shapes and shape not in stores:
+                stores[shape] = PageStore("+".join(some), c, size, mesh, shapes[shape])
+        self._all = [Lane(some, c, size, key, mesh, words, stores.get(shape_of(c, size))) for some, c, size, words in parts]
         self._lanes = {name: lane for lane in self._all for name in lane.names}
         self._queue = queue
         self._lock = threading.Lock()

@@ -15,18 +15,16 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
-from marl_llm.models import SAMPLE, ModelConfig
+from marl_llm.models import ModelConfig
 from marl_llm.models.pages import touched
-from marl_llm.models.sharding import spec_for
 from marl_llm.sampling.draws import Drawn
-from marl_llm.sampling.pages import Admission, Row, Rules, admit, decode, init_pages, page_bytes
-from marl_llm.sampling.pool import PagePool
+from marl_llm.sampling.pages import Admission, Row, Rules, admit, decode
 from marl_llm.sampling.requests import Request, RequestError
 from marl_llm.sampling.stops import StopRule, stop_rule
+from marl_llm.sampling.store import PageStore
 from marl_llm.sampling.tickets import (  # fmt: skip
     LaneConfig,
     Ticket,
@@ -49,7 +47,6 @@ PROGRAM_TOKENS = 1024  # of prompts in one program, about
 SMALL = {"cpu": 1e9}  # FLOPs of such a program up to which a model is small, 1e12 on an accelerator: 10 ms
 COMPACT = (2, 4)  # with at most this part of the slots living, only that part is computed
 PIECE = {"cpu": 256}  # tokens of a piece, 512 elsewhere: on a CPU about what a chunk of 32 rows takes
-PAGE = {"tpu": 128, "gpu": 64}  # tokens of a page; a TPU's lanes are 128 wide. Elsewhere 16: a page costs what it holds
 
 class Lane:
     """The requests of one model, or of several on one base (`weights`). Not thread-safe: the engine's thread owns it.
@@ -61,36 +58,27 @@ class Lane:
 
     def __init__(
         self, models: Mapping[str, dict], config: ModelConfig, sizes: LaneConfig, root: Key[Array, ""], mesh: Mesh | None,
-        tokenizer: Tokenizer | None,
+        tokenizer: Tokenizer | None, store: PageStore | None = None,
     ):  # fmt: skip
         self.names, self.config, self.sizes, self.root, self.mesh, self.tokenizer = tuple(models), config, sizes, root, mesh, tokenizer
         self.name = "+".join(models)
         self.waiting: collections.deque[Ticket] = collections.deque()
         self.entering: list[Ticket] = []
         self.living: list[Ticket] = []
-        ways = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-        self.parts = ways if sizes.slots % ways == 0 else 1
-        platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-        self.page = sizes.page or PAGE.get(platform, 16)
-        self.page_bytes = page_bytes(config, self.page)
-        longest = -(-(sizes.prompt_tokens + sizes.response_tokens) // self.page)
-        count = sizes.slots // self.parts * longest
-        if sizes.cache_bytes:
-            count = min(count, sizes.cache_bytes // self.parts // self.page_bytes)
-        if count < 1:
-            raise ValueError(f"model {self.name!r}: {sizes.cache_bytes:,} bytes hold no page of {self.page_bytes:,} (rollout.cache_gib)")
-        self.room = bucket(longest)  # pages of a request
-        self.pools = [PagePool(count, self.page) for _ in range(self.parts)]
-        self.pages = self._placed(init_pages(config, self.parts, count, self.page))
+        self.starved: int | None = None  # number of the oldest request that lacks pages, if one does
+        self.store = store or PageStore(self.name, config, sizes, mesh)
+        self.first_model = self.store.join(self, len(models))
+        self.parts, self.page, self.pools = self.store.parts, self.store.page, self.store.pools
+        self.room = bucket(self.store.longest)  # pages of a request
         self.rules: dict[int, int] = {}  # id of a rule -> its first state
         self._rules: list[StopRule] = []
         self._table: Rules | None = None
         self.shapes: set[tuple] = set()
         self.stats = collections.Counter()
         weights = sum(x.size for x in jax.tree.leaves(next(iter(models.values()))))
-        small = SMALL.get(platform, 1e12) > 2 * PROGRAM_TOKENS * weights
+        small = SMALL.get(self.store.platform, 1e12) > 2 * PROGRAM_TOKENS * weights
         self.few = small and not sizes.exact  # shapes of programs: what an empty place costs is less than another program
-        self.between = sizes.piece or (PIECE.get(platform, 512) if not small else 512)  # tokens of prompts between two chunks
+        self.between = sizes.piece or (PIECE.get(self.store.platform, 512) if not small else 512)  # tokens of prompts between two chunks
         self.piece = self.page if sizes.exact else self.between  # tokens of a prompt in one program, at most
         # tokens before a piece that cost about what the weights do, in multiplications
         self.far = math.inf if sizes.exact or small else weights / (2 * config.layers * config.query_heads * config.head_dim)
@@ -99,15 +87,7 @@ class Lane:
         with self._program("swap"):
             self.weights = Weights(config, models, mesh)
 
-    # ------------------------------------------------------------------------------------------------ parameters and placement
-    def _placed(self, pages):
-        """Pages lie along the devices that rows are split over, and their heads along 'tensor'."""
-        if self.mesh is None:
-            return pages
-        heads = spec_for((None, "key_value_heads"), pages[0].keys.shape[1:3], dict(self.mesh.shape), SAMPLE)
-        spec = P(("data", "fsdp") if self.parts > 1 else None, *heads)
-        return jax.device_put(pages, NamedSharding(self.mesh, spec))
-
+    # ------------------------------------------------------------------------------------------------ parameters
     @property
     def can_swap(self) -> bool:
         """Whether new parameters may take effect: whenever there are any, or once nobody is under way (`LaneConfig.swap`)."""
@@ -127,14 +107,14 @@ class Lane:
             self.weights.swap()
         for name in changed:
             for pool in self.pools:
-                pool.clear(self.names.index(name))
+                pool.clear(self.first_model + self.names.index(name))
         for ticket in self.living:
             ticket.version = self.weights.versions[ticket.request.model]
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values, on all devices together."""
-        return self.parts * self.pools[0].pages * self.page_bytes
+        """Bytes of keys and values, on all devices together; those of a shared pool are of all its models."""
+        return self.store.bytes
 
     # ------------------------------------------------------------------------------------------------ requests
     def check(self, request: Request) -> StopRule:
@@ -214,6 +194,7 @@ class Lane:
             kept, last, common = kept - common, None, 0
         if pool.available < need + reserve:
             pool.release(held)
+            self.starved = ticket.number
             return False
         fresh = [pool.take() for _ in range(need)]
         if not ticket.begun:
@@ -229,7 +210,7 @@ class Lane:
         return True
 
     def _model(self, ticket: Ticket) -> int:
-        return self.names.index(ticket.request.model)
+        return self.first_model + self.names.index(ticket.request.model)
 
     def _leave(self, ticket: Ticket) -> None:
         """Gives up a request's place and pages; what they hold stays until the place is needed."""
@@ -265,7 +246,8 @@ class Lane:
                 if pool.available >= need:
                     ticket.nodes += [pool.take() for _ in range(need)]
                 else:
-                    self._pause(max((t for t in (*self.entering, *self.living) if t.part == ticket.part), key=lambda t: t.number))
+                    lane, youngest = self.store.youngest(ticket.part)
+                    lane._pause(youngest)
 
     def _pause(self, ticket: Ticket) -> None:
         self._wait(ticket)
@@ -282,6 +264,7 @@ class Lane:
         Returns how many were let in for the first time, and whether to go on before the next chunk: not once a piece of a long prompt was
         computed while others decode, so that nobody waits for a whole one. With new parameters pending only paused requests go on.
         """
+        self.starved = None
         apart = [t for t in self.waiting if not t.begun] if self.weights.pending else []
         if self.weights.pending:
             self.waiting = collections.deque(t for t in self.waiting if t.begun)
@@ -296,7 +279,7 @@ class Lane:
                     break
                 continue
             new = not ticket.begun
-            if not self._enter(ticket, 0 if self.sizes.exact else len(self.living)):
+            if self.store.waits(ticket) or not self._enter(ticket, 0 if self.sizes.exact else self.store.reserve):
                 later.append(ticket)
                 break
             entered += new
@@ -356,11 +339,11 @@ class Lane:
         rules, (truncates, kept_width) = self._tables(), truncation([t.request.settings for _, t in rows])
         a = Admission(tokens, new, *map(fold, (beginning, kept, base, target)), draws_of(n, rows, self.rules, self.names))
         with self._program("admit", n, length, not reuses, truncates, kept_width, len(rules.ends)):
-            self.pages, drawn, state, alive = admit(
-                self.config, self.weights.params, self.pages, a, rules, self.root, mesh=self.mesh, fresh=not reuses, truncates=truncates,
-                width=kept_width,
+            pages, drawn, state, alive = admit(
+                self.config, self.weights.params, self.store.pages, a, rules, self.root, mesh=self.mesh, fresh=not reuses,
+                truncates=truncates, width=kept_width,
             )  # fmt: skip
-            self.pages = self._placed(self.pages)
+            self.store.place(pages)
             drawn, state, alive = jax.device_get((drawn, state, alive))
             state, alive = state.tolist(), alive.tolist()
         self.stats["admit_programs"] += 1
@@ -416,11 +399,11 @@ class Lane:
         given = Row(token, length, alive, target.reshape(self.parts, s, -1), draws_of(n, rows, self.rules, self.names))
         self._weigh()
         with self._program("decode", chunk, n, *(x.page.shape[1] for x in lists if not exact), truncates, width, len(rules.ends)):
-            self.pages, out, state, alive = decode(
-                self.config, self.weights.params, self.pages, given, lists, rules, self.root, mesh=self.mesh, chunk=chunk,
+            pages, out, state, alive = decode(
+                self.config, self.weights.params, self.store.pages, given, lists, rules, self.root, mesh=self.mesh, chunk=chunk,
                 truncates=truncates, width=width,
             )  # fmt: skip
-            self.pages = self._placed(self.pages)
+            self.store.place(pages)
             (drawn, where), state, alive = jax.device_get((out, state, alive))
             state, alive = state.tolist(), alive.tolist()
         steps = int(where.any(axis=1).sum())
@@ -433,10 +416,8 @@ class Lane:
 
     def _weigh(self) -> None:
         """Notes the fullest moment: pages that are held, and the tokens that are needed of them (shared ones once)."""
-        owned = sum(pool.owned for pool in self.pools)
-        if owned > self.stats["most_pages"]:
-            held = {(t.part, node.page): len(node.tokens) for t in (*self.entering, *self.living) for node in t.nodes}
-            self.stats["most_pages"], self.stats["tokens_then"] = owned, sum(held.values())
+        if sum(pool.owned for pool in self.pools) > self.stats["most_pages"]:
+            self.stats["most_pages"], self.stats["tokens_then"] = self.store.held()
 
     def _program(self, *shape):
         return Timed(self.name, self.stats, self.shapes, shape)

@@ -21,6 +21,7 @@ SHARED = 3  # rows from which on a page is read for all of them at once
 MANY = 256  # new tokens of many requests in one program
 LEAST_PIECE = 64  # tokens; fewer cost as much
 SWAPS = ("drain", "now")
+POOLS = ("own", "shared")
 ENTRIES = 4096  # (page, row) pairs that a list has room for at least: only those that are there are gone through
 
 
@@ -42,13 +43,16 @@ class LaneConfig:
     piece: int = 0  # prompt tokens that are computed between two chunks; longer prompts enter in pieces. 0: see `PIECE`
     cache_bytes: int = 0  # of keys and values; 0: so many that all slots can hold their longest request
     exact: bool = False  # an answer's bytes depend on nobody else; see `marl_llm.sampling.lane`
+    pool: str = "own"  # "shared": models of one shape with these sizes draw pages from one pool, as large as theirs together
     swap: str = "drain"  # when new parameters take effect: "drain", once nobody is under way, or "now", between two chunks of answers
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
             least = 0 if field.name in ("page", "piece", "cache_bytes", "exact") else 1
-            if field.name != "swap" and getattr(self, field.name) < least:
+            if field.name not in ("pool", "swap") and getattr(self, field.name) < least:
                 raise ValueError(f"LaneConfig.{field.name}={getattr(self, field.name)} must be at least {least}")
+        if self.pool not in POOLS:
+            raise ValueError(f"LaneConfig.pool={self.pool!r} is unknown; the ways are {', '.join(POOLS)}")
         if self.swap not in SWAPS:
             raise ValueError(f"LaneConfig.swap={self.swap!r} is unknown; the ways are {', '.join(SWAPS)}")
         if self.exact and self.swap == "now":

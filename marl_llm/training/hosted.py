@@ -36,7 +36,7 @@ from marl_llm.training.over_start import OverStart, Underway, bias_figures, chec
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy
 from marl_llm.training.seats import Seat, guest
-from marl_llm.training.served import CurrentEngine, cache_bytes, check_served, engines, on_one_base, samplers
+from marl_llm.training.served import CurrentEngine, cache_bytes, check_pool, check_served, engines, on_one_base, samplers
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Inside, Rollout, Scripted, Task, Workflow, WorkflowError, World
@@ -62,6 +62,7 @@ class PlayOptions:
     over_start: int = 0  # hosted play: tasks begun beyond `tasks`; the late ones belong to the next step (docs/pods.md); None: 0
     adapters: str = "auto"  # hosted play: adapters on one base are sampled "together" or "merged" (docs/real_models.md); None: auto
     ahead: int = 0  # hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/pods.md); None: 0
+    pool: str = "own"  # hosted play: "shared": models of one shape draw pages from one pool (docs/real_models.md); None: own
     swap: str = "drain"  # hosted play: "now" gives new parameters to responses under way (docs/pods.md); None: drain, once they have ended
 
 
@@ -122,6 +123,7 @@ class HostedTeam(Team):
         self._current = CurrentEngine()
         self._underway: Underway | None = None
         self._together = on_one_base(self.learners, play.adapters, mesh)
+        check_pool(self.learners, play.pool, self._together)
         self._unserved: set[str] = set()  # models whose new parameters the engine has not been given
         self._given: dict[str, list[int]] = {}  # of the team's own models: the versions that the engine was given, in order
         check_beside(play.ahead, play.over_start, mesh, self.trained_coach is not None)
@@ -176,6 +178,7 @@ class HostedTeam(Team):
             cache_bytes=cache_bytes(o.cache_gib, models, own_mesh(mesh)),
             exact=o.exact,
             swap=o.swap,
+            pool=o.pool,
         )
 
     def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine | Samplers:

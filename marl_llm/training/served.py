@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from jaxtyping import Array, Key
 from marl_llm.algorithms import Recipe
 from marl_llm.sampling import Engine, LaneConfig, Samplers, Settings, VllmSampler
 from marl_llm.sampling.requests import Completion, Generator, Request
+from marl_llm.sampling.store import shape_of
+from marl_llm.sampling.tickets import POOLS
 from marl_llm.sampling.vllm import check_settings
 from marl_llm.training import processes
 from marl_llm.training.learner import Learner
@@ -140,6 +142,22 @@ def on_one_base(learners: Mapping[str, Learner], how: str, mesh: Mesh) -> frozen
     large = lambda learner: learner.config.parameters * jnp.dtype(learner.config.compute_dtype).itemsize >= LARGE_BYTES  # noqa: E731
     wanted = [names for names in shared.values() if how == "together" or how == "auto" and large(learners[names[0]])]
     return frozenset(name for names in wanted for name in names)
+
+
+def check_pool(learners: Mapping[str, Learner], how: str, together: Collection[str]) -> None:
+    """Raises `WorkflowError` on another word than `POOLS`, and where "shared" has no effect: no two models, of those that an engine draws
+    for on the same devices, have pages of one shape. `together`: names whose adapters lie on one base, which have one pool anyway."""
+    if how not in POOLS:
+        raise WorkflowError(f"play.pool={how!r} is unknown; the ways are {', '.join(POOLS)}")
+    lanes = {
+        (id(one.base) if name in together else name, one.mesh, *shape_of(one.config, LaneConfig()))
+        for name, one in learners.items() if one.spec.sampler is None
+    }  # fmt: skip
+    if how == "shared" and len({lane[1:] for lane in lanes}) == len(lanes):
+        raise WorkflowError(
+            "play.pool='shared' would have no effect: no two models on the same devices have as many layers, key/value heads and "
+            "dimensions of a head in one compute dtype; leave it out"
+        )
 
 
 def cache_bytes(gib: float | None, models: int, mesh: Mesh) -> int:

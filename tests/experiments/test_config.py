@@ -266,6 +266,7 @@ def test_a_bad_value_is_refused_with_its_name(path, value, why):
         ("fact_parallel", "grpo", {"rollout.over_start": 48}, r"config\.rollout\.over_start=48 must be below config\.rollout\.tasks=48"),
         ("fact_parallel", "grpo", {"rollout.over_start": 1, "checkpoint.every": 1}, "over_start=1 would have no effect: the step before a"),
         ("fact_parallel", "grpo", {"rollout.over_start": -1}, r"config\.rollout\.over_start=-1 must be at least 0"),
+        ("fact_parallel", "grpo", {"rollout.pool": "common"}, r"config\.rollout\.pool='common' is unknown; the ways are own, shared"),
         ("fact_parallel", "grpo", {"rollout.swap": "soon"}, r"config\.rollout\.swap='soon' is unknown; the ways are drain, now"),
         ("fact_parallel", "grpo", {"rollout.swap": "now"}, r"config\.rollout\.swap=now: it would .* set config\.rollout\.ahead=1 or"),
         ("fact_parallel", "grpo", {"rollout.swap": "now", "rollout.exact": True}, r"config\.rollout\.swap=now: exact promises equal bytes"),

@@ -10,7 +10,7 @@ import pytest
 from marl_llm.models import make_model_config
 from marl_llm.sampling.requests import Completion, Request
 from marl_llm.training import Learner, make_mesh
-from marl_llm.training.served import Bursts, engines
+from marl_llm.training.served import Bursts, check_pool, engines
 from marl_llm.workflows import WorkflowError
 
 
@@ -100,3 +100,23 @@ def test_a_burst_without_an_end_is_cut():
         await asyncio.gather(*asked)
 
     asyncio.run(play())
+
+
+def test_a_common_pool_needs_two_models_of_one_shape_that_an_engine_draws_for():
+    def learner(preset="qwen3-1.7b", sampler=None, base=None):
+        made = model(preset)[0]
+        made.spec, made.base = types.SimpleNamespace(sampler=sampler), base
+        return made
+
+    base = {}
+    check_pool({"a": learner(), "b": learner(), "c": learner("qwen3-8b")}, "shared", ())
+    for learners, together in (
+        ({"a": learner(), "b": learner("qwen3-8b")}, ()),
+        ({"a": learner(), "b": learner(sampler="server")}, ()),
+        ({"a": learner(base=base), "b": learner(base=base)}, ("a", "b")),  # one lane
+    ):
+        check_pool(learners, "own", together)
+        with pytest.raises(WorkflowError, match="play.pool='shared' would have no effect: no two models on the same devices"):
+            check_pool(learners, "shared", together)
+    with pytest.raises(WorkflowError, match="play.pool='common' is unknown; the ways are own, shared"):
+        check_pool({}, "common", ())

@@ -89,11 +89,11 @@ SPEC = ModelSpec(SHAPE, PARAMS, SPEECH)
 GRPO = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none")
 
 
-def team(recipe=GRPO, assignment=None, world=WORLD, specs=None, ahead=0, over_start=0, swap="drain", **options):
+def team(recipe=GRPO, assignment=None, world=WORLD, specs=None, ahead=0, over_start=0, swap="drain", pool="own", **options):
     assignment = assignment or separate(world.workflow)
     learner = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
     specs = specs or dict.fromkeys(assignment.policies, SPEC)
-    play = PlayOptions(slots=16, chunk=2, ahead=ahead, over_start=over_start, swap=swap)
+    play = PlayOptions(slots=16, chunk=2, ahead=ahead, over_start=over_start, swap=swap, pool=pool)
     return make_team(world, assignment, specs, learner, make_mesh(1), play=play, **options)
 
 
@@ -338,6 +338,20 @@ def test_opponents_that_would_share_one_outcome_are_warned_of_once():
         with team(recipe, shared(ECHO), world) as one, warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*for losing")
             one.learn(one.play(0, 0, 2), 1e-3)
+
+
+def test_models_that_draw_pages_from_one_pool_play_and_learn_the_same():
+    drawn = []
+    for pool in ("own", "shared"):
+        with team(pool=pool) as one:
+            stores = {id(lane.store) for lane in one._current.engine._all}
+            batches = [one.play(0, 0, 6)]
+            one.learn(batches[0], 1e-2)
+            batches.append(one.play(1, 6, 6))
+            drawn.append((len(stores), *(np.asarray(batch.tokens.ids) for batch in batches)))
+    assert [stores for stores, *_ in drawn] == [2, 1]
+    for own, common in zip(drawn[0][1:], drawn[1][1:], strict=True):
+        np.testing.assert_array_equal(own, common)
 
 
 # ---------------------------------------------------------------------------------------------------- played ahead
