@@ -64,11 +64,27 @@ FAULTS = {
         "another row reads the shared page": ("readers[ticket.part].setdefault(node.page, []).append(row)", "readers[ticket.part].setdefault(node.page, []).append(max(row - 1, 0))"),
     },
     (S + "lane.py", T + "test_engine.py " + T + "test_pages.py"): {
-        "old keys and values outlive new parameters": ("            pool.clear()\n", "            pass\n"),
+        "old keys and values outlive new parameters": ("                pool.clear(", "                len(pool.free); int("),
         "who has begun goes on with new parameters": (
             "deque(t for t in self.waiting if t.begun)", "deque(t for t in self.waiting)"
         ),
         "the page to copy from is another": ("read[at] = ticket.source.page", "pass"),
+    },
+    (S + "pool.py", T + "test_swap.py"): {
+        "pages of two versions are found": ("if not len(tokens) or not node.findable:", "if not len(tokens):"),
+        "pages of two versions are kept": ("if len(node.tokens) and node.findable:", "if len(node.tokens):"),
+        "a page belongs to the parameters that ended it": ("node.root = node.root or parent.root", "node.root = parent.root"),
+    },
+    (S + "lane.py", T + "test_swap.py"): {
+        "who decodes keeps its version": ("        for ticket in self.living:\n            ticket.version", "        for ticket in self.entering:\n            ticket.version"),
+        "a prompt goes on with other parameters": ("for ticket in [t for t in self.entering if", "for ticket in [t for t in () if"),
+        "a swap forgets the pages of all models": ("        for name in changed:", "        for name in self.names:"),
+    },
+    (S + "store.py", T + "test_shared_pool.py"): {
+        "the younger enters before an older one of another lane": (
+            "return any(lane.starved is not None and lane.starved < ticket.number for lane in self.lanes)", "return False"
+        ),
+        "two models find each other's pages": ("return self._models - models", "return 0"),
     },
     (S + "lane.py", T + "test_exact.py"): {
         "exact play takes over parts of pages": ("if self.sizes.exact:\n            chain, last, common", "if False:\n            chain, last, common"),
