@@ -45,7 +45,7 @@ from marl_llm.text import Tokenizer
 
 PROGRAM_TOKENS = 1024  # of prompts in one program, about
 SMALL = {"cpu": 1e9}  # FLOPs of such a program up to which a model is small, 1e12 on an accelerator: 10 ms
-COMPACT = (2, 4)  # with at most this part of the slots living, only that part is computed
+COMPACT = (2, 4, 8, 32)  # with at most this part of the slots living, only that part is computed
 PIECE = {"cpu": 256}  # tokens of a piece, 512 elsewhere: on a CPU about what a chunk of 32 rows takes
 
 class Lane:
