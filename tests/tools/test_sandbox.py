@@ -20,7 +20,9 @@ from marl_llm.tools.sandbox import (
     SandboxError,
     Submission,
     Workspace,
+    attempt,
     features,
+    pool,
     slot,
 )
 from marl_llm.tools.sandbox.inside import isolation, seccomp, snapshot, values
@@ -234,6 +236,22 @@ def test_deadline_of_a_running_program_is_a_failure():
         assert done.failure.kind.value == "deadline"
         assert done.seconds < 20
         assert made.run(Submission("print(3)")).stdout == "3\n"
+
+
+@pytest.mark.parametrize("late", [1, 100])
+def test_a_supervisor_that_is_late_is_asked_again_though_nobody_else_waits(monkeypatch, late):
+    """As after a suspension of the machine. The only program there is goes back into its queue, and no event follows."""
+    patience = iter([-1.0] * late)
+    monkeypatch.setattr(attempt, "waiting_s", lambda limits, packs: next(patience, 30.0))
+    with Sandbox(workers=1) as made:
+        made.warm()
+        done = made.submit(Submission("import time\ntime.sleep(0.3)\nprint(3)")).result(timeout=30)
+        assert made.metrics()["sandbox/retried"] == min(late, pool.MAX_ATTEMPTS - 1)
+    if late == 1:
+        assert done.stdout == "3\n"
+    else:
+        assert done.failure.kind.value == "crash"
+        assert "did not report in time" in done.failure.message
 
 
 def test_killed_zygotes_lose_and_double_nothing():

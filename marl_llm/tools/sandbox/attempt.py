@@ -12,12 +12,17 @@ PACK_S = 20.0  # and this much later where it packs a workspace
 CHANNEL_BYTES = 8 << 20
 
 
+def waiting_s(limits: Limits, packs: bool) -> float:
+    """Seconds until a supervisor must have reported; `packs`: a workspace."""
+    return limits.timeout_s + BACKSTOP_S + PACK_S * packs
+
+
 class Attempt:
     """The read ends of an attempt's pipes and what came through them."""
 
     def __init__(self, job: Job, slot: Slot, limits: Limits):
         self.job, self.slot = job, slot
-        self.backstop = time.monotonic() + limits.timeout_s + BACKSTOP_S + PACK_S * (job.request.workspace is not None)
+        self.backstop = time.monotonic() + waiting_s(limits, job.request.workspace is not None)
         self.caps = (limits.stdout_bytes, limits.stderr_bytes, CHANNEL_BYTES)
         self.streams: list[int] = []  # stdout, stderr, channel
         self.parts: list[list[bytes]] = [[], [], []]

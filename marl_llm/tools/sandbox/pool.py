@@ -311,6 +311,7 @@ class Sandbox(Executor):
         while not self._closed:
             with self._lock:
                 self._tick()
+                self._dispatch()  # of what a clock put back into its queue, for which no event comes
                 busy = self._active or self._expiries or any(not s.ready for g in self._slots.values() for s in g)
                 self._idle = not busy
             events = self._epoll.poll(TICK_S if busy else None)
