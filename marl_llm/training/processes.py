@@ -298,7 +298,7 @@ class Watch:
     def __init__(self, lost_after_s: float, last_words: str = "", code: int = 2):
         self.lost_after_s, self.last_words, self.code = lost_after_s, last_words, code
         self._done, self._thread = threading.Event(), None
-        self._heard: dict[int, float] = {}  # rank -> when its last sign of life came
+        self._heard: dict[int, int] = {}  # rank -> how many signs of life came
 
     def __enter__(self) -> Watch:
         if jax.process_count() > 1:
@@ -329,10 +329,11 @@ class Watch:
         Whatever was raised here, the cause may be another process that died: what it broke comes as an error of JAX (`collective`), or of a
         library that waited for it.
         """
-        now = time.monotonic()
-        while time.monotonic() < now + self.lost_after_s + 2 * BEAT_S + HELD_S:
-            others = [self._heard.get(rank, 0.0) for rank in range(jax.process_count()) if rank != jax.process_index()]
-            if (not collective and min(others) > now) or self._done.wait(BEAT_S / 4):
+        until, before = time.monotonic() + self.lost_after_s + 2 * BEAT_S + HELD_S, dict(self._heard)
+        while time.monotonic() < until:
+            ranks = [rank for rank in range(jax.process_count()) if rank != jax.process_index()]
+            more = min(self._heard.get(rank, 0) - before.get(rank, 0) for rank in ranks)
+            if (not collective and more >= 3) or self._done.wait(BEAT_S / 4):  # the first two may have been sent before
                 return
 
     def _look(self) -> None:
@@ -362,7 +363,7 @@ class Watch:
                     self._end(f"process {rank} ended with {ended[rank]}")
                 if said.get(rank, "") != beats[rank][0]:
                     beats[rank], names[rank] = (said[rank], time.monotonic()), said[rank].partition(" ")[2]
-                    self._heard[rank] = time.monotonic()
+                    self._heard[rank] = self._heard.get(rank, 0) + 1
                 elif time.monotonic() - beats[rank][1] > self.lost_after_s + (0 if names[rank] else START_S):
                     self._end(f"process {rank} ({names[rank] or 'never seen'}) gave no sign of life for {self.lost_after_s:g} s")
             slept = time.monotonic()
