@@ -218,8 +218,10 @@ class ChatClient:
             cost = 0.0
             try:
                 if not self._pace.wait(prompt_bound + reply_bound, deadline):
-                    message = f"the rate limits leave no turn within {self._deadline_s} s"
-                    return failed(FailureKind.RATE_LIMITED, message, time.monotonic() - start, attempt)
+                    late = time.monotonic() >= deadline
+                    message = f"{self._deadline_s} s are over" if late else f"the rate limits leave no turn within {self._deadline_s} s"
+                    kind = FailureKind.DEADLINE if late else FailureKind.RATE_LIMITED
+                    return failed(kind, message, time.monotonic() - start, attempt)
                 attempt += 1
                 with self._lock:
                     self._counts["attempts"] += 1

@@ -118,6 +118,21 @@ def test_the_deadline_covers_all_attempts():
         assert 1 <= len(server.seen) <= 5
 
 
+def test_a_deadline_that_passes_between_two_attempts_is_no_rate_limit(monkeypatch):
+    with MisbehavingServer(*["drip_body"] * 50) as server, make(server, deadline_s=0.8, attempt_s=0.25, attempts=50) as client:
+        wait = client._pace.wait
+
+        def late(tokens, deadline):  # a machine that has no time for this thread
+            time.sleep(0.4)
+            return wait(tokens, deadline)
+
+        monkeypatch.setattr(client._pace, "wait", late)
+        result = client.complete(HELLO)
+    assert result.failure.kind == FailureKind.DEADLINE
+    assert "0.8 s are over" in result.failure.message
+    assert result.attempts == 1
+
+
 def test_a_pause_longer_than_the_deadline_fails_at_once():
     with MisbehavingServer((429, {"Retry-After": "3600"}, b"")) as server, make(server, deadline_s=5.0) as client:
         result = client.complete(HELLO)
