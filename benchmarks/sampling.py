@@ -61,7 +61,7 @@ def prepare(parts: list[str], model: str, threads: int) -> dict:
     from jax.sharding import PartitionSpec as P
 
     from marl_llm.models import load_pretrained, serving_layout
-    from marl_llm.sampling import Engine, LaneConfig, Request, sample
+    from marl_llm.sampling import sample
     from marl_llm.training import make_mesh, use_cpu_devices
 
     use_cpu_devices(threads)
@@ -103,43 +103,9 @@ def prepare(parts: list[str], model: str, threads: int) -> dict:
     if "growth" in parts:
         tasks["M"] = sampling(32, 1, PROMPT, NEW, times=2)
     if "uneven" in parts:
-        lengths = np.minimum(rng.geometric(1 / MEAN, REQUESTS), MOST)
-        prompts = rng.integers(3, VOCABULARY, (REQUESTS, PROMPT))
-        sizes = LaneConfig(slots=AT_ONCE, prompt_tokens=PROMPT, response_tokens=MOST, chunk=8, admit=4)
-        engine = Engine({"policy": (config, params)}, jax.random.key(0), sizes=sizes)
-        requests = [Request(tuple(map(int, p)), (i,), int(n)) for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))]
-
-        def continuous():
-            done = engine.generate_all(requests)
-            assert sum(len(c.tokens) for c in done) == lengths.sum()
-
-        def until_all_done():
-            for start in range(0, REQUESTS, AT_ONCE):
-                part = slice(start, start + AT_ONCE)
-                keys, ids = jax.random.split(jax.random.key(start), (AT_ONCE, 1)), jnp.asarray(prompts[part], jnp.int32)
-                out = run(served, ids, keys, MOST, jnp.asarray(lengths[part, None], jnp.int32))
-                assert int(out.where.sum()) == lengths[part].sum()
-
-        engine.generate_all(requests[:1])  # a single admission is a shape of its own
-        tasks |= {"continuous": timed(continuous), "until all done": timed(until_all_done), "drawn": lambda: {"tokens": int(lengths.sum())}}
-
+        tasks |= uneven_tasks(config, params, rng, run, timed, served)
     if "engine" in parts:
-        sizes = LaneConfig(max(BATCHES), PROMPT, NEW, chunk=8)
-        served_by = Engine({"policy": (config, params)}, jax.random.key(0), sizes=sizes, mesh=mesh if threads > 1 else None)
-
-        def burst(batch):
-            rounds = iter(range(10**6))  # prompts that no page holds yet
-
-            def ask():
-                asked = rng.integers(3, VOCABULARY, (batch, PROMPT))
-                number = next(rounds)
-                requests = [Request(tuple(map(int, p)), (number, batch, i), NEW) for i, p in enumerate(asked)]
-                assert sum(len(c.tokens) for c in served_by.generate_all(requests)) == batch * NEW
-
-            ask()  # what is in a program depends on when requests arrive
-            return timed(ask)
-
-        tasks |= {f"engine {b}": burst(b) for b in BATCHES}
+        tasks |= engine_tasks(config, params, rng, timed, mesh if threads > 1 else None)
 
     matrix, vector = jnp.ones((16384, 4096)), jnp.ones((4096,))
     read = jax.jit(jnp.matmul)
@@ -154,6 +120,55 @@ def prepare(parts: list[str], model: str, threads: int) -> dict:
         return {"gemm": best_gemm(), "read": matrix.nbytes / min(times)}
 
     return tasks | {"limits": limits}
+
+
+def uneven_tasks(config, params, rng, run, timed, served) -> dict:
+    """Requests of uneven lengths: the engine, and batches that run until all are done."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from marl_llm.sampling import Engine, LaneConfig, Request
+
+    lengths = np.minimum(rng.geometric(1 / MEAN, REQUESTS), MOST)
+    prompts = rng.integers(3, VOCABULARY, (REQUESTS, PROMPT))
+    sizes = LaneConfig(slots=AT_ONCE, prompt_tokens=PROMPT, response_tokens=MOST, chunk=8, admit=4)
+    engine = Engine({"policy": (config, params)}, jax.random.key(0), sizes=sizes)
+    requests = [Request(tuple(map(int, p)), (i,), int(n)) for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))]
+
+    def continuous():
+        done = engine.generate_all(requests)
+        assert sum(len(c.tokens) for c in done) == lengths.sum()
+
+    def until_all_done():
+        for start in range(0, REQUESTS, AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            keys, ids = jax.random.split(jax.random.key(start), (AT_ONCE, 1)), jnp.asarray(prompts[part], jnp.int32)
+            out = run(served, ids, keys, MOST, jnp.asarray(lengths[part, None], jnp.int32))
+            assert int(out.where.sum()) == lengths[part].sum()
+
+    engine.generate_all(requests[:1])  # a single admission is a shape of its own
+    return {"continuous": timed(continuous), "until all done": timed(until_all_done), "drawn": lambda: {"tokens": int(lengths.sum())}}
+
+
+def engine_tasks(config, params, rng, timed, mesh) -> dict:
+    """The batches as requests to the engine, other prompts at each repetition, for pages would hold the same ones."""
+    import jax
+
+    from marl_llm.sampling import Engine, LaneConfig, Request
+
+    engine = Engine({"policy": (config, params)}, jax.random.key(0), sizes=LaneConfig(max(BATCHES), PROMPT, NEW, chunk=8), mesh=mesh)
+
+    def burst(batch):
+        def ask():
+            prompts = rng.integers(3, VOCABULARY, (batch, PROMPT))
+            done = engine.generate_all([Request(tuple(map(int, p)), (batch, i), NEW) for i, p in enumerate(prompts)])
+            assert sum(len(c.tokens) for c in done) == batch * NEW
+
+        ask()  # what is in a program depends on when requests arrive
+        return timed(ask)
+
+    return {f"engine {b}": burst(b) for b in BATCHES}
 
 
 def roofline_step(batch: int, gemm: float, read: float) -> float:

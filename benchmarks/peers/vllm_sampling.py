@@ -19,7 +19,7 @@ def prepare(args):
     tasks = [tuple(map(int, task.split(","))) for task in args.tasks.split(";")]
     longest = max(prompt + new for _, prompt, new in tasks)
     llm = LLM(
-        model=args.model, skip_tokenizer_init=True, dtype="float32", max_model_len=longest + 64, enforce_eager=not args.compiled,
+        model=args.model, skip_tokenizer_init=True, dtype="float32", max_model_len=longest + 64, enforce_eager=True,
         enable_prefix_caching=False, max_num_seqs=max(batch for batch, _, _ in tasks), disable_log_stats=True,
     )  # fmt: skip
 
@@ -47,7 +47,6 @@ def main():
     parser.add_argument("--model", required=True, help="checkpoint directory")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--vocabulary", type=int, required=True)
-    parser.add_argument("--compiled", action="store_true", help="through torch.compile")
     parser.add_argument("--tasks", required=True, help="B,P,R;B,P,R;...")
     args = parser.parse_args()
     pin(args.threads)
