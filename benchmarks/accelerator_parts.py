@@ -167,7 +167,7 @@ def unavailable(path: str, kind: str, dtype: str, platform: str) -> str:
         return "takes 16-bit numbers only"
     if path == "splash" and platform == "gpu":
         return "needs a TPU, or a CPU, which interprets it"
-    return "takes one tree for all rows, not packed ones" if path == "splash" and kind == "packed" else ""
+    return ""
 
 
 def difference(one, other) -> float:

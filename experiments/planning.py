@@ -340,6 +340,7 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
     """`(memory by program, FLOPs of the update, bytes of parameters, of optimizer, of the sampling copy)`, as the TPU compiler says."""
     from experiments.program_costs import ProgramText
     from marl_llm.models import for_platform
+    from marl_llm.models.tree_kernel import kernel_flops
 
     with for_platform("tpu"):
         lowered, *bytes_ = programs(
@@ -355,7 +356,8 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
         )
         compiled = {name: _compile(one) for name, one in lowered.items()}
     figures = {name: found if isinstance(found, dict) else memory(found) for name, found in compiled.items()}
-    flops = 0.0 if isinstance(compiled["update"], dict) else ProgramText(compiled["update"].as_text()).flops()
+    kernels = kernel_flops(sizes.prompt, sizes.recipe.branches, sizes.response)
+    flops = 0.0 if isinstance(compiled["update"], dict) else ProgramText(compiled["update"].as_text(), kernels).flops()
     return figures, flops, *bytes_
 
 

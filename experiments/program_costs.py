@@ -2,7 +2,7 @@
 
 XLA's own cost analysis counts the body of a loop once, however often it runs. Here a loop counts as often as its condition says where that
 is a number, and once where it is data; such loops are told apart, so that a caller can say how often they run. A product is a `dot` or a
-`convolution`; what a kernel inside a custom call does is not seen. Bytes are those that an instruction reads of arrays that do not lie on
+`convolution`; what a kernel inside a custom call does is not seen, so a caller says it (`kernels`). Bytes are those that an instruction reads of arrays that do not lie on
 the chip (memory space 0), each as often as it is read; of an array that is sliced or gathered from, only what is taken.
 """
 
@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 import re
+from collections.abc import Callable, Mapping
 
 SIZES = {"pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
 SIZES |= {"s64": 8, "u64": 8, "f64": 8, "c64": 8}
@@ -104,9 +105,11 @@ def _instruction(line: str) -> Instruction | None:
 
 
 class ProgramText:
-    """A compiled program. `text`: of `compiled.as_text()`."""
+    """A compiled program. `text`: of `compiled.as_text()`. `kernels`: the FLOPs of a custom call by a part of its name in the source, given
+    the dimensions of its first result; of others they are 0."""
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, kernels: Mapping[str, Callable[[tuple[int, ...]], float | int]] | None = None):
+        self.kernels = kernels or {}
         self.computations: dict[str, dict[str, Instruction]] = {}
         here, self.entry = None, ""
         for line in text.splitlines():
@@ -163,6 +166,8 @@ class ProgramText:
     @functools.cached_property
     def _flops_cost(self):
         def cost(computation: str, one: Instruction) -> float | int:
+            if one.opcode == "custom-call":
+                return self._kernel_flops(one)
             if one.opcode not in ("dot", "convolution"):
                 return 0.0
             left, right = (self.computations[computation][n].results[0].dims for n in one.operands[:2])
@@ -170,6 +175,10 @@ class ProgramText:
 
         cost.inside_fusions = True
         return cost
+
+    def _kernel_flops(self, one: Instruction) -> float | int:
+        source = re.search(r'op_name="([^"]*)"', one.line)
+        return sum(flops(one.results[0].dims) for name, flops in self.kernels.items() if source and name in source.group(1))
 
     @functools.cached_property
     def _read_cost(self):

@@ -6,7 +6,7 @@
 | `chunked` | everywhere | queries in chunks, computed again in the backward pass: memory `[B, H, chunk, L]` |
 | `tree` | everywhere | the prompt in causal blocks; responses over the prompt and themselves in one softmax: no score between branches |
 | `cudnn` | GPU, 16-bit | `jax.nn.dot_product_attention` with the mask |
-| `splash` | TPU | block-sparse flash attention; the tree is computed inside the kernel, and blocks that no query sees are never read |
+| `splash` | TPU | block-sparse flash attention, blocks that no query sees are never read: JAX's kernel where all rows have one tree, ours (`tree_kernel`) where a row packs trees of its own |
 
 All give the same numbers (tests/models/test_attention.py; splash in Pallas' interpret mode on CPU).
 """
@@ -19,7 +19,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.models.masks import RowMask
 from marl_llm.models.sharding import constrain, per_device, ways
@@ -67,16 +67,10 @@ def attend(
 
 
 def choose(name: str, length: int, dtype, mask: RowMask | None = None) -> str:
-    """What `auto` means for rows of `length` on the platform; other names are returned as they are.
-
-    Raises `ValueError` where splash attention is asked for rows whose branches are data (see `RowMask.branches`).
-    """
-    data = mask is not None and mask.branches is not None
-    if name == "splash" and data:
-        raise ValueError("splash attention takes one tree for all rows, not rows with branches of their own; set attention='auto'")
+    """What `auto` means for rows of `length` on the platform; other names are returned as they are."""
     if name != "auto":
         return name
-    if platform() == "tpu" and length % LANES == 0 and not data:
+    if platform() == "tpu" and (length % LANES == 0 or (mask is not None and mask.branches is not None)):
         return "splash"
     if platform() == "gpu" and jnp.dtype(dtype).itemsize == 2:
         return "cudnn"
@@ -98,7 +92,7 @@ def self_attention(
         return _tree(queries, keys, values, mask)
     if kind == "cudnn":
         return jax.nn.dot_product_attention(queries, keys, values, mask=mask.dense()[:, None], implementation="cudnn")
-    return _splash(queries, keys, values, mask)
+    return (_splash if mask.branches is None else _packed)(queries, keys, values, mask)
 
 
 def _chunked(queries, keys, values, mask: RowMask):
@@ -218,8 +212,7 @@ def _tree_mask_class():
 def _splash(queries, keys, values, mask: RowMask):
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
-    b, length, h, d = queries.shape
-    wide = -(-d // LANES) * LANES
+    length, h, d = queries.shape[1:]
     block = max(size for size in (512, 256, LANES) if length % size == 0) if length % LANES == 0 else None
     if block is None:
         raise ValueError(f"splash attention needs a row length in multiples of {LANES}, not {length}; pad, or set attention='xla'")
@@ -227,7 +220,6 @@ def _splash(queries, keys, values, mask: RowMask):
         block_q=block, block_kv=block, block_kv_compute=block,
         block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
     )  # fmt: skip
-    spread = lambda x: jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, 0), (0, wide - d)))  # noqa: E731
     interpret = platform() == "cpu"
 
     def kernel_of(heads: int):
@@ -241,9 +233,29 @@ def _splash(queries, keys, values, mask: RowMask):
         both = splash_attention_kernel.SegmentIds(segments, segments)
         return jax.vmap(lambda q, k, v, s: kernel(q, k, v, segment_ids=s))(q, k, v, both)
 
+    return _per_head(local, queries, keys, values, mask.segments)
+
+
+def _packed(queries, keys, values, mask: RowMask):
+    from marl_llm.models.tree_kernel import tree_attention  # Pallas takes a second to import
+
+    def local(q, k, v, segments, branches):
+        group = q.shape[1] // k.shape[1]
+        out = tree_attention(
+            q.reshape(q.shape[0], -1, group, *q.shape[2:]), k, v, segments, branches, interpret=platform() == "cpu"
+        )
+        return out.reshape(q.shape)
+
+    return _per_head(local, queries, keys, values, mask.segments, mask.branches)
+
+
+def _per_head(kernel, queries, keys, values, *numbers: Int[Array, "B L"]):
+    """`kernel(q [B, H, L, d'], k [B, J, L, d'], v, *numbers)` for each device's heads, the queries scaled, d' in multiples of a TPU's lanes."""
+    h, d = queries.shape[2:]
+    spread = lambda x: jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, 0), (0, -d % LANES)))  # noqa: E731
     if keys.shape[2] % ways("heads"):  # too few key heads to split beside the query heads
         keys, values = (jnp.repeat(x, h // x.shape[2], axis=2) for x in (keys, values))
     heads = ("batch", "heads", None, None)
-    run = per_device(local, (heads, heads, heads, ("batch", None)), heads)
-    out = run(spread(queries * d**-0.5), spread(keys), spread(values), mask.segments)
+    run = per_device(kernel, (heads, heads, heads, *[("batch", None)] * len(numbers)), heads)
+    out = run(spread(queries * d**-0.5), spread(keys), spread(values), *numbers)
     return constrain(out[..., :d].transpose(0, 2, 1, 3), "batch", None, "heads", None)

@@ -1,0 +1,118 @@
+"""The kernel of packed trees, in Pallas' interpret mode: any layout of rows equals dense attention, and blocks that nobody sees are left out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marl_llm.models import SAMPLE, packed_mask, self_attention, use_rules
+from marl_llm.models.attention import attend
+from marl_llm.models.tree_kernel import block_pairs, block_size, kernel_flops, token_ranges, tree_attention
+from marl_llm.training import make_mesh
+
+
+def random_row(rng, length: int, longest: int):
+    """Trees, plain sequences and padding, as rows are packed."""
+    segments, branches, segment, branch = [], [], 0, 0
+    while len(segments) < length:
+        segment += 1
+        sizes = rng.integers(1, longest, 1 + rng.integers(0, 4))
+        for i, size in enumerate(sizes):
+            branch += i > 0
+            segments += [segment] * int(size)
+            branches += [branch if i else 0] * int(size)
+    empty = int(rng.integers(0, length // 3))
+    segments, branches = segments[: length - empty] + [0] * empty, branches[: length - empty] + [0] * empty
+    return segments, branches
+
+
+def rows(seed: int, count: int, length: int, longest: int):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(x, jnp.int32) for x in zip(*[random_row(rng, length, longest) for _ in range(count)])]
+
+
+def arrays(rng, count, length, heads, group, size):
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    return normal(count, length, heads * group, size), normal(count, length, heads, size), normal(count, length, heads, size)
+
+
+@pytest.mark.parametrize(("length", "longest", "heads", "group"), [(384, 60, 2, 1), (300, 200, 1, 3)])
+def test_any_layout_equals_dense_attention_and_its_gradient(length, longest, heads, group):
+    segments, branches = rows(length, 3, length, longest)
+    q, k, v = arrays(np.random.default_rng(1), 3, length, heads, group, 16)
+    real = np.asarray(segments, bool)
+    weight = jnp.asarray(real[:, :, None, None] * np.random.default_rng(2).normal(size=q.shape), jnp.float32)
+    mask = packed_mask(segments, branches)
+
+    def value(kind):
+        def loss(q, k, v):
+            out = self_attention("splash", q, k, v, mask) if kind else attend(q, k, v, mask.dense())
+            return jnp.sum(out * weight), out
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(q, k, v)
+
+    (_, out), got = value(True)
+    (_, want), slopes = value(False)
+    np.testing.assert_allclose(np.asarray(out)[real], np.asarray(want)[real], atol=2e-6)
+    assert np.isfinite(out).all()
+    for a, b in zip(got, slopes, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize("longest", [6, 40])
+def test_a_pair_of_blocks_is_listed_if_and_only_if_somebody_sees_somebody(longest):
+    segments, branches = rows(longest, 5, 96, longest)
+    mask = np.asarray(packed_mask(segments, branches).dense()).copy()
+    padding = np.asarray(segments) == 0
+    mask[padding] = np.eye(96, dtype=bool)[None].repeat(5, 0)[padding]  # which sees itself here, and nothing else
+    live = mask.reshape(5, 12, 8, 12, 8).any(axis=(2, 4))
+    pairs = block_pairs(token_ranges(segments, branches), 8)
+    for row, (query, key, count) in enumerate(zip(*map(np.asarray, pairs), strict=True)):
+        assert list(zip(query[:count], key[:count], strict=True)) == [tuple(p) for p in np.argwhere(live[row])]
+        assert (query[count:] == query[count - 1]).all()
+        assert (key[count:] == key[count - 1]).all()
+
+
+def test_keys_of_blocks_that_nobody_sees_are_not_read():
+    """A tree's keys and values are NaN: what lies in other blocks does not notice, forward or backward."""
+    length = 384
+    segments = jnp.asarray([[1] * 128 + [2] * 256], jnp.int32)
+    branches = jnp.asarray([[0] * 64 + [1] * 64 + [0] * 100 + [2] * 100 + [3] * 56], jnp.int32)
+    q, k, v = arrays(np.random.default_rng(0), 1, length, 1, 1, 128)
+    bad = jnp.asarray(np.arange(length) < 128)[None, :, None, None]
+    wrong = [jnp.where(bad, jnp.nan, x) for x in (k, v)]
+
+    def value(k, v):
+        def loss(q, k, v):
+            heads = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
+            out = tree_attention(heads[0][:, :, None], *heads[1:], segments, branches, interpret=True)
+            return jnp.sum(out[:, :, :, 128:]), out[:, :, :, 128:]
+
+        (_, out), slopes = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
+        return out, *(x[:, 128:] for x in slopes)
+
+    for a, b in zip(value(*wrong), value(k, v), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_heads_and_rows_on_several_devices_give_the_same():
+    segments, branches = rows(3, 2, 128, 40)
+    q, k, v = arrays(np.random.default_rng(4), 2, 128, 2, 2, 16)
+    mask = packed_mask(segments, branches)
+    alone = self_attention("splash", q, k, v, mask)
+    mesh = make_mesh(2, 1, 2)
+    with use_rules(mesh, SAMPLE):
+        text = jax.jit(lambda *x: self_attention("splash", *x, mask)).lower(q, k, v)
+        together = text.compile()(q, k, v)
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    assert together.sharding.shard_shape(together.shape) == (1, 128, 2, 16)
+
+
+def test_the_work_of_a_plan_is_that_of_the_live_pairs():
+    """A prompt of two blocks sees 3 pairs, and each of two responses of one block 2 + 1."""
+    flops = kernel_flops(1024, 2, 512)
+    assert block_size(2048) == 512
+    shape, square = (3, 2, 2, 2048, 128), 512**2
+    live = 3 + 2 * (2 + 1)
+    assert flops["tree_attention_forward"](shape) == 2 * 2 * live * square * 128 * 12
+    assert flops["tree_attention_backward"](shape) == 2 * 5 * live * square * 128 * 12
