@@ -63,12 +63,15 @@ def devices_of(topology: str, compile_: bool = True):
     return CHIPS[name], len(devices), devices
 
 
-def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: int, response: int, lora=None, critic: str | None = None):
+def programs(
+    config, recipe, mesh, minibatch: int, environments: int, prompt: int, response: int, lora=None, critic: str | None = None,
+    imitates: bool = False,
+):  # fmt: skip
     """`(lowered, bytes of parameters, of optimizer, of the sampling copy)`: programs by name, and bytes per device.
 
-    The programs are `update`, `sampler` (of compiled play; none without `environments`) and, with `critic="own"`, `critic`. A minibatch
-    is that many rows, each with a prompt and the K responses that were sampled from it. With `lora` the parameters are adapters, and their
-    base is an argument of the update.
+    The programs are `update`, `sampler` (of compiled play; none without `environments`), with `critic="own"` `critic` and, if a run
+    `imitates` before, `imitation`. A minibatch is that many rows, each with a prompt and the K responses that were sampled from it. With
+    `lora` the parameters are adapters, and their base is an argument of the update.
     """
     import jax
     import jax.numpy as jnp
@@ -79,6 +82,7 @@ def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: in
     from marl_llm.models import SAMPLE, TRAIN, compute_copy, init_adapters, init_params, param_shardings, use_rules
     from marl_llm.sampling import Settings, sample
     from marl_llm.training import LearnerOptions, make_optimizer, make_policy
+    from marl_llm.training.imitation import imitation_step
     from marl_llm.training.packing import PackedRows
     from marl_llm.training.update import policy_step, value_step
 
@@ -114,6 +118,8 @@ def programs(config, recipe, mesh, minibatch: int, environments: int, prompt: in
     update = policy_step(options, config, mesh, lora, critic == "head")
     scalars = {name: whole((), real) for name in ("kl_coef", "entropy_threshold") if name == "kl_coef" or name in required}
     lowered = {"update": update.lower(policy, base, reference, rows, arrays, scalars, whole((), real), whole((), real))}
+    if imitates:
+        lowered["imitation"] = imitation_step(options, config, mesh, lora).lower(policy, base, rows, whole((), real))
     if critic == "own":
         judge = abstract(jax.eval_shape(lambda: make(init_params(judging, jax.random.key(0), stacked=config.uniform))), TRAIN)
         lowered["critic"] = value_step(options, judging, mesh).lower(judge, rows, arrays, whole((), real))
@@ -162,7 +168,7 @@ class PlanSizes:
       prompt, response: the longest, in tokens.
       hosted: play has an engine, whose copies stay through the update. lora: of the adapters that are trained, or None.
       bases: frozen bases under the adapters. critics: critics that are networks of their own. critic: "own", "head", or None.
-      slots, chunk: of an engine's lane.
+      slots, chunk: of an engine's lane. imitates: a run begins with imitation.
     """
 
     recipe: Any
@@ -177,6 +183,7 @@ class PlanSizes:
     critic: str | None = None
     slots: int = 64
     chunk: int = 8
+    imitates: bool = False
 
     @property
     def together(self) -> bool:
@@ -210,7 +217,8 @@ def sizes_of(config) -> PlanSizes:
     presets = {resolved.options[name].get("preset") for name in trained} - {None}
     real = [PRESETS[name].get("vocab_size", 0) for name in presets]  # a published model keeps its vocabulary, whatever the game's is
     shape = dataclasses.replace(next(iter(shapes)), vocab_size=max([next(iter(shapes)).vocab_size, *real]))
-    return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, bases, critics, critic, *lane)
+    imitates = config.warm_start.steps > 0 and not config.warm_start.run
+    return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, bases, critics, critic, *lane, imitates)
 
 
 def beside(sizes: PlanSizes, adapters: int, copy: float | int, split: int) -> dict[str, float]:
@@ -283,22 +291,23 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     moments = _moments(out, config, sizes, shape, chip.memory, mesh, figures, more, (resident, state_of_one, copy), whole)
     out |= {
         "parameters_bytes": params * models, "optimizer_bytes": state * models, "beside": more, "update": figures["update"],
-        "sampler": figures.get("sampler", {}), "moments": moments, "peak_update": max(moments["update"], moments.get("critic", 0)),
-        "peak_sampler": moments["sampler"], "peak": max(moments.values()),
+        "sampler": figures.get("sampler", {}), "moments": moments, "peak_sampler": moments["sampler"], "peak": max(moments.values()),
+        "peak_update": max(moments.get(name, 0) for name in ("update", "critic", "imitation")),
     }  # fmt: skip
     share = minibatch / along
     work = {
         "decode_step": roofline.decode_step(shape, environments / along, k, prompt, response, tensor),
         "prefill": roofline.prefill(shape, environments / along, prompt, tensor),
-        "update_step": roofline.update(shape, share, k, prompt, response, tensor, fsdp),
+        "update_step": roofline.update(shape, share, k, prompt, response, tensor, fsdp, adapters),
     }
     out["work"] = {n: {"flops": w.flops, "bytes": w.bytes, "seconds": w.seconds(chip)} for n, w in work.items()}
     spent = {name: out["work"][name]["seconds"] * count for name in out["work"]}  # of all chips together
     together = response * spent["decode_step"] + spent["prefill"], spent["update_step"]
     out["chip_hours"] = (together[0] / (environments * k) + together[1] / (minibatch * k)) * 1000 / 3600
     if out["compiled"]:
-        once = out["work"]["update_step"]["flops"] / (4 if shape.remat == "full" else 3)
-        out["update_flops"] = {"compiled": flops, "needed": 3 * once, "again": out["work"]["update_step"]["flops"] - 3 * once}
+        plain = dataclasses.replace(shape, remat="none")
+        needed = roofline.update(plain, share, k, prompt, response, tensor, fsdp, adapters).flops
+        out["update_flops"] = {"compiled": flops, "needed": needed, "again": out["work"]["update_step"]["flops"] - needed}
         out["compile_seconds"] = time.time() - started
     if models > 1:
         work = dict(environments=environments, groups=minibatch, branches=k, prompt=prompt, response=response, tensor=tensor, fsdp=fsdp)
@@ -318,6 +327,8 @@ def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mes
     if out["compiled"]:  # what its arguments are
         known += more["bases"] / max(sizes.bases, 1) + more["references"] / max(models, 1)
     moments = {"update": resident - known + figures["update"]["peak"]}
+    if "imitation" in figures:  # which reads no reference
+        moments["imitation"] = moments["update"] - figures["update"]["peak"] + more["references"] / models + figures["imitation"]["peak"]
     if "critic" in figures:
         moments["critic"] = resident - more["critics"] / sizes.critics + figures["critic"]["peak"]
     if not sizes.hosted:
@@ -353,6 +364,7 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
             sizes.response,
             sizes.lora,
             sizes.critic,
+            sizes.imitates,
         )
         compiled = {name: _compile(one) for name, one in lowered.items()}
     figures = {name: found if isinstance(found, dict) else memory(found) for name, found in compiled.items()}

@@ -2,8 +2,9 @@
 
 XLA's own cost analysis counts the body of a loop once, however often it runs. Here a loop counts as often as its condition says where that
 is a number, and once where it is data; such loops are told apart, so that a caller can say how often they run. A product is a `dot` or a
-`convolution`; what a kernel inside a custom call does is not seen, so a caller says it (`kernels`). Bytes are those that an instruction reads of arrays that do not lie on
-the chip (memory space 0), each as often as it is read; of an array that is sliced or gathered from, only what is taken.
+`convolution`; what a kernel inside a custom call does is not seen, so a caller says it (`kernels`). Bytes are those that an instruction
+reads of arrays that do not lie on the chip (memory space 0), each as often as it is read; of an array that is sliced or gathered from,
+only what is taken.
 """
 
 from __future__ import annotations

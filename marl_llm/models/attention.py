@@ -6,7 +6,7 @@
 | `chunked` | everywhere | queries in chunks, computed again in the backward pass: memory `[B, H, chunk, L]` |
 | `tree` | everywhere | the prompt in causal blocks; responses over the prompt and themselves in one softmax: no score between branches |
 | `cudnn` | GPU, 16-bit | `jax.nn.dot_product_attention` with the mask |
-| `splash` | TPU | block-sparse flash attention, blocks that no query sees are never read: JAX's kernel where all rows have one tree, ours (`tree_kernel`) where a row packs trees of its own |
+| `splash` | TPU | flash attention; no block is read which no query sees. JAX's kernel where all rows have one tree, else ours (`tree_kernel`) |
 
 All give the same numbers (tests/models/test_attention.py; splash in Pallas' interpret mode on CPU).
 """
@@ -250,7 +250,7 @@ def _packed(queries, keys, values, mask: RowMask):
 
 
 def _per_head(kernel, queries, keys, values, *numbers: Int[Array, "B L"]):
-    """`kernel(q [B, H, L, d'], k [B, J, L, d'], v, *numbers)` for each device's heads, the queries scaled, d' in multiples of a TPU's lanes."""
+    """`kernel(q [B, H, L, d'], k [B, J, L, d'], v, *numbers)` for each device's heads; queries are scaled, d' is a multiple of LANES."""
     h, d = queries.shape[2:]
     spread = lambda x: jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, 0), (0, -d % LANES)))  # noqa: E731
     if keys.shape[2] % ways("heads"):  # too few key heads to split beside the query heads

@@ -1,7 +1,7 @@
 """Flash attention of packed trees, as a Pallas kernel for TPUs: who sees whom is data.
 
-In a packed row (`RowMask.branches`) a token sees at most two ranges of tokens: of its own prompt or response what lies before it, and, if it
-is a response's, its whole prompt. So a row is described by three numbers per token (`token_ranges`), and its work is the list of pairs
+In a packed row (`RowMask.branches`) a token sees at most two ranges of tokens: of its own prompt or response what lies before it, and, if
+it is a response's, its whole prompt. So a row is described by three numbers per token (`token_ranges`), and its work is the list of pairs
 (block of queries, block of keys) in which anybody sees anybody (`block_pairs`). The grid runs over this list alone, as long as the data
 make it: other blocks are neither read nor computed. The softmax is the running one of FlashAttention (Dao et al. 2022), and the backward
 pass goes over the same list once, with the gradients of all keys and values of a head in the chip's memory.

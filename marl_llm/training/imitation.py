@@ -36,8 +36,26 @@ def make_imitation(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lor
     One compilation per shape of rows. Raises `PackingError` for a sample that does not fit, `ValueError` for a base without `lora` or the
     reverse.
     """
+    step = imitation_step(options, config, mesh, lora)
+    devices = mesh.shape["data"] if data_axis(mesh) else 1
+
+    def imitate(
+        policy: Policy, tokens: Tokens | Sequence[TokenSample], chosen: Sequence[int] | np.ndarray, learning_rate, base: Any = None
+    ):
+        check_base(base, lora)
+        tokens = tokens if isinstance(tokens, Tokens) else Tokens.of(tokens)
+        if not len(chosen):
+            return policy, {"loss": 0.0, "grad_norm": 0.0, "tokens": 0.0}
+        rows = tokens.pack(chosen, options.row_tokens, devices, few_shapes(options.microbatch_tokens))
+        policy, metrics = step(policy, base, rows, jnp.float32(learning_rate))
+        return policy, metrics | {"tokens": float(np.sum(tokens.size[np.asarray(chosen)]))}
+
+    return imitate
+
+
+def imitation_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None) -> Callable:
+    """`(policy, base, rows, learning_rate) -> (policy, means)`, compiled."""
     axis = data_axis(mesh)
-    devices = mesh.shape["data"] if axis else 1
 
     def local(policy: Policy, base, rows: PackedRows, learning_rate):
         part, count, most = cut((rows,), options.microbatch_tokens, axis)
@@ -52,17 +70,4 @@ def make_imitation(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lor
         return policy, metrics
 
     specs = (P(), P(), P("data"), P())
-    step = jax.jit(over_data(local, mesh, TRAIN, in_specs=specs, out_specs=(P(), P())), donate_argnums=(0,))
-
-    def imitate(
-        policy: Policy, tokens: Tokens | Sequence[TokenSample], chosen: Sequence[int] | np.ndarray, learning_rate, base: Any = None
-    ):
-        check_base(base, lora)
-        tokens = tokens if isinstance(tokens, Tokens) else Tokens.of(tokens)
-        if not len(chosen):
-            return policy, {"loss": 0.0, "grad_norm": 0.0, "tokens": 0.0}
-        rows = tokens.pack(chosen, options.row_tokens, devices, few_shapes(options.microbatch_tokens))
-        policy, metrics = step(policy, base, rows, jnp.float32(learning_rate))
-        return policy, metrics | {"tokens": float(np.sum(tokens.size[np.asarray(chosen)]))}
-
-    return imitate
+    return jax.jit(over_data(local, mesh, TRAIN, in_specs=specs, out_specs=(P(), P())), donate_argnums=(0,))

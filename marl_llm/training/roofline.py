@@ -97,16 +97,23 @@ def prefill(config: ModelConfig, prompts: float | int, prompt: int, tensor: int,
     return Work(flops, (weights + cache_bytes(config, prompts * prompt, itemsize)) / tensor)
 
 
-def update(config: ModelConfig, groups: float | int, branches: int, prompt: int, response: int, tensor: int, fsdp: int) -> Work:
+def update(
+    config: ModelConfig, groups: float | int, branches: int, prompt: int, response: int, tensor: int, fsdp: int, adapters: int = 0
+) -> Work:
     """One optimizer step on packed rows: forward, backward (twice that), what remat computes again; parameters and Adam's moments.
 
-    A response token sees the prompt and half of its own branch.
+    A response token sees the prompt and half of its own branch. With so many parameters of `adapters` the weights are frozen: they are
+    read, and the backward pass computes no gradient of them.
     """
-    once = forward_flops(config, groups * prompt, prompt / 2, 0)
-    once += forward_flops(config, groups * branches * response, prompt + response / 2, groups * branches * response)
+    answers = groups * branches * response
+    once = forward_flops(config, groups * prompt, prompt / 2, 0) + forward_flops(config, answers, prompt + response / 2, answers)
+    weights = forward_flops(config, groups * prompt + answers, 0, answers)
     again = {"none": 0.0, "dots": 0.0, "full": 1.0}[config.remat]
-    state = config.parameters * 4 * 7 / (tensor * fsdp)  # read p, m, v, g; write p, m, v in float32
-    return Work(once * (3 + again) / tensor, state)
+    state = 4 * 7 * (adapters or config.parameters) + 4 * config.parameters * (adapters > 0)  # read p, m, v, g; write p, m, v in float32
+    flops = once * (3 + again) / tensor
+    if adapters:  # which every device has whole
+        flops += 2 * adapters * (groups * prompt + answers) * (3 + again) - weights / tensor
+    return Work(flops, state / (tensor * fsdp))
 
 
 def placements(

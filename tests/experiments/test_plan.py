@@ -80,6 +80,15 @@ def test_remat_costs_one_more_forward():
     assert again == pytest.approx(plain * 4 / 3)
 
 
+def test_weights_under_adapters_have_no_gradient_to_compute():
+    config = make_model_config("qwen3-0.6b")
+    plain, adapted = (roofline.update(config, 1, 4, 100, 50, 1, 1, adapters=n) for n in (0, 10**6))
+    answers = 4 * 50
+    weights = 2 * roofline.matrix_parameters(config) * (100 + answers) + 2 * config.vocab_size * config.width * answers
+    assert plain.flops - adapted.flops == pytest.approx(weights - 3 * 2 * 10**6 * (100 + answers))
+    assert adapted.bytes == 4 * config.parameters + 7 * 4 * 10**6
+
+
 def test_two_policies_on_gpus_by_arithmetic():
     out = plan(config_of(), "h100:8", "", 8192, 4096, 0, False)
     assert out["mesh"] == {"data": 1, "fsdp": 8, "tensor": 1}
@@ -137,6 +146,14 @@ def test_a_plan_that_cannot_be_made_is_told(arguments, says):
         plan(config_of(), *arguments)
 
 
+def test_imitation_is_planned_where_a_run_begins_with_it():
+    config = config_of()
+    assert command.sizes_of(config).imitates
+    config.warm_start.run = "runs/other"
+    assert not command.sizes_of(config).imitates
+    assert not command.sizes_of(of_text("qwen3-1.7b")).imitates
+
+
 def test_without_a_word_large_meshes_get_tensor_four():
     assert mesh_axes(256, "") == (1, 64, 4)
     assert mesh_axes(8, "") == (1, 8, 1)
@@ -155,7 +172,8 @@ def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
     config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
     mesh = make_mesh(1, 4, 2)
     recipe = make_recipe("at_grpo", branches=2)
-    lowered, params, state, copy = command.programs(config, recipe, mesh, 4, 4, 6, 3)
+    lowered, params, state, copy = command.programs(config, recipe, mesh, 4, 4, 6, 3, imitates=True)
+    assert set(lowered) == {"update", "sampler", "imitation"}
     whole = config.parameters * 4
     assert whole / 8 <= params <= whole / 4  # norms are not split
     assert state == pytest.approx(2 * params, rel=0.01)

@@ -53,9 +53,16 @@ def test_weights_that_a_loop_gathers_are_found():
     assert all(g.bytes < 64 * 64 * 4 for g in found(False))
 
 
-def of_lines(*lines, fused=""):
+def of_lines(*lines, fused="", kernels=None):
     body = "\n".join(f"  {line}" for line in lines)
-    return ProgramText(f"HloModule m\n\n{fused}ENTRY %main (p: bf16[1024,256]) -> bf16[8,256] {{\n{body}\n}}\n")
+    return ProgramText(f"HloModule m\n\n{fused}ENTRY %main (p: bf16[1024,256]) -> bf16[8,256] {{\n{body}\n}}\n", kernels)
+
+
+def test_a_kernel_computes_what_the_caller_says_of_its_result():
+    call = 'custom-call(%a), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/jvp(my_kernel)/pallas_call"}'
+    lines = f"%a = bf16[1024,256]{MAIN} parameter(0)", f"ROOT %c = (bf16[8,256]{MAIN}, f32[8]) {call}"
+    assert of_lines(*lines).flops() == 0
+    assert of_lines(*lines, kernels={"my_kernel": lambda shape: 3 * shape[0] * shape[1], "other": lambda shape: 1}).flops() == 3 * 8 * 256
 
 
 def test_what_lies_on_the_chip_is_not_read_from_memory():

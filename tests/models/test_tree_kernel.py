@@ -1,4 +1,4 @@
-"""The kernel of packed trees, in Pallas' interpret mode: any layout of rows equals dense attention, and blocks that nobody sees are left out."""
+"""The kernel of packed trees, in Pallas' interpret mode: any layout equals dense attention, and blocks that nobody sees are left out."""
 
 import jax
 import jax.numpy as jnp
