@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from experiments.program_costs import ProgramText
+from experiments.program_costs import ProgramText, text_of
 from marl_llm.models import SAMPLE, TRAIN, LoraConfig, ModelConfig, attach_many, init_adapters, init_params, param_shardings
 from marl_llm.models.pages import touched
 from marl_llm.models.serving import serving_copy
@@ -160,7 +160,7 @@ def _measured(programs: EnginePrograms) -> dict:
         m = compiled.memory_analysis()
         out[name] = m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
         if name == "decode":
-            text = ProgramText(compiled.as_text())
+            text = ProgramText(text_of(lowered, compiled))
             out["read"] = step_reads(text, programs.layers, programs.entries, programs.page)
             out["gathered"] = sum(g.bytes for g in text.gathers() if g.depth and g.bytes > SMALL_GATHER)
     return out

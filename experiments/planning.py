@@ -349,7 +349,7 @@ def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mes
 
 def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
     """`(memory by program, FLOPs of the update, bytes of parameters, of optimizer, of the sampling copy)`, as the TPU compiler says."""
-    from experiments.program_costs import ProgramText
+    from experiments.program_costs import ProgramText, text_of
     from marl_llm.models import for_platform
     from marl_llm.models.tree_kernel import kernel_flops
 
@@ -369,7 +369,8 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
         compiled = {name: _compile(one) for name, one in lowered.items()}
     figures = {name: found if isinstance(found, dict) else memory(found) for name, found in compiled.items()}
     kernels = kernel_flops(sizes.prompt, sizes.recipe.branches, sizes.response)
-    flops = 0.0 if isinstance(compiled["update"], dict) else ProgramText(compiled["update"].as_text(), kernels).flops()
+    update = compiled["update"]
+    flops = 0.0 if isinstance(update, dict) else ProgramText(text_of(lowered["update"], update), kernels).flops()
     return figures, flops, *bytes_
 
 

@@ -16,6 +16,8 @@ import math
 import re
 from collections.abc import Callable, Mapping
 
+import jax
+
 SIZES = {"pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
 SIZES |= {"s64": 8, "u64": 8, "f64": 8, "c64": 8}
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*)\[([0-9,]*)\](\{[^}]*\})?")
@@ -103,6 +105,17 @@ def _instruction(line: str) -> Instruction | None:
     operands = tuple(re.findall(r"%([\w.\-]+)", rest[:end]))
     called = {key: tuple(re.findall(r"%([\w.\-]+)", value)) for key, value in _CALLED.findall(rest[end:].split(", metadata=")[0])}
     return Instruction(found.group(2), opcode, _arrays(kind), operands, called, line, bool(found.group(1)))
+
+
+def text_of(lowered, compiled) -> str:
+    """A compiled program's text. Where XLA cannot write it down (JAX 0.10.2, chips with sparse cores that gather beside other work), it is
+    compiled once more without those."""
+    try:
+        return compiled.as_text()
+    except jax.errors.JaxRuntimeError as e:
+        if "async-update" not in str(e):
+            raise
+        return lowered.compile(compiler_options={"xla_tpu_offload_gather_to_sparsecore": False}).as_text()
 
 
 class ProgramText:

@@ -6,7 +6,7 @@
 | `chunked` | everywhere | queries in chunks, computed again in the backward pass: memory `[B, H, chunk, L]` |
 | `tree` | everywhere | the prompt in causal blocks; responses over the prompt and themselves in one softmax: no score between branches |
 | `cudnn` | GPU, 16-bit | `jax.nn.dot_product_attention` with the mask |
-| `splash` | TPU | flash attention; no block is read which no query sees. JAX's kernel where all rows have one tree, else ours (`tree_kernel`) |
+| `splash` | TPU | flash attention of the blocks that a query sees: JAX's kernel where all rows have one tree, else ours (`tree_kernel`) |
 
 All give the same numbers (tests/models/test_attention.py; splash in Pallas' interpret mode on CPU).
 """

@@ -21,12 +21,17 @@ from marl_llm.models.masks import RowMask
 
 TABLE_BLOCK = 64  # tokens of each row that a decode step of the exact engine gathers at a time
 GROUP = 8  # rows that read shared pages together
-RUN = {1: 4, GROUP: 8}  # pages of an entry of a list, by its rows: larger products, and up to half an entry that is computed for nothing
+ENTRY = {1: 64, GROUP: 128}  # tokens of a list's entry, by its rows: larger products, and up to half an entry that is computed for nothing
 
 
 def block_pages(page: int) -> int:
     """Pages that are gathered at a time, a power of two: 512 tokens on a CPU, whose caches then hold a block, 4,096 elsewhere."""
     return 1 << max(1, (512 if platform() == "cpu" else 4096) // page).bit_length() - 1
+
+
+def entry_pages(page: int, group: int) -> int:
+    """Pages of an entry of a list whose entries have `group` rows."""
+    return max(1, ENTRY[group] // page)
 
 
 def entries_at_once(page: int, group: int, run: int) -> int:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from marl_llm.models import PageList, PageTable
-from marl_llm.models.pages import GROUP, RUN, block_pages
+from marl_llm.models.pages import GROUP, block_pages, entry_pages
 from marl_llm.sampling.draws import Drawn, RowSettings
 from marl_llm.sampling.pages import SEEDS, Draws
 from marl_llm.sampling.pool import Node
@@ -204,7 +204,7 @@ def draws_of(n: int, rows: list[tuple[int, Ticket]], rules: dict[int, int], name
 
 
 def page_lists(rows: list[tuple[int, Ticket]], s: int, parts: int, size: int) -> tuple[PageList, ...]:
-    """Who reads which pages: pages of one row, and pages that several rows share, of up to `GROUP` rows; `RUN` pages an entry.
+    """Who reads which pages: pages of one row, and pages that several rows share, of up to `GROUP` rows; `entry_pages` an entry.
 
     A part has s rows, and a page `size` tokens."""
     found: list[dict[tuple[int, ...], list[tuple[int, int]]]] = [{} for _ in range(parts)]  # rows -> (page, tokens), the last not full
@@ -239,7 +239,7 @@ def page_table(rows: list[tuple[int, Ticket]], s: int, parts: int, room: int) ->
 
 
 def _page_list(parts: list[dict[tuple[int, ...], list[tuple[int, int]]]], group: int, s: int, page: int) -> PageList:
-    run = RUN[group]
+    run = entry_pages(page, group)
     cut = [[(who, pages[at : at + run]) for who, pages in part.items() for at in range(0, len(pages), run)] for part in parts]
     most = max(map(len, cut))
     room = max(block_pages(page), bucket(most, ENTRIES // max(group, run), 16))  # whole blocks
