@@ -100,7 +100,7 @@ def programs(
     apart = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=config.uniform))
     make = lambda p: make_policy(p, options.optimizer)  # noqa: E731
-    base = abstract(params, TRAIN) if lora else None
+    base = abstract(jax.eval_shape(lambda x: compute_copy(config, x), params), TRAIN) if lora else None
     if lora:  # adapters are small: every device has them whole
         policy = jax.eval_shape(lambda key: make(init_adapters(config, key, lora)), jax.random.key(0))
         policy = jax.tree.map(lambda x: whole(x.shape, x.dtype), policy)
@@ -228,7 +228,7 @@ def beside(sizes: PlanSizes, adapters: int, copy: float | int, split: int) -> di
       adapters: parameters of one model's adapters. copy: bytes of one sampling copy. split: over how many devices parameters are split.
     """
     whole = sizes.shape.parameters / split
-    found = {"bases": sizes.bases * whole * 4, "critics": sizes.critics * whole * 12}
+    found = {"bases": sizes.bases * whole * 2, "critics": sizes.critics * whole * 12}
     found["references"] = sizes.models * whole * 2 if sizes.recipe.kl_coef else 0.0
     if sizes.hosted:  # the engine's; models with adapters are served together on their base
         found["serving"] = sizes.bases * copy + sizes.models * adapters * 2.0 if sizes.lora else sizes.models * copy

@@ -75,6 +75,12 @@ def _corrects(config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, options:
     return make_imitation(dataclasses.replace(options, optimizer=make_plain_optimizer()), config, mesh, lora)
 
 
+def frozen_base(config: ModelConfig, params: dict, mesh: Mesh) -> dict:
+    """Parameters under adapters, placed for training and, since nothing adds to them, as the model reads them (`compute_copy`)."""
+    placed = put(params, param_shardings(params, mesh, TRAIN))
+    return jax.jit(functools.partial(compute_copy, config), out_shardings=jax.tree.map(lambda x: x.sharding, placed))(placed)
+
+
 class Learner:
     """A model that learns.
 
@@ -86,7 +92,7 @@ class Learner:
       options: how it is updated.
       mesh: where it lives.
       key: of fresh adapters; consumed.
-      base: the spec's parameters where they lie already, because another model has its adapters on them too; None: they are placed here.
+      base: `frozen_base` of the spec's parameters, where another model has its adapters on it too; None: it is made here.
 
     Attributes:
       trained: parameters (or adapters) with their optimizer, and the same of its own critic, or None.
@@ -98,7 +104,7 @@ class Learner:
         self.spec, self.options, self.mesh = dataclasses.replace(spec, params={}), options, mesh
         self.config = dataclasses.replace(spec.config, value_head=True) if head else spec.config
         self._imitate, self._update, self._token_kl = _programs(spec.config, spec.lora, mesh, options)
-        self.base = (put(spec.params, param_shardings(spec.params, mesh, TRAIN)) if base is None else base) if spec.lora else None
+        self.base = (frozen_base(spec.config, spec.params, mesh) if base is None else base) if spec.lora else None
         whole = with_value_head(spec.params) if head and "value_head" not in spec.params else spec.params
         self.trained = Trained(self._policy(init_adapters(spec.config, key, spec.lora) if spec.lora else whole))
         self.begin()

@@ -4,14 +4,17 @@ import dataclasses
 import gc
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_team import SHAPE, SPEECH, WORLD
 
 from marl_llm.algorithms import make_recipe
-from marl_llm.models import LoraConfig, compute_copy, init_params
+from marl_llm.models import LoraConfig, attach, compute_copy, init_adapters, init_params, score_packed
 from marl_llm.sampling import weights
 from marl_llm.training import HostedTeam, LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer
+from marl_llm.training.learner import frozen_base
+from marl_llm.training.packing import Tokens, TokenSample
 from marl_llm.training.parked import park, unpark
 from marl_llm.workflows import WorkflowError, separate
 
@@ -96,7 +99,7 @@ def adapted(how):
 
 
 def test_models_with_adapters_on_one_base_hold_it_once():
-    """Sampled together or merged, the same draws; together the base lies there in float32 and once more as it is served."""
+    """Sampled together or merged, the same draws; together the base lies there once, and once more as it is served."""
     (together, copies), (merged, more) = adapted("together"), adapted("merged")
     assert copies == pytest.approx(2, abs=0.15)
     assert more == pytest.approx(3, abs=0.15)
@@ -104,6 +107,22 @@ def test_models_with_adapters_on_one_base_hold_it_once():
         np.testing.assert_array_equal(ids, others)
         np.testing.assert_allclose(log_probs, expected, atol=1e-4)
     assert not np.array_equal(together[0][0], together[1][0])
+
+
+def test_a_frozen_base_lies_there_in_the_compute_dtype():
+    """And scores with adapters on it are the same bits."""
+    config = dataclasses.replace(CONFIG, compute_dtype="bfloat16")
+    params, lora = init_params(config, jax.random.key(0)), LoraConfig(rank=2)
+    adapters = jax.tree.map(lambda x: x + 0.1, init_adapters(config, jax.random.key(1), lora))
+    base = frozen_base(config, params, make_mesh(1))
+    matrices = [x for x in jax.tree.leaves(base) if x.ndim > 1]
+    assert matrices
+    assert {x.dtype for x in matrices} == {jnp.dtype("bfloat16")}
+    rows = Tokens.of([TokenSample([1, 2, 3], [4, 5], [0.0, 0.0]), TokenSample([3, 2], [1], [0.0])]).pack([0, 1], 16)
+    rows = jax.tree.map(jnp.asarray, rows)
+    one, other = (score_packed(config, attach(x, adapters, lora), *rows.inputs).log_probs for x in (params, base))
+    np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(one, score_packed(config, params, *rows.inputs).log_probs)
 
 
 def test_ways_of_sampling_adapters_that_cannot_be_are_refused():
