@@ -26,6 +26,7 @@ FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while
 FREE |= {"copy-done", "async-done", "all-reduce-done", "all-gather-done", "collective-permute-done", "iota", "optimization-barrier"}
 TAKES = ("dynamic-slice", "gather", "slice")
 SAME = ("bitcast", "reshape")
+SPARSE_CORES = ("xla_tpu_offload_gather_to_sparsecore", "xla_tpu_enable_offloading_scatter_to_sparsecore")  # options of the TPU compiler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,14 +109,14 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def text_of(lowered, compiled) -> str:
-    """A compiled program's text. Where XLA cannot write it down (JAX 0.10.2, chips with sparse cores that gather beside other work), it is
-    compiled once more without those."""
+    """A compiled program's text. Where XLA cannot write it down (JAX 0.10.2, chips whose sparse cores gather and scatter beside other work),
+    it is compiled once more without those."""
     try:
         return compiled.as_text()
     except jax.errors.JaxRuntimeError as e:
         if "async-update" not in str(e):
             raise
-        return lowered.compile(compiler_options={"xla_tpu_offload_gather_to_sparsecore": False}).as_text()
+        return lowered.compile(compiler_options=dict.fromkeys(SPARSE_CORES, False)).as_text()
 
 
 class ProgramText:
