@@ -109,7 +109,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def text_of(lowered, compiled) -> str:
-    """A compiled program's text. Where XLA cannot write it down (JAX 0.10.2, chips whose sparse cores gather and scatter beside other work),
+    """A compiled program's text. Where XLA cannot write it down (JAX 0.10.2, chips whose sparse cores gather beside other work),
     it is compiled once more without those."""
     try:
         return compiled.as_text()
