@@ -164,6 +164,29 @@ def test_no_program_copies_the_cache(params, monkeypatch):
     assert max(temporary.values()) < cache / 2, f"{temporary} bytes; the cache has {cache:,}"
 
 
+@pytest.mark.parametrize(("living", "rows"), [(1, {1}), (2, {2}), (3, {4})])
+def test_a_few_living_requests_are_decoded_as_a_few_rows(params, monkeypatch, living, rows):
+    """Of 16 slots, with a model that is not small, an eighth, a quarter, a half, or a single one; the answers are the plain sampler's."""
+    monkeypatch.setattr(lane, "SMALL", {"cpu": 0.0})
+    computed = set()
+    real = lane.decode
+
+    def watched(config, served, pages, row, *args, **kw):
+        computed.add(row.token.shape[0])
+        return real(config, served, pages, row, *args, **kw)
+
+    monkeypatch.setattr(lane, "decode", watched)
+    sizes = dataclasses.replace(SIZES, slots=16, admit=4, cache_bytes=0)
+    rng = np.random.default_rng(8)
+    requests = [Request(ids(rng, 9), (8, i), 4, "a") for i in range(living)]
+    with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=sizes, tokenizers={"a": TOKENIZER}) as engine:
+        answers = engine.generate_all(requests)
+    assert computed <= rows | {1}, computed  # who answered is gone before the last chunk
+    assert computed & rows
+    for got, want in zip(answers, plain({"a": params}, requests), strict=True):
+        assert_same(got, want)
+
+
 def test_the_branches_of_a_prompt_enter_together_and_long_beginnings_make_short_pieces(params, monkeypatch):
     """As with a model that is not small: two prompts of eight branches, whose ends are one program. Behind a long beginning pieces are
     shorter."""
