@@ -307,7 +307,9 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     if out["compiled"]:
         plain = dataclasses.replace(shape, remat="none")
         needed = roofline.update(plain, share, k, prompt, response, tensor, fsdp, adapters).flops
-        out["update_flops"] = {"compiled": flops, "needed": needed, "again": out["work"]["update_step"]["flops"] - needed}
+        again = out["work"]["update_step"]["flops"] - needed
+        again -= roofline.left_out(shape, share * (prompt + k * response)) / tensor if again else 0
+        out["update_flops"] = {"compiled": flops, "needed": needed, "again": again}
         out["compile_seconds"] = time.time() - started
     if models > 1:
         work = dict(environments=environments, groups=minibatch, branches=k, prompt=prompt, response=response, tensor=tensor, fsdp=fsdp)

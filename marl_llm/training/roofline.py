@@ -116,6 +116,11 @@ def update(
     return Work(flops, state / (tensor * fsdp))
 
 
+def left_out(config: ModelConfig, tokens: float | int) -> float | int:
+    """FLOPs that full remat does not compute again, though a layer's forward has them: its last product, which no gradient reads."""
+    return 0 if config.experts else 2 * tokens * config.layers * config.width * config.feed_forward
+
+
 def placements(
     config: ModelConfig,
     chip: Chip,

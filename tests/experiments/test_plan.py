@@ -80,6 +80,28 @@ def test_remat_costs_one_more_forward():
     assert again == pytest.approx(plain * 4 / 3)
 
 
+def test_full_remat_does_not_compute_a_layers_last_product_again():
+    """By XLA's count of what two widths of the feed-forward differ by, in gradients with and without remat."""
+    from experiments.program_costs import ProgramText
+    from marl_llm.models import score_packed
+
+    config = ModelConfig(vocab_size=64, width=32, layers=2, query_heads=2, key_value_heads=1, head_dim=16)
+    ids = jax.ShapeDtypeStruct((2, 16), np.int32)
+
+    def again(width):
+        def flops(remat):
+            shape = dataclasses.replace(config, feed_forward=width, remat=remat)
+            params = jax.eval_shape(lambda: init_params(shape, jax.random.key(0)))
+            loss = lambda params, *rows: score_packed(shape, params, *rows).log_probs.sum()  # noqa: E731
+            return ProgramText(jax.jit(jax.grad(loss)).lower(params, *[ids] * 6).compile().as_text()).flops()
+
+        return flops("full") - flops("none")
+
+    forward = 2 * 32 * config.layers * 3 * config.width * 64
+    left_out = roofline.left_out(dataclasses.replace(config, feed_forward=64), 32)
+    assert again(192) - again(128) == forward - left_out
+
+
 def test_weights_under_adapters_have_no_gradient_to_compute():
     config = make_model_config("qwen3-0.6b")
     plain, adapted = (roofline.update(config, 1, 4, 100, 50, 1, 1, adapters=n) for n in (0, 10**6))
