@@ -25,7 +25,7 @@ RANK = "--config.model.lora_rank=32"
 HOSTS = (  # config, model, topology, flags
     (TEXT, "qwen3-1.7b", "v5e:2x4", ("--mesh=4,2", *LONG, "--config.rollout.cache_gib=1.5")),
     (TEXT, "qwen3-1.7b", "v6e:2x2", LONG),
-    (TEXT, "qwen3-8b", "v5p:2x2x1", ("--mesh=2,2", *LONG, "--config.rollout.cache_gib=9.5")),
+    (TEXT, "qwen3-8b", "v5p:2x2x1", ("--mesh=2,2", *LONG, "--config.rollout.cache_gib=12")),
     (TEXT, "qwen3-8b", "v6e:4x4", ("--mesh=2,8", *LONG, "--config.rollout.cache_gib=5")),
     (TEXT, "qwen3-8b", "v5e:2x4", ("--mesh=2,4", "--prompt=4096", "--response=1024", RANK, "--config.rollout.cache_gib=2")),
     (TEXT, "qwen3-0.6b", "v5e:1x1", ("--prompt=2048", "--response=512", RANK)),
