@@ -25,8 +25,8 @@ ENTRY = {1: 64, GROUP: 128}  # tokens of a list's entry, by its rows: larger pro
 
 
 def block_pages(page: int) -> int:
-    """Pages that are gathered at a time, a power of two: 512 tokens on a CPU, whose caches then hold a block, 4,096 elsewhere."""
-    return 1 << max(1, (512 if platform() == "cpu" else 4096) // page).bit_length() - 1
+    """Pages that are gathered at a time, a power of two: 512 tokens on a CPU, whose caches then hold a block, 2,048 elsewhere."""
+    return 1 << max(1, (512 if platform() == "cpu" else 2048) // page).bit_length() - 1
 
 
 def entry_pages(page: int, group: int) -> int:
