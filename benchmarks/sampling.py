@@ -157,6 +157,7 @@ def engine_tasks(config, params, rng, timed, mesh) -> dict:
 
     from marl_llm.sampling import Engine, LaneConfig, Request
 
+    params = params if mesh is None else jax.device_put(params, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
     engine = Engine({"policy": (config, params)}, jax.random.key(0), sizes=LaneConfig(max(BATCHES), PROMPT, NEW, chunk=8), mesh=mesh)
 
     def burst(batch):

@@ -46,7 +46,8 @@ def enter(as_root: bool) -> dict[str, str]:
     else:
         linux.libc.personality(0)
     paths = os.pathsep.join(("/mnt/repository", "/mnt/site"))
-    return {"PATH": "/usr/bin:/bin", "PYTHONHOME": "/mnt/python", "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}
+    python = {"PYTHONHOME": "/mnt/python", "LD_LIBRARY_PATH": "/mnt/python/lib"}  # a shared libpython is looked for where it was built
+    return python | {"PATH": "/usr/bin:/bin", "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}
 
 
 def main() -> None:

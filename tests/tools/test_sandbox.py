@@ -25,7 +25,7 @@ from marl_llm.tools.sandbox import (
     pool,
     slot,
 )
-from marl_llm.tools.sandbox.inside import isolation, seccomp, snapshot, values
+from marl_llm.tools.sandbox.inside import boot, isolation, seccomp, snapshot, values
 from marl_llm.tools.sandbox.limits import read_record
 from marl_llm.tools.sandbox.profiles import PROFILES
 
@@ -456,3 +456,12 @@ def test_a_record_of_another_form_is_no_outcome(data):
     record, problem = read_record(data)
     assert record == {}
     assert problem.encode()
+
+
+@pytest.mark.parametrize(("home", "seen"), [(None, "/opt/own/lib"), ("/opt/python", "/opt/python/lib")])
+def test_an_interpreter_that_needs_a_library_path_has_it(monkeypatch, home, seen):
+    """A shared libpython elsewhere than where it was built: the host's path, and in a box of its own root the box's."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/own/lib")
+    assert boot.environment("/box", home, None)["LD_LIBRARY_PATH"] == seen
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    assert boot.environment("/box", None, None).get("LD_LIBRARY_PATH") is None

@@ -28,6 +28,7 @@ _NODES = (
     ast.Expression, ast.BinOp, ast.UnaryOp, ast.Call, ast.Name, ast.Load, ast.Constant,
     ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.BitXor, ast.USub, ast.UAdd,
 )  # fmt: skip
+DEEPEST = 100  # levels of a formula
 _NOT_A_NUMBER = re.compile(r"nan|inf|e\s*[-+]?\s*[\d_]{4,}", re.IGNORECASE)
 
 
@@ -64,11 +65,18 @@ def seeded(seed: int) -> Iterator[None]:
 def is_formula(text: str) -> bool:
     """Whether a text is a formula: numbers of at most 30 digits, names, arithmetic and the functions of `CALLS`.
 
-    A name alone does nothing, whatever it stands for; attributes, texts, indices and other calls are no formula.
+    A name alone does nothing, whatever it stands for; attributes, texts, indices and other calls are no formula, nor is what is nested
+    deeper than `DEEPEST`: who computes it might run out of stack.
     """
     try:
-        nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
+        level: list[ast.AST] = [ast.parse(text.strip(), mode="eval")]
     except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    nodes: list[ast.AST] = []
+    for _ in range(DEEPEST):
+        nodes += level
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
         return False
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:

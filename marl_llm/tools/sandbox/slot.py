@@ -17,6 +17,7 @@ from marl_llm.tools.sandbox.profiles import Profile
 INSIDE = (boot, boxes, candidate, ending, frames, isolation, linux, seccomp, snapshot, values, zygote)
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(boot.__file__)))
 PREFIX = os.path.abspath(sys.base_prefix)
+LIBRARIES = {key: value for key, value in os.environ.items() if key == "LD_LIBRARY_PATH"}  # this interpreter may not start without
 EXECUTABLE = os.path.realpath(getattr(sys, "_base_executable", sys.executable) or sys.executable)
 SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/lib32", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/alternatives")
 NEEDS = {
@@ -116,7 +117,7 @@ class Slot:
                 stdout=subprocess.DEVNULL,
                 stderr=self._complaints,
                 pass_fds=(theirs.fileno(),),
-                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "TMPDIR": tempfile.gettempdir(), "PYTHONHASHSEED": "0"},
+                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "TMPDIR": tempfile.gettempdir(), "PYTHONHASHSEED": "0"} | LIBRARIES,
                 cwd="/",
                 start_new_session=True,
             )

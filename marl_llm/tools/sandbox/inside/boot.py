@@ -31,6 +31,8 @@ def environment(root: str, home: str | None, site: str | None) -> dict[str, str]
     }
     if home:
         values |= {"PYTHONHOME": home, "LD_LIBRARY_PATH": f"{home}/lib"}  # a shared libpython is looked for where it was built
+    elif "LD_LIBRARY_PATH" in os.environ:
+        values["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
     if site:
         values["PYTHONPATH"] = site
     if root != "/box":
