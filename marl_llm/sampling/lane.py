@@ -45,7 +45,7 @@ from marl_llm.text import Tokenizer
 
 PROGRAM_TOKENS = 1024  # of prompts in one program, about
 SMALL = {"cpu": 1e9}  # FLOPs of such a program up to which a model is small, 1e12 on an accelerator: 10 ms
-COMPACT = (2, 4, 8)  # with at most this part of the slots living, only that part is computed; and a single request alone
+COMPACT = (2, 4, 8)  # with at most this part of its slots living on each device, only that part is computed; and single requests alone
 PIECE = {"cpu": 256}  # tokens of a piece, 512 elsewhere: on a CPU about what a chunk of 32 rows takes
 
 class Lane:
@@ -82,8 +82,9 @@ class Lane:
         self.piece = self.page if sizes.exact else self.between  # tokens of a prompt in one program, at most
         # tokens before a piece that cost about what the weights do, in multiplications
         self.far = math.inf if sizes.exact or small else weights / (2 * config.layers * config.query_heads * config.head_dim)
-        whole = mesh is not None or sizes.exact or small
-        self._compact = [] if whole else sorted({1, *(sizes.slots // part for part in COMPACT if sizes.slots // part)})
+        slots = sizes.slots // self.parts
+        fewer = () if sizes.exact or small else (1, *(slots // part for part in COMPACT if slots // part))
+        self._places = sorted({*fewer, slots})  # rows of a part that a program decodes
         self._computed = 0  # tokens of a prompt since the last chunk
         with self._program("swap"):
             self.weights = Weights(config, models, mesh)
@@ -380,9 +381,8 @@ class Lane:
         self._computed = 0
         if not self.living:
             return
-        of = collections.Counter(t.part for t in self.living)
-        s = min((n for n in self._compact if n >= len(self.living)), default=self.sizes.slots) // self.parts
-        s = max(s, max(of.values()))
+        fullest = max(collections.Counter(t.part for t in self.living).values())
+        s = next(n for n in self._places if n >= fullest)
         places, rows = [part * s for part in range(self.parts)], []
         for ticket in self.living:
             rows.append((places[ticket.part], ticket))

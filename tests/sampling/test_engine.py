@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from marl_llm.models import TRAIN, ModelConfig, init_params, param_shardings, score_packed
-from marl_llm.sampling import Engine, EngineError, LaneConfig, Request, RequestError, Settings, StopRule, sample, stop_rule
+from marl_llm.sampling import Engine, EngineError, LaneConfig, Request, RequestError, Settings, StopRule, lane, sample, stop_rule
 from marl_llm.text import ByteTokenizer
 from marl_llm.training import make_mesh
 
@@ -178,6 +178,23 @@ def test_slots_on_two_devices_say_the_same(models):
     with start(models, mesh=make_mesh(data=2, devices=jax.devices()[:2])) as wide:
         for got, want in zip(wide.generate_all(requests), plain(models, requests), strict=True):
             assert_same(got, want)
+
+
+@pytest.mark.parametrize(("ways", "slots", "parts"), [(1, 8, 1), (2, 8, 2), (2, 7, 1)])
+def test_few_rows_decode_as_few(models, monkeypatch, ways, slots, parts):
+    """A model that is not small computes 1, an eighth, a quarter, half or all of its slots on each device, as many as the fullest has.
+    Where slots do not divide over the devices, each computes all rows."""
+    monkeypatch.setattr(lane, "SMALL", {"cpu": 0})
+    # the short ones all lie on the second device
+    requests = [Request(r.prompt, r.seed, (R, 2)[i % 2], "a") for i, r in enumerate(random_requests(8, seed=5))]
+    mesh = make_mesh(data=ways, devices=jax.devices()[:ways]) if ways > 1 else None
+    with start({"a": models["a"]}, mesh=mesh, sizes=dataclasses.replace(SIZES, slots=slots)) as engine:
+        for few, rows in ((1, parts), (2, 2 if slots == 8 else 3), (8, slots)):
+            before = engine.stats()["a"]
+            for got, want in zip(engine.generate_all(requests[:few]), plain(models, requests[:few]), strict=True):
+                assert_same(got, want)
+            steps, computed = (engine.stats()["a"][name] - before.get(name, 0) for name in ("steps", "slot_steps"))
+            assert 0 < parts * steps <= computed <= rows * steps, (few, computed, steps)
 
 
 def test_new_parameters_serve_the_next_request_and_old_keys_are_dropped(models):
