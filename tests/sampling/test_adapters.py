@@ -49,7 +49,7 @@ def requests(count, seed=0, most=32):
 def same(got, want):
     for one, other in zip(got, want, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens)
-        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=5e-4)  # weights changed in their last bit move some by 3e-4
 
 
 def test_each_model_answers_as_its_merged_form(base, tuned):

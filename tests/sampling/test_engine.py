@@ -102,8 +102,9 @@ def random_requests(n, seed=0, models=("a", "b")):
 def assert_same(got, want, finish=None):
     tokens, log_probs, sampled, stopped = want
     np.testing.assert_array_equal(got.tokens, tokens)
-    np.testing.assert_allclose(got.log_probs, log_probs, atol=1e-4)
-    np.testing.assert_allclose(got.sampled_log_probs, sampled, atol=1e-4)
+    # weights changed in their last bit move the least steady of 2,000 answers by 2e-4
+    np.testing.assert_allclose(got.log_probs, log_probs, atol=3e-4)
+    np.testing.assert_allclose(got.sampled_log_probs, sampled, atol=3e-4)
     assert got.finish == (finish or ("stop" if stopped else "length"))
 
 

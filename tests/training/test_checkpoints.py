@@ -24,7 +24,8 @@ def policies(width=4, seed=0, names=("a", "b")):
         params = {"embed": {"table": jnp.zeros((5, width))}, "layers": jnp.zeros((2, width, 3))}
         leaves, tree = jax.tree.flatten(make_policy(params, optimizer))
         draw = lambda x: dice.integers(1, 99, x.shape) if jnp.issubdtype(x.dtype, jnp.integer) else dice.normal(size=x.shape)  # noqa: E731
-        return jax.tree.unflatten(tree, [jnp.asarray(draw(x), x.dtype) for x in leaves])
+        # copied on the device: JAX may read a NumPy array where it lies, and such a buffer cannot be donated
+        return jax.tree.unflatten(tree, [jnp.asarray(draw(x), x.dtype).copy() for x in leaves])
 
     return {name: one() for name in names}
 
