@@ -36,7 +36,7 @@ def entry_pages(page: int, group: int) -> int:
 
 def entries_at_once(page: int, group: int, run: int) -> int:
     """How many entries of a list of pages are gathered at a time: fewer where their rows are many."""
-    return max(1, 2 * block_pages(page) // (run * (1 if group == 1 else 4)))
+    return max(1, block_pages(page) // (run * (1 if group == 1 else 2)))
 
 
 class Pages(NamedTuple):
