@@ -60,7 +60,7 @@ def test_log_probs_and_entropies_equal_the_float64_oracle(params, rows, temperat
     for b in range(B):
         for k in range(K):
             log_probs, entropy = response_log_probs(CONFIG, params, prompt[b][where[b]], responses[b, k], temperature)
-            np.testing.assert_allclose(scores.log_probs[b, k], log_probs, atol=1e-5)
+            np.testing.assert_allclose(scores.log_probs[b, k], log_probs, rtol=1e-6, atol=1e-5)
             np.testing.assert_allclose(scores.entropy[b, k], entropy, atol=1e-5)
 
 

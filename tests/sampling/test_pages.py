@@ -193,7 +193,8 @@ def test_the_branches_of_a_prompt_enter_together_and_long_beginnings_make_short_
     monkeypatch.setattr(lane, "SMALL", {"cpu": 0.0})
     sizes = dataclasses.replace(SIZES, slots=16, admit=1, piece=64, cache_bytes=0)
     rng = np.random.default_rng(7)
-    requests = [Request(prompt, (7, i, j), 4, "a") for i, prompt in enumerate((ids(rng, 25), ids(rng, 31))) for j in range(8)]
+    # with the seed 7 one draw lies at a token's border, and falls on its other side with JAX 0.12
+    requests = [Request(prompt, (8, i, j), 4, "a") for i, prompt in enumerate((ids(rng, 25), ids(rng, 31))) for j in range(8)]
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=sizes, tokenizers={"a": TOKENIZER}) as engine:
         answers = engine.generate_all(requests)
         programs = engine.stats()["a"]["admit_programs"]
