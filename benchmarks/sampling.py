@@ -13,7 +13,8 @@ float32). Rows:
     tree     8 prompts of 512 tokens x 8 branches, 64 new tokens: against 64 copies in tunix, and against our own sampler without sharing
     uneven   128 requests whose lengths are geometric (mean 64, at most 256), 32 at a time: the engine against batches that run until
              all are done
-    engine   the prompts of `batch` as requests to the engine, all at once: against vLLM, run by --vllm_python
+    engine   the prompts of `batch` as requests to the engine, all at once: against vLLM, run by --vllm_python. With several cores twice:
+             each a device of a mesh, and all of them one device
     growth   32 prompts: twice the prompts (E), responses twice as long (R), two models one after the other (M)
 
 Each library runs in a worker process that is bound to --threads cores; peers get the very same weights as a checkpoint. With several cores
@@ -157,10 +158,9 @@ def engine_tasks(config, params, rng, timed, mesh) -> dict:
 
     from marl_llm.sampling import Engine, LaneConfig, Request
 
-    params = params if mesh is None else jax.device_put(params, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-    engine = Engine({"policy": (config, params)}, jax.random.key(0), sizes=LaneConfig(max(BATCHES), PROMPT, NEW, chunk=8), mesh=mesh)
+    sizes = LaneConfig(max(BATCHES), PROMPT, NEW, chunk=8)
 
-    def burst(batch):
+    def burst(engine, batch):
         def ask():
             prompts = rng.integers(3, VOCABULARY, (batch, PROMPT))
             done = engine.generate_all([Request(tuple(map(int, p)), (batch, i), NEW) for i, p in enumerate(prompts)])
@@ -169,7 +169,11 @@ def engine_tasks(config, params, rng, timed, mesh) -> dict:
         ask()  # what is in a program depends on when requests arrive
         return timed(ask)
 
-    return {f"engine {b}": burst(b) for b in BATCHES}
+    engines = {"engine": Engine({"policy": (config, params)}, jax.random.key(0), sizes=sizes)}
+    if mesh is not None:
+        params = jax.device_put(params, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+        engines["engine on a mesh"] = Engine({"policy": (config, params)}, jax.random.key(0), sizes=sizes, mesh=mesh)
+    return {f"{name} {b}": burst(engine, b) for name, engine in engines.items() for b in BATCHES}
 
 
 def roofline_step(batch: int, gemm: float, read: float) -> float:
@@ -243,8 +247,9 @@ def measure(args) -> None:
     if "uneven" in parts:
         line("uneven lengths", ("ours", "continuous"), drawn, ("ours", "until all done"), "ours, batches until all are done")
     if "engine" in parts:
-        for b in BATCHES:
-            line(f"{b} requests to the engine", ("ours", f"engine {b}"), b * NEW, ("vllm", f"{b},{PROMPT},{NEW}"), "vLLM")
+        for name in ("engine", "engine on a mesh")[: args.threads]:
+            for b in BATCHES:
+                line(f"{b} requests to the {name}", ("ours", f"{name} {b}"), b * NEW, ("vllm", f"{b},{PROMPT},{NEW}"), "vLLM")
     if "growth" in parts:
         for name in ("E", "R", "M"):
             line(f"growth: {name} x 2", ("ours", "32"), 0, ("ours", name), f"{name} x 2", goal="at most 2.1")
