@@ -164,7 +164,8 @@ def gap(e, ids) -> dict:
 
             def watched(now, step=step, ends=ends):
                 step(now)
-                ends.append((time.process_time(), e.stats()["policy"].get("admit_s", 0.0)))  # none while all that ran compiled
+                admitted = e.stats()["policy"].get("admit_s", 0.0)  # none while all that ran compiled
+                ends.append((time.process_time(), admitted, len(lane.living)))
 
             lane.step = watched
             handles = [e.submit(Request(ids(PROMPT), (i,), 200)) for i in range(SLOTS - 1)]
@@ -175,9 +176,10 @@ def gap(e, ids) -> dict:
             for handle in handles:
                 handle.result()
             lane.step, lane.stats["steps"] = step, 0
-    gaps = [(b - a, entered == before) for (a, before), (b, entered) in zip(ends[1:], ends[2:], strict=False)]
-    median = statistics.median(seconds for seconds, alone in gaps if alone)
-    longest = max(seconds for seconds, _ in gaps[at - 2 :])
+    # once nobody decodes, nobody waits, and the rest of the prompt is computed in one go
+    gaps = [(b - a, entered == before, waiting) for (a, before, waiting), (b, entered, _) in zip(ends[1:], ends[2:], strict=False)]
+    median = statistics.median(seconds for seconds, alone, _ in gaps if alone)
+    longest = max(seconds for seconds, _, waiting in gaps[at - 2 :] if waiting)
     return {"longest": longest, "median": median, "ratio": round(longest / median, 2)}
 
 
