@@ -119,6 +119,16 @@ def _with(sums: _Sums, scores: Float[Array, "*rows S"], values: Float[Array, "*l
     return _Sums(sums.values * scale[..., None] + _product(weights, values), top, sums.total * scale + jnp.sum(weights, axis=-1))
 
 
+def _gathered(pages: Pages, page: Int[Array, "n M"]) -> tuple[Float[Array, "n J d MT"], Float[Array, "n J MT d"]]:
+    """Keys and values of n times M pages of one part. On a CPU values are gathered in runs of memory, a key head of a page each, twice as
+    fast as slices of several axes; elsewhere a page is no run, and the reshaping would copy the cache."""
+    (n, m), (_, j, d, t) = page.shape, pages.keys.shape
+    keys = pages.keys[page].transpose(0, 2, 3, 1, 4).reshape(n, j, d, m * t)
+    if platform() != "cpu":
+        return keys, pages.values[page].transpose(0, 2, 1, 3, 4).reshape(n, j, m * t, d)
+    return keys, pages.values.reshape(-1, j, t * d)[page[:, None], jnp.arange(j)[:, None]].reshape(n, j, m * t, d)
+
+
 def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums: _Sums) -> _Sums:
     """One part's rows over one part's pages."""
     s, j, g, d = q.shape
@@ -127,8 +137,7 @@ def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums
 
     def block(i, sums: _Sums) -> _Sums:
         page, rows, length = (jax.lax.dynamic_slice_in_dim(x, i * size, size) for x in (entries.page, entries.rows, entries.length))
-        keys = pages.keys[page].transpose(0, 2, 3, 1, 4).reshape(size, j, d, m * t)
-        values = pages.values[page].transpose(0, 2, 1, 3, 4).reshape(size, j, m * t, d)
+        keys, values = _gathered(pages, page)
         by_entry = lambda x: x.swapaxes(1, 2).reshape(size, j, group * g, *x.shape[4:])  # noqa: E731
         by_row = lambda x: x.reshape(size, j, group, g, *x.shape[3:]).swapaxes(1, 2).reshape(size * group, j, g, *x.shape[3:])  # noqa: E731
         who = jnp.minimum(rows, s - 1)
@@ -150,8 +159,7 @@ def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums
 def _over_table(q: Float[Array, "A b J x d"], pages: Pages, table: Int[Array, "A b M"], kept: Int[Array, "A b"], size: int) -> _Sums:
     """All parts' rows over their own pages, `size` at a time up to the longest row. A block behind a row's end leaves its sums as they are,
     bit for bit, because its weights are zero and its scale is one."""
-    t, (_, b, room) = pages.keys.shape[-1], table.shape
-    j, d = q.shape[2], q.shape[-1]
+    t, room = pages.keys.shape[-1], table.shape[-1]
     size = min(size, room)
     blocks = (jnp.max(kept) + size * t - 1) // (size * t)
     table = jnp.pad(table, ((0, 0), (0, 0), (0, -room % size)))
@@ -159,8 +167,7 @@ def _over_table(q: Float[Array, "A b J x d"], pages: Pages, table: Int[Array, "A
     def part(q, pages, table, kept):
         def block(i, sums):
             some = jax.lax.dynamic_slice_in_dim(table, i * size, size, axis=1)  # b m
-            k = pages.keys[some].transpose(0, 2, 3, 1, 4).reshape(b, j, d, size * t)
-            v = pages.values[some].transpose(0, 2, 1, 3, 4).reshape(b, j, size * t, d)
+            k, v = _gathered(pages, some)
             seen = i * size * t + jnp.arange(size * t) < kept[:, None]
             return _with(sums, jnp.where(seen[:, None, None], _product(q, k), MASKED), v)
 
