@@ -76,6 +76,16 @@ def waiting() -> Callable[[], None]:
     return arrived
 
 
+def _look(deadline: asyncio.Timeout, clock: Clock, timeout_s: float | int, timer: list[asyncio.TimerHandle]) -> None:
+    """Ends what is late, or looks again later; `timer` holds the next look. Not a closure of `within`: one that names itself is a cycle,
+    and would keep what every call has made until Python looks for such."""
+    loop, left = asyncio.get_running_loop(), timeout_s - clock.elapsed()
+    if left <= 0:
+        deadline.reschedule(loop.time())
+    else:
+        timer[:] = [loop.call_later(max(left, LOOK_S), _look, deadline, clock, timeout_s, timer)]
+
+
 async def within(timeout_s: float | int | None, work: Awaitable[T]) -> T:
     """What is awaited, with a clock of its own.
 
@@ -85,20 +95,11 @@ async def within(timeout_s: float | int | None, work: Awaitable[T]) -> T:
     Raises:
       Expired: the time is over. A TimeoutError that `work` raises itself is another.
     """
-    loop, clock, timer = asyncio.get_running_loop(), Clock(), None
-
-    def look() -> None:
-        nonlocal timer
-        left = timeout_s - clock.elapsed()
-        if left <= 0:
-            deadline.reschedule(loop.time())
-        else:
-            timer = loop.call_later(max(left, LOOK_S), look)
-
+    clock, timer = Clock(), []
     try:
         async with asyncio.timeout(None) as deadline:
             if timeout_s is not None:
-                look()
+                _look(deadline, clock, timeout_s, timer)
             with clock.use():
                 return await work
     except TimeoutError:
@@ -106,8 +107,8 @@ async def within(timeout_s: float | int | None, work: Awaitable[T]) -> T:
             raise Expired(f"no answer within {timeout_s} s") from None
         raise
     finally:
-        if timer is not None:
-            timer.cancel()
+        for handle in timer:
+            handle.cancel()
 
 
 class Expired(TimeoutError):

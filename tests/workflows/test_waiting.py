@@ -1,8 +1,10 @@
 """Waiting for a worker is nobody's failure: the deadline of a call stands still while what it asked for waits in a queue."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -11,7 +13,7 @@ from marl_llm.tools._calls import Calls
 from marl_llm.tools.judge import judge_calls
 from marl_llm.tools.results import success
 from marl_llm.tools.sandbox import Sandbox
-from marl_llm.tools.waiting import Clock, Expired, waiting, within
+from marl_llm.tools.waiting import LOOK_S, Clock, Expired, _clock, waiting, within
 from marl_llm.workflows import Assignment, Controller, Scripted
 from marl_llm.workflows.trajectory import Task
 
@@ -120,3 +122,34 @@ def test_a_clock_stands_still_while_anything_waits_and_so_does_the_one_around_it
     assert inner.elapsed() > before[0]
     assert outer.elapsed() < before[1] + 0.02 + time.monotonic() - outer._start - outer._waited
     waiting()()  # without a clock
+
+
+def test_a_call_leaves_nothing_that_waits_for_a_collection():
+    """Whatever became of it. A collection holds up every thread, and takes the longer the more there is."""
+    ends, clocks = [], []
+
+    async def work(seconds, fails):
+        clocks.append(weakref.ref(_clock.get()))
+        await asyncio.sleep(seconds)
+        if fails:
+            raise KeyError("of its own")
+
+    async def job():
+        for limit_s, seconds, fails in ((60, 0, False), (None, 0, False), (60, 0, True), (2 * LOOK_S, 5 * LOOK_S, False)):
+            try:
+                await within(limit_s, work(seconds, fails))
+            except (Expired, KeyError) as error:
+                ends.append(type(error).__name__)
+            else:
+                ends.append("answered")
+        await within(60, within(60, work(0, False)))
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(job())
+        left = [clock() for clock in clocks]
+    finally:
+        gc.enable()
+    assert ends == ["answered", "answered", "KeyError", "Expired"]
+    assert left == [None] * 5
