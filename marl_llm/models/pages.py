@@ -119,12 +119,12 @@ def _with(sums: _Sums, scores: Float[Array, "*rows S"], values: Float[Array, "*l
     return _Sums(sums.values * scale[..., None] + _product(weights, values), top, sums.total * scale + jnp.sum(weights, axis=-1))
 
 
-def _gathered(pages: Pages, page: Int[Array, "n M"]) -> tuple[Float[Array, "n J d MT"], Float[Array, "n J MT d"]]:
-    """Keys and values of n times M pages of one part. On a CPU values are gathered in runs of memory, a key head of a page each, twice as
-    fast as slices of several axes; elsewhere a page is no run, and the reshaping would copy the cache."""
+def _gathered(pages: Pages, page: Int[Array, "n M"], few: bool) -> tuple[Float[Array, "n J d MT"], Float[Array, "n J MT d"]]:
+    """Keys and values of n times M pages of one part. `few` queries read them: on a CPU values are then gathered in runs of memory, a key
+    head of a page each, faster than slices of several axes. A product turns slices around for nothing, and elsewhere a page is no run."""
     (n, m), (_, j, d, t) = page.shape, pages.keys.shape
     keys = pages.keys[page].transpose(0, 2, 3, 1, 4).reshape(n, j, d, m * t)
-    if platform() != "cpu":
+    if not few or platform() != "cpu":
         return keys, pages.values[page].transpose(0, 2, 1, 3, 4).reshape(n, j, m * t, d)
     return keys, pages.values.reshape(-1, j, t * d)[page[:, None], jnp.arange(j)[:, None]].reshape(n, j, m * t, d)
 
@@ -137,7 +137,7 @@ def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums
 
     def block(i, sums: _Sums) -> _Sums:
         page, rows, length = (jax.lax.dynamic_slice_in_dim(x, i * size, size) for x in (entries.page, entries.rows, entries.length))
-        keys, values = _gathered(pages, page)
+        keys, values = _gathered(pages, page, group * g <= FEW_QUERIES)
         by_entry = lambda x: x.swapaxes(1, 2).reshape(size, j, group * g, *x.shape[4:])  # noqa: E731
         by_row = lambda x: x.reshape(size, j, group, g, *x.shape[3:]).swapaxes(1, 2).reshape(size * group, j, g, *x.shape[3:])  # noqa: E731
         who = jnp.minimum(rows, s - 1)
@@ -167,7 +167,7 @@ def _over_table(q: Float[Array, "A b J x d"], pages: Pages, table: Int[Array, "A
     def part(q, pages, table, kept):
         def block(i, sums):
             some = jax.lax.dynamic_slice_in_dim(table, i * size, size, axis=1)  # b m
-            k, v = _gathered(pages, some)
+            k, v = _gathered(pages, some, False)
             seen = i * size * t + jnp.arange(size * t) < kept[:, None]
             return _with(sums, jnp.where(seen[:, None, None], _product(q, k), MASKED), v)
 
