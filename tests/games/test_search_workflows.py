@@ -13,6 +13,7 @@ from marl_llm.games.search import (
     M_ASK,
     M_ASK_MODELS,
     UNITYMAS,
+    FactBase,
     FactWorld,
     MAskOptions,
     check_disjoint,
@@ -36,8 +37,8 @@ from marl_llm.games.search.m_ask import read_search
 from marl_llm.games.search.mini import read_queries
 from marl_llm.sampling.requests import Completion
 from marl_llm.text import ByteTokenizer
-from marl_llm.tools.results import success
-from marl_llm.tools.retriever import Hit
+from marl_llm.tools.results import FailureKind, failed, success
+from marl_llm.tools.retriever import BM25Index, Hit
 from marl_llm.workflows import Assignment, Controller, FormatError, PlainText, Scripted, Task, separate, to_mermaid
 from marl_llm.workflows.metrics import rollout_metrics, team_metrics
 from marl_llm.workflows.rewards import earned
@@ -94,6 +95,25 @@ def test_every_kind_of_question_is_asked_and_its_gold_queries_find_it(world):
     for task in tasks:
         if task.hidden["answers"][0] not in ("yes", "no"):
             assert task.hidden["answers"][0] in asyncio.run(found(task))
+
+
+def test_the_tool_over_many_worlds_answers_like_each_ones_index_and_remembers_no_failure(tmp_path, monkeypatch):
+    base = FactBase(worlds=2, top_k=2, folder=tmp_path)
+    worlds = {one.name: BM25Index(tmp_path / one.name) for group in base.worlds.values() for one in group}
+    tasks = [task for split in base.worlds for task in base.tasks(split, 0, 8)]
+    asked = [(query, world) for task in tasks for query in task.hidden["queries_gold"] for world in worlds]
+    answer = lambda query, world: asyncio.run(base.retrieve(query, world))  # noqa: E731
+    broken = failed(FailureKind.DEADLINE, "late", 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(BM25Index, "search", lambda *asked: broken)
+        assert answer(*asked[0]) is broken
+    monkeypatch.setattr("marl_llm.games.search.facts.REMEMBERED", 5)
+    for query, world in 2 * asked:
+        assert answer(query, world).outcome() == asyncio.run(retrieve_pages(worlds[world], 2)(query)).outcome()
+    with monkeypatch.context() as patch:  # the latest are there without a search
+        patch.setattr(BM25Index, "search", lambda *asked: broken)
+        assert answer(*asked[-1]).ok
+    base.close()
 
 
 @settings(max_examples=15, deadline=None)

@@ -29,11 +29,11 @@ def random_cache(rng):
     return pages, tables, normal(rows, KEY_HEADS, DIM, COLUMNS), normal(rows, KEY_HEADS, COLUMNS, DIM)
 
 
-def listed(tables, run):
-    """Every (page, rows) pair once, up to `run` pages an entry, entries of a part in any order, with room behind the list's end."""
+def listed(tables, run, group):
+    """Every (page, rows) pair once, up to `run` pages and `group` rows an entry, a part's entries in any order, with room behind the end."""
     room = 16
     page, length = np.zeros((PARTS, room, run), np.int32), np.zeros((PARTS, room), np.int32)
-    rows = np.full((PARTS, room, GROUP), ROWS, np.int32)
+    rows = np.full((PARTS, room, group), ROWS, np.int32)
     most = 0
     for part, found in enumerate(tables):
         entries = {}
@@ -42,8 +42,8 @@ def listed(tables, run):
             for row, numbers in enumerate(found):
                 if at < len(numbers):
                     there = min(PAGE, LENGTHS[part][row] - at * PAGE)
-                    readers.setdefault((numbers[at], there), []).append(row)
-            for (number, there), who in readers.items():
+                    readers.setdefault((numbers[at], there, row if group == 1 else 0), []).append(row)
+            for (number, there, _), who in readers.items():
                 entries.setdefault(tuple(who), []).append((number, there))
         runs = [(who, pages[at : at + run]) for who, pages in entries.items() for at in range(0, len(pages), run)]
         most = max(most, len(runs))
@@ -78,7 +78,7 @@ def dense(queries, keys, values, pages, tables, own_keys, own_values):
 
 
 @pytest.mark.parametrize("block", [1, 2, 8, 64])
-@pytest.mark.parametrize("form", ["lists 1", "lists 2", "table"])
+@pytest.mark.parametrize("form", ["lists 1", "lists 2", "single rows", "table"])
 def test_a_decode_step_over_pages_is_attention_over_their_tokens(form, block, monkeypatch):
     monkeypatch.setattr(module, "block_pages", lambda page: block)
     monkeypatch.setattr(module, "TABLE_BLOCK", block * PAGE)
@@ -88,7 +88,8 @@ def test_a_decode_step_over_pages_is_attention_over_their_tokens(form, block, mo
     queries, keys, values = (
         jnp.asarray(2 * rng.normal(size=(PARTS * ROWS, 1, n, DIM)), jnp.float32) for n in (heads, KEY_HEADS, KEY_HEADS)
     )
-    lists = tabled(tables) if form == "table" else (listed(tables, int(form[-1])),)
+    run, group = (2, 1) if form == "single rows" else (1 if form == "lists 1" else 2, GROUP)
+    lists = tabled(tables) if form == "table" else (listed(tables, run, group),)
     got, cache = paged_attention(
         queries, keys, values, PagedCache(pages, own_keys, own_values), PagedMask(lists, jnp.asarray(COLUMN))
     )

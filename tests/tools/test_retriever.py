@@ -345,20 +345,6 @@ def test_the_client_is_the_index(corpus):
         client.close()
 
 
-@pytest.mark.parametrize(("small", "length", "at_once"), [(10_000, 500, True), (10_000, 700, False), (10, 500, False)])
-def test_only_short_queries_of_a_small_index_are_answered_in_the_event_loop(corpus, monkeypatch, small, length, at_once):
-    _, index = corpus
-    monkeypatch.setattr("marl_llm.tools.retriever.bm25.SMALL", small)
-    threads, top = [], index._top
-    monkeypatch.setattr(index, "_top", lambda *asked: threads.append(threading.current_thread()) or top(*asked))
-    queries = ["w1 " * (length // 6)] * 2
-    found = asyncio.run(index.asearch(queries, 3))
-    assert found.outcome() == index.search(queries, 3).outcome()
-    assert {thread is threading.current_thread() for thread in threads[:2]} == {at_once}
-    with pytest.raises(TypeError, match="single query into a list"):
-        asyncio.run(index.asearch("w1", 3))
-
-
 def test_a_lost_server_is_a_failure_and_not_an_empty_result(corpus):
     with RetrieverServer(corpus[1]) as server:
         client = RetrieverClient(server.url, attempts=2)

@@ -34,6 +34,7 @@ QUESTION_WORDS = ("whomade", "whenmade", "whopaid", "hometown", "trade", "maker"
 PROTOCOL = ("ask", "see", "know", "for", "answer:", "queries:", "evidence:", "next:", "q", ";", "|", "nothing", "end", "yes", "no", ".")
 KINDS = ("director", "year", "studio", "born", "job", "f>born", "f>job", "p>year", "p>studio", "same", "earlier")
 NAME = re.compile(r"\b(a\d+) (b\d+)\b")
+REMEMBERED = 4096  # answers of the retrieval tool
 
 
 @functools.cache
@@ -195,6 +196,7 @@ class FactBase:
         every = [one for group in self.worlds.values() for one in group]
         self._indices = {one.name: one.build_index(folder / one.name) for one in every}
         self._top_k = top_k
+        self._answers: dict[tuple[str, str], ToolResult] = {}  # by world and query: attempts at one question ask alike
 
     def tasks(self, split: str, first: int, count: int) -> list[Task]:
         """Questions `first ... first + count`, dealt over the worlds of the split; hidden `world` says which."""
@@ -202,12 +204,20 @@ class FactBase:
         return [group[number % len(group)].task(number) for number in range(first, first + count)]
 
     async def retrieve(self, query: str, world: str) -> ToolResult:
-        """The retrieval tool: pages of a task's own world."""
-        return await retrieve_pages(self._indices[world], self._top_k)(query)
+        """The retrieval tool: pages of a task's own world. They are so few that a search takes no longer than an answer of a thread."""
+        found = self._answers.get((world, query))
+        if found is None:
+            found = pages_of(self._indices[world].search(*asked(query, self._top_k)))
+            if len(self._answers) >= REMEMBERED:
+                self._answers.clear()
+            if found.ok:
+                self._answers[world, query] = found
+        return found
 
     def close(self) -> None:
         """Removes the indices that were built in a directory of their own."""
         self._indices.clear()
+        self._answers.clear()
         if self._own is not None:
             self._own.cleanup()
 
@@ -217,13 +227,20 @@ def joined(text: str) -> str:
     return NAME.sub(r"\1_\2", text)
 
 
+def asked(query: str, top_k: int) -> tuple[list[str], int, float]:
+    """What a retriever's `search` is given for a query of this world."""
+    return [joined(query)[:MAX_QUERY]], top_k, 30.0
+
+
+def pages_of(found: ToolResult) -> ToolResult:
+    """The pages of one query's hits, or the failure."""
+    return ToolResult(tuple(hit.document["page"] for hit in found.outcome()[0]), None, found.seconds, found.attempts) if found.ok else found
+
+
 def retrieve_pages(retriever: Any, top_k: int = 1) -> Callable[..., Any]:
     """The retrieval tool of this world: one query, a tuple of pages. A query without a word that is indexed finds nothing."""
 
     async def retrieve(query: str) -> ToolResult:
-        found = await retriever.asearch([joined(query)[:MAX_QUERY]], top_k, 30.0)
-        if not found.ok:
-            return found
-        return ToolResult(tuple(hit.document["page"] for hit in found.outcome()[0]), None, found.seconds, found.attempts)
+        return pages_of(await retriever.asearch(*asked(query, top_k)))
 
     return retrieve

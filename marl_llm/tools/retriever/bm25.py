@@ -28,16 +28,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int32
 
-from marl_llm.tools.results import ToolResult
-from marl_llm.tools.retriever.interface import Hits, LocalRetriever, Overdue, check_request, check_time
+from marl_llm.tools.retriever.interface import LocalRetriever, Overdue, check_time
 from marl_llm.tools.retriever.passages import PassageStore, write_passages
 
 FORMAT = 1
 WORD = re.compile(r"\w+")
 PROBES = 32  # passages completed per visited column to raise the threshold early
 CACHED_WORDS = 65_536
-CACHED_QUERIES = 256  # attempts at one question ask alike
-SMALL, SHORT = 4096, 512  # passages of an index, and characters of all queries, up to which a search takes no longer than a thread's answer
 SLACK = 1.0 - 1e-12  # partial sums are added in another order than final ones: a few units in the last place
 
 
@@ -185,17 +182,9 @@ class BM25Index(LocalRetriever):
         self._sums = np.zeros(len(self.passages), np.float64)
         self._lock = threading.Lock()
         self._deadline = math.inf  # of the query under way; like `_sums`, whoever holds the lock owns it
-        self._found = functools.lru_cache(CACHED_QUERIES)(self._top)
 
     def __len__(self) -> int:
         return len(self.passages)
-
-    async def asearch(self, queries: Sequence[str], topk: int = 5, deadline_s: float = 30.0) -> ToolResult[Hits]:
-        """See `Retriever.asearch`. Short queries of a small index are answered in the event loop."""
-        check_request(queries, topk)
-        if len(self) <= SMALL and sum(map(len, queries)) <= SHORT:
-            return self.search(queries, topk, deadline_s)
-        return await super().asearch(queries, topk, deadline_s)
 
     def _ranked(self, queries: Sequence[str], topk: int, deadline: float = math.inf) -> Iterator[tuple[Sequence[int], Sequence[float]]]:
         for query in queries:
@@ -204,7 +193,7 @@ class BM25Index(LocalRetriever):
                 raise Overdue
             try:
                 self._deadline = deadline
-                rows, scores = self._found(query, topk)
+                rows, scores = self._top(query, topk)
             finally:
                 self._lock.release()
             yield rows.tolist(), scores.tolist()
