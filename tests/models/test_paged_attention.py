@@ -30,7 +30,7 @@ def random_cache(rng):
 
 
 def listed(tables, run, group):
-    """Every (page, rows) pair once, up to `run` pages and `group` rows an entry, a part's entries in any order, with room behind the end."""
+    """Every (page, rows) pair once, up to `run` pages and `group` rows an entry, a part's in any order, with room behind the end."""
     room = 16
     page, length = np.zeros((PARTS, room, run), np.int32), np.zeros((PARTS, room), np.int32)
     rows = np.full((PARTS, room, group), ROWS, np.int32)
