@@ -126,7 +126,8 @@ def _gathered(pages: Pages, page: Int[Array, "n M"], few: bool) -> tuple[Float[A
     keys = pages.keys[page].transpose(0, 2, 3, 1, 4).reshape(n, j, d, m * t)
     if not few or platform() != "cpu":
         return keys, pages.values[page].transpose(0, 2, 1, 3, 4).reshape(n, j, m * t, d)
-    return keys, pages.values.reshape(-1, j, t * d)[page[:, None], jnp.arange(j)[:, None]].reshape(n, j, m * t, d)
+    runs = jax.vmap(lambda head: head[page], 1, 1)(pages.values.reshape(-1, j, t * d))  # an index of heads would cross devices
+    return keys, runs.reshape(n, j, m * t, d)
 
 
 def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums: _Sums) -> _Sums:

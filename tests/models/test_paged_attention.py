@@ -1,8 +1,12 @@
 """A decode step over pages against attention over the same tokens in one row, with as many blocks as it takes."""
 
+import re
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_llm.models import pages as module
 from marl_llm.models.pages import GROUP, PagedCache, PagedMask, PageList, Pages, PageTable, paged_attention
@@ -96,3 +100,17 @@ def test_a_decode_step_over_pages_is_attention_over_their_tokens(form, block, mo
     np.testing.assert_allclose(got, dense(queries, keys, values, pages, tables, own_keys, own_values), atol=2e-6)
     np.testing.assert_array_equal(cache.keys[..., COLUMN], keys[:, 0])
     np.testing.assert_array_equal(cache.keys[..., COLUMN + 1 :], own_keys[..., COLUMN + 1 :])
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_devices_that_share_the_key_heads_gather_their_own_without_the_others(few):
+    over_heads = NamedSharding(Mesh(jax.devices()[:2], ("tensor",)), PartitionSpec(None, None, "tensor"))
+    rng, page = np.random.default_rng(0), jnp.asarray([[[3, 0], [1, 3], [2, 2]]])
+    pages = Pages(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((1, 4, 2, DIM, PAGE), (1, 4, 2, PAGE, DIM))))
+    gather = jax.jit(jax.vmap(lambda pages, page: module._gathered(pages, page, few)), out_shardings=over_heads)
+    program = gather.lower(jax.device_put(pages, over_heads), page).compile()
+    keys, values = program(jax.device_put(pages, over_heads), page)
+    for entry, (first, second) in enumerate(page[0]):
+        np.testing.assert_array_equal(keys[0, entry], jnp.concatenate([pages.keys[0, first], pages.keys[0, second]], axis=-1))
+        np.testing.assert_array_equal(values[0, entry], jnp.concatenate([pages.values[0, first], pages.values[0, second]], axis=-2))
+    assert not re.search("all-gather|all-reduce|all-to-all|collective-permute", program.as_text())
