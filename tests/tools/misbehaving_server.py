@@ -18,12 +18,15 @@ class MisbehavingServer:
     """`behaviours` are used up in order; then every request gets the last user message back, in capitals.
 
     ok | status (an int) | (status, headers, body) | drop | drop_half | short_json | truncated | drip_body | drip_headers | slow
+
+    A slow answer takes 0.1 s, and the first ones wait until `together` requests are under way at once, for 10 s at most.
     """
 
-    def __init__(self, *behaviours):
+    def __init__(self, *behaviours, together: int = 1):
         self.behaviours = collections.deque(behaviours)
         self.seen: list[dict] = []  # body, headers and time of each request
         self.under_way = self.most_under_way = 0
+        self.together, self.met = together, threading.Event()
         self.lock = threading.Lock()
         self.stopping = threading.Event()
         server = self
@@ -61,16 +64,18 @@ class MisbehavingServer:
             self.seen.append(dict(body=body, headers=dict(handler.headers), path=handler.path, at=time.monotonic()))
             self.under_way += 1
             self.most_under_way = max(self.most_under_way, self.under_way)
-        try:
-            self.behave(handler, behaviour, completion(body["messages"][-1]["content"].upper()))
-        finally:
-            with self.lock:
-                self.under_way -= 1
-
-    def behave(self, handler, behaviour, good: bytes) -> None:
+            if self.under_way >= self.together:
+                self.met.set()
         if behaviour == "slow":
+            self.met.wait(10.0)
+            self.met.set()
             time.sleep(0.1)
             behaviour = "ok"
+        with self.lock:  # before the answer: whoever has it may send the next request at once
+            self.under_way -= 1
+        self.behave(handler, behaviour, completion(body["messages"][-1]["content"].upper()))
+
+    def behave(self, handler, behaviour, good: bytes) -> None:
         if behaviour == "drop":
             handler.connection.close()
             return

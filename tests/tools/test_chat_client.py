@@ -158,7 +158,7 @@ def test_retry_after_forms():
 
 def test_concurrency_is_bounded_and_used():
     requests = [ChatRequest(({"role": "user", "content": str(n)},)) for n in range(9)]
-    with MisbehavingServer(*["slow"] * 9) as server, make(server, concurrency=3) as client:
+    with MisbehavingServer(*["slow"] * 9, together=3) as server, make(server, concurrency=3) as client:
         assert [result.outcome().text for result in client.complete_batch(requests)] == [str(n) for n in range(9)]
         assert server.most_under_way == 3
 
