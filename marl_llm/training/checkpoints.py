@@ -243,13 +243,14 @@ def _told(final: pathlib.Path, partial: pathlib.Path) -> Iterator[None]:
 def _host_copy(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """NumPy arrays with memory of their own, and how orbax is to store them.
 
-    Of an array on one CPU device, `jax.device_get` gives a view of the buffer, which the next update would be given: it is copied. In
-    other cases it gives a copy already. An array of n different shards is stored in pieces of 1/n of a shard, which orbax makes as
-    square as it can: so a device that restores its part reads little else, unless the array is long and narrow.
+    Of an array on one CPU device, NumPy sees a view of the buffer, which the next update would be given: it is copied. In other cases
+    there is a copy already. (`jax.device_get` would leave a hold on the buffer with JAX 0.11, so that the next update could not reuse it.)
+    An array of n different shards is stored in pieces of 1/n of a shard, which orbax makes as square as it can: so a device that restores
+    its part reads little else, unless the array is long and narrow.
     """
 
     def one(x: jax.Array) -> np.ndarray:
-        there = jax.device_get(x)
+        there = np.asarray(x)
         return there if there.flags.owndata else there.copy()
 
     def stored(x: jax.Array) -> ocp.SaveArgs:

@@ -24,16 +24,26 @@ def longer(world):
 
 
 def hold(one, count):
-    """Holds the engine where `count` responses of the second role decode, until new parameters have arrived, and says so by an event."""
+    """Holds the engine where `count` responses of the second role decode, until new parameters have arrived, and says so by an event.
+
+    They enter together: one that comes later has to wait for pages that are kept for those who decode.
+    """
     (lane,), engine, held = one._current.engine._all, one._current.engine, threading.Event()
-    real = lane.step
+    real, enter = lane.step, lane.admit
+
+    def admit():
+        seconds = sum(ticket.request.max_tokens == 8 for ticket in lane.waiting)
+        if 0 < seconds < count:
+            time.sleep(0.001)
+            return 0, False  # until the others have come
+        if seconds:
+            lane.admit = enter
+        return enter()
 
     def step(now):
         seconds = [ticket for ticket in lane.living if ticket.request.max_tokens == 8]
-        if 0 < len(seconds) < count:
-            time.sleep(0.001)
-            return  # until the others have entered
         if seconds:
+            assert len(seconds) == count
             held.set()
             end = time.monotonic() + 30
             while not engine._updates and time.monotonic() < end:
@@ -41,7 +51,7 @@ def hold(one, count):
             lane.step = real
         real(now)
 
-    lane.step = step
+    lane.step, lane.admit = step, admit
     return lane, held
 
 
