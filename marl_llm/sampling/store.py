@@ -87,8 +87,8 @@ class PageStore:
 
     @property
     def reserve(self) -> int:
-        """Pages to leave to those that decode, one for each."""
-        return sum(len(lane.living) for lane in self.lanes)
+        """Pages to leave to those that decode: one for each that may yet need another."""
+        return sum(len(ticket.nodes) * self.page < ticket.longest for lane in self.lanes for ticket in lane.living)
 
     def waits(self, ticket: Ticket) -> bool:
         """Whether an older request of another lane lacks pages."""

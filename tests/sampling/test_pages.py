@@ -53,6 +53,22 @@ def test_a_small_pool_pauses_requests_and_changes_no_answer(engine, params):
     assert pool_of(engine).owned == 0
 
 
+def test_nobody_waits_for_pages_that_those_who_decode_will_never_need(params, monkeypatch):
+    """A page is all that each request takes, and each of four slots has one."""
+    found = []
+    real = lane.Lane.step
+    monkeypatch.setattr(lane.Lane, "step", lambda self, now: found.append((len(self.waiting), len(self.living))) or real(self, now))
+    sizes = dataclasses.replace(SIZES, slots=4, prompt_tokens=4, response_tokens=4, chunk=1, cache_bytes=0)
+    rng = np.random.default_rng(9)
+    requests = [Request(ids(rng, 4), (9, i), 2 + i % 3, "a") for i in range(12)]
+    with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=sizes, tokenizers={"a": TOKENIZER}) as engine:
+        answers = engine.generate_all(requests)
+        assert pool_of(engine).pages == 4
+    for got, want in zip(answers, plain({"a": params}, requests), strict=True):
+        assert_same(got, want)
+    assert {living for waiting, living in found if waiting} == {4}
+
+
 def test_a_conversation_of_eight_turns_computes_each_token_once(engine):
     rng, said = np.random.default_rng(2), ids(np.random.default_rng(3), 11)
     for turn in range(8):
