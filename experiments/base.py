@@ -103,7 +103,7 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
     c.rollout = config_dict.ConfigDict(
         {
             "tasks": 48,  # fresh tasks per step
-            **_placeholders(dict.fromkeys(("slots", "chunk", "attempts", "concurrency", "ahead", "over_start"), "int")),
+            **_placeholders(dict.fromkeys(("slots", "chunk", "attempts", "concurrency", "ahead", "over_start", "tensor"), "int")),
             **_placeholders({"timeout_s": "float", "cache_gib": "float", "exact": "bool", "adapters": "str", "swap": "str", "pool": "str"}),
             "void_limit": config_dict.placeholder(float),  # hosted play: share of void plays over 20 steps that stops a run; None: 0.2
             "max_prompt": config_dict.placeholder(int),  # tokens; None: as the roles have it. Their budgets are cut to it

@@ -16,7 +16,7 @@ from marl_llm import hints
 
 _LEAST = {
     "steps": 0, "rollout.tasks": 1, "rollout.slots": 1, "rollout.chunk": 1, "rollout.attempts": 1, "rollout.concurrency": 1,
-    "rollout.ahead": 0, "rollout.over_start": 0,
+    "rollout.ahead": 0, "rollout.over_start": 0, "rollout.tensor": 1,
     "rollout.max_prompt": 1, "rollout.max_tokens": 1, "optimizer.minibatch": 1, "optimizer.epochs": 1, "optimizer.row_tokens": 2,
     "optimizer.microbatch_tokens": 0, "optimizer.warmup": 0, "warm_start.steps": 0, "warm_start.tasks": 1, "warm_start.fresh": 1,
     "warm_start.step": 0, "evaluation.every": 1, "evaluation.tasks": 1, "evaluation.final_tasks": 1, "evaluation.samples": 1,

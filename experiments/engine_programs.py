@@ -82,32 +82,34 @@ def living(parts: int, s: int, groups: int, branches: int, sizes: LaneConfig, pa
     return out
 
 
-def _served(config: ModelConfig, mesh: Mesh, lora: LoraConfig | None, models: int):
+def _served(config: ModelConfig, mesh: Mesh, trained_on: Mesh, lora: LoraConfig | None, models: int):
     """(abstract parameters that a lane samples from, the lowered swap)."""
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=config.uniform))
     trained = params
     if lora:  # one base, and the adapters of all models on it
         adapters = jax.eval_shape(lambda key: init_adapters(config, key, lora), jax.random.key(0))
         trained = jax.eval_shape(lambda base, one: attach_many(base, [one] * models, lora), params, adapters)
-    place = lambda tree, rules: jax.tree.map(  # noqa: E731
+    place = lambda tree, mesh, rules: jax.tree.map(  # noqa: E731
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, param_shardings(tree, mesh, rules)
     )
-    trained, copy = place(trained, TRAIN), serving_copy(config, mesh)
+    trained, copy = place(trained, trained_on, TRAIN), serving_copy(config, mesh)
     served = jax.eval_shape(copy, trained)
     if mesh.shape["tensor"] == 1:
         whole = NamedSharding(mesh, P())
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), served), copy.lower(trained)
-    return place(served, SAMPLE), copy.lower(trained)
+    return place(served, mesh, SAMPLE), copy.lower(trained)
 
 
 def engine_programs(
-    config: ModelConfig, mesh: Mesh, sizes: LaneConfig, budget: float | int, branches: int, lora: LoraConfig | None = None, models: int = 1
-) -> EnginePrograms:
+    config: ModelConfig, mesh: Mesh, sizes: LaneConfig, budget: float | int, branches: int, lora: LoraConfig | None = None, models: int = 1,
+    trained_on: Mesh | None = None,
+) -> EnginePrograms:  # fmt: skip
     """The programs of a lane, as `marl_llm.sampling.lane` calls them.
 
     Args:
       sizes: of the lane; its `cache_bytes` is not read. budget: bytes of pages per device. branches: responses to each prompt.
       lora, models: adapters of so many models on one base, which decode together.
+      trained_on: where a swap's parameters come from; None: the same mesh.
     """
     page = sizes.page or PAGE["tpu"]
     along = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -119,7 +121,7 @@ def engine_programs(
     placed = NamedSharding(mesh, P(("data", "fsdp") if parts > 1 else None, *heads))
     pages = jax.eval_shape(lambda: init_pages(config, parts, count, page))
     pages = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), pages)
-    served, swap = _served(config, mesh, lora, models)
+    served, swap = _served(config, mesh, trained_on or mesh, lora, models)
 
     rules = Rules(jax.ShapeDtypeStruct((RULE_STATES, config.vocab_size), np.int32), jax.ShapeDtypeStruct((RULE_STATES,), bool))
     root = jax.eval_shape(lambda: jax.random.key(0))
@@ -194,6 +196,7 @@ def engine_figures(
     lora: LoraConfig | None = None,
     models: int = 1,
     whole: bool = False,
+    trained_on: Mesh | None = None,
 ) -> dict:
     """What the engine's programs need beside parameters and pages, per device, and what a decode step reads.
 
@@ -207,7 +210,7 @@ def engine_figures(
     found = []
     for depth in depths:
         part = dataclasses.replace(config, layers=depth)
-        found.append(_measured(engine_programs(part, mesh, sizes, budget * depth / config.layers, branches, lora, models)))
+        found.append(_measured(engine_programs(part, mesh, sizes, budget * depth / config.layers, branches, lora, models, trained_on)))
     out = dict(found[0])
     if len(found) > 1:
         out = {name: found[0][name] + (config.layers - 1) * (found[1][name] - found[0][name]) for name in found[0]}

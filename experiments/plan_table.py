@@ -12,7 +12,8 @@ def table(out: dict) -> str:
     if "kv_pool" in out:
         pool = [f"  of which the engine holds   {gib(out['kv_pool'])}, {out['requests_at_their_longest']} requests at their longest"]
     lines = [
-        f"{out['topology']}: data {m['data']} x fsdp {m['fsdp']} x tensor {m['tensor']}; {out['models']} models of "
+        f"{out['topology']}: data {m['data']} x fsdp {m['fsdp']} x tensor {m['tensor']}"
+        f"{', engine on tensor ' + str(out['served']) if out['served'] != m['tensor'] else ''}; {out['models']} models of "
         f"{out['parameters'] / 1e9:.2f}e9 parameters; P={out['prompt']} R={out['response']} K={out['branches']} "
         f"E={out['environments']}, {out['groups_per_step']} groups per optimizer step ({how})",
         f"  parameters, all models      {gib(out['parameters_bytes'])}",

@@ -65,13 +65,13 @@ def devices_of(topology: str, compile_: bool = True):
 
 def programs(
     config, recipe, mesh, minibatch: int, environments: int, prompt: int, response: int, lora=None, critic: str | None = None,
-    imitates: bool = False,
+    imitates: bool = False, served_on=None,
 ):  # fmt: skip
     """`(lowered, bytes of parameters, of optimizer, of the sampling copy)`: programs by name, and bytes per device.
 
     The programs are `update`, `sampler` (of compiled play; none without `environments`), with `critic="own"` `critic` and, if a run
     `imitates` before, `imitation`. A minibatch is that many rows, each with a prompt and the K responses that were sampled from it. With
-    `lora` the parameters are adapters, and their base is an argument of the update.
+    `lora` the parameters are adapters, and their base is an argument of the update. The sampling copy lies on the mesh `served_on`.
     """
     import jax
     import jax.numpy as jnp
@@ -86,8 +86,8 @@ def programs(
     from marl_llm.training.packing import PackedRows
     from marl_llm.training.update import policy_step, value_step
 
-    def abstract(tree, rules):
-        placed = param_shardings(tree, mesh, rules)
+    def abstract(tree, rules, on=mesh):
+        placed = param_shardings(tree, on, rules)
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, placed)
 
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -124,7 +124,7 @@ def programs(
         judge = abstract(jax.eval_shape(lambda: make(init_params(judging, jax.random.key(0), stacked=config.uniform))), TRAIN)
         lowered["critic"] = value_step(options, judging, mesh).lower(judge, rows, arrays, whole((), real))
 
-    low = abstract(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(config.compute_dtype)), apart), SAMPLE)
+    low = abstract(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(config.compute_dtype)), apart), SAMPLE, served_on or mesh)
     found = per_device(policy.params), per_device(policy.optimizer), per_device(low)
     if not environments:  # the engine plays
         return lowered, *found
@@ -168,7 +168,8 @@ class PlanSizes:
       prompt, response: the longest, in tokens.
       hosted: play has an engine, whose copies stay through the update. lora: of the adapters that are trained, or None.
       bases: frozen bases under the adapters. critics: critics that are networks of their own. critic: "own", "head", or None.
-      slots, chunk: of an engine's lane. imitates: a run begins with imitation.
+      slots, chunk: of an engine's lane. imitates: a run begins with imitation. served: devices that share a layer's products in an
+        engine; 0: as in the update.
     """
 
     recipe: Any
@@ -184,6 +185,7 @@ class PlanSizes:
     slots: int = 64
     chunk: int = 8
     imitates: bool = False
+    served: int = 0
 
     @property
     def together(self) -> bool:
@@ -218,7 +220,8 @@ def sizes_of(config) -> PlanSizes:
     real = [PRESETS[name].get("vocab_size", 0) for name in presets]  # a published model keeps its vocabulary, whatever the game's is
     shape = dataclasses.replace(next(iter(shapes)), vocab_size=max([next(iter(shapes)).vocab_size, *real]))
     imitates = config.warm_start.steps > 0 and not config.warm_start.run
-    return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, bases, critics, critic, *lane, imitates)
+    more = bases, critics, critic, *lane, imitates, config.rollout.tensor or 0
+    return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, *more)
 
 
 def beside(sizes: PlanSizes, adapters: int, copy: float | int, split: int) -> dict[str, float]:
@@ -256,6 +259,9 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     recipe, shape, models, lora = sizes.recipe, sizes.shape, sizes.models, sizes.lora
     chip, count, devices = devices_of(topology, compile_)
     data, fsdp, tensor = mesh_axes(count, axes_text)
+    served = sizes.served or tensor
+    if count % served:
+        raise PlanError(f"config.rollout.tensor={served} does not divide {count} devices")
     prompt, response = sizes.prompt, sizes.response
     tree = jax.eval_shape(lambda key: init_adapters(shape, key, lora), jax.random.key(0)) if lora else {}
     adapters = sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
@@ -267,16 +273,15 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     environments = max(along, -(-config.rollout.tasks // along) * along)
     if minibatch % along:
         raise PlanError(f"--groups={minibatch} does not divide over data={data} x fsdp={fsdp}; choose a multiple of {along}")
-    cache = roofline.cache_bytes(shape, environments / along * (prompt + k * response)) / (
-        tensor if shape.key_value_heads % tensor == 0 else 1
-    )
+    playing = environments / (count // served)  # per position that rows are split over in play
+    cache = roofline.cache_bytes(shape, playing * (prompt + k * response)) / (served if shape.key_value_heads % served == 0 else 1)
     out = {
-        "topology": topology, "mesh": {"data": data, "fsdp": fsdp, "tensor": tensor}, "models": models, "parameters": shape.parameters,
-        "prompt": prompt, "response": response, "branches": k, "environments": environments, "groups_per_step": minibatch,
-        "kv_cache": cache, "device_memory": chip.memory, "compiled": devices is not None and compile_,
+        "topology": topology, "mesh": {"data": data, "fsdp": fsdp, "tensor": tensor}, "served": served, "models": models,
+        "parameters": shape.parameters, "prompt": prompt, "response": response, "branches": k, "environments": environments,
+        "groups_per_step": minibatch, "kv_cache": cache, "device_memory": chip.memory, "compiled": devices is not None and compile_,
     }  # fmt: skip
     trained, mesh, started = adapters if lora else shape.parameters / (fsdp * tensor), None, time.time()
-    params, state, copy = trained * 4, trained * 8, shape.parameters * 2 / tensor
+    params, state, copy = trained * 4, trained * 8, shape.parameters * 2 / served
     if out["compiled"]:
         mesh = make_mesh(data, fsdp, tensor, devices=devices)
         figures, flops, params, state, copy = _compiled(shape, sizes, mesh, minibatch, 0 if sizes.hosted else environments)
@@ -296,8 +301,8 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     }  # fmt: skip
     share = minibatch / along
     work = {
-        "decode_step": roofline.decode_step(shape, environments / along, k, prompt, response, tensor),
-        "prefill": roofline.prefill(shape, environments / along, prompt, tensor),
+        "decode_step": roofline.decode_step(shape, playing, k, prompt, response, served),
+        "prefill": roofline.prefill(shape, playing, prompt, served),
         "update_step": roofline.update(shape, share, k, prompt, response, tensor, fsdp, adapters),
     }
     out["work"] = {n: {"flops": w.flops, "bytes": w.bytes, "seconds": w.seconds(chip)} for n, w in work.items()}
@@ -313,10 +318,11 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
         out["compile_seconds"] = time.time() - started
     if models > 1:
         work = dict(environments=environments, groups=minibatch, branches=k, prompt=prompt, response=response, tensor=tensor, fsdp=fsdp)
-        out["placement"] = _placement(shape, chip, models, data, work)
+        out["placement"] = _placement(shape, chip, models, data, work | {"served": served})
     out["fits"] = out["peak"] <= 0.95 * chip.memory and not any("error" in f for f in figures.values())
     out["fits"] &= out.get("requests_at_their_longest", 1) > 0
-    out["suggestion"] = "" if out["fits"] else _suggest(out, fsdp, tensor)
+    fixed = config.rollout.cache_gib is not None
+    out["suggestion"] = "" if out["fits"] else _suggest(out, fsdp, tensor, shape.key_value_heads, fixed)
     return out
 
 
@@ -325,7 +331,7 @@ def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mes
     from marl_llm.training import roofline
 
     (resident, known, copy), models = bytes_, sizes.models
-    along, tensor = out["mesh"]["data"] * out["mesh"]["fsdp"], out["mesh"]["tensor"]
+    served, along = out["served"], math.prod(out["mesh"].values()) // out["served"]
     if out["compiled"]:  # what its arguments are
         known += more["bases"] / max(sizes.bases, 1) + more["references"] / max(models, 1)
     moments = {"update": resident - known + figures["update"]["peak"]}
@@ -337,7 +343,7 @@ def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mes
         return moments | {"sampler": resident + figures["sampler"]["peak"] + (models - 1) * copy}
     # the engine takes its pages once, from half of what is free, and keeps them; who finds none waits
     lanes = 1 if sizes.together else models
-    longest = roofline.cache_bytes(shape, sizes.prompt + sizes.response) / (tensor if shape.key_value_heads % tensor == 0 else 1)
+    longest = roofline.cache_bytes(shape, sizes.prompt + sizes.response) / (served if shape.key_value_heads % served == 0 else 1)
     room = (config.rollout.cache_gib or 0) * 2**30 or min(out["kv_cache"], max(0.0, (0.95 * total - resident) / 2))
     out |= {"kv_pool": room, "requests_at_their_longest": int(room // longest) * along}
     moments = {name: peak + room for name, peak in moments.items()} | {"sampler": resident + room}
@@ -354,6 +360,7 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
     from experiments.program_costs import ProgramText, text_of
     from marl_llm.models import for_platform
     from marl_llm.models.tree_kernel import kernel_flops
+    from marl_llm.training.mesh import serving_mesh
 
     with for_platform("tpu"):
         lowered, *bytes_ = programs(
@@ -367,6 +374,7 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
             sizes.lora,
             sizes.critic,
             sizes.imitates,
+            serving_mesh(mesh, sizes.served or None),
         )
         compiled = {name: _compile(one) for name, one in lowered.items()}
     figures = {name: found if isinstance(found, dict) else memory(found) for name, found in compiled.items()}
@@ -381,11 +389,13 @@ def _engine(shape, sizes: PlanSizes, mesh, budget: float | int, whole: bool) -> 
     from experiments.engine_programs import engine_figures
     from marl_llm.models import for_platform
     from marl_llm.sampling import LaneConfig
+    from marl_llm.training.mesh import serving_mesh
 
     models = sizes.models if sizes.together else 1
     lane = LaneConfig(sizes.slots * models, sizes.prompt, sizes.response, sizes.chunk, admit=min(sizes.slots, 16))
     with for_platform("tpu"):
-        return engine_figures(shape, mesh, lane, budget, sizes.recipe.branches, sizes.lora, models, whole)
+        on = serving_mesh(mesh, sizes.served or None)
+        return engine_figures(shape, on, lane, budget, sizes.recipe.branches, sizes.lora, models, whole, mesh)
 
 
 def split_mesh(data: int, fsdp: int, models: int) -> tuple[int, int] | None:
@@ -408,14 +418,28 @@ def _compile(lowered):
         return {"error": text.splitlines()[0][:200], "needs": needs, "arguments": 0.0, "temporary": needs}
 
 
-def _suggest(out: dict, fsdp: int, tensor: int) -> str:
+def _more_tensor(out: dict, heads: int, fixed: bool) -> int:
+    """The fewest devices that have to share the layers of what is sampled from, so that all fits; 0: none do. Where the pool of pages
+    takes half of what is free (not `fixed`), it takes half of what is saved."""
+    count, over = math.prod(out["mesh"].values()), out["peak"] - 0.95 * out["device_memory"]
+    for ways in range(2 * out["served"], count + 1):
+        if count % ways == 0 and heads % ways == 0:
+            saved = out["beside"].get("serving", 0) * (1 - out["served"] / ways)
+            if saved * (1 if fixed else 0.5) > over:
+                return ways
+    return 0
+
+
+def _suggest(out: dict, fsdp: int, tensor: int, heads: int, fixed: bool) -> str:
     wider = f"--mesh={fsdp // 2},{tensor * 2}, or more devices" if fsdp > 1 else "more devices"
     if "kv_pool" in out and out["requests_at_their_longest"]:
-        along = out["mesh"]["data"] * fsdp
+        along = out["mesh"]["data"] * fsdp * tensor // out["served"]
         spare = out["kv_pool"] - (out["peak_update"] - 0.95 * out["device_memory"])
         if spare > out["kv_pool"] / (out["requests_at_their_longest"] / along):
             gib = int(spare / 2**30 * 10) / 10
             return f"the engine keeps its pages through the update: rollout.cache_gib={gib}, so that more requests wait"
+    if ways := _more_tensor(out, heads, fixed):
+        return f"what is sampled from has no room: rollout.tensor={ways}, so that {ways} devices share each copy"
     if out["peak_update"] >= out["peak_sampler"]:
         if out["groups_per_step"] > out["mesh"]["data"] * fsdp:
             return "the update is the peak: fewer --groups per step"

@@ -31,12 +31,12 @@ from marl_llm.training import processes
 from marl_llm.training.batch import Batch, from_table, imitated
 from marl_llm.training.corrections import corrected
 from marl_llm.training.learner import Learner, ModelSpec
-from marl_llm.training.mesh import own_mesh
+from marl_llm.training.mesh import own_mesh, serving_mesh
 from marl_llm.training.over_start import OverStart, Underway, bias_figures, check_beside, conflict, met, swap_conflict
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy
 from marl_llm.training.seats import Seat, guest
-from marl_llm.training.served import CurrentEngine, cache_bytes, check_pool, check_served, engines, on_one_base, samplers
+from marl_llm.training.served import CurrentEngine, cache_bytes, check_pool, check_served, check_tensor, engines, on_one_base, samplers
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Inside, Rollout, Scripted, Task, Workflow, WorkflowError, World
@@ -63,6 +63,7 @@ class PlayOptions:
     adapters: str = "auto"  # hosted play: adapters on one base are sampled "together" or "merged" (docs/real_models.md); None: auto
     ahead: int = 0  # hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/pods.md); None: 0
     pool: str = "own"  # hosted play: "shared": models of one shape draw pages from one pool (docs/real_models.md); None: own
+    tensor: int | None = None  # hosted play: devices that share a layer's products in the engine (docs/real_models.md); None: mesh.tensor
     swap: str = "drain"  # hosted play: "now" gives new parameters to responses under way (docs/pods.md); None: drain, once they have ended
 
 
@@ -124,6 +125,7 @@ class HostedTeam(Team):
         self._underway: Underway | None = None
         self._together = on_one_base(self.learners, play.adapters, mesh)
         check_pool(self.learners, play.pool, self._together)
+        check_tensor(self.learners, play.tensor)
         self._unserved: set[str] = set()  # models whose new parameters the engine has not been given
         self._given: dict[str, list[int]] = {}  # of the team's own models: the versions that the engine was given, in order
         check_beside(play.ahead, play.over_start, mesh, self.trained_coach is not None)
@@ -187,7 +189,7 @@ class HostedTeam(Team):
 
     def _engine_on(self, mesh: Mesh, models: Mapping[str, tuple[Learner, dict]]) -> Engine:
         """An engine on this process's part of a mesh: it samples in step with no other process."""
-        mesh = own_mesh(mesh)
+        mesh = serving_mesh(own_mesh(mesh), self._options.tensor)
         served = {name: (learner.config, processes.local(params, self.mesh, mesh)) for name, (learner, params) in models.items()}
         tokenizers = {name: learner.spec.speech.tokenizer for name, (learner, _) in models.items()}
         place = None if mesh.size == 1 and mesh.devices.flat[0] == jax.local_devices()[0] else mesh

@@ -84,6 +84,18 @@ def own_mesh(mesh: Mesh) -> Mesh:
     return make_mesh(None, *inner, devices=here)
 
 
+def serving_mesh(mesh: Mesh, tensor: int | None) -> Mesh:
+    """The devices of a mesh for an engine: `tensor` in a row share each layer's products, whatever shares them in an update.
+
+    With None, or as many as share them already, the mesh itself. Raises `ValueError` when the devices do not divide.
+    """
+    if tensor is None or tensor == mesh.shape["tensor"]:
+        return mesh
+    if mesh.size % tensor:
+        raise ValueError(f"tensor={tensor} does not divide the {mesh.size} devices that a model is sampled on; choose a divisor")
+    return make_mesh(None, 1, tensor, devices=mesh.devices)
+
+
 def data_axis(mesh: Mesh) -> str | None:
     """'data' where programs run once per position along it (`over_data`); None where one program spans the whole mesh."""
     return "data" if mesh.size == mesh.shape["data"] else None

@@ -135,6 +135,7 @@ def placements(
     tensor: int = 1,
     fsdp: int = 1,
     split_fsdp: int = 1,
+    served: int = 0,
 ) -> dict[str, dict[str, float]]:
     """Seconds that decoding one turn and one round of optimizer steps take at least, for `models` of one shape, each with one role.
 
@@ -146,9 +147,11 @@ def placements(
 
     Args:
       environments, groups: tasks under way, and groups of an optimizer step, in all. fsdp, split_fsdp: devices that share a model's state.
+      served: devices that share a layer's products while sampling; 0: `tensor`.
     """
-    sizes = (branches, prompt, response, tensor)
-    wave = lambda n: response * decode_step(config, environments * n / positions, *sizes).seconds(chip)  # noqa: E731
-    step = lambda n, f: update(config, groups * n / positions, *sizes, f).seconds(chip)  # noqa: E731
+    sizes, served = (branches, prompt, response), served or tensor
+    share = lambda n: environments * n * served / (positions * tensor)  # noqa: E731
+    wave = lambda n: response * decode_step(config, share(n), *sizes, served).seconds(chip)  # noqa: E731
+    step = lambda n, f: update(config, groups * n / positions, *sizes, tensor, f).seconds(chip)  # noqa: E731
     shared = {"sequence": models * wave(1), "parallel": models * wave(1), "update": models * step(1, fsdp)}
     return {"shared": shared, "split": {"sequence": models * wave(models), "parallel": wave(models), "update": step(models, split_fsdp)}}

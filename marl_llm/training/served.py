@@ -19,6 +19,7 @@ from marl_llm.sampling.tickets import POOLS
 from marl_llm.sampling.vllm import check_settings
 from marl_llm.training import processes
 from marl_llm.training.learner import Learner
+from marl_llm.training.mesh import own_mesh, serving_mesh
 from marl_llm.workflows import WorkflowError
 
 ADAPTERS = ("auto", "together", "merged")
@@ -158,6 +159,20 @@ def check_pool(learners: Mapping[str, Learner], how: str, together: Collection[s
             "play.pool='shared' would have no effect: no two models on the same devices have as many layers, key/value heads and "
             "dimensions of a head in one compute dtype; leave it out"
         )
+
+
+def check_tensor(learners: Mapping[str, Learner], tensor: int | None) -> None:
+    """Raises `WorkflowError` where `tensor` devices cannot share the layers of a model that an engine draws for."""
+    if tensor is None:
+        return
+    here = {name: own_mesh(one.mesh) for name, one in learners.items() if one.spec.sampler is None}
+    if not here:
+        raise WorkflowError(f"play.tensor={tensor} would have no effect: servers of their own draw for all models")
+    for name, mesh in here.items():
+        try:
+            serving_mesh(mesh, tensor)
+        except ValueError as error:
+            raise WorkflowError(f"play.{error} (model {name!r})") from error
 
 
 def cache_bytes(gib: float | None, models: int, mesh: Mesh) -> int:

@@ -18,6 +18,7 @@ from marl_llm.algorithms import make_recipe
 from marl_llm.models import PRESETS, LoraConfig, ModelConfig, init_params, make_model_config
 from marl_llm.sampling import LaneConfig
 from marl_llm.training import make_mesh, roofline
+from marl_llm.training.mesh import serving_mesh
 
 
 def config_of(preset="qwen3-1.7b", **changes):
@@ -224,6 +225,12 @@ def test_the_engines_programs_are_planned_as_it_calls_them():
     for name in ("read", "copy", "pool", "swap"):
         assert extrapolated[name] == pytest.approx(whole[name], rel=0.1), name
     assert whole["copy"] == pytest.approx(config.parameters * 2 / 2, rel=0.1)
+    trained_on = make_mesh(1, 8, 1)
+    apart = engine_programs(config, serving_mesh(trained_on, 2), sizes, 2**20, branches=4, trained_on=trained_on)
+    assert apart.copy == programs.copy
+    swap = apart.lowered["swap"].compile().memory_analysis()
+    assert swap.argument_size_in_bytes == pytest.approx(config.parameters * 4 / 8, rel=0.1)  # in float32, an eighth on each device
+    assert swap.output_size_in_bytes == pytest.approx(apart.copy, rel=0.01)
 
 
 def of_text(preset, recipe="at_grpo", **changes):
@@ -263,6 +270,26 @@ def test_an_engine_holds_half_of_what_is_free_and_keeps_it_through_the_update():
     fixed = of_text("qwen3-8b", lora_rank=32)
     fixed.rollout.cache_gib = 1.0
     assert plan(fixed, "h100:2", "", 8192, 4096, 0, False)["requests_at_their_longest"] == 0  # 1.7 GiB each
+
+
+def test_what_is_sampled_from_is_planned_on_the_devices_that_share_it():
+    config = of_text("qwen3-8b")
+    told, copies = plan(config, "v5p:2x2x1", "", 8192, 4096, 0, False), 2 * 8_190_735_360 * 2
+    assert not told["fits"]
+    assert told["beside"]["serving"] == copies
+    config.rollout.tensor = int(told["suggestion"].split("rollout.tensor=")[1].split(",")[0])
+    shared = plan(config, "v5p:2x2x1", "", 8192, 4096, 0, False)
+    assert (shared["served"], shared["fits"]) == (4, True)
+    assert shared["beside"]["serving"] == copies / 4
+    assert shared["kv_cache"] == told["kv_cache"]  # heads instead of rows
+    for name in ("parameters_bytes", "optimizer_bytes", "update"):
+        assert shared[name] == told[name]
+    read, less = (one["work"]["decode_step"]["bytes"] for one in (told, shared))
+    assert read - less == pytest.approx(3 / 4 * copies / 2, rel=0.1)  # of one model
+    assert "tensor 1, engine on tensor 4;" in table(shared)
+    config.rollout.tensor = 3
+    with pytest.raises(command.ConfigError, match=r"config\.rollout\.tensor=3 does not divide 4 devices"):
+        plan(config, "v5p:2x2x1", "", 8192, 4096, 0, False)
 
 
 def test_a_tpu_is_planned_by_arithmetic_without_its_compiler():

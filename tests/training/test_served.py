@@ -1,17 +1,20 @@
 """Who draws for a hosted team's models: what has no room is refused."""
 
 import asyncio
+import dataclasses
 import types
 
 import jax
 import numpy as np
 import pytest
+from test_team import GRPO, SHAPE, SPEECH, WORLD
 
-from marl_llm.models import make_model_config
+from marl_llm.models import init_params, make_model_config
 from marl_llm.sampling.requests import Completion, Request
-from marl_llm.training import Learner, make_mesh
-from marl_llm.training.served import Bursts, check_pool, engines
-from marl_llm.workflows import WorkflowError
+from marl_llm.training import HostedTeam, Learner, LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer
+from marl_llm.training.mesh import serving_mesh
+from marl_llm.training.served import Bursts, check_pool, check_tensor, engines
+from marl_llm.workflows import WorkflowError, separate
 
 
 def model(preset):
@@ -120,3 +123,48 @@ def test_a_common_pool_needs_two_models_of_one_shape_that_an_engine_draws_for():
             check_pool(learners, "shared", together)
     with pytest.raises(WorkflowError, match="play.pool='common' is unknown; the ways are own, shared"):
         check_pool({}, "common", ())
+
+
+def test_devices_share_what_is_sampled_from_otherwise_than_an_update():
+    """Parameters lie along 'fsdp' while they learn; sampled whole on each device, or split by heads over two of four, a step plays and
+    learns the same, and the next one, with what was learned, too. A device holds half of the matrices then."""
+    config = dataclasses.replace(SHAPE, key_value_heads=2)
+    options = LearnerOptions(GRPO, make_optimizer(), row_tokens=16, minibatch=8)
+    mesh = make_mesh(1, 4, 1, devices=jax.devices()[:4])
+
+    def played(tensor):
+        specs = {name: ModelSpec(config, init_params(config, jax.random.key(n)), SPEECH) for n, name in enumerate(("first", "second"))}
+        play = PlayOptions(slots=4, chunk=2, tensor=tensor)
+        with HostedTeam(WORLD, separate(WORLD.workflow), specs, options, mesh, play=play) as team:
+            batches = [team.play(0, 0, 4)]
+            team.learn(batches[0], 0.05, None)
+            batches.append(team.play(1, 4, 4))
+            (lane, _) = team._current.engine._all
+            kernel = team.learners["first"].params["block_0"]["attention"]["query"]["kernel"]
+            assert kernel.sharding.shard_shape(kernel.shape) == (4, 2, 8)  # width 16 over four
+            draws = [(np.asarray(batch.tokens.ids), np.asarray(batch.tokens.log_probs)) for batch in batches]
+            held = [(x.sharding.shard_shape(x.shape), x.shape) for x in jax.tree.leaves(lane.weights.params) if x.ndim > 1]
+            return draws, {np.prod(whole) // np.prod(part) for part, whole in held}, lane.store.parts
+
+    (whole, ways, parts), (split, halves, fewer) = played(None), played(2)
+    assert (ways, parts) == ({1}, 4)
+    assert (halves, fewer) == ({2}, 2)
+    for (ids, log_probs), (others, expected) in zip(whole, split, strict=True):
+        np.testing.assert_array_equal(ids, others)
+        np.testing.assert_allclose(log_probs, expected, atol=2e-5)
+    assert not np.array_equal(whole[0][0], whole[1][0])
+
+
+def test_devices_that_cannot_share_a_copy_are_told():
+    mesh = make_mesh(2, 2, 2)
+    assert serving_mesh(mesh, None) is serving_mesh(mesh, 2) is mesh
+    assert dict(serving_mesh(mesh, 4).shape) == {"data": 2, "fsdp": 1, "tensor": 4}
+    assert [*serving_mesh(mesh, 4).devices.flat] == [*mesh.devices.flat]  # or a copy would travel further
+    learner, _ = model("qwen3-8b")
+    learner.mesh, learner.spec = mesh, types.SimpleNamespace(sampler=None)
+    check_tensor({"coder": learner}, 8)
+    with pytest.raises(WorkflowError, match=r"play\.tensor=3 does not divide the 8 devices .* \(model 'coder'\)"):
+        check_tensor({"coder": learner}, 3)
+    learner.spec.sampler = "vllm"
+    with pytest.raises(WorkflowError, match=r"play\.tensor=2 would have no effect"):
+        check_tensor({"coder": learner}, 2)
