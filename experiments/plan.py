@@ -22,7 +22,11 @@ from experiments.command import ConfigError
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "An experiment config; its model, recipe, assignment and rollout are planned.")
 _TOPOLOGY = flags.DEFINE_string("topology", "v5e:4x4", "chip:shape, e.g. v5e:16x16, v5p:4x4x4, v6e:16x16, tpu7x:2x2x1, h100:8, h200:1.")
-_MESH = flags.DEFINE_string("mesh", "", "fsdp,tensor; data takes the rest. Empty: tensor 4 from 16 devices on, all others fsdp.")
+_MESH = flags.DEFINE_string(
+    "mesh",
+    "",
+    "fsdp,tensor; data takes the rest. Empty: config.mesh; where that is left at 1 and 1, tensor 4 from 16 devices on, all others fsdp.",
+)
 _PROMPT = flags.DEFINE_integer("prompt", 0, "Prompt tokens P; 0 takes the game's longest.", lower_bound=0)
 _RESPONSE = flags.DEFINE_integer("response", 0, "Response tokens R; 0 takes the game's longest.", lower_bound=0)
 _GROUPS = flags.DEFINE_integer("groups", 0, "Groups per optimizer step; 0: one per position along data and fsdp.", lower_bound=0)

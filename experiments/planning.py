@@ -20,9 +20,12 @@ class PlanError(ConfigError):
     """The plan cannot be made; the message says why and what to do."""
 
 
-def mesh_axes(devices: int, text: str) -> tuple[int, int, int]:
-    """(data, fsdp, tensor) for a number of devices. Raises `PlanError` when they do not divide."""
-    if text:
+def mesh_axes(devices: int, text: str, said: tuple[int, int] = (1, 1)) -> tuple[int, int, int]:
+    """(data, fsdp, tensor) for a number of devices: as the text has them, else as `said`, a config's `mesh.fsdp` (0: all that are left) and
+    `mesh.tensor`, unless those are 1 and 1. Raises `PlanError` when they do not divide."""
+    if said != (1, 1) and not text:
+        fsdp, tensor = said[0] or max(1, devices // said[1]), said[1]
+    elif text:
         try:
             fsdp, tensor = map(int, text.split(","))
         except ValueError as e:
@@ -31,7 +34,7 @@ def mesh_axes(devices: int, text: str) -> tuple[int, int, int]:
         tensor = 4 if devices >= 16 else 1
         fsdp = devices // tensor
     if fsdp < 1 or tensor < 1 or devices % (fsdp * tensor):
-        raise PlanError(f"--mesh: fsdp={fsdp} x tensor={tensor} does not divide {devices} devices")
+        raise PlanError(f"{'--mesh' if text else 'config.mesh'}: fsdp={fsdp} x tensor={tensor} does not divide {devices} devices")
     return devices // (fsdp * tensor), fsdp, tensor
 
 
@@ -258,7 +261,7 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     sizes = dataclasses.replace(sizes, prompt=prompt or sizes.prompt, response=response or sizes.response)
     recipe, shape, models, lora = sizes.recipe, sizes.shape, sizes.models, sizes.lora
     chip, count, devices = devices_of(topology, compile_)
-    data, fsdp, tensor = mesh_axes(count, axes_text)
+    data, fsdp, tensor = mesh_axes(count, axes_text, (config.mesh.fsdp, config.mesh.tensor))
     served = sizes.served or tensor
     if count % served:
         raise PlanError(f"config.rollout.tensor={served} does not divide {count} devices")
@@ -345,7 +348,7 @@ def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mes
     lanes = 1 if sizes.together else models
     longest = roofline.cache_bytes(shape, sizes.prompt + sizes.response) / (served if shape.key_value_heads % served == 0 else 1)
     room = (config.rollout.cache_gib or 0) * 2**30 or min(out["kv_cache"], max(0.0, (0.95 * total - resident) / 2))
-    out |= {"kv_pool": room, "requests_at_their_longest": int(room // longest) * along}
+    out |= {"kv_pool": room, "request_bytes": longest, "requests_at_their_longest": int(room // longest) * along}
     moments = {name: peak + room for name, peak in moments.items()} | {"sampler": resident + room}
     if out["compiled"] and room:
         engine = out["engine"] = _engine(shape, sizes, mesh, room / lanes, whole)
@@ -418,28 +421,30 @@ def _compile(lowered):
         return {"error": text.splitlines()[0][:200], "needs": needs, "arguments": 0.0, "temporary": needs}
 
 
-def _more_tensor(out: dict, heads: int, fixed: bool) -> int:
-    """The fewest devices that have to share the layers of what is sampled from, so that all fits; 0: none do. Where the pool of pages
-    takes half of what is free (not `fixed`), it takes half of what is saved."""
-    count, over = math.prod(out["mesh"].values()), out["peak"] - 0.95 * out["device_memory"]
-    for ways in range(2 * out["served"], count + 1):
-        if count % ways == 0 and heads % ways == 0:
-            saved = out["beside"].get("serving", 0) * (1 - out["served"] / ways)
-            if saved * (1 if fixed else 0.5) > over:
-                return ways
-    return 0
+def _engine_suggestion(out: dict, heads: int, fixed: bool) -> str:
+    """Fewer pages, or more devices that share what is sampled from, where all fits then; "" where neither helps. A pool that is not `fixed`
+    takes half of what is free."""
+    count, served, found = math.prod(out["mesh"].values()), out["served"], {}
+    for ways in (n for n in range(served, count + 1) if n % served == count % n == 0 and (n == served or heads % n == 0)):
+        saved = out["beside"].get("serving", 0) * (1 - served / ways)
+        spare = 0.95 * out["device_memory"] - (out["peak"] - out["kv_pool"] - saved)
+        wanted = out["kv_pool"] if fixed else min(out["kv_cache"], out["kv_pool"] + saved / 2)
+        fewer = spare > out["request_bytes"] * served / ways
+        found[ways] = None if spare > wanted else int(spare / 2**30 * 10) / 10 if fewer else 0.0
+    keeps = "the engine keeps its pages through the update: rollout.cache_gib={}, so that more requests wait"
+    if found[served]:
+        return keeps.format(found[served])
+    shares = "what is sampled from has no room: rollout.tensor={0}, so that {0} devices share each copy"
+    if ways := next((n for n, gib in found.items() if gib is None), 0):
+        return shares.format(ways)
+    ways = next((n for n, gib in found.items() if gib), 0)
+    return f"{shares.format(ways)}, and rollout.cache_gib={found[ways]}" if ways else ""
 
 
 def _suggest(out: dict, fsdp: int, tensor: int, heads: int, fixed: bool) -> str:
     wider = f"--mesh={fsdp // 2},{tensor * 2}, or more devices" if fsdp > 1 else "more devices"
-    if "kv_pool" in out and out["requests_at_their_longest"]:
-        along = out["mesh"]["data"] * fsdp * tensor // out["served"]
-        spare = out["kv_pool"] - (out["peak_update"] - 0.95 * out["device_memory"])
-        if spare > out["kv_pool"] / (out["requests_at_their_longest"] / along):
-            gib = int(spare / 2**30 * 10) / 10
-            return f"the engine keeps its pages through the update: rollout.cache_gib={gib}, so that more requests wait"
-    if ways := _more_tensor(out, heads, fixed):
-        return f"what is sampled from has no room: rollout.tensor={ways}, so that {ways} devices share each copy"
+    if said := _engine_suggestion(out, heads, fixed) if "kv_pool" in out else "":
+        return said
     if out["peak_update"] >= out["peak_sampler"]:
         if out["groups_per_step"] > out["mesh"]["data"] * fsdp:
             return "the update is the peak: fewer --groups per step"

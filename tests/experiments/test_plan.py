@@ -183,6 +183,19 @@ def test_without_a_word_large_meshes_get_tensor_four():
     assert mesh_axes(64, "8,2") == (4, 8, 2)
 
 
+def test_a_plan_takes_the_mesh_of_its_config():
+    assert mesh_axes(16, "", (0, 1)) == (1, 16, 1)  # as a run of a `:full` config has it
+    assert mesh_axes(16, "", (0, 2)) == (1, 8, 2)
+    assert mesh_axes(16, "", (4, 1)) == (4, 4, 1)
+    assert mesh_axes(16, "2,8", (0, 1)) == (1, 2, 8)
+    config = of_text("qwen3-1.7b")
+    config.mesh.tensor = 2
+    assert plan(config, "v5e:2x4", "", 8192, 4096, 0, False)["mesh"] == {"data": 1, "fsdp": 4, "tensor": 2}
+    config.mesh.tensor = 3
+    with pytest.raises(PlanError, match=r"config\.mesh: fsdp=2 x tensor=3 does not divide 8 devices"):
+        plan(config, "v5e:2x4", "", 8192, 4096, 0, False)
+
+
 @pytest.mark.parametrize("fields", [dict(entropy_quantile=0.2), dict(off_policy_kl=0.1), dict(correction="truncate")], ids=str)
 def test_what_a_recipes_update_needs_is_planned_too(fields):
     config = ModelConfig(vocab_size=64, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
@@ -287,6 +300,10 @@ def test_what_is_sampled_from_is_planned_on_the_devices_that_share_it():
     read, less = (one["work"]["decode_step"]["bytes"] for one in (told, shared))
     assert read - less == pytest.approx(3 / 4 * copies / 2, rel=0.1)  # of one model
     assert "tensor 1, engine on tensor 4;" in table(shared)
+    both = of_text("qwen3-8b")
+    told = plan(both, "v6e:4x4", "16,1", 8192, 4096, 0, False)["suggestion"]
+    both.rollout.tensor, both.rollout.cache_gib = int(told.split("rollout.tensor=")[1].split(",")[0]), float(told.split("cache_gib=")[1])
+    assert plan(both, "v6e:4x4", "16,1", 8192, 4096, 0, False)["fits"]
     config.rollout.tensor = 3
     with pytest.raises(command.ConfigError, match=r"config\.rollout\.tensor=3 does not divide 4 devices"):
         plan(config, "v5p:2x2x1", "", 8192, 4096, 0, False)
