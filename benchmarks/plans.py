@@ -16,47 +16,69 @@ import pathlib
 import subprocess
 import sys
 
+from experiments.plan_table import table
+
 MODELS, PROMPTS = ("qwen3-1.7b", "qwen3-8b"), (8192, 16384)
 TPUS, GPUS = ("v5e:16x16", "v5p:4x4x4", "v6e:16x16"), ("h100:1", "h100:8", "h200:1", "h200:8")
 CONFIG = "experiments/configs/plan_path_10x10.py"
 TEXT, THREE = "experiments/configs/plan_path_text.py", "experiments/configs/plan_code_reflect.py:ppo"
-LONG = ("--prompt=8192", "--response=4096")
-RANK = "--config.model.lora_rank=32"
-HOSTS = (  # config, model, topology, flags
-    (TEXT, "qwen3-1.7b", "v5e:2x4", ("--mesh=4,2", *LONG, "--config.rollout.cache_gib=1.5")),
-    (TEXT, "qwen3-1.7b", "v6e:2x2", LONG),
-    (TEXT, "qwen3-8b", "v5p:2x2x1", ("--mesh=2,2", *LONG, "--config.rollout.cache_gib=12")),
-    (TEXT, "qwen3-8b", "v6e:4x4", ("--mesh=2,8", *LONG, "--config.rollout.cache_gib=5")),
-    (TEXT, "qwen3-8b", "v5e:2x4", ("--mesh=2,4", "--prompt=4096", "--response=1024", RANK, "--config.rollout.cache_gib=2")),
-    (TEXT, "qwen3-0.6b", "v5e:1x1", ("--prompt=2048", "--response=512", RANK)),
-    (THREE, "qwen2.5-3b", "v5p:2x2x1", ("--mesh=2,2", *LONG, "--config.recipe.branches=1")),
-    (THREE, "qwen2.5-3b", "v5p:2x2x1", ("--mesh=2,2", *LONG, "--config.recipe.branches=1", "--config.assignment=shared")),
+RANK = "model.lora_rank=32"
+
+
+def flags(prompt: int, response: int, *more: str) -> tuple[str, ...]:
+    """Flags that `experiments.plan` and `experiments.train` both take."""
+    return tuple(f"--config.{one}" for one in (f"rollout.max_prompt={prompt}", f"rollout.max_tokens={response}", *more))
+
+
+PPO = ("--prompt=8192", "--response=4096", "--mesh=2,2", "--config.recipe.branches=1")
+HOSTS = (  # config, model, topology, flags; GPUs are counted, the others compiled
+    (TEXT, "qwen3-0.6b", "v5e:1x1", flags(2048, 512, RANK)),
+    (TEXT, "qwen3-1.7b", "v5e:2x4", flags(8192, 4096, "mesh.tensor=2", "rollout.cache_gib=1.5")),
+    (TEXT, "qwen3-8b", "v5e:2x4", flags(4096, 1024, RANK, "mesh.tensor=4", "rollout.cache_gib=2")),
+    (TEXT, "qwen3-1.7b", "v6e:2x2", flags(8192, 4096)),
+    (TEXT, "qwen3-8b", "v6e:4x4", flags(8192, 4096, "rollout.tensor=8", "rollout.cache_gib=2.5")),
+    (TEXT, "qwen3-8b", "v5p:2x2x1", flags(8192, 4096, "rollout.tensor=4")),
+    (THREE, "qwen2.5-3b", "v5p:2x2x1", PPO),
+    (THREE, "qwen2.5-3b", "v5p:2x2x1", (*PPO, "--config.assignment=shared")),
+    (TEXT, "qwen3-8b", "h100:2", flags(8192, 4096, RANK)),
+    (TEXT, "qwen3-1.7b", "h100:8", flags(8192, 4096)),
+    (TEXT, "qwen3-8b", "h100:8", flags(8192, 4096, "rollout.tensor=4")),
+    (TEXT, "qwen3-8b", "h200:8", flags(8192, 4096)),
 )
 GIB = 2.0**30
 
 
+def command_of(model: str, topology: str, flags: tuple[str, ...], config: str = CONFIG) -> list[str]:
+    """The command of one plan."""
+    start = [sys.executable, "-m", "experiments.plan", f"--config={config}"]
+    return [*start, f"--config.model.preset={model}", f"--topology={topology}", *flags]
+
+
 def ask(model: str, topology: str, flags: tuple[str, ...], config: str = CONFIG) -> dict:
     """One plan. Raises `CalledProcessError` when the command fails."""
-    command = [sys.executable, "-m", "experiments.plan", f"--config={config}", f"--config.model.preset={model}"]
-    command += [f"--topology={topology}", *flags, "--json"]
+    command = [*command_of(model, topology, flags, config), "--json"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     return {"model": model, "flags": list(flags), **json.loads(done.stdout.splitlines()[-1])}
 
 
 def host_row(plan: dict) -> str:
     """A line of the table of hosts."""
-    engine, flops, moments = plan.get("engine"), plan["update_flops"], plan["moments"]
+    engine, flops = plan.get("engine"), plan.get("update_flops")
+    moments = {"decode": plan["peak_sampler"]} | plan["moments"]
     gib = lambda name: f"{moments[name] / GIB:.1f}" if name in moments else "-"  # noqa: E731
-    computed = f"{flops['compiled'] / 1e12:,.1f} of {flops['needed'] / 1e12:,.1f} + {flops['again'] / 1e12:,.1f}"
+    computed = ["-"] * 2
+    if flops is not None:
+        computed = [f"{flops['compiled'] / 1e12:,.1f} of {flops['needed'] / 1e12:,.1f} + {flops['again'] / 1e12:,.1f}"]
+        computed.append(f"{(flops['compiled'] - flops['again']) / flops['needed']:.2f}")
     read = ["-"] * 3
     if engine is not None:
         read = [f"{engine['read'] / 1e9:.2f} of {engine['needed'] / 1e9:.2f}", f"{engine['read'] / engine['needed']:.2f}"]
         read.append(f"{engine['gathered'] / 1e9:.1f}")
     cells = [
-        f"{plan['models']} x {plan['model']}" + (", rank 32 on one base" if RANK in plan["flags"] else ""), plan["topology"],
-        f"{plan['mesh']['fsdp']} x {plan['mesh']['tensor']}", f"{plan['prompt']:,} + {plan['response']:,}",
-        *map(gib, ("update", "critic", "decode", "admit", "swap")), f"{plan['device_memory'] / GIB:.1f}", *read, computed,
-        f"{(flops['compiled'] - flops['again']) / flops['needed']:.2f}", "fits" if plan["fits"] else f"no: {plan['suggestion']}",
+        f"{plan['models']} x {plan['model']}" + (", rank 32 on one base" if f"--config.{RANK}" in plan["flags"] else ""), plan["topology"],
+        f"{plan['mesh']['fsdp']} x {plan['mesh']['tensor']}", str(plan["served"]),
+        f"{plan['prompt']:,} + {plan['response']:,}", *map(gib, ("update", "critic", "decode", "admit", "swap")),
+        f"{plan['device_memory'] / GIB:.1f}", *read, *computed, "fits" if plan["fits"] else f"no: {plan['suggestion']}",
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
@@ -84,14 +106,15 @@ HEADER = (
 
 
 HOST_HEADER = (
-    "| models | on | fsdp x tensor | P + R | update | critic | decode | admit | swap | has | decode step reads, GB | ratio | gathered "
-    "| TFLOP of an update | ratio | verdict |\n" + "|---" * 16 + "|"
+    "| models | on | fsdp x tensor | engine's tensor | P + R | update | critic | decode | admit | swap | has | decode step reads, GB "
+    "| ratio | gathered | TFLOP of an update | ratio | verdict |\n" + "|---" * 17 + "|"
 )
 
 
 def hosts(results: pathlib.Path, only: list[str]) -> None:
-    """The table of hosts; what is in the file already is not asked again."""
+    """The table of hosts, then each plan as `experiments.plan` prints it; what is in the file already is not asked again."""
     found = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    printed = []
     print(HOST_HEADER)
     for config, model, topology, flags in HOSTS:
         here = [p for p in found if (p["model"], p["topology"], p["flags"]) == (model, topology, list(flags))]
@@ -99,7 +122,10 @@ def hosts(results: pathlib.Path, only: list[str]) -> None:
             here = [ask(model, topology, flags, config)]
             with results.open("a") as file:
                 file.write(json.dumps(here[0]) + "\n")
-        print(*map(host_row, here[:1]), sep="\n", flush=True)
+        for plan in here[:1]:
+            print(host_row(plan), flush=True)
+            printed.append(f"\npython {' '.join(command_of(model, topology, flags, config)[1:])}\n{table(plan)}")
+    print(*printed, sep="\n")
 
 
 def main() -> None:
