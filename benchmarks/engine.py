@@ -165,7 +165,8 @@ def gap(e, ids) -> dict:
             def watched(now, step=step, ends=ends):
                 step(now)
                 admitted = e.stats()["policy"].get("admit_s", 0.0)  # none while all that ran compiled
-                ends.append((time.process_time(), admitted, len(lane.living)))
+                living = lane.living if hasattr(lane, "living") else [t for t in lane.tickets if t is not None]  # the older engine's slots
+                ends.append((time.process_time(), admitted, len(living)))
 
             lane.step = watched
             handles = [e.submit(Request(ids(PROMPT), (i,), 200)) for i in range(SLOTS - 1)]

@@ -26,7 +26,7 @@ def longer(world):
 def hold(one, count):
     """Holds the engine where `count` responses of the second role decode, until new parameters have arrived, and says so by an event.
 
-    They enter together: one that comes later has to wait for pages that are kept for those who decode.
+    They enter together, so that all of them have as many tokens of the old version.
     """
     (lane,), engine, held = one._current.engine._all, one._current.engine, threading.Event()
     real, enter = lane.step, lane.admit
