@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 
@@ -140,8 +140,8 @@ class ProgramText:
 
     # ------------------------------------------------------------------------------------------------ loops
     def trips(self, loop: Instruction) -> int | None:
-        """How often a loop runs: as the compiler noted it, or its condition's `i < n` with a number n, begun at 0 by ones, as scans are;
-        None where n is data."""
+        """How often a loop runs: as the compiler noted it, or its condition's `i < n` with a number n, begun at 0 and in the steps that its
+        body adds to i, by ones as in scans or by twos as in products whose weights travel meanwhile; None where n is data."""
         if noted := re.search(r'known_trip_count"?:\{"n":"(\d+)"', loop.line):
             return int(noted.group(1))
         (condition,) = loop.called["condition"]
@@ -155,8 +155,25 @@ class ProgramText:
             compare, given = root, [lines[name] for name in root.operands if name in lines]
         if compare.opcode != "compare" or "direction=LT" not in compare.line:
             return None
-        numbers = [int(m.group(1)) for one in given if one.opcode == "constant" and (m := re.search(r"constant\((\d+)\)", one.line))]
-        return numbers[0] if len(numbers) == 1 else None
+        numbers = _numbers(given)
+        if len(numbers) != 1:
+            return None
+        place = [int(m.group(1)) for one in given if one.opcode == "get-tuple-element" and (m := re.search(r"index=(\d+)", one.line))]
+        return math.ceil(numbers[0] / self._step(loop, place[0]) if place else numbers[0])
+
+    def _step(self, loop: Instruction, place: int) -> int:
+        """What a loop's body adds to the value at a place of what it carries; 1 where that is not the sum of it and a number."""
+        lines = self.computations[loop.called["body"][0]]
+        root = next(one for one in lines.values() if one.root)
+        new = lines.get(root.operands[place])
+        while new is not None and new.opcode == "copy":
+            new = lines.get(new.operands[0])
+        if new is None:
+            return 1
+        inside = self.computations[new.called["calls"][0]].values() if new.opcode == "fusion" else ()
+        adds = new.opcode == "add" or any(one.root and one.opcode == "add" for one in inside)
+        steps = _numbers([*(lines[name] for name in new.operands if name in lines), *inside])
+        return steps[0] if adds and len(steps) == 1 and steps[0] > 0 else 1
 
     def _inside(self, name: str, cost, times: bool = True):
         """`cost` of each instruction of a computation and of all that it calls, loops as often as they run."""
@@ -259,6 +276,11 @@ class ProgramText:
                 for called in one.called.get(key, ()) if one.opcode != "fusion" else ():
                     out += self.gathers(called, depth + (key == "body"))
         return out
+
+
+def _numbers(given: Iterable[Instruction]) -> list[int]:
+    """The constants among some instructions, of whole numbers."""
+    return [int(m.group(1)) for one in given if one.opcode == "constant" and (m := re.search(r"constant\((\d+)\)", one.line))]
 
 
 def _product_flops(one: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float | int:

@@ -1,5 +1,7 @@
 """What a compiled program's text says: products in loops, what is read of what is sliced, and gathers in loops."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +35,22 @@ def test_a_loop_whose_length_is_data_counts_once_and_is_told():
     (loop,) = program.loops()
     assert loop.flops == program.flops() == 2 * 64 * 128 * 128
     assert loop.depth == 0
+
+
+@pytest.mark.parametrize(("step", "runs"), [(1, 9), (2, 5), (4, 3)])
+def test_a_loop_that_counts_in_steps_runs_as_often_as_they_fit(step, runs):
+    """XLA for TPUs unrolls products whose weights travel meanwhile by two, and notes nothing of how often they run."""
+
+    def f(x, w):
+        return jax.lax.while_loop(lambda c: c[0] < 9, lambda c: (c[0] + step, jnp.tanh(c[1] @ w)), (jnp.int32(0), x))[1]
+
+    lowered = jax.jit(f).lower(*(jax.ShapeDtypeStruct(s, np.float32) for s in ((64, 128), (128, 128))))
+    text = lowered.compile().as_text()
+    unsaid = re.sub(r'"known_\w+":\{[^}]*\},?', "", text)
+    assert "known_trip_count" in text
+    assert "known" not in unsaid
+    for one in (text, unsaid):
+        assert ProgramText(one).flops() == runs * 2 * 64 * 128 * 128
 
 
 def test_weights_that_a_loop_gathers_are_found():
