@@ -154,8 +154,9 @@ def engine_programs(
     return EnginePrograms(low, groups, entries, each / config.layers, config.layers, per_device(pages), per_device(served))
 
 
-def _measured(programs: EnginePrograms) -> dict:
-    """Bytes per device of the compiled programs, and what a decode step reads."""
+def _measured(programs: EnginePrograms, whole: bool) -> dict:
+    """Bytes per device of the compiled programs, and what a decode step reads. Of some layers out of many (not `whole`) what a chunk keeps
+    on the chip counts as read in each step: with all layers there would be no room for it."""
     out: dict[str, Any] = {"pool": programs.pool, "copy": programs.copy, "groups": programs.groups}
     for name, lowered in programs.lowered.items():
         compiled = lowered.compile()
@@ -164,6 +165,7 @@ def _measured(programs: EnginePrograms) -> dict:
         if name == "decode":
             text = ProgramText(text_of(lowered, compiled))
             out["read"] = step_reads(text, programs.layers, programs.entries, programs.page)
+            out["read"] += 0 if whole else sum(text.kept(loop.name) for loop in text.loops() if loop.depth == 0)
             out["gathered"] = sum(g.bytes for g in text.gathers() if g.depth and g.bytes > SMALL_GATHER)
     return out
 
@@ -210,7 +212,8 @@ def engine_figures(
     found = []
     for depth in depths:
         part = dataclasses.replace(config, layers=depth)
-        found.append(_measured(engine_programs(part, mesh, sizes, budget * depth / config.layers, branches, lora, models, trained_on)))
+        made = engine_programs(part, mesh, sizes, budget * depth / config.layers, branches, lora, models, trained_on)
+        found.append(_measured(made, len(depths) == 1))
     out = dict(found[0])
     if len(found) > 1:
         out = {name: found[0][name] + (config.layers - 1) * (found[1][name] - found[0][name]) for name in found[0]}

@@ -266,6 +266,17 @@ class ProgramText:
                     out += self.loops(called, depth + (key == "body"))
         return out
 
+    def kept(self, body: str) -> float | int:
+        """Bytes that lie on the chip while a loop runs: what each iteration of its body hands on as it got it."""
+        lines = self.computations[body]
+        root = next(one for one in lines.values() if one.root)
+        total = 0.0
+        for place, name in enumerate(root.operands):
+            one = lines.get(name)
+            if one is not None and one.opcode == "get-tuple-element" and f"index={place}," in one.line + ",":
+                total += sum(r.bytes for r in one.results if not r.main)
+        return total
+
     def gathers(self, name: str | None = None, depth: int = 0) -> list[Gather]:
         """All all-gathers, wherever they lie."""
         out = []

@@ -92,6 +92,18 @@ def test_what_lies_on_the_chip_is_not_read_from_memory():
     assert program.read() == 1024 * 256 * 2
 
 
+@pytest.mark.parametrize(("handed_on", "bytes_"), [("%i, %a, %b", 4 * 8 * 2), ("%i, %b, %a", 0), ("%i, %n, %b", 0)])
+def test_what_a_loop_keeps_on_the_chip_is_what_it_hands_on_as_it_got_it(handed_on, bytes_):
+    chip, main = f"bf16[4,8]{CHIP}", f"bf16[4,8]{MAIN}"
+    body = (
+        f"  %p = (s32[], {chip}, {main}) parameter(0)", "  %i = s32[] get-tuple-element(%p), index=0",
+        f"  %a = {chip} get-tuple-element(%p), index=1", f"  %b = {main} get-tuple-element(%p), index=2",
+        f"  %n = {chip} negate(%a)", f"  ROOT %t = (s32[], {chip}, {main}) tuple({handed_on})",
+    )  # fmt: skip
+    inner = "%body (p: (s32[], bf16[4,8], bf16[4,8])) -> (s32[], bf16[4,8], bf16[4,8]) {\n" + "\n".join(body) + "\n}\n\n"
+    assert of_lines(f"%x = {main} parameter(0)", fused=inner).kept("body") == bytes_
+
+
 @pytest.mark.parametrize(("inner", "read"), [("dynamic-slice(%x, %i, %i)", 8), ("negate(%x)", 1024)])
 def test_of_what_is_sliced_only_the_slice_is_read(inner, read):
     fused = f"%f (x: bf16[1024,256], i: s32[]) -> bf16[8,256] {{\n  %x = bf16[1024,256]{MAIN} parameter(0)\n"
