@@ -1,9 +1,11 @@
 """What a plan counts, what it refuses, and that its programs are the trainer's own."""
 
+import ast
 import dataclasses
 import importlib
 import importlib.util
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -340,6 +342,28 @@ def test_the_update_of_adapters_is_the_one_that_is_planned():
     assert state == pytest.approx(2 * params, rel=0.01)
     assert params < copy / 2
     assert command.memory(lowered["update"].compile())["arguments"] > config.parameters * 4  # the base is one
+
+
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "real_models.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"```bash\npython -m experiments\.plan (.*?)\n```\n\n```text\n(.*?)\n```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize(("flags", "printed"), SHOWN, ids=[re.search(r"topology=(\S+)", flags)[1] for flags, _ in SHOWN])
+def test_the_plans_that_a_page_shows_are_those_that_the_command_prints(flags, printed):
+    """Of a GPU every line; of a TPU those that need no compiler."""
+    said = dict(re.findall(r"--([\w.]+)=(\S+)", flags))
+    file, topology = pathlib.Path(said.pop("config")), said.pop("topology")
+    config = importlib.import_module(f"experiments.configs.{file.stem}").get_config()
+    with config.unlocked():
+        for path, value in said.items():
+            config.update_from_flattened_dict({path.removeprefix("config."): ast.literal_eval(value) if value[0].isdigit() else value})
+    now = table(plan(config, topology, "", 0, 0, 0, False)).splitlines()
+    shown = printed.splitlines()
+    if not topology.startswith("h"):
+        counted = re.compile(r"  (decode_step|prefill|update_step|1,000 responses|placement|of  |bases|  shared|  split)")
+        now, shown = ([lines[0].split(" (")[0], *filter(counted.match, lines)] for lines in (now, shown))
+    assert shown == now, "run: python -m benchmarks.plans --hosts"
+    assert printed.endswith("\n  fits")
 
 
 NEED = {"math_chat": "must name json, jsonl or parquet files", "openenv": "needs its option 'url'"}
