@@ -41,4 +41,21 @@ FAULTS = {
         "void episodes count in success": ("share(rollout.episodes.outcome >= 1.0)", "jnp.mean(rollout.episodes.outcome >= 1.0)"),
         "tokens after the end have entropy": ("token_where = table.responses.where & where[..., None]", "token_where = jnp.ones_like(table.responses.where) & where[..., None]"),
     },
+    (R + "hosted.py", T + "test_served.py"): {
+        "the engine shares layers as the update does": ("serving_mesh(own_mesh(mesh), self._options.tensor)", "own_mesh(mesh)"),
+    },
+    (R + "mesh.py", T + "test_served.py"): {
+        "devices that share a copy lie far apart": ("make_mesh(None, 1, tensor, devices=mesh.devices)", "make_mesh(None, 1, tensor, devices=mesh.devices.T)"),
+        "a copy's devices stay along fsdp": ("make_mesh(None, 1, tensor, devices=mesh.devices)", "mesh"),
+    },
+    ("experiments/program_costs.py", "tests/experiments/test_program_costs.py"): {
+        "every loop counts by ones": ("math.ceil(numbers[0] / self._step(loop, place[0]) if place else numbers[0])", "numbers[0]"),
+        "a loop keeps what it changes": ('if one is not None and one.opcode == "get-tuple-element" and f"index={place}," in one.line + ",":', "if one is not None:"),
+        "a loop keeps what lies in main memory": ("r.bytes for r in one.results if not r.main", "r.bytes for r in one.results"),
+    },
+    ("experiments/planning.py", "tests/experiments/test_plan.py"): {
+        "copies are counted as the update splits them": ("shape.parameters * 2 / served", "shape.parameters * 2 / tensor"),
+        "a config's mesh is not asked": ("mesh_axes(count, axes_text, (config.mesh.fsdp, config.mesh.tensor))", "mesh_axes(count, axes_text)"),
+        "what a wider split saves is not counted": ("saved = out[\"beside\"].get(\"serving\", 0) * (1 - served / ways)", "saved = 0.0"),
+    },
 }
