@@ -264,7 +264,7 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     data, fsdp, tensor = mesh_axes(count, axes_text, (config.mesh.fsdp, config.mesh.tensor))
     served = sizes.served or tensor
     if count % served:
-        raise PlanError(f"config.rollout.tensor={served} does not divide {count} devices")
+        raise PlanError(f"config.rollout.tensor={served} does not divide {count} devices; choose a divisor")
     prompt, response = sizes.prompt, sizes.response
     tree = jax.eval_shape(lambda key: init_adapters(shape, key, lora), jax.random.key(0)) if lora else {}
     adapters = sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
