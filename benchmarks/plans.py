@@ -36,7 +36,7 @@ HOSTS = (  # config, model, topology, flags; GPUs are counted, the others compil
     (TEXT, "qwen3-1.7b", "v5e:2x4", flags(8192, 4096, "mesh.tensor=2", "rollout.cache_gib=1.5")),
     (TEXT, "qwen3-8b", "v5e:2x4", flags(4096, 1024, RANK, "mesh.tensor=4", "rollout.cache_gib=2")),
     (TEXT, "qwen3-1.7b", "v6e:2x2", flags(8192, 4096)),
-    (TEXT, "qwen3-8b", "v6e:4x4", flags(8192, 4096, "mesh.tensor=2", "rollout.tensor=8", "rollout.cache_gib=6")),
+    (TEXT, "qwen3-8b", "v6e:4x4", flags(8192, 4096, "mesh.tensor=8", "rollout.cache_gib=4.5")),
     (TEXT, "qwen3-8b", "v5p:2x2x1", flags(8192, 4096, "rollout.tensor=4", "rollout.cache_gib=15")),
     (THREE, "qwen2.5-3b", "v5p:2x2x1", PPO),
     (THREE, "qwen2.5-3b", "v5p:2x2x1", (*PPO, "--config.assignment=shared")),

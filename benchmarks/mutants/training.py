@@ -46,6 +46,7 @@ FAULTS = {
     },
     (R + "mesh.py", T + "test_served.py"): {
         "devices that share a copy lie far apart": ("make_mesh(None, 1, tensor, devices=mesh.devices)", "make_mesh(None, 1, tensor, devices=mesh.devices.T)"),
+        "a copy is split twice": ("    if mesh.shape[\"tensor\"] != 1:\n", "    if False:\n"),
         "a copy's devices stay along fsdp": ("make_mesh(None, 1, tensor, devices=mesh.devices)", "mesh"),
     },
     ("experiments/program_costs.py", "tests/experiments/test_program_costs.py"): {

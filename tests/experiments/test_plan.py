@@ -307,8 +307,11 @@ def test_what_is_sampled_from_is_planned_on_the_devices_that_share_it():
     both.rollout.tensor, both.rollout.cache_gib = int(told.split("rollout.tensor=")[1].split(",")[0]), float(told.split("cache_gib=")[1])
     assert plan(both, "v6e:4x4", "16,1", 8192, 4096, 0, False)["fits"]
     config.rollout.tensor = 3
-    with pytest.raises(command.ConfigError, match=r"config\.rollout\.tensor=3 does not divide 4 devices"):
+    with pytest.raises(command.ConfigError, match=r"config\.rollout\.tensor=3 must divide the 4 devices"):
         plan(config, "v5p:2x2x1", "", 8192, 4096, 0, False)
+    config.rollout.tensor = 4
+    with pytest.raises(command.ConfigError, match=r"needs tensor=1 in the update's mesh"):
+        plan(config, "v5p:2x2x1", "2,2", 8192, 4096, 0, False)
 
 
 def test_a_tpu_is_planned_by_arithmetic_without_its_compiler():

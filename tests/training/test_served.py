@@ -156,8 +156,8 @@ def test_devices_share_what_is_sampled_from_otherwise_than_an_update():
 
 
 def test_devices_that_cannot_share_a_copy_are_told():
-    mesh = make_mesh(2, 2, 2)
-    assert serving_mesh(mesh, None) is serving_mesh(mesh, 2) is mesh
+    split, mesh = make_mesh(2, 2, 2), make_mesh(2, 4, 1)
+    assert serving_mesh(split, None) is serving_mesh(split, 2) is split
     assert dict(serving_mesh(mesh, 4).shape) == {"data": 2, "fsdp": 1, "tensor": 4}
     assert [*serving_mesh(mesh, 4).devices.flat] == [*mesh.devices.flat]  # or a copy would travel further
     learner, _ = model("qwen3-8b")
@@ -165,6 +165,9 @@ def test_devices_that_cannot_share_a_copy_are_told():
     check_tensor({"coder": learner}, 8)
     with pytest.raises(WorkflowError, match=r"play\.tensor=3 does not divide the 8 devices .* \(model 'coder'\)"):
         check_tensor({"coder": learner}, 3)
+    learner.mesh = split
+    with pytest.raises(WorkflowError, match=r"play\.tensor=4 needs an update without mesh\.tensor, which is 2"):
+        check_tensor({"coder": learner}, 4)
     learner.spec.sampler = "vllm"
     with pytest.raises(WorkflowError, match=r"play\.tensor=2 would have no effect"):
         check_tensor({"coder": learner}, 2)
