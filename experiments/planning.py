@@ -366,19 +366,9 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
     from marl_llm.training.mesh import serving_mesh
 
     with for_platform("tpu"):
-        lowered, *bytes_ = programs(
-            shape,
-            sizes.recipe,
-            mesh,
-            minibatch,
-            0 if sizes.hosted else environments,
-            sizes.prompt,
-            sizes.response,
-            sizes.lora,
-            sizes.critic,
-            sizes.imitates,
-            serving_mesh(mesh, sizes.served or None),
-        )
+        tasks, on = 0 if sizes.hosted else environments, serving_mesh(mesh, sizes.served or None)
+        whom = sizes.lora, sizes.critic, sizes.imitates, on
+        lowered, *bytes_ = programs(shape, sizes.recipe, mesh, minibatch, tasks, sizes.prompt, sizes.response, *whom)
         compiled = {name: _compile(one) for name, one in lowered.items()}
     figures = {name: found if isinstance(found, dict) else memory(found) for name, found in compiled.items()}
     kernels = kernel_flops(sizes.prompt, sizes.recipe.branches, sizes.response)
