@@ -216,7 +216,8 @@ def engine_figures(
         found.append(_measured(made, len(depths) == 1))
     out = dict(found[0])
     if len(found) > 1:
-        out = {name: found[0][name] + (config.layers - 1) * (found[1][name] - found[0][name]) for name in found[0]}
+        further = {name: found[0][name] + (config.layers - 1) * (found[1][name] - found[0][name]) for name in found[0]}
+        out = {name: max(further[name], found[0][name], found[1][name]) for name in further}  # the second may need less
     out["needed"] = roofline.decode_step(
         config, out["groups"], branches, sizes.prompt_tokens, sizes.response_tokens, mesh.shape["tensor"]
     ).bytes

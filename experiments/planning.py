@@ -263,8 +263,8 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     chip, count, devices = devices_of(topology, compile_)
     data, fsdp, tensor = mesh_axes(count, axes_text, (config.mesh.fsdp, config.mesh.tensor))
     served = sizes.served or tensor
-    if served != tensor and (count % served or tensor > 1):
-        raise PlanError(f"config.rollout.tensor={served} must divide the {count} devices, and needs tensor=1 in the update's mesh")
+    if served != tensor and (fsdp % served or tensor > 1):
+        raise PlanError(f"config.rollout.tensor={served} must divide fsdp={fsdp}, and needs tensor=1 in the update's mesh")
     prompt, response = sizes.prompt, sizes.response
     tree = jax.eval_shape(lambda key: init_adapters(shape, key, lora), jax.random.key(0)) if lora else {}
     adapters = sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
@@ -414,9 +414,9 @@ def _compile(lowered):
 def _engine_suggestion(out: dict, heads: int, fixed: bool) -> str:
     """Fewer pages, or more devices that share what is sampled from, where all fits then; "" where neither helps. A pool that is not `fixed`
     takes half of what is free."""
-    count, served, found = math.prod(out["mesh"].values()), out["served"], {}
+    served, fsdp, found = out["served"], out["mesh"]["fsdp"], {}  # devices that share a copy -> None: all fits; GiB left for pages
     alone = out["mesh"]["tensor"] == 1  # or an engine cannot have another split
-    for ways in (n for n in range(served, count + 1) if n == served or alone and n % served == count % n == heads % n == 0):
+    for ways in (served, *(n for n in range(served + 1, fsdp + 1) if alone and n % served == fsdp % n == heads % n == 0)):
         saved = out["beside"].get("serving", 0) * (1 - served / ways)
         spare = 0.95 * out["device_memory"] - (out["peak"] - out["kv_pool"] - saved)
         wanted = out["kv_pool"] if fixed else min(out["kv_cache"], out["kv_pool"] + saved / 2)

@@ -45,9 +45,12 @@ FAULTS = {
         "the engine shares layers as the update does": ("serving_mesh(own_mesh(mesh), self._options.tensor)", "own_mesh(mesh)"),
     },
     (R + "mesh.py", T + "test_served.py"): {
-        "devices that share a copy lie far apart": ("make_mesh(None, 1, tensor, devices=mesh.devices)", "make_mesh(None, 1, tensor, devices=mesh.devices.T)"),
+        "devices that share a copy lie far apart": ("make_mesh(mesh.shape[\"data\"], mesh.shape[\"fsdp\"] // tensor, tensor, devices=mesh.devices)", "make_mesh(mesh.shape[\"data\"], mesh.shape[\"fsdp\"] // tensor, tensor, devices=mesh.devices.T)"),
         "a copy is split twice": ("    if mesh.shape[\"tensor\"] != 1:\n", "    if False:\n"),
-        "a copy's devices stay along fsdp": ("make_mesh(None, 1, tensor, devices=mesh.devices)", "mesh"),
+        "a copy's devices stay along fsdp": ("make_mesh(mesh.shape[\"data\"], mesh.shape[\"fsdp\"] // tensor, tensor, devices=mesh.devices)", "mesh"),
+    },
+    ("marl_llm/models/serving.py", "tests/experiments/test_plan.py"): {
+        "a copy with a split of its own is whole in between": ("with within(TRAIN):", "with within(SAMPLE):"),
     },
     ("experiments/program_costs.py", "tests/experiments/test_program_costs.py"): {
         "every loop counts by ones": ("math.ceil(numbers[0] / self._step(loop, place[0]) if place else numbers[0])", "numbers[0]"),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_llm.models.config import ModelConfig
-from marl_llm.models.sharding import SAMPLE, constrain_params, path_name, use_rules, ways
+from marl_llm.models.sharding import SAMPLE, TRAIN, constrain_params, path_name, use_rules, ways
 from marl_llm.models.transformer import unstack_layers
 
 
@@ -56,13 +56,19 @@ def compute_copy(config: ModelConfig, params: dict) -> dict:
 @functools.lru_cache(32)
 def serving_copy(config: ModelConfig, mesh: Mesh | None) -> Callable[[dict], dict]:
     """`params -> what is sampled from`, compiled once per shape of parameters: in the compute dtype, in the serving layout, and on a mesh
-    placed as the rules for sampling say (rounded before they travel). Nothing of it is shared with `params`, which may be donated later."""
+    placed as the rules for sampling say (rounded before they travel). Nothing of it is shared with `params`, which may be donated later.
+
+    The mesh may split layers where the mesh of an update splits rows of weights ('fsdp' there is 'fsdp' x 'tensor' here): then weights go
+    by way of the rules for training on this mesh. Without that step XLA makes whole arrays, of several layers at once.
+    """
+    within = lambda rules: contextlib.nullcontext() if mesh is None else use_rules(mesh, rules)  # noqa: E731
 
     @jax.jit
     def copy(params: dict) -> dict:
-        with contextlib.nullcontext() if mesh is None else use_rules(mesh, SAMPLE):
+        with within(TRAIN):
             params = constrain_params(compute_copy(config, params))
-            served = serving_layout(params)
+        with within(SAMPLE):
+            served = serving_layout(constrain_params(params))
         if mesh is not None and mesh.shape["tensor"] == 1:  # every device has them whole
             served = jax.lax.with_sharding_constraint(served, NamedSharding(mesh, PartitionSpec()))
         return served

@@ -87,16 +87,16 @@ def own_mesh(mesh: Mesh) -> Mesh:
 def serving_mesh(mesh: Mesh, tensor: int | None) -> Mesh:
     """The devices of a mesh for an engine: `tensor` in a row share each layer's products, which in an update are whole along 'fsdp'.
 
-    With None, or as many as share them already, the mesh itself. Raises `ValueError` when the devices do not divide, or when products are
-    shared otherwise in the update: between two such splits XLA makes whole arrays, of all layers at once.
+    With None, or as many as share them already, the mesh itself. Raises `ValueError` when those along 'fsdp' do not divide, or when
+    products are shared otherwise in the update: between two such splits XLA makes whole arrays, of all layers at once.
     """
     if tensor is None or tensor == mesh.shape["tensor"]:
         return mesh
     if mesh.shape["tensor"] != 1:
         raise ValueError(f"tensor={tensor} needs an update without mesh.tensor, which is {mesh.shape['tensor']}; leave one of them out")
-    if mesh.size % tensor:
-        raise ValueError(f"tensor={tensor} does not divide the {mesh.size} devices that a model is sampled on; choose a divisor")
-    return make_mesh(None, 1, tensor, devices=mesh.devices)
+    if tensor < 1 or mesh.shape["fsdp"] % tensor:
+        raise ValueError(f"tensor={tensor} does not divide the {mesh.shape['fsdp']} devices along 'fsdp'; choose a divisor")
+    return make_mesh(mesh.shape["data"], mesh.shape["fsdp"] // tensor, tensor, devices=mesh.devices)
 
 
 def data_axis(mesh: Mesh) -> str | None:

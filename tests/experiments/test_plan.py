@@ -16,6 +16,7 @@ from experiments import planning as command
 from experiments.engine_programs import engine_figures, engine_programs
 from experiments.plan_table import table
 from experiments.planning import PlanError, mesh_axes, plan
+from experiments.program_costs import ProgramText
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import PRESETS, LoraConfig, ModelConfig, init_params, make_model_config
 from marl_llm.sampling import LaneConfig
@@ -243,7 +244,11 @@ def test_the_engines_programs_are_planned_as_it_calls_them():
     trained_on = make_mesh(1, 8, 1)
     apart = engine_programs(config, serving_mesh(trained_on, 2), sizes, 2**20, branches=4, trained_on=trained_on)
     assert apart.copy == programs.copy
-    swap = apart.lowered["swap"].compile().memory_analysis()
+    compiled = apart.lowered["swap"].compile()
+    stacked = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=True))
+    largest = max(x.size for x in jax.tree.leaves(stacked)) * 4  # a CPU gathers in float32
+    assert 0 < max(g.bytes for g in ProgramText(compiled.as_text()).gathers()) <= largest / 2  # nothing is whole in between
+    swap = compiled.memory_analysis()
     assert swap.argument_size_in_bytes == pytest.approx(config.parameters * 4 / 8, rel=0.1)  # in float32, an eighth on each device
     assert swap.output_size_in_bytes == pytest.approx(apart.copy, rel=0.01)
 
@@ -307,7 +312,7 @@ def test_what_is_sampled_from_is_planned_on_the_devices_that_share_it():
     both.rollout.tensor, both.rollout.cache_gib = int(told.split("rollout.tensor=")[1].split(",")[0]), float(told.split("cache_gib=")[1])
     assert plan(both, "v6e:4x4", "16,1", 8192, 4096, 0, False)["fits"]
     config.rollout.tensor = 3
-    with pytest.raises(command.ConfigError, match=r"config\.rollout\.tensor=3 must divide the 4 devices"):
+    with pytest.raises(command.ConfigError, match=r"config\.rollout\.tensor=3 must divide fsdp=4"):
         plan(config, "v5p:2x2x1", "", 8192, 4096, 0, False)
     config.rollout.tensor = 4
     with pytest.raises(command.ConfigError, match=r"needs tensor=1 in the update's mesh"):

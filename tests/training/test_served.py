@@ -162,9 +162,10 @@ def test_devices_that_cannot_share_a_copy_are_told():
     assert [*serving_mesh(mesh, 4).devices.flat] == [*mesh.devices.flat]  # or a copy would travel further
     learner, _ = model("qwen3-8b")
     learner.mesh, learner.spec = mesh, types.SimpleNamespace(sampler=None)
-    check_tensor({"coder": learner}, 8)
-    with pytest.raises(WorkflowError, match=r"play\.tensor=3 does not divide the 8 devices .* \(model 'coder'\)"):
-        check_tensor({"coder": learner}, 3)
+    check_tensor({"coder": learner}, 2)
+    for wrong in (0, 3, 8):
+        with pytest.raises(WorkflowError, match=rf"play\.tensor={wrong} does not divide the 4 devices along 'fsdp'.* \(model 'coder'\)"):
+            check_tensor({"coder": learner}, wrong)
     learner.mesh = split
     with pytest.raises(WorkflowError, match=r"play\.tensor=4 needs an update without mesh\.tensor, which is 2"):
         check_tensor({"coder": learner}, 4)
