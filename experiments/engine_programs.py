@@ -30,6 +30,7 @@ from marl_llm.sampling.requests import Request
 from marl_llm.sampling.stops import stop_rule
 from marl_llm.sampling.store import PAGE
 from marl_llm.sampling.tickets import LaneConfig, Ticket, bucket, draws_of, page_lists
+from marl_llm.sampling.transfer import layout_of
 from marl_llm.training import roofline
 
 RULE_STATES = 16  # of the stop rules of a run: a stop id or a short text
@@ -140,8 +141,8 @@ def engine_programs(
     groups = max(1, int(min(s // branches, count * page // tokens)))
     lists = page_lists(living(parts, s, groups, branches, sizes, page), s, parts, page)
     entries = tuple(int(x.most) * math.prod(x.page.shape[2:]) for x in lists)
-    lists = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), lists)
-    low = {"decode": decode.lower(config, served, pages, row, lists, rules, root, chunk=sizes.chunk, **plain)}
+    given = lambda tree: dict(given=i32((layout := layout_of(tree)).words), layout=layout)  # noqa: E731
+    low = {"decode": decode.lower(config, served, pages, **given((row, lists)), rules=rules, root=root, chunk=sizes.chunk, **plain)}
     longest_piece = sizes.piece or PIECE.get("tpu", 512)
     piece = min(longest_piece, bucket(sizes.prompt_tokens, 8))
     b = max(1, min(sizes.admit, max(2 * longest_piece, PROGRAM_TOKENS) // piece))
@@ -149,7 +150,7 @@ def engine_programs(
     entering = Admission(
         i32(n, piece), i32(n), i32(parts, b, room), i32(parts, b), i32(parts, b), i32(parts, b, touched(page, piece)), draws(n)
     )
-    low["admit"] = admit.lower(config, served, pages, entering, rules, root, fresh=False, **plain)
+    low["admit"] = admit.lower(config, served, pages, **given(entering), rules=rules, root=root, fresh=False, **plain)
     low["swap"] = swap
     return EnginePrograms(low, groups, entries, each / config.layers, config.layers, per_device(pages), per_device(served))
 

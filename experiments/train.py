@@ -171,6 +171,9 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         record |= {"speed/compilations": compilations.programs} | watch.look(step + 1)
         end = tack
         timed.append({key: x for key, x in record.items() if key.startswith(("time/", "speed/", "over_start/"))})
+        if len(timed) == 1:  # all that lives as long as the run is there, its programs too: each full collection took as long as a step
+            gc.collect()
+            gc.freeze()  # `train` puts it back
         files.metrics.write(record)
         progress.update(step + 1, **{team.headline: record["success"], "turns": record["turns"]})
         last = step + 1 == c.steps
@@ -214,8 +217,6 @@ def begun(team, config, workdir: pathlib.Path, files: Files, clock: Stopwatch, c
     else:
         warm_start(team, config, files, clock)
         state = {"step": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
-    gc.collect()
-    gc.freeze()  # what lives as long as the run: each full collection took as long as a step of a small workflow; `train` puts it back
     return state
 
 

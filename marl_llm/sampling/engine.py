@@ -14,6 +14,7 @@ import collections
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 
@@ -22,12 +23,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from marl_llm.models import ModelConfig
+from marl_llm.sampling.bursts import Bursts
 from marl_llm.sampling.lane import Lane
 from marl_llm.sampling.requests import Completion, Request, RequestError
 from marl_llm.sampling.store import PageStore, shape_of
 from marl_llm.sampling.tickets import LaneConfig, Ticket
 from marl_llm.sampling.weights import grouped
 from marl_llm.text import Tokenizer
+from marl_llm.tools.mailbox import Mailbox
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +104,11 @@ class Engine:
         self._callers: collections.deque[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = collections.deque()
         self._waiting = 0  # submitted and not yet in a slot
         self._inbox: list[tuple[Lane, Ticket]] = []
+        self._bursts = Bursts(self._release, max(lane.sizes.slots for lane in self._all))
+        self._held: list[tuple[Lane, Ticket]] = []  # of bursts that are not over
+        self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
+        for lane in self._all:
+            lane.meanwhile = self._tell
         self._updates: list[tuple[Lane, str, dict, Future]] = []
         self._swaps: dict[str, list[Future]] = {lane.name: [] for lane in self._all}
         self._closing = False
@@ -132,19 +140,27 @@ class Engine:
         return [h.result() for h in [self.submit(r) for r in requests]]
 
     async def generate(self, request: Request) -> Completion:
-        """The answer to a request. Cancelling the task frees its slot. Raises as `submit` does."""
+        """The answer to a request. Those that are made at the same moment are submitted together. Cancelling the task frees its slot.
+        Raises as `submit` does."""
         ticket, lane = self._ticket(request)
         loop = asyncio.get_running_loop()
         while True:
             with self._lock:
                 if self._waiting < self._queue or self._stopped():
-                    self._enqueue(lane, ticket)
+                    self._raise_if_stopped()
+                    self._waiting += 1
+                    self._held.append((lane, ticket))
                     break
                 turn = loop.create_future()
                 self._callers.append((loop, turn))
             await turn
+        answer, mailbox = loop.create_future(), self._mailboxes.get(loop)
+        if mailbox is None:
+            mailbox = self._mailboxes.setdefault(loop, Mailbox(loop))
+        ticket.future.add_done_callback(lambda done: mailbox.lay(answer, *answered(done)))
+        self._bursts.add((lane, ticket))
         try:
-            return await asyncio.wrap_future(ticket.future)
+            return await answer
         except asyncio.CancelledError:
             ticket.cancelled = True
             self._wake()
@@ -214,6 +230,18 @@ class Engine:
         self._inbox.append((lane, ticket))
         self._changed.notify_all()
 
+    def _release(self, burst: list[tuple[Lane, Ticket]]) -> None:
+        with self._lock:
+            held, come = set(self._held), [one for one in burst]
+            self._held = [one for one in self._held if one not in set(come)]
+            self._inbox += [one for one in come if one in held]
+            self._changed.notify_all()
+
+    def _tell(self) -> None:
+        """Tells the event loops whose answers lie there."""
+        for mailbox in list(self._mailboxes.values()):
+            mailbox.tell()
+
     def _wake(self) -> None:
         with self._lock:
             self._changed.notify_all()
@@ -239,7 +267,7 @@ class Engine:
         with self._lock:
             self._closing = True
             lost = [t for lane in self._all for t in lane.tickets]
-            lost += [t for _, t in self._inbox]
+            lost += [t for _, t in (*self._inbox, *self._held)]
             futures = [t.future for t in lost] + [f for *_, f in self._updates] + [f for fs in self._swaps.values() for f in fs]
             self._left_the_queue(max(self._waiting, len(self._callers)))
         for future in futures:
@@ -247,6 +275,7 @@ class Engine:
                 error = EngineError("the engine stopped before it answered")
                 error.__cause__ = self._failure
                 future.set_exception(error)
+        self._tell()
 
     def _collect(self) -> bool:
         """Takes what callers left; sleeps while there is nothing to do. False once the engine is closing."""
@@ -260,6 +289,7 @@ class Engine:
                 self._inbox, self._updates = [], []
                 if any(lane.waiting or lane.busy or lane.weights.pending for lane in self._all):
                     return True
+                self._tell()
                 slept = time.perf_counter()
                 self._changed.wait()
                 self._idle_s += time.perf_counter() - slept
@@ -288,3 +318,9 @@ class Engine:
             with self._lock:
                 self._left_the_queue(entered)
         lane.step(now)
+
+
+def answered(done: Future) -> tuple[Completion | None, BaseException | None]:
+    """(what a future holds, what it raises); a cancelled one raises."""
+    error = None if done.cancelled() else done.exception()
+    return (None, asyncio.CancelledError()) if done.cancelled() else (None if error else done.result(), error)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jaxtyping import Array, Key
 from marl_llm.models import ModelConfig
 from marl_llm.models.pages import touched
 from marl_llm.sampling.draws import Drawn
-from marl_llm.sampling.pages import Admission, Row, Rules, admit, decode
+from marl_llm.sampling.pages import Admission, Row, Rules, admit, decode, decoded_layout, entered_layout
 from marl_llm.sampling.requests import Request, RequestError
 from marl_llm.sampling.stops import StopRule, stop_rule
 from marl_llm.sampling.store import PageStore
@@ -40,6 +41,7 @@ from marl_llm.sampling.tickets import (  # fmt: skip
     truncation,
 )
 from marl_llm.sampling.timed import Timed
+from marl_llm.sampling.transfer import Layout, layout_of, packed, unpacked
 from marl_llm.sampling.weights import Weights
 from marl_llm.text import Tokenizer
 
@@ -65,6 +67,7 @@ class Lane:
         self.waiting: collections.deque[Ticket] = collections.deque()
         self.entering: list[Ticket] = []
         self.living: list[Ticket] = []
+        self.meanwhile: Callable[[], None] = lambda: None
         self.starved: int | None = None  # number of the oldest request that lacks pages, if one does
         self.store = store or PageStore(self.name, config, sizes, mesh)
         self.first_model = self.store.join(self, len(models))
@@ -296,7 +299,8 @@ class Lane:
 
     def _sibling(self, ticket: Ticket) -> bool:
         """Whether one that is being computed will leave more to take over than there is now."""
-        if ticket.size <= self.sizes.reuse and len(ticket.request.prompt) <= self.sizes.reuse:
+        least = max(self.sizes.reuse, 64 if self.few else 0)
+        if ticket.size <= least and len(ticket.request.prompt) <= least:
             return False  # all but the last token may be taken over
         ids = np.asarray(ticket.request.prompt, np.int32) if ticket.ids is None else ticket.ids[: ticket.size]
         for other in self.entering:
@@ -304,7 +308,7 @@ class Lane:
                 continue
             common = common_length(ids, other.ids[: other.size])
             common -= common % self.page if self.sizes.exact else 0
-            if common > max(other.cached, self.sizes.reuse - 1):
+            if common > max(other.cached, least - 1):
                 return True
         return False
 
@@ -312,12 +316,17 @@ class Lane:
         """The next piece of the oldest that enter, as many as belong into one program. Whether it was the last of all of them."""
         sizes, page = self.sizes, self.page
         first = min(self.entering, key=lambda t: t.number)
-        least, growth = (16, 4) if self.few else (self.piece if sizes.exact else 8, 2)
+        least, growth = (16, 2) if self.few else (self.piece if sizes.exact else 8, 2)
         of = lambda n: min(bucket(n, least, growth), max(self.piece, least))  # noqa: E731
         shape = lambda t: (sizes.exact or self.few or t.cached > 0, of(next_piece(t, self.piece, self.far)))  # noqa: E731
         reuses, length = shape(first)
         few, many = together(sizes, sizes.slots // self.parts, length, max(2 * self.between, PROGRAM_TOKENS), self.few)
         same = [t for t in sorted(self.entering, key=lambda t: t.number) if shape(t) == (reuses, length)]
+        if self.few and first.size - first.cached <= self.piece:
+            ends = [t for t in self.entering if t.size - t.cached <= self.piece]
+            length = max(shape(t)[1] for t in ends)
+            same = sorted(ends, key=lambda t: (-shape(t)[1], t.number))
+            few, many = together(sizes, sizes.slots // self.parts, length, max(2 * self.between, PROGRAM_TOKENS), self.few)
         parts = [[t for t in same if t.part == part][:many] for part in range(self.parts)]
         most = max(map(len, parts))
         b = 1 if most == 1 and not sizes.exact and not self.few else few if most <= few else many
@@ -341,13 +350,8 @@ class Lane:
         rules, (truncates, kept_width) = self._tables(), truncation([t.request.settings for _, t in rows])
         a = Admission(tokens, new, *map(fold, (beginning, kept, base, target)), draws_of(n, rows, self.rules, self.names))
         with self._program("admit", n, length, not reuses, truncates, kept_width, len(rules.ends)):
-            pages, drawn, state, alive = admit(
-                self.config, self.weights.params, self.store.pages, a, rules, self.root, mesh=self.mesh, fresh=not reuses,
-                truncates=truncates, width=kept_width,
-            )  # fmt: skip
-            self.store.place(pages)
-            drawn, state, alive = jax.device_get((drawn, state, alive))
-            state, alive = state.tolist(), alive.tolist()
+            done = self._run(admit, a, rules, entered_layout(n, kept_width), fresh=not reuses, truncates=truncates, width=kept_width)
+        state, alive = done.state.tolist(), done.alive.tolist()
         self.stats["admit_programs"] += 1
         self.stats["computed_tokens"] += int(sum(new[i] for i, _ in rows))
         whole = True
@@ -359,7 +363,7 @@ class Lane:
                 continue
             self.entering.remove(ticket)
             self.living.append(ticket)
-            self._took(ticket, drawn, (slice(i, i + 1),), 0, state[i], alive[i])
+            self._took(ticket, done.drawn, (slice(i, i + 1),), 0, state[i], alive[i])
         return whole
 
     def _took(self, ticket: Ticket, drawn: Drawn, at: tuple, cached: int, state: int, alive: bool) -> None:
@@ -400,13 +404,9 @@ class Lane:
         given = Row(token, length, alive, target.reshape(self.parts, s, -1), draws_of(n, rows, self.rules, self.names))
         self._weigh()
         with self._program("decode", chunk, n, *(x.page.shape[1] for x in lists if not exact), truncates, width, len(rules.ends)):
-            pages, out, state, alive = decode(
-                self.config, self.weights.params, self.store.pages, given, lists, rules, self.root, mesh=self.mesh, chunk=chunk,
-                truncates=truncates, width=width,
-            )  # fmt: skip
-            self.store.place(pages)
-            (drawn, where), state, alive = jax.device_get((out, state, alive))
-            state, alive = state.tolist(), alive.tolist()
+            done = self._run(decode, (given, lists), rules, decoded_layout(chunk, n, width), chunk=chunk, truncates=truncates, width=width)
+        drawn, where = done.chunk
+        state, alive = done.state.tolist(), done.alive.tolist()
         steps = int(where.any(axis=1).sum())
         self.stats["steps"] += steps
         self.stats["slot_steps"] += steps * n
@@ -414,6 +414,18 @@ class Lane:
             count = int(where[:, i].sum())
             self.stats["computed_tokens"] += count
             self._took(ticket, drawn, (slice(0, count), i), count, state[i], alive[i])  # cached: all but the last one drawn
+
+    def _run(self, program: Callable, given: Any, rules: Rules, gives: Layout, **how: Any) -> Any:
+        """What a program makes of what it is given; one array goes to the devices, and one comes back. It takes over the pages."""
+        old = self.store.pages
+        pages, out = program(
+            self.config, self.weights.params, old, packed(given), rules, self.root, mesh=self.mesh, layout=layout_of(given), **how
+        )
+        self.store.place(pages)
+        self.meanwhile()
+        done = unpacked(np.asarray(out), gives)
+        del old
+        return done
 
     def _weigh(self) -> None:
         """Notes the fullest moment: pages that are held, and the tokens that are needed of them (shared ones once)."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -23,9 +24,7 @@ from marl_llm.models import (  # fmt: skip
     ModelConfig,
     PagedCache,
     PagedMask,
-    PageList,
     Pages,
-    PageTable,
     PrefixMask,
     is_serving,
     prompt_mask,
@@ -35,6 +34,7 @@ from marl_llm.models import (  # fmt: skip
 )
 from marl_llm.models.pages import written
 from marl_llm.sampling.draws import Drawn, RowSettings, draw, identity_key
+from marl_llm.sampling.transfer import Layout, layout_of, packed, unpacked
 
 SEEDS = 8  # numbers in a request's identity, at most
 
@@ -80,6 +80,22 @@ class Chunk(NamedTuple):
     where: Bool[Array, "C S"]
 
 
+class Entered(NamedTuple):
+    """What `admit` drew: the token behind each of n rows, the state of its stop rule, and whether it goes on."""
+
+    drawn: Drawn  # each [n]
+    state: Int[Array, "n"]
+    alive: Bool[Array, "n"]
+
+
+class Decoded(NamedTuple):
+    """What `decode` made of S rows."""
+
+    chunk: Chunk
+    state: Int[Array, "S"]
+    alive: Bool[Array, "S"]
+
+
 class Rules(NamedTuple):
     """The stop rules of all requests, their states numbered through."""
 
@@ -123,15 +139,17 @@ def _keys(root: Key[Array, ""], draws: Draws) -> Key[Array, "n"]:
     return jax.vmap(identity_key, (None, 0, 0))(root, draws.seeds, draws.seed_count)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "mesh", "fresh", "truncates", "width"), donate_argnames=("pages",))
+@functools.partial(jax.jit, static_argnames=("config", "mesh", "layout", "fresh", "truncates", "width"), donate_argnames=("pages",))
 def admit(
-    config: ModelConfig, params: dict, pages: list[Pages], a: Admission, rules: Rules, root: Key[Array, ""],
-    *, mesh: Mesh | None, fresh: bool, truncates: bool, width: int,
-) -> tuple[list[Pages], Drawn, Int[Array, "n"], Bool[Array, "n"]]:  # fmt: skip
-    """Computes n rows of new tokens into pages: the pages, the token drawn behind each row, its stop rule's state, and whether it goes on.
+    config: ModelConfig, params: dict, pages: list[Pages], given: Int[Array, "words"], rules: Rules, root: Key[Array, ""],
+    *, mesh: Mesh | None, layout: Layout, fresh: bool, truncates: bool, width: int,
+) -> tuple[list[Pages], Int[Array, "out"]]:  # fmt: skip
+    """Computes n rows of new tokens into pages: the pages, and an `Entered` as `entered_layout` says.
 
-    `fresh` promises that nothing comes before; `truncates` and `width`: see `draws.draw`. The pages are donated.
+    `given` is an `Admission` and `layout` how it lies there (`transfer`). `fresh` promises that nothing comes before; `truncates` and
+    `width`: see `draws.draw`. The pages are donated.
     """
+    a: Admission = unpacked(given, layout)
     model, variables = _model(config, params)
     agents = _chosen(params, a.draws)
     length, kept = a.tokens.shape[1], a.kept.reshape(-1)
@@ -154,17 +172,20 @@ def admit(
     target = jnp.where(drawn.token.reshape(*a.kept.shape, 1) >= 0, a.target, pages[0].keys.shape[1])
     offset = a.kept % pages[0].keys.shape[-1]
     pages = [written(old, a.base, target, offset, *to_cache(*new)) for old, new in zip(pages, layers, strict=True)]
-    return pages, drawn, state, alive
+    return pages, packed(Entered(drawn, state, alive))
 
 
-@functools.partial(jax.jit, static_argnames=("config", "mesh", "chunk", "truncates", "width"), donate_argnames=("pages",))
+@functools.partial(jax.jit, static_argnames=("config", "mesh", "layout", "chunk", "truncates", "width"), donate_argnames=("pages",))
 def decode(
-    config: ModelConfig, params: dict, pages: list[Pages], rows: Row, lists: tuple[PageList, ...] | PageTable, rules: Rules,
-    root: Key[Array, ""],
-    *, mesh: Mesh | None, chunk: int, truncates: bool, width: int,
-) -> tuple[list[Pages], Chunk, Int[Array, "S"], Bool[Array, "S"]]:  # fmt: skip
-    """Up to `chunk` (C) tokens in every living row; ends early when none is left: the pages, the draws, the rows' states, and who lives.
-    `truncates` and `width`: see `draws.draw`. The pages are donated."""
+    config: ModelConfig, params: dict, pages: list[Pages], given: Int[Array, "words"], rules: Rules, root: Key[Array, ""],
+    *, mesh: Mesh | None, layout: Layout, chunk: int, truncates: bool, width: int,
+) -> tuple[list[Pages], Int[Array, "out"]]:  # fmt: skip
+    """Up to `chunk` (C) tokens in every living row; ends early when none is left: the pages, and a `Decoded` as `decoded_layout` says.
+
+    `given` is (`Row`, who reads which pages: two `PageList`, or a `PageTable`) and `layout` how they lie there (`transfer`). `truncates` and
+    `width`: see `draws.draw`. The pages are donated.
+    """
+    rows, lists = unpacked(given, layout)
     model, variables = _model(config, params)
     s, t = rows.token.shape[0], pages[0].keys.shape[-1]
     keys_of_rows, agents = _keys(root, rows.draws), _chosen(params, rows.draws)
@@ -198,4 +219,25 @@ def decode(
     parts = rows.target.shape[0]
     base, offset = rows.target[:, :, 0], (rows.length % t).reshape(parts, s // parts)
     pages = [written(old, base, rows.target, offset, *new) for old, new in zip(pages, own, strict=True)]
-    return pages, out, state, alive
+    return pages, packed(Decoded(out, state, alive))
+
+
+def _drawn(*rows: int, width: int) -> Drawn:
+    """What has the shapes of draws."""
+    i32, f32 = (functools.partial(jax.ShapeDtypeStruct, dtype=dtype) for dtype in (np.int32, np.float32))
+    return Drawn(i32(rows), f32(rows), f32(rows), f32(rows), *(i32((*rows, width)), f32(rows)) if width else (None, None))
+
+
+@functools.cache
+def entered_layout(n: int, width: int) -> Layout:
+    """Of what `admit` gives back for n rows."""
+    rows = functools.partial(jax.ShapeDtypeStruct, (n,))
+    return layout_of(Entered(_drawn(n, width=width), rows(np.int32), rows(np.bool_)))
+
+
+@functools.cache
+def decoded_layout(chunk: int, s: int, width: int) -> Layout:
+    """Of what `decode` gives back for `s` rows."""
+    rows = functools.partial(jax.ShapeDtypeStruct, (s,))
+    where = jax.ShapeDtypeStruct((chunk, s), np.bool_)
+    return layout_of(Decoded(Chunk(_drawn(chunk, s, width=width), where), rows(np.int32), rows(np.bool_)))

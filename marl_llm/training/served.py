@@ -27,44 +27,12 @@ LARGE_BYTES = 2**30  # of a serving copy, from which on two of one base are one 
 Models = Mapping[str, tuple[Learner, dict]]  # name -> learner, whole parameters
 
 
-class Bursts:
-    """Requests that plays make at the same moment are submitted together, so that one program admits them: an admission of a small model
-    costs the same with one row as with all slots. A burst is over when two turns of the event loop bring nobody, or after `MOST` turns."""
-
-    MOST = 64
-
-    def __init__(self):
-        self._open: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list] = weakref.WeakKeyDictionary()  # [event, callers]
-
-    async def generate(self, engine: Generator, request: Request) -> Completion:
-        """The engine's answer to a request, which is submitted when the burst that it belongs to is over."""
-        await self._end()
-        return await engine.generate(request)
-
-    async def _end(self) -> None:
-        loop = asyncio.get_running_loop()
-        if loop not in self._open:
-            self._open[loop] = [asyncio.Event(), 0]
-            loop.call_soon(self._turn, loop, 1, False, self.MOST)
-        burst = self._open[loop]
-        burst[1] += 1
-        await burst[0].wait()
-
-    def _turn(self, loop: asyncio.AbstractEventLoop, before: int, quiet: bool, left: int) -> None:
-        over, callers = self._open[loop]
-        if left and (callers > before or not quiet):
-            loop.call_soon(self._turn, loop, callers, callers == before, left - 1)
-        else:
-            del self._open[loop]
-            over.set()
-
-
 class CurrentEngine:
     """The one engine that there is at a time; `models` says whose."""
 
     def __init__(self):
         self.engine: Engine | Samplers | None = None
-        self.models, self._bursts = (), Bursts()
+        self.models = ()
 
     def serve(self, models: tuple, make: Callable[[], Engine | Samplers]) -> None:
         """Another engine, once the one before has given up its memory."""
@@ -73,7 +41,7 @@ class CurrentEngine:
 
     async def generate(self, request: Request) -> Completion:
         """See `marl_llm.sampling.Generator`."""
-        return await self._bursts.generate(self.engine, request)
+        return await self.engine.generate(request)
 
     def close(self) -> None:
         """Stops the engine, if there is one."""

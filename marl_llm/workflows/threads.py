@@ -4,8 +4,7 @@ A thread cannot be stopped. A call that is late is therefore left behind: its th
 its place in the tool's limit. Threads left behind are bounded too. Beyond `spare` of them a tool's limit shrinks, and a tool that has no
 thread left answers every call with `Stalled` until some of its functions have come back.
 
-Waking an event loop from a thread costs a system call and a turn of the interpreter's lock. Here the first function that ends wakes the
-loop, and whatever ends before the loop comes round is handed over with it.
+The first function that ends wakes the loop, and whatever ends before the loop comes round is handed over with it (`tools.mailbox`).
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from marl_llm.tools.mailbox import Mailbox
 from marl_llm.tools.waiting import LOOK_S, Clock, waiting
 
 IDLE_S = 10.0  # a thread without a call ends after so long
@@ -44,7 +44,7 @@ class Threads:
     def __init__(self, limit: int = 32, spare: int | None = None):
         self._limit, self._spare = limit, SPARE * limit if spare is None else spare
         self._lines: dict[str, _Line] = {}
-        self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = weakref.WeakKeyDictionary()
+        self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
 
     def run(self, function: Callable[[], Any], timeout_s: float | int | None = None, tool: str = "") -> asyncio.Future[Any]:
         """A future of the running loop with what the function returns or raises.
@@ -58,7 +58,7 @@ class Threads:
         loop = asyncio.get_running_loop()
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:
-            mailbox = self._mailboxes[loop] = _Mailbox(loop)
+            mailbox = self._mailboxes[loop] = Mailbox(loop)
         line = self._lines.get(tool)
         if line is None:
             line = self._lines.setdefault(tool, _Line(tool, self._limit, self._spare))
@@ -82,7 +82,7 @@ class Threads:
 class _Call:
     """One call: waiting until it has `started`, over once `future` is done. Its clock begins with it (`tools.waiting`)."""
 
-    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], mailbox: _Mailbox, timeout_s: float | int | None):
+    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], mailbox: Mailbox, timeout_s: float | int | None):
         self.function, self.future, self.mailbox, self.timeout_s = function, future, mailbox, timeout_s
         self.context, self.clock = contextvars.copy_context(), None
         self.started, self.arrived = False, waiting()
@@ -206,38 +206,3 @@ class _Line:
                     return self._handed.get()
                 self._idle -= 1
                 return None
-
-
-class _Mailbox:
-    """Where threads lay down what they have for one loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop):
-        self._loop = weakref.ref(loop)  # the loop is the key under which the mailbox is kept
-        self._done: collections.deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = collections.deque()
-        self._called = False  # whether the loop is going to look; false before it looks, so that nothing is left lying
-
-    def put(self, future: asyncio.Future[Any], found: Any, error: BaseException | None) -> None:
-        """A result for the loop, from any thread."""
-        self._done.append((future, found, error))
-        loop = self._loop()
-        if self._called or loop is None or loop.is_closed():  # a closed loop has nobody left who awaits
-            return
-        self._called = True
-        try:
-            loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # closed since the line above
-            return
-
-    def _deliver(self) -> None:
-        """In the loop."""
-        self._called = False
-        while self._done:
-            future, found, error = self._done.popleft()
-            if future.done():  # cancelled, or late
-                continue
-            if error is None:
-                future.set_result(found)
-            elif isinstance(error, StopIteration):  # which no future can hold
-                future.set_exception(RuntimeError(f"the function raised StopIteration: {error}"))
-            else:
-                future.set_exception(error)

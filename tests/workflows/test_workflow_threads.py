@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from marl_llm.workflows.threads import Threads, _Mailbox
+from marl_llm.tools.mailbox import Mailbox
+from marl_llm.workflows.threads import Threads
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_what_ends_after_its_deadline_is_left_unheard_and_disturbs_nobody(thread
 def test_what_comes_beside_a_cancelled_result_is_delivered():
     async def job():
         loop = asyncio.get_running_loop()
-        mailbox, cancelled, awaited = _Mailbox(loop), loop.create_future(), loop.create_future()
+        mailbox, cancelled, awaited = Mailbox(loop), loop.create_future(), loop.create_future()
         cancelled.cancel()
         mailbox.put(cancelled, 1, None)
         mailbox.put(awaited, 2, None)  # both before the loop comes round
