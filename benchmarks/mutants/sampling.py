@@ -75,6 +75,29 @@ FAULTS = {
         "pages of two versions are kept": ("if len(node.tokens) and node.findable:", "if len(node.tokens):"),
         "a page belongs to the parameters that ended it": ("node.root = node.root or parent.root", "node.root = parent.root"),
     },
+    (S + "engine.py", T + "test_callers.py"): {
+        "answers are told before the next program runs": ("            lane.meanwhile = self._tell\n", "            pass\n"),
+        "a cancelled request of a burst keeps its place": ("self._left_the_queue(self._held.pop(ticket, None) is not None)", "pass"),
+        "who is handed in when the engine stops is forgotten": ("lost += [*self._held, *(t", "lost += [*(t"),
+    },
+    (S + "lane.py", T + "test_callers.py"): {
+        "prompts of other lengths are programs of their own": ("if self.few and first.size - first.cached <= self.piece:", "if False:"),
+        "answers are told once the program's result is there": (
+            "        self.meanwhile()\n        done = unpacked(np.array(out), gives)", "        done = unpacked(np.array(out), gives)\n        self.meanwhile()"
+        ),
+    },
+    (S + "bursts.py", T + "test_bursts.py"): {
+        "a full burst waits": ("if len(burst) >= self._full:", "if False:"),
+        "a burst ends with the first quiet turn": ("(len(burst) > before or not quiet)", "len(burst) > before"),
+        "a burst without an end is not cut": ("if left and (", "if True and ("),
+    },
+    (S + "transfer.py", T + "test_transfer.py"): {
+        "the host packs floats by their values": (
+            "np.ascontiguousarray(x).view(WORD) if x.dtype == np.float32 else np.asarray(x, WORD)", "np.asarray(x, WORD)"
+        ),
+        "a program packs floats by their values": ("jax.lax.bitcast_convert_type(x, WORD) if x.dtype == jnp.float32 else x.astype(WORD)", "x.astype(WORD)"),
+        "truth values stay numbers": ("else part != 0)", "else part)"),
+    },
     (S + "lane.py", T + "test_swap.py"): {
         "who decodes keeps its version": ("        for ticket in self.living:\n            ticket.version", "        for ticket in self.entering:\n            ticket.version"),
         "a prompt goes on with other parameters": ("for ticket in [t for t in self.entering if", "for ticket in [t for t in () if"),

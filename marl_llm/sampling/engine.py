@@ -105,8 +105,10 @@ class Engine:
         self._waiting = 0  # submitted and not yet in a slot
         self._inbox: list[tuple[Lane, Ticket]] = []
         self._bursts = Bursts(self._release, max(lane.sizes.slots for lane in self._all))
-        self._held: list[tuple[Lane, Ticket]] = []  # of bursts that are not over
+        self._held: dict[Ticket, Lane] = {}  # of bursts that are not over
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
+        self._laid: set[Mailbox] = set()  # where answers lie of which nobody was told; the thread's own, as is the next
+        self._told = False  # in this round
         for lane in self._all:
             lane.meanwhile = self._tell
         self._updates: list[tuple[Lane, str, dict, Future]] = []
@@ -144,26 +146,28 @@ class Engine:
         Raises as `submit` does."""
         ticket, lane = self._ticket(request)
         loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        with self._lock:
+            mailbox = self._mailboxes.setdefault(loop, Mailbox(loop))
+        ticket.future.add_done_callback(lambda done: self._lay(mailbox, answer, done))
         while True:
             with self._lock:
                 if self._waiting < self._queue or self._stopped():
                     self._raise_if_stopped()
                     self._waiting += 1
-                    self._held.append((lane, ticket))
+                    self._held[ticket] = lane
                     break
                 turn = loop.create_future()
                 self._callers.append((loop, turn))
             await turn
-        answer, mailbox = loop.create_future(), self._mailboxes.get(loop)
-        if mailbox is None:
-            mailbox = self._mailboxes.setdefault(loop, Mailbox(loop))
-        ticket.future.add_done_callback(lambda done: mailbox.lay(answer, *answered(done)))
-        self._bursts.add((lane, ticket))
+        self._bursts.add(ticket)
         try:
             return await answer
-        except asyncio.CancelledError:
-            ticket.cancelled = True
-            self._wake()
+        except (asyncio.CancelledError, GeneratorExit):
+            with self._lock:
+                ticket.cancelled = True
+                self._left_the_queue(self._held.pop(ticket, None) is not None)
+                self._changed.notify_all()
             raise
 
     def set_params(self, model: str, params: dict) -> None:
@@ -230,17 +234,10 @@ class Engine:
         self._inbox.append((lane, ticket))
         self._changed.notify_all()
 
-    def _release(self, burst: list[tuple[Lane, Ticket]]) -> None:
+    def _release(self, burst: list[Ticket]) -> None:
         with self._lock:
-            held, come = set(self._held), [one for one in burst]
-            self._held = [one for one in self._held if one not in set(come)]
-            self._inbox += [one for one in come if one in held]
+            self._inbox += [(self._held.pop(ticket), ticket) for ticket in burst if ticket in self._held]
             self._changed.notify_all()
-
-    def _tell(self) -> None:
-        """Tells the event loops whose answers lie there."""
-        for mailbox in list(self._mailboxes.values()):
-            mailbox.tell()
 
     def _wake(self) -> None:
         with self._lock:
@@ -259,15 +256,18 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._collect():
+                self._told = False
                 for lane in self._all:
                     self._serve(lane)
+                if not self._told:  # no program ran
+                    self._tell()
         except BaseException as error:  # whatever a device program raised must reach every caller
             log.exception("the engine failed")
             self._failure = error
         with self._lock:
             self._closing = True
             lost = [t for lane in self._all for t in lane.tickets]
-            lost += [t for _, t in (*self._inbox, *self._held)]
+            lost += [*self._held, *(t for _, t in self._inbox)]
             futures = [t.future for t in lost] + [f for *_, f in self._updates] + [f for fs in self._swaps.values() for f in fs]
             self._left_the_queue(max(self._waiting, len(self._callers)))
         for future in futures:
@@ -276,6 +276,19 @@ class Engine:
                 error.__cause__ = self._failure
                 future.set_exception(error)
         self._tell()
+
+    def _lay(self, mailbox: Mailbox, answer: asyncio.Future, done: Future) -> None:
+        error = done.exception()
+        mailbox.lay(answer, None if error else done.result(), error)
+        self._laid.add(mailbox)
+
+    def _tell(self) -> None:
+        """Tells the event loops of their answers. While a program runs: whoever makes requests of them and this thread need one
+        interpreter's lock, and the program does not."""
+        for mailbox in self._laid:
+            mailbox.tell()
+        self._laid.clear()
+        self._told = True
 
     def _collect(self) -> bool:
         """Takes what callers left; sleeps while there is nothing to do. False once the engine is closing."""
@@ -297,13 +310,14 @@ class Engine:
 
     def _serve(self, lane: Lane) -> None:
         now = time.monotonic()
-        gone = [t for t in lane.waiting if t.cancelled or t.future.cancelled() or t.expired(now)]
+        gone = [t for t in lane.waiting if t.cancelled or t.expired(now)]
         if gone:
             left = set(gone)
             lane.waiting = collections.deque(t for t in lane.waiting if t not in left)
             for ticket in gone:
                 ticket.answer("cancelled" if ticket.cancelled else "timeout")
         if lane.can_swap:
+            self._tell()
             lane.swap()
             for done in self._swaps[lane.name]:
                 done.set_result(None)
@@ -318,9 +332,3 @@ class Engine:
             with self._lock:
                 self._left_the_queue(entered)
         lane.step(now)
-
-
-def answered(done: Future) -> tuple[Completion | None, BaseException | None]:
-    """(what a future holds, what it raises); a cancelled one raises."""
-    error = None if done.cancelled() else done.exception()
-    return (None, asyncio.CancelledError()) if done.cancelled() else (None if error else done.result(), error)

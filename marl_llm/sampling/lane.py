@@ -67,7 +67,7 @@ class Lane:
         self.waiting: collections.deque[Ticket] = collections.deque()
         self.entering: list[Ticket] = []
         self.living: list[Ticket] = []
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.meanwhile: Callable[[], None] = lambda: None  # called while a program runs, and before one is compiled
         self.starved: int | None = None  # number of the oldest request that lacks pages, if one does
         self.store = store or PageStore(self.name, config, sizes, mesh)
         self.first_model = self.store.join(self, len(models))
@@ -299,8 +299,7 @@ class Lane:
 
     def _sibling(self, ticket: Ticket) -> bool:
         """Whether one that is being computed will leave more to take over than there is now."""
-        least = max(self.sizes.reuse, 64 if self.few else 0)
-        if ticket.size <= least and len(ticket.request.prompt) <= least:
+        if ticket.size <= self.sizes.reuse and len(ticket.request.prompt) <= self.sizes.reuse:
             return False  # all but the last token may be taken over
         ids = np.asarray(ticket.request.prompt, np.int32) if ticket.ids is None else ticket.ids[: ticket.size]
         for other in self.entering:
@@ -308,25 +307,26 @@ class Lane:
                 continue
             common = common_length(ids, other.ids[: other.size])
             common -= common % self.page if self.sizes.exact else 0
-            if common > max(other.cached, least - 1):
+            if common > max(other.cached, self.sizes.reuse - 1):
                 return True
         return False
+
+    def _company(self) -> tuple[list[Ticket], bool, int]:
+        """The oldest that enters and those whose next pieces belong into one program with its own; whether it reads pages; its length."""
+        first = min(self.entering, key=lambda t: t.number)
+        least = 16 if self.few else self.piece if self.sizes.exact else 8
+        of = lambda t: min(bucket(next_piece(t, self.piece, self.far), least), max(self.piece, least))  # noqa: E731
+        shape = lambda t: (self.sizes.exact or self.few or t.cached > 0, of(t))  # noqa: E731
+        same = sorted((t for t in self.entering if shape(t) == shape(first)), key=lambda t: t.number)
+        if self.few and first.size - first.cached <= self.piece:  # all whose prompts end here, the longest first: few programs
+            same = sorted((t for t in self.entering if t.size - t.cached <= self.piece), key=lambda t: (-of(t), t.number))
+        return same, *shape(same[0])
 
     def _run_admission(self) -> bool:
         """The next piece of the oldest that enter, as many as belong into one program. Whether it was the last of all of them."""
         sizes, page = self.sizes, self.page
-        first = min(self.entering, key=lambda t: t.number)
-        least, growth = (16, 2) if self.few else (self.piece if sizes.exact else 8, 2)
-        of = lambda n: min(bucket(n, least, growth), max(self.piece, least))  # noqa: E731
-        shape = lambda t: (sizes.exact or self.few or t.cached > 0, of(next_piece(t, self.piece, self.far)))  # noqa: E731
-        reuses, length = shape(first)
+        same, reuses, length = self._company()
         few, many = together(sizes, sizes.slots // self.parts, length, max(2 * self.between, PROGRAM_TOKENS), self.few)
-        same = [t for t in sorted(self.entering, key=lambda t: t.number) if shape(t) == (reuses, length)]
-        if self.few and first.size - first.cached <= self.piece:
-            ends = [t for t in self.entering if t.size - t.cached <= self.piece]
-            length = max(shape(t)[1] for t in ends)
-            same = sorted(ends, key=lambda t: (-shape(t)[1], t.number))
-            few, many = together(sizes, sizes.slots // self.parts, length, max(2 * self.between, PROGRAM_TOKENS), self.few)
         parts = [[t for t in same if t.part == part][:many] for part in range(self.parts)]
         most = max(map(len, parts))
         b = 1 if most == 1 and not sizes.exact and not self.few else few if most <= few else many
@@ -378,7 +378,7 @@ class Lane:
     # ------------------------------------------------------------------------------------------------ decoding
     def step(self, now: float) -> None:
         """One chunk in all living rows; answers those that ended, were cancelled or ran out of time."""
-        for ticket in [t for t in (*self.entering, *self.living) if t.cancelled or t.future.cancelled() or t.expired(now)]:
+        for ticket in [t for t in (*self.entering, *self.living) if t.cancelled or t.expired(now)]:
             self._leave(ticket)
             ticket.answer("timeout" if ticket.expired(now) and not ticket.cancelled else "cancelled")
         self._provide()
@@ -417,14 +417,14 @@ class Lane:
 
     def _run(self, program: Callable, given: Any, rules: Rules, gives: Layout, **how: Any) -> Any:
         """What a program makes of what it is given; one array goes to the devices, and one comes back. It takes over the pages."""
-        old = self.store.pages
+        before, layout = self.store.pages, layout_of(given)
         pages, out = program(
-            self.config, self.weights.params, old, packed(given), rules, self.root, mesh=self.mesh, layout=layout_of(given), **how
+            self.config, self.weights.params, before, packed(given), rules, self.root, mesh=self.mesh, layout=layout, **how
         )
         self.store.place(pages)
         self.meanwhile()
-        done = unpacked(np.asarray(out), gives)
-        del old
+        done = unpacked(np.array(out), gives)  # a copy, which holds nothing on a device
+        del before  # not earlier: to let go of pages that a program overwrites waits for its end
         return done
 
     def _weigh(self) -> None:
@@ -433,4 +433,6 @@ class Lane:
             self.stats["most_pages"], self.stats["tokens_then"] = self.store.held()
 
     def _program(self, *shape):
+        if shape not in self.shapes:
+            self.meanwhile()
         return Timed(self.name, self.stats, self.shapes, shape)

@@ -182,8 +182,8 @@ def decode(
 ) -> tuple[list[Pages], Int[Array, "out"]]:  # fmt: skip
     """Up to `chunk` (C) tokens in every living row; ends early when none is left: the pages, and a `Decoded` as `decoded_layout` says.
 
-    `given` is (`Row`, who reads which pages: two `PageList`, or a `PageTable`) and `layout` how they lie there (`transfer`). `truncates` and
-    `width`: see `draws.draw`. The pages are donated.
+    `given` is (`Row`, who reads which pages: two `PageList`, or a `PageTable`) and `layout` how they lie there (`transfer`). `truncates`
+    and `width`: see `draws.draw`. The pages are donated.
     """
     rows, lists = unpacked(given, layout)
     model, variables = _model(config, params)

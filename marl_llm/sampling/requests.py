@@ -96,7 +96,7 @@ class Completion:
     @property
     def mixed(self) -> bool:
         """Whether several versions of the parameters drew it."""
-        return self.versions is not None and bool((self.versions != self.version).any())
+        return self.versions is not None and self.versions.size > 0 and bool(self.versions[-1] != self.version)
 
 
 @runtime_checkable

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import weakref
 from collections.abc import Callable, Collection, Mapping
 
 import jax
@@ -13,7 +11,7 @@ from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Recipe
 from marl_llm.sampling import Engine, LaneConfig, Samplers, Settings, VllmSampler
-from marl_llm.sampling.requests import Completion, Generator, Request
+from marl_llm.sampling.requests import Completion, Request
 from marl_llm.sampling.store import shape_of
 from marl_llm.sampling.tickets import POOLS
 from marl_llm.sampling.vllm import check_settings

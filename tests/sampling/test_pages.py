@@ -11,6 +11,7 @@ from test_engine import CONFIG, TOKENIZER, assert_same, plain
 from marl_llm.models import init_params
 from marl_llm.sampling import Engine, LaneConfig, Request, RequestError, lane
 from marl_llm.sampling.pages import page_bytes
+from marl_llm.sampling.transfer import unpacked
 from marl_llm.sampling.pool import PagePool
 from marl_llm.sampling.tickets import Ticket, next_piece
 
@@ -187,9 +188,10 @@ def test_a_few_living_requests_are_decoded_as_a_few_rows(params, monkeypatch, li
     computed = set()
     real = lane.decode
 
-    def watched(config, served, pages, row, *args, **kw):
+    def watched(config, served, pages, given, *args, layout, **kw):
+        row, _ = unpacked(given, layout)
         computed.add(row.token.shape[0])
-        return real(config, served, pages, row, *args, **kw)
+        return real(config, served, pages, given, *args, layout=layout, **kw)
 
     monkeypatch.setattr(lane, "decode", watched)
     sizes = dataclasses.replace(SIZES, slots=16, admit=4, cache_bytes=0)

@@ -1,6 +1,5 @@
 """Who draws for a hosted team's models: what has no room is refused."""
 
-import asyncio
 import dataclasses
 import types
 
@@ -10,10 +9,9 @@ import pytest
 from test_team import GRPO, SHAPE, SPEECH, WORLD
 
 from marl_llm.models import init_params, make_model_config
-from marl_llm.sampling.requests import Completion, Request
 from marl_llm.training import HostedTeam, Learner, LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer
 from marl_llm.training.mesh import serving_mesh
-from marl_llm.training.served import Bursts, check_pool, check_tensor, engines
+from marl_llm.training.served import check_pool, check_tensor, engines
 from marl_llm.workflows import WorkflowError, separate
 
 
@@ -39,70 +37,6 @@ def test_whole_copies_that_no_device_of_a_process_can_hold_are_refused_with_thei
     with pytest.raises(InterruptedError if fits else WorkflowError, match=None if fits else why):
         engines(models, make)
     assert len(made) == fits
-
-
-class Recorder:
-    """Answers at once; `log` has the numbers of the requests in the order in which they were submitted."""
-
-    def __init__(self):
-        self.log, self.bursts = [], Bursts()
-
-    async def generate(self, request):
-        (number,) = request.seed
-        self.log.append(number)
-        real = np.zeros(1, np.float32)
-        return Completion(np.full(1, number, np.int32), real, real, real, "stop", 0, 0)
-
-    async def ask(self, number):
-        return int((await self.bursts.generate(self, Request((1,), (number,), 1))).tokens[0])
-
-
-def test_requests_of_one_moment_are_submitted_together():
-    """Plays that get to their requests a few turns of the loop apart, as long as none of the turns passes without one."""
-    engine = Recorder()
-
-    async def play(number):
-        for _ in range(number):
-            await asyncio.sleep(0)
-        engine.log.append("made")
-        return await engine.ask(number)
-
-    async def rounds():
-        for _ in range(2):
-            assert await asyncio.gather(*map(play, range(20))) == [*range(20)]
-
-    asyncio.run(rounds())
-    assert engine.log == 2 * (["made"] * 20 + [*range(20)])
-    asyncio.run(rounds())  # on another loop
-
-
-def test_a_burst_ends_without_those_who_come_late_or_were_cancelled():
-    engine = Recorder()
-
-    async def play():
-        first, second = (asyncio.ensure_future(engine.ask(number)) for number in (1, 2))
-        await asyncio.sleep(0)
-        first.cancel()
-        assert await second == 2
-        assert await asyncio.wait_for(engine.ask(3), 5) == 3
-        assert first.cancelled()
-
-    asyncio.run(play())
-    assert engine.log == [2, 3]
-
-
-def test_a_burst_without_an_end_is_cut():
-    engine = Recorder()
-
-    async def play():
-        asked = []
-        for number in range(3 * Bursts.MOST):
-            asked.append(asyncio.ensure_future(engine.ask(number)))
-            await asyncio.sleep(0)
-        assert 0 < len(engine.log) < 3 * Bursts.MOST  # the first ones have their answers while others still come
-        await asyncio.gather(*asked)
-
-    asyncio.run(play())
 
 
 def test_a_common_pool_needs_two_models_of_one_shape_that_an_engine_draws_for():
