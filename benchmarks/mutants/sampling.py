@@ -77,8 +77,9 @@ FAULTS = {
     },
     (S + "engine.py", T + "test_callers.py"): {
         "answers are told before the next program runs": ("            lane.meanwhile = self._tell\n", "            pass\n"),
-        "a cancelled request of a burst keeps its place": ("self._left_the_queue(self._held.pop(ticket, None) is not None)", "pass"),
-        "who is handed in when the engine stops is forgotten": ("lost += [*self._held, *(t", "lost += [*(t"),
+        "a request that was cancelled in its burst is served": ("            if not ticket.cancelled:\n                self._waiting", "            if True:\n                self._waiting"),
+        "who is handed in when the engine stops is forgotten": ("self._fail(ticket.future for _, ticket in burst if stopped)", "pass"),
+        "who stands in line stays there": ("        self._waiting -= n\n        self._fill()\n", "        self._waiting -= n\n"),
     },
     (S + "lane.py", T + "test_callers.py"): {
         "prompts of other lengths are programs of their own": ("if self.few and first.size - first.cached <= self.piece:", "if False:"),

@@ -101,11 +101,10 @@ class Engine:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
-        self._callers: collections.deque[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = collections.deque()
+        self._line: collections.deque[tuple[Lane, Ticket]] = collections.deque()  # awaited, and the queue has no room for them yet
         self._waiting = 0  # submitted and not yet in a slot
         self._inbox: list[tuple[Lane, Ticket]] = []
         self._bursts = Bursts(self._release, max(lane.sizes.slots for lane in self._all))
-        self._held: dict[Ticket, Lane] = {}  # of bursts that are not over
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
         self._laid: set[Mailbox] = set()  # where answers lie of which nobody was told; the thread's own, as is the next
         self._told = False  # in this round
@@ -148,26 +147,15 @@ class Engine:
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
         with self._lock:
+            self._raise_if_stopped()
             mailbox = self._mailboxes.setdefault(loop, Mailbox(loop))
         ticket.future.add_done_callback(lambda done: self._lay(mailbox, answer, done))
-        while True:
-            with self._lock:
-                if self._waiting < self._queue or self._stopped():
-                    self._raise_if_stopped()
-                    self._waiting += 1
-                    self._held[ticket] = lane
-                    break
-                turn = loop.create_future()
-                self._callers.append((loop, turn))
-            await turn
-        self._bursts.add(ticket)
+        self._bursts.add((lane, ticket))
         try:
             return await answer
-        except (asyncio.CancelledError, GeneratorExit):
-            with self._lock:
-                ticket.cancelled = True
-                self._left_the_queue(self._held.pop(ticket, None) is not None)
-                self._changed.notify_all()
+        except asyncio.CancelledError:
+            ticket.cancelled = True
+            self._wake()
             raise
 
     def set_params(self, model: str, params: dict) -> None:
@@ -234,10 +222,22 @@ class Engine:
         self._inbox.append((lane, ticket))
         self._changed.notify_all()
 
-    def _release(self, burst: list[Ticket]) -> None:
+    def _release(self, burst: list[tuple[Lane, Ticket]]) -> None:
+        """In an event loop: a burst is over. What has no room in the queue stands in line for it."""
         with self._lock:
-            self._inbox += [(self._held.pop(ticket), ticket) for ticket in burst if ticket in self._held]
-            self._changed.notify_all()
+            stopped = self._stopped()
+            if not stopped:
+                self._line += burst
+                self._fill()
+                self._changed.notify_all()
+        self._fail(ticket.future for _, ticket in burst if stopped)
+
+    def _fill(self) -> None:
+        while self._line and self._waiting < self._queue:
+            lane, ticket = self._line.popleft()
+            if not ticket.cancelled:
+                self._waiting += 1
+                self._inbox.append((lane, ticket))
 
     def _wake(self) -> None:
         with self._lock:
@@ -245,12 +245,8 @@ class Engine:
 
     def _left_the_queue(self, n: int) -> None:
         self._waiting -= n
+        self._fill()
         self._room.notify_all()
-        while n and self._callers:
-            loop, turn = self._callers.popleft()
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(lambda turn=turn: turn.done() or turn.set_result(None))
-                n -= 1
 
     # ------------------------------------------------------------------------------------------------ the thread
     def _run(self) -> None:
@@ -267,19 +263,23 @@ class Engine:
         with self._lock:
             self._closing = True
             lost = [t for lane in self._all for t in lane.tickets]
-            lost += [*self._held, *(t for _, t in self._inbox)]
+            lost += [t for _, t in (*self._inbox, *self._line)]
             futures = [t.future for t in lost] + [f for *_, f in self._updates] + [f for fs in self._swaps.values() for f in fs]
-            self._left_the_queue(max(self._waiting, len(self._callers)))
+            self._room.notify_all()
+        self._fail(futures)
+        self._tell()
+
+    def _fail(self, futures: Iterable[Future]) -> None:
         for future in futures:
             if not future.done() and future.set_running_or_notify_cancel():
                 error = EngineError("the engine stopped before it answered")
                 error.__cause__ = self._failure
                 future.set_exception(error)
-        self._tell()
 
     def _lay(self, mailbox: Mailbox, answer: asyncio.Future, done: Future) -> None:
         error = done.exception()
-        mailbox.lay(answer, None if error else done.result(), error)
+        lay = mailbox.put if self._stopped() else mailbox.lay  # then nobody comes to tell of it
+        lay(answer, None if error else done.result(), error)
         self._laid.add(mailbox)
 
     def _tell(self) -> None:

@@ -1,7 +1,6 @@
 """Those who await an engine in an event loop: they are served together, told while programs run, and never forgotten."""
 
 import asyncio
-import gc
 import time
 
 import jax
@@ -115,13 +114,32 @@ def test_a_loop_that_dies_in_the_middle_of_a_burst_takes_no_place(params):
     with start(params, queue=1) as engine:
         loop = asyncio.new_event_loop()
         task = loop.create_task(engine.generate(ask(1)))
-        loop.run_until_complete(asyncio.sleep(0))  # it is handed in, and the loop runs no further
-        task._log_destroy_pending = False
+        loop.call_soon(loop.stop)
+        loop.run_forever()  # one turn: it is handed in, and the loop runs no further
         loop.close()
-        del loop, task
-        gc.collect()
         assert engine.stats()["engine"]["waiting"] == 0
         assert len(engine.submit(ask(2)).result(60).tokens) == 4
+        task._log_destroy_pending = False
+
+
+def test_those_for_whom_the_queue_has_no_room_stand_in_line(params):
+    """Without holding up the loop; who is cancelled in line is not served."""
+    with start(params, queue=2, sizes=LaneConfig(slots=1, prompt_tokens=64, response_tokens=64, chunk=2)) as engine:
+
+        async def play():
+            tasks = [asyncio.ensure_future(engine.generate(ask(i, 20))) for i in range(9)]
+            while not engine._line:
+                await asyncio.sleep(0)
+            assert engine.stats()["engine"]["waiting"] == 2
+            tasks[8].cancel()
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(done[8], asyncio.CancelledError)
+            return done[:8]
+
+        answers = asyncio.run(play())
+        assert engine.stats()["policy"]["requests"] == 8
+        for got, want in zip(answers, engine.generate_all([ask(i, 20) for i in range(8)]), strict=True):
+            same(got, want)
 
 
 @pytest.mark.parametrize("how", ["close", "fail"])

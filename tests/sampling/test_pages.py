@@ -11,9 +11,9 @@ from test_engine import CONFIG, TOKENIZER, assert_same, plain
 from marl_llm.models import init_params
 from marl_llm.sampling import Engine, LaneConfig, Request, RequestError, lane
 from marl_llm.sampling.pages import page_bytes
-from marl_llm.sampling.transfer import unpacked
 from marl_llm.sampling.pool import PagePool
 from marl_llm.sampling.tickets import Ticket, next_piece
+from marl_llm.sampling.transfer import unpacked
 
 PAGE = 8
 CACHE = 17 * page_bytes(CONFIG, PAGE)
