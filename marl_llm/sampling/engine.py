@@ -234,10 +234,8 @@ class Engine:
 
     def _fill(self) -> None:
         while self._line and self._waiting < self._queue:
-            lane, ticket = self._line.popleft()
-            if not ticket.cancelled:
-                self._waiting += 1
-                self._inbox.append((lane, ticket))
+            self._inbox.append(self._line.popleft())
+            self._waiting += 1
 
     def _wake(self) -> None:
         with self._lock:

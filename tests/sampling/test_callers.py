@@ -132,7 +132,7 @@ def test_those_for_whom_the_queue_has_no_room_stand_in_line(params):
                 await asyncio.sleep(0)
             assert engine.stats()["engine"]["waiting"] == 2
             tasks[8].cancel()
-            done = await asyncio.gather(*tasks, return_exceptions=True)
+            done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
             assert isinstance(done[8], asyncio.CancelledError)
             return done[:8]
 
