@@ -276,9 +276,12 @@ class Engine:
 
     def _lay(self, mailbox: Mailbox, answer: asyncio.Future, done: Future) -> None:
         error = done.exception()
-        lay = mailbox.put if self._stopped() else mailbox.lay  # then nobody comes to tell of it
-        lay(answer, None if error else done.result(), error)
-        self._laid.add(mailbox)
+        found = None if error else done.result()
+        if self._stopped():  # nobody comes to tell of it, and this may be another thread than the engine's
+            mailbox.put(answer, found, error)
+        else:
+            mailbox.lay(answer, found, error)
+            self._laid.add(mailbox)
 
     def _tell(self) -> None:
         """Tells the event loops of their answers. While a program runs: whoever makes requests of them and this thread need one
