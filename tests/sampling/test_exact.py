@@ -64,6 +64,17 @@ def test_bytes_depend_on_nobody_else(params):
     assert_equal_bytes(one_by_one, together[20:44])
 
 
+def test_only_whole_pages_of_prompts_are_taken_over(params):
+    """Of a beginning that ends within a page, the pages before it; of an answer nothing."""
+    begin = tuple(range(20, 20 + 2 * SIZES.page + 3))
+    first, second = Request((*begin, 1, 2), (1, 0), 16, "a"), Request((*begin, 3, 4), (1, 1), 4, "a")
+    answers, stats = served(params, SIZES, [first, second], apart=2)
+    assert stats["reused_tokens"] == 2 * SIZES.page
+    third = Request((*first.prompt, *(int(t) for t in answers[0].tokens), 5), (1, 2), 4, "a")
+    _, stats = served(params, SIZES, [first, third], apart=2)
+    assert stats["reused_tokens"] == len(first.prompt) // SIZES.page * SIZES.page
+
+
 def test_who_leaves_tokens_out_is_computed_apart(params, monkeypatch):
     """Their draws are another program, which need not round as the plain one does."""
     together = []
