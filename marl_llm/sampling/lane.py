@@ -186,8 +186,8 @@ class Lane:
         if not found:
             return False
         kept, _, part, chain, last, common = max(found, key=lambda x: x[:3])
-        if self.sizes.exact:
-            chain, last, common = chain[: (len(ids) - 1) // self.page], None, 0
+        if self.sizes.exact:  # whole pages alone, and of a prompt that is all there the last is computed again, as alone
+            chain = chain[: (len(ids) - 1) // self.page]
             kept = len(chain) * self.page
         if kept < self.sizes.reuse:
             kept, chain, last, common = 0, [], None, 0
