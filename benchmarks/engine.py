@@ -27,6 +27,8 @@ from benchmarks.peers.lines import Worker, pin, serve
 PROMPT, MOST, MEAN, SLOTS = 64, 256, 64, 32
 TREE = (8, 8, 512, 64)
 PARTS = ("uneven", "tree", "turns", "gap", "pauses")
+BESIDE = ("uneven", "gap")  # an older engine's too
+ONCE = ("turns", "pauses", "gap")  # one repetition is enough
 
 
 def small_model():
@@ -36,8 +38,8 @@ def small_model():
     return ModelConfig(64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
 
 
-def prepare(parts: list[str], old: bool, count: int) -> dict:
-    """The tasks of a worker; `old` says that `marl_llm` is the other tree's."""
+def prepare(row: str, who: str, count: int) -> dict:
+    """A worker's tasks for a row. `who`: "old", where `marl_llm` is the other tree's; "new", or "bytes" for `uneven` in as many bytes."""
     import pathlib
 
     import jax
@@ -50,7 +52,7 @@ def prepare(parts: list[str], old: bool, count: int) -> dict:
     jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
     config = bench_config()
     params = jax.jit(lambda key: init_params(config, key))(jax.random.key(0))
-    rng, tasks = np.random.default_rng(0), {}
+    rng = np.random.default_rng(0)
 
     def engine(slots, prompt, response, **more):
         model = more.pop("model", (config, params))
@@ -73,22 +75,20 @@ def prepare(parts: list[str], old: bool, count: int) -> dict:
         return {name: found[name] for name in ("cache_bytes", "most_pages", "tokens_then", "computed_tokens") if name in found}
 
     ids = lambda n: tuple(int(t) for t in rng.integers(3, VOCABULARY, n))  # noqa: E731
-    if "uneven" in parts:
+    if row == "uneven":
         lengths = np.minimum(rng.geometric(1 / MEAN, count), MOST)
         requests = [Request(ids(PROMPT), (i,), int(n)) for i, n in enumerate(lengths)]
-        tasks["uneven"] = timed(engine(SLOTS, PROMPT, MOST), requests)
-        if not old:
+        if who == "bytes":
             room = SLOTS * (PROMPT + MOST) * 2 * config.layers * config.key_value_heads * config.head_dim * 4
-            tasks["uneven bytes"] = timed(engine(2 * SLOTS, PROMPT, MOST, cache_bytes=room), requests)
-    if "tree" in parts and not old:
-        tasks |= tree(engine, timed, ids, config, params)
-    if "turns" in parts and not old:
-        tasks["turns"] = lambda: turns(engine(1, 1024, 32, reuse=1), ids)
-    if "gap" in parts:
-        tasks["gap"] = lambda: gap(engine(SLOTS, 4096, 256), ids)
-    if "pauses" in parts and not old:
-        tasks["pauses"] = lambda: pauses(engine, rng)
-    return tasks
+            return {"uneven bytes": timed(engine(2 * SLOTS, PROMPT, MOST, cache_bytes=room), requests)}
+        return {"uneven": timed(engine(SLOTS, PROMPT, MOST), requests)}
+    if row == "gap":
+        return {"gap": lambda: gap(engine(SLOTS, 4096, 256), ids)}
+    if row == "tree":
+        return tree(engine, timed, ids, config, params)
+    if row == "turns":
+        return {"turns": lambda: turns(engine(1, 1024, 32, reuse=1), ids)}
+    return {"pauses": lambda: pauses(engine, rng)}
 
 
 def compiled(e) -> int:
@@ -208,23 +208,29 @@ def pauses(engine, rng) -> dict:
     return {"requests": len(requests), "paused": int(paused), "differ": differ, "log_prob_gap": largest, "pages_left": owned}
 
 
+def run_row(row: str, args, folder: str) -> dict[tuple[str, str], list[dict]]:
+    """(who, task) -> what each repetition found. Each worker holds the engine of one task: what else lies in a process slows it down."""
+    me = [sys.executable, __file__, f"--rows={row}", f"--requests={args.requests}"]
+    trees = {"new": "."} | ({"bytes": "."} if row == "uneven" else {}) | ({"old": args.against} if args.against and row in BESIDE else {})
+    start = lambda who, tree: Worker([*me, f"--worker={who}"], f"{folder}/{row}_{who}", PYTHONPATH=tree, JAX_PLATFORMS="cpu")  # noqa: E731
+    workers = {who: start(who, tree) for who, tree in trees.items()}
+    found: dict[tuple[str, str], list[dict]] = {}
+    for repeat in range(args.repeats):
+        for task in sorted({t for w in workers.values() for t in w.tasks}):
+            for who, worker in workers.items():
+                if task in worker.tasks and not (repeat and task in ONCE):
+                    found.setdefault((who, task), []).append(worker.run(task))
+    for worker in workers.values():
+        worker.close()
+    return found
+
+
 def measure(args) -> None:
-    """Starts the workers, interleaves the repetitions, prints the lines."""
-    me = [sys.executable, __file__, f"--rows={args.rows}", f"--requests={args.requests}"]
+    """Row by row: starts the workers, interleaves the repetitions, prints the lines."""
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        here = {"JAX_PLATFORMS": "cpu"}
-        workers = {"new": Worker([*me, "--worker=new"], f"{folder}/new", PYTHONPATH=".", **here)}
-        if args.against:
-            workers["old"] = Worker([*me, "--worker=old"], f"{folder}/old", PYTHONPATH=args.against, **here)
-        once = ("turns", "pauses", "gap")
-        found: dict[tuple[str, str], list[dict]] = {}
-        for repeat in range(args.repeats):
-            for task in sorted({t for w in workers.values() for t in w.tasks}):
-                for name, worker in workers.items():
-                    if task in worker.tasks and not (repeat and task in once):
-                        found.setdefault((name, task), []).append(worker.run(task))
-        for worker in workers.values():
-            worker.close()
+        for row in args.rows.split(","):
+            found |= run_row(row, args, folder)
     seconds = lambda *key: [x["seconds"] for x in found[key]]  # noqa: E731
 
     def ratio(old, new) -> dict:
@@ -237,23 +243,23 @@ def measure(args) -> None:
     def line(row: str, **what) -> None:
         print(json.dumps({"benchmark": "engine", "row": row, "repeats": args.repeats} | what), flush=True)
 
-    for task in ("uneven", "uneven bytes"):
-        if ("new", task) in found:
-            last = found["new", task][-1]
+    for who, task in (("new", "uneven"), ("bytes", "uneven bytes")):
+        if (who, task) in found:
+            last = found[who, task][-1]
             page = last["cache_bytes"] and 16
             more = {"over_living": round(last["most_pages"] * page / last["tokens_then"], 3), "living": last["tokens_then"]}
             if ("old", "uneven") in found:
                 old = found["old", "uneven"][-1]["cache_bytes"]
-                more |= ratio(("old", "uneven"), ("new", task)) | {"old_bytes": old, "new_bytes": last["cache_bytes"]}
+                more |= ratio(("old", "uneven"), (who, task)) | {"old_bytes": old, "new_bytes": last["cache_bytes"]}
             line(task, **more)
     if ("new", "tree") in found:
         prompts, branches, length, new = TREE
         one = (prompts * length + prompts * branches * new) * 2 * 8 * 4 * 64 * 4
         line("tree", **ratio(("new", "tree plain"), ("new", "tree")), over_one_copy=round(found["new", "tree"][-1]["bytes"] / one, 3))
-    for task in once:
-        for name in workers:
-            for figures in found.get((name, task), []):
-                line(f"{task}, {name}", **figures)
+    for task in ONCE:
+        for who in ("new", "old"):
+            for figures in found.get((who, task), []):
+                line(f"{task}, {who}", **figures)
 
 
 def main() -> None:
@@ -269,7 +275,7 @@ def main() -> None:
         parser.error(f"--rows={args.rows} --repeats={args.repeats}; the rows are {', '.join(PARTS)}")
     if args.worker:
         pin(1)
-        serve(lambda: prepare(args.rows.split(","), args.worker == "old", args.requests))
+        serve(lambda: prepare(args.rows, args.worker, args.requests))
     else:
         measure(args)
 

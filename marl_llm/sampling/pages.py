@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from marl_llm.models import (  # fmt: skip
@@ -135,6 +135,14 @@ def _rules(mesh: Mesh | None):
     return contextlib.nullcontext() if mesh is None else use_rules(mesh, SAMPLE)
 
 
+def _given(vector: Int[Array, "words"], layout: Layout, mesh: Mesh | None) -> Any:
+    """What the host gave, whole on every device. Where that is not said, XLA's partitioner makes a copy of every layer's pages."""
+    given = unpacked(vector, layout)
+    if mesh is None:
+        return given
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec())), given)
+
+
 def _keys(root: Key[Array, ""], draws: Draws) -> Key[Array, "n"]:
     return jax.vmap(identity_key, (None, 0, 0))(root, draws.seeds, draws.seed_count)
 
@@ -149,7 +157,7 @@ def admit(
     `given` is an `Admission` and `layout` how it lies there (`transfer`). `fresh` promises that nothing comes before; `truncates` and
     `width`: see `draws.draw`. The pages are donated.
     """
-    a: Admission = unpacked(given, layout)
+    a: Admission = _given(given, layout, mesh)
     model, variables = _model(config, params)
     agents = _chosen(params, a.draws)
     length, kept = a.tokens.shape[1], a.kept.reshape(-1)
@@ -185,7 +193,7 @@ def decode(
     `given` is (`Row`, who reads which pages: two `PageList`, or a `PageTable`) and `layout` how they lie there (`transfer`). `truncates`
     and `width`: see `draws.draw`. The pages are donated.
     """
-    rows, lists = unpacked(given, layout)
+    rows, lists = _given(given, layout, mesh)
     model, variables = _model(config, params)
     s, t = rows.token.shape[0], pages[0].keys.shape[-1]
     keys_of_rows, agents = _keys(root, rows.draws), _chosen(params, rows.draws)

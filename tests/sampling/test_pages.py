@@ -14,6 +14,7 @@ from marl_llm.sampling.pages import page_bytes
 from marl_llm.sampling.pool import PagePool
 from marl_llm.sampling.tickets import Ticket, next_piece
 from marl_llm.sampling.transfer import unpacked
+from marl_llm.training import make_mesh
 
 PAGE = 8
 CACHE = 17 * page_bytes(CONFIG, PAGE)
@@ -160,8 +161,10 @@ def test_a_beginning_is_looked_for_among_the_latest_pages_and_only_where_it_woul
     assert find(61, model=1) == (None, 0)  # other adapters computed it
 
 
-def test_no_program_copies_the_cache(params, monkeypatch):
+@pytest.mark.parametrize("mesh", [None, (2, 2)])
+def test_no_program_copies_the_cache(params, monkeypatch, mesh):
     """Both programs read pages and write others in place: what they hold beside their arguments is less than half of them."""
+    mesh = mesh and make_mesh(1, *mesh, devices=jax.devices()[:4])
     temporary = {}
 
     def watch(name, real):
@@ -174,9 +177,9 @@ def test_no_program_copies_the_cache(params, monkeypatch):
     watch("admit", lane.admit)
     watch("decode", lane.decode)
     large = dataclasses.replace(SIZES, prompt_tokens=8192, cache_bytes=0)
-    with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=large) as engine:
+    with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=large, mesh=mesh) as engine:
         engine.generate_all([Request((1,) * 20, (6,), 2, "a")])
-        cache = engine.stats()["a"]["cache_bytes"]
+        cache = engine.stats()["a"]["cache_bytes"] / (mesh.size if mesh else 1)
     assert set(temporary) == {"admit", "decode"}
     assert max(temporary.values()) < cache / 2, f"{temporary} bytes; the cache has {cache:,}"
 

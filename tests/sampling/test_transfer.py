@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_llm.sampling.pages import decoded_layout, entered_layout
+from marl_llm.sampling.pages import _given, decoded_layout, entered_layout
 from marl_llm.sampling.transfer import layout_of, packed, unpacked
+from marl_llm.training import make_mesh
 
 
 class Some(NamedTuple):
@@ -58,6 +59,15 @@ def test_what_has_no_place_in_a_vector_is_refused():
         layout_of({"a": np.zeros(3, np.int64)})
     with pytest.raises(ValueError, match=r"shape \(3,\) does not hold arrays of 4 words"):
         unpacked(np.zeros(3, np.int32), layout_of(np.zeros(4, np.float32)))
+
+
+def test_what_the_host_gave_lies_whole_on_every_device():
+    """Left to XLA's partitioner for TPUs, a program on a mesh with a tensor axis held a further copy of every layer's pages."""
+    mesh, layout = make_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4]), layout_of(SOME)
+    given = jax.make_jaxpr(lambda vector: _given(vector, layout, mesh))(packed(SOME))
+    said = [x.params["sharding"] for x in given.eqns if x.primitive.name == "sharding_constraint"]
+    assert len(said) == len(layout.shapes)
+    assert all(one.is_fully_replicated for one in said)
 
 
 @pytest.mark.parametrize("width", [0, 2])
