@@ -312,7 +312,7 @@ class Lane:
         return False
 
     def _company(self) -> tuple[list[Ticket], bool, int]:
-        """The oldest that enters and those whose next pieces belong into one program with its own; whether it reads pages; its length."""
+        """Whose next pieces are the next program, as far as there is room in it; whether it reads pages; its length in tokens."""
         first = min(self.entering, key=lambda t: t.number)
         least = 16 if self.few else self.piece if self.sizes.exact else 8
         of = lambda t: min(bucket(next_piece(t, self.piece, self.far), least), max(self.piece, least))  # noqa: E731
