@@ -4,18 +4,16 @@ S, T = "marl_llm/sampling/", "tests/sampling/"
 
 FAULTS = {
     (S + "draws.py", T + "test_draw.py " + T + "test_sampler.py"): {
-        "the log-prob is the sampler's": (
-            "return Drawn(token, _pick(raw, token), jnp.where(greedy", "return Drawn(token, _pick(tempered, token), jnp.where(greedy"
-        ),
-        "the temperature multiplies": (
-            "z = logits / jnp.where(greedy, 1.0, settings.temperature)", "z = logits * jnp.where(greedy, 1.0, settings.temperature)"
-        ),
+        "the log-prob is the sampler's": ("token, picked - jnp.log(total), ", "token, picked / temperature - jnp.log(mass), "),
+        "the temperature multiplies": ("jnp.exp((x - by_row(top)) / by_row(temperature))", "jnp.exp((x - by_row(top)) * by_row(temperature))"),
+        "what is left out counts as drawn from": ("jnp.where(keep, logits, -jnp.inf)", "logits"),
+        "a greedy row draws among the likeliest": ("jnp.where(greedy, 0.0, uniform)", "uniform"),
+        "a threshold is not taken on into the block": ("return at, threshold - jnp.where(at > 0, _pick(cumulative", "return at, threshold - 0 * jnp.where(at > 0, _pick(cumulative"),
+        "a vocabulary of several levels is searched from the first up": ("for s in reversed(sums[:-1])", "for s in sums[:-1]"),
         "top-p sees what top-k dropped": ("jax.nn.softmax(jnp.where(keep, z, -jnp.inf), axis=-1)", "jax.nn.softmax(z, axis=-1)"),
         "min-p is absolute": ("settings.min_p[..., None] * jnp.max(p, axis=-1, keepdims=True)", "settings.min_p[..., None]"),
         "all tokens of a tie are kept": ("jnp.any(jnp.sum(at, axis=-1) > wanted)", "jnp.any(jnp.sum(at, axis=-1) < 0)"),
-        "the entropy is the tempered one": (
-            "_pick(tempered, token)), entropy, ids", "_pick(tempered, token)), -jnp.sum(jnp.where(jnp.exp(tempered) > 0, jnp.exp(tempered) * tempered, 0.0), axis=-1), ids"
-        ),
+        "the entropy is the tempered one": ("p_raw = jnp.exp(raw)", "p_raw = jnp.exp(raw / temperature[..., None])"),
         "a token of probability 0 can be drawn": (
             "jnp.argmax(cumulative > threshold[..., None], axis=-1)", "jnp.argmax(cumulative >= threshold[..., None], axis=-1)"
         ),

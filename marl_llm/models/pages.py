@@ -66,7 +66,7 @@ class PagedCache(NamedTuple):
     """What a decode step of S rows reads: pages, and the rows' own columns of the present chunk, which are not in pages yet."""
 
     pages: Pages
-    keys: Float[Array, "S J d C"]
+    keys: Float[Array, "S J C d"]
     values: Float[Array, "S J C d"]
 
 
@@ -183,10 +183,8 @@ def paged_attention(
     """One new token per row: writes its key and value into the chunk's column, and attends to its row's pages and columns."""
     rows, _, h, d = queries.shape
     j, parts = keys.shape[2], cache.pages.keys.shape[0]
-    put = jax.lax.dynamic_update_slice_in_dim
-    cache = cache._replace(
-        keys=put(cache.keys, keys[:, 0, :, :, None], mask.column, 3), values=put(cache.values, values[:, 0, :, None], mask.column, 2)
-    )
+    put = lambda columns, new: jax.lax.dynamic_update_slice_in_dim(columns, new[:, 0, :, None], mask.column, 2)  # noqa: E731
+    cache = cache._replace(keys=put(cache.keys, keys), values=put(cache.values, values))
     q = (queries * d**-0.5).reshape(parts, rows // parts, j, h // j, d)
     with jax.named_scope("pages"):
         if isinstance(mask.lists, PageTable):
@@ -198,8 +196,8 @@ def paged_attention(
                     q, pages, PageList(page, rows, length, most), sums))  # fmt: skip
                 sums = over(q, cache.pages, *entries[:3], sums)
     q, sums = q.reshape(rows, j, h // j, d), jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), sums)
-    seen = jnp.arange(cache.keys.shape[-1]) <= mask.column
-    sums = _with(sums, jnp.where(seen, _product(q, cache.keys), MASKED), cache.values)
+    seen = jnp.arange(cache.keys.shape[2]) <= mask.column
+    sums = _with(sums, jnp.where(seen, _product(q, cache.keys.swapaxes(2, 3)), MASKED), cache.values)
     return (sums.values / sums.total[..., None]).reshape(rows, 1, h, d).astype(queries.dtype), cache
 
 

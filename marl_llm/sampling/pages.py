@@ -201,7 +201,7 @@ def decode(
     kept = (jnp.full((chunk, s, width), -1, jnp.int32), real) if width else (None, None)
     out = Chunk(Drawn(jnp.zeros((chunk, s), jnp.int32), real, real, real, *kept), jnp.zeros((chunk, s), bool))
     j, d, dtype = config.key_value_heads, config.head_dim, pages[0].keys.dtype
-    own = [(jnp.zeros((s, j, d, chunk), dtype), jnp.zeros((s, j, chunk, d), dtype)) for _ in pages]
+    own = [(jnp.zeros((s, j, chunk, d), dtype),) * 2 for _ in pages]
 
     def more(carry):
         _, step, alive, *_ = carry
@@ -226,7 +226,7 @@ def decode(
         out, _, alive, own, _, state = jax.lax.while_loop(more, one, carry)
     parts = rows.target.shape[0]
     base, offset = rows.target[:, :, 0], (rows.length % t).reshape(parts, s // parts)
-    pages = [written(old, base, rows.target, offset, *new) for old, new in zip(pages, own, strict=True)]
+    pages = [written(old, base, rows.target, offset, keys.swapaxes(2, 3), values) for old, (keys, values) in zip(pages, own, strict=True)]
     return pages, packed(Decoded(out, state, alive))
 
 

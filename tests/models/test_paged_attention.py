@@ -30,7 +30,7 @@ def random_cache(rng):
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     pages = Pages(normal(PARTS, count, KEY_HEADS, DIM, PAGE), normal(PARTS, count, KEY_HEADS, PAGE, DIM))
     rows = PARTS * ROWS
-    return pages, tables, normal(rows, KEY_HEADS, DIM, COLUMNS), normal(rows, KEY_HEADS, COLUMNS, DIM)
+    return pages, tables, normal(rows, KEY_HEADS, COLUMNS, DIM), normal(rows, KEY_HEADS, COLUMNS, DIM)
 
 
 def listed(tables, run, group):
@@ -73,7 +73,7 @@ def dense(queries, keys, values, pages, tables, own_keys, own_values):
             s, n = part * ROWS + row, LENGTHS[part][row]
             for head in range(KEY_HEADS * GROUPS):
                 j = head // GROUPS
-                k = [pages.keys[part, number, j].T for number in numbers] + [own_keys[s, j, :, :COLUMN].T, keys[s, :, j]]
+                k = [pages.keys[part, number, j].T for number in numbers] + [own_keys[s, j, :COLUMN], keys[s, :, j]]
                 v = [pages.values[part, number, j] for number in numbers] + [own_values[s, j, :COLUMN], values[s, :, j]]
                 k, v = (np.concatenate([np.concatenate(x[:-2])[:n] if x[:-2] else np.zeros((0, DIM)), *x[-2:]]) for x in (k, v))
                 weights = np.exp(k.astype(np.float64) @ np.asarray(queries[s, 0, head], np.float64) / np.sqrt(DIM))
@@ -98,8 +98,8 @@ def test_a_decode_step_over_pages_is_attention_over_their_tokens(form, block, mo
         queries, keys, values, PagedCache(pages, own_keys, own_values), PagedMask(lists, jnp.asarray(COLUMN))
     )
     np.testing.assert_allclose(got, dense(queries, keys, values, pages, tables, own_keys, own_values), atol=2e-6)
-    np.testing.assert_array_equal(cache.keys[..., COLUMN], keys[:, 0])
-    np.testing.assert_array_equal(cache.keys[..., COLUMN + 1 :], own_keys[..., COLUMN + 1 :])
+    np.testing.assert_array_equal(cache.keys[:, :, COLUMN], keys[:, 0])
+    np.testing.assert_array_equal(cache.keys[:, :, COLUMN + 1 :], own_keys[:, :, COLUMN + 1 :])
 
 
 @pytest.mark.parametrize("few", [True, False])

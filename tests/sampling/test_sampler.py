@@ -13,6 +13,7 @@ import scipy.stats
 from marl_llm.algorithms import kept_tokens, token_log_probs
 from marl_llm.models import Decoder, ModelConfig, init_params, prompt_mask, prompt_positions, score_responses
 from marl_llm.sampling import Settings, StopRule, draw, inverse_cdf, sample
+from marl_llm.sampling.draws import BLOCK, MOST_BLOCKS
 from marl_llm.sampling.sampler import checked_stop, ends_with
 
 CONFIG = ModelConfig(vocab_size=7, width=16, layers=1, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
@@ -85,6 +86,24 @@ def test_a_token_of_probability_zero_is_never_drawn(v, uniform):
 def test_a_one_hot_distribution_always_yields_its_token(v):
     for uniform in (0.0, 0.3, ALMOST_ONE):
         np.testing.assert_array_equal(search(jnp.eye(v), jnp.full(v, uniform, jnp.float32)), np.arange(v))
+
+
+@pytest.mark.parametrize("v", [BLOCK * MOST_BLOCKS + 1, 9_001, 300_000])
+def test_the_search_of_a_large_vocabulary_goes_through_blocks_of_blocks(v):
+    rng = np.random.default_rng(v)
+    p = rng.gamma(0.1, size=(24, v)).astype(np.float32)
+    p[:8] = (0.1 + rng.random((8, v))) * (rng.random((8, v)) < 3 / v)  # a few tokens alone
+    p[np.arange(24), rng.integers(0, v, 24)] += 0.1
+    p[4], p[5] = np.eye(1, v, v - 1), np.eye(1, v, v // 2)
+    uniform = np.concatenate([[0.0, ALMOST_ONE, 0.0, ALMOST_ONE], rng.random(20)]).astype(np.float32)
+    got = np.asarray(search(jnp.asarray(p), jnp.asarray(uniform)))
+    cumulative, rows = np.cumsum(p.astype(np.float64), axis=-1), np.arange(24)
+    assert np.all(p[rows, got] > 0)
+    np.testing.assert_array_equal(got[4:6], [v - 1, v // 2])
+    assert [got[0], got[1]] == [np.argmax(p[0] > 0), v - 1 - np.argmax(p[1, ::-1] > 0)]
+    share = lambda x: x / cumulative[:, -1]  # noqa: E731
+    assert np.all(share(np.where(got > 0, cumulative[rows, got - 1], 0.0)) <= uniform + 1e-6)
+    assert np.all(share(cumulative[rows, got]) >= uniform - 1e-6)
 
 
 def test_the_scale_of_the_probabilities_does_not_matter():
