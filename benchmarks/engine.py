@@ -1,6 +1,6 @@
 """The engine with pages beside an older engine: what the cache holds, how fast it is, what sharing saves.
 
-    python -m benchmarks.engine --against=PATH [--repeats=3] [--requests=128] [--rows=uneven,tree,turns,gap,pauses]
+    python -m benchmarks.engine --against=PATH [--repeats=3] [--requests=128] [--rows=uneven,tree,turns,gap,pauses,draw]
 
 PATH is a work tree of another commit (`git worktree add PATH COMMIT`); its engine runs in a process of its own, repetitions interleave.
 Seconds are CPU seconds of a process that is bound to one core. The model is that of `benchmarks.sampling`. One JSON line per row:
@@ -11,6 +11,7 @@ Seconds are CPU seconds of a process that is bound to one core. The model is tha
     turns    a conversation of eight turns: tokens computed over tokens there are
     gap      32 requests decode while a prompt of 4,096 tokens enters: longest gap between two chunks over the median without one
     pauses   2,000 requests to a small model with room for all and with a tenth of it: same ids
+    draw     one draw of 1, 8 and 64 rows from the 151,936 logits of Qwen3's vocabulary, which lie as a decode step leaves them
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from benchmarks.peers.lines import Worker, pin, serve
 
 PROMPT, MOST, MEAN, SLOTS = 64, 256, 64, 32
 TREE = (8, 8, 512, 64)
-PARTS = ("uneven", "tree", "turns", "gap", "pauses")
-BESIDE = ("uneven", "gap")  # an older engine's too
+DRAWS, QWEN3_VOCABULARY = (1, 8, 64), 151_936
+PARTS = ("uneven", "tree", "turns", "gap", "pauses", "draw")
+BESIDE = ("uneven", "gap", "draw")  # an older engine's too
 ONCE = ("turns", "pauses", "gap")  # one repetition is enough
 
 
@@ -86,6 +88,8 @@ def prepare(row: str, who: str, count: int) -> dict:
         return {"gap": lambda: gap(engine(SLOTS, 4096, 256), ids)}
     if row == "tree":
         return tree(engine, timed, ids, config, params)
+    if row == "draw":
+        return draws()
     if row == "turns":
         return {"turns": lambda: turns(engine(1, 1024, 32, reuse=1), ids)}
     return {"pauses": lambda: pauses(engine, rng)}
@@ -137,6 +141,29 @@ def tree(engine, timed, ids, config, params) -> dict:
 
     fresh(), plain()
     return {"tree": fresh, "tree plain": plain}
+
+
+def draws() -> dict:
+    """Draws from a large vocabulary, medians of ten."""
+    import jax
+
+    from marl_llm.sampling import Settings, draw
+    from marl_llm.sampling.draws import rows_of
+
+    def of(rows):
+        logits = jax.random.normal(jax.random.key(0), (QWEN3_VOCABULARY, rows))
+        keys, settings = jax.random.split(jax.random.key(1), rows), rows_of(Settings(), (rows,))
+        run = jax.jit(lambda logits, keys, settings: draw(logits.T, keys, settings, False))
+
+        def once():
+            tick = time.process_time()
+            jax.block_until_ready(run(logits, keys, settings))
+            return time.process_time() - tick
+
+        once()
+        return lambda: {"seconds": statistics.median(once() for _ in range(10))}
+
+    return {f"draw {rows}": of(rows) for rows in DRAWS}
 
 
 def turns(e, ids) -> dict:
@@ -236,7 +263,7 @@ def measure(args) -> None:
     def ratio(old, new) -> dict:
         each = [a / b for a, b in zip(seconds(*old), seconds(*new), strict=True)]
         return {
-            "old_s": round(statistics.median(seconds(*old)), 2), "new_s": round(statistics.median(seconds(*new)), 2),
+            "old_s": round(statistics.median(seconds(*old)), 4), "new_s": round(statistics.median(seconds(*new)), 4),
             "ratio": round(statistics.median(each), 3), "spread": [round(min(each), 3), round(max(each), 3)],
         }  # fmt: skip
 
@@ -256,6 +283,11 @@ def measure(args) -> None:
         prompts, branches, length, new = TREE
         one = (prompts * length + prompts * branches * new) * 2 * 8 * 4 * 64 * 4
         line("tree", **ratio(("new", "tree plain"), ("new", "tree")), over_one_copy=round(found["new", "tree"][-1]["bytes"] / one, 3))
+    for task in (f"draw {rows}" for rows in DRAWS):
+        if ("old", task) in found:
+            line(task, **ratio(("old", task), ("new", task)))
+        elif ("new", task) in found:
+            line(task, new_s=round(statistics.median(seconds("new", task)), 4))
     for task in ONCE:
         for who in ("new", "old"):
             for figures in found.get((who, task), []):
