@@ -160,3 +160,11 @@ def test_a_greedy_draw_takes_the_first_of_equals():
     for settings in (Settings(0.0), rows_of(Settings(0.0), (50,))):
         drawn = draw(jnp.asarray(logits), jax.random.split(jax.random.key(0), 50), settings)
         np.testing.assert_array_equal(drawn.token, logits.argmax(axis=-1))
+
+
+def test_a_draw_holds_little_beside_the_logits_of_a_large_vocabulary():
+    v, rows = 151_936, 4
+    shapes = jax.ShapeDtypeStruct((rows, v), jnp.float32), jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
+    settings = jax.eval_shape(lambda: rows_of(Settings(), (rows,)))
+    program = jax.jit(lambda logits, keys, settings: draw(logits, keys, settings, False)).lower(*shapes, settings).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 4 * rows * v * 4
