@@ -11,6 +11,7 @@ FAULTS = {
         "a threshold is not taken on into the block": ("return at, threshold - jnp.where(at > 0, _pick(cumulative", "return at, threshold - 0 * jnp.where(at > 0, _pick(cumulative"),
         "a vocabulary of several levels is searched from the first up": ("for s in reversed(sums[:-1])", "for s in sums[:-1]"),
         "all blocks of a vocabulary are added up in one product": ("BLOCK, MOST_BLOCKS = 32, 256", "BLOCK, MOST_BLOCKS = 32, 8192"),
+        "an accelerator adds up rounded weights": ("weights.dtype)), precision=\"highest\")", "weights.dtype)))"),
         "top-p sees what top-k dropped": ("jax.nn.softmax(jnp.where(keep, z, -jnp.inf), axis=-1)", "jax.nn.softmax(z, axis=-1)"),
         "min-p is absolute": ("settings.min_p[..., None] * jnp.max(p, axis=-1, keepdims=True)", "settings.min_p[..., None]"),
         "all tokens of a tie are kept": ("jnp.any(jnp.sum(at, axis=-1) > wanted)", "jnp.any(jnp.sum(at, axis=-1) < 0)"),

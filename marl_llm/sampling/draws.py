@@ -74,9 +74,9 @@ def _blocks(x: Float[Array, "*rows V"], nothing: float = 0.0) -> Float[Array, "*
 
 def _first_above(weights: Float[Array, "*rows n"], threshold: Float[Array, "*rows"]) -> tuple[Int[Array, "*rows"], Float[Array, "*rows"]]:
     """Where the cumulative weight first exceeds the threshold, and what of the threshold is left there. Few numbers are added up faster by
-    a triangular product than by a scan."""
+    a triangular product than by a scan; at its default precision an accelerator would round the weights to 8 or 11 bits."""
     n = weights.shape[-1]
-    cumulative = weights @ jnp.triu(jnp.ones((n, n), weights.dtype))
+    cumulative = jnp.matmul(weights, jnp.triu(jnp.ones((n, n), weights.dtype)), precision="highest")
     total = cumulative[..., -1]
     # strictly below the total, so that rounding can never select past the last number with a weight
     threshold = jnp.clip(threshold, 0.0, jnp.nextafter(total, jnp.zeros_like(total)))

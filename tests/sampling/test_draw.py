@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -168,3 +169,11 @@ def test_a_draw_holds_little_beside_the_logits_of_a_large_vocabulary():
     settings = jax.eval_shape(lambda: rows_of(Settings(), (rows,)))
     program = jax.jit(lambda logits, keys, settings: draw(logits, keys, settings, False)).lower(*shapes, settings).compile()
     assert program.memory_analysis().temp_size_in_bytes < 4 * rows * v * 4
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(0.7, top_k=5, top_p=0.9)])
+def test_no_product_of_a_draw_rounds_its_weights(settings):
+    program = jax.jit(lambda logits, keys: draw(logits, keys, settings)).lower(jnp.zeros((2, 9000)), jax.random.split(jax.random.key(0), 2))
+    products = re.findall(r"stablehlo.dot_general.*", program.as_text())
+    assert len(products) >= 3  # blocks of blocks, blocks, tokens
+    assert all("precision = [HIGHEST, HIGHEST]" in product for product in products)
