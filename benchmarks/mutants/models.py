@@ -64,7 +64,7 @@ FAULTS = {
     },
     (M + "pages.py", T + "test_paged_attention.py tests/sampling/test_engine.py tests/sampling/test_pages.py"): {
         "behind a prefix the future is seen": ("jnp.where(mask.rows.dense()[:, None, None], _product", "jnp.where(True, _product"),
-        "a row sees its chunk's next columns": ("jnp.arange(cache.keys.shape[-1]) <= mask.column", "jnp.arange(cache.keys.shape[-1]) >= 0"),
+        "a row sees its chunk's next columns": ("jnp.arange(cache.keys.shape[2]) <= mask.column", "jnp.arange(cache.keys.shape[-1]) >= 0"),
         "old weights keep their scale": ("scale = jnp.exp(sums.top - top)\n", "scale = jnp.exp(0 * (sums.top - top))\n"),
         "the last block of pages is left out": ("(entries.most + size - 1) // size", "jnp.maximum(entries.most // size, 1)"),
     },
