@@ -4,7 +4,8 @@
     python -m benchmarks.plans --results=hosts.jsonl --hosts [--only=v5e:1x1]      what a person's one host is to hold, compiled
 
 Each answer is a line of --results; what is there already is not asked again, so an interrupted run continues. TPU topologies need the extra
-`plan` and take some minutes each, nearly all of it in the TPU compiler. Prints the tables in Markdown.
+`plan` and take some minutes each, nearly all of it in the TPU compiler; GPUs of the second table need the extra `cuda`, or are counted as
+those of the first. Prints the tables in Markdown.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def flags(prompt: int, response: int, *more: str) -> tuple[str, ...]:
 
 
 PPO = ("--prompt=8192", "--response=4096", "--mesh=2,2", "--config.recipe.branches=1")
-HOSTS = (  # config, model, topology, flags; GPUs are counted, the others compiled
+HOSTS = (  # config, model, topology, flags
     (TEXT, "qwen3-0.6b", "v5e:1x1", flags(2048, 512, RANK)),
     (TEXT, "qwen3-1.7b", "v5e:2x4", flags(8192, 4096, "mesh.tensor=2", "rollout.cache_gib=1.5")),
     (TEXT, "qwen3-8b", "v5e:2x4", flags(4096, 1024, RANK, "mesh.tensor=4", "rollout.cache_gib=2")),
@@ -40,6 +41,7 @@ HOSTS = (  # config, model, topology, flags; GPUs are counted, the others compil
     (TEXT, "qwen3-8b", "v5p:2x2x1", flags(8192, 4096, "rollout.tensor=4", "rollout.cache_gib=15")),
     (THREE, "qwen2.5-3b", "v5p:2x2x1", PPO),
     (THREE, "qwen2.5-3b", "v5p:2x2x1", (*PPO, "--config.assignment=shared")),
+    (TEXT, "qwen3-0.6b", "rtx4090:1", flags(2048, 512, RANK)),
     (TEXT, "qwen3-8b", "h100:2", flags(8192, 4096, RANK)),
     (TEXT, "qwen3-1.7b", "h100:8", flags(8192, 4096)),
     (TEXT, "qwen3-8b", "h100:8", flags(8192, 4096, "rollout.tensor=4")),
@@ -144,7 +146,8 @@ def main() -> None:
         for model in MODELS:
             for topology in wanted:
                 if (model, prompt, topology) not in plans:
-                    plans[model, prompt, topology] = ask(model, topology, (f"--prompt={prompt}", "--response=4096"))
+                    counted = ("--compile=False",) if topology in GPUS else ()
+                    plans[model, prompt, topology] = ask(model, topology, (f"--prompt={prompt}", "--response=4096", *counted))
                     with args.results.open("a") as file:
                         file.write(json.dumps(plans[model, prompt, topology]) + "\n")
     for title, machines in (("Compiled for TPUs", TPUS), ("Counted for GPUs", GPUS)):

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from experiments.program_costs import ProgramText, text_of
 from marl_llm.models import SAMPLE, TRAIN, LoraConfig, ModelConfig, attach_many, init_adapters, init_params, param_shardings
+from marl_llm.models.attention import platform
 from marl_llm.models.pages import touched
 from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import spec_for
@@ -112,7 +113,7 @@ def engine_programs(
       lora, models: adapters of so many models on one base, which decode together.
       trained_on: where a swap's parameters come from; None: the same mesh.
     """
-    page = sizes.page or PAGE["tpu"]
+    page = sizes.page or PAGE.get(platform(), 16)
     along = mesh.shape["data"] * mesh.shape["fsdp"]
     parts = along if sizes.slots % along == 0 else 1
     longest = -(-(sizes.prompt_tokens + sizes.response_tokens) // page)
@@ -143,7 +144,7 @@ def engine_programs(
     entries = tuple(int(x.most) * math.prod(x.page.shape[2:]) for x in lists)
     given = lambda tree: dict(given=i32((layout := layout_of(tree)).words), layout=layout)  # noqa: E731
     low = {"decode": decode.lower(config, served, pages, **given((row, lists)), rules=rules, root=root, chunk=sizes.chunk, **plain)}
-    longest_piece = sizes.piece or PIECE.get("tpu", 512)
+    longest_piece = sizes.piece or PIECE.get(platform(), 512)
     piece = min(longest_piece, bucket(sizes.prompt_tokens, 8))
     b = max(1, min(sizes.admit, max(2 * longest_piece, PROGRAM_TOKENS) // piece))
     n, room = parts * b, bucket(longest)

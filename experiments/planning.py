@@ -1,4 +1,4 @@
-"""What a run needs per device: the real sampler and update of a config, compiled for a TPU that need not be there, or counted for a GPU.
+"""What a run needs per device: the real sampler and update of a config, compiled for TPUs or GPUs that need not be there, or counted.
 
 The command is `experiments/plan.py`; `plan_table` says it in words.
 """
@@ -8,62 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import re
 import time
 from typing import Any
 
-from experiments.command import ConfigError
-
-
-class PlanError(ConfigError):
-    """The plan cannot be made; the message says why and what to do."""
-
-
-def mesh_axes(devices: int, text: str, said: tuple[int, int] = (1, 1)) -> tuple[int, int, int]:
-    """(data, fsdp, tensor) for a number of devices: as the text has them, else as `said`, a config's `mesh.fsdp` (0: all that are left) and
-    `mesh.tensor`, unless those are 1 and 1. Raises `PlanError` when they do not divide."""
-    if said != (1, 1) and not text:
-        fsdp, tensor = said[0] or max(1, devices // said[1]), said[1]
-    elif text:
-        try:
-            fsdp, tensor = map(int, text.split(","))
-        except ValueError as e:
-            raise PlanError(f"--mesh={text!r} is not 'fsdp,tensor', two numbers") from e
-    else:
-        tensor = 4 if devices >= 16 else 1
-        fsdp = devices // tensor
-    if fsdp < 1 or tensor < 1 or devices % (fsdp * tensor):
-        raise PlanError(f"{'--mesh' if text else 'config.mesh'}: fsdp={fsdp} x tensor={tensor} does not divide {devices} devices")
-    return devices // (fsdp * tensor), fsdp, tensor
-
-
-def devices_of(topology: str, compile_: bool = True):
-    """(chip, number of devices, TPU devices or None, which are there to compile for). Raises `PlanError` on an unknown chip or shape."""
-    from marl_llm.training.roofline import CHIPS
-
-    name, _, shape = topology.partition(":")
-    if name not in CHIPS or not shape:
-        raise PlanError(f"--topology={topology!r}: write chip:shape; the chips are {', '.join(CHIPS)}")
-    if name.startswith("h"):
-        if not shape.isdigit() or int(shape) < 1:
-            raise PlanError(f"--topology={topology!r}: write the number of GPUs, e.g. {name}:8")
-        return CHIPS[name], int(shape), None
-    if not compile_:  # which needs no TPU library
-        sizes = shape.split("x")
-        if not all(n.isdigit() and int(n) for n in sizes) or not 2 <= len(sizes) <= 3:
-            raise PlanError(f"--topology={topology!r}: write the shape of the slice, e.g. {name}:4x4")
-        return CHIPS[name], math.prod(map(int, sizes)) * (2 if name == "tpu7x" else 1), None
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")  # nothing runs on a TPU here, so several plans may be made at once
-    try:
-        from jax.experimental import topologies
-
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    except Exception as e:  # the plugin raises whatever its C library says
-        raise PlanError(f"--topology={topology}: the TPU compiler did not answer ({e}); is libtpu installed (extra `plan`)?") from e
-    return CHIPS[name], len(devices), devices
+from experiments.plan_devices import GPUS, PlanError, devices_of, mesh_axes
 
 
 def programs(
@@ -269,7 +218,8 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     tree = jax.eval_shape(lambda key: init_adapters(shape, key, lora), jax.random.key(0)) if lora else {}
     adapters = sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
     shape = dataclasses.replace(shape, compute_dtype="bfloat16", remat="full" if shape.remat == "none" else shape.remat)
-    if shape.attention == "auto" and devices is not None and (prompt % 128 or (prompt + recipe.branches * response) % 128):
+    on_tpus = devices is not None and chip.name not in GPUS
+    if shape.attention == "auto" and on_tpus and (prompt % 128 or (prompt + recipe.branches * response) % 128):
         raise PlanError(f"--prompt={prompt} --response={response}: on a TPU, use multiples of 128, so that flash attention applies")
     along, k = data * fsdp, recipe.branches
     minibatch = minibatch or along
@@ -359,19 +309,23 @@ def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mes
 
 
 def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
-    """`(memory by program, FLOPs of the update, bytes of parameters, of optimizer, of the sampling copy)`, as the TPU compiler says."""
+    """`(memory by program, FLOPs of the update, bytes of parameters, of optimizer, of the sampling copy)`, as the compiler says."""
     from experiments.program_costs import ProgramText, text_of
-    from marl_llm.models import for_platform
-    from marl_llm.models.tree_kernel import kernel_flops
+    from marl_llm.models import for_platform, tree_kernel, tree_kernel_gpu
     from marl_llm.training.mesh import serving_mesh
 
-    with for_platform("tpu"):
+    where = mesh.devices.flat[0].platform
+    with for_platform(where):
         tasks, on = 0 if sizes.hosted else environments, serving_mesh(mesh, sizes.served or None)
         whom = sizes.lora, sizes.critic, sizes.imitates, on
         lowered, *bytes_ = programs(shape, sizes.recipe, mesh, minibatch, tasks, sizes.prompt, sizes.response, *whom)
         compiled = {name: _compile(one) for name, one in lowered.items()}
     figures = {name: found if isinstance(found, dict) else memory(found) for name, found in compiled.items()}
-    kernels = kernel_flops(sizes.prompt, sizes.recipe.branches, sizes.response)
+    tree = sizes.prompt, sizes.recipe.branches, sizes.response
+    if where == "gpu":
+        kernels = tree_kernel_gpu.kernel_flops(*tree, shape.query_heads // shape.key_value_heads)
+    else:
+        kernels = tree_kernel.kernel_flops(*tree)
     update = compiled["update"]
     flops = 0.0 if isinstance(update, dict) else ProgramText(text_of(lowered["update"], update), kernels).flops()
     return figures, flops, *bytes_
@@ -386,7 +340,7 @@ def _engine(shape, sizes: PlanSizes, mesh, budget: float | int, whole: bool) -> 
 
     models = sizes.models if sizes.together else 1
     lane = LaneConfig(sizes.slots * models, sizes.prompt, sizes.response, sizes.chunk, admit=min(sizes.slots, 16))
-    with for_platform("tpu"):
+    with for_platform(mesh.devices.flat[0].platform):
         on = serving_mesh(mesh, sizes.served or None)
         return engine_figures(shape, on, lane, budget, sizes.recipe.branches, sizes.lora, models, whole, mesh)
 

@@ -5,10 +5,11 @@
 | `xla` | everywhere | all scores at once, `[B, H, L, L]` |
 | `chunked` | everywhere | queries in chunks, computed again in the backward pass: memory `[B, H, chunk, L]` |
 | `tree` | everywhere | the prompt in causal blocks; responses over the prompt and themselves in one softmax: no score between branches |
-| `cudnn` | GPU, 16-bit | `jax.nn.dot_product_attention` with the mask |
+| `cudnn` | GPU, 16-bit | `jax.nn.dot_product_attention` with the mask, a byte or more for each pair of tokens |
+| `flash` | GPU | flash attention of the blocks that a query sees (`tree_kernel_gpu`) |
 | `splash` | TPU | flash attention of the blocks that a query sees: JAX's kernel where all rows have one tree, else ours (`tree_kernel`) |
 
-All give the same numbers (tests/models/test_attention.py; splash in Pallas' interpret mode on CPU).
+All give the same numbers (tests/models/test_attention.py; flash and splash in Pallas' interpret mode on CPU).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def choose(name: str, length: int, dtype, mask: RowMask | None = None) -> str:
     if platform() == "tpu" and (length % LANES == 0 or (mask is not None and mask.branches is not None)):
         return "splash"
     if platform() == "gpu" and jnp.dtype(dtype).itemsize == 2:
-        return "cudnn"
+        return "flash"
     if mask is not None and length > BLOCK:  # shorter rows cost the same either way, and compile faster as one product
         return "tree"
     return "chunked" if length >= LONG else "xla"
@@ -92,6 +93,13 @@ def self_attention(
         return _tree(queries, keys, values, mask)
     if kind == "cudnn":
         return jax.nn.dot_product_attention(queries, keys, values, mask=mask.dense()[:, None], implementation="cudnn")
+    if kind == "flash":
+        if platform() == "gpu" and queries.dtype.itemsize != 2:
+            raise ValueError(
+                f"flash attention takes 16-bit numbers on a GPU, not {queries.dtype}: "
+                "set model.compute_dtype='bfloat16', or model.attention='tree'"
+            )
+        return _packed(queries, keys, values, mask, gpu=True)
     return (_splash if mask.branches is None else _packed)(queries, keys, values, mask)
 
 
@@ -233,11 +241,15 @@ def _splash(queries, keys, values, mask: RowMask):
         both = splash_attention_kernel.SegmentIds(segments, segments)
         return jax.vmap(lambda q, k, v, s: kernel(q, k, v, segment_ids=s))(q, k, v, both)
 
-    return _per_head(local, queries, keys, values, mask.segments)
+    return _per_head(local, -(-d // LANES) * LANES, queries, keys, values, mask.segments)
 
 
-def _packed(queries, keys, values, mask: RowMask):
-    from marl_llm.models.tree_kernel import tree_attention  # Pallas takes a second to import
+def _packed(queries, keys, values, mask: RowMask, gpu: bool = False):
+    """Flash attention whose rows are data: Pallas' kernel for GPUs or for TPUs, each of which takes a second to import."""
+    if gpu:
+        from marl_llm.models.tree_kernel_gpu import tree_attention
+    else:
+        from marl_llm.models.tree_kernel import tree_attention
 
     def local(q, k, v, segments, branches):
         group = q.shape[1] // k.shape[1]
@@ -246,13 +258,15 @@ def _packed(queries, keys, values, mask: RowMask):
         )
         return out.reshape(q.shape)
 
-    return _per_head(local, queries, keys, values, mask.segments, mask.branches)
+    size = queries.shape[-1]
+    wide = max(16, 2 ** (size - 1).bit_length()) if gpu else -(-size // LANES) * LANES
+    return _per_head(local, wide, queries, keys, values, mask.segments, mask.numbers())
 
 
-def _per_head(kernel, queries, keys, values, *numbers: Int[Array, "B L"]):
-    """`kernel(q [B, H, L, d'], k [B, J, L, d'], v, *numbers)` for each device's heads; queries are scaled, d' is a multiple of LANES."""
+def _per_head(kernel, wide: int, queries, keys, values, *numbers: Int[Array, "B L"]):
+    """`kernel(q [B, H, L, wide], k [B, J, L, wide], v, *numbers)` for each device's heads; queries are scaled."""
     h, d = queries.shape[2:]
-    spread = lambda x: jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, 0), (0, -d % LANES)))  # noqa: E731
+    spread = lambda x: jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, 0), (0, wide - d)))  # noqa: E731
     if keys.shape[2] % ways("heads"):  # too few key heads to split beside the query heads
         keys, values = (jnp.repeat(x, h // x.shape[2], axis=2) for x in (keys, values))
     heads = ("batch", "heads", None, None)

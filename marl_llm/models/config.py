@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 REMAT = ("none", "dots", "full")
-ATTENTION = ("auto", "xla", "chunked", "tree", "cudnn", "splash")
+ATTENTION = ("auto", "xla", "chunked", "tree", "cudnn", "flash", "splash")
 DTYPES = ("float32", "bfloat16")
 
 

@@ -18,6 +18,8 @@ from jaxtyping import Array, Bool, Int
 
 from marl_llm.models.config import ModelConfig
 
+RULE = 8  # rows of an array of ranges, of which four are used: a TPU's sublanes
+
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["segments", "branches"], meta_fields=["prompt", "response"])
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,13 @@ class RowMask:
         """Whether index `query` may see index `key`, segments and `branches` apart. Works on ints, NumPy and JAX arrays alike."""
         same = (query - self.prompt) // self.response == (key - self.prompt) // self.response
         return (key <= query) & ((key < self.prompt) | same)
+
+    def numbers(self) -> Int[Array, "B L"]:
+        """`branches`, or what they are as P and R say."""
+        if self.branches is not None:
+            return self.branches
+        at = jnp.arange(self.segments.shape[1], dtype=jnp.int32)
+        return jnp.broadcast_to(jnp.where(at < self.prompt, 0, 1 + (at - self.prompt) // self.response), self.segments.shape)
 
     def rows(self, start, size: int) -> Bool[Array, "B size L"]:
         """The dense mask of `size` queries from index `start`."""
@@ -56,6 +65,36 @@ class RowMask:
                         1 1 | . . | 1 1
         """
         return self.rows(0, self.segments.shape[1])
+
+
+def token_ranges(segments: Int[Array, "B L"], branches: Int[Array, "B L"]) -> Int[Array, "B 8 L"]:
+    """A packed row as numbers, for kernels.
+
+    Of each token i: `[:, 0]` where what it sees of its own sequence begins (it ends at i), `[:, 1]` and `[:, 2]` where its prompt begins
+    and ends, if it lies in a response, and `[:, 3]` the first token behind all that see it. Padding sees itself. A prompt and each of
+    its responses must be one run of tokens, the responses right behind the prompt, as `marl_llm.training.packing` lays them.
+    """
+    b, length = segments.shape
+    at = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (b, length))
+    changed = lambda x: jnp.concatenate([jnp.ones((b, 1), bool), x[:, 1:] != x[:, :-1]], axis=1)  # noqa: E731
+    since = lambda begins: jax.lax.cummax(jnp.where(begins, at, 0), axis=1)  # noqa: E731
+    until = lambda begins: jax.lax.cummin(jnp.where(jnp.roll(begins, -1, axis=1), at + 1, length), axis=1, reverse=True)  # noqa: E731
+    new_segment = changed(segments)
+    new_run = new_segment | changed(branches)
+    before = jnp.concatenate([jnp.zeros((b, 1), branches.dtype), branches[:, :-1]], axis=1)
+    first_response = new_run & (branches != 0) & (new_segment | (before == 0))
+    real, response = segments != 0, (segments != 0) & (branches != 0)
+    own = jnp.where(real, since(new_run), at)
+    seen = jnp.where(real, jnp.where(response, until(new_run), until(new_segment)), at + 1)
+    rule = [own, jnp.where(response, since(new_segment), 0), jnp.where(response, since(first_response), 0), seen]
+    return jnp.stack(rule + [jnp.zeros_like(own)] * (RULE - len(rule)), axis=1)
+
+
+def tree_ranges(prompt: int, branches: int, response: int, block: int) -> Int[Array, "1 8 L"]:
+    """`token_ranges` of a row of a prompt and its responses, whose end lies at a multiple of `block`."""
+    row = RowMask(jnp.ones((1, prompt + branches * response), jnp.int32), prompt, response)
+    wide = lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % block)))  # noqa: E731
+    return token_ranges(wide(row.segments), wide(row.numbers()))
 
 
 def outside_vocabulary(

@@ -18,15 +18,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
+from marl_llm.models.masks import RULE, token_ranges, tree_ranges
+
 MASKED = -1e30  # finite; a query sees itself, so that its real maximum wipes out what a block in which it sees nobody left
 FORWARD, BACKWARD = "tree_attention_forward", "tree_attention_backward"  # how the kernels are called in a compiled program
 PRODUCTS = {FORWARD: 2, BACKWARD: 5}  # matrix products of a pair of blocks: scores, values; scores, and the gradients of 4 matrices
-RULE = 8  # rows of an array of ranges, of which three are used: a TPU's sublanes
 _BOTH, _LEFT, _FIRST = (((1,), (1,)), ((), ())), (((1,), (0,)), ((), ())), (((0,), (0,)), ((), ()))
 
 
@@ -41,24 +41,6 @@ class Pairs(NamedTuple):
 def block_size(length: int) -> int:
     """Tokens of a block for rows of `length`, which are padded to a multiple of it."""
     return 512 if length >= 2048 else 256 if length >= 512 else 128
-
-
-def token_ranges(segments: Int[Array, "B L"], branches: Int[Array, "B L"]) -> Int[Array, "B 8 L"]:
-    """Of each token i: `[:, 0]` where what it sees of its own sequence begins (it ends at i), `[:, 1]` and `[:, 2]` where its prompt begins
-    and ends, if it lies in a response. Padding sees itself. A prompt and each of its responses must be one run of tokens, the responses
-    right behind the prompt, as `marl_llm.training.packing` lays them."""
-    b, length = segments.shape
-    at = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (b, length))
-    changed = lambda x: jnp.concatenate([jnp.ones((b, 1), bool), x[:, 1:] != x[:, :-1]], axis=1)  # noqa: E731
-    since = lambda begins: jax.lax.cummax(jnp.where(begins, at, 0), axis=1)  # noqa: E731
-    new_segment = changed(segments)
-    new_run = new_segment | changed(branches)
-    before = jnp.concatenate([jnp.zeros((b, 1), branches.dtype), branches[:, :-1]], axis=1)
-    first_response = new_run & (branches != 0) & (new_segment | (before == 0))
-    real, response = segments != 0, (segments != 0) & (branches != 0)
-    own = jnp.where(real, since(new_run), at)
-    rule = [own, jnp.where(response, since(new_segment), 0), jnp.where(response, since(first_response), 0)]
-    return jnp.stack(rule + [jnp.zeros_like(own)] * (RULE - 3), axis=1)
 
 
 def block_pairs(ranges: Int[Array, "B 8 L"], block: int) -> Pairs:
@@ -80,10 +62,8 @@ def block_pairs(ranges: Int[Array, "B 8 L"], block: int) -> Pairs:
 def kernel_flops(prompt: int, branches: int, response: int) -> dict[str, Callable[[tuple[int, ...]], int]]:
     """What each kernel computes for rows of a prompt and its responses, as a function of its queries' shape [B, J, G, L, d]: two FLOPs per
     multiply-add of all live pairs of blocks, whoever is masked in them."""
-    numbers = np.concatenate([np.zeros(prompt, np.int32), np.repeat(np.arange(1, branches + 1, dtype=np.int32), response)])[None]
-    block = block_size(numbers.size)
-    numbers = np.pad(numbers, ((0, 0), (0, -numbers.size % block)))
-    pairs = int(block_pairs(token_ranges(jnp.ones_like(numbers), jnp.asarray(numbers)), block).count[0])
+    block = block_size(prompt + branches * response)
+    pairs = int(block_pairs(tree_ranges(prompt, branches, response, block), block).count[0])
     return {name: lambda s, n=n: 2 * n * pairs * block**2 * math.prod(s[:3]) * s[-1] for name, n in PRODUCTS.items()}
 
 

@@ -32,13 +32,15 @@ CHIPS = {
         Chip("v5p", 459e12, 95 * GIB, 2765e9),
         Chip("v6e", 918e12, 32 * GIB, 1640e9),
         Chip("tpu7x", 1153.5e12, 96 * GIB, 3690e9),  # half a chip: JAX sees its two cores as two devices
+        Chip("a100", 312e12, 80e9, 2039e9),
+        Chip("rtx4090", 165.2e12, 24e9, 1008e9),
         Chip("h100", 989e12, 80e9, 3350e9),
         Chip("h200", 989e12, 141e9, 4800e9),
     )
 }
 CHIP_NAMES = {  # JAX's device_kind -> name in CHIPS
     "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v6e": "v6e",
-    "TPU7x": "tpu7x",
+    "TPU7x": "tpu7x", "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA GeForce RTX 4090": "rtx4090",
 }  # fmt: skip
 
 

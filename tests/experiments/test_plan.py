@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import pathlib
 import re
+import types
 
 import jax
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 
 import experiments.configs
 from experiments import planning as command
+from experiments.command import ConfigError
 from experiments.engine_programs import engine_figures, engine_programs
+from experiments.plan_devices import GPUS, PlanError, mesh_axes
 from experiments.plan_table import table
-from experiments.planning import PlanError, mesh_axes, plan
+from experiments.planning import plan
 from experiments.program_costs import ProgramText
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import PRESETS, LoraConfig, ModelConfig, init_params, make_model_config
@@ -172,6 +175,43 @@ def test_a_plan_that_cannot_be_made_is_told(arguments, says):
         plan(config_of(), *arguments)
 
 
+def test_gpus_are_compiled_for_where_jax_has_their_compiler(monkeypatch):
+    """Devices of this machine in the place of those that JAX's CUDA plugin describes."""
+    asked = []
+
+    def topology(**said):
+        asked.append(said)
+        return types.SimpleNamespace(devices=jax.devices()[:2])
+
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", topology)
+    found = plan(config_of("nano"), "rtx4090:2", "", 24, 4, 0, True)
+    (said,) = asked
+    assert (said["platform"], said["topology"]) == ("cuda", "1x1x2")
+    assert "major: 8 minor: 9" in said["target_config"]
+    assert "device_memory_size: 24000000000" in said["target_config"]
+    assert "(compiled in " in table(found)
+    assert found["update_flops"]["compiled"] > found["update_flops"]["needed"] > 0
+
+
+def test_without_their_compiler_gpus_are_counted_and_what_it_says_is_told(monkeypatch):
+    def says(error):
+        def topology(**_):
+            raise error
+
+        monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", topology)
+        return plan(config_of(), "a100:8", "", 8192, 4096, 0, True)
+
+    counted = says(NotImplementedError("topology not implemented for cuda"))
+    assert "by arithmetic" in table(counted)
+    assert counted == plan(config_of(), "a100:8", "", 8192, 4096, 0, False)
+    with pytest.raises(PlanError, match=r"a100:8: the GPU compiler did not answer \(no ptxas\); --compile=False counts instead"):
+        says(RuntimeError("no ptxas"))
+
+
+def test_every_chip_that_is_no_tpu_can_be_compiled_for():
+    assert set(GPUS) == {name for name in roofline.CHIPS if not re.match(r"v\d|tpu", name)}
+
+
 def test_imitation_is_planned_where_a_run_begins_with_it():
     config = config_of()
     assert command.sizes_of(config).imitates
@@ -312,10 +352,10 @@ def test_what_is_sampled_from_is_planned_on_the_devices_that_share_it():
     both.rollout.tensor, both.rollout.cache_gib = int(told.split("rollout.tensor=")[1].split(",")[0]), float(told.split("cache_gib=")[1])
     assert plan(both, "v6e:4x4", "16,1", 8192, 4096, 0, False)["fits"]
     config.rollout.tensor = 3
-    with pytest.raises(command.ConfigError, match=r"config\.rollout\.tensor=3 must divide fsdp=4"):
+    with pytest.raises(PlanError, match=r"config\.rollout\.tensor=3 must divide fsdp=4"):
         plan(config, "v5p:2x2x1", "", 8192, 4096, 0, False)
     config.rollout.tensor = 4
-    with pytest.raises(command.ConfigError, match=r"needs tensor=1 in the update's mesh"):
+    with pytest.raises(PlanError, match=r"needs tensor=1 in the update's mesh"):
         plan(config, "v5p:2x2x1", "2,2", 8192, 4096, 0, False)
 
 
@@ -358,7 +398,7 @@ SHOWN = re.findall(r"```bash\npython -m experiments\.plan (.*?)\n```\n\n```\n(.*
 
 @pytest.mark.parametrize(("flags", "printed"), SHOWN, ids=[re.search(r"topology=(\S+)", flags)[1] for flags, _ in SHOWN])
 def test_the_plans_that_a_page_shows_are_those_that_the_command_prints(flags, printed):
-    """Of a GPU every line; of a TPU those that need no compiler."""
+    """Of a plan that a compiler made, the lines that need none."""
     said = dict(re.findall(r"--([\w.]+)=(\S+)", flags))
     file, topology = pathlib.Path(said.pop("config")), said.pop("topology")
     config = importlib.import_module(f"experiments.configs.{file.stem}").get_config()
@@ -367,7 +407,7 @@ def test_the_plans_that_a_page_shows_are_those_that_the_command_prints(flags, pr
             config.update_from_flattened_dict({path.removeprefix("config."): ast.literal_eval(value) if value[0].isdigit() else value})
     now = table(plan(config, topology, "", 0, 0, 0, False)).splitlines()
     shown = printed.splitlines()
-    if not topology.startswith("h"):
+    if "(compiled in " in printed:
         counted = re.compile(r"  (decode_step|prefill|update_step|1,000 responses|placement|of  |bases|  shared|  split)")
         now, shown = ([lines[0].split(" (")[0], *filter(counted.match, lines)] for lines in (now, shown))
     assert shown == now, "run: python -m benchmarks.plans --hosts"
@@ -388,7 +428,7 @@ def test_every_config_can_be_planned(name):
     config = module.get_config()
     config.model.preset = config.model.preset or "qwen3-1.7b"
     if name in NEED:
-        with pytest.raises(command.ConfigError, match=NEED[name]):
+        with pytest.raises(ConfigError, match=NEED[name]):
             plan(config, "h100:8", "", 0, 0, 0, False)
         return
     assert plan(config, "h100:8", "", 0, 0, 0, False)["peak"] > 0

@@ -1,4 +1,5 @@
-"""Every implementation behind the seam gives the numbers of the plain one, forward and backward; splash in Pallas' interpret mode."""
+"""Every implementation behind the seam gives the numbers of the plain one, forward and backward; flash and splash in Pallas' interpret
+mode."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ def masks(length):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [(n, k) for n in ("xla", "chunked", "tree", "splash") for k in ("causal", "tree", "packed")]
+    [(n, k) for n in ("xla", "chunked", "tree", "flash", "splash") for k in ("causal", "tree", "packed")]
     + [("tree", "long tree"), ("tree", "long causal")],
 )
 def test_implementations_equal_numpy_and_each_others_gradients(name, kind, monkeypatch):
@@ -112,8 +113,15 @@ def test_auto_goes_by_platform_and_shape():
         assert choose("auto", 4096, jnp.bfloat16, dict(masks(4096))["tree"]) == "splash"
         assert choose("auto", 4000, jnp.bfloat16, dict(masks(4000))["packed"]) == "splash"
     with for_platform("gpu"):
-        assert choose("auto", 4096, jnp.bfloat16) == "cudnn"
+        assert choose("auto", 4096, jnp.bfloat16) == "flash"
+        assert choose("auto", 64, jnp.bfloat16, dict(masks(64))["tree"]) == "flash"
         assert choose("auto", 64, jnp.float32) == "xla"
+
+
+def test_flash_refuses_on_a_gpu_what_its_registers_cannot_hold():
+    mask = prompt_mask(jnp.ones((2, 64), bool))
+    with for_platform("gpu"), pytest.raises(ValueError, match=r"16-bit numbers on a GPU, not float32: set model\.compute_dtype"):
+        self_attention("flash", *arrays(64), mask)
 
 
 def test_a_length_that_splash_cannot_take_is_told():

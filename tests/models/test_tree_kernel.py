@@ -1,13 +1,16 @@
-"""The kernel of packed trees, in Pallas' interpret mode: any layout equals dense attention, and blocks that nobody sees are left out."""
+"""The kernels of packed trees, a TPU's (splash) and a GPU's (flash), in Pallas' interpret mode: any layout equals dense attention, and
+blocks that nobody sees are left out."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_llm.models import SAMPLE, packed_mask, self_attention, use_rules
+from marl_llm.models import SAMPLE, packed_mask, self_attention, tree_kernel, tree_kernel_gpu, use_rules
 from marl_llm.models.attention import attend
-from marl_llm.models.tree_kernel import block_pairs, block_size, kernel_flops, token_ranges, tree_attention
+from marl_llm.models.masks import token_ranges
+from marl_llm.models.tree_kernel import block_pairs, block_size, kernel_flops
+from marl_llm.models.tree_kernel_gpu import KEYS, QUERIES, key_blocks, query_blocks
 from marl_llm.training import make_mesh
 
 
@@ -38,8 +41,9 @@ def arrays(rng, count, length, heads, group, size):
     return normal(count, length, heads * group, size), normal(count, length, heads, size), normal(count, length, heads, size)
 
 
+@pytest.mark.parametrize("kernel", ["splash", "flash"])
 @pytest.mark.parametrize(("length", "longest", "heads", "group"), [(384, 60, 2, 1), (300, 200, 1, 3)])
-def test_any_layout_equals_dense_attention_and_its_gradient(length, longest, heads, group):
+def test_any_layout_equals_dense_attention_and_its_gradient(kernel, length, longest, heads, group):
     segments, branches = rows(length, 3, length, longest)
     q, k, v = arrays(np.random.default_rng(1), 3, length, heads, group, 16)
     real = np.asarray(segments, bool)
@@ -50,7 +54,7 @@ def test_any_layout_equals_dense_attention_and_its_gradient(length, longest, hea
 
     def value(kind):
         def loss(q, k, v):
-            out = self_attention("splash", q, k, v, mask) if kind else attend(q, k, v, mask.dense())
+            out = self_attention(kernel, q, k, v, mask) if kind else attend(q, k, v, mask.dense())
             return jnp.sum(out * weight), out
 
         return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(q, k, v)
@@ -77,7 +81,34 @@ def test_a_pair_of_blocks_is_listed_if_and_only_if_somebody_sees_somebody(longes
         assert (key[count:] == key[count - 1]).all()
 
 
-def test_keys_of_blocks_that_nobody_sees_are_not_read():
+@pytest.mark.parametrize("longest", [30, 400])
+def test_a_block_of_a_gpu_goes_over_what_it_sees_and_little_else(longest):
+    """All blocks in which anybody sees anybody; no others, unless the block holds several sequences, or rows of its half would."""
+    length = 1024
+    segments, branches = rows(longest, 4, length, longest)
+    ranges, numbers = token_ranges(segments, branches), np.asarray(segments)
+    mask = np.asarray(packed_mask(segments, branches).dense()).copy()
+    padding = numbers == 0
+    mask[padding] = np.eye(length, dtype=bool)[None].repeat(4, 0)[padding]
+    live = mask.reshape(4, length // QUERIES, QUERIES, length // KEYS, KEYS).any(axis=(2, 4))
+    tight = 0
+    for row, i in np.ndindex(live.shape[:2]):
+        first, count, own, more = np.asarray(key_blocks(ranges))[row, i]
+        visited = [*range(first, first + count), *range(own, own + more)]
+        assert len(set(visited)) == len(visited)
+        assert set(np.flatnonzero(live[row, i])) <= set(visited)
+        if len(set(numbers[row, i * QUERIES : (i + 1) * QUERIES])) == 1 and not padding[row, i * QUERIES]:
+            tight += 1
+            assert len(visited) == live[row, i].sum()
+    assert tight
+    for row, j in np.ndindex(live.shape[0], live.shape[2]):
+        first, count = np.asarray(query_blocks(ranges))[row, j]
+        seen_by = np.flatnonzero(live[row, :, j])
+        assert (first, first + count - 1) == (seen_by[0], seen_by[-1])
+
+
+@pytest.mark.parametrize("kernel", [tree_kernel, tree_kernel_gpu])
+def test_keys_of_blocks_that_nobody_sees_are_not_read(kernel):
     """A tree's keys and values are NaN: what lies in other blocks does not notice, forward or backward."""
     length = 384
     segments = jnp.asarray([[1] * 128 + [2] * 256], jnp.int32)
@@ -89,7 +120,7 @@ def test_keys_of_blocks_that_nobody_sees_are_not_read():
     def value(k, v):
         def loss(q, k, v):
             heads = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
-            out = tree_attention(heads[0][:, :, None], *heads[1:], segments, branches, interpret=True)
+            out = kernel.tree_attention(heads[0][:, :, None], *heads[1:], segments, branches, interpret=True)
             return jnp.sum(out[:, :, :, 128:]), out[:, :, :, 128:]
 
         (_, out), slopes = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
@@ -99,14 +130,15 @@ def test_keys_of_blocks_that_nobody_sees_are_not_read():
         np.testing.assert_array_equal(a, b)
 
 
-def test_heads_and_rows_on_several_devices_give_the_same():
+@pytest.mark.parametrize("kernel", ["splash", "flash"])
+def test_heads_and_rows_on_several_devices_give_the_same(kernel):
     segments, branches = rows(3, 2, 128, 40)
     q, k, v = arrays(np.random.default_rng(4), 2, 128, 2, 2, 16)
     mask = packed_mask(segments, branches)
-    alone = self_attention("splash", q, k, v, mask)
+    alone = self_attention(kernel, q, k, v, mask)
     mesh = make_mesh(2, 1, 2)
     with use_rules(mesh, SAMPLE):
-        text = jax.jit(lambda *x: self_attention("splash", *x, mask)).lower(q, k, v)
+        text = jax.jit(lambda *x: self_attention(kernel, *x, mask)).lower(q, k, v)
         together = text.compile()(q, k, v)
     np.testing.assert_allclose(together, alone, atol=1e-6)
     assert together.sharding.shard_shape(together.shape) == (1, 128, 2, 16)
@@ -120,3 +152,15 @@ def test_the_work_of_a_plan_is_that_of_the_live_pairs():
     live = 3 + 2 * (2 + 1)
     assert flops["tree_attention_forward"](shape) == 2 * 2 * live * square * 128 * 12
     assert flops["tree_attention_backward"](shape) == 2 * 5 * live * square * 128 * 12
+
+
+def test_the_work_of_a_plan_for_gpus_is_that_of_the_blocks_that_are_gone_over():
+    """Of 4 blocks of queries of a prompt, the first sees 2 blocks of keys, the second 4, then 6 and 8; each of two responses of 2 blocks
+    all 8 of the prompt, and 2 and 4 of its own. A block of a prompt's keys is seen by its own block of queries and all behind it."""
+    flops, square, shape = tree_kernel_gpu.kernel_flops(512, 2, 256, group=2), QUERIES * KEYS, (3, 2, 2, 1024, 128)
+    pairs = (2 + 4 + 6 + 8) + 2 * (2 * 8 + 2 + 4)
+    assert flops["tree_attention_forward"](shape) == 2 * 2 * pairs * square * 128 * 12
+    assert flops["tree_attention_of_queries"](shape) == 2 * 3 * pairs * square * 128 * 12
+    of_keys = 2 * (8 + 7 + 6 + 5) + 2 * 2 * (2 + 1)
+    assert of_keys == pairs  # a pair is a pair, from either side
+    assert flops["tree_attention_of_keys"]((3, 2, 1024, 128)) == 2 * 4 * of_keys * square * 128 * 12
