@@ -163,10 +163,11 @@ def unavailable(path: str, kind: str, dtype: str, platform: str) -> str:
     """Why a path cannot run here, or nothing."""
     if path == "cudnn" and platform != "gpu":
         return "needs a GPU"
-    if path == "cudnn" and dtype != "bfloat16":
+    if path in ("cudnn", "flash") and platform == "gpu" and dtype != "bfloat16":
         return "takes 16-bit numbers only"
-    if path == "splash" and platform == "gpu":
-        return "needs a TPU, or a CPU, which interprets it"
+    for needs, name in (("gpu", "flash"), ("tpu", "splash")):
+        if path == name and platform not in (needs, "cpu"):
+            return f"needs a {needs.upper()}, or a CPU, which interprets it"
     return ""
 
 
@@ -194,7 +195,7 @@ def attend(path: str, queries, keys, values, mask, weight) -> tuple:
 
 
 def attention_rows(
-    sizes: Sizes, kinds=KINDS, paths=("xla", "chunked", "tree", "cudnn", "splash"), dtypes=("float32", "bfloat16")
+    sizes: Sizes, kinds=KINDS, paths=("xla", "chunked", "tree", "cudnn", "flash", "splash"), dtypes=("float32", "bfloat16")
 ) -> Iterator[dict]:
     """Every path in every dtype: output and gradients against float32 products of XLA on the same inputs."""
     import jax

@@ -1,19 +1,20 @@
-"""Will my run fit, and how fast can it be? Compiles a config's real sampler and update with the real TPU compiler; no TPU is needed.
+"""Will my run fit, and how fast can it be? Compiles a config's real programs with the compiler of a TPU or GPU that need not be there.
 
     python -m experiments.plan --config=experiments/configs/plan_path_10x10.py --config.model.preset=qwen3-1.7b \\
         --topology=v5e:16x16 --mesh=64,4 --prompt=8192 --response=4096
 
 A config whose models are checkpoints is planned without one when `--config.model.preset` names the published shape.
 
-Needs `libtpu` (extra `plan`) for TPU topologies. `--topology=h100:8` and `h200:1` are answered by arithmetic, from the same counts, without
-a compiler. Prints bytes per device by kind, FLOPs, roofline times, and the verdict with a suggestion.
+TPU topologies need `libtpu` (extra `plan`), GPUs (`a100:1`, `h100:8`, `h200:8`, `rtx4090:1`) JAX's CUDA plugin (extra `cuda`, no GPU);
+without that they are answered by arithmetic, as all are with --compile=False. Prints bytes per device by kind, FLOPs, roofline times, and
+the verdict with a suggestion.
 """
 
 from __future__ import annotations
 
 import json
-import os
 
+import jax
 from absl import flags
 from ml_collections import config_flags
 
@@ -21,7 +22,7 @@ from experiments import command
 from experiments.command import ConfigError
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "An experiment config; its model, recipe, assignment and rollout are planned.")
-_TOPOLOGY = flags.DEFINE_string("topology", "v5e:4x4", "chip:shape, e.g. v5e:16x16, v5p:4x4x4, v6e:16x16, tpu7x:2x2x1, h100:8, h200:1.")
+_TOPOLOGY = flags.DEFINE_string("topology", "v5e:4x4", "chip:shape, e.g. v5e:16x16, v5p:4x4x4, v6e:16x16, tpu7x:2x2x1, h100:8, rtx4090:1.")
 _MESH = flags.DEFINE_string(
     "mesh",
     "",
@@ -42,7 +43,8 @@ def main(argv) -> None:
 
     if _CONFIG.value is None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/plan_path_10x10.py")
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if not jax.config.jax_platforms:  # whose plugin would otherwise want a GPU before it compiles for one
+        jax.config.update("jax_platforms", "cpu")
     out = plan(_CONFIG.value, _TOPOLOGY.value, _MESH.value, _PROMPT.value, _RESPONSE.value, _GROUPS.value, _COMPILE.value, _WHOLE.value)
     print(json.dumps(out) if _JSON.value else table(out))
 

@@ -62,6 +62,33 @@ FAULTS = {
             "to_prompt = jnp.where(mask.prompt[:, None, None, None], to_prompt, MASKED)", "to_prompt = to_prompt * 1"
         ),
     },
+    (M + "masks.py", T + "test_tree_kernel.py"): {
+        "a prompt's tokens are seen by their own run alone": ("jnp.where(response, until(new_run), until(new_segment))", "until(new_run)"),
+        "a response is seen by the next one": ("jnp.where(response, until(new_run), until(new_segment))", "until(new_segment)"),
+        "a response sees its prompt's first token alone": ("jnp.where(response, since(first_response), 0)", "own * response"),
+    },
+    (M + "tree_kernel_gpu.py", T + "test_tree_kernel.py"): {
+        "a gpu's token sees the sequence before its own": ("(key <= query) & (key >= own)", "(key <= query)"),
+        "a gpu's response sees one token of its prompt less": ("(key >= begin) & (key < end))", "(key >= begin) & (key < end - 1))"),
+        "a block of keys is gone over twice": ("KEYS), mine)  # what", "KEYS), length)  # what"),
+        "a block's last prompt is cut": ("jnp.minimum(-(-jnp.where(seen, end, 0).max(axis=-1) // KEYS), mine)", "jnp.minimum(jnp.where(seen, end, 0).max(axis=-1) // KEYS, mine)"),
+        "a block's first prompt is left out": ("jnp.where(seen, begin, length).min(axis=-1)", "jnp.where(seen, begin, 0).max(axis=-1)"),
+        "the last queries that see a block of keys are left out": (
+            "behind = -(-ranges[:, 3].reshape(b, length // KEYS, KEYS).max(axis=-1) // QUERIES)",
+            "behind = ranges[:, 3].reshape(b, length // KEYS, KEYS).max(axis=-1) // QUERIES",
+        ),
+        "own blocks are counted on from the prompt's": ("steps[2] + number - steps[1])", "steps[2] + number)"),
+        "a sum keeps its scale when the maximum rises": ("most, old * total + weight.sum", "most, total + weight.sum"),
+        "values keep their scale when the maximum rises": ("gathered = old[:, None] * gathered", "gathered = gathered"),
+        "of the queries of a key head only the first counts": ("fori_loop(0, q.shape[0] * blocks, step", "fori_loop(0, blocks, step"),
+        "the gradient of scores is not centred": ("_dot(up, v[part, :].T) - middle)", "_dot(up, v[part, :].T))"),
+        "the gradient of keys is not centred": ("_dot(value, up.T) - mean[head, part][None])", "_dot(value, up.T))"),
+        "a plan counts the keys' kernel for one query head": ("OF_KEYS: group * of_keys", "OF_KEYS: of_keys"),
+    },
+    (M + "attention.py", T + "test_attention.py"): {
+        "flash takes float32 on a gpu": ("queries.dtype.itemsize != 2:", "queries.dtype.itemsize > 4:"),
+        "a gpu's rows have a dense mask": ('return "flash"', 'return "cudnn"'),
+    },
     (M + "pages.py", T + "test_paged_attention.py tests/sampling/test_engine.py tests/sampling/test_pages.py"): {
         "behind a prefix the future is seen": ("jnp.where(mask.rows.dense()[:, None, None], _product", "jnp.where(True, _product"),
         "a row sees its chunk's next columns": ("jnp.arange(cache.keys.shape[2]) <= mask.column", "jnp.arange(cache.keys.shape[-1]) >= 0"),
