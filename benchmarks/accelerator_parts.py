@@ -365,7 +365,7 @@ def update_row(config, groups: int, branches: int, prompt: int, response: int, r
     runs = [step() for _ in range(repeats)]
     seen = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     recipe = make_recipe("grpo", branches=branches)
-    lowered, *_ = planning.programs(config, recipe, mesh, groups, groups, prompt, response)
+    lowered, *_ = planning.programs(config, recipe, mesh, groups, 0, prompt, response)
     seconds, sheet, limit = statistics.median(run["seconds"] for run in runs), chip(), limits(config.compute_dtype)
     counted = roofline.update(config, groups, branches, prompt, response, 1, 1)
     needed = roofline.update(dataclasses.replace(config, remat="none"), groups, branches, prompt, response, 1, 1).flops
@@ -373,7 +373,7 @@ def update_row(config, groups: int, branches: int, prompt: int, response: int, r
         "seconds": seconds, "least_s": limit.seconds(counted), "tokens_per_s": groups * (prompt + branches * response) / seconds,
         "mfu": needed / limit.flops / seconds, "state_bytes": 12 * config.parameters,
         "counted_bytes": 12 * config.parameters + planning.estimate(config, branches, prompt, response, groups, 1),
-        "compiled_bytes": planning.memory(lowered.compile())["peak"], "seen_bytes": seen,
+        "compiled_bytes": planning.memory(lowered["update"].compile())["peak"], "seen_bytes": seen,
     }  # fmt: skip
     if sheet:
         out |= {"mfu_of_sheet": needed / sheet.flops / seconds, "least_s_of_sheet": counted.seconds(sheet)}

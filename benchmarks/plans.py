@@ -74,8 +74,9 @@ def host_row(plan: dict) -> str:
         computed.append(f"{(flops['compiled'] - flops['again']) / flops['needed']:.2f}")
     read = ["-"] * 3
     if engine is not None:
-        read = [f"{engine['read'] / 1e9:.2f} of {engine['needed'] / 1e9:.2f}", f"{engine['read'] / engine['needed']:.2f}"]
-        read.append(f"{engine['gathered'] / 1e9:.1f}")
+        read[2] = f"{engine['gathered'] / 1e9:.1f}"
+        if "read" in engine:
+            read[:2] = f"{engine['read'] / 1e9:.2f} of {engine['needed'] / 1e9:.2f}", f"{engine['read'] / engine['needed']:.2f}"
     cells = [
         f"{plan['models']} x {plan['model']}" + (", rank 32 on one base" if f"--config.{RANK}" in plan["flags"] else ""), plan["topology"],
         f"{plan['mesh']['fsdp']} x {plan['mesh']['tensor']}", str(plan["served"]),

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from experiments.program_costs import ProgramText, text_of
 from marl_llm.models import SAMPLE, TRAIN, LoraConfig, ModelConfig, attach_many, init_adapters, init_params, param_shardings
 from marl_llm.models.attention import platform
-from marl_llm.models.pages import touched
+from marl_llm.models.pages import entries_at_once, touched
 from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import spec_for
 from marl_llm.sampling.lane import PIECE, PROGRAM_TOKENS
@@ -45,14 +45,13 @@ class EnginePrograms:
     Attributes:
       lowered: by name: `decode` (a chunk, all slots living), `admit` (pieces of long prompts behind their beginnings), `swap`.
       groups: prompts with their responses that decode at a time on each device that rows are split over, half way through, as many as
-        slots and pages hold. entries: pages that each of a step's lists names then. page: bytes of one on a device, in one layer.
-      layers: of the model. pool, copy: bytes on a device of all pages, and of what is sampled from.
+        slots and pages hold. blocks: how often a layer gathers pages then, for each of a step's lists. layers: of the model.
+      pool, copy: bytes on a device of all pages, and of what is sampled from.
     """
 
     lowered: dict[str, Any]
     groups: int
-    entries: tuple[int, ...]
-    page: float | int
+    blocks: tuple[int, ...]
     layers: int
     pool: int
     copy: int
@@ -141,7 +140,7 @@ def engine_programs(
     tokens = branches * (sizes.prompt_tokens / branches + sizes.response_tokens / 2)  # of a prompt and its responses
     groups = max(1, int(min(s // branches, count * page // tokens)))
     lists = page_lists(living(parts, s, groups, branches, sizes, page), s, parts, page)
-    entries = tuple(int(x.most) * math.prod(x.page.shape[2:]) for x in lists)
+    blocks = tuple(-(-int(x.most) // entries_at_once(page, x.rows.shape[-1], x.page.shape[-1])) for x in lists)
     given = lambda tree: dict(given=i32((layout := layout_of(tree)).words), layout=layout)  # noqa: E731
     low = {"decode": decode.lower(config, served, pages, **given((row, lists)), rules=rules, root=root, chunk=sizes.chunk, **plain)}
     longest_piece = sizes.piece or PIECE.get(platform(), 512)
@@ -153,12 +152,13 @@ def engine_programs(
     )
     low["admit"] = admit.lower(config, served, pages, **given(entering), rules=rules, root=root, fresh=False, **plain)
     low["swap"] = swap
-    return EnginePrograms(low, groups, entries, each / config.layers, config.layers, per_device(pages), per_device(served))
+    return EnginePrograms(low, groups, blocks, config.layers, per_device(pages), per_device(served))
 
 
 def _measured(programs: EnginePrograms, whole: bool) -> dict:
     """Bytes per device of the compiled programs, and what a decode step reads. Of some layers out of many (not `whole`) what a chunk keeps
-    on the chip counts as read in each step: with all layers there would be no room for it."""
+    on the chip counts as read in each step: with all layers there would be no room for it. A GPU's program does not say what its cache
+    keeps, without which pages, once gathered, would count three times, so of GPUs nothing is said of reads."""
     out: dict[str, Any] = {"pool": programs.pool, "copy": programs.copy, "groups": programs.groups}
     for name, lowered in programs.lowered.items():
         compiled = lowered.compile()
@@ -166,29 +166,26 @@ def _measured(programs: EnginePrograms, whole: bool) -> dict:
         out[name] = m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
         if name == "decode":
             text = ProgramText(text_of(lowered, compiled))
-            out["read"] = step_reads(text, programs.layers, programs.entries, programs.page)
-            out["read"] += 0 if whole else sum(text.kept(loop.name) for loop in text.loops() if loop.depth == 0)
+            if platform() != "gpu":
+                out["read"] = step_reads(text, programs.layers, programs.blocks)
+                out["read"] += 0 if whole else sum(text.kept(loop.name) for loop in text.loops() if loop.depth == 0)
             out["gathered"] = sum(g.bytes for g in text.gathers() if g.depth and g.bytes > SMALL_GATHER)
     return out
 
 
-def step_reads(text: ProgramText, layers: int, entries: tuple[int, ...], page: float | int) -> float | int:
+def step_reads(text: ProgramText, layers: int, blocks: tuple[int, ...]) -> float | int:
     """Bytes that a step of a decode program reads.
 
-    Its chunk is a loop whose length is data, and in it each layer has one such loop over each list of pages, which reads some pages at a
-    time: `entries` pages of each list, each of `page` bytes. Raises `ValueError` where the program has other loops.
+    Its chunk is a loop whose length is data, and in it each layer has one such loop over each list of pages, which runs as often as
+    `blocks` says for the list. Raises `ValueError` where the program has other loops.
     """
     chunk, *others = (loop for loop in text.loops() if loop.depth < 2)
     lists = [loop for loop in others if loop.depth == 1]
-    if len(lists) != len(entries) * layers:
+    if len(lists) != len(blocks) * layers:
         raise ValueError(
-            f"the decode program has {len(lists)} loops over pages in its chunk, not {len(entries)} in each of {layers} layers"
+            f"the decode program has {len(lists)} loops over pages in its chunk, not {len(blocks)} in each of {layers} layers"
         )
-    total = chunk.read
-    for i, loop in enumerate(lists):
-        at_once = max(1, round(loop.read / page))
-        total += (math.ceil(entries[i % len(entries)] / at_once) - 1) * loop.read  # one is counted
-    return total
+    return chunk.read + sum((blocks[i % len(blocks)] - 1) * loop.read for i, loop in enumerate(lists))  # one is counted
 
 
 def engine_figures(
@@ -207,8 +204,9 @@ def engine_figures(
     Args:
       branches: responses to each prompt. whole: compile all layers. The others: see `engine_programs`.
 
-    Returns bytes: `decode`, `admit` and `swap` (temporary, and results that are new), `pool`, `copy`, `read` of a decode step, `needed` of
-    it (the weights once, a prompt's cache once for all its branches), `gathered` (of weights in the decode loop), and `layers` compiled.
+    Returns bytes: `decode`, `admit` and `swap` (temporary, and results that are new), `pool`, `copy`, `read` of a decode step (not of
+    GPUs), `needed` of it (the weights once, a prompt's cache once for all its branches), `gathered` (of weights in the decode loop), and
+    `layers` compiled.
     """
     depths = (config.layers,) if whole or config.layers < 3 else (1, 2)
     found = []

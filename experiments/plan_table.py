@@ -60,11 +60,17 @@ def measured_lines(out: dict) -> list[str]:
         e = out["engine"]
         at = ", ".join(f"{name} {out['moments'][name] / 2**30:.2f}" for name in ("decode", "admit", "swap"))
         lines.append(f"  peak while the engine runs, GiB: {at}")
-        lines.append(
-            f"  a decode step reads {e['read'] / 1e9:.2f} GB where weights and living cache are {e['needed'] / 1e9:.2f} "
-            f"({e['read'] / e['needed']:.2f} x; {int(e['groups'])} prompts with their responses); weights gathered in its loop: "
-            f"{e['gathered'] / 1e9:.2f} GB"
-        )
+        gathered = f"weights gathered in its loop: {e['gathered'] / 1e9:.2f} GB"
+        if "read" in e:
+            lines.append(
+                f"  a decode step reads {e['read'] / 1e9:.2f} GB where weights and living cache are {e['needed'] / 1e9:.2f} "
+                f"({e['read'] / e['needed']:.2f} x; {int(e['groups'])} prompts with their responses); {gathered}"
+            )
+        else:
+            lines.append(
+                f"  a decode step needs {e['needed'] / 1e9:.2f} GB of weights and living cache ({int(e['groups'])} prompts with their "
+                f"responses); {gathered}"
+            )
     if out.get("update_flops", {}).get("compiled"):
         f = out["update_flops"]
         lines.append(

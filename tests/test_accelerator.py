@@ -9,6 +9,8 @@ import pytest
 from benchmarks import accelerator
 from benchmarks import accelerator_parts as parts
 from marl_llm.models import attention, init_params
+from marl_llm.training.roofline import decode_step, update
+from marl_llm.training.speed import MachineLimits
 
 TINY = parts.Sizes(preset="nano", attention_lengths="16")
 
@@ -36,9 +38,6 @@ def test_a_wrong_attention_path_disagrees_and_one_that_raises_does_not_stop_the_
 
 
 def test_the_engines_share_is_the_bytes_of_its_steps_over_their_time(monkeypatch):
-    from marl_llm.training.roofline import decode_step
-    from marl_llm.training.speed import MachineLimits
-
     monkeypatch.setattr(parts, "limits", lambda dtype: MachineLimits(1e9, 1e12))
     config = parts.model_of(TINY)
     row = parts.engine_row(config, init_params(config, jax.random.key(0)), 2, 8, 9, repeats=1)
@@ -47,6 +46,15 @@ def test_the_engines_share_is_the_bytes_of_its_steps_over_their_time(monkeypatch
     assert 0 < row["tokens_per_s"] <= 2 * 9 / (8 * row["step_ms"] / 1e3)  # eight steps after the prompt's, and whatever else it took
     assert row["compile_s"] > 0
     assert row["compiled_later_s"] == 0
+
+
+def test_an_updates_memory_is_that_of_the_program_that_a_plan_compiles(monkeypatch):
+    monkeypatch.setattr(parts, "limits", lambda dtype: MachineLimits(1e9, 1e12))
+    config = parts.model_of(TINY)
+    row = parts.update_row(config, groups=1, branches=2, prompt=8, response=4, repeats=1)
+    assert "failed" not in row
+    assert row["compiled_bytes"] > row["state_bytes"] == 12 * config.parameters
+    assert row["mfu"] * row["seconds"] * 1e9 == pytest.approx(update(config, 1, 2, 8, 4, 1, 1).flops)
 
 
 def write_run(folder, gap, updates):

@@ -15,7 +15,7 @@ import pytest
 import experiments.configs
 from experiments import planning as command
 from experiments.command import ConfigError
-from experiments.engine_programs import engine_figures, engine_programs
+from experiments.engine_programs import engine_figures, engine_programs, step_reads
 from experiments.plan_devices import GPUS, PlanError, mesh_axes
 from experiments.plan_table import table
 from experiments.planning import plan
@@ -262,9 +262,9 @@ def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
         assert figures["peak"] >= figures["arguments"] > 0
 
 
-def test_the_engines_programs_are_planned_as_it_calls_them():
+def test_the_engines_programs_are_planned_as_it_calls_them(monkeypatch):
     """On eight host devices: its lists hold a prompt once for all its responses, nothing of the weights is gathered in the decode loop, a
-    step reads them all, and two layers tell what a third one adds."""
+    step reads them all, and two layers tell what a third one adds. Pages that are gathered by fewer at a time are gathered more often."""
     config = ModelConfig(
         vocab_size=64, width=64, layers=3, query_heads=4, key_value_heads=2, head_dim=16, feed_forward=128, compute_dtype="bfloat16"
     )
@@ -272,8 +272,7 @@ def test_the_engines_programs_are_planned_as_it_calls_them():
     programs = engine_programs(config, mesh, sizes, 2**20, branches=4)
     assert set(programs.lowered) == {"decode", "admit", "swap"}
     assert programs.groups == 1  # 16 slots over four devices
-    assert programs.entries[0] >= 4 * 1  # a page of each response
-    assert programs.entries[1] == 16  # the prompt once: 8 pages, in an entry of 128 tokens
+    assert programs.blocks == (1, 1)
     extrapolated, whole = (engine_figures(config, mesh, sizes, 2**20, 4, whole=x) for x in (False, True))
     assert (extrapolated["layers"], whole["layers"]) == ([1, 2], [3])
     assert whole["gathered"] == extrapolated["gathered"] == 0
@@ -281,6 +280,13 @@ def test_the_engines_programs_are_planned_as_it_calls_them():
     for name in ("read", "copy", "pool", "swap"):
         assert extrapolated[name] == pytest.approx(whole[name], rel=0.1), name
     assert whole["copy"] == pytest.approx(config.parameters * 2 / 2, rel=0.1)
+    monkeypatch.setattr("marl_llm.models.pages.block_pages", lambda page: 1)
+    fewer = engine_programs(config, mesh, sizes, 2**19, branches=4)
+    assert fewer.blocks == (4, 1)  # of each response an entry, and the prompt once
+    text = ProgramText(fewer.lowered["decode"].compile().as_text())
+    once = [loop.read for loop in text.loops() if loop.depth == 1]
+    assert len(once) == 2 * config.layers
+    assert step_reads(text, config.layers, (4, 1)) - step_reads(text, config.layers, (1, 1)) == 3 * sum(once[::2])
     trained_on = make_mesh(1, 8, 1)
     apart = engine_programs(config, serving_mesh(trained_on, 2), sizes, 2**20, branches=4, trained_on=trained_on)
     assert apart.copy == programs.copy
