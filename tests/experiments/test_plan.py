@@ -17,12 +17,13 @@ from experiments import planning as command
 from experiments.command import ConfigError
 from experiments.engine_programs import engine_figures, engine_programs, step_reads
 from experiments.plan_devices import GPUS, PlanError, mesh_axes
-from experiments.plan_table import table
+from experiments.plan_table import measured_lines, table
 from experiments.planning import plan
 from experiments.program_costs import ProgramText
 from marl_llm.algorithms import make_recipe
-from marl_llm.models import PRESETS, LoraConfig, ModelConfig, init_params, make_model_config
+from marl_llm.models import PRESETS, LoraConfig, ModelConfig, for_platform, init_params, make_model_config
 from marl_llm.sampling import LaneConfig
+from marl_llm.sampling.pages import page_bytes
 from marl_llm.training import make_mesh, roofline
 from marl_llm.training.mesh import serving_mesh
 
@@ -297,6 +298,20 @@ def test_the_engines_programs_are_planned_as_it_calls_them(monkeypatch):
     swap = compiled.memory_analysis()
     assert swap.argument_size_in_bytes == pytest.approx(config.parameters * 4 / 8, rel=0.1)  # in float32, an eighth on each device
     assert swap.output_size_in_bytes == pytest.approx(apart.copy, rel=0.01)
+
+
+def test_of_a_gpus_decode_steps_no_reads_are_said():
+    """What its cache keeps is not in a program's text. Its pages hold 64 tokens."""
+    config = ModelConfig(vocab_size=64, width=32, layers=1, query_heads=2, key_value_heads=1, head_dim=16, feed_forward=32)
+    sizes, said = LaneConfig(4, 128, 128, 4), []
+    for where in ("gpu", "cpu"):
+        with for_platform(where):
+            engine = engine_figures(config, make_mesh(1), sizes, 2**20, 2)
+            said.append(measured_lines({"engine": engine, "moments": dict.fromkeys(("decode", "admit", "swap"), 0)})[-1])
+            assert ("read" in engine) == (where == "cpu")
+            assert engine["pool"] == 4 * 256 * page_bytes(config, 1)  # whatever a page holds
+    assert said[0].startswith("  a decode step needs 0.00 GB of weights and living cache (2 prompts with their responses)")
+    assert re.match(r"  a decode step reads .* GB where", said[1])
 
 
 def of_text(preset, recipe="at_grpo", **changes):
