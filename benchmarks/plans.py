@@ -4,8 +4,8 @@
     python -m benchmarks.plans --results=hosts.jsonl --hosts [--only=v5e:1x1]      what a person's one host is to hold, compiled
 
 Each answer is a line of --results; what is there already is not asked again, so an interrupted run continues. TPU topologies need the extra
-`plan` and take some minutes each, nearly all of it in the TPU compiler; GPUs of the second table need the extra `cuda`, or are counted as
-those of the first. Prints the tables in Markdown.
+`plan` and take some minutes each, nearly all of it in the TPU compiler; GPUs need the extra `cuda`, without which they are counted, and
+take about one. Prints the tables in Markdown.
 """
 
 from __future__ import annotations
@@ -147,12 +147,11 @@ def main() -> None:
         for model in MODELS:
             for topology in wanted:
                 if (model, prompt, topology) not in plans:
-                    counted = ("--compile=False",) if topology in GPUS else ()
-                    plans[model, prompt, topology] = ask(model, topology, (f"--prompt={prompt}", "--response=4096", *counted))
+                    plans[model, prompt, topology] = ask(model, topology, (f"--prompt={prompt}", "--response=4096"))
                     with args.results.open("a") as file:
                         file.write(json.dumps(plans[model, prompt, topology]) + "\n")
-    for title, machines in (("Compiled for TPUs", TPUS), ("Counted for GPUs", GPUS)):
-        print(f"## {title}\n\n{HEADER}")
+    for title, machines in (("TPUs", TPUS), ("GPUs", GPUS)):
+        print(f"## Compiled for {title}\n\n{HEADER}")
         for prompt in PROMPTS:
             for model in MODELS:
                 for topology in machines:

@@ -57,9 +57,21 @@ FAULTS = {
         "a loop keeps what it changes": ('if one is not None and one.opcode == "get-tuple-element" and f"index={place}," in one.line + ",":', "if one is not None:"),
         "a loop keeps what lies in main memory": ("r.bytes for r in one.results if not r.main", "r.bytes for r in one.results"),
     },
+    ("experiments/engine_programs.py", "tests/experiments/test_plan.py"): {
+        "a first block of pages is counted twice": ("(blocks[i % len(blocks)] - 1) * loop.read", "blocks[i % len(blocks)] * loop.read"),
+        "a GPU's cache is not thought of": ('if platform() != "gpu":', "if True:"),
+        "a GPU's pages are a TPU's": ("PAGE.get(platform(), 16)", 'PAGE["tpu"]'),
+    },
+    ("experiments/plan_devices.py", "tests/experiments/test_plan.py"): {
+        "a GPU has the memory that it reads in a second": ("device_memory_size: {int(memory)}", "device_memory_size: {int(bandwidth)}"),
+        "one GPU is compiled for": ('topology=f"1x1x{count}"', 'topology="1x1x1"'),
+        "GPUs are counted though their compiler is there": ("_gpus(name, int(shape)) if compile_ else None", "None"),
+        "what a GPU's compiler says is lost": ("except NotImplementedError:", "except (NotImplementedError, RuntimeError):"),
+    },
     ("experiments/planning.py", "tests/experiments/test_plan.py"): {
         "copies are counted as the update splits them": ("shape.parameters * 2 / served", "shape.parameters * 2 / tensor"),
         "a config's mesh is not asked": ("mesh_axes(count, axes_text, (config.mesh.fsdp, config.mesh.tensor))", "mesh_axes(count, axes_text)"),
+        "TPUs' multiples are asked of GPUs": ("on_tpus = devices is not None and chip.name not in GPUS", "on_tpus = devices is not None"),
         "what a wider split saves is not counted": ("saved = out[\"beside\"].get(\"serving\", 0) * (1 - served / ways)", "saved = 0.0"),
     },
 }
