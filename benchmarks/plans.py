@@ -46,6 +46,7 @@ HOSTS = (  # config, model, topology, flags
     (TEXT, "qwen3-1.7b", "h100:8", flags(8192, 4096)),
     (TEXT, "qwen3-8b", "h100:8", flags(8192, 4096, "rollout.tensor=4")),
     (TEXT, "qwen3-8b", "h200:8", flags(8192, 4096)),
+    (THREE, "qwen2.5-3b", "h100:4", PPO),
 )
 GIB = 2.0**30
 
