@@ -19,8 +19,8 @@ from marl_llm.models.attention import MASKED, platform
 from marl_llm.models.cache import FEW_QUERIES, to_cache
 from marl_llm.models.masks import RowMask
 
-BLOCK = {"cpu": 512, "gpu": 8192}  # tokens of pages that are gathered at a time, 2,048 elsewhere. A CPU's caches hold as many; of a GPU the
-# cache does too, and each time starts ten kernels in each layer, which take longer than reading fewer pages
+# tokens of pages that are gathered at a time, 2,048 elsewhere: about what a cache holds. On a GPU each time starts some ten kernels
+BLOCK = {"cpu": 512, "gpu": 8192}
 TABLE_BLOCK = 64  # tokens of each row that a decode step of the exact engine gathers at a time
 GROUP = 8  # rows that read shared pages together
 ENTRY = {1: 64, GROUP: 128}  # tokens of a list's entry, by its rows: larger products, and up to half an entry that is computed for nothing

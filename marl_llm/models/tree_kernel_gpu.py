@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
-from marl_llm.models.masks import token_ranges, tree_ranges
+from marl_llm.models.masks import RULE, token_ranges, tree_ranges
 
 MASKED = -1e30  # finite; a query sees itself, so that its real maximum wipes out what a block in which it sees nobody left
 LOG2E = math.log2(math.e)
@@ -184,13 +184,13 @@ def _specs(shape, size: int) -> dict[str, pl.BlockSpec]:
             "queries": pl.BlockSpec((None, None, None, QUERIES, d), lambda i, h, b: (*of_query(i, h, b), 0)),
             "sums": pl.BlockSpec((None, None, None, QUERIES), of_query),
             "keys": pl.BlockSpec((None, None, length, d), lambda i, h, b: (b, head(h), 0, 0)),
-            "ranges": pl.BlockSpec((None, 8, QUERIES), lambda i, h, b: (b, 0, i)),
+            "ranges": pl.BlockSpec((None, RULE, QUERIES), lambda i, h, b: (b, 0, i)),
         }
     return {
         "queries": pl.BlockSpec((None, None, group, length, d), lambda i, j, b: (b, j, 0, 0, 0)),
         "sums": pl.BlockSpec((None, None, group, length), lambda i, j, b: (b, j, 0, 0)),
         "keys": pl.BlockSpec((None, None, KEYS, d), lambda i, j, b: (b, j, i, 0)),
-        "ranges": pl.BlockSpec((None, 8, length), lambda i, j, b: (b, 0, 0)),
+        "ranges": pl.BlockSpec((None, RULE, length), lambda i, j, b: (b, 0, 0)),
     }
 
 
