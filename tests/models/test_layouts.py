@@ -130,7 +130,7 @@ def test_active_parameters_leave_out_idle_experts():
     ("field", "value", "says"),
     [
         ("remat", "some", "none, dots, full"),
-        ("attention", "flash", "splash"),
+        ("attention", "flesh", "flash"),
         ("param_dtype", "float16", "bfloat16"),
         ("experts", 4, "expert_feed_forward"),
         ("dense_layers", (7,), "dense_layers"),
