@@ -204,7 +204,7 @@ def _call(name: str, body, shape, size: int, steps, inputs, outputs, interpret: 
         in_specs=[*(specs[kind] for kind, _ in inputs), pl.BlockSpec((None, None, steps.shape[-1]), lambda i, h, b: (b, i, 0))],
         out_specs=[specs[kind] for kind, _ in outputs],
         out_shape=[s for _, s in outputs],
-        compiler_params=plgpu.CompilerParams(num_warps=8 if d > 64 else 4, num_stages=2),
+        compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=2),
         name=name,
         interpret=interpret,
     )(*(x for _, x in inputs), steps)
