@@ -21,7 +21,8 @@ from jax.sharding import PartitionSpec as P
 from experiments.program_costs import ProgramText, text_of
 from marl_llm.models import SAMPLE, TRAIN, LoraConfig, ModelConfig, attach_many, init_adapters, init_params, param_shardings
 from marl_llm.models.attention import platform
-from marl_llm.models.pages import entries_at_once, touched
+from marl_llm.models.page_kernel import NAME, bytes_read
+from marl_llm.models.pages import by_kernel, entries_at_once, touched
 from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import spec_for
 from marl_llm.sampling.lane import PIECE, PROGRAM_TOKENS
@@ -35,6 +36,7 @@ from marl_llm.sampling.transfer import layout_of
 from marl_llm.training import roofline
 
 RULE_STATES = 16  # of the stop rules of a run: a stop id or a short text
+LISTS = 2  # of pages, that a decode step reads: pages of one row, and of several
 SMALL_GATHER = 2**20  # bytes of a gather inside the decode loop below which it is the draw's, not a weight's
 
 
@@ -45,13 +47,15 @@ class EnginePrograms:
     Attributes:
       lowered: by name: `decode` (a chunk, all slots living), `admit` (pieces of long prompts behind their beginnings), `swap`.
       groups: prompts with their responses that decode at a time on each device that rows are split over, half way through, as many as
-        slots and pages hold. blocks: how often a layer gathers pages then, for each of a step's lists. layers: of the model.
+        slots and pages hold. blocks: how often a layer gathers pages then, for each of a step's lists; `()` where a kernel reads them.
+      fetched: bytes that a layer's kernels fetch for all lists. layers: of the model.
       pool, copy: bytes on a device of all pages, and of what is sampled from.
     """
 
     lowered: dict[str, Any]
     groups: int
     blocks: tuple[int, ...]
+    fetched: float | int
     layers: int
     pool: int
     copy: int
@@ -140,7 +144,12 @@ def engine_programs(
     tokens = branches * (sizes.prompt_tokens / branches + sizes.response_tokens / 2)  # of a prompt and its responses
     groups = max(1, int(min(s // branches, count * page // tokens)))
     lists = page_lists(living(parts, s, groups, branches, sizes, page), s, parts, page)
-    blocks = tuple(-(-int(x.most) // entries_at_once(page, x.rows.shape[-1], x.page.shape[-1])) for x in lists)
+    j = config.key_value_heads // (mesh.shape["tensor"] if any(heads) else 1)
+    each_head = j, config.query_heads // config.key_value_heads, config.head_dim
+    blocks, fetched = tuple(-(-int(x.most) // entries_at_once(page, x.rows.shape[-1], x.page.shape[-1])) for x in lists), 0
+    if by_kernel(config.attention, page, s, *each_head[1:]):
+        size = jnp.dtype(config.compute_dtype).itemsize
+        blocks, fetched = (), sum(bytes_read(x.page[0], int(x.most), s, each_head, page, size) for x in lists)  # all parts have the same
     given = lambda tree: dict(given=i32((layout := layout_of(tree)).words), layout=layout)  # noqa: E731
     low = {"decode": decode.lower(config, served, pages, **given((row, lists)), rules=rules, root=root, chunk=sizes.chunk, **plain)}
     longest_piece = sizes.piece or PIECE.get(platform(), 512)
@@ -152,40 +161,41 @@ def engine_programs(
     )
     low["admit"] = admit.lower(config, served, pages, **given(entering), rules=rules, root=root, fresh=False, **plain)
     low["swap"] = swap
-    return EnginePrograms(low, groups, blocks, config.layers, per_device(pages), per_device(served))
+    return EnginePrograms(low, groups, blocks, fetched, config.layers, per_device(pages), per_device(served))
 
 
 def _measured(programs: EnginePrograms, whole: bool) -> dict:
     """Bytes per device of the compiled programs, and what a decode step reads. Of some layers out of many (not `whole`) what a chunk keeps
-    on the chip counts as read in each step: with all layers there would be no room for it. A GPU's program does not say what its cache
-    keeps, without which pages, once gathered, would count three times, so of GPUs nothing is said of reads."""
+    on the chip counts as if it lay in main memory: with all layers there would be no room for it. A GPU's program does not say what its
+    cache keeps, without which pages, once gathered, would count three times, so of GPUs nothing is said of reads."""
     out: dict[str, Any] = {"pool": programs.pool, "copy": programs.copy, "groups": programs.groups}
     for name, lowered in programs.lowered.items():
         compiled = lowered.compile()
         m = compiled.memory_analysis()
         out[name] = m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
         if name == "decode":
-            text = ProgramText(text_of(lowered, compiled))
+            text = ProgramText(text_of(lowered, compiled), known=NAME)
             if platform() != "gpu":
-                out["read"] = step_reads(text, programs.layers, programs.blocks)
-                out["read"] += 0 if whole else sum(text.kept(loop.name) for loop in text.loops() if loop.depth == 0)
+                (chunk,) = (loop.name for loop in text.loops() if loop.depth == 0)
+                out["read"] = step_reads(text if whole else text.moved_out(chunk), programs)
             out["gathered"] = sum(g.bytes for g in text.gathers() if g.depth and g.bytes > SMALL_GATHER)
     return out
 
 
-def step_reads(text: ProgramText, layers: int, blocks: tuple[int, ...]) -> float | int:
+def step_reads(text: ProgramText, programs: EnginePrograms) -> float | int:
     """Bytes that a step of a decode program reads.
 
-    Its chunk is a loop whose length is data, and in it each layer has one such loop over each list of pages, which runs as often as
-    `blocks` says for the list. Raises `ValueError` where the program has other loops.
+    Its chunk is a loop whose length is data. In it each layer reads each list of pages by a kernel, or in such a loop, which runs as often
+    as `blocks` says. Raises `ValueError` where the program has other loops or kernels.
     """
     chunk, *others = (loop for loop in text.loops() if loop.depth < 2)
-    lists = [loop for loop in others if loop.depth == 1]
-    if len(lists) != len(blocks) * layers:
-        raise ValueError(
-            f"the decode program has {len(lists)} loops over pages in its chunk, not {len(blocks)} in each of {layers} layers"
-        )
-    return chunk.read + sum((blocks[i % len(blocks)] - 1) * loop.read for i, loop in enumerate(lists))  # one is counted
+    lists, blocks, layers = [loop for loop in others if loop.depth == 1], programs.blocks, programs.layers
+    found, kernel = {"loops": len(lists), "kernels": text.calls(NAME, chunk.name)}, programs.fetched > 0
+    if found != {"loops": 0 if kernel else LISTS * layers, "kernels": LISTS * layers if kernel else 0}:
+        kind = "kernels" if kernel else "loops"
+        raise ValueError(f"the decode program has {found} over pages in its chunk, not {LISTS} {kind} in each of {layers} layers")
+    again = sum((blocks[i % len(blocks)] - 1) * loop.read for i, loop in enumerate(lists))  # once is counted in the chunk
+    return chunk.read + again + layers * programs.fetched
 
 
 def engine_figures(

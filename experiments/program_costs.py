@@ -2,15 +2,15 @@
 
 XLA's own cost analysis counts the body of a loop once, however often it runs. Here a loop counts as often as its condition says where that
 is a number, and once where it is data; such loops are told apart, so that a caller can say how often they run. A product is a `dot` or a
-`convolution`; what a kernel inside a custom call does is not seen, so a caller says it (`kernels`). Bytes are those that an instruction
-reads of arrays that do not lie on the chip (memory space 0), each as often as it is read; of an array that is sliced or gathered from,
-only what is taken.
+`convolution`; what a kernel inside a custom call does is not seen, so a caller says it (`kernels`, `known`). Bytes are those that an
+instruction reads of arrays that do not lie on the chip (memory space 0), each as often as it is read; of an array that is sliced or
+gathered from, only what is taken.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import functools
 import itertools
 import math
 import re
@@ -26,6 +26,7 @@ FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while
 FREE |= {"copy-done", "async-done", "all-reduce-done", "all-gather-done", "collective-permute-done", "iota", "optimization-barrier"}
 TAKES = ("dynamic-slice", "gather", "slice")
 SAME = ("bitcast", "reshape")
+VIEWS = ("get-tuple-element", "bitcast")
 SPARSE_CORES = ("xla_tpu_offload_gather_to_sparsecore", "xla_tpu_enable_offloading_scatter_to_sparsecore")  # options of the TPU compiler
 
 
@@ -121,10 +122,11 @@ def text_of(lowered, compiled) -> str:
 
 class ProgramText:
     """A compiled program. `text`: of `compiled.as_text()`. `kernels`: the FLOPs of a custom call by a part of its name in the source, given
-    the dimensions of its first result; of others they are 0."""
+    the dimensions of its first result; of others they are 0. `known`: such a part of custom calls whose reads the caller adds himself; of
+    others each operand counts whole."""
 
-    def __init__(self, text: str, kernels: Mapping[str, Callable[[tuple[int, ...]], float | int]] | None = None):
-        self.kernels = kernels or {}
+    def __init__(self, text: str, kernels: Mapping[str, Callable[[tuple[int, ...]], float | int]] | None = None, known: str | None = None):
+        self.kernels, self.known = kernels or {}, known
         self.computations: dict[str, dict[str, Instruction]] = {}
         here, self.entry = None, ""
         for line in text.splitlines():
@@ -158,7 +160,7 @@ class ProgramText:
         numbers = _numbers(given)
         if len(numbers) != 1:
             return None
-        place = [int(m.group(1)) for one in given if one.opcode == "get-tuple-element" and (m := re.search(r"index=(\d+)", one.line))]
+        place = [_place(one) for one in given if one.opcode == "get-tuple-element"]
         return math.ceil(numbers[0] / self._step(loop, place[0]) if place else numbers[0])
 
     def _step(self, loop: Instruction, place: int) -> int:
@@ -195,7 +197,7 @@ class ProgramText:
         """Bytes that a computation reads from main memory."""
         return self._inside(name or self.entry, self._read_cost)
 
-    @functools.cached_property
+    @property
     def _flops_cost(self):
         def cost(computation: str, one: Instruction) -> float | int:
             if one.opcode == "custom-call":
@@ -209,13 +211,22 @@ class ProgramText:
         return cost
 
     def _kernel_flops(self, one: Instruction) -> float | int:
-        source = re.search(r'op_name="([^"]*)"', one.line)
-        return sum(flops(one.results[0].dims) for name, flops in self.kernels.items() if source and name in source.group(1))
+        return sum(flops(one.results[0].dims) for name, flops in self.kernels.items() if name in _source(one))
 
-    @functools.cached_property
+    def calls(self, kernel: str, name: str) -> int:
+        """How many custom calls with `kernel` in their names in the source a computation makes, those of its loops once."""
+        return sum(one.opcode == "custom-call" and kernel in _source(one) for one in self._all(name))
+
+    def _all(self, name: str):
+        for one in self.computations[name].values():
+            yield one
+            for called in itertools.chain.from_iterable(one.called.values()):
+                yield from self._all(called)
+
+    @property
     def _read_cost(self):
         def cost(computation: str, one: Instruction) -> float | int:
-            if one.opcode in FREE:
+            if one.opcode in FREE or (one.opcode == "custom-call" and self.known and self.known in _source(one)):
                 return 0.0
             lines, total = self.computations[computation], 0.0
             for number, name in enumerate(one.operands):
@@ -266,16 +277,44 @@ class ProgramText:
                     out += self.loops(called, depth + (key == "body"))
         return out
 
-    def kept(self, body: str) -> float | int:
-        """Bytes that lie on the chip while a loop runs: what each iteration of its body hands on as it got it."""
+    def moved_out(self, body: str) -> ProgramText:
+        """This program, were there no room on the chip for what a loop keeps there: what each iteration of its body hands on as it got it
+        lies in main memory, and counts each time that it is read, also in loops inside."""
+        out = copy.copy(self)
+        out.computations = dict(self.computations)
+        out._move(body, self._kept(body))
+        return out
+
+    def _kept(self, body: str) -> set[int]:
+        """The places of what a loop carries that its body hands on as it got them, by itself or through loops inside."""
         lines = self.computations[body]
         root = next(one for one in lines.values() if one.root)
-        total = 0.0
-        for place, name in enumerate(root.operands):
-            one = lines.get(name)
-            if one is not None and one.opcode == "get-tuple-element" and f"index={place}," in one.line + ",":
-                total += sum(r.bytes for r in one.results if not r.main)
-        return total
+        return {place for place, name in enumerate(root.operands) if self._origin(lines, name) == place}
+
+    def _origin(self, lines: dict[str, Instruction], name: str) -> int | None:
+        """Which place of a computation's parameter a value is, unchanged; None where it is not one."""
+        one = lines[name]
+        if one.opcode == "bitcast":
+            return self._origin(lines, one.operands[0])
+        if one.opcode != "get-tuple-element":
+            return None
+        place, whole = _place(one), lines[one.operands[0]]
+        if whole.opcode == "parameter":
+            return place
+        if whole.opcode == "while" and place in self._kept(whole.called["body"][0]):
+            return self._origin(lines, lines[whole.operands[0]].operands[place])
+        return None
+
+    def _move(self, computation: str, places: set[int]) -> None:
+        """Sets what comes in at some places of a computation's parameter, and in loops inside that get it, into main memory."""
+        lines = self.computations[computation]
+        moved = {name for name, one in lines.items() if one.opcode in VIEWS and self._origin(lines, name) in places}
+        main = lambda one: dataclasses.replace(one, results=tuple(dataclasses.replace(r, main=True) for r in one.results))  # noqa: E731
+        for one in lines.values():
+            if one.opcode == "while":
+                given = lines[one.operands[0]].operands
+                self._move(one.called["body"][0], {place for place, name in enumerate(given) if name in moved})
+        self.computations[computation] = {name: main(one) if name in moved else one for name, one in lines.items()}
 
     def gathers(self, name: str | None = None, depth: int = 0) -> list[Gather]:
         """All all-gathers, wherever they lie."""
@@ -287,6 +326,17 @@ class ProgramText:
                 for called in one.called.get(key, ()) if one.opcode != "fusion" else ():
                     out += self.gathers(called, depth + (key == "body"))
         return out
+
+
+def _source(one: Instruction) -> str:
+    """What an instruction is called in the source."""
+    found = re.search(r'op_name="([^"]*)"', one.line)
+    return found.group(1) if found else ""
+
+
+def _place(one: Instruction) -> int:
+    """Of which place of a tuple a `get-tuple-element` is."""
+    return int(re.search(r"index=(\d+)", one.line).group(1))
 
 
 def _numbers(given: Iterable[Instruction]) -> list[int]:

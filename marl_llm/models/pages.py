@@ -15,15 +15,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from marl_llm.models.attention import MASKED, platform
+from marl_llm.models.attention import LANES, MASKED, platform
 from marl_llm.models.cache import FEW_QUERIES, to_cache
 from marl_llm.models.masks import RowMask
+from marl_llm.models.sharding import per_device
 
 # tokens of pages that are gathered at a time, 2,048 elsewhere: about what a cache holds. On a GPU each time starts some ten kernels
 BLOCK = {"cpu": 512, "gpu": 8192}
 TABLE_BLOCK = 64  # tokens of each row that a decode step of the exact engine gathers at a time
 GROUP = 8  # rows that read shared pages together
 ENTRY = {1: 64, GROUP: 128}  # tokens of a list's entry, by its rows: larger products, and up to half an entry that is computed for nothing
+KERNEL_ENTRY = 1024  # the same of a TPU, whose kernel changes a row's sums once for all of them
 
 
 def block_pages(page: int) -> int:
@@ -33,7 +35,18 @@ def block_pages(page: int) -> int:
 
 def entry_pages(page: int, group: int) -> int:
     """Pages of an entry of a list whose entries have `group` rows."""
-    return max(1, ENTRY[group] // page)
+    return max(1, (KERNEL_ENTRY if platform() == "tpu" and page % LANES == 0 else ENTRY[group]) // page)
+
+
+def by_kernel(attention: str, page: int, s: int, g: int, d: int) -> bool:
+    """Whether a decode step of s rows reads pages of so many tokens by a TPU's kernel (`page_kernel`), for the `attention` of a
+    `ModelConfig`, whose heads of d numbers share a key head in groups of g."""
+    wanted = {"auto": ("tpu",), "splash": ("tpu", "cpu")}  # on a CPU in Pallas' interpret mode
+    if page % LANES or platform() not in wanted.get(attention, ()):
+        return False
+    from marl_llm.models.page_kernel import ROOM, bytes_of_rows  # Pallas takes a second to import
+
+    return bytes_of_rows(s, g, d) <= ROOM
 
 
 def entries_at_once(page: int, group: int, run: int) -> int:
@@ -159,6 +172,27 @@ def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums
     return jax.lax.fori_loop(0, (entries.most + size - 1) // size, block, sums)
 
 
+def _by_kernel(q: Float[Array, "A s J g d"], pages: Pages, entries: PageList) -> _Sums:
+    """The sums of all parts' rows over the pages of a list alone, each device its own parts and heads."""
+    from marl_llm.models.page_kernel import over_list  # Pallas takes a second to import
+
+    def local(*given):
+        *parts, most = given
+        return jnp.stack([over_list(*part, most, interpret=platform() == "cpu") for part in zip(*parts, strict=True)])
+
+    heads, numbers = ("batch", None, "key_value_heads", None, None), ("batch", None, None)
+    axes = heads, heads, heads, numbers, numbers, numbers[:2], ()
+    out = per_device(local, axes, ("batch", "key_value_heads", None, None, None))(q, *pages, *entries).swapaxes(1, 2)
+    return _Sums(out[..., LANES:], out[..., 0], out[..., 1])
+
+
+def _joined(a: _Sums, b: _Sums) -> _Sums:
+    """The sums of rows over the columns of both."""
+    top = jnp.maximum(a.top, b.top)
+    left, right = jnp.exp(a.top - top), jnp.exp(b.top - top)
+    return _Sums(a.values * left[..., None] + b.values * right[..., None], top, a.total * left + b.total * right)
+
+
 def _over_table(q: Float[Array, "A b J x d"], pages: Pages, table: Int[Array, "A b M"], kept: Int[Array, "A b"], size: int) -> _Sums:
     """All parts' rows over their own pages, `size` at a time up to the longest row. A block behind a row's end leaves its sums as they are,
     bit for bit, because its weights are zero and its scale is one."""
@@ -180,17 +214,23 @@ def _over_table(q: Float[Array, "A b J x d"], pages: Pages, table: Int[Array, "A
 
 
 def paged_attention(
-    queries: Float[Array, "S 1 H d"], keys: Float[Array, "S 1 J d"], values: Float[Array, "S 1 J d"], cache: PagedCache, mask: PagedMask
-) -> tuple[Float[Array, "S 1 H d"], PagedCache]:
-    """One new token per row: writes its key and value into the chunk's column, and attends to its row's pages and columns."""
+    queries: Float[Array, "S 1 H d"], keys: Float[Array, "S 1 J d"], values: Float[Array, "S 1 J d"], cache: PagedCache, mask: PagedMask,
+    attention: str = "auto",
+) -> tuple[Float[Array, "S 1 H d"], PagedCache]:  # fmt: skip
+    """One new token per row: writes its key and value into the chunk's column, and attends to its row's pages and columns.
+
+    `attention`: of the `ModelConfig`; see `by_kernel`."""
     rows, _, h, d = queries.shape
     j, parts = keys.shape[2], cache.pages.keys.shape[0]
     put = lambda columns, new: jax.lax.dynamic_update_slice_in_dim(columns, new[:, 0, :, None], mask.column, 2)  # noqa: E731
     cache = cache._replace(keys=put(cache.keys, keys), values=put(cache.values, values))
     q = (queries * d**-0.5).reshape(parts, rows // parts, j, h // j, d)
     with jax.named_scope("pages"):
+        page = cache.pages.keys.shape[-1]
         if isinstance(mask.lists, PageTable):
-            sums = _over_table(q, cache.pages, *mask.lists, max(1, TABLE_BLOCK // cache.pages.keys.shape[-1]))
+            sums = _over_table(q, cache.pages, *mask.lists, max(1, TABLE_BLOCK // page))
+        elif by_kernel(attention, page, rows // parts, h // j, d):
+            sums = functools.reduce(_joined, [_by_kernel(q, cache.pages, entries) for entries in mask.lists])
         else:
             sums = jax.vmap(lambda _: _nothing(*q.shape[1:]))(jnp.arange(parts))
             for entries in mask.lists:

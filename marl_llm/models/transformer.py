@@ -154,7 +154,7 @@ class Attention(nn.Module):
         elif isinstance(mask, PrefixMask):
             out, new = prefix_attention(q, k, v, cache, mask), (k, v)
         elif isinstance(mask, PagedMask):
-            out, new = paged_attention(q, k, v, cache, mask)
+            out, new = paged_attention(q, k, v, cache, mask, c.attention)
         else:
             out, new = decode_attention(q, k, v, cache, mask)
         scale = (c.query_heads * c.head_dim) ** -0.5 / (2 * c.layers) ** 0.5

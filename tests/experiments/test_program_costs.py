@@ -1,5 +1,6 @@
 """What a compiled program's text says: products in loops, what is read of what is sliced, and gathers in loops."""
 
+import dataclasses
 import re
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from experiments.engine_programs import NAME, EnginePrograms, step_reads
 from experiments.program_costs import ProgramText
 from marl_llm.training import make_mesh
 
@@ -71,9 +73,9 @@ def test_weights_that_a_loop_gathers_are_found():
     assert all(g.bytes < 64 * 64 * 4 for g in found(False))
 
 
-def of_lines(*lines, fused="", kernels=None):
+def of_lines(*lines, fused="", **known):
     body = "\n".join(f"  {line}" for line in lines)
-    return ProgramText(f"HloModule m\n\n{fused}ENTRY %main (p: bf16[1024,256]) -> bf16[8,256] {{\n{body}\n}}\n", kernels)
+    return ProgramText(f"HloModule m\n\n{fused}ENTRY %main (p: bf16[1024,256]) -> bf16[8,256] {{\n{body}\n}}\n", **known)
 
 
 def test_a_kernel_computes_what_the_caller_says_of_its_result():
@@ -92,16 +94,66 @@ def test_what_lies_on_the_chip_is_not_read_from_memory():
     assert program.read() == 1024 * 256 * 2
 
 
-@pytest.mark.parametrize(("handed_on", "bytes_"), [("%i, %a, %b", 4 * 8 * 2), ("%i, %b, %a", 0), ("%i, %n, %b", 0)])
-def test_what_a_loop_keeps_on_the_chip_is_what_it_hands_on_as_it_got_it(handed_on, bytes_):
+def loop(name: str, *lines: str) -> str:
+    """A computation of three carried values: %i, %a on the chip, %b in main memory."""
     chip, main = f"bf16[4,8]{CHIP}", f"bf16[4,8]{MAIN}"
-    body = (
-        f"  %p = (s32[], {chip}, {main}) parameter(0)", "  %i = s32[] get-tuple-element(%p), index=0",
-        f"  %a = {chip} get-tuple-element(%p), index=1", f"  %b = {main} get-tuple-element(%p), index=2",
-        f"  %n = {chip} negate(%a)", f"  ROOT %t = (s32[], {chip}, {main}) tuple({handed_on})",
+    whole = (
+        f"%p = (s32[], {chip}, {main}) parameter(0)", "%i = s32[] get-tuple-element(%p), index=0",
+        f"%a = {chip} get-tuple-element(%p), index=1", f"%b = {main} get-tuple-element(%p), index=2", *lines,
     )  # fmt: skip
-    inner = "%body (p: (s32[], bf16[4,8], bf16[4,8])) -> (s32[], bf16[4,8], bf16[4,8]) {\n" + "\n".join(body) + "\n}\n\n"
-    assert of_lines(f"%x = {main} parameter(0)", fused=inner).kept("body") == bytes_
+    carried = "(s32[], bf16[4,8], bf16[4,8])"
+    return f"%{name} (p: {carried}) -> {carried} {{\n" + "\n".join(f"  {line}" for line in whole) + "\n}\n\n"
+
+
+def ends(handed_on: str) -> str:
+    return f"ROOT %t = (s32[], bf16[4,8]{CHIP}, bf16[4,8]{MAIN}) tuple({handed_on})"
+
+
+@pytest.mark.parametrize(("handed_on", "read"), [("%i, %a, %b", 64), ("%i, %b, %a", 0), ("%i, %n, %b", 0), ("%i, %same, %b", 64)])
+def test_what_a_loop_keeps_on_the_chip_is_read_from_memory_where_there_is_no_room(handed_on, read):
+    body = loop("body", f"%n = bf16[4,8]{CHIP} negate(%a)", f"%same = bf16[4,8]{CHIP} bitcast(%a)", ends(handed_on))
+    program = of_lines(f"%x = bf16[4,8]{MAIN} parameter(0)", fused=body)
+    assert program.read("body") == 0
+    assert program.moved_out("body").read("body") == read
+    assert program.read("body") == 0  # which is still as it was
+
+
+@pytest.mark.parametrize(("inside", "after", "read"), [("%i, %a, %b", "%c", 3 * 64), ("%i, %a, %b", "%a", 3 * 64), ("%i, %n, %b", "%c", 0)])
+def test_loops_inside_hand_on_what_a_loop_keeps(inside, after, read):
+    """Read once by the body and in each of two iterations of the loop in it, through which it comes."""
+    kinds = f"(s32[], bf16[4,8]{CHIP}, bf16[4,8]{MAIN})"
+    inner = loop("inner", f"%n = bf16[4,8]{CHIP} negate(%a)", ends(inside))
+    body = loop(
+        "body", f"%given = {kinds} tuple(%i, %a, %b)",
+        f'%w = {kinds} while(%given), condition=%test, body=%inner, backend_config={{"known_trip_count":{{"n":"2"}}}}',
+        f"%c = bf16[4,8]{CHIP} get-tuple-element(%w), index=1", f"%m = bf16[4,8]{CHIP} negate(%c)", ends(f"%i, {after}, %b"),
+    )  # fmt: skip
+    program = of_lines(f"%x = bf16[4,8]{MAIN} parameter(0)", fused=inner + body)
+    assert program.read("body") == 0
+    assert program.moved_out("body").read("body") == read
+
+
+def test_what_a_known_kernel_reads_is_the_callers_to_say():
+    call = 'custom-call(%a, %a), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/my_kernel/pallas_call"}'
+    lines = f"%a = bf16[1024,256]{MAIN} parameter(0)", f"%b = bf16[8,256]{MAIN} {call}", f"ROOT %c = bf16[8,256]{MAIN} {call}"
+    assert of_lines(*lines).read() == 4 * 1024 * 256 * 2
+    program = of_lines(*lines, known="my_kernel")
+    assert (program.read(), program.calls("my_kernel", "main"), program.calls("other", "main")) == (0, 2, 0)
+
+
+def test_a_decode_steps_kernels_add_what_they_fetch_in_each_layer():
+    call = f'bf16[8,256]{MAIN} custom-call(%b, %b), custom_call_target="tpu_custom_call", metadata={{op_name="a/{NAME}/pallas_call"}}'
+    body = loop("body", *(f"%k{n} = {call}" for n in range(4)), f"%m = bf16[4,8]{CHIP} negate(%b)", ends("%i, %m, %b"))
+    test = loop("test", "ROOT %less = pred[] compare(%i, %i), direction=LT")
+    kinds = f"(s32[], bf16[4,8]{CHIP}, bf16[4,8]{MAIN})"
+    lines = f"%x = {kinds} parameter(0)", f"ROOT %w = {kinds} while(%x), condition=%test, body=%body"
+    text = of_lines(*lines, fused=body + test, known=NAME)
+    programs = EnginePrograms({}, 1, (), 1000, 2, 0, 0)
+    assert step_reads(text, programs) == 64 + 2 * 1000
+    with pytest.raises(ValueError, match="'loops': 0, 'kernels': 4} over pages in its chunk, not 2 kernels in each of 3 layers"):
+        step_reads(text, dataclasses.replace(programs, layers=3))
+    with pytest.raises(ValueError, match="not 2 loops in each of 2 layers"):
+        step_reads(text, dataclasses.replace(programs, fetched=0, blocks=(1, 1)))
 
 
 @pytest.mark.parametrize(("inner", "read"), [("dynamic-slice(%x, %i, %i)", 8), ("negate(%x)", 1024)])
