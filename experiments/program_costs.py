@@ -214,14 +214,8 @@ class ProgramText:
         return sum(flops(one.results[0].dims) for name, flops in self.kernels.items() if name in _source(one))
 
     def calls(self, kernel: str, name: str) -> int:
-        """How many custom calls with `kernel` in their names in the source a computation makes, those of its loops once."""
-        return sum(one.opcode == "custom-call" and kernel in _source(one) for one in self._all(name))
-
-    def _all(self, name: str):
-        for one in self.computations[name].values():
-            yield one
-            for called in itertools.chain.from_iterable(one.called.values()):
-                yield from self._all(called)
+        """How many custom calls with `kernel` in their names in the source a computation makes itself."""
+        return sum(one.opcode == "custom-call" and kernel in _source(one) for one in self.computations[name].values())
 
     @property
     def _read_cost(self):

@@ -60,7 +60,6 @@ FAULTS = {
         "what is kept is moved out in the outermost loop alone": ("{place for place, name in enumerate(given) if name in moved}", "set()"),
         "what is kept stays on the chip": ("results=tuple(dataclasses.replace(r, main=True)", "results=tuple(dataclasses.replace(r, main=r.main)"),
         "a known kernel's operands count whole": ("self.known and self.known in _source(one))", "False)"),
-        "kernels in loops are not found": ("yield from self._all(called)", "yield from ()", "tests/experiments/test_program_costs.py"),
     },
     ("experiments/engine_programs.py", "tests/experiments/test_plan.py"): {
         "a first block of pages is counted twice": ("(blocks[i % len(blocks)] - 1) * loop.read", "blocks[i % len(blocks)] * loop.read"),

@@ -9,7 +9,8 @@
 | `flash` | GPU | flash attention of the blocks that a query sees (`tree_kernel_gpu`) |
 | `splash` | TPU | flash attention of the blocks that a query sees: JAX's kernel where all rows have one tree, else ours (`tree_kernel`) |
 
-All give the same numbers (tests/models/test_attention.py; flash and splash in Pallas' interpret mode on CPU).
+All give the same numbers (tests/models/test_attention.py; flash and splash in Pallas' interpret mode on CPU). A decode step over pages has
+a kernel of its own where `auto` or `splash` meets a TPU (`pages.by_kernel`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import importlib
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from marl_llm.models.masks import RowMask
+from marl_llm.models.masks import RowMask, token_ranges
 from marl_llm.models.sharding import constrain, per_device, ways
 
 MASKED = -1e30  # finite, so that a row that sees nothing gets a uniform softmax instead of NaN
@@ -244,19 +247,32 @@ def _splash(queries, keys, values, mask: RowMask):
     return _per_head(local, -(-d // LANES) * LANES, queries, keys, values, mask.segments)
 
 
+def tree_attention(
+    kernel: ModuleType,
+    queries: Float[Array, "B J G L d"],
+    keys: Float[Array, "B J L d"],
+    values: Float[Array, "B J L d"],
+    segments: Int[Array, "B L"],
+    branches: Int[Array, "B L"],
+    interpret: bool = False,
+) -> Float[Array, "B J G L d"]:
+    """Softmax attention of packed rows of any length by a kernel, `tree_kernel` or `tree_kernel_gpu`; the queries are scaled already, and G
+    of them share a key head. With `interpret` Pallas computes it on any platform, slowly."""
+    length = queries.shape[3]
+    more = -length % kernel.block_size(length)
+    wide = lambda x, axis: jnp.pad(x, [(0, more if a == axis else 0) for a in range(x.ndim)])  # noqa: E731
+    ranges = token_ranges(wide(segments, 1), wide(branches, 1))
+    return kernel.attention(wide(queries, 3), wide(keys, 2), wide(values, 2), ranges, interpret)[:, :, :, :length]
+
+
 def _packed(queries, keys, values, mask: RowMask, gpu: bool = False):
     """Flash attention whose rows are data: Pallas' kernel for GPUs or for TPUs, each of which takes a second to import."""
-    if gpu:
-        from marl_llm.models.tree_kernel_gpu import tree_attention
-    else:
-        from marl_llm.models.tree_kernel import tree_attention
+    kernel = importlib.import_module("marl_llm.models.tree_kernel" + "_gpu" * gpu)
 
     def local(q, k, v, segments, branches):
         group = q.shape[1] // k.shape[1]
-        out = tree_attention(
-            q.reshape(q.shape[0], -1, group, *q.shape[2:]), k, v, segments, branches, interpret=platform() == "cpu"
-        )
-        return out.reshape(q.shape)
+        split = q.reshape(q.shape[0], -1, group, *q.shape[2:])
+        return tree_attention(kernel, split, k, v, segments, branches, interpret=platform() == "cpu").reshape(q.shape)
 
     size = queries.shape[-1]
     wide = max(16, 2 ** (size - 1).bit_length()) if gpu else -(-size // LANES) * LANES

@@ -22,7 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from marl_llm.models.masks import RULE, token_ranges, tree_ranges
+from marl_llm.models.masks import RULE, tree_ranges
 
 MASKED = -1e30  # finite; a query sees itself, so that its real maximum wipes out what a block in which it sees nobody left
 FORWARD, BACKWARD = "tree_attention_forward", "tree_attention_backward"  # how the kernels are called in a compiled program
@@ -39,8 +39,8 @@ class Pairs(NamedTuple):
 
 
 def block_size(length: int) -> int:
-    """Tokens of a block for rows of `length`, which are padded to a multiple of it."""
-    return 512 if length >= 2048 else 256 if length >= 512 else 128
+    """Tokens of a block for rows of `length`, which are padded to a multiple of it; the same for a length that is such a multiple."""
+    return 512 if length > 1792 else 256 if length > 384 else 128
 
 
 def block_pairs(ranges: Int[Array, "B 8 L"], block: int) -> Pairs:
@@ -67,43 +67,33 @@ def kernel_flops(prompt: int, branches: int, response: int) -> dict[str, Callabl
     return {name: lambda s, n=n: 2 * n * pairs * block**2 * math.prod(s[:3]) * s[-1] for name, n in PRODUCTS.items()}
 
 
-def tree_attention(
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def attention(
     queries: Float[Array, "B J G L d"],
     keys: Float[Array, "B J L d"],
     values: Float[Array, "B J L d"],
-    segments: Int[Array, "B L"],
-    branches: Int[Array, "B L"],
-    interpret: bool = False,
+    ranges: Int[Array, "B 8 L"],
+    interpret: bool,
 ) -> Float[Array, "B J G L d"]:
-    """Softmax attention of packed rows; the queries are scaled already, and G of them share a key head. d: a multiple of 128, and any L.
-    With `interpret` Pallas computes it on any platform, slowly."""
-    length = queries.shape[3]
-    block = block_size(length)
-    more = -length % block
-    wide = lambda x, axis: jnp.pad(x, [(0, more if a == axis else 0) for a in range(x.ndim)])  # noqa: E731
-    ranges = token_ranges(wide(segments, 1), wide(branches, 1))
-    out = _attention(wide(queries, 3), wide(keys, 2), wide(values, 2), ranges, block_pairs(ranges, block), block, interpret)
-    return out[:, :, :, :length]
+    """What `marl_llm.models.attention.tree_attention` calls. d: a multiple of 128."""
+    return _attention_forward(queries, keys, values, ranges, interpret)[0]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attention(queries, keys, values, ranges, pairs: Pairs, block: int, interpret: bool):
-    return _forward(queries, keys, values, ranges, pairs, block, interpret)[0]
-
-
-def _attention_forward(queries, keys, values, ranges, pairs, block, interpret):
+def _attention_forward(queries, keys, values, ranges, interpret):
+    block = block_size(queries.shape[3])
+    pairs = block_pairs(ranges, block)
     out, sums = _forward(queries, keys, values, ranges, pairs, block, interpret)
     return out, (queries, keys, values, ranges, pairs, out, sums)
 
 
-def _attention_backward(block, interpret, kept, slope):
+def _attention_backward(interpret, kept, slope):
     queries, keys, values, ranges, pairs, out, sums = kept
     mean = jnp.einsum("bjgld,bjgld->bjgl", out.astype(jnp.float32), slope.astype(jnp.float32))
-    dq, dk, dv = _backward(queries, keys, values, ranges, pairs, slope, sums, mean, block, interpret)
-    return dq, dk.astype(keys.dtype), dv.astype(values.dtype), None, None
+    dq, dk, dv = _backward(queries, keys, values, ranges, pairs, slope, sums, mean, block_size(queries.shape[3]), interpret)
+    return dq, dk.astype(keys.dtype), dv.astype(values.dtype), None
 
 
-_attention.defvjp(_attention_forward, _attention_backward)
+attention.defvjp(_attention_forward, _attention_backward)
 
 
 # ---------------------------------------------------------------------------------------------------- the kernels

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
-from marl_llm.models.masks import RULE, token_ranges, tree_ranges
+from marl_llm.models.masks import RULE, tree_ranges
 
 MASKED = -1e30  # finite; a query sees itself, so that its real maximum wipes out what a block in which it sees nobody left
 LOG2E = math.log2(math.e)
@@ -59,24 +59,20 @@ def kernel_flops(prompt: int, branches: int, response: int, group: int) -> dict[
     return {name: lambda s, n=n * pairs[name]: 2 * n * QUERIES * KEYS * math.prod(s[:-2]) * s[-1] for name, n in PRODUCTS.items()}
 
 
-def tree_attention(
-    queries: Float[Array, "B J G L d"],
-    keys: Float[Array, "B J L d"],
-    values: Float[Array, "B J L d"],
-    segments: Int[Array, "B L"],
-    branches: Int[Array, "B L"],
-    interpret: bool = False,
-) -> Float[Array, "B J G L d"]:
-    """Softmax attention of packed rows; the queries are scaled already, and G of them share a key head. d: a power of two from 16 on, and
-    any L. With `interpret` Pallas computes it on any platform, slowly."""
-    length = queries.shape[3]
-    wide = lambda x, axis: jnp.pad(x, [(0, -length % QUERIES if a == axis else 0) for a in range(x.ndim)])  # noqa: E731
-    ranges = token_ranges(wide(segments, 1), wide(branches, 1))
-    return _attention(wide(queries, 3), wide(keys, 2), wide(values, 2), ranges, interpret)[:, :, :, :length]
+def block_size(length: int) -> int:
+    """Tokens in multiples of which rows of `length` come."""
+    return QUERIES
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attention(queries, keys, values, ranges, interpret: bool):
+def attention(
+    queries: Float[Array, "B J G L d"],
+    keys: Float[Array, "B J L d"],
+    values: Float[Array, "B J L d"],
+    ranges: Int[Array, "B 8 L"],
+    interpret: bool,
+) -> Float[Array, "B J G L d"]:
+    """What `marl_llm.models.attention.tree_attention` calls. d: a power of two from 16 on."""
     return _forward(queries, keys, values, ranges, interpret)[0]
 
 
@@ -96,7 +92,7 @@ def _attention_backward(interpret, kept, slope):
     return dq, dk, dv, None
 
 
-_attention.defvjp(_attention_forward, _attention_backward)
+attention.defvjp(_attention_forward, _attention_backward)
 
 
 # ---------------------------------------------------------------------------------------------------- the kernels

@@ -11,13 +11,17 @@ import sys
 import pytest
 
 
-def plan(*arguments: str) -> dict:
-    """The command in a process of its own: libtpu refuses the suite's CPU flags in XLA_FLAGS."""
+def run(*arguments: str) -> str:
+    """A process of its own: libtpu refuses the suite's CPU flags in XLA_FLAGS."""
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    command = [sys.executable, "-m", "experiments.plan", "--config=experiments/configs/plan_path_10x10.py", "--json", *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return done.stdout
+
+
+def plan(*arguments: str, config: str = "plan_path_10x10") -> dict:
+    """The command's answer."""
+    return json.loads(run("-m", "experiments.plan", f"--config=experiments/configs/{config}.py", "--json", *arguments))
 
 
 @pytest.mark.parametrize(
@@ -34,3 +38,36 @@ def test_two_policies_of_two_layers_are_compiled_for_four_chips(fits, arguments)
     assert out["update"]["temporary"] > 0
     assert (out["fits"], out["suggestion"] == "") == (fits, fits)
     assert (out["peak"] < out["device_memory"]) == fits
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_a_hosted_decode_step_reads_its_pages_once(topology):
+    sizes = ("--config.rollout.max_prompt=8192", "--config.rollout.max_tokens=1024", "--config.rollout.tensor=4")
+    given = (f"--topology={topology}", "--config.model.preset=qwen3-8b", "--config.model.layers=4", "--whole", *sizes)
+    engine = plan(*given, config="plan_path_text")["engine"]
+    assert engine["gathered"] == 0
+    assert 1 < engine["read"] / engine["needed"] < 1.3
+    if topology == "v5p:2x2x1":  # where XLA's loops keep what they gather in main memory
+        assert plan(*given, "--config.model.attention=tree", config="plan_path_text")["engine"]["read"] > 1.5 * engine["read"]
+
+
+SHAPES = """
+import itertools
+import jax
+from jax.sharding import SingleDeviceSharding
+from experiments.plan_devices import devices_of
+from marl_llm.models.page_kernel import over_list
+
+for topology in ("v5e:2x2", "v5p:2x2x1", "v6e:2x2"):
+    here = SingleDeviceSharding(devices_of(topology)[2][0])
+    a = lambda kind, *shape: jax.ShapeDtypeStruct(shape, kind, sharding=here)
+    sizes = [(32, 2, 2, 16, 128, 8), (8, 4, 7, 80, 128, 8), (512, 8, 8, 128, 128, 8), (16, 1, 5, 128, 256, 4), (64, 2, 4, 256, 1024, 1)]
+    for (s, j, g, d, t, run), group, kind in itertools.product(sizes, (1, 8), ("bfloat16", "float32")):
+        lists = a("int32", 512, run), a("int32", 512, group), a("int32", 512), a("int32")
+        jax.jit(over_list).lower(a(kind, s, j, g, d), a(kind, 99, j, d, t), a(kind, 99, j, t, d), *lists).compile()
+        print(topology, s, j, g, d, t, run, group, kind)
+"""
+
+
+def test_the_kernel_of_pages_compiles_for_any_heads_and_types():
+    assert len(run("-c", SHAPES).splitlines()) == 3 * 5 * 2 * 2

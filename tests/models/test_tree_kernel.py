@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from marl_llm.models import SAMPLE, packed_mask, self_attention, tree_kernel, tree_kernel_gpu, use_rules
-from marl_llm.models.attention import attend
+from marl_llm.models.attention import attend, tree_attention
 from marl_llm.models.masks import token_ranges
 from marl_llm.models.tree_kernel import block_pairs, block_size, kernel_flops
 from marl_llm.models.tree_kernel_gpu import KEYS, QUERIES, key_blocks, query_blocks
@@ -67,6 +67,13 @@ def test_any_layout_equals_dense_attention_and_its_gradient(kernel, length, long
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+def test_rows_are_padded_to_blocks_of_the_size_that_the_padded_row_has():
+    for length in range(1, 5000):
+        padded = length + -length % block_size(length)
+        assert block_size(padded) == block_size(length)
+        assert padded % 128 == 0
+
+
 @pytest.mark.parametrize("longest", [6, 40])
 def test_a_pair_of_blocks_is_listed_if_and_only_if_somebody_sees_somebody(longest):
     segments, branches = rows(longest, 5, 96, longest)
@@ -120,7 +127,7 @@ def test_keys_of_blocks_that_nobody_sees_are_not_read(kernel):
     def value(k, v):
         def loss(q, k, v):
             heads = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
-            out = kernel.tree_attention(heads[0][:, :, None], *heads[1:], segments, branches, interpret=True)
+            out = tree_attention(kernel, heads[0][:, :, None], *heads[1:], segments, branches, interpret=True)
             return jnp.sum(out[:, :, :, 128:]), out[:, :, :, 128:]
 
         (_, out), slopes = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
