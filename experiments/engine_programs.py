@@ -36,7 +36,6 @@ from marl_llm.sampling.transfer import layout_of
 from marl_llm.training import roofline
 
 RULE_STATES = 16  # of the stop rules of a run: a stop id or a short text
-LISTS = 2  # of pages, that a decode step reads: pages of one row, and of several
 SMALL_GATHER = 2**20  # bytes of a gather inside the decode loop below which it is the draw's, not a weight's
 
 
@@ -48,7 +47,7 @@ class EnginePrograms:
       lowered: by name: `decode` (a chunk, all slots living), `admit` (pieces of long prompts behind their beginnings), `swap`.
       groups: prompts with their responses that decode at a time on each device that rows are split over, half way through, as many as
         slots and pages hold. blocks: how often a layer gathers pages then, for each of a step's lists; `()` where a kernel reads them.
-      fetched: bytes that a layer's kernels fetch for all lists. layers: of the model.
+      fetched: bytes that a layer's kernel reads. layers: of the model.
       pool, copy: bytes on a device of all pages, and of what is sampled from.
     """
 
@@ -145,11 +144,10 @@ def engine_programs(
     groups = max(1, int(min(s // branches, count * page // tokens)))
     lists = page_lists(living(parts, s, groups, branches, sizes, page), s, parts, page)
     j = config.key_value_heads // (mesh.shape["tensor"] if any(heads) else 1)
-    each_head = j, config.query_heads // config.key_value_heads, config.head_dim
+    here, size = (j, config.query_heads // config.key_value_heads, config.head_dim), jnp.dtype(config.compute_dtype).itemsize
     blocks, fetched = tuple(-(-int(x.most) // entries_at_once(page, x.rows.shape[-1], x.page.shape[-1])) for x in lists), 0
-    if by_kernel(config.attention, page, s, *each_head[1:]):
-        size = jnp.dtype(config.compute_dtype).itemsize
-        blocks, fetched = (), sum(bytes_read(x.page[0], int(x.most), s, each_head, page, size) for x in lists)  # all parts have the same
+    if by_kernel(config.attention, page, s, here, size):
+        blocks, fetched = (), bytes_read(np.concatenate([x.length[0] for x in lists]), s, here, page, size)  # all parts have as much
     given = lambda tree: dict(given=i32((layout := layout_of(tree)).words), layout=layout)  # noqa: E731
     low = {"decode": decode.lower(config, served, pages, **given((row, lists)), rules=rules, root=root, chunk=sizes.chunk, **plain)}
     longest_piece = sizes.piece or PIECE.get(platform(), 512)
@@ -185,15 +183,15 @@ def _measured(programs: EnginePrograms, whole: bool) -> dict:
 def step_reads(text: ProgramText, programs: EnginePrograms) -> float | int:
     """Bytes that a step of a decode program reads.
 
-    Its chunk is a loop whose length is data. In it each layer reads each list of pages by a kernel, or in such a loop, which runs as often
-    as `blocks` says. Raises `ValueError` where the program has other loops or kernels.
+    Its chunk is a loop whose length is data. In it each layer reads its pages by a kernel, or each list of them in such a loop, which runs
+    as often as `blocks` says. Raises `ValueError` where the program has other loops or kernels.
     """
     chunk, *others = (loop for loop in text.loops() if loop.depth < 2)
     lists, blocks, layers = [loop for loop in others if loop.depth == 1], programs.blocks, programs.layers
-    found, kernel = {"loops": len(lists), "kernels": text.calls(NAME, chunk.name)}, programs.fetched > 0
-    if found != {"loops": 0 if kernel else LISTS * layers, "kernels": LISTS * layers if kernel else 0}:
-        kind = "kernels" if kernel else "loops"
-        raise ValueError(f"the decode program has {found} over pages in its chunk, not {LISTS} {kind} in each of {layers} layers")
+    found = {"loops": len(lists), "kernels": text.calls(NAME, chunk.name)}
+    wanted = {"loops": len(blocks) * layers, "kernels": (programs.fetched > 0) * layers}
+    if found != wanted:
+        raise ValueError(f"the decode program has {found} over pages in its chunk, not {wanted}")
     again = sum((blocks[i % len(blocks)] - 1) * loop.read for i, loop in enumerate(lists))  # once is counted in the chunk
     return chunk.read + again + layers * programs.fetched
 

@@ -56,7 +56,6 @@ FAULTS = {
         "the page of a twin is lost": ("        self.free.append(node.page)\n        return twin", "        return twin"),
     },
     (S + "tickets.py", T + "test_engine.py " + T + "test_pages.py"): {
-        "a place without a page names page 0": ("np.take_along_axis(pages[:, :most], last, axis=1)", "np.where(there, pages[:, :most], 0)"),
         "what a page does not hold yet is read": (
             "(ticket.nodes[ticket.cached // size].page, ticket.cached % size)",
             "(ticket.nodes[ticket.cached // size].page, size)"

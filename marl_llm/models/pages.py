@@ -9,6 +9,7 @@ gathered at a time is one block (PagedAttention, arXiv 2309.06180; the softmax o
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from marl_llm.models.attention import LANES, MASKED, platform
 from marl_llm.models.cache import FEW_QUERIES, to_cache
 from marl_llm.models.masks import RowMask
-from marl_llm.models.sharding import per_device
+from marl_llm.models.sharding import per_device, ways
 
 # tokens of pages that are gathered at a time, 2,048 elsewhere: about what a cache holds. On a GPU each time starts some ten kernels
 BLOCK = {"cpu": 512, "gpu": 8192}
@@ -38,15 +39,15 @@ def entry_pages(page: int, group: int) -> int:
     return max(1, (KERNEL_ENTRY if platform() == "tpu" and page % LANES == 0 else ENTRY[group]) // page)
 
 
-def by_kernel(attention: str, page: int, s: int, g: int, d: int) -> bool:
+def by_kernel(attention: str, page: int, s: int, heads: tuple[int, int, int], itemsize: int) -> bool:
     """Whether a decode step of s rows reads pages of so many tokens by a TPU's kernel (`page_kernel`), for the `attention` of a
-    `ModelConfig`, whose heads of d numbers share a key head in groups of g."""
+    `ModelConfig`. heads: key heads of a device, query heads of each, and their numbers, of which keys have `itemsize` bytes."""
     wanted = {"auto": ("tpu",), "splash": ("tpu", "cpu")}  # on a CPU in Pallas' interpret mode
     if page % LANES or platform() not in wanted.get(attention, ()):
         return False
-    from marl_llm.models.page_kernel import ROOM, bytes_of_rows  # Pallas takes a second to import
+    from marl_llm.models.page_kernel import ROOM, bytes_on_chip  # Pallas takes a second to import
 
-    return bytes_of_rows(s, g, d) <= ROOM
+    return bytes_on_chip(s, heads, max(KERNEL_ENTRY, page), itemsize) <= ROOM
 
 
 def entries_at_once(page: int, group: int, run: int) -> int:
@@ -172,25 +173,26 @@ def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums
     return jax.lax.fori_loop(0, (entries.most + size - 1) // size, block, sums)
 
 
-def _by_kernel(q: Float[Array, "A s J g d"], pages: Pages, entries: PageList) -> _Sums:
-    """The sums of all parts' rows over the pages of a list alone, each device its own parts and heads."""
-    from marl_llm.models.page_kernel import over_list  # Pallas takes a second to import
+def _by_kernel(q: Float[Array, "A s J g d"], pages: Pages, lists: tuple[PageList, ...]) -> _Sums:
+    """All parts' rows over their pages, each device its own parts and heads."""
+    from marl_llm.models.page_kernel import over_lists  # Pallas takes a second to import
 
-    def local(*given):
-        *parts, most = given
-        return jnp.stack([over_list(*part, most, interpret=platform() == "cpu") for part in zip(*parts, strict=True)])
+    def local(q, keys, values, *numbers):
+        of = lambda part: [(*(x[part] for x in some[:3]), some[3]) for some in zip(*[iter(numbers)] * 4, strict=True)]  # noqa: E731
+        parts = [over_lists(q[part], keys[part], values[part], of(part), platform() == "cpu") for part in range(q.shape[0])]
+        return jnp.stack(parts)
 
     heads, numbers = ("batch", None, "key_value_heads", None, None), ("batch", None, None)
-    axes = heads, heads, heads, numbers, numbers, numbers[:2], ()
-    out = per_device(local, axes, ("batch", "key_value_heads", None, None, None))(q, *pages, *entries).swapaxes(1, 2)
+    axes = (heads,) * 3 + (numbers, numbers, numbers[:2], ()) * len(lists)
+    out = per_device(local, axes, ("batch", "key_value_heads", None, None, None))(q, *pages, *itertools.chain.from_iterable(lists))
+    out = out.swapaxes(1, 2)
     return _Sums(out[..., LANES:], out[..., 0], out[..., 1])
 
 
-def _joined(a: _Sums, b: _Sums) -> _Sums:
-    """The sums of rows over the columns of both."""
-    top = jnp.maximum(a.top, b.top)
-    left, right = jnp.exp(a.top - top), jnp.exp(b.top - top)
-    return _Sums(a.values * left[..., None] + b.values * right[..., None], top, a.total * left + b.total * right)
+def _here(j: int) -> int:
+    """Of j key heads those of a device."""
+    split = ways("key_value_heads")
+    return j if j % split else j // split
 
 
 def _over_table(q: Float[Array, "A b J x d"], pages: Pages, table: Int[Array, "A b M"], kept: Int[Array, "A b"], size: int) -> _Sums:
@@ -229,8 +231,8 @@ def paged_attention(
         page = cache.pages.keys.shape[-1]
         if isinstance(mask.lists, PageTable):
             sums = _over_table(q, cache.pages, *mask.lists, max(1, TABLE_BLOCK // page))
-        elif by_kernel(attention, page, rows // parts, h // j, d):
-            sums = functools.reduce(_joined, [_by_kernel(q, cache.pages, entries) for entries in mask.lists])
+        elif by_kernel(attention, page, rows // parts, (_here(j), h // j, d), keys.dtype.itemsize):
+            sums = _by_kernel(q, cache.pages, mask.lists)
         else:
             sums = jax.vmap(lambda _: _nothing(*q.shape[1:]))(jnp.arange(parts))
             for entries in mask.lists:

@@ -249,8 +249,4 @@ def _page_list(parts: list[dict[tuple[int, ...], list[tuple[int, int]]]], group:
         for i, (who, some) in enumerate(entries):
             rows[part, i, : len(who)] = who
             pages[part, i, : len(some)], length[part, i] = [x for x, _ in some], (len(some) - 1) * page + some[-1][1]
-    if run > 1:  # where an entry has no page stands what the entry before had there
-        there = np.arange(run) * page < length[:, :most, None]
-        last = np.maximum.accumulate(np.where(there, np.arange(most)[:, None], 0), axis=1)
-        pages[:, :most] = np.take_along_axis(pages[:, :most], last, axis=1)
     return PageList(pages, rows, length, np.int32(most))

@@ -42,7 +42,7 @@ def test_two_policies_of_two_layers_are_compiled_for_four_chips(fits, arguments)
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_a_hosted_decode_step_reads_its_pages_once(topology):
-    sizes = ("--config.rollout.max_prompt=8192", "--config.rollout.max_tokens=1024", "--config.rollout.tensor=4")
+    sizes = ("--config.rollout.max_prompt=4096", "--config.rollout.max_tokens=512", "--config.rollout.tensor=4")
     given = (f"--topology={topology}", "--config.model.preset=qwen3-8b", "--config.model.layers=4", "--whole", *sizes)
     engine = plan(*given, config="plan_path_text")["engine"]
     assert engine["gathered"] == 0
@@ -56,15 +56,15 @@ import itertools
 import jax
 from jax.sharding import SingleDeviceSharding
 from experiments.plan_devices import devices_of
-from marl_llm.models.page_kernel import over_list
+from marl_llm.models.page_kernel import over_lists
 
 for topology in ("v5e:2x2", "v5p:2x2x1", "v6e:2x2"):
     here = SingleDeviceSharding(devices_of(topology)[2][0])
     a = lambda kind, *shape: jax.ShapeDtypeStruct(shape, kind, sharding=here)
-    sizes = [(32, 2, 2, 16, 128, 8), (8, 4, 7, 80, 128, 8), (512, 8, 8, 128, 128, 8), (16, 1, 5, 128, 256, 4), (64, 2, 4, 256, 1024, 1)]
+    sizes = [(32, 2, 2, 16, 128, 8), (8, 4, 7, 80, 128, 8), (256, 8, 8, 128, 128, 8), (16, 1, 5, 128, 256, 4), (64, 2, 4, 256, 1024, 1)]
     for (s, j, g, d, t, run), group, kind in itertools.product(sizes, (1, 8), ("bfloat16", "float32")):
-        lists = a("int32", 512, run), a("int32", 512, group), a("int32", 512), a("int32")
-        jax.jit(over_list).lower(a(kind, s, j, g, d), a(kind, 99, j, d, t), a(kind, 99, j, t, d), *lists).compile()
+        lists = [(a("int32", n, run), a("int32", n, group), a("int32", n), a("int32")) for n, group in ((512, 1), (256, group))]
+        jax.jit(over_lists).lower(a(kind, s, j, g, d), a(kind, 99, j, d, t), a(kind, 99, j, t, d), lists).compile()
         print(topology, s, j, g, d, t, run, group, kind)
 """
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from marl_llm.models import SAMPLE, Decoder, ModelConfig, attention, init_params, page_kernel, use_rules
-from marl_llm.models.page_kernel import bytes_of_rows, bytes_read
+from marl_llm.models.page_kernel import bytes_on_chip, bytes_read
 from marl_llm.models.pages import PagedCache, PagedMask, PageList, Pages, by_kernel, paged_attention
 from marl_llm.training import make_mesh
 
@@ -16,8 +16,8 @@ TOKENS, ROWS, ROOM, COLUMNS = 128, 5, 12, 3  # of a page; of a part; entries tha
 
 
 def random_lists(rng, parts: int, pages: int, run: int, groups=(1, 4)):
-    """A list for each size of group: entries of up to `run` pages and so many rows; the last row has no page. Behind an entry's pages
-    stands what `marl_llm.sampling.tickets` would write. A part has a few entries less than the longest."""
+    """A list for each size of group: entries of up to `run` pages and so many rows; the last row has no page. A part has a few entries
+    less than the one before."""
     lists = []
     for group in groups:
         page, rows = np.zeros((parts, ROOM, run), np.int32), np.full((parts, ROOM, group), ROWS, np.int32)
@@ -27,7 +27,6 @@ def random_lists(rng, parts: int, pages: int, run: int, groups=(1, 4)):
                 readers, count = rng.integers(1, group + 1), rng.integers(1, run + 1)
                 rows[part, entry, :readers] = rng.choice(ROWS - 1, readers, replace=False)
                 page[part, entry, :count] = rng.choice(np.arange(1, pages), count, replace=False)
-                page[part, entry, count:] = page[part, entry - 1, count:] if entry else 0
                 length[part, entry] = (count - 1) * TOKENS + rng.integers(1, TOKENS + 1)
         lists.append(PageList(*map(jnp.asarray, (page, rows, length)), jnp.int32(most)))
     return tuple(lists)
@@ -111,11 +110,10 @@ def test_each_device_reads_its_own_parts_and_heads():
 
 
 def test_what_a_call_reads_is_each_page_once_and_the_queries():
-    page = np.asarray([[4, 2, 0], [4, 3, 0], [1, 3, 0], [5, 5, 5]])
     queries = 2 * 7 * 3 * 16 * 4  # J s g d, float32
     once = 2 * 2 * 16 * 128 * 2  # keys and values, of both heads, in 16 bits
-    assert bytes_read(page, 3, 7, (2, 3, 16), 128, 2) == queries + 5 * once  # 4 2 0 3 1: the third place keeps page 0
-    assert bytes_read(page, 0, 7, (2, 3, 16), 128, 2) == queries + 3 * once
+    assert bytes_read(np.asarray([128, 129, 1, 384, 0]), 7, (2, 3, 16), 128, 2) == queries + (1 + 2 + 1 + 3) * once
+    assert bytes_read(np.zeros(4, int), 7, (2, 3, 16), 128, 2) == queries
 
 
 @pytest.mark.parametrize(
@@ -128,19 +126,23 @@ def test_what_a_call_reads_is_each_page_once_and_the_queries():
 )  # fmt: skip
 def test_the_kernel_takes_a_tpus_pages_unless_told_otherwise_or_rows_have_no_room(kernel, kind, platform, page, rows):
     with attention.for_platform(platform):
-        assert by_kernel(kind, page, rows, 4, 128) == kernel
+        assert by_kernel(kind, page, rows, (8, 4, 128), 2) == kernel
 
 
-def test_rows_take_whole_vectors_on_the_chip():
-    assert bytes_of_rows(256, 2, 64) == bytes_of_rows(256, 8, 128) == 256 * 8 * 4 * 128 * 4
-    assert bytes_of_rows(256, 9, 128) == 2 * bytes_of_rows(256, 8, 128)
+def test_half_of_the_heads_lie_on_the_chip_at_once_in_whole_vectors():
+    vectors = 256 * 8 * 4 * 128 * 4  # sums, largest scores, and queries twice
+    entries = 2 * 2 * 1024 * 128 * 2  # keys and values
+    for g, d in ((2, 64), (8, 128)):
+        assert bytes_on_chip(256, (2, g, d), 1024, 2) == vectors + entries
+        assert bytes_on_chip(256, (3, g, d), 1024, 2) == 3 * bytes_on_chip(256, (1, g, d), 1024, 2) == 3 * (vectors + entries)
+    assert bytes_on_chip(256, (2, 9, 128), 1024, 2) == 2 * vectors + entries
 
 
 def test_a_model_reads_its_pages_as_its_attention_says(monkeypatch):
     """Of a decoder's step, both ways."""
     calls = []
-    real = page_kernel.over_list
-    monkeypatch.setattr(page_kernel, "over_list", lambda *given, **how: calls.append(1) or real(*given, **how))
+    real = page_kernel.over_lists
+    monkeypatch.setattr(page_kernel, "over_lists", lambda *given, **how: calls.append(1) or real(*given, **how))
     config = ModelConfig(vocab_size=32, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
     rng = np.random.default_rng(4)
     lists, (*_, cache) = random_lists(rng, 1, 6, 1), given(rng, 1, 6, 1, 2, 8)
@@ -152,6 +154,6 @@ def test_a_model_reads_its_pages_as_its_attention_says(monkeypatch):
         return model.apply({"params": params}, tokens, places, PagedMask(lists, jnp.int32(1)), cache=[cache])[0]
 
     got = step("splash")
-    assert len(calls) == len(lists)
+    assert len(calls) == 1
     np.testing.assert_allclose(got, step("xla"), atol=3e-6)
-    assert len(calls) == len(lists)
+    assert len(calls) == 1

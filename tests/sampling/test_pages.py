@@ -1,7 +1,6 @@
 """Pages: what is shared is computed once, what does not fit waits or is paused, and no answer depends on it."""
 
 import dataclasses
-import itertools
 from concurrent.futures import Future
 
 import jax
@@ -10,11 +9,10 @@ import pytest
 from test_engine import CONFIG, TOKENIZER, assert_same, plain
 
 from marl_llm.models import init_params, page_kernel, pages
-from marl_llm.models.page_kernel import bytes_read
-from marl_llm.sampling import Engine, LaneConfig, Request, RequestError, lane, stop_rule
+from marl_llm.sampling import Engine, LaneConfig, Request, RequestError, lane
 from marl_llm.sampling.pages import page_bytes
-from marl_llm.sampling.pool import Node, PagePool
-from marl_llm.sampling.tickets import Ticket, next_piece, page_lists
+from marl_llm.sampling.pool import PagePool
+from marl_llm.sampling.tickets import Ticket, next_piece
 from marl_llm.sampling.transfer import unpacked
 from marl_llm.training import make_mesh
 
@@ -119,8 +117,8 @@ def test_a_kernel_reads_the_pages_that_are_listed_for_it(params, monkeypatch, ru
     """Four branches of two prompts, and two requests alone: answers as by loops over smaller pages."""
     monkeypatch.setattr(pages, "by_kernel", lambda attention, page, *sizes: page == 128)
     monkeypatch.setattr(pages, "ENTRY", {1: 128 * run, pages.GROUP: 128 * run})
-    calls, real = [], page_kernel.over_list
-    monkeypatch.setattr(page_kernel, "over_list", lambda *given, **how: calls.append(given[3].shape[1]) or real(*given, **how))
+    calls, real = [], page_kernel.over_lists
+    monkeypatch.setattr(page_kernel, "over_lists", lambda *given: calls.append(given[3][0][0].shape[1]) or real(*given))
     rng = np.random.default_rng(6)
     prompts = [ids(rng, n) for n in (300, 256)]
     requests = [Request(prompt, (6, i, k), 6 + k, "a") for i, prompt in enumerate(prompts) for k in range(4)]
@@ -135,34 +133,6 @@ def test_a_kernel_reads_the_pages_that_are_listed_for_it(params, monkeypatch, ru
         for got, want in zip(answers, engine.generate_all(requests), strict=True):
             np.testing.assert_array_equal(got.tokens, want.tokens)
             np.testing.assert_allclose(got.log_probs, want.log_probs, atol=2e-5)
-
-
-def test_a_place_without_a_page_names_what_the_entry_before_had_there(monkeypatch):
-    """So that a kernel fetches each listed page once, in lists of one row and of several."""
-    monkeypatch.setattr(pages, "ENTRY", {1: 4 * PAGE, pages.GROUP: 2 * PAGE})
-    rng, number, rows = np.random.default_rng(7), itertools.count(), []
-    shared = [Node(next(number), None, np.zeros(0, np.int32)) for _ in range(7)]
-    for node in shared:
-        node.owners = 3
-    for row in range(3):
-        own = [Node(next(number), None, np.zeros(0, np.int32)) for _ in range(int(rng.integers(1, 12)))]
-        for node in own:
-            node.owners = 1
-        cached = (7 + len(own) - 1) * PAGE + int(rng.integers(1, PAGE + 1))
-        request = Request((0,), (row,), 1)
-        rows.append((row, Ticket(request, Future(), stop_rule(2, (1,), (), None), 0.0, part=0, cached=cached, nodes=[*shared, *own])))
-    lists = page_lists(rows, 4, 1, PAGE)
-    assert [x.page.shape[-1] for x in lists] == [4, 2]
-    found = []
-    for x in lists:
-        for entry in range(int(x.most)):
-            there = -(-int(x.length[0, entry]) // PAGE)
-            found += x.page[0, entry, :there].tolist()
-            before = x.page[0, entry - 1, there:] if entry else 0
-            np.testing.assert_array_equal(x.page[0, entry, there:], before)
-    assert sorted(found) == list(range(next(number)))
-    entries = sum(bytes_read(x.page[0], int(x.most), 1, (1, 0, 1), 1, 1) for x in lists)
-    assert len(found) <= entries // 2 <= len(found) + sum(x.page.shape[-1] - 1 for x in lists)
 
 
 def test_a_full_page_that_another_holds_too_is_free_again():
