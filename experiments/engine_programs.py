@@ -146,7 +146,7 @@ def engine_programs(
     j = config.key_value_heads // (mesh.shape["tensor"] if any(heads) else 1)
     here, size = (j, config.query_heads // config.key_value_heads, config.head_dim), jnp.dtype(config.compute_dtype).itemsize
     blocks, fetched = tuple(-(-int(x.most) // entries_at_once(page, x.rows.shape[-1], x.page.shape[-1])) for x in lists), 0
-    if by_kernel(config.attention, page, s, here, size):
+    if by_kernel(config.attention, page, s, here, size, lists):
         blocks, fetched = (), bytes_read(np.concatenate([x.length[0] for x in lists]), s, here, page, size)  # all parts have as much
     given = lambda tree: dict(given=i32((layout := layout_of(tree)).words), layout=layout)  # noqa: E731
     low = {"decode": decode.lower(config, served, pages, **given((row, lists)), rules=rules, root=root, chunk=sizes.chunk, **plain)}

@@ -104,6 +104,8 @@ FAULTS = {
         "a list's rows are filled up with the first": ("constant_values=s)", "constant_values=0)"),
         "an entry's last page is not read": ("(-(-length // t)).sum()", "(length // t).sum()"),
         "queries are not read": ("d * t * itemsize + s * g * d * 4)", "d * t * itemsize)"),
+        "rows have room without end": ("bytes_on_chip(s, heads, run * t, itemsize) <= ROOM and", ""),
+        "lists have room without end": ("and 4 * entries * (run + group + 1) <= NUMBERS", ""),
         "rows take what they have": ("s * -(-g // 8) * 8 *", "s * g *"),
         "all heads lie on the chip": ("return j // 2 if j % 2 == 0 else j", "return j"),
         "one entry lies on the chip": ("+ 4 * tokens * wide * itemsize)", "+ 2 * tokens * wide * itemsize)"),
@@ -111,7 +113,7 @@ FAULTS = {
     (M + "pages.py", T + "test_page_kernel.py tests/sampling/test_pages.py"): {
         "the kernel takes all pages": ("if page % LANES or platform()", "if platform()"),
         "the kernel is a GPU's too": ('"splash": ("tpu", "cpu")', '"splash": ("tpu", "cpu", "gpu")'),
-        "rows have room without end": ("return bytes_on_chip(s, heads, max(KERNEL_ENTRY, page), itemsize) <= ROOM", "return True"),
+        "the chip has room without end": ("return fits(s, heads, page, itemsize, lists)", "return True"),
     },
     (M + "transformer.py", T + "test_page_kernel.py"): {
         "a model's attention is not asked of pages": ("paged_attention(q, k, v, cache, mask, c.attention)", "paged_attention(q, k, v, cache, mask)"),

@@ -25,6 +25,7 @@ from marl_llm.models.attention import LANES, MASKED
 NAME = "paged_attention"  # of the kernel in a compiled program
 SPACE = 4 * 2**20  # bytes of the chip's memory for scores, beside `bytes_on_chip`
 ROOM = 40 * 2**20  # of those, at most: with SPACE two thirds of what a v5p has
+NUMBERS = 15 * 2**16  # bytes of lists, at most: of a chip's 2^20 for scalars
 
 
 def over_lists(
@@ -167,6 +168,14 @@ def bytes_on_chip(s: int, heads: tuple[int, int, int], tokens: int, itemsize: in
     j, g, d = heads
     wide = -(-d // LANES) * LANES
     return _heads(j) * (s * -(-g // 8) * 8 * (LANES + 3 * wide) * 4 + 4 * tokens * wide * itemsize)
+
+
+def fits(s: int, heads: tuple[int, int, int], t: int, itemsize: int, lists: Sequence[tuple]) -> bool:
+    """Whether a step of s rows has room on the chip; `lists` as in `over_lists`, `heads` and `itemsize` as in `bytes_on_chip`. t: tokens of
+    a page."""
+    run, group = (max(x[i].shape[-1] for x in lists) for i in range(2))
+    entries = sum(page.shape[-2] for page, *_ in lists)
+    return bytes_on_chip(s, heads, run * t, itemsize) <= ROOM and 4 * entries * (run + group + 1) <= NUMBERS
 
 
 def bytes_read(length: Int[np.ndarray, " n"], s: int, heads: tuple[int, int, int], t: int, itemsize: int) -> int:

@@ -39,17 +39,6 @@ def entry_pages(page: int, group: int) -> int:
     return max(1, (KERNEL_ENTRY if platform() == "tpu" and page % LANES == 0 else ENTRY[group]) // page)
 
 
-def by_kernel(attention: str, page: int, s: int, heads: tuple[int, int, int], itemsize: int) -> bool:
-    """Whether a decode step of s rows reads pages of so many tokens by a TPU's kernel (`page_kernel`), for the `attention` of a
-    `ModelConfig`. heads: key heads of a device, query heads of each, and their numbers, of which keys have `itemsize` bytes."""
-    wanted = {"auto": ("tpu",), "splash": ("tpu", "cpu")}  # on a CPU in Pallas' interpret mode
-    if page % LANES or platform() not in wanted.get(attention, ()):
-        return False
-    from marl_llm.models.page_kernel import ROOM, bytes_on_chip  # Pallas takes a second to import
-
-    return bytes_on_chip(s, heads, max(KERNEL_ENTRY, page), itemsize) <= ROOM
-
-
 def entries_at_once(page: int, group: int, run: int) -> int:
     """How many entries of a list of pages are gathered at a time: fewer where their rows are many."""
     return max(1, block_pages(page) // (run * (1 if group == 1 else 2)))
@@ -146,6 +135,17 @@ def _gathered(pages: Pages, page: Int[Array, "n M"], few: bool) -> tuple[Float[A
     return keys, runs.reshape(n, j, m * t, d)
 
 
+def by_kernel(attention: str, page: int, s: int, heads: tuple[int, int, int], itemsize: int, lists: tuple[PageList, ...]) -> bool:
+    """Whether a decode step of s rows reads lists of pages of so many tokens by a TPU's kernel (`page_kernel`), for the `attention` of a
+    `ModelConfig`. heads: key heads of a device, query heads of each, and their numbers, of which keys have `itemsize` bytes."""
+    wanted = {"auto": ("tpu",), "splash": ("tpu", "cpu")}  # on a CPU in Pallas' interpret mode
+    if page % LANES or platform() not in wanted.get(attention, ()):
+        return False
+    from marl_llm.models.page_kernel import fits  # Pallas takes a second to import
+
+    return fits(s, heads, page, itemsize, lists)
+
+
 def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums: _Sums) -> _Sums:
     """One part's rows over one part's pages."""
     s, j, g, d = q.shape
@@ -231,7 +231,7 @@ def paged_attention(
         page = cache.pages.keys.shape[-1]
         if isinstance(mask.lists, PageTable):
             sums = _over_table(q, cache.pages, *mask.lists, max(1, TABLE_BLOCK // page))
-        elif by_kernel(attention, page, rows // parts, (_here(j), h // j, d), keys.dtype.itemsize):
+        elif by_kernel(attention, page, rows // parts, (_here(j), h // j, d), keys.dtype.itemsize, mask.lists):
             sums = _by_kernel(q, cache.pages, mask.lists)
         else:
             sums = jax.vmap(lambda _: _nothing(*q.shape[1:]))(jnp.arange(parts))

@@ -117,16 +117,18 @@ def test_what_a_call_reads_is_each_page_once_and_the_queries():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "kind", "platform", "page", "rows"),
+    ("kernel", "kind", "platform", "page", "rows", "entries"),
     [
-        (True, "auto", "tpu", 128, 256), (True, "splash", "tpu", 256, 256), (True, "splash", "cpu", 128, 256),
-        (False, "auto", "cpu", 128, 256), (False, "auto", "gpu", 128, 256), (False, "splash", "gpu", 128, 256),
-        (False, "tree", "tpu", 128, 256), (False, "auto", "tpu", 64, 256), (False, "auto", "tpu", 128, 4096),
+        (True, "auto", "tpu", 128, 256, 8192), (True, "splash", "tpu", 256, 256, 512), (True, "splash", "cpu", 128, 256, 512),
+        (False, "auto", "cpu", 128, 256, 512), (False, "auto", "gpu", 128, 256, 512), (False, "splash", "gpu", 128, 256, 512),
+        (False, "tree", "tpu", 128, 256, 512), (False, "auto", "tpu", 64, 256, 512),
+        (False, "auto", "tpu", 128, 4096, 512), (False, "auto", "tpu", 128, 256, 16384),
     ],
 )  # fmt: skip
-def test_the_kernel_takes_a_tpus_pages_unless_told_otherwise_or_rows_have_no_room(kernel, kind, platform, page, rows):
+def test_the_kernel_takes_a_tpus_pages_unless_told_otherwise_or_there_is_no_room(kernel, kind, platform, page, rows, entries):
+    lists = [PageList(np.zeros((1, n, 8)), np.zeros((1, n, g)), np.zeros((1, n)), np.int32(0)) for n, g in ((entries, 1), (512, 8))]
     with attention.for_platform(platform):
-        assert by_kernel(kind, page, rows, (8, 4, 128), 2) == kernel
+        assert by_kernel(kind, page, rows, (8, 4, 128), 2, tuple(lists)) == kernel
 
 
 def test_half_of_the_heads_lie_on_the_chip_at_once_in_whole_vectors():
