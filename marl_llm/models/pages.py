@@ -178,9 +178,9 @@ def _by_kernel(q: Float[Array, "A s J g d"], pages: Pages, lists: tuple[PageList
     from marl_llm.models.page_kernel import over_lists  # Pallas takes a second to import
 
     def local(q, keys, values, *numbers):
-        of = lambda part: [(*(x[part] for x in some[:3]), some[3]) for some in zip(*[iter(numbers)] * 4, strict=True)]  # noqa: E731
-        parts = [over_lists(q[part], keys[part], values[part], of(part), platform() == "cpu") for part in range(q.shape[0])]
-        return jnp.stack(parts)
+        here = [PageList(*numbers[i : i + 4]) for i in range(0, len(numbers), 4)]
+        parts = ([(x.page[a], x.rows[a], x.length[a], x.most) for x in here] for a in range(q.shape[0]))
+        return jnp.stack([over_lists(q[a], keys[a], values[a], some, platform() == "cpu") for a, some in enumerate(parts)])
 
     heads, numbers = ("batch", None, "key_value_heads", None, None), ("batch", None, None)
     axes = (heads,) * 3 + (numbers, numbers, numbers[:2], ()) * len(lists)
