@@ -263,11 +263,7 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     together = response * spent["decode_step"] + spent["prefill"], spent["update_step"]
     out["chip_hours"] = (together[0] / (environments * k) + together[1] / (minibatch * k)) * 1000 / 3600
     if out["compiled"]:
-        plain = dataclasses.replace(shape, remat="none")
-        needed = roofline.update(plain, share, k, prompt, response, tensor, fsdp, adapters).flops
-        again = out["work"]["update_step"]["flops"] - needed
-        again -= roofline.left_out(shape, share * (prompt + k * response)) / tensor if again else 0
-        out["update_flops"] = {"compiled": flops, "needed": needed, "again": again}
+        out["update_flops"] = _update_flops(shape, *flops, (share, k, prompt, response), tensor, fsdp, adapters)
         out["compile_seconds"] = time.time() - started
     if models > 1:
         work = dict(environments=environments, groups=minibatch, branches=k, prompt=prompt, response=response, tensor=tensor, fsdp=fsdp)
@@ -308,8 +304,24 @@ def _moments(out: dict, config, sizes: PlanSizes, shape, total: float | int, mes
     return moments
 
 
+def _update_flops(shape, compiled: float | int, in_kernel: bool, rows, tensor: int, fsdp: int, adapters: int) -> dict:
+    """FLOPs of an update: compiled, needed, and what of the former is computed again: by full remat the forward pass without a layer's last
+    product, by a kernel's backward pass the scores. rows: groups, branches, prompt, response."""
+    from marl_llm.training import roofline
+
+    needed, whole = (
+        roofline.update(dataclasses.replace(shape, remat=remat), *rows, tensor, fsdp, adapters).flops for remat in ("none", shape.remat)
+    )
+    groups, branches, prompt, response = rows
+    again = whole - needed
+    again -= roofline.left_out(shape, groups * (prompt + branches * response)) / tensor if again else 0
+    again += roofline.scores(shape, *rows) / tensor if in_kernel else 0
+    return {"compiled": compiled, "needed": needed, "again": again}
+
+
 def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
-    """`(memory by program, FLOPs of the update, bytes of parameters, of optimizer, of the sampling copy)`, as the compiler says."""
+    """`(memory by program, (FLOPs of the update, whether kernels attend in it), bytes of parameters, of optimizer, of the sampling copy)`,
+    as the compiler says."""
     from experiments.program_costs import ProgramText, text_of
     from marl_llm.models import for_platform, tree_kernel, tree_kernel_gpu
     from marl_llm.training.mesh import serving_mesh
@@ -327,7 +339,8 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
     else:
         kernels = tree_kernel.kernel_flops(*tree)
     update = compiled["update"]
-    flops = 0.0 if isinstance(update, dict) else ProgramText(text_of(lowered["update"], update), kernels).flops()
+    text = "" if isinstance(update, dict) else text_of(lowered["update"], update)
+    flops = ProgramText(text, kernels).flops() if text else 0.0, any(name in text for name in kernels)
     return figures, flops, *bytes_
 
 

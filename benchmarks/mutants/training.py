@@ -73,9 +73,16 @@ FAULTS = {
         "GPUs are counted though their compiler is there": ("_gpus(name, int(shape)) if compile_ else None", "None"),
         "what a GPU's compiler says is lost": ("except NotImplementedError:", "except (NotImplementedError, RuntimeError):"),
     },
+    ("marl_llm/training/roofline.py", "tests/experiments/test_plan.py"): {
+        "a device needs adapters whole": ("return Work(flops / tensor, state", "return Work(once * (3 + again) / tensor + flops - once * (3 + again), state"),
+        "a prompt's scores are a square": ("seen = prompt * prompt / 2 +", "seen = prompt * prompt +"),
+    },
     ("experiments/planning.py", "tests/experiments/test_plan.py"): {
         "copies are counted as the update splits them": ("shape.parameters * 2 / served", "shape.parameters * 2 / tensor"),
         "a config's mesh is not asked": ("mesh_axes(count, axes_text, (config.mesh.fsdp, config.mesh.tensor))", "mesh_axes(count, axes_text)"),
+        "a kernel's scores are not computed again": ("+= roofline.scores(shape, *rows) / tensor if in_kernel else 0", "+= 0"),
+        "scores are computed again where no kernel attends": ("roofline.scores(shape, *rows) / tensor if in_kernel else 0", "roofline.scores(shape, *rows) / tensor"),
+        "an update's kernels are not found": ("any(name in text for name in kernels)", "False"),
         "TPUs' multiples are asked of GPUs": ("on_tpus = devices is not None and chip.name not in GPUS", "on_tpus = devices is not None"),
         "what a wider split saves is not counted": ("saved = out[\"beside\"].get(\"serving\", 0) * (1 - served / ways)", "saved = 0.0"),
     },

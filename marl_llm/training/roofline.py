@@ -112,10 +112,17 @@ def update(
     weights = forward_flops(config, groups * prompt + answers, 0, answers)
     again = {"none": 0.0, "dots": 0.0, "full": 1.0}[config.remat]
     state = 4 * 7 * (adapters or config.parameters) + 4 * config.parameters * (adapters > 0)  # read p, m, v, g; write p, m, v in float32
-    flops = once * (3 + again) / tensor
-    if adapters:  # which every device has whole
-        flops += 2 * adapters * (groups * prompt + answers) * (3 + again) - weights / tensor
-    return Work(flops, state / (tensor * fsdp))
+    flops = once * (3 + again)
+    if adapters:
+        flops += 2 * adapters * (groups * prompt + answers) * (3 + again) - weights
+    return Work(flops / tensor, state / (tensor * fsdp))
+
+
+def scores(config: ModelConfig, groups: float | int, branches: int, prompt: int, response: int) -> float | int:
+    """FLOPs of the attention scores of one pass over an optimizer step's rows. A backward pass that keeps none of them computes them again
+    (FlashAttention, arXiv 2205.14135, section 3.1)."""
+    seen = prompt * prompt / 2 + branches * response * (prompt + response / 2)
+    return 2 * config.layers * config.query_heads * config.head_dim * groups * seen
 
 
 def left_out(config: ModelConfig, tokens: float | int) -> float | int:

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import pathlib
@@ -18,10 +19,10 @@ from experiments.command import ConfigError
 from experiments.engine_programs import engine_figures, engine_programs, step_reads
 from experiments.plan_devices import GPUS, PlanError, mesh_axes
 from experiments.plan_table import measured_lines, table
-from experiments.planning import plan
+from experiments.planning import _update_flops, plan
 from experiments.program_costs import ProgramText
 from marl_llm.algorithms import make_recipe
-from marl_llm.models import PRESETS, LoraConfig, ModelConfig, for_platform, init_params, make_model_config
+from marl_llm.models import PRESETS, LoraConfig, ModelConfig, for_platform, init_params, make_model_config, tree_kernel, tree_kernel_gpu
 from marl_llm.sampling import LaneConfig
 from marl_llm.sampling.pages import page_bytes
 from marl_llm.training import make_mesh, roofline
@@ -110,6 +111,27 @@ def test_full_remat_does_not_compute_a_layers_last_product_again():
     assert again(192) - again(128) == forward - left_out
 
 
+@pytest.mark.parametrize("kernel", [tree_kernel.kernel_flops, functools.partial(tree_kernel_gpu.kernel_flops, group=2)])
+def test_scores_are_one_of_the_two_products_of_a_kernels_forward_pass(kernel):
+    """But for the pairs of its blocks that nobody sees."""
+    config, rows = make_model_config("qwen3-0.6b"), (8192, 3, 4096)
+    forward = kernel(*rows)["tree_attention_forward"]((config.layers, 8, 2, 8192 + 3 * 4096, 128))
+    assert 1 < forward / 2 / roofline.scores(config, 1, 3, 8192, 4096) < 1.1
+    assert roofline.scores(config, 2.5, 3, 8192, 4096) == pytest.approx(2.5 * roofline.scores(config, 1, 3, 8192, 4096))
+
+
+def test_a_kernels_scores_count_as_computed_again():
+    """A device's share of them, beside what remat repeats."""
+    rows = (3, 4, 1024, 512)
+    for remat in ("none", "full"):
+        shape = dataclasses.replace(make_model_config("qwen3-0.6b"), remat=remat)
+        kept, again = (_update_flops(shape, 7.0, in_kernel, rows, 2, 1, 0) for in_kernel in (False, True))
+        assert again["again"] - kept["again"] == pytest.approx(roofline.scores(shape, *rows) / 2)
+        assert again | {"again": 0} == kept | {"again": 0}
+        assert again["compiled"] == 7.0
+        assert (kept["again"] == 0) == (remat == "none")
+
+
 def test_weights_under_adapters_have_no_gradient_to_compute():
     config = make_model_config("qwen3-0.6b")
     plain, adapted = (roofline.update(config, 1, 4, 100, 50, 1, 1, adapters=n) for n in (0, 10**6))
@@ -117,6 +139,7 @@ def test_weights_under_adapters_have_no_gradient_to_compute():
     weights = 2 * roofline.matrix_parameters(config) * (100 + answers) + 2 * config.vocab_size * config.width * answers
     assert plain.flops - adapted.flops == pytest.approx(weights - 3 * 2 * 10**6 * (100 + answers))
     assert adapted.bytes == 4 * config.parameters + 7 * 4 * 10**6
+    assert roofline.update(config, 1, 4, 100, 50, 2, 1, adapters=10**6).flops == adapted.flops / 2  # what devices repeat is not needed
 
 
 def test_two_policies_on_gpus_by_arithmetic():
@@ -192,6 +215,9 @@ def test_gpus_are_compiled_for_where_jax_has_their_compiler(monkeypatch):
     assert "device_memory_size: 24000000000" in said["target_config"]
     assert "(compiled in " in table(found)
     assert found["update_flops"]["compiled"] > found["update_flops"]["needed"] > 0
+    # of a program in which a kernel attends, scores are computed again too
+    monkeypatch.setattr(tree_kernel, "kernel_flops", lambda *_: {"dot_general": lambda _: 0})
+    assert plan(config_of("nano"), "rtx4090:2", "", 24, 4, 0, True)["update_flops"]["again"] > found["update_flops"]["again"]
 
 
 def test_without_their_compiler_gpus_are_counted_and_what_it_says_is_told(monkeypatch):

@@ -44,9 +44,11 @@ def test_two_policies_of_two_layers_are_compiled_for_four_chips(fits, arguments)
 def test_a_hosted_decode_step_reads_its_pages_once(topology):
     sizes = ("--config.rollout.max_prompt=4096", "--config.rollout.max_tokens=512", "--config.rollout.tensor=4")
     given = (f"--topology={topology}", "--config.model.preset=qwen3-8b", "--config.model.layers=4", *sizes)
-    engine = plan(*given, config="plan_path_text")["engine"]
+    out = plan(*given, config="plan_path_text")
+    engine, flops = out["engine"], out["update_flops"]
     assert engine["gathered"] < 1e7  # what a draw needs of the other devices; a layer's weights are 96e6
     assert 0.95 < engine["read"] / engine["needed"] < 1.3
+    assert 1 < (flops["compiled"] - flops["again"]) / flops["needed"] < 1.15
     if topology == "v5p:2x2x1":  # where XLA's loops keep what they gather in main memory
         assert plan(*given, "--config.model.attention=tree", config="plan_path_text")["engine"]["read"] > 1.1 * engine["read"]
 
