@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 
 from marl_llm.tools.judge import Tolerance, read_calls, read_stdio, same_output
-from marl_llm.tools.said import read_json, read_text
 from marl_llm.tools.sandbox import Execution, Program, Workspace
 from marl_llm.tools.sandbox.limits import program_of, read_record
+from marl_llm.untrusted import read_json, read_text
 
 # Long and odd enough that no random input is one of them.
 EXPECTED = (7919 * 104729, ["x7919", {"k": (1.5, {"q7919", 104729})}, b"\x00\xff"], "x104729 y7919")

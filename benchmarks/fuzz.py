@@ -37,8 +37,8 @@ from marl_llm.tools.judge import read_calls
 from marl_llm.tools.results import success
 from marl_llm.tools.retriever.client import read_hits
 from marl_llm.tools.retriever.server import read_request
-from marl_llm.tools.said import read_json, read_text, read_value
 from marl_llm.tools.sandbox import Program
+from marl_llm.untrusted import read_json, read_text, read_value
 from marl_llm.viewing.seat import Turns
 from marl_llm.workflows import Assignment, Controller, FormatError, Role, Scripted, Task, Workflow
 from marl_llm.workflows.errors import RolloutError

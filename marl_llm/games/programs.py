@@ -29,9 +29,9 @@ from typing import Any
 
 from marl_llm.hints import check_word
 from marl_llm.tools.results import ToolResult, success
-from marl_llm.tools.said import read_text
 from marl_llm.tools.sandbox import Executor, Limits, Program, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
+from marl_llm.untrusted import read_text
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, WorkflowError, after_hashes, compute, repeat, sequence, tool
 from marl_llm.workflows.graph import Node
 from marl_llm.workflows.rewards import Award, Reward

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from marl_llm.sampling.requests import RequestError
 from marl_llm.serving.policy import Answer, PolicyAnswers
 from marl_llm.tools.chat import ChatReply, ChatRequest, Options
-from marl_llm.tools.said import Bounds, read_json
+from marl_llm.untrusted import Bounds, read_json
 
 MAX_BODY = 4 << 20  # bytes
 RETRY_S = 1

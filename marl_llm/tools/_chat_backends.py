@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from marl_llm.tools._http import HttpError, HttpReply, is_loopback, post_json, split_url
 from marl_llm.tools.results import FailureKind
-from marl_llm.tools.said import Bounds, read_json, valid_text
+from marl_llm.untrusted import Bounds, read_json, valid_text
 
 Message = dict[str, str]
 ROLES = ("system", "developer", "user", "assistant")

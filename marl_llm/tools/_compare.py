@@ -12,9 +12,9 @@ import math
 import re
 from typing import Any
 
-from marl_llm.tools.said import valid_text
 from marl_llm.tools.sandbox.inside import values
 from marl_llm.tools.sandbox.inside.values import Opaque
+from marl_llm.untrusted import valid_text
 
 MAX_SHOWN = 1000  # parts of a returned value that is kept for people; keeps a set of colliding members harmless
 MAX_WORD = 400  # characters of a printed word that is compared as a number

@@ -31,7 +31,7 @@ from marl_llm.tools._chat_backends import (
 )
 from marl_llm.tools._chat_store import ChatStore
 from marl_llm.tools.results import FINAL_KINDS, FailureKind, ToolResult, failed, success
-from marl_llm.tools.said import Said, read_json, valid_text
+from marl_llm.untrusted import Said, read_json, valid_text
 
 __all__ = ["Backend", "BackendError", "ChatClient", "ChatRequest", "Message", "OpenAICompatible", "Options", "PolicyBackend", "ChatReply"]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from marl_llm.tools._compare import USUAL, Tolerance, opened, same_output, same_tree, same_value, shown
 from marl_llm.tools.results import ToolResult, failed, success
-from marl_llm.tools.said import Bounds, read_json, read_text
 from marl_llm.tools.sandbox import Execution, Executor, Limits, Program, Submission, default_sandbox
 from marl_llm.tools.sandbox.inside import values
+from marl_llm.untrusted import Bounds, read_json, read_text
 
 __all__ = [
     "CASE_STATES", "Case", "CallsResult", "Judgement", "Tolerance", "ajudge_calls", "ajudge_stdio", "call_request", "judge_calls",

@@ -27,7 +27,7 @@ from typing import Any
 from marl_llm.tools._calls import Calls
 from marl_llm.tools._maths_worker import numeq
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
-from marl_llm.tools.said import read_json, valid_text
+from marl_llm.untrusted import read_json, valid_text
 
 __all__ = ["FORMS", "MathsChecker", "Verdict", "extract_answer", "numeq"]
 

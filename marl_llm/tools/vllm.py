@@ -8,7 +8,7 @@ The server is `vllm serve` of version 0.32 or later, with `VLLM_SERVER_DEV_MODE=
     POST /reset_prefix_cache      keys and values of the parameters before are forgotten
     POST /update_weight_version   the label that answers carry from now on; a server that was started anew has another
 
-An answer is read through the door of `tools.said` and is then either what was asked for, whole and consistent, or a failure.
+An answer is read through the door of `marl_llm.untrusted` and is then either what was asked for, whole and consistent, or a failure.
 """
 
 import concurrent.futures
@@ -22,7 +22,7 @@ from marl_llm.tools._calls import Calls
 from marl_llm.tools._chat_backends import BackendError, read_key, redacted, refusal
 from marl_llm.tools._http import HttpError, is_loopback, post_json, split_url
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
-from marl_llm.tools.said import read_json, valid_text
+from marl_llm.untrusted import read_json, valid_text
 
 FLOOR = -9000.0  # nats; the server writes -9999 where a log-prob is no number or minus infinity
 ROUNDING = 1e-3  # nats by which rounding may lift a log-prob above 0

@@ -12,8 +12,8 @@ import numpy as np
 from marl_llm.sampling.requests import Request, RequestError, Settings
 from marl_llm.text import Message, ToolCall
 from marl_llm.tools.results import FailureKind, InfrastructureError, ToolResult
-from marl_llm.tools.said import Said, read_text, read_value, valid_text
 from marl_llm.tools.waiting import Expired, within
+from marl_llm.untrusted import Said, read_text, read_value, valid_text
 from marl_llm.workflows.assignment import Assignment, Outside, Scripted, ScriptTurn
 from marl_llm.workflows.coroutines import Coroutines
 from marl_llm.workflows.errors import PlayFailure, PromptTooLong, ToolRefusal, WorkflowError, from_error, from_tool

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from marl_llm.tools.said import read_json
+from marl_llm.untrusted import read_json
 from marl_llm.workflows.errors import FormatError
 
 Parser = Callable[[str], dict[str, Any]]

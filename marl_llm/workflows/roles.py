@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from marl_llm.sampling.requests import Settings
 from marl_llm.text import Message
-from marl_llm.tools.said import REPLACEMENT, Bounds, read_text, read_value
+from marl_llm.untrusted import REPLACEMENT, Bounds, read_text, read_value
 from marl_llm.workflows.errors import FormatError, WorkflowError
 
 Fields = Mapping[str, Any]

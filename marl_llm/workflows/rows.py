@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from marl_llm.tools.said import valid_text
+from marl_llm.untrusted import valid_text
 from marl_llm.workflows.trajectory import Task
 
 BAD_ROWS = ("refuse", "drop")

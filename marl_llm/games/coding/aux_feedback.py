@@ -19,7 +19,7 @@ from typing import Any
 
 from marl_llm.games.coding.aux_judge import AuxJudge
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
-from marl_llm.tools.said import read_json
+from marl_llm.untrusted import read_json
 from marl_llm.workflows.errors import FormatError, WorkflowError
 
 MODES = ("plain", "passed", "levels_short", "levels", "expert")

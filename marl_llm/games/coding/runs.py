@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from marl_llm.games.coding.mutants import mutants_of
 from marl_llm.tools.judge import Case, ajudge_calls, ajudge_stdio
 from marl_llm.tools.results import ToolResult, success
-from marl_llm.tools.said import read_text
 from marl_llm.tools.verdicts import Verdicts, content_key
+from marl_llm.untrusted import read_text
 
 RAN = ("passed", "wrong")  # states of a case whose program ended by itself without an error
 SMOKE_TESTS = 2  # the first golden tests (reading: Appendix B.2 names no size)

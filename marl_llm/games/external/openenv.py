@@ -36,7 +36,7 @@ from marl_llm.games.registry import GameError
 from marl_llm.hints import check_word
 from marl_llm.text import ByteTokenizer
 from marl_llm.tools.results import FailureKind, ToolResult, failed
-from marl_llm.tools.said import Bounds, read_json
+from marl_llm.untrusted import Bounds, read_json
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory, Workflow, World, repeat, sequence, tool
 from marl_llm.workflows.parsers import Parser
 from marl_llm.workflows.rewards import Award, broadcast, format_penalty

@@ -23,8 +23,8 @@ from typing import Any
 
 from marl_llm.games.registry import GameError
 from marl_llm.tools.results import FailureKind
-from marl_llm.tools.said import Bounds, read_json, valid_text
 from marl_llm.tools.waiting import waiting
+from marl_llm.untrusted import Bounds, read_json, valid_text
 
 BOUNDS = Bounds(size=1 << 20, depth=32, values=50_000)  # of one message of a server
 REASON = 300  # characters of a server's message that are kept

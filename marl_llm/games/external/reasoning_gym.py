@@ -29,9 +29,9 @@ from marl_llm.games.registry import GameError
 from marl_llm.hints import check_word, meant
 from marl_llm.text import ByteTokenizer
 from marl_llm.tools.results import ToolResult, success
-from marl_llm.tools.said import read_json
 from marl_llm.tools.sandbox import PROFILES, Limits, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
+from marl_llm.untrusted import read_json
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory, Workflow, World, sequence, tool
 from marl_llm.workflows.parsers import Parser, plain
 from marl_llm.workflows.rewards import absolute, broadcast, format_penalty

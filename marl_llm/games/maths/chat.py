@@ -24,9 +24,9 @@ from marl_llm.games.maths.debate import ANSWER_CHARACTERS, Answers
 from marl_llm.hints import check_word
 from marl_llm.tools.maths import extract_answer
 from marl_llm.tools.results import ToolResult, success
-from marl_llm.tools.said import read_text
 from marl_llm.tools.sandbox import Executor, Limits, Program, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
+from marl_llm.untrusted import read_text
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, WorkflowError, compute, repeat, sequence, tool
 from marl_llm.workflows.parsers import Parser, fenced_blocks
 from marl_llm.workflows.rewards import Reward, broadcast

@@ -15,9 +15,9 @@ from typing import Any
 
 from marl_llm.tools.maths import MathsChecker, extract_answer
 from marl_llm.tools.results import FailureKind, ToolResult, success
-from marl_llm.tools.said import read_text
 from marl_llm.tools.sandbox import Executor, Limits, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
+from marl_llm.untrusted import read_text
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, after_hashes, code_block, compute, repeat, sequence, together, tool
 from marl_llm.workflows.forms import Beside, check_debate, rewards_in_form
 from marl_llm.workflows.trajectory import RoleCall

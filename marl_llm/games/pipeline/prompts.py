@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from marl_llm.games.pipeline.team import ANALYST, ENGINEER, MODELER, SUBMISSION
-from marl_llm.tools.said import valid_text
 from marl_llm.tools.sandbox import Workspace
+from marl_llm.untrusted import valid_text
 from marl_llm.workflows import ActionView, Role, code_block
 
 REQUIRED = {ENGINEER: ("X_train.pkl", "y_train.pkl", "X_test.pkl"), MODELER: ("model.pkl",), ANALYST: (SUBMISSION,)}

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from marl_llm.tools.results import ToolResult, success
-from marl_llm.tools.said import read_text
 from marl_llm.tools.sandbox import Limits, Program, Submission, Workspace, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
+from marl_llm.untrusted import read_text
 
 SHOWN = 4000  # characters of what a program said; more is cut in the middle (the release cuts at 2,000)
 # What became of a program. "lost": it left more than a workspace may hold, or paths that cannot be kept; the files are those before it.

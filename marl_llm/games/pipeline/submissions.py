@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from marl_llm.tools.said import valid_text
+from marl_llm.untrusted import valid_text
 
 MAX_BYTES = 256 << 20  # of a submission; a larger one is invalid
 MAX_FIELD = 4096  # characters of one value

@@ -17,7 +17,7 @@ import numpy as np
 from marl_llm.games.lists import LONGEST, answer_in
 from marl_llm.games.sudoku.language import DIGITS, NAMES, seen_name
 from marl_llm.games.sudoku.puzzles import CELLS, SIDE, rows_of, seen
-from marl_llm.tools.said import Bounds, read_json
+from marl_llm.untrusted import Bounds, read_json
 
 RESULTS = ("", "all its fills were made", "it was refused, one of its fills being illegal", "it solved the puzzle", "it could not be read")
 _BOUNDS = Bounds(size=2_000, depth=3, values=200, digits=8)

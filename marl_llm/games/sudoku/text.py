@@ -21,7 +21,7 @@ from marl_llm.games.programs import Applied, PuzzleRules
 from marl_llm.games.sudoku.game import Sudoku
 from marl_llm.games.sudoku.puzzles import CELLS, GRIDS, PEERS, SIDE
 from marl_llm.games.text_team import PROMPT_TOKENS, RESPONSE_TOKENS, Prompts, text_workflow
-from marl_llm.tools.said import Bounds, read_json
+from marl_llm.untrusted import Bounds, read_json
 from marl_llm.workflows import FormatError, ScriptTurn, WorkflowError, World
 
 Rows = tuple[str, ...]

@@ -9,7 +9,7 @@ from marl_llm.tools._calls import Calls
 from marl_llm.tools._http import HttpError, post_json, split_url
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
 from marl_llm.tools.retriever.interface import Hit, Hits, check_request
-from marl_llm.tools.said import Bounds, read_json, valid_text
+from marl_llm.untrusted import Bounds, read_json, valid_text
 
 BOUNDS = Bounds(size=64 << 20, values=4_000_000)  # of an answer
 RETRY_PAUSE_S = 0.05  # doubled per attempt: a server that restarts is back within seconds

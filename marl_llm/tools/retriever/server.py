@@ -22,7 +22,7 @@ from marl_llm.tools.results import FailureKind
 from marl_llm.tools.retriever.bm25 import BM25Index, read_about
 from marl_llm.tools.retriever.dense import DenseIndex
 from marl_llm.tools.retriever.interface import LocalRetriever, check_request
-from marl_llm.tools.said import Bounds, read_json, valid_text
+from marl_llm.untrusted import Bounds, read_json, valid_text
 
 MAX_REQUEST = 16 * 2**20  # bytes
 MAX_QUERIES = 4096

@@ -6,8 +6,8 @@ import signal as signals
 from typing import Any
 
 from marl_llm.tools.results import FailureKind, ToolResult
-from marl_llm.tools.said import Bounds, read_json, valid_text
 from marl_llm.tools.sandbox.workspace import Workspace
+from marl_llm.untrusted import Bounds, read_json, valid_text
 
 MIB = 1 << 20
 

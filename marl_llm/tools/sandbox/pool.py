@@ -16,7 +16,6 @@ import time
 from collections import Counter
 
 from marl_llm.tools.results import Failure, FailureKind
-from marl_llm.tools.said import read_json
 from marl_llm.tools.sandbox import slot as slots
 from marl_llm.tools.sandbox.attempt import Attempt
 from marl_llm.tools.sandbox.inside import frames
@@ -26,6 +25,7 @@ from marl_llm.tools.sandbox.profiles import PROFILES
 from marl_llm.tools.sandbox.queueing import FairQueue, Job, Submission
 from marl_llm.tools.sandbox.workspace import Workspace
 from marl_llm.tools.waiting import waiting
+from marl_llm.untrusted import read_json
 
 MAX_ATTEMPTS = 10
 MAX_FAILED_STARTS = 5

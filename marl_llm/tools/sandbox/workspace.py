@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from marl_llm.tools.said import valid_text
 from marl_llm.tools.sandbox.inside import snapshot
+from marl_llm.untrusted import valid_text
 
 DIGEST = "workspace_sha256"  # the key by which a record of a workspace is known
 

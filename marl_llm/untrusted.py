@@ -1,7 +1,8 @@
-"""The door for whatever a program, a policy, a tool or a server says: valid text and bounded JSON, and never an exception.
+"""The door for whatever a program, a policy, a tool, a server or somebody's file says: valid text and bounded JSON.
 
 Text from outside may hold lone surrogates, which no file, socket or tokenizer takes; JSON from outside may be deep, endless or hold numbers
-that no float holds. What is read here is safe to store, to print, to put into a prompt and to walk recursively.
+that no float holds. What is read here is safe to store, to print, to put into a prompt and to walk recursively. Texts and values are read
+without an exception: a problem is part of the answer. Files are refused with one line that names the file and the reason.
 """
 
 import dataclasses
@@ -10,7 +11,10 @@ import itertools
 import json
 import math
 import operator
+import os
 import re
+import stat
+from collections.abc import Iterator
 from typing import Any
 
 REPLACEMENT = "\ufffd"
@@ -210,3 +214,90 @@ def _valid(value: Any) -> tuple[Any, int]:
         pairs = [(_valid(key), _valid(item)) for key, item in value.items()]
         return {key: item for (key, _), (item, _) in pairs}, sum(a + b for (_, a), (_, b) in pairs)
     return value, 0
+
+
+def read_file(path: str | os.PathLike, most: int, error: type[Exception] = ValueError) -> bytes:
+    """The bytes of a file that somebody else may have made: a regular file (links are followed) of at most `most` bytes.
+
+    Never waits, as reading a named pipe would. Raises `error` with the path and the reason; a missing file is `FileNotFoundError`.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as problem:  # ValueError: a path with a null character
+        raise error(f"{os.fspath(path)}: cannot be opened ({getattr(problem, 'strerror', None) or problem})") from problem
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(handle)
+        raise error(f"{os.fspath(path)}: not a regular file")
+    with open(handle, "rb") as file:
+        data = file.read(most + 1) if about.st_size <= most else b""
+        if about.st_size > most or len(data) > most:
+            raise error(f"{os.fspath(path)}: {max(about.st_size, len(data)):,} bytes; at most {most:,} are read")
+        return data
+
+
+def json_problem(problem: str, bounds: Bounds) -> str:
+    """One of `PROBLEMS` as words for a person: `nested deeper than 64 levels`."""
+    return {
+        "too_long": f"longer than {bounds.size:,} bytes",
+        "too_deep": f"nested deeper than {bounds.depth} levels",
+        "too_many": f"more than {bounds.values:,} values",
+        "number": f"a number that is not finite or has more than {bounds.digits} digits",
+        "not_json": "not JSON",
+    }[problem]
+
+
+def parse_json(data: bytes, where: str, kind: type | None = dict, bounds: Bounds = Bounds(), error: type[Exception] = ValueError) -> Any:
+    """The value of a JSON text from a file. `where` is the file, with a line number where it has several texts.
+
+    A byte-order mark at the start is left out. Raises `error`, in one line that begins with `where`, if the text is not UTF-8, not JSON,
+    beyond the bounds or not of the wanted kind (`dict`, `list`; None: any).
+    """
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as problem:
+        raise error(f"{where}: not UTF-8 (byte {problem.start:,})") from None
+    said = read_json(text, bounds)
+    if not said.ok:
+        raise error(f"{where}: {json_problem(said.problem, bounds)}{_place(text) if said.problem == 'not_json' else ''}")
+    if kind is not None and not isinstance(said.value, kind):
+        raise error(f"{where}: {_KINDS[kind]} is expected, not {_KINDS.get(type(said.value), 'a single value')}")
+    return said.value
+
+
+_KINDS = {dict: "an object", list: "an array", str: "a text"}
+
+
+def _place(text: str) -> str:
+    """Where a text of bounded depth stops being JSON, and why: ` (line 3, column 7: Expecting value)`."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as problem:
+        return f" (line {problem.lineno}, column {problem.colno}: {problem.msg})"
+    except (ValueError, RecursionError):
+        pass  # an integer of too many digits, or a full stack: there is no place to name
+    return ""
+
+
+def read_json_file(
+    path: str | os.PathLike, kind: type | None = dict, bounds: Bounds = Bounds(), error: type[Exception] = ValueError
+) -> Any:
+    """The value of a JSON file that somebody else may have made; see `read_file` and `parse_json` for what is refused, and how."""
+    return parse_json(read_file(path, bounds.size, error), os.fspath(path), kind, bounds, error)
+
+
+def json_lines(data: bytes, where: str, bounds: Bounds = Bounds()) -> Iterator[tuple[int, dict | None, str]]:
+    """Line numbers (from 1) and objects of a JSON Lines text; for a line that cannot be read None and the reason, with file and line.
+
+    Lines end at a line feed and at nothing else; empty ones are left out. One bad line never takes the others away.
+    """
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield number, parse_json(line, f"{where}, line {number}", dict, bounds), ""
+        except ValueError as problem:
+            yield number, None, str(problem)

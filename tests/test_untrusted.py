@@ -2,13 +2,14 @@
 
 import json
 import math
+import os
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_llm.tools.said import PROBLEMS, Bounds, Said, read_json, read_text, valid_text
+from marl_llm.untrusted import PROBLEMS, Bounds, Said, json_lines, parse_json, read_file, read_json, read_json_file, read_text, valid_text
 
 
 @pytest.mark.parametrize(
@@ -71,3 +72,58 @@ def test_nothing_that_is_said_raises_and_what_is_read_is_safe(text):
     said = read_json(text, Bounds(depth=8, values=50))
     assert said.ok or said.value is None
     json.dumps(said.value, allow_nan=False, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"[" * 100_000, "nested deeper than 64 levels"),
+        (b"[" * 100_000 + b"]" * 100_000, "nested deeper than 64 levels"),
+        (b'{"a": NaN}', "a number that is not finite"),
+        (b'{"a": 1e999}', "a number that is not finite"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "more than 300 digits"),
+        (b'{"a": "\xff"}', "not UTF-8 (byte 7)"),
+        (b'{"a": 1,\n "b"}', "not JSON (line 2, column 5"),
+        (b"", "not JSON"),
+        (b"[1]", "an object is expected, not an array"),
+        (b"3", "an object is expected, not a single value"),
+        (b'"' + b"a" * 2000 + b'"', "2,002 bytes; at most 1,000 are read"),
+    ],
+)
+def test_a_hostile_json_file_is_refused_in_one_line_that_names_it(tmp_path, data, reason):
+    path = tmp_path / "config.json"
+    path.write_bytes(data)
+    bounds = Bounds(size=1000) if "2,002" in reason else Bounds()
+    with pytest.raises(LookupError) as refused:  # the caller's own type of error
+        read_json_file(path, bounds=bounds, error=LookupError)
+    message = refused.value.args[0]
+    assert message.startswith(f"{path}: ")
+    assert reason in message
+    assert "\n" not in message
+
+
+def test_a_pipe_a_directory_and_a_device_are_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path / "link", tmp_path, "/dev/zero"):
+        with pytest.raises(ValueError, match="not a regular file"):
+            read_file(path, 1000)
+    with pytest.raises(FileNotFoundError):
+        read_file(tmp_path / "missing", 1000)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(ValueError, match="cannot be opened"):
+        read_file(tmp_path / "loop", 1000)
+
+
+def test_a_byte_order_mark_is_left_out():
+    assert parse_json(b'\xef\xbb\xbf{"a": 1}', "rows.json") == {"a": 1}
+
+
+def test_one_bad_line_takes_no_other_away():
+    data = b'{"a": 1}\n\n[2]\n{"a": "\xe2\x80\xa8"}\n' + b"[" * 5000 + b'\n{"a": 3}'
+    lines = list(json_lines(data, "rows.jsonl"))
+    assert [(number, value) for number, value, _ in lines] == [
+        (1, {"a": 1}), (3, None), (4, {"a": "\u2028"}), (5, None), (6, {"a": 3}),
+    ]  # fmt: skip
+    assert lines[1][2] == "rows.jsonl, line 3: an object is expected, not an array"
+    assert lines[3][2] == "rows.jsonl, line 5: nested deeper than 64 levels"
