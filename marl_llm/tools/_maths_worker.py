@@ -1,11 +1,10 @@
 """The process in which answers are parsed and compared: `python -m marl_llm.tools._maths_worker`, spoken to by `marl_llm.tools.maths`.
 
-The first process imports math-verify once and forks; the fork answers jobs, one JSON line each, until one of them kills it, and the next
+The first process imports sympy and its grammar once and forks; the fork answers jobs, one JSON line each, until one of them kills it, and the next
 fork is there within milliseconds. The CPU time of a job is bounded by the kernel (`ITIMER_PROF` with its default action, death), so that
 neither a regular expression nor a power tower in C code can outlive it, and the signal tells the answer's doing from the machine's.
 """
 
-import functools
 import json
 import logging
 import os
@@ -24,55 +23,30 @@ def numeq(a: Any, b: Any, delta: float = 1e-6) -> bool:
     return bool(gap <= delta) or bool(gap / max(1, abs(b)) <= delta)
 
 
-@functools.lru_cache(4096)
-def parsed(text: str) -> list:
-    """What math-verify makes of an answer: an expression, then its text; empty where it makes nothing of it."""
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+def readable(target: str) -> bool:
+    """Whether a target says anything. It is evaluated too, so that one that is too hard is found before any answer is blamed for it."""
+    from marl_llm.tools import _maths_values as values
 
-    config = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-    return parse(f"\\boxed{{{text}}}", config, parsing_timeout=None)
-
-
-def number(expressions: list) -> Any:
-    """The finite number that an answer is, with 30 digits (integers: all of them); None for any other answer. Of `x = 5` it is 5."""
-    import sympy
-
-    value = next((item for item in expressions if isinstance(item, sympy.Basic)), None)
-    if isinstance(value, sympy.Eq):
-        value = value.rhs
-    if not isinstance(value, sympy.Expr) or value.free_symbols:
-        return None
-    try:
-        value = value.doit()
-        value = value if value.is_Integer else sympy.N(value, 30)
-        return value if value.is_number and value.is_finite else None
-    except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
-        return None  # sympy cannot say which number it is
-
-
-@functools.lru_cache(4096)
-def reference(text: str) -> tuple[list, Any]:
-    """A target, parsed and evaluated, so that one that is too hard is found before any answer is blamed for it."""
-    expressions = parsed(text)
-    return expressions, number(expressions)
+    value = values.read(target)
+    values.single_number(value)
+    return value != values.Words("")
 
 
 def compare(answer: str, target: str, delta: float, exact_integers: bool) -> tuple[bool, str]:
-    """Whether an answer equals a target, and by which rule."""
-    from math_verify import verify
+    """Whether an answer equals a target, and by which rule; `target` has been read before."""
+    from marl_llm.tools import _maths_values as values
 
     if " ".join(answer.split()) == " ".join(target.split()):
         return True, "same_text"
-    expressions = parsed(answer)
-    if not expressions:
+    a, b = values.read(answer), values.read(target)
+    if a == values.Words(""):
         return False, "unparsable"
-    wanted, b = reference(target)
-    if verify(wanted, expressions, timeout_seconds=None):
+    if values.same(a, b, 0):
         return True, "math_verify"
-    a = number(expressions)
-    if a is None or b is None or (exact_integers and a.is_Integer and b.is_Integer):
-        return False, "different"
-    return (True, "numeq") if numeq(a, b, delta) else (False, "different")
+    if exact_integers:
+        return (True, "numeq") if delta > 0 and values.same(a, b, delta) else (False, "different")
+    numbers = [values.single_number(value) for value in (a, b)]
+    return (True, "numeq") if None not in numbers and numeq(*numbers, delta) else (False, "different")
 
 
 def answer_jobs(lines, say, memory_mb: int) -> None:
@@ -88,7 +62,7 @@ def answer_jobs(lines, say, memory_mb: int) -> None:
     while line := lines.readline():
         job = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, job["cpu_s"])
-        if not reference(job["target"])[0]:
+        if not readable(job["target"]):
             reply = dict(bad_target=True)
         else:
             say(job=job["job"], stage="answer")
@@ -109,8 +83,7 @@ def main() -> None:
         out.write(json.dumps(message) + "\n")
         out.flush()
 
-    parsed("1")  # imports math-verify and builds its grammar before the first fork
-    parsed.cache_clear()
+    readable("x + 1")  # imports sympy and builds the grammar before the first fork
     while True:
         child = os.fork()
         if child == 0:

@@ -25,17 +25,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_llm.tools._calls import Calls
+from marl_llm.tools._maths_text import is_number
 from marl_llm.tools._maths_worker import numeq
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
 from marl_llm.untrusted import read_json, valid_text
 
-__all__ = ["FORMS", "MathsChecker", "Verdict", "extract_answer", "numeq"]
+__all__ = ["FORMS", "MathsChecker", "Verdict", "extract_answer", "extract_target", "is_number", "numeq"]
 
 FORMS = ("any", "boxed", "hashes")
-START_S = 60.0  # a worker that has not imported math-verify by then will not
-HASHES = re.compile(r"^[ \t]*####[ \t]*(\S[^\n]*)$", re.MULTILINE)
-BRACE = re.compile(r"\\\\|\\[{}]|[{}]")
-BOXED = ("\\boxed", "\\boxed ")
+START_S = 60.0  # a worker that has not imported sympy by then will not
+HASHES = re.compile(r"^[ \t]*(?:\*\*)?####(?!#)[ \t]*(\S[^\n]*)$", re.MULTILINE)
+BRACE = re.compile(r"\\\\?(?:boxed|fbox)\s*(?:(?P<box>\{)|(?P<bare>[-+]?\d[^\s{}\\$]*|[A-Z](?![A-Za-z])))|\\\\|\\[{}]|[{}]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,36 +57,51 @@ class Verdict:
 def extract_answer(response: str, form: str = "any") -> str | None:
     """The final answer of a response, or None. Linear in the length of the response.
 
+    What stands before the end of a thought (`</think>`), or in one that does not end, is no answer.
+
     Args:
-      form: `boxed`: the last complete `\\boxed{...}`; `hashes`: the rest of the last line that starts with `####`, without a box around it;
-        `any`: the box, and where there is none, the hashes.
+      form: `boxed`: the last complete `\\boxed{...}`; `hashes`: the rest of the last line that starts with exactly `####`, without a box
+        around it; `any`: the box, and where there is none, the hashes.
     """
     if form not in FORMS:
         raise ValueError(f"form must be one of {FORMS}, not {form!r}")
+    response = response.rpartition("</think>")[2].partition("<think>")[0]
+    boxed, hashes = _last_boxed(response), _after_hashes(response)
     if form == "hashes":
-        return _after_hashes(response)
-    boxed = _last_boxed(response)
-    return boxed if boxed is not None or form == "boxed" else _after_hashes(response)
+        return hashes[0]
+    return boxed[0] if boxed[0] is not None or form == "boxed" else hashes[0]
 
 
-def _after_hashes(response: str) -> str | None:
-    lines = HASHES.findall(response)
+def extract_target(text: str) -> str:
+    """The answer of a reference solution: its last box or line behind `####`, whichever comes later; without these the whole text.
+
+    GSM8K's solutions end in `#### 42` and may hold a box in their working; those of MATH end in a box.
+    """
+    (answer, _) = max(_last_boxed(text), _after_hashes(text), key=lambda found: found[1] if found[0] else -1)
+    return (answer or text).strip()
+
+
+def _after_hashes(text: str) -> tuple[str | None, int]:
+    """What stands behind the last `####`, without a box around it, and where."""
+    lines = list(HASHES.finditer(text))
     if not lines:
-        return None
-    inner = _last_boxed(lines[-1])
-    return (lines[-1] if inner is None else inner).strip() or None
+        return None, -1
+    inner, _ = _last_boxed(lines[-1][1])
+    return (lines[-1][1] if inner is None else inner).strip() or None, lines[-1].end()
 
 
-def _last_boxed(text: str) -> str | None:
-    """Content of the box that closes last, so of the outer one of two nested; escaped braces are no braces."""
+def _last_boxed(text: str) -> tuple[str | None, int]:
+    """Content of the box that closes last, so of the outer one of two nested, and where it closes; escaped braces are no braces."""
     opened: list[int | None] = []  # per open brace: where a box's content starts, or None
-    found = None
+    content, end = None, -1
     for brace in BRACE.finditer(text):
-        if brace.group() == "{":
-            opened.append(brace.end() if text.endswith(BOXED, 0, brace.start()) else None)
+        if brace["bare"]:
+            content, end = brace["bare"], brace.end()
+        elif brace["box"] or brace.group() == "{":
+            opened.append(brace.end() if brace["box"] else None)
         elif brace.group() == "}" and opened and (start := opened.pop()) is not None:
-            found = text[start : brace.start()]
-    return found.strip() or None if found is not None else None
+            content, end = text[start : brace.start()], brace.end()
+    return content.strip() or None if content is not None else None, end
 
 
 class _Lost(Exception):
@@ -172,8 +187,9 @@ class MathsChecker:
       cpu_s: CPU time that one answer may use.
       memory_mb: memory that one answer may use.
       max_chars: longest answer that is looked at.
-      delta: δ of NumEq.
-      exact_integers: whether two integers are compared exactly and not with NumEq, which equates neighbours above 1/δ; False is the paper.
+      delta: by what part of the target a decimal may differ from it; 0: by nothing.
+      exact_integers: whether numbers that are written exactly, integers above all, are compared exactly, and only decimals with `delta`.
+        False is the paper: any two numbers are compared by `numeq`, which equates neighbours above 1/δ and all numbers below δ.
       attempts: most tries of a check whose worker was lost or starved.
 
     Raises:
@@ -188,7 +204,7 @@ class MathsChecker:
         memory_mb: int = 512,
         max_chars: int = 2000,
         delta: float = 1e-6,
-        exact_integers: bool = False,
+        exact_integers: bool = True,
         attempts: int = 2,
     ):
         if importlib.util.find_spec("math_verify") is None:
@@ -235,7 +251,7 @@ class MathsChecker:
         self.close()
 
     def _request(self, response: str, target: str, form: str) -> tuple[str | None, str]:
-        return extract_answer(valid_text(response), form), extract_answer(target) or target.strip()
+        return extract_answer(valid_text(response), form), extract_target(target)
 
     def _check(self, request: tuple[str | None, str]) -> ToolResult[Verdict]:
         answer, target = request
@@ -280,7 +296,7 @@ class MathsChecker:
             if "stage" in message:
                 on_answer = True
             elif "bad_target" in message:
-                return FailureKind.BAD_INPUT, f"math-verify makes nothing of the target {target!r}"
+                return FailureKind.BAD_INPUT, f"nothing can be read in the target {target!r}"
             else:
                 return Verdict(message["correct"], message["reason"], answer)
         worker.kill()

@@ -139,7 +139,7 @@ def code_block(field: str, language: str = "python") -> Parser:
 
 
 def after_hashes(field: str, read: Callable[[str], Any] | None = None) -> Parser:
-    """What stands behind `####` on the last line that begins with it; white space before the hashes is allowed, words on other lines are.
+    """What stands behind `####` on the last line that begins with exactly these four; white space before the hashes is allowed, words on other lines are.
 
     The final answer of Stronger-MAS's prompts (Appendix D) and of GSM8K. Nothing behind the hashes is illegal.
 
@@ -148,8 +148,8 @@ def after_hashes(field: str, read: Callable[[str], Any] | None = None) -> Parser
     """
 
     def parse(text: str) -> dict[str, Any]:
-        lines = [line.strip() for line in text.splitlines()]
-        marked = [line for line in lines if line.startswith("####")]
+        lines = [line.strip() for line in text.split("\n")]
+        marked = [line for line in lines if line.startswith("####") and not line.startswith("#####")]
         if not marked:
             raise FormatError("no line begins with ####")
         answer = marked[-1][4:].strip()

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_llm.games.maths.data import TARGET_CHARACTERS, UNREAD, Understood
-from marl_llm.games.maths.debate import is_number
-from marl_llm.tools.maths import extract_answer
+from marl_llm.tools.maths import extract_target, is_number
 from marl_llm.workflows import Task
 from marl_llm.workflows.rows import DataError, Loaded, RowRefused, read_tasks, row_error
 
@@ -68,7 +67,7 @@ def read_row(row: Mapping[str, Any]) -> tuple[str, str]:
     if isinstance(answer, bool) or not isinstance(answer, str | int | float) or (isinstance(answer, float) and not math.isfinite(answer)):
         raise RowRefused("an answer of an unknown form", f"answer is {answer!r:.60}")
     text = str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer).strip()
-    target = (extract_answer(text) or text).strip()
+    target = extract_target(text)
     if not target or len(target) > TARGET_CHARACTERS:
         raise RowRefused("an answer of an unknown form", f"answer has {len(target)} characters; 1 to {TARGET_CHARACTERS} are expected")
     return problem.strip(), target

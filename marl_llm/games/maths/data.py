@@ -16,8 +16,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.maths.debate import is_number
-from marl_llm.tools.maths import extract_answer
+from marl_llm.tools.maths import extract_answer, extract_target, is_number
 from marl_llm.workflows import Task
 from marl_llm.workflows.rows import Loaded, RowRefused, read_tasks, row_error
 
@@ -82,17 +81,15 @@ def read_problem(row: Mapping[str, Any]) -> tuple[str, str]:
     name = next((name for name in ANSWER if row.get(name) not in (None, "", [])), None)
     if name is not None:
         answer = _one(row[name], name)
-        found = extract_answer(answer)
-        if found is None and "####" in answer:
+        if extract_answer(answer) is None and "####" in answer:
             raise RowRefused("no answer", f"{name} has nothing behind its ####")
-        return problem.strip(), _checked(found or answer, name)
+        return problem.strip(), _checked(extract_target(answer), name)
     name = next((name for name in SOLUTION if isinstance(row.get(name), str) and row[name].strip()), None)
     if name is None:
         raise RowRefused("no answer", f"one of {', '.join((*ANSWER, *SOLUTION))} is expected; the row has {', '.join(map(str, row))}")
-    answer = extract_answer(row[name])
-    if answer is None:
+    if extract_answer(row[name]) is None:
         raise RowRefused("no answer", f"{name} ends in no box and no ####")
-    return problem.strip(), _checked(answer, name)
+    return problem.strip(), _checked(extract_target(row[name]), name)
 
 
 def _one(value: Any, name: str) -> str:

@@ -9,11 +9,10 @@ the reasoner's (reading: the paper does not say whose it is where they never agr
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_llm.tools.maths import MathsChecker, extract_answer
+from marl_llm.tools.maths import MathsChecker, extract_answer, is_number
 from marl_llm.tools.results import FailureKind, ToolResult, success
 from marl_llm.tools.sandbox import Executor, Limits, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
@@ -26,7 +25,6 @@ TURNS = 4
 ANSWER_CHARACTERS = 500
 SOLUTION_CHARACTERS = 4000  # of a solution in the history
 INPUTS, HIDDEN = ("problem",), ("target",)
-NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:/\d+)?|[-+]?\\d?frac\{-?\d+\}\{\d+\}")
 MAX_DEPTH = 16  # of brackets in an answer
 RAN_NOT = {"printed": "", "ran": 0.0}
 
@@ -192,12 +190,6 @@ def is_deep(text: str) -> bool:
         depth += (char in "([{") - (char in ")]}")
         deepest = max(deepest, abs(depth))
     return deepest > MAX_DEPTH or depth > 1
-
-
-def is_number(text: str) -> bool:
-    """Whether a text is a plain number: an integer, a decimal or a fraction of integers, in digits."""
-    text = text.strip().strip("$").replace(" ", "").rstrip(".")
-    return any(char.isdigit() for char in text) and NUMBER.fullmatch(text) is not None
 
 
 # ---- rewards

@@ -17,9 +17,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.maths.debate import Answers, is_number
+from marl_llm.games.maths.debate import Answers
 from marl_llm.text import PieceTokenizer, train_pieces
-from marl_llm.tools.maths import numeq
+from marl_llm.tools.maths import is_number, numeq
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task
 from marl_llm.workflows.splits import check_split, split_of
