@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 MAX_DIGITS = 2000  # of a numeral
+MAX_NUMBER = 500  # characters of a plain number with its unit
 MAX_EXPONENT = 300  # of a numeral that is written with a power of ten
 SIGNS = str.maketrans(
     {
@@ -23,7 +24,7 @@ _END = r"(?![A-Za-z])"
 COMMANDS = [  # (pattern, what is written in its place), in order
     (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)" + _END, ""),
     (r"\\!", ""),
-    (r"\\(?=\s)|\\[,;:>]|~|\\(?:qquad|quad|thinspace)" + _END, " "),
+    (r"(?<!\\)\\(?:(?=\s)|[,;:>])|~|\\(?:qquad|quad|thinspace)" + _END, " "),
     (r"\\[dtc]frac" + _END, r"\\frac"),
     (r"\\(?:textbf|textit|textrm|texttt|textsf|emph|mbox|hbox|operatorname\*?|mathrm)\s*(?=\{)", r"\\text"),
     (r"\\(?:boldsymbol|mathbf|mathit|mathsf|bm|pmb|mathbb)\s*(?:\{([^{}]*)\}|(?=\s*\S))", r"\1"),
@@ -49,17 +50,24 @@ COMMANDS = [  # (pattern, what is written in its place), in order
     (r"\\[lcd]?dots" + _END + r"|\.\.\.+|…", ""),
     (r"(?<![A-Za-z\\])\\?sqrt(?![A-Za-z])|(?<=[A-Za-z])(?<!\\)sqrt(?=\d)", r"\\sqrt"),
     (r"\\sqrt ?\(([^()]*)\)|\\sqrt ?(\d+(?:\.\d+)?)", r"\\sqrt{\1\2}"),
+    (r"\\[dt]?binom ?(\d) ?(\d)", r"\\binom{\1}{\2}"),
+    (r"\\[dt]binom" + _END, r"\\binom"),
+    (r"\{([^{}]*)\\choose" + _END + r"([^{}]*)\}", r"\\binom{\1}{\2}"),
+    (r"\\frac ?(\\[A-Za-z]+) ?(\d|\\[A-Za-z]+|[A-Za-z])(?![A-Za-z{])", r"\\frac{\1}{\2}"),
     (r"\s+", " "),
 ]
 COMMANDS = [(re.compile(pattern), written) for pattern, written in COMMANDS]
 ANSWER_IS = re.compile(r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the|my|final|correct) )*answer(?: is)? ?[:=]? ?", re.IGNORECASE)
 PAIRS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"), ('"', '"'))
+CHOICE = re.compile(r"\(?([A-Za-z])\)")
 WRAPPER = re.compile(r"\\(?:text|boxed|fbox) ?\{")
 
 _SIGN = r"(?P<sign>[-+]?) ?"
 _WHOLE = r"[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+"
 _PLAIN = rf"(?P<whole>{_WHOLE})?(?:\.(?P<part>\d*)(?:(?:\\overline|\\bar) ?\{{(?P<period>\d+)\}}|\((?P<round>\d+)\))?)?"
-_POWER = r"(?:[eE](?P<e>[-+]?\d{1,3})| ?(?:\\times|\\cdot|\*|x) ?10 ?(?:\^|\*\*) ?(?:\{ ?(?P<p1>[-+]?\d{1,3}) ?\}|\(?(?P<p2>[-+]?\d{1,3})\)?))?"
+_POWER = (
+    r"(?:[eE](?P<e>[-+]?\d{1,3})| ?(?:\\times|\\cdot|\*|x) ?10 ?(?:\^|\*\*) ?(?:\{ ?(?P<p1>[-+]?\d{1,3}) ?\}|\(?(?P<p2>[-+]?\d{1,3})\)?))?"
+)
 DECIMAL = re.compile(_SIGN + _PLAIN + _POWER)
 _TOP = r"(?:\{ ?(?P<a>[-+]?\d+) ?\}|(?P<a1>\d)) ?(?:\{ ?(?P<b>\d+) ?\}|(?P<b1>\d))"
 FRACTION = re.compile(rf"{_SIGN}(?:(?P<whole>\d+)(?P<gap> |(?=\\)))?(?:\\frac ?{_TOP}|(?P<a2>\d+) ?/ ?(?P<b2>\d+))")
@@ -67,19 +75,23 @@ FRACTION = re.compile(rf"{_SIGN}(?:(?P<whole>\d+)(?P<gap> |(?=\\)))?(?:\\frac ?{
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 SHORT_UNITS = frozenset("cm mm km nm kg mg lb lbs oz ft yd mi hr hrs hz kj kw ml cl dl ms mph kph pm am ha px kb mb gb rad".split())
 ALIASES = {
-    "percent": "%", "percentage": "%", "pct": "%", "degree": "°", "deg": "°", "dollar": "$", "usd": "$", "euro": "€", "cent": "¢",
-    "meter": "m", "metre": "m", "centimeter": "cm", "centimetre": "cm", "millimeter": "mm", "kilometer": "km", "kilometre": "km",
+    "percent": "%", "percentage": "%", "pct": "%", "degree": "°", "deg": "°", "dollar": "$", "usd": "$", "euro": "€", "eur": "€", "rs": "₹",
+    "cent": "¢", "meter": "m", "metre": "m", "centimeter": "cm", "centimetre": "cm", "millimeter": "mm", "kilometer": "km",
+    "kilometre": "km",
     "gram": "g", "kilogram": "kg", "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "inche": "in", "inch": "in",
-    "feet": "ft", "foot": "ft", "pound": "lb", "liter": "l", "litre": "l", "per": "/", "square": "sq", "lb": "lb",
+    "feet": "ft", "foot": "ft", "pound": "lb", "lbs": "lb", "hrs": "h", "liter": "l", "litre": "l", "per": "/", "square": "sq",
 }  # fmt: skip
 NO_UNITS = frozenset(
     "and or nor not but than plus minus times over mod squared cubed half quarter third pi sin cos tan log exp sqrt infty theta alpha "
-    "beta gamma phi sigma omega delta lambda abc gcd lcm max min one two three four five six seven eight nine ten is was if base".split()
+    "beta gamma phi sigma omega delta lambda abc gcd lcm max min one two three four five six seven eight nine ten is was if base "
+    "factorial halves thirds fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths "
+    "thousandth thousandths maybe perhaps possibly probably unless except without more less least most".split()
 )
-_MARK = r"(?:k?m|cm|mi|ft|k?g|mg|[lL])/(?:s|h|hr|min|[lL]|m?[lL]|cm)(?![A-Za-z])|\\text ?\{[^{}\d]*[A-Za-z][^{}]*\}|° ?[CFK]?|[%€£¥¢₹$]"
+_TEXT = r"\\text ?\{(?P<text>[^{}]*)\}"
+_MARK = r"(?:k?m|cm|mi|ft|k?g|mg|[lL])/(?:s|h|hr|min|[lL]|m?[lL]|cm)(?![A-Za-z])|° ?[CFK]?|[%€£¥¢₹$]"
 _WORD = r"(?<![A-Za-z\\{_^])[A-Za-z][A-Za-z'.-]*"
-UNIT_TAIL = re.compile(rf"(?:[ /(]|\\cdot )*(?:(?P<mark>{_MARK})|(?P<word>{_WORD}))(?:\^ ?\{{?-?\d\}}?)?[ )]*$")
-CURRENCY = re.compile(r"([-+]?) ?(?:(US ?\$|\$|€|£|¥|₹)|(?:USD|EUR|Rs\.?) )\s*(?=[-+.\d])")
+UNIT_TAIL = re.compile(rf"(?:[ /(]|\\cdot )*(?:{_MARK}|{_TEXT}|(?P<word>{_WORD}))(?:\^ ?\{{?-?\d\}}?)?[ )]*$")
+CURRENCY = re.compile(r"([-+]?) ?(?:(?:US ?)?([$€£¥₹])|(USD|EUR|Rs)\.? ) *(?=[-+.\d])")
 MAX_UNIT_WORDS = 6
 
 
@@ -116,6 +128,8 @@ def unwrap(text: str) -> str:
         wrapper = WRAPPER.match(text)
         if wrapper and closes_last(text, wrapper.end() - 1):
             text = text[wrapper.end() : -1]
+        choice = CHOICE.fullmatch(text)
+        text = choice[1] if choice else text
         answer_is = ANSWER_IS.match(text)
         text = text[answer_is.end() :] if answer_is else text
         text = text.removeprefix("=").removeprefix("\\approx ")
@@ -170,7 +184,7 @@ def _plain_letter(char: str) -> str:
 def read_numeral(text: str) -> Numeral | None:
     """The number that a cleaned text writes in digits; None for any other text.
 
-    `12,345` and `12 345` are thousands, `1.5e3` and `1.5\\times 10^3` powers of ten, `3 1/2` is a mixed number and `0.\\overline{3}` a third.
+    `12,345` and `12 345` are thousands, `1.5e3` and `1.5\\times 10^3` powers of ten, `3 1/2` is a mixed number, `0.\\overline{3}` a third.
     """
     if len(text) > MAX_DIGITS or not any(char.isdigit() for char in text):
         return None
@@ -201,53 +215,76 @@ def _read_fraction(found: re.Match) -> Numeral | None:
 def split_unit(text: str) -> tuple[str, tuple[str, ...], int]:
     """(what stands before the unit, the unit, factor) of a cleaned text.
 
-    A unit is a currency, percent or degree sign, what stands in `\\text{}`, or, behind a numeral, words. One letter that is not in `\\text{}`
-    is a variable. The factor is what a word like "million" is worth.
+    A unit is a currency, percent or degree sign, what stands in `\\text{}`, or, behind a numeral, words. One letter alone that is not in
+    `\\text{}` is a variable. The factor is what a word like "million" is worth.
     """
-    names: list[str] = []
-    body, factor = text, 1
-    if currency := CURRENCY.match(body):
-        body = currency[1] + body[currency.end() :]
-        names.append({"U": "$", "": "?"}.get((currency[2] or "")[:1], currency[2] or "?"))
-    shortest = None
-    words = False
+    currency = CURRENCY.match(text)
+    body = currency[1] + text[currency.end() :] if currency else text
+    front = [currency[2] or currency[3]] if currency else []
+    best, best_names = body, []
+    names, words = [], False
     for _ in range(MAX_UNIT_WORDS):
         tail = UNIT_TAIL.search(body)
-        if tail is None or tail.start() == 0 or (tail["word"] and not _is_unit_word(tail["word"])):
+        if tail is None or tail.start() == 0 or not (_is_unit_word(tail["word"]) if tail["word"] else _is_unit_text(tail["text"])):
             break
         words = words or tail["word"] is not None
-        names.insert(0, body[tail.start() :])
+        names = [body[tail.start() :], *names]
         body = body[: tail.start()].rstrip()
         if not words or _is_number_text(body):
-            shortest = body, tuple(names)
-    if shortest is None:
-        return (body, tuple(_canonical(names)), 1) if currency and not words else (text, (), 1)
-    body, names = shortest[0], list(shortest[1])
-    unit = _canonical(names)
+            best, best_names = body, names
+    unit = _canonical([*best_names, *front])
     if unit and unit[0] in SCALES:
-        factor = SCALES[unit[0]]
-        unit = unit[1:]
-    return body, tuple(unit), factor
+        return best, tuple(unit[1:]), SCALES[unit[0]]
+    return best, tuple(unit), 1
+
+
+def _is_unit_text(text: str | None) -> bool:
+    """Whether what stands in `\\text{}` may be a unit: no number, and no word that changes the number."""
+    if text is None:
+        return True
+    words = [word.lower() for word in re.findall(r"[A-Za-z]+", text)]
+    return bool(words or "%" in text) and NO_UNITS.isdisjoint(words) and re.search(r"(?<![A-Za-z^])\d", text) is None
 
 
 def _is_unit_word(word: str) -> bool:
     word = word.strip(".'-").lower()
     if word in NO_UNITS:
         return False
-    return word in SHORT_UNITS or word in ALIASES or word in SCALES or (len(word) >= 3 and any(letter in "aeiou" for letter in word)) or word in ("of", "in")
+    return (
+        word in SHORT_UNITS
+        or word in ALIASES
+        or word in SCALES
+        or (len(word) >= 3 and any(letter in "aeiou" for letter in word))
+        or word in ("of", "in")
+    )
 
 
 def _is_number_text(text: str) -> bool:
-    return read_numeral(text) is not None or not re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)) and text[-1:].isdigit()
+    return (
+        read_numeral(text) is not None
+        or not re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))
+        and (text[-1:].isdigit() or text.endswith(("}", ")", "\\pi")))
+    )
 
 
 def _canonical(names: list[str]) -> list[str]:
     """A unit's parts: lower case, singular, short names."""
-    parts = re.findall(r"[A-Za-z]+|[%°€£¥¢₹$/?]|\^ ?\{?-?\d", " ".join(name.replace("\\text", "").replace("\\cdot", "") for name in names))
-    singular = (part.lower() if part.lower() in ALIASES else part.lower().removesuffix("s") if len(part) > 3 else part for part in parts)
+    parts = re.findall(
+        r"[A-Za-z]+|[%°€£¥¢₹$/?]|\^ ?\{?-?\d", " ".join(name.replace("\\text", "").replace("\\cdot", "").replace(".", "") for name in names)
+    )
+    singular = (
+        part.lower()
+        if part.lower() in ALIASES
+        else part.lower().removesuffix("s")
+        if len(part) > 3
+        else part.lower()
+        if len(part) > 1
+        else part
+        for part in parts
+    )
     return [ALIASES.get(part, part.replace("{", "").replace(" ", "")) for part in singular]
 
 
 def is_number(text: str) -> bool:
     """Whether a text is a plain number with or without a unit: an integer, a decimal, a fraction of integers or a mixed number."""
-    return len(text) <= MAX_DIGITS and read_numeral(split_unit(clean(text))[0]) is not None
+    return len(text) <= MAX_NUMBER and read_numeral(split_unit(clean(text))[0]) is not None

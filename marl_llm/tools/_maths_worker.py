@@ -1,8 +1,8 @@
 """The process in which answers are parsed and compared: `python -m marl_llm.tools._maths_worker`, spoken to by `marl_llm.tools.maths`.
 
-The first process imports sympy and its grammar once and forks; the fork answers jobs, one JSON line each, until one of them kills it, and the next
-fork is there within milliseconds. The CPU time of a job is bounded by the kernel (`ITIMER_PROF` with its default action, death), so that
-neither a regular expression nor a power tower in C code can outlive it, and the signal tells the answer's doing from the machine's.
+The first process imports sympy once and forks; the fork answers jobs, one JSON line each, until one of them kills it, and the next fork is
+there within milliseconds. The CPU time of a job is bounded by the kernel (`ITIMER_PROF` with its default action, death), so that neither a
+regular expression nor a power tower in C code can outlive it, and the signal tells the answer's doing from the machine's.
 """
 
 import json
@@ -25,27 +25,29 @@ def numeq(a: Any, b: Any, delta: float = 1e-6) -> bool:
 
 def readable(target: str) -> bool:
     """Whether a target says anything. It is evaluated too, so that one that is too hard is found before any answer is blamed for it."""
-    from marl_llm.tools import _maths_values as values
+    from marl_llm.tools._maths_read import read
+    from marl_llm.tools._maths_values import Words, single_number
 
-    value = values.read(target)
-    values.single_number(value)
-    return value != values.Words("")
+    value = read(target)
+    single_number(value)
+    return value != Words("")
 
 
 def compare(answer: str, target: str, delta: float, exact_integers: bool) -> tuple[bool, str]:
     """Whether an answer equals a target, and by which rule; `target` has been read before."""
-    from marl_llm.tools import _maths_values as values
+    from marl_llm.tools._maths_read import read
+    from marl_llm.tools._maths_values import Words, same, single_number
 
     if " ".join(answer.split()) == " ".join(target.split()):
         return True, "same_text"
-    a, b = values.read(answer), values.read(target)
-    if a == values.Words(""):
+    a, b = read(answer), read(target)
+    if a == Words(""):
         return False, "unparsable"
-    if values.same(a, b, 0):
+    if same(a, b, 0):
         return True, "math_verify"
     if exact_integers:
-        return (True, "numeq") if delta > 0 and values.same(a, b, delta) else (False, "different")
-    numbers = [values.single_number(value) for value in (a, b)]
+        return (True, "numeq") if delta > 0 and same(a, b, delta) else (False, "different")
+    numbers = [single_number(value) for value in (a, b)]
     return (True, "numeq") if None not in numbers and numeq(*numbers, delta) else (False, "different")
 
 
@@ -62,12 +64,15 @@ def answer_jobs(lines, say, memory_mb: int) -> None:
     while line := lines.readline():
         job = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, job["cpu_s"])
-        if not readable(job["target"]):
-            reply = dict(bad_target=True)
-        else:
-            say(job=job["job"], stage="answer")
-            correct, reason = compare(job["answer"], job["target"], job["delta"], job["exact_integers"])
-            reply = dict(correct=correct, reason=reason)
+        try:
+            if not readable(job["target"]):
+                reply = dict(bad_target=True)
+            else:
+                say(job=job["job"], stage="answer")
+                correct, reason = compare(job["answer"], job["target"], job["delta"], job["exact_integers"])
+                reply = dict(correct=correct, reason=reason)
+        except Exception:  # sympy raises all kinds; the parent calls it "crashed", or a bad target
+            os._exit(1)
         signal.setitimer(signal.ITIMER_PROF, 0)
         say(job=job["job"], **reply)
 

@@ -34,7 +34,7 @@ __all__ = ["FORMS", "MathsChecker", "Verdict", "extract_answer", "extract_target
 
 FORMS = ("any", "boxed", "hashes")
 START_S = 60.0  # a worker that has not imported sympy by then will not
-HASHES = re.compile(r"^[ \t]*(?:\*\*)?####(?!#)[ \t]*(\S[^\n]*)$", re.MULTILINE)
+HASHES = re.compile(r"^[ \t]*(\*\*)?####(?!#)[ \t]*(\S[^\n]*?)(?(1)\*\*[ \t\r]*)$", re.MULTILINE)
 BRACE = re.compile(r"\\\\?(?:boxed|fbox)\s*(?:(?P<box>\{)|(?P<bare>[-+]?\d[^\s{}\\$]*|[A-Z](?![A-Za-z])))|\\\\|\\[{}]|[{}]")
 
 
@@ -86,8 +86,8 @@ def _after_hashes(text: str) -> tuple[str | None, int]:
     lines = list(HASHES.finditer(text))
     if not lines:
         return None, -1
-    inner, _ = _last_boxed(lines[-1][1])
-    return (lines[-1][1] if inner is None else inner).strip() or None, lines[-1].end()
+    inner, _ = _last_boxed(lines[-1][2])
+    return (lines[-1][2] if inner is None else inner).strip() or None, lines[-1].end()
 
 
 def _last_boxed(text: str) -> tuple[str | None, int]:
@@ -203,7 +203,7 @@ class MathsChecker:
         cpu_s: float = 3.0,
         memory_mb: int = 512,
         max_chars: int = 2000,
-        delta: float = 1e-6,
+        delta: float | int = 1e-6,
         exact_integers: bool = True,
         attempts: int = 2,
     ):

@@ -139,7 +139,7 @@ def code_block(field: str, language: str = "python") -> Parser:
 
 
 def after_hashes(field: str, read: Callable[[str], Any] | None = None) -> Parser:
-    """What stands behind `####` on the last line that begins with exactly these four; white space before the hashes is allowed, words on other lines are.
+    """What stands behind `####` on the last line that begins with exactly four hashes, with or without white space before them.
 
     The final answer of Stronger-MAS's prompts (Appendix D) and of GSM8K. Nothing behind the hashes is illegal.
 

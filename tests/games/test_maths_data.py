@@ -36,6 +36,15 @@ def test_a_row_of_each_schema_becomes_a_task_and_an_answer_goes_before_a_solutio
     assert all(set(task.fields) == {"problem"} for task in tasks)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    ["First \\boxed{3} pens, then 4 more.\n#### 7", "#### 7\n\n##### Check\n3 + 4 = 7", "\\boxed{3} and 4.\n#### 7\n##### Check\n3 + 4"],
+)
+def test_gsm8k_s_answer_is_what_follows_its_four_hashes(tmp_path, answer):
+    tasks, _ = load_maths(write(tmp_path / "x.jsonl", [{**GSM8K, "answer": answer}]), "train")
+    assert tasks[0].hidden["target"] == "7"
+
+
 def test_what_questions_share_is_read_before_the_question(tmp_path):
     tasks, _ = load_maths(write(tmp_path / "x.jsonl", [{**OLYMPIAD, "context": " Let x be 2. "}, {**OLYMPIAD, "context": ""}]), "test")
     assert [task.fields["problem"] for task in tasks] == ["Let x be 2.\nFind z.", "Find z."]
@@ -100,7 +109,10 @@ def test_training_problems_that_are_test_problems_are_left_out_and_counted(tmp_p
     assert ([task.number for task in kept], dropped) == ([1], {"a problem of the test file": 1})
 
 
-@pytest.mark.parametrize("text", ["4", "-3", "3,000", "1.5", "2/3", "\\frac{1}{2}", "$7$", "+2", ".5"])
+@pytest.mark.parametrize(
+    "text",
+    ["4", "-3", "3,000", "1.5", "2/3", "\\frac{1}{2}", "$7$", "+2", ".5", "12{,}345", "12 345", "1.5e3", "3 1/2", "$5", "5 cm", "50\\%"],
+)
 def test_plain_numbers(text):
     assert is_number(text)
 

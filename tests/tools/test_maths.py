@@ -37,6 +37,15 @@ def checker():
         ("#### 3", "boxed", None),
         ("x #### 3", "any", None),
         ("####\n", "any", None),
+        ("#### 42\n\n##### Check\n6 * 7 = 42", "any", "42"),
+        ("#### 42\n##### 43", "hashes", "42"),
+        ("**#### 42**", "hashes", "42"),
+        (r"\fbox{5}", "boxed", "5"),
+        ("\\boxed\n {5}", "boxed", "5"),
+        (r"\boxed 5.", "boxed", "5."),
+        (r"\boxed{4} is what stands in the \boxed braces", "boxed", "4"),
+        (r"\boxed{4}</think> so \boxed{5}", "boxed", "5"),
+        (r"<think>\boxed{4}", "boxed", None),
         ("", "any", None),
     ],
 )
@@ -117,13 +126,22 @@ def test_d7_verdicts(checker, response, target, correct, reason):
     assert (verdict.correct, verdict.reason) == (correct, reason)
 
 
-def test_integers_above_one_over_delta(checker):
-    """The paper's NumEq equates neighbours there; exact_integers does not."""
-    assert checker.check(r"\boxed{10000001}", "10000000").outcome().reason == "numeq"
-    with MathsChecker(workers=1, exact_integers=True) as exact:
-        assert exact.check(r"\boxed{10000001}", "10000000").outcome().reason == "different"
-        assert exact.check(r"\boxed{10000000}", "10^7").outcome().correct
-        assert exact.check(r"\boxed{10000000.5}", "10000000").outcome().reason == "numeq"
+def test_integers_are_compared_as_integers_and_decimals_by_delta(checker):
+    """The paper's NumEq, which equates neighbours above 1/δ and all numbers below δ, is `exact_integers=False`."""
+    pairs = [("10000001", "10000000"), ("10000000.5", "10000000"), ("2.99999999", "3"), ("10^{-9}", "10^{-10}"), ("0", "10^{-9}")]
+    with MathsChecker(workers=1, exact_integers=False) as paper:
+        for answer, target in pairs:
+            assert checker.check(rf"\boxed{{{answer}}}", target).outcome().reason == "different"
+            assert paper.check(rf"\boxed{{{answer}}}", target).outcome().reason == "numeq"
+    assert checker.check(r"\boxed{10000000}", "10^7").outcome().correct
+    assert checker.check(r"\boxed{0.333333}", "1/3").outcome().reason == "numeq"
+
+
+def test_delta_0_is_exact():
+    with MathsChecker(workers=1, delta=0) as exact:
+        assert not exact.check(r"\boxed{0.333333}", "1/3").outcome().correct
+        assert not exact.check(r"\boxed{6.63\times10^{-34}}", r"9.11\times10^{-31}").outcome().correct
+        assert exact.check(r"\boxed{0.25}", "1/4").outcome().correct
 
 
 @pytest.mark.parametrize("answer", ["9^{9^{9^9}}", "10^{10000000}!"])

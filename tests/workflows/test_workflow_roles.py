@@ -148,6 +148,7 @@ def test_the_last_line_that_begins_with_hashes_is_the_answer():
     parse = after_hashes("moves", lambda text: [int(word) for word in text.split(",")])
     assert parse("I think #### 7\n#### 1, 2\nor rather:\n  ####3,4  \nDone.") == {"moves": [3, 4]}
     assert after_hashes("answer")("####  forty two ") == {"answer": "forty two"}
+    assert after_hashes("answer")("#### 42\n\n##### Check\n6 * 7 = 42") == {"answer": "42"}
     wrong = {"": "no line", "so #### 3": "no line", "### 3": "no line", "#### 3\n####": "nothing stands", "#### x": "moves: "}
     for text, why in wrong.items():
         with pytest.raises(FormatError, match=why):
