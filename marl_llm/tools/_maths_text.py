@@ -24,10 +24,11 @@ _END = r"(?![A-Za-z])"
 COMMANDS = [  # (pattern, what is written in its place), in order
     (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)" + _END, ""),
     (r"\\!", ""),
+    (r"\\(?:text)?color ?\{[^{}]*\}|\\[hv]space\*? ?\{[^{}]*\}|\\(?:large|Large|huge|Huge|bf|rm)" + _END, ""),
     (r"(?<!\\)\\(?:(?=\s)|[,;:>])|~|\\(?:qquad|quad|thinspace)" + _END, " "),
     (r"\\[dtc]frac" + _END, r"\\frac"),
     (r"\\(?:textbf|textit|textrm|texttt|textsf|emph|mbox|hbox|operatorname\*?|mathrm)\s*(?=\{)", r"\\text"),
-    (r"\\(?:boldsymbol|mathbf|mathit|mathsf|bm|pmb|mathbb)\s*(?:\{([^{}]*)\}|(?=\s*\S))", r"\1"),
+    (r"\\(?:boldsymbol|underline|mathbf|mathit|mathsf|bm|pmb|mathbb)\s*(?:\{([^{}]*)\}|(?=\s*\S))", r"\1"),
     (r"\\text\s*\{\s*,?\s*(and|or)\s*\}", r" \1 "),
     (r"(?<=\d)\s*\\text\s*\{\s*e\s*\}\s*(?=[-+]?\d)", "e"),
     (r"\\([$%#&_])", r"\1"),

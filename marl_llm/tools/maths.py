@@ -1,4 +1,4 @@
-"""Checks mathematical answers: math-verify first, the numeric comparison of Stronger-MAS behind it, in processes with hard limits.
+"""Checks mathematical answers, in processes with hard limits. `marl_llm.tools._maths_read` states the rules of what an answer means.
 
 A response's final answer is its last complete `\\boxed{...}`, or else what follows its last `####` (GSM8K, and the Reasoner of
 Stronger-MAS). Text before it counts for nothing, so a response cannot list candidates.
@@ -44,8 +44,9 @@ class Verdict:
 
     Attributes:
       correct: whether the answer equals the target.
-      reason: the rule that decided: `same_text`, `math_verify` or `numeq` for a correct answer; `different`, `no_answer` (no box, no
-        hashes), `unparsable`, `too_long`, `cpu_limit` or `crashed` (its parsing crashed the worker) for an incorrect one.
+      reason: the rule that decided: `same_text`, `math_verify` (the same meaning) or `numeq` (near enough) for a correct answer;
+        `different`, `no_answer` (no box, no hashes), `unparsable`, `too_long`, `cpu_limit` or `crashed` (its parsing crashed the worker)
+        for an incorrect one.
       answer: the text of the final answer; None where there is none.
     """
 

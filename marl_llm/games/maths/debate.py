@@ -126,8 +126,8 @@ class Answers:
     """Checks answers with `MathsChecker` and runs programs in the sandbox.
 
     Args:
-      strict: two integers are compared exactly, and where the target is a number so must the answer be: an expression that is the question
-        itself (`12 + 7` for 19) is no answer. False: as printed, NumEq of whatever math-verify makes of it.
+      strict: numbers are compared exactly, and where the target is a number so must the answer be: an expression that is the question
+        itself (`12 + 7` for 19) is no answer. False: as printed, NumEq of whatever number the answer is.
       timeout_s: of one program.
       checker, sandbox: by default their own.
     """
