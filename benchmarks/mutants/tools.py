@@ -69,11 +69,11 @@ FAULTS = {
     },
     (D + "_maths_read.py", T + "test_maths_answers.py"): {
         "a chain of equations may contradict itself": ("consistent = all(same(value, values[-1], 0) for value in values[:-1])", "consistent = True"),
+        "digits behind a comma are thousands": (r",(?!\d{3}(?!\d))|;", r",(?!\d)|;"),
         "any left side is a name": ("    if NAME.fullmatch(parts[0]):\n        values", "    if parts[0]:\n        values"),
     },
     (D + "_maths_text.py", T + "test_maths_answers.py"): {
         "hedges are units": ("NO_UNITS.isdisjoint(words) and ", ""),
-        "half a thousand is a number": ('_WHOLE = r"[1-9]\\d{0,2}(?:,\\d{3})+', '_WHOLE = r"[1-9]\\d{0,2}(?:,\\d+)+'),
     },
     (D + "results.py", T + "test_results.py"): {
         "a refused call is tried again": ("FINAL_KINDS = frozenset({FailureKind.REFUSED, ", "FINAL_KINDS = frozenset({"),
