@@ -309,7 +309,7 @@ def check_references(tasks: Iterable[Task], tests: int = 3, timeout_s: float | i
 def _reference_fault(task: Task, tests: int, timeout_s: float | int, sandbox: Executor) -> str:
     cases = task.hidden["tests"][:tests]
     for number, code in enumerate(task.hidden["references"]):
-        executions = sandbox.run_batch(stdio_requests(code, [given for given, _ in cases], timeout_s))
+        executions = sandbox.run_batch(stdio_requests(code, cases, timeout_s))
         states = [case.state for case in read_stdio(executions, [wanted for _, wanted in cases], Tolerance()).outcome().cases]
         if number == 0 and set(states) != {"passed"}:
             return "the reference fails its own tests"
