@@ -177,8 +177,9 @@ def same_output(actual: str, expected: str, tolerance: Tolerance = USUAL) -> boo
     """Whether printed text is the expected one.
 
     As APPS and LiveCodeBench: spaces at the ends of lines and blank lines at the end do not count; the rest is compared line by line, and a
-    line ends at a line feed (with or without a carriage return before it) and at nothing else. One that differs word by word, where two plain numbers are compared as numbers (exactly if the expected one is an integer). A word of
-    more than 400 characters, or with an exponent of more than five digits, is no plain number: it equals its own text only.
+    line that differs word by word, where two plain numbers are compared as numbers (exactly if the expected one is an integer). A line ends
+    at a line feed, with or without a carriage return before it, and at nothing else. A word of more than 400 characters, or with an
+    exponent of more than five digits, is no plain number: it equals its own text only.
     """
     got, want = ([line.strip(BLANKS) for line in text.strip(BLANKS).split("\n")] for text in (actual, expected))
     return len(got) == len(want) and all(a == e or _same_line(a, e, tolerance) for a, e in zip(got, want))

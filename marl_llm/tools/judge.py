@@ -20,8 +20,8 @@ from marl_llm.tools.sandbox.inside import values
 from marl_llm.untrusted import Bounds, read_json, read_text
 
 __all__ = [
-    "CASE_STATES", "Case", "CallsResult", "Judgement", "Tolerance", "ajudge_calls", "ajudge_stdio", "call_request", "judge_calls",
-    "judge_stdio", "read_calls", "read_stdio", "same_output", "same_value", "stdio_requests",
+    "CASE_STATES", "Case", "CallsResult", "Judgement", "Tolerance", "ajudge_calls", "ajudge_stdio", "call_request", "crosses",
+    "judge_calls", "judge_stdio", "read_calls", "read_stdio", "same_output", "same_value", "stdio_requests",
 ]  # fmt: skip
 
 # What can become of one case. Only "passed" is a pass.
@@ -111,6 +111,11 @@ def call_request(
     plan = {"function": function, "cases": trees, "case_timeout": case_timeout_s}
     limits = dataclasses.replace(limits or Limits(), timeout_s=timeout_s)
     return Submission(code, "", profile, limits, environment, calls=json.dumps(plan).encode())
+
+
+def crosses(value: Any) -> bool:
+    """Whether a value can be an argument or an expected value: built-in types only, at most `values.MAX_DEPTH` containers deep."""
+    return not _has_opaque(values.encode([value]))
 
 
 def _has_opaque(tree: Any) -> bool:

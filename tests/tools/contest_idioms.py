@@ -1,7 +1,8 @@
 """What solutions of contests do with an ordinary interpreter: programs that read `6 7` on one line and print 13, each in its own way.
 
-`ENDINGS` end in another way than with 13 and status 0.
+`ENDINGS` end in another way than with 13 and status 0. `CALLS` are solutions that are called, with cases of `f` and their states.
 """
+# ruff: noqa: E501 (one program per line)
 
 READS = "a, b = map(int, input().split())\n"
 ADDS = READS + "print(a + b)\n"
@@ -161,3 +162,50 @@ ENDINGS = {
     "what no terminal shows": ("print('\\r\\n13 \\x00\\u2028\\ud800'.encode('utf-8', 'replace').decode())\n", "\r\n13 \0\u2028?\n", 0),
     "line ends of the input": ("import sys\nprint(repr(sys.stdin.read()))\n", "'6 7\\n'\n", 0),
 }
+
+CALLS = {  # name: (program, cases of f, states)
+    "main guard": ("def f(a):\n    return a\nif __name__ == '__main__':\n    f(int(input()))\n", [((1,), 1)], ["passed"]),
+    "module-level code runs": ("table = [i * i for i in range(9)]\ndef f(a):\n    return table[a]\n", [((3,), 9)], ["passed"]),
+    "names of a judge": (
+        "class Solution:\n    def f(self, a: List[int]) -> Optional[int]:\n        heapq.heapify(a)\n        q = deque([heappop(a)])\n"
+        "        return min(q[0], inf, math.inf)\n",
+        [(([4, 2],), 2)],
+        ["passed"],
+    ),
+    "builtins stay": ("def f(a):\n    return pow(a, 2, 5), max(a, 1), open.__module__\n", [((3,), (4, 3, "io"))], ["passed"]),
+    "a judge's name is no answer": ("def g(a):\n    return a\n", [((3,), 3)], ["missing"]),
+    "a new Solution each": (
+        "class Solution:\n    def __init__(self):\n        self.seen = []\n    def f(self, a):\n        self.seen.append(a)\n        return self.seen\n",
+        [((1,), [1]), ((2,), [2])],
+        ["passed", "passed"],
+    ),
+    "static method": ("class Solution:\n    @staticmethod\n    def f(a):\n        return a\n", [((1,), 1)], ["passed"]),
+    "recursion": ("class Solution:\n    def f(self, n):\n        return 0 if n == 0 else 1 + self.f(n - 1)\n", [((500,), 500)], ["passed"]),
+    "dataclasses and pickle": (
+        "import dataclasses, pickle\n@dataclasses.dataclass\nclass P:\n    x: 'int'\ndef f(a):\n    return pickle.loads(pickle.dumps(P(a))).x\n",
+        [((1,), 1)],
+        ["passed"],
+    ),
+    "ends in a case": (
+        "import sys\ndef f(a):\n    [None, exit, sys.exit, quit, lambda: (_ for _ in ()).throw(KeyboardInterrupt)][a]() if a else 0\n    return a\n",
+        [((i,), i) for i in range(5)] + [((0,), 0)],
+        ["passed", *["raised"] * 4, "passed"],
+    ),
+    "values that do not encode": (
+        "import sys\nclass A:\n    def __repr__(self): sys.exit()\n    def __str__(self): sys.exit()\nclass E(Exception):\n    __str__ = __repr__ = A.__str__\n"
+        "def f(a):\n    if a == 2:\n        raise E\n    return A() if a else 0\n",
+        [((0,), 0), ((1,), 1), ((2,), 2), ((0,), 0)],
+        ["passed", "raised", "raised", "passed"],
+    ),
+    "a solution that cannot be made": (
+        "class Solution:\n    def __init__(self): 1 / 0\n    def f(self, a): return a\n", [((1,), 1)] * 2, ["raised", "raised"],
+    ),
+    "dictionaries of collections": (
+        "import collections\ndef f(a):\n    d = [collections.Counter, collections.OrderedDict, lambda: collections.defaultdict(int)][a]()\n"
+        "    d['x'] = 1\n    return d\n",
+        [((i,), {"x": 1}) for i in range(3)],
+        ["passed"] * 3,
+    ),
+    "subclasses": ("class D(dict): pass\nclass I(int): pass\ndef f(a):\n    return [D(), I(1)][a]\n", [((0,), {}), ((1,), 1)], ["wrong"] * 2),
+    "long integers": ("def f(a):\n    return a * int('1' * 5000)\n", [((10**6000,), 10**6000 * (10**5000 // 9))], ["passed"]),
+}  # fmt: skip

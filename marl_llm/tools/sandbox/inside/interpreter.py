@@ -20,8 +20,8 @@ STREAMS = {f"{folder}/{number}": number for folder in ("/dev/fd", "/proc/self/fd
 STREAMS |= {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 # What LeetCode's and LiveCodeBench's judges import in front of a solution; later ones win.
 CONTEST_MODULES = (
-    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools", "functools", "operator",
-    "io", "sys", "json", "typing",
+    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools", "functools",
+    "operator", "io", "sys", "json", "typing",
 )  # fmt: skip
 
 
