@@ -45,6 +45,7 @@ class _Play:
 
     views: dict[str, ActionView]
     done: asyncio.Future
+    waiting: int = 0  # how many await it
 
 
 class Backward:
@@ -71,11 +72,18 @@ class Backward:
         if view.result is None:
             raise WorkflowError("reward backpropagation needs the outcome of the play: score with when='end' and Scorer(result=...)")
         calls = [event for event in (*view.earlier, view.call, *view.later) if isinstance(event, RoleCall)]
-        key = tuple((call.id, call.seed) for call in calls)
-        play = self._plays.setdefault(key, _Play({}, asyncio.get_running_loop().create_future()))
+        loop = asyncio.get_running_loop()
+        key = (loop, *((call.id, call.seed) for call in calls))  # a rollout that was given up may have left its own
+        play = self._plays.setdefault(key, _Play({}, loop.create_future()))
         play.views[view.call.id] = view
         if len(play.views) < len(calls):
-            found = await asyncio.shield(play.done)
+            play.waiting += 1
+            try:
+                found = await asyncio.shield(play.done)
+            finally:
+                play.waiting -= 1
+                if not play.waiting and not play.done.done():  # nobody is left who could hear of it
+                    self._plays.pop(key, None)
         else:
             try:
                 found = await self._whole([play.views[call.id] for call in calls])

@@ -17,8 +17,10 @@ from marl_llm.tools.sandbox.inside.values import Opaque
 from marl_llm.untrusted import valid_text
 
 MAX_SHOWN = 1000  # parts of a returned value that is kept for people; keeps a set of colliding members harmless
+BLANKS = " \t\r\n"  # what separates words and ends lines; no other character does
 MAX_WORD = 400  # characters of a printed word that is compared as a number
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,5})?", re.ASCII)
+_BLANKS = re.compile(r"[ \t\r]+")
 _HEX = re.compile(r"-?0x[0-9a-f]+", re.ASCII)
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _CONTAINERS = {"t": tuple, "s": set, "z": frozenset}
@@ -175,15 +177,16 @@ def same_output(actual: str, expected: str, tolerance: Tolerance = USUAL) -> boo
     """Whether printed text is the expected one.
 
     As APPS and LiveCodeBench: spaces at the ends of lines and blank lines at the end do not count; the rest is compared line by line, and a
-    line that differs word by word, where two plain numbers are compared as numbers (exactly if the expected one is an integer). A word of
-    more than 400 characters, or with an exponent of more than five digits, is no plain number: it equals its own text only.
+    line that differs word by word, where two plain numbers are compared as numbers (exactly if the expected one is an integer). A line ends
+    at a line feed, with or without a carriage return before it, and at nothing else. A word of more than 400 characters, or with an
+    exponent of more than five digits, is no plain number: it equals its own text only.
     """
-    got, want = ([line.strip() for line in text.strip().splitlines()] for text in (actual, expected))
+    got, want = ([line.strip(BLANKS) for line in text.strip(BLANKS).split("\n")] for text in (actual, expected))
     return len(got) == len(want) and all(a == e or _same_line(a, e, tolerance) for a, e in zip(got, want))
 
 
 def _same_line(actual: str, expected: str, tolerance: Tolerance) -> bool:
-    got, want = actual.split(), expected.split()
+    got, want = (_BLANKS.sub(" ", line).split(" ") for line in (actual, expected))
     return len(got) == len(want) and all(a == e or _same_word(a, e, tolerance) for a, e in zip(got, want))
 
 

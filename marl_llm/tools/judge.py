@@ -20,8 +20,8 @@ from marl_llm.tools.sandbox.inside import values
 from marl_llm.untrusted import Bounds, read_json, read_text
 
 __all__ = [
-    "CASE_STATES", "Case", "CallsResult", "Judgement", "Tolerance", "ajudge_calls", "ajudge_stdio", "call_request", "judge_calls",
-    "judge_stdio", "read_calls", "read_stdio", "same_output", "same_value", "stdio_requests",
+    "CASE_STATES", "Case", "CallsResult", "Judgement", "Tolerance", "ajudge_calls", "ajudge_stdio", "call_request", "crosses",
+    "judge_calls", "judge_stdio", "read_calls", "read_stdio", "same_output", "same_value", "stdio_requests",
 ]  # fmt: skip
 
 # What can become of one case. Only "passed" is a pass.
@@ -113,6 +113,11 @@ def call_request(
     return Submission(code, "", profile, limits, environment, calls=json.dumps(plan).encode())
 
 
+def crosses(value: Any) -> bool:
+    """Whether a value can be an argument or an expected value: built-in types only, at most `values.MAX_DEPTH` containers deep."""
+    return not _has_opaque(values.encode([value]))
+
+
 def _has_opaque(tree: Any) -> bool:
     """Whether an encoded value holds something of a type that does not cross the fence."""
     if type(tree) is list:
@@ -200,7 +205,8 @@ def judge_calls(
     """Calls `function` of a program once per case and compares what it returns.
 
     Args:
-      code: defines `function`, or a class `Solution` with it as a method.
+      code: defines `function`, or a class `Solution` with it as a method, of which each case gets a new one. It is imported, so what stands
+        under `if __name__ == "__main__"` does not run, and finds the names that judges of contests import in front of it (`List`, `heapq`).
       cases: pairs of positional arguments and the expected value.
       timeout_s: of the whole program, definitions included.
       case_timeout_s: of one call; the cases after it still run, if the program lets itself be interrupted.
@@ -257,16 +263,16 @@ def _calls_result(execution: Execution, expected: list[Any], tolerance: Toleranc
 
 
 def stdio_requests(
-    code: str,
-    inputs: Sequence[str],
-    timeout_s: float | int,
-    profile: str = "bare",
-    environment: Hashable = None,
-    limits: Limits | None = None,
+    code: str, cases: Sequence[tuple[str, str]], timeout_s: float | int, profile: str = "bare", environment: Hashable = None
 ) -> list[Submission]:
-    """One request per case: a fresh process each, with nothing of the other cases in reach."""
-    limits = dataclasses.replace(limits or Limits(), timeout_s=timeout_s)
-    return [Submission(code, text, profile, limits, environment) for text in inputs]
+    """One request per case: a fresh process each, with nothing of the other cases in reach.
+
+    Of an expected output only the length is used, and only by the host: at least twice as many bytes of what is printed are kept.
+    """
+    usual = Limits(timeout_s=timeout_s)
+    rooms = [max(usual.stdout_bytes, 2 * len(wanted.encode("utf-8", "surrogatepass"))) for _, wanted in cases]
+    limits = [dataclasses.replace(usual, stdout_bytes=room) for room in rooms]
+    return [Submission(code, text, profile, limit, environment) for (text, _), limit in zip(cases, limits)]
 
 
 def read_stdio(executions: Sequence[Execution], expected: Sequence[str], tolerance: Tolerance) -> CallsResult:
@@ -309,7 +315,7 @@ def judge_stdio(
       cases: pairs of standard input and expected output.
       timeout_s: of one case.
     """
-    requests = stdio_requests(code, [c[0] for c in cases], timeout_s, profile, environment)
+    requests = stdio_requests(code, cases, timeout_s, profile, environment)
     return read_stdio((sandbox or default_sandbox()).run_batch(requests), [c[1] for c in cases], tolerance)
 
 
@@ -324,6 +330,6 @@ async def ajudge_stdio(
     environment: Hashable = None,
 ) -> CallsResult:
     """`judge_stdio` from an event loop."""
-    requests = stdio_requests(code, [c[0] for c in cases], timeout_s, profile, environment)
+    requests = stdio_requests(code, cases, timeout_s, profile, environment)
     results = await asyncio.gather(*((sandbox or default_sandbox()).arun(request) for request in requests))
     return await asyncio.to_thread(read_stdio, list(results), [c[1] for c in cases], tolerance)

@@ -25,13 +25,17 @@ class Clock:
     """The time of one call. It stands still while anything that the call asked for waits. May be read and told from any thread.
 
     A clock that is made within the use of another is part of it: what stops it stops the other as well.
+
+    Args:
+      apart: it is part of no other clock; those who wait for its work share it (`shared`).
     """
 
-    def __init__(self):
-        self._parent = _clock.get()
+    def __init__(self, apart: bool = False):
+        self._parent = None if apart else _clock.get()
         self._lock = threading.Lock()
         self._start = time.monotonic()
         self._waits, self._since, self._waited = 0, 0.0, 0.0
+        self._sharing: list[Clock] = []
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
@@ -41,6 +45,25 @@ class Clock:
             yield
         finally:
             _clock.reset(token)
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Stops the clock of the present call as well, whenever this one stands still."""
+        own = _clock.get()
+        if own is None:
+            yield
+            return
+        with self._lock:
+            self._sharing.append(own)
+            if self._waits:
+                own._change(1)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sharing.remove(own)
+                if self._waits:
+                    own._change(-1)
 
     def elapsed(self) -> float:
         """Seconds since the clock was made, without those in which it stood still."""
@@ -52,9 +75,13 @@ class Clock:
             now = time.monotonic()
             if self._waits == 0:
                 self._since = now
+                for other in self._sharing:
+                    other._change(1)
             self._waits += by
             if self._waits == 0:
                 self._waited += now - self._since
+                for other in self._sharing:
+                    other._change(-1)
         if self._parent is not None:
             self._parent._change(by)
 

@@ -1,5 +1,6 @@
 """Reward backpropagation: contributions that sum to the outcome, traced from the last action to the first."""
 
+import asyncio
 import math
 
 import coach_lab as lab
@@ -92,3 +93,30 @@ def test_what_cannot_go_backwards_is_refused():
         counterfactual_coach(lab.guide())
     with pytest.raises(WorkflowError, match="needs the outcome of the play"):
         lab.play(coached(lab.team(), Backward(good, good, 1, 1), when="end"))
+
+
+@pytest.mark.parametrize("end", ["cancelled", "closed"])
+def test_a_rollout_that_was_given_up_leaves_no_play_to_the_next(end):
+    guide, views = lab.guide(), []
+    backward = Backward(*[ChatCoach(of_rubric(lab.rubric), guide, 1)] * 2, 0.5, 5.0)
+
+    class Watched:
+        async def score(self, view):
+            views.append(view)
+            return await backward.score(view)
+
+    lab.play(coached(lab.team(), Watched(), guide, when="end", result=lambda path: 1.0))
+    loop = asyncio.new_event_loop()
+    first = loop.create_task(backward.score(views[0]))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    if end == "cancelled":
+        first.cancel()
+        loop.run_until_complete(asyncio.gather(first, return_exceptions=True))
+        assert not backward._plays
+    loop.close()
+    first._log_destroy_pending = False
+
+    async def again():
+        return await asyncio.wait_for(asyncio.gather(*map(backward.score, views)), 30)
+
+    assert all(said.ok for said in asyncio.run(again()))

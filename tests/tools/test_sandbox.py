@@ -465,3 +465,32 @@ def test_an_interpreter_that_needs_a_library_path_has_it(monkeypatch, home, seen
     assert boot.environment("/box", home, None)["LD_LIBRARY_PATH"] == seen
     monkeypatch.delenv("LD_LIBRARY_PATH")
     assert boot.environment("/box", None, None).get("LD_LIBRARY_PATH") is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)",
+        "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30)",
+        "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, 32, 1 << 30)",
+        "fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)",
+        "mmap.mmap(-1, 1 << 20)",
+    ],
+)
+def test_kernel_memory_that_no_limit_counts_is_refused(sandbox, call):
+    done = run(sandbox, f"import fcntl, mmap, os, socket\ntry:\n    {call}\nexcept PermissionError:\n    print('refused')\n")
+    assert done.stdout == "refused\n"
+
+
+def test_memory_of_a_mapped_device_cannot_be_shared(sandbox):
+    code = "import mmap\ntry:\n    print(len(mmap.mmap(open('/dev/zero', 'rb').fileno(), 2 << 20, prot=mmap.PROT_READ)))\n"
+    done = run(sandbox, code + "except (OSError, ValueError):\n    print('refused')\n")
+    assert done.stdout == "refused\n"
+
+
+def test_sockets_count_as_memory_and_a_few_hundred_are_fine(sandbox):
+    code = "import socket, time\nkept = [socket.socketpair() for _ in range(100)]\ntime.sleep(0.2)\nprint('fine')\n"
+    assert run(sandbox, code).stdout == "fine\n"
+    many = "import os, socket, time\nfor _ in range(20):\n    if os.fork() == 0:\n        break\n"
+    many += "kept = [socket.socketpair() for _ in range(100)]\n"
+    assert run(sandbox, many + "time.sleep(30)\n").outcome().outcome == "memory"

@@ -27,7 +27,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.games.coding.data import read_tests
-from marl_llm.tools.judge import Tolerance, read_stdio, stdio_requests
+from marl_llm.games.coding.data import shown as shown_text
+from marl_llm.games.coding.forms import parse_json
+from marl_llm.tools.judge import Tolerance, judge_calls, read_stdio, stdio_requests
 from marl_llm.tools.sandbox import Executor, default_sandbox
 from marl_llm.workflows import Task
 from marl_llm.workflows.rows import DataError, Loaded, RowRefused, read_tasks
@@ -152,7 +154,7 @@ def _livecodebench(row: Mapping[str, Any]) -> Problem:
             cases = [{**case, "fn_name": name} if isinstance(case, Mapping) else case for case in cases]
         groups.append(_tests(row, {"tests": cases, **more}))
     (function, public), (_, private) = groups
-    shown = tuple("\n".join(map(json.dumps, given)) if function else given for given, _ in public)
+    shown = tuple("\n".join(map(_json_line, given)) if function else given for given, _ in public)
     return Problem(text, function, _checked(private), shown, (), (), _starter(row))
 
 
@@ -161,6 +163,14 @@ def _statement(row: Mapping[str, Any], column: str) -> str:
     if not isinstance(text, str) or not text.strip():
         raise RowRefused("no problem", f"{column} must be a text")
     return text.replace("\r\n", "\n").strip()
+
+
+def _json_line(value: Any) -> str:
+    """An argument as a test of a prompt writes it."""
+    try:
+        return json.dumps(value)
+    except (ValueError, TypeError):  # an integer of more than 4,300 digits; a value that was written as Python
+        return shown_text(value)
 
 
 def _starter(row: Mapping[str, Any]) -> str:
@@ -177,7 +187,7 @@ def _json(value: Any, what: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except (ValueError, RecursionError) as error:
         raise RowRefused("not JSON", f"{what}: {type(error).__name__}: {str(error)[:100]}") from error
 
@@ -293,12 +303,12 @@ def check_references(tasks: Iterable[Task], tests: int = 3, timeout_s: float | i
 
     A second solution that runs and prints something else than the first shows that there are several right answers, which equality with
     one output cannot judge; such problems are left out too. Problems without a reference are kept: they can test, and pay no tester.
-    Called functions are believed, for their harness is another. Raises `InfrastructureError` where the sandbox gives no outcome.
+    Raises `InfrastructureError` where the sandbox gives no outcome.
     """
     sandbox = sandbox or default_sandbox()
     kept, dropped = [], collections.Counter()
     for task in tasks:
-        why = "" if task.hidden["function"] else _reference_fault(task, tests, timeout_s, sandbox)
+        why = _reference_fault(task, tests, timeout_s, sandbox)
         if why:
             dropped[why] += 1
         else:
@@ -307,10 +317,14 @@ def check_references(tasks: Iterable[Task], tests: int = 3, timeout_s: float | i
 
 
 def _reference_fault(task: Task, tests: int, timeout_s: float | int, sandbox: Executor) -> str:
-    cases = task.hidden["tests"][:tests]
+    cases, function = task.hidden["tests"][:tests], task.hidden["function"]
     for number, code in enumerate(task.hidden["references"]):
-        executions = sandbox.run_batch(stdio_requests(code, [given for given, _ in cases], timeout_s))
-        states = [case.state for case in read_stdio(executions, [wanted for _, wanted in cases], Tolerance()).outcome().cases]
+        if function:
+            judged = judge_calls(code, function, cases, timeout_s, sandbox=sandbox, tuples_as_lists=True)
+        else:
+            executions = sandbox.run_batch(stdio_requests(code, cases, timeout_s))
+            judged = read_stdio(executions, [wanted for _, wanted in cases], Tolerance())
+        states = [case.state for case in judged.outcome().cases]
         if number == 0 and set(states) != {"passed"}:
             return "the reference fails its own tests"
         if number and "wrong" in states and set(states) <= {"passed", "wrong"}:

@@ -7,20 +7,18 @@ text) and optionally `starter_code`. Tests come in three forms: a list of {"inpu
 
 from __future__ import annotations
 
-import json
-import keyword
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marl_llm.games.coding.forms import UnreadableCalls, check_name, name_in_starter, parse_json, read_calls
 from marl_llm.games.coding.team import VISIBLE_TESTS
 from marl_llm.workflows import Task
 from marl_llm.workflows.rows import DataError, read_rows
 
 PROBLEM = ("problem", "question", "prompt")
 TESTS = ("tests", "test_cases", "input_output")
-_FUNCTION = re.compile(r"^\s*(?:async\s+)?def\s+(\w+)\s*\(", re.MULTILINE)
+CALLED = ("functional", "function_call")  # kinds of tests that call a function
 
 
 def load_problems(path: str | pathlib.Path, split: str, visible: int = VISIBLE_TESTS, limit: int | None = None) -> list[Task]:
@@ -64,30 +62,34 @@ def read_tests(row: Mapping[str, Any], where: str) -> tuple[str, tuple[tuple[Any
         inputs, outputs = found.get("inputs"), found.get("outputs")
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
             raise DataError(f"{where}: tests must have equally long lists 'inputs' and 'outputs'")
-        function, pairs = str(found.get("fn_name") or ""), list(zip(inputs, outputs))
+        function, pairs = str(found.get("fn_name") or "").strip(), list(zip(inputs, outputs))
         functional = bool(function)
     elif isinstance(found, list) and all(isinstance(one, Mapping) and {"input", "output"} <= set(one) for one in found):
         pairs = [(one["input"], one["output"]) for one in found]
-        kinds = {str(one.get("testtype") or one.get("type") or "stdin") for one in found}
-        functional = kinds & {"functional", "function_call"} != set()
-        function = next((str(one["fn_name"]) for one in found if one.get("fn_name")), "")
+        kinds = {str(one.get("testtype") or one.get("type") or "stdin") in CALLED for one in found}
+        names = {str(one["fn_name"]).strip() for one in found if one.get("fn_name")}
+        if len(kinds) == 2 or len(names) > 1:
+            raise DataError(f"{where}: tests of several kinds or functions; all must read standard input, or all call one function")
+        functional, function = kinds == {True}, "".join(names)
     elif isinstance(found, list) and all(isinstance(one, Sequence) and not isinstance(one, str) and len(one) == 2 for one in found):
         pairs = [(one[0], one[1]) for one in found]
     else:
         raise DataError(f"{where}: tests of an unknown form; see the head of marl_llm/games/coding/data.py")
     if not functional:
         return "", tuple((_text(given), _text(wanted)) for given, wanted in pairs)
-    function = function or _function_of(row, where)
-    if not function.isidentifier() or keyword.iskeyword(function):
-        raise DataError(f"{where}: the tests call {function!r:.80}, which is no name of a function")
-    return function, tuple((_arguments(given, where), _value(wanted)) for given, wanted in pairs)
+    starter = str(row.get("starter_code") or "")
+    try:
+        function = check_name(function or name_in_starter(starter), starter)
+        return function, read_calls(pairs, starter, wrapped=isinstance(found, Mapping))
+    except UnreadableCalls as problem:
+        raise DataError(f"{where}: {problem}") from problem
 
 
 def _parsed(value: Any, where: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: the tests are a text that is not JSON: {error}") from error
 
@@ -95,34 +97,6 @@ def _parsed(value: Any, where: str) -> Any:
 def _text(value: Any) -> str:
     """Standard input or output; TACO writes some as lists of lines."""
     return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _arguments(value: Any, where: str) -> tuple[Any, ...]:
-    """Arguments of a call: a list, or LiveCodeBench's text with one JSON value per line."""
-    if isinstance(value, str):
-        try:
-            return tuple(json.loads(line) for line in value.splitlines() if line.strip())
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: the arguments {value!r:.80} are not one JSON value per line") from error
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def _value(value: Any) -> Any:
-    """An expected value, which LiveCodeBench writes as JSON text."""
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
-
-
-def _function_of(row: Mapping[str, Any], where: str) -> str:
-    names = _FUNCTION.findall(str(row.get("starter_code") or ""))
-    names = [name for name in names if not name.startswith("__")]
-    if not names:
-        raise DataError(f"{where}: the tests call a function, but neither fn_name nor starter_code names one")
-    return names[-1]
 
 
 def _interface(function: str, row: Mapping[str, Any]) -> str:
@@ -134,4 +108,12 @@ def _interface(function: str, row: Mapping[str, Any]) -> str:
 
 def show_tests(tests: Sequence[tuple[Any, Any]]) -> str:
     """Tests as a prompt shows them."""
-    return "\n".join(f"input: {given}\noutput: {wanted}" for given, wanted in tests)
+    return "\n".join(f"input: {shown(given)}\noutput: {shown(wanted)}" for given, wanted in tests)
+
+
+def shown(value: Any) -> str:
+    """The text of a value; Python writes no integer of more than 4,300 digits."""
+    try:
+        return str(value)
+    except ValueError:
+        return f"({type(value).__name__} with a number too long to print)"

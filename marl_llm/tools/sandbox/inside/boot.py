@@ -25,6 +25,8 @@ def environment(root: str, home: str | None, site: str | None) -> dict[str, str]
         "TZ": "UTC",
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONINTMAXSTRDIGITS": "0",  # as judges of contests have it
+        "MALLOC_ARENA_MAX": "1",  # else each thread reserves 64 MiB of address space
         "MPLBACKEND": "Agg",
         "LOKY_MAX_CPU_COUNT": "1",
         **THREADS,

@@ -235,7 +235,8 @@ def execute(message: bytes, fds: list[int], links: Links, doors, orders: dict, r
                 os.close(fd)
 
         def look() -> str:
-            return "memory_exceeded" if ending.memory_of(box.members(), ready["anonymous"], job["memory"]) > job["memory"] else ""
+            held = ending.memory_of(box.members(), ready["anonymous"], job["memory"]) + ending.socket_memory()
+            return "memory_exceeded" if held > job["memory"] else ""
 
         why = ending.watch(box.candidate, start + job["wall"], record_fd, look)
         if why:

@@ -1,6 +1,5 @@
 """The last step before foreign code: rights are given away, sources of chance are fixed, then the program runs as `__main__`."""
 
-import atexit
 import builtins
 import gc
 import json
@@ -9,16 +8,16 @@ import random
 import resource
 import signal
 import sys
-import threading
 import time
 import types
 from _signal import signal as set_handler
 
-from . import frames, linux, snapshot, values
+from . import frames, interpreter, linux, snapshot, values
 
 FROZEN_EPOCH = 1735689600.0  # 2025-01-01 00:00:00 UTC
 CLOCK_STEP, CLOCK_TICK = 0.25, 1e-6
 SCRIPT = "main.py"
+MODULE = "main"  # the name of a program whose function is called
 
 
 def set_limits(job: dict) -> None:
@@ -186,6 +185,7 @@ def start(job: dict, fds: list[int], fence, problem_fd: int, module: types.Modul
 
 def main_module(script: str) -> types.ModuleType:
     """A fresh `__main__`, as the interpreter would make it, and nothing of the zygote in `sys`. Made once, before any fork."""
+    interpreter.add_site_names()
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __file__=script, __cached__=None, __annotations__={})
     sys.modules["__main__"] = module
@@ -203,8 +203,11 @@ def exit_code(error: SystemExit) -> int:
     if error.code is None:
         return 0
     if isinstance(error.code, int):
-        return int(error.code) & 0xFF
-    print(error.code, file=sys.stderr)
+        return int(error.code) & 0xFF if -1 << 63 <= error.code < 1 << 63 else 255
+    try:
+        print(error.code, file=sys.stderr or sys.__stderr__)
+    except BaseException:  # the program's own stream, or a code that cannot be printed
+        pass
     return 1
 
 
@@ -215,15 +218,27 @@ def report(error: BaseException) -> int:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    try:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except BaseException:  # the program's own hook
+        sys.__excepthook__(type(error), error, trace)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def run(source: bytes, calls: bytes, channel: int, module: types.ModuleType, job: dict) -> int:
-    """Compiles, runs and finishes as the interpreter would: threads joined, atexit, buffers flushed. Returns the exit code."""
+    """Compiles, runs and finishes as the interpreter would. Returns the exit code.
+
+    A program whose function is called is a module that was imported: what stands under `if __name__ == "__main__"` does not run.
+    """
     fix_chance(job["seed"], job["freeze_clock"])
     gc.enable()
     order_free_memory()
+    interpreter.open_streams()
+    interpreter.reach_streams_by_path()
+    if calls:
+        module.__name__ = MODULE
+        sys.modules[MODULE] = module
+        vars(builtins).update(interpreter.contest_names())
     code = 0
     try:
         program = compile(source, module.__file__, "exec", dont_inherit=True)
@@ -232,17 +247,7 @@ def run(source: bytes, calls: bytes, channel: int, module: types.ModuleType, job
             call_all(json.loads(calls), module.__dict__, channel)
     except BaseException as error:  # whatever the program raises, SystemExit included, is its outcome
         code = report(error)
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    for name in sorted(module.__dict__, key=lambda n: not n.startswith("_")):
-        if name != "__builtins__":
-            module.__dict__[name] = None
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):  # the program closed it; the interpreter answers 120 as well
-            code = code or 120
-    return code
+    return interpreter.finish(module.__dict__) or code
 
 
 class CaseTimeout(BaseException):
@@ -260,10 +265,8 @@ def call_all(plan: dict, namespace: dict, channel: int) -> None:
     def send(number, **line):
         write(channel, dumps({"case": number} | line).encode() + b"\n")
 
-    function = namespace.get(plan["function"])
-    if function is None and isinstance(namespace.get("Solution"), type):
-        function = getattr(namespace["Solution"](), plan["function"], None)
-    if not callable(function):
+    function = found(namespace, plan["function"])
+    if function is None:
         send(0, state="missing")
         return
     limit = plan["case_timeout"]
@@ -277,11 +280,28 @@ def call_all(plan: dict, namespace: dict, channel: int) -> None:
                 value = function(*arguments)
             finally:
                 set_timer(signal.ITIMER_REAL, 0)
+            seconds, after, value = now() - tick, encode(list(arguments)), encode(value)
         except CaseTimeout:
             send(number, state="timeout", seconds=now() - tick)
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"[:500]
-            send(number, state="raised", error=text, seconds=now() - tick)
+        except BaseException as error:  # SystemExit too: a call that ends the program ends its own case
+            send(number, state="raised", error=described(error), seconds=now() - tick)
         else:
-            after = encode(list(arguments))
-            send(number, state="returned", value=encode(value), mutated=after != tree, seconds=now() - tick)
+            send(number, state="returned", value=value, mutated=after != tree, seconds=seconds)
+
+
+def found(namespace: dict, name: str):
+    """The function of this name, or one that calls the method of a new `Solution`; None where there is neither."""
+    if callable(namespace.get(name)):
+        return namespace[name]
+    kind = namespace.get("Solution")
+    if isinstance(kind, type) and callable(getattr(kind, name, None)):
+        return lambda *arguments: getattr(kind(), name)(*arguments)
+    return None
+
+
+def described(error: BaseException) -> str:
+    """Type and text of what a call raised."""
+    try:
+        return f"{type(error).__name__}: {error}"[:500]
+    except BaseException:  # the program's own __str__
+        return type(error).__name__

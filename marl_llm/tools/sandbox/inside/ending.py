@@ -13,6 +13,8 @@ from . import frames, linux, snapshot
 from .boot import PROC_FD
 
 PACK_CPU_S = 5  # a folder within the limits takes a tenth of it
+SOCKET_BYTES = 1 << 18  # what one socket may hold: wmem_default and a message
+SLOT_SOCKETS = 8  # a slot's own, and a few
 MEMORY_TICK = 0.02  # seconds between two looks at the memory of all processes
 
 
@@ -113,6 +115,17 @@ def memory_of(pids: list[str], base: int, limit: int) -> int:
         with contextlib.suppress(OSError):
             exact += _kilobytes(read_proc(f"{pid}/smaps_rollup"), "Pss_Anon", "Pss_Shmem")
     return exact - base // 2
+
+
+def socket_memory() -> int:
+    """Bytes that the sockets of our network namespace may hold: those of the candidate, sent or open, beyond a few."""
+    return max(0, read_whole("self/net/unix").count(b"\n") - 1 - SLOT_SOCKETS) * SOCKET_BYTES
+
+
+def read_whole(path: str) -> bytes:
+    """A file of /proc of any size."""
+    with open(os.open(path, os.O_RDONLY, dir_fd=PROC_FD), "rb") as file:
+        return file.read()
 
 
 def disk_of(root: str, size: int, inodes: int) -> bool:

@@ -52,8 +52,12 @@ ABSENT = dict(
     clone3=(435, 435), memfd_create=(319, 279), memfd_secret=(447, 447), io_uring_setup=(425, 425), io_uring_enter=(426, 426),
     io_uring_register=(427, 427), getrandom=(318, 278),
 )  # fmt: skip
-# fcntl(2): open-file-description locks, leases and directory notification. POSIX record locks stay: sqlite needs them.
-FCNTL, FCNTL_REFUSED = (72, 25), (36, 37, 38, 1024, 1026)
+# fcntl(2): open-file-description locks, leases, directory notification, sizes of pipes. POSIX record locks stay: sqlite needs them.
+FCNTL, FCNTL_REFUSED = (72, 25), (36, 37, 38, 1024, 1026, 1031)
+# Kernel memory that no limit counts. setsockopt(2): SO_SNDBUF, SO_RCVBUF and their FORCE. mmap(2): what is both shared and anonymous stays
+# as long as one page of it is mapped, and counts where it was touched only; files of the box's tmpfs can be shared.
+SETSOCKOPT, BUFFER_SIZES = (54, 208), (7, 8, 32, 33)
+MMAP, MAP_SHARED, MAP_ANONYMOUS = (9, 222), 0x01, 0x20
 CLONE, SOCKET, SOCKETPAIR, SETPRIORITY, SETAFFINITY = (56, 220), (41, 198), (53, 199), (141, 140), (203, 122)
 PRLIMIT, IOCTL, MKNODAT = (302, 261), (16, 29), (259, 33)
 CLONE_NEW = 0x7E020000 | 0x80  # every CLONE_NEW* flag
@@ -106,6 +110,8 @@ def program(machine: str | None = None, unix_sockets: bool = True, seeded_entrop
     code += on_argument(SOCKET, ARG0, [_ins(JEQ, AF_UNIX, 1, 0), no_family] if unix_sockets else [no_family])
     code += on_argument(SOCKETPAIR, ARG0, [_ins(JEQ, AF_UNIX, 1, 0), no_family])
     code += on_argument(FCNTL, ARG0 + 8, [ins for command in FCNTL_REFUSED for ins in (_ins(JEQ, command, 0, 1), refuse)])
+    code += on_argument(SETSOCKOPT, ARG0 + 16, [ins for option in BUFFER_SIZES for ins in (_ins(JEQ, option, 0, 1), refuse)])
+    code += on_argument(MMAP, ARG0 + 24, [_ins(JSET, MAP_ANONYMOUS, 0, 2), _ins(JSET, MAP_SHARED, 0, 1), refuse])
     code += on_argument(SETPRIORITY, ARG0 + 8, [_ins(JEQ, 0, 1, 0), refuse])
     code += on_argument(SETAFFINITY, ARG0, [_ins(JEQ, 0, 1, 0), refuse])
     code += on_argument(PRLIMIT, ARG0, [_ins(JEQ, 0, 1, 0), refuse])

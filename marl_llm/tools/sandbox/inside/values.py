@@ -1,13 +1,17 @@
 """Python values as JSON with their exact types: what arguments and returned values cross the fence as.
 
 Only built-in types, matched by identity of the type: a subclass of int with its own `__eq__` leaves as an opaque name and equals nothing.
+The dictionaries of `collections` leave as dictionaries, and scalars of NumPy as the numbers that they are.
 """
 
+import collections
 import math
 import re
+import sys
 
 MAX_DEPTH = 60
 _SMALL = 1 << 53
+_DICTIONARIES = (dict, collections.defaultdict, collections.OrderedDict, collections.Counter)
 _SURROGATE = re.compile("[\ud800-\udfff]")  # texts with one are no UTF-8; the host replaces them in all but compared values
 
 
@@ -47,7 +51,7 @@ def encode(value, depth: int = 0):
         return [encode(item, depth + 1) for item in value]
     if kind is tuple:
         return {"t": [encode(item, depth + 1) for item in value]}
-    if kind is dict:
+    if kind in _DICTIONARIES:
         return {"d": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items()]}
     if kind is set or kind is frozenset:
         return {"s" if kind is set else "z": [encode(item, depth + 1) for item in value]}
@@ -55,6 +59,9 @@ def encode(value, depth: int = 0):
         return {"b": value.hex()}
     if kind is complex:
         return {"c": [encode(value.real), encode(value.imag)]}
+    scalar = getattr(sys.modules.get("numpy"), "generic", None)
+    if isinstance(scalar, type) and isinstance(value, scalar) and type(number := value.item()) is not kind:
+        return encode(number, depth + 1)
     return _opaque(value)
 
 
