@@ -39,6 +39,7 @@ from marl_llm.text.formats import (
     spell,
     split_thinking,
 )
+from marl_llm.text.huggingface import HuggingFaceTokenizer
 from marl_llm.text.tokenizer import Tokenizer, checked_ids
 
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
@@ -161,24 +162,34 @@ class Chat:
         tokens = sorted(self.tokenizer.special_ids, key=len, reverse=True)
         return re.compile("|".join(re.escape(token) for token in tokens) or r"(?!)")
 
-    def encode(self, pieces: Iterable[Piece]) -> tuple[int, ...]:
-        """Ids of a rendering. Text between two special tokens is encoded as one, whoever wrote it, as `transformers` does."""
+    def encode(self, pieces: Iterable[Piece], before: str | None = "") -> tuple[int, ...]:
+        """Ids of a rendering. Text between two special tokens is encoded as one, whoever wrote it, as `transformers` does.
+
+        `before` is what stands in front of it: None if this is the start of all, the empty string if other text.
+        """
         ids, run = [], ""
         for text, trusted in pieces:
             place = 0
             for mark in self._specials.finditer(text) if trusted or self.specials_in_content == "as_tokens" else ():
-                ids += self.tokenizer.encode(run + text[place : mark.start()]) if run or mark.start() > place else []
+                ids += self._encode_run(run + text[place : mark.start()], before, mark.group())
                 ids.append(self._special(mark.group()))
-                run, place = "", mark.end()
+                run, place, before = "", mark.end(), mark.group()
             run += text[place:]
-        return (*ids, *(self.tokenizer.encode(run) if run else ()))
+        return (*ids, *self._encode_run(run, before, None))
+
+    def _encode_run(self, text: str, before: str | None, after: str | None) -> list[int]:
+        if not text:
+            return []
+        if isinstance(self.tokenizer, HuggingFaceTokenizer):
+            return self.tokenizer.encode_between(text, before, after)
+        return self.tokenizer.encode(text)
 
     def encode_messages(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), generate: bool = True
     ) -> tuple[int, ...]:
         """Ids of messages that are all text (imitation data, comparisons), without a conversation."""
         pieces = [p for one in spell(self.format, messages, tools, self.thinking, self.history) for p in one]
-        return self.encode([*pieces, *(self._prompt() if generate else ())])
+        return self.encode([*pieces, *(self._prompt() if generate else ())], before=None)
 
     def _prompt(self) -> tuple[Piece, Piece]:
         return Piece(self.format.heads["assistant"], True), Piece(opening_of(self.format, self.thinking), True)
@@ -198,7 +209,7 @@ class Chat:
         if not messages:
             raise ValueError("a conversation starts with at least one message")
         spelled = spell(self.format, messages, tools, self.thinking, self.history)
-        head = self.encode(piece for pieces in spelled for piece in pieces)
+        head = self.encode((piece for pieces in spelled for piece in pieces), before=None)
         return Conversation((Turn(head, query=any(is_query(m) for m in messages)), self._ask()))
 
     def reply(self, talk: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
