@@ -172,7 +172,7 @@ class HuggingFaceTokenizer:
         return ids
 
     def _avoiding(self, text: str, special_ids: Mapping[str, int], library: Any = None) -> list[int]:
-        """Ids of a text. Only where the base vocabulary itself spells a special token (word-level models) is each such spelling cut in two."""
+        """Ids of a text. Where the base vocabulary itself spells a special token (word-level models), each such spelling is cut in two."""
         library = library or self._plain
         ids = self._run(library, text)
         if frozenset(special_ids.values()).isdisjoint(ids):

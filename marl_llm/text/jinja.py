@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import difflib
-import functools
 import pathlib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -80,8 +79,10 @@ class Difference(NamedTuple):
 
 
 class JinjaTemplate:
-    """A chat template, rendered in a process of its own (`rendering`). `now` is the time that `strftime_now` tells it: two renderings of one
-    conversation are the same text, whenever they are made. Raises `ValueError` when it is no Jinja template."""
+    """A chat template, rendered in a process of its own (`rendering`). Raises `ValueError` when it is no Jinja template.
+
+    `now` is the time that `strftime_now` tells it: two renderings of one conversation are the same text, whenever they are made.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None, now: datetime.datetime = NOW):
         self.source, self.special_tokens, self.now = source, dict(special_tokens or {}), now

@@ -21,9 +21,9 @@ import sys
 
 sys.path += sys.argv[3:]
 
-import jinja2  # noqa: E402
-import jinja2.ext  # noqa: E402
-import jinja2.sandbox  # noqa: E402
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
 
 LOOK_S = 10.0  # between two looks whether the parent is still there
 

@@ -66,7 +66,7 @@ def check_tokenizer(raw: Mapping[str, Any], where: str) -> None:
     if len(vocabulary) > MAX_VOCABULARY:
         raise ValueError(f"{where}: model.vocab has {len(vocabulary):,} tokens; at most {MAX_VOCABULARY:,} are read")
     if isinstance(model, dict) and model.get("dropout"):
-        raise ValueError(f"{where}: model.dropout={str(model['dropout'])[:40]}: the same text would have other ids each time; set it to null")
+        raise ValueError(f"{where}: model.dropout={str(model['dropout'])[:40]}: a text would have other ids each time; set it to null")
     for name in ("normalizer", "pre_tokenizer", "decoder"):
         steps, growth = list(_steps(raw.get(name))), 1
         if len(steps) > MAX_STEPS:

@@ -71,7 +71,10 @@ def test_a_template_that_takes_too_much_is_ended_and_the_next_one_is_rendered(so
     assert render("{{ x }}", {"x": "a"}, NOW) == "a"
 
 
-@pytest.mark.parametrize("source", ["{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ 1" + " + 1" * 30000 + " }}", "{% if %}", "{% for", "\x00{{"])
+UNCOMPILED = ["{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ 1" + " + 1" * 30000 + " }}", "{% if %}", "{% for", "\x00{{"]
+
+
+@pytest.mark.parametrize("source", UNCOMPILED, ids=["parentheses", "sums", "no condition", "no end", "null"])
 def test_a_source_that_cannot_be_compiled_is_refused(source):
     with pytest.raises(TemplateError):
         JinjaTemplate(source)
