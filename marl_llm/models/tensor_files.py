@@ -107,7 +107,8 @@ def _tensor_info(path: pathlib.Path, name: str, entry: Any, data: int, size: int
     except (KeyError, TypeError, ValueError) as e:
         raise CheckpointFileError(f"{path}: the header's entry for {name!r} is malformed ({str(e)[:200]!r}); the file is corrupt") from e
     if kind not in DTYPES:
-        raise CheckpointFileError(f"{path}: {name} has dtype {repr(kind[:40])[1:-1]}; {', '.join(DTYPES)} are read (quantised files are not)")
+        known = f"{', '.join(DTYPES)} are read (quantised files are not)"
+        raise CheckpointFileError(f"{path}: {name} has dtype {repr(kind[:40])[1:-1]}; {known}")
     if end - start != math.prod(shape) * DTYPES[kind].itemsize:
         raise CheckpointFileError(
             f"{path}: {name} {str(list(shape))[:80]} {kind} does not fill its {_short(end - start)} bytes; the file is corrupt"

@@ -193,6 +193,14 @@ class HuggingFaceTokenizer:
         except BaseException as error:
             raise _named(error, f"the tokenizer cannot encode this text, {text[:80]!r}") from error
 
+    def unknown_words(self, text: str) -> list[str]:
+        """The words of a text, between blanks, that this vocabulary cannot spell: they are its unknown token. Each once, in order."""
+        token = getattr(self._full.model, "unk_token", None)
+        unknown = None if token is None else self._full.token_to_id(token)
+        if unknown is None or unknown not in self.encode(text):
+            return []
+        return [word for word in dict.fromkeys(text.split()) if unknown in self.encode(word)]
+
     def encode_with_specials(self, text: str) -> list[int]:
         """Text to ids as `transformers` does it: special spellings become special tokens. For text that no user, tool or model wrote."""
         return self._run(self._full, text)

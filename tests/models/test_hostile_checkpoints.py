@@ -78,7 +78,7 @@ def test_dimensions_beyond_any_model_or_of_another_kind_are_refused(tmp_path, pa
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4, "attention_factor": 1e25}}, "attention_factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4, "low_freq_factor": 4, "high_freq_factor": 1}}, "low_frequency_factor"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
-        ({"head_dim": None, "hidden_size": 9}, "no multiple of num_attention_heads"),
+        ({"model_type": "llama", "head_dim": None, "hidden_size": 9}, "no multiple of num_attention_heads"),
         ({"head_dim": 3}, "head_dim=3 is odd"),
         ({"num_attention_heads": 3, "num_key_value_heads": 2}, "not a multiple"),
     ],
