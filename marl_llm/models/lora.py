@@ -190,7 +190,7 @@ def load_adapters(directory: str | os.PathLike, config: ModelConfig) -> tuple[di
         raise CheckpointFileError(f"{path}: target_modules={str(targets)[:200]!r}; a list among {', '.join(ours)} is supported")
     rank, alpha = file.need("r", COUNT), file.need("lora_alpha", "a number")
     try:
-        lora = LoraConfig(rank, alpha, tuple(t for t in TARGETS if _PEFT[t] in targets))
+        lora = LoraConfig(rank, float(alpha), tuple(t for t in TARGETS if _PEFT[t] in targets))
     except ValueError as e:
         raise CheckpointFileError(f"{path}: {e}") from e
     tensors = read_header(directory / "adapter_model.safetensors")

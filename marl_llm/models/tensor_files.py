@@ -138,7 +138,7 @@ def find_tensors(directory: str | os.PathLike) -> dict[str, TensorInfo]:
     placed = read_json_file(index, error=CheckpointFileError).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):
         raise CheckpointFileError(f"{index}: not a safetensors index (weight_map must be an object: tensor to file name)")
-    if outside := [name for name in placed.values() if pathlib.PurePath(name).name != name or not name.isprintable()]:
+    if outside := [name for name in placed.values() if pathlib.PurePath(name).name != name or len(name) > 255 or not name.isprintable()]:
         raise CheckpointFileError(f"{index}: {outside[0][:200]!r} is no file name in {directory}")
     if len(set(placed.values())) > MOST_SHARDS:
         raise CheckpointFileError(f"{index}: names {len(set(placed.values())):,} files; at most {MOST_SHARDS:,} are read")
