@@ -161,7 +161,8 @@ def test_c6_export_writes_what_transformers_loads(done, tmp_path):
         name = team.trained[0]
         kept = {k: x for k, x in team.policies()[name].params.items() if k == "embedding"}
     export.export(str(done), name, tmp_path / "out")
-    assert {"README.md", "config.json", "model.safetensors", "tokenizer.model"} == {p.name for p in (tmp_path / "out").iterdir()}
+    tokenizer = {"tokenizer.model", "tokenizer.json", "tokenizer_config.json"}
+    assert {"README.md", "config.json", "model.safetensors"} | tokenizer == {p.name for p in (tmp_path / "out").iterdir()}
     _, params = load_pretrained(tmp_path / "out")
     assert (params["embedding"] == kept["embedding"]).all()
     assert config["model"]["preset"] == "nano"
