@@ -127,7 +127,8 @@ def engine_programs(
     pages = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), pages)
     served, swap = _served(config, mesh, trained_on or mesh, lora, models)
 
-    rules = Rules(jax.ShapeDtypeStruct((RULE_STATES, config.vocab_size), np.int32), jax.ShapeDtypeStruct((RULE_STATES,), bool))
+    shapes = (RULE_STATES, 16), (RULE_STATES,), (RULE_STATES,), (1, config.vocab_size)
+    rules = Rules(*(jax.ShapeDtypeStruct(shape, bool if n == 1 else np.int32) for n, shape in enumerate(shapes)))
     root = jax.eval_shape(lambda: jax.random.key(0))
     i32 = lambda *shape: jax.ShapeDtypeStruct(shape, np.int32)  # noqa: E731
     draws = lambda n: jax.eval_shape(lambda: jax.tree.map(jnp.asarray, draws_of(n, [], {}, ())))  # noqa: E731

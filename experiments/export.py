@@ -4,13 +4,15 @@
     python -m experiments.export --run=runs/a --model=planner --out=planner --step=0 --dtype=bfloat16      as it was before reinforcement
 
 Adapters are merged into their base. A model that began from a Hugging Face checkpoint gets that one's tokenizer, chat template and
-generation settings; one that was made for a game gets the game's sentencepiece model, if it has one. README.md is a model card with the
+generation settings; one that was made for a game gets the game's sentencepiece model, if it has one, and a tokenizer.json of the same ids;
+where there is none, the export and README.md say so. README.md is a model card with the
 run's config, command and figures; `--licence=apache-2.0` names the licence that you give the model.
 """
 
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 from absl import flags, logging
 
@@ -49,11 +51,25 @@ def export(
             written = save_pretrained(out, learner.config, learner.params, dtype=dtype, like=path)
         except ValueError as error:
             raise ConfigError(f"{model} of {run} cannot be written as a Hugging Face checkpoint: {error}") from error
-        tokenizer = (plan.game.speech and plan.game.speech.tokenizer) if isinstance(plan.game, World) else plan.game.tokenizer
-        if path is None and hasattr(tokenizer, "save"):
-            tokenizer.save(out / "tokenizer.model")
+        speech = plan.game.speech if isinstance(plan.game, World) else plan.game
+        if path is None and (missing := _write_tokenizer(speech, out)):
+            note = f"There is no tokenizer.json, so `AutoTokenizer` cannot read or write for this model: {missing}."
+            logging.warning("%s", note)
+            text = f"{text.rstrip()}\n\n{note}\n"
         (out / "README.md").write_text(text, encoding="utf-8")
     return written
+
+
+def _write_tokenizer(speech: Any, out: pathlib.Path) -> str:
+    """What a model that was made for a game reads with. Returns why `transformers` cannot, or the empty string."""
+    from marl_llm.text import PieceTokenizer
+    from marl_llm.text.word_files import save_words
+
+    tokenizer = getattr(speech, "tokenizer", None)
+    if not isinstance(tokenizer, PieceTokenizer):
+        return f"its vocabulary is {type(tokenizer).__name__}, which marl_llm alone knows" if tokenizer else "its game speaks in ids"
+    tokenizer.save(out / "tokenizer.model")
+    return save_words(tokenizer, out, tuple(getattr(speech, "stop_ids", ())))
 
 
 def main(argv) -> None:

@@ -19,9 +19,20 @@ FAULTS = {
         "what is held is never given out": ("    if not last:\n", "    if True:\n"),
     },
     (X + "huggingface.py", T + "test_huggingface.py"): {
-        "a special spelling becomes a special token": ("ids = self._plain.encode(checked_text(text), add_special_tokens=False).ids", "ids = self._full.encode(checked_text(text), add_special_tokens=False).ids\n        return ids"),
+        "a special spelling becomes a special token": ("ids = self._avoiding(text, self.special_ids, library)", "ids = self._run(self._full, text)\n        return ids"),
         "padding is decoded": (" if i != self.pad_id]", "]"),
-        "the generation's stops are left out": ('and (name == "generation_config.json" or not stops)', "and not stops"),
-        "an id that contradicts the config passes": ('if found != token["content"]:', "if False:"),
+        "the generation's stops are left out": ('if name == "generation_config.json" or not stops:', "if not stops:"),
+        "an id that contradicts the config passes": ("if found != content:", "if False:"),
+        "padding may be ordinary text": ("        if self._is_ordinary(self.pad_id):", "        if False:"),
+    },
+    (X + "rendering.py", T + "test_rendering.py"): {
+        "a fork shares its parent's child": ("os.register_at_fork(after_in_child=_CHILD_OF_THIS_PROCESS.forget)", ""),
+        "a child that somebody ended is not replaced": ("self._process is not None and self._process.poll() is not None", "False"),
+    },
+    (X + "tokenizer_files.py", T + "test_huggingface.py"): {
+        "growth adds up instead of multiplying": ("growth *= _growth", "growth += _growth"),
+    },
+    (X + "template_child.py", T + "test_rendering.py"): {
+        "the clock of the wall is told": ("{\"strftime_now\": now.strftime}", "{\"strftime_now\": datetime.datetime.now().strftime}"),
     },
 }

@@ -8,6 +8,7 @@ import math
 REMAT = ("none", "dots", "full")
 ATTENTION = ("auto", "xla", "chunked", "tree", "cudnn", "flash", "splash")
 DTYPES = ("float32", "bfloat16")
+NUMBERS = ("factor", "beta_fast", "beta_slow", "attention_factor", "low_frequency_factor", "high_frequency_factor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,13 @@ class RopeScaling:
     def __post_init__(self):
         if self.kind not in ("linear", "yarn", "llama3"):
             raise ValueError(f"RopeScaling.kind={self.kind!r}; the kinds are linear, yarn, llama3")
+        if any(value is not None and not 0 <= value <= 1e9 for value in (self.mscale, self.mscale_all_dim)):
+            raise ValueError(f"RopeScaling: mscale={self.mscale}, mscale_all_dim={self.mscale_all_dim} must be from 0 to 1e9")
         if not (self.factor > 0 and self.original_max_position > 0):
             raise ValueError(f"RopeScaling: factor={self.factor}, original_max_position={self.original_max_position} must be positive")
+        numbers = {field: getattr(self, field) for field in NUMBERS if getattr(self, field) is not None}
+        if wrong := [f"{field}={value}" for field, value in numbers.items() if not 1e-9 <= value <= 1e9]:
+            raise ValueError(f"RopeScaling: {', '.join(wrong)} must be from 1e-9 to 1e9")
         if self.kind == "llama3" and not self.low_frequency_factor < self.high_frequency_factor:
             raise ValueError("RopeScaling: llama3 needs low_frequency_factor < high_frequency_factor")
 
@@ -79,6 +85,10 @@ class ModelConfig:
         for field in ("vocab_size", "width", "layers", "query_heads", "key_value_heads", "head_dim", "feed_forward"):
             if getattr(self, field) < 1:
                 raise ValueError(f"ModelConfig.{field} is {getattr(self, field)}; it must be at least 1")
+        if not 1 < self.rope_theta <= 1e20:  # beyond it the frequencies of float32 are no numbers
+            raise ValueError(f"ModelConfig.rope_theta={self.rope_theta} must be above 1 and at most 1e20")
+        if not 0 <= self.norm_epsilon <= 1:
+            raise ValueError(f"ModelConfig.norm_epsilon={self.norm_epsilon} must be from 0 to 1")
         if self.query_heads % self.key_value_heads:
             raise ValueError(
                 f"ModelConfig.query_heads={self.query_heads} is not a multiple of key_value_heads={self.key_value_heads}"

@@ -8,8 +8,8 @@ from marl_llm.models.tensor_files import CheckpointFileError
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "llama": "LlamaForCausalLM"}
 
 
-class _Fields:
-    """A parsed object of `config.json`, read field by field: each is of its kind, or is named in the error. null counts as missing."""
+class Fields:
+    """A parsed object of a JSON file, read field by field: each is of its kind, or is named in the error. null counts as missing."""
 
     def __init__(self, raw: object, where: str):
         if not isinstance(raw, dict):
@@ -21,7 +21,11 @@ class _Fields:
         value = self.raw.get(key)
         if value is None:
             return default
-        if not _KINDS[kind](value):
+        if kind == COUNT:
+            most = LARGEST.get(key, 1 << 40)
+            if type(value) is not int or not 0 <= value <= most:
+                raise CheckpointFileError(f"{self.where}: {key}={_shown(value)} must be an integer from 0 to {most:,}")
+        elif not _KINDS[kind](value):
             raise CheckpointFileError(f"{self.where}: {key}={_shown(value)} must be {kind}")
         return value
 
@@ -36,9 +40,9 @@ class _Fields:
         value = self.get(key, "a number", default)
         return None if value is None else float(value)
 
-    def inner(self, key: str) -> _Fields:
+    def inner(self, key: str) -> Fields:
         """An object within; empty when it is missing."""
-        return _Fields({} if self.raw.get(key) is None else self.raw[key], f"{self.where}: {key}")
+        return Fields({} if self.raw.get(key) is None else self.raw[key], f"{self.where}: {key}")
 
     def refuse(self, key: str, fine: tuple, why: str) -> None:
         """Raises unless the field is missing or one of `fine`."""
@@ -52,14 +56,19 @@ def _shown(value: object) -> str:
 
 
 _KINDS = {
-    "an integer of at least 0": lambda x: type(x) is int and x >= 0,
-    "a number": lambda x: type(x) in (int, float) and abs(x) < 1e300,
+    "a number": lambda x: type(x) in (int, float) and abs(x) < 1e30,  # of which float32 holds every one, and its inverse
     "true or false": lambda x: type(x) is bool,
     "a string": lambda x: type(x) is str,
     "a list of strings": lambda x: type(x) is list and all(type(y) is str for y in x),
     "a list of integers": lambda x: type(x) is list and all(type(y) is int for y in x),
 }
-_COUNT, _FLAG = "an integer of at least 0", "true or false"
+COUNT, _FLAG = "an integer of at least 0", "true or false"
+# Beyond every model that is known, and so small that looking at a shape costs nothing.
+LARGEST = {
+    "num_hidden_layers": 1024, "hidden_size": 1 << 17, "num_attention_heads": 1024, "num_key_value_heads": 1024, "head_dim": 1 << 14,
+    "intermediate_size": 1 << 20, "moe_intermediate_size": 1 << 20, "vocab_size": 1 << 20, "num_experts": 4096, "num_local_experts": 4096,
+    "num_experts_per_tok": 4096, "decoder_sparse_step": 1024, "r": 1 << 14,
+}  # fmt: skip
 
 
 def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
@@ -69,29 +78,32 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
     `torch_dtype`). Raises `CheckpointFileError`, naming the field, on one that is missing or malformed and on a feature that would change
     the numbers and is not supported.
     """
-    file = _Fields(raw, where)
+    file = Fields(raw, where)
     kind = file.get("model_type", "a string")
     if kind not in ARCHITECTURES:
         raise CheckpointFileError(f"{where}: model_type={kind!r} is not supported; {', '.join(ARCHITECTURES)} are")
     file.refuse("hidden_act", ("silu", "swish"), "only SwiGLU feed-forwards")
-    heads, width = file.need("num_attention_heads", _COUNT), file.need("hidden_size", _COUNT)
+    file.refuse("quantization_config", (), "quantised weights are not read")
+    heads, width = file.need("num_attention_heads", COUNT), file.need("hidden_size", COUNT)
+    if file.get("head_dim", COUNT) is None and width % max(heads, 1) and not kind.startswith("qwen3"):
+        raise CheckpointFileError(f"{where}: hidden_size={width} is no multiple of num_attention_heads={heads}, and there is no head_dim")
     types = set(file.get("layer_types", "a list of strings", []))
-    if file.get("use_sliding_window", _FLAG) and (file.get("sliding_window", _COUNT) or types - {"full_attention"}):
+    if file.get("use_sliding_window", _FLAG) and (file.get("sliding_window", COUNT) or types - {"full_attention"}):
         raise CheckpointFileError(f"{where}: use_sliding_window is not supported; set it to false if your rows fit the window")
     if types - {"full_attention"}:
         raise CheckpointFileError(f"{where}: layer_types {sorted(types - {'full_attention'})} are not supported; full_attention is")
     bias = file.get("attention_bias", _FLAG, False)
     theta, scaling = _rope(file)
     # transformers gives a Llama without the field one key head per query head, and other families a number of their own
-    key_heads = file.get("num_key_value_heads", _COUNT) or (heads if kind == "llama" else file.need("num_key_value_heads", _COUNT))
+    key_heads = file.get("num_key_value_heads", COUNT) or (heads if kind == "llama" else file.need("num_key_value_heads", COUNT))
     fields = dict(
-        vocab_size=file.need("vocab_size", _COUNT),
+        vocab_size=file.need("vocab_size", COUNT),
         width=width,
-        layers=file.need("num_hidden_layers", _COUNT),
+        layers=file.need("num_hidden_layers", COUNT),
         query_heads=heads,
         key_value_heads=key_heads,
-        head_dim=file.get("head_dim", _COUNT) or (128 if kind.startswith("qwen3") else width // max(heads, 1)),
-        feed_forward=file.need("intermediate_size", _COUNT),
+        head_dim=file.get("head_dim", COUNT) or (128 if kind.startswith("qwen3") else width // max(heads, 1)),
+        feed_forward=file.need("intermediate_size", COUNT),
         rope_theta=theta,
         rope_scaling=scaling,
         norm_epsilon=file.number("rms_norm_eps", 1e-6),
@@ -100,17 +112,17 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
         attention_bias=True if kind == "qwen2" else bias,
         output_bias=False if kind == "qwen2" else bias,
         feed_forward_bias=kind == "llama" and file.get("mlp_bias", _FLAG, False),
-        max_position=file.get("max_position_embeddings", _COUNT, 40_960),
+        max_position=file.get("max_position_embeddings", COUNT, 40_960),
     )
     if kind == "qwen3_moe":
-        step, layers = file.get("decoder_sparse_step", _COUNT, 1), fields["layers"]
-        experts = file.need("num_experts" if "num_experts" in raw else "num_local_experts", _COUNT)
-        alone = file.get("mlp_only_layers", "a list of integers", [])
+        step, layers = file.get("decoder_sparse_step", COUNT, 1), fields["layers"]
+        experts = file.need("num_experts" if "num_experts" in raw else "num_local_experts", COUNT)
+        alone = set(file.get("mlp_only_layers", "a list of integers", []))
         dense = [y for y in range(layers) if y in alone or experts == 0 or (y + 1) % max(step, 1)]
         fields |= dict(
             experts=experts,
-            experts_per_token=file.need("num_experts_per_tok", _COUNT),
-            expert_feed_forward=file.need("moe_intermediate_size", _COUNT),
+            experts_per_token=file.need("num_experts_per_tok", COUNT),
+            expert_feed_forward=file.need("moe_intermediate_size", COUNT),
             normalize_experts=file.get("norm_topk_prob", _FLAG, False),
             dense_layers=tuple(dense),
         )
@@ -120,11 +132,11 @@ def config_from_dict(raw: dict, where: str, **overrides) -> ModelConfig:
         raise CheckpointFileError(f"{where}: {e}") from e
 
 
-def _rope(file: _Fields) -> tuple[float, RopeScaling | None]:
+def _rope(file: Fields) -> tuple[float, RopeScaling | None]:
     new = file.inner("rope_parameters")
     if "full_attention" in new.raw:  # one table per kind of layer
         new = new.inner("full_attention")
-    both = _Fields({**file.inner("rope_scaling").raw, **new.raw}, f"{file.where}: rope_parameters or rope_scaling")
+    both = Fields({**file.inner("rope_scaling").raw, **new.raw}, f"{file.where}: rope_parameters or rope_scaling")
     theta = both.number("rope_theta", None) or file.number("rope_theta", None) or 10_000.0
     kind = both.get("rope_type", "a string") or both.get("type", "a string") or "default"
     if (both.number("partial_rotary_factor", None) or file.number("partial_rotary_factor", None) or 1.0) != 1.0:
@@ -141,7 +153,7 @@ def _rope(file: _Fields) -> tuple[float, RopeScaling | None]:
         return theta, RopeScaling(
             kind,
             factor,
-            both.get(original, _COUNT) or file.get(original, _COUNT) or file.get("max_position_embeddings", _COUNT) or 0,
+            both.get(original, COUNT) or file.get(original, COUNT) or file.get("max_position_embeddings", COUNT) or 0,
             beta_fast=both.number("beta_fast", None) or 32.0,
             beta_slow=both.number("beta_slow", None) or 1.0,
             truncate=both.get("truncate", _FLAG, True),

@@ -34,6 +34,7 @@ from marl_llm.models.tensor_files import (
     write_tensors,
 )
 from marl_llm.models.transformer import init_params, is_stacked
+from marl_llm.untrusted import read_json_file
 
 VALUE_HEAD = "value_head.safetensors"  # beside the model's files; other tools ignore it
 COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -53,11 +54,9 @@ def read_config(directory: str | os.PathLike, **overrides) -> ModelConfig:
         )
     path = pathlib.Path(directory) / "config.json"
     try:
-        raw = json.loads(path.read_text())
-    except OSError as e:
+        raw = read_json_file(path, error=CheckpointFileError)
+    except FileNotFoundError as e:
         raise CheckpointFileError(f"{path}: cannot be read ({e.strerror or e}); is this a Hugging Face checkpoint?") from e
-    except ValueError as e:
-        raise CheckpointFileError(f"{path}: not JSON ({e})") from e
     return config_from_dict(raw, str(path), **overrides)
 
 
@@ -85,6 +84,11 @@ def load_pretrained(
     tensors = find_tensors(directory)
     if config.value_head and (directory / VALUE_HEAD).exists():
         tensors |= read_header(directory / VALUE_HEAD)
+    if config.layers * max(1, config.experts) > len(tensors):  # a shape of thousands of layers takes long to look at
+        raise CheckpointFileError(
+            f"{directory}: its tensors do not fit its config.json: {len(tensors):,} tensors for {config.layers:,} layers"
+            + (f" of {config.experts:,} experts" if config.experts else "")
+        )
     shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=stacked))
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
     weights = [weight_of(path_name(path), leaf.shape, config) for path, leaf in leaves]

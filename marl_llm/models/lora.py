@@ -22,13 +22,25 @@ import numpy as np
 
 from marl_llm.models.checkpoint_names import LAYER
 from marl_llm.models.config import ModelConfig
+from marl_llm.models.config_files import COUNT, Fields
 from marl_llm.models.sharding import path_name
 from marl_llm.models.tensor_files import CheckpointFileError, Entry, read_header, read_into, write_tensors
 from marl_llm.models.transformer import init_params, stack_layers, unstack_layers
+from marl_llm.untrusted import read_json_file
 
 TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
 _PEFT = {"query": "q", "key": "k", "value": "v", "output": "o", "gate": "gate", "up": "up", "down": "down"}
 _PEFT = {ours: f"{theirs}_proj" for ours, theirs in _PEFT.items()}
+
+# Of adapter_config.json: what is read, what says nothing of the numbers, and the values of others that mean plain LoRA on the plain base.
+_READ = frozenset({"r", "lora_alpha", "target_modules"})
+_WITHOUT_EFFECT = frozenset({
+    "auto_mapping", "base_model_name_or_path", "eva_config", "inference_mode", "lora_dropout", "megatron_core", "peft_version",
+    "qalora_group_size", "revision", "task_type",
+})  # fmt: skip
+_NEUTRAL = {
+    "peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +54,8 @@ class LoraConfig:
     def __post_init__(self):
         if self.rank < 1:
             raise ValueError(f"LoraConfig.rank={self.rank} must be at least 1")
+        if not 0 < abs(self.alpha) < 1e9:
+            raise ValueError(f"LoraConfig.alpha={self.alpha} must be a number other than 0, below 1e9")
         unknown = [t for t in self.targets if t not in TARGETS]
         if unknown or not self.targets:
             raise ValueError(f"LoraConfig.targets={self.targets}; choose among {', '.join(TARGETS)}")
@@ -165,20 +179,20 @@ def load_adapters(directory: str | os.PathLike, config: ModelConfig) -> tuple[di
     directory = pathlib.Path(directory)
     path = directory / "adapter_config.json"
     try:
-        raw = json.loads(path.read_text())
-    except (OSError, ValueError) as e:
-        raise CheckpointFileError(f"{path}: cannot be read as JSON ({e}); is this a PEFT adapter?") from e
-    odd = {"peft_type": "LORA", "bias": "none", "fan_in_fan_out": False, "use_dora": False, "use_rslora": False}
-    wrong = [f"{k}={raw[k]!r}" for k, fine in odd.items() if k in raw and raw[k] not in (fine, None)]
-    if raw.get("rank_pattern") or raw.get("alpha_pattern") or raw.get("modules_to_save"):
-        wrong.append("rank_pattern, alpha_pattern or modules_to_save")
+        raw = read_json_file(path, error=CheckpointFileError)
+    except FileNotFoundError as e:
+        raise CheckpointFileError(f"{path}: cannot be read ({e.strerror}); is this a PEFT adapter?") from e
+    wrong = [f"{k}={repr(v)[:60]}" for k, v in raw.items() if k not in _READ | _WITHOUT_EFFECT and v and v not in _NEUTRAL.get(k, ())]
     if wrong:
-        raise CheckpointFileError(f"{path}: {', '.join(wrong)} not supported")
-    ours = {v: k for k, v in _PEFT.items()}
-    targets = raw.get("target_modules")
-    if not isinstance(targets, list) or not set(targets) <= set(ours):
-        raise CheckpointFileError(f"{path}: target_modules={targets!r}; a list among {', '.join(ours)} is supported")
-    lora = LoraConfig(raw["r"], raw["lora_alpha"], tuple(t for t in TARGETS if _PEFT[t] in targets))
+        raise CheckpointFileError(f"{path}: {', '.join(wrong[:8])} not supported: the adapters would mean another model")
+    ours, targets, file = {v: k for k, v in _PEFT.items()}, raw.get("target_modules"), Fields(raw, str(path))
+    if not isinstance(targets, list) or not targets or not all(isinstance(t, str) and t in ours for t in targets):
+        raise CheckpointFileError(f"{path}: target_modules={str(targets)[:200]!r}; a list among {', '.join(ours)} is supported")
+    rank, alpha = file.need("r", COUNT), file.need("lora_alpha", "a number")
+    try:
+        lora = LoraConfig(rank, float(alpha), tuple(t for t in TARGETS if _PEFT[t] in targets))
+    except ValueError as e:
+        raise CheckpointFileError(f"{path}: {e}") from e
     tensors = read_header(directory / "adapter_model.safetensors")
     shapes = jax.eval_shape(lambda: init_adapters(config, jax.random.key(0), lora))
     out, names, faults = {}, set(), []

@@ -6,17 +6,19 @@ bfloat16, and never the whole tensor on the host. Layout: https://huggingface.co
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
 import pathlib
+import stat
 import struct
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+
+from marl_llm.untrusted import Bounds, parse_json, read_json_file
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -26,6 +28,7 @@ DTYPES = {
 }
 _NAMES = {v: k for k, v in DTYPES.items()}
 BLOCK = 8 << 20  # bytes read at a time
+MOST_AXES, MOST_NAME, MOST_SHARDS = 8, 512, 2000
 
 
 class CheckpointFileError(ValueError):
@@ -39,50 +42,86 @@ class TensorInfo(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     offset: int  # of its first byte in the file
+    name: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """How many it has in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_header(path: str | os.PathLike) -> dict[str, TensorInfo]:
     """The tensors of one file. Raises `CheckpointFileError` on a file that is truncated, corrupt or of an unknown dtype."""
     path = pathlib.Path(path)
+    header, start, size = _read_header_json(path)
+    header.pop("__metadata__", None)
+    out: dict[str, TensorInfo] = {}
+    for name, entry in header.items():
+        if len(name) > MOST_NAME or not name.isprintable():
+            raise CheckpointFileError(f"{path}: the header has a tensor whose name is {name[:40]!r}...; the file is corrupt")
+        out[name] = _tensor_info(path, name, entry, start, size)
+    place, before = start, "the header"
+    for info in sorted(out.values(), key=lambda info: (info.offset, info.bytes)):
+        if info.offset < place:
+            raise CheckpointFileError(
+                f"{path}: {before} and {info.name} share bytes; the file is corrupt, or no safetensors file"
+            )
+        if info.offset > place:
+            raise CheckpointFileError(f"{path}: no tensor has the {info.offset - place:,} bytes before {info.name}; the file is corrupt")
+        place, before = info.offset + info.bytes, info.name
+    if place != size:
+        raise CheckpointFileError(f"{path}: no tensor has its last {size - place:,} bytes; the file is corrupt")
+    return out
+
+
+def _read_header_json(path: pathlib.Path) -> tuple[dict, int, int]:
+    """The header of a file, where its tensors begin, and the file's size."""
     try:
-        size = path.stat().st_size
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise CheckpointFileError(f"{path}: not a regular file")
         with path.open("rb") as file:
             head = file.read(8)
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
-            if not 2 <= length <= size - 8:
-                raise CheckpointFileError(f"{path}: not a safetensors file, or truncated in its header ({size} bytes); copy it again")
-            header = json.loads(file.read(length))
-    except OSError as e:
-        raise CheckpointFileError(f"{path}: cannot be read ({e.strerror or e})") from e
-    except ValueError as e:
-        if isinstance(e, CheckpointFileError):
-            raise
-        raise CheckpointFileError(f"{path}: its header is not JSON ({e}); the file is corrupt, copy it again") from e
-    if not isinstance(header, dict):
-        raise CheckpointFileError(f"{path}: its header is not a table of tensors; the file is corrupt, copy it again")
-    header.pop("__metadata__", None)
-    out = {}
-    for name, entry in header.items():
-        try:
-            kind, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-            if any(type(n) is not int or n < 0 for n in (*shape, start, end)) or type(kind) is not str:
-                raise ValueError("sizes and offsets are integers of at least 0, a dtype is a string")
-        except (KeyError, TypeError, ValueError) as e:
-            raise CheckpointFileError(f"{path}: the header's entry for {name!r} is malformed ({e!r}); the file is corrupt") from e
-        if kind not in DTYPES:
-            raise CheckpointFileError(f"{path}: {name} has dtype {kind}; {', '.join(DTYPES)} are read (quantised files are not)")
-        dtype = DTYPES[kind]
-        if end - start != math.prod(shape) * dtype.itemsize:
-            raise CheckpointFileError(f"{path}: {name} {list(shape)} {kind} does not fill its {end - start} bytes; the file is corrupt")
-        if 8 + length + end > size:
-            raise CheckpointFileError(f"{path}: truncated: {name} ends at byte {8 + length + end}, the file at {size}; copy it again")
-        out[name] = TensorInfo(path, dtype, shape, 8 + length + start)
-    size_of = lambda info: math.prod(info.shape) * info.dtype.itemsize  # noqa: E731
-    by_place = sorted((name for name in out if size_of(out[name])), key=lambda name: out[name].offset)
-    for one, other in itertools.pairwise(by_place):
-        if out[one].offset + size_of(out[one]) > out[other].offset:
-            raise CheckpointFileError(f"{path}: {one} and {other} share bytes; the file is corrupt, or was not written as safetensors asks")
-    return out
+            if not 2 <= length <= about.st_size - 8:
+                message = f"{path}: not a safetensors file, or truncated in its header ({about.st_size} bytes); copy it again"
+                raise CheckpointFileError(message)
+            if length > Bounds().size:
+                raise CheckpointFileError(f"{path}: its header has {length:,} bytes; at most {Bounds().size:,} are read")
+            text = file.read(length)
+    except CheckpointFileError:
+        raise
+    except (OSError, ValueError) as e:  # ValueError: a path with a null character
+        raise CheckpointFileError(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e})") from e
+    return parse_json(text, f"{path}: its header", error=CheckpointFileError), 8 + length, about.st_size
+
+
+def _tensor_info(path: pathlib.Path, name: str, entry: Any, data: int, size: int) -> TensorInfo:
+    """One entry of a header. `data`: where the tensors begin; `size`: of the file."""
+    try:
+        kind, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        if len(shape) > MOST_AXES:
+            raise ValueError(f"{len(shape):,} axes; at most {MOST_AXES} are read")
+        if any(type(n) is not int or n < 0 for n in (*shape, start, end)) or type(kind) is not str:
+            raise ValueError("sizes and offsets are integers of at least 0, a dtype is a string")
+    except (KeyError, TypeError, ValueError) as e:
+        raise CheckpointFileError(f"{path}: the header's entry for {name!r} is malformed ({str(e)[:200]!r}); the file is corrupt") from e
+    if kind not in DTYPES:
+        known = f"{', '.join(DTYPES)} are read (quantised files are not)"
+        raise CheckpointFileError(f"{path}: {name} has dtype {repr(kind[:40])[1:-1]}; {known}")
+    if end - start != math.prod(shape) * DTYPES[kind].itemsize:
+        raise CheckpointFileError(
+            f"{path}: {name} {str(list(shape))[:80]} {kind} does not fill its {_short(end - start)} bytes; the file is corrupt"
+        )
+    if data + end > size:
+        raise CheckpointFileError(
+            f"{path}: truncated: {name} ends at byte {_short(data + end)}, the file at {size}; copy it again"
+        )
+    return TensorInfo(path, DTYPES[kind], shape, data + start, name)
+
+
+def _short(number: int) -> str:
+    return str(number) if abs(number) < 10**20 else f"{str(number)[:20]}..."
 
 
 def find_tensors(directory: str | os.PathLike) -> dict[str, TensorInfo]:
@@ -96,14 +135,13 @@ def find_tensors(directory: str | os.PathLike) -> dict[str, TensorInfo]:
         if not single.exists():
             raise CheckpointFileError(f"{directory}: has neither model.safetensors nor model.safetensors.index.json")
         return read_header(single)
-    try:
-        placed = json.loads(index.read_text())["weight_map"]
-        if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):
-            raise ValueError("weight_map must be an object: tensor to file name")
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise CheckpointFileError(f"{index}: not a safetensors index ({e!r})") from e
-    if outside := [name for name in placed.values() if pathlib.PurePath(name).name != name]:
-        raise CheckpointFileError(f"{index}: {outside[0]!r} is no file name in {directory}")
+    placed = read_json_file(index, error=CheckpointFileError).get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):
+        raise CheckpointFileError(f"{index}: not a safetensors index (weight_map must be an object: tensor to file name)")
+    if outside := [name for name in placed.values() if pathlib.PurePath(name).name != name or len(name) > 255 or not name.isprintable()]:
+        raise CheckpointFileError(f"{index}: {outside[0][:200]!r} is no file name in {directory}")
+    if len(set(placed.values())) > MOST_SHARDS:
+        raise CheckpointFileError(f"{index}: names {len(set(placed.values())):,} files; at most {MOST_SHARDS:,} are read")
     if single.exists() and single.name not in placed.values():
         raise CheckpointFileError(
             f"{directory}: holds two sets of weights, {single.name} and the shards of {index.name}, which does not name it; delete the one "
@@ -139,7 +177,13 @@ def read_into(out: np.ndarray, info: TensorInfo, rows: slice, columns: slice, tr
             if len(block) != (stop - start) * width:
                 raise CheckpointFileError(f"{info.file}: ended while it was read; was it changed meanwhile?")
             block = block.reshape(stop - start, width)[:, columns]
-            target[start - first : stop - first] = block if target.ndim == 2 else block[:, 0]
+            part = target[start - first : stop - first]
+            with np.errstate(over="ignore", invalid="ignore"):  # what the wanted dtype cannot hold is infinite, and refused
+                part[...] = block if target.ndim == 2 else block[:, 0]
+            if not np.isfinite(part).all():
+                raise CheckpointFileError(
+                    f"{info.file}: {info.name} holds NaN, infinity or a number beyond {target.dtype}; its training failed, or it is damaged"
+                )
 
 
 class Entry(NamedTuple):

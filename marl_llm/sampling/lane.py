@@ -47,6 +47,7 @@ from marl_llm.text import Tokenizer
 
 PROGRAM_TOKENS = 1024  # of prompts in one program, about
 SMALL = {"cpu": 1e9}  # FLOPs of such a program up to which a model is small, 1e12 on an accelerator: 10 ms
+MOST_RULES = 64  # stop rules held at a time, 0.6 MB each of a vocabulary of 151,936
 COMPACT = (2, 4, 8)  # with at most this part of its slots living on each device, only that part is computed; and single requests alone
 PIECE = {"cpu": 256}  # tokens of a piece, 512 elsewhere: on a CPU about what a chunk of 32 rows takes
 
@@ -142,7 +143,7 @@ class Lane:
         """First state of the rule in the common table; None when there is no room before all slots are empty."""
         if id(rule) not in self.rules:
             states = sum(len(r.ends) for r in self._rules)
-            if states + len(rule.ends) > self.sizes.rule_states:
+            if states + len(rule.ends) > self.sizes.rule_states or len(self._rules) == MOST_RULES:
                 if self.busy:
                     return None
                 self.rules, self._rules, states = {}, [], 0
@@ -155,11 +156,13 @@ class Lane:
         if self._table is None:
             starts = [self.rules[id(r)] for r in self._rules]
             states = sum(len(r.ends) for r in self._rules)
-            room = bucket(states, 16 if self.few else 4, 4)
-            table, ends = np.zeros((room, self.config.vocab_size), np.int32), np.zeros(room, bool)
-            for start, rule in zip(starts, self._rules, strict=True):
-                table[start : start + len(rule.ends)], ends[start : start + len(rule.ends)] = rule.table + start, rule.ends
-            self._table = Rules(jnp.asarray(table), jnp.asarray(ends))
+            room, columns = bucket(states, 16 if self.few else 4, 4), bucket(max(r.table.shape[1] for r in self._rules), 16, 4)
+            table, ends, of = np.zeros((room, columns), np.int32), np.zeros(room, bool), np.zeros(room, np.int32)
+            classes = np.zeros((bucket(len(self._rules), 1, 4), self.config.vocab_size), np.int32)
+            for number, (start, rule) in enumerate(zip(starts, self._rules, strict=True)):
+                own = slice(start, start + len(rule.ends))
+                table[own, : rule.table.shape[1]], ends[own], of[own], classes[number] = rule.table + start, rule.ends, number, rule.classes
+            self._table = Rules(*map(jnp.asarray, (table, ends, of, classes)))
         return self._table
 
     @property
@@ -349,7 +352,7 @@ class Lane:
         fold = lambda x: x.reshape(self.parts, b, *x.shape[1:])  # noqa: E731
         rules, (truncates, kept_width) = self._tables(), truncation([t.request.settings for _, t in rows])
         a = Admission(tokens, new, *map(fold, (beginning, kept, base, target)), draws_of(n, rows, self.rules, self.names))
-        with self._program("admit", n, length, not reuses, truncates, kept_width, len(rules.ends)):
+        with self._program("admit", n, length, not reuses, truncates, kept_width, rules.table.shape, len(rules.classes)):
             done = self._run(admit, a, rules, entered_layout(n, kept_width), fresh=not reuses, truncates=truncates, width=kept_width)
         state, alive = done.state.tolist(), done.alive.tolist()
         self.stats["admit_programs"] += 1
@@ -403,7 +406,8 @@ class Lane:
         rules, (truncates, width) = self._tables(), truncation([t.request.settings for t in self.living])
         given = Row(token, length, alive, target.reshape(self.parts, s, -1), draws_of(n, rows, self.rules, self.names))
         self._weigh()
-        with self._program("decode", chunk, n, *(x.page.shape[1] for x in lists if not exact), truncates, width, len(rules.ends)):
+        entries, shape = [x.page.shape[1] for x in lists if not exact], (*rules.table.shape, len(rules.classes))
+        with self._program("decode", chunk, n, *entries, truncates, width, shape):
             done = self._run(decode, (given, lists), rules, decoded_layout(chunk, n, width), chunk=chunk, truncates=truncates, width=width)
         drawn, where = done.chunk
         state, alive = done.state.tolist(), done.alive.tolist()

@@ -99,8 +99,14 @@ class Decoded(NamedTuple):
 class Rules(NamedTuple):
     """The stop rules of all requests, their states numbered through."""
 
-    table: Int[Array, "states V"]
+    table: Int[Array, "states classes"]
     ends: Bool[Array, "states"]
+    rule: Int[Array, "states"]  # which one a state belongs to
+    classes: Int[Array, "rules V"]
+
+    def next(self, state: Int[Array, "n"], token: Int[Array, "n"]) -> Int[Array, "n"]:
+        """The states behind tokens."""
+        return self.table[state, self.classes[self.rule[state], token]]
 
 
 def adapters_of(params: dict) -> int:
@@ -174,7 +180,7 @@ def admit(
         logits = model.apply(variables, last, method="head")
     keys = jax.vmap(jax.random.fold_in)(_keys(root, a.draws), a.draws.count)
     drawn = draw(logits, keys, a.draws.settings, truncates, width)
-    state = rules.table[a.draws.state, drawn.token]
+    state = rules.next(a.draws.state, drawn.token)
     alive = ~rules.ends[state] & (a.draws.count + 1 < a.draws.budget)
     # the pages are written in place only if nothing can read them later: the targets wait for the draw, or XLA copies the whole cache
     target = jnp.where(drawn.token.reshape(*a.kept.shape, 1) >= 0, a.target, pages[0].keys.shape[1])
@@ -217,7 +223,7 @@ def decode(
         put = lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new[None], step, axis=0)  # noqa: E731
         out = Chunk(jax.tree.map(put, out.drawn, drawn), put(out.where, alive))
         token = jnp.where(alive, drawn.token, token)
-        state = jnp.where(alive, rules.table[state, drawn.token], state)
+        state = jnp.where(alive, rules.next(state, drawn.token), state)
         alive = alive & ~rules.ends[state] & (rows.draws.count + step + 1 < rows.draws.budget)
         return out, step + 1, alive, [(c.keys, c.values) for c in cache], token, state
 

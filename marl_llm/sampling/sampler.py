@@ -53,8 +53,8 @@ def checked_stop(stop: Any, vocab_size: int) -> tuple[int, ...] | StopRule:
     Raises `ValueError` on an id outside the vocabulary and on a rule for another one, `TypeError` on what is no stop at all.
     """
     if isinstance(stop, StopRule):
-        if stop.table.shape[1] != vocab_size:
-            raise ValueError(f"stop is a rule over {stop.table.shape[1]} token ids; the model's vocabulary has {vocab_size}")
+        if len(stop.classes) != vocab_size:
+            raise ValueError(f"stop is a rule over {len(stop.classes)} token ids; the model's vocabulary has {vocab_size}")
         return stop
     try:
         ids = () if stop is None else tuple(map(operator.index, stop if np.ndim(stop) else (stop,)))
@@ -68,8 +68,9 @@ def checked_stop(stop: Any, vocab_size: int) -> tuple[int, ...] | StopRule:
 def ends_with(stop: tuple[int, ...] | StopRule, token: Int[Array, "*rows"], state: Int[Array, "*rows"]):
     """`(state, ended)` after a token: by comparison with stop ids, or by the automaton of a `StopRule`."""
     if isinstance(stop, StopRule):
-        state = jnp.asarray(stop.table)[state, token]
-        return state, jnp.asarray(stop.ends)[state]
+        rule = StopRule(*map(jnp.asarray, stop))
+        state = rule.next(state, token)
+        return state, rule.ends[state]
     ended = jnp.zeros(token.shape, bool)
     for i in stop:
         ended |= token == i

@@ -157,7 +157,7 @@ class VllmSampler:
         rule = stop_rule(self.config.vocab_size, request.stop_ids, request.stop_strings, self.tokenizer)
         state, size = 0, 0
         while size < len(sampled.ids) and not rule.ends[state]:
-            state, size = int(rule.table[state, sampled.ids[size]]), size + 1
+            state, size = int(rule.next(state, sampled.ids[size])), size + 1
         found = np.asarray(sampled.log_probs[:size], np.float32)
         drawn_from = np.zeros_like(found) if request.settings.temperature == 0 else found
         finish = "stop" if rule.ends[state] else "length"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
-from marl_llm.text import Chat, pieces_of
+from marl_llm.text import Chat, HuggingFaceTokenizer, PieceTokenizer, pieces_of
 from marl_llm.text.formats import Message as Said
 from marl_llm.tools.chat import ChatReply, Message, Options
 
@@ -84,6 +84,12 @@ class PolicyAnswers:
                 ids = tuple(talk.ids)
         except (ValueError, TypeError) as error:
             raise RequestError(f"request refused: the model's format cannot hold these messages: {error}") from error
+        texts = [messages] if isinstance(messages, str) else [one["content"] for one in messages]
+        if unknown := [word for text in texts for word in _unknown_words(self.speech.tokenizer, text)]:
+            raise RequestError(
+                f"request refused: the model's vocabulary lacks {len(unknown)} of the words ({', '.join(map(repr, unknown[:8]))}): it was "
+                "made for one game, and reads that game's words alone"
+            )
         if not 0 < len(ids) <= self.max_prompt:
             raise RequestError(f"request refused: the prompt has {len(ids)} tokens, 1 to {self.max_prompt} are served")
         if options.max_tokens is not None and options.max_tokens > self.max_tokens:
@@ -134,6 +140,11 @@ class PolicyAnswers:
         text = _before(text.rstrip("\ufffd"), stops)
         begun = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))  # a stop text that may be on its way
         return text[: len(text) - max(begun, default=0)]
+
+
+def _unknown_words(tokenizer: Any, text: str) -> list[str]:
+    known = isinstance(tokenizer, PieceTokenizer | HuggingFaceTokenizer)
+    return tokenizer.unknown_words(text) if known else []
 
 
 def _before(text: str, stops: tuple[str, ...]) -> str:

@@ -39,9 +39,11 @@ from marl_llm.text.formats import (
     spell,
     split_thinking,
 )
+from marl_llm.text.huggingface import HuggingFaceTokenizer
 from marl_llm.text.tokenizer import Tokenizer, checked_ids
 
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
+_JSON, _BLANKS = json.JSONDecoder(), re.compile(r"\s*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,11 +106,36 @@ def extends(before: Conversation, after: Conversation) -> bool:
 def _split_calls(text: str) -> tuple[str, list[str]]:
     """A text without its tool calls, and what stands in them. In linear time: a pattern would look for each end anew."""
     rest, bodies, place = [], [], 0
-    while (start := text.find(_CALL, place)) >= 0 and (end := text.find(_END_CALL, start)) >= 0:
+    while (start := text.find(_CALL, place)) >= 0 and (end := _end_of_call(text, start + len(_CALL))) >= 0:
         rest.append(text[place:start])
         bodies.append(text[start + len(_CALL) : end])
         place = end + len(_END_CALL)
     return "".join([*rest, text[place:]]), bodies
+
+
+def _end_of_call(text: str, start: int) -> int:
+    """Where the end tag of a call stands, -1 without one: behind its JSON, whose texts may hold the tag, else the next one."""
+    try:
+        behind = _JSON.raw_decode(text, _BLANKS.match(text, start).end())[1]
+        behind = _BLANKS.match(text, behind).end()
+        if text.startswith(_END_CALL, behind):
+            return behind
+    except (ValueError, RecursionError):
+        pass  # what a policy writes may be anything
+    return text.find(_END_CALL, start)
+
+
+def _split_thought(text: str) -> tuple[str | None, str]:
+    """(thinking, the rest) of a reply: its thinking ends at the first `</think>` that is no text of a tool call."""
+    call = text.find(_CALL)
+    if THINK not in text[: max(call, 0)] and 0 <= call < text.find(END_THINK) < _end_of_call(text, call + len(_CALL)):
+        return None, text
+    before, mark, after = text.partition(END_THINK)
+    if mark:
+        return before.rstrip("\n").split(THINK)[-1].lstrip("\n"), after.lstrip("\n")
+    if text.lstrip().startswith(THINK):
+        return text.lstrip().removeprefix(THINK).lstrip("\n"), ""  # cut off while it thought
+    return None, text
 
 
 def _read_call(body: str) -> ToolCall | None:
@@ -161,24 +188,34 @@ class Chat:
         tokens = sorted(self.tokenizer.special_ids, key=len, reverse=True)
         return re.compile("|".join(re.escape(token) for token in tokens) or r"(?!)")
 
-    def encode(self, pieces: Iterable[Piece]) -> tuple[int, ...]:
-        """Ids of a rendering. Text between two special tokens is encoded as one, whoever wrote it, as `transformers` does."""
+    def encode(self, pieces: Iterable[Piece], before: str | None = "") -> tuple[int, ...]:
+        """Ids of a rendering. Text between two special tokens is encoded as one, whoever wrote it, as `transformers` does.
+
+        `before` is what stands in front of it: None if this is the start of all, the empty string if other text.
+        """
         ids, run = [], ""
         for text, trusted in pieces:
             place = 0
             for mark in self._specials.finditer(text) if trusted or self.specials_in_content == "as_tokens" else ():
-                ids += self.tokenizer.encode(run + text[place : mark.start()]) if run or mark.start() > place else []
+                ids += self._encode_run(run + text[place : mark.start()], before, mark.group())
                 ids.append(self._special(mark.group()))
-                run, place = "", mark.end()
+                run, place, before = "", mark.end(), mark.group()
             run += text[place:]
-        return (*ids, *(self.tokenizer.encode(run) if run else ()))
+        return (*ids, *self._encode_run(run, before, None))
+
+    def _encode_run(self, text: str, before: str | None, after: str | None) -> list[int]:
+        if not text:
+            return []
+        if isinstance(self.tokenizer, HuggingFaceTokenizer):
+            return self.tokenizer.encode_between(text, before, after)
+        return self.tokenizer.encode(text)
 
     def encode_messages(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), generate: bool = True
     ) -> tuple[int, ...]:
         """Ids of messages that are all text (imitation data, comparisons), without a conversation."""
         pieces = [p for one in spell(self.format, messages, tools, self.thinking, self.history) for p in one]
-        return self.encode([*pieces, *(self._prompt() if generate else ())])
+        return self.encode([*pieces, *(self._prompt() if generate else ())], before=None)
 
     def _prompt(self) -> tuple[Piece, Piece]:
         return Piece(self.format.heads["assistant"], True), Piece(opening_of(self.format, self.thinking), True)
@@ -198,7 +235,7 @@ class Chat:
         if not messages:
             raise ValueError("a conversation starts with at least one message")
         spelled = spell(self.format, messages, tools, self.thinking, self.history)
-        head = self.encode(piece for pieces in spelled for piece in pieces)
+        head = self.encode((piece for pieces in spelled for piece in pieces), before=None)
         return Conversation((Turn(head, query=any(is_query(m) for m in messages)), self._ask()))
 
     def reply(self, talk: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
@@ -262,11 +299,11 @@ class Chat:
         finished = turn.reply[-1:] != () and turn.reply[-1] in self.stop_ids
         ids = [*turn.opening, *(turn.reply[:-1] if finished else turn.reply)]
         text, thinking = self.tokenizer.decode(ids), None
-        unfinished = text.rfind(THINK) > text.rfind(END_THINK) if self.format.thinks else None
-        if self.format.thinks and END_THINK in text:
-            thinking, text = split_thinking(text, newlines=True)
-        elif self.format.thinks and text.lstrip().startswith("<think>"):
-            thinking, text = text.lstrip().removeprefix("<think>").lstrip("\n"), ""  # cut off while it thought
+        unfinished = None
+        if self.format.thinks:
+            said = _split_calls(text)[0] if self.format.tools else text
+            unfinished = said.rfind(THINK) > said.rfind(END_THINK)
+            thinking, text = _split_thought(text)
         rest, bodies = _split_calls(text) if self.format.tools else (text, [])
         read = [(body, _read_call(body)) for body in bodies]
         calls, broken = [call for _, call in read if call], [body for body, call in read if not call]

@@ -10,12 +10,22 @@ here, those marked `"special": false` too (Qwen's `<think>`, `<tool_call>`): tex
 from __future__ import annotations
 
 import functools
-import json
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsInt
 
+from marl_llm.text.rendering import LARGEST
 from marl_llm.text.tokenizer import checked_ids, checked_text
+from marl_llm.text.tokenizer_files import (
+    TOKENIZER_BOUNDS,
+    check_tokenizer,
+    plain_tokenizers,
+    read_added_tokens,
+    read_ids,
+    read_size,
+    token_spelling,
+)
+from marl_llm.untrusted import parse_json, read_file
 
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "special_tokens_map.json", "chat_template.jinja",
@@ -31,22 +41,11 @@ def _library():
     return tokenizers
 
 
-def read_json(text: str, where: str) -> dict[str, Any]:
-    """A JSON object. Raises `ValueError` that names the file `where`, the line, and how long the text is."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{where} is not JSON (line {error.lineno}, {error.msg}; {len(text):,} characters): incomplete or damaged, copy it again"
-        ) from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} holds a {type(value).__name__}, not an object of settings")
-    return value
-
-
-def _spelling(token: Any) -> str | None:
-    """`eos_token` and its kin are a string, an object with `content`, or null."""
-    return token.get("content") if isinstance(token, Mapping) else token
+def _named(error: BaseException, what: str) -> BaseException:
+    """The library's error as a `ValueError`: it raises plain `Exception`, and where Rust panics one that is no `Exception`."""
+    if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+        return error
+    return ValueError(f"{what}: {str(error)[:300]}")
 
 
 class HuggingFaceTokenizer:
@@ -57,65 +56,88 @@ class HuggingFaceTokenizer:
 
         Raises `ValueError` on a damaged file, files that contradict each other, or no token that ends a text; `where` names them all.
         """
-        library = _library()
         self.files = dict(files)
         if "tokenizer.json" not in files:
             raise ValueError(f"{where} has no tokenizer.json")
-        read_json(files["tokenizer.json"], f"{where}/tokenizer.json")
+        raw = parse_json(files["tokenizer.json"].encode(), f"{where}/tokenizer.json", bounds=TOKENIZER_BOUNDS)
+        check_tokenizer(raw, f"{where}/tokenizer.json")
         try:
-            self._full = library.Tokenizer.from_str(files["tokenizer.json"])
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"{where}/tokenizer.json is JSON, but no tokenizer: {error}") from error
+            self._full = _library().Tokenizer.from_str(files["tokenizer.json"])
+        except BaseException as error:
+            raise _named(error, f"{where}/tokenizer.json is JSON, but no tokenizer") from error
         self._full.no_truncation()
         self._full.no_padding()
-        # The same model without its added tokens: their spellings are text like any other.
-        self._plain = library.Tokenizer(self._full.model)
-        for part in ("normalizer", "pre_tokenizer", "decoder"):
-            if getattr(self._full, part) is not None:
-                setattr(self._plain, part, getattr(self._full, part))
+        self._plain, self._inner = plain_tokenizers(self._full, raw)
 
         config, generation, model = (
-            read_json(files[name], f"{where}/{name}") if name in files else {}
+            parse_json(files[name].encode(), f"{where}/{name}", bounds=TOKENIZER_BOUNDS) if name in files else {}
             for name in ("tokenizer_config.json", "generation_config.json", "config.json")
         )
         self.config = config
-        added = {token.content: i for i, token in self._full.get_added_tokens_decoder().items()}
-        for i, token in config.get("added_tokens_decoder", {}).items():
-            found = self._full.id_to_token(int(i))
-            if found != token["content"]:
-                raise ValueError(f"{where}: id {i} is {token['content']!r} in tokenizer_config.json and {found!r} in tokenizer.json")
-            added[token["content"]] = int(i)
+        self._base: Mapping[str, int] = self._full.get_vocab(with_added_tokens=False)
         self._tokens = {i: token for token, i in self._full.get_vocab(with_added_tokens=True).items()}
-        self.vocab_size: int = max(max(self._tokens) + 1, int(model.get("vocab_size") or 0))
-
-        eos = _spelling(config.get("eos_token"))
-        stops = [] if eos is None else [self._id(eos, f"{where}/tokenizer_config.json: eos_token")]
-        for name, values in (("generation_config.json", generation), ("config.json", model)):
-            ends = values.get("eos_token_id")
-            if ends is not None and (name == "generation_config.json" or not stops):
-                stops += checked_ids(ends if isinstance(ends, list) else [ends], self.vocab_size, f"{where}/{name}: eos_token_id,")
-        if not stops:
-            raise ValueError(f"{where} names no token that ends a text: set eos_token in tokenizer_config.json")
+        self.vocab_size: int = max(max(self._tokens, default=0) + 1, read_size(model, f"{where}/config.json"))
+        added = self._added_tokens(f"{where}/tokenizer_config.json")
+        stops = self._stops(config, generation, model, where)
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
         self.eos_id: int | None = self.stop_ids[0]
-        pad = _spelling(config.get("pad_token"))
-        pads = [generation.get("pad_token_id"), model.get("pad_token_id"), self.eos_id]
-        known = [self._id(pad, f"{where}/tokenizer_config.json: pad_token")] if pad is not None else [p for p in pads if p is not None]
-        self.pad_id: int = checked_ids(known[:1], self.vocab_size, f"{where}: pad_token_id,")[0]
-        for i in (*self.stop_ids, self.pad_id):
-            if i in self._tokens:
-                added.setdefault(self._tokens[i], i)
-        self.special_ids: Mapping[str, int] = added
+        self.special_ids: Mapping[str, int] = added | {self._tokens[i]: i for i in self.stop_ids if i in self._tokens}
+        for i in self.stop_ids:
+            if self._is_ordinary(i):
+                raise ValueError(f"{where}: the token that ends a text is {self._tokens[i]!r}, which ordinary text contains")
+        self.special_ids = {token: i for token, i in self.special_ids.items() if not self._is_ordinary(i)}
+        self._set_padding(config, [generation, model], where)
+
+    def _added_tokens(self, where: str) -> dict[str, int]:
+        """Special tokens: all added ones but those of the base vocabulary that are marked as no special ones (Gemma's newlines)."""
+        base, added = self._base, {}
+        for i, token in self._full.get_added_tokens_decoder().items():
+            if token.special or token.content not in base:
+                added[token.content] = i
+        for i, content in read_added_tokens(self.config, where):
+            found = self._full.id_to_token(i) if i < self.vocab_size else None
+            if found != content:
+                raise ValueError(f"{where}: id {i} is {content!r} here and {found!r} in tokenizer.json")
+            if content not in base:
+                added[content] = i
+        return added
+
+    def _stops(self, config: Mapping[str, Any], generation: Mapping[str, Any], model: Mapping[str, Any], where: str) -> list[int]:
+        eos = token_spelling(config, "eos_token", f"{where}/tokenizer_config.json")
+        stops = [] if eos is None else [self._id(eos, f"{where}/tokenizer_config.json: eos_token")]
+        for name, values in (("generation_config.json", generation), ("config.json", model)):
+            ends = read_ids(values, "eos_token_id", f"{where}/{name}")
+            if name == "generation_config.json" or not stops:
+                stops += checked_ids(ends, self.vocab_size, f"{where}/{name}: eos_token_id,")
+        if not stops:
+            raise ValueError(f"{where} names no token that ends a text: set eos_token in tokenizer_config.json")
+        return stops
+
+    def _set_padding(self, config: Mapping[str, Any], others: list[Mapping[str, Any]], where: str) -> None:
+        """The token that pads; the end of text where none is named, or where it is ordinary text ("!" is id 0 of many vocabularies)."""
+        pad = token_spelling(config, "pad_token", f"{where}/tokenizer_config.json")
+        if pad is not None:
+            pads = [self._id(pad, f"{where}/tokenizer_config.json: pad_token")]
+        else:  # -1 says that there is none
+            pads = [i for values in others for i in read_ids(values, "pad_token_id", where) if i >= 0]
+        self.pad_id: int = checked_ids([*pads, self.eos_id][:1], self.vocab_size, f"{where}: pad_token_id,")[0]
+        if self._is_ordinary(self.pad_id):
+            self.pad_id = self.eos_id
+        elif self.pad_id in self._tokens:
+            self.special_ids = {**self.special_ids, self._tokens[self.pad_id]: self.pad_id}
+
+    def _is_ordinary(self, i: int) -> bool:
+        """Whether text becomes this token, so that it can be no special one: the base vocabulary has it, and `encode` cannot avoid it."""
+        token = self._tokens.get(i)
+        if token is None or token not in self._base or token == getattr(self._full.model, "unk_token", None):
+            return False
+        return i in self._avoiding(self._full.decode([i], skip_special_tokens=False), {token: i})
 
     def _id(self, token: str, what: str) -> int:
         found = self._full.token_to_id(token)
         if found is None:
             raise ValueError(f"{what} is {token!r}, which tokenizer.json does not hold")
         return found
-
-    @functools.cached_property
-    def _special(self) -> frozenset[int]:
-        return frozenset(self.special_ids.values())
 
     def __eq__(self, other) -> bool:
         return isinstance(other, HuggingFaceTokenizer) and self.files == other.files
@@ -125,20 +147,63 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Text to ids with no token added; special spellings are plain text. Raises `ValueError` on a lone surrogate."""
-        ids = self._plain.encode(checked_text(text), add_special_tokens=False).ids
-        if not self._special.intersection(ids):
+        return self._encode_plain(text, self._plain)
+
+    def encode_between(self, text: str, before: str | None, after: str | None) -> list[int]:
+        """Ids of a text between two special tokens (None: the start, the end of all): as in the ids of the whole.
+
+        A Metaspace of the scheme `first` writes its space at the start of all only; special tokens that strip take blanks away.
+        """
+        text = text.lstrip() if before in self._strips[1] else text
+        text = text.rstrip() if after in self._strips[0] else text
+        return self._encode_plain(text, self._plain if before is None else self._inner) if text else []
+
+    @functools.cached_property
+    def _strips(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Special tokens that take the blanks before them away, and those that take the blanks behind them."""
+        added = self._full.get_added_tokens_decoder().values()
+        return frozenset(t.content for t in added if t.lstrip), frozenset(t.content for t in added if t.rstrip)
+
+    def _encode_plain(self, text: str, library: Any) -> list[int]:
+        ids = self._avoiding(text, self.special_ids, library)
+        special = frozenset(self.special_ids.values())
+        if found := [self._tokens[i] for i in ids if i in special]:
+            raise ValueError(f"the tokenizer's normaliser turns this text into the special tokens {found}: {text[:80]!r}")
+        return ids
+
+    def _avoiding(self, text: str, special_ids: Mapping[str, int], library: Any = None) -> list[int]:
+        """Ids of a text. Where the base vocabulary itself spells a special token (word-level models), each such spelling is cut in two."""
+        library = library or self._plain
+        ids = self._run(library, text)
+        if frozenset(special_ids.values()).isdisjoint(ids):
             return ids
-        # Only where the base vocabulary itself spells a special token (word-level models): cut each such spelling in two.
-        for token in sorted(self.special_ids, key=len, reverse=True):
+        for token in sorted(special_ids, key=len, reverse=True):
             if len(token) > 1 and token in text:
                 first, rest = text.split(token, 1)
-                return [*self.encode(first + token[0]), *self.encode(token[1:] + rest)]
-        found = [self._tokens[i] for i in ids if i in self._special]
-        raise ValueError(f"the tokenizer's normaliser turns this text into the special tokens {found}: {text[:80]!r}")
+                inner = self._inner if first else library
+                return [*self._avoiding(first + token[0], special_ids, library), *self._avoiding(token[1:] + rest, special_ids, inner)]
+        return ids
+
+    @staticmethod
+    def _run(library: Any, text: str) -> list[int]:
+        try:
+            return library.encode(checked_text(text), add_special_tokens=False).ids
+        except ValueError:
+            raise
+        except BaseException as error:
+            raise _named(error, f"the tokenizer cannot encode this text, {text[:80]!r}") from error
+
+    def unknown_words(self, text: str) -> list[str]:
+        """The words of a text, between blanks, that this vocabulary cannot spell: they are its unknown token. Each once, in order."""
+        token = getattr(self._full.model, "unk_token", None)
+        unknown = None if token is None else self._full.token_to_id(token)
+        if unknown is None or unknown not in self.encode(text):
+            return []
+        return [word for word in dict.fromkeys(text.split()) if unknown in self.encode(word)]
 
     def encode_with_specials(self, text: str) -> list[int]:
         """Text to ids as `transformers` does it: special spellings become special tokens. For text that no user, tool or model wrote."""
-        return self._full.encode(checked_text(text), add_special_tokens=False).ids
+        return self._run(self._full, text)
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
         """Ids to text: padding left out, special tokens spelled, an id that only the model's padded vocabulary has as U+FFFD.
@@ -180,8 +245,9 @@ def load_tokenizer(directory: str | pathlib.Path) -> HuggingFaceTokenizer:
         raise FileNotFoundError(f"{directory} has no tokenizer.json{hint}; it holds {held}")
     files = {}
     for name in present:
+        most = LARGEST if name == "chat_template.jinja" else TOKENIZER_BOUNDS.size
         try:
-            files[name] = (directory / name).read_bytes().decode("utf-8")
+            files[name] = read_file(directory / name, most).removeprefix(b"\xef\xbb\xbf").decode("utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"{directory / name} is not UTF-8 (byte {error.start}): incomplete or damaged, copy it again") from error
     return HuggingFaceTokenizer(files, str(directory))

@@ -1,4 +1,4 @@
-"""A checkpoint's own chat template, in Jinja (extra `hf`): rendered in a sandbox, and compared with ours when it is loaded.
+"""A checkpoint's own chat template, in Jinja (extra `hf`): rendered in a process of its own, and compared with ours when it is loaded.
 
 `load_chat(directory)` gives a `Chat` in the format whose rendering is nearest to the checkpoint's template on `PROBES`, a fixed set of
 conversations, and warns with the difference where one is left: the conversation the policy is trained on would then not be the one it
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import datetime
 import difflib
-import functools
-import json
 import pathlib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,7 +16,12 @@ from typing import Any, NamedTuple
 
 from marl_llm.text.chat import Chat
 from marl_llm.text.formats import FORMATS, ChatFormat, History, Message, ToolCall, spell_text
-from marl_llm.text.huggingface import HuggingFaceTokenizer, load_tokenizer, read_json
+from marl_llm.text.huggingface import HuggingFaceTokenizer, load_tokenizer, token_spelling
+from marl_llm.text.rendering import CPU_S, LARGEST, TemplateError, TemplateLimitError, check_syntax, render
+from marl_llm.untrusted import read_file, read_json_file
+
+NOW = datetime.datetime(2025, 1, 1)  # what a template is told if nobody says otherwise: the same prompts on every day
+PROBE_S = 0.1  # of processor time, for one probe; ordinary templates take less than a millisecond
 
 
 class ChatTemplateWarning(UserWarning):
@@ -75,63 +78,43 @@ class Difference(NamedTuple):
     diff: str
 
 
-@functools.lru_cache(maxsize=1)
-def _environment():
-    """The environment of `transformers.apply_chat_template`: immutable sandbox, trimmed blocks, its filters and functions."""
-    try:
-        import jinja2
-        import jinja2.ext
-        import jinja2.sandbox
-    except ImportError as error:
-        raise ImportError("a checkpoint's chat template needs the library `jinja2`: pip install 'marl_llm[hf]'") from error
-
-    class Generation(jinja2.ext.Extension):
-        """`{% generation %}`, which marks an assistant's words for masks; we know them without it, so that it renders its body."""
-
-        tags = {"generation"}
-
-        def parse(self, parser):
-            next(parser.stream)
-            return parser.parse_statements(["name:endgeneration"], drop_needle=True)
-
-    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    def raise_exception(message):
-        raise jinja2.exceptions.TemplateError(message)
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment
-
-
 class JinjaTemplate:
-    """A chat template's source, compiled in a sandbox. Raises `ValueError` when it is no Jinja template."""
+    """A chat template, rendered in a process of its own (`rendering`). Raises `ValueError` when it is no Jinja template.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None):
-        self.source, self.special_tokens = source, dict(special_tokens or {})
-        environment = _environment()
-        import jinja2
+    `now` is the time that `strftime_now` tells it: two renderings of one conversation are the same text, whenever they are made.
+    """
 
-        self._errors = (jinja2.exceptions.TemplateError, TypeError, AttributeError, KeyError, IndexError, ValueError)
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.exceptions.TemplateSyntaxError as error:
-            raise ValueError(f"the chat template is no Jinja: line {error.lineno}, {error.message}") from error
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None, now: datetime.datetime = NOW):
+        self.source, self.special_tokens, self.now = source, dict(special_tokens or {}), now
+        self._probed: dict[bool | None, list[str]] = {}
+        check_syntax(source)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), generate: bool = True, **options: Any
     ) -> str:
         """Messages as text; `options` reach the template (`enable_thinking=False`). Raises `ValueError` with what the template said."""
+        return self._render(messages, tools, generate, options, CPU_S)
+
+    def _render(self, messages, tools, generate: bool, options: Mapping[str, Any], seconds: float) -> str:
         values = {"messages": [as_dict(m) for m in messages], "tools": list(tools) or None, "add_generation_prompt": generate}
-        try:
-            return self._template.render(**self.special_tokens, **values, **options)
-        except self._errors as error:
-            raise ValueError(f"the chat template refuses: {type(error).__name__}: {error}") from error
+        return render(self.source, self.special_tokens | values | options, self.now, seconds)
+
+    def probe_texts(self, thinking: bool | None) -> list[str]:
+        """The texts of `PROBES`, or what the template said instead. `thinking` is its option `enable_thinking`; None: not given.
+
+        Raises `ValueError` where a probe takes too much: a whole conversation would too.
+        """
+        if thinking not in self._probed:
+            options, texts = {} if thinking is None else {"enable_thinking": thinking}, []
+            for probe in PROBES:
+                try:
+                    texts.append(self._render(probe.messages, probe.tools, probe.generate, options, PROBE_S))
+                except TemplateLimitError:
+                    raise
+                except TemplateError as error:
+                    texts.append(f"{error}\n")
+            self._probed[thinking] = texts
+        return self._probed[thinking]
 
 
 def as_dict(message: Message) -> dict[str, Any]:
@@ -148,19 +131,14 @@ def as_dict(message: Message) -> dict[str, Any]:
 def differences(template: JinjaTemplate, form: ChatFormat, thinking: str | None = None, history: History = "strip") -> list[Difference]:
     """The probes that `template` and `form` render differently. Probes that the format cannot say do not count."""
     mode = next(iter(form.openings)) if thinking is None else thinking
-    options = {"enable_thinking": mode == "on"} if form.thinks else {}
     found = []
-    for probe in PROBES:
+    for probe, theirs in zip(PROBES, template.probe_texts(mode == "on" if form.thinks else None), strict=True):
         if not form.thinks and any(m.thinking is not None for m in probe.messages):
             continue
         try:
             ours = spell_text(form, probe.messages, probe.tools, mode, history, probe.generate)
         except ValueError:  # the format says so to its user as well: nothing to compare
             continue
-        try:
-            theirs = template.render(probe.messages, probe.tools, probe.generate, **options)
-        except ValueError as error:
-            theirs = f"{error}\n"
         if ours != theirs:
             lines = [[repr(line)[1:-1] for line in text.splitlines(keepends=True)] for text in (theirs, ours)]
             diff = difflib.unified_diff(*lines, "checkpoint", "ours", lineterm="", n=1)
@@ -174,20 +152,36 @@ def load_template(directory: str | pathlib.Path) -> JinjaTemplate | None:
     Of several named templates it is `default`. Raises `ValueError` on a damaged file or a list without a default.
     """
     directory = pathlib.Path(directory)
-    path, config = directory / "tokenizer_config.json", {}
-    if path.is_file():
-        config = read_json(path.read_text(encoding="utf-8"), str(path))
+    config_path, path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
+    config = read_json_file(config_path) if config_path.exists() else {}
     source = config.get("chat_template")
-    if (directory / "chat_template.jinja").is_file():
-        source = (directory / "chat_template.jinja").read_text(encoding="utf-8")
+    if path.exists():
+        try:
+            source = read_file(path, LARGEST).decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not UTF-8 (byte {error.start}): incomplete or damaged, copy it again") from error
+    else:
+        path = config_path
     if isinstance(source, list):
-        named = {entry["name"]: entry["template"] for entry in source}
-        if "default" not in named:
-            raise ValueError(f"{path} has chat templates {sorted(named)}, none of them named default")
-        source = named["default"]
-    tokens = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    spelled = {name: token["content"] if isinstance(token, Mapping) else token for name, token in tokens.items() if token is not None}
-    return None if source is None else JinjaTemplate(source, spelled)
+        source = _default_of(source, path)
+    if source is not None and not isinstance(source, str):
+        raise ValueError(f"{path}: chat_template must be a text or a list of named ones, not {type(source).__name__}")
+    tokens = {name: token_spelling(config, name, str(config_path)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    spelled = {name: token for name, token in tokens.items() if token is not None}
+    try:
+        return None if source is None else JinjaTemplate(source, spelled)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _default_of(named: list, path: pathlib.Path) -> Any:
+    """Of named templates, `[{"name": ..., "template": ...}]`, the one called default."""
+    if not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) and "template" in entry for entry in named):
+        raise ValueError(f"{path}: chat_template: every entry of the list must have a name and a template")
+    templates = {entry["name"]: entry["template"] for entry in named}
+    if "default" not in templates:
+        raise ValueError(f"{path} has chat templates {sorted(templates)[:8]}, none of them named default")
+    return templates["default"]
 
 
 def load_chat(
@@ -211,7 +205,10 @@ def load_chat(
     if template is None:
         return Chat(tokenizer, forms[0], thinking, history)
     modes = {f.name: thinking if thinking in f.openings else None for f in forms}
-    found = {f.name: differences(template, f, modes[f.name]) for f in forms}
+    try:
+        found = {f.name: differences(template, f, modes[f.name]) for f in forms}
+    except TemplateLimitError as error:
+        raise ValueError(f"{directory}: {error}; choose a checkpoint whose template you trust") from error
     chosen = min(forms, key=lambda f: len(found[f.name]))
     if found[chosen.name]:
         named = ", ".join(d.probe for d in found[chosen.name])

@@ -32,16 +32,16 @@ def _decoders(tokenizer_json: dict) -> set[str]:
 
 @functools.lru_cache(maxsize=8)
 def token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
-    """Per id the bytes it adds to a text; empty for padding, special tokens and ids without a token.
+    """Per id the bytes it adds to a text; empty for padding and ids without a token. A special token adds its spelling.
 
     A sentencepiece or metaspace token keeps the space in front of it, also where a decoder drops the one that begins a text.
     Raises `ValueError` for a tokenizer whose tokens have no bytes of their own (WordPiece).
     """
-    silent = {tokenizer.pad_id, *tokenizer.special_ids.values()}
+    known = {i: spelling.encode("utf-8") for spelling, i in tokenizer.special_ids.items()} | {tokenizer.pad_id: b""}
     if isinstance(tokenizer, ByteTokenizer):
-        return tuple(bytes([i - 1]) if 1 <= i <= 256 else b"" for i in range(tokenizer.vocab_size))
+        return tuple(known[i] if i in known else bytes([i - 1]) for i in range(tokenizer.vocab_size))
     if isinstance(tokenizer, PieceTokenizer):
-        return tuple(b"" if i in silent else _piece(tokenizer.piece(i)) for i in range(tokenizer.vocab_size))
+        return tuple(known[i] if i in known else _piece(tokenizer.piece(i)) for i in range(tokenizer.vocab_size))
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         raise ValueError(f"stop strings need a tokenizer whose tokens are bytes; {type(tokenizer).__name__} is not known here")
     kinds = _decoders(json.loads(tokenizer.files["tokenizer.json"]))
@@ -52,4 +52,5 @@ def token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
         of = _piece
     else:
         raise ValueError(f"stop strings need a byte-level or sentencepiece-like tokenizer; this one's decoder is {sorted(kinds)}")
-    return tuple(b"" if i in silent or t is None else of(t) for i, t in ((i, tokenizer.token(i)) for i in range(tokenizer.vocab_size)))
+    tokens = ((i, tokenizer.token(i)) for i in range(tokenizer.vocab_size))
+    return tuple(known[i] if i in known else b"" if token is None else of(token) for i, token in tokens)

@@ -207,6 +207,13 @@ class PieceTokenizer:
         runs = runs_between(ids, self.special_ids.values())
         return "".join(self._model.id_to_piece(run[0]) if mark else self._model.decode(run) for mark, run in runs)
 
+    def unknown_words(self, text: str) -> list[str]:
+        """The words of a text, between blanks, that this vocabulary cannot spell: they are `<unk>` to the model. Each once, in order."""
+        unknown = self._model.unk_id()
+        if unknown not in self.encode(text):
+            return []
+        return [word for word in dict.fromkeys(text.split()) if unknown in self.encode(word)]
+
     def piece(self, i: int) -> str:
         """The piece of an id, with its leading space as the model writes it."""
         return self._model.id_to_piece(int(i))

@@ -166,8 +166,10 @@ def after_hashes(field: str, read: Callable[[str], Any] | None = None) -> Parser
 
 
 def fenced_blocks(text: str, language: str) -> list[str]:
-    """The fenced blocks of a language: lines between one that is the opening fence and the next one that is the closing fence."""
-    blocks, lines, start = [], text.split("\n"), None
+    """The fenced blocks of a language: lines between one that is the opening fence and the next one that is the closing fence.
+
+    Lines end at a line feed; a carriage return before it is left out."""
+    blocks, lines, start = [], text.replace("\r\n", "\n").split("\n"), None
     for number, line in enumerate(lines):
         fence = line.strip(" \t")
         if start is None and fence == f"```{language}":

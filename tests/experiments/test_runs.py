@@ -161,7 +161,8 @@ def test_c6_export_writes_what_transformers_loads(done, tmp_path):
         name = team.trained[0]
         kept = {k: x for k, x in team.policies()[name].params.items() if k == "embedding"}
     export.export(str(done), name, tmp_path / "out")
-    assert {"README.md", "config.json", "model.safetensors", "tokenizer.model"} == {p.name for p in (tmp_path / "out").iterdir()}
+    tokenizer = {"tokenizer.model", "tokenizer.json", "tokenizer_config.json"}
+    assert {"README.md", "config.json", "model.safetensors"} | tokenizer == {p.name for p in (tmp_path / "out").iterdir()}
     _, params = load_pretrained(tmp_path / "out")
     assert (params["embedding"] == kept["embedding"]).all()
     assert config["model"]["preset"] == "nano"
@@ -322,13 +323,15 @@ def test_a_role_of_a_run_is_served_and_talks(whole, letters):
     with serve.answers_of_run(path, ["answer"]) as models, ChatServer(models) as server:
         assert list(models) == ["answer"]
         with ChatClient(OpenAICompatible(server.url, "answer", None)) as client:
-            messages = [{"role": "user", "content": "who?"}]
+            messages = [{"role": "user", "content": "whomade film"}]
             there = client.complete(messages, temperature=0.0).outcome()
         assert there == models["answer"](messages, Options(temperature=0.0))
-        chat.talk(models["answer"], ["who?\n", "\n", "who wrote it? " * 2_000 + "\n", "/new\n", "who?\n"], said.append)
+        lines = ["whomade film\n", "\n", "whomade film " * 2_000 + "\n", "/new\n", "whomade film\n", "who?\n"]
+        chat.talk(models["answer"], lines, said.append)
         ended = "" if there.finish_reason == "stop" else f" [cut off after {there.completion_tokens} tokens]"
         assert said[0] == said[2] == there.text + ended
         assert "are served] (/new forgets" in said[1]
+        assert "the model's vocabulary lacks 1 of the words ('who?')" in said[3]
     for folder, roles, wrong in ((path, ["anser"], "did you mean 'answer'"), (letters[0], [], "numbered words and no chat")):
         let_go()
         with pytest.raises(ConfigError, match=wrong), serve.answers_of_run(folder, roles):

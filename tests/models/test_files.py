@@ -237,7 +237,8 @@ def test_a_tied_head_that_was_written_out_is_accepted_only_if_it_is_the_embeddin
         ({"layer_types": "full_attention"}, "layer_types='full_attention' must be a list"),
         ({"layer_types": [3]}, "layer_types"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false' must be true or false"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, "config.json: a number that is not finite"),
+        ({"rms_norm_eps": -1.0}, "norm_epsilon=-1.0"),
         ({"model_type": ["qwen3"]}, "model_type"),
         ({"num_key_value_heads": None}, "has no 'num_key_value_heads'"),
     ],
@@ -295,7 +296,7 @@ def test_b15_two_sets_of_weights_are_refused(tmp_path):
     [
         ({"weight_map": ["model.safetensors"]}, "not a safetensors index"),
         ({"weight_map": {"a": 3}}, "not a safetensors index"),
-        ([], "not a safetensors index"),
+        ([], "index.json: an object is expected"),
         ({"weight_map": {"a": "../model.safetensors"}}, "is no file name"),
         ({"weight_map": {"a": "missing.safetensors", "b": "model.safetensors"}}, "missing.safetensors: cannot be read"),
     ],

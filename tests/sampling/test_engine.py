@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from marl_llm.models import TRAIN, ModelConfig, init_params, param_shardings, score_packed
-from marl_llm.sampling import Engine, EngineError, LaneConfig, Request, RequestError, Settings, StopRule, lane, sample, stop_rule
+from marl_llm.sampling import Engine, EngineError, LaneConfig, Request, RequestError, Settings, lane, sample, stop_rule
 from marl_llm.text import ByteTokenizer
 from marl_llm.training import make_mesh
 
@@ -64,7 +64,7 @@ def rule_of(ids, strings):
     """A stop rule widened to `STATES` states, so that all rules have one shape; nothing leads to the added ones."""
     rule = stop_rule(V, ids, strings, TOKENIZER)
     room = STATES - len(rule.ends)
-    return StopRule(np.pad(rule.table, ((0, room), (0, 0))), np.pad(rule.ends, (0, room)))
+    return rule._replace(table=np.pad(rule.table, ((0, room), (0, 0))), ends=np.pad(rule.ends, (0, room)))
 
 
 def plain(models, requests):

@@ -10,7 +10,7 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from marl_llm.sampling import stop_rule
+from marl_llm.sampling import stop_rule, stops
 from marl_llm.sampling.sampler import ends_with
 from marl_llm.text import ByteTokenizer, HuggingFaceTokenizer, train_sentencepiece
 from marl_llm.text.token_bytes import token_bytes
@@ -23,7 +23,7 @@ def end_of(rule, ids):
     """How many tokens are drawn until the rule ends the response; None: never."""
     state = 0
     for n, i in enumerate(ids):
-        state = rule.table[state, i]
+        state = rule.next(state, i)
         if rule.ends[state]:
             return n + 1
     return None
@@ -76,16 +76,49 @@ def test_the_bytes_of_tokens_spell_what_the_tokenizer_decodes(kind):
     tokenizer = made[kind]()
     ids = tokenizer.encode(text)
     assert b"".join(token_bytes(tokenizer)[i] for i in ids).decode().strip() == tokenizer.decode(ids).strip() == text
-    for i in (tokenizer.pad_id, *tokenizer.special_ids.values()):
-        assert token_bytes(tokenizer)[i] == b""
+    assert token_bytes(tokenizer)[tokenizer.pad_id] == b""
+    for spelling, i in tokenizer.special_ids.items():
+        assert token_bytes(tokenizer)[i] == spelling.encode()
 
 
-def test_stop_ids_end_in_any_state_and_specials_do_not_break_a_string():
+def test_a_string_that_is_a_special_token_stops_at_that_token():
+    rule = stop_rule(BYTES.vocab_size, (), ("<end>", "b<end>c"), BYTES)
+    a, end = BYTES.encode("a")[0], BYTES.stop_ids[0]
+    assert end_of(rule, [a, end, a]) == 2
+    assert end_of(rule, BYTES.encode("a<end>a")) == 6
+    rule = stop_rule(BYTES.vocab_size, (), ("b<end>c",), BYTES)
+    b, c = BYTES.encode("bc")
+    assert end_of(rule, [a, end, b, end, c]) == 5
+
+
+def test_a_long_stop_string_is_refused_before_any_work_and_a_short_one_is_small():
+    tokenizer = byte_level()
+    size = 151_936
+    for strings in (("a" * 5000,), ("\u4e2d" * 400,), tuple("ab" * n for n in range(1, 40)), ("a" * 1024,)):
+        with pytest.raises(ValueError, match=r"stop strings have .* together; at most 1,023"):
+            stop_rule(size, (), strings, tokenizer)
+    rule = stop_rule(size, (5,), ("the cat sat on the mat. " * 40,), tokenizer)
+    assert sum(part.nbytes for part in rule) < 8 << 20
+    assert end_of(rule, tokenizer.encode("a dog. " + "the cat sat on the mat. " * 40)) is not None
+
+
+def test_the_rules_that_are_kept_are_bounded_in_bytes(monkeypatch):
+    monkeypatch.setattr(stops, "CACHED", 1 << 20)
+    monkeypatch.setattr(stops, "_CACHE", stops._Cache())
+    first = stop_rule(60_000, (0,))
+    assert stop_rule(60_000, (0,)) is first
+    for i in range(1, 12):
+        stop_rule(60_000, (i,))
+    assert sum(part.nbytes for rule in stops._CACHE._rules.values() for part in rule) <= 1 << 20
+    assert stop_rule(60_000, (0,)) is not first
+
+
+def test_stop_ids_end_in_any_state_and_padding_does_not_break_a_string():
     rule = stop_rule(BYTES.vocab_size, BYTES.stop_ids, ("ab",), BYTES)
     a, b, x, end = (*BYTES.encode("abx"), BYTES.stop_ids[0])
     assert end_of(rule, [a, end]) == 2
     assert end_of(rule, [x, x, end, a]) == 3
-    assert end_of(rule, [a, 0, b]) == 3  # padding and specials add no text
+    assert end_of(rule, [a, 0, b]) == 3  # padding adds no text
     assert end_of(rule, [a, x, b]) is None
 
 

@@ -1,6 +1,7 @@
 """Law 1 of conversations: ids only grow, what the policy emitted stays verbatim, and content cannot forge special tokens."""
 
 import dataclasses
+import json
 
 import pytest
 from checkpoint_text import tokenizer_of
@@ -264,3 +265,24 @@ def test_a_reply_also_ends_with_the_tokenizer_s_own_stop():
         talk = chat.reply(chat.start(ASK), [*chat.tokenizer.encode("North"), stop])
         found = chat.read(talk)
         assert (found.content, found.finished) == ("North", True)
+
+
+def test_tags_in_a_calls_arguments_and_behind_the_thinking_are_text():
+    tokenizer = ByteTokenizer(("<|im_start|>", "<|im_end|>", "<think>", "</think>"), ("<|im_end|>",))
+    chat = Chat(tokenizer, QWEN3, "on")
+
+    def read(*parts):
+        ids = [i for part in parts for i in ([tokenizer.special_ids[part]] if part in tokenizer.special_ids else tokenizer.encode(part))]
+        return chat.read(chat.reply(chat.start([Message("user", "hi")]), [*ids, tokenizer.special_ids["<|im_end|>"]]))
+
+    for text in ("see </think> there", "see </tool_call> there", "<tool_call> </tool_call>", "<think>"):
+        call = "<tool_call>\n" + json.dumps({"name": "write", "arguments": {"text": text}}) + "\n</tool_call>"
+        for before in (("<think>", "\nhm\n", "</think>", "\n\n"), ()):
+            reply = read(*before, call)
+            assert [dict(one.arguments) for one in reply.tool_calls] == [{"text": text}]
+            assert (reply.content, reply.broken_calls) == ("", ())
+            assert reply.thinking == ("hm" if before else None)
+    reply = read("<think>", "\n6 * 7\n", "</think>", "\n\n42 (I closed with </think> above.)")
+    assert (reply.thinking, reply.content) == ("6 * 7", "42 (I closed with </think> above.)")
+    reply = read("<think>", "a", "</think>", 'x<tool_call>{"name": 3</tool_call>y')
+    assert reply.broken_calls == ('{"name": 3',)

@@ -7,12 +7,15 @@ import pytest
 from checkpoint_text import CHATML, TAGS, checkpoint_files, tokenizer_json, tokenizer_of, write_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, pre_tokenizers
 
 from marl_llm.text import (
+    QWEN2_5,
     ByteTokenizer,
+    Chat,
     HuggingFaceTokenizer,
+    Message,
     PieceTokenizer,
     TextStream,
     Tokenizer,
@@ -20,6 +23,7 @@ from marl_llm.text import (
     stream_text,
     train_sentencepiece,
 )  # fmt: skip
+from marl_llm.text.formats import spell_text
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
 TEXTS = st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=40)
@@ -199,9 +203,9 @@ def test_saved_files_load_equal_and_leave_the_models_configs_alone(tmp_path, qwe
     ("changed", "error", "message"),
     [
         ({"tokenizer": None}, FileNotFoundError, "no tokenizer.json"),
-        ({"tokenizer": tokenizer_json("qwen3")[:2000]}, ValueError, r"tokenizer\.json is not JSON \(line .*2,000 characters"),
+        ({"tokenizer": tokenizer_json("qwen3")[:2000]}, ValueError, r"tokenizer\.json: not JSON \(line .*"),
         ({"tokenizer": "{}"}, ValueError, r"tokenizer\.json is JSON, but no tokenizer"),
-        ({"tokenizer_config": "[1]"}, ValueError, "tokenizer_config.json holds a list"),
+        ({"tokenizer_config": "[1]"}, ValueError, "tokenizer_config.json: an object is expected, not an array"),
         ({"generation_config": '{"eos_token_id": [9999]}'}, ValueError, r"generation_config.json: eos_token_id.*\n?.*512"),
         ({"tokenizer_config": '{"eos_token": "<nix>"}'}, ValueError, "eos_token is '<nix>'"),
         ({"tokenizer_config": '{"added_tokens_decoder": {"3": {"content": "<nix>"}}}'}, ValueError, "id 3 is '<nix>'"),
@@ -249,3 +253,155 @@ def test_streamed_words_keep_the_space_that_their_left_neighbour_decides():
         stream, new = stream_text(tokenizer, stream, [one], last=i == 3)
         said.append(new)
     assert said == ["how", " are", " you", " are"]
+
+
+def _library(**parts):
+    made = Library(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.train_from_iterator(["a b"], trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    made.add_special_tokens(["<|im_end|>"])
+    return json.loads(made.to_str()) | parts
+
+
+def _loaded(raw, **files):
+    files = {"tokenizer_config": {"eos_token": "<|im_end|>"}} | files
+    return HuggingFaceTokenizer({"tokenizer.json": json.dumps(raw)} | {f"{name}.json": json.dumps(value) for name, value in files.items()})
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"generation_config": {"pad_token_id": 0}},
+        {"config": {"pad_token_id": 0}},
+        {"tokenizer_config": {"eos_token": "<|im_end|>", "pad_token": "!"}},
+        {"generation_config": {"pad_token_id": -1}},
+        {"config": {"pad_token_id": -1}},
+    ],
+)
+def test_padding_that_is_ordinary_text_or_minus_one_is_the_end_of_text(files):
+    tokenizer = _loaded(_library(), **files)
+    assert tokenizer.pad_id == tokenizer.eos_id
+    assert tokenizer.decode(tokenizer.encode("Hello! !")) == "Hello! !"
+
+
+def test_an_end_of_text_that_is_ordinary_text_is_refused_when_it_is_loaded():
+    with pytest.raises(ValueError, match="token that ends a text is '!', which ordinary text contains"):
+        _loaded(_library(), tokenizer_config={}, generation_config={"eos_token_id": 0})
+
+
+def test_added_tokens_that_are_ordinary_signs_stay_text():
+    raw = _library()
+    sign = {"id": 0, "content": "!", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    raw["added_tokens"].insert(0, sign)
+    for special in (False, True):
+        sign["special"] = special
+        tokenizer = _loaded(raw)
+        assert "!" not in tokenizer.special_ids
+        assert tokenizer.decode(tokenizer.encode("Hello!")) == "Hello!"
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+@pytest.mark.parametrize("stripping", [(False, False), (False, True), (True, False)])
+def test_a_chat_has_the_ids_that_the_tokenizer_gives_to_the_whole_text(scheme, stripping):
+    full = Library(models.BPE(unk_token="<unk>"))
+    full.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)])
+    texts = ["user\nWhere is it?", "assistant\nIt is there.", "system\nBe brief."] * 20
+    full.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>"]))
+    left, right = stripping
+    full.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>", lstrip=left, rstrip=right)])
+    full.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    config = json.dumps({"eos_token": "<|im_end|>", "pad_token": "<unk>"})
+    chat = Chat(HuggingFaceTokenizer({"tokenizer.json": full.to_str(), "tokenizer_config.json": config}), QWEN2_5)
+    messages = [Message("system", "Be brief. "), Message("user", "Where is it?"), Message("assistant", "It is."), Message("user", " is it")]
+    wanted = full.encode(spell_text(QWEN2_5, messages), add_special_tokens=False).ids
+    assert list(chat.encode_messages(messages)) == wanted
+    grown = chat.extend(chat.reply(chat.start(messages[:2]), [chat.tokenizer.eos_id]), messages[3:]).ids
+    end = len(wanted) - wanted[::-1].index(chat.tokenizer.eos_id)  # behind the last message
+    start = len(grown) - grown[::-1].index(chat.tokenizer.eos_id)
+    assert list(grown[start:]) == wanted[end:]
+
+
+def _replace(pattern, content, kind="String"):
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+
+def _sequence(name, steps, levels=0):
+    for _ in range(levels):
+        steps = [{"type": "Sequence", name: steps}]
+    return {"type": "Sequence", name: steps}
+
+
+HOSTILE = {
+    "doubling": ("normalizer", _sequence("normalizers", [_replace("a", "aa")] * 30)),
+    "one large text": ("normalizer", _replace("a", "a" * 5000)),
+    "growing by a pattern": ("normalizer", _sequence("normalizers", [_replace("", "bbbbb", "Regex")] * 9)),
+    "hidden in sequences": ("normalizer", _sequence("normalizers", [_replace("a", "a" * 9)] * 3, 5)),
+    "decoder": ("decoder", _sequence("decoders", [_replace("a", "aa")] * 30)),
+    "prepended": ("normalizer", _sequence("normalizers", [{"type": "Prepend", "prepend": "a" * 4000}] * 9)),
+    "steps": ("normalizer", _sequence("normalizers", [{"type": "NFC"}] * 100_000)),
+    "deep": ("pre_tokenizer", _sequence("pretokenizers", [], 100)),
+    "a long pattern": ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "a" * 10_000}, "behavior": "Isolated", "invert": False}),
+    "no type": ("normalizer", {"type": "Nonsense"}),
+    "a panic": ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_tokenizer_that_would_flood_the_process_is_refused_when_it_is_loaded(name):
+    part, value = HOSTILE[name]
+    with pytest.raises(ValueError, match=r"tokenizer\.json") as caught:
+        _loaded(_library(**{part: value}))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("i", [2**20, 2**31, 2**40, -1, 1.5, "3", None, True])
+def test_ids_beyond_any_vocabulary_are_refused(i):
+    raw = _library()
+    raw["model"]["vocab"]["zz"] = i
+    with pytest.raises(ValueError, match=r"tokenizer\.json: the token id"):
+        _loaded(raw)
+    raw = _library()
+    raw["added_tokens"][0]["id"] = i
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        _loaded(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("config", {"vocab_size": 10**12}, "config.json: vocab_size="),
+        ("config", {"vocab_size": "512"}, "config.json: vocab_size="),
+        ("config", {"vocab_size": -5}, "config.json: vocab_size="),
+        ("config", {"vocab_size": True}, "config.json: vocab_size="),
+        ("generation_config", {"eos_token_id": [1, "2"]}, "generation_config.json: eos_token_id must be"),
+        ("generation_config", {"eos_token_id": {"a": 1}}, "generation_config.json: eos_token_id must be"),
+        ("generation_config", {"eos_token_id": [2**40]}, "generation_config.json: eos_token_id"),
+        ("generation_config", {"pad_token_id": "x"}, "pad_token_id must be"),
+        ("tokenizer_config", {"eos_token": 7}, "eos_token must be a text"),
+        ("tokenizer_config", {"eos_token": {"content": 7}}, "eos_token must be a text"),
+        ("tokenizer_config", {"added_tokens_decoder": [1]}, "added_tokens_decoder must be an object"),
+        ("tokenizer_config", {"added_tokens_decoder": {"x": {"content": "y"}}}, "added_tokens_decoder has the entry 'x'"),
+        ("tokenizer_config", {"added_tokens_decoder": {"9" * 400: {"content": "y"}}}, "added_tokens_decoder has the entry"),
+        ("tokenizer_config", {"added_tokens_decoder": {"999999": {"content": "y"}}}, "id 999999 is 'y'"),
+    ],
+)
+def test_fields_of_another_kind_are_named(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        _loaded(_library(), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, '{"a": NaN}', '{"a": 1e999}', "", "[]", "\ufeff{"])
+def test_json_that_no_reader_should_follow_is_refused_with_its_file(tmp_path, name, text):
+    write_checkpoint(tmp_path, "qwen3")
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path / name))) as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pattern_that_the_library_gives_up_is_a_named_error():
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    tokenizer = _loaded(_library(pre_tokenizer=split))
+    with pytest.raises(ValueError, match="cannot encode this text"):
+        tokenizer.encode("a" * 40 + "b")

@@ -1,15 +1,18 @@
 """Tokenizers: lossless bytes, one piece per fact, and errors that say what is wrong."""
 
 import io
+import json
 
 import numpy as np
 import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
 
 from marl_llm.games.plan_path.language import PlanPathLanguage
-from marl_llm.text import ByteTokenizer, PieceTokenizer, Tokenizer, train_pieces
+from marl_llm.text import ByteTokenizer, PieceTokenizer, Tokenizer, train_pieces, train_sentencepiece
+from marl_llm.text.word_files import save_words
 
 FACTS = (";", "|", "U", "U1", "U1R1", "#U1", "#U1R1", "@U1", "+g", "-", "t0", "tool", "x")
 
@@ -139,3 +142,21 @@ def test_any_character_may_be_a_piece():
         tokenizer = train_pieces(pieces)
         assert tokenizer.ids_of(pieces).tolist() == list(range(2, 2 + len(pieces)))
         assert tokenizer.decode(tokenizer.encode(" ".join(pieces))) == " ".join(pieces)
+
+
+def test_words_outside_a_vocabulary_of_words_are_named():
+    tokenizer = train_pieces(("cat", "mat"))
+    assert tokenizer.unknown_words("cat dog mat dog bird\ncat") == ["dog", "bird"]
+    assert tokenizer.unknown_words("cat mat") == []
+
+
+def test_a_vocabulary_of_words_is_saved_as_a_tokenizer_json_of_the_same_ids(tmp_path):
+    tokenizer = train_pieces(("cat", "mat", "a-b", "."))
+    assert save_words(tokenizer, tmp_path, (5,)) == ""
+    saved = Library.from_file(str(tmp_path / "tokenizer.json"))
+    for text in ("cat mat .", "a-b", "cat cat"):
+        assert saved.encode(text).ids == tokenizer.encode(text)
+        assert saved.decode(tokenizer.encode("cat mat")) == "cat mat"
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == "\u2581."
+    learned = train_sentencepiece(["the cat sat on the mat"] * 20, 300)
+    assert "whole words" in save_words(learned, tmp_path / "none")

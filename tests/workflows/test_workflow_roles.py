@@ -162,3 +162,7 @@ def test_plain_and_short_texts():
             plain("answer", max_words=2)(text)
         with pytest.raises(FormatError):
             short_text(2)(text)
+
+
+def test_a_fenced_block_with_windows_line_ends_is_read():
+    assert code_block("code")("Here:\r\n```python\r\nprint(1)\r\nprint(2)\r\n```\r\n") == {"code": "print(1)\nprint(2)\n"}
