@@ -320,7 +320,7 @@ def test_a_connection_serves_many_requests(corpus):
     with RetrieverServer(corpus[1]) as server:
         connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
         for _ in range(3):
-            connection.request("POST", "/retrieve", b'{"queries": ["w1"], "topk": 1}')
+            connection.request("POST", "/retrieve", b'{"queries": ["w1"], "topk": 1}', {"Content-Type": "application/json"})
             assert len(json.loads(connection.getresponse().read())["result"][0]) == 1
         connection.close()
 
@@ -472,7 +472,7 @@ def test_a3_half_a_character_in_a_document_is_replaced():
 def raw(url: str, head: str, body: bytes = b"") -> bytes:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        connection.sendall(f"POST /retrieve HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode() + body)
+        connection.sendall(f"POST /retrieve HTTP/1.1\r\nHost: {host}\r\n{head}\r\n\r\n".encode() + body)
         return connection.recv(65536)
 
 
