@@ -35,7 +35,7 @@ from typing import Any
 
 IDLE_S, HEAD_S, BODY_S, WRITE_S = 60.0, 10.0, 60.0, 60.0  # most seconds between requests, for a head, for a body, for a write
 DRAIN_S = 0.5  # how long a refused client may go on sending: an unread socket that is closed would take the answer away
-MAX_CONNECTIONS = 2048
+MAX_CONNECTIONS = 1536  # each has a thread, of about 27 KiB
 _AUTHORITY = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.-]+))(?::[0-9]{0,5})?")
 _BROKEN_HEAD = (
     email.errors.MissingHeaderBodySeparatorDefect,

@@ -199,7 +199,7 @@ def test_a_body_whose_length_is_not_told_plainly_is_refused_and_the_connection_e
     service = services[name]
     before = service.changes()
     for lines, status in (
-        (["Content-Length: 9", "Content-Length: 9"], 400), (["Content-Length: -1"], 400), (["Content-Length: 1e3"], 400),
+        ([f"Content-Length: {len(service.body)}"] * 2, 400), (["Content-Length: -1"], 400), (["Content-Length: 1e3"], 400),
         (["Content-Length: 0x10"], 400), (["Content-Length: 9, 9"], 400), (["Content-Length: " + "9" * 5000], 413),
         (["Content-Length: 99999999999"], 413), (["Content-Length:"], 411), (["Transfer-Encoding: chunked"], 411),
         (["Content-Length: 5", "Transfer-Encoding: chunked"], 411), (["no header", "Content-Length: 5"], 400),

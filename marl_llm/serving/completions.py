@@ -70,6 +70,8 @@ def read_request(body: bytes, models: Mapping[str, Answer], kind: str) -> Comple
     if not isinstance(stream, bool) or not isinstance(extra, dict):
         raise ValueError("stream must be true or false, and stream_options an object")
     told = (stream, bool(extra.get("include_usage")), _wants_log_probs(given, kind))
+    if (other := "messages" if kind == "completions" else "prompt") in given:
+        raise ValueError(f"{other!r} is not served at /v1/{kind}")
     if kind == "completions":
         if not isinstance(given.get("prompt"), str) or not given["prompt"]:
             raise ValueError("prompt must be one text")
@@ -96,14 +98,14 @@ def _read_options(given: Mapping[str, Any]) -> Options:
         if not abs(options[name]) < 1e9:
             raise ValueError(f"{name} is too large, or no number")
         options[name] = float(options[name])
-    if "max_completion_tokens" in options:
-        options.setdefault("max_tokens", options.pop("max_completion_tokens"))
-        options.pop("max_completion_tokens", None)
+    budgets = [options.pop(name) for name in ("max_tokens", "max_completion_tokens") if name in options]
     stop = options.pop("stop", [])
     stops = tuple([stop] if isinstance(stop, str) else stop)
-    if options.get("max_tokens", 1) < 1 or not all(isinstance(text, str) for text in stops):
-        raise ValueError("max_tokens must be at least 1, and stop texts")
-    return Options(**options, stop=stops or None)
+    if budgets and min(budgets) < 1:
+        raise ValueError("max_tokens must be at least 1")
+    if not all(isinstance(text, str) and text for text in stops):
+        raise ValueError("stop holds texts that are not empty")
+    return Options(**options, max_tokens=min(budgets, default=None), stop=stops or None)
 
 
 def _read_message(message: dict[str, Any], where: str) -> dict[str, Any]:

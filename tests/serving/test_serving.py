@@ -324,7 +324,7 @@ REFUSED = [
     ("tool_choice", {"type": "function"}), ("parallel_tool_calls", "no"), ("logit_bias", {"50256": -100}), ("n", 2), ("n", True),
     ("n", "1"), ("tools", [{"type": "function"}]), ("functions", []), ("modalities", ["audio"]), ("echo", True), ("suffix", "x"),
     ("echo", 0), ("presence_penalty", False), ("reasoning_effort", "high"), ("max_tokens", 0),
-    ("max_completion_tokens", "7"), ("max_tokens", 1.5),
+    ("max_completion_tokens", "7"), ("max_tokens", 1.5), ("stop", ""), ("stop", ["a", ""]), ("stop", {}), ("top_p", "1"), ("stream", 1),
 ]  # fmt: skip
 
 
