@@ -491,6 +491,7 @@ BAD = [
     b"", b"{", b"[]", b"\xff\xfe", b'{"model": "m"}', {"model": "n", "messages": []}, {"model": "m", "messages": []},
     {"model": "m", "messages": [{"role": "user"}]}, {"model": "m", "messages": [{"role": "user", "content": "x", "more": 1}]},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": []},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x"},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": "7"},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0},
