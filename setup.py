@@ -32,9 +32,11 @@ setup(
     package_data={"marl_llm": ["py.typed"], "marl_llm.viewing": ["page/*"], "marl_llm.coaching": ["*.json"]},
     install_requires=[
         "absl-py>=2.1",
+        "anyio>=4.9",
         "chex>=0.1.90",
         "einops>=0.8",
         "flax>=0.12",
+        "httpx2>=2.16",  # tools/_http.py
         "jax>=0.10,<0.13",
         "jaxtyping>=0.2.36",
         "matplotlib>=3.9",

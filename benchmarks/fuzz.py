@@ -29,6 +29,8 @@ from marl_llm.games import JointLetter, PlanPath, Sokoban, Sudoku, coding, searc
 from marl_llm.games.external import openenv
 from marl_llm.games.external.openenv_sessions import Fault, Refusal
 from marl_llm.games.external.openenv_sessions import read_answer as read_server
+from marl_llm.serving.completions import read_request as read_completion
+from marl_llm.serving.completions import read_reward
 from marl_llm.text import QWEN2_5, ByteTokenizer, Chat, Message
 from marl_llm.tools._chat_backends import BackendError, read_reply, retry_after_s
 from marl_llm.tools._compare import USUAL, same_output
@@ -122,13 +124,22 @@ def tool_doors() -> dict[str, Door]:
         refused((ValueError, TypeError), lambda raw: read_request(raw, 3), said.raw)
         return Heard()
 
+    def endpoint_client(said: Input) -> Heard:
+        models = {"m": lambda *_: None}
+        body = b'{"model": "m", "messages": [{"role": "user", "content": %s}]}' % said.raw
+        for raw in (said.raw, body):
+            for kind in ("chat/completions", "completions"):
+                refused(ValueError, lambda raw, kind=kind: read_completion(raw, models, kind), raw)
+            refused(ValueError, lambda raw: read_reward(raw, models), raw)
+        return Heard()
+
     def program(said: Input) -> Heard:
         wanted = [SECRET, [1, {"a": 2.5}]]
         verdict = read_calls(Program(said.raw, b"", 0, channel=said.raw), wanted, USUAL, True)
         repr(verdict.cases).encode()
         return Heard(paid=verdict.pass_rate + same_output(read_text(said.raw).value, SECRET))
 
-    found = (values, conversation, chat_server, retriever_server, retriever_client, program)
+    found = (values, conversation, chat_server, retriever_server, retriever_client, endpoint_client, program)
     return {door.__name__: door for door in found}
 
 

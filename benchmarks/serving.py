@@ -44,12 +44,16 @@ def with_openai(url: str) -> Ask:
     return ask
 
 
+def _request(url: str, body: dict) -> urllib.request.Request:
+    return urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+
 def with_standard_library(url: str) -> Ask:
     """Asks through `urllib`."""
 
     def ask(text: str, tokens: int, stream: bool) -> str:
         body = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "stream": stream}
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode()), timeout=600) as reply:
+        with urllib.request.urlopen(_request(url, body), timeout=600) as reply:
             said = reply.read()
         if not stream:
             return json.loads(said)["choices"][0]["message"]["content"]

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from absl import flags, logging
 
@@ -31,6 +32,7 @@ _MAX_TOKENS = flags.DEFINE_integer("max_tokens", 1024, "Most tokens of a reply, 
 _SLOTS = flags.DEFINE_integer("slots", 16, "Replies that are sampled at once, for --path; a run's config says its own.", lower_bound=1)
 _THINKING = flags.DEFINE_enum("thinking", None, ["on", "off"], "How the chat opens; default: as the checkpoint's template.")
 _PORT = flags.DEFINE_integer("port", 8000, "0: a free one.", lower_bound=0, upper_bound=65535)
+_KEY_ENV = flags.DEFINE_string("key_env", None, "Environment variable with a key that clients must send as a bearer token.")
 _RECORD = flags.DEFINE_string("record", None, "JSONL file for the replies to requests under /episodes/ID.")
 
 
@@ -79,13 +81,27 @@ def main(argv) -> None:
     """Serves until it is interrupted."""
     logging.set_verbosity(logging.WARNING)
     from marl_llm.serving import ChatServer
+    from marl_llm.tools.chat import read_key
 
-    with answers() as models, ChatServer(models, _PORT.value, concurrency=2 * _SLOTS.value, record=_RECORD.value) as server:
-        print(f"serving {', '.join(models)} at {server.url}", flush=True)
+    try:
+        key = read_key(_KEY_ENV.value)
+    except ValueError as error:
+        raise ConfigError(f"--key_env: {error}") from error
+    with answers() as models:
         try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            print("stopped", flush=True)
+            server = ChatServer(models, _PORT.value, concurrency=2 * _SLOTS.value, record=_RECORD.value, key=key)
+        except (ValueError, OSError) as error:
+            raise ConfigError(str(error)) from error
+        with server:
+            _serve(server, models)
+
+
+def _serve(server: Any, models: Iterable[str]) -> None:
+    print(f"serving {', '.join(models)} at {server.url}", flush=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
 
 
 if __name__ == "__main__":

@@ -241,9 +241,9 @@ def sandbox(programs: int = 8) -> dict:
 
 def retriever(url: str) -> str:
     """Why a retriever does not answer; empty if it does."""
-    from marl_llm.tools.retriever import RetrieverClient
+    from marl_llm.tools.retriever import open_server
 
-    client = RetrieverClient(url, attempts=1)
+    client = open_server(url, attempts=1)
     try:
         failure = client.search(["Is anybody there?"], topk=1, deadline_s=10.0).failure
     finally:

@@ -142,7 +142,7 @@ def _in_splits(rows: list[Task], held_out: list[Task], field: str, train: str) -
 
 
 def _question_world(build: Callable[..., Any], train: str, test: str, index: str, top_k: int, **more: Any) -> World:
-    from marl_llm.tools.retriever import RetrieverClient, open_index
+    from marl_llm.tools.retriever import open_index, open_server
 
     if not index:
         raise ValueError("index must name a retriever: a directory built by marl_llm.tools.retriever, or the address of its server")
@@ -151,7 +151,7 @@ def _question_world(build: Callable[..., Any], train: str, test: str, index: str
     tasks = _from_files(train, test, search.load_questions, "question")
     if "://" not in index:
         return World(build(search.retrieve_with(open_index(index), top_k), **more), tasks, "f1")
-    client = RetrieverClient(index)
+    client = open_server(index)
     return World(build(search.retrieve_with(client, top_k), **more), tasks, "f1", close=client.close)
 
 

@@ -5,17 +5,31 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
-from marl_llm.text import Chat, HuggingFaceTokenizer, PieceTokenizer, pieces_of
+from marl_llm.serving.certain import CertainText, text_before
+from marl_llm.text import HuggingFaceTokenizer, PieceTokenizer, pieces_of
 from marl_llm.text.formats import Message as Said
 from marl_llm.tools.chat import ChatReply, Message, Options
 
 Answer = Callable[[Sequence[Message], Options], ChatReply]
-_CALL = "<tool_call>"
+
+
+class NotFinite(RuntimeError):
+    """A model drew with log-probs that are no numbers, so that its tokens mean nothing."""
+
+
+def check_numbers(reply: ChatReply) -> None:
+    """Raises `NotFinite` for a reply whose log-probs are not all finite."""
+    for name in ("log_probs", "sampled_log_probs"):
+        if not all(map(math.isfinite, (reply.sampled or {}).get(name, ()))):
+            raise NotFinite("its log-probs are not finite: do its parameters hold NaN or infinity?")
+
+
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +41,7 @@ class PolicyAnswers:
     Attributes:
       engine: a `sampling.Engine` that serves `model`.
       speech: how the model reads and writes: `text.Chat`, or `workflows.PlainText`.
-      max_prompt, max_tokens: what the engine's lane holds; `max_tokens` is also that of a request that names none.
+      max_prompt, max_tokens: what the engine's lane holds; `max_tokens` is also that of a request that names none, or more.
       timeout_s: of one reply in the engine; what there is by then comes back with the finish reason "length".
       version: of the parameters, told beside what was drawn; None: how often the engine was given new ones.
     """
@@ -42,7 +56,7 @@ class PolicyAnswers:
 
     def __call__(self, messages: Sequence[Message] | str, options: Options) -> ChatReply:
         """The reply. In place of messages there may be a text, which the model continues as it stands. Raises `RequestError` for messages
-        that cannot be served."""
+        that cannot be served, and `NotFinite`."""
         request, talk = self._request(messages, options)
         return self._reply(request, talk, self.engine.submit(request).result())
 
@@ -54,21 +68,22 @@ class PolicyAnswers:
         """
         request, talk = self._request(messages, options)
         chunks: queue.SimpleQueue = queue.SimpleQueue()
-        handle, drawn, said = self.engine.submit(request, chunks.put), [], ""
+        handle, drawn, pieces = self.engine.submit(request, chunks.put), [], []
+        certain = CertainText(self.speech, talk, request.stop_strings)
         try:
             while (chunk := chunks.get()) is not None:
                 drawn += chunk.tolist()
-                text = self._certain(talk, drawn, request.stop_strings)
-                if len(text) > len(said) and text.startswith(said):
-                    say(text[len(said) :])
-                    said = text
+                if piece := certain.read(chunk.tolist()):
+                    say(piece)
+                    pieces.append(piece)
         except BaseException:
             handle.cancel()
             raise
         reply = self._reply(request, talk, handle.result())
-        whole = reply.text
+        said, whole = "".join(pieces), reply.text
         if talk is not None and not whole.startswith(said):  # thinking that was not said, or blanks that a tool call takes away
-            said, whole = said.lstrip(), _before(self.speech.read(self.speech.reply(talk, drawn)).content, request.stop_strings).lstrip()
+            content = self.speech.read(self.speech.reply(talk, drawn)).content
+            said, whole = said.lstrip(), text_before(content, request.stop_strings).lstrip()
         if whole.startswith(said) and whole != said:
             say(whole[len(said) :])
         return reply
@@ -92,13 +107,11 @@ class PolicyAnswers:
             )
         if not 0 < len(ids) <= self.max_prompt:
             raise RequestError(f"request refused: the prompt has {len(ids)} tokens, 1 to {self.max_prompt} are served")
-        if options.max_tokens is not None and options.max_tokens > self.max_tokens:
-            raise RequestError(f"request refused: max_tokens={options.max_tokens}, {self.max_tokens} are served")
         settings = Settings(
             temperature=1.0 if options.temperature is None else float(options.temperature),
             top_p=1.0 if options.top_p is None else float(options.top_p),
         )
-        stops, budget = tuple(options.stop or ()), options.max_tokens or self.max_tokens
+        stops, budget = tuple(options.stop or ()), min(options.max_tokens or self.max_tokens, self.max_tokens)
         seed = _seed(messages, options)
         return Request(ids, seed, budget, self.model, settings, tuple(self.speech.stop_ids), stops, self.timeout_s), talk
 
@@ -122,34 +135,16 @@ class PolicyAnswers:
         sampled = {"prompt": list(request.prompt), "ids": drawn, "version": version}
         sampled |= {"temperature": drawing.temperature, "top_p": drawing.top_p}
         sampled |= {name: getattr(done, name).tolist() for name in ("log_probs", "sampled_log_probs")}
-        text = _before(text, request.stop_strings)
-        return ChatReply(text, "stop" if done.finish == "stop" else "length", len(request.prompt), len(drawn), sampled=sampled)
-
-    def _certain(self, talk: Any, drawn: list[int], stops: tuple[str, ...] = ()) -> str:
-        """The beginning of the reply's text that no later token can change."""
-        text = self._without_stop(drawn)
-        if talk is not None and isinstance(self.speech, Chat):
-            reply = self.speech.read(self.speech.reply(talk, drawn))
-            if self.speech.format.thinks and reply.thinking is None:  # it may still turn out to be thinking
-                return ""
-            text = reply.content
-            at = text.find(_CALL) if _CALL in text else text.rfind("<")
-            if at >= 0 and (text[at:].startswith(_CALL) or _CALL.startswith(text[at:])):
-                text = text[:at]
-            text = text.rstrip()  # a tool call takes the blanks before it away
-        text = _before(text.rstrip("\ufffd"), stops)
-        begun = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))  # a stop text that may be on its way
-        return text[: len(text) - max(begun, default=0)]
+        text = text_before(text, request.stop_strings)
+        finish = "stop" if done.finish == "stop" else "length"
+        reply = ChatReply(text, finish, len(request.prompt), len(drawn), sampled=sampled)
+        check_numbers(reply)
+        return reply
 
 
 def _unknown_words(tokenizer: Any, text: str) -> list[str]:
     known = isinstance(tokenizer, PieceTokenizer | HuggingFaceTokenizer)
     return tokenizer.unknown_words(text) if known else []
-
-
-def _before(text: str, stops: tuple[str, ...]) -> str:
-    """What stands before the first stop text."""
-    return text[: min((at for at in (text.find(stop) for stop in stops) if at >= 0), default=len(text))]
 
 
 def policy_answers(

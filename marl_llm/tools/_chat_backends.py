@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from marl_llm.tools._http import HttpError, HttpReply, is_loopback, post_json, split_url
+from marl_llm.local_server import is_loopback
+from marl_llm.tools._http import HttpError, HttpReply, post_json, split_url
 from marl_llm.tools.results import FailureKind
 from marl_llm.untrusted import Bounds, read_json, valid_text
 
@@ -150,12 +151,9 @@ class OpenAICompatible:
         allow_plain_http: bool = False,
         extra: dict[str, Any] | None = None,
     ):
-        parts = split_url(base_url)
+        check_key(base_url, key_env, allow_plain_http)
         base = base_url.rstrip("/").removesuffix("/chat/completions").rstrip("/")
         self.url, self.model, self._key_env, self._extra = f"{base}/chat/completions", model, key_env, dict(extra or {})
-        if key_env is not None and parts.scheme == "http" and not is_loopback(parts.hostname) and not allow_plain_http:
-            raise ValueError(f"the key in {key_env} would travel unencrypted to {parts.hostname}: use https, or allow_plain_http=True")
-        read_key(key_env)
         self.identity = json.dumps([self.url, model, self._extra], sort_keys=True)
 
     def complete(self, request: ChatRequest, timeout_s: float) -> ChatReply:
@@ -173,6 +171,14 @@ class OpenAICompatible:
             return read_reply(answer.body)
         except ValueError as error:
             raise BackendError(FailureKind.BAD_REPLY, redacted(str(error), key), billed=True) from None
+
+
+def check_key(url: str, key_env: str | None, allow_plain_http: bool = False) -> None:
+    """Raises `ValueError` for no http(s) URL, and a key that is not set or would travel unencrypted to another machine."""
+    parts = split_url(url)
+    if read_key(key_env) and parts.scheme == "http" and not is_loopback(parts.hostname) and not allow_plain_http:
+        raise ValueError(f"the key in {key_env} would travel unencrypted to {parts.hostname}: use https, or a tunnel to this machine")
+
 
 def read_key(key_env: str | None) -> str | None:
     """The key in an environment variable; None without one. Raises `ValueError` if it is not set or holds no usable key."""

@@ -1,23 +1,30 @@
-"""One HTTP POST with a hard deadline, on the standard library.
+"""One HTTP POST with a hard deadline.
 
-A socket's timeout starts anew with every byte, so a server that drips one byte a second can hold a client forever. Here a timer shuts the
-connection down when the deadline comes, wherever the exchange stands: the handshake, the headers or the body.
+httpx's own timeouts begin anew with every address that is tried and every byte that comes, so a server that drips one byte a second can
+hold a client forever. Here all of an exchange runs in one cancel scope: the look-up of the name, the addresses that are tried, a proxy,
+the handshake, the head and the body. The clients live in one event loop, in a thread of its own: connections stay open for the next
+request, and the certificates are read once.
 """
 
-import contextlib
+import asyncio
 import dataclasses
-import http.client
+import functools
+import http.cookiejar
 import json
+import logging
+import os
 import socket
-import ssl
 import threading
-import time
 import urllib.parse
+from collections.abc import Coroutine
 from typing import Any
 
+from marl_llm.local_server import is_loopback
 from marl_llm.tools.results import FailureKind
 
 MAX_BODY = 64 * 2**20  # bytes; a larger answer is a fault of the server, and would fill this process
+KEEP_S = 3.0  # how long a connection waits for the next request: less than servers wait, which close it in the middle of one otherwise
+ENVIRONMENT = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
 
 
 class HttpError(Exception):
@@ -46,81 +53,132 @@ def split_url(url: str) -> urllib.parse.SplitResult:
     """The parts of an http or https URL.
 
     Raises:
-      ValueError: another scheme, no host, or a user and password in the URL.
+      ValueError: another scheme, no host, a port that is none, or a user and password in the URL.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is not an http(s) URL, e.g. http://127.0.0.1:8000/v1")
     if parts.username or parts.password:
         raise ValueError("a URL must not hold a user or a password: they would end up in logs")
+    parts.port  # noqa: B018 (raises)
     return parts
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host name means this machine."""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def post_json(url: str, payload: Any, timeout_s: float, headers: dict[str, str] | None = None) -> HttpReply:
-    """Posts `payload` as JSON and reads the whole answer within `timeout_s` seconds. Redirects are not followed.
+    """Posts `payload` as JSON and reads the whole answer within `timeout_s` seconds.
+
+    Redirects are not followed and cookies not kept. The environment's proxies (`HTTPS_PROXY`, `NO_PROXY`, ...) are used, but never to reach
+    this machine.
 
     Raises:
       HttpError: no answer: no connection, a dropped one, a broken exchange, an answer larger than `MAX_BODY`, or the deadline.
     """
     parts = split_url(url)
-    deadline = time.monotonic() + timeout_s
     if timeout_s <= 0:
         raise HttpError(FailureKind.DEADLINE, "no time was left for the request", sent=False)
-    body = json.dumps(payload).encode()
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=timeout_s)
-    expired = threading.Event()
-    open_socket: list[socket.socket] = []  # a reference of our own: http.client drops its one before it reads a body without a length
+    clients = _clients()
+    exchange = _Exchange(url, json.dumps(payload).encode(), {"Content-Type": "application/json", **(headers or {})})
+    return clients.run(exchange.post(clients, is_loopback(parts.hostname), timeout_s))
 
-    def expire() -> None:
-        expired.set()
-        for sock in open_socket:
-            with contextlib.suppress(OSError):  # closed in the meantime: nothing left to interrupt
-                sock.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(timeout_s, expire)
-    timer.daemon = True
-    timer.start()
-    sent = False
-    try:
-        http.client.HTTPConnection.connect(connection)
-        open_socket[:] = [connection.sock]
-        if parts.scheme == "https":
-            # In steps, so that the timer holds a socket that it can interrupt during the handshake.
-            context = ssl.create_default_context()
-            connection.sock = context.wrap_socket(connection.sock, server_hostname=parts.hostname, do_handshake_on_connect=False)
-            open_socket[:] = [connection.sock]
-            connection.sock.do_handshake()
-        if expired.is_set():
-            raise TimeoutError
-        sent = True
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request("POST", path, body, {"Content-Type": "application/json", "Connection": "close", **(headers or {})})
-        response = connection.getresponse()
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, url: str, body: bytes, headers: dict[str, str]):
+        self._url, self._body, self._headers, self._sent = url, body, headers, False
+
+    async def post(self, clients: "_Clients", direct: bool, timeout_s: float) -> HttpReply:
+        """The answer. Raises `HttpError`."""
+        import anyio
+        import httpx2
+
+        try:
+            with anyio.fail_after(timeout_s):
+                return await self._answer(clients.client(direct))
+        except TimeoutError as error:
+            raise HttpError(FailureKind.DEADLINE, f"no complete answer in {timeout_s:.3g} s", self._sent) from error
+        except HttpError:
+            raise
+        except Exception as error:  # names, addresses and answers may break their readers in ways of their own
+            about = f"{type(error).__name__}: {error}"
+            if not self._sent or isinstance(error, OSError | httpx2.TransportError):
+                raise HttpError(FailureKind.UNAVAILABLE, about, self._sent) from error
+            raise HttpError(FailureKind.BAD_REPLY, f"the answer cannot be read: {about}", sent=True) from error
+
+    async def _answer(self, client: Any) -> HttpReply:
         chunks, size = [], 0
-        while chunk := response.read1(2**16):
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > MAX_BODY:
-                raise HttpError(FailureKind.BAD_REPLY, f"the answer is larger than {MAX_BODY} bytes", sent=True)
-        if expired.is_set():  # the shutdown looks like the end of the body
-            raise HttpError(FailureKind.DEADLINE, f"no complete answer in {timeout_s:.3g} s", sent=True)
-        if response.length:  # http.client reports a body that ends early only through what is left of Content-Length
-            raise HttpError(FailureKind.UNAVAILABLE, f"the connection ended {response.length} bytes before the answer did", sent=True)
-        return HttpReply(response.status, {name.lower(): value for name, value in response.getheaders()}, b"".join(chunks))
-    except (OSError, http.client.HTTPException) as error:
-        if expired.is_set() or isinstance(error, TimeoutError) or time.monotonic() >= deadline:
-            raise HttpError(FailureKind.DEADLINE, f"no complete answer in {timeout_s:.3g} s", sent) from error
-        raise HttpError(FailureKind.UNAVAILABLE, f"{type(error).__name__}: {error}", sent) from error
-    except HttpError:
-        raise
-    except Exception as error:  # an answer may break http.client in ways of its own, e.g. a chunk of negative length
-        raise HttpError(FailureKind.BAD_REPLY, f"the answer cannot be read: {type(error).__name__}: {error}", sent) from error
-    finally:
-        timer.cancel()
-        connection.close()
+        more = {"extensions": {"trace": self._trace}}
+        async with client.stream("POST", self._url, content=self._body, headers=self._headers, **more) as response:
+            async for chunk in response.aiter_raw():
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > MAX_BODY:
+                    raise HttpError(FailureKind.BAD_REPLY, f"the answer is larger than {MAX_BODY} bytes", sent=True)
+        return HttpReply(response.status_code, {name.lower(): value for name, value in response.headers.items()}, b"".join(chunks))
+
+    async def _trace(self, event: str, _: dict[str, Any]) -> None:
+        self._sent = self._sent or event.endswith("send_request_headers.started")
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Looks names up in threads that nobody waits for: the usual ones would hold up the end of the program while a look-up hangs."""
+
+    async def getaddrinfo(self, host: Any, port: Any, *, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> list[tuple]:
+        found = self.create_future()
+
+        def settle(set_outcome: Any, outcome: Any) -> None:
+            if not found.done():
+                set_outcome(outcome)
+
+        def look_up() -> None:
+            try:
+                outcome = found.set_result, socket.getaddrinfo(host, port, family, type, proto, flags)
+            except Exception as error:
+                outcome = found.set_exception, error
+            self.call_soon_threadsafe(settle, *outcome)
+
+        threading.Thread(target=look_up, name="http-name", daemon=True).start()
+        return await found
+
+
+class _Clients:
+    """An event loop in a thread of its own, and the HTTP clients that live in it."""
+
+    def __init__(self):
+        for name in ("httpx2", "httpcore2"):  # a line per request helps nobody
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._loop, self._known = _Loop(), {}
+        threading.Thread(target=self._loop.run_forever, name="http", daemon=True).start()
+
+    def run(self, work: Coroutine[Any, Any, HttpReply]) -> HttpReply:
+        """What a coroutine gives, from any thread but the loop's."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # an interrupt: nobody waits for it any more
+            future.cancel()
+            raise
+
+    def client(self, direct: bool) -> Any:
+        """A client that uses the environment's proxies as they are now, or none."""
+        import httpx2
+
+        environment = tuple((name, value) for name, value in os.environ.items() if name.lower() in ENVIRONMENT)
+        if (direct, environment) not in self._known:
+            self._known[direct, environment] = httpx2.AsyncClient(
+                timeout=None,
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEP_S),
+                mounts=dict.fromkeys(("all://", "http://", "https://")) if direct else None,
+                headers={"Accept-Encoding": "identity"},
+                cookies=http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=())),
+            )
+        return self._known[direct, environment]
+
+
+@functools.cache
+def _clients() -> _Clients:
+    """Of this process."""
+    return _Clients()
+
+
+os.register_at_fork(after_in_child=_clients.cache_clear)  # a child has no thread of its parent's loop

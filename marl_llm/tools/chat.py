@@ -28,12 +28,16 @@ from marl_llm.tools._chat_backends import (
     OpenAICompatible,
     Options,
     PolicyBackend,
+    read_key,
 )
 from marl_llm.tools._chat_store import ChatStore
 from marl_llm.tools.results import FINAL_KINDS, FailureKind, ToolResult, failed, success
 from marl_llm.untrusted import Said, read_json, valid_text
 
-__all__ = ["Backend", "BackendError", "ChatClient", "ChatRequest", "Message", "OpenAICompatible", "Options", "PolicyBackend", "ChatReply"]
+__all__ = [
+    "Backend", "BackendError", "ChatClient", "ChatReply", "ChatRequest", "Message", "OpenAICompatible", "Options", "PolicyBackend",
+    "read_key",
+]  # fmt: skip
 
 TOKENS_PER_MESSAGE = 16  # more than any chat template adds around a message
 KEY_VERSION = 1

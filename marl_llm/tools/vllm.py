@@ -19,8 +19,8 @@ import time
 from typing import Any
 
 from marl_llm.tools._calls import Calls
-from marl_llm.tools._chat_backends import BackendError, read_key, redacted, refusal
-from marl_llm.tools._http import HttpError, is_loopback, post_json, split_url
+from marl_llm.tools._chat_backends import BackendError, check_key, read_key, redacted, refusal
+from marl_llm.tools._http import HttpError, post_json
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
 from marl_llm.untrusted import read_json, valid_text
 
@@ -49,9 +49,7 @@ class VllmServer:
     reload_s: float | int = 600.0
 
     def __post_init__(self):
-        parts = split_url(self.url)
-        if read_key(self.key_env) and parts.scheme == "http" and not is_loopback(parts.hostname):
-            raise ValueError(f"the key in {self.key_env} would travel unencrypted to {parts.hostname}: use https")
+        check_key(self.url, self.key_env)
         object.__setattr__(self, "folder", str(pathlib.Path(self.folder).absolute()))
 
     @property

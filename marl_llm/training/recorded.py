@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,9 @@ import numpy as np
 from marl_llm.algorithms import Samples
 from marl_llm.training.batch import Batch
 from marl_llm.training.packing import Tokens, TokenSample
+from marl_llm.untrusted import parse_json
+
+ROUNDING = 0.01  # how far above 0 a log-prob may come out
 
 
 class RecordError(ValueError):
@@ -33,50 +35,74 @@ def read_recorded(path: str | pathlib.Path, roles: Sequence[str], *, step: int =
 
     Raises:
       RecordError: a line that is no reply or reward of such a record, a model that is no role, another temperature, two replies of one
-        number, or no paid play at all.
+        number, a reply behind its play's reward, or no paid play at all.
       OSError: no file.
     """
     plays: dict[str, dict[int, dict]] = {}
     paid: dict[str, dict] = {}
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, text in enumerate(file, 1):
             where = f"{path}, line {number}"
-            line = _object(text)
-            if not isinstance(line.get("episode"), str):
-                raise RecordError(f"{where}: no reply and no reward of a play")
-            if "ids" in line:
-                replies = plays.setdefault(line["episode"], {})
-                if replies.setdefault(line.get("number"), line) is not line:
-                    raise RecordError(f"{where}: episode {line['episode']!r} has its reply {line['number']} already; IDs must be new")
-                _check(line, roles, float(temperature), where)
-            elif paid.setdefault(line["episode"], line) is not line:
-                raise RecordError(f"{where}: episode {line['episode']!r} has its reward already")
+            line = _read_line(text, where)
+            episode = line["episode"]
+            if "ids" not in line:
+                if episode in paid:
+                    raise RecordError(f"{where}: episode {episode!r} has its reward already")
+                _check_reward(line, roles, where)
+                paid[episode] = line
+                continue
+            _check_reply(line, roles, float(temperature), where)
+            if episode in paid:
+                raise RecordError(f"{where}: a reply of episode {episode!r} behind its reward, which did not pay for it: remove the line")
+            if line["number"] in plays.setdefault(episode, {}):
+                raise RecordError(f"{where}: episode {episode!r} has its reply {line['number']} already; IDs must be new")
+            plays[episode][line["number"]] = line
     if not plays.keys() & paid.keys():
         raise RecordError(f"{path}: no play has a reward; post it to /episodes/ID/reward")
     return _batch(plays, paid, tuple(roles), step)
 
 
-def _object(text: str) -> dict:
-    """A line's JSON object; {} for anything else, as what a write that was cut short leaves."""
+def _read_line(text: bytes, where: str) -> dict:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        line = parse_json(text, where)
+    except ValueError as error:
+        raise RecordError(f"{where}: no reply and no reward of a play: {str(error).removeprefix(where).lstrip(': ')}") from None
+    if not isinstance(line.get("episode"), str):
+        raise RecordError(f"{where}: no reply and no reward of a play: its episode is missing")
+    return line
 
 
-def _check(line: dict, roles: Sequence[str], temperature: float, where: str) -> None:
-    lists = [line.get(name) for name in ("prompt", "ids", "sampled_log_probs")]
-    if not all(isinstance(one, list) for one in lists) or len(lists[1]) != len(lists[2]) or not all(
-        isinstance(line.get(name), int) for name in ("number", "version")
+def _check_reply(line: dict, roles: Sequence[str], temperature: float, where: str) -> None:
+    prompt, ids, log_probs = (line.get(name) for name in ("prompt", "ids", "sampled_log_probs"))
+    if not (
+        all(isinstance(values, list) for values in (prompt, ids, log_probs))
+        and len(ids) == len(log_probs)
+        and all(type(value) is int and 0 <= value < 2**31 for value in (line.get("number"), line.get("version"), *prompt, *ids))
     ):
         raise RecordError(f"{where}: a reply needs its number, version, prompt and ids, and as many sampled_log_probs")
+    if not all(_is_number(value) and value < ROUNDING for value in log_probs):
+        raise RecordError(f"{where}: sampled_log_probs are numbers of at most 0")
     if line.get("model") not in roles:
         raise RecordError(f"{where}: the model {line.get('model')!r} is no role; the roles are {', '.join(roles)}")
     drawn = {"temperature": line.get("temperature"), "top_p": line.get("top_p")}
     if drawn != {"temperature": temperature, "top_p": 1.0}:
         said = ", ".join(f"{name}={value}" for name, value in drawn.items())
         raise RecordError(f"{where}: it was drawn with {said}; to be trained on it needs temperature={temperature:g}, top_p=1")
+
+
+def _check_reward(line: dict, roles: Sequence[str], where: str) -> None:
+    by_role = line.get("rewards", {})
+    if not isinstance(by_role, dict) or not all(map(_is_number, [line.get("reward", 0.0), *by_role.values()])):
+        raise RecordError(f"{where}: a reward is a number, and rewards are one per role")
+    if strange := [role for role in by_role if role not in roles]:
+        raise RecordError(f"{where}: {strange[0]!r} is paid, which is no role; the roles are {', '.join(roles)}")
+    if not isinstance(line.get("task", ""), str):
+        raise RecordError(f"{where}: task is a text")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a float32 holds it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
 
 
 def _batch(plays: dict[str, dict[int, dict]], paid: dict[str, dict], roles: tuple[str, ...], step: int) -> Batch:

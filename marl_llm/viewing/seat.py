@@ -1,54 +1,49 @@
-"""A person's seat in a play: a page on this machine with what the role reads and a place for its answer, from the standard library.
+"""A person's seat in a play: a page on this machine with what the role reads and a place for its answer.
 
-The page asks `/api/turn` for what there is to answer and posts `/api/answer`. A post needs the type application/json and the number of its
-turn: a page of another site cannot send the first without leave, and an answer that comes twice or late is refused.
+The page asks `/api/turn` for what there is to answer and posts `/api/answer` with the number of its turn: an answer that comes twice
+or late is refused. `marl_llm.local_server` refuses what pages of other sites send.
 """
 
 from __future__ import annotations
 
-import json
 import pathlib
 import threading
 from collections.abc import Sequence
 from typing import Any
 
-from marl_llm.viewing.server import LocalHandler, LocalServer
+from marl_llm.local_server import Refused
+from marl_llm.untrusted import Bounds, read_json
+from marl_llm.viewing.server import PageHandler, PageServer
 
 PAGE = pathlib.Path(__file__).parent / "page"
 FILES = {"": ("seat.html", "text/html"), "seat.js": ("seat.js", "text/javascript"), "view.css": ("view.css", "text/css")}
 MAX_BODY = 1 << 20  # bytes of one answer
 SHOW_S = 2.0  # the page looks every half second
-READ_S = 60.0  # most seconds for an answer's text to arrive
+BOUNDS = Bounds(size=MAX_BODY)
 
 
-class _Handler(LocalHandler):
-    seat: HumanSeat
-    timeout = READ_S
+class _Handler(PageHandler):
+    max_body = MAX_BODY
 
-    def do_GET(self) -> None:
+    def is_page(self) -> bool:
+        return self.path == "/"
+
+    def get(self) -> None:
         """The page, a file of it, or the turn."""
-        if not self._is_local():
-            return
         name = self.path.partition("?")[0].lstrip("/")
         if name in FILES:
             file, kind = FILES[name]
-            self._send(200, (PAGE / file).read_bytes(), kind)
-        elif name == "api/turn":
-            self._send(200, json.dumps(self.seat.turn()).encode(), "application/json")
-        else:
-            self._send(404, b"there is no such page", "text/plain")
+            return self.send_body(200, (PAGE / file).read_bytes(), kind)
+        if name != "api/turn":
+            raise Refused(404, "there is no such page")
+        self.reply(200, self.server.service.turn())
 
-    def do_POST(self) -> None:
+    def post(self, body: bytes) -> None:
         """An answer."""
-        if not self._is_local():
-            return
-        size = self.headers.get("Content-Length", "")
-        sound = size.isascii() and size.isdigit() and len(size) < 10 and int(size) <= MAX_BODY
-        if not sound or self.headers.get("Content-Type") != "application/json" or self.path != "/api/answer":
-            self.close_connection = True
-            return self._send(400, b"post an answer to /api/answer, as application/json of at most 1 MiB", "text/plain")
-        code, text = self.seat.answer(self.rfile.read(int(size)))
-        self._send(code, json.dumps({"told": text}).encode(), "application/json")
+        if self.path != "/api/answer":
+            raise Refused(404, "answers are posted to /api/answer")
+        status, text = self.server.service.answer(body)
+        self.reply(status, {"told": text})
 
 
 class Turns:
@@ -87,10 +82,7 @@ class Turns:
 
     def answer(self, body: bytes) -> tuple[int, str]:
         """(status, a sentence) for what was posted: `{"number": 1, "text": "..."}`. The text is judged where every player's is."""
-        try:
-            said = json.loads(body)
-        except (ValueError, RecursionError):
-            said = None
+        said = read_json(body, BOUNDS).value
         if not isinstance(said, dict) or not isinstance(said.get("text"), str) or type(said.get("number")) is not int:
             return 400, 'an answer is like {"number": 1, "text": "..."}'
         with self._changed:
@@ -101,16 +93,16 @@ class Turns:
         return 200, "heard"
 
 
-class HumanSeat(Turns, LocalServer):
-    """Serves the page of one person until it is closed; a context manager. Raises `ViewError` when the port is taken (0: a free one)."""
+class HumanSeat(Turns, PageServer):
+    """Serves the page of one person."""
 
     def __init__(self, port: int = 0):
         Turns.__init__(self)
-        LocalServer.__init__(self, type("SeatHandler", (_Handler,), {"seat": self}), port, "seat")
+        PageServer.__init__(self, _Handler, self, port)
 
     def close(self) -> None:
         """Stops serving; a page that is open has `SHOW_S` to fetch what was told last."""
         with self._changed:
             if self._number:
                 self._changed.wait_for(lambda: self._seen, SHOW_S)
-        LocalServer.close(self)
+        PageServer.close(self)

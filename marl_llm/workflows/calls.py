@@ -17,6 +17,7 @@ from marl_llm.untrusted import Said, read_text, read_value, valid_text
 from marl_llm.workflows.assignment import Assignment, Outside, Scripted, ScriptTurn
 from marl_llm.workflows.coroutines import Coroutines
 from marl_llm.workflows.errors import PlayFailure, PromptTooLong, ToolRefusal, WorkflowError, from_error, from_tool
+from marl_llm.workflows.finite import is_finite
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Tool
 from marl_llm.workflows.roles import BOUNDS, MAX_REASON, RoleTool
@@ -200,6 +201,9 @@ class Speaker:
         said = Said(dict(value)) if node.instant else read_value(dict(value), BOUNDS)  # what is instant says nothing from outside
         if not said.ok:
             raise PlayFailure(node.name, FailureKind.BAD_REPLY.value, f"the tool's value cannot be used: {said.problem}")
+        if strange := [field for field, item in said.value.items() if not is_finite(item)]:
+            why = f"{node.name!r} wrote a number that is not finite into {strange[0]!r}: write a finite one, or None for no value"
+            raise PlayFailure(node.name, FailureKind.BAD_REPLY.value, why)
         seconds = time.perf_counter() - start
         name = f"{node.name}:{number}:{branch}"
         writes = said.value

@@ -10,6 +10,7 @@ from typing import Any
 
 from marl_llm.hints import suggestion
 from marl_llm.workflows.errors import WorkflowError
+from marl_llm.workflows.finite import is_finite
 from marl_llm.workflows.nodes import (
     Call,
     Choose,
@@ -39,6 +40,8 @@ def check(workflow: Any) -> None:
     given = [*workflow.inputs, *workflow.hidden, *workflow.start]
     if clash := [field for field in given if given.count(field) > 1]:
         raise WorkflowError(f"workflow {workflow.name!r}: the field {clash[0]!r} is given twice among inputs, hidden and start")
+    if strange := [name for name, value in workflow.start.items() if not is_finite(value)]:
+        raise WorkflowError(f"workflow {workflow.name!r}: start gives {strange[0]!r} a number that is not finite, which no record holds")
     _check_names(workflow)
     for node in walk(workflow.body):
         for field in sorted(writes(node)):

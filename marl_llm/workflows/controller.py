@@ -29,6 +29,7 @@ from marl_llm.workflows.calls import Speaker
 from marl_llm.workflows.checks import SCORED, check_shown
 from marl_llm.workflows.coroutines import LIMIT, Coroutines
 from marl_llm.workflows.errors import PlayFailure, RolloutError, WorkflowError
+from marl_llm.workflows.finite import is_finite
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Call, Each, Together, walk
 from marl_llm.workflows.play import PICKS, Draw, Forks, Play, any_draw, finish, run_all
@@ -235,6 +236,8 @@ def _check_tasks(workflow: Workflow, tasks: list[Task]) -> None:
             if misplaced := [name for name in given if name in others]:
                 where = f"which workflow {workflow.name!r} declares as {declared}"
                 raise WorkflowError(f"task {task.number}: {kind} holds {misplaced[0]!r}, {where}")
+            if strange := [name for name, value in given.items() if not is_finite(value)]:
+                raise WorkflowError(f"task {task.number}: {kind} gives {strange[0]!r} a number that is not finite, which no record holds")
         for kind, names, given in (("fields", workflow.inputs, task.fields), ("hidden", workflow.hidden, task.hidden)):
             if missing := [name for name in names if name not in given]:
                 raise WorkflowError(f"task {task.number}: {kind} lacks {missing[0]!r}, which workflow {workflow.name!r} needs")

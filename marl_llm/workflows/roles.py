@@ -18,6 +18,7 @@ from marl_llm.sampling.requests import Settings
 from marl_llm.text import Message
 from marl_llm.untrusted import REPLACEMENT, Bounds, read_text, read_value
 from marl_llm.workflows.errors import FormatError, WorkflowError
+from marl_llm.workflows.finite import is_finite
 
 Fields = Mapping[str, Any]
 BOUNDS = Bounds()  # of what a parser or a tool may write
@@ -256,9 +257,10 @@ class Role:
             if value is self.writes[field]:
                 continue
             one = read_value(value, BOUNDS)
-            if not one.ok:
-                why = why or f"{field}: cannot be read: {one.problem}"
-            found[field] = one.value if one.ok else self.writes[field]
+            problem = one.problem if not one.ok else "" if is_finite(one.value) else "number"
+            if problem:
+                why = why or f"{field}: cannot be read: {problem}"
+            found[field] = self.writes[field] if problem else one.value
             marks += count_marks(found[field])
         return found, why, said.replaced + max(0, marks - text.count(REPLACEMENT))  # a parser hands on those that stood in the text
 

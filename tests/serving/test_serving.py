@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import dataclasses
 import http.client
 import json
 import re
@@ -19,8 +20,9 @@ from marl_llm.models import init_params, make_model_config
 from marl_llm.sampling import Engine, LaneConfig
 from marl_llm.sampling.requests import Completion, RequestError
 from marl_llm.serving import ChatServer, policy_answers
-from marl_llm.serving.server import MAX_BODY
-from marl_llm.text import QWEN3, ByteTokenizer, Chat
+from marl_llm.serving.certain import CertainText
+from marl_llm.serving.completions import MAX_BODY
+from marl_llm.text import QWEN3, ByteTokenizer, Chat, Message
 from marl_llm.tools.chat import ChatClient, ChatReply, OpenAICompatible, Options, PolicyBackend
 from marl_llm.workflows.errors import RolloutError
 from marl_llm.workflows.samples import sample_table
@@ -28,6 +30,7 @@ from marl_llm.workflows.samples import sample_table
 
 def post(server, body, path="/v1/chat/completions", method="POST", **headers):
     connection = http.client.HTTPConnection("127.0.0.1", int(server.url.split(":")[2].split("/")[0]), timeout=30)
+    headers = {"Content-Type": "application/json"} | headers if method == "POST" else headers
     connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body).encode(), headers)
     answer = connection.getresponse()
     return answer.status, dict(answer.getheaders()), answer.read()
@@ -65,9 +68,7 @@ def test_an_endpoint_at_our_own_server_gives_the_same_scores_as_the_model_in_pro
                     said = [client.complete(messages, **options).outcome() for client in (there, here)]
                     assert said[0] == said[1]
                     assert said[0].completion_tokens <= 6
-                refused = there.complete(messages, max_tokens=9)
-                assert refused.failure.kind.value == "refused"
-                assert "max_tokens=9, 8 are served" in refused.failure.message
+                assert there.complete(messages, max_tokens=9).outcome() == there.complete(messages, max_tokens=8).outcome()
             assert post(server, dict(model="coach", messages=[dict(role="user", content="x" * 65)]))[0] == 400
             for path, body in (("chat/completions", dict(messages=messages)), ("completions", dict(prompt="how good? "))):
                 body |= dict(model="coach", max_tokens=7, seed=3)
@@ -135,15 +136,17 @@ def log_probs_are_those_of_the_record(server, messages, file):
      ("one", ("x",), "one"), ("", ("x",), "")],
 )  # fmt: skip
 def test_what_may_become_a_stop_text_is_held_back(drawn, stops, certain):
-    answers = policy_answers(None, "m", lab.SPEECH, max_prompt=8)
-    assert answers._certain(None, lab.SPEECH.tokenizer.encode(drawn), stops) == certain
+    ids = lab.SPEECH.tokenizer.encode(drawn)
+    for size in (1, 2, 100):
+        text = CertainText(lab.SPEECH, None, stops)
+        assert "".join(text.read(ids[at : at + size]) for at in range(0, len(ids), size)) == certain
 
 
 class Dripping:
     """An engine without a model: it draws the ids of a text, a few at a time."""
 
-    def __init__(self, ids, size):
-        self.ids, self.size = ids, size
+    def __init__(self, ids, size, log_prob=0.0):
+        self.ids, self.size, self.log_prob = ids, size, log_prob
 
     def submit(self, request, heard=None):
         for at in range(0, len(self.ids), self.size):
@@ -151,7 +154,7 @@ class Dripping:
                 heard(np.asarray(self.ids[at : at + self.size]))
         if heard is not None:
             heard(None)
-        value = np.zeros(len(self.ids), np.float32)
+        value = np.full(len(self.ids), self.log_prob, np.float32)
         return types.SimpleNamespace(
             result=lambda: Completion(np.asarray(self.ids), value, value, value, "stop", 0), cancel=lambda: None
         )
@@ -236,6 +239,133 @@ def test_a_play_is_paid_once_and_nothing_that_is_no_reward_is_written(tmp_path):
     assert paid == {"episode": "a", "reward": 0.5, "rewards": {"m": -1}, "task": "t"}
     with ChatServer({"m": drawing}) as server:
         assert post(server, {"reward": 1}, "/episodes/a/reward")[0] == 400
+
+
+def test_no_reply_is_recorded_after_its_episode_was_paid(tmp_path):
+    """Neither one that is asked for later, nor one that was under way when the pay came."""
+    file, asked, paid = tmp_path / "plays.jsonl", threading.Event(), threading.Event()
+
+    def slow(messages, options):
+        if messages == "slow":
+            asked.set()
+            assert paid.wait(20)
+        return drawing(messages, options)
+
+    answers = []
+    with ChatServer({"m": slow}, record=file) as server:
+        ask = lambda text, **more: post(server, dict(model="m", prompt=text, **more), "/episodes/a/v1/completions")  # noqa: E731
+        assert ask("one")[0] == 200
+        thread = threading.Thread(target=lambda: answers.append(ask("slow")))
+        thread.start()
+        assert asked.wait(20)
+        assert post(server, {"rewards": {}}, "/episodes/a/reward")[0] == 400  # pays nobody
+        assert post(server, {"reward": 1}, "/episodes/a/reward")[0] == 200
+        paid.set()
+        thread.join()
+        answers += [ask("two"), ask("three", stream=True)]
+        assert post(server, {"reward": 0}, "/episodes/a/reward")[0] == 400
+    for status, _, said in answers:
+        assert (status, b"has its reward already" in said) == (400, True)
+    assert [json.loads(line).get("text", "pay") for line in file.read_text().splitlines()] == ["ONE", "pay"]
+    with ChatServer({"m": slow}, record=file) as server:  # on the same file: the pay in it stays the first
+        status, _, said = post(server, dict(model="m", prompt="one"), "/episodes/a/v1/completions")
+        assert (status, b"IDs must be new" in said) == (400, True)
+        assert post(server, {"reward": 0}, "/episodes/a/reward")[0] == 400
+    assert len(file.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["log_probs", "sampled_log_probs"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
+def test_a_reply_of_a_model_that_is_broken_is_an_error_and_is_not_recorded(name, value, tmp_path):
+    def broken(messages, options):
+        reply = drawing(messages, options)
+        return dataclasses.replace(reply, sampled=dict(reply.sampled) | {name: [value]})
+
+    policy = policy_answers(Dripping(list(b"hello"), 2, value if name == "log_probs" else 0.0), "m", lab.SPEECH, max_prompt=64)
+    with ChatServer({"function": broken, "policy": policy}, record=tmp_path / "plays.jsonl") as server:
+        for model in ("function", "policy") if name == "log_probs" else ("function",):
+            for more in ({}, {"logprobs": 0}) if model == "policy" else ({},):
+                status, _, said = post(server, dict(model=model, prompt="x") | more, "/episodes/a/v1/completions")
+                assert (status, b"not finite" in said, b"NaN" in said.replace(b"hold NaN", b"")) == (500, True, False)
+            status, _, said = post(server, dict(model=model, prompt="x", stream=True), "/episodes/a/v1/completions")
+            *_, last, _ = said.split(b"\n\n") if status == 200 else (said, b"")
+            assert b"not finite" in last
+            assert b"[DONE]" not in said
+    assert (tmp_path / "plays.jsonl").read_text() == ""
+
+
+def test_the_text_that_is_certain_is_read_in_linear_time():
+    class Counting(ByteTokenizer):
+        def decode(self, ids):
+            counted.append(len(ids))
+            return super().decode(ids)
+
+    work = []
+    for size in (1000, 8000):
+        for text in ("word " * (size // 5), " " * size, "<" * size, "é" * (size // 2), "<tool_call>" + "x" * size):
+            counted: list[int] = []
+            tokenizer = Counting(QWEN3.needs, ("<|im_end|>",))
+            ids, chat = tokenizer.encode(text), Chat(tokenizer, QWEN3, "off")
+            counted.clear()
+            certain = CertainText(chat, chat.start([Message("user", "x")]), ("a stop text",))
+            assert text.startswith("".join(certain.read(ids[at : at + 16]) for at in range(0, size, 16)))
+            work.append((size, sum(counted) / len(ids)))
+    assert max(per_id for _, per_id in work) < 8  # ids decoded per id of the reply; 8,000 / 32 where each chunk decodes all
+
+
+TAKEN = [
+    {"presence_penalty": 0, "frequency_penalty": 0.0, "response_format": {"type": "text"}, "tool_choice": "none", "user": "me"},
+    {"parallel_tool_calls": True, "logit_bias": {}, "n": 1, "store": False, "metadata": {"run": "a"}, "stream_options": None, "seed": 3},
+    {"max_completion_tokens": 5, "tools": None, "top_logprobs": None, "service_tier": "auto", "modalities": ["text"], "logprobs": False},
+    {"parallel_tool_calls": False, "tool_choice": "auto", "stop": [], "repetition_penalty": 1.0, "best_of": 1},
+]  # fmt: skip
+REFUSED = [
+    ("presence_penalty", 0.1), ("frequency_penalty", -1), ("response_format", {"type": "json_object"}), ("tool_choice", "required"),
+    ("tool_choice", {"type": "function"}), ("parallel_tool_calls", "no"), ("logit_bias", {"50256": -100}), ("n", 2), ("n", True),
+    ("n", "1"), ("tools", [{"type": "function"}]), ("functions", []), ("modalities", ["audio"]), ("echo", True), ("suffix", "x"),
+    ("echo", 0), ("presence_penalty", False), ("reasoning_effort", "high"), ("max_tokens", 0),
+    ("max_completion_tokens", "7"), ("max_tokens", 1.5), ("stop", ""), ("stop", ["a", ""]), ("stop", {}), ("top_p", "1"), ("stream", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("more", TAKEN, ids=str)
+def test_what_programs_send_by_habit_and_has_no_effect_is_taken(more):
+    with ChatServer({"m": drawing}) as server:
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+        plain, sent = (json.loads(post(server, body | extra)[2])["choices"] for extra in ({}, more))
+        assert sent == plain
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED, ids=str)
+def test_what_would_have_an_effect_is_refused_by_name(name, value):
+    with ChatServer({"m": drawing}) as server:
+        for kind, body in (("chat/completions", {"messages": [{"role": "user", "content": "x"}]}), ("completions", {"prompt": "x"})):
+            status, _, said = post(server, body | {"model": "m", name: value}, f"/v1/{kind}")
+            assert (status, name in json.loads(said)["error"]["message"].replace("max_tokens must", f"{name} must")) == (400, True)
+
+
+def test_a_message_may_come_in_parts_and_an_assistants_may_be_empty():
+    heard = []
+    with ChatServer({"m": lambda messages, options: heard.append(messages) or drawing(messages, options)}) as server:
+        ask = lambda *messages: post(server, {"model": "m", "messages": list(messages)})  # noqa: E731
+        parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+        empty = {"role": "assistant", "content": None, "refusal": None, "tool_calls": None, "annotations": [], "name": ""}
+        assert ask({"role": "system", "content": parts}, empty, {"role": "assistant"}, {"role": "user", "content": "x"})[0] == 200
+        assert list(heard[0]) == [
+            {"role": "system", "content": "one two"}, {"role": "assistant", "content": ""}, {"role": "assistant", "content": ""},
+            {"role": "user", "content": "x"},
+        ]  # fmt: skip
+        for message, why in (
+            ({"content": None}, "content"), ({}, "content"), ({"content": []}, "empty list"),
+            ({"content": [{"type": "text"}]}, "content[0]"),
+            ({"content": [*parts, {"type": "image_url", "image_url": {"url": "x"}}]}, "content[2]: parts like"),
+            ({"content": [{"type": "text", "text": 3}]}, "content[0]"), ({"content": ["x"]}, "content[0]"), ({"content": 3}, "content"),
+            ({"content": "x", "name": "me"}, "'name' is not served"), ({"content": "x", "tool_calls": [{}]}, "'tool_calls' is not served"),
+            ({"content": [{"type": "text", "text": "x", "cache_control": {}}]}, "content[0]"),
+        ):  # fmt: skip
+            status, _, said = ask({"role": "user"} | message)
+            assert (status, why in json.loads(said)["error"]["message"]) == (400, True), message
+    assert len(heard) == 1
 
 
 def test_a_coached_rollout_by_endpoint_is_paid_as_in_process():
@@ -361,6 +491,7 @@ BAD = [
     b"", b"{", b"[]", b"\xff\xfe", b'{"model": "m"}', {"model": "n", "messages": []}, {"model": "m", "messages": []},
     {"model": "m", "messages": [{"role": "user"}]}, {"model": "m", "messages": [{"role": "user", "content": "x", "more": 1}]},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": []},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x"},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": "7"},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0},

@@ -23,7 +23,7 @@ import pytest
 from misbehaving_server import MisbehavingServer
 
 from marl_llm.tools import BM25Index, BM25Pool, DenseIndex, FailureKind, Hit, Retriever, RetrieverClient, build_bm25, build_dense
-from marl_llm.tools.retriever import RetrieverServer, open_index, read_passages
+from marl_llm.tools.retriever import RetrieverServer, open_index, open_server, read_passages
 
 K1, B = 0.9, 0.4
 
@@ -320,9 +320,22 @@ def test_a_connection_serves_many_requests(corpus):
     with RetrieverServer(corpus[1]) as server:
         connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
         for _ in range(3):
-            connection.request("POST", "/retrieve", b'{"queries": ["w1"], "topk": 1}')
+            connection.request("POST", "/retrieve", b'{"queries": ["w1"], "topk": 1}', {"Content-Type": "application/json"})
             assert len(json.loads(connection.getresponse().read())["result"][0]) == 1
         connection.close()
+
+
+def test_a_client_brings_the_key_that_its_environment_holds(corpus, monkeypatch):
+    with RetrieverServer(corpus[1], key="s3cret") as server:
+        for client, kind in ((RetrieverClient(server.url), FailureKind.REFUSED), (open_server(server.url), FailureKind.REFUSED)):
+            assert client.search(["w1"], 2).failure.kind == kind
+            client.close()
+        monkeypatch.setenv("MARL_LLM_RETRIEVER_KEY", "s3cret")
+        for client in (open_server(server.url), RetrieverClient(server.url, key_env="MARL_LLM_RETRIEVER_KEY")):
+            assert client.search(["w1"], 2).ok
+            client.close()
+    with pytest.raises(ValueError, match="unencrypted"):
+        RetrieverClient("http://127.0.0.1.evil.com/", key_env="MARL_LLM_RETRIEVER_KEY")
 
 
 def test_the_client_is_the_index(corpus):
@@ -417,6 +430,9 @@ def test_the_command_line_builds_searches_and_serves(tmp_path):
     subprocess.run([*command, "build", "--passages", str(tmp_path / "p.jsonl"), "--index", index], check=True, capture_output=True)
     found = subprocess.run([*command, "search", "--index", index, "--topk", "1", "number7"], check=True, capture_output=True, text=True)
     assert json.loads(found.stdout.split("  ", 1)[1]) == dict(id="7", contents="planet number7")
+    for more, why in ((["--host", "0.0.0.0"], "give it a key"), (["--key_env", "NOT_SET_HERE"], "NOT_SET_HERE holds no key")):
+        refused = subprocess.run([*command, "serve", "--index", index, *more], capture_output=True, text=True, timeout=60)
+        assert (refused.returncode, why in refused.stderr, refused.stderr.count("\n")) == (2, True, 1)
     refused = subprocess.run([*command, "serve", "--index", str(tmp_path / "none")], capture_output=True, text=True)
     assert refused.returncode == 2
     assert "holds no index" in refused.stderr
@@ -472,7 +488,7 @@ def test_a3_half_a_character_in_a_document_is_replaced():
 def raw(url: str, head: str, body: bytes = b"") -> bytes:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        connection.sendall(f"POST /retrieve HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode() + body)
+        connection.sendall(f"POST /retrieve HTTP/1.1\r\nHost: {host}\r\n{head}\r\n\r\n".encode() + body)
         return connection.recv(65536)
 
 

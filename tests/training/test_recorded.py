@@ -14,7 +14,7 @@ from marl_llm.training import RecordError, read_recorded
 
 def ask(url, path, body):
     connection = http.client.HTTPConnection("127.0.0.1", int(url.split(":")[2].split("/")[0]), timeout=60)
-    connection.request("POST", path, json.dumps(body))
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     answer = connection.getresponse()
     found = json.loads(answer.read())
     assert answer.status == 200, found
@@ -70,6 +70,20 @@ PAID = {"episode": "a", "reward": 1.0}
         ([reply(ids=[3, 4]), PAID], "as many sampled_log_probs"),
         ([reply(version=None), PAID], "needs its number, version"),
         (["{", PAID], "line 1: no reply and no reward"),
+        (["[" * 10_000, PAID], "line 1: no reply and no reward"),
+        ([reply(), PAID, reply(number=1)], "line 3: a reply of episode 'a' behind its reward"),
+        ([PAID, reply()], "line 2: a reply of episode 'a' behind its reward"),
+        ([json.dumps(reply()).replace("-0.5", "NaN"), PAID], "line 1: no reply .* not finite"),
+        ([json.dumps(reply()).replace("-0.5", "-1e300"), PAID], "line 1: sampled_log_probs"),
+        ([reply(sampled_log_probs=[True]), PAID], "line 1: sampled_log_probs"),
+        ([reply(sampled_log_probs=[0.5]), PAID], "line 1: sampled_log_probs"),
+        ([reply(prompt=5), PAID], "line 1: a reply needs"),
+        ([reply(number=[0]), PAID], "line 1: a reply needs"),
+        ([reply(ids=[-1]), PAID], "line 1: a reply needs"),
+        ([reply(), PAID | {"reward": "1"}], "line 2: a reward is a number"),
+        ([reply(), PAID | {"reward": 1e300}], "line 2: a reward is a number"),
+        ([reply(), PAID | {"rewards": {"frist": 1}}], "line 2: 'frist' is paid, which is no role"),
+        ([reply(), PAID | {"task": ["t"]}], "line 2: task is a text"),
         ([reply(), {"episode": "b", "reward": 1.0}], "no play has a reward; post it"),
     ],
 )

@@ -88,9 +88,9 @@ def test_a_person_reads_the_prompt_on_the_page_and_what_is_posted_is_played(game
         (b"[" * 100_000, 400), ({"number": 2, "text": "early"}, 409), ({"number": 0, "text": "late"}, 409),
     ):  # fmt: skip
         assert page.ask("/api/answer", body)[0] == status
-    assert page.ask("/api/answer", {"number": 1, "text": "x"}, Content_Type="text/plain")[0] == 400  # another site's form
+    assert page.ask("/api/answer", {"number": 1, "text": "x"}, Content_Type="text/plain")[0] == 415  # another site's form
     assert page.ask("/api/answer", {"number": 1, "text": "x"}, Host="evil.example:80")[0] == 403
-    assert page.ask("/api/answer", b"", Content_Length=str(2 << 20))[0] == 400
+    assert page.ask("/api/answer", b"", Content_Length=str(2 << 20))[0] == 413
     assert page.turn()["open"]
     assert page.ask("/api/answer", {"number": 1, "text": "validation0"}) == (200, b'{"told": "heard"}')
     turn = page.open_turn(after=1)

@@ -13,7 +13,20 @@ from marl_llm.sampling.requests import Completion
 from marl_llm.text import QWEN2_5, ByteTokenizer, Chat
 from marl_llm.tools.chat import ChatReply
 from marl_llm.tools.results import success
-from marl_llm.workflows import Role, RoleTool, Workflow, WorkflowError, code_block, json_object, plain, sequence, short_text, texts, tool
+from marl_llm.workflows import (
+    Role,
+    RoleTool,
+    Workflow,
+    WorkflowError,
+    code_block,
+    compute,
+    json_object,
+    plain,
+    sequence,
+    short_text,
+    texts,
+    tool,
+)
 from marl_llm.workflows.assignment import Assignment, Outside, Scripted, shared
 from marl_llm.workflows.controller import Controller
 from marl_llm.workflows.errors import FormatError
@@ -116,6 +129,45 @@ def test_law_14_a_tools_value_beyond_all_bounds_voids_its_play_and_names_its_nod
     rollout = play(sequence(tool(page, "found"), role("b", "{found}")), questions=("q0", "q1"))
     assert [episode.void for episode in rollout.episodes] == [True, False]
     assert {(f.node, f.kind) for f in rollout.episodes[0].failures} == {("page", "bad_reply")}
+
+
+NOT_FINITE = [
+    float("nan"), float("inf"), -float("inf"), np.float32("nan"), np.float64("-inf"), np.float16("inf"), np.array([1.0, np.nan]),
+    np.array([np.inf], np.float16), [0.0, (1.0, {"k": float("nan")})], {float("inf"): 1}, frozenset({float("nan")}),
+    {"k": np.array([[np.nan]])}, 10**400, np.array([None, float("nan")], object), complex("nan"), np.array(np.nan),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", NOT_FINITE, ids=[str(number) for number in range(len(NOT_FINITE))])
+def test_law_14_a_number_that_is_not_finite_is_refused_where_it_is_made_and_names_its_node(value, tmp_path):
+    def mean(question):
+        return {"found": value} if question == "q0" else {"found": 1.0}
+
+    for node in (compute(mean, "found"), tool(mean, "found")):
+        rollout = play(sequence(node, role("b", "{found}")), questions=("q0", "q1"))
+        assert [episode.void for episode in rollout.episodes] == [True, False]
+        assert {(f.node, f.kind) for f in rollout.episodes[0].failures} == {("mean", "bad_reply")}
+        write_trajectories(tmp_path, rollout)
+    call = play(role("a", parse=lambda text: {"a": value})).trajectories[0].calls[0]
+    assert call.writes == {"a": "?"}
+    assert call.illegal.startswith("a: ")
+
+
+@pytest.mark.parametrize("value", [float("nan"), (np.float32("inf"),)], ids=str)
+def test_a_number_that_is_not_finite_is_refused_in_a_task_and_at_the_start(value):
+    with pytest.raises(WorkflowError, match="workflow 'w': start gives 'best' a number that is not finite"):
+        Workflow("w", role("a"), ("question",), start={"best": value})
+    with pytest.raises(WorkflowError, match="task 0: fields gives 'question' a number that is not finite"):
+        play(role("a"), questions=(value,))
+
+
+FINITE = [0.0, -1e308, np.float32(1), np.arange(3), np.array(["x"]), 10**300, True, None, "nan", (), object()]
+
+
+@pytest.mark.parametrize("value", FINITE, ids=[str(number) for number in range(len(FINITE))])
+def test_finite_numbers_and_other_objects_pass_a_computation_as_they_are(value):
+    rollout = play(sequence(compute(lambda question: value, "found", name="c"), role("b")))
+    assert rollout.trajectories[0].fields["found"] is value
 
 
 @pytest.mark.parametrize("kind", BEYOND)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import ipaddress
 import json
 import threading
 import time
@@ -22,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from marl_llm.games.registry import GameError
+from marl_llm.local_server import is_loopback
 from marl_llm.tools.results import FailureKind
 from marl_llm.tools.waiting import waiting
 from marl_llm.untrusted import Bounds, read_json, valid_text
@@ -113,7 +113,7 @@ class Session:
         self._timeout_s, self._stack, self._lost = timeout_s, contextlib.ExitStack(), False
         self.position: tuple[Any, ...] = ()  # where it stands, kept by whoever plays in it
         options = {"open_timeout": timeout_s, "max_size": BOUNDS.size, "ping_interval": None, "close_timeout": 1.0, "compression": None}
-        if _is_loopback(url):
+        if is_loopback(urllib.parse.urlsplit(url).hostname or ""):
             options["proxy"] = None
         try:
             self._socket = self._stack.enter_context(websockets_client().connect(url, **options))
@@ -157,13 +157,6 @@ def _socket_error() -> type[Exception]:
     from websockets.exceptions import WebSocketException
 
     return WebSocketException
-
-
-def _is_loopback(url: str) -> bool:
-    host = urllib.parse.urlsplit(url).hostname or ""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 class Sessions:

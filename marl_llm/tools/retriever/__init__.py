@@ -4,7 +4,7 @@
 """
 
 from marl_llm.tools.retriever.bm25 import BM25Index, build_bm25
-from marl_llm.tools.retriever.client import RetrieverClient
+from marl_llm.tools.retriever.client import RetrieverClient, open_server
 from marl_llm.tools.retriever.dense import DenseIndex, build_dense
 from marl_llm.tools.retriever.interface import Hit, LocalRetriever, Retriever
 from marl_llm.tools.retriever.passages import PassageStore, read_passages
@@ -24,5 +24,6 @@ __all__ = [
     "build_bm25",
     "build_dense",
     "open_index",
+    "open_server",
     "read_passages",
 ]

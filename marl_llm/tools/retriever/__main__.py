@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 
+from marl_llm.tools._chat_backends import read_key
 from marl_llm.tools.retriever.bm25 import build_bm25
 from marl_llm.tools.retriever.interface import LocalRetriever
 from marl_llm.tools.retriever.passages import read_passages
@@ -30,7 +31,8 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--b", type=float, default=0.4)
     build.add_argument("--stopwords", default="en", help="a language that bm25s knows, or 'none'")
     serve = commands.add_parser("serve", help="answer /retrieve over HTTP")
-    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--host", default="127.0.0.1", help="where to listen; any other than this machine needs --key_env")
+    serve.add_argument("--key_env", default=None, help="environment variable with the key that clients must send as a bearer token")
     serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     serve.add_argument("--workers", type=int, default=1, help="processes that share the port and the mapped index")
     serve.add_argument("--deadline_s", type=float, default=30.0, help="per request")
@@ -65,6 +67,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(retriever: LocalRetriever, args: argparse.Namespace, start: float) -> int:
+    try:
+        key = read_key(args.key_env)
+    except ValueError as error:
+        print(f"--key_env: {error}", file=sys.stderr)
+        return 2
     if args.workers < 1 or (args.workers > 1 and args.port == 0):
         print("--workers must be at least 1, and several need a --port of their own to share", file=sys.stderr)
         return 2
@@ -75,19 +82,28 @@ def _serve(retriever: LocalRetriever, args: argparse.Namespace, start: float) ->
             children = []
             break
         children.append(child)
-    server = RetrieverServer(retriever, args.host, args.port, args.topk, args.deadline_s, share_port=args.workers > 1)
+    try:
+        server = RetrieverServer(retriever, args.host, args.port, args.topk, args.deadline_s, key, share_port=args.workers > 1)
+    except ValueError as error:
+        _end(children)
+        print(f"--host={args.host}, --key_env={args.key_env}: {error}", file=sys.stderr)
+        return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if len(children) == args.workers - 1:
         print(f"{server.url}/retrieve: {len(retriever.passages):,} passages, ready after {time.monotonic() - start:.2f} s", flush=True)
     try:
-        server.serve_forever()
+        server.wait()
     except KeyboardInterrupt:
         return 0
     finally:
-        for child in children:
-            os.kill(child, signal.SIGTERM)
-            os.waitpid(child, 0)
+        _end(children)
     return 0
+
+
+def _end(children: list[int]) -> None:
+    for child in children:
+        os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
 """A retriever on another machine: speaks the `/retrieve` form of Search-R1's servers, with the interface of a local index."""
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from marl_llm.tools._calls import Calls
-from marl_llm.tools._http import HttpError, post_json, split_url
+from marl_llm.tools._chat_backends import check_key, read_key, redacted
+from marl_llm.tools._http import HttpError, post_json
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
 from marl_llm.tools.retriever.interface import Hit, Hits, check_request
 from marl_llm.untrusted import Bounds, read_json, valid_text
 
 BOUNDS = Bounds(size=64 << 20, values=4_000_000)  # of an answer
+KEY_ENV = "MARL_LLM_RETRIEVER_KEY"  # of the server that a run asks
 RETRY_PAUSE_S = 0.05  # doubled per attempt: a server that restarts is back within seconds
 
 
@@ -22,14 +25,21 @@ class RetrieverClient:
       url: of the server, with or without `/retrieve`.
       concurrency: most requests under way at a time; further ones wait, and the wait counts against their deadline.
       attempts: most tries per request.
+      key_env: environment variable with the server's key, read anew for each request; None for servers without one.
+      allow_plain_http: sends a key over unencrypted http to another machine.
+
+    Raises:
+      ValueError: no http(s) URL, attempts below 1, or a key that is not set or would travel unencrypted.
     """
 
-    def __init__(self, url: str, concurrency: int = 8, attempts: int = 4):
-        split_url(url)
+    def __init__(
+        self, url: str, concurrency: int = 8, attempts: int = 4, *, key_env: str | None = None, allow_plain_http: bool = False
+    ):
+        check_key(url, key_env, allow_plain_http)
         if attempts < 1:
             raise ValueError(f"attempts must be at least 1, not {attempts}")
         self.url = url if url.rstrip("/").endswith("/retrieve") else url.rstrip("/") + "/retrieve"
-        self.attempts = attempts
+        self.attempts, self._key_env = attempts, key_env
         self._calls: Calls = Calls(self._search, concurrency, "retriever-client")
 
     def search(self, queries: Sequence[str], topk: int = 5, deadline_s: float = 30.0) -> ToolResult[Hits]:
@@ -49,13 +59,15 @@ class RetrieverClient:
     def _search(self, request: tuple[list[str], int, float, float]) -> ToolResult[Hits]:
         queries, topk, start, deadline_s = request
         payload = dict(queries=queries, topk=topk, return_scores=True)
+        key = read_key(self._key_env)
+        headers = {"Authorization": f"Bearer {key}"} if key else None
         attempt, kind, message = 0, FailureKind.DEADLINE, "the deadline passed before the request was sent"
         while attempt < self.attempts and (left := start + deadline_s - time.monotonic()) > 0:
             attempt += 1
             try:
-                reply = post_json(self.url, payload, left)
+                reply = post_json(self.url, payload, left, headers)
             except HttpError as error:
-                kind, message = error.kind, f"{self.url}: {error}"
+                kind, message = error.kind, redacted(f"{self.url}: {error}", key)
             else:
                 if reply.status == 200:
                     try:
@@ -63,7 +75,7 @@ class RetrieverClient:
                     except ValueError as error:
                         kind, message = FailureKind.BAD_REPLY, f"{self.url}: {error}"
                 else:
-                    text = valid_text(reply.body[:200])
+                    text = redacted(valid_text(reply.body[:200]), key)
                     final = 400 <= reply.status < 500 and reply.status not in (408, 429)
                     kind, message = FailureKind.REFUSED if final else FailureKind.UNAVAILABLE, f"{self.url}: {reply.status} {text}"
                     if final:
@@ -71,6 +83,13 @@ class RetrieverClient:
             left = start + deadline_s - time.monotonic()
             time.sleep(max(0.0, min(left, RETRY_PAUSE_S * 2 ** (attempt - 1)) if attempt < self.attempts else 0.0))
         return failed(kind, message, time.monotonic() - start, max(1, attempt))
+
+
+def open_server(url: str, attempts: int = 4) -> RetrieverClient:
+    """A client with the key that `MARL_LLM_RETRIEVER_KEY` holds, if that is set. The key may travel over plain http: a cluster's server has
+    no certificate. Raises `ValueError` as `RetrieverClient`."""
+    key_env = KEY_ENV if os.environ.get(KEY_ENV) else None
+    return RetrieverClient(url, attempts=attempts, key_env=key_env, allow_plain_http=True)
 
 
 def read_hits(body: bytes, queries: int, topk: int) -> Hits:

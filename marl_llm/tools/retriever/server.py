@@ -5,29 +5,24 @@
                    without `return_scores`: {"result": [[{"id": ..., "contents": ...}, ...], ...]}
   GET  /health     -> {"status": "ok", "passages": N}
 
-A request that cannot be served gets 400 and a line that says why; a fault of the server gets 500. Neither is an empty result.
+A request that cannot be served gets 400 and a line that says why; a fault of the server gets 500. Neither is an empty result. Who may ask
+is said in `marl_llm.local_server`.
 """
 
-import http.server
 import importlib
-import json
 import pathlib
-import socket
-import sys
-import threading
-import traceback
-from typing import Any
 
+from marl_llm.local_server import LocalHandler, LocalServer, Refused
 from marl_llm.tools.results import FailureKind
 from marl_llm.tools.retriever.bm25 import BM25Index, read_about
 from marl_llm.tools.retriever.dense import DenseIndex
 from marl_llm.tools.retriever.interface import LocalRetriever, check_request
-from marl_llm.untrusted import Bounds, read_json, valid_text
+from marl_llm.untrusted import Bounds, read_json
 
 MAX_REQUEST = 16 * 2**20  # bytes
 MAX_QUERIES = 4096
 BOUNDS = Bounds(size=MAX_REQUEST, depth=8, values=4 * MAX_QUERIES)
-IDLE_S = 60.0  # a connection that sends nothing for so long is closed
+NO_PATH = "no such path; there are POST /retrieve and GET /health"
 
 
 def open_index(folder: str | pathlib.Path, encoder: str | None = None) -> LocalRetriever:
@@ -51,15 +46,19 @@ def open_index(folder: str | pathlib.Path, encoder: str | None = None) -> LocalR
     return DenseIndex(folder, getattr(importlib.import_module(module), function))
 
 
-class RetrieverServer:
-    """Serves one retriever from threads; `with RetrieverServer(index) as server: server.url`.
+class RetrieverServer(LocalServer):
+    """Serves one retriever from threads until it is closed; `with RetrieverServer(index) as server: server.url`.
 
     Args:
       retriever: a local index.
-      host, port: where to listen; port 0 takes a free one.
+      host, port: where to listen; port 0 takes a free one. A host other than this machine needs a key.
       topk: hits per query where a request does not say.
       deadline_s: of one request; a later answer is 503.
+      key: clients must send it as a bearer token.
       share_port: lets several processes listen on the same port; the kernel spreads the connections.
+
+    Raises:
+      ValueError: the port is taken, or another machine could ask without a key.
     """
 
     def __init__(
@@ -69,28 +68,11 @@ class RetrieverServer:
         port: int = 0,
         topk: int = 3,
         deadline_s: float = 30.0,
+        key: str | None = None,
         share_port: bool = False,
     ):
-        handler = type("Handler", (_Handler,), dict(retriever=retriever, topk=topk, deadline_s=deadline_s))
-        listening = type("Listening", (_Threads,), dict(allow_reuse_port=share_port))
-        self._server = listening((host, port), handler)
-        self.url = f"http://{host}:{self._server.server_address[1]}"
-
-    def serve_forever(self) -> None:
-        """Serves until `close` or an interrupt."""
-        self._server.serve_forever(poll_interval=0.1)
-
-    def close(self) -> None:
-        """Stops serving and frees the port."""
-        self._server.shutdown()
-        self._server.server_close()
-
-    def __enter__(self) -> "RetrieverServer":
-        threading.Thread(target=self.serve_forever, daemon=True, name="retriever-server").start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+        self.retriever, self.topk, self.deadline_s = retriever, topk, deadline_s
+        super().__init__(_Handler, self, port, host=host, key=key, share_port=share_port)
 
 
 def read_request(body: bytes, topk: int) -> tuple[list[str], int, bool]:
@@ -116,71 +98,27 @@ def read_request(body: bytes, topk: int) -> tuple[list[str], int, bool]:
     return queries, topk, bool(request.get("return_scores", False))
 
 
-class _Threads(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256  # thousands of environments may ask at once; the default of 5 drops connections
+class _Handler(LocalHandler):
+    max_body = MAX_REQUEST
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is not this server's fault; anything else is worth a traceback."""
-        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
+    def get(self) -> None:
+        if self.path != "/health":
+            raise Refused(404, NO_PATH)
+        self.reply(200, dict(status="ok", passages=len(self.server.service.retriever.passages)))
 
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    retriever: LocalRetriever
-    topk: int
-    deadline_s: float
-    protocol_version = "HTTP/1.1"
-    timeout = IDLE_S
-
-    def setup(self) -> None:
-        super().setup()
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Queries are training data, and millions of lines help nobody."""
-
-    def do_GET(self) -> None:
-        if self.path == "/health":
-            self._answer(200, dict(status="ok", passages=len(self.retriever.passages)))
-        else:
-            self._answer(404, dict(error=f"no such path: {self.path}; there are POST /retrieve and GET /health"))
-
-    def do_POST(self) -> None:
+    def post(self, body: bytes) -> None:
         if self.path.rstrip("/") != "/retrieve":
-            self.close_connection = True  # the body was not read
-            return self._answer(404, dict(error=f"no such path: {self.path}; there are POST /retrieve and GET /health"))
-        length = self.headers.get("Content-Length", "")
-        if not length:
-            self.close_connection = True
-            return self._answer(411, dict(error="a request needs a Content-Length"))
-        if not (length.isascii() and length.isdigit()):
-            self.close_connection = True
-            return self._answer(400, dict(error=f"Content-Length must be a number of bytes, not {length[:50]!r}"))
-        if len(length) > 12 or int(length) > MAX_REQUEST:
-            self.close_connection = True
-            return self._answer(413, dict(error=f"a request may have at most {MAX_REQUEST} bytes"))
+            raise Refused(404, NO_PATH)
+        service = self.server.service
         try:
-            queries, topk, with_scores = read_request(self.rfile.read(int(length)), self.topk)
+            queries, topk, with_scores = read_request(body, service.topk)
         except (ValueError, TypeError) as error:
-            return self._answer(400, dict(error=str(error)))
-        try:
-            result = self.retriever.search(queries, topk, self.deadline_s)
-        except Exception as error:
-            traceback.print_exc()
-            return self._answer(500, dict(error=f"{type(error).__name__} while searching; see the server's log"))
+            return self.reply(400, self.error(str(error)))
+        result = service.retriever.search(queries, topk, service.deadline_s)
         if result.failure is not None:
             status = 503 if result.failure.kind == FailureKind.DEADLINE else 500
-            return self._answer(status, dict(error=result.failure.message))
+            return self.reply(status, self.error(result.failure.message))
         found = [
             [dict(document=hit.document, score=hit.score) if with_scores else hit.document for hit in hits] for hits in result.outcome()
         ]
-        return self._answer(200, dict(result=found))
-
-    def _answer(self, status: int, content: dict[str, Any]) -> None:
-        body = valid_text(json.dumps(content, ensure_ascii=False)).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.reply(200, dict(result=found))

@@ -42,7 +42,8 @@ async function send(event) {
   at("send").disabled = true;
   const body = JSON.stringify({ number, text: at("text").value });
   const reply = await fetch("api/answer", { method: "POST", headers: { "Content-Type": "application/json" }, body });
-  at("live").textContent = (await reply.json()).told;
+  const said = await reply.json();
+  at("live").textContent = said.told ?? said.error;
   if (reply.ok) at("text").value = "";
 }
 

@@ -1,0 +1,83 @@
+"""What of a reply's text is certain while it is drawn: nothing that is said can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from marl_llm.text import Chat, TextStream, stream_text
+from marl_llm.text.formats import END_THINK
+
+CALL = "<tool_call>"
+
+
+class CertainText:
+    """Takes the ids of a reply as they come and gives the text that no later id can change. Linear in the reply's length.
+
+    Held back are half characters, thinking, tool calls and what may become one, blanks that a tool call would take away, and what may
+    become a stop text.
+
+    Args:
+      speech: how the model reads and writes.
+      talk: the conversation that is answered; None: a text that is continued as it stands.
+      stops: texts that end the reply.
+    """
+
+    def __init__(self, speech: Any, talk: Any, stops: Sequence[str] = ()):
+        self._speech, self._stops = speech, [stop for stop in stops if stop]
+        self._is_chat = talk is not None and isinstance(speech, Chat)
+        self._thinks = self._is_chat and speech.format.thinks  # it may still turn out to be thinking
+        self._strips_newlines = self._ended = False
+        self._tail, self._held, self._stream = "", [], TextStream()
+        if self._is_chat:
+            self.read(talk.turns[-1].opening)
+
+    def read(self, ids: Sequence[int]) -> str:
+        """The text that became certain with the next ids; a stop id is the last one."""
+        if ids and ids[-1] in self._speech.stop_ids:
+            ids = ids[:-1]
+        self._stream, text = stream_text(self._speech.tokenizer, self._stream, ids)
+        text = self._without_thinking(text)
+        if self._ended or not text:
+            return ""
+        if self._is_chat and text.isspace():
+            self._held.append(text)
+            return ""
+        text = "".join((*self._held, text))
+        certain = self._without_call(text) if self._is_chat else text
+        certain = self._without_stop(certain)
+        self._held = [text[len(certain) :]]
+        return certain
+
+    def _without_thinking(self, text: str) -> str:
+        if self._thinks:
+            _, mark, after = (self._tail + text).partition(END_THINK)
+            if not mark:
+                self._tail = (self._tail + text)[1 - len(END_THINK) :]
+                return ""
+            self._thinks, self._strips_newlines, text = False, True, after
+        if self._strips_newlines:
+            text = text.lstrip("\n")
+            self._strips_newlines = not text
+        return text
+
+    def _without_call(self, text: str) -> str:
+        before, call, _ = text.partition(CALL)
+        self._ended = bool(call)
+        place = before.rfind("<")
+        if not call and place >= 0 and CALL.startswith(before[place:]):
+            before = before[:place]
+        return before.rstrip()
+
+    def _without_stop(self, text: str) -> str:
+        before = text_before(text, self._stops)
+        if len(before) < len(text):
+            self._ended = True
+            return before
+        begun = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
+        return text[: len(text) - max(begun, default=0)]
+
+
+def text_before(text: str, stops: Sequence[str]) -> str:
+    """What stands before the first stop text."""
+    return text[: min((at for at in (text.find(stop) for stop in stops) if at >= 0), default=len(text))]
