@@ -22,7 +22,6 @@ samples in every variant. The table is also written to OUTPUT/table.md; `python 
 
 from __future__ import annotations
 
-import json
 import pathlib
 import statistics
 import subprocess
@@ -31,7 +30,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from absl import flags, logging
-from ml_collections import config_flags
+from ml_collections import config_dict, config_flags
 
 from experiments import command
 from experiments.command import ConfigError
@@ -73,6 +72,40 @@ def same_samples(config, changes: Changes) -> dict[str, str]:
         return dict(changes)
     k = int(changes.get("recipe.branches", config.recipe.branches or make_recipe(config.recipe.name).branches))
     return {**changes, "recipe.branches": str(k), "optimizer.minibatch": str(config.optimizer.minibatch * k)}
+
+
+def check_variants(config, variants: Mapping[str, Changes], output: pathlib.Path) -> None:
+    """Raises `ConfigError` naming a variant that could not run, before the first one does."""
+    from experiments.base import resolve
+
+    for name, changes in variants.items():
+        changed = config.copy_and_resolve_references()
+        try:
+            for key, text in placed(same_samples(config, changes), output, 0).items():
+                set_key(changed, key, text)
+            with resolve(changed):
+                pass
+        except ConfigError as error:
+            raise ConfigError(f"variant {name}: {error}") from error
+
+
+def set_key(config, key: str, text: str) -> None:
+    """Sets a key to a value that is written as text, as a flag would. Raises `ConfigError` for an unknown key or another type."""
+    section, last = config, key.split(".")[-1]
+    for part in key.split(".")[:-1]:
+        section = section[part] if part in section else None
+        if not isinstance(section, config_dict.ConfigDict):
+            raise ConfigError(f"config.{key}: there is no section {part!r}")
+    if last not in section:
+        raise ConfigError(f"config.{key}: unknown key {last!r}; {hints.suggestion(last, section)}")
+    kind = section.get_type(last)
+    try:
+        if kind is bool:
+            section[last] = {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        else:
+            section[last] = None if text == "None" and kind is not str else kind(text)
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"config.{key}={text} must be of the type {kind.__name__}") from None
 
 
 def imitation(config, example: pathlib.Path) -> dict[str, str]:
@@ -162,7 +195,8 @@ def main(argv) -> None:
     """Runs what is missing and prints the table."""
     from experiments.collect import headline, read_run, table
     from experiments.reported import reported
-    from experiments.workdir import differences, plain, write_json
+    from experiments.workdir import RECORD_BOUNDS, differences, plain, write_json
+    from marl_llm.untrusted import read_json_file
 
     logging.set_verbosity(logging.WARNING)
     config = _CONFIG.value
@@ -171,10 +205,13 @@ def main(argv) -> None:
     if any(not seed.strip().isdigit() for seed in _SEEDS.value) or not _SEEDS.value:
         raise ConfigError(f"--seeds={','.join(_SEEDS.value)} must be whole numbers with commas between, e.g. --seeds=0,1,2")
     variants, output = variants_of(config, _VARIANTS.value, _TABLE.value), pathlib.Path(_OUTPUT.value)
+    check_variants(config, variants, output)
     record, now = output / "config.json", {"config": plain(config), "variants": variants}
     output.mkdir(parents=True, exist_ok=True)
     if record.exists():
-        before = json.loads(record.read_text())
+        before = read_json_file(record, bounds=RECORD_BOUNDS, error=ConfigError)
+        if not all(isinstance(before.get(key), dict) for key in now):
+            raise ConfigError(f"{record} is no record of a comparison: it lacks its config or its variants; choose another --output")
         changed = differences(before["config"], now["config"])
         changed += [f"variant {n}" for n in variants if before["variants"].get(n, variants[n]) != variants[n]]
         if changed:
