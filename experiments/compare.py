@@ -30,11 +30,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from absl import flags, logging
-from ml_collections import config_dict, config_flags
+from ml_collections import config_flags
 
 from experiments import command
 from experiments.command import ConfigError
-from experiments.variants import IMITATION, TABLES, Changes, placed, usual
+from experiments.variants import IMITATION, TABLES, Changes, check_variants, placed, same_samples, usual
 from marl_llm import hints
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A training config; variants change some of its keys.")
@@ -63,51 +63,6 @@ def variants_of(config, texts: list[str], table: str | None = None) -> dict[str,
     return out
 
 
-def same_samples(config, changes: Changes) -> dict[str, str]:
-    """The changes with a minibatch of as many samples: prompts of a tree have K responses, those of whole plays one."""
-    from marl_llm.algorithms import make_recipe
-
-    name = changes.get("recipe.name", config.recipe.name)
-    if make_recipe(config.recipe.name).sampling != "tree" or make_recipe(name).sampling == "tree" or "optimizer.minibatch" in changes:
-        return dict(changes)
-    k = int(changes.get("recipe.branches", config.recipe.branches or make_recipe(config.recipe.name).branches))
-    return {**changes, "recipe.branches": str(k), "optimizer.minibatch": str(config.optimizer.minibatch * k)}
-
-
-def check_variants(config, variants: Mapping[str, Changes], output: pathlib.Path) -> None:
-    """Raises `ConfigError` naming a variant that could not run, before the first one does."""
-    from experiments.base import resolve
-
-    for name, changes in variants.items():
-        changed = config.copy_and_resolve_references()
-        try:
-            for key, text in placed(same_samples(config, changes), output, 0).items():
-                set_key(changed, key, text)
-            with resolve(changed):
-                pass
-        except ConfigError as error:
-            raise ConfigError(f"variant {name}: {error}") from error
-
-
-def set_key(config, key: str, text: str) -> None:
-    """Sets a key to a value that is written as text, as a flag would. Raises `ConfigError` for an unknown key or another type."""
-    section, last = config, key.split(".")[-1]
-    for part in key.split(".")[:-1]:
-        section = section[part] if part in section else None
-        if not isinstance(section, config_dict.ConfigDict):
-            raise ConfigError(f"config.{key}: there is no section {part!r}")
-    if last not in section:
-        raise ConfigError(f"config.{key}: unknown key {last!r}; {hints.suggestion(last, section)}")
-    kind = section.get_type(last)
-    try:
-        if kind is bool:
-            section[last] = {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        else:
-            section[last] = None if text == "None" and kind is not str else kind(text)
-    except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"config.{key}={text} must be of the type {kind.__name__}") from None
-
-
 def imitation(config, example: pathlib.Path) -> dict[str, str]:
     """The control's changes: no reinforcement, and imitation for the CPU seconds that the run `example` took to learn."""
     from marl_llm.reporting import read_metrics
@@ -127,7 +82,7 @@ def imitation(config, example: pathlib.Path) -> dict[str, str]:
 
 def launch(arguments: list[str]) -> None:
     """One run, in a process of its own, which takes its compiled programs with it when it ends. Raises `ConfigError` if it fails."""
-    done = subprocess.run([sys.executable, "-m", "experiments.train", *arguments])
+    done = subprocess.run([sys.executable, "-m", "marl_llm", "train", *arguments])  # finds this package's `experiments` from any folder
     if done.returncode:
         raise ConfigError(f"python -m experiments.train {' '.join(arguments)} ended with {done.returncode}; see above")
 

@@ -33,6 +33,7 @@ from ml_collections import config_flags
 from experiments import checks, command, trust
 from experiments.building import CACHE, begins_elsewhere, build_team, hardware_of, policies_of, restored, sources_of, start_jax, tools_of
 from experiments.command import ConfigError, TrainingError
+from experiments.continuing import Stopwatch, goes_on, up_to
 from experiments.measuring import (
     VOID_LIMIT,
     Alarms,
@@ -46,7 +47,7 @@ from experiments.measuring import (
     tables,
 )
 from experiments.stopping import GRACE_S, Stopping
-from experiments.workdir import home_of, open_workdir, process_log, taken_over, write_json
+from experiments.workdir import home_of, open_workdir, process_log, write_json
 from marl_llm.untrusted import read_json_file
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. experiments/configs/quickstart.py[:variant].")
@@ -120,15 +121,6 @@ def train(
             raise TrainingError(f"{said.rstrip('.')}. {after}The whole traceback is in {trace}") from error
         finally:
             gc.unfreeze()
-
-
-def up_to(done: list[int], step: int | None) -> list[int]:
-    """The checkpoints up to the one that a run goes back to. Raises `ConfigError` if that is not there."""
-    if step is None:
-        return done
-    if step not in done:
-        raise ConfigError(f"--step={step}: there is no such checkpoint; there are {', '.join(map(str, done)) or 'none'}")
-    return [one for one in done if one <= step]
 
 
 def again(workdir: pathlib.Path, cache: str | None, grace_s: float) -> str:
@@ -234,15 +226,6 @@ def begun(team, config, workdir: pathlib.Path, files: Files, clock: Stopwatch, s
     clock.goes_on(state)
     print(f"continuing {workdir} after step {state['step']}", file=sys.stderr)
     return state
-
-
-def goes_on(workdir: pathlib.Path, config, team, checkpoints, done: list[int] | None) -> None:
-    """After the first step of a run that continues: what it changed is recorded, and checkpoints behind its start are set aside."""
-    from marl_llm.training import processes
-
-    if done is not None and processes.leads():
-        taken_over(workdir, config, hardware_of(team.mesh))
-        checkpoints.set_aside(done[-1] if done else -1)
 
 
 def played(team, config, step: int, watches, keep):
@@ -354,22 +337,6 @@ def final_page(plan, config, team, files: Files) -> dict:
 def shortened(outcome) -> dict:
     """An outcome as JSON, without the further metrics."""
     return {name: getattr(outcome, name) for name in ("task", "play", "score", "turns", "void")}
-
-
-class Stopwatch:
-    """Wall and CPU seconds of a run, those of processes before this one included."""
-
-    def __init__(self):
-        self._started, self._cpu, self._before = time.time(), time.process_time(), (0.0, 0.0)
-
-    def now(self) -> dict[str, float]:
-        """`wall_s`, `cpu_s`."""
-        return {"wall_s": time.time() - self._started + self._before[0], "cpu_s": time.process_time() - self._cpu + self._before[1]}
-
-    def goes_on(self, state: dict) -> None:
-        """Takes over what earlier processes took."""
-        now = self.now()
-        self._before = (state["wall_s"] - now["wall_s"], state["cpu_s"] - now["cpu_s"])
 
 
 class Files:

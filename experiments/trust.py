@@ -19,9 +19,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from experiments.command import ConfigError
-from marl_llm.untrusted import read_file, valid_text
+from marl_llm.untrusted import valid_text
 
-MOST_BYTES = 64 << 20  # of all files of a game together; more cannot be known as one's own
+MOST_BYTES = 4 << 30  # of all files of a game together, 4 s to read; more cannot be known as one's own
+UNREADABLE = "cannot be read"
 # keys of any section whose text is an address, a variable that is sent, or a place outside of the run directory that is written
 OUTSIDE = ("url", "key_env", "address", "folder", "members", "cache", "logger")
 _SHOWN = 4
@@ -75,13 +76,20 @@ def _digests(folder: pathlib.Path) -> dict[str, str]:
         if path.is_dir() and not path.is_symlink():
             continue
         try:
-            data = read_file(path, left)
+            found[str(path.relative_to(folder))], size = file_digest(path, left)
         except (OSError, ValueError) as error:
-            found[str(path.relative_to(folder))] = f"cannot be read: {error}"
-            continue
-        left -= len(data)
-        found[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
+            found[str(path.relative_to(folder))], size = f"{UNREADABLE}: {error}", 0
+        left -= size
     return found
+
+
+def file_digest(path: pathlib.Path, most: int = MOST_BYTES) -> tuple[str, int]:
+    """The digest of a file, and its size. Raises `ValueError` for what is no regular file or larger, and `OSError`."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_size > most:
+            raise ValueError(f"{path} is no regular file of at most {most:,} bytes")
+        return hashlib.file_digest(file, "sha256").hexdigest(), about.st_size
 
 
 def links_of(run: pathlib.Path) -> dict[str, str]:
@@ -147,6 +155,8 @@ def _belongs_to_user(run: pathlib.Path, claims: Mapping[str, str]) -> bool:
     try:
         about = [(run / name).lstat() for name in ("config.json", *(key for key in claims if key.startswith("game/")))]
     except OSError:
+        return False
+    if any(value.startswith(UNREADABLE) for key, value in claims.items() if key.startswith("game/")):
         return False
     others = stat.S_IWGRP | stat.S_IWOTH
     return all(stat.S_ISREG(one.st_mode) and one.st_uid == os.getuid() and not one.st_mode & others for one in about)

@@ -160,12 +160,13 @@ def open_workdir(
         record = read_record(workdir)
         trust.check(workdir, trust.links_of(workdir), trust.asked())
         changed = differences(record["config"], plain(config))
-        refused = [line for line in changed if not _may_change(line)] + _changed_files(workdir, found)
+        of_file = _changed_files(workdir, found) + _changed_data(record, plain(config))
+        refused = [line for line in changed if not _may_change(line)] + of_file
         if not refused and config.steps >= record["config"].get("steps", 0):
             _hold(workdir)
             return True
         if _has_learned(workdir) or (found is not None and found.folder == home_of(workdir).resolve()):
-            lines = "\n  ".join(changed + _changed_files(workdir, found))
+            lines = "\n  ".join(changed + of_file)
             raise ConfigError(
                 f"{workdir} holds a run of another config; nothing was touched. It differs in:\n  {lines}\n"
                 f"Choose another --workdir, or continue that run with --resume={workdir} (--config.steps may grow, devices, "
@@ -185,6 +186,7 @@ def open_workdir(
         "seed": config.seed,
         "headline": headline,
         "config": plain(config),
+        "data": _data_of(plain(config)),
     }
     _begin(workdir, record, found)
     trust.remember(workdir, trust.claims_of(record["config"], workdir))
@@ -219,13 +221,17 @@ def taken_over(workdir: pathlib.Path, config: config_dict.ConfigDict, hardware: 
         print(f"note: this run goes on with {'; '.join(changed)}", file=sys.stderr)
     if record.get("hardware") != hardware:
         print(f"note: this run began on {record.get('hardware')}; on {hardware} its last digits may differ", file=sys.stderr)
-    _keep_to_user(workdir / "config.json")
-    trust.remember(workdir, trust.claims_of(plain(config), workdir))
+    claims = trust.claims_of(plain(config), workdir)
+    for name in ("config.json", *(key for key in claims if key.startswith("game/"))):
+        _keep_to_user(workdir / name)
+    trust.remember(workdir, claims)
     trust.remember(workdir, trust.links_of(workdir))
 
 
 def _keep_to_user(path: pathlib.Path) -> None:
     """Takes the right to write a file from everybody else, as far as it is this user's: what it holds is known as this user's own."""
+    if path.is_symlink():
+        return
     with contextlib.suppress(PermissionError):  # another's file stays as it is, and then asks for --trust
         path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
 
@@ -262,6 +268,26 @@ def _changed_files(workdir: pathlib.Path, found) -> list[str]:
         if found.folder != home.resolve() and (not kept.is_file() or kept.read_bytes() != (found.folder / file).read_bytes()):
             out.append(f"{found.folder / file}: another text than {kept}")
     return out
+
+
+def _data_of(config: dict) -> dict[str, str]:
+    """Option of the game that names a file -> the digest of that file, which is not copied."""
+    found = {}
+    for key, value in config["game"].items():
+        if isinstance(value, str) and os.path.isfile(value):
+            with contextlib.suppress(ValueError, OSError):  # too large, or not to be read: whoever makes the game is told
+                found[key], _ = trust.file_digest(pathlib.Path(value))
+    return found
+
+
+def _changed_data(record: dict, config: dict) -> list[str]:
+    """Data files that are no longer what the run began with. A run of an earlier version kept no digests."""
+    before = record.get("data")
+    if not isinstance(before, dict):
+        return []
+    now = _data_of(config)
+    changed = [key for key in now if before.get(key, now[key]) != now[key]]
+    return [f"config.game.{key}: {config['game'][key]} has other bytes than when the run began" for key in changed]
 
 
 @contextlib.contextmanager

@@ -7,11 +7,12 @@
 
 The object is a class of a `Game`, or a function whose return type is a `World` or a `Game`, with the game's options as its parameters, or
 a ready one. No other object is called.
-A file may import modules that lie beside it; `Found.files` names them all, so that a run can keep a copy.
+A file may import modules and read data files that lie beside it; `Found.files` names them all, so that a run can keep a copy.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import hashlib
@@ -59,7 +60,8 @@ class Found:
     Attributes:
       name: as it was asked for.
       thing: a class or function that makes the game, or the game itself.
-      folder, files: of a user's file, its folder and, relative to it, the file and the modules beside it that it imports at its top.
+      folder, files: of a user's file, its folder and, relative to it, the file, the modules beside it that it imports at its top, and the
+        data files that a text in these names, such as `"words.txt"` in `pathlib.Path(__file__).parent / "words.txt"`.
     """
 
     name: str
@@ -127,7 +129,8 @@ def find_game(name: str, home: str | pathlib.Path | None = None) -> Found:
         raise GameError(f"there is no file {path} (from {pathlib.Path.cwd()}), which game {name!r} names")
     path = path.resolve()
     module, beside = _load(path, compiled=home is None)
-    return Found(name, _object(module, thing, name), path.parent, (pathlib.Path(path.name), *beside))
+    files = (pathlib.Path(path.name), *beside)
+    return Found(name, _object(module, thing, name), path.parent, (*files, *_data_files(path.parent, files)))
 
 
 def make_game(name: str, **options: Any) -> Game | World:
@@ -210,6 +213,15 @@ def _module(where: str, name: str) -> types.ModuleType:
         raise GameError(f"unknown game {name!r}: there is no module {error.name!r} that Python can import here; {_OWN}") from error
     except Exception as error:  # whatever the user's module raises while it is imported
         raise GameError(f"game {name!r}: {where} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _data_files(folder: pathlib.Path, modules: tuple[pathlib.Path, ...]) -> list[pathlib.Path]:
+    """Files of a folder, relative to it, that a text in one of these modules names."""
+    trees = [ast.parse((folder / module).read_bytes()) for module in modules if module.suffix == ".py"]
+    texts = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names = {pathlib.Path(text) for text in texts if 0 < len(text) < 256 and text.isprintable()}
+    inside = [name for name in names if not name.is_absolute() and ".." not in name.parts and name not in modules]
+    return sorted(name for name in inside if (folder / name).is_file())
 
 
 _LOADED: dict[tuple[pathlib.Path, str], tuple[types.ModuleType, tuple[pathlib.Path, ...]]] = {}

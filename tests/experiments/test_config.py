@@ -579,6 +579,31 @@ def test_a_run_of_an_earlier_version_is_not_continued(tmp_path, config):
         assert "\n" not in str(error.value)
 
 
+def test_a_data_file_that_an_option_names_is_known_by_its_digest(tmp_path, config):
+    """It is not copied, and a run does not go on with another one, unless it began before digests were kept."""
+    data, run = tmp_path / "train.jsonl", tmp_path / "run"
+    data.write_text("a\n")
+    with config.unlocked():
+        config.game.train = str(data)
+    opened(run, config)
+    learned(run)
+    assert opened(run, config) is True
+    data.write_text("b\n")
+    with pytest.raises(ConfigError, match=r"config\.game\.train: .*train\.jsonl has other bytes than when the run began"):
+        opened(run, config)
+    record = json.loads((run / "config.json").read_text())
+    del record["data"]
+    (run / "config.json").write_text(json.dumps(record))
+    assert opened(run, config) is True
+
+
+def test_a_missing_data_file_is_told_with_the_option_that_names_it(tmp_path):
+    config = base_config("x", "code_debate", "at_grpo")
+    config.game.update(train=f"{tmp_path}/train.jsonl", test=f"{tmp_path}/test.jsonl")
+    with pytest.raises(ConfigError, match=rf"config\.game\.train: there is no file {tmp_path}/train\.jsonl \(from /"):
+        resolve(config)
+
+
 # --- a game of one's own ---------------------------------------------------------------------------------------------------------
 
 OWN = ROOT / "tests" / "games" / "own"

@@ -146,3 +146,19 @@ def test_a_runs_copy_is_loaded_without_compiled_files(tmp_path):
     shutil.copytree(OWN, tmp_path / "game", ignore=shutil.ignore_patterns("__pycache__"))
     find_game("lock.py:Lock", home=tmp_path / "game")
     assert not list((tmp_path / "game").rglob("*.pyc"))
+
+
+def test_data_files_beside_a_game_that_its_text_names_belong_to_it(tmp_path):
+    """Those of modules beside it too; not what only looks like a name, nor what lies elsewhere."""
+    (tmp_path / "data").mkdir()
+    for name in ("words.txt", "data/more.json", "unnamed.txt"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "near.py").write_text('MORE = open(__file__.replace("near.py", "data/more.json")).read()\n')
+    (tmp_path / "mine.py").write_text(
+        "import pathlib\nimport near\nfrom marl_llm.games import JointLetter\n"
+        'words = (pathlib.Path(__file__).parent / "words.txt").read_text()\n'
+        'others = ["../etc", "/etc/passwd", "data", "a\\0b", "nothing.txt"]\n'
+        "five = JointLetter(5)\n"
+    )
+    found = find_game(f"{tmp_path}/mine.py:five")
+    assert [str(file) for file in found.files] == ["mine.py", "near.py", "data/more.json", "words.txt"]
