@@ -40,8 +40,8 @@ def read_run(run: pathlib.Path) -> dict:
 
 def _check_pages(evaluation: dict) -> None:
     """Raises `ValueError` naming a figure that the table needs, and that is missing or is no number."""
-    pages = [("", evaluation)] + [("sampled.", evaluation["sampled"])] * ("sampled" in evaluation)
-    for where, page in pages:
+    pages = {"": evaluation} | ({"sampled.": evaluation["sampled"]} if "sampled" in evaluation else {})
+    for where, page in pages.items():
         for when in ("before", "after"):
             for figure in ("success", "turns"):
                 found = page.get(when) if isinstance(page, dict) else None

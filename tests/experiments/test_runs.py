@@ -207,8 +207,7 @@ def test_a_resume_that_fails_has_written_nothing(done, tmp_path):
     """Its checkpoint is damaged, and lines behind it are those of a step that would be taken again."""
     path = tmp_path / "run"
     shutil.copytree(done, path)
-    shutil.copytree(path / "checkpoints" / "2", path / "checkpoints" / "1")  # so that lines of step 2 lie behind the newest one
-    shutil.rmtree(path / "checkpoints" / "2")
+    shutil.rmtree(path / "checkpoints" / "2")  # so that lines of step 2 lie behind the newest one
     damaged = next((path / "checkpoints" / "1" / "policies").rglob("_METADATA"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
     config = workdir.read_config(path)
