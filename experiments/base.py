@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import pathlib
 from typing import Any
 
@@ -26,6 +25,7 @@ from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.games import Found, Game, GameError, find_game
 from marl_llm.models import ModelConfig
 from marl_llm.reporting.trackers import missing
+from marl_llm.untrusted import read_json_file
 from marl_llm.workflows import Assignment, Task, World, with_roles
 
 MICROBATCH = 768  # tokens; smaller micro-batches pay for adding gradients up, larger ones fall out of a CPU's caches
@@ -317,6 +317,8 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
         recipe = make_recipe(config.recipe.name, config.recipe.preset, **given(config.recipe, ("name", "preset")))
         found = find_game(config.game.name, home)
         game = found.make(**given(config.game, ("name",)))
+    except FileNotFoundError as error:
+        raise ConfigError(_missing_file(config, error)) from error
     except (ValueError, TypeError, OSError) as error:
         raise ConfigError(str(error)) from error
     try:
@@ -334,6 +336,13 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
         if isinstance(game, World):
             game.close()
         raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
+
+
+def _missing_file(config: config_dict.ConfigDict, error: FileNotFoundError) -> str:
+    """Which option of the game names a file that is not there, as a person reads it."""
+    file = str(error.filename or error)
+    keys = [f"config.game.{key}" for key, value in config.game.items() if isinstance(value, str) and value and value in file]
+    return f"{keys[0] if keys else config.game.name}: there is no file {file} (from {pathlib.Path.cwd()})"
 
 
 def check(config: config_dict.ConfigDict, home: pathlib.Path | None = None) -> None:
@@ -370,8 +379,8 @@ def _listed(world: World, path: str | None) -> World:
     if not path:
         return world
     try:
-        numbers = json.loads(pathlib.Path(path).read_text())["tasks"]
-        if not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):
+        numbers = read_json_file(path)["tasks"]
+        if not isinstance(numbers, list) or not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):
             raise ValueError("its 'tasks' are no list of task numbers, or an empty one")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"config.rollout.task_list={path!r} cannot be used ({error}); make it with marl_llm profile --output") from error

@@ -234,16 +234,40 @@ def policies_of(start, like: dict) -> dict:
     return found
 
 
+def restored(team, checkpoints, step: int) -> dict:
+    """Puts a team where a checkpoint left it, and returns the run's state there.
+
+    Raises `CheckpointError` for a checkpoint that is damaged, or whose state is none of this team.
+    """
+    from marl_llm.training import CheckpointError
+
+    state, like = checkpoints.state(step), team.policies()
+    start, now = checkpoints.restore(0, like), checkpoints.restore(step, like)
+    kinds = {"step": int, "seed": int, "samples": int, "sampled_tokens": int, "wall_s": float | int, "cpu_s": float | int}
+    path = checkpoints.directory / str(step) / "state.json"
+    for key, kind in (kinds | {"silent": dict, "team": dict}).items():
+        if not isinstance(state.get(key), kind) or isinstance(state[key], bool):
+            raise CheckpointError(f"{path}: {key} is missing or of another kind: {ascii(state.get(key)):.60}")
+    if state["step"] != step:
+        raise CheckpointError(f"{path}: it is of step {state['step']}, not {step}")
+    try:
+        team.restore(start, now, state["team"])
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+        raise CheckpointError(f"{path}: its team cannot be taken over ({why})") from error
+    return state
+
+
 @contextlib.contextmanager
-def opened(run: str | pathlib.Path, step: int | None = None, **changes: Any) -> Iterator[tuple]:
+def opened(run: str | pathlib.Path, step: int | None = None, trusted: bool = False, **changes: Any) -> Iterator[tuple]:
     """`(config, plan, team, step)` of a checkpoint of a run, the newest by default; `changes` are keys of `config.evaluation`.
 
-    Raises `ConfigError` if there is no such run or checkpoint.
+    Raises `ConfigError` if there is no such run or checkpoint, or if it is neither this user's nor `trusted` (`experiments.trust`).
     """
     from experiments.base import resolve
     from experiments.workdir import home_of, read_config
 
-    config = read_config(pathlib.Path(run))
+    config = read_config(pathlib.Path(run), trusted)
     config.evaluation.update({name: value for name, value in changes.items() if value is not None})
     mesh = start_jax(config, None)
     from marl_llm.training import Checkpoints
@@ -254,6 +278,5 @@ def opened(run: str | pathlib.Path, step: int | None = None, **changes: Any) -> 
         raise ConfigError(f"{run} has no checkpoint {'' if step is None else step}; it has steps {steps or 'none'}")
     step = steps[-1] if step is None else step
     with resolve(config, home_of(pathlib.Path(run))) as plan, build_team(plan, config, mesh, coached=False) as team:
-        like = team.policies()
-        team.restore(checkpoints.restore(0, like), checkpoints.restore(step, like), checkpoints.state(step)["team"])
+        restored(team, checkpoints, step)
         yield config, plan, team, step

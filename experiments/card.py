@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.command import ConfigError
+from marl_llm.untrusted import read_json_file
 
 UNKNOWN_LICENCE = "unknown"
 MEASURED = ("before", "after")
@@ -22,12 +23,10 @@ def run_card(run: str | pathlib.Path, model: str, roles: Sequence[str], step: in
 
     path = pathlib.Path(run) / "evaluation.json"
     try:
-        figures = json.loads(path.read_text()) if path.exists() else None
         record = read_record(pathlib.Path(run))
-        if not isinstance(figures, dict | None):
-            raise TypeError(f"a {type(figures).__name__}, not an object")
+        figures = read_json_file(path) if path.exists() else None
         return card(record, figures, model, roles, step, licence)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path} cannot be read ({type(error).__name__}: {error}); move it away to export without figures") from error

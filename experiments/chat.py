@@ -21,6 +21,7 @@ from experiments.command import ConfigError
 _SYSTEM = flags.DEFINE_string("system", None, "System message.")
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
 _ONCE = flags.DEFINE_bool("once", False, "Every line is a conversation of its own.")
+flags.declare_key_flag("trust")
 
 
 def talk(

@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--epochs", type=int, default=8, help="passes over the views (%(default)s)")
     p.add_argument("--batch", type=int, default=128, help="views per optimizer step (%(default)s)")
     p.add_argument("--learning_rate", type=float, default=2e-3, help="its peak (%(default)s)")
+    p.add_argument("--trust", action="store_true", help="run the code and use the addresses that the runs name (docs/trust.md)")
     p.add_argument("--seed", type=int, default=0, help="of the parameters, the noise and the order (%(default)s)")
     return p
 
@@ -96,10 +97,10 @@ def train_coach(make: Callable[[], Any], asked: argparse.Namespace, say: Callabl
         teams = asked.team or list(TEAMS)
         start, lessons, seen, unseen = time.process_time(), [], [], {}
         for number, team in enumerate(teams):
-            lessons += _lessons(make, team, "train", number * asked.tasks, asked.tasks, asked.plays, asked.seed)
-            seen += _lessons(make, team, "validation", 0, asked.held_out, 1, asked.seed)
+            lessons += _lessons(make, team, "train", number * asked.tasks, asked.tasks, asked.plays, asked.seed, asked.trust)
+            seen += _lessons(make, team, "validation", 0, asked.held_out, 1, asked.seed, asked.trust)
         for team in asked.unseen:
-            unseen[team] = _lessons(make, team, "validation", 0, asked.held_out, 1, asked.seed + 1)
+            unseen[team] = _lessons(make, team, "validation", 0, asked.held_out, 1, asked.seed + 1, asked.trust)
         played_s = time.process_time() - start
         say(f"{len(lessons)} views of {len(teams)} teams, {len({one.brief for one in lessons})} different ({played_s:.0f} CPU s)")
         start = time.process_time()
@@ -215,7 +216,9 @@ def _config(path: str, variant: str | None) -> Any:
 # ---- teams
 
 
-def _lessons(make: Callable[[], Any], team: str, split: str, first: int, count: int, plays: int, seed: int) -> list[Lesson]:
+def _lessons(
+    make: Callable[[], Any], team: str, split: str, first: int, count: int, plays: int, seed: int, trusted: bool = False
+) -> list[Lesson]:
     """What the rubric says of the plays of a team, see the module's text."""
     from experiments.base import resolve
     from marl_llm.coaching import small
@@ -225,7 +228,7 @@ def _lessons(make: Callable[[], Any], team: str, split: str, first: int, count: 
         step = int(options) if options.isdecimal() else None
         if options and step is None:
             raise ConfigError(f"team {team!r}: {options!r} is no step of a checkpoint")
-        return _scored(small, *_played_by_run(pathlib.Path(name), step, split, first, count, plays))
+        return _scored(small, *_played_by_run(pathlib.Path(name), step, split, first, count, plays, trusted))
     config, shares = make(), {"noise": 0.0, "stray": 0.0}
     for part in filter(None, options.split(",")):
         key, equals, value = part.partition("=")
@@ -249,14 +252,16 @@ def _lessons(make: Callable[[], Any], team: str, split: str, first: int, count: 
         return _scored(small, scripted(plan.played, script, tasks, plays), plan.played.guide)
 
 
-def _played_by_run(run: pathlib.Path, step: int | None, split: str, first: int, count: int, plays: int) -> tuple[Any, Any]:
+def _played_by_run(
+    run: pathlib.Path, step: int | None, split: str, first: int, count: int, plays: int, trusted: bool = False
+) -> tuple[Any, Any]:
     """(rollout at temperature 1, guide) of the models of a run's checkpoint."""
     from experiments.base import resolve
     from experiments.building import build_team, policies_of, start_jax
     from experiments.workdir import home_of, read_config
     from marl_llm.training import Checkpoints
 
-    config = read_config(run)
+    config = read_config(run, trusted)
     there = Checkpoints(run / "checkpoints").steps()
     config.warm_start.update(run=str(run), step=(there[-1] if there else 0) if step is None else step)
     mesh = start_jax(config, None)
@@ -279,7 +284,7 @@ def _scored(small: Any, rollout: Any, guide: Any) -> list[Lesson]:
     return [Lesson(small.brief_of(view, guide), small.rubric_value(view, guide), view.call.role, view) for view in views]
 
 
-def injection_rates(config: Any, run: str | None, tasks: int) -> str:
+def injection_rates(config: Any, run: str | None, tasks: int, trusted: bool = False) -> str:
     """The table of `marl_llm injections`: the coach of a config on plays of the scripted player, or of a run's newest models.
 
     Raises `ConfigError` for a config without a coach, and for a world without a scripted player where no run is named.
@@ -296,7 +301,7 @@ def injection_rates(config: Any, run: str | None, tasks: int) -> str:
         try:
             world, when = plan.played, config.coach.when or plan.played.guide.when
             if run is not None:
-                rollout, _ = _played_by_run(pathlib.Path(run), None, "validation", 0, tasks, 1)
+                rollout, _ = _played_by_run(pathlib.Path(run), None, "validation", 0, tasks, 1, trusted)
             elif world.script is None:
                 raise ConfigError(f"{config.game.name} has no scripted player: name a run whose models play, --run=DIR")
             else:

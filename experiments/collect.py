@@ -12,7 +12,6 @@ role's standardised reward over the training steps in its place, `--figure=turns
 
 from __future__ import annotations
 
-import json
 import pathlib
 import statistics
 
@@ -21,6 +20,7 @@ from absl import flags
 from experiments import command
 from experiments.command import ConfigError
 from marl_llm import reporting
+from marl_llm.untrusted import read_json_file
 
 _GROUPS = flags.DEFINE_multi_string("group", [], "NAME:RUN,RUN,...; may be given many times.")
 _PICTURE = flags.DEFINE_string("picture", None, "PNG of the learning curves.")
@@ -31,11 +31,23 @@ _AXIS = flags.DEFINE_enum("axis", "step", ["step", "sampled_tokens"], "What the 
 def read_run(run: pathlib.Path) -> dict:
     """A finished run's `evaluation` and `metrics`. Raises `ConfigError` naming one that is not finished."""
     try:
-        evaluation = json.loads((run / "evaluation.json").read_text())
-        _ = evaluation["before"], evaluation["after"]
+        evaluation = read_json_file(run / "evaluation.json")
+        _check_pages(evaluation)
         return {"evaluation": evaluation, "metrics": reporting.read_metrics(run)}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{run} is no finished run: {type(error).__name__}: {error}") from error
+
+
+def _check_pages(evaluation: dict) -> None:
+    """Raises `ValueError` naming a figure that the table needs, and that is missing or is no number."""
+    pages = {"": evaluation} | ({"sampled.": evaluation["sampled"]} if "sampled" in evaluation else {})
+    for where, page in pages.items():
+        for when in ("before", "after"):
+            for figure in ("success", "turns"):
+                found = page.get(when) if isinstance(page, dict) else None
+                value = found.get(figure) if isinstance(found, dict) else None
+                if not isinstance(value, float | int) or isinstance(value, bool):
+                    raise ValueError(f"evaluation.json: {where}{when}.{figure} is missing or no number")
 
 
 def read_groups(texts: list[str]) -> dict[str, list[dict]]:

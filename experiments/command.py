@@ -19,6 +19,7 @@ from marl_llm import hints
 
 FAILED, DAMAGED, INTERRUPTED, STOPPED = 2, 3, 130, 143
 RESUMED = str(pathlib.Path(__file__).parent / "workdir.py")  # read as a config file, it gives the config of a run directory
+TRUST = flags.DEFINE_bool("trust", False, "Run the code, use the addresses and send the keys that a run directory names (docs/trust.md).")
 # errors by name, because their rooms are imported only once there is something to do
 _PLAIN = ("RolloutError", "WorkflowError", "GameError", "SandboxError", "EngineError", "InfrastructureError", "PackingError", "DataError",
           "ProcessError", "EpisodeError")  # fmt: skip

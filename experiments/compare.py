@@ -22,7 +22,6 @@ samples in every variant. The table is also written to OUTPUT/table.md; `python 
 
 from __future__ import annotations
 
-import json
 import pathlib
 import statistics
 import subprocess
@@ -35,7 +34,7 @@ from ml_collections import config_flags
 
 from experiments import command
 from experiments.command import ConfigError
-from experiments.variants import IMITATION, TABLES, Changes, placed, usual
+from experiments.variants import IMITATION, TABLES, Changes, check_variants, placed, same_samples, usual
 from marl_llm import hints
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A training config; variants change some of its keys.")
@@ -64,17 +63,6 @@ def variants_of(config, texts: list[str], table: str | None = None) -> dict[str,
     return out
 
 
-def same_samples(config, changes: Changes) -> dict[str, str]:
-    """The changes with a minibatch of as many samples: prompts of a tree have K responses, those of whole plays one."""
-    from marl_llm.algorithms import make_recipe
-
-    name = changes.get("recipe.name", config.recipe.name)
-    if make_recipe(config.recipe.name).sampling != "tree" or make_recipe(name).sampling == "tree" or "optimizer.minibatch" in changes:
-        return dict(changes)
-    k = int(changes.get("recipe.branches", config.recipe.branches or make_recipe(config.recipe.name).branches))
-    return {**changes, "recipe.branches": str(k), "optimizer.minibatch": str(config.optimizer.minibatch * k)}
-
-
 def imitation(config, example: pathlib.Path) -> dict[str, str]:
     """The control's changes: no reinforcement, and imitation for the CPU seconds that the run `example` took to learn."""
     from marl_llm.reporting import read_metrics
@@ -94,7 +82,7 @@ def imitation(config, example: pathlib.Path) -> dict[str, str]:
 
 def launch(arguments: list[str]) -> None:
     """One run, in a process of its own, which takes its compiled programs with it when it ends. Raises `ConfigError` if it fails."""
-    done = subprocess.run([sys.executable, "-m", "experiments.train", *arguments])
+    done = subprocess.run([sys.executable, "-m", "marl_llm", "train", *arguments])  # finds this package's `experiments` from any folder
     if done.returncode:
         raise ConfigError(f"python -m experiments.train {' '.join(arguments)} ended with {done.returncode}; see above")
 
@@ -162,7 +150,8 @@ def main(argv) -> None:
     """Runs what is missing and prints the table."""
     from experiments.collect import headline, read_run, table
     from experiments.reported import reported
-    from experiments.workdir import differences, plain, write_json
+    from experiments.workdir import RECORD_BOUNDS, differences, plain, write_json
+    from marl_llm.untrusted import read_json_file
 
     logging.set_verbosity(logging.WARNING)
     config = _CONFIG.value
@@ -171,10 +160,13 @@ def main(argv) -> None:
     if any(not seed.strip().isdigit() for seed in _SEEDS.value) or not _SEEDS.value:
         raise ConfigError(f"--seeds={','.join(_SEEDS.value)} must be whole numbers with commas between, e.g. --seeds=0,1,2")
     variants, output = variants_of(config, _VARIANTS.value, _TABLE.value), pathlib.Path(_OUTPUT.value)
+    check_variants(config, variants, output)
     record, now = output / "config.json", {"config": plain(config), "variants": variants}
     output.mkdir(parents=True, exist_ok=True)
     if record.exists():
-        before = json.loads(record.read_text())
+        before = read_json_file(record, bounds=RECORD_BOUNDS, error=ConfigError)
+        if not all(isinstance(before.get(key), dict) for key in now):
+            raise ConfigError(f"{record} is no record of a comparison: it lacks its config or its variants; choose another --output")
         changed = differences(before["config"], now["config"])
         changed += [f"variant {n}" for n in variants if before["variants"].get(n, variants[n]) != variants[n]]
         if changed:

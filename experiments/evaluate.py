@@ -36,6 +36,7 @@ _SEATS = flags.DEFINE_multi_string("seats", [], "ROLE=SEAT,ROLE=SEAT: a table of
 _OPPONENTS = flags.DEFINE_list("opponents", [], "Seats that each role plays against, trained and as its start: shares won, drawn and lost.")
 _OUTPUT = flags.DEFINE_string("output", None, "File for the figures as JSON.")
 _OUTCOMES = flags.DEFINE_string("outcomes", None, "File for one line of JSON per play.")
+flags.declare_key_flag("trust")
 
 
 def seatings(plan, texts: list[str]) -> dict[str, dict]:
@@ -55,7 +56,7 @@ def evaluate() -> dict:
     """Carries the flags out and returns the figures."""
     if not _RUN.value:
         raise ConfigError("--run is missing, e.g. --run=runs/first")
-    with opened(_RUN.value, _STEP.value, seed=_SEED.value) as (_, plan, team, step):
+    with opened(_RUN.value, _STEP.value, command.TRUST.value, seed=_SEED.value) as (_, plan, team, step):
         try:
             how = dict(plays=_PLAYS.value, temperature=_TEMPERATURE.value)
             if _OPPONENTS.value and (_SEATS.value or _K.value):

@@ -28,10 +28,17 @@ _OUT = flags.DEFINE_string("out", None, "Directory to write; must not exist, or 
 _STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest.")
 _LICENCE = flags.DEFINE_string("licence", None, "For the model card, as Hugging Face's hub names it, e.g. apache-2.0.")
 _DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "On disk; default: as the parameters are kept.")
+flags.declare_key_flag("trust")
 
 
 def export(
-    run: str, model: str | None, out: pathlib.Path, step: int | None = None, dtype: str | None = None, licence: str | None = None
+    run: str,
+    model: str | None,
+    out: pathlib.Path,
+    step: int | None = None,
+    dtype: str | None = None,
+    licence: str | None = None,
+    trusted: bool = False,
 ) -> list[pathlib.Path]:
     """Writes the model and returns the tensor files. Raises `ConfigError` for a run, a model or a directory that will not do."""
     from marl_llm.models import save_pretrained
@@ -39,7 +46,7 @@ def export(
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out={out} exists; choose a new directory")
-    with opened(run, step) as (_, plan, team, step):
+    with opened(run, step, trusted) as (_, plan, team, step):
         names = list(plan.shapes)
         model = model or (names[0] if len(names) == 1 else "")
         if model not in names:
@@ -78,7 +85,8 @@ def main(argv) -> None:
     for name, flag in (("run", _RUN), ("out", _OUT)):
         if not flag.value:
             raise ConfigError(f"--{name} is missing, e.g. --run=runs/a --model=planner --out=planner")
-    for path in export(_RUN.value, _MODEL.value, pathlib.Path(_OUT.value), _STEP.value, _DTYPE.value, _LICENCE.value):
+    options = (_STEP.value, _DTYPE.value, _LICENCE.value, command.TRUST.value)
+    for path in export(_RUN.value, _MODEL.value, pathlib.Path(_OUT.value), *options):
         print(path)
 
 

@@ -21,6 +21,7 @@ from experiments.command import ConfigError
 _CONFIG = config_flags.DEFINE_config_file("config", None, "An experiment config whose world has a guide; its coach is asked.")
 _RUN = flags.DEFINE_string("run", None, "Run directory whose newest models play; default: the world's scripted player.")
 _TASKS = flags.DEFINE_integer("tasks", 2, "Validation tasks, played once.", lower_bound=1)
+flags.declare_key_flag("trust")
 
 
 def main(argv) -> None:
@@ -30,7 +31,7 @@ def main(argv) -> None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/chain_maths.py")
     from experiments.coach import injection_rates
 
-    print(injection_rates(_CONFIG.value, _RUN.value, _TASKS.value))
+    print(injection_rates(_CONFIG.value, _RUN.value, _TASKS.value, command.TRUST.value))
 
 
 if __name__ == "__main__":

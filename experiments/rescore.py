@@ -7,14 +7,17 @@ A workflow's rewards are functions of a whole play (`workflows.rewards`), and `t
 again; scores of a coach or another scorer are those that were stored. A run's own game is read from the copy in the run directory: edit
 it there, or name another with --game FILE.py:OBJECT. Compiled play keeps no graphs (set config.hosted), and candidates of a tree were
 paid when they were made, on a state that is not kept: such plays are counted and left out. Nothing in the run directory is changed.
+A copy that you edited, or that somebody else made, runs with --trust (docs/trust.md); with --game the run's own game is not loaded.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -23,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser("marl_llm rescore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("run", help="a run directory")
     p.add_argument("--game", help="score with this game's rewards, e.g. my_team.py:lock; default: the run's own")
+    p.add_argument("--trust", action="store_true", help="run the code that the run directory names (docs/trust.md)")
     p.add_argument("--json", action="store_true", help="one line of JSON per play")
     return p
 
@@ -33,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
 
     asked = parser().parse_args(argv)
     try:
-        plays, left_out = rescored(pathlib.Path(asked.run), asked.game)
+        plays, left_out = rescored(pathlib.Path(asked.run), asked.game, asked.trust)
     except Exception as error:
         return code_of(error)
     if asked.json:
@@ -43,25 +47,20 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def rescored(run: pathlib.Path, game: str | None = None) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def rescored(run: pathlib.Path, game: str | None = None, trusted: bool = False) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """`(plays, left_out)`: per play its `episode` and `calls` with `role`, `stored` and `now` (team + local); and why others were left out.
 
     Raises `ConfigError` for a run without graphs, and `WorkflowError` where a reward fails.
     """
-    from experiments.base import resolve
     from experiments.command import ConfigError
-    from experiments.workdir import home_of, read_config
-    from marl_llm.workflows import World
+    from experiments.workdir import read_record
     from marl_llm.workflows.storage import FILE_NAME, from_json, read_trajectories
 
-    config = read_config(run)
+    read_record(run)
     if not (run / FILE_NAME).is_file():
         raise ConfigError(f"{run} has no {FILE_NAME}: compiled play is not kept as a graph. Train with --config.hosted=True to rescore it")
-    with resolve(config, home_of(run)) as plan:
-        world = plan.played if game is None else _other(game)
-        if not isinstance(world, World):
-            raise ConfigError(f"{game} is no workflow, whose rewards could be computed of a whole play")
-        plays, left_out = [], {"void": 0, "tree": 0}
+    plays, left_out = [], {"void": 0, "tree": 0}
+    with _game_of(run, trusted) if game is None else _other(game) as world:
         for line in read_trajectories(run):
             episode = from_json(line, run)
             why = "void" if episode.void else "tree" if episode.candidates else None
@@ -72,10 +71,29 @@ def rescored(run: pathlib.Path, game: str | None = None) -> tuple[list[dict[str,
     return plays, left_out
 
 
-def _other(game: str):
-    from marl_llm.games import make_game
+@contextlib.contextmanager
+def _game_of(run: pathlib.Path, trusted: bool) -> Iterator[Any]:
+    """The world that a run played. Raises `ConfigError` where the run is not to be trusted."""
+    from experiments.base import resolve
+    from experiments.workdir import home_of, read_config
 
-    return make_game(game)
+    config = read_config(run, trusted)
+    with resolve(config, home_of(run)) as plan:
+        yield plan.played
+
+
+@contextlib.contextmanager
+def _other(game: str) -> Iterator[Any]:
+    """The world that was named in place of the run's own. Raises `ConfigError` for a game that is none."""
+    from experiments.command import ConfigError
+    from marl_llm.games import make_game
+    from marl_llm.workflows import World
+
+    world = make_game(game)
+    if not isinstance(world, World):
+        raise ConfigError(f"{game} is no workflow, whose rewards could be computed of a whole play")
+    with world:
+        yield world
 
 
 def _calls(world, path) -> list[dict[str, Any]]:

@@ -34,17 +34,18 @@ _THINKING = flags.DEFINE_enum("thinking", None, ["on", "off"], "How the chat ope
 _PORT = flags.DEFINE_integer("port", 8000, "0: a free one.", lower_bound=0, upper_bound=65535)
 _KEY_ENV = flags.DEFINE_string("key_env", None, "Environment variable with a key that clients must send as a bearer token.")
 _RECORD = flags.DEFINE_string("record", None, "JSONL file for the replies to requests under /episodes/ID.")
+flags.declare_key_flag("trust")
 
 
 @contextlib.contextmanager
-def answers_of_run(run: str | pathlib.Path, roles: list[str], step: int | None = None) -> Iterator[dict]:
+def answers_of_run(run: str | pathlib.Path, roles: list[str], step: int | None = None, trusted: bool = False) -> Iterator[dict]:
     """Role -> how it answers (`marl_llm.serving.Answer`), with the parameters of a checkpoint; the engine closes with the context.
 
     Raises `ConfigError` for a run whose models read no text, and a role that there is not or that no model of the run plays.
     """
     from marl_llm.workflows import World
 
-    with opened(run, step) as (_, plan, team, _):
+    with opened(run, step, trusted) as (_, plan, team, _):
         if not isinstance(plan.game, World):
             raise ConfigError(f"{run} trained on a compiled game, whose models read numbered words and no chat; a workflow's can be served")
         found = team.answers()
@@ -73,7 +74,7 @@ def answers() -> contextlib.AbstractContextManager[dict]:
     if bool(_RUN.value) == bool(_PATH.value):
         raise ConfigError("one of --run=runs/a and --path=CHECKPOINT is needed")
     if _RUN.value:
-        return answers_of_run(_RUN.value, _ROLE.value, _STEP.value)
+        return answers_of_run(_RUN.value, _ROLE.value, _STEP.value, command.TRUST.value)
     return answers_of_checkpoint(_PATH.value, _NAME.value, _MAX_PROMPT.value, _MAX_TOKENS.value, _SLOTS.value, _THINKING.value)
 
 

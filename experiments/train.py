@@ -6,6 +6,7 @@
     python -m experiments.train --config=experiments/configs/game.py:my_game.py:Lock --workdir=runs/lock      a game of your own
     python -m experiments.train --resume=runs/first                                       continues; needs nothing but the directory
     python -m experiments.train --resume=runs/first --config.steps=1000                   continues further; so may devices and mesh change
+    python -m experiments.train --resume=runs/first --step=200                            goes back to a checkpoint before a damaged one
 
 The same command on the same directory continues too. SIGTERM and a second Ctrl-C stop a run after its step, with a checkpoint. The run
 directory holds config.json, metrics.jsonl, tensorboard/, episodes.jsonl and episodes_tokens.jsonl, checkpoints/, evaluation.json,
@@ -29,9 +30,10 @@ import traceback
 from absl import flags, logging
 from ml_collections import config_flags
 
-from experiments import checks, command
-from experiments.building import CACHE, begins_elsewhere, build_team, hardware_of, policies_of, sources_of, start_jax, tools_of
+from experiments import checks, command, trust
+from experiments.building import CACHE, begins_elsewhere, build_team, hardware_of, policies_of, restored, sources_of, start_jax, tools_of
 from experiments.command import ConfigError, TrainingError
+from experiments.continuing import Stopwatch, goes_on, up_to
 from experiments.measuring import (
     VOID_LIMIT,
     Alarms,
@@ -46,10 +48,12 @@ from experiments.measuring import (
 )
 from experiments.stopping import GRACE_S, Stopping
 from experiments.workdir import home_of, open_workdir, process_log, write_json
+from marl_llm.untrusted import read_json_file
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. experiments/configs/quickstart.py[:variant].")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; made if missing, continued if it holds the same config.")
 _RESUME = flags.DEFINE_string("resume", None, "Run directory to continue; no other flag is needed.")
+_STEP = flags.DEFINE_integer("step", None, "With --resume: the checkpoint to go back to; later ones are set aside.", lower_bound=0)
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print roles, models, recipe, sizes and shapes, and exit.")
 _CACHE = flags.DEFINE_string(
     "compilation_cache", None, f"Directory of compiled programs; empty: none. Default: $JAX_COMPILATION_CACHE_DIR, else {CACHE}."
@@ -59,6 +63,7 @@ _LOST_AFTER = flags.DEFINE_float("lost_after_s", 120.0, "Seconds without a sign 
 _GRACE = flags.DEFINE_float(
     "grace_s", GRACE_S, "Seconds from SIGTERM to the end: for the rest of the step and a checkpoint; else the last checkpoint stands.", 0.0
 )
+flags.declare_key_flag("trust")
 
 
 REPORT_S = 60.0
@@ -94,10 +99,11 @@ def train(
             sources_of(config.warm_start, plan.assignment.trained)  # before a directory is made for a run that cannot begin
         opened = lambda: open_workdir(workdir, config, config_file, hardware_of(mesh), plan.found, plan.headline)  # noqa: E731
         continues, done = processes.from_first(lambda: (continued := opened(), checkpoints.steps() if continued else []))
+        done = up_to(done, _STEP.value) if flags.FLAGS.is_parsed() else done
         processes.check_shared(workdir)
         if done and done[-1] == config.steps and (workdir / "evaluation.json").exists() and (workdir / "report.html").exists():
             print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)
-            return json.loads((workdir / "evaluation.json").read_text())
+            return read_json_file(workdir / "evaluation.json", error=ConfigError)
         try:
             stopping = Stopping(checkpoints, again(workdir, cache, grace_s), grace_s)
             with process_log(workdir), stopping as stop, checkpoints, build_team(plan, config, mesh) as team:
@@ -119,7 +125,8 @@ def train(
 
 def again(workdir: pathlib.Path, cache: str | None, grace_s: float) -> str:
     """The command that continues a run; of many processes, this one's."""
-    given = [f"--compilation_cache={cache}"] * (cache is not None) + [f"--grace_s={grace_s:g}"] * (grace_s != GRACE_S)
+    given = ["--trust"] * trust.asked()
+    given += [f"--compilation_cache={cache}"] * (cache is not None) + [f"--grace_s={grace_s:g}"] * (grace_s != GRACE_S)
     if flags.FLAGS.is_parsed() and _DISTRIBUTED.value != "off":
         given.append(f"--distributed={_DISTRIBUTED.value}")
     return shlex.join(["python", "-m", "experiments.train", f"--resume={workdir}", *given])
@@ -134,8 +141,9 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
 
     # ------------------------------------------------------------------------------------------------ where it begins
     compilations, c, o = speed.Compilations(), config, config.optimizer
+    state = restored(team, checkpoints, done[-1]) if done else None  # before a line of the run's files is touched
     files = Files(workdir, plan, config, None if done is None else (done[-1] if done else -1))
-    state = begun(team, config, workdir, files, clock, checkpoints, done)
+    state = begun(team, config, workdir, files, clock, state)
     progress = reporting.Progress(c.steps, "train", start=state["step"])
     watches = CoachWatch(progress.note), VoidWatch(VOID_LIMIT if c.rollout.void_limit is None else c.rollout.void_limit)
     if config.coach.kind:
@@ -174,6 +182,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         if len(timed) == 1:  # all that lives as long as the run is there, its programs too: each full collection took as long as a step
             gc.collect()
             gc.freeze()  # `train` puts it back
+            goes_on(workdir, config, team, checkpoints, done)
         files.metrics.write(record)
         progress.update(step + 1, **{team.headline: record["success"], "turns": record["turns"]})
         last = step + 1 == c.steps
@@ -185,6 +194,8 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
             files.report_now_and_then()
         stop.boundary(step + 1, save, files.close, processes.agreed_stop(step + 1, stop.asked, samples=state["samples"], norm=team.norm()))
     progress.close()
+    if not timed:
+        goes_on(workdir, config, team, checkpoints, done)
     checkpoints.wait()  # evaluation.json stands for a run whose last checkpoint is whole
     if timed:
         print(late_line(timed) + speed.summary_text(timed, compilations), file=sys.stderr)
@@ -207,16 +218,13 @@ def tell(results: dict, workdir: pathlib.Path, headline: str, clock: Stopwatch) 
     print(head + page_text(results, headline) + f"\nreport: {report}   total {clock.now()['wall_s']:.0f} s", file=sys.stderr)
 
 
-def begun(team, config, workdir: pathlib.Path, files: Files, clock: Stopwatch, checkpoints, done: list[int] | None) -> dict:
-    """The state of a run that has begun, by a warm start or from its last checkpoint."""
-    if done:
-        like, state = team.policies(), checkpoints.state(done[-1])
-        team.restore(checkpoints.restore(0, like), checkpoints.restore(done[-1], like), state["team"])
-        clock.goes_on(state)
-        print(f"continuing {workdir} after step {state['step']}", file=sys.stderr)
-    else:
+def begun(team, config, workdir: pathlib.Path, files: Files, clock: Stopwatch, state: dict | None) -> dict:
+    """The state of a run that has begun: by a warm start, or that of the checkpoint from which the team was restored."""
+    if state is None:
         warm_start(team, config, files, clock)
-        state = {"step": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
+        return {"step": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
+    clock.goes_on(state)
+    print(f"continuing {workdir} after step {state['step']}", file=sys.stderr)
     return state
 
 
@@ -331,22 +339,6 @@ def shortened(outcome) -> dict:
     return {name: getattr(outcome, name) for name in ("task", "play", "score", "turns", "void")}
 
 
-class Stopwatch:
-    """Wall and CPU seconds of a run, those of processes before this one included."""
-
-    def __init__(self):
-        self._started, self._cpu, self._before = time.time(), time.process_time(), (0.0, 0.0)
-
-    def now(self) -> dict[str, float]:
-        """`wall_s`, `cpu_s`."""
-        return {"wall_s": time.time() - self._started + self._before[0], "cpu_s": time.process_time() - self._cpu + self._before[1]}
-
-    def goes_on(self, state: dict) -> None:
-        """Takes over what earlier processes took."""
-        now = self.now()
-        self._before = (state["wall_s"] - now["wall_s"], state["cpu_s"] - now["cpu_s"])
-
-
 class Files:
     """The files of a run directory that grow, and those that describe the game. Of many processes, only the first one's are kept."""
 
@@ -433,6 +425,8 @@ def main(argv) -> None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/quickstart.py")
     config, workdir = _CONFIG.value, pathlib.Path(_RESUME.value or _WORKDIR.value or "")
     home = home_of(workdir) if _RESUME.value else None
+    if _STEP.value is not None and not _RESUME.value:
+        raise ConfigError(f"--step={_STEP.value} goes back to a checkpoint of a run that continues: it needs --resume=DIR")
     if _DRY_RUN.value:
         from experiments.base import resolve
 

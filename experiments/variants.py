@@ -12,10 +12,14 @@ Changes are keys of the config and their values as text; `{runs}` and `{seed}` i
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
+from ml_collections import config_dict
+
 from experiments.command import ConfigError
+from marl_llm import hints
 
 Changes = Mapping[str, str]
 
@@ -54,6 +58,55 @@ def usual(config, table: str | None = None) -> dict[str, Changes]:
 def placed(changes: Changes, runs: Any, seed: int) -> dict[str, str]:
     """The changes with the directory of the runs and the seed set in."""
     return {key: value.replace("{runs}", str(runs)).replace("{seed}", str(seed)) for key, value in changes.items()}
+
+
+def same_samples(config, changes: Changes) -> dict[str, str]:
+    """The changes with a minibatch of as many samples: prompts of a tree have K responses, those of whole plays one."""
+    from marl_llm.algorithms import make_recipe
+
+    name = changes.get("recipe.name", config.recipe.name)
+    if make_recipe(config.recipe.name).sampling != "tree" or make_recipe(name).sampling == "tree" or "optimizer.minibatch" in changes:
+        return dict(changes)
+    k = int(changes.get("recipe.branches", config.recipe.branches or make_recipe(config.recipe.name).branches))
+    return {**changes, "recipe.branches": str(k), "optimizer.minibatch": str(config.optimizer.minibatch * k)}
+
+
+def check_variants(config, variants: Mapping[str, Changes], output: Any) -> None:
+    """Raises `ConfigError` naming a variant that could not run, before the first one does."""
+    from experiments.base import resolve
+    from experiments.players import without_other_critic
+
+    for name, changes in variants.items():
+        changed = copy.deepcopy(config)
+        try:
+            keys = placed(same_samples(config, changes), output, 0)
+            for key, text in keys.items():
+                set_key(changed, key, text)
+            if "recipe.name" in keys:  # as of a flag
+                without_other_critic(changed, keys)
+            with resolve(changed):
+                pass
+        except ValueError as error:
+            raise ConfigError(f"variant {name}: {error}") from error
+
+
+def set_key(config, key: str, text: str) -> None:
+    """Sets a key to a value that is written as text, as a flag would. Raises `ConfigError` for an unknown key or another type."""
+    section, last = config, key.split(".")[-1]
+    for part in key.split(".")[:-1]:
+        section = section[part] if part in section else None
+        if not isinstance(section, config_dict.ConfigDict):
+            raise ConfigError(f"config.{key}: there is no section {part!r}")
+    if last not in section:
+        raise ConfigError(f"config.{key}: unknown key {last!r}; {hints.suggestion(last, section)}")
+    kind = section.get_type(last)
+    try:
+        if kind is bool:
+            section[last] = {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        else:
+            section[last] = None if text == "None" and kind is not str else kind(text)
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"config.{key}={text} must be of the type {kind.__name__}") from None
 
 
 def _alone_and_together(config) -> dict[str, Changes]:

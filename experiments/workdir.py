@@ -8,20 +8,25 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import itertools
 import json
 import os
 import pathlib
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 
 from ml_collections import config_dict
 
+from experiments import trust
 from experiments.command import ConfigError
+from marl_llm.untrusted import Bounds, read_json_file
 
 LAYOUT = 2  # of config.json's config; an earlier one had no "layout"
+RECORD_BOUNDS = Bounds(infinities=True)  # `max_grad_norm` may be one
 # on continuing; steps may grow, and so may what a coach costs
 MAY_CHANGE = ("devices", "mesh", "placement", "steps", "tools", "coach.cap_usd", "checkpoint.background")
 
@@ -88,10 +93,11 @@ def read_record(workdir: pathlib.Path) -> dict:
     """What config.json holds. Raises `ConfigError` when there is none, or when another version of this library wrote it."""
     path = pathlib.Path(workdir) / "config.json"
     try:
-        record = json.loads(path.read_text())
-        record["config"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        record = read_json_file(path, dict, RECORD_BOUNDS)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); name the directory of an earlier run") from error
+    if not isinstance(record.get("config"), dict):
+        raise ConfigError(f"{path} cannot be read (config: an object is expected); name the directory of an earlier run")
     if record.get("layout") != LAYOUT:
         commit = str(record.get("commit", "unknown"))
         code = "the code of that time" if commit == "unknown" else f"its code: git checkout {commit.removesuffix('+changes')}"
@@ -102,25 +108,40 @@ def read_record(workdir: pathlib.Path) -> dict:
     return record
 
 
-def read_config(workdir: pathlib.Path) -> config_dict.ConfigDict:
-    """The config of a run directory, locked. Raises `ConfigError` as `read_record`."""
-    config = config_dict.ConfigDict(read_record(workdir)["config"])
-    # what was not set comes back without its type, so the base gives it again
+def read_config(workdir: pathlib.Path, trusted: bool = False) -> config_dict.ConfigDict:
+    """The config of a run directory, locked. What it would run or send is refused unless it is trusted (`experiments.trust`).
+
+    Raises `ConfigError` as `read_record`, and `trust.check`.
+    """
+    workdir = pathlib.Path(workdir)
+    record = read_record(workdir)["config"]
+    trust.check(workdir, trust.claims_of(record, workdir), trusted)
     from experiments.base import base_config, model_section
 
+    for where, value in (("name", record.get("name")), *((f"{key}.name", _name(record.get(key))) for key in ("game", "recipe"))):
+        if not isinstance(value, str):
+            raise ConfigError(f"{workdir / 'config.json'} cannot be read (config.{where}: a text is expected); was it edited?")
     try:
+        config = config_dict.ConfigDict(record)
+        # what was not set comes back without its type, so the base gives it again
         typed = base_config(config.name, config.game.name, config.recipe.name, home_of(workdir))
         for name in config.models:
             typed.models[name] = model_section()
         typed.update(config)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{pathlib.Path(workdir) / 'config.json'} cannot be read ({error}); was it edited?") from error
+        raise ConfigError(f"{workdir / 'config.json'} cannot be read ({' '.join(str(error).split())}); was it edited?") from error
     return typed
+
+
+def _name(section) -> str | None:
+    """The name in a section, if that is one."""
+    name = section.get("name") if isinstance(section, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def get_config(arg: str = "") -> config_dict.ConfigDict:
     """The config of run directory `arg`: this module as a config file."""
-    return read_config(pathlib.Path(arg))
+    return read_config(pathlib.Path(arg), trust.asked())
 
 
 def open_workdir(
@@ -129,34 +150,30 @@ def open_workdir(
     """Creates the directory with its `config.json`, or recognises a run to be continued; returns whether it continues.
 
     `found` is what the game's name stands for (`marl_llm.games.Found`): a user's file is copied into the directory. `headline` is what
-    "success" means in the run's files, e.g. "f1". More steps, and other
-    devices or another mesh, are taken over and recorded. Raises `ConfigError` when the directory holds a run of another config (the message
-    lists the differences), holds other files or cannot be written, and when another process trains in it.
+    "success" means in the run's files, e.g. "f1". A run of another config that ended before it learned anything is set aside under another
+    name. A run that continues is not written to here: what may change (more steps, other devices, another mesh) is `taken_over` later.
+
+    Raises `ConfigError` when the directory holds a run of another config (the message lists the differences), holds other files or links,
+    or cannot be written, and when another process trains in it.
     """
-    path = workdir / "config.json"
-    partial = path.with_suffix(".partial")
-    if path.exists():
+    if (workdir / "config.json").exists():
         record = read_record(workdir)
+        trust.check(workdir, trust.links_of(workdir), trust.asked())
         changed = differences(record["config"], plain(config))
-        of_file = _changed_files(workdir, found)
-        if config.steps < record["config"].get("steps", 0) or of_file or any(not _may_change(line) for line in changed):
+        of_file = _changed_files(workdir, found) + _changed_data(record, plain(config))
+        refused = [line for line in changed if not _may_change(line)] + of_file
+        if not refused and config.steps >= record["config"].get("steps", 0):
+            _hold(workdir)
+            return True
+        if _has_learned(workdir) or (found is not None and found.folder == home_of(workdir).resolve()):
+            lines = "\n  ".join(changed + of_file)
             raise ConfigError(
-                f"{workdir} holds a run of another config; nothing was touched. It differs in:\n  "
-                + "\n  ".join(changed + of_file)
-                + f"\nChoose another --workdir, or continue that run with --resume={workdir} (--config.steps may grow, devices, "
+                f"{workdir} holds a run of another config; nothing was touched. It differs in:\n  {lines}\n"
+                f"Choose another --workdir, or continue that run with --resume={workdir} (--config.steps may grow, devices, "
                 "mesh, placement, tools and checkpoint.background may change)"
             )
         _hold(workdir)
-        if changed:
-            change = {"date": now(), "commit": commit_of(pathlib.Path(__file__).parent), "hardware": hardware, "changed": changed}
-            write_json(path, record | {"config": plain(config), "continued": [*record.get("continued", []), change]})
-            print(f"note: this run goes on with {'; '.join(changed)}", file=sys.stderr)
-        if record.get("hardware") != hardware:
-            print(f"note: this run began on {record.get('hardware')}; on {hardware} its last digits may differ", file=sys.stderr)
-        return True
-    home = home_of(workdir)
-    if workdir.exists() and (not workdir.is_dir() or any(p not in (partial, home) for p in workdir.iterdir())):
-        raise ConfigError(f"{workdir} exists and is not a run directory; choose another --workdir")
+        print(f"note: the run in {workdir} ended before it learned anything; it is now in {_set_aside(workdir)}", file=sys.stderr)
     record = {
         "name": config.name,
         "layout": LAYOUT,
@@ -169,17 +186,73 @@ def open_workdir(
         "seed": config.seed,
         "headline": headline,
         "config": plain(config),
+        "data": _data_of(plain(config)),
     }
+    _begin(workdir, record, found)
+    trust.remember(workdir, trust.claims_of(record["config"], workdir))
+    return False
+
+
+def _begin(workdir: pathlib.Path, record: dict, found) -> None:
+    """Makes a run directory with its record and a copy of the user's game. Raises `ConfigError` as `open_workdir`."""
+    path, home = workdir / "config.json", home_of(workdir)
+    if workdir.exists() and (not workdir.is_dir() or any(p not in (path.with_suffix(".partial"), home) for p in workdir.iterdir())):
+        raise ConfigError(f"{workdir} exists and is not a run directory; choose another --workdir")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
+        if links := trust.links_of(workdir):
+            raise ConfigError(f"{workdir} holds a {next(iter(links))}, which would be written through; choose another --workdir")
         _hold(workdir)
         for file in found.files if found else ():
             (home / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(found.folder / file, home / file)
+            _keep_to_user(home / file)
         write_json(path, record)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error}. Free space or choose another --workdir") from error
-    return False
+
+
+def taken_over(workdir: pathlib.Path, config: config_dict.ConfigDict, hardware: str) -> None:
+    """Records with what a run goes on, once nothing can stop it any more before its next step: changed keys, and whose it is now."""
+    record = read_record(workdir)
+    if changed := differences(record["config"], plain(config)):
+        change = {"date": now(), "commit": commit_of(pathlib.Path(__file__).parent), "hardware": hardware, "changed": changed}
+        write_json(workdir / "config.json", record | {"config": plain(config), "continued": [*record.get("continued", []), change]})
+        print(f"note: this run goes on with {'; '.join(changed)}", file=sys.stderr)
+    if record.get("hardware") != hardware:
+        print(f"note: this run began on {record.get('hardware')}; on {hardware} its last digits may differ", file=sys.stderr)
+    claims = trust.claims_of(plain(config), workdir)
+    for name in ("config.json", *(key for key in claims if key.startswith("game/"))):
+        _keep_to_user(workdir / name)
+    trust.remember(workdir, claims)
+    trust.remember(workdir, trust.links_of(workdir))
+
+
+def _keep_to_user(path: pathlib.Path) -> None:
+    """Takes the right to write a file from everybody else, as far as it is this user's: what it holds is known as this user's own."""
+    if path.is_symlink():
+        return
+    with contextlib.suppress(PermissionError):  # another's file stays as it is, and then asks for --trust
+        path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _has_learned(workdir: pathlib.Path) -> bool:
+    """Whether a run has taken a step: a checkpoint after the warm start, a line of training, or a final evaluation."""
+    if any(path.name.isdecimal() and int(path.name) for path in (workdir / "checkpoints").glob("*")):
+        return True
+    metrics = workdir / "metrics.jsonl"
+    if (workdir / "evaluation.json").exists() or not metrics.is_file():
+        return (workdir / "evaluation.json").exists()
+    with metrics.open("rb") as lines:
+        return any(b'"phase": "train"' in line for line in lines)
+
+
+def _set_aside(workdir: pathlib.Path) -> pathlib.Path:
+    """Gives a held directory the next free name `DIR.unlearned_N`, and lets go of it; returns that name."""
+    aside = next(name for n in itertools.count(1) if not os.path.lexists(name := f"{workdir}.unlearned_{n}"))
+    if (handle := _HELD.pop(str(workdir.resolve()), None)) is not None:  # none on a file system without locks
+        os.close(handle)
+    return workdir.rename(aside)
 
 
 def _may_change(line: str) -> bool:
@@ -195,6 +268,26 @@ def _changed_files(workdir: pathlib.Path, found) -> list[str]:
         if found.folder != home.resolve() and (not kept.is_file() or kept.read_bytes() != (found.folder / file).read_bytes()):
             out.append(f"{found.folder / file}: another text than {kept}")
     return out
+
+
+def _data_of(config: dict) -> dict[str, str]:
+    """Option of the game that names a file -> the digest of that file, which is not copied."""
+    found = {}
+    for key, value in config["game"].items():
+        if isinstance(value, str) and os.path.isfile(value):
+            with contextlib.suppress(ValueError, OSError):  # too large, or not to be read: whoever makes the game is told
+                found[key], _ = trust.file_digest(pathlib.Path(value))
+    return found
+
+
+def _changed_data(record: dict, config: dict) -> list[str]:
+    """Data files that are no longer what the run began with. A run of an earlier version kept no digests."""
+    before = record.get("data")
+    if not isinstance(before, dict):
+        return []
+    now = _data_of(config)
+    changed = [key for key in now if before.get(key, now[key]) != now[key]]
+    return [f"config.game.{key}: {config['game'][key]} has other bytes than when the run began" for key in changed]
 
 
 @contextlib.contextmanager
@@ -215,5 +308,7 @@ def process_log(workdir: pathlib.Path) -> Iterator[None]:
 def write_json(path: pathlib.Path, value) -> None:
     """Writes JSON beside and renames, so that a reader never sees half a file."""
     partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)  # never through a link
     partial.write_text(json.dumps(value, indent=1))
+    _keep_to_user(partial)
     partial.rename(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pathlib
 import sys
 
 COMMANDS = {
@@ -34,6 +35,21 @@ def usage() -> str:
     return "\n".join(["usage: python -m marl_llm COMMAND ...", "", *lines, "", "python -m marl_llm COMMAND --help has its options."])
 
 
+def _import_own_experiments() -> None:
+    """Imports the package `experiments` that lies beside this one, even in a folder that has an `experiments/` of its own.
+
+    Raises `ImportError` where another one is imported already.
+    """
+    beside = pathlib.Path(__file__).resolve().parent.parent
+    sys.path.insert(0, str(beside))
+    try:
+        found = importlib.import_module("experiments")
+    finally:
+        sys.path.remove(str(beside))
+    if pathlib.Path(found.__file__ or "").resolve() != beside / "experiments" / "__init__.py":
+        raise ImportError(f"{found.__path__} is imported as `experiments` in place of {beside / 'experiments'}: rename it")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit code. An unknown command is 2."""
     arguments = sys.argv[1:] if argv is None else argv
@@ -46,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
         print(f"error: unknown command {name!r}{meant(name, COMMANDS)}\n\n{usage()}", file=sys.stderr)
         return 2
+    _import_own_experiments()
     module = importlib.import_module(COMMANDS[name][0])
     if name in _FLAGS:
         if {"--help", "-help", "-h"} & set(rest):  # absl would look for the options of this module

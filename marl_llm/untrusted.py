@@ -36,12 +36,14 @@ class Bounds:
       depth: most containers within each other.
       values: most commas and opening brackets outside of strings; a text of v values has fewer than 2·v of them.
       digits: most characters of one number; with at most 300 every integer is a finite float.
+      infinities: whether `Infinity` and `-Infinity` are numbers, as Python writes them.
     """
 
     size: int = 8 << 20
     depth: int = 64
     values: int = 1_000_000
     digits: int = 300
+    infinities: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,8 +151,8 @@ def _joined(pair: re.Match) -> str:
 def read_json(text: str | bytes, bounds: Bounds = Bounds()) -> Said:
     """The value of a JSON text, in time and memory linear in its length.
 
-    All texts in it, keys included, are valid; all its numbers are finite, and its integers can be made floats (`NaN`, `Infinity` and what
-    does not fit a float are the problem `number`); no container is deeper than the bounds say.
+    All texts in it, keys included, are valid; all its numbers are finite, and its integers can be made floats (`NaN`, `Infinity` unless
+    the bounds have infinities, and what does not fit a float are the problem `number`); no container is deeper than the bounds say.
     """
     if len(text) > bounds.size:
         return Said(problem="too_long")
@@ -165,7 +167,9 @@ def read_json(text: str | bytes, bounds: Bounds = Bounds()) -> Said:
             raise _BadNumber
         return value
 
-    def constant(name: str) -> None:
+    def constant(name: str) -> float:
+        if bounds.infinities and name != "NaN":
+            return float(name)
         raise _BadNumber(name)
 
     try:

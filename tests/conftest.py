@@ -5,6 +5,7 @@ import pathlib
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="marl_llm_state_")  # what runs of these tests claim is no business of the user's
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 import type_checks

@@ -20,6 +20,17 @@ FAULTS = {
             "(total, parts, gradient), n = summed((sums.total, sums.parts, gradient), axis), sums.count",
         ),
     },
+    (R + "digests.py", T + "test_checkpoints.py"): {
+        "a damaged file is taken": ("if digest != known[name]:", "if False:"),
+        "the digests' own damage is not seen": ("if head != (_HEAD + hashlib.sha256(lines).hexdigest()).encode():", "if False:"),
+        "what was not written belongs to it": ("if extra := sorted(there - set(known)):", "if extra := []:"),
+    },
+    ("experiments/trust.py", "tests/experiments/test_trust.py"): {
+        "what others may write is one's own": ("not one.st_mode & others for one", "True for one"),
+        "a claim that is named frees the others": ("if given.get(key) != value}", "if not given}"),
+        "the game's files are not claimed": ('claims |= {f"game/{file}": digest', 'claims |= {} and {f"game/{file}": digest'),
+        "names of variables are no claims": ('OUTSIDE = ("url", "key_env",', 'OUTSIDE = ("url",'),
+    },
     (R + "learner.py", T + "test_learner.py"): {
         "the KL's reference is the present policy": (
             "self.start if self.options.recipe.kl_coef else None", "jax.tree.map(jnp.copy, self.params) if self.options.recipe.kl_coef else None"

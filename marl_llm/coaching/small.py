@@ -8,7 +8,6 @@ team that it never saw (`agreement`); without enough agreement it may train nobo
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from marl_llm.coaching.answers import SCORE, read_answer
 from marl_llm.coaching.coach import rubric_text
 from marl_llm.text import PieceTokenizer, train_pieces
+from marl_llm.untrusted import read_json_file
 from marl_llm.workflows.controller import Rollout
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.speech import PlainText
@@ -92,12 +92,12 @@ def read_record(folder: str | pathlib.Path, guide: CoachGuide) -> dict[str, Any]
     """
     path = pathlib.Path(folder) / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json_file(path)
         version, most, unseen = record["guide"], int(record["max_prompt"]), record["unseen"]
         every = [(name, one["all"]) for name, one in unseen.items()]
         shares = ((name, one.get("mae", 10.0), one.get("kappa", 0.0), one["missing"] / max(1, one["actions"])) for name, one in every)
         figures = [(name, *map(float, found)) for name, *found in shares]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         why = f"{type(error).__name__}: {error}"
         raise WorkflowError(f"{folder} is no small coach ({why}); train one with python -m marl_llm coach") from error
     if version != guide.version:

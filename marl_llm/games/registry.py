@@ -5,13 +5,16 @@
     make_game("my_game.py:Lock", digits=4)         # the object `Lock` of a file
     make_game("my_package.games:Lock")             # the object `Lock` of a module that Python can import
 
-The object is a class or a function that makes a `Game` or a `World`, with the game's options as its parameters, or a ready one.
-A file may import modules that lie beside it; `Found.files` names them all, so that a run can keep a copy.
+The object is a class of a `Game`, or a function whose return type is a `World` or a `Game`, with the game's options as its parameters, or
+a ready one. No other object is called.
+A file may import modules and read data files that lie beside it; `Found.files` names them all, so that a run can keep a copy.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -20,6 +23,7 @@ import pathlib
 import sys
 import traceback
 import types
+import typing
 from typing import Any
 
 from marl_llm.games.protocol import Game
@@ -41,6 +45,7 @@ GAMES = {
     "sudoku": "marl_llm.games.sudoku:Sudoku",
     **{name: f"marl_llm.games.worlds:{name}" for name in _WORLDS},
 }
+_KINDS = (Game.__name__, World.__name__)
 _OWN = "an object of your own is named like 'my_game.py:Lock' or 'my_package.games:Lock'"
 
 
@@ -55,7 +60,8 @@ class Found:
     Attributes:
       name: as it was asked for.
       thing: a class or function that makes the game, or the game itself.
-      folder, files: of a user's file, its folder and, relative to it, the file and the modules beside it that it imports at its top.
+      folder, files: of a user's file, its folder and, relative to it, the file, the modules beside it that it imports at its top, and the
+        data files that a text in these names, such as `"words.txt"` in `pathlib.Path(__file__).parent / "words.txt"`.
     """
 
     name: str
@@ -83,7 +89,7 @@ class Found:
         return {name: p for name, p in inspect.signature(script).parameters.items() if p.kind is p.KEYWORD_ONLY}
 
     def make(self, **options: Any) -> Game | World:
-        """The game with its options. Raises `GameError` listing the game's options, or saying what the object lacks."""
+        """The game with its options. Raises `GameError` listing the game's options, or saying what it lacks."""
         known = list(self.options)
         for option in options:
             if option not in known:
@@ -97,16 +103,16 @@ class Found:
             except ModuleNotFoundError as error:
                 raise GameError(f"{self.name} needs the library {error.name!r}: pip install 'marl_llm[tools]'") from error
         if not isinstance(thing, Game | World):
-            lacking = sorted(name for name in _members() if not hasattr(thing, name))
-            kind = type(thing).__name__
-            raise GameError(f"{self.name} is a {kind}, neither a World nor a Game: it lacks {', '.join(lacking)} (marl_llm.games.protocol)")
+            raise GameError(_no_game(self.name, thing))
         return thing
 
 
 def find_game(name: str, home: str | pathlib.Path | None = None) -> Found:
-    """What a name stands for; `home` is the folder in which a run kept its copy of a user's file.
+    """What a name stands for; `home` is the folder in which a run kept its copy of a user's file, and nothing is written there.
 
-    Raises `GameError`: an unknown name, a file or module that is not there or cannot be run, or an object that is not in it.
+    Loading a file or a module runs it: ask `experiments.trust` first where somebody else may have named it. Of what is in it nothing is
+    called that does not say that it makes a game. Raises `GameError`: an unknown name, a file or module that is not there or cannot be
+    run, or an object that is not in it or makes no game.
     """
     if name in GAMES:
         module, _, thing = GAMES[name].partition(":")
@@ -122,8 +128,9 @@ def find_game(name: str, home: str | pathlib.Path | None = None) -> Found:
     if not path.is_file():
         raise GameError(f"there is no file {path} (from {pathlib.Path.cwd()}), which game {name!r} names")
     path = path.resolve()
-    module, beside = _load(path)
-    return Found(name, _object(module, thing, name), path.parent, (pathlib.Path(path.name), *beside))
+    module, beside = _load(path, compiled=home is None)
+    files = (pathlib.Path(path.name), *beside)
+    return Found(name, _object(module, thing, name), path.parent, (*files, *_data_files(path.parent, files)))
 
 
 def make_game(name: str, **options: Any) -> Game | World:
@@ -148,6 +155,10 @@ def _members() -> set[str]:
     return own | set(Game.__annotations__)
 
 
+def _methods() -> list[str]:
+    return [name for name, member in vars(Game).items() if inspect.isfunction(member) and not name.startswith("_")]
+
+
 def _listed(what: str, names: list[str]) -> str:
     return f"{what} {', '.join(names)}" if names else "It has none"
 
@@ -156,7 +167,41 @@ def _object(module: types.ModuleType, thing: str, name: str) -> Any:
     if not hasattr(module, thing):
         made = [n for n, x in vars(module).items() if not n.startswith("_") and getattr(x, "__module__", None) == module.__name__]
         raise GameError(f"game {name!r}: there is no {thing!r} in it{meant(thing, made) or '.'} {_listed('It defines', made)}")
-    return getattr(module, thing)
+    found = getattr(module, thing)
+    if not isinstance(found, Game | World) and not _makes_game(found):
+        raise GameError(_no_game(name, found))
+    return found
+
+
+def _makes_game(thing: Any) -> bool:
+    """Whether an object says that calling it makes a game: a class with a game's methods, or a function whose return type is a game."""
+    thing = inspect.unwrap(thing.func if isinstance(thing, functools.partial) else thing)
+    if inspect.isclass(thing):
+        return issubclass(thing, World) or all(callable(getattr(thing, name, None)) for name in _methods())
+    said = getattr(thing, "__annotations__", {}).get("return") if inspect.isfunction(thing) else None
+    if isinstance(said, str):  # names are looked up, and nothing is evaluated
+        names = [name.strip() for name in said.split("|")]
+        return all(name.rpartition(".")[2] in _KINDS or _makes_game(_named(thing.__globals__, name)) for name in names)
+    kinds = typing.get_args(said) or (said,)
+    return all(inspect.isclass(kind) and (kind is Game or _makes_game(kind)) for kind in kinds)
+
+
+def _named(names: dict[str, Any], dotted: str) -> Any:
+    """What `games.Lock` stands for among the names of a module; None if nothing."""
+    head, *rest = dotted.split(".")
+    found = names.get(head)
+    for part in rest:
+        found = getattr(found, part, None)
+    return found
+
+
+def _no_game(name: str, thing: Any) -> str:
+    """Why an object is refused."""
+    if inspect.isroutine(thing):
+        return f"{name} is a function that does not say that it makes a game: write its return type, like `def lock() -> World:`"
+    lacking = ", ".join(sorted(member for member in _members() if not hasattr(thing, member)))
+    kind = "class" if inspect.isclass(thing) else type(thing).__name__
+    return f"{name} is a {kind}, neither a World nor a Game: it lacks {lacking} (marl_llm.games.protocol)"
 
 
 def _module(where: str, name: str) -> types.ModuleType:
@@ -170,11 +215,23 @@ def _module(where: str, name: str) -> types.ModuleType:
         raise GameError(f"game {name!r}: {where} cannot be imported: {type(error).__name__}: {error}") from error
 
 
+def _data_files(folder: pathlib.Path, modules: tuple[pathlib.Path, ...]) -> list[pathlib.Path]:
+    """Files of a folder, relative to it, that a text in one of these modules names."""
+    trees = [ast.parse((folder / module).read_bytes()) for module in modules if module.suffix == ".py"]
+    texts = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names = {pathlib.Path(text) for text in texts if 0 < len(text) < 256 and text.isprintable()}
+    inside = [name for name in names if not name.is_absolute() and ".." not in name.parts and name not in modules]
+    return sorted(name for name in inside if (folder / name).is_file())
+
+
 _LOADED: dict[tuple[pathlib.Path, str], tuple[types.ModuleType, tuple[pathlib.Path, ...]]] = {}
 
 
-def _load(path: pathlib.Path) -> tuple[types.ModuleType, tuple[pathlib.Path, ...]]:
-    """A file as a module of its own, and the modules beside it that it imported, relative to its folder. Each has its own neighbours."""
+def _load(path: pathlib.Path, compiled: bool) -> tuple[types.ModuleType, tuple[pathlib.Path, ...]]:
+    """A file as a module of its own, and the modules beside it that it imported, relative to its folder. Each has its own neighbours.
+
+    Without `compiled` Python writes no compiled files beside it: a run's copy stays as its digest knows it.
+    """
     key = (path, hashlib.sha256(path.read_bytes()).hexdigest())
     if key in _LOADED:
         return _LOADED[key]
@@ -185,6 +242,7 @@ def _load(path: pathlib.Path) -> tuple[types.ModuleType, tuple[pathlib.Path, ...
     sys.modules[name] = module  # dataclasses look their module up
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, sys.dont_write_bytecode or not compiled
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
@@ -193,6 +251,7 @@ def _load(path: pathlib.Path) -> tuple[types.ModuleType, tuple[pathlib.Path, ...
         here = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
         raise GameError(f"{path} line {here[-1] if here else '?'}: {type(error).__name__}: {error}") from error
     finally:
+        sys.dont_write_bytecode = writes
         sys.path.remove(str(folder))
         heads = {head.partition(".")[0] for head in before}
         beside = []

@@ -22,16 +22,20 @@ import pathlib
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from marl_llm.training import digests
 from marl_llm.training.policy import Policy
 from marl_llm.training.processes import from_first, leads, meet
+from marl_llm.untrusted import Bounds, read_json_file
 
+STATE = "state.json"
+STATE_BOUNDS = Bounds(size=64 << 20, infinities=True)
 SMALL = 2**16  # bytes: no smaller pieces of an array
 TOGETHER_S = 1200  # for all processes to write their parts of a checkpoint; one that has died is missed sooner, by `processes.Watch`
 
@@ -97,7 +101,8 @@ class Checkpoints:
     def _there(self) -> list[int]:
         if not self.directory.is_dir():
             return []
-        return sorted(int(d.name) for d in self.directory.iterdir() if d.name.isdigit() and (d / "state.json").is_file())
+        marks = (STATE, digests.FILE)  # one of them may have been lost, which whoever reads the checkpoint is told
+        return sorted(int(d.name) for d in self.directory.iterdir() if d.name.isdecimal() and any((d / mark).exists() for mark in marks))
 
     def save(self, step: int, policies: dict[str, Policy], state: dict) -> None:
         """Writes a checkpoint and drops old ones. Raises `CheckpointError` (e.g. disk full); earlier checkpoints stay whole.
@@ -164,7 +169,8 @@ class Checkpoints:
 
     def _publish(self, partial: pathlib.Path, final: pathlib.Path, state: dict) -> None:
         """Gives a complete checkpoint its name, and drops old ones."""
-        (partial / "state.json").write_text(json.dumps(state))
+        (partial / STATE).write_text(json.dumps(state | {"digests": digests.FILE}))
+        digests.write(partial)
         _to_disk(partial)
         if final.exists():  # a folder without state.json, which is no checkpoint
             self._drop(final)
@@ -183,26 +189,36 @@ class Checkpoints:
     def state(self, step: int) -> dict:
         """The run's state at a checkpoint. Raises `CheckpointError` when it is missing or damaged. Waits."""
         self.wait()
-        path = self.directory / str(step) / "state.json"
+        folder = self.directory / str(step)
         try:
-            return json.loads(path.read_text())
+            if self._has_digests(folder):
+                digests.check(folder, lambda name: name == STATE)
+            else:
+                print(f"note: {folder} has no digests, for an earlier version wrote it: damage would not be noticed", file=sys.stderr)
+            state = read_json_file(folder / STATE, bounds=STATE_BOUNDS)
+            state.pop("digests", None)
+            return state
         except (OSError, ValueError) as error:
             raise CheckpointError(self._advice(step, error)) from error
 
     def restore(self, step: int, like: dict[str, Policy]) -> dict[str, Policy]:
-        """The policies of a checkpoint, in the shapes and shardings of `like`.
+        """The policies of a checkpoint, in the shapes and shardings of `like`, after their files' digests were checked, on process 0.
 
         Raises `CheckpointError` naming what is missing, misshapen or damaged. Waits.
         """
         self.wait()
+        from_first(lambda: self._check(step, like))
         out = {}
         for name, policy in like.items():
             path = self.directory / str(step) / "policies" / name
             target = policy._asdict()
             try:
+                if not path.is_dir():
+                    has = ", ".join(sorted(other.name for other in path.parent.glob("*"))) or "none"
+                    raise FileNotFoundError(f"it has no policy {name!r}, but {has}")
                 there = self._policies.metadata(path).item_metadata
                 if there is None:
-                    raise FileNotFoundError(f"{path} holds no policy")
+                    raise FileNotFoundError(f"{path / '_METADATA'}, which describes the arrays of {name}, is missing or damaged")
                 self._compare(name, _shapes(there.tree), _shapes(target))
                 args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape), target)
                 tree = self._policies.restore(path, item=target, restore_args=args)
@@ -210,6 +226,33 @@ class Checkpoints:
                 raise CheckpointError(self._advice(step, error)) from error
             out[name] = Policy(**tree)
         return out
+
+    def set_aside(self, step: int) -> None:
+        """Takes the checkpoints behind a step, from which nobody will go on, out of the way: `STEP.left`, which may be deleted."""
+        for old in [s for s in self.steps() if s > step]:
+            left = self.directory / f"{old}.left"
+            shutil.rmtree(left, ignore_errors=True)
+            (self.directory / str(old)).rename(left)
+            print(f"note: checkpoint {old} is now {left}", file=sys.stderr)
+
+    def _check(self, step: int, names: Iterable[str]) -> None:
+        """Raises `CheckpointError` naming a file of these policies that is not as it was written."""
+        folder, wanted = self.directory / str(step), tuple(f"policies/{name}/" for name in names)
+        if self._has_digests(folder):
+            try:
+                digests.check(folder, lambda name: name.startswith(wanted))
+            except (OSError, ValueError) as error:
+                raise CheckpointError(self._advice(step, error)) from error
+
+    @staticmethod
+    def _has_digests(folder: pathlib.Path) -> bool:
+        """Whether a checkpoint was written with digests; without, an earlier version wrote it."""
+        if (folder / digests.FILE).exists():
+            return True
+        try:
+            return "digests" in read_json_file(folder / STATE, bounds=STATE_BOUNDS)
+        except (OSError, ValueError):
+            return False  # whoever asks for the state is told
 
     @staticmethod
     def _compare(name: str, there: dict[str, str], wanted: dict[str, str]) -> None:
@@ -219,11 +262,23 @@ class Checkpoints:
                 raise ValueError(f"{name}{leaf} is {there.get(leaf, 'missing')} there, the config makes {wanted.get(leaf, 'none')}")
 
     def _advice(self, step: int, why) -> str:
-        others = [s for s in self._there() if s != step]
-        return (
-            f"checkpoint {self.directory / str(step)} cannot be read: {str(why)[:600]}. "
-            + (f"Delete that folder to go on from step {others[-1]}." if others else "Start again in an empty --workdir.")
+        """What cannot be read, why, and the newest other checkpoint whose files are as they were written."""
+        others = [s for s in reversed(self._there()) if s != step and self._is_whole(s)]
+        return f"checkpoint {self.directory / str(step)} cannot be read: {str(why)[:600]}. " + (
+            f"Go on from the checkpoint of step {others[0]}: python -m experiments.train --resume={self.directory.parent} "
+            f"--step={others[0]} (evaluate, export and serve take --step={others[0]} too)"
+            if others
+            else "Start again in an empty --workdir."
         )
+
+    def _is_whole(self, step: int) -> bool:
+        folder = self.directory / str(step)
+        try:
+            if self._has_digests(folder):
+                digests.check(folder, lambda name: True)
+            return (folder / STATE).is_file()
+        except (OSError, ValueError):
+            return False
 
 
 @contextlib.contextmanager

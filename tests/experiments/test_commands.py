@@ -1,5 +1,6 @@
 """`python -m marl_llm`: the list of commands, how little is imported before one is asked for, and configs outside a checkout."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -32,6 +33,15 @@ def test_help_of_a_command_lists_its_own_options(name, option):
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert option in done.stdout
     assert "python -m" in done.stdout
+
+
+def test_a_folder_with_an_experiments_of_its_own_does_not_hide_ours(tmp_path):
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "__init__.py").write_text("raise RuntimeError('theirs')\n")
+    asked = [sys.executable, "-m", "marl_llm", "check", "nothing"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(asked, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "unknown game 'nothing'" in done.stderr) == (2, True)
 
 
 def test_help_of_training_starts_no_jax():

@@ -358,8 +358,14 @@ def test_the_same_config_continues(tmp_path, config):
         read.recipe.alpha = "half"
 
 
+def learned(run):
+    """What a run has once it took a step."""
+    (run / "checkpoints" / "1").mkdir(parents=True)
+
+
 def test_another_config_is_refused_with_every_difference(tmp_path, config):
     opened(tmp_path / "run", config)
+    learned(tmp_path / "run")
     text = (tmp_path / "run" / "config.json").read_text()
     with config.unlocked():
         config.steps, config.recipe.alpha, config.optimizer.learning_rate = 107, 0.5, 1e-4
@@ -373,7 +379,37 @@ def test_another_config_is_refused_with_every_difference(tmp_path, config):
     ]
     assert f"--resume={tmp_path / 'run'}" in lines[-1]
     assert (tmp_path / "run" / "config.json").read_text() == text
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["config.json"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoints", "config.json"]
+
+
+def test_a_run_that_never_took_a_step_makes_room_for_another_and_nothing_of_it_is_lost(tmp_path, config, capsys):
+    """As one that crashed at its first step, whose fault was mended in the config or the game."""
+    run = tmp_path / "run"
+    opened(run, config)
+    (run / "checkpoints" / "0").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"phase": "warm_start", "step": 1}\n')
+    text = (run / "config.json").read_text()
+    config.recipe.alpha = 0.5
+    assert opened(run, config) is False
+    assert f"it is now in {run}.unlearned_1" in capsys.readouterr().err
+    assert (tmp_path / "run.unlearned_1" / "config.json").read_text() == text
+    assert workdir.read_record(run)["config"]["recipe"]["alpha"] == 0.5
+    assert opened(run, config) is True  # and the new one is held like any other
+    config.recipe.alpha = 0.25
+    assert opened(run, config) is False
+    assert (tmp_path / "run.unlearned_2").is_dir()
+
+
+@pytest.mark.parametrize("trace", ["evaluation.json", "metrics.jsonl", "checkpoints/3"])
+def test_a_run_with_any_trace_of_a_step_stays_where_it_is(tmp_path, config, trace):
+    opened(tmp_path / "run", config)
+    if trace == "checkpoints/3":
+        (tmp_path / "run" / trace).mkdir(parents=True)
+    else:
+        (tmp_path / "run" / trace).write_text('{"phase": "train", "step": 1}\n')
+    config.recipe.alpha = 0.5
+    with pytest.raises(ConfigError, match="holds a run of another config; nothing was touched"):
+        opened(tmp_path / "run", config)
 
 
 def test_foreign_files_are_left_alone(tmp_path, config):
@@ -483,7 +519,7 @@ def test_missing_and_contradictory_flags_are_told(tmp_path, monkeypatch):
     from experiments import train
 
     def said(**values):
-        for name in ("_CONFIG", "_WORKDIR", "_RESUME", "_DRY_RUN"):
+        for name in ("_CONFIG", "_WORKDIR", "_RESUME", "_DRY_RUN", "_STEP"):
             monkeypatch.setattr(train, name, type("Flag", (), {"value": values.get(name)}))
         monkeypatch.setattr(train.config_flags, "get_config_filename", lambda flag: "x.py")
         monkeypatch.setattr(train.flags, "FLAGS", {"config": None})
@@ -494,6 +530,7 @@ def test_missing_and_contradictory_flags_are_told(tmp_path, monkeypatch):
     assert said() == "--config is missing, e.g. --config=experiments/configs/quickstart.py"
     assert said(_RESUME="runs/1", _WORKDIR="runs/2").startswith("--resume takes the directory alone")
     assert said(_RESUME="runs/1", _CONFIG=3).startswith("--resume takes the directory alone")
+    assert said(_CONFIG=3, _STEP=2).endswith("it needs --resume=DIR")
     assert said(_CONFIG=base_config("x", "plan_path", "at_grpo")) == "--workdir is missing, e.g. --workdir=runs/first"
 
 
@@ -512,9 +549,13 @@ def test_resume_brings_the_config_of_the_directory_and_flags_change_it(tmp_path,
 
 def test_c15_more_steps_and_other_devices_are_taken_over_and_recorded(tmp_path, config, capsys):
     opened(tmp_path / "run", config)
+    learned(tmp_path / "run")
+    before = (tmp_path / "run" / "config.json").read_bytes()
     with config.unlocked():
         config.steps, config.devices, config.mesh.fsdp = 200, 2, 2
     assert opened(tmp_path / "run", config) is True
+    assert (tmp_path / "run" / "config.json").read_bytes() == before  # until the run goes on
+    workdir.taken_over(tmp_path / "run", config, "1 x cpu")
     record = workdir.read_record(tmp_path / "run")
     assert (record["config"]["steps"], record["config"]["devices"], record["config"]["mesh"]["fsdp"]) == (200, 2, 2)
     (change,) = record["continued"]
@@ -538,6 +579,31 @@ def test_a_run_of_an_earlier_version_is_not_continued(tmp_path, config):
         assert "\n" not in str(error.value)
 
 
+def test_a_data_file_that_an_option_names_is_known_by_its_digest(tmp_path, config):
+    """It is not copied, and a run does not go on with another one, unless it began before digests were kept."""
+    data, run = tmp_path / "train.jsonl", tmp_path / "run"
+    data.write_text("a\n")
+    with config.unlocked():
+        config.game.train = str(data)
+    opened(run, config)
+    learned(run)
+    assert opened(run, config) is True
+    data.write_text("b\n")
+    with pytest.raises(ConfigError, match=r"config\.game\.train: .*train\.jsonl has other bytes than when the run began"):
+        opened(run, config)
+    record = json.loads((run / "config.json").read_text())
+    del record["data"]
+    (run / "config.json").write_text(json.dumps(record))
+    assert opened(run, config) is True
+
+
+def test_a_missing_data_file_is_told_with_the_option_that_names_it(tmp_path):
+    config = base_config("x", "code_debate", "at_grpo")
+    config.game.update(train=f"{tmp_path}/train.jsonl", test=f"{tmp_path}/test.jsonl")
+    with pytest.raises(ConfigError, match=rf"config\.game\.train: there is no file {tmp_path}/train\.jsonl \(from /"):
+        resolve(config)
+
+
 # --- a game of one's own ---------------------------------------------------------------------------------------------------------
 
 OWN = ROOT / "tests" / "games" / "own"
@@ -557,6 +623,7 @@ def test_c1_a_config_names_a_users_file_and_the_run_directory_keeps_it(tmp_path)
         assert workdir.open_workdir(run, config, "x.py", "", plan.found) is False
         assert sorted(p.name for p in workdir.home_of(run).iterdir()) == ["digits.py", "lock.py"]
         assert workdir.open_workdir(run, config, "x.py", "", plan.found) is True
+        learned(run)
         (source / "digits.py").write_text("DIGITS = tuple('987')\n")
         with pytest.raises(ConfigError, match=r"digits\.py: another text than"):
             workdir.open_workdir(run, config, "x.py", "", plan.found)

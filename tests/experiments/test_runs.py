@@ -29,7 +29,7 @@ from experiments.variants import placed  # noqa: E402
 from marl_llm.models import log_prob_gap_bound  # noqa: E402
 from marl_llm.reporting import read_episodes, read_metrics, read_tokens, validate_episode  # noqa: E402
 from marl_llm.tools.retriever import RetrieverServer, open_index  # noqa: E402
-from marl_llm.training import Checkpoints, HostedTeam, make_mesh  # noqa: E402
+from marl_llm.training import CheckpointError, Checkpoints, HostedTeam, make_mesh  # noqa: E402
 from marl_llm.workflows.replay import replay  # noqa: E402
 from marl_llm.workflows.storage import from_json, read_trajectories  # noqa: E402
 
@@ -202,6 +202,32 @@ def test_resume_needs_the_directory_alone(done, tmp_path):
     config.steps = 3
     assert run(config, path, workdir.home_of(path))["steps"] == 3
     assert lines(path) == [*lines(done), ("train", 3), ("eval", 3)]
+
+
+def test_a_resume_that_fails_has_written_nothing(done, tmp_path):
+    """Its checkpoint is damaged, and lines behind it are those of a step that would be taken again."""
+    path = tmp_path / "run"
+    shutil.copytree(done, path)
+    shutil.rmtree(path / "checkpoints" / "2")  # so that lines of step 2 lie behind the newest one
+    damaged = next((path / "checkpoints" / "1" / "policies").rglob("_METADATA"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    config = workdir.read_config(path)
+    config.steps = 12
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with pytest.raises(CheckpointError, match="_METADATA is damaged.*--step=0"):
+        run(config, path, workdir.home_of(path))
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("text", ["{}", '{"step": 2}', '{"step": "2", "team": []}', "[" * 5000])
+def test_a_state_of_a_stranger_is_told_by_its_field(done, tmp_path, text):
+    path = tmp_path / "run"
+    shutil.copytree(done, path)
+    (path / "checkpoints" / "2" / "SHA256SUMS").unlink()
+    (path / "checkpoints" / "2" / "state.json").write_text(text)
+    (path / "evaluation.json").unlink()
+    with pytest.raises(CheckpointError, match=r"state\.json"):
+        run(workdir.read_config(path), path, workdir.home_of(path))
 
 
 @pytest.mark.parametrize("name", ["letters", "whole", "lock"])

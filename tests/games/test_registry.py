@@ -66,7 +66,10 @@ def test_c1_a_copy_and_what_lies_beside_it_are_enough(tmp_path, monkeypatch):
         ("{own}/lock.py:Lok", r"there is no 'Lok' in it; did you mean 'Lock'\? It defines LockState, Lock"),
         ("no_such_package.games:Lock", r"there is no module 'no_such_package' that Python can import here"),
         ("json:Lock", r"game 'json:Lock': there is no 'Lock' in it"),
-        ("{own}/lock.py:LockState", r"LockState needs its option 'digit'"),
+        ("{own}/lock.py:LockState", r"LockState is a class, neither a World nor a Game: it lacks act, .*tokenizer"),
+        ("os:system", r"os:system is a function that does not say that it makes a game: write .* type, like `def lock\(\) -> World:`"),
+        ("subprocess:Popen", r"subprocess:Popen is a class, neither a World nor a Game"),
+        ("builtins:exec", r"builtins:exec is a function that does not say"),
         ("{own}/lock.py:dataclasses", r"is a module, neither a World nor a Game: it lacks act, .*tokenizer"),
         ("{own}/digits.py:DIGITS", r"is a tuple, neither a World nor a Game"),
     ],
@@ -83,7 +86,9 @@ def test_c1_what_is_wrong_is_told_in_one_line(name, said):
         ("x = = 1", r"bad\.py line 1: invalid syntax"),
         ("\nx = y", r"bad\.py line 2: NameError: name 'y' is not defined"),
         ("import nowhere_to_be_found", r"bad\.py line 1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
-        ("def f(): return 3", r"is a int, neither a World nor a Game"),
+        ("def f(): return 3", r"f is a function that does not say that it makes a game"),
+        ("def f() -> int: return 3", r"f is a function that does not say that it makes a game"),
+        ("from marl_llm.workflows import World\ndef f() -> World: return 3", r"is a int, neither a World nor a Game"),
     ],
 )
 def test_a_fault_in_a_users_file_is_told_with_its_line(tmp_path, text, said):
@@ -98,3 +103,62 @@ def test_options_of_a_users_game_are_checked_like_ours():
         make_game(f"{OWN}/lock.py:Lock", stp=1)
     with pytest.raises(ValueError, match=r"lock\.step=11 is not in \[0, 9\]"):
         make_game(f"{OWN}/lock.py:Lock", step=11)
+
+
+def test_nothing_is_called_that_does_not_say_that_it_makes_a_game(tmp_path):
+    """Functions, classes, methods and objects with `__call__`, each of which would leave a file."""
+    (tmp_path / "hostile.py").write_text(
+        "import functools, pathlib\n"
+        "def touch(file: str = 'x') -> None: pathlib.Path(file).touch()\n"
+        "class Made:\n"
+        "    def __init__(self, file: str = 'x'): touch(file)\n"
+        "    def __call__(self, file: str = 'x'): touch(file)\n"
+        "    @classmethod\n"
+        "    def world(cls, file: str = 'x'): touch(file)\n"
+        "again, method = functools.partial(touch), Made.world\n"
+        "called = object.__new__(Made)\n"
+        "named = lambda file='x': touch(file)\n"
+    )
+    for name in ("touch", "Made", "again", "method", "called", "named"):
+        with pytest.raises(GameError, match="does not say that it makes a game|neither a World nor a Game"):
+            make_game(f"{tmp_path}/hostile.py:{name}", file=str(tmp_path / "called"))
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from __future__ import annotations\nfrom marl_llm.games import Game, JointLetter\ndef f() -> Game: return JointLetter(5)",
+        "from marl_llm.games import JointLetter\ndef f(n: int = 5) -> JointLetter: return JointLetter(n)",
+        "from marl_llm import games\ndef f(n: int = 5) -> 'games.Game | games.JointLetter': return games.JointLetter(n)",
+        "import functools\nfrom marl_llm.games import JointLetter\nf = functools.partial(JointLetter, 5)",
+        "import functools\nfrom marl_llm.games import JointLetter\n@functools.cache\ndef f() -> JointLetter: return JointLetter(5)",
+        "from marl_llm.games import JointLetter\nclass f(JointLetter): pass",
+    ],
+)
+def test_a_return_type_a_class_and_what_wraps_them_say_that_they_make_a_game(tmp_path, text):
+    (tmp_path / "mine.py").write_text(text + "\n")
+    assert isinstance(make_game(f"{tmp_path}/mine.py:f"), Game)
+
+
+def test_a_runs_copy_is_loaded_without_compiled_files(tmp_path):
+    """What Python compiles beside it would run in place of the text whose digest was checked."""
+    shutil.copytree(OWN, tmp_path / "game", ignore=shutil.ignore_patterns("__pycache__"))
+    find_game("lock.py:Lock", home=tmp_path / "game")
+    assert not list((tmp_path / "game").rglob("*.pyc"))
+
+
+def test_data_files_beside_a_game_that_its_text_names_belong_to_it(tmp_path):
+    """Those of modules beside it too; not what only looks like a name, nor what lies elsewhere."""
+    (tmp_path / "data").mkdir()
+    for name in ("words.txt", "data/more.json", "unnamed.txt"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "near.py").write_text('MORE = open(__file__.replace("near.py", "data/more.json")).read()\n')
+    (tmp_path / "mine.py").write_text(
+        "import pathlib\nimport near\nfrom marl_llm.games import JointLetter\n"
+        'words = (pathlib.Path(__file__).parent / "words.txt").read_text()\n'
+        'others = ["../etc", "/etc/passwd", "data", "a\\0b", "nothing.txt"]\n'
+        "five = JointLetter(5)\n"
+    )
+    found = find_game(f"{tmp_path}/mine.py:five")
+    assert [str(file) for file in found.files] == ["mine.py", "near.py", "data/more.json", "words.txt"]
