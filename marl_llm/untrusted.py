@@ -15,7 +15,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 REPLACEMENT = "\ufffd"
 # Why JSON was not read.
@@ -36,12 +36,14 @@ class Bounds:
       depth: most containers within each other.
       values: most commas and opening brackets outside of strings; a text of v values has fewer than 2·v of them.
       digits: most characters of one number; with at most 300 every integer is a finite float.
+      finite: whether NaN, infinities and what overflows to them are refused.
     """
 
     size: int = 8 << 20
     depth: int = 64
     values: int = 1_000_000
     digits: int = 300
+    finite: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,15 +163,12 @@ def read_json(text: str | bytes, bounds: Bounds = Bounds()) -> Said:
 
     def real(digits: str) -> float:
         value = float(digits)
-        if not math.isfinite(value):
+        if bounds.finite and not math.isfinite(value):
             raise _BadNumber
         return value
 
-    def constant(name: str) -> None:
-        raise _BadNumber(name)
-
     try:
-        value = json.loads(text, parse_float=real, parse_constant=constant)
+        value = json.loads(text, parse_float=real, parse_constant=real)
     except _BadNumber:
         return Said(problem="number")
     except RecursionError:  # the caller's own stack is nearly full
@@ -216,10 +215,10 @@ def _valid(value: Any) -> tuple[Any, int]:
     return value, 0
 
 
-def read_file(path: str | os.PathLike, most: int, error: type[Exception] = ValueError) -> bytes:
-    """The bytes of a file that somebody else may have made: a regular file (links are followed) of at most `most` bytes.
+def open_file(path: str | os.PathLike, error: type[Exception] = ValueError) -> IO[bytes]:
+    """A file that somebody else may have made, opened to read: a regular file (links are followed).
 
-    Never waits, as reading a named pipe would. Raises `error` with the path and the reason; a missing file is `FileNotFoundError`.
+    Never waits, as opening a named pipe would. Raises `error` with the path and the reason; a missing file is `FileNotFoundError`.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -227,14 +226,20 @@ def read_file(path: str | os.PathLike, most: int, error: type[Exception] = Value
         raise
     except (OSError, ValueError) as problem:  # ValueError: a path with a null character
         raise error(f"{os.fspath(path)}: cannot be opened ({getattr(problem, 'strerror', None) or problem})") from problem
-    about = os.fstat(handle)
-    if not stat.S_ISREG(about.st_mode):
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
         os.close(handle)
-        raise error(f"{os.fspath(path)}: not a regular file")
-    with open(handle, "rb") as file:
-        data = file.read(most + 1) if about.st_size <= most else b""
-        if about.st_size > most or len(data) > most:
-            raise error(f"{os.fspath(path)}: {max(about.st_size, len(data)):,} bytes; at most {most:,} are read")
+        raise error(f"{os.fspath(path)}: {'a directory, ' * stat.S_ISDIR(mode)}not a regular file")
+    return open(handle, "rb")
+
+
+def read_file(path: str | os.PathLike, most: int, error: type[Exception] = ValueError) -> bytes:
+    """The bytes of a file as `open_file` opens it, of at most `most` bytes. Raises as `open_file`."""
+    with open_file(path, error) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(most + 1) if size <= most else b""
+        if size > most or len(data) > most:
+            raise error(f"{os.fspath(path)}: {max(size, len(data)):,} bytes; at most {most:,} are read")
         return data
 
 
