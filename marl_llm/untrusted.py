@@ -7,6 +7,7 @@ without an exception: a problem is part of the answer. Files are refused with on
 
 import dataclasses
 import functools
+import io
 import itertools
 import json
 import math
@@ -294,15 +295,22 @@ def read_json_file(
     return parse_json(read_file(path, bounds.size, error), os.fspath(path), kind, bounds, error)
 
 
-def json_lines(data: bytes, where: str, bounds: Bounds = Bounds()) -> Iterator[tuple[int, dict | None, str]]:
-    """Line numbers (from 1) and objects of a JSON Lines text; for a line that cannot be read None and the reason, with file and line.
+def json_lines(data: bytes | IO[bytes], where: str, bounds: Bounds = Bounds()) -> Iterator[tuple[int, dict | None, str]]:
+    """Line numbers (from 1) and objects of a JSON Lines text or open file; for a line that cannot be read None and the reason, with file
+    and line.
 
-    Lines end at a line feed and at nothing else; empty ones are left out. One bad line never takes the others away.
+    Lines end at a line feed and at nothing else; empty ones are left out. One bad line never takes the others away, and of one that is
+    longer than the bounds say no more is held than that.
     """
-    for number, line in enumerate(data.split(b"\n"), 1):
+    file, number = io.BytesIO(data) if isinstance(data, bytes) else data, 0
+    while line := file.readline(bounds.size + 2):
+        number += 1
+        rest = line
+        while len(rest) == bounds.size + 2 and not rest.endswith(b"\n"):
+            rest = file.readline(bounds.size + 2)
         if not line.strip():
             continue
         try:
-            yield number, parse_json(line, f"{where}, line {number}", dict, bounds), ""
+            yield number, parse_json(line.removesuffix(b"\n"), f"{where}, line {number}", dict, bounds), ""
         except ValueError as problem:
             yield number, None, str(problem)

@@ -16,6 +16,7 @@ import numpy as np
 from marl_llm.reporting import files, page
 
 FLOAT32_GAP_BOUND = 1e-4  # nats; for records without `log_prob_gap_bound`: law 2's bound in float32
+_MOST = 2.0**53  # of a step and a value: beyond, the arithmetic of axes overflows
 _POINTS = 300  # more points than pixels only make the page heavy
 _LABEL = 28  # characters of a name in a legend
 _SIZE = (4.5, 2.7)  # inches: text keeps a readable size when the chart fills a phone's width
@@ -81,9 +82,9 @@ def _names(records: Records, pattern: str) -> list[str]:
 
 
 def column(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of `key`, NaN where a record has a null; records without the key are left out."""
-    rows = [r for r in records if key in r and page.is_number(r.get("step"))]
-    values = [float(r[key]) if page.is_number(r[key]) else np.nan for r in rows]
+    """Steps and values of `key`, NaN where a record has a null or what no chart can hold; records without the key are left out."""
+    rows = [r for r in records if key in r and page.is_number(r.get("step")) and abs(r["step"]) < _MOST]
+    values = [float(r[key]) if page.is_number(r[key]) and abs(r[key]) < _MOST else np.nan for r in rows]
     return np.array([r["step"] for r in rows], int), np.array(values, float)
 
 

@@ -31,8 +31,10 @@ from typing import Any
 import numpy as np
 
 from marl_llm.reporting import charts, episodes, files, metrics, page, transcripts
+from marl_llm.untrusted import read_file, read_json_file
 
 _TRANSCRIPTS = 3
+_PICTURE = 8 << 20  # bytes of graph.svg
 _FACTS = (
     ("Command", ("command", "argv")),
     ("Commit", ("commit", "git_commit")),
@@ -84,17 +86,12 @@ def _load(workdir: pathlib.Path) -> Run:
 
     def whole(name: str) -> Mapping[str, Any]:
         try:
-            value = json.loads((workdir / name).read_bytes())
+            return read_json_file(workdir / name)
         except FileNotFoundError:
             absent[name] = "there is no such file in the work directory."
-            return {}
         except (OSError, ValueError) as error:
             absent[name] = f"it cannot be read ({error})."
-            return {}
-        if not isinstance(value, dict):
-            absent[name] = f"it holds a {type(value).__name__}, not an object."
-            return {}
-        return value
+        return {}
 
     def lines(name: str) -> list[dict[str, Any]]:
         try:
@@ -102,7 +99,7 @@ def _load(workdir: pathlib.Path) -> Run:
         except FileNotFoundError:
             absent[name] = "there is no such file in the work directory."
             return []
-        except OSError as error:
+        except (OSError, files.LineError) as error:
             absent[name] = f"it cannot be read ({error})."
             return []
         if faults:
@@ -302,9 +299,11 @@ def _turns(part: Mapping[str, Any]) -> str:
 def _graph(run: Run) -> str:
     """The picture of a workflow, which its run leaves in graph.svg; nothing where there is none."""
     try:
-        picture = base64.b64encode((run.workdir / "graph.svg").read_bytes()).decode()
-    except OSError:
+        picture = base64.b64encode(read_file(run.workdir / "graph.svg", _PICTURE)).decode()
+    except FileNotFoundError:
         return ""
+    except (OSError, ValueError) as error:
+        return page.section("Who speaks when", page.missing("graph.svg:", f"it cannot be read ({error})."))
     image = f'<img alt="graph of the workflow" src="data:image/svg+xml;base64,{picture}">'  # inside <img> nothing of it can run
     return page.section("Who speaks when", f"<p>{image}</p>", "The workflow's graph; behind each role, its model.")
 

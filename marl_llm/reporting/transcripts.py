@@ -12,6 +12,7 @@ from marl_llm.reporting import page
 _LONGEST = 6000  # characters of one prompt or response on the page; the file keeps all of them
 _CHIP = 60  # characters of one field of the task above its plays
 _OPEN_STEPS = 16  # a longer play is folded after that many
+_CELLS = 10_000  # of a map that is drawn
 _CELL = 10  # units of the map picture's coordinates
 
 _TONES = {"success": "good", "failed": "bad", "horizon": "bad", "void": "bad"}  # a game's own words are neither
@@ -160,7 +161,7 @@ def _short(value: object) -> str:
 
 
 def _is_map(rows: object) -> bool:
-    return isinstance(rows, list) and bool(rows) and all(isinstance(row, str) and row for row in rows)
+    return isinstance(rows, list) and 0 < sum(map(len, rows)) <= _CELLS and all(isinstance(row, str) and row for row in rows)
 
 
 def _agents(rows: Sequence[str]) -> list[tuple[int, int]]:

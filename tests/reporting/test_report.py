@@ -202,7 +202,7 @@ def test_damaged_lines_are_named_and_the_rest_is_shown(tmp_path, no_charts):
     with open(tmp_path / "episodes.jsonl", "a") as file:
         file.write('{"episode": 1}\n')
     text = Page(write_report(tmp_path)).text
-    assert re.search(r"metrics.jsonl line \d+ is not JSON", text)
+    assert re.search(r"metrics.jsonl, line \d+: not JSON", text)
     assert "does not follow the schema" in text
     assert "Instance 3" in text
     assert "90.4" in text

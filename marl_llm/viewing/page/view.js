@@ -54,8 +54,8 @@
     if (path === "call") return of.call[params.id][params.call];
     if (path === "figures") return of.figures;
     if (path === "search") {
-      const needle = params.text.toLowerCase();
-      const has = (id) => JSON.stringify([of.play[id], of.call[id]]).toLowerCase().includes(needle);
+      const needle = folded(params.text);
+      const has = (id) => textsOf(of.play[id], of.call[id]).some((text) => folded(text).includes(needle));
       return of.plays.map((row) => row.id).filter(has);
     }
     if (path === "group") return groupOf(of, params.id, Number(params.call));
@@ -65,6 +65,13 @@
       return found;
     }
     throw new Error(path);
+  }
+  // As marl_llm/viewing/runs.py searches: NFKC and case folded (upper case first, for ß), texts without the names of fields.
+  const folded = (text) => text.normalize("NFKC").toUpperCase().toLowerCase().replaceAll("ς", "σ").normalize("NFKC");
+  const within = (value) => (typeof value === "string" ? [value] : value && typeof value === "object" ? Object.values(value).flatMap(within) : []);
+  function textsOf(play, calls) {
+    const tools = (play.tools || []).map((use) => [use.reads, use.writes, use.refused]);
+    return within([calls.map((call) => [call.prompt, call.texts]), tools, play.task, play.hidden, play.failures]);
   }
   function groupOf(of, id, call) {
     const mine = of.plays.find((row) => row.id === id), step = of.play[id].steps[call];
@@ -134,6 +141,7 @@
     return el("div", {},
       el("div", { class: "filters" }, search, choice("when", "any time"), choice("status", "any status"), choice("step", "any step")),
       el("p", { class: "muted", id: "count" }, `${rows.length} of ${state.rows.length} plays`),
+      state.runs[state.run].faults.map((fault) => el("p", { class: "error" }, `left out: ${fault}`)),
       el("div", { class: "scroll" }, el("table", { id: "list" },
         el("thead", {}, el("tr", {}, head("play", "play"), head("step", "step", "num"), head("task", "task", "wide"), head("status", "status"),
           head("score", state.runs[state.run].headline, "num"), head("turns", "turns", "num wide"),
@@ -248,6 +256,7 @@
     return node;
   }
   function picture(rows) {
+    if (!rows.length || rows.length * rows[0].length > 10000) return el("pre", {}, rows.join("\n"));
     const size = 10, width = Math.max(...rows.map((row) => row.length)) * size, height = rows.length * size;
     const cells = rows.flatMap((row, y) => [...row].map((c, x) => [x * size, y * size, c]));
     const shape = ([x, y, c]) => {
