@@ -189,6 +189,11 @@ def _metric(run: Run) -> str:
     return next((name for name in found if isinstance(name, str) and name), "success")
 
 
+def _roles(run: Run) -> list[str]:
+    """All roles of the run by name: the order of their colours, in charts and plays alike."""
+    return sorted({*charts.roles_of([*run.train, *run.evaluated]), *(role for play in run.plays for role in play["roles"])})
+
+
 def _interval(part: Mapping[str, Any]) -> tuple[float, float] | None:
     ends = part.get("interval")
     if isinstance(ends, list) and len(ends) == 2 and all(page.is_number(end) for end in ends):
@@ -352,7 +357,7 @@ def _bar(success: object, ends: tuple[float, float] | None) -> str:
 def _charts(run: Run, plots: pathlib.Path | None) -> str:
     floor = _part(run, "random").get("success")
     learning = charts.learning_charts(run.train, run.evaluated, run.warm, float(floor) if page.is_number(floor) else None, _metric(run))
-    health = charts.health_charts(run.train, run.evaluated)
+    health = charts.health_charts(run.train, run.evaluated, run.warm, _roles(run))
     if not (run.train or run.evaluated or run.warm):
         why = run.absent.get(metrics.FILE_NAME, "it has no line of a known phase.")
         return page.section("Learning", page.missing("metrics.jsonl:", f"{why} A run writes a line after each step."))
@@ -396,7 +401,7 @@ def _plays(run: Run) -> str:
     if not {"before", "after"} <= whens:
         lacking = " and ".join(when for when in ("before", "after") if when not in whens)
         note = page.missing(f"No plays {lacking} training of these instances.", _why_no_plays(run, lacking))
-    body = "".join(transcripts.play_html(f"Instance {i}", plays) for i, plays in enumerate(shown, start=1))
+    body = "".join(transcripts.play_html(f"Instance {i}", plays, _roles(run)) for i, plays in enumerate(shown, start=1))
     return page.section(title, note + body, intro)
 
 
