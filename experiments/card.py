@@ -5,12 +5,14 @@ Every figure is read from the run directory; nothing is computed anew, and nothi
 
 from __future__ import annotations
 
+import html
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.command import ConfigError
+from marl_llm.untrusted import read_json_file
 
 UNKNOWN_LICENCE = "unknown"
 MEASURED = ("before", "after")
@@ -22,12 +24,10 @@ def run_card(run: str | pathlib.Path, model: str, roles: Sequence[str], step: in
 
     path = pathlib.Path(run) / "evaluation.json"
     try:
-        figures = json.loads(path.read_text()) if path.exists() else None
         record = read_record(pathlib.Path(run))
-        if not isinstance(figures, dict | None):
-            raise TypeError(f"a {type(figures).__name__}, not an object")
+        figures = read_json_file(path) if path.exists() else None
         return card(record, figures, model, roles, step, licence)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path} cannot be read ({type(error).__name__}: {error}); move it away to export without figures") from error
@@ -63,7 +63,7 @@ def card(
     )
     parts = [
         "\n".join(["---", *front, "---"]),
-        f"# {model}, of the team {record['name']}",
+        f"# {model}, of the team {_cell(record['name'])}",
         "One model of a team of language models that was trained with reinforcement learning by `marl_llm`.",
         "\n".join(["| | |", "|---|---|", *rows]),
         "## Figures",
@@ -81,16 +81,16 @@ def _figures(figures: Mapping[str, Any] | None, step: int) -> str:
     if figures is None:
         return "The run has not been evaluated on held-out tasks."
     rows = [
-        f"| {name} | {100 * f['success']:.1f} % | [{', '.join(f'{100 * x:.1f}' for x in f['interval'])}] | {f['tasks']} | {f['void']} |"
+        f"| {name} | {100 * f['success']:.1f} % | [{', '.join(f'{100 * x:.1f}' for x in f['interval'])}] | {_cell(f['tasks'])} | {_cell(f['void'])} |"
         for name in MEASURED
         if (f := figures.get(name))
     ]
-    about = f"The whole team on the {figures['split']} split, {figures['headline']}, before reinforcement and after step "
-    about += f"{figures['steps']}."
+    about = f"The whole team on the {_cell(figures['split'])} split, {_cell(figures['headline'])}, before reinforcement and after step "
+    about += f"{_cell(figures['steps'])}."
     other = "" if step in (0, figures["steps"]) else f" This checkpoint, of step {step}, was not measured."
     return "\n".join([about + other, "", "| team | mean | 95 % interval | tasks | void plays |", "|---|---|---|---|---|", *rows])
 
 
 def _cell(value: Any) -> str:
     """A value in a table."""
-    return " ".join(str(value).split()).replace("|", "\\|")
+    return html.escape(" ".join(str(value).split()), quote=False).replace("|", "\\|")
