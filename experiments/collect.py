@@ -1,5 +1,6 @@
 """One table, and one picture, of many runs: what each group of runs gained, over seeds.
 
+    python -m experiments.collect runs/a0 runs/a1 runs/b0                     runs of one config are seeds of one group
     python -m experiments.collect --group=A:runs/a0,runs/a1,runs/a2 --group=permuted:runs/ap0
     python -m experiments.collect --group=shared:runs/s0,runs/s1 --group=separate:runs/c0,runs/c1 --picture=curves.png --axis=sampled_tokens
 
@@ -20,8 +21,10 @@ from absl import flags
 from experiments import command
 from experiments.command import ConfigError
 from marl_llm import reporting
+from marl_llm.reporting import page
 from marl_llm.untrusted import read_json_file
 
+LEGEND = "Brackets: of one seed its 95 % interval over tasks; of several the smallest and the largest seed, which is no interval."
 _GROUPS = flags.DEFINE_multi_string("group", [], "NAME:RUN,RUN,...; may be given many times.")
 _PICTURE = flags.DEFINE_string("picture", None, "PNG of the learning curves.")
 _FIGURE = flags.DEFINE_enum("figure", "curves", ["curves", "roles", "turns"], "What the picture shows.")
@@ -29,25 +32,43 @@ _AXIS = flags.DEFINE_enum("axis", "step", ["step", "sampled_tokens"], "What the 
 
 
 def read_run(run: pathlib.Path) -> dict:
-    """A finished run's `evaluation` and `metrics`. Raises `ConfigError` naming one that is not finished."""
+    """A finished run's `evaluation` and `metrics`. Raises `ConfigError` naming one that is not finished, or the field that is wrong."""
     try:
-        evaluation = read_json_file(run / "evaluation.json")
-        _check_pages(evaluation)
-        return {"evaluation": evaluation, "metrics": reporting.read_metrics(run)}
+        evaluation, metrics = read_json_file(run / "evaluation.json"), reporting.read_metrics(run)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{run} is no finished run: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{run} is no finished run: {error}") from error
+    parts = [("", evaluation), *([("sampled.", evaluation["sampled"])] if "sampled" in evaluation else [])]
+    for prefix, part in parts:
+        _check_part(run, prefix, part)
+    random = evaluation.get("random", {"success": 0.0})
+    if not isinstance(random, dict) or not page.is_number(random.get("success")):
+        raise ConfigError(f"{run}/evaluation.json: random.success is not a number")
+    for name in ("train_cpu_s", "train_wall_s"):
+        if evaluation.get(name) is not None and not page.is_number(evaluation[name]):
+            raise ConfigError(f"{run}/evaluation.json: {name} is not a number")
+    return {"evaluation": evaluation, "metrics": [line for line in metrics if _usable(line)]}
 
 
-def _check_pages(evaluation: dict) -> None:
-    """Raises `ValueError` naming a figure that the table needs, and that is missing or is no number."""
-    pages = {"": evaluation} | ({"sampled.": evaluation["sampled"]} if "sampled" in evaluation else {})
-    for where, page in pages.items():
-        for when in ("before", "after"):
-            for figure in ("success", "turns"):
-                found = page.get(when) if isinstance(page, dict) else None
-                value = found.get(figure) if isinstance(found, dict) else None
-                if not isinstance(value, float | int) or isinstance(value, bool):
-                    raise ValueError(f"evaluation.json: {where}{when}.{figure} is missing or no number")
+def _check_part(run: pathlib.Path, prefix: str, part: object) -> None:
+    """Raises `ConfigError` for a part of an evaluation that lacks what the table shows."""
+    pairs = part.get("pairs", {}) if isinstance(part, dict) else None
+    if not isinstance(pairs, dict):
+        raise ConfigError(f"{run}/evaluation.json: {prefix or 'it'} and its pairs must be objects")
+    seats = {name: part.get(name) for name in ("before", "after")} | {f"pairs.{name}": found for name, found in pairs.items()}
+    for name, found in seats.items():
+        for field in ("success",) if name.startswith("pairs.") else ("success", "turns"):
+            if not isinstance(found, dict) or not page.is_number(found.get(field)):
+                raise ConfigError(f"{run}/evaluation.json: {prefix}{name}.{field} is missing, or not a number")
+        ends = found.get("interval")
+        if ends is not None and not (isinstance(ends, list) and len(ends) == 2 and all(map(page.is_number, ends))):
+            raise ConfigError(f"{run}/evaluation.json: {prefix}{name}.interval is not a pair of numbers")
+
+
+def _usable(line: dict) -> bool:
+    """Whether a line of metrics has a phase, a step and, where it needs them, figures."""
+    figures = [line[name] for name in ("success", "sampled_tokens") if name in line]
+    whole = isinstance(line.get("phase"), str) and all(map(page.is_number, [line.get("step"), *figures]))
+    return whole and (line["phase"] != "eval" or "success" in line) and (line["phase"] != "train" or "sampled_tokens" in line)
 
 
 def read_groups(texts: list[str]) -> dict[str, list[dict]]:
@@ -59,6 +80,24 @@ def read_groups(texts: list[str]) -> dict[str, list[dict]]:
             raise ConfigError(f"--group={text!r} is not like 'shared:runs/s0,runs/s1'")
         groups.setdefault(name, []).extend(read_run(pathlib.Path(run)) for run in runs.split(","))
     return groups
+
+
+def group_runs(runs: list[str]) -> list[str]:
+    """Runs that were named one by one, as groups: those whose configs differ in the seed alone are one, called as the first of them.
+
+    Raises `ConfigError` for a run without a config that can be read.
+    """
+    groups: dict[str, list[str]] = {}
+    for run in runs:
+        try:
+            config = read_json_file(pathlib.Path(run) / "config.json").get("config", {})
+        except FileNotFoundError as error:
+            raise ConfigError(f"{run} is no run directory: it has no config.json; `python -m marl_llm runs` lists runs") from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{run} is no run directory: {error}") from error
+        config = {key: value for key, value in config.items() if key != "seed"} if isinstance(config, dict) else {}
+        groups.setdefault(json.dumps(config, sort_keys=True), []).append(run)
+    return [f"{pathlib.Path(members[0]).name}:{','.join(members)}" for members in groups.values()]
 
 
 def headline(groups: dict[str, list[dict]]) -> str:
@@ -108,7 +147,7 @@ def table(groups: dict[str, list[dict]], beside: dict[str, dict[str, str]] | Non
         cells += ["–" if None in seconds(kind) else f"{statistics.mean(seconds(kind)):.0f}" for kind in ("cpu", "wall")]
         cells += [texts.get(name) or "–" for texts in beside.values()]
         rows.append(cells)
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
 def _tokens(run: dict) -> int:
@@ -138,10 +177,12 @@ def draw(groups: dict[str, list[dict]], axis: str, path: pathlib.Path) -> None:
 
 def main(argv) -> None:
     """Flags to table and picture."""
-    if not _GROUPS.value:
-        raise ConfigError("--group is missing, e.g. --group=A:runs/a0,runs/a1")
-    groups = read_groups(_GROUPS.value)
-    print(f"{headline(groups)}\n\n{table(groups)}")
+    named = [*_GROUPS.value, *group_runs(argv[1:])]
+    if not named:
+        example = "`collect runs/a0 runs/a1`, or --group=A:runs/a0,runs/a1"
+        raise ConfigError(f"no run is named, e.g. {example}; `python -m marl_llm runs` lists runs")
+    groups = read_groups(named)
+    print(f"{headline(groups)}\n\n{table(groups)}\n\n{LEGEND}")
     if _PICTURE.value:
         path = pathlib.Path(_PICTURE.value)
         if _FIGURE.value == "curves":
@@ -155,4 +196,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, positional=True)

@@ -40,11 +40,14 @@ def fail(message: object, code: int = FAILED) -> None:
     sys.exit(code)
 
 
-def run(main: Callable[[list[str]], None], interrupted: str = "interrupted") -> None:
-    """`absl.app.run` with errors told plainly. `main` gets the arguments that are not flags; `--resume=DIR` brings the config of DIR."""
+def run(main: Callable[[list[str]], None], interrupted: str = "interrupted", positional: bool = False) -> None:
+    """`absl.app.run` with errors told plainly. `main` gets the arguments that are not flags; `--resume=DIR` brings the config of DIR.
+
+    `positional`: whether there may be any beside the program's name.
+    """
 
     def guarded(argv):
-        if len(argv) > 1:
+        if len(argv) > 1 and not positional:
             fail(f"unexpected {' '.join(argv[1:])!r}: every option starts with --, and takes its value after = (see --help)")
         try:
             main(argv)

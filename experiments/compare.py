@@ -148,7 +148,7 @@ def mean_tied(runs: list[dict]) -> str:
 
 def main(argv) -> None:
     """Runs what is missing and prints the table."""
-    from experiments.collect import headline, read_run, table
+    from experiments.collect import LEGEND, headline, read_run, table
     from experiments.reported import reported
     from experiments.workdir import RECORD_BOUNDS, differences, plain, write_json
     from marl_llm.untrusted import read_json_file
@@ -178,6 +178,7 @@ def main(argv) -> None:
     groups = {name: [read_run(folder) for folder in folders] for name, folders in runs.items()}
     paper = {name: reported(config.game.name, name, _TABLE.value) for name in runs}
     text = f"{headline(groups)}\n\n" + table(groups, {**columns(groups, _TABLE.value), "the paper reports": paper})
+    text += f"\n\n{LEGEND}"
     (output / "table.md").write_text(text + "\n")
     print(text)
 

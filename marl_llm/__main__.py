@@ -16,6 +16,7 @@ COMMANDS = {
     "evaluate": ("experiments.evaluate", "evaluate a checkpoint of a run"),
     "compare": ("experiments.compare", "train a config with a few keys changed"),
     "collect": ("experiments.collect", "one table of many runs"),
+    "runs": ("experiments.runs", "list the runs below a folder: state, steps, result"),
     "plan": ("experiments.plan", "memory and time of a config on an accelerator"),
     "serve": ("experiments.serve", "a role of a run, or a checkpoint, as chat completions on this machine"),
     "coach": ("experiments.coach", "train a small coach to say what a world's rubric says, and measure it"),
@@ -26,6 +27,10 @@ COMMANDS = {
 }
 # commands whose options absl reads
 _FLAGS = ("train", "evaluate", "compare", "collect", "plan", "serve", "injections", "chat", "tiny", "export")
+
+_POSITIONAL = ("collect",)  # of these, those that take arguments without --
+# command -> modules whose options it takes too
+_SHARED = {"chat": ("experiments.serve",)}
 
 
 def usage() -> str:
@@ -68,12 +73,13 @@ def main(argv: list[str] | None = None) -> int:
         if {"--help", "-help", "-h"} & set(rest):  # absl would look for the options of this module
             from absl import flags
 
-            print(f"{module.__doc__}\n{flags.FLAGS.module_help(module.__name__)}")
+            options = map(flags.FLAGS.module_help, [module.__name__, *_SHARED.get(name, ())])
+            print("\n".join([module.__doc__, *options]))
             return 0
         from experiments import command
 
         sys.argv = [f"marl_llm {name}", *rest]
-        command.run(module.main)
+        command.run(module.main, positional=name in _POSITIONAL)
         return 0
     return module.main(rest)
 

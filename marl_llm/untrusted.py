@@ -7,6 +7,7 @@ without an exception: a problem is part of the answer. Files are refused with on
 
 import dataclasses
 import functools
+import io
 import itertools
 import json
 import math
@@ -15,7 +16,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 REPLACEMENT = "\ufffd"
 # Why JSON was not read.
@@ -36,14 +37,14 @@ class Bounds:
       depth: most containers within each other.
       values: most commas and opening brackets outside of strings; a text of v values has fewer than 2·v of them.
       digits: most characters of one number; with at most 300 every integer is a finite float.
-      infinities: whether `Infinity` and `-Infinity` are numbers, as Python writes them.
+      finite: whether NaN, infinities and what overflows to them are refused.
     """
 
     size: int = 8 << 20
     depth: int = 64
     values: int = 1_000_000
     digits: int = 300
-    infinities: bool = False
+    finite: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,8 +152,8 @@ def _joined(pair: re.Match) -> str:
 def read_json(text: str | bytes, bounds: Bounds = Bounds()) -> Said:
     """The value of a JSON text, in time and memory linear in its length.
 
-    All texts in it, keys included, are valid; all its numbers are finite, and its integers can be made floats (`NaN`, `Infinity` unless
-    the bounds have infinities, and what does not fit a float are the problem `number`); no container is deeper than the bounds say.
+    All texts in it, keys included, are valid, and no container is deeper than the bounds say. Its integers can be made floats. Unless
+    the bounds say otherwise all numbers are finite: `NaN`, `Infinity` and what does not fit a float are the problem `number`.
     """
     if len(text) > bounds.size:
         return Said(problem="too_long")
@@ -163,17 +164,12 @@ def read_json(text: str | bytes, bounds: Bounds = Bounds()) -> Said:
 
     def real(digits: str) -> float:
         value = float(digits)
-        if not math.isfinite(value):
+        if bounds.finite and not math.isfinite(value):
             raise _BadNumber
         return value
 
-    def constant(name: str) -> float:
-        if bounds.infinities and name != "NaN":
-            return float(name)
-        raise _BadNumber(name)
-
     try:
-        value = json.loads(text, parse_float=real, parse_constant=constant)
+        value = json.loads(text, parse_float=real, parse_constant=real)
     except _BadNumber:
         return Said(problem="number")
     except RecursionError:  # the caller's own stack is nearly full
@@ -220,10 +216,10 @@ def _valid(value: Any) -> tuple[Any, int]:
     return value, 0
 
 
-def read_file(path: str | os.PathLike, most: int, error: type[Exception] = ValueError) -> bytes:
-    """The bytes of a file that somebody else may have made: a regular file (links are followed) of at most `most` bytes.
+def open_file(path: str | os.PathLike, error: type[Exception] = ValueError) -> IO[bytes]:
+    """A file that somebody else may have made, opened to read: a regular file (links are followed).
 
-    Never waits, as reading a named pipe would. Raises `error` with the path and the reason; a missing file is `FileNotFoundError`.
+    Never waits, as opening a named pipe would. Raises `error` with the path and the reason; a missing file is `FileNotFoundError`.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -231,14 +227,20 @@ def read_file(path: str | os.PathLike, most: int, error: type[Exception] = Value
         raise
     except (OSError, ValueError) as problem:  # ValueError: a path with a null character
         raise error(f"{os.fspath(path)}: cannot be opened ({getattr(problem, 'strerror', None) or problem})") from problem
-    about = os.fstat(handle)
-    if not stat.S_ISREG(about.st_mode):
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
         os.close(handle)
-        raise error(f"{os.fspath(path)}: not a regular file")
-    with open(handle, "rb") as file:
-        data = file.read(most + 1) if about.st_size <= most else b""
-        if about.st_size > most or len(data) > most:
-            raise error(f"{os.fspath(path)}: {max(about.st_size, len(data)):,} bytes; at most {most:,} are read")
+        raise error(f"{os.fspath(path)}: {'a directory, ' * stat.S_ISDIR(mode)}not a regular file")
+    return open(handle, "rb")
+
+
+def read_file(path: str | os.PathLike, most: int, error: type[Exception] = ValueError) -> bytes:
+    """The bytes of a file as `open_file` opens it, of at most `most` bytes. Raises as `open_file`."""
+    with open_file(path, error) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(most + 1) if size <= most else b""
+        if size > most or len(data) > most:
+            raise error(f"{os.fspath(path)}: {max(size, len(data)):,} bytes; at most {most:,} are read")
         return data
 
 
@@ -293,15 +295,22 @@ def read_json_file(
     return parse_json(read_file(path, bounds.size, error), os.fspath(path), kind, bounds, error)
 
 
-def json_lines(data: bytes, where: str, bounds: Bounds = Bounds()) -> Iterator[tuple[int, dict | None, str]]:
-    """Line numbers (from 1) and objects of a JSON Lines text; for a line that cannot be read None and the reason, with file and line.
+def json_lines(data: bytes | IO[bytes], where: str, bounds: Bounds = Bounds()) -> Iterator[tuple[int, dict | None, str]]:
+    """Line numbers (from 1) and objects of a JSON Lines text or open file; for a line that cannot be read None and the reason, with file
+    and line.
 
-    Lines end at a line feed and at nothing else; empty ones are left out. One bad line never takes the others away.
+    Lines end at a line feed and at nothing else; empty ones are left out. One bad line never takes the others away, and of one that is
+    longer than the bounds say no more is held than that.
     """
-    for number, line in enumerate(data.split(b"\n"), 1):
+    file, number = io.BytesIO(data) if isinstance(data, bytes) else data, 0
+    while line := file.readline(bounds.size + 2):
+        number += 1
+        rest = line
+        while len(rest) == bounds.size + 2 and not rest.endswith(b"\n"):
+            rest = file.readline(bounds.size + 2)
         if not line.strip():
             continue
         try:
-            yield number, parse_json(line, f"{where}, line {number}", dict, bounds), ""
+            yield number, parse_json(line.removesuffix(b"\n"), f"{where}, line {number}", dict, bounds), ""
         except ValueError as problem:
             yield number, None, str(problem)

@@ -94,11 +94,18 @@ FAULTS = {
         "a refused call is tried again": ("FINAL_KINDS = frozenset({FailureKind.REFUSED, ", "FINAL_KINDS = frozenset({"),
         "a result may hold both": ("if (self.value is None) == (self.failure is None):", "if self.value is None and self.failure is None:"),
     },
+    (D + "retriever/words.py", T + "test_retriever.py"): {
+        "a sentence without spaces is one word": ("units + [\"\".join(pair) for pair in itertools.pairwise(units)]", "[run[0]]"),
+        "a single character finds nothing": ("found += units + [", "found += ["),
+        "half width is another letter": ('unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())', "text.casefold()"),
+        "marks end a word": ("[\\w{marks}]", "\\w"),
+    },
     (D + "retriever/bm25.py", T + "test_retriever.py"): {
         "words count once in a query": (", weight, weight * float(", ", 1, float("),
         "of equals the later passage comes first": ("np.lexsort((rows, -scores))[:topk]", "np.lexsort((-rows, -scores))[:topk]"),
         "sums are left from the query before": ("sums[column.rows] = 0.0", "sums[column.rows[:0]] = 0.0"),
         "the search stops too early": ("if rest[visited] < threshold * SLACK:", "if rest[visited] < 4 * threshold * SLACK:"),
+        "an index of another format is read": ("or about.get(\"format\") != FORMATS.get(wanted)", ""),
         "summands of absent words": ("summands *= self.rows.take(position) == rows", "summands *= 1"),
     },
 }

@@ -14,11 +14,16 @@ _MARKS = {"pass": "ok  ", "fail": "FAIL", "note": "note"}
 
 
 def report_text(verdicts: Sequence[Finding], width: int = 140) -> str:
-    """One paragraph per verdict, and the count of those that failed."""
-    lines = []
+    """One paragraph per verdict, and the count of those that failed. What several checks failed by stands in the first one's paragraph."""
+    lines, told = [], set()
     for one in verdicts:
+        same = [other.name for other in verdicts if one.status == "fail" and (other.status, other.evidence) == ("fail", one.evidence)]
+        if one.status == "fail" and one.evidence in told:
+            continue
+        told.add(one.evidence)
         head = f"{_MARKS[one.status]}  law {one.law:<2}  {one.name:<10} "
-        lines += textwrap.wrap(visible(one.evidence), width, initial_indent=head, subsequent_indent=" " * len(head)) or [head]
+        also = f" (the same in {len(same) - 1} more: {', '.join(same[1:])})" if len(same) > 1 else ""
+        lines += textwrap.wrap(visible(one.evidence + also), width, initial_indent=head, subsequent_indent=" " * len(head)) or [head]
     failing = [one for one in verdicts if one.status == "fail"]
     laws = ", ".join(f"law {law}" for law in sorted({one.law for one in failing}))
     lines.append(f"{len(failing)} of {len(verdicts)} checks failed: {laws}" if failing else f"all {len(verdicts)} checks passed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import traceback
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -295,13 +296,23 @@ def check(world: World, names: tuple[str, ...] = tuple(CHECKS), **sizes) -> list
     Args:
       names: which checks. sizes: of `Subject`.
 
-    A check that cannot be carried out, because a function of the game raises in it, has failed; its evidence is the error.
+    A check that cannot be carried out, because a function of the game raises in it, has failed; its evidence is the error. Where one place
+    raises in several checks, the evidence of all is the error of the first, and the report says it once.
     Raises `CheckError` for a world that no script can play, and for sizes out of range.
     """
-    subject, found = Subject(world, **sizes), []
+    subject, found, errors = Subject(world, **sizes), [], {}
     for name in names:
         try:
             found += list(CHECKS[name](subject))
         except Exception as error:  # whatever the functions of a game raise
-            found.append(failed(name.replace("_", " "), LAWS[name], f"{type(error).__name__}: {error}"))
+            evidence = errors.setdefault(_place(error), f"{type(error).__name__}: {error}")
+            found.append(failed(name.replace("_", " "), LAWS[name], evidence))
     return found
+
+
+def _place(error: BaseException) -> tuple:
+    """What tells two faults apart: where the first error of the chain was raised, and its kind."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    return type(error), *((frames[-1].filename, frames[-1].lineno) if frames else (str(error),))

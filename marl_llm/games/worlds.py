@@ -30,8 +30,7 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from marl_llm.games import coding, maths, search
@@ -55,10 +54,8 @@ from marl_llm.games.writing.notes import notes  # noqa: F401 (a name of `registr
 from marl_llm.games.writing.worlds import writing  # noqa: F401 (a name of `registry`)
 from marl_llm.workflows import Task, WorkflowError, World
 from marl_llm.workflows.answers import normalise_answer
-from marl_llm.workflows.rows import DataError, without
+from marl_llm.workflows.rows import DataError, log_dropped, without
 from marl_llm.workflows.splits import Tasks, drawn_tasks, hold_out, listed_tasks
-
-log = logging.getLogger(__name__)
 
 
 def _fact_world(build: Callable[..., Any], worlds: int, facts_seed: int, top_k: int, noise: float, random_relation: bool) -> World:
@@ -112,7 +109,7 @@ def functions(
     return World(workflow, tasks, "all_passed", coding.function_speech(), coding.function_player(noise, ignore_advice, withhold_advice))
 
 
-def _from_files(train: str, test: str, load: Callable[..., list[Task]], field: str) -> Tasks:
+def _from_files(train: str, test: str, load: Callable[..., list[Task]], field: str, bad_rows: str) -> Tasks:
     """Tasks of two files, again and again from the start; the last rows of the training file are the validation split.
 
     No two splits share a `field` (law 12): of rows for training, those that come again for validation are left out; a row that is in
@@ -120,7 +117,7 @@ def _from_files(train: str, test: str, load: Callable[..., list[Task]], field: s
     """
     if not train or not test:
         raise ValueError("train and test must name parquet or jsonl files of tasks, e.g. --config.game.train=nq/train.parquet")
-    rows, held_out = load(train, "train"), load(test, "test")
+    rows, held_out = (load(path, split, bad_rows=bad_rows) for path, split in ((train, "train"), (test, "test")))
     if len(rows) < 5:
         raise DataError(f"{train} has {len(rows)} rows; at least 5 are needed, for the last fifth is the validation split")
     if not held_out:
@@ -141,53 +138,56 @@ def _in_splits(rows: list[Task], held_out: list[Task], field: str, train: str) -
     return listed_tasks({"train": training, "validation": validation, "test": held_out})
 
 
-def _question_world(build: Callable[..., Any], train: str, test: str, index: str, top_k: int, **more: Any) -> World:
+def _question_world(build: Callable[..., Any], train: str, test: str, index: str, top_k: int, bad_rows: str, **more: Any) -> World:
     from marl_llm.tools.retriever import open_index, open_server
 
     if not index:
         raise ValueError("index must name a retriever: a directory built by marl_llm.tools.retriever, or the address of its server")
     if top_k < 1:
         raise ValueError(f"top_k={top_k} must be at least 1")
-    tasks = _from_files(train, test, search.load_questions, "question")
+    tasks = _from_files(train, test, search.load_questions, "question", bad_rows)
     if "://" not in index:
         return World(build(search.retrieve_with(open_index(index), top_k), **more), tasks, "f1")
     client = open_server(index)
     return World(build(search.retrieve_with(client, top_k), **more), tasks, "f1", close=client.close)
 
 
-def question_parallel(train: str = "", test: str = "", index: str = "", top_k: int = 4) -> World:
-    """Workflow A. Files of questions, and a retriever: the directory of an index or the address of a server."""
-    return _question_world(search.parallel_retrieval, train, test, index, top_k)
+def question_parallel(train: str = "", test: str = "", index: str = "", top_k: int = 4, bad_rows: str = "refuse") -> World:
+    """Workflow A. Files of questions, and a retriever: the directory of an index or the address of a server.
+
+    Args:
+      train, test: files; the last rows of the first are the validation split.
+      index: the directory of an index or the address of a server.
+      top_k: passages per query.
+      bad_rows: "refuse" rows that cannot be used, or "drop" and count them.
+    """
+    return _question_world(search.parallel_retrieval, train, test, index, top_k, bad_rows)
 
 
-def question_extract(train: str = "", test: str = "", index: str = "", top_k: int = 4) -> World:
+def question_extract(train: str = "", test: str = "", index: str = "", top_k: int = 4, bad_rows: str = "refuse") -> World:
     """Workflow B; options as `question_parallel`."""
-    return _question_world(search.retrieve_extract_answer, train, test, index, top_k)
+    return _question_world(search.retrieve_extract_answer, train, test, index, top_k, bad_rows)
 
 
-def question_iterative(train: str = "", test: str = "", index: str = "", top_k: int = 5, release: str = "unitymas") -> World:
+def question_iterative(
+    train: str = "", test: str = "", index: str = "", top_k: int = 5, release: str = "unitymas", bad_rows: str = "refuse"
+) -> World:
     """Workflow C; options as `question_parallel`. `release` is "unitymas" or "m_ask", whose differences `search.MAskOptions` lists."""
     releases = {"unitymas": search.UNITYMAS, "m_ask": search.M_ASK}
     if release not in releases:
         raise ValueError(f"release={release!r} is unknown; the releases are {', '.join(releases)}")
-    return _question_world(search.iterative_search, train, test, index, top_k, options=releases[release])
+    return _question_world(search.iterative_search, train, test, index, top_k, bad_rows, options=releases[release])
 
 
-def problems(train: str = "", test: str = "", rounds: int = ROUNDS) -> World:
-    """Workflow D on programming problems with tests, judged in the sandbox."""
-    tasks = _from_files(train, test, coding.load_problems, "problem")
+def problems(train: str = "", test: str = "", rounds: int = ROUNDS, bad_rows: str = "refuse") -> World:
+    """Workflow D on programming problems with tests, judged in the sandbox; `bad_rows` as `question_parallel`."""
+    tasks = _from_files(train, test, coding.load_problems, "problem", bad_rows)
     if rounds < 1:
         raise WorkflowError(f"rounds={rounds} must be at least 1")
     return World(coding.plan_code_verify_reflect(coding.verifier(), rounds=rounds), tasks, "all_passed")
 
 
 # ---- Stronger-MAS: code and maths
-
-
-def _left_out(path: str, dropped: Mapping[str, int]) -> None:
-    """Says which rows of a file are not played."""
-    for reason, count in sorted(dropped.items()):
-        log.warning("%s: %d rows are left out: %s", path, count, reason)
 
 
 def function_debate(
@@ -251,12 +251,11 @@ def code_debate(
     found = coding.load_contests(test, "test", bad_rows=bad_rows)
     apart = without(rows.tasks, found.tasks, "problem")
     tasks = apart.tasks
-    for path, dropped in ((train, rows.dropped), (train, apart.dropped), (test, found.dropped)):
-        _left_out(path, dropped)
+    for path, loaded in ((train, rows), (train, apart), (test, found)):
+        log_dropped(path, loaded)
     if references == "run":
         checked = coding.check_references(tasks)
-        tasks = checked.tasks
-        _left_out(train, checked.dropped)
+        tasks = log_dropped(train, checked)
     roles = coding.debate_roles(max_tokens, max_prompt) if agents == "team" else {"coder": coding.single_coder(max_tokens, max_prompt)}
     workflow = coding.code_debate(coding.Runs(timeout_s), roles, agents, turns, rewards_form)
     return World(workflow, _splits_of(tasks, found.tasks, train, test), "solved")
@@ -380,8 +379,8 @@ def _maths_tasks(answers: Any, train: str, test: str, difficulty: str, bad_rows:
     rows = maths.load_maths(train, "train", understood, difficulty, bad_rows)
     found = maths.load_maths(test, "test", understood, bad_rows=bad_rows)
     apart = without(rows.tasks, found.tasks, "problem")
-    for path, dropped in ((train, rows.dropped), (train, apart.dropped), (test, found.dropped)):
-        _left_out(path, dropped)
+    for path, loaded in ((train, rows), (train, apart), (test, found)):
+        log_dropped(path, loaded)
     return _splits_of(apart.tasks, found.tasks, train, test)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from marl_llm.reporting import files, page
 
 FLOAT32_GAP_BOUND = 1e-4  # nats; for records without `log_prob_gap_bound`: law 2's bound in float32
+_MOST = 2.0**53  # of a step and a value: beyond, the arithmetic of axes overflows
 _POINTS = 300  # more points than pixels only make the page heavy
 _LABEL = 28  # characters of a name in a legend
 _SIZE = (4.5, 2.7)  # inches: text keeps a readable size when the chart fills a phone's width
@@ -66,24 +67,24 @@ class Chart:
 
 
 def roles_of(records: Records) -> list[str]:
-    """The roles that the records speak of, in order of appearance."""
+    """The roles that the records speak of, in the order of their names: each keeps its colour from chart to chart."""
     return _names(records, r"role/([^/]+)/")
 
 
 def models_of(records: Records) -> list[str]:
-    """The models that the records speak of, in order of appearance."""
+    """The models that the records speak of, in the order of their names."""
     return _names(records, r"model/([^/]+)/")
 
 
 def _names(records: Records, pattern: str) -> list[str]:
     keys = dict.fromkeys(key for record in records for key in record)
-    return list(dict.fromkeys(match[1] for key in keys if (match := re.match(pattern, key))))
+    return sorted({match[1] for key in keys if (match := re.match(pattern, key))})
 
 
 def column(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of `key`, NaN where a record has a null; records without the key are left out."""
-    rows = [r for r in records if key in r and page.is_number(r.get("step"))]
-    values = [float(r[key]) if page.is_number(r[key]) else np.nan for r in rows]
+    """Steps and values of `key`, NaN where a record has a null or what no chart can hold; records without the key are left out."""
+    rows = [r for r in records if key in r and page.is_number(r.get("step")) and abs(r["step"]) < _MOST]
+    values = [float(r[key]) if page.is_number(r[key]) and abs(r[key]) < _MOST else np.nan for r in rows]
     return np.array([r["step"] for r in rows], int), np.array(values, float)
 
 
@@ -142,18 +143,24 @@ def learning_charts(
     if not roles_of(train):
         why = "metrics.jsonl holds no number under `role/<role>/team` or `role/<role>/local` in its train lines."
         charts.append(Chart("rewards", "Rewards by role", "Mean per response.", (), absent=why))
-    losses = _line(warm, "loss", "loss", 0)
-    for i, model in enumerate(models_of(warm)):
-        losses += _line(warm, f"model/{model}/loss", model, i + 1)
+    models = models_of([*train, *warm])
+    losses = _line(warm, "loss", "loss", len(models))
+    for i, model in enumerate(models):
+        losses += _line(warm, f"model/{model}/loss", model, i)
     if warm:
         charts.append(Chart("warm_start", "Warm start", "Imitation loss before training, per token.", tuple(losses), unit="nats",
                             absent="metrics.jsonl holds no number under `loss` in its warm_start lines."))  # fmt: skip
     return charts
 
 
-def health_charts(train: Records, evaluated: Records) -> list[Chart]:
-    """What tells whether the training itself is sound: by role, by model, and the clock."""
-    roles, models = roles_of([*train, *evaluated]), models_of(train)
+def health_charts(train: Records, evaluated: Records, warm: Records = (), roles: Sequence[str] = ()) -> list[Chart]:
+    """What tells whether the training itself is sound: by role, by model, and the clock.
+
+    Args:
+      roles: in the order of their colours; empty: those of the records.
+    """
+    roles = roles or roles_of([*train, *evaluated])
+    models = models_of([*train, *warm])
 
     def by_role(records: Records, figure: str, kind: str = "smooth", suffix: str = "") -> list[Line]:
         return [

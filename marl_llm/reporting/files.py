@@ -7,7 +7,6 @@ that fails half-way is taken back: whatever happens, the lines written before st
 
 import contextlib
 import errno
-import json
 import os
 import pathlib
 import stat
@@ -16,8 +15,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from marl_llm.untrusted import Bounds, json_lines, open_file, read_json
+
 Path = str | os.PathLike
 
+LINE = Bounds(size=256 << 20, values=5_000_000)  # of one line: a play with its tokens
 _BLOCK = 1 << 16  # bytes read at a time, from the end of a file, in search of its last newline
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free some space, then start the same command again",
@@ -138,37 +140,37 @@ def _mend_end(fd: int) -> None:
 
 
 def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+    return _object(line) is not None
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """The object of a line; None if it is none, or beyond the bounds."""
+    said = read_json(line, LINE)
+    return said.value if isinstance(said.value, dict) else None
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """All objects of a JSON-lines file, and one sentence per line that is not one (a torn last line is no fault).
 
     Returns:
-      The objects in the order of the file, and the faults, for instance `["runs/1/metrics.jsonl line 3: ..."]`.
+      The objects in the order of the file, and the faults, for instance `["runs/1/metrics.jsonl, line 3: ..."]`.
 
     Raises:
       FileNotFoundError: when there is no such file.
+      LineError: when it is no regular file, or cannot be opened.
     """
-    lines = pathlib.Path(path).read_bytes().split(b"\n")
-    objects, faults = [], []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-            if isinstance(value, dict):
+    objects, faults, torn = [], [], False
+    with open_file(path, LineError) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(-1, os.SEEK_END)
+            torn = file.read(1) != b"\n"
+            file.seek(0)
+        for _, value, fault in json_lines(file, os.fspath(path), LINE):
+            if value is not None:
                 objects.append(value)
-                continue
-            fault = f"holds a {type(value).__name__}, not an object"
-        except ValueError as error:  # bad JSON and bad UTF-8 alike
-            if number == len(lines):
-                continue
-            fault = f"is not JSON ({error})"
-        faults.append(f"{os.fspath(path)} line {number} {fault}; delete that line or restore the file")
+            elif not torn or file.tell() < size:
+                faults.append(f"{fault}; delete that line or restore the file")
     return objects, faults
 
 
@@ -197,8 +199,8 @@ def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
         return
     read_whole(path)  # refuses a damaged file before anything is changed
     old = path.read_bytes()
-    kept = [line for line in old.split(b"\n") if _is_object(line) and keep(json.loads(line))]
-    new = b"".join(line + b"\n" for line in kept)
+    lines = [(line, _object(line)) for line in old.split(b"\n")]
+    new = b"".join(line + b"\n" for line, value in lines if value is not None and keep(value))
     if new != old:
         replace_file(path, new)
 

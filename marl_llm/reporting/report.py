@@ -31,8 +31,10 @@ from typing import Any
 import numpy as np
 
 from marl_llm.reporting import charts, episodes, files, metrics, page, transcripts
+from marl_llm.untrusted import read_file, read_json_file
 
 _TRANSCRIPTS = 3
+_PICTURE = 8 << 20  # bytes of graph.svg
 _FACTS = (
     ("Command", ("command", "argv")),
     ("Commit", ("commit", "git_commit")),
@@ -84,17 +86,12 @@ def _load(workdir: pathlib.Path) -> Run:
 
     def whole(name: str) -> Mapping[str, Any]:
         try:
-            value = json.loads((workdir / name).read_bytes())
+            return read_json_file(workdir / name)
         except FileNotFoundError:
             absent[name] = "there is no such file in the work directory."
-            return {}
         except (OSError, ValueError) as error:
             absent[name] = f"it cannot be read ({error})."
-            return {}
-        if not isinstance(value, dict):
-            absent[name] = f"it holds a {type(value).__name__}, not an object."
-            return {}
-        return value
+        return {}
 
     def lines(name: str) -> list[dict[str, Any]]:
         try:
@@ -102,7 +99,7 @@ def _load(workdir: pathlib.Path) -> Run:
         except FileNotFoundError:
             absent[name] = "there is no such file in the work directory."
             return []
-        except OSError as error:
+        except (OSError, files.LineError) as error:
             absent[name] = f"it cannot be read ({error})."
             return []
         if faults:
@@ -190,6 +187,11 @@ def _metric(run: Run) -> str:
     played = next((play["headline"] for play in run.plays if play.get("headline")), None)
     found = (run.evaluation.get("headline"), _find(run.config, ("headline",)), played)
     return next((name for name in found if isinstance(name, str) and name), "success")
+
+
+def _roles(run: Run) -> list[str]:
+    """All roles of the run by name: the order of their colours, in charts and plays alike."""
+    return sorted({*charts.roles_of([*run.train, *run.evaluated]), *(role for play in run.plays for role in play["roles"])})
 
 
 def _interval(part: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -302,9 +304,11 @@ def _turns(part: Mapping[str, Any]) -> str:
 def _graph(run: Run) -> str:
     """The picture of a workflow, which its run leaves in graph.svg; nothing where there is none."""
     try:
-        picture = base64.b64encode((run.workdir / "graph.svg").read_bytes()).decode()
-    except OSError:
+        picture = base64.b64encode(read_file(run.workdir / "graph.svg", _PICTURE)).decode()
+    except FileNotFoundError:
         return ""
+    except (OSError, ValueError) as error:
+        return page.section("Who speaks when", page.missing("graph.svg:", f"it cannot be read ({error})."))
     image = f'<img alt="graph of the workflow" src="data:image/svg+xml;base64,{picture}">'  # inside <img> nothing of it can run
     return page.section("Who speaks when", f"<p>{image}</p>", "The workflow's graph; behind each role, its model.")
 
@@ -353,7 +357,7 @@ def _bar(success: object, ends: tuple[float, float] | None) -> str:
 def _charts(run: Run, plots: pathlib.Path | None) -> str:
     floor = _part(run, "random").get("success")
     learning = charts.learning_charts(run.train, run.evaluated, run.warm, float(floor) if page.is_number(floor) else None, _metric(run))
-    health = charts.health_charts(run.train, run.evaluated)
+    health = charts.health_charts(run.train, run.evaluated, run.warm, _roles(run))
     if not (run.train or run.evaluated or run.warm):
         why = run.absent.get(metrics.FILE_NAME, "it has no line of a known phase.")
         return page.section("Learning", page.missing("metrics.jsonl:", f"{why} A run writes a line after each step."))
@@ -397,7 +401,7 @@ def _plays(run: Run) -> str:
     if not {"before", "after"} <= whens:
         lacking = " and ".join(when for when in ("before", "after") if when not in whens)
         note = page.missing(f"No plays {lacking} training of these instances.", _why_no_plays(run, lacking))
-    body = "".join(transcripts.play_html(f"Instance {i}", plays) for i, plays in enumerate(shown, start=1))
+    body = "".join(transcripts.play_html(f"Instance {i}", plays, _roles(run)) for i, plays in enumerate(shown, start=1))
     return page.section(title, note + body, intro)
 
 

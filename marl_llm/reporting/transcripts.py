@@ -12,6 +12,7 @@ from marl_llm.reporting import page
 _LONGEST = 6000  # characters of one prompt or response on the page; the file keeps all of them
 _CHIP = 60  # characters of one field of the task above its plays
 _OPEN_STEPS = 16  # a longer play is folded after that many
+_CELLS = 10_000  # of a map that is drawn
 _CELL = 10  # units of the map picture's coordinates
 
 _TONES = {"success": "good", "failed": "bad", "horizon": "bad", "void": "bad"}  # a game's own words are neither
@@ -36,8 +37,8 @@ def pairs(episodes: Sequence[Episode], count: int) -> list[dict[str, Episode]]:
     return [{when: p[when] for when in ("before", "train", "after") if when in p} for p in chosen[:count]]
 
 
-def play_html(title: str, plays: Mapping[str, Episode]) -> str:
-    """One task instance with its plays side by side."""
+def play_html(title: str, plays: Mapping[str, Episode], roles: Sequence[str]) -> str:
+    """One task instance with its plays side by side. `roles`: in the order of their colours."""
     names = {"before": "Before training", "train": "While training", "after": "After training"}
     task = next(iter(plays.values())).get("task", {})
     facts = {k: v for k, v in task.items() if k != "map"} if isinstance(task, Mapping) else {"task": task}
@@ -49,11 +50,11 @@ def play_html(title: str, plays: Mapping[str, Episode]) -> str:
     if hidden is not None:
         whole = json.dumps(hidden, indent=2, ensure_ascii=False)
         chips += page.details("hidden from the roles: gold answers, tests", f"<pre>{_clip(whole)}</pre>")
-    sides = "".join(_side(names.get(when, when), episode) for when, episode in plays.items())
+    sides = "".join(_side(names.get(when, when), episode, roles) for when, episode in plays.items())
     return f'<div class="play"><h3>{page.escape(title)}</h3><div>{chips}</div><div class="sides">{sides}</div></div>'
 
 
-def _side(name: str, episode: Episode) -> str:
+def _side(name: str, episode: Episode, roles: Sequence[str]) -> str:
     status = str(episode.get("status", "unknown"))
     turns, score = episode.get("turns"), episode.get("score")
     head = f'<h4>{page.escape(name)}</h4><span class="chip {_TONES.get(status, "")}">{page.escape(status)}</span>'
@@ -67,7 +68,6 @@ def _side(name: str, episode: Episode) -> str:
     rows = task.get("map") if isinstance(task, Mapping) else None
     blocks = [f'<div class="turn">{map_svg(rows)}<div class="note">Start</div></div>'] if _is_map(rows) else []
     trail: list[tuple[int, int]] = _agents(rows) if _is_map(rows) else []
-    roles = list(episode.get("roles", {}))
     blocks += [page.missing("Failed:", str(failure)) for failure in episode.get("failures", ())]
     tools: dict[int, list[str]] = {}
     for use in episode.get("tools", ()):
@@ -160,7 +160,7 @@ def _short(value: object) -> str:
 
 
 def _is_map(rows: object) -> bool:
-    return isinstance(rows, list) and bool(rows) and all(isinstance(row, str) and row for row in rows)
+    return isinstance(rows, list) and 0 < sum(map(len, rows)) <= _CELLS and all(isinstance(row, str) and row for row in rows)
 
 
 def _agents(rows: Sequence[str]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from marl_llm.reporting import files
 from marl_llm.viewing.runs import StoredRun, ViewError, compared
-from marl_llm.viewing.server import PAGE
+from marl_llm.viewing.server import PAGE, answer
 
 MOST = 2000  # plays of a run in one file
 
@@ -35,7 +35,7 @@ def inert(value: Any) -> str:
 
 
 def _data(runs: Sequence[StoredRun], most: int) -> dict[str, Any]:
-    found = {"runs": [{"name": r.name, "path": str(r.path), "headline": r.figures()["headline"]} for r in runs], "of": [], "compare": {}}
+    found: dict[str, Any] = {"runs": answer(runs, "/api/runs", {}), "of": [], "compare": {}}
     for run in runs:
         rows = run.rows()[-most:]
         plays = {row["id"]: run.play(row["id"]) for row in rows}

@@ -5,20 +5,23 @@ Files are followed while they grow: only new lines are read, and of each play on
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import json
+import os
 import pathlib
 import re
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
-from marl_llm.reporting import episodes, files, metrics
+from marl_llm.reporting import episodes, files, metrics, page
+from marl_llm.untrusted import open_file, parse_json, read_json_file
 
 SHOWN = 4000  # characters of a response that a play brings with it; the call brings the rest
 LONGEST_TITLE = 120
 OUTCOMES = "outcomes.jsonl"
+_ESCAPE = re.compile(rb"\\[u/]")  # a character of a JSON text that is spelled otherwise than it is searched
 
 
 class ViewError(ValueError):
@@ -28,41 +31,89 @@ class ViewError(ValueError):
 class Lines:
     """A JSON-lines file that may grow: where each whole line begins, and what was made of it.
 
-    A file that became shorter was rewritten, and is read again from its start. A torn last line waits for its end.
+    A file that became shorter was rewritten, and is read again from its start. A torn last line waits for its end. A line that cannot be
+    read is left out and named in `faults`; so is a file that cannot be opened.
     """
 
     def __init__(self, path: pathlib.Path):
-        self.path, self._read, self.version, self._known = path, 0, 0, None
+        self.path, self._read, self._number, self.version, self._known = path, 0, 0, 0, None
+        self.faults: list[str] = []
 
-    def news(self, read: Callable[[bytes], Any] = json.loads) -> Iterator[tuple[int, int, dict[str, Any]] | None]:
-        """(offset, length, object) of every new line; None first where everything before is to be forgotten. `read`: line to object."""
+    def news(self, read: Callable[[bytes, str], dict[str, Any]] | None = None) -> Iterator[tuple[int, int, dict[str, Any]] | None]:
+        """(offset, length, object) of every new line; None first where everything before is to be forgotten.
+
+        `read`: (line, its place in words) -> object; raises `ValueError` for one that is to be left out.
+        """
         try:
-            status = self.path.stat()
-        except OSError:
+            with open_file(self.path) as file:
+                yield from self._news(file, read or read_object)
+        except FileNotFoundError:
             return
+        except ValueError as error:
+            self._forget(str(error))
+
+    def _news(self, file: IO[bytes], read: Callable[[bytes, str], dict[str, Any]]) -> Iterator[tuple[int, int, dict[str, Any]] | None]:
+        status = os.fstat(file.fileno())
         if status.st_size < self._read or (self._known is not None and status.st_ino != self._known):
-            self._read, self.version = 0, self.version + 1
+            self._forget()
             yield None
         self._known = status.st_ino
-        with self.path.open("rb") as file:
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                start, self._read = self._read, self._read + len(line)
-                self.version += 1
-                try:
-                    value = read(line)
-                except ValueError:  # a damaged line is left out, as in the report
-                    continue
-                if isinstance(value, dict):
-                    yield start, len(line), value
+        file.seek(self._read)
+        while line := file.readline(files.LINE.size + 2):
+            length = len(line) if line.endswith(b"\n") else _to_end(file, len(line))
+            if length is None:
+                break
+            start, self._read, self._number = self._read, self._read + length, self._number + 1
+            self.version += 1
+            if not line.strip():
+                continue
+            try:
+                value = read(line, f"{self.path}, line {self._number}")
+            except ValueError as error:
+                self.faults.append(str(error))
+                continue
+            yield start, length, value
+
+    def _forget(self, *faults: str) -> None:
+        self._read, self._number, self.version, self.faults = 0, 0, self.version + 1, list(faults)
 
     def at(self, place: tuple[int, int]) -> dict[str, Any]:
-        """The object of a line."""
-        with self.path.open("rb") as file:
-            file.seek(place[0])
-            return json.loads(file.read(place[1]))
+        """The object of a line. Raises `ValueError` where the file has changed meanwhile."""
+        return read_object(self.line(place), f"{self.path}, byte {place[0]:,}")
+
+    def line(self, place: tuple[int, int]) -> bytes:
+        """A line as it stands in the file."""
+        with open_file(self.path) as file:
+            return _line_at(file, place)
+
+
+def _line_at(file: IO[bytes], place: tuple[int, int]) -> bytes:
+    file.seek(place[0])
+    return file.read(place[1])
+
+
+def _to_end(file: IO[bytes], length: int) -> int | None:
+    """The length of a line, of which so much is read, with all up to its end; None where it has none yet."""
+    while rest := file.readline(1 << 20):
+        length += len(rest)
+        if rest.endswith(b"\n"):
+            return length
+    return None
+
+
+def read_object(line: bytes, where: str) -> dict[str, Any]:
+    """The object of a line. Raises `ValueError`, beginning with `where`."""
+    return parse_json(line, where, dict, files.LINE)
+
+
+def _read_play(line: bytes, where: str) -> dict[str, Any]:
+    """A play that follows the schema, so that all who show it know its types."""
+    play = read_object(line, where)
+    try:
+        episodes.validate_episode(play)
+    except episodes.EpisodeError as error:
+        raise ValueError(f"{where}: {error}") from error
+    return play
 
 
 class StoredRun:
@@ -77,23 +128,25 @@ class StoredRun:
             raise ViewError(f"{self.path} is no run directory: it has neither config.json nor {episodes.FILE_NAME}")
         self._plays, self._tokens = Lines(self.path / episodes.FILE_NAME), Lines(self.path / episodes.TOKENS_FILE_NAME)
         self._figures, self._outcomes = Lines(self.path / metrics.FILE_NAME), Lines(self.path / OUTCOMES)
+        self._files = (self._plays, self._tokens, self._figures, self._outcomes)
         self._rows: dict[str, dict[str, Any]] = {}
         self._place: dict[str, tuple[int, int]] = {}
         self._token_place: dict[str, tuple[int, int]] = {}
         self._records: list[dict[str, Any]] = []
         self._ends: list[dict[str, Any]] = []
+        self._damaged: dict[str, str] = {}  # file -> why it cannot be read
         self._lock = threading.Lock()
         self.name = self.path.resolve().name
 
     def refresh(self) -> int:
         """Reads what is new; a number that grows with every line."""
         with self._lock:
-            for new in self._plays.news():
+            for new in self._plays.news(_read_play):
                 if new is None:
                     self._rows.clear()
                     self._place.clear()
                     continue
-                name = str(new[2].get("episode"))
+                name = new[2]["episode"]
                 self._rows[name], self._place[name] = row_of(new[2]), new[:2]
             for new in self._tokens.news(_head):
                 if new is None:
@@ -106,7 +159,14 @@ class StoredRun:
                         kept.clear()
                     else:
                         kept.append(new[2])
-            return sum(one.version for one in (self._plays, self._tokens, self._figures, self._outcomes))
+            return sum(one.version for one in self._files)
+
+    def faults(self) -> list[str]:
+        """What of the run's files could not be read and is left out, each with file, line and reason."""
+        self.refresh()
+        for name in ("config.json", "evaluation.json"):
+            self._whole(name)
+        return [*self._damaged.values(), *(fault for one in self._files for fault in one.faults)]
 
     def rows(self) -> list[dict[str, Any]]:
         """One short row per play, in the order of the file; see `row_of`."""
@@ -114,55 +174,62 @@ class StoredRun:
         return list(self._rows.values())
 
     def search(self, text: str) -> list[str]:
-        """Ids of the plays in whose texts (prompts, responses, tools, task) a text occurs; case does not matter."""
+        """Ids of the plays in one of whose texts a text occurs: of prompts, responses, tools, task, hidden fields and failures.
+
+        Names of fields are no texts. Upper and lower case, full and half width, composed and decomposed letters are the same.
+        """
         self.refresh()
-        needle = json.dumps(text)[1:-1].lower().encode()
+        needle = folded(text)
         if not needle or not self._place:
             return list(self._place)
-        names = sorted(self._place, key=lambda name: self._place[name])
-        starts, data = [self._place[name][0] for name in names], self._plays.path.read_bytes().lower()
-        found, at = [], data.find(needle)
-        while at >= 0:
-            number = bisect.bisect_right(starts, at) - 1
-            end = sum(self._place[names[number]]) if number >= 0 else 0
-            if at < end:
-                found.append(names[number])
-            elif number + 1 < len(starts):  # a line that a later one replaced
-                end = starts[number + 1]
-            else:
-                break
-            at = data.find(needle, end)
-        return found
+        with open_file(self._plays.path) as file:
+            return [name for name, place in list(self._place.items()) if _has(_line_at(file, place), needle)]
 
     def play(self, name: str) -> dict[str, Any]:
         """A play without its prompts, long responses cut: `call` has them. Raises `KeyError`."""
-        play = self._plays.at(self._place[name])
+        play = self._play(name)
+        drawn = self._drawn(name, play)
         for number, step in enumerate(play["steps"]):
             step["number"], step["prompt_characters"] = number, len(step.pop("prompt"))
             for response in step["responses"]:
                 if len(response["text"]) > SHOWN:
                     response["characters"] = len(response["text"])
                     response["text"] = response["text"][:SHOWN]
-        tokens = self._token_place.get(name)
-        if tokens is not None:
-            for step, drawn in zip(play["steps"], self._tokens.at(tokens)["steps"]):
-                step["prompt_tokens"] = len(drawn["prompt_ids"])
-                for response, ids in zip(step["responses"], drawn["responses"]):
-                    response["tokens"] = len(ids["ids"])
-                    response |= {key: ids[key] for key in ("advantage",) if key in ids}
+        for step, ids_of in zip(play["steps"], drawn["steps"] if drawn else ()):
+            step["prompt_tokens"] = len(ids_of["prompt_ids"])
+            for response, ids in zip(step["responses"], ids_of["responses"]):
+                response["tokens"] = len(ids["ids"])
+                response |= {key: ids[key] for key in ("advantage",) if key in ids}
         return play
+
+    def _play(self, name: str) -> dict[str, Any]:
+        place = self._place[name]
+        return _read_play(self._plays.line(place), f"{self._plays.path}, byte {place[0]:,}")
+
+    def _drawn(self, name: str, play: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The tokens of a play; None where none were stored, or none that fit it."""
+        if name not in self._token_place:
+            return None
+        try:
+            tokens = self._tokens.at(self._token_place[name])
+            episodes.validate_tokens(tokens, play)
+        except ValueError as error:
+            fault = f"{self._tokens.path}, play {name}: {error}"
+            if fault not in self._tokens.faults:
+                self._tokens.faults.append(fault)
+            return None
+        return tokens
 
     def call(self, name: str, number: int) -> dict[str, Any]:
         """One prompt with its responses, whole, and their tokens where they were stored. Raises `KeyError` or `IndexError`."""
-        step = self._plays.at(self._place[name])["steps"][number]
+        play = self._play(name)
+        step = play["steps"][number]
         out = {"prompt": step["prompt"], "texts": [response["text"] for response in step["responses"]]}
-        place = self._token_place.get(name)
-        if place is None:
+        record = self._drawn(name, play)
+        if record is None:
             return out
-        record = self._tokens.at(place)
         drawn, pieces = record["steps"][number], record.get("pieces", {})
-        roles = self._plays.at(self._place[name])["roles"]
-        known = pieces.get(roles.get(step["role"], ""), pieces.get("", {}))
+        known = pieces.get(play["roles"][step["role"]], pieces.get("", {}))
         spell = lambda ids: [known.get(str(i), f"‹{i}›") for i in ids]  # noqa: E731
         responses = [{**{k: x for k, x in one.items() if k != "ids"}, "pieces": spell(one["ids"])} for one in drawn["responses"]]
         return out | {"prompt_pieces": spell(drawn["prompt_ids"]), "specials": list(record.get("specials", ())), "responses": responses}
@@ -171,7 +238,7 @@ class StoredRun:
         """The samples that a sample is compared with, as far as they are stored: candidates for its prompt, and calls of the same role and
         turn in other plays of its task at the same step."""
         mine = self._rows[name]
-        step = self._plays.at(self._place[name])["steps"][number]
+        step = self._play(name)["steps"][number]
         found = []
         for other, row in self._rows.items():
             if any(row[part] != mine[part] for part in ("when", "step", "key")):
@@ -187,33 +254,80 @@ class StoredRun:
     def figures(self) -> dict[str, Any]:
         """Lines of `metrics.jsonl` that curves are drawn of, the headline's name, and the final evaluation."""
         self.refresh()
-        keep = lambda name: name in ("phase", "step", "success", "turns", "void", "success_low", "success_high") or name.startswith("role/")  # noqa: E731
-        records = [{k: x for k, x in one.items() if keep(k)} for one in self._records if one.get("phase") in ("train", "eval")]
+        records = [_curve_record(one) for one in self._records if one.get("phase") in ("train", "eval")]
         config, evaluation = self._whole("config.json"), self._whole("evaluation.json")
-        parts = {name: part for name, part in evaluation.items() if isinstance(part, Mapping) and "success" in part}
-        return {"headline": config.get("headline", "success"), "records": records, "evaluation": parts, "config": config}
+        parts = {name: part for name, part in evaluation.items() if isinstance(part, Mapping) and page.is_number(part.get("success"))}
+        records = [record for record in records if "step" in record]
+        return {"headline": self.headline(), "records": records, "evaluation": parts, "config": config}
+
+    def headline(self) -> str:
+        """The name of the metric that a play's score is."""
+        headline = self._whole("config.json").get("headline")
+        return headline if isinstance(headline, str) else "success"
 
     def outcomes(self) -> dict[str, dict[int, float]]:
         """Table of seats -> task -> mean score of its plays that are not void, of the final evaluation."""
         self.refresh()
         found: dict[str, dict[int, list[float]]] = {}
         for one in self._ends:
-            if not one.get("void"):
-                found.setdefault(one["seats"], {}).setdefault(one["task"], []).append(one["score"])
+            seats, task, score = (one.get(key) for key in ("seats", "task", "score"))
+            if not one.get("void") and isinstance(seats, str) and type(task) is int and page.is_number(score):
+                found.setdefault(seats, {}).setdefault(task, []).append(score)
         return {seats: {task: sum(x) / len(x) for task, x in tasks.items()} for seats, tasks in found.items()}
 
     def _whole(self, name: str) -> dict[str, Any]:
+        self._damaged.pop(name, None)
         try:
-            value = json.loads((self.path / name).read_bytes())
-        except (OSError, ValueError):  # not there yet
+            return read_json_file(self.path / name)
+        except FileNotFoundError:  # not there yet
             return {}
-        return value if isinstance(value, dict) else {}
+        except (OSError, ValueError) as error:
+            self._damaged[name] = str(error)
+            return {}
 
 
-def _head(line: bytes) -> dict[str, Any]:
+def _curve_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a record that curves are drawn of."""
+    names = ("step", "success", "turns", "void", "success_low", "success_high")
+    numbers = {k: x for k, x in record.items() if (k in names or k.startswith("role/")) and page.is_number(x)}
+    return {"phase": record["phase"], **numbers}
+
+
+def folded(text: str) -> str:
+    """A text as it is searched: NFKC and case folded."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+
+
+def _has(line: bytes, needle: str) -> bool:
+    """Whether a folded text occurs in a text of the play that a line holds."""
+    if line.isascii() and not _ESCAPE.search(line) and json.dumps(needle)[1:-1].encode() not in line.lower():
+        return False  # the line spells its texts as they are: a look at it is enough
+    return any(needle in folded(text) for text in texts_of(read_object(line, "the file has changed meanwhile")))
+
+
+def texts_of(play: Mapping[str, Any]) -> Iterator[str]:
+    """The texts of a play that a search looks at."""
+    for step in play["steps"]:
+        yield step["prompt"]
+        yield from (response["text"] for response in step["responses"])
+    for use in play.get("tools", ()):
+        yield from _texts([use.get("reads"), use["writes"], use.get("refused")])
+    yield from _texts([play["task"], play.get("hidden"), play.get("failures")])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts within a JSON value, without the names of fields."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _head(line: bytes, where: str) -> dict[str, Any]:
     """The id alone of a line of tokens, which are not looked at until they are asked for."""
     found = re.match(rb'\{"episode": ("(?:[^"\\]|\\.)*")', line)
-    return {"episode": json.loads(found[1])} if found else json.loads(line)
+    return read_object(b'{"episode": %b}' % found[1] if found else line, where)
 
 
 def row_of(play: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,13 +14,14 @@ from marl_llm.viewing.runs import StoredRun, ViewError, compared
 PAGE = pathlib.Path(__file__).parent / "page"
 KINDS = {"index.html": "text/html", "view.js": "text/javascript", "view.css": "text/css"}
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+MOST_FAULTS = 20  # that the page lists
 SMALL = 1024  # bytes that are not worth compressing
 
 
 def answer(runs: Sequence[StoredRun], path: str, query: dict[str, str]) -> Any:
     """The data behind an address `/api/...`. Raises `KeyError`, `IndexError` or `ValueError` for what there is not."""
     if path == "/api/runs":
-        return [{"name": run.name, "path": str(run.path), "headline": run.figures()["headline"]} for run in runs]
+        return [{"name": run.name, "path": str(run.path), "headline": run.headline(), "faults": run.faults()[:MOST_FAULTS]} for run in runs]
     if path == "/api/versions":
         return [run.refresh() for run in runs]
     if path == "/api/compare":

@@ -22,6 +22,7 @@ def list_text(run: StoredRun, text: str = "") -> str:
         score, step = ("" if row[name] is None else row[name] for name in ("score", "step"))
         score = f"{score:.2f}" if score != "" else ""
         lines.append(visible(f"{row['id']:<24} {row['when']:<7} {step:>5} {row['status']:<9} {score:>6} {row['turns']:>5}  {paid}"))
+    lines += [visible(f"left out: {fault}") for fault in run.faults()]
     return "\n".join(lines)
 
 

@@ -1,72 +1,18 @@
-"""Rows of the files that tasks are read from."""
+"""Tasks of the rows of a file (`marl_llm.data_files`)."""
 
 from __future__ import annotations
 
 import collections
-import gzip
-import json
+import logging
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from marl_llm.untrusted import valid_text
+from marl_llm.data_files import DataError, read_rows
 from marl_llm.workflows.trajectory import Task
 
+log = logging.getLogger(__name__)
 BAD_ROWS = ("refuse", "drop")
-
-
-class DataError(ValueError):
-    """A file or a row that is not what a loader reads; the message says which, what was found, and what belongs there."""
-
-
-def read_rows(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Rows of a `.parquet`, a `.jsonl` (or `.jsonl.gz`) or a `.json` file (a list of objects), one after the other.
-
-    Raises `DataError` for another kind of file, a broken line (with its number), or a row that is no object; `FileNotFoundError`.
-    """
-    path = pathlib.Path(path)
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as parquet  # of the extra `tools`: only who reads parquet needs it
-
-        with parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches():
-                yield from batch.to_pylist()
-    elif path.suffix == ".jsonl" or path.suffixes[-2:] == [".jsonl", ".gz"]:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _row(line, f"{path}, line {number}")
-    elif path.suffix == ".json":
-        try:
-            found = _valid(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: not JSON: {error}") from error
-        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-            raise DataError(f"{path}: expected a list of objects")
-        yield from found
-    else:
-        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; use .parquet, .jsonl, .jsonl.gz or .json")
-
-
-def _row(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        row = _valid(json.loads(line.decode("utf-8")))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: a JSON {type(row).__name__}; expected an object")
-    return row
-
-
-def _valid(value: Any) -> Any:
-    """A JSON value whose texts can be stored: halves of characters, which JSON can spell out, are replaced."""
-    if isinstance(value, str):
-        return valid_text(value)
-    if isinstance(value, list):
-        return [_valid(item) for item in value]
-    return {valid_text(key): _valid(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 class RowRefused(ValueError):
@@ -105,9 +51,7 @@ def read_tasks(
     if bad_rows not in BAD_ROWS:
         raise DataError(f"bad_rows={bad_rows!r} is unknown; choose one of {', '.join(BAD_ROWS)}")
     found, dropped = [], collections.Counter()
-    for number, row in enumerate(read_rows(path)):
-        if limit is not None and number >= limit:
-            break
+    for number, row in enumerate(read_rows(path, limit)):
         if difficulty and str(row.get("difficulty")) != difficulty:
             dropped["another difficulty"] += 1
             continue
@@ -118,6 +62,13 @@ def read_tasks(
                 raise row_error(path, number, refused) from refused
             dropped[refused.kind] += 1
     return Loaded(found, dict(dropped))
+
+
+def log_dropped(path: str | pathlib.Path, loaded: Loaded) -> list[Task]:
+    """The tasks of a file; says in the log which of its rows are left out."""
+    for reason, count in sorted(loaded.dropped.items()):
+        log.warning("%s: %d rows are left out: %s", path, count, reason)
+    return loaded.tasks
 
 
 def row_error(path: str | pathlib.Path, number: int, refused: RowRefused) -> DataError:

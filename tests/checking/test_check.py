@@ -1,5 +1,6 @@
 """`python -m marl_llm check` finds each planted fault, names its law, and finds none in a sound team."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,7 +12,7 @@ import jax
 import pytest
 
 from experiments.check import main
-from marl_llm.checking import CheckError, Subject, check
+from marl_llm.checking import CheckError, Subject, check, report_text
 from marl_llm.checking.junk import battery
 from marl_llm.games import make_game
 from marl_llm.games.hosted import hosted
@@ -94,3 +95,18 @@ def test_junk_never_exceeds_a_roles_budget():
         plays = Subject(world).play(world.tasks("train", 0, 1), says)
         calls = [call for one in plays for path in one.trajectories for call in path.calls]
         assert all(len(call.text.encode()) < world.workflow.roles[call.role].max_tokens * 3 for call in calls)
+
+
+def test_a_fault_that_stops_several_checks_is_told_once():
+    def broken(turn):
+        raise KeyError(f"no hint for task {turn.seed[1]}, asked in request {turn.seed[3]}")
+
+    world = dataclasses.replace(make_game("notes"), script=broken)
+    found = check(world, tasks=2, plays=2, few=2, held_out=2)
+    failing = [one for one in found if one.status == "fail"]
+    assert len(failing) > 3
+    assert len({one.evidence for one in failing}) == 1
+    text = report_text(found)
+    assert text.count("no hint for task") == 1
+    assert all(one.name in text for one in failing)
+    assert f"{len(failing)} of {len(found)} checks failed" in text

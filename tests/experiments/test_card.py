@@ -51,3 +51,13 @@ def test_a_damaged_evaluation_is_an_error_that_names_the_file(tmp_path):
     (tmp_path / "config.json").unlink()
     with pytest.raises(ConfigError, match="config.json cannot be read"):
         run_card(tmp_path, "a", ["keeper"], 0)
+
+
+def test_no_text_of_a_record_becomes_markup_or_another_line_of_the_card():
+    evil = "<img src=x onerror=alert(1)>\n# taken | cell"
+    record = RECORD | {name: evil for name in ("name", "date", "hardware", "commit", "command")}
+    text = card(record, None, "a", ["keeper"], 0)
+    body = text.partition("## Config")[0]
+    assert "<img" not in body
+    assert "\n# taken" not in body
+    assert "&lt;img src=x onerror=alert(1)&gt; # taken \\| cell" in body

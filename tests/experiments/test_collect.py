@@ -1,11 +1,13 @@
 """Runs of workflows in one table and one picture: the right figures from the right files, and plain words for what is missing."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from experiments.base import ConfigError
-from experiments.collect import curve, draw, headline, read_groups, table
+from experiments.collect import curve, draw, group_runs, headline, read_groups, table
 from experiments.figures import band, draw_figure, role_rewards, turns
 from experiments.reported import DOMAINS, TABLE_6, TABLES, TABLES_7_8, reported
 
@@ -121,3 +123,45 @@ def test_what_is_no_run_is_told(tmp_path):
         read_groups(["runs/a"])
     with pytest.raises(ConfigError, match="nothing is no finished run: .*evaluation.json"):
         read_groups([f"A:{tmp_path / 'nothing'}"])
+
+
+def test_runs_can_be_named_one_by_one_and_those_that_differ_in_the_seed_alone_are_one_group(tmp_path):
+    for name, seed, recipe in (("a0", 0, "grpo"), ("a1", 1, "grpo"), ("b0", 0, "ppo")):
+        write_run(tmp_path / name, 0.5, 1000)
+        (tmp_path / name / "config.json").write_text(json.dumps({"config": {"seed": seed, "recipe": {"name": recipe}}}))
+    runs = [str(tmp_path / name) for name in ("a0", "b0", "a1")]
+    assert group_runs(runs) == [f"a0:{runs[0]},{runs[2]}", f"b0:{runs[1]}"]
+    done = subprocess.run([sys.executable, "-m", "marl_llm", "collect", *runs], capture_output=True, text=True, timeout=120, check=True)
+    assert "| a0 | 2 |" in done.stdout
+    assert "of several the smallest and the largest seed, which is no interval" in done.stdout
+    with pytest.raises(ConfigError, match="gone is no run directory"):
+        group_runs([str(tmp_path / "gone")])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"before": 3}, "before.success is missing, or not a number"),
+        ({"after": {"success": "x", "turns": 1}}, "after.success is missing, or not a number"),
+        ({"after": {"success": 1.0}}, "after.turns is missing"),
+        ({"pairs": []}, "its pairs must be objects"),
+        ({"sampled": None}, "must be objects"),
+        ({"random": []}, "random.success is not a number"),
+        ({"before": {"success": 1.0, "turns": 1.0, "interval": [None]}}, "before.interval is not a pair"),
+        ({"train_wall_s": "x"}, "train_wall_s is not a number"),
+    ],
+)
+def test_an_evaluation_of_other_types_is_named_by_file_and_field(tmp_path, change, message):
+    run = write_run(tmp_path / "a", 0.5, 1000)
+    path = run / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=rf"a/evaluation\.json: .*{message}"):
+        table(read_groups([f"A:{run}"]))
+
+
+def test_lines_of_other_types_take_no_run_away(tmp_path):
+    run = write_run(tmp_path / "a", 0.5, 1000)
+    before = table(read_groups([f"A:{run}"]))
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"phase": "eval", "step": "x"}\n{"phase": [], "step": 1}\n{"phase": "train", "step": 9, "sampled_tokens": {}}\n')
+    assert table(read_groups([f"A:{run}"])) == before

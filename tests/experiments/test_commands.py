@@ -1,5 +1,6 @@
 """`python -m marl_llm`: the list of commands, how little is imported before one is asked for, and configs outside a checkout."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -27,7 +28,10 @@ def test_help_of_a_command_imports_nothing_heavy(name):
     assert not imported(f"from marl_llm.__main__ import main; main([{name!r}, '--help'])") & HEAVY
 
 
-@pytest.mark.parametrize(("name", "option"), [("train", "--resume"), ("serve", "--record"), ("export", "--model")])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("train", "--resume"), ("serve", "--record"), ("export", "--model"), ("chat", "--run:"), ("chat", "--role:"), ("chat", "--path:")],
+)
 def test_help_of_a_command_lists_its_own_options(name, option):
     asked = [sys.executable, "-m", "marl_llm", name, "--help"]
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
@@ -90,3 +94,23 @@ def test_an_error_that_a_user_can_mend_is_told_in_one_line_with_its_code_and_a_f
         assert capsys.readouterr().err == said
     with pytest.raises(KeyError):
         code_of(KeyError("x"))
+
+
+def test_runs_are_listed_with_their_state_steps_and_result_and_damaged_ones_are_named(tmp_path, capsys):
+    def make(name, evaluation=None, metrics='{"phase": "train", "step": 3}\n'):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(json.dumps({"name": "team", "config": {"steps": 5}}))
+        (tmp_path / name / "metrics.jsonl").write_text(metrics)
+        if evaluation is not None:
+            (tmp_path / name / "evaluation.json").write_text(evaluation)
+
+    make("a", json.dumps({"headline": "f1", "before": {"success": 0.25}, "after": {"success": 0.5}}))
+    make("deep/b", metrics='{"phase": "train", "step": 3}\n[1]\n')
+    make("c", "[" * 100_000)
+    assert main(["runs", str(tmp_path)]) == 0
+    a, c, b = capsys.readouterr().out.splitlines()
+    assert a.split("  ")[1:] == ["team", "finished", "step 3 of 5", "f1 25.0\u00a0% → 50.0\u00a0%"]
+    assert "evaluation.json: nested deeper than 64 levels" in c
+    assert b.split("  ")[1:] == ["team", "not finished", "step 3 of 5", "1 damaged lines"]
+    assert main(["runs", str(tmp_path / "gone")]) == 2
+    assert "there is no folder" in capsys.readouterr().err

@@ -174,7 +174,8 @@ def test_alarms_errors_and_the_way_back(tmp_path, monkeypatch, capsys, run):
     for part in (path / "checkpoints" / "4" / "policies" / "first").rglob("*"):
         if part.is_file():
             part.write_bytes(part.read_bytes()[:7])
-    with pytest.raises(CheckpointError, match=r"checkpoints/4 cannot be read: .* Go on from the checkpoint of step 2: .*--step=2") as damage:
+    advice = r"checkpoints/4 cannot be read: .* Go on from the checkpoint of step 2: .*--step=2"
+    with pytest.raises(CheckpointError, match=advice) as damage:
         run(letters(), path)
     assert "\n" not in str(damage.value)
     assert sorted(p.name for p in (path / "checkpoints").iterdir()) == ["0", "2", "4"]

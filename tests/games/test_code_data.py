@@ -168,8 +168,8 @@ def test_what_unpacks_without_end_is_not_unpacked(tmp_path, monkeypatch):
 def test_files_that_are_no_text_or_no_json_are_named(tmp_path):
     for name, content, message in (
         ("a.jsonl", b'{}\n{"question": "\xff"}\n', "line 2: not UTF-8"),
-        ("b.jsonl", b"[" * 10**5, "line 1: not JSON"),
-        ("c.json", b"[" * 10**5, "not JSON"),
+        ("b.jsonl", b"[" * 10**5, "line 1: nested deeper than 64 levels"),
+        ("c.json", b"[" * 10**5, "nested deeper than 64 levels"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=message):

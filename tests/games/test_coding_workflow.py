@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marl_llm.data_files import DataError, read_rows
 from marl_llm.games.coding import (
     coding_roles,
     function_player,
@@ -31,7 +32,6 @@ from marl_llm.tools.results import FailureKind, failed, success
 from marl_llm.workflows import Assignment, Controller, FormatError, Scripted
 from marl_llm.workflows.metrics import rollout_metrics, team_metrics
 from marl_llm.workflows.rewards import earned
-from marl_llm.workflows.rows import DataError, read_rows
 from marl_llm.workflows.samples import sample_table
 from marl_llm.workflows.trajectory import Task
 

@@ -149,7 +149,7 @@ def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_rewritten(tmp_path
     path = tmp_path / "metrics.jsonl"
     text = f'{{"phase": "train", "step": 1}}\n{bad}\n{{"phase": "train", "step": 3}}\n'
     path.write_text(text)
-    with pytest.raises(LineError, match="metrics.jsonl line 2"):
+    with pytest.raises(LineError, match="metrics.jsonl, line 2: "):
         read_metrics(path)
     with pytest.raises(LineError, match="line 2"):
         MetricsWriter(tmp_path, resume_step=1)

@@ -202,7 +202,7 @@ def test_damaged_lines_are_named_and_the_rest_is_shown(tmp_path, no_charts):
     with open(tmp_path / "episodes.jsonl", "a") as file:
         file.write('{"episode": 1}\n')
     text = Page(write_report(tmp_path)).text
-    assert re.search(r"metrics.jsonl line \d+ is not JSON", text)
+    assert re.search(r"metrics.jsonl, line \d+: not JSON", text)
     assert "does not follow the schema" in text
     assert "Instance 3" in text
     assert "90.4" in text
@@ -451,3 +451,27 @@ def test_b13_the_alarm_reads_each_models_bound(tmp_path, no_charts):
     records = [{"step": 1, "model/half/log_prob_gap": 0.3, "model/half/log_prob_gap_bound": 0.25}]
     (gap,) = [chart for chart in charts.health_charts(records, []) if chart.name == "log_prob_gap"]
     assert gap.levels == ((0.25, "alarm"),)
+
+
+def test_a_role_and_a_model_keep_their_colour_through_the_whole_report(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(charts.Chart, "figure_html", lambda self, plots: drawn.update({self.name: self}) or "")
+    make_run(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:  # evaluations name roles, and the warm start models, in another order than training does
+        if line["phase"] != "train":
+            fields = list(line.items())[::-1]
+            line.clear()
+            line.update(fields)
+    lines.sort(key=lambda line: line["phase"])
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = write_report(tmp_path).read_text()
+    colours = {}
+    for name in ("entropy", "zero_variance", "well_formed", "grad_norm", "log_prob_gap", "warm_start"):
+        for line in drawn[name].lines:
+            colours.setdefault(line.label.removesuffix(", evaluation"), set()).add(line.color)
+    assert {name: len(found) for name, found in colours.items()} == dict.fromkeys(colours, 1)
+    of_plays = re.findall(r'<i style="background:var\(--s(\d)\)"></i>(\w+)', source)
+    assert {role for _, role in of_plays} == {"tool", "planner"}
+    for colour, role in of_plays:
+        assert colours[role] == {int(colour)}

@@ -24,6 +24,7 @@ from misbehaving_server import MisbehavingServer
 
 from marl_llm.tools import BM25Index, BM25Pool, DenseIndex, FailureKind, Hit, Retriever, RetrieverClient, build_bm25, build_dense
 from marl_llm.tools.retriever import RetrieverServer, open_index, open_server, read_passages
+from marl_llm.tools.retriever.words import words
 
 K1, B = 0.9, 0.4
 
@@ -191,14 +192,51 @@ def test_jsonl_gzip_and_parquet_give_the_same_index(tmp_path):
     assert [hit.document for hit in index.search(["ÜBER wort3 t3"], 1).outcome()[0]] == [read[0][3]]
 
 
+def test_scripts_without_spaces_are_found_by_their_characters_and_pairs(tmp_path):
+    passages = {
+        "北京是中国的首都": ["首都", "北京", "都"],
+        "上海在长江口": ["长江", "海"],
+        "東京タワーは日本にあります": ["東京タワー", "日本", "ﾀﾜｰ", "あります"],
+        "ประเทศไทยมีเมืองหลวงคือกรุงเทพ": ["เมืองหลวง", "กรุงเทพ"],
+        "ពួកគេរស់នៅភ្នំពេញ": ["ភ្នំពេញ"],
+        "ວຽງຈັນເປັນນະຄອນຫຼວງ": ["ນະຄອນ"],
+        "ရန်ကုန်မြို့": ["မြို့"],
+        "대한민국의 수도는 서울이다": ["서울이다", "대한민국의"],
+        "हिन्दी भाषा": ["हिन्दी"],
+        "GPT４模型 の Straße": ["gpt4", "模型", "STRASSE", "ＧＰＴ4"],
+        "ein Café über der Spree": ["café", "ÜBER", "Café"],
+    }
+    index = build_bm25(passages_of(list(passages)), tmp_path / "index", stopwords=None)
+    for row, queries in enumerate(passages.values()):
+        for query in queries:
+            assert [place for place, _ in index.rank([query], 1)[0]] == [row], query
+
+
+def test_words_of_a_text():
+    assert words("北京2008年, Tokyo東京!") == ["北", "京", "北京", "2008", "年", "tokyo", "東", "京", "東京"]
+    assert words("กำ") == words("กํา")  # one letter or two, by NFKC
+    assert words("naïve_case ＡＢＣ don't") == ["naïve_case", "abc", "don", "t"]
+    assert words("我们", frozenset({"我"})) == ["们", "我们"]
+    assert words("") == words("。、!　") == []
+
+
+def test_an_index_whose_words_were_cut_by_an_older_rule_is_refused(tmp_path):
+    build_bm25(passages_of(["one two"]), tmp_path / "index")
+    about = tmp_path / "index" / "index.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | dict(format=1)))
+    for opened in (BM25Index, BM25Pool, open_index):
+        with pytest.raises(ValueError, match="holds an index of kind 'bm25', format 1; expected kind 'bm25', format 2: build it again"):
+            opened(tmp_path / "index")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("p.jsonl", '{"contents": "a"}\n{"contents": ', r"p\.jsonl:2: not a line of JSON"),
-        ("p.jsonl", "[1]\n", "a passage is a JSON object"),
+        ("p.jsonl", '{"contents": "a"}\n{"contents": ', r"p\.jsonl, line 2: not JSON"),
+        ("p.jsonl", "[1]\n", "line 1: a JSON list; expected an object"),
         ("p.jsonl", '{"id": 1, "body": "a"}\n', r"needs the field 'contents'.*\['body', 'id'\]"),
-        ("p.jsonl", '{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}\n', r"p\.jsonl:2: the id '1' occurs twice"),
-        ("p.csv", "a,b", "are read from .jsonl"),
+        ("p.jsonl", '{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}\n', r"p\.jsonl, line 2: the id '1' occurs twice"),
+        ("p.csv", "a,b", "unknown kind of file '.csv'; use .parquet, .jsonl"),
     ],
 )
 def test_bad_passages_are_named(tmp_path, name, content, message):

@@ -11,7 +11,7 @@ from experiments.play import main
 from marl_llm.viewing import HumanSeat
 from marl_llm.workflows.parsers import plain
 
-GAME = '''
+GAME = """
 from marl_llm.text import ByteTokenizer
 from marl_llm.workflows import PlainText, Role, Task, Workflow, World, sequence
 from marl_llm.workflows.parsers import plain
@@ -27,7 +27,7 @@ def echo():
     tokenizer = ByteTokenizer(specials=("<eos>",), stops=("<eos>",))
     tasks = lambda split, first, count: [Task(n, {"word": f"{split}{n}"}, split=split) for n in range(first, first + count)]
     return World(team, tasks, "right", PlainText(tokenizer, tokenizer.stop_ids), lambda turn: turn.fields["word"])
-'''
+"""
 LIMIT_S = 120.0
 
 

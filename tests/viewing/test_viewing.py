@@ -75,6 +75,17 @@ def test_search_finds_texts_of_prompts_responses_and_tools_whatever_their_case(f
     assert run.search("\u202e") == ["train-1/1/0"]
 
 
+def test_search_looks_at_texts_alone_case_folded_and_normalised(tmp_path):
+    texts = {"a": "Über allem", "b": "STRASSE \uff21\uff22\uff23", "c": "cafe\u0301 \ufb01x", "d": 'say "hi"\n<b>', "e": "ΟΔΟΣ 北京"}
+    run = StoredRun(stored.make_run(tmp_path / "run", [stored.play(name, 0, text=text) for name, text in texts.items()]))
+    for needle, wanted in (
+        ("über", "a"), ("ÜBER ALLEM", "a"), ("u\u0308ber", "a"), ("straße", "b"), ("abc", "b"), ("CAFÉ", "c"), ("fix", "c"),
+        ('"HI"\n<B>', "d"), ("οδοσ", "e"), ("οδος", "e"), ("京", "e"), ("find it", "abcde"), ("reads task 0", "abcde"),
+        ("prompt", ""), ("well_formed", ""), ("question", ""), ("\\u", ""), ("true", ""),
+    ):  # fmt: skip
+        assert "".join(run.search(needle)) == wanted, needle
+
+
 def test_a_run_that_is_writing_is_followed_and_a_rewritten_file_is_read_again(folder):
     run = StoredRun(folder)
     before = run.refresh()

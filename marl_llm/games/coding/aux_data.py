@@ -16,10 +16,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from marl_llm.data_files import DataError, read_rows
 from marl_llm.games.coding.aux_source import defined, parameters_of, parsed
 from marl_llm.tools.judge import judge_calls
 from marl_llm.workflows import Task
-from marl_llm.workflows.rows import DataError, Loaded, read_rows
+from marl_llm.workflows.rows import Loaded
 
 FIELDS = ("task_id", "prompt", "entry_point", "test")
 MOST_CASES = 256

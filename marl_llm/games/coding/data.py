@@ -11,41 +11,46 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marl_llm.data_files import DataError
 from marl_llm.games.coding.forms import UnreadableCalls, check_name, name_in_starter, parse_json, read_calls
 from marl_llm.games.coding.team import VISIBLE_TESTS
 from marl_llm.workflows import Task
-from marl_llm.workflows.rows import DataError, read_rows
+from marl_llm.workflows.rows import RowRefused, log_dropped, read_tasks
 
 PROBLEM = ("problem", "question", "prompt")
 TESTS = ("tests", "test_cases", "input_output")
 CALLED = ("functional", "function_call")  # kinds of tests that call a function
 
 
-def load_problems(path: str | pathlib.Path, split: str, visible: int = VISIBLE_TESTS, limit: int | None = None) -> list[Task]:
+def load_problems(
+    path: str | pathlib.Path, split: str, visible: int = VISIBLE_TESTS, limit: int | None = None, bad_rows: str = "refuse"
+) -> list[Task]:
     """Tasks for workflow D, numbered by row.
 
     Args:
       visible: how many tests a prompt shows. They are the first, and are no part of the hidden ones; at least one test stays hidden.
       limit: read only so many rows.
+      bad_rows: "refuse" rows that cannot be used, or "drop" them and say in the log how many for which reason.
 
     Raises:
       DataError: naming the row: no problem, fewer than two tests, tests of an unknown form, or calls without a function's name.
     """
-    tasks = []
-    for number, row in enumerate(read_rows(path)):
-        if limit is not None and number >= limit:
-            break
-        where = f"{path}, row {number}"
+
+    def read(number: int, row: Mapping[str, Any]) -> Task:
         problem = next((row[name] for name in PROBLEM if isinstance(row.get(name), str) and row[name].strip()), None)
         if problem is None:
-            raise DataError(f"{where}: no problem; expected a text in one of {', '.join(PROBLEM)}; the row has {', '.join(row)}")
-        function, tests = read_tests(row, where)
+            raise RowRefused("no problem", f"expected a text in one of {', '.join(PROBLEM)}; the row has {', '.join(row)}")
+        try:
+            function, tests = read_tests(row, "tests")
+        except DataError as error:
+            raise RowRefused("tests that cannot be read", str(error)) from error
         if len(tests) < 2:
-            raise DataError(f"{where}: {len(tests)} tests; one to show and one to hide are needed at least")
+            raise RowRefused("too few tests", f"{len(tests)} tests; one to show and one to hide are needed at least")
         shown = min(visible, len(tests) - 1)
         fields = {"problem": problem.strip(), "visible": show_tests(tests[:shown]), "interface": _interface(function, row)}
-        tasks.append(Task(number, fields, {"function": function, "tests": tests[shown:], "visible_tests": tests[:shown]}, split))
-    return tasks
+        return Task(number, fields, {"function": function, "tests": tests[shown:], "visible_tests": tests[:shown]}, split)
+
+    return log_dropped(path, read_tasks(path, read, "", bad_rows, limit))
 
 
 def read_tests(row: Mapping[str, Any], where: str) -> tuple[str, tuple[tuple[Any, Any], ...]]:

@@ -16,20 +16,22 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
+import io
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from marl_llm.data_files import DataError, read_rows
 from marl_llm.games.pipeline.metrics import KINDS, METRICS
 from marl_llm.games.pipeline.runs import limits_for
 from marl_llm.games.pipeline.submissions import SubmissionError, join, label, number, same_id
 from marl_llm.games.pipeline.team import SUBMISSION
 from marl_llm.hints import meant
 from marl_llm.tools.sandbox import Workspace
+from marl_llm.untrusted import open_file
 from marl_llm.workflows import Task
-from marl_llm.workflows.rows import DataError, read_rows
 
 COLUMNS = ("task", "kind", "metric", "targets", "id_column")
 ANSWERS = "test_answer.csv"
@@ -90,7 +92,7 @@ def load_manifest(path: str | pathlib.Path) -> dict[str, Measure]:
 def read_csv(path: str | pathlib.Path, where: str) -> tuple[list[str], list[list[str]]]:
     """Header and rows of a CSV file. Raises `DataError` for a file without a header, or a row of another length; `OSError`."""
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        with open_file(path, DataError) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
             rows = [row for row in csv.reader(file, strict=True) if row]
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{where}: {path} cannot be read as CSV: {error}") from error

@@ -2,8 +2,8 @@
 
 Parquet or JSON lines, as released for NQ and HotpotQA (UnityMAS-O's `<name>/{train,test}_verl.parquet`, M-ASK's and Search-R1's files): the
 question is in `question`, `query` or `problem`, the answers in `golden_answers`, `answers`, `answer`, `ground_truth` or
-`reward_model.ground_truth` (there a list, a text, or an object with `target`). Rows without a usable question or answer are an error, not
-silence.
+`reward_model.ground_truth` (there a list, a text, or an object with `target`). Rows without a usable question or answer are an error, or
+left out with `bad_rows="drop"`.
 """
 
 from __future__ import annotations
@@ -14,36 +14,39 @@ from typing import Any
 
 from marl_llm.workflows import Task
 from marl_llm.workflows.answers import normalise_answer
-from marl_llm.workflows.rows import DataError, read_rows
+from marl_llm.workflows.rows import DataError, RowRefused, log_dropped, read_tasks
 
 QUESTION = ("question", "query", "problem")
 ANSWERS = ("golden_answers", "answers", "answer", "ground_truth", "reward_model.ground_truth")
 
 
-def load_questions(path: str | pathlib.Path, split: str, limit: int | None = None) -> list[Task]:
+def load_questions(path: str | pathlib.Path, split: str, limit: int | None = None, bad_rows: str = "refuse") -> list[Task]:
     """Tasks with `question`, and hidden `answers`, numbered by row.
 
     Args:
       split: what the tasks are marked as; the file decides what is in it, so check with `check_disjoint`.
       limit: read only so many rows.
+      bad_rows: "refuse" rows that cannot be used, or "drop" them and say in the log how many for which reason.
 
     Raises:
       DataError: naming the row.
     """
-    tasks = []
-    for number, row in enumerate(read_rows(path)):
-        if limit is not None and number >= limit:
-            break
-        where = f"{path}, row {number}"
+
+    def read(number: int, row: Mapping[str, Any]) -> Task:
         question = next((found for name in QUESTION if isinstance(found := _get(row, name), str) and found.strip()), None)
         if question is None:
-            raise DataError(f"{where}: no question; expected a text in one of {', '.join(QUESTION)}; the row has {', '.join(row)}")
-        tasks.append(Task(number, {"question": question.strip()}, {"answers": accepted_answers(row, where)}, split))
-    return tasks
+            raise RowRefused("no question", f"expected a text in one of {', '.join(QUESTION)}; the row has {', '.join(row)}")
+        return Task(number, {"question": question.strip()}, {"answers": accepted_answers(row)}, split)
+
+    return log_dropped(path, read_tasks(path, read, "", bad_rows, limit))
 
 
-def accepted_answers(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Accepted answers of a row, each once. Raises `DataError` if there is none, or one without a word."""
+def accepted_answers(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Accepted answers of a row, each once.
+
+    An answer without a word after normalisation, such as the blood type "A", would equal an empty reply: it is left out, and a row that has
+    no other raises `RowRefused`, as does one without an answer.
+    """
     for name in ANSWERS:
         found = _get(row, name)
         if isinstance(found, Mapping):
@@ -52,10 +55,11 @@ def accepted_answers(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
             found = [found]
         if isinstance(found, Sequence) and found:
             texts = tuple(dict.fromkeys(str(one).strip() for one in found))
-            if empty := [one for one in texts if not normalise_answer(one)]:
-                raise DataError(f"{where}: the answer {empty[0]!r} has no word left after normalisation")
-            return texts
-    raise DataError(f"{where}: no answer; expected a text or a list in one of {', '.join(ANSWERS)}; the row has {', '.join(row)}")
+            usable = tuple(one for one in texts if normalise_answer(one))
+            if not usable:
+                raise RowRefused("no answer with a word", f"the answer {texts[0]!r:.80} has no word left after normalisation")
+            return usable
+    raise RowRefused("no answer", f"expected a text or a list in one of {', '.join(ANSWERS)}; the row has {', '.join(row)}")
 
 
 def _get(row: Mapping[str, Any], name: str) -> Any:

@@ -18,7 +18,6 @@ import json
 import math
 import mmap
 import pathlib
-import re
 import shutil
 import threading
 import time
@@ -30,17 +29,13 @@ from jaxtyping import Float64, Int32
 
 from marl_llm.tools.retriever.interface import LocalRetriever, Overdue, check_time
 from marl_llm.tools.retriever.passages import PassageStore, write_passages
+from marl_llm.tools.retriever.words import normalised, words
+from marl_llm.untrusted import read_json_file
 
-FORMAT = 1
-WORD = re.compile(r"\w+")
+FORMATS = {"bm25": 2, "dense": 1}  # 2: words as `marl_llm.tools.retriever.words` cuts them
 PROBES = 32  # passages completed per visited column to raise the threshold early
 CACHED_WORDS = 65_536
 SLACK = 1.0 - 1e-12  # partial sums are added in another order than final ones: a few units in the last place
-
-
-def words(text: str, stopwords: frozenset[str] = frozenset()) -> list[str]:
-    """The words of a text as the index sees them: lower case, runs of letters, digits and underscores, without `stopwords`."""
-    return [word for word in WORD.findall(text.lower()) if word not in stopwords]
 
 
 def build_bm25(
@@ -72,7 +67,8 @@ def build_bm25(
         raise FileExistsError(f"{folder} exists; an index is never overwritten: remove it, or choose another directory")
     if k1 < 0 or not 0 <= b <= 1:
         raise ValueError(f"k1 must be at least 0 and b between 0 and 1, not k1={k1}, b={b}")
-    left_out = frozenset(Tokenizer(stopwords=stopwords if isinstance(stopwords, str) else list(stopwords or ())).stopwords)
+    stopwords = Tokenizer(stopwords=stopwords if isinstance(stopwords, str) else list(stopwords or ())).stopwords
+    left_out = frozenset(map(normalised, stopwords))
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -93,7 +89,7 @@ def build_bm25(
     np.save(part / "columns.npy", indptr.astype(np.int64))
     np.save(part / "largest.npy", np.maximum.reduceat(data, indptr[:-1]))
     _save_vocabulary(part, vocabulary)
-    about = dict(format=FORMAT, kind="bm25", passages=int(scorer.scores["num_docs"]), k1=k1, b=b, stopwords=sorted(left_out))
+    about = dict(format=FORMATS["bm25"], kind="bm25", passages=int(scorer.scores["num_docs"]), k1=k1, b=b, stopwords=sorted(left_out))
     (part / "index.json").write_text(json.dumps(about, ensure_ascii=False, indent=1))
     part.rename(folder)
     return BM25Index(folder)
@@ -293,8 +289,9 @@ def read_about(folder: pathlib.Path, kind: str | None = None) -> dict[str, Any]:
     path = folder / "index.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no index: build one with `python -m marl_llm.tools.retriever build`")
-    about = json.loads(path.read_text())
-    if about.get("format") != FORMAT or (kind is not None and about.get("kind") != kind):
+    about = read_json_file(path)
+    wanted = kind or about.get("kind")
+    if about.get("kind") != wanted or about.get("format") != FORMATS.get(wanted):
         found = f"kind {about.get('kind')!r}, format {about.get('format')!r}"
-        raise ValueError(f"{folder} holds an index of {found}; expected kind {kind!r}, format {FORMAT}: build it again")
+        raise ValueError(f"{folder} holds an index of {found}; expected kind {wanted!r}, format {FORMATS.get(wanted)}: build it again")
     return about

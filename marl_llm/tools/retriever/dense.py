@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from marl_llm.tools.retriever.bm25 import FORMAT, read_about
+from marl_llm.tools.retriever.bm25 import FORMATS, read_about
 from marl_llm.tools.retriever.interface import LocalRetriever, check_time
 from marl_llm.tools.retriever.passages import PassageStore, write_passages
 
@@ -44,7 +44,9 @@ def build_dense(
         if not np.isfinite(embeddings[start : start + BLOCK]).all():
             raise ValueError(f"an embedding in rows {start} to {min(count, start + BLOCK) - 1} is not finite")
     np.save(part / "embeddings.npy", np.asarray(embeddings, np.float32))
-    (part / "index.json").write_text(json.dumps(dict(format=FORMAT, kind="dense", passages=count, width=int(embeddings.shape[1]))))
+    (part / "index.json").write_text(
+        json.dumps(dict(format=FORMATS["dense"], kind="dense", passages=count, width=int(embeddings.shape[1])))
+    )
     part.rename(folder)
     return DenseIndex(folder, encode)
 

@@ -1,6 +1,5 @@
 """Passages on disk: read from jsonl or parquet, kept as one file of JSON lines with an array of offsets, read through a memory map."""
 
-import gzip
 import json
 import mmap
 import pathlib
@@ -9,23 +8,25 @@ from typing import Any
 
 import numpy as np
 
+from marl_llm.data_files import located_rows
+
 BLOB, OFFSETS = "passages.jsonl", "passages.offsets.npy"
 
 
 def read_passages(paths: Sequence[str | pathlib.Path]) -> Iterator[dict[str, Any]]:
-    """Yields the passages of `.jsonl`, `.jsonl.gz` and `.parquet` files, in order.
+    """Yields the passages of `.jsonl`, `.jsonl.gz`, `.parquet` and `.json` files (see `marl_llm.data_files`), in order.
 
     A passage comes out with `contents` (the field that Search-R1's clients print: the title on the first line, then the text; built
     from `title` and `text` where it is missing) and `id` (its number where it is missing). Other fields are kept.
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: an unknown ending, a line that is no JSON object, a passage without text, an id that occurs twice.
+      ValueError: a file that cannot be read (`DataError`), a passage without text, an id that occurs twice.
     """
     seen: set[str] = set()
     row = 0
     for path in map(pathlib.Path, paths):
-        for where, fields in _records(path):
+        for where, fields in located_rows(path):
             passage = _normalised(fields, row, where)
             key = str(passage["id"])
             if key in seen:
@@ -35,34 +36,7 @@ def read_passages(paths: Sequence[str | pathlib.Path]) -> Iterator[dict[str, Any
             row += 1
 
 
-def _records(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        opener = gzip.open if path.name.endswith(".gz") else open
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    yield f"{path}:{number}", json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{path}:{number}: not a line of JSON ({error}); one JSON object per line is expected") from error
-    elif path.name.endswith(".parquet"):
-        try:
-            import pyarrow.parquet
-        except ImportError as error:
-            raise ImportError(f"{path}: reading parquet needs pyarrow: pip install 'marl_llm[tools]'") from error
-        number = 0
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            for fields in batch.to_pylist():
-                yield f"{path}, row {number}", fields
-                number += 1
-    else:
-        raise ValueError(f"{path}: passages are read from .jsonl, .jsonl.gz or .parquet files")
-
-
-def _normalised(fields: Any, row: int, where: str) -> dict[str, Any]:
-    if not isinstance(fields, dict):
-        raise ValueError(f"{where}: a passage is a JSON object, not {type(fields).__name__}")
+def _normalised(fields: dict[str, Any], row: int, where: str) -> dict[str, Any]:
     contents = fields.get("contents")
     if contents is None and isinstance(fields.get("text"), str):
         title = fields.get("title")

@@ -33,7 +33,7 @@
   const chip = (text, tone) => el("span", { class: "chip " + (tone || "") }, text);
   const number = (x, digits = 2) => (x === null || x === undefined ? "" : Number(x).toFixed(digits));
   const tone = (row) => (row.status === "success" ? "good" : ["failed", "horizon", "void"].includes(row.status) ? "bad" : "");
-  const colorOf = (roles, role) => `var(--s${Math.max(0, roles.indexOf(role)) % 8})`;
+  const colorOf = (roles, role) => `var(--s${Math.max(0, [...roles].sort().indexOf(role)) % 8})`;
   const readable = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1));
 
   // ---------------------------------------------------------------------------------------------------------------- data
@@ -54,8 +54,8 @@
     if (path === "call") return of.call[params.id][params.call];
     if (path === "figures") return of.figures;
     if (path === "search") {
-      const needle = params.text.toLowerCase();
-      const has = (id) => JSON.stringify([of.play[id], of.call[id]]).toLowerCase().includes(needle);
+      const needle = folded(params.text);
+      const has = (id) => textsOf(of.play[id], of.call[id]).some((text) => folded(text).includes(needle));
       return of.plays.map((row) => row.id).filter(has);
     }
     if (path === "group") return groupOf(of, params.id, Number(params.call));
@@ -65,6 +65,13 @@
       return found;
     }
     throw new Error(path);
+  }
+  // As marl_llm/viewing/runs.py searches: NFKC and case folded (upper case first, for ß), texts without the names of fields.
+  const folded = (text) => text.normalize("NFKC").toUpperCase().toLowerCase().replaceAll("ς", "σ").normalize("NFKC");
+  const within = (value) => (typeof value === "string" ? [value] : value && typeof value === "object" ? Object.values(value).flatMap(within) : []);
+  function textsOf(play, calls) {
+    const tools = (play.tools || []).map((use) => [use.reads, use.writes, use.refused]);
+    return within([calls.map((call) => [call.prompt, call.texts]), tools, play.task, play.hidden, play.failures]);
   }
   function groupOf(of, id, call) {
     const mine = of.plays.find((row) => row.id === id), step = of.play[id].steps[call];
@@ -134,6 +141,7 @@
     return el("div", {},
       el("div", { class: "filters" }, search, choice("when", "any time"), choice("status", "any status"), choice("step", "any step")),
       el("p", { class: "muted", id: "count" }, `${rows.length} of ${state.rows.length} plays`),
+      state.runs[state.run].faults.map((fault) => el("p", { class: "error" }, `left out: ${fault}`)),
       el("div", { class: "scroll" }, el("table", { id: "list" },
         el("thead", {}, el("tr", {}, head("play", "play"), head("step", "step", "num"), head("task", "task", "wide"), head("status", "status"),
           head("score", state.runs[state.run].headline, "num"), head("turns", "turns", "num wide"),
@@ -248,6 +256,7 @@
     return node;
   }
   function picture(rows) {
+    if (!rows.length || rows.length * rows[0].length > 10000) return el("pre", {}, rows.join("\n"));
     const size = 10, width = Math.max(...rows.map((row) => row.length)) * size, height = rows.length * size;
     const cells = rows.flatMap((row, y) => [...row].map((c, x) => [x * size, y * size, c]));
     const shape = ([x, y, c]) => {
@@ -267,7 +276,8 @@
     const points = lines.flatMap((line) => line.points);
     if (!points.length) return null;
     const W = 560, H = 200, L = 44, B = 26, xs = points.map((p) => p[0]), ys = points.map((p) => p[1]);
-    const [x0, x1] = [Math.min(...xs), Math.max(...xs)], [y0, y1] = [Math.min(0, ...ys), Math.max(...ys, 1e-9)];
+    const least = (values, start) => values.reduce((a, b) => Math.min(a, b), start), most = (values, start) => values.reduce((a, b) => Math.max(a, b), start);
+    const [x0, x1] = [least(xs, Infinity), most(xs, -Infinity)], [y0, y1] = [least(ys, 0), most(ys, 1e-9)];
     const X = (x) => L + ((W - L - 10) * (x - x0)) / Math.max(x1 - x0, 1), Y = (y) => H - B - ((H - B - 10) * (y - y0)) / (y1 - y0);
     const drawnLine = (line, i) => [svg("polyline", { fill: "none", stroke: `var(--s${i % 8})`, "stroke-width": 2, points: line.points.map(([x, y]) => `${X(x)},${Y(y)}`).join(" ") }),
       line.points.filter(([x]) => steps.has(x)).map(([x, y]) => svg("circle", { class: "point", cx: X(x), cy: Y(y), r: 5, fill: `var(--s${i % 8})`, tabindex: 0,
@@ -281,13 +291,13 @@
   async function curves() {
     const figures = await api("figures", { run: state.run });
     const steps = new Set(state.rows.map((row) => row.step)), of = (phase, name) => figures.records.filter((r) => r.phase === phase && typeof r[name] === "number").map((r) => [r.step, r[name]]);
-    const roles = [...new Set(figures.records.flatMap((r) => Object.keys(r)).filter((k) => /^role\/[^/]+\/reward$/.test(k)))];
+    const roles = [...new Set(figures.records.flatMap((r) => Object.keys(r)).filter((k) => /^role\/[^/]+\/reward$/.test(k)).map((k) => k.split("/")[1]))].sort();
     const parts = Object.entries(figures.evaluation).map(([name, part]) => el("tr", {}, el("td", {}, name), el("td", { class: "num" }, number(part.success, 3)),
       el("td", {}, part.interval ? `${number(part.interval[0], 3)} to ${number(part.interval[1], 3)}` : "")));
     return el("div", {}, el("p", { class: "muted" }, "Points lead to the plays that were kept of their step."),
       el("div", { class: "columns" },
         curve(figures.headline, [{ name: "while training", points: of("train", "success") }, { name: "validation", points: of("eval", "success") }], steps),
-        curve("reward by role", roles.map((key) => ({ name: key.split("/")[1], points: of("train", key) })), steps),
+        curve("reward by role", roles.map((name) => ({ name, points: of("train", `role/${name}/reward`) })), steps),
         curve("turns", [{ name: "turns", points: of("train", "turns") }], steps)),
       parts.length ? el("div", { class: "card" }, el("h3", {}, "final evaluation"), el("table", {}, el("tbody", {}, parts))) : null);
   }
