@@ -20,12 +20,13 @@ from experiments.card import run_card
 from experiments.command import ConfigError
 from marl_llm import hints
 
-_RUN = flags.DEFINE_string("run", None, "Run directory.")
-_MODEL = flags.DEFINE_string("model", None, "Name of the model; may be left out where there is one.")
-_OUT = flags.DEFINE_string("out", None, "Directory to write; must not exist, or be empty.")
-_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest.")
-_LICENCE = flags.DEFINE_string("licence", None, "For the model card, as Hugging Face's hub names it, e.g. apache-2.0.")
-_DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "On disk; default: as the parameters are kept.")
+FLAGS = flags.FlagValues()
+_RUN = flags.DEFINE_string("run", None, "Run directory.", flag_values=FLAGS)
+_MODEL = flags.DEFINE_string("model", None, "Name of the model; may be left out where there is one.", flag_values=FLAGS)
+_OUT = flags.DEFINE_string("out", None, "Directory to write; must not exist, or be empty.", flag_values=FLAGS)
+_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest.", flag_values=FLAGS)
+_LICENCE = flags.DEFINE_string("licence", None, "For the model card, as Hugging Face's hub names it, e.g. apache-2.0.", flag_values=FLAGS)
+_DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "On disk; default: as the parameters are kept.", flag_values=FLAGS)
 
 
 def export(
@@ -67,4 +68,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

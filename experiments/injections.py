@@ -18,9 +18,12 @@ from ml_collections import config_flags
 from experiments import command
 from experiments.command import ConfigError
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "An experiment config whose world has a guide; its coach is asked.")
-_RUN = flags.DEFINE_string("run", None, "Run directory whose newest models play; default: the world's scripted player.")
-_TASKS = flags.DEFINE_integer("tasks", 2, "Validation tasks, played once.", lower_bound=1)
+FLAGS = flags.FlagValues()
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "An experiment config whose world has a guide; its coach is asked.", flag_values=FLAGS
+)
+_RUN = flags.DEFINE_string("run", None, "Run directory whose newest models play; default: the world's scripted player.", flag_values=FLAGS)
+_TASKS = flags.DEFINE_integer("tasks", 2, "Validation tasks, played once.", lower_bound=1, flag_values=FLAGS)
 
 
 def main(argv) -> None:
@@ -34,4 +37,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

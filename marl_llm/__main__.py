@@ -48,15 +48,10 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     module = importlib.import_module(COMMANDS[name][0])
     if name in _FLAGS:
-        if {"--help", "-help", "-h"} & set(rest):  # absl would look for the options of this module
-            from absl import flags
-
-            print(f"{module.__doc__}\n{flags.FLAGS.module_help(module.__name__)}")
-            return 0
         from experiments import command
 
         sys.argv = [f"marl_llm {name}", *rest]
-        command.run(module.main)
+        command.run(module.main, module.FLAGS)
         return 0
     return module.main(rest)
 

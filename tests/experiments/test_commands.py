@@ -1,5 +1,6 @@
 """`python -m marl_llm`: the list of commands, how little is imported before one is asked for, and configs outside a checkout."""
 
+import importlib
 import pathlib
 import subprocess
 import sys
@@ -32,6 +33,15 @@ def test_help_of_a_command_lists_its_own_options(name, option):
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert option in done.stdout
     assert "python -m" in done.stdout
+
+
+def test_all_scripts_can_be_imported_into_one_process_and_each_has_its_own_flags():
+    scripts = [path.stem for path in (ROOT / "experiments").glob("*.py") if path.stem != "__init__"]
+    modules = [importlib.import_module(f"experiments.{name}") for name in scripts]
+    defined = {module.__name__: set(module.FLAGS) for module in modules if hasattr(module, "FLAGS")}
+    assert {"config", "workdir", "resume"} <= defined["experiments.train"]
+    assert {"config", "topology"} <= defined["experiments.plan"]
+    assert "workdir" not in defined["experiments.plan"]
 
 
 def test_help_of_training_starts_no_jax():
