@@ -617,7 +617,7 @@ def test_c12_the_environments_compilation_cache_wins_unless_the_flag_is_given(mo
 
 
 @pytest.mark.parametrize(("name", "is_one"), [("tests/games/own/lock.py:Lock", False), ("tests/games/own/relay.py:relay", True),
-                                              ("plan_path", False), ("", True), ("no_such.py:game", False)])  # fmt: skip
+                                              ("plan_path", False), ("plan_path_text", True), ("no_such.py:game", False)])  # fmt: skip
 def test_a_users_own_workflow_takes_all_devices_as_one_of_the_library_does(name, is_one, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = types.SimpleNamespace(game=config_dict.ConfigDict({"name": name}))
