@@ -14,6 +14,9 @@ FAULTS = {
         "roles at once are paid one by one": ("if len(stage) == 1 or branches > 1:", "if True:"),
         "turns count after the end": ("turns = turns + (valid & ~jax.vmap(game.done)(state))", "turns = turns + valid"),
     },
+    (R + "players.py", "tests/rollout/test_play.py"): {
+        "episodes that are over are sampled to the end": ("jnp.where(over, 1, most)", "jnp.where(over, most, most)"),
+    },
     (R + "table.py", "tests/rollout/test_play.py tests/training/test_update.py"): {
         "prompts are padded on the right": ('pad(ids, left, "left", pad_id)', 'pad(ids, left, "right", pad_id)'),
     },
