@@ -44,6 +44,7 @@ setup(
         "numpy>=2.0",
         "optax>=0.2.5",
         "orbax-checkpoint>=0.11.20",
+        "scipy>=1.13",
         "sentencepiece>=0.2.0",
         "tensorboardX>=2.6",
     ],

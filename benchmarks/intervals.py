@@ -8,7 +8,8 @@ truth is the mean over all tasks that could be drawn. Cases: one play a task (Wi
 of trials whose paired interval lies above 0, `found_unpaired` that of the interval that forgets which task was which, and `false_alarms`
 the share of paired intervals without 0 when the two teams are equally good.
 
-Prints one JSON line; exit code 1 when a coverage lies outside 93 to 97 %.
+Writes the coverage for few tasks as a table to stderr (docs/intervals.md) and prints one JSON line;
+exit code 1 when a coverage of a case lies outside 93 to 97 %.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import time
 
 import numpy as np
 
-from marl_llm.evaluation import Evaluation, Outcome, paired
+from marl_llm.evaluation import Evaluation, Outcome, clustered, paired
+from marl_llm.evaluation.intervals import difference
 
 MEAN, SPREAD = 0.6, 2.0  # of the Beta: a + b
 GAIN = 0.05
@@ -73,6 +75,32 @@ def power(dice: np.random.Generator, trials: int, tasks: int, plays: int, gain: 
     return tuple(seen / trials)
 
 
+RATES = (0.0, 0.1, 0.5, 0.9, 1.0)
+
+
+def few(dice: np.random.Generator, trials: int, tasks: int, plays: int, rate: float, alike: bool) -> tuple[float, float]:
+    """Percent of trials whose interval holds a mean of `rate`, and whose paired interval of two such teams holds 0."""
+    held = np.zeros(2)
+    for _ in range(trials):
+        chance = np.full(tasks, rate) if alike or rate in (0, 1) else dice.beta(rate * SPREAD, (1 - rate) * SPREAD, tasks)
+        one, two = ((dice.random((tasks, plays)) < chance[:, None]).mean(1) for _ in range(2))
+        (low, high), (worst, best) = clustered([[x] for x in one]), difference([[x] for x in two - one])
+        held += low <= rate <= high, worst <= 0 <= best
+    return tuple(100 * held / trials)
+
+
+def table(dice: np.random.Generator, trials: int) -> str:
+    """Markdown: coverage by tasks, plays and true rate, for tasks that are alike and tasks that differ, of a mean / of a difference."""
+    lines = ["| tasks | plays | chances | " + " | ".join(f"rate {rate:g}" for rate in RATES) + " |", "|---" * (3 + len(RATES)) + "|"]
+    for tasks in (3, 5, 10, 100):
+        for plays in (1, 2, 8):
+            for alike in (True, False):
+                shares = [few(dice, trials, tasks, plays, rate, alike) for rate in RATES]
+                cells = " | ".join(f"{mean:.1f} / {gain:.1f}" for mean, gain in shares)
+                lines.append(f"| {tasks} | {plays} | {'alike' if alike else 'Beta'} | {cells} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """All cases."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -88,6 +116,7 @@ def main() -> None:
         "100 tasks, 4 plays, graded": coverage(dice, options.trials, 100, 4, graded=True),
         "400 tasks in 40 clusters, 1 play": coverage(dice, options.trials, 400, 1, clusters=40),
     }
+    print(table(dice, options.trials), file=sys.stderr)
     found = {}
     for plays in (1, 4, 16):
         with_pairs, without = power(dice, options.trials // 2, 400, plays, GAIN)

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 CACHE = "~/.cache/marl_llm/xla"
 
 
-def start_jax(config, cache: str | None, processes: int = 1):
+def start_jax(config, cache: str | None, processes: int = 1, home: pathlib.Path | None = None):
     """Starts JAX with one CPU device per core (or the accelerators that there are) and a compilation cache on disk; returns the mesh.
 
     `cache` names the directory of compiled programs, "" none; None leaves it to the environment's JAX_COMPILATION_CACHE_DIR, else `CACHE`.
+    `home` is where a run directory keeps a user's file.
     `processes` that take equal parts of the devices have joined before (`marl_llm.training.processes.start`).
     `config.devices` of 0 takes the most devices that a compiled rollout divides over, or all where play is hosted. `config.mesh.fsdp` of 0
     takes all devices that are left, and `config.devices` is 1 then unless it is set.
     """
     import jax
 
-    from marl_llm.games import GAMES
     from marl_llm.training import compile_quickly, make_mesh, use_cpu_devices
 
     if config.quick_compile:
@@ -38,7 +38,10 @@ def start_jax(config, cache: str | None, processes: int = 1):
     if config.devices * inner % processes:
         asked = f"config.devices={config.devices} x mesh {inner}"
         raise ConfigError(f"{asked} do not divide over {processes} processes; choose a multiple, or config.devices=0")
-    use_cpu_devices((config.devices * inner // processes) if config.devices else (inner if inner > 1 else None))
+    try:
+        use_cpu_devices((config.devices * inner // processes) if config.devices else (inner if inner > 1 else None))
+    except ValueError as error:
+        raise ConfigError(f"config.devices={config.devices}: {error}") from error
     if cache is None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         cache = CACHE
     if cache is not None:
@@ -46,8 +49,9 @@ def start_jax(config, cache: str | None, processes: int = 1):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     there = max(1, jax.device_count() // inner)
-    hosted = config.hosted or "worlds" in GAMES.get(config.game.name, "")
-    count, fsdp = config.devices or (there if hosted else checks.most_devices(config, there)), config.mesh.fsdp
+    count, fsdp = config.devices, config.mesh.fsdp
+    if not count:
+        count = there if config.hosted or is_world(config, home) else checks.most_devices(config, there)
     if not fsdp:
         count = config.devices or 1
         fsdp = max(1, there // count)
@@ -58,6 +62,22 @@ def start_jax(config, cache: str | None, processes: int = 1):
             "Set config.devices (and config.rollout.tasks, config.warm_start.tasks to multiples of it), or start fewer processes"
         )
     return make_mesh(count, fsdp, config.mesh.tensor)
+
+
+def is_world(config, home: pathlib.Path | None) -> bool:
+    """Whether a config's game is a workflow. A user's own is made to see; a game that cannot be made is none, and `resolve` says why."""
+    from marl_llm.games import GAMES, GameError, find_game
+    from marl_llm.workflows import World
+
+    if config.game.name in GAMES:
+        return "worlds" in GAMES[config.game.name]
+    try:
+        game = find_game(config.game.name, home).make(**checks.given(config.game, ("name",)))
+    except (GameError, ValueError, TypeError, OSError):
+        return False
+    if isinstance(game, World):
+        game.close()
+    return isinstance(game, World)
 
 
 @contextlib.contextmanager
@@ -269,7 +289,7 @@ def opened(run: str | pathlib.Path, step: int | None = None, trusted: bool = Fal
 
     config = read_config(pathlib.Path(run), trusted)
     config.evaluation.update({name: value for name, value in changes.items() if value is not None})
-    mesh = start_jax(config, None)
+    mesh = start_jax(config, None, home=home_of(pathlib.Path(run)))
     from marl_llm.training import Checkpoints
 
     checkpoints = Checkpoints(pathlib.Path(run) / "checkpoints")

@@ -18,10 +18,10 @@ from absl import flags, logging
 from experiments import command, serve
 from experiments.command import ConfigError
 
-_SYSTEM = flags.DEFINE_string("system", None, "System message.")
-_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
-_ONCE = flags.DEFINE_bool("once", False, "Every line is a conversation of its own.")
-flags.declare_key_flag("trust")
+FLAGS = serve.FLAGS  # a model is named as it is for serving
+_SYSTEM = flags.DEFINE_string("system", None, "System message.", flag_values=FLAGS)
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0, flag_values=FLAGS)
+_ONCE = flags.DEFINE_bool("once", False, "Every line is a conversation of its own.", flag_values=FLAGS)
 
 
 def talk(
@@ -77,4 +77,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

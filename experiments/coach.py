@@ -267,7 +267,7 @@ def _played_by_run(
     mesh = start_jax(config, None)
     with resolve(config, home_of(run)) as plan, build_team(plan, config, mesh, coached=False) as team:
         team.start_from(policies_of(config.warm_start, team.models()))
-        return team.evaluate({}, split, count, plays=plays, temperature=1.0, first=first).episodes.rollout, plan.played.guide
+        return team.evaluate({}, split, count, plays=plays, temperature=1.0, first=first).rollout, plan.played.guide
 
 
 def scripted(world: Any, script: Callable, tasks: list, plays: int) -> Any:

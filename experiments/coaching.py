@@ -393,9 +393,9 @@ class CoachWatch:
 
 
 def first_failure(rollout: Any) -> str:
-    """The first failure of the coach in a rollout, in words; empty if there is none."""
+    """The first failure of the coach in a rollout, in words; empty if there is none, as in compiled play, whose `rollout` is None."""
     node = f"scorer {COACH}"
-    for episode in rollout.episodes:
+    for episode in rollout.episodes if rollout else ():
         for failure in episode.failures:
             if failure.node == node:
                 return f"{failure.kind}: {failure.message}"

@@ -25,10 +25,11 @@ from marl_llm.reporting import page
 from marl_llm.untrusted import read_json_file
 
 LEGEND = "Brackets: of one seed its 95 % interval over tasks; of several the smallest and the largest seed, which is no interval."
-_GROUPS = flags.DEFINE_multi_string("group", [], "NAME:RUN,RUN,...; may be given many times.")
-_PICTURE = flags.DEFINE_string("picture", None, "PNG of the learning curves.")
-_FIGURE = flags.DEFINE_enum("figure", "curves", ["curves", "roles", "turns"], "What the picture shows.")
-_AXIS = flags.DEFINE_enum("axis", "step", ["step", "sampled_tokens"], "What the curves go over.")
+FLAGS = flags.FlagValues()
+_GROUPS = flags.DEFINE_multi_string("group", [], "NAME:RUN,RUN,...; may be given many times.", flag_values=FLAGS)
+_PICTURE = flags.DEFINE_string("picture", None, "PNG of the learning curves.", flag_values=FLAGS)
+_FIGURE = flags.DEFINE_enum("figure", "curves", ["curves", "roles", "turns"], "What the picture shows.", flag_values=FLAGS)
+_AXIS = flags.DEFINE_enum("axis", "step", ["step", "sampled_tokens"], "What the curves go over.", flag_values=FLAGS)
 
 
 def read_run(run: pathlib.Path) -> dict:
@@ -196,4 +197,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, positional=True)
+    command.run(main, FLAGS, positional=True)

@@ -19,7 +19,6 @@ from marl_llm import hints
 
 FAILED, DAMAGED, INTERRUPTED, STOPPED = 2, 3, 130, 143
 RESUMED = str(pathlib.Path(__file__).parent / "workdir.py")  # read as a config file, it gives the config of a run directory
-TRUST = flags.DEFINE_bool("trust", False, "Run the code, use the addresses and send the keys that a run directory names (docs/trust.md).")
 # errors by name, because their rooms are imported only once there is something to do
 _PLAIN = ("RolloutError", "WorkflowError", "GameError", "SandboxError", "EngineError", "InfrastructureError", "PackingError", "DataError",
           "ProcessError", "EpisodeError")  # fmt: skip
@@ -40,10 +39,13 @@ def fail(message: object, code: int = FAILED) -> None:
     sys.exit(code)
 
 
-def run(main: Callable[[list[str]], None], interrupted: str = "interrupted", positional: bool = False) -> None:
-    """`absl.app.run` with errors told plainly. `main` gets the arguments that are not flags; `--resume=DIR` brings the config of DIR.
+def run(
+    main: Callable[[list[str]], None], values: flags.FlagValues, interrupted: str = "interrupted", positional: bool = False
+) -> None:
+    """`absl.app.run` with errors told plainly, for a script whose own flags are `values`: each script has its own, so that many can be
+    imported into one process. `main` gets the arguments that are not flags; `--resume=DIR` brings the config of DIR.
 
-    `positional`: whether there may be any beside the program's name.
+    `positional`: whether there may be any arguments beside the program's name.
     """
 
     def guarded(argv):
@@ -70,7 +72,13 @@ def run(main: Callable[[list[str]], None], interrupted: str = "interrupted", pos
     except ConfigError as error:
         fail(error)
     sys.argv = [with_installed(one) for one in with_resumed(sys.argv)]
-    app.run(guarded, flags_parser=_parse)
+    if "trust" not in values:  # `experiments.trust.asked` reads it, before flags are parsed
+        trust = "Run the code, use the addresses and send the keys that a run directory names (docs/trust.md)."
+        flags.DEFINE_bool("trust", False, trust, flag_values=values)
+    if {"--help", "-help", "-h"} & set(sys.argv[1:]):  # absl's own would list the flags of `flags.FLAGS` alone
+        print(f"{sys.modules[main.__module__].__doc__}\n{values.get_help()}")
+        return
+    app.run(guarded, flags_parser=lambda argv: _parse(argv, values))
 
 
 def check_local(argv: list[str]) -> None:
@@ -133,11 +141,14 @@ def _code(error: Exception) -> int:
     return DAMAGED if type(error).__name__ in DAMAGED_BY else FAILED
 
 
-def _parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
+def _parse(argv: list[str], values: flags.FlagValues) -> list[str]:
+    if "verbosity" not in values:
+        values.append_flag_values(flags.FLAGS)  # absl's own: --verbosity, --helpfull, ...
     if path := _config_file(argv):  # a config file may import what lies beside it
         sys.path.append(os.path.dirname(os.path.abspath(path)))
     try:
         rest = values(argv)
+        flags.FLAGS.mark_as_parsed()
         for name in values:  # a config file that is missing shows only when the config is read
             if type(values[name].value).__name__ == "_ErrorConfig":
                 _ = values[name].value.anything

@@ -37,11 +37,18 @@ from experiments.command import ConfigError
 from experiments.variants import IMITATION, TABLES, Changes, check_variants, placed, same_samples, usual
 from marl_llm import hints
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "A training config; variants change some of its keys.")
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds.")
-_VARIANTS = flags.DEFINE_multi_string("variant", [], "NAME of a known variant, or NAME:key=value,key=value; may be given many times.")
-_TABLE = flags.DEFINE_enum("table", None, TABLES, "Which table of Stronger-MAS; default: 1, where the game has the option `agents`.")
-_OUTPUT = flags.DEFINE_string("output", "runs/compare", "Directory of the runs; finished ones found there are not run again.")
+FLAGS = flags.FlagValues()
+_CONFIG = config_flags.DEFINE_config_file("config", None, "A training config; variants change some of its keys.", flag_values=FLAGS)
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds.", flag_values=FLAGS)
+_VARIANTS = flags.DEFINE_multi_string(
+    "variant", [], "NAME of a known variant, or NAME:key=value,key=value; may be given many times.", flag_values=FLAGS
+)
+_TABLE = flags.DEFINE_enum(
+    "table", None, TABLES, "Which table of Stronger-MAS; default: 1, where the game has the option `agents`.", flag_values=FLAGS
+)
+_OUTPUT = flags.DEFINE_string(
+    "output", "runs/compare", "Directory of the runs; finished ones found there are not run again.", flag_values=FLAGS
+)
 TIED_STEPS = 10
 
 
@@ -184,4 +191,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, interrupted="interrupted; the same command goes on with the run that was cut short")
+    command.run(main, FLAGS, interrupted="interrupted; the same command goes on with the run that was cut short")

@@ -18,25 +18,27 @@ import pathlib
 
 from absl import flags, logging
 
-from experiments import command
+from experiments import command, trust
 from experiments.building import opened
 from experiments.command import ConfigError
 from experiments.duels import duel_seats, duel_table, duel_text
 from experiments.measuring import measure, page_text, tables
 
-_RUN = flags.DEFINE_string("run", None, "Run directory.")
-_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the warm start.")
-_TASKS = flags.DEFINE_integer("tasks", 500, "Held-out tasks.", lower_bound=1)
-_PLAYS = flags.DEFINE_integer("plays", 1, "Plays of each task.", lower_bound=1)
-_K = flags.DEFINE_list("k", [], "Also the expected best of so many plays of a task, e.g. 1,3,5; at most --plays.")
-_SEED = flags.DEFINE_integer("seed", None, "Seed of the evaluation; default: the config's.")
-_SPLIT = flags.DEFINE_enum("split", "test", ["test", "validation"], "Which held-out split.")
-_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
-_SEATS = flags.DEFINE_multi_string("seats", [], "ROLE=SEAT,ROLE=SEAT: a table of its own; default: the whole page.")
-_OPPONENTS = flags.DEFINE_list("opponents", [], "Seats that each role plays against, trained and as its start: shares won, drawn and lost.")
-_OUTPUT = flags.DEFINE_string("output", None, "File for the figures as JSON.")
-_OUTCOMES = flags.DEFINE_string("outcomes", None, "File for one line of JSON per play.")
-flags.declare_key_flag("trust")
+FLAGS = flags.FlagValues()
+_RUN = flags.DEFINE_string("run", None, "Run directory.", flag_values=FLAGS)
+_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the warm start.", flag_values=FLAGS)
+_TASKS = flags.DEFINE_integer("tasks", 500, "Held-out tasks.", lower_bound=1, flag_values=FLAGS)
+_PLAYS = flags.DEFINE_integer("plays", 1, "Plays of each task.", lower_bound=1, flag_values=FLAGS)
+_K = flags.DEFINE_list("k", [], "Also the expected best of so many plays of a task, e.g. 1,3,5; at most --plays.", flag_values=FLAGS)
+_SEED = flags.DEFINE_integer("seed", None, "Seed of the evaluation; default: the config's.", flag_values=FLAGS)
+_SPLIT = flags.DEFINE_enum("split", "test", ["test", "validation"], "Which held-out split.", flag_values=FLAGS)
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0, flag_values=FLAGS)
+_SEATS = flags.DEFINE_multi_string("seats", [], "ROLE=SEAT,ROLE=SEAT: a table of its own; default: the whole page.", flag_values=FLAGS)
+_OPPONENTS = flags.DEFINE_list(
+    "opponents", [], "Seats that each role plays against, trained and as its start: shares won, drawn and lost.", flag_values=FLAGS
+)
+_OUTPUT = flags.DEFINE_string("output", None, "File for the figures as JSON.", flag_values=FLAGS)
+_OUTCOMES = flags.DEFINE_string("outcomes", None, "File for one line of JSON per play.", flag_values=FLAGS)
 
 
 def seatings(plan, texts: list[str]) -> dict[str, dict]:
@@ -56,7 +58,7 @@ def evaluate() -> dict:
     """Carries the flags out and returns the figures."""
     if not _RUN.value:
         raise ConfigError("--run is missing, e.g. --run=runs/first")
-    with opened(_RUN.value, _STEP.value, command.TRUST.value, seed=_SEED.value) as (_, plan, team, step):
+    with opened(_RUN.value, _STEP.value, trust.asked(), seed=_SEED.value) as (_, plan, team, step):
         try:
             how = dict(plays=_PLAYS.value, temperature=_TEMPERATURE.value)
             if _OPPONENTS.value and (_SEATS.value or _K.value):
@@ -113,4 +115,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

@@ -16,19 +16,19 @@ from typing import Any
 
 from absl import flags, logging
 
-from experiments import command
+from experiments import command, trust
 from experiments.building import opened
 from experiments.card import run_card
 from experiments.command import ConfigError
 from marl_llm import hints
 
-_RUN = flags.DEFINE_string("run", None, "Run directory.")
-_MODEL = flags.DEFINE_string("model", None, "Name of the model; may be left out where there is one.")
-_OUT = flags.DEFINE_string("out", None, "Directory to write; must not exist, or be empty.")
-_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest.")
-_LICENCE = flags.DEFINE_string("licence", None, "For the model card, as Hugging Face's hub names it, e.g. apache-2.0.")
-_DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "On disk; default: as the parameters are kept.")
-flags.declare_key_flag("trust")
+FLAGS = flags.FlagValues()
+_RUN = flags.DEFINE_string("run", None, "Run directory.", flag_values=FLAGS)
+_MODEL = flags.DEFINE_string("model", None, "Name of the model; may be left out where there is one.", flag_values=FLAGS)
+_OUT = flags.DEFINE_string("out", None, "Directory to write; must not exist, or be empty.", flag_values=FLAGS)
+_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest.", flag_values=FLAGS)
+_LICENCE = flags.DEFINE_string("licence", None, "For the model card, as Hugging Face's hub names it, e.g. apache-2.0.", flag_values=FLAGS)
+_DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "On disk; default: as the parameters are kept.", flag_values=FLAGS)
 
 
 def export(
@@ -85,10 +85,10 @@ def main(argv) -> None:
     for name, flag in (("run", _RUN), ("out", _OUT)):
         if not flag.value:
             raise ConfigError(f"--{name} is missing, e.g. --run=runs/a --model=planner --out=planner")
-    options = (_STEP.value, _DTYPE.value, _LICENCE.value, command.TRUST.value)
+    options = (_STEP.value, _DTYPE.value, _LICENCE.value, trust.asked())
     for path in export(_RUN.value, _MODEL.value, pathlib.Path(_OUT.value), *options):
         print(path)
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

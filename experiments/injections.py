@@ -15,13 +15,15 @@ from __future__ import annotations
 from absl import flags, logging
 from ml_collections import config_flags
 
-from experiments import command
+from experiments import command, trust
 from experiments.command import ConfigError
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "An experiment config whose world has a guide; its coach is asked.")
-_RUN = flags.DEFINE_string("run", None, "Run directory whose newest models play; default: the world's scripted player.")
-_TASKS = flags.DEFINE_integer("tasks", 2, "Validation tasks, played once.", lower_bound=1)
-flags.declare_key_flag("trust")
+FLAGS = flags.FlagValues()
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "An experiment config whose world has a guide; its coach is asked.", flag_values=FLAGS
+)
+_RUN = flags.DEFINE_string("run", None, "Run directory whose newest models play; default: the world's scripted player.", flag_values=FLAGS)
+_TASKS = flags.DEFINE_integer("tasks", 2, "Validation tasks, played once.", lower_bound=1, flag_values=FLAGS)
 
 
 def main(argv) -> None:
@@ -31,8 +33,8 @@ def main(argv) -> None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/chain_maths.py")
     from experiments.coach import injection_rates
 
-    print(injection_rates(_CONFIG.value, _RUN.value, _TASKS.value, command.TRUST.value))
+    print(injection_rates(_CONFIG.value, _RUN.value, _TASKS.value, trust.asked()))
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

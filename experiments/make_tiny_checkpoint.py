@@ -21,16 +21,17 @@ from experiments import command
 from experiments.command import ConfigError
 from experiments.tiny import FAMILIES, make
 
-_OUT = flags.DEFINE_string("out", None, "Directory to write; must not exist, or be empty.")
-_FAMILY = flags.DEFINE_enum("family", "qwen3", FAMILIES, "Architecture; qwen3's chat can think.")
-_LAYERS = flags.DEFINE_integer("layers", 2, "Decoder layers.", lower_bound=1)
-_WIDTH = flags.DEFINE_integer("width", 64, "Of the residual stream.", lower_bound=2)
-_HEADS = flags.DEFINE_integer("heads", 4, "Query heads.", lower_bound=1)
-_KEY_VALUE_HEADS = flags.DEFINE_integer("key_value_heads", 2, "Divides --heads.", lower_bound=1)
-_HEAD_DIM = flags.DEFINE_integer("head_dim", 16, "Even.", lower_bound=2)
-_FEED_FORWARD = flags.DEFINE_integer("feed_forward", 160, "Width of the dense layer.", lower_bound=1)
-_VOCABULARY = flags.DEFINE_integer("vocabulary", 1024, "Tokens, special ones included.", lower_bound=300)
-_SEED = flags.DEFINE_integer("seed", 0, "Of the weights.")
+FLAGS = flags.FlagValues()
+_OUT = flags.DEFINE_string("out", None, "Directory to write; must not exist, or be empty.", flag_values=FLAGS)
+_FAMILY = flags.DEFINE_enum("family", "qwen3", FAMILIES, "Architecture; qwen3's chat can think.", flag_values=FLAGS)
+_LAYERS = flags.DEFINE_integer("layers", 2, "Decoder layers.", lower_bound=1, flag_values=FLAGS)
+_WIDTH = flags.DEFINE_integer("width", 64, "Of the residual stream.", lower_bound=2, flag_values=FLAGS)
+_HEADS = flags.DEFINE_integer("heads", 4, "Query heads.", lower_bound=1, flag_values=FLAGS)
+_KEY_VALUE_HEADS = flags.DEFINE_integer("key_value_heads", 2, "Divides --heads.", lower_bound=1, flag_values=FLAGS)
+_HEAD_DIM = flags.DEFINE_integer("head_dim", 16, "Even.", lower_bound=2, flag_values=FLAGS)
+_FEED_FORWARD = flags.DEFINE_integer("feed_forward", 160, "Width of the dense layer.", lower_bound=1, flag_values=FLAGS)
+_VOCABULARY = flags.DEFINE_integer("vocabulary", 1024, "Tokens, special ones included.", lower_bound=300, flag_values=FLAGS)
+_SEED = flags.DEFINE_integer("seed", 0, "Of the weights.", flag_values=FLAGS)
 
 
 def main(argv) -> None:
@@ -44,4 +45,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

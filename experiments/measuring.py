@@ -99,8 +99,8 @@ class VoidWatch:
 
 
 def failure_of(rollout: Any, kind: str) -> str:
-    """The last failure of a kind in a rollout, in words; empty if there is none."""
-    found = [one for episode in rollout.episodes for one in episode.failures if one.kind == kind]
+    """The last failure of a kind in a rollout, in words; empty if there is none, as in compiled play, whose `rollout` is None."""
+    found = [one for episode in (rollout.episodes if rollout else ()) for one in episode.failures if one.kind == kind]
     return f"node {found[-1].node}: {found[-1].message}" if found else ""
 
 

@@ -21,19 +21,29 @@ from ml_collections import config_flags
 from experiments import command
 from experiments.command import ConfigError
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "An experiment config; its model, recipe, assignment and rollout are planned.")
-_TOPOLOGY = flags.DEFINE_string("topology", "v5e:4x4", "chip:shape, e.g. v5e:16x16, v5p:4x4x4, v6e:16x16, tpu7x:2x2x1, h100:8, rtx4090:1.")
+FLAGS = flags.FlagValues()
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "An experiment config; its model, recipe, assignment and rollout are planned.", flag_values=FLAGS
+)
+_TOPOLOGY = flags.DEFINE_string(
+    "topology", "v5e:4x4", "chip:shape, e.g. v5e:16x16, v5p:4x4x4, v6e:16x16, tpu7x:2x2x1, h100:8, rtx4090:1.", flag_values=FLAGS
+)
 _MESH = flags.DEFINE_string(
     "mesh",
     "",
     "fsdp,tensor; data takes the rest. Empty: config.mesh; where that is left at 1 and 1, tensor 4 from 16 devices on, all others fsdp.",
+    flag_values=FLAGS,
 )
-_PROMPT = flags.DEFINE_integer("prompt", 0, "Prompt tokens P; 0 takes the game's longest.", lower_bound=0)
-_RESPONSE = flags.DEFINE_integer("response", 0, "Response tokens R; 0 takes the game's longest.", lower_bound=0)
-_GROUPS = flags.DEFINE_integer("groups", 0, "Groups per optimizer step; 0: one per position along data and fsdp.", lower_bound=0)
-_COMPILE = flags.DEFINE_bool("compile", True, "False: arithmetic only.")
-_WHOLE = flags.DEFINE_bool("whole", False, "Compile the engine's programs with all layers, minutes each; False: with one and with two.")
-_JSON = flags.DEFINE_bool("json", False, "One JSON line instead of the table.")
+_PROMPT = flags.DEFINE_integer("prompt", 0, "Prompt tokens P; 0 takes the game's longest.", lower_bound=0, flag_values=FLAGS)
+_RESPONSE = flags.DEFINE_integer("response", 0, "Response tokens R; 0 takes the game's longest.", lower_bound=0, flag_values=FLAGS)
+_GROUPS = flags.DEFINE_integer(
+    "groups", 0, "Groups per optimizer step; 0: one per position along data and fsdp.", lower_bound=0, flag_values=FLAGS
+)
+_COMPILE = flags.DEFINE_bool("compile", True, "False: arithmetic only.", flag_values=FLAGS)
+_WHOLE = flags.DEFINE_bool(
+    "whole", False, "Compile the engine's programs with all layers, minutes each; False: with one and with two.", flag_values=FLAGS
+)
+_JSON = flags.DEFINE_bool("json", False, "One JSON line instead of the table.", flag_values=FLAGS)
 
 
 def main(argv) -> None:
@@ -50,4 +60,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

@@ -17,24 +17,34 @@ from typing import Any
 
 from absl import flags, logging
 
-from experiments import command
+from experiments import command, trust
 from experiments.building import opened
 from experiments.command import ConfigError
 from marl_llm import hints
 
-_RUN = flags.DEFINE_string("run", None, "Run directory.")
-_ROLE = flags.DEFINE_multi_string("role", [], "Role to serve; may be given many times; default: every trained one.")
-_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the warm start.")
-_PATH = flags.DEFINE_string("path", None, "Directory of a Hugging Face checkpoint, in place of a run.")
-_NAME = flags.DEFINE_string("name", "model", "What clients call the model of --path.")
-_MAX_PROMPT = flags.DEFINE_integer("max_prompt", 8192, "Most tokens of a prompt, for --path; a run's roles keep theirs.", lower_bound=1)
-_MAX_TOKENS = flags.DEFINE_integer("max_tokens", 1024, "Most tokens of a reply, for --path; a run's roles keep theirs.", lower_bound=1)
-_SLOTS = flags.DEFINE_integer("slots", 16, "Replies that are sampled at once, for --path; a run's config says its own.", lower_bound=1)
-_THINKING = flags.DEFINE_enum("thinking", None, ["on", "off"], "How the chat opens; default: as the checkpoint's template.")
-_PORT = flags.DEFINE_integer("port", 8000, "0: a free one.", lower_bound=0, upper_bound=65535)
-_KEY_ENV = flags.DEFINE_string("key_env", None, "Environment variable with a key that clients must send as a bearer token.")
-_RECORD = flags.DEFINE_string("record", None, "JSONL file for the replies to requests under /episodes/ID.")
-flags.declare_key_flag("trust")
+FLAGS = flags.FlagValues()
+_RUN = flags.DEFINE_string("run", None, "Run directory.", flag_values=FLAGS)
+_ROLE = flags.DEFINE_multi_string("role", [], "Role to serve; may be given many times; default: every trained one.", flag_values=FLAGS)
+_STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the warm start.", flag_values=FLAGS)
+_PATH = flags.DEFINE_string("path", None, "Directory of a Hugging Face checkpoint, in place of a run.", flag_values=FLAGS)
+_NAME = flags.DEFINE_string("name", "model", "What clients call the model of --path.", flag_values=FLAGS)
+_MAX_PROMPT = flags.DEFINE_integer(
+    "max_prompt", 8192, "Most tokens of a prompt, for --path; a run's roles keep theirs.", lower_bound=1, flag_values=FLAGS
+)
+_MAX_TOKENS = flags.DEFINE_integer(
+    "max_tokens", 1024, "Most tokens of a reply, for --path; a run's roles keep theirs.", lower_bound=1, flag_values=FLAGS
+)
+_SLOTS = flags.DEFINE_integer(
+    "slots", 16, "Replies that are sampled at once, for --path; a run's config says its own.", lower_bound=1, flag_values=FLAGS
+)
+_THINKING = flags.DEFINE_enum(
+    "thinking", None, ["on", "off"], "How the chat opens; default: as the checkpoint's template.", flag_values=FLAGS
+)
+_PORT = flags.DEFINE_integer("port", 8000, "0: a free one.", lower_bound=0, upper_bound=65535, flag_values=FLAGS)
+_KEY_ENV = flags.DEFINE_string(
+    "key_env", None, "Environment variable with a key that clients must send as a bearer token.", flag_values=FLAGS
+)
+_RECORD = flags.DEFINE_string("record", None, "JSONL file for the replies to requests under /episodes/ID.", flag_values=FLAGS)
 
 
 @contextlib.contextmanager
@@ -74,7 +84,7 @@ def answers() -> contextlib.AbstractContextManager[dict]:
     if bool(_RUN.value) == bool(_PATH.value):
         raise ConfigError("one of --run=runs/a and --path=CHECKPOINT is needed")
     if _RUN.value:
-        return answers_of_run(_RUN.value, _ROLE.value, _STEP.value, command.TRUST.value)
+        return answers_of_run(_RUN.value, _ROLE.value, _STEP.value, trust.asked())
     return answers_of_checkpoint(_PATH.value, _NAME.value, _MAX_PROMPT.value, _MAX_TOKENS.value, _SLOTS.value, _THINKING.value)
 
 
@@ -106,4 +116,4 @@ def _serve(server: Any, models: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, FLAGS)

@@ -50,20 +50,30 @@ from experiments.stopping import GRACE_S, Stopping
 from experiments.workdir import home_of, open_workdir, process_log, write_json
 from marl_llm.untrusted import read_json_file
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. experiments/configs/quickstart.py[:variant].")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; made if missing, continued if it holds the same config.")
-_RESUME = flags.DEFINE_string("resume", None, "Run directory to continue; no other flag is needed.")
-_STEP = flags.DEFINE_integer("step", None, "With --resume: the checkpoint to go back to; later ones are set aside.", lower_bound=0)
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print roles, models, recipe, sizes and shapes, and exit.")
+FLAGS = flags.FlagValues()
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Config file, e.g. experiments/configs/quickstart.py[:variant].", flag_values=FLAGS
+)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Directory of the run; made if missing, continued if it holds the same config.", flag_values=FLAGS
+)
+_RESUME = flags.DEFINE_string("resume", None, "Run directory to continue; no other flag is needed.", flag_values=FLAGS)
+_STEP = flags.DEFINE_integer(
+    "step", None, "With --resume: the checkpoint to go back to; later ones are set aside.", lower_bound=0, flag_values=FLAGS
+)
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print roles, models, recipe, sizes and shapes, and exit.", flag_values=FLAGS)
 _CACHE = flags.DEFINE_string(
     "compilation_cache", None, f"Directory of compiled programs; empty: none. Default: $JAX_COMPILATION_CACHE_DIR, else {CACHE}."
+, flag_values=FLAGS)
+_DISTRIBUTED = flags.DEFINE_string(
+    "distributed", "off", "One run on many processes: auto, off or host:port,processes,rank (docs/pods.md).", flag_values=FLAGS
 )
-_DISTRIBUTED = flags.DEFINE_string("distributed", "off", "One run on many processes: auto, off or host:port,processes,rank (docs/pods.md).")
-_LOST_AFTER = flags.DEFINE_float("lost_after_s", 120.0, "Seconds without a sign of life after which a process counts as lost.", 2.0)
+_LOST_AFTER = flags.DEFINE_float(
+    "lost_after_s", 120.0, "Seconds without a sign of life after which a process counts as lost.", 2.0, flag_values=FLAGS
+)
 _GRACE = flags.DEFINE_float(
     "grace_s", GRACE_S, "Seconds from SIGTERM to the end: for the rest of the step and a checkpoint; else the last checkpoint stands.", 0.0
-)
-flags.declare_key_flag("trust")
+, flag_values=FLAGS)
 
 
 REPORT_S = 60.0
@@ -86,8 +96,8 @@ def train(
     check(config, home)
     from marl_llm.training import processes
 
-    count = processes.start(_DISTRIBUTED.value, _LOST_AFTER.value) if flags.FLAGS.is_parsed() else 1
-    mesh = start_jax(config, cache, count)  # before the game is made: a world's index would start JAX with one device
+    count = processes.start(_DISTRIBUTED.value, _LOST_AFTER.value) if FLAGS.is_parsed() else 1
+    mesh = start_jax(config, cache, count, home)  # before the game is made: a world's index would start JAX with one device
     from marl_llm.training import Checkpoints
 
     watch = processes.Watch(_LOST_AFTER.value if count > 1 else 0.0, again(workdir, cache, grace_s))
@@ -127,7 +137,7 @@ def again(workdir: pathlib.Path, cache: str | None, grace_s: float) -> str:
     """The command that continues a run; of many processes, this one's."""
     given = ["--trust"] * trust.asked()
     given += [f"--compilation_cache={cache}"] * (cache is not None) + [f"--grace_s={grace_s:g}"] * (grace_s != GRACE_S)
-    if flags.FLAGS.is_parsed() and _DISTRIBUTED.value != "off":
+    if FLAGS.is_parsed() and _DISTRIBUTED.value != "off":
         given.append(f"--distributed={_DISTRIBUTED.value}")
     return shlex.join(["python", "-m", "experiments.train", f"--resume={workdir}", *given])
 
@@ -241,8 +251,8 @@ def played(team, config, step: int, watches, keep):
         over = [0 if after == config.steps or after % config.checkpoint.every == 0 else config.rollout.over_start]
         batch = team.play(step, step * tasks, tasks, *(over if config.rollout.over_start else []))
         of_coach, of_void = watches
-        of_coach.look(after, batch.figures, lambda: first_failure(batch.episodes.rollout))
-        of_void.look(after, batch.figures, lambda kind: failure_of(batch.episodes.rollout, kind))
+        of_coach.look(after, batch.figures, lambda: first_failure(batch.rollout))
+        of_void.look(after, batch.figures, lambda kind: failure_of(batch.rollout, kind))
         if config.rollout.ahead and after < config.steps and after % config.checkpoint.every:  # on policy after a checkpoint, as if resumed
             team.prepare(after, after * tasks, tasks)
     except Exception:
@@ -285,7 +295,7 @@ def line(plan, batch, updates: dict) -> dict:
     """A step's figures by name: of the rollout, of each role, of each model's update."""
     record = dict(batch.figures)
     if "over_start/late" in record:
-        record["over_start/late_tasks"] = " ".join(map(str, late_tasks(batch.episodes.rollout)))
+        record["over_start/late_tasks"] = " ".join(map(str, late_tasks(batch.rollout)))
     for name, found in updates.items():
         shares = ("tied_share/", "mixed_share/")
         record |= {f"model/{name}/{key}": x for key, x in found.items() if not key.startswith(shares)}
@@ -374,7 +384,7 @@ class Files:
         for play, tokens in [*first, *reporting.worst_plays(others, WORST)]:
             self.episodes.write(play | {"step": step}, tokens)
         if self.hosted:
-            rollout = played.episodes.rollout
+            rollout = played.rollout
             write_trajectories(self.workdir, dataclasses.replace(rollout, episodes=rollout.episodes[:count]), when, step)
 
     def looked_at(self, played):
@@ -421,7 +431,7 @@ def main(argv) -> None:
     """Flags to `train`; errors that a user can mend are printed without a traceback."""
     logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
     if _RESUME.value:
-        if _WORKDIR.value or not config_flags.get_config_filename(flags.FLAGS["config"]).startswith(command.RESUMED):
+        if _WORKDIR.value or not config_flags.get_config_filename(FLAGS["config"]).startswith(command.RESUMED):
             raise ConfigError("--resume takes the directory alone; leave --config and --workdir out")
     elif _CONFIG.value is None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/quickstart.py")
@@ -437,8 +447,8 @@ def main(argv) -> None:
         return
     if not str(_WORKDIR.value or _RESUME.value or ""):
         raise ConfigError("--workdir is missing, e.g. --workdir=runs/first")
-    train(config, workdir, config_flags.get_config_filename(flags.FLAGS["config"]), _CACHE.value, home, _GRACE.value)
+    train(config, workdir, config_flags.get_config_filename(FLAGS["config"]), _CACHE.value, home, _GRACE.value)
 
 
 if __name__ == "__main__":
-    command.run(main, interrupted="interrupted; the same command goes on from the last checkpoint")
+    command.run(main, FLAGS, interrupted="interrupted; the same command goes on from the last checkpoint")

@@ -4,7 +4,26 @@ The package root imports nothing heavy: `import marl_llm` is instant, and each r
 for example `from marl_llm.algorithms import group_relative`. See docs/architecture.md for the rooms.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
+_ROOMS = ("algorithms", "checking", "coaching", "evaluation", "games", "hints", "models", "reporting", "rollout", "sampling", "serving",
+          "text", "tools", "training", "untrusted", "viewing", "workflows")  # fmt: skip
+__all__ = [*_ROOMS, "view"]
+
+
+def __getattr__(name: str) -> Any:
+    """A room, imported when it is first asked for (PEP 562): `marl_llm.algorithms.group_relative` needs no import of its own."""
+    if name in _ROOMS:
+        return importlib.import_module(f"marl_llm.{name}")
+    raise AttributeError(f"module 'marl_llm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_ROOMS])
 
 
 def view(*runs, **options):

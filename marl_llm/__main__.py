@@ -29,8 +29,6 @@ COMMANDS = {
 _FLAGS = ("train", "evaluate", "compare", "collect", "plan", "serve", "injections", "chat", "tiny", "export")
 
 _POSITIONAL = ("collect",)  # of these, those that take arguments without --
-# command -> modules whose options it takes too
-_SHARED = {"chat": ("experiments.serve",)}
 
 
 def usage() -> str:
@@ -70,16 +68,10 @@ def main(argv: list[str] | None = None) -> int:
     _import_own_experiments()
     module = importlib.import_module(COMMANDS[name][0])
     if name in _FLAGS:
-        if {"--help", "-help", "-h"} & set(rest):  # absl would look for the options of this module
-            from absl import flags
-
-            options = map(flags.FLAGS.module_help, [module.__name__, *_SHARED.get(name, ())])
-            print("\n".join([module.__doc__, *options]))
-            return 0
         from experiments import command
 
         sys.argv = [f"marl_llm {name}", *rest]
-        command.run(module.main, positional=name in _POSITIONAL)
+        command.run(module.main, module.FLAGS, positional=name in _POSITIONAL)
         return 0
     return module.main(rest)
 

@@ -131,7 +131,7 @@ FAULTS = {
         "the bias is left out": ("y = y + bias.reshape(out).astype(dtype)", "y = y + 0 * bias.reshape(out).astype(dtype)"),
         "the attention's residual is left out": ("x = x + h\n", "x = h\n"),
         "the weight's gradient sees other rows": (
-            "turned = jax.lax.optimization_barrier(rows.T)", "turned = jax.lax.optimization_barrier(rows[::-1].T)"
+            "turned = jax.lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)", "turned = jax.lax.optimization_barrier(x.reshape(-1, x.shape[-1])[::-1].T)"
         ),
         "a fresh critic does not predict zero": (
             'self.param("bias", nn.initializers.zeros, ())', 'self.param("bias", nn.initializers.ones, ())', T + "test_value_head.py"

@@ -14,17 +14,19 @@ FAULTS = {
         "roles at once are paid one by one": ("if len(stage) == 1 or branches > 1:", "if True:"),
         "turns count after the end": ("turns = turns + (valid & ~jax.vmap(game.done)(state))", "turns = turns + valid"),
     },
+    (R + "players.py", "tests/rollout/test_play.py"): {
+        "episodes that are over are sampled to the end": ("jnp.where(over, 1, most)", "jnp.where(over, most, most)"),
+    },
     (R + "table.py", "tests/rollout/test_play.py tests/training/test_update.py"): {
         "prompts are padded on the right": ('pad(ids, left, "left", pad_id)', 'pad(ids, left, "right", pad_id)'),
     },
     (E + "outcomes.py", "tests/evaluation/test_outcomes.py"): {
         "void plays count": ("for one in self.outcomes if not one.void)", "for one in self.outcomes)"),
         "the interval takes plays of one task for independent": (
-            "return clustered(list(groups.values()))", "return clustered([[score] for of in groups.values() for score in of])"
+            "return clustered(list(groups.values()))", "return clustered([[one.score] for one in self.played])"
         ),
         "a task's mean is its sum": ("task: float(np.mean(of)) for", "task: float(np.sum(of)) for"),
         "the difference is turned around": ("append(b[task] - a[task])", "append(a[task] - b[task])"),
-        "the clustered spread is the population's": ("* groups / (groups - 1)", "* 1.0"),
     },
     ("marl_llm/training/compiled.py", "tests/training/test_team.py"): {
         "models off the schedule are trained": ("table.where[:] &= trains[table.agent]", "table.where[:] &= True"),
@@ -33,6 +35,12 @@ FAULTS = {
     (E + "intervals.py", "tests/evaluation/test_intervals.py"): {
         "Wilson's centre is the rate": ("centre = (p + z * z / (2 * n)) / (1 + z * z / n)", "centre = p"),
         "the spread over seeds is the population's": ("/ (n - 1) / n)", "/ n / n)"),
-        "Student's table is one off": ("T95[n - 2] if n - 2 < len(T95)", "T95[n - 1] if n - 1 < len(T95)"),
+        "Student's quantile is one off": ("stdtrit(n - 1, 0.975)", "stdtrit(n, 0.975)"),
+    },
+    (E + "intervals.py", "tests/evaluation/test_outcomes.py"): {
+        "the clustered spread is the population's": ("* groups / (groups - 1) /", "/"),
+        "agreeing clusters are certain": ("variance, count**2 / sum(n * n for n in sizes))", "variance, 1e9)"),
+        "agreeing differences are certain": ("((squares + 1) / (groups + 2)", "(squares / (groups + 2)"),
+        "differences beyond 1 are cut": ("unit = max([1.0, *(abs(one) for cluster in scores for one in cluster)])", "unit = 1.0"),
     },
 }

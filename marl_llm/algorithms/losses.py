@@ -407,7 +407,12 @@ def sum_blocks(function: Callable, *arrays: Shaped[Array, "S ..."], rows: int = 
 
     At 10^6 samples a loss per token is written to memory and read back; a block of it is not. Use it on `reduce_parts`:
 
-        total, count = sum_blocks(lambda *b: reduce_parts(clipped_ratio(*b[:3], where=b[3]), b[3]), new, old, advantages, where)
+        >>> def parts(new, old, advantages, where):
+        ...     return reduce_parts(clipped_ratio(new, old, advantages, where=where), where=where)
+        >>> new, old, advantages, where = jnp.zeros((4, 3)), jnp.zeros((4, 3)), jnp.ones(4), jnp.ones((4, 3), bool)
+        >>> total, count = sum_blocks(parts, new, old, advantages, where, rows=2)
+        >>> float(total / count)
+        -1.0
 
     Args:
       function: takes a block of each array and returns a pytree of sums, in which no row knows of another.

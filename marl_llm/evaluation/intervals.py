@@ -1,24 +1,78 @@
-"""Confidence intervals for success rates and for means over seeds."""
+"""Confidence intervals of 95 %: for success rates, for means of tasks with several plays, for differences, and for means over seeds.
+
+How often each holds the truth is simulated by `python -m benchmarks.intervals`; the table is in docs/intervals.md.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from scipy.special import stdtrit
+
 Z95 = 1.959963984540054
-# two-sided 95 % quantiles of Student's t by degrees of freedom; above 30 an expansion in 1/df is right to four digits
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-       2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
 
 
-def wilson(successes: int, episodes: int) -> tuple[float, float]:
-    """95 % Wilson score interval of a success rate. Raises `ValueError` unless `0 <= successes <= episodes > 0`."""
+def wilson(successes: float | int, episodes: float | int) -> tuple[float, float]:
+    """95 % Wilson score interval of a success rate. Raises `ValueError` unless `0 <= successes <= episodes` and `episodes >= 1`."""
     if episodes < 1 or not 0 <= successes <= episodes:
         raise ValueError(f"{successes} successes in {episodes} episodes is no rate")
     p, n, z = successes / episodes, episodes, Z95
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # the ends of all and of none are exact, which rounding would miss
+    return max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < episodes else 1.0
+
+
+def clustered(scores: Sequence[Sequence[float | int]]) -> tuple[float, float]:
+    """95 % interval of the mean of all scores, where those of one inner list (a task's plays, a cluster's tasks) belong together.
+
+    Scores within [0, 1]: Wilson's interval with an effective sample size, the number of independent successes and failures whose mean
+    varies as much as this one. That variance is between clusters (Miller, "Adding Error Bars to Evals", arXiv 2411.00640, Eq. 4, with its
+    G/(G-1)), with one cluster more whose variance is that of a single play: few clusters that agree by chance do not give a width of zero.
+    The effective size is never below the number of clusters. With one score of 0 or 1 per cluster it is Wilson's interval itself.
+    Other scores: Student's t with G - 1 degrees of freedom. One cluster, or none, says nothing: (0, 1).
+    """
+    scores = [cluster for cluster in scores if len(cluster)]
+    groups = len(scores)
+    if groups < 2:
+        return 0.0, 1.0
+    count, sizes = sum(map(len, scores)), [len(cluster) for cluster in scores]
+    mean = sum(map(sum, scores)) / count
+    variance = sum(r * r for r in _residuals(scores)) * groups / (groups - 1) / count**2
+    if any(not 0 <= one <= 1 for cluster in scores for one in cluster):
+        half = float(stdtrit(groups - 1, 0.975)) * math.sqrt(variance)
+        return mean - half, mean + half
+    mean = min(1.0, max(0.0, mean))  # a sum of floats may be past 1
+    shrunk = (mean * groups + 1) / (groups + 2)
+    variance = ((groups - 1) * variance + shrunk * (1 - shrunk) / groups) / groups
+    size = max(mean * (1 - mean) / variance, count**2 / sum(n * n for n in sizes))
+    return wilson(mean * size, size)
+
+
+def difference(scores: Sequence[Sequence[float | int]]) -> tuple[float, float]:
+    """95 % interval of the mean of differences of two rates, each within [-1, 1]; those of one inner list belong together.
+
+    Two tasks more, that change with chance 1/2 in either direction, are added to the G clusters (the adjustment of Agresti and Min 2005,
+    doi 10.1002/sim.1781, which adds 1/2 to each cell of a paired table): few clusters that agree do not give a width of zero. One
+    cluster, or none, says nothing: (-1, 1). Differences outside of [-1, 1] are measured in units of the largest.
+    """
+    scores = [cluster for cluster in scores if len(cluster)]
+    unit = max([1.0, *(abs(one) for cluster in scores for one in cluster)])
+    groups, count = len(scores), sum(map(len, scores))
+    if groups < 2:
+        return -unit, unit
+    mean = sum(map(sum, scores)) / count / unit
+    squares = sum((r * groups / count / unit) ** 2 for r in _residuals(scores)) + groups * mean**2
+    centre = mean * groups / (groups + 2)
+    half = Z95 * math.sqrt(((squares + 1) / (groups + 2) - centre**2) / (groups + 2))
+    return max(-1.0, centre - half) * unit, min(1.0, centre + half) * unit
+
+
+def _residuals(scores: Sequence[Sequence[float | int]]) -> list[float | int]:
+    """Each cluster's total less what it would be at the mean of all."""
+    mean = sum(map(sum, scores)) / sum(map(len, scores))
+    return [sum(cluster) - len(cluster) * mean for cluster in scores]
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
@@ -29,6 +83,5 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
     mean = sum(values) / n
     if n == 1:
         return mean, -math.inf, math.inf
-    t = T95[n - 2] if n - 2 < len(T95) else Z95 + (Z95**3 + Z95) / (4 * (n - 1)) + 2.823 / (n - 1) ** 2
-    half = t * math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    half = float(stdtrit(n - 1, 0.975)) * math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
     return mean, mean - half, mean + half

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from marl_llm.evaluation.at_k import at_k
-from marl_llm.evaluation.intervals import T95, Z95, wilson
+from marl_llm.evaluation.intervals import clustered, difference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +36,7 @@ class Evaluation:
       well_formed: role -> share of its responses that kept the format.
       figures: everything else that was measured, by name.
       episodes: `(count, when, advantages=None) -> plays` for `marl_llm.reporting.EpisodeWriter`.
+      rollout: of hosted play, the whole plays as graphs (`marl_llm.workflows.Rollout`); None: compiled play has none.
     """
 
     split: str
@@ -47,11 +47,13 @@ class Evaluation:
     well_formed: Mapping[str, float]
     figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
     episodes: Callable[..., Sequence[tuple[dict, dict]]] = lambda count, when, advantages=None: ()
+    rollout: Any = None
 
     @property
     def success(self) -> float:
-        """Mean score of the plays that are not void; 0 without any."""
-        return float(np.mean([one.score for one in self.played])) if self.played else 0.0
+        """Mean over tasks of their mean scores, of the plays that are not void: every task weighs alike, as in `interval` and `paired`.
+        0 without any."""
+        return float(np.mean(list(self.per_task.values()))) if self.played else 0.0
 
     @property
     def played(self) -> tuple[Outcome, ...]:
@@ -70,8 +72,9 @@ class Evaluation:
     def interval(self) -> tuple[float, float]:
         """95 % interval of `success`, clustered by task, or by the tasks' clusters where they have some; see `clustered`."""
         groups: dict[str | int, list[float]] = {}
-        for one in self.played:
-            groups.setdefault(one.cluster or one.task, []).append(one.score)
+        alike = {one.task: one.cluster or one.task for one in self.played}
+        for task, score in self.per_task.items():
+            groups.setdefault(alike[task], []).append(score)
         return clustered(list(groups.values()))
 
     def at_k(self, metric: str, k: int) -> float:
@@ -106,39 +109,9 @@ class Evaluation:
         }
 
 
-def clustered(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """95 % interval of the mean of all scores, where those of one task (one inner list) belong together.
-
-    With one score of 0 or 1 per task it is Wilson's. Otherwise the variance is that of task totals about the mean (Miller, "Adding Error
-    Bars to Evals", arXiv 2411.00640, Eq. 4, with its G/(G−1)), and Student's t with G − 1 degrees of freedom. Cut to [0, 1] where all
-    scores lie there. One task, or none, says nothing: (0, 1).
-    """
-    flat = [one for task in scores for one in task]
-    if not flat:
-        return 0.0, 1.0
-    if all(len(task) == 1 for task in scores) and all(one in (0.0, 1.0) for one in flat):
-        return wilson(int(sum(flat)), len(flat))
-    if len(scores) < 2:
-        return 0.0, 1.0
-    mean, half = float(np.mean(flat)), half_width(scores)
-    low, high = mean - half, mean + half
-    inside = min(flat) >= 0 and max(flat) <= 1
-    return (max(0.0, low), min(1.0, high)) if inside else (low, high)
-
-
-def half_width(scores: Sequence[Sequence[float]]) -> float:
-    """Half of the 95 % interval of the mean of all scores, by clusters; of two at least."""
-    n, groups = sum(map(len, scores)), len(scores)
-    mean = sum(map(sum, scores)) / n
-    spread = sum((sum(cluster) - len(cluster) * mean) ** 2 for cluster in scores) * groups / (groups - 1)
-    df = groups - 1
-    t = T95[df - 1] if df <= len(T95) else Z95 + (Z95**3 + Z95) / (4 * df) + 2.823 / df**2
-    return t * math.sqrt(spread) / n
-
-
 def paired(first: Evaluation, second: Evaluation) -> dict[str, Any]:
     """Difference of two evaluations of the same tasks, second minus first, task by task: `{difference, interval, tasks}`, clustered as
-    `Evaluation.interval` is.
+    `Evaluation.interval` is; see `intervals.difference`. Over the tasks that both played it is the difference of the two successes.
 
     Raises `ValueError` when they share no task.
     """
@@ -150,9 +123,5 @@ def paired(first: Evaluation, second: Evaluation) -> dict[str, Any]:
     groups: dict[str | int, list[float]] = {}
     for task in common:
         groups.setdefault(alike[task] or task, []).append(b[task] - a[task])
-    differences = [one for group in groups.values() for one in group]
-    n, mean = len(differences), float(np.mean(differences))
-    if len(groups) < 2:
-        return {"difference": mean, "interval": [-math.inf, math.inf], "tasks": n}
-    half = half_width(list(groups.values()))
-    return {"difference": mean, "interval": [mean - half, mean + half], "tasks": n}
+    low, high = difference(list(groups.values()))
+    return {"difference": float(np.mean([b[task] - a[task] for task in common])), "interval": [low, high], "tasks": len(common)}

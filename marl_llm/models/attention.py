@@ -23,6 +23,7 @@ from types import ModuleType
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.models.masks import RowMask, token_ranges
@@ -63,11 +64,11 @@ def attend(
     b, length, h, d = queries.shape
     j = keys.shape[-2]
     g = h // j
-    q = (queries * d**-0.5).reshape(b, length, j, g, d).transpose(0, 2, 3, 1, 4).reshape(b, j, g * length, d)
+    q = rearrange(queries * d**-0.5, "b l (j g) d -> b j (g l) d", j=j)
     score = jnp.matmul(q, keys.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32).reshape(b, j, g, length, -1)
     weights = jax.nn.softmax(jnp.where(where[:, None, None], score, MASKED), axis=-1).astype(queries.dtype)
     out = weights.reshape(b, j, g * length, -1) @ values.transpose(0, 2, 1, 3)
-    return out.reshape(b, j, g, length, d).transpose(0, 3, 1, 2, 4).reshape(b, length, h, d)
+    return rearrange(out, "b j (g l) d -> b l (j g) d", l=length)
 
 
 def choose(name: str, length: int, dtype, mask: RowMask | None = None) -> str:
@@ -128,33 +129,34 @@ def _chunked(queries, keys, values, mask: RowMask):
 def _tree(queries, keys, values, mask: RowMask):
     b, length, h, d = queries.shape
     p, r, j = min(mask.prompt, length), mask.response, keys.shape[2]
-    g, k = h // j, (length - p) // r
+    k = (length - p) // r
     long, out = length >= LONG, []
     size = max(BLOCK, -(-p // BLOCKS))
     for begin in range(0, p, size):
         end = min(begin + size, p)
 
         def block(start, n, begin=begin, end=end):
-            key, value = (x[:, :end].transpose(0, 2, 1, 3)[:, :, None] for x in (keys, values))  # b j 1 s d
+            key, value = (rearrange(x[:, :end], "b s j d -> b j 1 s d") for x in (keys, values))
             where = mask.rows(begin + start, n)[:, None, None, :, :end]
             q = jax.lax.dynamic_slice_in_dim(queries, begin + start, n, axis=1)
-            q = q.reshape(b, n, j, g, d).transpose(0, 2, 3, 1, 4)  # b j g n d
-            return _weigh([_scores(q, key, where)], [value]).transpose(0, 3, 1, 2, 4).reshape(b, n, h, d)
+            q = rearrange(q, "b n (j g) d -> b j g n d", j=j)
+            return rearrange(_weigh([_scores(q, key, where)], [value]), "b j g n d -> b n (j g) d")
 
         out.append(_in_chunks(block, end - begin, CHUNK if long else 0, axis=1))
     if k:
 
         def branches(start, n):
             # the heads' queries of a key head are stacked, and all branches are one product over the prompt
-            shared = lambda x: x[:, :p].transpose(0, 2, 1, 3)[:, :, None, None]  # b j 1 1 p d  # noqa: E731
-            own = lambda x: x[:, p:].reshape(b, k, r, j, d).transpose(0, 3, 1, 2, 4)[:, :, :, None]  # b j k 1 r d  # noqa: E731
-            q = jax.lax.dynamic_slice_in_dim(queries[:, p:].reshape(b, k, r, j, g, d), start, n, axis=2).transpose(0, 3, 1, 4, 2, 5)
-            segments = mask.segments[:, p:].reshape(b, 1, k, 1, 1, r)
+            key, value = (rearrange(x[:, :p], "b p j d -> b j 1 1 p d") for x in (keys, values))
+            own_key, own_value = (rearrange(x[:, p:], "b (k r) j d -> b j k 1 r d", k=k) for x in (keys, values))
+            q = jax.lax.dynamic_slice_in_dim(rearrange(queries[:, p:], "b (k r) h d -> b k r h d", k=k), start, n, axis=2)
+            q = rearrange(q, "b k n (j g) d -> b j k g n d", j=j)
+            segments = rearrange(mask.segments[:, p:], "b (k r) -> b 1 k 1 1 r", k=k)
             mine = jax.lax.dynamic_slice_in_dim(segments, start, n, axis=5).swapaxes(-1, -2)  # b 1 k 1 n 1
             see = mine == mask.segments[:, None, None, None, None, :p]
             see_own = (jnp.arange(r) <= start + jnp.arange(n)[:, None]) & (mine == segments)
-            part = _weigh([_scores(q, shared(keys), see), _scores(q, own(keys), see_own)], [shared(values), own(values)])
-            return part.transpose(0, 2, 4, 1, 3, 5).reshape(b, k, n, h, d)
+            part = _weigh([_scores(q, key, see), _scores(q, own_key, see_own)], [value, own_value])
+            return rearrange(part, "b j k g n d -> b k n (j g) d")
 
         part = _in_chunks(branches, r, max(1, CHUNK // k) if long else 0, axis=2)
         out.append(part.reshape(b, k * r, h, d))

@@ -108,19 +108,23 @@ def rows_product(x: Float[Array, "*rows D"], matrix: Float[Array, "D O"]) -> Flo
     return _rows_product(x, matrix) if platform() == "cpu" else x @ matrix
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _rows_product(x, matrix):
     return x @ matrix
 
 
-def _rows_product_backward(kept, gradient):
-    x, matrix = kept
-    rows, out = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
-    turned = jax.lax.optimization_barrier(rows.T)  # otherwise XLA folds the transpose into the product again
-    return gradient @ matrix.T, jax.lax.optimization_barrier(turned @ out)
+@_rows_product.defjvp
+def _rows_product_tangent(primals, tangents):
+    (x, matrix), (x_tangent, matrix_tangent) = primals, tangents
+    return _rows_product(x, matrix), x_tangent @ matrix + _turned_product(x, matrix_tangent)
 
 
-_rows_product.defvjp(lambda x, matrix: (x @ matrix, (x, matrix)), _rows_product_backward)
+@functools.partial(jax.checkpoint, prevent_cse=False)  # so that the backward pass keeps x, which others keep too, and not its transpose
+def _turned_product(x, matrix):
+    """`x @ matrix`, linear in `matrix`: autodiff transposes it to `turned @ gradient`."""
+    turned = jax.lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)  # otherwise XLA folds the transpose into the product again
+    y = jax.lax.dot_general(turned, jax.lax.optimization_barrier(matrix), (((0,), (0,)), ((), ())))
+    return y.reshape(*x.shape[:-1], matrix.shape[-1])
 
 
 class Attention(nn.Module):

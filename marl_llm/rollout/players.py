@@ -19,17 +19,19 @@ def model_player(
     settings = how if isinstance(how, Settings) else Settings(float(how))
 
     def respond(role, states, prompt, keys):
-        model = assignment[role]
+        model, most = assignment[role], role_of(game, role).response_tokens
+        over = jax.vmap(game.done)(states)  # such a response counts for nothing: one token of it is enough
         return sample(
             configs[model],
             params[model],
             prompt.ids,
             prompt.where,
             keys,
-            max_tokens=role_of(game, role).response_tokens,
+            max_tokens=most,
             stop=game.stop_id,
             pad_id=game.tokenizer.pad_id,
             settings=settings,
+            budgets=jnp.broadcast_to(jnp.where(over, 1, most)[:, None], keys.shape),
         )
 
     return respond

@@ -130,6 +130,12 @@ def bucket(n: int, least: int = 1, growth: int = 2) -> int:
     return max(least, 1 << -(-max(0, n - 1).bit_length() // digit) * digit)
 
 
+def eighths(n: int, least: int = 1) -> int:
+    """The smallest number that holds `n` among those with eight steps from a power of two to the next, at least `least`: for memory."""
+    step = 1 << max(0, (max(n, least) - 1).bit_length() - 4)
+    return -(-max(n, least) // step) * step
+
+
 def truncation(settings: list[Settings]) -> tuple[bool, int]:
     """Whether any row of a program leaves tokens out, and how many columns of kept ids it needs: a power of two (few programs)."""
     most = max((s.max_kept or 0 for s in settings), default=0)

@@ -27,6 +27,7 @@ from marl_llm.algorithms import Samples
 from marl_llm.games import Game, speaking_order
 from marl_llm.rollout import Table, flatten_rows, pad_to
 from marl_llm.training.packing import RowShape, Tokens, TokenSample
+from marl_llm.workflows import Rollout
 from marl_llm.workflows.samples import SampleTable
 
 Plays = Sequence[tuple[dict, dict]]  # (episode, tokens) in the schema of marl_llm.reporting.episodes
@@ -44,6 +45,7 @@ class Batch:
         role/<role>/{team,local,reward,well_formed,truncated,unfinished_think,entropy,...}.
       episodes: `(count, when, advantages=None) -> plays`, the first plays as people read them, for `marl_llm.reporting.EpisodeWriter`;
         `advantages` `[S]` are written beside their samples.
+      rollout: of hosted play, the whole plays as graphs, for `marl_llm.workflows.storage`; None: compiled play has none.
       corrected: what a coach would have had said, behind the prompts at which it was not, and the role of each; None: nobody corrects.
     """
 
@@ -55,6 +57,7 @@ class Batch:
     figures: dict[str, float]
     episodes: Callable[..., Plays]
     corrected: tuple[Tokens, list[str]] | None = None
+    rollout: Rollout | None = None
 
     def __repr__(self) -> str:
         return f"Batch(step {self.step}: {len(self.tokens)} samples, {int(np.sum(self.table.where))} of them trained)"
@@ -163,7 +166,7 @@ def from_pool(pool: Pool, minibatch: int) -> tuple[Tokens, Samples]:
         size=small.size.reshape(-1),
         prompt=spread(prompt.astype(np.int32)),
         rank=np.tile(np.arange(k), g),
-        shape=RowShape(minibatch, p + plays * r, plays * r, plays),
+        shape=RowShape(min(minibatch, g), p + plays * r, plays * r, plays),
         kept_ids=pool.kept_ids,
     )  # fmt: skip
     trajectory = _dense(small.instance, small.play)

@@ -278,7 +278,8 @@ class HostedTeam(Team):
         figures |= self._coaching.looked(figures) if self._coaching else {}
         spoken = {name: learner.spec.speech for name, learner in self.learners.items()}
         better = corrected(rollout, samples, spoken) if self.corrections else None
-        return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples), better)
+        record = self._recorder(rollout, samples)
+        return Batch(step, self.roles, tokens, table, version, figures, record, better, rollout)
 
     def prepare(self, step: int, first: int, count: int) -> None:
         """See `Team.prepare`: these tasks are played in a thread of their own, with the parameters of now to their end."""
@@ -342,7 +343,6 @@ class HostedTeam(Team):
                 drawn |= self._spelled(play, drawn)
             return plays
 
-        episodes.rollout = rollout  # whole plays as graphs, for `marl_llm.workflows.storage`
         return episodes
 
     def _spelled(self, play: dict, drawn: dict) -> dict[str, Any]:
@@ -404,7 +404,7 @@ class HostedTeam(Team):
             outcomes.append(Outcome(one.task.number, one.play, team.get(self.headline, 0.0), turns, one.void, team, one.task.cluster))
         formed = {role: figures[f"role/{role}/well_formed"] for role in self.roles}
         seated = {role: str(seat) for role, seat in table.items()}
-        return Evaluation(split, seated, temperature, self.headline, tuple(outcomes), formed, figures, self._recorder(rollout))
+        return Evaluation(split, seated, temperature, self.headline, tuple(outcomes), formed, figures, self._recorder(rollout), rollout)
 
     def _players(
         self, table: Mapping[str, Seat], models: Mapping[str, tuple[Learner, dict]]

@@ -22,13 +22,22 @@ _LEVEL = "--xla_backend_optimization_level"
 
 
 def use_cpu_devices(count: int | None = None) -> None:
-    """Makes `count` CPU devices (default: one per core, at most 8). Must run before JAX starts; no effect on GPU or TPU.
+    """Makes `count` CPU devices (default: one per core, at most 8). No effect on GPU or TPU. Once JAX has started, what it has is kept.
 
     Where there is nothing but CPUs, XLA compiles at LLVM's second level, unless XLA_FLAGS say otherwise: its third takes up to ten
     times as long over kernels that draw random numbers, and training steps are no quicker for it.
+
+    Raises `ValueError` where JAX has started with fewer CPU devices than `count`.
     """
-    count = count or min(os.cpu_count() or 1, 8)
-    jax.config.update("jax_num_cpu_devices", count)
+    try:
+        jax.config.update("jax_num_cpu_devices", count or min(os.cpu_count() or 1, 8))
+    except RuntimeError as error:  # JAX has started
+        if jax.default_backend() == "cpu" and (count or 1) > jax.device_count():
+            raise ValueError(
+                f"{count} devices are asked for, and JAX has started with {jax.device_count()} in this process: ask before its first "
+                "operation, or take a new process"
+            ) from error
+        return
     if _LEVEL not in os.environ.get("XLA_FLAGS", "") and _cpu_alone():
         _add_flags(f"{_LEVEL}=2")
 

@@ -27,7 +27,7 @@ from marl_llm.models import (
     score_hidden,
     score_packed,
 )
-from marl_llm.sampling.tickets import bucket
+from marl_llm.sampling.tickets import eighths
 from marl_llm.training.mesh import data_axis, gathered, over_data
 from marl_llm.training.packing import PackedRows, Tokens
 from marl_llm.training.processes import fetch
@@ -126,8 +126,8 @@ def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int,
 
 
 def table_shape(tokens: Tokens) -> tuple[int, int]:
-    """Of a table of response tokens: few shapes, whatever the samples."""
-    return bucket(len(tokens), 64, growth=4), bucket(int(max([1, *tokens.size])), 4, growth=4)
+    """Of a table of response tokens: few shapes, whatever the samples, and at most an eighth more than they need along each axis."""
+    return eighths(len(tokens), 64), eighths(int(max([1, *tokens.size])), 4)
 
 
 def make_policy_scorer(

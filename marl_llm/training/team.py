@@ -247,7 +247,7 @@ class Team(abc.ABC):
 
     def train_coach(self, batch: Batch) -> dict[str, float]:
         """One step of the coach that trains beside the team, on a batch that it has scored; its figures by name. {} where none does."""
-        return {} if self.trained_coach is None else self.trained_coach.learn(batch.episodes.rollout, self.headline)
+        return {} if self.trained_coach is None else self.trained_coach.learn(batch.rollout, self.headline)
 
     def _correct(self, name: str, tokens: Tokens, said_by: list[str], learning_rate: float | Any) -> dict[str, float]:
         """One step of a model towards what a coach would have had its roles say: how many actions, and their mean loss per token."""

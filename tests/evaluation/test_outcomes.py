@@ -1,11 +1,11 @@
 """The record of an evaluation: its mean, its interval by task, what void plays count for, and paired comparisons."""
 
-import math
 
 import numpy as np
 import pytest
 
 from marl_llm.evaluation import Evaluation, Outcome, clustered, paired, wilson
+from marl_llm.evaluation.intervals import difference
 
 
 def record(outcomes, split="test", formed=None):
@@ -50,13 +50,17 @@ def test_the_interval_is_clustered_by_task():
 def test_an_evaluation_s_interval_takes_plays_of_one_task_and_tasks_of_one_cluster_together():
     plays = [Outcome(task, n, float(task % 2), 1, cluster="ab"[task // 2] if task < 4 else "") for task in range(6) for n in range(3)]
     assert record(plays).interval == clustered([[0.0] * 3 + [1.0] * 3, [0.0] * 3 + [1.0] * 3, [0.0] * 3, [1.0] * 3])
-    assert record([one for one in plays if one.task >= 4]).interval == clustered([[0.0] * 3, [1.0] * 3]) == (0.0, 1.0)
+    assert record([one for one in plays if one.task >= 4]).interval == clustered([[0.0] * 3, [1.0] * 3]) == pytest.approx(wilson(1, 2))
 
 
-def test_the_interval_of_single_plays_is_students_and_that_of_successes_is_wilsons():
-    x = np.asarray([0.1, 0.4, 0.35, 0.8])
-    half = 3.182 * x.std(ddof=1) / 2  # t with three degrees of freedom, n = 4
-    assert clustered([[v] for v in x]) == pytest.approx((max(0, x.mean() - half), min(1, x.mean() + half)))
+def test_the_interval_of_single_successes_is_wilsons_and_that_of_scores_beyond_0_and_1_is_students():
+    x = np.asarray([1.0, 4.0, 3.5, 8.0])
+    half = 3.1824463 * x.std(ddof=1) / 2  # t with three degrees of freedom, n = 4
+    assert clustered([[v] for v in x]) == pytest.approx((x.mean() - half, x.mean() + half))
+    size = 0.4125 * 0.5875 / (x / 10).var(ddof=1) * 4  # of as many single plays, without the pseudo-cluster
+    low, high = clustered([[v / 10] for v in x])
+    assert wilson(0.4125 * 4, 4)[0] <= low < wilson(0.4125 * size, size)[0]
+    assert high - low < 1
     assert clustered([[1.0], [0.0], [1.0]]) == wilson(2, 3)
     assert clustered([[0.5, 0.7]]) == (0.0, 1.0)
     assert clustered([]) == (0.0, 1.0)
@@ -73,15 +77,56 @@ def test_the_clustered_interval_holds_what_it_says():
     assert 0.92 < hits / 400 < 0.98
 
 
+@pytest.mark.parametrize(("tasks", "plays"), [(2, 1), (3, 2), (3, 8), (5, 2), (10, 8)])
+@pytest.mark.parametrize("score", [0.0, 0.5, 1.0])
+def test_tasks_that_agree_leave_as_wide_an_interval_as_so_many_single_plays(tasks, plays, score):
+    won = [[score] * plays for _ in range(tasks)]
+    low, high = clustered(won)
+    assert 0 <= low <= score <= high <= 1
+    if score != 0.5:
+        assert (low, high) == pytest.approx(wilson(score * tasks, tasks))
+    assert high - low > 0.15
+
+
+@pytest.mark.parametrize(("tasks", "plays", "rate"), [(3, 2, 0.9), (5, 8, 0.5), (10, 1, 0.5), (10, 8, 0.1)])
+def test_intervals_of_few_tasks_hold_the_truth_as_often_as_they_say(tasks, plays, rate):
+    dice, held, kept = np.random.default_rng(0), 0, 0
+    for _ in range(400):
+        chance = dice.beta(2 * rate, 2 * (1 - rate), tasks)
+        one, two = ((dice.random((tasks, plays)) < chance[:, None]).mean(1) for _ in range(2))
+        low, high = clustered([[x] for x in one])
+        held += low <= rate <= high
+        low, high = difference([[x] for x in two - one])
+        kept += low <= 0 <= high
+    assert min(held, kept) / 400 > 0.92
+
+
+@pytest.mark.parametrize(("change", "clusters"), [(0.0, 3), (1.0, 3), (-1.0, 5), (0.25, 10)])
+def test_differences_that_agree_are_not_certain(change, clusters):
+    low, high = difference([[change]] * clusters)
+    assert -1 <= low <= change <= high <= 1
+    assert high - low > 0.2
+    assert difference([[change]]) == difference([]) == (-1.0, 1.0)
+    assert difference([[change * 50], [0.0], [50.0]]) == pytest.approx(tuple(50 * x for x in difference([[change], [0.0], [1.0]])))
+    assert difference([[change] * 4, [0.0] * 4]) == pytest.approx(difference([[change], [0.0]]))
+
+
+def test_the_gain_over_common_tasks_is_the_difference_of_the_printed_means_whatever_was_void():
+    first = record([Outcome(0, 0, 1.0, 1), Outcome(0, 1, 1.0, 1), Outcome(1, 0, 0.0, 1), Outcome(1, 1, 0.0, 1, void=True)])
+    second = record([Outcome(0, 0, 1.0, 1), Outcome(0, 1, 0.0, 1, void=True), Outcome(1, 0, 1.0, 1), Outcome(1, 1, 0.0, 1)])
+    assert (first.success, second.success) == (0.5, 0.75)
+    assert paired(first, second)["difference"] == pytest.approx(second.success - first.success)
+
+
 def test_two_teams_are_compared_task_by_task():
     first = record([Outcome(n, 0, s, 1) for n, s in enumerate((0.0, 0.2, 0.4, 0.6))])
     second = record([Outcome(n, 0, s, 1) for n, s in enumerate((0.1, 0.3, 0.5, 0.7, 0.9))])
     out = paired(first, second)
     assert out["tasks"] == 4
     assert out["difference"] == pytest.approx(0.1)
-    assert out["interval"] == pytest.approx([0.1, 0.1])
+    assert out["interval"][0] < 0.1 < out["interval"][1]
     one = paired(record(FIVE[:1]), record(FIVE[:1]))
-    assert one == {"difference": 0.0, "interval": [-math.inf, math.inf], "tasks": 1}
+    assert one == {"difference": 0.0, "interval": [-1.0, 1.0], "tasks": 1}
     with pytest.raises(ValueError, match="share no task"):
         paired(first, record(FIVE[:1], split="validation"))
 

@@ -1,5 +1,6 @@
 """`python -m marl_llm`: the list of commands, how little is imported before one is asked for, and configs outside a checkout."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -46,6 +47,15 @@ def test_a_folder_with_an_experiments_of_its_own_does_not_hide_ours(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(asked, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, "unknown game 'nothing'" in done.stderr) == (2, True)
+
+
+def test_all_scripts_can_be_imported_into_one_process_and_each_has_its_own_flags():
+    scripts = [path.stem for path in (ROOT / "experiments").glob("*.py") if path.stem != "__init__"]
+    modules = [importlib.import_module(f"experiments.{name}") for name in scripts]
+    defined = {module.__name__: set(module.FLAGS) for module in modules if hasattr(module, "FLAGS")}
+    assert {"config", "workdir", "resume"} <= defined["experiments.train"]
+    assert {"config", "topology"} <= defined["experiments.plan"]
+    assert "workdir" not in defined["experiments.plan"]
 
 
 def test_help_of_training_starts_no_jax():

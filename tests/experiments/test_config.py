@@ -6,10 +6,11 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import config_dict, config_flags
 
 from experiments import building, checks, command, workdir
 from experiments.base import MICROBATCH, base_config, resolve
@@ -522,7 +523,7 @@ def test_missing_and_contradictory_flags_are_told(tmp_path, monkeypatch):
         for name in ("_CONFIG", "_WORKDIR", "_RESUME", "_DRY_RUN", "_STEP"):
             monkeypatch.setattr(train, name, type("Flag", (), {"value": values.get(name)}))
         monkeypatch.setattr(train.config_flags, "get_config_filename", lambda flag: "x.py")
-        monkeypatch.setattr(train.flags, "FLAGS", {"config": None})
+        monkeypatch.setattr(train, "FLAGS", {"config": None})
         with pytest.raises(ConfigError) as error:
             train.main(["train"])
         return str(error.value)
@@ -680,3 +681,11 @@ def test_c12_the_environments_compilation_cache_wins_unless_the_flag_is_given(mo
         building.start_jax(config, flag)
         assert said.get("jax_compilation_cache_dir") == used
         assert ("jax_compilation_cache_dir" in said) == (flag is not None or not environment)
+
+
+@pytest.mark.parametrize(("name", "is_one"), [("tests/games/own/lock.py:Lock", False), ("tests/games/own/relay.py:relay", True),
+                                              ("plan_path", False), ("plan_path_text", True), ("no_such.py:game", False)])  # fmt: skip
+def test_a_users_own_workflow_takes_all_devices_as_one_of_the_library_does(name, is_one, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = types.SimpleNamespace(game=config_dict.ConfigDict({"name": name}))
+    assert building.is_world(config, None) == is_one

@@ -1,6 +1,5 @@
 """Real runs, small: a game, a workflow and a game of a user's own file, through every command."""
 
-import importlib
 import json
 import math
 import os
@@ -11,7 +10,6 @@ import sys
 import jax
 import orbax.checkpoint as ocp
 import pytest
-from absl import flags
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -19,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 from test_players import read_flags, write_files  # noqa: E402
 
 from benchmarks import resume  # noqa: E402
-from experiments import building, rescore, train, workdir  # noqa: E402
+from experiments import building, chat, compare, evaluate, export, rescore, serve, train, workdir  # noqa: E402
 from experiments.base import model_section, resolve  # noqa: E402
 from experiments.collect import read_groups, table  # noqa: E402
 from experiments.command import ConfigError, TrainingError  # noqa: E402
@@ -33,17 +31,6 @@ from marl_llm.training import CheckpointError, Checkpoints, HostedTeam, make_mes
 from marl_llm.workflows.replay import replay  # noqa: E402
 from marl_llm.workflows.storage import from_json, read_trajectories  # noqa: E402
 
-
-def script(name):
-    """A command's module. In one process its flags take the place of another's."""
-    for flag in ("config", "run", "step", "output", "seed", "temperature"):
-        if flag in flags.FLAGS:
-            delattr(flags.FLAGS, flag)
-    return importlib.import_module(f"experiments.{name}")
-
-
-serve, chat = script("serve"), script("chat")
-evaluate, export, compare = script("evaluate"), script("export"), script("compare")
 FILES = str(ROOT / "experiments" / "configs")
 OWN = ROOT / "tests" / "games" / "own"
 SMALL = ("model.preset=nano", "model.layers=1", "evaluation.final_tasks=4", "evaluation.transcripts=2", "evaluation.every=1")

@@ -13,6 +13,7 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
@@ -357,7 +358,7 @@ def test_errors_are_one_line_and_a_code(monkeypatch, capsys, error, code):
 
     monkeypatch.setattr(command.app, "run", lambda main, flags_parser: main(["train"]))
     with pytest.raises(SystemExit) as end:
-        command.run(fails)
+        command.run(fails, flags.FlagValues())
     assert end.value.code == code
     assert capsys.readouterr().err == f"error: {error}\n"
 
@@ -370,7 +371,7 @@ def test_other_errors_keep_their_traceback(monkeypatch):
 
     monkeypatch.setattr(command.app, "run", lambda main, flags_parser: main(["train"]))
     with pytest.raises(RuntimeError, match="a bug"):
-        command.run(fails)
+        command.run(fails, flags.FlagValues())
 
 
 def test_the_first_plays_of_a_run_are_looked_at_once_before_anything_is_learned(tmp_path):

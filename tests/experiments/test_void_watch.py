@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+from experiments.coaching import first_failure
 from experiments.command import TrainingError
 from experiments.measuring import VOID_STEPS, VoidWatch, failure_of
 from experiments.train import played
@@ -45,7 +46,7 @@ def test_many_good_steps_long_ago_do_not_hide_twenty_bad_ones():
 
 
 def test_the_steps_before_the_one_that_stops_a_run_are_kept():
-    batch = types.SimpleNamespace(figures=BAD, episodes=types.SimpleNamespace(rollout=ROLLOUT))
+    batch = types.SimpleNamespace(figures=BAD, rollout=ROLLOUT)
     team = types.SimpleNamespace(play=lambda step, first, count: batch)
     rollout = types.SimpleNamespace(tasks=5, ahead=0, over_start=0)
     config = types.SimpleNamespace(steps=99, rollout=rollout, checkpoint=types.SimpleNamespace(every=9))
@@ -57,3 +58,7 @@ def test_the_steps_before_the_one_that_stops_a_run_are_kept():
     with pytest.raises(TrainingError, match="node search: 2 s are over"):
         played(team, config, VOID_STEPS - 1, watches, lambda: kept.append(1))
     assert kept == [1]
+
+
+def test_compiled_play_has_no_whole_plays_to_name_a_failure_from():
+    assert failure_of(None, "deadline") == first_failure(None) == ""

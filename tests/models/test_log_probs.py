@@ -226,3 +226,22 @@ def test_d8_the_first_real_token_of_a_row_gets_no_score_wherever_padding_ends(st
     scores = log_probs(BASE, params_of(BASE), tokens, where)
     for x in scores:
         np.testing.assert_array_equal(np.asarray(x[0]) != 0, np.arange(7) > start)
+
+
+def test_log_probs_have_forward_derivatives_and_hessian_vector_products():
+    ids = jnp.asarray(np.random.default_rng(0).integers(1, BASE.vocab_size, (2, 6)), jnp.int32)
+    params = params_of(BASE)
+    direction = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params)
+
+    def total(params):
+        where = jnp.ones(ids.shape, bool)
+        return jnp.sum(score_responses(BASE, params, ids[:, :3], where[:, :3], ids[:, None, 3:]).log_probs)
+
+    def inner(a, b):
+        return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+    _, forward = jax.jvp(total, (params,), (direction,))
+    np.testing.assert_allclose(forward, inner(jax.grad(total)(params), direction), rtol=1e-4)
+    _, curved = jax.jvp(jax.grad(total), (params,), (direction,))
+    twice = jax.grad(lambda p: inner(jax.grad(total)(p), direction))(params)
+    np.testing.assert_allclose(inner(curved, direction), inner(twice, direction), rtol=1e-3)

@@ -11,7 +11,8 @@ import pytest
 import scipy.stats
 
 from marl_llm.algorithms import advantages_for, make_recipe
-from marl_llm.games import Game, GameRole, JointLetter, PlanPath, Prompt, Rewards
+from marl_llm.games import Game, GameRole, JointLetter, PlanPath, Prompt, Rewards, role_of, speaking_order
+from marl_llm.models import ModelConfig
 from marl_llm.rollout import flatten_rows, pad_to, pick_branch, play, random_player, row_keys, scripted_player
 from marl_llm.sampling import Responses
 from marl_llm.text import ByteTokenizer
@@ -379,3 +380,24 @@ def test_the_random_player_stops_at_the_first_stop_word():
     counts = np.bincount(tokens[:, 0], minlength=game.tokenizer.vocab_size)
     assert counts[0] == 0  # padding is never said
     assert scipy.stats.chisquare(counts[1:]).pvalue > 1e-3
+
+
+def test_players_draw_one_token_where_the_episode_is_over(monkeypatch, instances):
+    from marl_llm.rollout import players
+
+    asked = []
+
+    def sample(*given, budgets, **options):
+        asked.append(np.asarray(budgets))
+
+    monkeypatch.setattr(players, "sample", sample)
+    monkeypatch.setattr(players, "serving_layout", lambda params: params)
+    states = jax.vmap(FLOW.reset)(instances)
+    role = speaking_order(FLOW)[0]
+    prompt = jax.vmap(lambda state: FLOW.observe(state, role))(states)
+    over = np.arange(prompt.ids.shape[0]) % 2 == 1
+    monkeypatch.setattr(type(FLOW), "done", lambda self, state: state)
+    respond = players.model_player(FLOW, {role: "m"}, {"m": ModelConfig(8, 8, 1, 1, 1, 8, 8)}, {"m": {}}, 1.0)
+    respond(role, jnp.asarray(over), prompt, jax.random.split(jax.random.key(0), (over.size, 3)))
+    most = role_of(FLOW, role).response_tokens
+    assert asked[0].tolist() == [[1 if gone else most] * 3 for gone in over]

@@ -41,7 +41,7 @@ def instances(batch):
 
 def drawn(batch, tasks, role):
     """(task, play, ids) of a role's calls in these tasks."""
-    episodes = [one for one in batch.episodes.rollout.episodes if one.task.number in tasks]
+    episodes = [one for one in batch.rollout.episodes if one.task.number in tasks]
     calls = [(one, call) for one in episodes for path in one.trajectories for call in path.by(role)]
     return [(one.task.number, one.play, call.tokens.tolist()) for one, call in calls]
 

@@ -12,6 +12,7 @@ from marl_llm.games import PlanPath, split_index
 from marl_llm.games.plan_path.maps import fingerprint, in_split
 from marl_llm.models import ModelConfig, init_params
 from marl_llm.rollout import model_player, scripted_player
+from marl_llm.sampling.tickets import eighths
 from marl_llm.training import (
     LearnerOptions,
     ModelSpec,
@@ -298,3 +299,16 @@ def test_law_10_what_does_not_divide_is_refused_by_name():
     for devices in (0, 9):
         with pytest.raises(ValueError, match=f"data={devices} x fsdp=1 x tensor=1 devices asked for, 8 are there"):
             make_mesh(devices)
+
+
+def test_a_minibatch_beyond_the_prompts_has_rows_for_the_prompts_alone(batch):
+    tokens, _ = from_pool(batch.pool, 100_000)
+    assert tokens.shape.rows == batch.pool.size.shape[0]
+    assert from_pool(batch.pool, 2)[0].shape.rows == 2
+
+
+def test_tables_have_an_eighth_more_than_they_need_at_most():
+    sizes = [eighths(n) for n in range(1, 5000)]
+    assert all(n <= size <= max(n + 1, n * 9 / 8) for n, size in enumerate(sizes, 1))
+    assert len(set(sizes)) < 9 * 12
+    assert (eighths(3, 64), eighths(0, 4), eighths(1030), eighths(4100)) == (64, 4, 1152, 4608)

@@ -56,7 +56,7 @@ def hold(one, count):
 
 
 def calls(batch, role):
-    return [call for one in batch.episodes.rollout.episodes for path in one.trajectories for call in path.by(role)]
+    return [call for one in batch.rollout.episodes for path in one.trajectories for call in path.by(role)]
 
 
 def check(batch, before, after):
@@ -88,7 +88,7 @@ def test_a_step_that_is_played_ahead_goes_on_with_what_the_update_made():
         second = one.play(1, 6, 6)
         mixed = check(second, 0, 1)
         assert {0, 1} == set(second.version.tolist())  # first roles and those under way; those that had no slot by then
-        rollout = second.episodes.rollout
+        rollout = second.rollout
         line = json.loads(json.dumps(to_json(rollout, next(e for e in rollout.episodes if mixed[0] in e.trajectories[0].calls))))
         read = next(call for call in from_json(line).trajectories[0].calls if call.id == mixed[0].id)
         np.testing.assert_array_equal(read.versions, mixed[0].versions)
