@@ -7,7 +7,7 @@ FAULTS = {
         "the optimizer's memory is made anew at each step": (
             "optimizer.update(gradient, policy.optimizer, policy.params)", "optimizer.update(gradient, optimizer.init(policy.params), policy.params)"
         ),
-        "a step climbs the loss": ("lambda p, u: p - learning_rate * u", "lambda p, u: p + learning_rate * u"),
+        "a step climbs the loss": ("lambda u: learning_rate * u", "lambda u: -learning_rate * u"),
         "gradients are not clipped": ("optax.clip_by_global_norm(max_grad_norm),", "optax.identity(),"),
         "a gradient that is not finite steps": ("jnp.where(finite, n, o)", "n"),
         "the rate does not warm up": ("up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))", "up = 1.0"),

@@ -22,7 +22,7 @@ class Policy(NamedTuple):
 
 @functools.lru_cache(64)
 def make_optimizer(max_grad_norm: float = 1.0, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.0):
-    """Adam after clipping by global norm; the learning rate is applied by `step_policy`, so that schedules stay in the loop.
+    """Adam after clipping by global norm, at the learning rate 1: a loop that has a schedule passes the rate to `step_policy`.
 
     Equal arguments give the same object, so that models which are updated alike share compiled programs.
     """
@@ -30,18 +30,19 @@ def make_optimizer(max_grad_norm: float = 1.0, b1: float = 0.9, b2: float = 0.99
         optax.clip_by_global_norm(max_grad_norm),
         optax.scale_by_adam(b1=b1, b2=b2),
         optax.add_decayed_weights(weight_decay),
+        optax.scale(-1.0),
     )
 
 
 @functools.lru_cache(1)
 def make_plain_optimizer():
-    """A step along the gradient, without memory, as long as one of Adam's at the same learning rate where all of its terms agree: √n for n
-    parameters. For steps now and then beside those of another optimizer, whose moments it must not change."""
+    """A step against the gradient, without memory, as long as one of Adam's at the same learning rate where all of its terms agree: √n for
+    n parameters. For steps now and then beside those of another optimizer, whose moments it must not change."""
 
     def update(gradient, state, params=None):
         size = sum(x.size for x in jax.tree.leaves(gradient))
         scale = jnp.sqrt(size) / jnp.maximum(optax.global_norm(gradient), 1e-30)
-        return jax.tree.map(lambda x: x * scale, gradient), state
+        return jax.tree.map(lambda x: x * -scale, gradient), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
@@ -63,15 +64,18 @@ def fresh_policy(config: ModelConfig, key: jax.Array, optimizer: optax.GradientT
 
 
 def step_policy(
-    policy: Policy, gradient: dict, learning_rate: Float[Array, ""], optimizer: optax.GradientTransformation
+    policy: Policy, gradient: dict, learning_rate: Float[Array, ""] | float, optimizer: optax.GradientTransformation
 ) -> tuple[Policy, Float[Array, ""]]:
     """One optimizer step; returns the new policy and the gradient's global norm before clipping.
+
+    The optimizer is any of optax's: its updates, times `learning_rate`, are added to the parameters. One that has a rate of its own, such
+    as `optax.adamw(1e-6)`, goes with `learning_rate=1`.
 
     A gradient that is not finite changes nothing here: the norm comes back non-finite and the loop stops with an error (law 10).
     """
     norm = optax.global_norm(gradient)
     updates, state = optimizer.update(gradient, policy.optimizer, policy.params)
-    params = jax.tree.map(lambda p, u: p - learning_rate * u, policy.params, updates)
+    params = optax.apply_updates(policy.params, jax.tree.map(lambda u: learning_rate * u, updates))
     finite = jnp.isfinite(norm)
     keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)  # noqa: E731
     return Policy(keep(params, policy.params), keep(state, policy.optimizer)), norm

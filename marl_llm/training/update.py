@@ -65,7 +65,7 @@ class LearnerOptions:
     """How a model is updated; the same for all of a team.
 
     Attributes:
-      recipe: see `marl_llm.algorithms`. optimizer: of policies and critics.
+      recipe: see `marl_llm.algorithms`. optimizer: of policies and critics, any of optax's, see `step_policy` for its rate.
       row_tokens: budget of a packed row; no sample may be longer.
       minibatch: prompts per optimizer step, over all devices. epochs: passes over a step's samples.
       microbatch_tokens: tokens of packed rows whose activations live at a time on a device; a row is never cut. 0: all at once.

@@ -31,7 +31,7 @@ def test_a_step_without_memory_is_as_long_as_one_of_adam_where_all_terms_agree()
     gradient = {"a": jax.numpy.full((3, 5), 0.02), "b": jax.numpy.full((1,), 0.02)}
     found, _ = make_plain_optimizer().update(gradient, make_plain_optimizer().init(gradient))
     for leaf in jax.tree.leaves(found):
-        np.testing.assert_allclose(leaf, 1.0, rtol=1e-5)
+        np.testing.assert_allclose(leaf, -1.0, rtol=1e-5)
     silent, _ = make_plain_optimizer().update(jax.tree.map(lambda x: 0 * x, gradient), None)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(silent))
 

@@ -31,7 +31,7 @@ E = 6
 PLAY = PlayOptions(slots=8, chunk=4, exact=True)  # few programs
 ROWS = RowShape(rows=16, tokens=64, targets=32, samples=16)
 FIRST = make_recipe("grpo", branches=3)  # how all recipes below sample
-SGD = optax.identity()  # one object, so that both teams share their programs
+SGD = optax.sgd(1.0)  # one object, so that both teams share their programs
 
 
 def team(game, hosted, params=None, optimizer=None, recipe=FIRST):

@@ -43,6 +43,24 @@ def test_d3_the_optimizers_memory_goes_from_step_to_step():
         np.testing.assert_allclose(norm, np.linalg.norm(gradient["w"]), rtol=1e-6)
 
 
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adamw(0.1), optax.lion(0.1), optax.sgd(optax.constant_schedule(0.1))])
+def test_any_ordinary_optax_optimizer_moves_a_policy_as_optax_moves_parameters(optimizer):
+    params, gradient = {"w": jnp.asarray([1.0, -2.0])}, {"w": jnp.asarray([3.0, -0.1])}
+    policy, _ = step_policy(make_policy(params, optimizer), gradient, 1.0, optimizer)
+    want = optax.apply_updates(params, optimizer.update(gradient, optimizer.init(params), params)[0])
+    np.testing.assert_array_equal(policy.params["w"], want["w"])
+    assert np.all(np.sign(policy.params["w"] - params["w"]) == -np.sign(gradient["w"]))
+
+
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adamw(0.05)])
+def test_imitation_with_an_ordinary_optax_optimizer_descends(optimizer):
+    options = LearnerOptions(make_recipe("grpo"), optimizer, row_tokens=8, minibatch=1)
+    learner = Learner(ModelSpec(SHAPE, init_params(SHAPE, jax.random.key(0))), options, make_mesh(1), jax.random.key(1))
+    sample = Tokens.of([TokenSample([1, 2], [3, 4, 5], [0.0] * 3)])
+    losses = [float(learner.imitate(sample, [0], 1.0)["loss"]) for _ in range(5)]
+    assert losses[-1] < losses[0]
+
+
 def test_the_learning_rate_warms_up_and_falls_to_its_floor():
     rates = [float(linear_decay(step, total=10, peak=1.0, warmup=2, floor=0.5)) for step in (0, 1, 2, 6, 10, 20)]
     np.testing.assert_allclose(rates, [0.5, 1.0, 1.0, 0.75, 0.5, 0.5], atol=1e-6)

@@ -17,7 +17,7 @@ from marl_llm.training.steps import Sums, accumulate, microbatch_size
 CONFIG = ModelConfig(vocab_size=17, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
 G, P, K, R = 16, 5, 3, 4  # 4 environments, 2 agents, 2 turns
 RECIPE = make_recipe("at_grpo", branches=K, skip_tied=True, reduce="token_mean", entropy_coef=0.02, temperature=1.3)
-SGD = optax.identity()  # with learning rate 1 the change of the parameters is the gradient
+SGD = optax.sgd(1.0)  # with learning rate 1 the parameters move by the gradient
 BOTH = jnp.asarray([True, True])
 RATE = jnp.float32(1.0)
 
