@@ -342,7 +342,8 @@ def _missing_file(config: config_dict.ConfigDict, error: FileNotFoundError) -> s
     """Which option of the game names a file that is not there, as a person reads it."""
     file = str(error.filename or error)
     keys = [f"config.game.{key}" for key, value in config.game.items() if isinstance(value, str) and value and value in file]
-    return f"{keys[0] if keys else config.game.name}: there is no file {file} (from {pathlib.Path.cwd()})"
+    reason = f"there is no file {file} (from {pathlib.Path.cwd()})" if error.filename else file
+    return f"{keys[0] if keys else config.game.name}: {reason}"
 
 
 def check(config: config_dict.ConfigDict, home: pathlib.Path | None = None) -> None:

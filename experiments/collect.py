@@ -13,6 +13,7 @@ role's standardised reward over the training steps in its place, `--figure=turns
 
 from __future__ import annotations
 
+import json
 import pathlib
 import statistics
 

@@ -25,7 +25,8 @@ def goes_on(workdir: pathlib.Path, config, team, checkpoints, done: list[int] | 
 
     if done is not None and processes.leads():
         taken_over(workdir, config, hardware_of(team.mesh))
-        checkpoints.set_aside(done[-1] if done else -1)
+        if done:  # without one the run began anew, and checkpoint 0 is its own
+            checkpoints.set_aside(done[-1])
 
 
 class Stopwatch:

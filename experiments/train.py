@@ -109,7 +109,7 @@ def train(
             sources_of(config.warm_start, plan.assignment.trained)  # before a directory is made for a run that cannot begin
         opened = lambda: open_workdir(workdir, config, config_file, hardware_of(mesh), plan.found, plan.headline)  # noqa: E731
         continues, done = processes.from_first(lambda: (continued := opened(), checkpoints.steps() if continued else []))
-        done = up_to(done, _STEP.value) if flags.FLAGS.is_parsed() else done
+        done = up_to(done, _STEP.value) if FLAGS.is_parsed() else done
         processes.check_shared(workdir)
         if done and done[-1] == config.steps and (workdir / "evaluation.json").exists() and (workdir / "report.html").exists():
             print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)

@@ -32,7 +32,7 @@ def options(tmp_path):
 
 def test_a_small_coach_learns_a_rubric_and_scores_in_a_run_through_the_path_of_every_coach(options, monkeypatch):
     asked = []
-    monkeypatch.setattr(building, "start_jax", lambda config, cache: make_mesh(1))
+    monkeypatch.setattr(building, "start_jax", lambda *_, **__: make_mesh(1))
     monkeypatch.setattr(coach, "_lessons", lambda make, team, split, *rest: lessons(asked, team, split, *rest[:-1]))
 
     def lessons(asked, team, split, first, count, plays, seed):
@@ -60,7 +60,7 @@ def test_a_small_coach_learns_a_rubric_and_scores_in_a_run_through_the_path_of_e
 
 
 def test_a_coach_that_agrees_too_little_is_told_why_where_it_is_trained_and_refused_with_the_same_words(options, monkeypatch):
-    monkeypatch.setattr(building, "start_jax", lambda config, cache: make_mesh(1))
+    monkeypatch.setattr(building, "start_jax", lambda *_, **__: make_mesh(1))
     monkeypatch.setattr(coach, "learned", lambda *_: (None, {}, None, 8))
     monkeypatch.setattr(coach, "_write", lambda folder, *_: folder.mkdir())
     monkeypatch.setattr(coach, "measured", lambda *_: {"all": {"mae": 0.7, "kappa": 0.79, "missing": 0, "actions": 9}, "roles": {}})

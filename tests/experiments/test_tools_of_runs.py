@@ -41,8 +41,8 @@ def asked(broken: bool = False) -> World:
 @pytest.fixture
 def options(tmp_path, monkeypatch):
     """Flags of small runs of that game, in this process."""
-    monkeypatch.setattr(train, "start_jax", lambda config, cache, processes=1: make_mesh(1))
-    monkeypatch.setattr(building, "start_jax", lambda config, cache, processes=1: make_mesh(1))
+    monkeypatch.setattr(train, "start_jax", lambda *_, **__: make_mesh(1))
+    monkeypatch.setattr(building, "start_jax", lambda *_, **__: make_mesh(1))
     (tmp_path / "own.py").write_text((OWN / "relay.py").read_text() + TOOL)
     small = [one for one in SMALL if not one.startswith(("checkpoint", "evaluation.every"))]
     small += ["rollout.tasks=4", "recipe.branches=2", "evaluation.tasks=4", "evaluation.every=100", "evaluation.ablate_roles=False"]

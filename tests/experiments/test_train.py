@@ -112,7 +112,7 @@ class FakeTeam:
 @pytest.fixture
 def run(monkeypatch):
     """`run(config, path, figures_of) -> (results, team)` in this process; each call is a process of its own to the run directory."""
-    monkeypatch.setattr(train, "start_jax", lambda config, cache, processes=1: make_mesh(2))
+    monkeypatch.setattr(train, "start_jax", lambda *_, **__: make_mesh(2))
     page = lambda path, pngs=True: pathlib.Path(path, "report.html").write_text("") and None  # noqa: E731
     monkeypatch.setattr("marl_llm.reporting.write_report", page)
     monkeypatch.setattr(train, "REPORT_S", 0.0)

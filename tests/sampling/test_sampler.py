@@ -261,7 +261,7 @@ def test_a_stop_rule_ends_responses_as_its_automaton_says(params, prompts):
     table[:, a], table[1, b], table[:, STOP], table[2] = 1, 2, 2, 2
     out = jax.jit(
         lambda: sample(
-            CONFIG, params, *prompts, keys, max_tokens=R, stop=StopRule(table, np.arange(3) == 2), pad_id=PAD
+            CONFIG, params, *prompts, keys, max_tokens=R, stop=StopRule(table, np.arange(3) == 2, np.arange(CONFIG.vocab_size)), pad_id=PAD
         )
     )()
     by_string = 0
@@ -353,7 +353,7 @@ def test_every_one_of_several_stop_ids_ends_a_response():
         ((-1, 2), ValueError, r"\[-1\]"),
         ("end", TypeError, "stop='end' must be a token id"),
         (3.5, TypeError, "stop=3.5"),
-        (StopRule(np.zeros((1, 6), np.int32), np.zeros(1, bool)), ValueError, "a rule over 6 token ids"),
+        (StopRule(np.zeros((1, 6), np.int32), np.zeros(1, bool), np.arange(6)), ValueError, "a rule over 6 token ids"),
     ],
 )
 def test_b14_a_stop_that_cannot_be_is_told(stop, error, says):
