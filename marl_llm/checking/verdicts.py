@@ -219,6 +219,28 @@ def bounds(subject: Subject) -> Iterator[Finding]:
     yield verdict("bounds", 10, not problems, text, "; ".join(problems))
 
 
+def unpaid(subject: Subject) -> Iterator[Finding]:
+    """Law 10: which roles no reward ever pays, not even 0: the scripted, the random and the junk player earn nothing in them."""
+    players = [subject.honest, subject.floor, *(_tolerant(subject, says) for says in battery(subject.world.speech).values())]
+    paid: set[str] = set()
+    for path in (path for episodes in players for one in episodes or () for path in one.trajectories):
+        for call in path.calls:
+            pay = path.earned[call.id]
+            if pay.components or pay.team or pay.local or pay.team_paid:
+                paid.add(call.role)
+    roles = list(subject.world.workflow.roles)
+    never = [role for role in roles if role not in paid]
+    if not never:
+        yield passed("pay", 10, f"every role is paid: {', '.join(roles)}")
+        return
+    who = f"no reward ever pays {', '.join(never)}"
+    if len(never) == len(roles):
+        yield failed("pay", 10, f"{who}: nothing could be learned")
+    else:
+        shared = "such a role learns only if the recipe shares the team's outcome (returns='outcome' or 'to_go')"
+        yield note("pay", 10, f"{who}: {shared}")
+
+
 def _tolerant(subject: Subject, says) -> tuple[Episode, ...]:
     try:
         return subject.play(subject.draw(subject.few), says)
@@ -281,11 +303,11 @@ def _tied(subject: Subject, episodes: tuple[Episode, ...]) -> tuple[int, int]:
 
 
 CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
-    "same_seed": same_seed, "forks": forks, "secrets": honesty.secrets, "junk": junk, "groups": groups, "bounds": bounds,
+    "same_seed": same_seed, "forks": forks, "secrets": honesty.secrets, "junk": junk, "groups": groups, "bounds": bounds, "pay": unpaid,
     "budgets": budgets, "splits": splits, "teacher": teacher, "people": people,
 }  # fmt: skip
 LAWS = {
-    "same_seed": 6, "forks": 4, "secrets": 11, "junk": 14, "groups": 3, "bounds": 10, "budgets": 10, "splits": 12, "teacher": 8,
+    "same_seed": 6, "forks": 4, "secrets": 11, "junk": 14, "groups": 3, "bounds": 10, "pay": 10, "budgets": 10, "splits": 12, "teacher": 8,
     "people": 10,
 }  # fmt: skip
 

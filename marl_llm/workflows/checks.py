@@ -11,6 +11,7 @@ from typing import Any
 from marl_llm.hints import suggestion
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.finite import is_finite
+from marl_llm.workflows.named_roles import named_roles
 from marl_llm.workflows.nodes import (
     Call,
     Choose,
@@ -87,9 +88,9 @@ def _calls(node: Node) -> list[Call]:
 
 
 def _check_rewards(workflow: Any) -> None:
-    """Refuses a reward that pays a role or reads a field which the workflow does not have.
+    """Refuses a reward or a metric that names a role, or reads a field, which the workflow does not have.
 
-    Of a reward that is not made by `rewards`, nothing is known before it is called.
+    Of a function that is not made by `rewards`, only the roles that its code names are known before it is called.
     """
     if callable(workflow.rewards) or isinstance(workflow.rewards, str):
         raise WorkflowError(f"workflow {workflow.name!r}: rewards must be a tuple of rewards, e.g. rewards=(broadcast(...),)")
@@ -102,6 +103,15 @@ def _check_rewards(workflow: Any) -> None:
         for names, known, what in ((pays, list(workflow.roles), "pays the role"), (reads, fields, "reads the field")):
             if missing := [name for name in names if name not in known]:
                 raise WorkflowError(f"{who} {what} {missing[0]!r}, which the workflow does not have; {suggestion(missing[0], known)}")
+        _check_named_roles(workflow, who, reward)
+    for name, metric in workflow.metrics.items():
+        _check_named_roles(workflow, f"metric {name!r} of workflow {workflow.name!r}", metric)
+
+
+def _check_named_roles(workflow: Any, who: str, function: Callable) -> None:
+    if missing := [name for name in named_roles(function) if name not in workflow.roles]:
+        hint = suggestion(missing[0], workflow.roles)
+        raise WorkflowError(f"{who} names the role {missing[0]!r}, which the workflow does not have; {hint}")
 
 
 def _check_scorers(workflow: Any) -> None:

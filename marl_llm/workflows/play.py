@@ -156,7 +156,8 @@ class Play:
         """What is over, with its scores and what it earned: computed here, once, and read by everybody else."""
         _, play, plays = self.identity
         events, turns = (*state.past, *state.events), state.turn + 1 if turns is None else turns
-        trajectory = Trajectory(self.task, events, state.fields, turns, state.path_id * plays + play)
+        roles = tuple(self.workflow.roles)
+        trajectory = Trajectory(self.task, events, state.fields, turns, state.path_id * plays + play, roles=roles)
         trajectory = dataclasses.replace(trajectory, scores=await self.scoring.scores(trajectory))
         return dataclasses.replace(trajectory, earned=earned(self.workflow, trajectory))
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from marl_llm.hints import suggestion
+from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.roles import Fields
 
 
@@ -161,6 +163,8 @@ class Trajectory:
       scores: call id -> scorer -> what it said.
       earned: call id -> what the workflow's rewards paid it, computed once when the trajectory ended; of a candidate that was scored when
         it was made, what it was paid then.
+      roles: names of the workflow's roles; empty for a trajectory that was read from a file.
+      roles: names of the workflow's roles; empty for a trajectory that was read from a file.
     """
 
     task: Task
@@ -170,6 +174,7 @@ class Trajectory:
     branch: int
     scores: Mapping[str, Mapping[str, Score]] = dataclasses.field(default_factory=dict)
     earned: Mapping[str, Earned] = dataclasses.field(default_factory=dict)
+    roles: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Trajectory(task {self.task.number}: {' '.join(event.node for event in self.events)})"
@@ -180,7 +185,9 @@ class Trajectory:
         return tuple(event for event in self.events if isinstance(event, RoleCall))
 
     def by(self, *roles: str) -> tuple[RoleCall, ...]:
-        """Calls of these roles; raises `KeyError` never: a role that did not speak has none."""
+        """Calls of these roles; a role that did not speak has none. Raises `WorkflowError` for a role that the workflow does not have."""
+        if unknown := [role for role in roles if self.roles and role not in self.roles]:
+            raise WorkflowError(f"by({unknown[0]!r}): the workflow has no such role; {suggestion(unknown[0], self.roles)}")
         return tuple(call for call in self.calls if call.role in roles)
 
     def written(self, field: str) -> tuple[tuple[int, Any], ...]:

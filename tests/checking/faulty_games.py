@@ -8,7 +8,7 @@ import random
 
 from marl_llm.text import ByteTokenizer
 from marl_llm.workflows import FormatError, PlainText, Role, Task, Workflow, World, compute, sequence, together
-from marl_llm.workflows.rewards import absolute, broadcast, format_penalty
+from marl_llm.workflows.rewards import Award, absolute, broadcast, format_penalty
 
 LETTERS = "abcdefghijklmnop"
 CLASSES = {"validation": (0,), "test": (1,), "train": range(2, 10)}  # of the sum of a word's letters modulo 10
@@ -156,6 +156,24 @@ def small_budget() -> World:
 
 def overlapping_splits() -> World:
     return team(draw=lambda split, first, count: draw("train", first, count))
+
+
+def pays_only(*roles: str) -> World:
+    """Rewards of a user's own, that pay these roles alone; their names are computed, so that nothing can be known beforehand."""
+
+    def reward(path):
+        return [Award(call, 1.0, "own") for call in path.calls if call.role in set(roles)]
+
+    world = team()
+    return dataclasses.replace(world, workflow=dataclasses.replace(world.workflow, rewards=(reward,)))
+
+
+def pays_nobody() -> World:
+    return pays_only()
+
+
+def pays_one_role() -> World:
+    return pays_only("speller")
 
 
 def unbounded_reward() -> World:

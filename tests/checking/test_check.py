@@ -29,6 +29,8 @@ FAULTS = {  # the planted fault -> the checks that must fail, and no other; and 
     "mixed_groups": ({"forks", "groups"}, "have the numbers [1, 2, 2, 3]"),
     "small_budget": ({"budgets"}, "18 are allowed"),
     "overlapping_splits": ({"splits"}, "are tasks of train too"),
+    "pays_nobody": ({"pay"}, "no reward ever pays speller, checker"),
+    "pays_one_role": (set(), ""),
     "unbounded_reward": ({"bounds"}, "the bound is 10"),
     "order_dependent_draw": ({"same seed"}, "outlives a play"),
     "idle_teacher": ({"teacher"}, "scores 0"),
@@ -39,7 +41,7 @@ FAULTS = {  # the planted fault -> the checks that must fail, and no other; and 
 }
 LAW = {
     "same seed": 6, "forks": 4, "groups": 3, "secrets": 11, "junk pay": 11, "junk": 14, "bounds": 10, "budgets": 10, "splits": 12,
-    "people": 10,
+    "people": 10, "pay": 10,
 }  # fmt: skip
 
 
@@ -66,10 +68,18 @@ def test_check_finds_the_planted_fault_and_no_other_and_names_the_law(reports, f
     assert all(one["law"] == LAW.get(name, 8) for name, one in found.items())
 
 
+def test_check_names_the_roles_that_no_reward_ever_pays(reports):
+    found = {one["name"]: one for one in reports["pays_one_role"]["verdicts"]}
+    assert found["pay"]["status"] == "note"
+    assert "no reward ever pays checker: " in found["pay"]["evidence"]
+    sound = {one["name"]: one for one in reports["team"]["verdicts"]}
+    assert (sound["pay"]["status"], sound["pay"]["evidence"]) == ("pass", "every role is paid: speller, checker")
+
+
 def test_check_prints_a_report_with_the_first_prompt_of_each_role_and_ends_with_0_for_a_sound_team(capsys):
     assert main([f"{HERE / 'faulty_games.py'}:team", "--tasks=2", "--plays=2", "--few=2", "--held_out=16"]) == 0
     said = capsys.readouterr().out
-    assert "all 12 checks passed" in said
+    assert "all 13 checks passed" in said
     assert said.count("--- the first prompt of speller") == said.count("Backwards: ") == 1
     assert main(["no_such_game"]) == 2
     assert "unknown game 'no_such_game'" in capsys.readouterr().err

@@ -120,6 +120,23 @@ def test_a_reward_with_a_fault_is_named(reward, message):
 # ---- the table
 
 
+def own_pay(way):
+    """A user's own reward, with a misspelt role."""
+    return [Award(call, 1.0, "own") for call in way.calls if "coed" == call.role]
+
+
+def test_roles_of_chats_and_of_the_workflow_are_no_misspelt_ones():
+    own = lambda way: [m for m in way.task.fields.get("chat", ()) if m.role == "assistant"] or list(way.by("plan", "code"))[:0]  # noqa: E731
+    assert len(rounds([0.5], (own,)).rewards) == 1
+
+
+def test_a_computed_name_that_is_no_role_is_refused_when_it_is_asked_for():
+    name = "".join(["rev", "iewer"])
+    team = rounds([0.5], (lambda way: [Award(call, 1.0, "x") for call in way.by(name)],))
+    with pytest.raises(WorkflowError, match=r"by\('reviewer'\): the workflow has no such role; there are plan, code, reflect"):
+        sample_table(play(team))
+
+
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
@@ -129,6 +146,9 @@ def test_a_reward_with_a_fault_is_named(reward, message):
         (lambda: (broadcast(len), broadcast(len, roles=("coder",))), r"reward 1 \(broadcast 'score'\).*did you mean 'code'"),
         (lambda: (format_penalty(1.0, roles=("x",)),), "format_penalty 'format'.* pays the role 'x', .*there are plan, code, reflect"),
         (lambda: (absolute(len, roles=("x",)),), "absolute.* pays the role 'x'"),
+        (lambda: (own_pay,), "reward 0 .*own_pay.* names the role 'coed', which the workflow does not have; did you mean 'code'"),
+        (lambda: (lambda way: [Award(one, 1.0, "x") for one in way.by("plna")],), "names the role 'plna'.*did you mean 'plan'"),
+        (lambda: (broadcast(lambda way: len([c for c in way.calls if c.role in ("plan", "kode")])),), "names the role 'kode'"),
     ],
 )
 def test_a_reward_of_what_is_not_there_is_refused_when_the_workflow_is_built(rewards, message):
