@@ -19,7 +19,7 @@ from marl_llm.tools.retriever.passages import read_passages
 
 ROWS = [{"problem": f"{i} + 1", "answer": str(i + 1)} for i in range(50)]
 LINES = "\n".join(map(json.dumps, ROWS)).encode()
-PACKED = gzip.compress(LINES)
+PACKED = gzip.compress(LINES, mtime=0)  # the same bytes in every worker
 
 
 def damaged_parquet():
