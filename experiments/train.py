@@ -77,7 +77,7 @@ _GRACE = flags.DEFINE_float(
 
 
 REPORT_S = 60.0
-GROUP, WORST, AMONG = 16, 3, 32  # plays that are kept: of one task, to be seen as a group, and the worst of so many behind them
+GROUP = 16  # plays of one task that are kept at a checkpoint, so that samples can be seen beside those that they were compared with
 # figures of a model whose roles did not speak in a step
 SILENT = {"useful_groups": 0, "grad_norm": 0.0, "log_prob_gap": 0.0, "log_prob_gap_bound": 0.0}
 
@@ -376,12 +376,10 @@ class Files:
             plan.game.tokenizer.save(workdir / "tokenizer.model")
 
     def plays(self, played, count: int, when: str, step: int, advantages=None) -> None:
-        """The first plays of a batch or an evaluation, as graphs too where play is hosted; and the worst of those behind them."""
-        from marl_llm import reporting
+        """The first plays of a batch or an evaluation, for the report; those of hosted play as graphs too, to be replayed."""
         from marl_llm.workflows.storage import write_trajectories
-        first = played.episodes(count, when, advantages)
-        others = played.episodes(count + AMONG, when, advantages)[len(first) :] if count and when != "before" else []
-        for play, tokens in [*first, *reporting.worst_plays(others, WORST)]:
+
+        for play, tokens in played.episodes(count, when, advantages):
             self.episodes.write(play | {"step": step}, tokens)
         if self.hosted:
             rollout = played.rollout
