@@ -80,11 +80,12 @@ def _figures(figures: Mapping[str, Any] | None, step: int) -> str:
     """The whole team's figures before and after, with their intervals, or why there are none."""
     if figures is None:
         return "The run has not been evaluated on held-out tasks."
-    rows = [
-        f"| {name} | {100 * f['success']:.1f} % | [{', '.join(f'{100 * x:.1f}' for x in f['interval'])}] | {_cell(f['tasks'])} | {_cell(f['void'])} |"
-        for name in MEASURED
-        if (f := figures.get(name))
-    ]
+    rows = []
+    for name in MEASURED:
+        if part := figures.get(name):
+            interval = ", ".join(f"{100 * end:.1f}" for end in part["interval"])
+            counts = f"{_cell(part['tasks'])} | {_cell(part['void'])}"
+            rows.append(f"| {name} | {100 * part['success']:.1f} % | [{interval}] | {counts} |")
     about = f"The whole team on the {_cell(figures['split'])} split, {_cell(figures['headline'])}, before reinforcement and after step "
     about += f"{_cell(figures['steps'])}."
     other = "" if step in (0, figures["steps"]) else f" This checkpoint, of step {step}, was not measured."
