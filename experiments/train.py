@@ -63,17 +63,16 @@ _STEP = flags.DEFINE_integer(
 )
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print roles, models, recipe, sizes and shapes, and exit.", flag_values=FLAGS)
 _CACHE = flags.DEFINE_string(
-    "compilation_cache", None, f"Directory of compiled programs; empty: none. Default: $JAX_COMPILATION_CACHE_DIR, else {CACHE}."
-, flag_values=FLAGS)
+    "compilation_cache", None, f"Directory of compiled programs; empty: none. Default: $JAX_COMPILATION_CACHE_DIR, else {CACHE}.",
+    flag_values=FLAGS,
+)
 _DISTRIBUTED = flags.DEFINE_string(
     "distributed", "off", "One run on many processes: auto, off or host:port,processes,rank (docs/pods.md).", flag_values=FLAGS
 )
-_LOST_AFTER = flags.DEFINE_float(
-    "lost_after_s", 120.0, "Seconds without a sign of life after which a process counts as lost.", 2.0, flag_values=FLAGS
-)
+_LOST_AFTER = flags.DEFINE_float("lost_after_s", 120.0, "Seconds of silence after which a process is lost.", 2.0, flag_values=FLAGS)
 _GRACE = flags.DEFINE_float(
-    "grace_s", GRACE_S, "Seconds from SIGTERM to the end: for the rest of the step and a checkpoint; else the last checkpoint stands.", 0.0
-, flag_values=FLAGS)
+    "grace_s", GRACE_S, "Seconds from SIGTERM to the end: for the rest of the step and a checkpoint.", 0.0, flag_values=FLAGS
+)
 
 
 REPORT_S = 60.0

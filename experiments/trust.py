@@ -164,7 +164,7 @@ def _belongs_to_user(run: pathlib.Path, claims: Mapping[str, str]) -> bool:
 
 def _told(key: str, value: str) -> str:
     """What a claim would do, in words, with nothing in it that a terminal obeys."""
-    short = ascii(valid_text(value)[:80])
+    short = ascii(valid_text(value)[:200])
     kind = key.rpartition(".")[2]
     if key == "game.name":
         return f"run the code of {short}"

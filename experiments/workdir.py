@@ -26,7 +26,7 @@ from experiments.command import ConfigError
 from marl_llm.untrusted import Bounds, read_json_file
 
 LAYOUT = 2  # of config.json's config; an earlier one had no "layout"
-RECORD_BOUNDS = Bounds(finite=False)  # `max_grad_norm` may be one
+RECORD_BOUNDS = Bounds(infinite=True)  # `max_grad_norm` may be one
 # on continuing; steps may grow, and so may what a coach costs
 MAY_CHANGE = ("devices", "mesh", "placement", "steps", "tools", "coach.cap_usd", "checkpoint.background")
 

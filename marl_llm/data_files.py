@@ -33,8 +33,8 @@ MOST_JSON = 1 << 30
 UNPACKED, SPARE = 64, 256 << 20
 BATCH_BYTES, BATCH_ROWS = 64 << 20, (16, 1024)  # a batch of fewer than 16 rows costs more than what it holds
 # NaN is how tables write that a value is missing; an integer may have as many digits as Python reads.
-ROW = Bounds(size=MOST_LINE, depth=64, values=5_000_000, digits=4300, finite=False)
-TABLE = Bounds(size=MOST_JSON, depth=64, values=20_000_000, digits=4300, finite=False)
+ROW = Bounds(size=MOST_LINE, depth=64, values=5_000_000, digits=4300, infinite=True, nan=True)
+TABLE = Bounds(size=MOST_JSON, depth=64, values=20_000_000, digits=4300, infinite=True, nan=True)
 KINDS = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 _OTHER_KINDS = {
     b"PAR1": ("a parquet file", "name it .parquet"),

@@ -37,14 +37,16 @@ class Bounds:
       depth: most containers within each other.
       values: most commas and opening brackets outside of strings; a text of v values has fewer than 2·v of them.
       digits: most characters of one number; with at most 300 every integer is a finite float.
-      finite: whether NaN, infinities and what overflows to them are refused.
+      infinite: whether infinities, and what overflows to them, are read.
+      nan: whether NaN is read.
     """
 
     size: int = 8 << 20
     depth: int = 64
     values: int = 1_000_000
     digits: int = 300
-    finite: bool = True
+    infinite: bool = False
+    nan: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +166,7 @@ def read_json(text: str | bytes, bounds: Bounds = Bounds()) -> Said:
 
     def real(digits: str) -> float:
         value = float(digits)
-        if bounds.finite and not math.isfinite(value):
+        if not bounds.nan and math.isnan(value) or not bounds.infinite and math.isinf(value):
             raise _BadNumber
         return value
 

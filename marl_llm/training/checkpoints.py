@@ -35,7 +35,7 @@ from marl_llm.training.processes import from_first, leads, meet
 from marl_llm.untrusted import Bounds, read_json_file
 
 STATE = "state.json"
-STATE_BOUNDS = Bounds(size=64 << 20, finite=False)
+STATE_BOUNDS = Bounds(size=64 << 20, infinite=True)
 SMALL = 2**16  # bytes: no smaller pieces of an array
 TOGETHER_S = 1200  # for all processes to write their parts of a checkpoint; one that has died is missed sooner, by `processes.Watch`
 

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from absl import flags
 from test_resume import FLAGS
 from test_train import letters, lines, run  # noqa: F401
 
@@ -204,7 +205,7 @@ def test_the_code_of_a_command_that_was_told_to_stop_is_143(ended, monkeypatch):
 
     monkeypatch.setattr(command.app, "run", lambda main, flags_parser: main(["train"]))
     with pytest.raises(Stopped):
-        command.run(told)
+        command.run(told, flags.FlagValues())
     assert ended.code == 143
 
 

@@ -29,7 +29,7 @@ def odd(path):
     return float(int(path.calls[0].tokens[0]) % 2)
 
 
-def by_chance():
+def by_chance() -> "World":
     import dataclasses
 
     world = echo()

@@ -232,7 +232,7 @@ def test_new_parameters_serve_the_next_request_and_old_keys_are_dropped(models):
         ({"timeout": 0.0}, "timeout"),
         ({"model": "c"}, "no model 'c'; this engine serves a, b"),
         ({"stop_ids": (V,)}, "outside the vocabulary"),
-        ({"stop_strings": ("x" * 2000,)}, "2002 states"),
+        ({"stop_strings": ("x" * 2000,)}, "2,000 characters together; at most 1,023 bytes are served"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_with_a_reason(engine, change, message):

@@ -25,8 +25,9 @@ def foreign_play(url, name, letter, seed):
     """An environment of another program: the first model should say a letter, the second one should say it again."""
     said = []
     for model, text in (("first", f"say {letter}"), ("second", None)):
-        body = {"model": model, "messages": [{"role": "user", "content": text or f"again {said[0]}"}], "seed": seed}
-        said.append(ask(url, f"/episodes/{name}/v1/chat/completions", body)["choices"][0]["message"]["content"][:1] or "?")
+        heard = f"again {said[0]}" if said and said[0] in LETTERS else "again"  # the server refuses words that its vocabulary lacks
+        body = {"model": model, "messages": [{"role": "user", "content": text or heard}], "seed": seed}
+        said.append(ask(url, f"/episodes/{name}/v1/chat/completions", body)["choices"][0]["message"]["content"][:1])
     ask(url, f"/episodes/{name}/reward", {"reward": (said[0] == letter) / 2 + (said[1] == letter) / 2, "task": letter})
 
 

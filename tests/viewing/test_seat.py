@@ -18,7 +18,7 @@ from marl_llm.workflows.parsers import plain
 from marl_llm.workflows.rewards import broadcast, format_penalty
 
 
-def echo():
+def echo() -> World:
     teller = Role("teller", "The word is {word}. Say it.", plain("told", max_words=1), {"told": ""}, max_tokens=16)
     writer = Role("writer", "You heard <b>{told}</b>. Write it.", plain("written", max_words=1), {"written": ""}, max_tokens=16)
     right = lambda path: float(path.fields["written"] == path.fields["word"])
