@@ -74,7 +74,6 @@ _GRACE = flags.DEFINE_float(
     "grace_s", GRACE_S, "Seconds from SIGTERM to the end: for the rest of the step and a checkpoint.", 0.0, flag_values=FLAGS
 )
 
-
 REPORT_S = 60.0
 GROUP = 16  # plays of one task that are kept at a checkpoint, so that samples can be seen beside those that they were compared with
 # figures of a model whose roles did not speak in a step
