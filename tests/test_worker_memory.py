@@ -22,15 +22,15 @@ def test_e1_programs_are_unmapped_when_they_are_freed():
 
 def test_e1_both_limits_are_checked_for_every_process():
     assert excesses({"gw0": Peak(MAX_MAPS, MAX_GB), "gw1": Peak(10, 0.1)}) == []
-    assert excesses({"gw0": Peak(20_001, 1.0), "gw1": Peak(10, 3.01)}, 20_000, 3.0) == [
-        "gw0 held 20,001 memory maps, limit 20,000", "gw1 held 3.01 GB, limit 3 GB"
+    assert excesses({"gw0": Peak(20_001, 1.0), "gw1": Peak(10, 3.01, "tests/a.py")}, 20_000, 3.0) == [
+        "gw0 held 20,001 memory maps, limit 20,000", "gw1 held 3.01 GB in tests/a.py, limit 3 GB"
     ]
 
 
 @pytest.mark.parametrize(("maps", "exit_code"), [(MAX_MAPS, pytest.ExitCode.OK), (MAX_MAPS + 1, pytest.ExitCode.TESTS_FAILED)])
 def test_e1_a_run_fails_when_one_worker_held_too_much(maps, exit_code):
     worker, controller, lines = WorkerMemory(), WorkerMemory(), []
-    worker.peak = Peak(maps, 1.5)
+    worker.peak = Peak(maps, 1.5, "tests/a.py")
     config = types.SimpleNamespace(workeroutput={})
     worker.pytest_sessionfinish(types.SimpleNamespace(config=config, exitstatus=pytest.ExitCode.OK))
     node = types.SimpleNamespace(workeroutput=config.workeroutput, gateway=types.SimpleNamespace(id="gw1"))
@@ -39,7 +39,7 @@ def test_e1_a_run_fails_when_one_worker_held_too_much(maps, exit_code):
     controller.pytest_sessionfinish(session)
     assert session.exitstatus == exit_code
     controller.pytest_terminal_summary(types.SimpleNamespace(write_line=lambda line, **_: lines.append(line)))
-    assert lines[0] == f"gw1: at most {maps:,} memory maps and 1.50 GB"
+    assert lines[0] == f"gw1: at most {maps:,} memory maps and 1.50 GB (tests/a.py)"
     assert len(lines) == 1 + (exit_code != pytest.ExitCode.OK)
 
 
@@ -47,9 +47,9 @@ def test_e1_a_file_is_cleared_away_when_it_leaves_much(monkeypatch):
     memory, freed = WorkerMemory(), []
     monkeypatch.setattr(worker_memory, "free_programs", lambda: freed.append(1))
     for held, count in ((worker_memory.FREE_ABOVE, 0), (worker_memory.FREE_ABOVE + 1, 1)):
-        monkeypatch.setattr(Peak, "look", lambda self, held=held: held)
+        monkeypatch.setattr(Peak, "look", lambda self, file, held=held: held)
         for nextitem in (types.SimpleNamespace(path="a"), types.SimpleNamespace(path="b"), None):  # the first is of the same file
-            step = memory.pytest_runtest_teardown(types.SimpleNamespace(path="a"), nextitem)
+            step = memory.pytest_runtest_teardown(types.SimpleNamespace(path="a", nodeid="a::b"), nextitem)
             next(step)
             with pytest.raises(StopIteration):
                 next(step)

@@ -24,19 +24,23 @@ PROC = pathlib.Path("/proc/self")
 
 @dataclasses.dataclass
 class Peak:
-    """The most that one process held: memory maps, and resident memory in 10^9 bytes."""
+    """The most that one process held: memory maps, and resident memory in 10^9 bytes, with the file of tests that reached it."""
 
     maps: int = 0
     gb: float = 0.0
+    file: str = ""
 
-    def look(self) -> int:
-        """Counts the present maps and returns them; the kernel itself keeps the maximum of the resident memory. 0 without `/proc`."""
+    def look(self, file: str = "") -> int:
+        """Counts the present maps after a file of tests and returns them; the kernel itself keeps the maximum of the resident memory. 0
+        without `/proc`."""
         if not PROC.exists():
             return 0
         present = (PROC / "maps").read_bytes().count(b"\n")
         self.maps = max(self.maps, present)
         fields = dict(line.split(":", 1) for line in (PROC / "status").read_text().splitlines())
-        self.gb = int(fields["VmHWM"].split()[0]) * 1024 / 1e9
+        held = int(fields["VmHWM"].split()[0]) * 1024 / 1e9
+        if held > self.gb:
+            self.gb, self.file = held, file
         return present
 
 
@@ -51,7 +55,7 @@ def free_programs() -> None:
 def excesses(peaks: dict[str, Peak], max_maps: int = MAX_MAPS, max_gb: float = MAX_GB) -> list[str]:
     """One line per limit that a process passed; process name -> peak."""
     lines = [f"{name} held {p.maps:,} memory maps, limit {max_maps:,}" for name, p in peaks.items() if p.maps > max_maps]
-    lines += [f"{name} held {p.gb:.2f} GB, limit {max_gb:g} GB" for name, p in peaks.items() if p.gb > max_gb]
+    lines += [f"{name} held {p.gb:.2f} GB in {p.file}, limit {max_gb:g} GB" for name, p in peaks.items() if p.gb > max_gb]
     return lines
 
 
@@ -68,7 +72,7 @@ class WorkerMemory:
     def pytest_runtest_teardown(self, item, nextitem):
         result = yield
         if nextitem is None or nextitem.path != item.path:
-            if self.peak.look() > FREE_ABOVE:
+            if self.peak.look(item.nodeid.partition("::")[0]) > FREE_ABOVE:
                 free_programs()
         return result
 
@@ -91,6 +95,6 @@ class WorkerMemory:
 
     def pytest_terminal_summary(self, terminalreporter):
         for name, peak in sorted(self.peaks.items()):
-            terminalreporter.write_line(f"{name}: at most {peak.maps:,} memory maps and {peak.gb:.2f} GB")
+            terminalreporter.write_line(f"{name}: at most {peak.maps:,} memory maps and {peak.gb:.2f} GB ({peak.file})")
         for line in excesses(self.peaks):
             terminalreporter.write_line(f"FAILED: {line} (tests/worker_memory.py)", red=True)
