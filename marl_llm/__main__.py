@@ -23,12 +23,13 @@ COMMANDS = {
     "injections": ("experiments.injections", "how many injected texts raise the scores of a config's coach"),
     "chat": ("experiments.chat", "talk with a role of a run, or a checkpoint, in the terminal"),
     "tiny": ("experiments.make_tiny_checkpoint", "write a small checkpoint with random weights, to try what is meant for real ones"),
+    "model": ("experiments.fetch_model", "fetch a small real model, or convert a GGUF file, into a checkpoint directory"),
     "export": ("experiments.export", "write a checkpoint in Hugging Face's form"),
 }
 # commands whose options absl reads
-_FLAGS = ("train", "evaluate", "compare", "collect", "plan", "serve", "injections", "chat", "tiny", "export")
+_FLAGS = ("train", "evaluate", "compare", "collect", "plan", "serve", "injections", "chat", "tiny", "model", "export")
 
-_POSITIONAL = ("collect",)  # of these, those that take arguments without --
+_POSITIONAL = ("collect", "model")  # of these, those that take arguments without --
 
 
 def usage() -> str:

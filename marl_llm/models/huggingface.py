@@ -23,6 +23,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from marl_llm.models.checkpoint_names import Weight, ignored, weight_of
 from marl_llm.models.config import DTYPES, ModelConfig
 from marl_llm.models.config_files import config_from_dict, config_to_dict
+from marl_llm.models.gguf import checkpoint_directory
 from marl_llm.models.sharding import TRAIN, Rules, param_shardings, path_name
 from marl_llm.models.tensor_files import (
     CheckpointFileError,
@@ -42,17 +43,18 @@ COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "
 
 
 def read_config(directory: str | os.PathLike, **overrides) -> ModelConfig:
-    """The shape of a checkpoint from its `config.json`, of either generation, with single fields replaced.
+    """The shape of a checkpoint (a directory or a `.gguf` file) from its `config.json`, of either generation, with single fields replaced.
 
     Raises `CheckpointFileError` on a missing or malformed file and on a feature that is not supported, naming it. Only local directories
     are read: a name on a hub has to be fetched first.
     """
-    if not pathlib.Path(directory).is_dir():
+    directory = checkpoint_directory(directory)
+    if not directory.is_dir():
         raise CheckpointFileError(
             f"{directory}: there is no such directory. Only local checkpoints are read; if this is a model's name on the Hugging Face hub, "
             f"fetch it first: `pip install huggingface_hub`, then `hf download {directory} --local-dir DIR`, and give DIR"
         )
-    path = pathlib.Path(directory) / "config.json"
+    path = directory / "config.json"
     try:
         raw = read_json_file(path, error=CheckpointFileError)
     except FileNotFoundError as e:
@@ -69,7 +71,7 @@ def load_pretrained(
     param_dtype: str = "float32",
     **overrides,
 ) -> tuple[ModelConfig, dict]:
-    """`(config, params)` of a checkpoint directory.
+    """`(config, params)` of a checkpoint: a directory, or a `.gguf` file.
 
     Args:
       mesh, rules: where the parameters go; without a mesh, to the default device.
@@ -79,7 +81,7 @@ def load_pretrained(
     Raises:
       CheckpointFileError: missing, extra or misshapen tensors, all named; corrupt or truncated files; unsupported configs.
     """
-    directory = pathlib.Path(directory)
+    directory = checkpoint_directory(directory)
     config = read_config(directory, param_dtype=param_dtype, **overrides)
     tensors = find_tensors(directory)
     if config.value_head and (directory / VALUE_HEAD).exists():

@@ -19,6 +19,7 @@ from marl_llm.text.tokenizer import checked_ids, checked_text
 from marl_llm.text.tokenizer_files import (
     TOKENIZER_BOUNDS,
     check_tokenizer,
+    files_directory,
     plain_tokenizers,
     read_added_tokens,
     read_ids,
@@ -234,8 +235,11 @@ class HuggingFaceTokenizer:
 
 
 def load_tokenizer(directory: str | pathlib.Path) -> HuggingFaceTokenizer:
-    """The tokenizer of a Hugging Face checkpoint's directory. Raises `FileNotFoundError`, or `ValueError` naming the bad file."""
-    directory = pathlib.Path(directory)
+    """The tokenizer of a Hugging Face checkpoint's directory, or of a `.gguf` file.
+
+    Raises `FileNotFoundError`, or `ValueError` naming the bad file.
+    """
+    directory = files_directory(directory)
     if not directory.is_dir():
         raise FileNotFoundError(f"{directory} is no directory; give the directory of a checkpoint, with its tokenizer.json")
     present = [name for name in FILES if (directory / name).is_file()]

@@ -18,6 +18,7 @@ from marl_llm.text.chat import Chat
 from marl_llm.text.formats import FORMATS, ChatFormat, History, Message, ToolCall, spell_text
 from marl_llm.text.huggingface import HuggingFaceTokenizer, load_tokenizer, token_spelling
 from marl_llm.text.rendering import CPU_S, LARGEST, TemplateError, TemplateLimitError, check_syntax, render
+from marl_llm.text.tokenizer_files import files_directory
 from marl_llm.untrusted import read_file, read_json_file
 
 NOW = datetime.datetime(2025, 1, 1)  # what a template is told if nobody says otherwise: the same prompts on every day
@@ -151,7 +152,7 @@ def load_template(directory: str | pathlib.Path) -> JinjaTemplate | None:
 
     Of several named templates it is `default`. Raises `ValueError` on a damaged file or a list without a default.
     """
-    directory = pathlib.Path(directory)
+    directory = files_directory(directory)
     config_path, path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
     config = read_json_file(config_path) if config_path.exists() else {}
     source = config.get("chat_template")

@@ -6,6 +6,7 @@ The library believes what it reads: a chain of replacements that doubles a text 
 from __future__ import annotations
 
 import json
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,16 @@ MAX_VOCABULARY = 1 << 20  # ids; the largest vocabularies have 262,144
 MAX_STEPS = 64  # of a normaliser, a pre-tokenizer or a decoder
 MAX_PATTERN = 4096  # characters
 MAX_GROWTH = 64  # times that a text may grow in a normaliser, a pre-tokenizer or a decoder; Llama's grows 3 times
+
+
+def files_directory(path: str | pathlib.Path) -> pathlib.Path:
+    """Where a checkpoint's files lie: the directory itself, or that of a `.gguf` file's conversion."""
+    path = pathlib.Path(path)
+    if path.suffix.lower() != ".gguf":
+        return path
+    from marl_llm.models.gguf import checkpoint_directory
+
+    return checkpoint_directory(path)
 
 
 def token_spelling(config: Mapping[str, Any], name: str, where: str) -> str | None:
