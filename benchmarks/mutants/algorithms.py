@@ -108,7 +108,8 @@ FAULTS = {
     },
     (A + "apply.py", T + "test_recipes.py " + T + "test_edges.py"): {
         "the outcome is read from all rows": ('paid = None if recipe.rewards == "local" else samples.team_where', "paid = None"),
-        "the reward is not charged the KL": ('if recipe.kl_coef and recipe.kl_in == "reward":\n            rewards', 'if False:\n            rewards'),
+        "the reward is not charged the KL": ("    return _returns(recipe, samples, rewards - penalty, where)", "    return _returns(recipe, samples, rewards, where)"),
+        "an outcome is charged the last turn's KL": ('    if recipe.returns == "outcome":\n        return _returns(recipe, samples, rewards, where) - penalty\n', "", T + "test_recipe_fields.py"),
         "tied rows are not reported": ("advantages, metrics, tied = _group_advantages(", "advantages, metrics, _ = _group_advantages("),
         "the KL is rewarded": ("total = total + kl_coef * parts(divergence)[0]", "total = total - kl_coef * parts(divergence)[0]"),
         "entropy is punished": ("total = total - recipe.entropy_coef *", "total = total + recipe.entropy_coef *"),
@@ -120,6 +121,8 @@ FAULTS = {
         "AT-GRPO groups whole plays": ('returns="immediate", group_by=("env", "agent", "turn")', 'returns="immediate", group_by=("env", "agent")'),
         "MAGRPO with the token's ratio": ('level="product", kl_coef=0.02,', 'level="token", kl_coef=0.02,'),
         "an option without effect passes": ("if idle and field in overrides:", "if False:"),
+        "cispo is clipped as the ratio": ('"cispo": (1.0, 4.0)', '"cispo": (0.2, 0.2)', T + "test_recipe_fields.py"),
+        "another loss keeps a recipe's clips": ("if field not in CLIPS}", "}", T + "test_recipe_fields.py"),
         "a tree may wait for its outcome": ('r.sampling == "tree" and r.returns in (', 'r.sampling == "none" and r.returns in ('),
     },
 }

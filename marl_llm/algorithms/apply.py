@@ -80,6 +80,20 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
     return rewards
 
 
+def _charged_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array, kl_coef) -> Array:
+    """Return of each sample `[S]` with the KL penalty that `kl_in="reward"` takes off.
+
+    A sum of rewards holds the penalty of each of its terms. An outcome is the last turn's reward, which all samples share: spread with it,
+    the last turn's penalty would be everybody's and the others would be lost, so each sample pays its own after the outcome is spread.
+    """
+    if not (recipe.kl_coef and recipe.kl_in == "reward"):
+        return _returns(recipe, samples, rewards, where)
+    penalty = kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_in='reward' charges it"), 0)
+    if recipe.returns == "outcome":
+        return _returns(recipe, samples, rewards, where) - penalty
+    return _returns(recipe, samples, rewards - penalty, where)
+
+
 def _places(samples: Samples, where: Array) -> Array:
     """Which of its agent's actions in the play each sample is `[S]`."""
     order = samples.turn if samples.order is None else samples.order
@@ -191,9 +205,7 @@ def advantages_for(
         )
         earned, counted = rewards, where
     else:
-        if recipe.kl_coef and recipe.kl_in == "reward":
-            rewards = rewards - kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_in='reward' charges it"), 0)
-        earned, counted = _returns(recipe, samples, rewards, where), where
+        earned, counted = _charged_returns(recipe, samples, rewards, where, kl_coef), where
         if recipe.normaliser == "global":
             weights = None
             if recipe.weigh == "token":
