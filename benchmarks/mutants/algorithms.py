@@ -19,7 +19,9 @@ FAULTS = {
     },
     (A + "_arrays.py", T + "test_groups.py " + T + "test_advantages.py " + T + "test_edges.py"): {
         "negative ids count": ("where & (ids >= 0), ids", "where, ids"),
-        "a difference of rounding is no tie": ("tolerance = 4 *", "tolerance = 0 *"),
+        "a difference of rounding is no tie": ("return 4 * jnp.finfo", "return 0 * jnp.finfo"),
+        "tiny numbers have a floor of their own": ("jnp.maximum(magnitude, 1)", "magnitude"),
+        "only the extremes make a tie": ("(high - low <= tolerance) | (spread <= tolerance)", "(high - low <= tolerance)"),
         "a mean of equals is rounded": ("jnp.where(low == high, low, ", "jnp.where(low > high, low, ", T + "test_returns.py"),
     },
     (A + "returns.py", T + "test_returns.py"): {
@@ -52,6 +54,7 @@ FAULTS = {
         ),
     },
     (A + "advantages.py", T + "test_advantages.py " + T + "test_conventions.py"): {
+        "the rounding of a running mean is an advantage": ("jnp.where(jnp.abs(above) <= rounding_of(jnp.abs(returns)), 0, above)", "above"),
         "the standard deviation is a variance": ("divisor = stats.std + epsilon", "divisor = stats.variance + epsilon"),
         "epsilon stands under the root": ("divisor = stats.std + epsilon", "divisor = jnp.sqrt(stats.std**2 + epsilon)"),
         "the sample's estimate whatever ddof": ("stats = stats_of(returns, slots, weights, ddof)", "stats = stats_of(returns, slots, weights, 1)"),

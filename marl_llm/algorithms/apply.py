@@ -221,8 +221,8 @@ def advantages_for(
                 compared, where=where, weights=weights, ddof=recipe.ddof, epsilon=recipe.epsilon, shift_mean=True, axis_name=axis_name
             )
         elif recipe.normaliser == "ema":
-            running = 0 if samples.running is None else as_float(samples.running)
-            advantages = jnp.where(where, earned - running, 0)
+            running = jnp.zeros_like(earned) if samples.running is None else as_float(samples.running)
+            advantages = jnp.where(where, adv.above_running(earned, running), 0)
         else:
             advantages, metrics, tied = _group_advantages(recipe, samples, earned, where)
     count = psum(jnp.sum(counted), axis_name)
