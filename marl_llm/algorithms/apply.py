@@ -56,9 +56,7 @@ def _need(samples: Samples, recipe: Recipe, field: str, why: str) -> Array:
 def _rewards(recipe: Recipe, samples: Samples) -> Array:
     """Reward of each sample before any KL penalty `[S]`."""
     center = CENTER if recipe.center == "score" else 0.0
-    if recipe.rewards == "mixed":
-        return returns.mix_rewards(samples.team, samples.local, alpha=recipe.alpha) - center
-    return as_float(samples.team if recipe.rewards == "team" else samples.local) - center
+    return recipe.reward_of(as_float(samples.team), as_float(samples.local)) - center
 
 
 def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> Array:

@@ -72,7 +72,7 @@ class Recipe:
     # instance, each for itself, so that K may be 1. In plays no prompt has a second candidate. See `plays` and `candidates`.
     sampling: str = "parallel"
     branches: int = 4  # K
-    pick: str = "greedy"  # tree: which candidate goes on: the best paid ("greedy"), "first" or "random"
+    pick: str = "greedy"  # tree: which candidate goes on: the best paid by `rewards` ("greedy"), "first" or "random"
     temperature: float = 1.0  # of sampling, and of both sides of the ratio
     top_k: int | None = None  # sample among the k likeliest tokens only; None: all
     top_p: float = 1.0  # sample inside the nucleus of this mass only; 1: all
@@ -137,6 +137,16 @@ class Recipe:
     def candidates(self) -> int:
         """Responses to each prompt: K in a tree, otherwise 1."""
         return self.branches if self.sampling == "tree" else 1
+
+    @property
+    def reward_weights(self) -> tuple[float, float]:
+        """Weights of the team's and of the agent's own reward in the reward of this recipe: what it trains on, picks by and reports."""
+        return {"mixed": (self.alpha, 1.0), "team": (1.0, 0.0), "local": (0.0, 1.0)}[self.rewards]
+
+    def reward_of(self, team, local):
+        """The reward of this recipe, of numbers or arrays."""
+        of_team, of_local = self.reward_weights
+        return of_team * team + of_local * local
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
