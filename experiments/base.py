@@ -141,7 +141,8 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
             "warmup": 5,  # steps in which the learning rate rises to its peak
             "max_grad_norm": 1.0,  # gradients are scaled down to this norm
             "b2": 0.99,  # of Adam
-            "weight_decay": 0.0,  # of AdamW
+            # of AdamW; falls on the matrices of layers, heads and adapters, not on norms, biases and embeddings
+            "weight_decay": 0.0,
         }
     )
     c.warm_start = config_dict.ConfigDict(
