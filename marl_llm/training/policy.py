@@ -24,7 +24,8 @@ def decayed(params: dict) -> dict:
     """Which leaves weight decay falls on, a pytree of booleans: the matrices of layers, heads and adapters. Also a mask for optax's own.
 
     Norm scales, biases and embeddings are left out, as in big_vision and Hugging Face's trainer: decay would pull a scale from 1 and the
-    vectors of rare tokens, and a head that shares them, to 0. An adapter's matrices are decayed, as by PEFT with AdamW: that pulls towards the frozen base.
+    vectors of rare tokens, and a head that shares them, to 0. An adapter's matrices are decayed, as by PEFT with AdamW: that pulls
+    towards the frozen base.
     """
     return jax.tree_util.tree_map_with_path(lambda path, _: not any(_undecayed(str(getattr(key, "key", key))) for key in path), params)
 

@@ -38,8 +38,8 @@ def leaves(tree):
 
 
 WHOLE = ModelConfig(
-    vocab_size=8, width=8, layers=2, query_heads=2, key_value_heads=1, head_dim=4, feed_forward=8, tie_embeddings=False, attention_bias=True,
-    output_bias=True, feed_forward_bias=True, qk_norm=True, value_head=True,
+    vocab_size=8, width=8, layers=2, query_heads=2, key_value_heads=1, head_dim=4, feed_forward=8, tie_embeddings=False,
+    attention_bias=True, output_bias=True, feed_forward_bias=True, qk_norm=True, value_head=True,
 )  # fmt: skip
 
 
