@@ -91,8 +91,7 @@ def play(
       instances: pytree with leading E. env: their numbers, which enter every key. step: of training; enters every key too.
       key: the rollout's key; folded, not consumed.
       trajectories: B plays of each instance (parallel sampling). branches: K responses to each prompt (tree sampling).
-      pick: which branch is played. alpha, local_weight: of the team's and of the role's own reward in the reward that 'greedy' compares
-        (AT-GRPO Eq. 3), see `Recipe.reward_weights`.
+      pick: which branch is played. alpha, local_weight: weights of team and own reward where 'greedy' compares; `Recipe.reward_weights`.
     Returns:
       `CompiledRollout` with leading axes `[T, E, B]`. Once an episode is over its rows have `where=False` and its state stays; the
       episode of an instance that cannot be played is void: none of its rows counts (law 9).
