@@ -135,13 +135,16 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
             # tokens whose activations live at a time, per device; 0: the whole minibatch. None: MICROBATCH on a CPU, whose caches decide
             # (a quarter less time than a whole minibatch); elsewhere, where memory does, one row with `model.remat="full"`, and 0 without
             "microbatch_tokens": config_dict.placeholder(int),
-            "learning_rate": 1.5e-3,  # peak; linear decay to 5 % over `steps`
+            "learning_rate": 1.5e-3,  # peak; linear decay to 5 % over `decay_steps`
+            # after which the learning rate stays at 5 %. None: the `steps` that the run began with; a run that is continued keeps it
+            "decay_steps": config_dict.placeholder(int),
             "critic": "own",  # where the recipe has one: an own network, or a value 'head' on the policy
             "critic_learning_rate": config_dict.placeholder(float),  # None: as the policy's
             "warmup": 5,  # steps in which the learning rate rises to its peak
             "max_grad_norm": 1.0,  # gradients are scaled down to this norm
             "b2": 0.99,  # of Adam
-            "weight_decay": 0.0,  # of AdamW
+            # of AdamW; falls on the matrices of layers, heads and adapters, not on norms, biases and embeddings
+            "weight_decay": 0.0,
         }
     )
     c.warm_start = config_dict.ConfigDict(

@@ -155,9 +155,9 @@ def _parse(argv: list[str], values: flags.FlagValues) -> list[str]:
         if path and any(one.lstrip("-").startswith("config.recipe.name") for one in argv):
             from ml_collections import config_flags
 
-            from experiments.players import without_other_critic  # takes seconds to import
+            from experiments.players import without_other_recipe  # takes seconds to import
 
-            without_other_critic(values["config"].value, config_flags.get_override_values(values["config"]))
+            without_other_recipe(values["config"].value, config_flags.get_override_values(values["config"]))
         return rest
     except SystemExit:  # absl's --help ends with 1
         sys.exit(0)

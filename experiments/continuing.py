@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 import time
 
 from experiments.building import hardware_of
 from experiments.command import ConfigError
-from experiments.workdir import taken_over
+from experiments.workdir import read_record, taken_over
 
 
 def up_to(done: list[int], step: int | None) -> list[int]:
@@ -27,6 +28,22 @@ def goes_on(workdir: pathlib.Path, config, team, checkpoints, done: list[int] | 
         taken_over(workdir, config, hardware_of(team.mesh))
         if done:  # without one the run began anew, and checkpoint 0 is its own
             checkpoints.set_aside(done[-1])
+
+
+def continued(config, workdir: pathlib.Path, state: dict) -> dict:
+    """The state of a run that continues, with the length of its learning rate's schedule: what the config says, else what it began with.
+
+    Where the run is longer than its schedule, or the schedule has changed, one line says which rate follows.
+    """
+    print(f"continuing {workdir} after step {state['step']}", file=sys.stderr)
+    before = state.get("decay_steps", read_record(workdir)["config"]["steps"])  # earlier versions kept none
+    decay_steps = config.optimizer.decay_steps or before or config.steps
+    if config.steps > decay_steps:
+        other = "config.optimizer.decay_steps=N sets another length"
+        print(f"note: the learning rate decays until step {decay_steps} and then stays at 5 % of its peak; {other}", file=sys.stderr)
+    elif decay_steps != before:
+        print(f"note: the learning rate now decays until step {decay_steps}, before until step {before}", file=sys.stderr)
+    return state | {"decay_steps": decay_steps}
 
 
 class Stopwatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import config_dict
@@ -315,14 +316,38 @@ def _joint(plan: Plan) -> None:
         raise ConfigError(f"recipe.{error}") from error
 
 
-def without_other_critic(config: config_dict.ConfigDict, flags: dict) -> None:
-    """Drops the critic's learning rate of a config file whose recipe was exchanged by a flag for one without a critic.
+def without_other_recipe(config: config_dict.ConfigDict, flags: Mapping[str, Any]) -> None:
+    """Drops what a config file set for its own recipe, where `flags` exchange that for one which would refuse it.
 
-    `flags` has what the command line changes, by name. A rate that was itself given there stays, and `resolve` refuses it.
+    `flags` has what the command line changes, by name. What was itself given there stays, and `resolve` refuses it; what the other recipe
+    takes too stays as well, such as `branches` or `temperature`.
     """
-    name = config.recipe.name
-    if "optimizer.critic_learning_rate" not in flags and name in RECIPES and make_recipe(name).normaliser != "critic":
-        config.optimizer.critic_learning_rate = None
+    section, name = config.recipe, config.recipe.name
+    if "recipe.name" not in flags or name not in RECIPES:
+        return
+    if "recipe.preset" not in flags and not _makes(name, section.preset, {}):
+        section.preset = "paper"
+    options = given(section, ("name", "preset"))
+    of_file = [field for field in options if f"recipe.{field}" not in flags]
+    if not _makes(name, section.preset, options):
+        kept = {field: value for field, value in options.items() if field not in of_file}
+        for field in of_file * 2:  # twice, for those that have an effect beside a later one
+            if _makes(name, section.preset, kept | {field: options[field]}):
+                kept[field] = options[field]
+        section.update({field: None for field in of_file if field not in kept})
+    if not _makes(name, section.preset, given(section, ("name", "preset")), "critic"):
+        for option, default in (("critic_learning_rate", None), ("critic", "own")):
+            if f"optimizer.{option}" not in flags:
+                config.optimizer[option] = default
+
+
+def _makes(name: str, preset: str, options: Mapping[str, Any], normaliser: str | None = None) -> bool:
+    """Whether a recipe can be made with these options; with this normaliser, if one is named."""
+    try:
+        recipe = make_recipe(name, preset, **options)
+    except ValueError:
+        return False
+    return normaliser in (None, recipe.normaliser)
 
 
 def _critic(config: config_dict.ConfigDict, plan: Plan) -> None:

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def profile(config, tasks: int) -> list[dict[str, Any]]:
-    """Per task: `task`, `samples`, `mean` and `spread` (standard deviation) of its samples' returns, `tied` (share of samples whose group
+    """Per task: `task`, `samples`, `mean` and `spread` (standard deviation) of its samples' rewards, `tied` (share of samples whose group
     has equal returns), and whether it `teaches`. Raises `ConfigError`."""
     from experiments.base import resolve
     from experiments.building import build_team, start_jax
@@ -97,7 +97,7 @@ def _rows(recipe, batch) -> list[dict[str, Any]]:
         tied = np.zeros(len(table.team), bool)
     else:
         tied = np.asarray(advise(dataclasses.replace(recipe, kl_coef=0.0), batch.tokens, table).tied)
-    pay = recipe.alpha * np.asarray(table.team, np.float64) + np.asarray(table.local, np.float64)
+    pay = recipe.reward_of(np.asarray(table.team, np.float64), np.asarray(table.local, np.float64))
     rows = []
     for task in np.unique(table.instance).tolist():
         mine = (np.asarray(table.instance) == task) & np.asarray(table.where)

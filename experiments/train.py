@@ -33,7 +33,7 @@ from ml_collections import config_flags
 from experiments import checks, command, trust
 from experiments.building import CACHE, begins_elsewhere, build_team, hardware_of, policies_of, restored, sources_of, start_jax, tools_of
 from experiments.command import ConfigError, TrainingError
-from experiments.continuing import Stopwatch, goes_on, up_to
+from experiments.continuing import Stopwatch, continued, goes_on, up_to
 from experiments.measuring import (
     VOID_LIMIT,
     Alarms,
@@ -167,7 +167,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     timed, end = [], time.perf_counter()  # the steps of this process
     for step in stop.steps(range(state["step"], c.steps)):
         tick = time.perf_counter()
-        rate = lambda peak, step=step: float(linear_decay(step, c.steps, peak, o.warmup, floor=0.05))  # noqa: E731
+        rate = lambda peak, at=(step, state["decay_steps"]): float(linear_decay(*at, peak, o.warmup, floor=0.05))  # noqa: E731
         batch = files.looked_at(played(team, c, step, watches, lambda step=step: step in checkpoints.steps() or save(step)))
         tock = time.perf_counter()
         updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
@@ -230,10 +230,10 @@ def begun(team, config, workdir: pathlib.Path, files: Files, clock: Stopwatch, s
     """The state of a run that has begun: by a warm start, or that of the checkpoint from which the team was restored."""
     if state is None:
         warm_start(team, config, files, clock)
-        return {"step": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
+        state = {"step": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
+        return state | {"decay_steps": config.optimizer.decay_steps or config.steps}
     clock.goes_on(state)
-    print(f"continuing {workdir} after step {state['step']}", file=sys.stderr)
-    return state
+    return continued(config, workdir, state)
 
 
 def played(team, config, step: int, watches, keep):

@@ -74,7 +74,7 @@ def same_samples(config, changes: Changes) -> dict[str, str]:
 def check_variants(config, variants: Mapping[str, Changes], output: Any) -> None:
     """Raises `ConfigError` naming a variant that could not run, before the first one does."""
     from experiments.base import resolve
-    from experiments.players import without_other_critic
+    from experiments.players import without_other_recipe
 
     for name, changes in variants.items():
         changed = copy.deepcopy(config)
@@ -82,8 +82,7 @@ def check_variants(config, variants: Mapping[str, Changes], output: Any) -> None
             keys = placed(same_samples(config, changes), output, 0)
             for key, text in keys.items():
                 set_key(changed, key, text)
-            if "recipe.name" in keys:  # as of a flag
-                without_other_critic(changed, keys)
+            without_other_recipe(changed, keys)  # as of flags
             with resolve(changed):
                 pass
         except ValueError as error:

@@ -28,7 +28,7 @@ from marl_llm.untrusted import Bounds, read_json_file
 LAYOUT = 2  # of config.json's config; an earlier one had no "layout"
 RECORD_BOUNDS = Bounds(infinite=True)  # `max_grad_norm` may be one
 # on continuing; steps may grow, and so may what a coach costs
-MAY_CHANGE = ("devices", "mesh", "placement", "steps", "tools", "coach.cap_usd", "checkpoint.background")
+MAY_CHANGE = ("devices", "mesh", "placement", "steps", "optimizer.decay_steps", "tools", "coach.cap_usd", "checkpoint.background")
 
 
 def commit_of(folder: pathlib.Path) -> str:
@@ -170,7 +170,7 @@ def open_workdir(
             raise ConfigError(
                 f"{workdir} holds a run of another config; nothing was touched. It differs in:\n  {lines}\n"
                 f"Choose another --workdir, or continue that run with --resume={workdir} (--config.steps may grow, devices, "
-                "mesh, placement, tools and checkpoint.background may change)"
+                "mesh, placement, tools, optimizer.decay_steps and checkpoint.background may change)"
             )
         _hold(workdir)
         print(f"note: the run in {workdir} ended before it learned anything; it is now in {_set_aside(workdir)}", file=sys.stderr)

@@ -19,7 +19,9 @@ FAULTS = {
     },
     (A + "_arrays.py", T + "test_groups.py " + T + "test_advantages.py " + T + "test_edges.py"): {
         "negative ids count": ("where & (ids >= 0), ids", "where, ids"),
-        "a difference of rounding is no tie": ("tolerance = 4 *", "tolerance = 0 *"),
+        "a difference of rounding is no tie": ("return 4 * jnp.finfo", "return 0 * jnp.finfo"),
+        "tiny numbers have a floor of their own": ("jnp.maximum(magnitude, 1)", "magnitude"),
+        "only the extremes make a tie": ("(high - low <= tolerance) | (spread <= tolerance)", "(high - low <= tolerance)"),
         "a mean of equals is rounded": ("jnp.where(low == high, low, ", "jnp.where(low > high, low, ", T + "test_returns.py"),
     },
     (A + "returns.py", T + "test_returns.py"): {
@@ -52,6 +54,7 @@ FAULTS = {
         ),
     },
     (A + "advantages.py", T + "test_advantages.py " + T + "test_conventions.py"): {
+        "the rounding of a running mean is an advantage": ("jnp.where(jnp.abs(above) <= rounding_of(jnp.abs(returns)), 0, above)", "above"),
         "the standard deviation is a variance": ("divisor = stats.std + epsilon", "divisor = stats.variance + epsilon"),
         "epsilon stands under the root": ("divisor = stats.std + epsilon", "divisor = jnp.sqrt(stats.std**2 + epsilon)"),
         "the sample's estimate whatever ddof": ("stats = stats_of(returns, slots, weights, ddof)", "stats = stats_of(returns, slots, weights, 1)"),
@@ -108,7 +111,8 @@ FAULTS = {
     },
     (A + "apply.py", T + "test_recipes.py " + T + "test_edges.py"): {
         "the outcome is read from all rows": ('paid = None if recipe.rewards == "local" else samples.team_where', "paid = None"),
-        "the reward is not charged the KL": ('if recipe.kl_coef and recipe.kl_in == "reward":\n            rewards', 'if False:\n            rewards'),
+        "the reward is not charged the KL": ("    return _returns(recipe, samples, rewards - penalty, where)", "    return _returns(recipe, samples, rewards, where)"),
+        "an outcome is charged the last turn's KL": ('    if recipe.returns == "outcome":\n        return _returns(recipe, samples, rewards, where) - penalty\n', "", T + "test_recipe_fields.py"),
         "tied rows are not reported": ("advantages, metrics, tied = _group_advantages(", "advantages, metrics, _ = _group_advantages("),
         "the KL is rewarded": ("total = total + kl_coef * parts(divergence)[0]", "total = total - kl_coef * parts(divergence)[0]"),
         "entropy is punished": ("total = total - recipe.entropy_coef *", "total = total + recipe.entropy_coef *"),
@@ -120,6 +124,8 @@ FAULTS = {
         "AT-GRPO groups whole plays": ('returns="immediate", group_by=("env", "agent", "turn")', 'returns="immediate", group_by=("env", "agent")'),
         "MAGRPO with the token's ratio": ('level="product", kl_coef=0.02,', 'level="token", kl_coef=0.02,'),
         "an option without effect passes": ("if idle and field in overrides:", "if False:"),
+        "cispo is clipped as the ratio": ('"cispo": (1.0, 4.0)', '"cispo": (0.2, 0.2)', T + "test_recipe_fields.py"),
+        "another loss keeps a recipe's clips": ("if field not in CLIPS}", "}", T + "test_recipe_fields.py"),
         "a tree may wait for its outcome": ('r.sampling == "tree" and r.returns in (', 'r.sampling == "none" and r.returns in ('),
     },
 }

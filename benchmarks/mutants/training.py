@@ -31,6 +31,10 @@ FAULTS = {
         "the game's files are not claimed": ('claims |= {f"game/{file}": digest', 'claims |= {} and {f"game/{file}": digest'),
         "names of variables are no claims": ('OUTSIDE = ("url", "key_env",', 'OUTSIDE = ("url",'),
     },
+    (R + "policy.py", T + "test_policy_precision.py"): {
+        "norms are decayed": ('endswith(("norm", "bias", "embedding"))', 'endswith(("bias", "embedding"))'),
+        "nothing is decayed": ("u + weight_decay * p if decays else u", "u"),
+    },
     (R + "learner.py", T + "test_learner.py"): {
         "the KL's reference is the present policy": (
             "self.start if self.options.recipe.kl_coef else None", "jax.tree.map(jnp.copy, self.params) if self.options.recipe.kl_coef else None"
@@ -42,6 +46,8 @@ FAULTS = {
         "the KL that is charged is to the present policy": ("self._token_kl(self.start, tokens", "self._token_kl(self.params, tokens"),
     },
     (R + "team.py", T + "test_team.py"): {
+        "a silent model's zero steers its beta": ('if scored and "kl" in found:', 'if "kl" in found:', T + "test_learner.py"),
+        "all samples are charged with one beta": ("kl=table.kl * (betas / np.float32(recipe.kl_coef))", "kl=table.kl", T + "test_learner.py"),
         "the models' rows are exchanged": ("self.assignment.roles[role] == name for role in self.roles", "self.assignment.roles[role] != name for role in self.roles"),
     },
     (R + "team.py", "tests/evaluation/test_seats.py"): {

@@ -8,7 +8,8 @@ FAULTS = {
             "call = next(call for call in trajectory.calls if call.request_number == number)", "call = trajectory.calls[0]"
         ),
         "the greedy pick takes the worst": ("return pays.index(max(pays))", "return pays.index(min(pays))"),
-        "the greedy pick forgets alpha": ("float(alpha * team + local)", "float(team + local)"),
+        "the greedy pick forgets alpha": ("float(of_team * team + of_local * local)", "float(team + of_local * local)"),
+        "the greedy pick adds what the recipe leaves out": ("float(of_team * team + of_local * local)", "float(of_team * team + local)"),
         "until is asked before the first round": ("(number and loop.until and self._ask(", "(loop.until and self._ask("),
         "a loop makes one round more": ("if number == loop.at_most or (", "if number == loop.at_most + 1 or ("),
         "a stop leaves all loops": (

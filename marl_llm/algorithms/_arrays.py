@@ -122,15 +122,22 @@ def per_group_mean(x: Array, slots: Array, count: Array) -> Array:
     return jnp.where(low == high, low, per_group_sum(x, slots) / jnp.maximum(count, 1))
 
 
-def differ(low: Array, high: Array) -> Array:
-    """Say whether the extremes of a group differ by more than rounding: by more than 4 units in the last place.
+def differ(low: Array, high: Array, spread: Array) -> Array:
+    """Say whether values with these extremes and this standard deviation (ddof 0) differ by more than rounding.
 
-    Two plays with the same rewards may have been summed in different orders. NaN and infinities differ, so that they come out
-    as NaN instead of passing for a tie; no rows at all (low inf, high -inf) do not differ.
+    Values are equal where they lie within 4 units in the last place of the largest magnitude, or of 1 where that is more, or spread
+    by no more than that. Rewards are of the order of 1, plays with the same rewards may have summed them in different orders, and a
+    KL of zero is zero only up to the rounding of its log-probs: a scale below this floor would make advantages of rounding. NaN and
+    infinities differ, so that they come out as NaN instead of passing for a tie; no rows at all (low inf, high -inf) do not differ.
     """
-    tolerance = 4 * jnp.finfo(low.dtype).eps * jnp.maximum(jnp.abs(low), jnp.abs(high))
-    equal = (high - low <= tolerance) & jnp.isfinite(tolerance)
+    tolerance = rounding_of(jnp.maximum(jnp.abs(low), jnp.abs(high)))
+    equal = ((high - low <= tolerance) | (spread <= tolerance)) & jnp.isfinite(tolerance)
     return ~(equal | ((low == jnp.inf) & (high == -jnp.inf)))
+
+
+def rounding_of(magnitude: Array) -> Array:
+    """4 units in the last place of a magnitude, or of 1 where that is more: rewards that differ by less are equal."""
+    return 4 * jnp.finfo(magnitude.dtype).eps * jnp.maximum(magnitude, 1)
 
 
 def gather(per_group: Array, slots: Array, fill: float = 0) -> Array:

@@ -2,9 +2,11 @@
 
 Released systems differ here in ways that nobody states, so every convention is an argument: the degrees of freedom of the
 standard deviation (`ddof`), where epsilon enters, what a group of one gets, and whether a sample or a trajectory has one vote.
-Two results are exact, not approximate: a group whose returns are all equal (to 4 units in the last place, since equal rewards
-may have been added up in different orders) gets 0, and a masked sample gets 0. An unmasked NaN is not hidden: its group
-becomes NaN.
+Two results are exact, not approximate: a group whose returns are all equal up to rounding gets 0, and a masked sample gets 0.
+Rounding is a range, or a standard deviation, of at most 4 units in the last place of the largest return, or of 1 where that is more
+(4.8e-7 in float32): equal rewards may have been added up in different orders, and a KL of zero is only zero up to the rounding of
+its log-probs. It is the floor of every scale here, for below it the division would make advantages out of rounding. An unmasked
+NaN is not hidden: its group becomes NaN.
 """
 
 import functools
@@ -28,6 +30,7 @@ from marl_llm.algorithms._arrays import (
     per_group_sum,
     positive,
     psum,
+    rounding_of,
 )
 from marl_llm.algorithms.groups import NO_GROUP, group_ids, group_keys, slots_of, stats_of
 
@@ -66,8 +69,8 @@ def group_relative(
       singleton: what a group of one gets: "zero" (nothing to compare with) or "raw" (its return itself, as verl does).
 
     Returns:
-      Advantages `[S]`. Exactly 0 for masked samples and for groups whose returns are all equal; the only exception is
-      `singleton="raw"`.
+      Advantages `[S]`. Exactly 0 for masked samples and for groups whose returns are all equal up to rounding (see the module's
+      text); the only exception is `singleton="raw"`.
 
     Raises:
       ValueError: unknown `scale` or `singleton`.
@@ -219,6 +222,12 @@ def decoupled(
     return group_relative(total, jnp.zeros_like(ids), where=counted, scale="std", ddof=ddof, epsilon=epsilon)
 
 
+def above_running(returns: Float[Array, "S"], running: Real[ArrayLike, "S"]) -> Float[Array, "S"]:
+    """What a return exceeds its role's running mean by (`running_means`); exactly 0 where they are equal up to rounding."""
+    above = returns - running
+    return jnp.where(jnp.abs(above) <= rounding_of(jnp.abs(returns)), 0, above)
+
+
 @functools.partial(jax.jit, static_argnames=("shift_mean", "axis_name"))
 def whiten(
     values: Float[ArrayLike, "S *R"],
@@ -246,7 +255,8 @@ def whiten(
       count_epsilon: added to Σ w wherever a mean is taken; 0 is exact, verl's masked_whiten has 1e-8.
 
     Returns:
-      Whitened values. If all values are equal, or there is one, or none: exactly 0 (with `shift_mean=False`: unchanged).
+      Whitened values. If all values are equal up to rounding (see the module's text), or there is one, or none: exactly 0 (with
+      `shift_mean=False`: unchanged).
     """
     values = as_float(values)
     where = as_mask(where, values.shape)
@@ -255,13 +265,14 @@ def whiten(
     total = psum(jnp.sum(weights), axis_name)
     divisor = positive(total) + count_epsilon
     mean = nan_if_infinite(psum(jnp.sum(weights * x), axis_name) / divisor)
-    variance = psum(jnp.sum(weights * jnp.where(where, x - mean, 0) ** 2), axis_name) / divisor
+    squares = psum(jnp.sum(weights * jnp.where(where, x - mean, 0) ** 2), axis_name)
+    variance = squares / divisor
     variance = variance * (total / positive(total - ddof))
     high = jnp.max(x, where=where & (weights > 0), initial=-jnp.inf)
     low = jnp.min(x, where=where & (weights > 0), initial=jnp.inf)
     if axis_name is not None:
         high, low = jax.lax.pmax(high, axis_name), jax.lax.pmin(low, axis_name)
-    varied = differ(low, high)
+    varied = differ(low, high, jnp.sqrt(squares / positive(total)))
     scale = jax.lax.rsqrt(jnp.where(varied, variance, 1) + epsilon)
     whitened = jnp.where(where & varied, (x - mean) * scale, 0)
     return whitened if shift_mean else jnp.where(where, jnp.where(varied, whitened + mean, x), 0)

@@ -56,9 +56,7 @@ def _need(samples: Samples, recipe: Recipe, field: str, why: str) -> Array:
 def _rewards(recipe: Recipe, samples: Samples) -> Array:
     """Reward of each sample before any KL penalty `[S]`."""
     center = CENTER if recipe.center == "score" else 0.0
-    if recipe.rewards == "mixed":
-        return returns.mix_rewards(samples.team, samples.local, alpha=recipe.alpha) - center
-    return as_float(samples.team if recipe.rewards == "team" else samples.local) - center
+    return recipe.reward_of(as_float(samples.team), as_float(samples.local)) - center
 
 
 def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> Array:
@@ -78,6 +76,20 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
     if recipe.returns == "trajectory":
         return returns.episode_return(rewards, samples.turn, samples.trajectory, where=where)
     return rewards
+
+
+def _charged_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array, kl_coef) -> Array:
+    """Return of each sample `[S]` with the KL penalty that `kl_in="reward"` takes off.
+
+    A sum of rewards holds the penalty of each of its terms. An outcome is the last turn's reward, which all samples share: spread with it,
+    the last turn's penalty would be everybody's and the others would be lost, so each sample pays its own after the outcome is spread.
+    """
+    if not (recipe.kl_coef and recipe.kl_in == "reward"):
+        return _returns(recipe, samples, rewards, where)
+    penalty = kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_in='reward' charges it"), 0)
+    if recipe.returns == "outcome":
+        return _returns(recipe, samples, rewards, where) - penalty
+    return _returns(recipe, samples, rewards - penalty, where)
 
 
 def _places(samples: Samples, where: Array) -> Array:
@@ -191,9 +203,7 @@ def advantages_for(
         )
         earned, counted = rewards, where
     else:
-        if recipe.kl_coef and recipe.kl_in == "reward":
-            rewards = rewards - kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_in='reward' charges it"), 0)
-        earned, counted = _returns(recipe, samples, rewards, where), where
+        earned, counted = _charged_returns(recipe, samples, rewards, where, kl_coef), where
         if recipe.normaliser == "global":
             weights = None
             if recipe.weigh == "token":
@@ -209,8 +219,8 @@ def advantages_for(
                 compared, where=where, weights=weights, ddof=recipe.ddof, epsilon=recipe.epsilon, shift_mean=True, axis_name=axis_name
             )
         elif recipe.normaliser == "ema":
-            running = 0 if samples.running is None else as_float(samples.running)
-            advantages = jnp.where(where, earned - running, 0)
+            running = jnp.zeros_like(earned) if samples.running is None else as_float(samples.running)
+            advantages = jnp.where(where, adv.above_running(earned, running), 0)
         else:
             advantages, metrics, tied = _group_advantages(recipe, samples, earned, where)
     count = psum(jnp.sum(counted), axis_name)

@@ -201,8 +201,10 @@ def stats_of(values: Array, slots: Array, weights: Array | None, ddof: Scalar) -
     deviation = jnp.where(used, values - gather(mean, slots), 0)
     low = per_group_min(values, slots, jnp.inf)
     high = per_group_max(values, slots, -jnp.inf)
-    is_tied = present & ~differ(low, high)
-    variance = jnp.where(is_tied, 0, per_group_sum(weigh(deviation**2), slots) / positive(votes - ddof))
+    squares = per_group_sum(weigh(deviation**2), slots)
+    spread = jnp.where(votes > 0, jnp.sqrt(squares / positive(votes)), jnp.inf)
+    is_tied = present & ~differ(low, high, spread)
+    variance = jnp.where(is_tied, 0, squares / positive(votes - ddof))
     count, tied = jnp.sum(present), jnp.sum(is_tied)
     return GroupStats(
         size=size,

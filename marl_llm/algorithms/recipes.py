@@ -51,6 +51,14 @@ CHOICES = types.MappingProxyType(
 )
 
 
+CLIPS = ("clip_low", "clip_high")
+_CLIP_WINDOWS = {"clip": (0.2, 0.2), "cispo": (1.0, 4.0)}  # each loss's own defaults of them
+
+
+class _OfLoss(float):
+    """A clip that nobody chose: `dataclasses.replace(recipe, loss=...)` takes that of the new loss."""
+
+
 @typing.no_type_check  # __post_init__ checks every field itself, with messages for people who edit configs
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -64,7 +72,7 @@ class Recipe:
     # instance, each for itself, so that K may be 1. In plays no prompt has a second candidate. See `plays` and `candidates`.
     sampling: str = "parallel"
     branches: int = 4  # K
-    pick: str = "greedy"  # tree: which candidate goes on: the best paid ("greedy"), "first" or "random"
+    pick: str = "greedy"  # tree: which candidate goes on: the best paid by `rewards` ("greedy"), "first" or "random"
     temperature: float = 1.0  # of sampling, and of both sides of the ratio
     top_k: int | None = None  # sample among the k likeliest tokens only; None: all
     top_p: float = 1.0  # sample inside the nucleus of this mass only; 1: all
@@ -98,8 +106,8 @@ class Recipe:
     # Which loss is stepped.
     loss: str = "clip"  # "clip": clipped ratio; "cispo", "vespo": weight on log π; "sapo": soft gate; "reinforce": no ratio at all
     level: str = "token"  # ratio per "token", "sequence" (GSPO), "sequence_token" or "product" (of the whole response)
-    clip_low: float = 0.2  # the ratio may fall this far below 1
-    clip_high: float = 0.2  # and rise this far above
+    clip_low: float | None = _OfLoss(0.2)  # lower clip: ratio >= 1 - clip_low; None: the loss's own, 0.2 for "clip" and 1 for "cispo"
+    clip_high: float | None = _OfLoss(0.2)  # upper clip: ratio <= 1 + clip_high; None: the loss's own, 0.2 for "clip" and 4 for "cispo"
     dual_clip: float | None = None  # largest ratio that a negative advantage may count with; None: no bound
     gate_positive: float = 1.0  # sapo: temperature of the gate of positive advantages
     gate_negative: float = 1.05  # sapo: and of negative ones
@@ -107,7 +115,8 @@ class Recipe:
     max_length: int | None = None  # reduce="constant": Dr. GRPO's constant, in tokens
     kl_coef: float = 0.0  # β, weight of the KL to the reference
     kl_kind: str = "k3"  # estimator, see losses.kl
-    kl_in: str = "loss"  # β·KL is added to the "loss" or taken off the "reward"
+    # β·KL is added to the "loss" or taken off the "reward"; of an outcome, which all samples of a play share, each takes off its own
+    kl_in: str = "loss"
     kl_target: float | None = None  # measured KL that β is steered to after each step, see `next_kl_coef`; None: β stays
     kl_horizon: float = 10_000.0  # kl_target: over how many samples β may change by a fifth
     entropy_coef: float = 0.0  # weight of the entropy bonus
@@ -129,6 +138,16 @@ class Recipe:
         """Responses to each prompt: K in a tree, otherwise 1."""
         return self.branches if self.sampling == "tree" else 1
 
+    @property
+    def reward_weights(self) -> tuple[float, float]:
+        """Weights of the team's and of the agent's own reward in the reward of this recipe: what it trains on, picks by and reports."""
+        return {"mixed": (self.alpha, 1.0), "team": (1.0, 0.0), "local": (0.0, 1.0)}[self.rewards]
+
+    def reward_of(self, team, local):
+        """The reward of this recipe, of numbers or arrays."""
+        of_team, of_local = self.reward_weights
+        return of_team * team + of_local * local
+
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -141,6 +160,9 @@ class Recipe:
             _check(f"{self.name}: an axis of group_by", axis, AXES)
         for field, choices in CHOICES.items():
             _check(f"{self.name}: {field}", getattr(self, field), choices)
+        for field, window in zip(CLIPS, _CLIP_WINDOWS.get(self.loss, _CLIP_WINDOWS["clip"]), strict=True):
+            if getattr(self, field) is None or isinstance(getattr(self, field), _OfLoss):
+                object.__setattr__(self, field, _OfLoss(window))
         for field, low, high in _RANGES:
             value = getattr(self, field)
             if value is None and field in _OPTIONAL:
@@ -149,7 +171,7 @@ class Recipe:
                 raise ValueError(f"{self.name}: {field}={value!r} must be a number in [{low}, {high}].")
             if field in _INTEGERS and not isinstance(value, int):
                 raise ValueError(f"{self.name}: {field}={value!r} must be a whole number.")
-            if field not in _INTEGERS:
+            if field not in _INTEGERS and not isinstance(value, _OfLoss):
                 object.__setattr__(self, field, float(value))
         for field in ("skip_tied", "tied_in_denominator"):
             if not isinstance(getattr(self, field), bool):
@@ -252,7 +274,7 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
         (("weigh",), r.normaliser == "critic", "the critic's advantages are whitened over tokens"),
         (("skip_tied",), not grouped, f"normaliser={r.normaliser!r} makes no groups"),
         (("tied_in_denominator",), not r.skip_tied, "no sample is skipped (skip_tied=False)"),
-        (("clip_low", "clip_high"), r.loss not in ("clip", "cispo"), f"loss={r.loss!r} clips no ratio"),
+        (CLIPS, r.loss not in ("clip", "cispo"), f"loss={r.loss!r} clips no ratio"),
         (("level",), r.loss not in ("clip", "sapo"), f"only loss='clip' and 'sapo' read it, and this is {r.loss!r}"),
         (("dual_clip",), r.loss != "clip", f"only loss='clip' reads it, and this is {r.loss!r}"),
         (("gate_positive", "gate_negative"), r.loss != "sapo", f"only loss='sapo' reads it, and this is {r.loss!r}"),
@@ -359,7 +381,10 @@ def make_recipe(name: str, preset: str = "paper", **overrides) -> Recipe:
     check_choice(f"preset of {name}", preset, ("paper", "released") if name in _RELEASED else ("paper",))
     for field in overrides:
         _check("recipe field", field, FIELDS)
-    settings = _PAPER[name] | (_RELEASED[name] if preset == "released" else {}) | overrides
+    settings = _PAPER[name] | (_RELEASED[name] if preset == "released" else {})
+    if "loss" in overrides and overrides["loss"] != settings.get("loss", Recipe.loss):
+        settings = {field: value for field, value in settings.items() if field not in CLIPS}  # they were chosen for the recipe's own loss
+    settings |= overrides
     recipe = Recipe(name=name, preset=preset, **settings)
     for fields, idle, why in _without_effect(recipe):
         for field in fields:

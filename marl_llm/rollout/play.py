@@ -81,6 +81,7 @@ def play(
     branches: int = 1,
     pick: str = "first",
     alpha: float = 1.0,
+    local_weight: float | Array = 1.0,
     step: Int[Array, ""] | int = 0,
 ) -> CompiledRollout:
     """One episode per environment and trajectory, turn by turn, as one traceable function.
@@ -90,7 +91,7 @@ def play(
       instances: pytree with leading E. env: their numbers, which enter every key. step: of training; enters every key too.
       key: the rollout's key; folded, not consumed.
       trajectories: B plays of each instance (parallel sampling). branches: K responses to each prompt (tree sampling).
-      pick: which branch is played. alpha: weight of the team reward in the reward that 'greedy' compares (AT-GRPO Eq. 3).
+      pick: which branch is played. alpha, local_weight: weights of team and own reward where 'greedy' compares; `Recipe.reward_weights`.
     Returns:
       `CompiledRollout` with leading axes `[T, E, B]`. Once an episode is over its rows have `where=False` and its state stays; the
       episode of an instance that cannot be played is void: none of its rows counts (law 9).
@@ -125,7 +126,7 @@ def play(
                 after = branch(state, responses.tokens, responses.where)
                 if len(stage) == 1 or branches > 1:
                     rewards = jax.vmap(jax.vmap(_pay_of(game, role), (None, 0)))(before, after)
-                    chosen = pick_branch(alpha * rewards.team + rewards.local, keys, pick)
+                    chosen = pick_branch(alpha * rewards.team + local_weight * rewards.local, keys, pick)
                     scored[role] = (rewards, chosen)
                 else:
                     chosen = jnp.zeros((e * b,), jnp.int32)

@@ -19,7 +19,7 @@ from marl_llm.training.learner import Learner, ModelSpec, with_value_head
 from marl_llm.training.mesh import compile_quickly, make_mesh, over_data, use_cpu_devices
 from marl_llm.training.packing import PackingError, Tokens, TokenSample, pack
 from marl_llm.training.placement import PlacementError, parts_of, split_evenly
-from marl_llm.training.policy import Policy, fresh_policy, linear_decay, make_optimizer, make_policy, step_policy
+from marl_llm.training.policy import Policy, decayed, fresh_policy, linear_decay, make_optimizer, make_policy, step_policy
 from marl_llm.training.recorded import RecordError, read_recorded
 from marl_llm.training.rollouts import make_rollout, sampling_of, summarise
 from marl_llm.training.scoring import make_token_kl
@@ -73,7 +73,8 @@ def make_team(
 __all__ = [
     "Advice", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LearnerOptions", "ModelSpec",
     "PackingError", "PlacementError", "PlayOptions", "Policy", "RecordError", "RolloutError", "Seat", "Team", "TokenSample",
-    "Tokens", "Trained", "Update", "advise", "compile_quickly", "fresh_policy", "linear_decay", "make_imitation", "make_mesh",
-    "make_optimizer", "make_policy", "make_rollout", "make_team", "make_token_kl", "over_data", "pack", "parse_seat", "parse_seats",
-    "parts_of", "read_recorded", "sampling_of", "split_evenly", "step_policy", "summarise", "use_cpu_devices", "with_value_head",
+    "Tokens", "Trained", "Update", "advise", "compile_quickly", "decayed", "fresh_policy", "linear_decay", "make_imitation",
+    "make_mesh", "make_optimizer", "make_policy", "make_rollout", "make_team", "make_token_kl", "over_data", "pack", "parse_seat",
+    "parse_seats", "parts_of", "read_recorded", "sampling_of", "split_evenly", "step_policy", "summarise", "use_cpu_devices",
+    "with_value_head",
 ]  # fmt: skip

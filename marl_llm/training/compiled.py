@@ -95,7 +95,7 @@ class CompiledTeam(Team):
         if figures["void"] == 1.0:
             raise RolloutError(f"step {step}: no instance of {self.game.name} could be played; the game's settings contradict each other")
         for role in self.roles:
-            figures[f"role/{role}/reward"] = self.options.recipe.alpha * figures[f"role/{role}/team"] + figures[f"role/{role}/local"]
+            figures[f"role/{role}/reward"] = recipe.reward_of(figures[f"role/{role}/team"], figures[f"role/{role}/local"])
         trains = np.asarray([self.assignment.roles[role] in self.assignment.training(step) for role in self.roles])
         table.where[:] &= trains[table.agent]
         version = np.asarray([self.learners[self.assignment.roles[role]].version for role in self.roles], np.int32)[table.agent]

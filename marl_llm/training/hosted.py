@@ -206,10 +206,10 @@ class HostedTeam(Team):
     ) -> Controller:
         speech = {name: learner.spec.speech for name, learner in self.learners.items()}
         speech |= {f"{role} as {name}": speech[name] for role, name in self.assignment.roles.items() if name in speech}
-        o = self._options
+        o, (alpha, local_weight) = self._options, self.options.recipe.reward_weights
         return Controller(
             workflow or self.world.workflow, assignment, engine, speech, branching=branching, attempts=o.attempts, timeout_s=o.timeout_s,
-            concurrency=o.concurrency, settings=settings, pick=pick, alpha=self.options.recipe.alpha, draw=self._pick,
+            concurrency=o.concurrency, settings=settings, pick=pick, alpha=alpha, local_weight=local_weight, draw=self._pick,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -329,6 +329,8 @@ class HostedTeam(Team):
         figures |= {"success": figures[f"team/{self.headline}"], "void": figures.pop("void_share"), "samples": float(len(drawn))}
         prompts = {(s.instance, s.prompt): len(s.prompt_ids) for s in drawn}
         figures |= {"prompts": float(len(prompts)), "prompt_tokens": float(sum(prompts.values()))}
+        reward_of = self.options.recipe.reward_of
+        figures |= {f"role/{role}/reward": reward_of(figures[f"role/{role}/team"], figures[f"role/{role}/local"]) for role in self.roles}
         return figures | {"sampled_tokens": float(sum(s.response_ids.size for s in drawn))}
 
     def _recorder(self, rollout: Rollout, trained: SampleTable | None = None):

@@ -20,16 +20,36 @@ class Policy(NamedTuple):
     optimizer: optax.OptState
 
 
+def decayed(params: dict) -> dict:
+    """Which leaves weight decay falls on, a pytree of booleans: the matrices of layers, heads and adapters. Also a mask for optax's own.
+
+    Norm scales, biases and embeddings are left out, as in big_vision and Hugging Face's trainer: decay would pull a scale from 1 and the
+    vectors of rare tokens, and a head that shares them, to 0. An adapter's matrices are decayed, as by PEFT with AdamW: that pulls
+    towards the frozen base.
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, _: not any(_undecayed(str(getattr(key, "key", key))) for key in path), params)
+
+
+def _undecayed(name: str) -> bool:
+    return name.endswith(("norm", "bias", "embedding"))
+
+
+def _add_decay(weight_decay: float, updates: dict, params: dict) -> dict:
+    """Updates with the decayed weights. Without a state, so that checkpoints of before there was a mask are read as they are."""
+    return jax.tree.map(lambda u, p, decays: u + weight_decay * p if decays else u, updates, params, decayed(params))
+
+
 @functools.lru_cache(64)
 def make_optimizer(max_grad_norm: float = 1.0, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.0):
     """Adam after clipping by global norm, at the learning rate 1: a loop that has a schedule passes the rate to `step_policy`.
 
+    `weight_decay` falls on the matrices that `decayed` names.
     Equal arguments give the same object, so that models which are updated alike share compiled programs.
     """
     return optax.chain(
         optax.clip_by_global_norm(max_grad_norm),
         optax.scale_by_adam(b1=b1, b2=b2),
-        optax.add_decayed_weights(weight_decay),
+        optax.stateless(functools.partial(_add_decay, weight_decay)),
         optax.scale(-1.0),
     )
 

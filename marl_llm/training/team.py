@@ -69,7 +69,7 @@ class Team(abc.ABC):
     Attributes:
       headline: what `Evaluation.success` is, e.g. "success" or "f1".
       learners: name -> `Learner`, frozen models too.
-      kl_coef: β of the next step; it moves where `recipe.kl_target` steers it.
+      kl_coef: model -> β of its next step; it moves where `recipe.kl_target` steers it, by the KL of this model alone.
       running: each role's running mean return `[N]`, which a recipe with `normaliser="ema"` takes off; otherwise zeros.
     """
 
@@ -100,7 +100,7 @@ class Team(abc.ABC):
             self.learners[name] = Learner(spec, options, part, key, bases.get((id(spec.params), part)) if spec.lora else None)
             if spec.lora:
                 bases[id(spec.params), part] = self.learners[name].base
-        self.kl_coef = options.recipe.kl_coef
+        self.kl_coef = dict.fromkeys(self.trained, options.recipe.kl_coef)
         self.running = np.zeros(len(self.roles))
         self._warned = self._warned_of_opponents = False
         self.advantages: np.ndarray | None = None  # of the samples of the last batch; None with a critic, which has one per token
@@ -199,8 +199,8 @@ class Team(abc.ABC):
     ) -> dict[str, dict[str, float]]:
         """One update of every model that trains at the batch's step: its metrics, by name; see `Update`.
 
-        Advantages are computed once, over the whole team's table. Beside the update's metrics: kl, clip_fraction, `staleness` and, instead
-        of tied_share/<agent>, tied_share/<role>. A batch without a sample that trains changes nothing and returns {}.
+        Advantages are computed once, over the whole team's table. Beside the update's metrics: clip_fraction, `staleness`, kl_coef and,
+        instead of tied_share/<agent>, tied_share/<role>. A batch without a sample that trains changes nothing and returns {}.
         """
         names, recipe = self.assignment.training(batch.step), self.options.recipe
         if not np.any(batch.table.where):
@@ -212,15 +212,18 @@ class Team(abc.ABC):
         plays = {name: np.asarray([self.assignment.roles[role] == name for role in self.roles]) for name in names}
         advice = None
         if not self.options.has_critic:
-            if self.options.charges_kl:  # each model has a reference of its own
-                charge = np.zeros(len(batch.tokens), np.float32)
+            betas = None
+            if self.options.charges_kl:  # each model has a reference and a β of its own
+                charge, betas = np.zeros((2, len(batch.tokens)), np.float32)
                 for name in names:
                     mine = np.flatnonzero(table.where & plays[name][table.agent])
                     charge[mine] = self.learners[name].charged_kl(batch.tokens, mine) if len(mine) else 0.0
+                    betas[mine] = self.kl_coef[name]
                 table = dataclasses.replace(table, kl=charge)
             if recipe.normaliser == "ema":
                 table = dataclasses.replace(table, running=self.running[table.agent].astype(np.float32))
-            advice = advise(recipe, batch.tokens, table, self.kl_coef)
+            charged = table if betas is None else dataclasses.replace(table, kl=table.kl * (betas / np.float32(recipe.kl_coef)))
+            advice = advise(recipe, batch.tokens, charged)
             if recipe.normaliser == "ema":
                 returns = advice.advantages + table.running
                 self.running = running_means(
@@ -229,21 +232,26 @@ class Team(abc.ABC):
         self.advantages = None if advice is None else np.asarray(advice.advantages)
         seed = int(np.random.SeedSequence((self.seed, batch.step)).generate_state(1)[0]) % 2**31
         rates, versions, figures = (learning_rate, critic_learning_rate), {name: self.learners[name].version for name in names}, {}
-        learn = lambda name: self.learners[name].learn(batch.tokens, table, plays[name], *rates, seed, advice, self.kl_coef)  # noqa: E731
+        of_step = (batch.tokens, table)
+        learn = lambda name: self.learners[name].learn(*of_step, plays[name], *rates, seed, advice, self.kl_coef[name])  # noqa: E731
         for name, found in at_once(self.parts, names, learn).items():
-            found["kl"] = found.get("kl", found.get("old_kl", 0.0))
             found["clip_fraction"] = found.get("clip_low", 0.0) + found.get("clip_high", 0.0)
             found["staleness"] = staleness(batch, plays[name], versions[name])
             figures[name] = found | {f"tied_share/{role}": found.pop(f"tied_share/{n}") for n, role in enumerate(self.roles)}
-            figures[name]["kl_coef"] = self.kl_coef
+            figures[name]["kl_coef"] = self.kl_coef[name]
+            self._steer(name, found, int(np.sum(table.where & plays[name][table.agent])))
             if recipe.normaliser == "ema":
                 figures[name] |= {f"running_mean/{role}": float(x) for role, x in zip(self.roles, self.running, strict=True)}
         for name in names if batch.corrected is not None else ():
             figures[name] |= self._correct(name, *batch.corrected, learning_rate)
-        measured = float(np.mean([found["kl"] for found in figures.values()]))
-        self.kl_coef = float(next_kl_coef(recipe, self.kl_coef, measured, samples=int(np.sum(table.where))))
         self._serve(names)
         return figures
+
+    def _steer(self, name: str, found: Mapping[str, float], samples: int) -> None:
+        """Moves a model's β by the KL that its update measured. A model of which no sample was scored has measured none."""
+        scored = found.get("groups" if self.options.charges_kl else "useful_groups", 0)
+        if scored and "kl" in found:
+            self.kl_coef[name] = float(next_kl_coef(self.options.recipe, self.kl_coef[name], found["kl"], samples=samples))
 
     def train_coach(self, batch: Batch) -> dict[str, float]:
         """One step of the coach that trains beside the team, on a batch that it has scored; its figures by name. {} where none does."""
@@ -346,12 +354,14 @@ class Team(abc.ABC):
     def state(self) -> dict[str, Any]:
         """What `restore` needs beside policies, as JSON."""
         versions = {name: learner.version for name, learner in self.learners.items()}
-        found = {"kl_coef": self.kl_coef, "running": self.running.tolist(), "versions": versions}
+        found = {"kl_coef": dict(self.kl_coef), "running": self.running.tolist(), "versions": versions}
         return found | ({} if self.trained_coach is None else {COACH_POLICY: self.trained_coach.state()})
 
     def restore(self, start: Mapping[str, Policy], now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
         """Goes on from what `policies` gave after `begin` (`start`) and later (`now`), and what `state` gave then."""
-        self.kl_coef, self.running = state["kl_coef"], np.asarray(state["running"], np.float64)
+        beta = state["kl_coef"]  # earlier versions had one for all models
+        self.kl_coef = dict(beta) if isinstance(beta, Mapping) else dict.fromkeys(self.trained, beta)
+        self.running = np.asarray(state["running"], np.float64)
         for name, learner in self.learners.items():
             learner.begin(start[name].params)
             learner.restore(now[name], now.get(f"{name}.critic"), state["versions"][name])

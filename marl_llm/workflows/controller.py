@@ -76,7 +76,7 @@ class Controller:
       score: when the candidates of a `pick` are scored; by default as the workflow says. "when_made": each on the state after it and the
         tools that follow it up to the next role, so that N calls cost N·K responses, and calls beside others may fork too. "at_end": the
         others are played to their ends without further forks, n + (K−1)·n·(n+1)/2 responses for n calls.
-      alpha: weight of team rewards beside local ones when "greedy" picks.
+      alpha, local_weight: of team and of local rewards when "greedy" picks.
       attempts: how often an instance is played before it is void.
       timeout_s: of one attempt at one instance, waiting in queues of tools not counted; None: only the nodes' deadlines count.
       concurrency: most instances under way; the others wait in order.
@@ -105,6 +105,7 @@ class Controller:
         settings: Settings | None = None,
         pick: str | None = None,
         alpha: float | int = 1.0,
+        local_weight: float | int = 1.0,
         score: str | None = None,
         draw: Draw = any_draw,
     ):
@@ -121,7 +122,8 @@ class Controller:
         if pick not in (None, *PICKS):
             raise WorkflowError(f"pick={pick!r} is unknown; choose None or one of {', '.join(PICKS)}")
         branching = checked_branching(workflow, branching or {}, pick, score)
-        self._forks = Forks(branching, pick, alpha, when_scored(workflow, pick, score) if branching else "at_end", draw)
+        scored = when_scored(workflow, pick, score) if branching else "at_end"
+        self._forks = Forks(branching, pick, alpha, local_weight, scored, draw)
         self.scoring: Callable[[Task], Any] = functools.partial(Scoring, workflow)
         self.settings = settings
         self._attempts, self._timeout_s, self._concurrency = attempts, timeout_s, concurrency

@@ -36,6 +36,7 @@ class Forks:
     branching: Mapping[str, int]
     pick: str | None = None
     alpha: float | int = 1.0
+    local_weight: float | int = 1.0
     score: str = "at_end"
     draw: Draw = any_draw
 
@@ -137,11 +138,11 @@ class Play:
         return after, dataclasses.replace(trajectory, earned={call.id: trajectory.earned[call.id]})
 
     def _worth(self, number: int, trajectory: Trajectory) -> float:
-        """What a fork's candidate was paid: α·team + local."""
+        """What a fork's candidate was paid: its team and its local reward, weighed as a recipe's `reward_weights` say."""
         call = next(call for call in trajectory.calls if call.request_number == number)
         pay = trajectory.earned[call.id]
-        alpha, team, local = map(np.float32, (self.forks.alpha, pay.team, pay.local))
-        return float(alpha * team + local)  # in float32, where compiled play sees the same ties
+        of_team, of_local, team, local = map(np.float32, (self.forks.alpha, self.forks.local_weight, pay.team, pay.local))
+        return float(of_team * team + of_local * local)  # in float32, where compiled play sees the same ties
 
     def _picked(self, node: Call, number: int, pays: Sequence[float]) -> int:
         """Which candidate goes on; of equals the first."""

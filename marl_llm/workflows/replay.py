@@ -81,6 +81,7 @@ def replay(
     branching: Mapping[str, int] | None = None,
     pick: str | None = None,
     alpha: float | int = 1.0,
+    local_weight: float | int = 1.0,
     score: str | None = None,
     folder: str | pathlib.Path | None = None,
 ) -> Episode:
@@ -88,7 +89,7 @@ def replay(
 
     Args:
       episode: as played, or a line of `storage.read_trajectories`.
-      plays, branching, pick, alpha, score: of its rollout, which the numbers of branches depend on.
+      plays, branching, pick, alpha, local_weight, score: of its rollout, which the numbers of branches depend on.
       workflow, assignment, speech: as when it was played. Roles of scripts and outside models cannot be replayed, because they are asked by
         text; nor can tools that a role calls within its response.
       folder: of the line's file, where its fields hold workspaces; see `storage.from_json`.
@@ -108,7 +109,8 @@ def replay(
         raise ReplayError(f"role {tooled[0]!r} calls tools within its response; such episodes cannot be replayed")
     scores = {name: said for path in (*episode.trajectories, *episode.candidates) for name, said in path.scores.items()}
     recorded = _Recorded({call.seed: call for call in calls})
-    with Controller(workflow, assignment, recorded, speech, branching, attempts=1, pick=pick, alpha=alpha, score=score) as controller:
+    picking = dict(branching=branching, pick=pick, alpha=alpha, local_weight=local_weight, score=score)
+    with Controller(workflow, assignment, recorded, speech, attempts=1, **picking) as controller:
         controller.scoring = lambda task: Recorded(scores)
         controller.speaker = _RecordedTools(controller.speaker, {event.id: event for event in events if isinstance(event, ToolUse)})
         found = finish(controller.episode(episode.task, episode.step, episode.play, plays))

@@ -1,5 +1,7 @@
 """Advantages: parity with slow twins, and the exact results of the degenerate cases."""
 
+import dataclasses
+
 import algorithm_oracles as oracle
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 import marl_llm.algorithms as rl
+from marl_llm.algorithms.advantages import SCALES
 
 
 def table(seed, size=30):
@@ -141,3 +144,59 @@ def test_unknown_values_list_the_valid_ones():
         rl.group_relative(jnp.zeros(2), jnp.zeros(2, int), scale="sigma")
     with pytest.raises(ValueError, match="'zero', 'raw'"):
         rl.leave_one_out(jnp.zeros(2), jnp.zeros(2, int), singleton="one")
+
+
+ROUNDING = {
+    "nobody is paid, and the charge is rounding": lambda rng: 2e-8 * rng.normal(size=64),
+    "a KL of rounding size on equal pay": lambda rng: 1 - 1e-7 * rng.normal(size=64),
+    "a big mean": lambda rng: 1e6 + 0.1 * rng.normal(size=64),
+    "a big negative mean": lambda rng: -3e4 + 2e-3 * rng.normal(size=64),
+    "one stray among equals": lambda rng: np.where(np.arange(64) == 7, 1 + 1e-6, 1.0),
+}
+IDS = np.arange(64) % 8
+NORMALISERS = {
+    "whiten": lambda x: rl.whiten(x),
+    "whiten by tokens": lambda x: rl.whiten(x, weights=1 + np.arange(64) % 5, ddof=1),
+    "global": lambda x: rl.normalise_globally(x, np.full(64, 3)),
+    **{scale: (lambda x, scale=scale: rl.group_relative(x, IDS * 0, scale=scale, epsilon=0.0)) for scale in SCALES},
+    "weighted": lambda x: rl.group_relative(x, IDS * 0, weights=1 + np.arange(64) % 5),
+    "leave one out": lambda x: rl.leave_one_out(x, IDS * 0),
+    "groups of one": lambda x: rl.group_relative(x, np.arange(64), epsilon=0.0),
+    "decoupled": lambda x: rl.decoupled(jnp.stack([x, x], axis=1), IDS * 0, np.ones(2)),
+}
+
+
+@pytest.mark.parametrize("name", NORMALISERS)
+@pytest.mark.parametrize("case", ROUNDING)
+def test_no_scale_makes_advantages_of_rounding(name, case):
+    returns = jnp.asarray(ROUNDING[case](np.random.default_rng(3)), jnp.float32)
+    np.testing.assert_array_equal(NORMALISERS[name](returns), np.zeros(64))
+
+
+@pytest.mark.parametrize("name", [name for name in NORMALISERS if name != "groups of one"])
+@pytest.mark.parametrize("high", [1e-5, 1.0, 1e6])
+def test_what_is_more_than_rounding_keeps_its_advantage(name, high):
+    for low in (0.0, high * (1 - 1e-5)):
+        if high - low < 2e-6:
+            continue
+        advantages = NORMALISERS[name](jnp.asarray(np.where(IDS < 4, high, low), jnp.float32))
+        assert float(jnp.min(advantages[IDS < 4])) > 0 > float(jnp.max(advantages[IDS >= 4]))
+
+
+@pytest.mark.parametrize("name", ["mappa", "grpo", "rloo", "reinforce_pp", "spiral"])
+def test_a_step_in_which_nobody_is_paid_has_no_advantages(name):
+    rng = np.random.default_rng(0)
+    zeros, kl = np.zeros(64, int), 2e-6 * rng.normal(size=64)
+    recipe = rl.make_recipe(name, kl_coef=0.01, kl_in="reward")
+    samples = rl.Samples(instance=IDS, env=IDS, agent=zeros, turn=zeros, trajectory=np.arange(64), team=np.zeros(64, np.float32),
+                         local=np.zeros(64, np.float32), tokens=zeros + 5, kl=jnp.asarray(kl, jnp.float32))  # fmt: skip
+    np.testing.assert_array_equal(rl.advantages_for(recipe, samples)[0], np.zeros(64))
+    drifted = rl.advantages_for(recipe, dataclasses.replace(samples, kl=jnp.asarray(1e4 * kl, jnp.float32)))[0]
+    assert float(jnp.max(jnp.abs(drifted))) > 1e-5  # a policy that has moved is charged
+
+
+def test_a_return_at_its_running_mean_has_no_advantage():
+    samples = rl.Samples(**dict.fromkeys(("instance", "env", "agent", "turn"), np.zeros(3, int)), trajectory=np.arange(3),
+                         team=np.zeros(3), local=np.asarray([0.3, 1.0, 0.3 + 1e-3], np.float32),
+                         running=np.asarray([0.3 + 3e-8, 1 - 6e-8, 0.3], np.float32))  # fmt: skip
+    np.testing.assert_allclose(rl.advantages_for(rl.make_recipe("spiral"), samples)[0], [0, 0, 1e-3], rtol=1e-3, atol=0)

@@ -279,3 +279,63 @@ def test_c9_a_published_objective(name):
         desired, loss = oracle(name, samples.team, new, old, where)
         np.testing.assert_allclose(advantages, desired, rtol=1e-10)
         np.testing.assert_allclose(total / count, loss, rtol=1e-10)
+
+
+def play_of_two_turns(kl):
+    """Two plays of one task, two roles that speak in two turns each; both plays end with the same team reward."""
+    agent, turn, trajectory = (np.asarray(x) for x in ([0, 1, 0, 1] * 2, [0, 0, 1, 1] * 2, [0] * 4 + [1] * 4))
+    zeros = np.zeros(8, int)
+    return rl.Samples(instance=zeros, env=zeros, agent=agent, turn=turn, trajectory=trajectory, team=np.where(turn == 1, 1.0, 0.0),
+                      local=np.zeros(8), tokens=np.ones(8, int), kl=np.asarray(kl, float))  # fmt: skip
+
+
+@pytest.mark.parametrize("row", range(4))
+@pytest.mark.parametrize("rewards", ["team", "mixed", "local"])
+@pytest.mark.parametrize("name", ["grpo", "dr_mas", "rloo", "gspo", "dapo", "reinforce_pp"])
+def test_with_an_outcome_each_sample_pays_the_kl_of_its_own_response(name, rewards, row):
+    of_scale = {} if name in ("rloo", "reinforce_pp") else {"scale": "none"}
+    recipe = rl.make_recipe(name, rewards=rewards, kl_coef=0.1, kl_in="reward", branches=2, **of_scale)
+    assert recipe.returns == "outcome"
+    charged = rl.advantages_for(recipe, play_of_two_turns(np.where(np.arange(8) == row, 3.0, 0.0)))[0]
+    assert float(charged[row]) < -0.05  # whoever moved, in whichever turn
+    assert np.min(np.delete(np.asarray(charged), row)) >= -1e-6  # and nobody else pays
+
+
+def test_an_outcome_without_its_kl_and_the_kl_alone_add_up():
+    recipe = rl.make_recipe("grpo", scale="none", kl_coef=0.5, kl_in="reward", branches=2, group_by=("instance",))
+    kl = np.arange(8.0)
+    earned = rl.advantages_for(recipe, play_of_two_turns(kl))[0]
+    np.testing.assert_allclose(earned, -0.5 * (kl - kl.mean()), atol=1e-6)
+
+
+@pytest.mark.parametrize(("returns", "extra"), [("to_go", {"scope": "joint"}), ("to_go", {"scope": "agent"}), ("trajectory", {}),
+                                                ("immediate", {}), ("to_go_mean", {})])  # fmt: skip
+def test_no_return_loses_the_kl_of_an_early_turn(returns, extra):
+    recipe = rl.make_recipe("grpo", returns=returns, scale="none", kl_coef=0.1, kl_in="reward", branches=2, **extra)
+    assert float(rl.advantages_for(recipe, play_of_two_turns([3.0] + [0.0] * 7))[0][0]) < -0.01
+
+
+def weights_of(recipe):
+    """The least and the largest weight that the loss gives to log-probs whose ratios lie far below and far above 1."""
+    new, old = jnp.array([[-9.0, -0.1]]), jnp.array([[-0.1, -9.0]])
+    gradient = jax.grad(lambda x: rl.loss_for(recipe, x, old, jnp.ones(1), where=jnp.ones((1, 2), bool))[0])(new)
+    return np.abs(np.asarray(gradient))[0]
+
+
+def test_a_loss_clips_by_its_own_defaults_and_what_is_set_is_kept():
+    cispo = rl.make_recipe("grpo", loss="cispo", reduce="sequence_mean_token_sum")
+    np.testing.assert_allclose(weights_of(cispo), [np.exp(-8.9), 5.0], rtol=1e-5)
+    assert [(r.clip_low, r.clip_high) for r in (cispo, rl.make_recipe("grpo"))] == [(1.0, 4.0), (0.2, 0.2)]
+    chosen = rl.make_recipe("grpo", loss="cispo", reduce="sequence_mean_token_sum", clip_low=0.2, clip_high=0.2)
+    np.testing.assert_allclose(weights_of(chosen), [0.8, 1.2], rtol=1e-5)
+    assert rl.make_recipe("gspo", loss="cispo", clip_high=2.0).clip_high == 2.0
+
+
+def test_the_clips_of_a_recipe_belong_to_its_own_loss():
+    for name in ("gspo", "dapo"):
+        other = rl.make_recipe(name, loss="cispo")
+        assert (other.clip_low, other.clip_high) == (1.0, 4.0)
+        assert rl.make_recipe(name, loss="clip").clip_high == rl.make_recipe(name).clip_high < 0.3
+    replaced = dataclasses.replace(rl.make_recipe("grpo"), loss="cispo")
+    assert (replaced.clip_low, replaced.clip_high) == (1.0, 4.0)
+    assert dataclasses.replace(rl.make_recipe("grpo", clip_low=0.2), loss="cispo").clip_low == 0.2

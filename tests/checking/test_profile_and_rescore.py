@@ -37,6 +37,13 @@ def test_a_task_teaches_if_one_of_its_groups_has_unequal_returns():
     assert "no gradient: 1, 2" in text
 
 
+@pytest.mark.parametrize(("rewards", "means"), [("team", [0.5, 1.0]), ("local", [-3.0, -3.0]), ("mixed", [-2.5, -2.0])])
+def test_a_profile_tells_the_reward_of_the_recipe(rewards, means):
+    played = batch([[1.0, 0.0], [1.0, 1.0]])
+    played.table.local[:] = -3.0
+    assert [row["mean"] for row in profiling._rows(make_recipe("grpo", branches=2, rewards=rewards), played)] == means
+
+
 def test_a_list_of_tasks_is_played_again_and_again_and_only_in_training(tmp_path):
     world, path = faulty_games.team(), tmp_path / "tasks.json"
     path.write_text(json.dumps({"tasks": [5, 9]}))

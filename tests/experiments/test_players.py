@@ -16,9 +16,14 @@ sys.path.insert(0, str(ROOT / "tests" / "text"))
 
 from checkpoint_text import template_source, tokenizer_of, write_checkpoint  # noqa: E402
 
-from experiments import base, command  # noqa: E402
+from experiments import (  # noqa: E402
+    base,
+    checks,
+    command,
+)
 from experiments.base import base_config, model_section  # noqa: E402
 from experiments.command import ConfigError  # noqa: E402
+from marl_llm.algorithms import RECIPES, make_recipe  # noqa: E402
 from marl_llm.models import ModelConfig, init_params, save_pretrained  # noqa: E402
 from marl_llm.tools.retriever import build_bm25  # noqa: E402
 from marl_llm.workflows import Inside, Outside, Scripted  # noqa: E402
@@ -243,6 +248,34 @@ def test_a_flag_may_exchange_the_recipe_of_a_config_with_a_critic():
         (("--config.recipe.name=gpro",), 1e-5), (("--config.recipe.name=grpo", "--config.optimizer.critic_learning_rate=1e-4"), 1e-4),
     ]:  # fmt: skip
         assert read_flags(full, *given).optimizer.critic_learning_rate == kept, given
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("file", ["quickstart", "plan_code_reflect", "matrix", "joint_letter", "helper_functions", "search_parallel"])
+def test_a_flag_may_exchange_the_recipe_of_any_config(file, name):
+    """What the file set for its own recipe falls away where the other would refuse it; what both take stays."""
+    path = f"--config={ROOT / f'experiments/configs/{file}.py'}"
+    own, config = read_flags(path), read_flags(path, f"--config.recipe.name={name}")
+    recipe = make_recipe(name, config.recipe.preset, **checks.given(config.recipe, ("name", "preset")))
+    assert config.recipe.branches == own.recipe.branches or recipe.branches > own.recipe.branches == 1
+    assert (config.optimizer.critic_learning_rate is None) or recipe.normaliser == "critic"
+    if name == own.recipe.name:
+        assert config == own
+
+
+def test_what_a_flag_sets_for_the_exchanged_recipe_is_refused():
+    path = f"--config={ROOT / 'experiments/configs/quickstart.py'}"
+    config = read_flags(path, "--config.recipe.name=ppo", "--config.recipe.scale=none")
+    refused(config, "ppo: scale='none' would have no effect")
+    config = read_flags(path, "--config.recipe.name=ppo", "--config.recipe.returns=outcome")
+    refused(config, "returns='gae' and normaliser='critic' belong together")
+    assert read_flags(path, "--config.recipe.name=ppo", "--config.recipe.kl_coef=0.3").recipe.kl_coef == 0.3
+
+
+def test_a_preset_that_the_other_recipe_lacks_falls_away():
+    path = f"--config={ROOT / 'experiments/configs/chain_maths.py'}"
+    assert read_flags(path).recipe.preset == "released"
+    assert read_flags(path, "--config.recipe.name=grpo").recipe.preset == "paper"
 
 
 def test_budgets_of_roles_are_cut_to_what_the_config_allows():

@@ -397,3 +397,41 @@ def test_the_first_plays_of_a_run_are_looked_at_once_before_anything_is_learned(
         assert files.looked_at(later) is later
     assert looked == [(1, "train")] * 2
     assert (tmp_path / "episodes.jsonl").read_text() == ""
+
+
+def rates_of(team):
+    """Step -> the learning rate that it was learned with."""
+    return {entry[1]: entry[2] for entry in team.log if entry[0] == "learn"}
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_run_that_goes_on_longer_keeps_its_learning_rate(tmp_path, run, capsys, earlier, monkeypatch):
+    config = letters()
+    config.steps, config.optimizer.warmup = 4, 0
+    before = rates_of(run(config, tmp_path / "run")[1])
+    assert before[3] < before[0]
+    if earlier:
+        restore = train.restored
+        monkeypatch.setattr(train, "restored", lambda *a: {k: v for k, v in restore(*a).items() if k != "decay_steps"})
+    config.steps = 8
+    capsys.readouterr()
+    after = rates_of(run(config, tmp_path / "run")[1])
+    assert after == dict.fromkeys(range(4, 8), pytest.approx(0.05 * config.optimizer.learning_rate))
+    assert after[4] < before[3]
+    said = [line for line in capsys.readouterr().err.splitlines() if "learning rate" in line]
+    assert len(said) == 1
+    assert said[0].startswith("note: the learning rate decays until step 4 and then stays at 5 % of its peak; config.optimizer")
+
+
+def test_the_length_of_the_schedule_is_the_users(tmp_path, run, capsys):
+    config = letters()
+    config.steps, config.optimizer.warmup, config.optimizer.decay_steps = 4, 0, 8
+    peak = config.optimizer.learning_rate
+    line = {step: pytest.approx(peak * (1 - 0.95 * step / 8)) for step in range(8)}
+    assert rates_of(run(config, tmp_path / "run")[1]) == {step: line[step] for step in range(4)}
+    config.steps = 6
+    assert rates_of(run(config, tmp_path / "run")[1]) == {step: line[step] for step in (4, 5)}
+    assert "the learning rate" not in capsys.readouterr().err
+    config.steps, config.optimizer.decay_steps = 8, 16
+    assert rates_of(run(config, tmp_path / "run")[1]) == {step: pytest.approx(peak * (1 - 0.95 * step / 16)) for step in (6, 7)}
+    assert "note: the learning rate now decays until step 16, before until step 8" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from marl_llm.models import ModelConfig
 from marl_llm.rollout import flatten_rows, pad_to, pick_branch, play, random_player, row_keys, scripted_player
 from marl_llm.sampling import Responses
 from marl_llm.text import ByteTokenizer
+from marl_llm.training import sampling_of
 from marl_llm.training.batch import from_pool, pooled, rows_from
 
 GAME = PlanPath(height=3, width=4, min_distance=3, max_distance=8, max_moves=2, max_turns=3, wall_density=0.2)
@@ -401,3 +402,12 @@ def test_players_draw_one_token_where_the_episode_is_over(monkeypatch, instances
     respond(role, jnp.asarray(over), prompt, jax.random.split(jax.random.key(0), (over.size, 3)))
     most = role_of(FLOW, role).response_tokens
     assert asked[0].tolist() == [[1 if gone else most] * 3 for gone in over]
+
+
+@pytest.mark.parametrize(("rewards", "best"), [("mixed", "argmin"), ("team", "argmax"), ("local", "argmin")])
+def test_the_greedy_pick_compares_the_reward_of_the_recipe(rewards, best):
+    """A token pays the team 1 and costs its role 2."""
+    recipe = make_recipe("at_grpo", rewards=rewards, branches=4)
+    sampling = {name: value for name, value in sampling_of(recipe).items() if name != "trajectories"}
+    table = flow(*limits(), **sampling).tables["cy"]
+    np.testing.assert_array_equal(table.chosen, getattr(np.asarray(table.responses.tokens[..., 0]), best)(-1))

@@ -180,3 +180,18 @@ def test_law_13_three_steps_end_at_the_same_parameters(name, teams):
             np.testing.assert_allclose(a, b, atol=1e-4, err_msg=model)
     moved = jax.tree.map(lambda a, b: float(abs(a - b).max()), {name: one[name].params for name in start}, start)
     assert max(jax.tree.leaves(moved)) > 1e-3
+
+
+@pytest.mark.parametrize("rewards", ["team", "local", "mixed"])
+def test_both_kinds_of_play_report_and_pick_by_the_reward_of_the_recipe(rewards):
+    recipe = make_recipe("at_grpo", rewards=rewards, branches=3, **({"alpha": 3.0} if rewards == "mixed" else {}))
+    for hosted in (False, True):
+        with team(GAMES["plan_path"], hosted, recipe=recipe) as one:
+            batch = one.play(0, 0, E)
+            for role in one.roles:
+                paid, own = (batch.figures[f"role/{role}/{part}"] for part in ("team", "local"))
+                reward = {"team": paid, "local": own, "mixed": 3 * paid + own}[rewards]
+                assert batch.figures[f"role/{role}/reward"] == pytest.approx(reward, abs=1e-6)
+            if hosted:
+                forks = one._training._forks
+                assert (forks.alpha, forks.local_weight) == {"team": (1, 0), "local": (0, 1), "mixed": (3, 1)}[rewards]

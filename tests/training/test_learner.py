@@ -1,12 +1,15 @@
 """What an optimizer remembers, and what a KL is measured to: the parts of a step that a run of one step cannot show."""
 
+import dataclasses
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from marl_llm.algorithms import Samples, make_recipe
+from marl_llm.algorithms import Samples, make_recipe, next_kl_coef
 from marl_llm.models import Decoder, ModelConfig, init_params, prompt_mask, prompt_positions
 from marl_llm.training import TokenSample, make_mesh, make_optimizer
 from marl_llm.training.batch import Batch
@@ -165,3 +168,56 @@ def test_d4_each_model_of_a_team_is_charged_against_where_it_began_itself_in_its
     for _ in range(2):
         figures = team.learn(batch, 0.05)
         assert {name: figures[name]["kl"] for name in ROLES} == pytest.approx(want, abs=1e-4)
+
+
+STEERED = dict(branches=2, kl_coef=0.1, kl_target=0.02, kl_horizon=50.0)
+
+
+def without(batch, role):
+    """The same batch in which one role has not spoken."""
+    where = batch.table.agent != ROLES.index(role)
+    return dataclasses.replace(batch, table=dataclasses.replace(batch.table, where=where))
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_each_models_beta_is_steered_by_its_own_kl_and_a_silent_models_stays(kl_in):
+    recipe = make_recipe("grpo", kl_in=kl_in, kl_kind="k3" if kl_in == "loss" else "k1", **STEERED)
+    team, _, batch = told(recipe)
+    figures = team.learn(without(batch, "second"), 0.05)
+    moved = next_kl_coef(recipe, 0.1, figures["first"]["kl"], samples=4)  # its own samples, and nobody's zeros
+    assert team.kl_coef == {"first": pytest.approx(moved), "second": 0.1}
+    assert moved != 0.1
+    figures = team.learn(batch, 0.05)
+    assert {name: figures[name]["kl_coef"] for name in ROLES} == {"first": pytest.approx(moved), "second": 0.1}
+    assert team.kl_coef["second"] == pytest.approx(next_kl_coef(recipe, 0.1, figures["second"]["kl"], samples=4))
+
+
+def test_each_sample_is_charged_with_the_beta_of_its_own_model():
+    team, _, batch = told(make_recipe("grpo", scale="none", group_by=("instance", "agent"), kl_in="reward", kl_kind="k1", **STEERED))
+    team.learn(batch, 0.0)
+    start = team.advantages.copy()
+    team.kl_coef = {"first": 0.1, "second": 0.7}
+    team.learn(batch, 0.0)
+    changed = np.abs(team.advantages - start) > 1e-6
+    assert not changed[batch.table.agent == 0].any()
+    assert changed[batch.table.agent == 1].all()
+
+
+def test_the_kl_of_the_update_never_passes_for_the_kl_to_the_start():
+    team, _, batch = told(make_recipe("grpo", branches=2))
+    for figures in team.learn(batch, 0.05).values():
+        assert "kl" not in figures
+        assert "old_kl" in figures
+
+
+def test_betas_are_kept_in_a_checkpoint_and_an_older_one_had_one_for_all():
+    team, _, batch = told(make_recipe("grpo", kl_in="loss", **STEERED))
+    start = team.policies()
+    team.kl_coef = {"first": 0.1 + 1e-17, "second": 1 / 3}
+    state = json.loads(json.dumps(team.state()))
+    team.kl_coef["first"] = 5.0  # what was said is a copy
+    again, _, _ = told(make_recipe("grpo", kl_in="loss", **STEERED))
+    again.restore(start, again.policies(), state)
+    assert again.kl_coef == {"first": 0.1 + 1e-17, "second": 1 / 3}
+    again.restore(start, again.policies(), state | {"kl_coef": 0.25})
+    assert again.kl_coef == {"first": 0.25, "second": 0.25}

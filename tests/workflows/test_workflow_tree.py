@@ -35,10 +35,10 @@ def rounds_team(rewards=PAID):
     return Workflow("tree", body, ("question",), start={"b": "0"}, rewards=rewards, score="at_end")
 
 
-def play(team, pick, n=3, branching=None, alpha=1.0):
+def play(team, pick, n=3, branching=None, **weights):
     tasks = [Task(i, {"question": f"q{i}"}) for i in range(n)]
     generator = Says(by_seed)
-    with Controller(team, shared(team), generator, SPEECH, branching=branching or {"a": K, "b": K}, pick=pick, alpha=alpha) as controller:
+    with Controller(team, shared(team), generator, SPEECH, branching=branching or {"a": K, "b": K}, pick=pick, **weights) as controller:
         return controller.play(tasks, step=5), generator
 
 
@@ -109,7 +109,9 @@ def test_alpha_weighs_team_rewards_when_greedy_picks():
     team = rounds_team((broadcast(end, name="end"), against))
     light, _ = play(team, "greedy", alpha=1.0)  # end - 2 end: the worst end goes on
     heavy, _ = play(team, "greedy", alpha=4.0)
-    for rollout, want in ((light, min), (heavy, max)):
+    alone, _ = play(team, "greedy", local_weight=0.0)
+    own, _ = play(team, "greedy", alpha=0.0)
+    for rollout, want in ((light, min), (heavy, max), (alone, max), (own, min)):
         for episode in rollout.episodes:
             chosen = want(episode.trajectories[:K], key=end)
             assert {way.calls[0].id for way in episode.trajectories[K:]} == {chosen.calls[0].id}
