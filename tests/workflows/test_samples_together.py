@@ -1,0 +1,100 @@
+"""The table of samples where seats, rounds, histories, forks and missing scores meet: which rows are candidates, and what each is paid."""
+
+import collections
+
+import pytest
+from wordy import SPEECH, Says
+
+from marl_llm.workflows import Controller, Role, Task, Workflow, each, plain, repeat, sequence, shared
+from marl_llm.workflows.rewards import absolute, broadcast
+from marl_llm.workflows.samples import sample_table
+from marl_llm.workflows.scoring import Scorer
+from marl_llm.workflows.trajectory import Score
+
+
+def role(name, prompt="the question"):
+    return Role(name, prompt, parse=plain(name), writes={name: "0"})
+
+
+def by_seed(prompt, request):
+    return f"w{request.seed[-1] % 7} {len(request.seed)}"
+
+
+def table_of(workflow, plays=1, tasks=2, **options):
+    with Controller(workflow, shared(workflow), Says(by_seed), SPEECH, **options) as controller:
+        return sample_table(controller.play([Task(i, {"items": ("x", "y", "z")}) for i in range(tasks)], 0, plays))
+
+
+def sizes(table, name):
+    """How many rows of a role each of its groups has, and what they share."""
+    groups = collections.defaultdict(list)
+    for row in table.samples:
+        if row.call.role == name:
+            groups[row.env].append(row)
+    return sorted(len(rows) for rows in groups.values()), list(groups.values())
+
+
+def test_seats_with_the_same_prompt_and_other_histories_are_no_candidates_of_each_other():
+    """Each seat drafts and then decides: the drafts answer one state, the decisions follow drafts of their own."""
+    body = each("items", "item", sequence(role("draft"), role("decide")), {"decide": "decided"}, 3)
+    table = table_of(Workflow("seats", body, ("items",), group_seats=True))
+    assert sizes(table, "draft")[0] == [3, 3]
+    assert sizes(table, "decide")[0] == [1] * 6
+    assert len({row.prompt for row in table.samples}) == 1  # though all are asked the same
+
+
+def test_seats_of_other_rounds_plays_and_roles_are_no_candidates_of_each_other():
+    body = sequence(
+        repeat(each("items", "item", role("coder"), {"coder": "coders"}, 3), at_most=2, name="rounds"),
+        each("items", "item", role("critic"), {"critic": "critics"}, 3),
+    )
+    table = table_of(Workflow("seats", body, ("items",), group_seats=True), plays=2, tasks=1)
+    assert sizes(table, "coder")[0] == [3] * 4
+    assert sizes(table, "critic")[0] == [3] * 2
+    for name in ("coder", "critic"):
+        for rows in sizes(table, name)[1]:
+            assert len({(row.trajectory, row.call.turn, row.call.node) for row in rows}) == 1
+    mixed = collections.defaultdict(set)
+    for row in table.samples:
+        mixed[row.env].add(row.call.role)
+    assert all(len(roles) == 1 for roles in mixed.values())
+
+
+def test_without_group_seats_every_seat_stays_apart_whatever_else_is_set():
+    body = each("items", "item", role("coder"), {"coder": "coders"}, 3)
+    assert sizes(table_of(Workflow("seats", body, ("items",)), plays=2), "coder")[0] == [1] * 12
+
+
+def test_an_action_without_a_score_leaves_out_itself_alone():
+    async def judge(view):
+        return Score(0.5) if view.call.role == "second" else None
+
+    body = sequence(role("first"), role("second"))
+    scorers = (Scorer("judge", judge, missing="mask"),)
+    table = table_of(Workflow("pair", body, ("items",), scorers=scorers))
+    assert {(row.call.role, row.where, row.excluded) for row in table.samples} == {("first", False, "no score"), ("second", True, "")}
+
+
+@pytest.mark.parametrize("pick", [None, "first"])
+def test_a_call_before_a_fork_is_paid_the_mean_of_what_its_ways_earned(pick):
+    """Two parts and a team's pay; only one way pays the team."""
+    paid = (
+        absolute(lambda call, way: 1.0 + way.calls[-1].choice, ("first",), name="own"),
+        absolute(lambda call, way: 4.0 * way.calls[-1].choice, ("first",), name="more"),
+        broadcast(lambda way: 2.0 * way.calls[-1].choice, ("second",), name="team"),
+    )
+    workflow = Workflow("fork", sequence(role("first"), role("second")), ("items",), rewards=paid)
+    options = {"branching": {"second": 2}} | ({"pick": pick} if pick else {})
+    table = table_of(workflow, tasks=1, **options)
+    (first,) = [row for row in table.samples if row.call.role == "first"]
+    seconds = sorted(row.team for row in table.samples if row.call.role == "second")
+    assert seconds == [0.0, 2.0]
+    if pick is None:
+        assert (first.local, dict(first.components)) == (pytest.approx(3.5), {"own": pytest.approx(1.5), "more": pytest.approx(2.0)})
+        ways = {row.trajectory for row in table.samples}
+        assert len(ways) == 2
+    else:
+        assert first.local == pytest.approx(1.0)
+        others = [row for row in table.samples if row.call.choice == 1]
+        assert [row.order for row in others] == [1]
+        assert first.trajectory not in {row.trajectory for row in others}
