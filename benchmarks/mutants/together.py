@@ -14,6 +14,26 @@ EPOCHS, GAP, STEERED, MEANS, RESUME = (
     )
 )
 BOARDS = T + "games/test_second_halves.py"
+WRITING = " ".join(
+    f"{T}games/test_writing.py::test_{name}"
+    for name in (
+        "a_pair_that_fits_earns_everything_and_each_level_ends_what_it_misses",
+        "grounded_asks_both_texts_to_be_on_the_post_and_of_their_own_words",
+        "transitions_count_in_the_second_text_or_in_both_as_the_task_says",
+        "lengths_are_in_characters_or_words_and_unique_words_with_or_without_stop_words",
+        "consistency_is_shared_content_over_all_content_whichever_text_is_longer",
+    )
+)
+EXTERNAL = T + "games/test_external.py::test_"
+PAIR = EXTERNAL + "a_solver_is_paid_its_own_answer_a_verifier_what_it_improved_and_both_the_end"
+RIVALS = EXTERNAL + "each_seats_result_and_invalid_moves_are_its_own"
+MATHS = " ".join(
+    f"{T}games/test_maths_debate.py::test_{name}"
+    for name in (
+        "each_of_two_is_paid_for_its_own_answer_and_the_team_for_the_final_one",
+        "a_judges_verdict_is_the_teams_and_its_own_and_no_reasoners",
+    )
+)
 
 FAULTS = {
     (R + "update.py", EPOCHS): {
@@ -87,7 +107,7 @@ FAULTS = {
         "plan-path: the Tool is paid as the Planner": ('executes=role != "tool"', "executes=True"),
         "plan-path: the claim is the first role's": ("previous_claim=before.claims[index]", "previous_claim=before.claims[0]"),
     },
-    (G + "writing/reward.py", T + "games/test_writing.py"): {
+    (G + "writing/reward.py", WRITING): {
         "one grounded text is enough for both": ("grounding = min(grounding_of", "grounding = max(grounding_of"),
         "the first text alone must not be copied": ("any(copies(one, post_words, constants.copied) for one in words)", "copies(words[0], post_words, constants.copied)"),
         "the second text alone must not be copied": ("any(copies(one, post_words, constants.copied) for one in words)", "copies(words[1], post_words, constants.copied)"),
@@ -108,7 +128,7 @@ FAULTS = {
         "the form of the first is everybody's": ("parts, well[self._index(role)])", "parts, well[0])"),
         "one letter pays for two": ('"letter": LETTER * jnp.sum(', '"letter": 2 * LETTER * jnp.any('),
     },
-    (G + "external/reasoning_gym.py", T + "games/test_external.py"): {
+    (G + "external/reasoning_gym.py", PAIR): {
         "the solver is paid the final answer": ("_scores(path)[0], (\"solver\",), name=\"own\"", "_scores(path)[1], (\"solver\",), name=\"own\""),
         "the verifier is paid the whole score": ("_scores(path)[1] - _scores(path)[0], (\"verifier\",)", "_scores(path)[1], (\"verifier\",)"),
         "the team is paid the draft": ("lambda path: path.fields[\"score\"], name=\"score\"", "lambda path: _scores(path)[0], name=\"score\""),
@@ -128,7 +148,7 @@ FAULTS = {
         "the main function is paid the helper's form": ('MAIN_SHARE * judge.parts("", call.writes["main_code"], entry).main', 'MAIN_SHARE * judge.parts(path.fields["aux_code"], call.writes["main_code"], entry).main'),
         "the helper has the main's share": ('AUX_SHARE * judge.parts(call.writes["aux_code"]', 'MAIN_SHARE * judge.parts(call.writes["aux_code"]'),
     },
-    (G + "maths/debate.py", T + "games/test_maths_debate.py"): {
+    (G + "maths/debate.py", MATHS): {
         "the judge is paid nothing of its own": ('"step": (1 - low) * beside("judge_correct", 0.0)', '"step": 0.0'),
         "the user is paid for the reasoner": ('beside("ran", 0.0), beside("user_correct", 0.0)', 'beside("ran", 0.0), beside("reasoner_correct", 0.0)'),
         "safe pays a program that ran nothing": ('return {"ran": 0.1 * ran, "step": 0.9 * right}', 'return {"ran": 0.0 * ran, "step": 0.9 * right}'),
@@ -145,7 +165,7 @@ FAULTS = {
         "both roles are paid for execution": ('kind = "proposes" if proposes else "executes"', 'kind = "executes"'),
         "what was made pays both": ("(proposed if call.role == \"tool\" else made)[call.turn]", "made[call.turn]"),
     },
-    (G + "external/textarena.py", T + "games/test_external.py"): {
+    (G + "external/textarena.py", RIVALS): {
         "every seat has the first one's result": ('broadcast(lambda path, seat=seat: path.fields["paid"][seat], (name,)', 'broadcast(lambda path, seat=seat: path.fields["paid"][0], (name,)'),
         "results are told of the first seat": ('metrics[f"result_{name}"] = lambda path, seat=seat: path.fields["paid"][seat]', 'metrics[f"result_{name}"] = lambda path, seat=seat: path.fields["paid"][0]'),
         "invalid moves are the first seat's": ('path.fields["invalid"].count(seat)', 'path.fields["invalid"].count(0)'),

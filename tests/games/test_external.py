@@ -314,7 +314,8 @@ def test_a_pair_passes_the_checks_of_games():
 def test_a_solver_is_paid_its_own_answer_a_verifier_what_it_improved_and_both_the_end(draft, answer):
     with make_game("reasoning_gym", agents="pair", form="plain", max_tokens=8) as world:
         right = {"solver": draft, "verifier": answer}
-        rollout = played(world.workflow, world.tasks("train", 0, 2), lambda turn: turn.fields["target"] if right[turn.role.name] else "none")
+        says = lambda turn: turn.fields["target"] if right[turn.role.name] else "none"  # noqa: E731
+        rollout = played(world.workflow, world.tasks("train", 0, 2), says)
         paid = {row.call.role: dict(row.components) for row in sample_table(rollout, training=()).samples}
         assert paid["solver"] == {"score": answer, "format": 0.0, "own": draft}
         assert paid["verifier"] == {"score": answer, "format": 0.0, "improved": answer - draft}
