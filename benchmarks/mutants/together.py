@@ -48,9 +48,19 @@ FAULTS = {
     },
     (R + "team.py", MEANS): {
         "the running mean follows advantages": ("returns = advice.advantages + table.running", "returns = advice.advantages + 0 * table.running"),
-        "roles that are not trained move the running mean": ("decay=recipe.ema_decay, where=table.where", "decay=recipe.ema_decay", f"{TOGETHER}::test_running_means_leave_out_roles_that_are_not_trained"),
+        "rows that do not count move the running mean": ("decay=recipe.ema_decay, where=table.where", "decay=recipe.ema_decay", f"{TOGETHER}::test_running_means_leave_out_rows_that_do_not_count"),
         "rows that do not count are samples": ("samples=int(np.sum(table.where))", "samples=len(table.where)", STEERED),
         "what is taken off is the first role's": ("running=self.running[table.agent]", "running=self.running[0 * table.agent]"),
+    },
+    (R + "team.py", f"{TOGETHER}::test_permuted_rewards_stay_with_their_role_and_among_the_rows_that_count"): {
+        "rewards are dealt to rows that do not count": ("np.flatnonzero((table.agent == agent) & table.where)", "np.flatnonzero(table.agent == agent)"),
+        "roles get each other's rewards": ("for agent in np.unique(table.agent):\n            mine = np.flatnonzero((table.agent == agent) & table.where)", "for agent in (0,):\n            mine = np.flatnonzero(table.where)"),
+        "local pay is not dealt": ('for name in ("team", "local", "team_where")', 'for name in ("team", "team_where")'),
+        "who was paid is not dealt": ('for name in ("team", "local", "team_where")', 'for name in ("team", "local")'),
+        "every step deals alike": ("np.random.default_rng((self.seed, step, 1))", "np.random.default_rng((self.seed, 1))"),
+    },
+    (R + "team.py", f"{TOGETHER}::test_each_models_staleness_counts_its_own_updates"): {
+        "the staleness is any model's": ("staleness(batch, plays[name], versions[name])", "staleness(batch, plays[name], max(one.version for one in self.learners.values()))"),
     },
     (R + "over_start.py", RESUME): {
         "a resume forgets what the last step had been left": ("{str(step): known, str(step + 1): left}", "{str(step + 1): left}"),

@@ -11,13 +11,13 @@ from test_critic_update import ppo_step
 from test_over_start import GRPO as OVER
 from test_over_start import instances, slow
 from test_packed_update import make_samples, unrolled
-from test_team import ECHO, WORLD, by_tokens, own, run, team
-from test_update import make_rows, params, step
+from test_team import ECHO, WORLD, by_tokens, own, team
+from test_update import RECIPE, assert_close, make_rows, params, step
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.training import TokenSample
 from marl_llm.training.packing import Tokens
-from marl_llm.workflows import Assignment, Inside, shared
+from marl_llm.workflows import Assignment, Inside, alternate, shared
 from marl_llm.workflows.rewards import absolute, broadcast
 
 
@@ -65,6 +65,31 @@ def test_a_second_epoch_steps_from_where_the_first_one_ended():
         np.testing.assert_allclose((b - start) / 2, a - start, atol=0.05 * np.abs(a - start).max() + 1e-7)
 
 
+def test_a_correction_weighs_by_the_policy_before_the_first_epoch_in_every_epoch():
+    """A sampler that is the policy itself needs no correction, in the second epoch neither: the policy has moved, the sample has not."""
+    rows = make_rows(drift=0.0)
+    plain = dataclasses.replace(RECIPE, clip_low=0.02, clip_high=0.02)
+    steps = dict(epochs=3, rate=jnp.float32(0.3))
+    wanted, figures = step(rows, recipe=plain, **steps)
+    assert figures["clip_low"] + figures["clip_high"] > 0.01  # the policy has moved out of the clip
+    for how in ("truncate", "mask"):
+        assert_close(step(rows, recipe=dataclasses.replace(plain, correction=how), **steps)[0], wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_tied_samples_that_are_skipped_stay_in_the_denominator_of_every_epoch_where_they_count(counted):
+    """One of fifteen groups is tied. Skipped, it changes the step by its share of the tokens, or not at all."""
+    rows, rate = make_rows(drift=0.0), jnp.float32(1e-3)
+    recipe = dataclasses.replace(RECIPE, entropy_coef=0.0, tied_in_denominator=counted)
+    skipped, kept = (
+        step(rows, recipe=dataclasses.replace(recipe, skip_tied=skip), epochs=2, rate=rate)[0] for skip in (True, False)
+    )
+    mine = np.asarray(rows.token_where & rows.where[:, None, None]).sum((1, 2))
+    factor = 1.0 if counted else mine.sum() / (mine.sum() - mine[7])  # group 7 is tied
+    for start, a, b in zip(*map(jax.tree.leaves, (params(), skipped, kept)), strict=True):
+        np.testing.assert_allclose(a - start, factor * (b - start), atol=0.01 * np.abs(b - start).max() + 1e-7)
+
+
 # ---------------------------------------------------------------------------------------------------- a critic and corrections
 @pytest.mark.parametrize(("how", "weight"), [("truncate", np.exp(-0.3)), ("mask", np.exp(-0.3))])
 def test_a_correction_weighs_a_critics_policy_step_and_leaves_the_critic_alone(how, weight):
@@ -108,31 +133,60 @@ def test_a_roles_running_mean_follows_its_returns_over_several_steps():
     assert np.ptp(np.asarray(seen), axis=0).min() > 1e-3
 
 
-def test_running_means_leave_out_roles_that_are_not_trained():
+def test_running_means_leave_out_rows_that_do_not_count():
     rewards = (broadcast(lambda way: 1.0), absolute(lambda call, way: 3.0, ("second",), name="more"))
     world = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=rewards))
-    frozen = Assignment({"first": "first", "second": "second"}, {"second": Inside(trained=False)})
-    with team(make_recipe("spiral", rewards="mixed"), frozen, world) as one:
-        found = one.learn(one.play(0, 0, 6), 1e-3)["first"]
-    assert found["running_mean/first"] == pytest.approx(1 - 0.95**6)
+    with team(make_recipe("spiral", rewards="mixed"), shared(ECHO), world) as one:
+        batch = one.play(0, 0, 6)
+        batch.table.where[(batch.table.agent == 1) | (batch.table.instance == 5)] = False
+        found = one.learn(batch, 1e-3)["policy"]
+    assert found["running_mean/first"] == pytest.approx(1 - 0.95**5)
     assert found["running_mean/second"] == 0
+
+
+def test_permuted_rewards_stay_with_their_role_and_among_the_rows_that_count():
+    """The control deals team pay, local pay and whether the team was paid together, each role's own, and leaves void rows alone."""
+    with team(permute_rewards=True) as one:
+        table = one.play(0, 0, 6).table
+        size = len(table.agent)
+        number = np.arange(size, dtype=np.float32)
+        where = np.arange(size) % 5 > 0
+        table = dataclasses.replace(table, team=number, local=-number, where=where, team_where=number % 3 > 0)
+        dealt, again, later = (one._permuted(table, step) for step in (0, 0, 1))
+    for agent in (0, 1):
+        mine = where & (table.agent == agent)
+        assert sorted(dealt.team[mine]) == sorted(number[mine])
+    np.testing.assert_array_equal(dealt.team[~where], number[~where])
+    np.testing.assert_array_equal(dealt.local, -dealt.team)
+    np.testing.assert_array_equal(dealt.team_where, dealt.team % 3 > 0)
+    np.testing.assert_array_equal(again.team, dealt.team)
+    assert np.mean(dealt.team[where] != number[where]) > 0.8
+    assert np.any(later.team != dealt.team)
+
+
+def test_each_models_staleness_counts_its_own_updates():
+    turns = Assignment({"first": "x", "second": "y"}, schedule=alternate(("x", 1), ("y", 2)))
+    with team(assignment=turns) as one:
+        one.learn(one.play(0, 0, 6), 1e-3)
+        batch = one.play(1, 6, 6)  # x has one update, y none
+        found, again = one.learn(batch, 1e-3), one.learn(dataclasses.replace(batch, step=2), 1e-3)
+    assert (found["y"]["staleness"], again["y"]["staleness"]) == (0.0, 1.0)
 
 
 # ---------------------------------------------------------------------------------------------------- a steered KL
 def test_a_steered_kl_counts_the_samples_that_train_and_no_others():
-    """The second role is frozen: half of the table's rows do not count, so that β moves half as far as with both."""
-    recipe = dataclasses.replace(
-        make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none"), kl_coef=0.1, kl_target=1.0, kl_horizon=100.0
-    )
-    moved = {}
-    for trained in (True, False):
-        models = {"second": Inside(trained=trained)}
-        with team(recipe, Assignment({"first": "first", "second": "second"}, models)) as one:
-            before, after = run(one, steps=2, rate=0.0)
-            assert before["first"]["kl_coef"] == pytest.approx(0.1)
-            moved[trained] = after["first"]["kl_coef"]
-    assert moved[False] == pytest.approx(0.1 * (1 - 0.2 * 24 / 100), rel=1e-5)  # 6 tasks, 4 plays, one call
-    assert moved[True] in (pytest.approx(0.1 * (1 - 0.2 * 48 / 100), rel=1e-5), pytest.approx(moved[False]))
+    """Three of four rows of the table do not count, so that β moves a quarter as far as with all of them."""
+    steered = dict(kl_coef=0.1, kl_target=1.0, kl_horizon=100.0)
+    recipe = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none", **steered)
+    moved = []
+    for part in (1, 4):
+        with team(recipe, shared(ECHO)) as one:
+            batch = one.play(0, 0, 6)
+            assert len(batch.table.where) == 48  # 6 tasks, 4 plays, 2 calls
+            batch.table.where[np.arange(48) % part > 0] = False
+            assert one.learn(batch, 0.0)["policy"]["kl_coef"] == pytest.approx(0.1)
+            moved.append(one.learn(one.play(1, 6, 6), 0.0)["policy"]["kl_coef"])
+    assert moved == [pytest.approx(0.1 * (1 - 0.2 * n / 100), rel=1e-5) for n in (48, 12)]
 
 
 # ---------------------------------------------------------------------------------------------------- over-started steps and resume

@@ -5,7 +5,8 @@ import collections
 import pytest
 from wordy import SPEECH, Says
 
-from marl_llm.workflows import Controller, Role, Task, Workflow, each, plain, repeat, sequence, shared
+from marl_llm.workflows import Controller, Role, Task, Workflow, each, plain, repeat, sequence, shared, together
+from marl_llm.workflows.efficiency import critical_path_tokens, sampled_tokens
 from marl_llm.workflows.rewards import absolute, broadcast
 from marl_llm.workflows.samples import sample_table
 from marl_llm.workflows.scoring import Scorer
@@ -98,3 +99,14 @@ def test_a_call_before_a_fork_is_paid_the_mean_of_what_its_ways_earned(pick):
         others = [row for row in table.samples if row.call.choice == 1]
         assert [row.order for row in others] == [1]
         assert first.trajectory not in {row.trajectory for row in others}
+
+
+@pytest.mark.parametrize("longer", ["left", "right"])
+def test_the_critical_path_goes_through_the_longer_of_two_that_speak_at_once_and_all_that_follow(longer):
+    sizes = {"left": 3, "right": 5, "last": 2} if longer == "right" else {"left": 5, "right": 3, "last": 2}
+    body = sequence(together(role("left", "left"), role("right", "right")), role("last", "last"))
+    workflow = Workflow("join", body, ("items",))
+    says = Says(lambda prompt, request: "x" * (sizes[prompt] - 1))  # and the stop token
+    with Controller(workflow, shared(workflow), says, SPEECH) as controller:
+        (path,) = controller.play([Task(0, {"items": ()})]).trajectories
+    assert (critical_path_tokens(path), sampled_tokens(path)) == (7.0, 10.0)
