@@ -2,17 +2,18 @@
 
 M, T = "marl_llm/", "tests/"
 W, S, G = M + "workflows/", M + "sampling/", M + "games/"
+TOGETHER = T + "workflows/test_samples_together.py"
 
 FAULTS = {
-    (W + "efficiency.py", T + "workflows/test_workflow_rewards.py " + T + "games/test_writing.py"): {
+    (W + "efficiency.py", TOGETHER): {
         "the shortest chain is critical": ("max((reached.get(parent, 0) for", "min((reached.get(parent, 0) for"),
         "tools have tokens": ("if isinstance(event, RoleCall) else 0", "if isinstance(event, RoleCall) else 1"),
     },
     (W + "metrics.py", T + "workflows/test_workflow_rewards.py " + T + "workflows/test_workflow_controller.py"): {
         "void rows are a role's": ('if s.call.role == role and s.excluded != "void"]', "if s.call.role == role]"),
-        "a metric of one way is enough": ("value = None if None in values else", "value = None if values[0] is None else"),
-        "attempts are seconds": ("[event.attempts for event in events]", "[event.seconds for event in events]"),
-        "refusals are replacements": ("[event.refused is not None for event in events]", "[event.replaced > 0 for event in events]"),
+        "a metric of one way is enough": ("value = None if None in values else", "value = None if values[0] is None else", TOGETHER),
+        "attempts are seconds": ("[event.attempts for event in events]", "[event.seconds for event in events]", TOGETHER),
+        "refusals are replacements": ("[event.refused is not None for event in events]", "[event.replaced > 0 for event in events]", TOGETHER),
         "a relative gain is of the end": ("(b - a) / a:+.0%", "(b - a) / b:+.0%"),
     },
     (W + "cross.py", T + "workflows/test_cross.py"): {

@@ -70,7 +70,7 @@ FAULTS = {
     },
     (W + "samples.py", SAMPLES): {
         "seats with other histories are one group": ("call.items[:-1], call.parents, call.prompt_ids", "call.items[:-1], call.prompt_ids"),
-        "seats of other rounds are one group": ("episode.play, call.node, call.turn, call.items", "episode.play, call.node, call.items"),
+        "seats of other outer items are one group": ("call.turn, call.items[:-1], call.parents", "call.turn, call.parents"),
         "seats of other plays are one group": ("return episode.play, call.node", "return 0, call.node"),
         "seats of other roles are one group": ("episode.play, call.node, call.turn", "episode.play, call.turn"),
         "candidates beside their trajectory share it": ("first[call.id] = (call, call.id, len(candidate.calls) - 1)", "first[call.id] = (call, candidate.branch, len(candidate.calls) - 1)"),

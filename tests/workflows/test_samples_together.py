@@ -5,8 +5,10 @@ import collections
 import pytest
 from wordy import SPEECH, Says
 
-from marl_llm.workflows import Controller, Role, Task, Workflow, each, plain, repeat, sequence, shared, together
+from marl_llm.tools.results import success
+from marl_llm.workflows import Controller, Role, Task, Workflow, each, plain, repeat, sequence, shared, together, tool
 from marl_llm.workflows.efficiency import critical_path_tokens, sampled_tokens
+from marl_llm.workflows.metrics import episode_metrics, rollout_metrics
 from marl_llm.workflows.rewards import absolute, broadcast
 from marl_llm.workflows.samples import sample_table
 from marl_llm.workflows.scoring import Scorer
@@ -61,6 +63,18 @@ def test_seats_of_other_rounds_plays_and_roles_are_no_candidates_of_each_other()
     assert all(len(roles) == 1 for roles in mixed.values())
 
 
+def test_seats_of_two_roles_at_once_and_of_other_outer_items_are_no_candidates_of_each_other():
+    """All are asked the same, in the first round, before anything was said."""
+    seats = [each("items", "item", role(name), {name: f"{name}s"}, 3) for name in ("coder", "critic")]
+    table = table_of(Workflow("seats", together(*seats), ("items",), group_seats=True))
+    assert sizes(table, "coder")[0] == sizes(table, "critic")[0] == [3, 3]
+    nested = each("items", "item", each("parts", "part", role("coder"), {"coder": "coders"}, 2), {"coders": "all"}, 3)
+    workflow = Workflow("nested", nested, ("items",), start={"parts": ("a", "b")}, group_seats=True)
+    found, groups = sizes(table_of(workflow, tasks=1), "coder")
+    assert found == [2, 2, 2]
+    assert [{row.call.items[0] for row in rows} for rows in groups] == [{0}, {1}, {2}]
+
+
 def test_without_group_seats_every_seat_stays_apart_whatever_else_is_set():
     body = each("items", "item", role("coder"), {"coder": "coders"}, 3)
     assert sizes(table_of(Workflow("seats", body, ("items",)), plays=2), "coder")[0] == [1] * 12
@@ -101,6 +115,15 @@ def test_a_call_before_a_fork_is_paid_the_mean_of_what_its_ways_earned(pick):
         assert first.trajectory not in {row.trajectory for row in others}
 
 
+def test_candidates_of_several_forks_are_trajectories_of_their_own():
+    """Two forks of three: the play goes on with one of each, and the four others end where they were judged."""
+    body = repeat(role("coder"), at_most=2)
+    table = table_of(Workflow("forks", body, ("items",)), tasks=1, branching={"coder": 3}, pick="first")
+    groups = collections.Counter(row.trajectory for row in table.samples)
+    assert sorted(groups.values()) == [1, 1, 1, 1, 2]
+    assert sorted(row.order for row in table.samples) == [0, 0, 0, 1, 1, 1]
+
+
 @pytest.mark.parametrize("longer", ["left", "right"])
 def test_the_critical_path_goes_through_the_longer_of_two_that_speak_at_once_and_all_that_follow(longer):
     sizes = {"left": 3, "right": 5, "last": 2} if longer == "right" else {"left": 5, "right": 3, "last": 2}
@@ -110,3 +133,24 @@ def test_the_critical_path_goes_through_the_longer_of_two_that_speak_at_once_and
     with Controller(workflow, shared(workflow), says, SPEECH) as controller:
         (path,) = controller.play([Task(0, {"items": ()})]).trajectories
     assert (critical_path_tokens(path), sampled_tokens(path)) == (7.0, 10.0)
+
+
+def test_figures_of_a_tool_are_its_own_attempts_and_replaced_texts():
+    async def look(first: str):
+        return success({"seen": "a\ud800"}, 0.5, 3)
+
+    workflow = Workflow("look", sequence(role("first"), tool(look, "seen")), ("items",))
+    with Controller(workflow, shared(workflow), Says(by_seed), SPEECH) as controller:
+        rollout = controller.play([Task(i, {"items": ()}) for i in range(2)])
+    figures = rollout_metrics(rollout, sample_table(rollout))
+    (node,) = {name.split("/")[1] for name in figures if name.startswith("tool/")}
+    found = {name: figures[f"tool/{node}/{name}"] for name in ("calls", "attempts", "replaced_share", "refused_share")}
+    assert found == {"calls": 2.0, "attempts": 3.0, "replaced_share": 1.0, "refused_share": 0.0}
+
+
+def test_a_metric_that_one_way_of_a_play_has_not_is_no_figure_of_the_play():
+    metrics = {"late": lambda way: None if way.calls[-1].choice else 1.0, "all": lambda way: float(way.calls[-1].choice)}
+    workflow = Workflow("fork", sequence(role("first"), role("second")), ("items",), metrics=metrics)
+    with Controller(workflow, shared(workflow), Says(by_seed), SPEECH, branching={"second": 2}) as controller:
+        (episode,) = controller.play([Task(0, {"items": ()})]).episodes
+    assert episode_metrics(workflow, episode) == {"all": 0.5}
