@@ -9,7 +9,7 @@ from marl_llm.tools.results import success
 from marl_llm.workflows import Controller, Role, Task, Workflow, each, plain, repeat, sequence, shared, together, tool
 from marl_llm.workflows.efficiency import critical_path_tokens, sampled_tokens
 from marl_llm.workflows.metrics import episode_metrics, rollout_metrics
-from marl_llm.workflows.rewards import absolute, broadcast
+from marl_llm.workflows.rewards import Award, absolute, broadcast, scored
 from marl_llm.workflows.samples import sample_table
 from marl_llm.workflows.scoring import Scorer
 from marl_llm.workflows.trajectory import Score
@@ -68,6 +68,7 @@ def test_seats_of_two_roles_at_once_and_of_other_outer_items_are_no_candidates_o
     seats = [each("items", "item", role(name), {name: f"{name}s"}, 3) for name in ("coder", "critic")]
     table = table_of(Workflow("seats", together(*seats), ("items",), group_seats=True))
     assert sizes(table, "coder")[0] == sizes(table, "critic")[0] == [3, 3]
+    assert len({row.env for row in table.samples}) == 4
     nested = each("items", "item", each("parts", "part", role("coder"), {"coder": "coders"}, 2), {"coders": "all"}, 3)
     workflow = Workflow("nested", nested, ("items",), start={"parts": ("a", "b")}, group_seats=True)
     found, groups = sizes(table_of(workflow, tasks=1), "coder")
@@ -86,8 +87,10 @@ def test_an_action_without_a_score_leaves_out_itself_alone():
 
     body = sequence(role("first"), role("second"))
     scorers = (Scorer("judge", judge, missing="mask"),)
-    table = table_of(Workflow("pair", body, ("items",), scorers=scorers))
+    rewards = (scored("judge", weight=4.0), absolute(lambda call, way: 1.0, ("second",), weight=0.25, name="own"))
+    table = table_of(Workflow("pair", body, ("items",), scorers=scorers, rewards=rewards))
     assert {(row.call.role, row.where, row.excluded) for row in table.samples} == {("first", False, "no score"), ("second", True, "")}
+    assert {row.call.role: dict(row.components) for row in table.samples} == {"first": {}, "second": {"judge": 2.0, "own": 0.25}}
 
 
 @pytest.mark.parametrize("pick", [None, "first"])
@@ -113,6 +116,15 @@ def test_a_call_before_a_fork_is_paid_the_mean_of_what_its_ways_earned(pick):
         others = [row for row in table.samples if row.call.choice == 1]
         assert [row.order for row in others] == [1]
         assert first.trajectory not in {row.trajectory for row in others}
+
+
+def test_a_call_that_the_team_was_paid_for_on_one_way_alone_was_paid_by_the_team():
+    def late(way):
+        return [Award(way.calls[0], 2.0, "late", team=True)] if way.calls[-1].choice else []
+
+    workflow = Workflow("fork", sequence(role("first"), role("second")), ("items",), rewards=(late,))
+    table = table_of(workflow, tasks=1, branching={"second": 2})
+    assert {row.call.role: (row.team, row.team_paid) for row in table.samples} == {"first": (1.0, True), "second": (0.0, False)}
 
 
 def test_candidates_of_several_forks_are_trajectories_of_their_own():
