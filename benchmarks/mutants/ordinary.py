@@ -19,13 +19,12 @@ FAULTS = {
     (W + "cross.py", T + "workflows/test_cross.py"): {
         "a joint action that broke pays nothing": ("if paid[number][joint] is not None]", "]"),
         "everybody is paid as the first role": ("joints[number][:, roles.index(call.role)] == episode.play", "joints[number][:, 0] == episode.play"),
-        "a play without a joint action stays": ("        if not parts:\n", "        if False:\n"),
         "a group with a void play is judged": ("if not any(episode.void for episode in group)}", "if not all(episode.void for episode in group)}"),
         "the draws of every step are the same": ("jax.random.fold_in(jax.random.key(DRAWN), rollout.step), task)", "jax.random.key(DRAWN), task)"),
     },
     (W + "rewards.py", T + "workflows/test_workflow_rewards.py"): {
-        "a weight does not weigh a score": ("Award(call, weight * one.value, name or scorer)", "Award(call, one.value, name or scorer)"),
-        "an absolute score has no weight": ("Award(call, weight * score(call, trajectory), name)", "Award(call, score(call, trajectory), name)"),
+        "a weight does not weigh a score": ("Award(call, weight * one.value, name or scorer)", "Award(call, one.value, name or scorer)", TOGETHER),
+        "an absolute score has no weight": ("Award(call, weight * score(call, trajectory), name)", "Award(call, score(call, trajectory), name)", TOGETHER),
         "each field of a turn is the first": ("scores[f].get(call.turn, 0.0), name, team=True)", "scores[fields[0]].get(call.turn, 0.0), name, team=True)"),
     },
     (W + "scoring.py", T + "workflows/test_scoring.py"): {
