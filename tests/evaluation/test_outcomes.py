@@ -137,3 +137,42 @@ def test_a_task_counts_once_in_a_comparison_however_often_it_was_played():
     first, second = record([*plays(1.0, 0.0, 1.0, 0.0), Outcome(1, 0, 0.0, 1)]), record([*plays(1.0, 1.0), Outcome(1, 0, 0.0, 1)])
     assert first.per_task == {0: 0.5, 1: 0.0}
     assert paired(first, second)["difference"] == pytest.approx((0.5 + 0.0) / 2)
+
+
+@pytest.mark.parametrize("void", [False, True])
+def test_the_interval_of_a_comparison_takes_tasks_of_one_cluster_together(void):
+    """Six tasks of two alike groups of three: what changes together is no more evidence than two changes."""
+    change = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    names = ("a", "a", "a", "b", "b", "b")
+    lone = [Outcome(6, 0, 0.0, 1), Outcome(7, 0, 1.0, 1, void=void)]
+    first = record([*(Outcome(n, 0, 0.0, 1, cluster=names[n]) for n in range(6)), *lone])
+    second = record([*(Outcome(n, 0, change[n], 1, cluster=names[n]) for n in range(6)), *lone])
+    alone = [[0.0]] if void else [[0.0], [0.0]]
+    together = difference([[1.0] * 3, [0.0] * 3, *alone])
+    found = paired(first, second)
+    assert found["interval"] == pytest.approx(list(together))
+    apart = difference([*([x] for x in change), *alone])
+    assert found["interval"][1] - found["interval"][0] > 1.2 * (apart[1] - apart[0])
+    assert found["tasks"] == 6 + len(alone)
+
+
+def test_a_comparison_with_several_plays_and_clusters_weighs_every_task_alike():
+    outcomes = lambda won: [  # noqa: E731
+        Outcome(task, n, float(n < won[task]), 1, cluster="pair" if task < 2 else "") for task in range(4) for n in range(1 + task)
+    ]
+    first, second = record(outcomes((0, 1, 1, 0))), record(outcomes((1, 2, 0, 2)))
+    gains = [1.0, 0.5, -1 / 3, 0.5]
+    found = paired(first, second)
+    assert found["difference"] == pytest.approx(np.mean(gains)) == pytest.approx(second.success - first.success)
+    assert found["interval"] == pytest.approx(list(difference([gains[:2], gains[2:3], gains[3:]])))
+    assert paired(second, first)["interval"] == pytest.approx([-found["interval"][1], -found["interval"][0]])
+
+
+def test_the_best_of_several_plays_leaves_out_void_ones_and_reads_the_metric_that_was_asked():
+    plays = [Outcome(0, n, float(n == 1), 1, team={"tests": n / 4}) for n in range(3)]
+    plays += [Outcome(1, n, 1.0, 1, void=n == 2, team={"tests": 1.0}) for n in range(3)]
+    found = record(plays)
+    assert found.at_k("success", 2) == pytest.approx((2 / 3 + 1) / 2)
+    assert found.at_k("tests", 2) == pytest.approx(((0.25 + 0.5 + 0.5) / 3 + 1) / 2)
+    with pytest.raises(ValueError, match="k=3"):
+        found.at_k("success", 3)

@@ -11,6 +11,7 @@ import types
 
 import numpy as np
 import pytest
+from debates import played, scores
 
 from marl_llm.checking import check
 from marl_llm.games import GameError, make_game
@@ -19,6 +20,7 @@ from marl_llm.games.external.reasoning_gym import EXECUTING, PROGRAM, REFUSED, S
 from marl_llm.tools.results import Failure, FailureKind
 from marl_llm.tools.sandbox import PROFILES, Execution, Program, SandboxError
 from marl_llm.workflows import FormatError
+from marl_llm.workflows.samples import sample_table
 
 
 @dataclasses.dataclass
@@ -308,6 +310,19 @@ def test_a_pair_passes_the_checks_of_games():
     assert [finding for finding in findings if finding.status != "pass"] == []
 
 
+@pytest.mark.parametrize(("draft", "answer"), [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
+def test_a_solver_is_paid_its_own_answer_a_verifier_what_it_improved_and_both_the_end(draft, answer):
+    with make_game("reasoning_gym", agents="pair", form="plain", max_tokens=8) as world:
+        right = {"solver": draft, "verifier": answer}
+        says = lambda turn: turn.fields["target"] if right[turn.role.name] else "none"  # noqa: E731
+        rollout = played(world.workflow, world.tasks("train", 0, 2), says)
+        paid = {row.call.role: dict(row.components) for row in sample_table(rollout, training=()).samples}
+        assert paid["solver"] == {"score": answer, "format": 0.0, "own": draft}
+        assert paid["verifier"] == {"score": answer, "format": 0.0, "improved": answer - draft}
+        figures = {name: set(scores(rollout, name)) for name in ("score", "draft_score", "solved")}
+        assert figures == {"score": {answer}, "draft_score": {draft}, "solved": {answer}}
+
+
 # ---- TextArena
 
 
@@ -347,6 +362,25 @@ def test_pay_of_a_seat_lies_between_minus_one_and_one():
         fields = game.step(3, tuple(moves), "[run]" if fields["who"] == 0 else "[rest]")
         moves.append(fields["moves"][-1])
     assert fields["paid"] == (1.0, -1.0)
+
+
+def test_each_seats_result_and_invalid_moves_are_its_own():
+    """Seat 1 breaks the rules twice and loses; what seat 0 is paid and told is not what seat 1 is."""
+    with make_game("textarena", max_tokens=16, max_prompt=256, moves=4) as world:
+        said = {"player_0": "[run]", "player_1": "nonsense"}
+        rollout = played(world.workflow, world.tasks("train", 0, 4), lambda turn: said[turn.role.name], world.speech)
+        for path in rollout.trajectories:
+            first, second = path.fields["paid"]
+            found = {name: metric(path) for name, metric in world.workflow.metrics.items()}
+            assert (found["result_player_0"], found["result_player_1"]) == (first, second)
+            invalid = tuple(path.fields["invalid"])
+            assert (found["invalid_player_0"], found["invalid_player_1"]) == (invalid.count(0), invalid.count(1))
+            assert found["score"] == (first + 1) / 2
+        rows = sample_table(rollout, training=()).samples
+        ends = {(row.instance, row.call.role): row.components["result"] for row in rows}
+        assert {ends[task, "player_0"] for task, _ in ends if (task, "player_0") in ends} != {0.0}
+        assert all(ends[task, "player_1"] == -ends[task, "player_0"] for task, role in ends if role == "player_1")
+    assert any(path.fields["invalid"] for path in rollout.trajectories)
 
 
 def test_the_move_is_the_response_or_its_last_brackets():

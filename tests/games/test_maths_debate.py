@@ -438,3 +438,60 @@ def test_a_script_can_play_one_seat_and_a_model_of_another_kind_the_other():
     with Controller(workflow, Assignment({"reasoner": "a", "user": "b"}, models), None, sums_speech()) as controller:
         rollout = controller.play(tasks(2))
     assert scores(rollout, "user_correct") == [1.0, 1.0]
+
+
+# ---- each half of the pay
+
+
+def parts_of(rollout):
+    """Role -> (team, {part: local}) of the first play."""
+    found = {}
+    for row in sample_table(rollout, training=()).samples:
+        found.setdefault(row.call.role, (row.team, {name: value for name, value in row.components.items() if value and name not in TEAM}))
+    return found
+
+
+TEAM = ("result", "solved")
+SHARES = {  # form -> (schema, step) of a reasoner or judge, {part} of a user whose program runs, its step
+    "safe": (0.1, 0.9, {"ran": 0.1}, 0.9),
+    "paper": (0.2, 0.8, {"block": 0.1, "ran": 0.1}, 0.8),
+}
+
+
+@pytest.mark.parametrize("form", ["safe", "paper", "outcome"])
+@pytest.mark.parametrize(("reasons", "runs"), [(True, True), (True, False), (False, True), (False, False)])
+def test_each_of_two_is_paid_for_its_own_answer_and_the_team_for_the_final_one(form, reasons, runs):
+    def script(turn):
+        if turn.role.name == "user":
+            return HONEST(turn) if runs else "x = 5 ; print ( x )"
+        return f"#### {turn.fields['target']}" if reasons else "#### 1"
+
+    workflow = team(form, turns=1)
+    found = parts_of(played(workflow, tasks(1), script, sums_speech()))
+    final = float(reasons)
+    if form == "outcome":
+        assert found == {"reasoner": (final, {"well_formed": 1.0}), "user": (final, {"well_formed": 1.0})}
+        return
+    low, step, ran, high = SHARES[form]
+    wanted = {"schema": low} | ({"step": step} if reasons else {})
+    assert found["reasoner"] == (final, pytest.approx(wanted))
+    assert found["user"] == (float(runs) if form == "safe" else final, pytest.approx(ran | ({"step": high} if runs else {})))
+
+
+@pytest.mark.parametrize("form", ["safe", "paper"])
+@pytest.mark.parametrize(("reasons", "judges"), [(True, False), (False, True)])
+def test_a_judges_verdict_is_the_teams_and_its_own_and_no_reasoners(form, reasons, judges):
+    said = {"reasoner": reasons, "judge": judges}
+
+    def script(turn):
+        if turn.role.name == "user":
+            return "x = 5 ; print ( x )"
+        return f"#### {turn.fields['target']}" if said[turn.role.name] else "#### 1"
+
+    found = parts_of(played(ensemble(1, 1, form), ordered(tasks(1)), script, sums_speech()))
+    low, step, ran, _ = SHARES[form]
+    for role, right in said.items():
+        assert found[role][1] == pytest.approx({"schema": low} | ({"step": step} if right else {})), role
+    assert found["user"][1] == pytest.approx(ran)
+    assert found["judge"][0] == float(judges)
+    assert found["reasoner"][0] == float(reasons if form == "safe" else judges)

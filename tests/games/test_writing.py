@@ -131,6 +131,51 @@ def test_a_copy_of_the_posts_first_words_is_stopped_grounded():
     assert score(*copied, GROUNDED).level == 1
 
 
+def test_grounded_asks_both_texts_to_be_on_the_post_and_of_their_own_words():
+    """Either half alone is wrong: word salad first or second, a copy first or second."""
+    words = POST.split()
+    for pair in ((SALAD[0], SECOND), (FIRST, SALAD[1]), (" ".join(words[:10]), SECOND), (FIRST, " ".join(words[:20]))):
+        assert score(*pair).level > 1
+        found = score(*pair, GROUNDED)
+        assert (found.level, found.total) == (1, 0.5)
+    assert score(FIRST, SALAD[1]).grounding == score(SALAD[0], SECOND).grounding == 0.0
+
+
+def test_a_share_of_grounded_words_is_enough_at_its_bound():
+    half = "word1 river1 stone1 word2 zig zag fig tag"
+    found = {share: score(half, SECOND, dataclasses.replace(GROUNDED, grounding=share)).level for share in (0.5, 0.51)}
+    assert found == {0.5: 4, 0.51: 1}
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (True, True), (False, False)])
+def test_transitions_count_in_the_second_text_or_in_both_as_the_task_says(first, second):
+    plain = "word1 word2 word3 word4 word5 word6 word7 word8 word9"
+    pair = f"{plain} {'however' if first else ''}", f"{plain} stone1 stone2 stone3 {'because' if second else ''}"
+    loose = dataclasses.replace(TLDR, length=Band(0.0, 0.0, 9.0, 9.0), unique=Band(0.0, 0.0, 9.0, 9.0))
+    for where, count in (("second", int(second)), ("both", int(first) + int(second))):
+        found = score(*pair, dataclasses.replace(loose, where=where)).components["coherence"]
+        assert found == pytest.approx(MOST["coherence"] * coherence(count, 0.6)), where
+
+
+def test_lengths_are_in_characters_or_words_and_unique_words_with_or_without_stop_words():
+    """The second text has as many words as the first and three times its characters; half of its words are stop words."""
+    first, second = "a1 b2 c3 d4 e5 f6 g7 h8", "longword1 longword2 longword3 longword4 the and of with"
+    wide = dataclasses.replace(TLDR, length=Band(0.5, 0.9, 1.1, 1.5), unique=Band(0.3, 0.9, 1.1, 1.5))
+    by_words = score(first, second, dataclasses.replace(wide, length_in="words", stop_words=True))
+    assert (by_words.level, by_words.components["length_ratio"], by_words.components["unique_ratio"]) == (4, 1.0, 0.5)
+    assert score(first, second, wide).level == 2  # twice the characters
+    content = score(first, second, dataclasses.replace(wide, length_in="words"))
+    assert content.components["unique_ratio"] == pytest.approx(0.5 * (0.5 - 0.3) / 0.6)
+
+
+def test_consistency_is_shared_content_over_all_content_whichever_text_is_longer():
+    shared = "word1 word2 word3 word4"
+    few, many = f"{shared} zig zag fig tag", f"{shared} " + " ".join(f"own{i}" for i in range(12))
+    loose = dataclasses.replace(TLDR, length=Band(0.0, 0.0, 99.0, 99.0), unique=Band(0.0, 0.0, 99.0, 99.0), cap=0.5)
+    for pair in ((few, many), (many, few)):
+        assert score(*pair, loose).components["consistency"] == pytest.approx(0.6 * (4 / 20) / 0.5)
+
+
 def test_one_word_repeated_is_no_new_word_and_look_alikes_are_none_either():
     assert score(FIRST, "however " * 18).components["coherence"] == 0
     wide = FIRST.replace("word", "ｗｏｒｄ").replace("river", "ri\u200bver")

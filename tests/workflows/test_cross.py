@@ -1,5 +1,6 @@
 """Cross joint sampling: every response beside every partner's, paid the mean, nothing more sampled; refused where it means nothing."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -140,3 +141,14 @@ def test_the_config_says_where_cross_sampling_is_refused():
         make_recipe("at_grpo", joint="cross")
     with pytest.raises(ValueError, match="joint_subset=8 would have no effect"):
         make_recipe("magrpo", joint_subset=8)
+
+
+def test_which_joint_actions_of_a_part_are_judged_is_drawn_anew_in_every_step():
+    judged = []
+    rollout, _ = played(team(product(judged)), count=3)
+    found = {}
+    for step in (0, 0, 1):
+        judged.clear()
+        crossed(dataclasses.replace(rollout, step=step), subset=2 * GROUP)
+        assert found.setdefault(step, sorted(judged)) == sorted(judged)
+    assert found[0] != found[1]

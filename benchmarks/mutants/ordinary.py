@@ -1,0 +1,107 @@
+"""One-token faults in ordinary lines, drawn over all rooms by their size."""
+
+M, T = "marl_llm/", "tests/"
+W, S, G = M + "workflows/", M + "sampling/", M + "games/"
+TOGETHER = T + "workflows/test_samples_together.py"
+
+FAULTS = {
+    (W + "efficiency.py", TOGETHER): {
+        "the shortest chain is critical": ("max((reached.get(parent, 0) for", "min((reached.get(parent, 0) for"),
+        "tools have tokens": ("if isinstance(event, RoleCall) else 0", "if isinstance(event, RoleCall) else 1"),
+    },
+    (W + "metrics.py", T + "workflows/test_workflow_rewards.py " + T + "workflows/test_workflow_controller.py"): {
+        "void rows are a role's": ('if s.call.role == role and s.excluded != "void"]', "if s.call.role == role]"),
+        "a metric of one way is enough": ("value = None if None in values else", "value = None if values[0] is None else", TOGETHER),
+        "attempts are seconds": ("[event.attempts for event in events]", "[event.seconds for event in events]", TOGETHER),
+        "refusals are replacements": ("[event.refused is not None for event in events]", "[event.replaced > 0 for event in events]", TOGETHER),
+        "a relative gain is of the end": ("(b - a) / a:+.0%", "(b - a) / b:+.0%"),
+    },
+    (W + "cross.py", T + "workflows/test_cross.py"): {
+        "a joint action that broke pays nothing": ("if paid[number][joint] is not None]", "]"),
+        "everybody is paid as the first role": ("joints[number][:, roles.index(call.role)] == episode.play", "joints[number][:, 0] == episode.play"),
+        "a group with a void play is judged": ("if not any(episode.void for episode in group)}", "if not all(episode.void for episode in group)}"),
+        "the draws of every step are the same": ("jax.random.fold_in(jax.random.key(DRAWN), rollout.step), task)", "jax.random.key(DRAWN), task)"),
+    },
+    (W + "rewards.py", T + "workflows/test_workflow_rewards.py"): {
+        "a weight does not weigh a score": ("Award(call, weight * one.value, name or scorer)", "Award(call, one.value, name or scorer)", TOGETHER),
+        "an absolute score has no weight": ("Award(call, weight * score(call, trajectory), name)", "Award(call, score(call, trajectory), name)", TOGETHER),
+        "each field of a turn is the first": ("scores[f].get(call.turn, 0.0), name, team=True)", "scores[fields[0]].get(call.turn, 0.0), name, team=True)"),
+    },
+    (W + "scoring.py", T + "workflows/test_scoring.py"): {
+        "true is a score": ("isinstance(found.value, bool) or", "False or"),
+        "a result is told at the action too": ('end is not None and scorer.when == "end":', "end is not None:"),
+        "everybody is asked about": ("and (scorer.roles is None or event.role in scorer.roles)", ""),
+    },
+    (S + "pool.py", T + "sampling/test_pages.py"): {
+        "a page of two owners is free": ("            if not node.owners:\n                if len(node.tokens)", "            if node.owners <= 1:\n                if len(node.tokens)"),
+        "the newest page is given away": ("self.unowned.popitem(last=False)", "self.unowned.popitem(last=True)"),
+        "the first common token is enough": ("if n > common:", "if n > 0:"),
+        "models share what they computed": ("chain, node, at, most = [], self.root(model), 0, len(ids)", "chain, node, at, most = [], self.root(0), 0, len(ids)"),
+    },
+    (S + "stops.py", T + "sampling/test_stops.py"): {
+        "a string inside another is not seen": ("        if fail[state] in final:\n            final.add(state)\n", ""),
+        "surrogates stop nothing": ('s.encode("utf-8", "surrogatepass")', 's.encode("utf-8", "ignore")'),
+        "the oldest rule is kept": ("self._rules.popitem(last=False)[1])", "self._rules.popitem(last=True)[1])"),
+    },
+    (S + "draws.py", T + "sampling/test_draw.py"): {
+        "the entropy is the tempered one's": ("jnp.where(p_raw > 0, p_raw * raw, 0.0)", "jnp.where(p_raw > 0, p_raw * raw / temperature[..., None], 0.0)"),
+        "a greedy draw is random": ("jnp.where(greedy, 0.0, uniform)", "uniform"),
+        "min-p is of the whole mass": ("settings.min_p[..., None] * jnp.max(p, axis=-1, keepdims=True)", "settings.min_p[..., None]"),
+        "raw log-probs are tempered": ("token, picked - jnp.log(total),", "token, picked / temperature - jnp.log(total),"),
+    },
+    (M + "training/rollouts.py", T + "training/test_rollouts_and_warm_start.py"): {
+        "rows that do not count have prompts": ("prompts = prompts + jnp.sum(table.where)", "prompts = prompts + table.where.size"),
+        "a step's draws are the first one's": ("player_of(params), instances, env, sample_key, step=step, **options)", "player_of(params), instances, env, sample_key, **options)"),
+        "prompts that do not count have tokens": ("jnp.sum(table.prompt.where & table.where[..., None])", "jnp.sum(table.prompt.where)"),
+        "plays pick the best": ('pick = recipe.pick if recipe.sampling == "tree" else "first"', "pick = recipe.pick", T + "training/test_rollouts_and_warm_start.py"),
+    },
+    (M + "rollout/players.py", T + "rollout/test_play.py"): {
+        "random players go on behind a stop": ("jnp.cumsum(stop, axis=-1) - stop == 0", "jnp.cumsum(stop, axis=-1) - stop >= 0"),
+        "a response that stops is truncated": ("~jnp.any(where & (tokens == game.stop_id), axis=-1)", "jnp.any(where & (tokens == game.stop_id), axis=-1)"),
+    },
+    (M + "rollout/play.py", T + "rollout/test_play.py"): {
+        "greedy forgets alpha": ("pick_branch(alpha * rewards.team + rewards.local", "pick_branch(rewards.team + rewards.local"),
+        "plays share their draws": ("t * len(speakers) + agent, branches, trajectory, b, step)", "t * len(speakers) + agent, branches, 0 * trajectory, b, step)"),
+        "roles at once see each other": ("rewards = jax.tree.map(lambda x: x[:, None], jax.vmap(_pay_of(game, role))(before, state))", "rewards = jax.tree.map(lambda x: x[:, None], jax.vmap(_pay_of(game, role))(state, state))"),
+    },
+    (M + "coaching/pairs.py", T + "coaching/test_pairs.py"): {
+        "equal scores are right": ("sum(score < other for other in better)", "sum(score <= other for other in better)"),
+        "tasks are compared": ("for i in groups[one.task, one.view.call.role] if actions[i].brief", "for group in groups.values() for i in group if actions[i].brief"),
+        "an action on several paths has its last outcome": ("sum(found) / len(found) for key", "found[-1] for key"),
+    },
+    (M + "coaching/backward.py", T + "coaching/test_backward.py"): {
+        "contributions against the outcome count": ("float(one) if one * total > 0 else 0.0", "float(one)"),
+        "the error is signed": ("error = abs(math.fsum(said) - total)", "error = math.fsum(said) - total"),
+    },
+    (M + "coaching/agreement.py", T + "coaching/test_small.py " + T + "coaching/test_studies.py"): {
+        "the bias has the other sign": ("error = said - true", "error = true - said"),
+        "chance forgets the means": (" + (one.mean() - other.mean()) ** 2)", ")"),
+        "the top score has no band": ("if value < high or high == BANDS[-1][1])", "if value <= high)"),
+    },
+    (M + "reporting/metrics.py", T + "reporting/test_metrics_writer.py"): {
+        "the step resumed from is dropped": ('record.get("step", 0) <= resume_step', 'record.get("step", 0) < resume_step'),
+        "a warm start is dropped": ('record.get("phase") == "warm_start" or', "False or"),
+        "true is a step": ("if isinstance(step, bool) or not", "if not"),
+    },
+    (M + "training/scoring.py", T + "training/test_packed_update.py"): {
+        "places of other rows are responses": ("jnp.arange(rows.targets.shape[1]) < rows.length.reshape(-1, 1)", "jnp.arange(rows.targets.shape[1]) <= rows.length.reshape(-1, 1)"),
+        "the charge has the other sign": ("kl(new, ref, kind=recipe.kl_kind, where=where)", "kl(ref, new, kind=recipe.kl_kind, where=where)"),
+    },
+    (M + "training/packing.py", T + "training/test_packing.py"): {
+        "first fit is next fit": ("at = next((b for b, room in enumerate(free) if", "at = next((b for b, room in list(enumerate(free))[-1:] if"),
+        "the emptiest rows come first": ("key=lambda b: -used[b])", "key=lambda b: used[b])"),
+        "positions start anew in a response": ("out.positions[b, at : at + r] = p + steps", "out.positions[b, at : at + r] = steps"),
+    },
+    (M + "training/imitation.py", T + "training/test_rollouts_and_warm_start.py " + T + "training/test_learner.py"): {
+        "all samples are counted": ("float(np.sum(tokens.size[np.asarray(chosen)]))", "float(np.sum(tokens.size))"),
+    },
+    (G + "search/m_ask.py", T + "games/test_search_workflows.py"): {
+        "an end's format is punished": ('one.role == "search" and bool(one.writes["ended"])', "False"),
+    },
+    (G + "pipeline/rubric.py", T + "games/test_data_pipeline.py"): {
+        "repetition is free": ("max(NOTHING, score - repeated)", "max(NOTHING, score)"),
+        "half of the files are all": ("share = sum(bool(left.get(file)) for file in owed) / len(owed)\n    if share < 1:", "share = sum(bool(left.get(file)) for file in owed) / len(owed)\n    if share < 0.5:"),
+        "who wrote first is to blame": ("writer |= {file: name for file", "writer = {file: name for file"),
+        "an invalid submission is nobody's": ("if fault and end.sizes().get(SUBMISSION):", "if False:"),
+    },
+}  # fmt: skip
