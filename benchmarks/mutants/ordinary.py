@@ -60,7 +60,7 @@ FAULTS = {
         "a response that stops is truncated": ("~jnp.any(where & (tokens == game.stop_id), axis=-1)", "jnp.any(where & (tokens == game.stop_id), axis=-1)"),
     },
     (M + "rollout/play.py", T + "rollout/test_play.py"): {
-        "greedy forgets alpha": ("pick_branch(alpha * rewards.team + rewards.local", "pick_branch(rewards.team + rewards.local"),
+        "greedy forgets alpha": ("pick_branch(alpha * rewards.team", "pick_branch(rewards.team"),
         "plays share their draws": ("t * len(speakers) + agent, branches, trajectory, b, step)", "t * len(speakers) + agent, branches, 0 * trajectory, b, step)"),
         "roles at once see each other": ("rewards = jax.tree.map(lambda x: x[:, None], jax.vmap(_pay_of(game, role))(before, state))", "rewards = jax.tree.map(lambda x: x[:, None], jax.vmap(_pay_of(game, role))(state, state))"),
     },

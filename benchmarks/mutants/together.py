@@ -36,20 +36,36 @@ MATHS = " ".join(
 )
 
 FAULTS = {
-    (R + "update.py", EPOCHS): {
+    (R + "minibatches.py", EPOCHS): {
         "every epoch has the same minibatches": ("np.random.default_rng((seed, epoch))", "np.random.default_rng((seed, 0))"),
-        "the gap is the last epoch's": ("if epoch == number == 0 else gap", "if number == 0 else gap", GAP),
-        "the gap is the first epoch's last": ("if epoch == number == 0 else gap", "if epoch == 0 else gap", GAP),
         "minibatches are blocks and a rest": (
-            "np.array_split(dice, steps)", "np.split(dice, range(minibatch, len(dice), minibatch))"
+            "np.array_split(order, steps)", "np.split(order, range(minibatch, len(order), minibatch))"
         ),
         "one epoch is made": ("for epoch in range(epochs if prompts else 0):", "for epoch in range(min(epochs, 1) if prompts else 0):"),
-        "with epochs fewer updates are told": ('"updates": steps * epochs', '"updates": steps'),
+        "with epochs fewer updates are told": ('"updates": len(minibatches)', '"updates": len(minibatches) // 2'),
+    },
+    (R + "steps.py", GAP): {
+        "the gap is read after the steps before": ("jnp.abs(old_log_probs - sampled_log_probs)", "jnp.abs(log_probs - sampled_log_probs)"),
+    },
+    (R + "update.py", T + "training/test_old_policy.py"): {
+        "the first step's old policy is the sampler": (
+            'jnp.where(scalars.pop("first_step"), new,', 'jnp.where(scalars.pop("first_step"), by_sample(rows, rows.log_probs),'
+        ),
+        "every step is its own old policy": ('jnp.where(scalars.pop("first_step"), new,', 'jnp.where(scalars.pop("first_step") | True, new,'),
+        "the second minibatch's scores are those of all": ("old[number - 1]", "old[0]"),
+    },
+    (R + "steps.py", T + "training/test_update.py"): {
+        "figures are means of the steps' means": (
+            "count = sum(step[name][1] for step in metrics)", "count = metrics[0][name][1] * len(metrics)"
+        ),
+    },
+    (R + "update.py", T + "training/test_update.py"): {
+        "each minibatch's tied groups count in full": ("share = units(mine) * self.options.epochs / len(minibatches)", "share = units(mine)"),
     },
     (R + "team.py", MEANS): {
         "the running mean follows advantages": ("returns = advice.advantages + table.running", "returns = advice.advantages + 0 * table.running"),
         "rows that do not count move the running mean": ("decay=recipe.ema_decay, where=table.where", "decay=recipe.ema_decay", f"{TOGETHER}::test_running_means_leave_out_rows_that_do_not_count"),
-        "rows that do not count are samples": ("samples=int(np.sum(table.where))", "samples=len(table.where)", STEERED),
+        "rows that do not count are samples": ("int(np.sum(table.where & plays[name][table.agent]))", "int(np.sum(plays[name][table.agent]))", STEERED),
         "what is taken off is the first role's": ("running=self.running[table.agent]", "running=self.running[0 * table.agent]"),
     },
     (R + "team.py", f"{TOGETHER}::test_permuted_rewards_stay_with_their_role_and_among_the_rows_that_count"): {

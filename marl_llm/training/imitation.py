@@ -19,7 +19,7 @@ from marl_llm.training.mesh import data_axis, over_data
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
 from marl_llm.training.policy import Policy
 from marl_llm.training.scoring import response_where
-from marl_llm.training.steps import Sums, check_base, cut, exact_step, few_shapes, whole
+from marl_llm.training.steps import Sums, check_base, cut, exact_step, few_shapes, mean_metrics, whole
 from marl_llm.training.update import LearnerOptions
 
 
@@ -67,7 +67,7 @@ def imitation_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lor
             return total, Sums(jax.lax.stop_gradient(total), jnp.sum(where, dtype=jnp.float32), {}, jnp.float32(0))
 
         policy, metrics, _ = exact_step(policy, loss, count, most, learning_rate, options.optimizer, axis)
-        return policy, metrics
+        return policy, mean_metrics([metrics])
 
     specs = (P(), P(), P("data"), P())
     return jax.jit(over_data(local, mesh, TRAIN, in_specs=specs, out_specs=(P(), P())), donate_argnums=(0,))

@@ -88,6 +88,24 @@ def packed_values(
     return values, score_hidden(head_weight(config, params), hidden, rows.targets, temperature, kept_ids=rows.kept_ids)
 
 
+def _microbatched(score: Callable, microbatch_tokens: int, axis: str | None) -> Callable:
+    """`(params, rows) -> Float[Array, "B Q"]`, one micro-batch of the rows after the other; see `cut`."""
+
+    def score_rows(params, rows: PackedRows):
+        part, count, most = cut((rows,), microbatch_tokens, axis)
+        if most == 1:
+            return score(params, *part(0))
+        shape = jax.eval_shape(part, 0)[0].targets.shape
+
+        def fill(j, scores):
+            return scores.at[j].set(score(params, *part(j)))
+
+        scores = jax.lax.fori_loop(0, count, fill, jnp.zeros((most, *shape)))
+        return scores.reshape(-1, shape[1])[: rows.tokens.shape[0]]
+
+    return score_rows
+
+
 def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int, microbatch_tokens: int = 0) -> Callable:
     """Builds `score_all(params, tokens, chosen) -> table`: one number per response token, by forward passes alone.
 
@@ -99,14 +117,10 @@ def make_scorer(score: Callable, mesh: Mesh, *, row_tokens: int, minibatch: int,
     axis = data_axis(mesh)
     devices = mesh.shape["data"] if axis else 1
 
+    score_rows = _microbatched(score, microbatch_tokens, axis)
+
     def local(params, rows: PackedRows):
-        part, count, most = cut((rows,), microbatch_tokens, axis)
-        if most == 1:
-            return gathered(score(params, *part(0)), axis)
-        of = jax.eval_shape(part, 0)[0].targets.shape
-        fill = lambda j, out: out.at[j].set(score(params, *part(j)))  # noqa: E731
-        out = jax.lax.fori_loop(0, count, fill, jnp.zeros((most, *of)))
-        return gathered(out.reshape(-1, of[1])[: rows.tokens.shape[0]], axis)
+        return gathered(score_rows(params, rows), axis)
 
     run = jax.jit(over_data(local, mesh, TRAIN, in_specs=(P(), P("data")), out_specs=P()))
 
@@ -140,6 +154,24 @@ def make_policy_scorer(
         return scored.entropy if entropy else scored.log_probs
 
     return make_scorer(score, mesh, **sizes)
+
+
+def make_row_scorer(
+    recipe: Recipe, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None, microbatch_tokens: int, head: ModelConfig | None = None
+) -> Callable:
+    """Builds `score((params, base), rows) -> Float[Array, "B Q"]`: the log-probs of the very rows that an update reads, laid out alike.
+
+    A micro-batch at a time and over the same devices as the update, so that both round alike: with the parameters as they were, the ratio
+    of a later step is 1. The result stays on the devices. `head`: the config of a policy with a value head, or None.
+    """
+
+    def log_probs(both, rows: PackedRows):
+        if head is not None:
+            return packed_values(head, both[0], rows, recipe.temperature)[1].log_probs
+        return score_packed(config, whole(*both, lora), *rows.inputs, recipe.temperature, kept_ids=rows.kept_ids).log_probs
+
+    score_rows = _microbatched(log_probs, microbatch_tokens, data_axis(mesh))
+    return jax.jit(over_data(score_rows, mesh, TRAIN, in_specs=(P(), P("data")), out_specs=P("data")))
 
 
 def make_token_kl(recipe: Recipe, config: ModelConfig, mesh: Mesh, **sizes: int) -> Callable:

@@ -76,8 +76,8 @@ def update_work(config: ModelConfig, figures: dict, share: float, epochs: int) -
 def summary_text(clock: list[dict[str, float]], compilations: Compilations) -> str:
     """Medians over steps, the first left out (it compiles), and the split of time over the rest; shares of the roofline where counted.
 
-    Playing is prompts, sampling, the game and rewards; a compiled rollout is one dispatch. An update is one dispatch too, and the scores
-    are its own forward pass: the sampler's log-probs are the old ones.
+    Playing is prompts, sampling, the game and rewards; a compiled rollout is one dispatch. An update is one dispatch a minibatch, and
+    those behind the first are scored before it.
     """
     rows = clock[1:] or clock
     median = lambda name: statistics.median(r[f"speed/{name}"] for r in rows)  # noqa: E731

@@ -1,20 +1,20 @@
 """One optimizer step, cut into micro-batches: sums are added over micro-batches and devices, and divided once (law 5).
 
 What all updates share: the policy loss of a micro-batch of responses, the loop that adds up sums and gradients, the exact denominators,
-and the metrics as means over tokens.
+and the metrics as sums over tokens with their counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from marl_llm.algorithms import Recipe, loss_for
+from marl_llm.algorithms import Recipe, loss_for, needs
 from marl_llm.models import LoraConfig, attach, constrain_params
 from marl_llm.models.sharding import ways
 from marl_llm.training.mesh import largest, summed
@@ -30,7 +30,7 @@ class Sums(NamedTuple):
     total: Float[Array, ""]  # of the loss
     count: Float[Array, ""]  # its denominator
     parts: dict[str, tuple[Array, Array]]  # name -> (sum, count), the metrics
-    gap: Float[Array, ""]  # largest |sampler - scorer|, in nats
+    gap: Float[Array, ""]  # largest |sampler - scorer| before the first step, in nats
 
 
 def microbatch_size(tokens: int, row_tokens: int, rows: int, multiple: int = 1) -> int:
@@ -100,26 +100,27 @@ def policy_loss(
     advantages: Float[Array, "S"] | Float[Array, "S R"],
     where: Bool[Array, "S R"],
     reference_log_probs: Float[Array, "S R"] | None,
-    old_log_probs: Float[Array, "S R"] | None = None,
+    old_log_probs: Float[Array, "S R"],
     **scalars: Float[Array, ""],
 ) -> tuple[Float[Array, ""], Sums]:
     """The recipe's loss of the responses of one micro-batch, as sums. The first output is the one to differentiate.
 
-    `old_log_probs` are those that this program scored before the first step, needed where the recipe reads the gap between sampler and
-    scorer; without them the sampler's own are the old policy's. `scalars` are `kl_coef` and, where it is needed, `entropy_threshold`.
+    `old_log_probs` are those of the parameters before the first step, as the update's own program scores them. The sampler's serve the
+    correction of the gap between sampler and scorer alone, for they round differently. `scalars` are `kl_coef` and, where it is needed,
+    `entropy_threshold`.
     """
     total, count, parts = loss_for(
         recipe,
         log_probs,
-        sampled_log_probs if old_log_probs is None else old_log_probs,
+        old_log_probs,
         advantages,
         where=where,
         entropy=entropy,
         reference_log_probs=reference_log_probs,
-        sampler_log_probs=None if old_log_probs is None else sampled_log_probs,
+        sampler_log_probs=sampled_log_probs if "sampler_log_probs" in needs(recipe) else None,
         **scalars,
     )
-    gap = jnp.max(jnp.where(where, jnp.abs(log_probs - sampled_log_probs), 0.0))
+    gap = jnp.max(jnp.where(where, jnp.abs(old_log_probs - sampled_log_probs), 0.0))
     return total, jax.lax.stop_gradient(Sums(total, count, parts, gap))
 
 
@@ -155,8 +156,10 @@ def exact_step(
     optimizer: optax.GradientTransformation,
     axis: str | None,
     denominator_scale: Float[Array, ""] | float = 1.0,
-) -> tuple[Policy, dict[str, Array], Float[Array, ""]]:
+) -> tuple[Policy, dict[str, tuple[Array, Array]], Float[Array, ""]]:
     """One step on the mean of `loss` over the micro-batches of all devices: `(policy, metrics, log-prob gap)`.
+
+    Each metric is a (sum, count) pair, so that those of several steps are added before the division, see `mean_metrics`.
 
     Args:
       loss, count, most: see `accumulate`; `count` is this device's.
@@ -168,5 +171,14 @@ def exact_step(
     n = jnp.maximum(n * denominator_scale, 1e-9)
     gradient = _pinned(jax.tree.map(lambda x: x / n, gradient))
     policy, norm = step_policy(policy, gradient, learning_rate, optimizer)
-    metrics = {name: s / jnp.maximum(c, 1e-9) for name, (s, c) in parts.items()} | {"loss": total / n, "grad_norm": norm}
-    return _pinned(policy), metrics, largest(sums.gap, axis)
+    return _pinned(policy), parts | {"loss": (total, n), "grad_norm": (norm, jnp.float32(1))}, largest(sums.gap, axis)
+
+
+def mean_metrics(metrics: Sequence[dict[str, tuple]]) -> dict[str, Any]:
+    """Means over all units of several steps, from (sum, count) pairs: sums and counts are added, and divided once (law 5)."""
+    means = {}
+    for name in metrics[0]:
+        total = sum(step[name][0] for step in metrics)
+        count = sum(step[name][1] for step in metrics)
+        means[name] = total / (count + (count == 0))
+    return means

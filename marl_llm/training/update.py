@@ -27,12 +27,14 @@ from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, entr
 from marl_llm.models import TRAIN, LoraConfig, ModelConfig, TokenScores, score_packed
 from marl_llm.sampling.tickets import bucket
 from marl_llm.training.mesh import data_axis, over_data, summed
+from marl_llm.training.minibatches import minibatches_of, over_minibatches, prompts_of
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
 from marl_llm.training.policy import Policy
 from marl_llm.training.scoring import (
     by_row,
     by_sample,
     make_policy_scorer,
+    make_row_scorer,
     make_scorer,
     make_token_kl,
     packed_values,
@@ -154,13 +156,19 @@ def packed_loss(
     reference: Float[Array, "B Q"] | None,
     rows: PackedRows,
     advantages: Float[Array, "B N"] | Float[Array, "B Q"],
-    old: Float[Array, "B Q"] | None,
-    scalars: dict[str, Float[Array, ""]],
+    old: Float[Array, "B Q"],
+    scalars: dict[str, Array],
 ) -> tuple[Float[Array, ""], Sums]:
-    """The recipe's loss of packed rows as sums, see `policy_loss`. `scored` holds one number per target `[B, Q]`, S = B N."""
+    """The recipe's loss of packed rows as sums, see `policy_loss`. `scored` holds one number per target `[B, Q]`, S = B N.
+
+    `old`: log-probs of the old policy. In the first step, where `scalars["first_step"]` is true, they are not read: its parameters are
+    still the old ones, so the ratio is 1.
+    """
     advantages = by_sample(rows, advantages) if recipe.normaliser == "critic" else advantages.reshape(-1)
     new, entropy, sampled = (by_sample(rows, x) for x in (scored.log_probs, scored.entropy, rows.log_probs))
-    old, reference = (None if x is None else jax.lax.stop_gradient(by_sample(rows, x)) for x in (old, reference))
+    scalars = dict(scalars)
+    old = jax.lax.stop_gradient(jnp.where(scalars.pop("first_step"), new, by_sample(rows, old)))
+    reference = None if reference is None else jax.lax.stop_gradient(by_sample(rows, reference))
     return policy_loss(recipe, new, entropy, sampled, advantages, sample_where(rows), reference, old, **scalars)
 
 
@@ -183,7 +191,7 @@ def explained_variance(values: Float[np.ndarray, "S R"], targets: Float[np.ndarr
 def policy_step(
     options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None, head: bool = False
 ) -> Callable:
-    """`(policy, base, reference, rows, arrays, scalars, denominator_scale, learning_rate) -> (policy, means, gap)`, compiled."""
+    """`(policy, base, reference, rows, arrays, scalars, denominator_scale, learning_rate) -> (policy, metrics, gap)`, compiled."""
     recipe, axis = options.recipe, data_axis(mesh)
 
     def step(policy: Policy, base, reference, rows: PackedRows, arrays: dict, scalars: dict, denominator_scale, learning_rate):
@@ -200,11 +208,11 @@ def policy_step(
             else:
                 scored = score_packed(config, whole(params, base, lora), *some.inputs, recipe.temperature, kept_ids=some.kept_ids)
             ref = reference_scores(recipe, config, reference, some)
-            total, sums = packed_loss(recipe, scored, ref, some, beside["advantages"], beside.get("old"), scalars)
+            total, sums = packed_loss(recipe, scored, ref, some, beside["advantages"], beside["old"], scalars)
             if head:
                 error, of_values = critic_loss(recipe, values, beside["values"], beside["targets"], response_where(some))
                 total = total + weight * error
-                sums = sums._replace(total=jax.lax.stop_gradient(total), parts=sums.parts | of_values.parts)
+                sums = sums._replace(parts=sums.parts | of_values.parts)  # the total remains that of the policy
             return total, sums
 
         return exact_step(policy, loss, count, most, learning_rate, options.optimizer, axis, denominator_scale)
@@ -214,7 +222,7 @@ def policy_step(
 
 
 def value_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
-    """`(critic, rows, arrays, learning_rate) -> (critic, means, gap)`, compiled."""
+    """`(critic, rows, arrays, learning_rate) -> (critic, metrics, gap)`, compiled."""
     axis = data_axis(mesh)
 
     def step(critic: Policy, rows: PackedRows, arrays: dict, learning_rate):
@@ -259,32 +267,6 @@ def _judge(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable
     return judge
 
 
-def over_minibatches(step: Callable, state, packed: Callable, prompts: list[list[int]], minibatch: int, epochs: int, seed: int):
-    """Steps on every minibatch of every epoch: `(state, metrics)`.
-
-    Args:
-      step: `(state, rows, arrays) -> (state, means, gap)`. packed: sample numbers, perhaps none, to `(rows, arrays)`.
-      prompts: the samples of each prompt. minibatch: prompts per step, cut evenly. seed: with the epoch's number, of their order.
-    Metrics are means over the steps, `log_prob_gap` that of the first one. Without prompts they are all there, and zero.
-    """
-    steps = -(-len(prompts) // minibatch)
-    found, gap, real, made = [], jnp.float32(0), 0, 0
-    for epoch in range(epochs if prompts else 0):
-        dice = np.random.default_rng((seed, epoch)).permutation(len(prompts))
-        for number, part in enumerate(np.array_split(dice, steps)):  # even minibatches
-            rows, arrays = packed([i for f in sorted(part) for i in prompts[f]])
-            real += np.count_nonzero(rows.segments)
-            made += np.count_nonzero(rows.length[:, 0]) * rows.tokens.shape[1]
-            state, means, largest = step(state, rows, arrays)
-            found.append(means)  # added up on the host, so that no step waits for a dispatch per figure
-            gap = largest if epoch == number == 0 else gap
-    if not found:  # nothing to learn from: the same figures, all zero
-        found.append({name: np.zeros(x.shape) for name, x in jax.eval_shape(step, state, *packed([]))[1].items()})
-    found, gap = jax.device_get((found, gap))
-    metrics = {name: float(np.mean([means[name] for means in found])) for name in found[0]} | {"log_prob_gap": float(gap)}
-    return state, metrics | {"updates": steps * epochs, "useful_groups": len(prompts), "packing": real / max(made, 1)}
-
-
 def _check(options: LearnerOptions, config: ModelConfig, lora: LoraConfig | None) -> ModelConfig:
     """The config of the network that judges. Raises `ValueError` for a combination that no update can have."""
     if not options.has_critic:
@@ -300,7 +282,7 @@ class Update:
     Args:
       options: the recipe and the sizes. config: the policy's shape. lora: the policy's parameters are adapters on a frozen `base`.
 
-    Metrics, floats: loss, grad_norm, entropy, old_kl, ratio, clip_low, clip_high and kl (means over optimizer steps), log_prob_gap
+    Metrics, floats: loss, entropy, old_kl, ratio, clip_low, clip_high and kl (means over the units of all steps), grad_norm, log_prob_gap
     (largest |sampler − scorer| in nats before the first step), updates, groups (prompts of this model), useful_groups (of these, prompts
     that were scored), packing (share of the rows' tokens that are not padding), tied_share/<agent number>, and those of `advantages_for`;
     with a critic also value_loss (clipped), value_error (not clipped), values_mean, explained_variance and, for its own network,
@@ -319,7 +301,7 @@ class Update:
         self._judge = _judge(options, judging, mesh) if options.has_critic else None
         self._token_kl = make_token_kl(self.recipe, config, mesh, **options.sizes)
         score = functools.partial(make_policy_scorer, self.recipe, config, mesh, lora, **options.sizes)
-        self._score_old = score() if "sampler_log_probs" in needs(self.recipe) else None
+        self._score_old = make_row_scorer(self.recipe, config, mesh, lora, options.microbatch_tokens, head=judging if head else None)
         self._score_entropy = score(entropy=True) if "entropy_threshold" in needs(self.recipe) else None
         lengths = lambda length, where, r: jnp.arange(r) < jnp.where(where, length, 0)[:, None]  # noqa: E731
         self._units = jax.jit(lambda n, where, r: count_for(self.recipe, where=lengths(n, where, r)), static_argnums=2)
@@ -372,9 +354,9 @@ class Update:
         metrics = advice.metrics | tied_shares(table, advice.tied, len(plays))
         if charged:
             metrics["kl"] = float(np.sum(table.kl[mine]) / max(np.sum(table.tokens[mine]), 1))
-        scored, scalars = self._scored((trained.policy.params, base), tokens, useful)
-        tables, scalars = tables | scored, scalars | {"kl_coef": beta}
-        scale = jnp.float32(self._denominator_scale(tokens, mine, useful))
+        scalars = self._scalars((trained.policy.params, base), tokens, useful) | {"kl_coef": beta}
+        prompts = prompts_of(tokens, table, useful)
+        minibatches = minibatches_of(prompts, options.minibatch, options.epochs, seed)
 
         def packed(chosen: list[int]) -> tuple[PackedRows, dict]:
             rows = tokens.pack(chosen, options.row_tokens, self._devices, few_shapes(options.microbatch_tokens))
@@ -382,18 +364,26 @@ class Update:
             spread = per_sample if advice.advantages.ndim == 1 else by_row
             return rows, arrays | {"advantages": spread(rows, advice.advantages)}
 
-        def take(trained: Trained, rows: PackedRows, arrays: dict):
-            policy, means, gap = self._act(trained.policy, base, reference, rows, arrays, scalars, scale, learning_rate)
+        # Only these scores are kept: the rows of a later minibatch are packed again when its turn comes.
+        old = [self._score_old((trained.policy.params, base), packed(chosen)[0]) for chosen in minibatches[1:]]
+        scales = self._denominator_scales(tokens, mine, minibatches)
+
+        def take(trained: Trained, number: int, rows: PackedRows, arrays: dict):
+            arrays |= {"old": np.zeros(rows.targets.shape, np.float32) if number == 0 else old[number - 1]}
+            numbers = scalars | {"first_step": np.bool_(number == 0)}
+            policy, parts, gap = self._act(trained.policy, base, reference, rows, arrays, numbers, scales[number], learning_rate)
             if not self.own:
-                return Trained(policy), means, gap
+                return Trained(policy), parts, gap
             rate = learning_rate if critic_learning_rate is None else critic_learning_rate
             critic, more, _ = self._learn_values(trained.critic, rows, arrays, rate)
-            means |= {"critic_grad_norm": more["grad_norm"], "value_loss": more["value_loss"], "value_error": more["value_error"]}
-            return Trained(policy, critic), means, gap
+            parts |= {"critic_grad_norm": more["grad_norm"], "value_loss": more["value_loss"], "value_error": more["value_error"]}
+            return Trained(policy, critic), parts, gap
 
-        prompts = prompts_of(tokens, table, useful)
-        trained, figures = over_minibatches(take, trained, packed, prompts, options.minibatch, options.epochs, seed)
-        return trained, metrics | figures | {"groups": len(prompts_of(tokens, table, mine))}
+        trained, figures = over_minibatches(take, trained, minibatches, packed)
+        if options.has_critic and not self.own:
+            figures["loss"] += recipe.value_coef * figures["value_loss"]
+        counts = {"groups": len(prompts_of(tokens, table, mine)), "useful_groups": len(prompts)}
+        return trained, metrics | figures | counts
 
     def _advice(self, trained: Trained, reference, tokens: Tokens, table: Samples, mine: np.ndarray, advice: Advice | None, beta):
         """(advice, the critic's arrays `[S, R]` beside the rows)."""
@@ -403,38 +393,36 @@ class Update:
         advice, values, targets = self._judge(judging.params, reference, tokens, table, mine, beta)
         return advice, {"values": values, "targets": targets}
 
-    def _scored(self, params, tokens: Tokens, useful: np.ndarray) -> tuple[dict, dict]:
-        """What the recipe needs of the policy before its first step: arrays `[S, R]` beside the rows, and scalars."""
-        tables, scalars = {}, {}
-        if self._score_old is not None:
-            tables["old"] = self._score_old(params, tokens, useful)
-        if self._score_entropy is not None:
-            entropy = self._score_entropy(params, tokens, useful)
-            sizes = np.where(np.isin(np.arange(len(entropy)), useful), _filled(tokens.size, len(entropy)), 0)
-            there = np.arange(entropy.shape[1]) < sizes[:, None]
-            scalars["entropy_threshold"] = entropy_threshold(entropy, self.recipe.entropy_quantile, where=there)
-        return tables, scalars
+    def _scalars(self, params, tokens: Tokens, useful: np.ndarray) -> dict[str, Any]:
+        """What the recipe needs to know of the whole step before its first update."""
+        if self._score_entropy is None:
+            return {}
+        entropy = self._score_entropy(params, tokens, useful)
+        sizes = np.where(np.isin(np.arange(len(entropy)), useful), _filled(tokens.size, len(entropy)), 0)
+        there = np.arange(entropy.shape[1]) < sizes[:, None]
+        return {"entropy_threshold": entropy_threshold(entropy, self.recipe.entropy_quantile, where=there)}
 
-    def _denominator_scale(self, tokens: Tokens, mine: np.ndarray, useful: np.ndarray) -> float:
-        """Units of the loss among all samples over those among the scored ones, where samples without a gradient are divided by too."""
-        if not (self.recipe.tied_in_denominator and len(useful)):
-            return 1.0
+    def _denominator_scales(self, tokens: Tokens, mine: np.ndarray, minibatches: list[list[int]]) -> list[np.float32]:
+        """How many times the units that each minibatch scores its denominator counts; of one empty minibatch if there are none.
+
+        Where skipped samples count in the denominator, every minibatch divides by the units of all samples over the number of
+        minibatches of an epoch. The mean of an epoch's gradients is then that of the whole batch, however it was cut.
+        """
+        if not (self.recipe.skip_tied and self.recipe.tied_in_denominator and minibatches):
+            return [np.float32(1)] * max(len(minibatches), 1)
         lines, longest = table_shape(tokens)
-        unit = lambda some: float(self._units(_filled(tokens.size, lines), np.isin(np.arange(lines), some), longest))  # noqa: E731
-        return unit(mine) / unit(useful)
+        sizes = _filled(tokens.size, lines)
+
+        def units(samples) -> float:
+            return float(self._units(sizes, np.isin(np.arange(lines), samples), longest))
+
+        share = units(mine) * self.options.epochs / len(minibatches)
+        return [np.float32(share / units(samples)) for samples in minibatches]
 
 
 def _filled(column: np.ndarray, size: int) -> np.ndarray:
     """A column with zeros up to `size`."""
     return np.pad(column, (0, size - len(column)))
-
-
-def prompts_of(tokens: Tokens, table: Samples, chosen: np.ndarray) -> list[list[int]]:
-    """The chosen samples that have one prompt of one task, together: what a minibatch counts."""
-    found: dict[tuple[int, int], list[int]] = {}
-    for i in chosen.tolist():
-        found.setdefault((int(table.instance[i]), int(tokens.prompt[i])), []).append(i)
-    return list(found.values())
 
 
 def tied_shares(table: Samples, tied: np.ndarray, agents: int) -> dict[str, float]:

@@ -76,9 +76,11 @@ def plain_update(recipe, samples, table, shared, rates=RATES, by_prompt=False):
             return jnp.sum(jnp.sum(x, axis=1, where=where) / where.sum(1), where=part) / part.sum()
         return jnp.sum(x, where=where & part[:, None]) / jnp.sum(where & part[:, None])
 
+    old = unrolled(actor, *rows, recipe.temperature)[0]
+
     def policy_loss(p, part):
         log_probs, entropy = unrolled(p, *rows, recipe.temperature)
-        ratio = jnp.exp(log_probs - drawn)
+        ratio = jnp.exp(log_probs - old)
         worst = jnp.maximum(-ratio * advantages, -jnp.clip(ratio, 0.8, 1.2) * advantages)
         bound = (advantages < 0) & (worst > -recipe.dual_clip * advantages) & where
         token = jnp.where(bound, -recipe.dual_clip * advantages, worst)
@@ -109,9 +111,15 @@ def plain_update(recipe, samples, table, shared, rates=RATES, by_prompt=False):
             critic, dual = descend(critic, up, rates[1]), aux
         actor = descend(actor, slope, rates[0])
         losses.append((float(loss), float(value)))
+    over_calls, over_tokens = [part.sum() for part in parts], [np.sum(where & part[:, None]) for part in parts]
+    policy_losses, value_losses = np.transpose(losses)
+    if shared:
+        policy_losses = policy_losses - recipe.value_coef * value_losses
+    value_mean = np.average(value_losses, weights=over_tokens)
+    policy_mean = np.average(policy_losses, weights=over_calls if shared else over_tokens)
     flat, goal = values[where], np.asarray(targets, np.float64)[where]
     figures = {
-        "loss": np.mean(losses, axis=0)[0], "value_loss": np.mean(losses, axis=0)[1],
+        "loss": policy_mean + (recipe.value_coef * value_mean if shared else 0), "value_loss": value_mean,
         "values_mean": flat.mean(), "explained_variance": 1 - np.var(goal - flat) / np.var(goal),
         "kl": charge.sum() / where.sum(), "groups": len(set(names)),
     }  # fmt: skip

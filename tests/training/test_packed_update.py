@@ -85,7 +85,8 @@ def plain_step(recipe, samples, table):
     ref = unrolled(reference(), *rows, recipe.temperature)[0] if recipe.kl_coef and recipe.kl_in == "loss" else None
 
     def loss(scores):
-        total, count, _ = loss_for(recipe, scores[0], drawn, advantages, where=where, entropy=scores[1], reference_log_probs=ref)
+        old = jax.lax.stop_gradient(scores[0])
+        total, count, _ = loss_for(recipe, scores[0], old, advantages, where=where, entropy=scores[1], reference_log_probs=ref)
         return total / count
 
     scores, back = jax.vjp(lambda p: unrolled(p, *rows, recipe.temperature), params())
@@ -156,7 +157,7 @@ def test_law_5_budget_micro_batch_order_and_devices_change_nothing():
     assert_same(packed_step(recipe, *turned, minibatch=5)[0], base)  # order is a matter of identity
     for options in (dict(row_tokens=11), dict(microbatch_tokens=1), dict(devices=2, microbatch_tokens=40)):
         moved, metrics = packed_step(recipe, samples, table, minibatch=5, **options)
-        assert_close(moved, base, atol=1e-5)
+        assert_close(moved, base, atol=1e-5 * max(float(np.abs(x).max()) for x in jax.tree.leaves(base)))
         for name in set(figures) - {"packing"}:
             assert metrics[name] == pytest.approx(figures[name], rel=1e-4, abs=1e-5), (name, options)
     assert not np.array_equal(packed_step(recipe, samples, table, minibatch=5, seed=1)[0]["embedding"], base["embedding"])
@@ -175,23 +176,27 @@ def test_each_minibatch_has_the_advantages_of_its_own_samples(name):
 
     def loss(scores):
         sums = [
-            loss_for(recipe, scores[0][i], drawn[i], advantages[i], where=where[i], entropy=scores[1][i],
+            loss_for(recipe, scores[0][i], jax.lax.stop_gradient(scores[0][i]), advantages[i], where=where[i], entropy=scores[1][i],
                      reference_log_probs=None if ref is None else ref[i])[:2]
             for i in parts
         ]  # fmt: skip
-        return sum(total / count for total, count in sums)
+        totals, counts = zip(*sums)
+        return sum(total / count for total, count in sums), sum(totals) / sum(counts)
 
     scores, back = jax.vjp(lambda p: unrolled(p, *rows, recipe.temperature), params())
-    value, slope = jax.jit(jax.value_and_grad(loss))(scores)
+    (_, mean), slope = jax.jit(jax.value_and_grad(loss, has_aux=True))(scores)
     update, ref_params = packed_for(recipe, minibatch=1), reference() if recipe.kl_coef else None
-    step = lambda rate: update(Trained(make_policy(params(), SGD)), ref_params, in_one_shape(samples, 1), table, BOTH, jnp.float32(rate), 0)  # noqa: E731
+    def step(rate):
+        return update(Trained(make_policy(params(), SGD)), ref_params, in_one_shape(samples, 1), table, BOTH, jnp.float32(rate), 0)
+
     _, metrics = step(0.0)
     assert metrics["updates"] == len(parts)
-    assert metrics["loss"] == pytest.approx(float(value) / len(parts), rel=1e-4, abs=1e-5)
-    moved, _ = step(1e-3)  # so small that the order of the steps does not matter
+    assert metrics["loss"] == pytest.approx(float(mean), rel=1e-4, abs=1e-5)
     gradient = back(slope)[0]
     scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradient))
-    assert_close(jax.tree.map(lambda a, b: (a - b) / 1e-3, params(), moved.policy.params), gradient, atol=0.05 * scale)
+    rate = 1e-4 / max(1, scale)  # so small that the order of the steps does not matter
+    moved, _ = step(rate)
+    assert_close(jax.tree.map(lambda a, b: (a - b) / rate, params(), moved.policy.params), gradient, atol=0.05 * scale)
 
 
 def test_each_model_learns_from_the_agents_that_it_plays_and_tied_groups_can_be_left_out():
@@ -262,16 +267,16 @@ def test_b10_the_gap_between_sampler_and_scorer_is_corrected_where_the_recipe_sa
 def test_only_the_tokens_of_the_highest_entropy_are_in_the_policy_term():
     """The threshold is that of the whole step, however it is cut."""
     samples, table = make_samples()
-    *rows, where, drawn = padded(samples)
+    *rows, where, _ = padded(samples)
     recipe = make_recipe("grpo", branches=2, entropy_quantile=0.25, reduce="token_mean")
     entropy = np.asarray(unrolled(params(), *rows, 1.0)[1])
     kept = where & (entropy >= np.quantile(entropy[where], 0.75))
     advantages = np.asarray(advantages_for(recipe, Samples(**(vars(table) | {"tokens": where.sum(1)})))[0])[:, None]
 
     def loss(p):
-        ratio = jnp.exp(unrolled(p, *rows, 1.0)[0] - drawn)
-        worst = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - recipe.clip_low, 1 + recipe.clip_high) * advantages)
-        return -jnp.sum(worst, where=kept) / where.sum()
+        log_probs = unrolled(p, *rows, 1.0)[0]
+        ratio = jnp.exp(log_probs - jax.lax.stop_gradient(log_probs))
+        return -jnp.sum(ratio * advantages, where=kept) / where.sum()
 
     for options in (dict(), dict(microbatch_tokens=1)):
         moved, metrics = packed_step(recipe, samples, table, **options)

@@ -5,8 +5,8 @@ import pytest
 
 from marl_llm.algorithms import Samples
 from marl_llm.training import PackingError, TokenSample, pack
+from marl_llm.training.minibatches import prompts_of
 from marl_llm.training.packing import Tokens, bucket, first_fit
-from marl_llm.training.update import prompts_of
 
 
 def sample(prompt, response, name=""):

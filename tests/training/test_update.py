@@ -1,5 +1,6 @@
 """The update: equal to an independent loss, whatever the padding, order and devices (law 5), defined when degenerate (8)."""
 
+import dataclasses
 import functools
 
 import jax
@@ -17,6 +18,7 @@ from marl_llm.training.steps import Sums, accumulate, microbatch_size
 CONFIG = ModelConfig(vocab_size=17, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
 G, P, K, R = 16, 5, 3, 4  # 4 environments, 2 agents, 2 turns
 RECIPE = make_recipe("at_grpo", branches=K, skip_tied=True, reduce="token_mean", entropy_coef=0.02, temperature=1.3)
+CORRECTED = dataclasses.replace(RECIPE, correction="truncate")  # reads the sampler's log-probs
 SGD = optax.sgd(1.0)  # with learning rate 1 the parameters move by the gradient
 BOTH = jnp.asarray([True, True])
 RATE = jnp.float32(1.0)
@@ -104,7 +106,7 @@ def assert_same(got, want):
 
 
 def test_the_step_is_that_of_a_loss_computed_on_plain_rows():
-    """AT-GRPO by hand: rewards mixed, centred and scaled per group (ddof 1), clipped ratio, entropy bonus, mean over tokens."""
+    """AT-GRPO by hand: rewards mixed, centred and scaled per group (ddof 1), a ratio of 1, entropy bonus, mean over tokens."""
     rows = make_rows()
     rewards = np.asarray(RECIPE.alpha * rows.team + rows.local, np.float64)
     spread = rewards.std(-1, ddof=1, keepdims=True)
@@ -116,9 +118,8 @@ def test_the_step_is_that_of_a_loss_computed_on_plain_rows():
 
     def loss(params):
         log_probs, entropy = unrolled_scores()(params, rows)
-        ratio = jnp.exp(log_probs - rows.log_probs)
-        clipped = jnp.clip(ratio, 0.8, 1.2)
-        policy = -jnp.minimum(ratio * advantages, clipped * advantages) - RECIPE.entropy_coef * entropy
+        ratio = jnp.exp(log_probs - jax.lax.stop_gradient(log_probs))  # the sampler's log-probs play no part
+        policy = -ratio * advantages - RECIPE.entropy_coef * entropy
         return jnp.sum(jnp.where(useful, policy, 0.0)) / mine.sum()  # tied groups count in the denominator only
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(params())
@@ -126,8 +127,8 @@ def test_the_step_is_that_of_a_loss_computed_on_plain_rows():
     assert_close(moved, jax.tree.map(lambda p, g: p - g, params(), gradient))
     assert metrics["loss"] == pytest.approx(float(value), abs=1e-5)
     assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(gradient)), rel=1e-4)
-    assert metrics["clip_low"] > 0.02
-    assert metrics["clip_high"] > 0.02  # the clip was at work
+    assert metrics["ratio"] == 1
+    assert metrics["clip_low"] + metrics["clip_high"] == 0
     assert tied.sum() == 1
     assert (metrics["groups"], metrics["useful_groups"], metrics["updates"]) == (15, 14, 1)
     assert metrics["tied_share"] == pytest.approx(1 / 15)
@@ -201,6 +202,27 @@ def test_law_5_every_row_is_stepped_on_exactly_once_per_epoch():
     whole, _ = step(rows)
     rate = 1e-3
     parts, metrics = step(rows, rate=jnp.float32(rate), minibatch=4)
+    assert metrics["updates"] == 4
+    for before, a, b in zip(*map(jax.tree.leaves, (params(), parts, whole)), strict=True):
+        np.testing.assert_allclose((before - a) / (4 * rate), before - b, atol=0.02 * np.abs(before - b).max() + 1e-4)
+
+
+@pytest.mark.parametrize("skip", [False, True], ids=["tied groups are scored", "tied groups are left out"])
+def test_law_5_figures_do_not_depend_on_the_number_of_minibatches(skip):
+    """14 or 15 groups of uneven lengths in one minibatch and in four, one group tied, and a sampler that is off."""
+    recipe = dataclasses.replace(RECIPE, skip_tied=skip)
+    _, base = step(make_rows(), rate=jnp.float32(0), recipe=recipe)
+    _, cut = step(make_rows(), rate=jnp.float32(0), recipe=recipe, minibatch=4)
+    assert (base.pop("updates"), cut.pop("updates")) == (1, 4)
+    for name in set(base) - {"grad_norm", "packing"}:  # of each step, and of its rows
+        assert cut[name] == pytest.approx(base[name], rel=1e-5, abs=1e-6), name
+
+
+def test_law_5_with_tied_groups_left_out_the_gradients_of_minibatches_add_up_to_the_batchs():
+    """Groups of uneven lengths, so that the minibatches hold different numbers of tokens."""
+    whole, _ = step(make_rows())
+    rate = 1e-4
+    parts, metrics = step(make_rows(), rate=jnp.float32(rate), minibatch=4)
     assert metrics["updates"] == 4
     for before, a, b in zip(*map(jax.tree.leaves, (params(), parts, whole)), strict=True):
         np.testing.assert_allclose((before - a) / (4 * rate), before - b, atol=0.02 * np.abs(before - b).max() + 1e-4)
@@ -297,7 +319,7 @@ def test_law_8_an_empty_mask_is_finite_and_changes_nothing():
 def test_law_10_a_gradient_that_is_not_finite_changes_nothing_and_shows():
     rows = make_rows()
     at = np.argwhere(np.asarray(rows.token_where & rows.where[:, None, None]))[0]
-    moved, metrics = step(rows._replace(log_probs=rows.log_probs.at[tuple(at)].set(jnp.nan)))
+    moved, metrics = step(rows._replace(log_probs=rows.log_probs.at[tuple(at)].set(jnp.nan)), recipe=CORRECTED)
     assert_same(moved, params())
     assert not np.isfinite(metrics["grad_norm"])
 
