@@ -17,6 +17,7 @@ import jax
 import pytest
 
 MAX_MAPS = int(os.environ.get("MARL_LLM_TEST_MAX_MAPS", 20_000))  # memory maps of one process
+FREE_ABOVE_GB, GROWN_GB = 2.0, 0.4  # resident memory above which programs are freed within a file, if it grew so much since the last time
 FREE_ABOVE = 2_000  # maps above which programs are freed after a file: fewer are left to the next file, which may need them too
 MAX_GB = float(os.environ.get("MARL_LLM_TEST_MAX_GB", 3.0))  # resident memory of one process, 10^9 bytes
 PROC = pathlib.Path("/proc/self")
@@ -31,17 +32,22 @@ class Peak:
     file: str = ""
 
     def look(self, file: str = "") -> int:
-        """Counts the present maps after a file of tests and returns them; the kernel itself keeps the maximum of the resident memory. 0
-        without `/proc`."""
+        """Counts the present maps after a test, or a file of tests, and returns them; the kernel itself keeps the maximum of the resident
+        memory. 0 without `/proc`."""
         if not PROC.exists():
             return 0
         present = (PROC / "maps").read_bytes().count(b"\n")
         self.maps = max(self.maps, present)
-        fields = dict(line.split(":", 1) for line in (PROC / "status").read_text().splitlines())
-        held = int(fields["VmHWM"].split()[0]) * 1024 / 1e9
+        held = _status_gb("VmHWM")
         if held > self.gb:
             self.gb, self.file = held, file
         return present
+
+
+def _status_gb(field: str) -> float:
+    """A size that the kernel tells of this process, in 10^9 bytes."""
+    fields = dict(line.split(":", 1) for line in (PROC / "status").read_text().splitlines())
+    return int(fields[field].split()[0]) * 1024 / 1e9
 
 
 def free_programs() -> None:
@@ -66,15 +72,20 @@ class WorkerMemory:
     """
 
     def __init__(self):
-        self.peak, self.peaks = Peak(), {}
+        self.peak, self.peaks, self.left_gb = Peak(), {}, 0.0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item, nextitem):
         result = yield
-        if nextitem is None or nextitem.path != item.path:
-            if self.peak.look(item.nodeid.partition("::")[0]) > FREE_ABOVE:
-                free_programs()
+        ends_file = nextitem is None or nextitem.path != item.path
+        if (ends_file and self.peak.look(item.nodeid.partition("::")[0]) > FREE_ABOVE) or self._has_grown():
+            free_programs()
+            self.left_gb = _status_gb("VmRSS") if PROC.exists() else 0.0
         return result
+
+    def _has_grown(self) -> bool:
+        """Whether the process holds much, and much more than when programs were freed last."""
+        return PROC.exists() and _status_gb("VmRSS") > max(FREE_ABOVE_GB, self.left_gb + GROWN_GB)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node, error):
