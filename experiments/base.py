@@ -21,7 +21,7 @@ from ml_collections import config_dict
 from experiments import checks, players
 from experiments.coaching import check_coach, coach_section, cost_line
 from experiments.command import ConfigError
-from marl_llm.algorithms import Recipe, make_recipe
+from marl_llm.algorithms import Recipe, make_recipe, pay_reach
 from marl_llm.games import Found, Game, GameError, find_game
 from marl_llm.models import ModelConfig
 from marl_llm.reporting.trackers import missing
@@ -255,6 +255,13 @@ class Plan:
         return self.played.headline if isinstance(self.played, World) else "success"
 
     @property
+    def pay(self) -> str:
+        """Which pay reaches whom under the recipe, in one line."""
+        r, reach = self.recipe, pay_reach(self.recipe)
+        said = f"the team's pay reaches {reach['team']}; a role's own (local) pay reaches {reach['local']}"
+        return f"pay (rewards={r.rewards}, returns={r.returns}): {said}"
+
+    @property
     def budgets(self) -> dict[str, tuple[int, int]]:
         """Role -> its longest prompt and its longest response, in tokens."""
         return players.budgets(self.played)
@@ -295,8 +302,7 @@ class Plan:
             rows[-1] += f"; at most {samples:,} samples (E={e} x K={k} x T={g.max_turns} x N={len(g.roles)})"
         given = lambda name: "default" if config.game[name] is None else config.game[name]  # noqa: E731
         value = given if isinstance(g, World) else lambda name: getattr(g, name, "")
-        if said := cost_line(config, self):
-            rows += [said]
+        rows += [self.pay, *filter(None, [cost_line(config, self)])]
         rows += ["", "game", *(f"  {name:<20} {value(name)}" for name in self.found.options)]
         rows += ["", "recipe", *(f"  {f.name:<20} {getattr(r, f.name)}" for f in dataclasses.fields(r))]
         if isinstance(g, World):

@@ -327,6 +327,8 @@ def without_other_recipe(config: config_dict.ConfigDict, flags: Mapping[str, Any
         return
     if "recipe.preset" not in flags and not _makes(name, section.preset, {}):
         section.preset = "paper"
+    if "recipe.returns" not in flags and section.returns == "outcome_plus_local" and make_recipe(name).returns != "outcome":
+        section.returns = None  # it takes the place of an outcome, and of no other return
     options = given(section, ("name", "preset"))
     of_file = [field for field in options if f"recipe.{field}" not in flags]
     if not _makes(name, section.preset, options):

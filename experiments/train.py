@@ -154,8 +154,8 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     state = begun(team, config, workdir, files, clock, state)
     progress = reporting.Progress(c.steps, "train", start=state["step"])
     watches = CoachWatch(progress.note), VoidWatch(VOID_LIMIT if c.rollout.void_limit is None else c.rollout.void_limit)
-    if config.coach.kind:
-        progress.note(cost_line(config, plan))
+    for said in filter(None, (plan.pay, cost_line(config, plan))):
+        progress.note(said)
     save = lambda step: stop.whole(checkpoints.save, step, team.policies(), state | {"team": team.state()} | clock.now())  # noqa: E731
     alarms, watch = Alarms(state["silent"], progress.note), ProgramWatch(progress.note)
     if not done:
@@ -328,7 +328,7 @@ def final_page(plan, config, team, files: Files) -> dict:
 
     v, seatings = config.evaluation, tables(plan, config.evaluation.ablate_roles)
     page, records = measure(team, seatings, "test", v.final_tasks)
-    results = {"split": "test", "headline": team.headline, "seed": config.seed, "steps": config.steps, **page}
+    results = {"split": "test", "headline": team.headline, "pay": plan.pay, "seed": config.seed, "steps": config.steps, **page}
     results["gain"] = paired(records["before"], records["after"])
     parts = {"greedy": records}
     if v.sampled:

@@ -17,4 +17,5 @@ def get_config(arg=None):
     c = base_config(arg.rpartition(":")[2], game=arg, recipe="grpo")
     c.model.preset = "nano"
     c.recipe.rewards = "mixed"
+    c.recipe.returns = "outcome_plus_local"  # with "outcome" a role's own pay in an earlier turn would reach nobody
     return c

@@ -65,7 +65,7 @@ from marl_llm.algorithms.losses import (
     value_loss,
 )
 from marl_llm.algorithms.ratios import importance_weights, kept_log_mass, kept_tokens, token_log_probs, untruncate
-from marl_llm.algorithms.recipes import FIELDS, RECIPES, SAMPLER_FIELDS, TRAINER_FIELDS, Recipe, make_recipe
+from marl_llm.algorithms.recipes import FIELDS, RECIPES, SAMPLER_FIELDS, TRAINER_FIELDS, Recipe, make_recipe, pay_reach
 from marl_llm.algorithms.returns import (
     broadcast_outcome,
     episode_return,
@@ -126,6 +126,7 @@ __all__ = [
     "next_kl_coef",
     "normalise_globally",
     "on_policy_rows",
+    "pay_reach",
     "reduce",
     "reduce_parts",
     "reinforce",

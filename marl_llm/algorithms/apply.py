@@ -73,6 +73,12 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
     if recipe.returns == "outcome":
         paid = None if recipe.rewards == "local" else samples.team_where
         return returns.broadcast_outcome(rewards, samples.trajectory, where=where, turn=order, how="last", paid=paid)
+    if recipe.returns == "outcome_plus_local":
+        own = jnp.where(where, recipe.reward_weights[1] * as_float(samples.local), 0)
+        outcome = returns.broadcast_outcome(
+            rewards - own, samples.trajectory, where=where, turn=order, how="last", paid=samples.team_where
+        )
+        return outcome + own
     if recipe.returns == "trajectory":
         return returns.episode_return(rewards, samples.turn, samples.trajectory, where=where)
     return rewards
@@ -87,7 +93,7 @@ def _charged_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Ar
     if not (recipe.kl_coef and recipe.kl_in == "reward"):
         return _returns(recipe, samples, rewards, where)
     penalty = kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_in='reward' charges it"), 0)
-    if recipe.returns == "outcome":
+    if recipe.returns in ("outcome", "outcome_plus_local"):
         return _returns(recipe, samples, rewards, where) - penalty
     return _returns(recipe, samples, rewards - penalty, where)
 

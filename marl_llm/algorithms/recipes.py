@@ -32,7 +32,7 @@ CHOICES = types.MappingProxyType(
         "pick": ("greedy", "first", "random"),
         "joint": ("aligned", "cross"),
         "rewards": ("mixed", "team", "local"),
-        "returns": ("immediate", "to_go", "to_go_mean", "outcome", "trajectory", "gae"),
+        "returns": ("immediate", "to_go", "to_go_mean", "outcome", "outcome_plus_local", "trajectory", "gae"),
         "center": ("none", "score"),
         "baseline": ("none", "role", "place"),
         "scope": SCOPES,
@@ -83,7 +83,9 @@ class Recipe:
     rewards: str = "mixed"  # "mixed": α team + local; or "team" or "local" alone
     alpha: float = 1.0  # α, weight of the team's reward in "mixed"
     center: str = "none"  # "score": CENTER is taken off every reward first, the middle of a coach's scale from 0 to 1
-    returns: str = "immediate"  # "immediate", "to_go", "to_go_mean", "outcome" (last turn's), "trajectory" (sum over turns), "gae"
+    # "immediate", "to_go", "to_go_mean", "outcome" (last turn's), "outcome_plus_local" (the team's last one, and each response's own pay),
+    # "trajectory" (sum over turns) or "gae"
+    returns: str = "immediate"
     scope: str = "trajectory"  # to_go, to_go_mean: whose later rewards count; see returns.rewards_to_go
     gamma: float = 1.0  # discount per turn (to_go) or per token (gae)
     gae_lambda: float = 1.0  # gae: λ
@@ -213,11 +215,35 @@ _RANGES = (
 )
 
 
+def pay_reach(recipe: Recipe) -> dict[str, str]:
+    """Whom the "team" pay and a role's own ("local") pay reach, in words: what of each enters which response's return.
+
+    >>> pay_reach(make_recipe("grpo", rewards="mixed"))["local"]
+    'all responses of the play, if it is paid in the last turn; earlier pay reaches nobody'
+    """
+    own, last = "the response that it is paid to", "all responses of the play, if it is paid in the last turn; earlier pay reaches nobody"
+    later = {
+        "token": own,
+        "agent": "this and the earlier responses of the same role",
+        "trajectory": "this and all earlier responses of the play",
+        "joint": "all responses of this turn and of the earlier ones, as the mean of the turn",
+    }[recipe.scope]
+    both = {
+        "to_go": later,
+        "to_go_mean": f"{later}, one vote per role",
+        "outcome": last,
+        "outcome_plus_local": last,
+        "trajectory": "all responses of the play, added up over its turns",
+    }.get(recipe.returns, own)
+    reach = {"team": both, "local": own if recipe.returns == "outcome_plus_local" else both}
+    return {name: reach[name] if recipe.rewards in ("mixed", name) else "nobody" for name in reach}
+
+
 def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
     """List (is broken, what to do) for combinations that no method can mean."""
     return [
         (
-            r.sampling == "tree" and r.returns in ("to_go", "to_go_mean", "outcome", "trajectory"),
+            r.sampling == "tree" and r.returns in (*TO_GO, "outcome", "outcome_plus_local", "trajectory"),
             f"returns={r.returns!r} needs plays that go on, but in a tree only one candidate per prompt does: "
             "use returns='immediate', or sampling='parallel' or 'chain'.",
         ),
@@ -252,6 +278,11 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
     return [
         (("pick",), r.sampling != "tree", f"sampling={r.sampling!r} has no candidates to pick from (only 'tree' has)"),
         (("joint_subset",), r.joint == "aligned", "joint='aligned' judges each play as it is (only 'cross' chooses)"),
+        (
+            ("returns",),
+            r.returns == "outcome_plus_local" and r.rewards != "mixed",
+            f"rewards={r.rewards!r} has no two parts (only 'mixed' has)",
+        ),
         (("alpha",), r.rewards != "mixed", f"rewards={r.rewards!r} mixes nothing (only 'mixed' does)"),
         (("scope",), r.returns not in TO_GO, f"returns={r.returns!r} sums no later rewards (only 'to_go' and 'to_go_mean' do)"),
         (("baseline",), r.normaliser != "global", f"normaliser={r.normaliser!r} has baselines of its own (only 'global' has none)"),

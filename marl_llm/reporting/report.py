@@ -282,7 +282,8 @@ def _headline(run: Run) -> str:
     if not tiles:
         why = f"evaluation.json: {run.absent.get('evaluation.json', 'it holds no success.')} "
         body = page.missing("No headline figures.", why + "metrics.jsonl has fewer than two eval lines to stand in for it.")
-    return page.section("In short", body)
+    pay = run.evaluation.get("pay")
+    return page.section("In short", body, pay if isinstance(pay, str) else "")
 
 
 def _span(ends: tuple[float, float]) -> str:

@@ -281,7 +281,8 @@ class Team(abc.ABC):
     def _warn_of_opponents(self, table: Samples) -> None:
         """Says once that a recipe deals one seat's result to its opponents too, who would learn to lose."""
         recipe = self.options.recipe
-        shared = recipe.returns in ("outcome", "trajectory") or (recipe.returns in ("to_go", "to_go_mean") and recipe.scope != "agent")
+        summed = recipe.returns in ("to_go", "to_go_mean") and recipe.scope != "agent"
+        shared = summed or recipe.returns in ("outcome", "outcome_plus_local", "trajectory")
         if not shared or recipe.rewards == "local" or self._warned_of_opponents:
             return
         paid = table.where if table.team_where is None else table.where & table.team_where

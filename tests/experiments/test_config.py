@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
 from absl import flags
 from ml_collections import config_dict, config_flags
@@ -15,6 +16,7 @@ from ml_collections import config_dict, config_flags
 from experiments import building, checks, command, workdir
 from experiments.base import MICROBATCH, base_config, resolve
 from experiments.command import ConfigError
+from marl_llm.algorithms import Samples, advantages_for
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 QUICKSTART = str(ROOT / "experiments" / "configs" / "quickstart.py")
@@ -608,6 +610,29 @@ def test_a_missing_data_file_is_told_with_the_option_that_names_it(tmp_path):
 # --- a game of one's own ---------------------------------------------------------------------------------------------------------
 
 OWN = ROOT / "tests" / "games" / "own"
+
+
+def test_a_roles_own_pay_in_an_early_turn_reaches_its_advantage_in_a_game_of_ones_own():
+    """Two plays of one task with the same outcome; the keeper was paid in the first turn of one of them."""
+    config = read_flags(f"--config={ROOT}/experiments/configs/game.py:{OWN}/lock.py:Lock")
+    plan = resolve(config)
+    play, turn = np.repeat([0, 1], 2), np.tile([0, 1], 2)
+    table = Samples(
+        instance=np.zeros(4, int), env=play, agent=np.zeros(4, int), turn=turn, trajectory=play, team=1.0 * (turn == 1),
+        local=np.asarray([1.0, 0, 0, 0]), tokens=np.ones(4, int),
+    )  # fmt: skip
+    advantages = np.asarray(advantages_for(plan.recipe, table)[0])
+    assert advantages[0] > max(advantages[1:]) + 0.5
+    assert "a role's own (local) pay reaches the response that it is paid to" in plan.table(config)
+
+
+BESIDE = "outcome_plus_local"
+
+
+@pytest.mark.parametrize(("name", "returns"), [("grpo", BESIDE), ("rloo", BESIDE), ("magrpo", "to_go"), ("at_grpo", "immediate")])
+def test_own_pay_beside_an_outcome_takes_the_place_of_an_outcome_alone(name, returns):
+    config = read_flags(f"--config={ROOT}/experiments/configs/game.py:{OWN}/lock.py:Lock", f"--config.recipe.name={name}")
+    assert resolve(config).recipe.returns == returns
 
 
 def test_c1_a_config_names_a_users_file_and_the_run_directory_keeps_it(tmp_path):
