@@ -15,6 +15,7 @@ from marl_llm.checking.plays import Subject, again, disturbed, first_difference,
 from marl_llm.checking.verdict import Finding, failed, note, passed, verdict
 from marl_llm.games.protocol import SPLITS
 from marl_llm.reporting.files import to_json
+from marl_llm.text import unknown_words
 from marl_llm.workflows import Episode, RoleCall, WorkflowError, World
 
 __all__ = ["CHECKS", "Finding", "check"]
@@ -266,9 +267,20 @@ def budgets(subject: Subject) -> Iterator[Finding]:
             problems.append(f"{name}: the scripted player says {said} tokens, {role.max_tokens} are allowed")
         if prompt > role.max_prompt:
             problems.append(f"{name}: a prompt has {about}{prompt} tokens, {role.max_prompt} are allowed")
+        if unread := _unread(subject, mine):
+            shown = ", ".join(map(repr, unread[:4]))
+            notes.append(f"{name}'s prompts hold {len(unread)} words that the vocabulary lacks ({shown}): its model cannot tell them apart")
         if cut := sum(call.trimmed > 0 for call in mine):
             notes.append(f"{cut} of its {len(mine)} prompts were trimmed")
     yield verdict("budgets", 10, not problems, "; ".join(notes), "; ".join(dict.fromkeys(problems[:3])))
+
+
+def _unread(subject: Subject, calls: list[RoleCall]) -> list[str]:
+    """The words of these calls' prompts that the world's vocabulary cannot spell, each once."""
+    if subject.world.speech is None:  # each checkpoint has its own
+        return []
+    words = (unknown_words(subject.world.speech.tokenizer, call.prompt) for call in calls)
+    return list(dict.fromkeys(word for some in words for word in some))
 
 
 def teacher(subject: Subject) -> Iterator[Finding]:

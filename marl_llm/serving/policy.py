@@ -12,7 +12,7 @@ from typing import Any
 
 from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
 from marl_llm.serving.certain import CertainText, text_before
-from marl_llm.text import HuggingFaceTokenizer, PieceTokenizer, pieces_of
+from marl_llm.text import pieces_of, unknown_words
 from marl_llm.text.formats import Message as Said
 from marl_llm.tools.chat import ChatReply, Message, Options
 
@@ -100,7 +100,7 @@ class PolicyAnswers:
         except (ValueError, TypeError) as error:
             raise RequestError(f"request refused: the model's format cannot hold these messages: {error}") from error
         texts = [messages] if isinstance(messages, str) else [one["content"] for one in messages]
-        if unknown := [word for text in texts for word in _unknown_words(self.speech.tokenizer, text)]:
+        if unknown := [word for text in texts for word in unknown_words(self.speech.tokenizer, text)]:
             raise RequestError(
                 f"request refused: the model's vocabulary lacks {len(unknown)} of the words ({', '.join(map(repr, unknown[:8]))}): it was "
                 "made for one game, and reads that game's words alone"
@@ -140,11 +140,6 @@ class PolicyAnswers:
         reply = ChatReply(text, finish, len(request.prompt), len(drawn), sampled=sampled)
         check_numbers(reply)
         return reply
-
-
-def _unknown_words(tokenizer: Any, text: str) -> list[str]:
-    known = isinstance(tokenizer, PieceTokenizer | HuggingFaceTokenizer)
-    return tokenizer.unknown_words(text) if known else []
 
 
 def policy_answers(

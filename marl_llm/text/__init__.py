@@ -12,14 +12,14 @@ from marl_llm.text.formats import (
     Message,
     ToolCall,
 )
-from marl_llm.text.huggingface import HuggingFaceTokenizer, load_tokenizer
+from marl_llm.text.huggingface import HuggingFaceTokenizer, load_tokenizer, unknown_words
 from marl_llm.text.jinja import ChatTemplateWarning, JinjaTemplate, differences, load_chat, load_template
 from marl_llm.text.streaming import TextStream, stream_text
 from marl_llm.text.tokenizer import ByteTokenizer, PieceTokenizer, Tokenizer, pieces_of, train_pieces, train_sentencepiece
 
 __all__ = [
     "ByteTokenizer", "PieceTokenizer", "Tokenizer", "pieces_of", "train_pieces", "train_sentencepiece",
-    "HuggingFaceTokenizer", "load_tokenizer",
+    "HuggingFaceTokenizer", "load_tokenizer", "unknown_words",
     "TextStream", "stream_text",
     "DEEPSEEK_R1_DISTILL_QWEN", "FORMATS", "QWEN2_5", "QWEN2_5_BASE", "QWEN2_5_MATH", "QWEN3", "ChatFormat", "Message", "ToolCall",
     "Chat", "Conversation", "Reply", "extends",

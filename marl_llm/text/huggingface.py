@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, SupportsInt
 
 from marl_llm.text.rendering import LARGEST
-from marl_llm.text.tokenizer import checked_ids, checked_text
+from marl_llm.text.tokenizer import PieceTokenizer, checked_ids, checked_text
 from marl_llm.text.tokenizer_files import (
     TOKENIZER_BOUNDS,
     check_tokenizer,
@@ -232,6 +232,12 @@ class HuggingFaceTokenizer:
         for name, text in self.files.items():
             if name not in ("config.json", "generation_config.json"):
                 (directory / name).write_text(text, encoding="utf-8", newline="")
+
+
+def unknown_words(tokenizer: Any, text: str) -> list[str]:
+    """The words of a text, between blanks, that a vocabulary cannot spell, each once; none where it spells everything, or cannot say."""
+    says = isinstance(tokenizer, HuggingFaceTokenizer | PieceTokenizer)
+    return tokenizer.unknown_words(text) if says else []
 
 
 def load_tokenizer(directory: str | pathlib.Path) -> HuggingFaceTokenizer:

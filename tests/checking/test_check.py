@@ -16,6 +16,8 @@ from marl_llm.checking import CheckError, Subject, check, report_text
 from marl_llm.checking.junk import battery
 from marl_llm.games import make_game
 from marl_llm.games.hosted import hosted
+from marl_llm.text import train_pieces
+from marl_llm.workflows import PlainText
 
 HERE = pathlib.Path(__file__).parent
 FAULTS = {  # the planted fault -> the checks that must fail, and no other; and words of the evidence
@@ -74,6 +76,17 @@ def test_check_names_the_roles_that_no_reward_ever_pays(reports):
     assert "no reward ever pays checker: " in found["pay"]["evidence"]
     sound = {one["name"]: one for one in reports["team"]["verdicts"]}
     assert (sound["pay"]["status"], sound["pay"]["evidence"]) == ("pass", "every role is paid: speller, checker")
+
+
+def test_check_counts_the_words_that_the_vocabulary_lacks():
+    tokenizer = train_pieces(("Backwards:", "How", "many", "letters?", "none"))
+    world = dataclasses.replace(faulty_games.team(), speech=PlainText(tokenizer, tuple(tokenizer.ids_of(("none",)).tolist())))
+    words = [task.fields["word"] for task in world.tasks("train", 0, 2)]
+    (found,) = check(world, names=("budgets",), tasks=2, plays=2, few=2)
+    assert "speller's prompts hold 2 words that the vocabulary lacks" in found.evidence
+    assert all(repr(word) in found.evidence for word in words)
+    (sound,) = check(faulty_games.team(), names=("budgets",), tasks=2, plays=2, few=2)
+    assert "lacks" not in sound.evidence  # its bytes spell everything
 
 
 def test_check_prints_a_report_with_the_first_prompt_of_each_role_and_ends_with_0_for_a_sound_team(capsys):
