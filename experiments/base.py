@@ -261,6 +261,16 @@ class Plan:
         said = f"the team's pay reaches {reach['team']}; a role's own (local) pay reaches {reach['local']}"
         return f"pay (rewards={r.rewards}, returns={r.returns}): {said}"
 
+    def unguided(self, config: config_dict.ConfigDict) -> str:
+        """A note for a run that begins with random models although there is a scripted player to imitate; else the empty string."""
+        w, options = config.warm_start, [self.options[name] for name in self.assignment.trained]
+        if w.steps or w.run or w.models or self.game.script is None or all("path" in one for one in options):
+            return ""
+        return (
+            "note: no supervised warm-up (config.warm_start.steps=0), although this game has a scripted player to imitate. A model with "
+            "random parameters is paid only for what it says by chance; try --config.warm_start.steps=200"
+        )
+
     @property
     def budgets(self) -> dict[str, tuple[int, int]]:
         """Role -> its longest prompt and its longest response, in tokens."""
@@ -302,7 +312,7 @@ class Plan:
             rows[-1] += f"; at most {samples:,} samples (E={e} x K={k} x T={g.max_turns} x N={len(g.roles)})"
         given = lambda name: "default" if config.game[name] is None else config.game[name]  # noqa: E731
         value = given if isinstance(g, World) else lambda name: getattr(g, name, "")
-        rows += [self.pay, *filter(None, [cost_line(config, self)])]
+        rows += [self.pay, *filter(None, [self.unguided(config), cost_line(config, self)])]
         rows += ["", "game", *(f"  {name:<20} {value(name)}" for name in self.found.options)]
         rows += ["", "recipe", *(f"  {f.name:<20} {getattr(r, f.name)}" for f in dataclasses.fields(r))]
         if isinstance(g, World):

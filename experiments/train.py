@@ -154,7 +154,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     state = begun(team, config, workdir, files, clock, state)
     progress = reporting.Progress(c.steps, "train", start=state["step"])
     watches = CoachWatch(progress.note), VoidWatch(VOID_LIMIT if c.rollout.void_limit is None else c.rollout.void_limit)
-    for said in filter(None, (plan.pay, cost_line(config, plan))):
+    for said in filter(None, (plan.pay, "" if done else plan.unguided(config), cost_line(config, plan))):
         progress.note(said)
     save = lambda step: stop.whole(checkpoints.save, step, team.policies(), state | {"team": team.state()} | clock.now())  # noqa: E731
     alarms, watch = Alarms(state["silent"], progress.note), ProgramWatch(progress.note)

@@ -626,6 +626,16 @@ def test_a_roles_own_pay_in_an_early_turn_reaches_its_advantage_in_a_game_of_one
     assert "a role's own (local) pay reaches the response that it is paid to" in plan.table(config)
 
 
+@pytest.mark.parametrize(("flags", "noted"), [((), True), (("--config.warm_start.steps=5",), False)])
+def test_a_run_without_the_warm_up_that_its_game_could_have_says_so(flags, noted, monkeypatch):
+    config = read_flags(f"--config={ROOT}/experiments/configs/game.py:{OWN}/lock.py:Lock", *flags)
+    plan = resolve(config)
+    assert ("no supervised warm-up" in plan.unguided(config)) == noted
+    assert ("no supervised warm-up" in plan.table(config)) == noted
+    monkeypatch.setattr(type(plan.game), "script", None)
+    assert plan.unguided(config) == ""
+
+
 BESIDE = "outcome_plus_local"
 
 
