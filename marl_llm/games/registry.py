@@ -27,6 +27,7 @@ import typing
 from typing import Any
 
 from marl_llm.games.protocol import Game
+from marl_llm.games.shapes import check_shapes
 from marl_llm.hints import meant
 from marl_llm.workflows import World
 
@@ -104,6 +105,11 @@ class Found:
                 raise GameError(f"{self.name} needs the library {error.name!r}: pip install 'marl_llm[tools]'") from error
         if not isinstance(thing, Game | World):
             raise GameError(_no_game(self.name, thing))
+        if isinstance(thing, Game) and self.name not in GAMES and thing.device:
+            try:
+                check_shapes(thing)
+            except ValueError as error:
+                raise GameError(f"{self.name}: {error}") from error
         return thing
 
 
