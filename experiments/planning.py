@@ -62,14 +62,13 @@ def programs(
     widths = dict(tokens=length, positions=length, segments=length, branches=length, predict=answers, targets=answers)
     widths |= dict(log_probs=answers, sample=k, first=k, length=k)
     rows = PackedRows(**{name: whole((minibatch, width), real if name == "log_probs" else ids) for name, width in widths.items()})
-    required = needs(recipe)
     beside = {"advantages": answers if critic else k, "old": answers}
     judged = {name: whole((minibatch, answers), real) for name in ("values", "targets") if critic}
     arrays = {name: whole((minibatch, width), real) for name, width in beside.items()} | judged
     reference = abstract(jax.eval_shape(lambda x: compute_copy(config, x), params), TRAIN) if recipe.kl_coef else None
     update = policy_step(options, config, mesh, lora, critic == "head")
-    scalars = {name: whole((), real) for name in ("kl_coef", "entropy_threshold") if name == "kl_coef" or name in required}
-    scalars["first_step"] = whole((), bool)
+    numbers = ("kl_coef", "entropy_threshold") if "entropy_threshold" in needs(recipe) else ("kl_coef",)
+    scalars = dict.fromkeys(numbers, whole((), real)) | {"first_step": whole((), bool)}
     lowered = {"update": update.lower(policy, base, reference, rows, arrays, scalars, whole((), real), whole((), real))}
     if imitates:
         lowered["imitation"] = imitation_step(options, config, mesh, lora).lower(policy, base, rows, whole((), real))
