@@ -37,7 +37,7 @@ def scored(team, mesh, batch) -> np.ndarray:
 
 def main(_) -> None:
     from experiments.base import resolve
-    from experiments.building import build_team, policies_of, start_jax
+    from experiments.building import build_team, params_of, start_jax
     from marl_llm.training.update import advise
 
     logging.set_verbosity(logging.WARNING)  # orbax tells of every file it reads
@@ -47,13 +47,13 @@ def main(_) -> None:
     for minibatch in map(int, _MINIBATCHES.value):
         config.optimizer.minibatch = minibatch
         with resolve(config) as plan, build_team(plan, config, mesh) as team:
-            team.start_from(policies_of(config.warm_start, team.models()))
+            team.start_from(params_of(config.warm_start, team.models()))
             # the second rollout's tasks lie behind those of a usual run
             rollouts = rollouts or (team.play(0, 0, _TASKS.value), team.play(1, 1_000_000, _TASKS.value))
             trained_on, other = rollouts
             advantages, before = np.asarray(advise(plan.recipe, other.tokens, other.table).advantages), scored(team, mesh, other)
             for rate in map(float, _RATES.value):
-                team.start_from(policies_of(config.warm_start, like))
+                team.start_from(params_of(config.warm_start, team.models()))
                 updates = team.learn(trained_on, rate, rate)
                 change = scored(team, mesh, other) - before
                 for agent, role in enumerate(other.roles):

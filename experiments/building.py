@@ -238,14 +238,15 @@ def sources_of(start, models: Iterable[str]) -> dict[str, Source]:
     return found
 
 
-def policies_of(start, like: dict) -> dict:
-    """The policies that a config starts from, in the shapes of `like`. Raises `ConfigError` if the other run's are not of this kind."""
+def params_of(start, like: dict) -> dict:
+    """The parameters that a config starts from, by model, in the shapes of the policies `like`. Raises `ConfigError` if the other run's are
+    not of this kind."""
     from marl_llm.training import CheckpointError
 
     found = {}
     for model, source in sources_of(start, like).items():
         try:
-            found[model] = source.checkpoints.restore(source.step, {source.name: like[model]}).popitem()[1]
+            found[model] = source.checkpoints.restore_params(source.step, {source.name: like[model]})[source.name]
         except CheckpointError as error:
             folder = source.checkpoints.directory / str(source.step) / "policies"
             there = ", ".join(sorted(path.name for path in folder.glob("*"))) or "none"
@@ -260,9 +261,11 @@ def restored(team, checkpoints, step: int) -> dict:
     Raises `CheckpointError` for a checkpoint that is damaged, or whose state is none of this team.
     """
     from marl_llm.training import CheckpointError
+    from marl_llm.training.checkpoints import abstract
 
-    state, like = checkpoints.state(step), team.policies()
-    start, now = checkpoints.restore(0, like), checkpoints.restore(step, like)
+    state, like = checkpoints.state(step), abstract(team.policies())
+    for there in (0, step):
+        checkpoints.check(there, like)
     kinds = {"step": int, "seed": int, "samples": int, "sampled_tokens": int, "wall_s": float | int, "cpu_s": float | int}
     path = checkpoints.directory / str(step) / "state.json"
     for key, kind in (kinds | {"silent": dict, "team": dict}).items():
@@ -271,7 +274,8 @@ def restored(team, checkpoints, step: int) -> dict:
     if state["step"] != step:
         raise CheckpointError(f"{path}: it is of step {state['step']}, not {step}")
     try:
-        team.restore(start, now, state["team"])
+        team.restore_start(checkpoints.restore_params(0, {name: like[name] for name in team.models()}))
+        team.restore(checkpoints.restore(step, like), state["team"])
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
         raise CheckpointError(f"{path}: its team cannot be taken over ({why})") from error

@@ -257,7 +257,7 @@ def _played_by_run(
 ) -> tuple[Any, Any]:
     """(rollout at temperature 1, guide) of the models of a run's checkpoint."""
     from experiments.base import resolve
-    from experiments.building import build_team, policies_of, start_jax
+    from experiments.building import build_team, params_of, start_jax
     from experiments.workdir import home_of, read_config
     from marl_llm.training import Checkpoints
 
@@ -266,7 +266,7 @@ def _played_by_run(
     config.warm_start.update(run=str(run), step=(there[-1] if there else 0) if step is None else step)
     mesh = start_jax(config, None)
     with resolve(config, home_of(run)) as plan, build_team(plan, config, mesh, coached=False) as team:
-        team.start_from(policies_of(config.warm_start, team.models()))
+        team.start_from(params_of(config.warm_start, team.models()))
         return team.evaluate({}, split, count, plays=plays, temperature=1.0, first=first).rollout, plan.played.guide
 
 

@@ -75,12 +75,12 @@ def profile(config, tasks: int) -> list[dict[str, Any]]:
 
 def _warm(team, config) -> None:
     """The config's warm start, without files."""
-    from experiments.building import begins_elsewhere, policies_of
+    from experiments.building import begins_elsewhere, params_of
     from marl_llm.training import linear_decay
 
     w = config.warm_start
     if begins_elsewhere(w):
-        team.start_from(policies_of(w, team.models()))
+        team.start_from(params_of(w, team.models()))
         return
     for step in range(w.steps):
         team.imitate(step % (w.fresh or w.steps), w.tasks, float(linear_decay(step, w.steps, w.learning_rate, warmup=20, floor=0.1)))

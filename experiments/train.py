@@ -31,7 +31,7 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from experiments import checks, command, trust
-from experiments.building import CACHE, begins_elsewhere, build_team, hardware_of, policies_of, restored, sources_of, start_jax, tools_of
+from experiments.building import CACHE, begins_elsewhere, build_team, hardware_of, params_of, restored, sources_of, start_jax, tools_of
 from experiments.command import ConfigError, TrainingError
 from experiments.continuing import Stopwatch, continued, goes_on, up_to
 from experiments.measuring import (
@@ -266,7 +266,7 @@ def warm_start(team, config, files: Files, clock: Stopwatch) -> None:
 
     w = config.warm_start
     if begins_elsewhere(w):
-        team.start_from(policies_of(w, team.models()))
+        team.start_from(params_of(w, team.models()))
         return
     if w.steps:
         with reporting.Progress(w.steps, "warm start") as progress:

@@ -206,12 +206,25 @@ class Checkpoints:
 
         Raises `CheckpointError` naming what is missing, misshapen or damaged. Waits.
         """
+        found = self._read(step, {name: policy._asdict() for name, policy in like.items()})
+        return {name: Policy(**tree) for name, tree in found.items()}
+
+    def restore_params(self, step: int, like: dict[str, Policy]) -> dict[str, dict]:
+        """The same, of parameters (or adapters) alone: optimizer states stay on the disk."""
+        found = self._read(step, {name: {"params": policy.params} for name, policy in like.items()})
+        return {name: tree["params"] for name, tree in found.items()}
+
+    def check(self, step: int, names: Iterable[str]) -> None:
+        """Raises `CheckpointError` naming a file of these policies that is not as it was written. Waits."""
         self.wait()
-        from_first(lambda: self._check(step, like))
+        from_first(lambda: self._check(step, names))
+
+    def _read(self, step: int, like: dict[str, dict]) -> dict[str, dict]:
+        """Trees of policies, or parts of them."""
+        self.check(step, like)
         out = {}
-        for name, policy in like.items():
+        for name, target in like.items():
             path = self.directory / str(step) / "policies" / name
-            target = policy._asdict()
             try:
                 if not path.is_dir():
                     has = ", ".join(sorted(other.name for other in path.parent.glob("*"))) or "none"
@@ -219,12 +232,13 @@ class Checkpoints:
                 there = self._policies.metadata(path).item_metadata
                 if there is None:
                     raise FileNotFoundError(f"{path / '_METADATA'}, which describes the arrays of {name}, is missing or damaged")
-                self._compare(name, _shapes(there.tree), _shapes(target))
+                parts = {part: tree for part, tree in there.tree.items() if part in target}
+                self._compare(name, _shapes(parts), _shapes(target))
                 args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape), target)
-                tree = self._policies.restore(path, item=target, restore_args=args)
+                asked = ocp.args.PyTreeRestore(target, args, partial_restore=True)
+                out[name] = self._policies.restore(path, args=asked)
             except Exception as error:  # orbax and tensorstore raise many kinds; all mean the same to the user
                 raise CheckpointError(self._advice(step, error)) from error
-            out[name] = Policy(**tree)
         return out
 
     def set_aside(self, step: int) -> None:
@@ -279,6 +293,11 @@ class Checkpoints:
             return (folder / STATE).is_file()
         except (OSError, ValueError):
             return False
+
+
+def abstract(policies: dict[str, Policy]) -> dict[str, Policy]:
+    """Shapes, types and places of policies, without their arrays."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), policies)
 
 
 @contextlib.contextmanager

@@ -227,9 +227,9 @@ class HostedTeam(Team):
         """See `Team.state`; with what the coach is told of the run so far."""
         return super().state() | (self._coaching.state() if self._coaching else {}) | (self._over.state() if self._over else {})
 
-    def restore(self, start: Mapping[str, Policy], now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
+    def restore(self, now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
         """See `Team.restore`."""
-        super().restore(start, now, state)
+        super().restore(now, state)
         if self._coaching:
             self._coaching.restore(state)
         if self._over:

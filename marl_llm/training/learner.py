@@ -110,7 +110,11 @@ class Learner:
         self.begin()
 
     def _policy(self, params: dict) -> Policy:
-        policy = make_policy(params, self.options.optimizer)
+        """A copy of parameters with a fresh optimizer state, in its place."""
+        return self._placed(make_policy(params, self.options.optimizer))
+
+    def _placed(self, policy: Policy) -> Policy:
+        params = policy.params
         if self.base is not None and params.keys() != self.base.keys():  # adapters are small: every device has them whole
             return put(policy, jax.tree.map(lambda _: NamedSharding(self.mesh, PartitionSpec()), policy))
         return put(policy, param_shardings(policy, self.mesh, TRAIN))
@@ -148,8 +152,10 @@ class Learner:
         return figures
 
     def begin(self, trained: dict | None = None) -> None:
-        """Ends the warm start: what is there now (or `trained`, parameters or adapters of another) is where reinforcement begins."""
-        policy = self._policy(self.policy.params if trained is None else trained)
+        """Ends the warm start: reinforcement begins with what is there, or with a copy of `trained`, parameters or adapters of another."""
+        own = self.policy.params if trained is None else None
+        self.release()  # old moments go before the new ones come
+        policy = self._policy(trained) if own is None else self._placed(Policy(own, self.options.optimizer.init(own)))
         self.trained, self.version = Trained(policy), 0
         self.start = self.params
         if self.options.has_critic and self.options.critic == "own":
@@ -168,6 +174,10 @@ class Learner:
             self._reference = compute_copy(self.config, params)
         else:
             self._start = park(params, jax.eval_shape(lambda x: compute_copy(self.config, x), params))
+
+    def release(self) -> None:
+        """Gives up policy and critic, so that others find room; `begin` with parameters or `restore` comes next."""
+        self.trained = None
 
     def restore(self, policy: Policy, critic: Policy | None, version: int = 0) -> None:
         """Takes over what a checkpoint held."""

@@ -182,15 +182,16 @@ class Team(abc.ABC):
         """Ends the warm start; see `imitate`."""
         self._taught.clear()
         for leader, members in self._families().items():
-            trained = self.learners[leader].policy.params
+            self.learners[leader].begin()
             for name in members:
-                self.learners[name].begin(trained)
+                if name != leader:
+                    self.learners[name].begin(self.learners[leader].policy.params)
         self._serve(list(self.learners))
 
-    def start_from(self, policies: Mapping[str, Policy]) -> None:
-        """Begins where another team of the same models began: its policies at that time."""
+    def start_from(self, params: Mapping[str, dict]) -> None:
+        """Begins with the parameters (or adapters) of another team of the same models, by name."""
         for name, learner in self.learners.items():
-            learner.begin(policies[name].params)
+            learner.begin(params[name])
         self._serve(list(self.learners))
 
     # ------------------------------------------------------------------------------------------------ reinforcement
@@ -331,8 +332,8 @@ class Team(abc.ABC):
         step = seat.step if seat.step is not None else max(checkpoints.steps(), default=-1)
         if step not in checkpoints.steps():
             raise CheckpointError(f"seat {seat}: {seat.place} has no checkpoint {'' if step < 0 else step}; it has {checkpoints.steps()}")
-        policy = next(iter(checkpoints.restore(step, {seat.model or name: learner.policy}).values()))
-        return learner.whole(policy.params)
+        (params,) = checkpoints.restore_params(step, {seat.model or name: learner.policy}).values()
+        return learner.whole(params)
 
     # ------------------------------------------------------------------------------------------------ checkpoints
     def models(self) -> dict[str, Policy]:
@@ -358,14 +359,19 @@ class Team(abc.ABC):
         found = {"kl_coef": dict(self.kl_coef), "running": self.running.tolist(), "versions": versions}
         return found | ({} if self.trained_coach is None else {COACH_POLICY: self.trained_coach.state()})
 
-    def restore(self, start: Mapping[str, Policy], now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
-        """Goes on from what `policies` gave after `begin` (`start`) and later (`now`), and what `state` gave then."""
+    def restore_start(self, params: Mapping[str, dict]) -> None:
+        """Takes over with which parameters the models began, and gives up those that they have: `restore` comes next."""
+        for name, learner in self.learners.items():
+            learner.release()
+            learner.start = learner.whole(params[name])
+
+    def restore(self, now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
+        """Goes on from what `policies` and `state` gave. The start is that of `restore_start`."""
         beta = state["kl_coef"]  # earlier versions had one for all models
         self.kl_coef = dict(beta) if isinstance(beta, Mapping) else dict.fromkeys(self.trained, beta)
         self.running = np.asarray(state["running"], np.float64)
         for name, learner in self.learners.items():
-            learner.begin(start[name].params)
             learner.restore(now[name], now.get(f"{name}.critic"), state["versions"][name])
         if self.trained_coach is not None:
-            self.trained_coach.restore(start[COACH_POLICY], now[COACH_POLICY], state[COACH_POLICY])
+            self.trained_coach.restore(now[COACH_POLICY], state[COACH_POLICY])
         self._serve(list(self.learners))

@@ -71,9 +71,8 @@ class TrainedCoach:
         """What `restore` needs beside the policy, as JSON."""
         return {"version": self._learner.version}
 
-    def restore(self, start: Policy, now: Policy, state: Mapping[str, Any]) -> None:
-        """Goes on from what `policy` was when the run began and later, and what `state` gave then."""
-        self._learner.begin(start.params)
+    def restore(self, now: Policy, state: Mapping[str, Any]) -> None:
+        """Goes on from what `policy` and `state` gave."""
         self._learner.restore(now, None, state["version"])
         self._renew()
 

@@ -79,10 +79,15 @@ class FakeTeam:
     def policies(self):
         return dict(self.now)
 
+    models = policies
+
     def state(self):
         return {"kl_coef": 0.5}
 
-    def restore(self, start, now, state):
+    def restore_start(self, params):
+        assert set(params) == set(self.models())
+
+    def restore(self, now, state):
         assert state == self.state()
         self.now = dict(now)
 

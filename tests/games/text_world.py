@@ -51,7 +51,8 @@ def whole_path(folder, name, game, variant="smoke"):
             assert set(plan.budgets.values()) == {(1536, 8)}
             if start:
                 like = team.policies()
-                team.restore(checkpoints.restore(0, like), checkpoints.restore(1, like), checkpoints.state(1)["team"])
+                team.restore_start(checkpoints.restore_params(0, like))
+                team.restore(checkpoints.restore(1, like), checkpoints.state(1)["team"])
             else:
                 team.begin()
                 checkpoints.save(0, team.policies(), {"team": team.state()})

@@ -37,7 +37,8 @@ with processes.Watch(60.0), checkpoints, training.make_team(game, assignment, {"
     if int(begin):
         state = checkpoints.state(int(begin))
         like = team.policies()
-        team.restore(checkpoints.restore(int(begin), like), checkpoints.restore(int(begin), like), state)
+        team.restore_start(checkpoints.restore_params(int(begin), like))
+        team.restore(checkpoints.restore(int(begin), like), state)
     for step in range(int(begin), int(steps)):
         batch = team.play(step, first=4 * step, count=4)
         gradient = team.learn(batch, 1e-3)["shared"]["grad_norm"]

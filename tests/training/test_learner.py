@@ -212,12 +212,11 @@ def test_the_kl_of_the_update_never_passes_for_the_kl_to_the_start():
 
 def test_betas_are_kept_in_a_checkpoint_and_an_older_one_had_one_for_all():
     team, _, batch = told(make_recipe("grpo", kl_in="loss", **STEERED))
-    start = team.policies()
     team.kl_coef = {"first": 0.1 + 1e-17, "second": 1 / 3}
     state = json.loads(json.dumps(team.state()))
     team.kl_coef["first"] = 5.0  # what was said is a copy
     again, _, _ = told(make_recipe("grpo", kl_in="loss", **STEERED))
-    again.restore(start, again.policies(), state)
+    again.restore(again.policies(), state)
     assert again.kl_coef == {"first": 0.1 + 1e-17, "second": 1 / 3}
-    again.restore(start, again.policies(), state | {"kl_coef": 0.25})
+    again.restore(again.policies(), state | {"kl_coef": 0.25})
     assert again.kl_coef == {"first": 0.25, "second": 0.25}

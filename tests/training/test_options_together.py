@@ -200,7 +200,7 @@ def test_a_run_that_goes_on_from_before_the_last_step_plays_what_that_step_had_b
         assert {1, 2} <= set(played)
         state = json.loads(json.dumps(one.state()))
     with team(OVER, world=slow({})[0], over_start=2) as one:
-        one.restore(one.policies(), one.policies(), state)
+        one.restore(one.policies(), state)
         again, rest = one.play(1, 4, 4, 2), one.play(2, 8, 4, 0)
         assert sorted([*instances(again), *instances(rest)]) == [1, 2, 6, 7, 8, 9, 10, 11]
         assert (again.figures["over_start/left"], rest.figures["over_start/left"]) == (2.0, 0.0)

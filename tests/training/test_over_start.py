@@ -101,7 +101,7 @@ def test_a_run_that_was_stopped_plays_what_was_late_from_its_start():
         state = json.loads(json.dumps(one.state()))
         free()
     with team(GRPO, world=slow({})[0], over_start=2) as one:
-        one.restore(one.policies(), one.policies(), state)
+        one.restore(one.policies(), state)
         second, third = one.play(1, 4, 4, 2), one.play(2, 8, 4, 0)
         assert sorted([*instances(second), *instances(third)]) == [1, 2, 6, 7, 8, 9, 10, 11]
 

@@ -320,7 +320,8 @@ def test_self_play_takes_off_each_roles_running_mean_and_keeps_it_in_checkpoints
         np.testing.assert_allclose(one.advantages, np.where(batch.table.agent == 0, 1 - moved, moved - 1), atol=1e-6)
         start, state, running = one.policies(), json.loads(json.dumps(one.state())), one.running
     with team(make_recipe("spiral"), shared(ECHO), world) as again:
-        again.restore(start, start, state)
+        again.restore_start({name: policy.params for name, policy in start.items()})
+        again.restore(start, state)
         np.testing.assert_array_equal(again.running, running)
 
 
