@@ -267,7 +267,8 @@ def test_what_is_restored_goes_on_as_if_nothing_had_happened(tmp_path):
         checkpoints.save(2, half.policies(), half.state())
     with team(recipe) as again:
         like = again.policies()
-        again.restore(checkpoints.restore(0, like), checkpoints.restore(2, like), checkpoints.state(2))
+        again.restore_start(checkpoints.restore_params(0, like))
+        again.restore(checkpoints.restore(2, like), checkpoints.state(2))
         run(again, steps=2, first=2)
         assert same(again.policies(), whole.policies())
         assert same(again.learners["first"].start, whole.learners["first"].start)
