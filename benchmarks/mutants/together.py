@@ -171,7 +171,7 @@ FAULTS = {
         "the reflector is paid its own turn": ('delayed("pass_rate", ("reflector",)', 'delta("pass_rate", ("reflector",)'),
     },
     (G + "coding/aux_team.py", T + "games/test_aux_team.py"): {
-        "the main function is paid the helper's form": ('MAIN_SHARE * judge.parts("", call.writes["main_code"], entry).main', 'MAIN_SHARE * judge.parts(path.fields["aux_code"], call.writes["main_code"], entry).main'),
+        "the main function is paid for any form": ('MAIN_SHARE * judge.parts("", call.writes["main_code"], entry).main', 'MAIN_SHARE * judge.parts("", call.writes["main_code"], entry).parses'),
         "the helper has the main's share": ('AUX_SHARE * judge.parts(call.writes["aux_code"]', 'MAIN_SHARE * judge.parts(call.writes["aux_code"]'),
     },
     (G + "maths/debate.py", MATHS): {
@@ -181,7 +181,7 @@ FAULTS = {
         "the judge's verdict is not the team's": ('if roles[-1] == "judge" else "reasoner"]', 'if False else "reasoner"]'),
     },
     (G + "coding/debate.py", T + "games/test_code_debate.py"): {
-        "the tester faces the program to come": ('beside("golden", 0.0, call.role != "coder")', 'beside("golden", 0.0, False)'),
+        "the tester faces the program to come": ('beside("golden", 0.0, call.role != "coder")', 'beside("golden", 0.0, False)', T + "workflows/test_forms.py"),
         "a right test is paid nothing": ('"right": 0.1 * right, "kills"', '"right": 0.0 * right, "kills"'),
         "printed: a valid test is paid nothing": ('return {"valid": 0.2 * valid, "right": 0.8 * right}', 'return {"valid": 0.0 * valid, "right": 0.8 * right}'),
     },

@@ -40,8 +40,8 @@ FAULTS = {
             "self.start if self.options.recipe.kl_coef else None", "jax.tree.map(jnp.copy, self.params) if self.options.recipe.kl_coef else None"
         ),
         "the warm start's optimizer memory is carried over": (
-            "policy = self._policy(self.policy.params if trained is None else trained)",
-            "policy = self.policy if trained is None else self._policy(trained)",
+            "        self.release()  # old moments go before the new ones come\n        policy = self._policy(trained) if own is None else self._placed(Policy(own, self.options.optimizer.init(own)))",
+            "        policy = self._policy(trained) if own is None else self.policy",
         ),
         "the KL that is charged is to the present policy": ("self._token_kl(self.start, tokens", "self._token_kl(self.params, tokens"),
     },

@@ -114,10 +114,11 @@ def test_both_are_paid_each_turns_joint_reward_with_its_levels_apart():
     assert scores(rollout, "first_return") == [pytest.approx(0.15)]
 
 
-def test_individual_rewards_pay_each_agent_its_own_form_and_no_result():
-    rollout = one("parallel", says(HELPER, "def f(x):\n    return 0"), individual=True)
+@pytest.mark.parametrize(("main", "pay"), [("def f(x):\n    return 0", 0.6), ("def f(x):\n    pass", 0.0)])
+def test_individual_rewards_pay_each_agent_its_own_form_and_no_result(main, pay):
+    rollout = one("parallel", says(HELPER, main), individual=True)
     assert [(r.call.role, r.team, r.local) for r in sample_table(rollout, training=()).samples] == [
-        ("helper", 0.0, 0.4), ("main", 0.0, 0.6),
+        ("helper", 0.0, 0.4), ("main", 0.0, pay),
     ]  # fmt: skip
 
 

@@ -76,6 +76,14 @@ def test_draws_follow_the_truncated_distribution_and_report_it(settings):
         )
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
+def test_the_entropy_is_that_of_the_model_whatever_the_temperature_of_the_draw(temperature):
+    z = np.random.default_rng(1).normal(size=(6, 17)).astype(np.float32) * 2
+    drawn = draw(jnp.asarray(z), jax.random.split(jax.random.key(0), 6), Settings(temperature=temperature))
+    want = scipy.stats.entropy(np.exp(z.astype(np.float64)), axis=-1)
+    np.testing.assert_allclose(drawn.entropy, want, rtol=1e-5)
+
+
 def test_rows_may_have_settings_of_their_own():
     rows = [(1.0, 0, 1.0, 0.0, 0), (0.0, 0, 1.0, 0.0, 3), (0.7, 4, 1.0, 0.0, 4), (1.3, 0, 0.6, 0.0, 0), (1.0, 5, 0.9, 0.1, 2)]
     logits = jnp.asarray(np.random.default_rng(4).normal(size=(5, 40)), jnp.float32)

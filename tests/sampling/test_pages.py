@@ -143,6 +143,16 @@ def test_a_full_page_that_another_holds_too_is_free_again():
     assert (first.owners, pool.owned, len(pool.free)) == (2, 1, 3)
 
 
+def test_the_page_that_was_given_up_first_is_given_away_first():
+    pool = PagePool(2, 2)
+    old, new = (pool.grown(pool.take(), pool.root(), np.asarray(ids, np.int32)) for ids in ([1, 2], [3, 4]))
+    pool.release([old])
+    pool.release([new])
+    assert pool.take().page == old.page
+    assert pool.find(np.asarray([1, 2], np.int32))[0] == []
+    assert pool.find(np.asarray([3, 4], np.int32))[0] == [new]
+
+
 def test_the_pool_never_gives_a_page_to_two_and_forgets_nothing_that_is_owned():
     """Random sequences over three tokens, so that they often begin alike."""
     rng, pool, held = np.random.default_rng(6), PagePool(40, 4), []

@@ -81,6 +81,12 @@ def test_the_bytes_of_tokens_spell_what_the_tokenizer_decodes(kind):
         assert token_bytes(tokenizer)[i] == spelling.encode()
 
 
+def test_a_string_that_no_text_can_hold_stops_nothing():
+    rule = stop_rule(BYTES.vocab_size, (), ("\ud800", "b"), BYTES)
+    assert end_of(rule, BYTES.encode("aab")) == 3
+    assert end_of(rule, BYTES.encode("aaa")) is None
+
+
 def test_a_string_that_is_a_special_token_stops_at_that_token():
     rule = stop_rule(BYTES.vocab_size, (), ("<end>", "b<end>c"), BYTES)
     a, end = BYTES.encode("a")[0], BYTES.stop_ids[0]

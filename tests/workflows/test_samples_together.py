@@ -6,7 +6,7 @@ import pytest
 from wordy import SPEECH, Says
 
 from marl_llm.tools.results import success
-from marl_llm.workflows import Controller, Role, Task, Workflow, each, plain, repeat, sequence, shared, together, tool
+from marl_llm.workflows import Controller, Role, Task, Workflow, compute, each, plain, repeat, sequence, shared, together, tool
 from marl_llm.workflows.efficiency import critical_path_tokens, sampled_tokens
 from marl_llm.workflows.metrics import episode_metrics, rollout_metrics
 from marl_llm.workflows.rewards import Award, absolute, broadcast, scored
@@ -139,7 +139,8 @@ def test_candidates_of_several_forks_are_trajectories_of_their_own():
 @pytest.mark.parametrize("longer", ["left", "right"])
 def test_the_critical_path_goes_through_the_longer_of_two_that_speak_at_once_and_all_that_follow(longer):
     sizes = {"left": 3, "right": 5, "last": 2} if longer == "right" else {"left": 5, "right": 3, "last": 2}
-    body = sequence(together(role("left", "left"), role("right", "right")), role("last", "last"))
+    seen = compute(lambda left: left, "seen", name="seen")
+    body = sequence(together(role("left", "left"), role("right", "right")), seen, role("last", "last"))
     workflow = Workflow("join", body, ("items",))
     says = Says(lambda prompt, request: "x" * (sizes[prompt] - 1))  # and the stop token
     with Controller(workflow, shared(workflow), says, SPEECH) as controller:

@@ -80,6 +80,14 @@ def test_a_scorer_at_the_end_sees_what_followed_and_no_scorer_sees_hidden_fields
     assert (last.later, last.outcome, [event.node for event in last.earlier]) == ((), {}, ["a", "length", "a", "length"])
 
 
+def test_a_scorer_at_the_action_is_never_told_how_the_play_ended():
+    """Also of the last action, about which it is asked when the play is over."""
+    judge = Judge()
+    play(team(judge, when="action", result=lambda way: 1.0))
+    assert len(judge.views) == 6
+    assert {view.result for view in judge.views} == {None}
+
+
 def test_only_the_named_roles_are_scored():
     judge = Judge()
     table = sample_table(play(team(judge, roles=("b",)), n=1))
@@ -116,6 +124,7 @@ FAILURES = {
     "a lost connection": (Judge(lambda view: (_ for _ in ()).throw(ConnectionError("gone"))), "unavailable", "gone"),
     "a failed result": (Judge(lambda view: failed(FailureKind.REFUSED, "over the cap", 0.0)), "refused", "over the cap"),
     "no number": (Judge(lambda view: float("nan")), "scorer", "must be a Score of a finite number"),
+    "a truth value": (Judge(lambda view: Score(True)), "scorer", "must be a Score of a finite number"),
     "a text": (Judge(lambda view: "7"), "scorer", "must be a Score of a finite number"),
     "too late": (never, "deadline", "no score of .* within 0.05 s"),
 }
