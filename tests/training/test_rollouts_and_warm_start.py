@@ -25,6 +25,7 @@ from marl_llm.training import (
     sampling_of,
 )
 from marl_llm.training.batch import from_pool
+from marl_llm.training.rollouts import summarise
 from marl_llm.training.scoring import make_policy_scorer
 from marl_llm.workflows import Assignment, Inside, WorkflowError
 
@@ -90,6 +91,14 @@ def test_law_6_a_later_call_goes_on_with_the_next_instances(rollout, batch):
     tokens = batch.rollout.tables["planner"].responses.tokens
     np.testing.assert_array_equal(later.rollout.tables["planner"].responses.tokens[:, :4], tokens[:, 4:])
     assert len({w.tobytes() + s.tobytes() + g.tobytes() for w, s, g in zip(*map(np.asarray, batch.instances[:3]))}) > 4
+
+
+def test_law_6_a_task_that_comes_again_in_another_step_is_played_anew(rollout, batch):
+    again = rollout(start_params(), 0, jax.random.key(7), step=1)
+    jax.tree.map(np.testing.assert_array_equal, again.instances, batch.instances)
+    for role in ROLES:
+        then, now = (played.rollout.tables[role].responses.tokens for played in (batch, again))
+        assert np.any(np.asarray(then != now))
 
 
 def test_law_1_the_samples_that_are_trained_hold_the_very_ids_that_were_sampled(batch, samples):
@@ -193,9 +202,10 @@ def test_d2_instances_that_cannot_be_played_train_nobody_win_nothing_and_are_cou
 
 def test_the_summary_counts_what_the_tables_hold(batch):
     summary = {k: float(v) for k, v in batch.summary.items()}
-    samples = tokens = 0
+    samples = tokens = prompts = prompt_tokens = 0
     for role, table in batch.rollout.tables.items():
         table = jax.tree.map(np.asarray, table)
+        prompts, prompt_tokens = prompts + table.where.sum(), prompt_tokens + table.prompt.where[table.where].sum()
         rows = np.broadcast_to(table.where[..., None], table.rewards.team.shape)
         for name, values in (
             ("team", table.rewards.team),
@@ -214,8 +224,20 @@ def test_the_summary_counts_what_the_tables_hold(batch):
         assert summary[f"role/{role}/well_formed"] < 1
     assert summary["samples"] == samples
     assert summary["sampled_tokens"] == tokens
+    assert (summary["prompts"], summary["prompt_tokens"]) == (prompts, prompt_tokens)
     assert summary["void"] == 0
     assert summary["success"] == pytest.approx(float(jnp.mean(batch.rollout.episodes.outcome)))
+
+
+def test_the_summary_leaves_out_what_does_not_count(batch):
+    """The rows of the second turn are those of episodes that were over."""
+    tables = {role: table._replace(where=table.where.at[1:].set(False)) for role, table in batch.rollout.tables.items()}
+    summary = summarise(batch.rollout._replace(tables=tables))
+    first = [jax.tree.map(lambda x: np.asarray(x)[0], table) for table in tables.values()]
+    assert summary["prompts"] == sum(table.where.sum() for table in first)
+    assert summary["prompt_tokens"] == sum(table.prompt.where.sum() for table in first)
+    assert summary["samples"] == 4 * summary["prompts"]
+    assert summary["sampled_tokens"] == sum(table.responses.where.sum() for table in first)
 
 
 def test_law_12_training_and_evaluation_draw_from_their_own_splits(batch):

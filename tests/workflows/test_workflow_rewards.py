@@ -29,7 +29,7 @@ from marl_llm.workflows import (
     when,
 )
 from marl_llm.workflows.metrics import before_after, rollout_metrics, team_metrics
-from marl_llm.workflows.rewards import Award, absolute, broadcast, delayed, delta, earned, format_penalty
+from marl_llm.workflows.rewards import Award, absolute, broadcast, delayed, delta, earned, format_penalty, per_turn
 from marl_llm.workflows.samples import sample_table
 
 
@@ -65,6 +65,13 @@ def test_the_first_pair_is_paid_its_score_and_later_ones_what_they_improved():
         ("plan", 1): 0.5, ("code", 1): 0.5, ("reflect", 1): -0.25,
         ("plan", 2): -0.25, ("code", 2): -0.25, ("reflect", 2): 0.0,
     }  # fmt: skip
+
+
+def test_each_field_of_a_turn_is_a_part_of_the_joint_reward_with_its_own_value():
+    found = paid(rounds([0.25, 0.75], (per_turn(("score", "n"), ("plan", "code"), ("share", "round")),)))
+    assert {key: one.components for key, one in found.items() if one.components} == {
+        (name, turn): {"share": [0.25, 0.75][turn], "round": turn + 1.0} for turn in (0, 1) for name in ("plan", "code")
+    }
 
 
 def test_after_the_stop_nobody_is_called_or_paid():
