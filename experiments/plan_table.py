@@ -19,6 +19,7 @@ def table(out: dict) -> str:
         f"  parameters, all models      {gib(out['parameters_bytes'])}",
         f"  optimizer, all models       {gib(out['optimizer_bytes'])}",
         *(f"  {name:<28}{gib(size)}" for name, size in out["beside"].items() if size),
+        *phase_lines(out),
         f"  activations of the update   {gib(out['update']['temporary'])}",
         f"  KV cache                    {gib(out['kv_cache'])}",
         *pool,
@@ -35,6 +36,15 @@ def table(out: dict) -> str:
     lines += [f"  {out[p]['error']}" for p in ("update", "sampler") if "error" in out.get(p, {})]
     lines.append("  fits" if out["fits"] else f"  DOES NOT FIT: {out['suggestion']}")
     return "\n".join(lines)
+
+
+def phase_lines(out: dict) -> list[str]:
+    """What is alive in each phase: in bytes per parameter too, where all of them are trained. 12 are parameters and moments."""
+    split, lines = out["mesh"]["fsdp"] * out["mesh"]["tensor"], ["  arrays alive, without activations and pages"]
+    for name, size in out["phases"].items():
+        share = "" if out["beside"]["bases"] else f", {size * split / (out['models'] * out['parameters']):.1f} bytes per trained parameter"
+        lines.append(f"    in {name:<23} {size / 2**30:8.2f} GiB{share}")
+    return lines
 
 
 def placement_lines(out: dict) -> list[str]:

@@ -121,7 +121,7 @@ class PlanSizes:
       hosted: play has an engine, whose copies stay through the update. lora: of the adapters that are trained, or None.
       bases: frozen bases under the adapters. critics: critics that are networks of their own. critic: "own", "head", or None.
       slots, chunk: of an engine's lane. imitates: a run begins with imitation. served: devices that share a layer's products in an
-        engine; 0: as in the update.
+        engine; 0: as in the update. sources: checkpoints or random parameters that the models begin from, each read once.
     """
 
     recipe: Any
@@ -138,6 +138,7 @@ class PlanSizes:
     chunk: int = 8
     imitates: bool = False
     served: int = 0
+    sources: int = 1
 
     @property
     def together(self) -> bool:
@@ -162,7 +163,8 @@ def sizes_of(config) -> PlanSizes:
     if len(ranks) > 1:
         raise PlanError(f"the trained models {', '.join(trained)} have several lora_ranks; plan them one by one, with assignment=shared")
     lora = LoraConfig(options[0]["lora_rank"], options[0]["lora_alpha"]) if ranks != {None} else None
-    bases = len({json.dumps([one.get("path"), one.get("preset")]) for one in options}) if lora else 0
+    sources = len({json.dumps([one.get("path"), one.get("preset")]) for one in options})
+    bases = sources if lora else 0
     critic = config.optimizer.critic if resolved.recipe.normaliser == "critic" else None
     critics = len(trained) if critic == "own" else 0
     lane = config.rollout.slots or 64, config.rollout.chunk or 8
@@ -172,7 +174,7 @@ def sizes_of(config) -> PlanSizes:
     real = [PRESETS[name].get("vocab_size", 0) for name in presets]  # a published model keeps its vocabulary, whatever the game's is
     shape = dataclasses.replace(next(iter(shapes)), vocab_size=max([next(iter(shapes)).vocab_size, *real]))
     imitates = config.warm_start.steps > 0 and not config.warm_start.run
-    more = bases, critics, critic, *lane, imitates, config.rollout.tensor or 0
+    more = bases, critics, critic, *lane, imitates, config.rollout.tensor or 0, sources
     return PlanSizes(resolved.recipe, shape, len(trained), *longest, resolved.hosted, lora, *more)
 
 
@@ -188,6 +190,20 @@ def beside(sizes: PlanSizes, adapters: int, copy: float | int, split: int) -> di
     if sizes.hosted:  # the engine's; models with adapters are served together on their base
         found["serving"] = sizes.bases * copy + sizes.models * adapters * 2.0 if sizes.lora else sizes.models * copy
     return found
+
+
+def phases(sizes: PlanSizes, resident: float | int, params: float | int, split: int) -> dict[str, float | int]:
+    """Bytes per device of the arrays that are alive in each phase of a run, without activations and an engine's pages.
+
+    Args:
+      resident: what stays between steps: policies, moments, and what `beside` names. params: of what one model trains. split: over how many
+        devices parameters are split.
+    """
+    whole = sizes.shape.parameters * 4 / split
+    step = resident + params  # the gradient, of one model at a time
+    warm_up = {"warm-up": step} if sizes.imitates else {}
+    merged = whole if sizes.lora else 0.0  # adapters, when a model is written
+    return {"start": resident + sizes.sources * whole} | warm_up | {"training": step, "resume": resident, "export": resident + merged}
 
 
 def _placement(shape, chip, models: int, data: int, work: dict) -> dict:
@@ -246,10 +262,12 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     resident = models * (params + state) + sum(more.values())
     figures = {name: f if "error" not in f else f | {"peak": f["needs"]} for name, f in figures.items()}
     state_of_one = params + state
+    out["phases"] = phases(sizes, resident, params, fsdp * tensor)
     moments = _moments(out, config, sizes, shape, chip.memory, mesh, figures, more, (resident, state_of_one, copy), whole)
     out |= {
         "parameters_bytes": params * models, "optimizer_bytes": state * models, "beside": more, "update": figures["update"],
-        "sampler": figures.get("sampler", {}), "moments": moments, "peak_sampler": moments["sampler"], "peak": max(moments.values()),
+        "sampler": figures.get("sampler", {}), "moments": moments, "peak_sampler": moments["sampler"],
+        "peak": max(*moments.values(), *out["phases"].values()),
         "peak_update": max(moments.get(name, 0) for name in ("update", "critic", "imitation")),
     }  # fmt: skip
     share = minibatch / along

@@ -134,7 +134,7 @@ def summed(tree, axis: str | None):
     CPUs of several processes are added in the order of the devices, as those of one process are: then a run's parameters do not depend on
     how its devices are divided. Gloo's own sum begins with another device for each piece of an array (docs/pods.md).
     """
-    if axis is None:
+    if axis is None or jax.lax.axis_size(axis) == 1:
         return tree
     if jax.process_count() == 1 or jax.default_backend() != "cpu":
         return jax.lax.psum(tree, axis)

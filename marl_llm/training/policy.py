@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Real
+from jaxtyping import Array, Bool, Float, Real
 
 from marl_llm.models import ModelConfig, init_params
 
@@ -47,11 +47,37 @@ def make_optimizer(max_grad_norm: float = 1.0, b1: float = 0.9, b2: float = 0.99
     Equal arguments give the same object, so that models which are updated alike share compiled programs.
     """
     return optax.chain(
-        optax.clip_by_global_norm(max_grad_norm),
-        optax.scale_by_adam(b1=b1, b2=b2),
+        optax.stateless(functools.partial(_clip, max_grad_norm)),
+        _adam(b1, b2),
         optax.stateless(functools.partial(_add_decay, weight_decay)),
         optax.scale(-1.0),
     )
+
+
+def _clip(most: float, gradient: dict, _: dict | None) -> dict:
+    """A gradient whose global norm is at most `most`: as `optax.clip_by_global_norm`, in a form that XLA reads along and never stores."""
+    scale = jnp.minimum(1.0, most / optax.tree.norm(gradient))
+    return jax.tree.map(lambda g: g * scale, gradient)
+
+
+def _adam(b1: float, b2: float, eps: float = 1e-8) -> optax.GradientTransformation:
+    """Adam (Kingma & Ba 2015, algorithm 1) whose moments a gradient that is not finite leaves as they were.
+
+    The new moments take the place of the old ones. With `optax.scale_by_adam` XLA computes them again within the step of the parameters,
+    and on CPUs keeps a copy of both old ones for it: 8 bytes per parameter.
+    """
+
+    def update(gradient: dict, old: optax.ScaleByAdamState, params: dict | None = None, *, finite: Bool[Array, ""] | bool = True, **_):
+        del params
+        mean = optax.tree.update_moment(gradient, old.mu, b1, 1)
+        square = optax.tree.update_moment_per_elem_norm(gradient, old.nu, b2, 2)
+        new = optax.ScaleByAdamState(optax.safe_increment(old.count), mean, square)
+        state = jax.lax.optimization_barrier(jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old))
+        mean = optax.tree.bias_correction(state.mu, b1, state.count)
+        square = optax.tree.bias_correction(state.nu, b2, state.count)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mean, square), state
+
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam(b1=b1, b2=b2).init, update)
 
 
 @functools.lru_cache(1)
@@ -61,7 +87,7 @@ def make_plain_optimizer():
 
     def update(gradient, state, params=None):
         size = sum(x.size for x in jax.tree.leaves(gradient))
-        scale = jnp.sqrt(size) / jnp.maximum(optax.global_norm(gradient), 1e-30)
+        scale = jnp.sqrt(size) / jnp.maximum(optax.tree.norm(gradient), 1e-30)
         return jax.tree.map(lambda x: x * -scale, gradient), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
@@ -91,14 +117,14 @@ def step_policy(
     The optimizer is any of optax's: its updates, times `learning_rate`, are added to the parameters. One that has a rate of its own, such
     as `optax.adamw(1e-6)`, goes with `learning_rate=1`.
 
-    A gradient that is not finite changes nothing here: the norm comes back non-finite and the loop stops with an error (law 10).
+    A gradient that is not finite leaves the parameters as they were: the norm comes back non-finite and the loop stops with an error
+    (law 10). Moments are left by `make_optimizer`'s too; another optimizer does that with `optax.apply_if_finite`.
     """
-    norm = optax.global_norm(gradient)
-    updates, state = optimizer.update(gradient, policy.optimizer, policy.params)
-    params = optax.apply_updates(policy.params, jax.tree.map(lambda u: learning_rate * u, updates))
+    norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(norm)
-    keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)  # noqa: E731
-    return Policy(keep(params, policy.params), keep(state, policy.optimizer)), norm
+    updates, state = optax.with_extra_args_support(optimizer).update(gradient, policy.optimizer, policy.params, finite=finite)
+    stepped = optax.apply_updates(policy.params, jax.tree.map(lambda u: learning_rate * u, updates))
+    return Policy(jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, policy.params), state), norm
 
 
 def linear_decay(

@@ -160,6 +160,35 @@ def test_two_policies_on_gpus_by_arithmetic():
     assert "DOES NOT FIT: the" in table(small)
 
 
+def test_each_phase_of_a_run_says_what_is_alive():
+    out = plan(config_of("qwen3-1.7b"), "h100:1", "", 1024, 512, 0, False)
+    assert out["phases"].keys() == {"start", "warm-up", "training", "resume", "export"}
+    each = {name: size / (2 * out["parameters"]) for name, size in out["phases"].items()}
+    assert each == pytest.approx({"start": 14, "warm-up": 14, "training": 14, "resume": 12, "export": 12})  # two models begin from one
+    assert re.search(r"in training +44\.87 GiB, 14\.0 bytes per trained parameter", table(out))
+    kept = config_of("qwen3-1.7b")
+    kept.recipe.kl_coef = 0.1
+    more = plan(kept, "h100:1", "", 1024, 512, 0, False)["phases"]
+    assert {name: size - out["phases"][name] for name, size in more.items()} == pytest.approx(dict.fromkeys(more, 2 * 2 * out["parameters"]))
+
+
+def test_the_phases_of_adapters_are_those_of_their_base():
+    config = config_of("qwen3-0.6b")
+    config.model.lora_rank = 16
+    out = plan(config, "h100:1", "", 1024, 512, 0, False)
+    whole, stay = 4 * out["parameters"], out["parameters_bytes"] + out["optimizer_bytes"] + sum(out["beside"].values())
+    gradient = out["parameters_bytes"] / 2
+    want = {"start": stay + whole, "warm-up": stay + gradient, "training": stay + gradient, "resume": stay, "export": stay + whole}
+    assert out["phases"] == pytest.approx(want)
+    assert "bytes per trained parameter" not in table(out)
+
+
+def test_a_start_that_does_not_fit_is_no_plan_that_fits(monkeypatch):
+    assert plan(config_of("qwen3-0.6b"), "h200:8", "", 128, 64, 0, False)["fits"]
+    monkeypatch.setattr(command, "phases", lambda *_: {"start": roofline.CHIPS["h200"].memory})
+    assert not plan(config_of("qwen3-0.6b"), "h200:8", "", 128, 64, 0, False)["fits"]
+
+
 def test_the_times_of_a_shared_and_of_a_split_team_follow_the_waves():
     out = plan(config_of(), "h100:8", "2,1", 1024, 512, 0, False)
     shared, split = out["placement"]["shared"], out["placement"]["split"]

@@ -1,4 +1,4 @@
-"""Bytes of arrays per parameter while a team starts, learns and goes on: masters and moments are 12, and 4 are for what passes."""
+"""Bytes of arrays per parameter while a team starts, learns, goes on and is written: masters and moments are 12, and 4 are for what passes."""
 
 import gc
 
@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from experiments.building import restored
+from experiments.planning import memory, programs
 from marl_llm.algorithms import make_recipe
-from marl_llm.models import LoraConfig, ModelConfig, init_params
+from marl_llm.models import LoraConfig, ModelConfig, init_params, save_pretrained
 from marl_llm.training import LearnerOptions, make_mesh, make_optimizer
 from marl_llm.training.checkpoints import Checkpoints
 from marl_llm.training.learner import Learner, ModelSpec
@@ -132,3 +133,24 @@ def test_adapters_on_one_base_hold_the_base_once(monkeypatch):
     team.begin()
     gc.collect()
     assert peak.living() - peak.before <= 4.2 * PARAMETERS + 2 * 16 * adapters
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "ppo"])
+def test_a_step_makes_gradient_and_moments_once(recipe):
+    """As XLA lays out the programs of a CPU: the arrays, the gradient, and for few tokens little more. What is more here is what the
+    gradient of attention transposes; a second gradient or a copy of a moment would be 4 bytes."""
+    shape = ModelConfig(vocab_size=512, width=256, layers=4, query_heads=4, key_value_heads=2, head_dim=64, feed_forward=1024)
+    parameters = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda key: init_params(shape, key), jax.random.key(0))))
+    critic = "own" if recipe == "ppo" else None
+    lowered, *_ = programs(shape, make_recipe(recipe), make_mesh(1), 1, 0, 8, 4, critic=critic, imitates=True)
+    assert {"update", "imitation"} <= lowered.keys()
+    for program in lowered.values():
+        assert memory(program.compile())["peak"] / parameters <= 16 + 3.2
+
+
+def test_a_model_with_adapters_is_written_from_one_merged_copy(monkeypatch, tmp_path):
+    one = learner(init_params(SHAPE, jax.random.key(0)), lora=LoraConfig(rank=2))
+    gc.collect()
+    peak = Peak(monkeypatch)
+    save_pretrained(tmp_path, one.config, one.params)
+    assert peak.taken() <= 4.2 * PARAMETERS
