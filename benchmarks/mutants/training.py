@@ -99,7 +99,7 @@ FAULTS = {
         "a prompt's scores are a square": ("seen = prompt * prompt / 2 +", "seen = prompt * prompt +"),
     },
     (R + "policy.py", T + "test_memory.py"): {
-        "a step keeps copies of both moments": ("        _adam(b1, b2),", "        optax.scale_by_adam(b1=b1, b2=b2),"),
+        "a step is made from moments that may not be kept": ("optax.tree.bias_correction(state.mu, b1", "optax.tree.bias_correction(new.mu, b1"),
     },
     ("experiments/planning.py", "tests/experiments/test_plan.py"): {
         "a phase's gradient is not counted": ("step = resident + params", "step = resident"),

@@ -169,7 +169,7 @@ def exact_step(
     sums, gradient = accumulate(loss, policy.params, count, most)
     total, n, parts, gradient = summed((sums.total, sums.count, sums.parts, gradient), axis)
     n = jnp.maximum(n * denominator_scale, 1e-9)
-    gradient = jax.lax.optimization_barrier(_pinned(jax.tree.map(lambda x: x / n, gradient)))  # in the place of the sum
+    gradient = _pinned(jax.tree.map(lambda x: x / n, gradient))
     policy, norm = step_policy(policy, gradient, learning_rate, optimizer)
     return _pinned(policy), parts | {"loss": (total, n), "grad_norm": (norm, jnp.float32(1))}, largest(sums.gap, axis)
 

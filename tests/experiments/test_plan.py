@@ -169,7 +169,8 @@ def test_each_phase_of_a_run_says_what_is_alive():
     kept = config_of("qwen3-1.7b")
     kept.recipe.kl_coef = 0.1
     more = plan(kept, "h100:1", "", 1024, 512, 0, False)["phases"]
-    assert {name: size - out["phases"][name] for name, size in more.items()} == pytest.approx(dict.fromkeys(more, 2 * 2 * out["parameters"]))
+    references = 2 * 2 * out["parameters"]
+    assert {name: size - out["phases"][name] for name, size in more.items()} == pytest.approx(dict.fromkeys(more, references))
 
 
 def test_the_phases_of_adapters_are_those_of_their_base():

@@ -1,4 +1,4 @@
-"""Bytes of arrays per parameter while a team starts, learns, goes on and is written: masters and moments are 12, and 4 are for what passes."""
+"""Bytes of arrays per parameter while a team starts, learns, goes on and is written: parameters and moments are 12, the rest passes."""
 
 import gc
 
