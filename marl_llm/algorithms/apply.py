@@ -316,7 +316,7 @@ def loss_for(
     Args:
       recipe: from `make_recipe`; static under jit.
       log_probs: log π of the sampled tokens, the only input with a gradient (besides `entropy`).
-      old_log_probs: the same under the policy that sampled them, as the trainer scores it.
+      old_log_probs: the same under the old policy, the model before the update, as the trainer scores it.
       advantages: from `advantages_for`.
       where: response tokens that are trained on; rows of padding are all False. NaN is harmless where False.
       entropy: per-token entropy of π, needed when `recipe.entropy_coef` is not 0; otherwise only a metric.

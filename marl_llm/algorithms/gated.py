@@ -39,7 +39,7 @@ def sapo(
 
     Args:
       log_probs: log π of the sampled tokens.
-      old_log_probs: the same under the policy that sampled them.
+      old_log_probs: the same under the old policy: the model before the update.
       advantages: `[S]`, `[S, 1]` or `[S, R]`; no gradient flows into them.
       temperature_positive: τ of tokens with a positive advantage; larger closes the gate sooner.
       temperature_negative: τ of the others. The paper has it above the positive one.
@@ -76,7 +76,7 @@ def vespo(
 
     Args:
       log_probs: log π of the sampled tokens.
-      old_log_probs: the same under the policy that sampled them.
+      old_log_probs: the same under the old policy: the model before the update.
       advantages: `[S]`, `[S, 1]` or `[S, R]`; no gradient flows into them.
       shape_positive: (k, λ) where A >= 0.
       shape_negative: (k, λ) where A < 0.

@@ -47,7 +47,7 @@ def importance_ratio(
 
     Args:
       log_probs: log π of the sampled tokens.
-      old_log_probs: the same under the policy that sampled them.
+      old_log_probs: the same under the old policy: the model before the update.
       level: which ratio.
       where: `[S, R]` response tokens; masked ones are left out of means and sums, and get ratio 1.
       log_ratio_limits: the log of the ratio is clamped to (low, high) before the exponential, with zero gradient
@@ -109,7 +109,7 @@ def clipped_ratio(
 
     Args:
       log_probs: log π of the sampled tokens.
-      old_log_probs: the same under the policy that sampled them.
+      old_log_probs: the same under the old policy: the model before the update.
       advantages: one per sample `[S]`, or per token `[S, R]` (or `[S, 1]`); no gradient flows into them.
       clip_low: how far below 1 the ratio may push.
       clip_high: how far above 1.
@@ -167,7 +167,7 @@ def cispo(
 
     Args:
       log_probs: log π of the sampled tokens.
-      old_log_probs: the same under the policy that sampled them.
+      old_log_probs: the same under the old policy: the model before the update.
       advantages: `[S]`, `[S, 1]` or `[S, R]`; no gradient flows into them.
       clip_low: the weight is at least 1 − clip_low; 1 means no lower bound (TRL).
       clip_high: the weight is at most 1 + clip_high. TRL's `epsilon_high` is this bound itself: 5 there is 4 here.

@@ -189,11 +189,11 @@ def _tensors(gguf: GgufFile, config: dict) -> dict[str, Entry]:
             heads = config["num_attention_heads" if found.group(1) == "q" else "num_key_value_heads"]
             if heads < 1 or tensor.shape[0] % (2 * heads):
                 raise CheckpointFileError(f"{gguf.path}: {name} {list(tensor.shape)} does not consist of {heads} heads")
-        entries[_theirs(gguf, name)] = Entry(tensor.shape, lambda name=name, heads=heads: _rows_in_order(gguf.read(name), heads))
+        entries[_transformers_name(gguf, name)] = Entry(tensor.shape, lambda name=name, heads=heads: _rows_in_order(gguf.read(name), heads))
     return entries
 
 
-def _theirs(gguf: GgufFile, name: str) -> str:
+def _transformers_name(gguf: GgufFile, name: str) -> str:
     layer = re.fullmatch(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)", name)
     if layer and layer.group(2) in LAYER_TENSORS:
         return f"model.layers.{layer.group(1)}.{LAYER_TENSORS[layer.group(2)]}.{layer.group(3)}"
