@@ -62,7 +62,7 @@ def examine(what: str, asked: argparse.Namespace) -> dict[str, Any]:
 
     sizes = {name: getattr(asked, name) for name in (*SIZES, "bound", "zero_sum")}
     with subject_of(what, asked.option) as (world, plan, config):
-        verdicts = check(world, **sizes)
+        verdicts = check(world, **sizes, **({} if plan is None else {"recipe": plan.recipe}))
         try:
             prompts = first_prompts(world)
         except Exception as error:  # whatever a game's functions raise; the verdicts say so too

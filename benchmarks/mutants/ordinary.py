@@ -104,4 +104,14 @@ FAULTS = {
         "who wrote first is to blame": ("writer |= {file: name for file", "writer = {file: name for file"),
         "an invalid submission is nobody's": ("if fault and end.sizes().get(SUBMISSION):", "if False:"),
     },
+    (M + "checking/prolonging.py", T + "checking/test_prolonging.py"): {
+        "longer plays may score more": ("and 0 < b.score <= a.score + 1e-6]", "and 0 < b.score]"),
+        "a role holds back in every turn": ("and turn.turn == first.setdefault(play, turn.turn)", ""),
+        "what a position returns is its last": ("found[row.trajectory].setdefault(whose, float(value))", "found[row.trajectory][whose] = float(value)"),
+        "a return that grows too is proposed": ("other is not None and _growth(subject, kinds, pairs, other) is None", "other is not None"),
+        "a player that cannot go on is the game's fault": ("continue\n    return found", "raise\n    return found"),
+    },
+    ("experiments/check.py", T + "checking/test_prolonging.py"): {
+        "a config's recipe is not read": ("{} if plan is None else {\"recipe\": plan.recipe}", "{}"),
+    },
 }  # fmt: skip

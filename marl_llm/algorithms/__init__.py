@@ -36,6 +36,7 @@ from marl_llm.algorithms.apply import (
     loss_for,
     needs,
     next_kl_coef,
+    returns_for,
     value_loss_for,
     value_targets_for,
 )
@@ -131,6 +132,7 @@ __all__ = [
     "reduce_parts",
     "reinforce",
     "place_in_play",
+    "returns_for",
     "rewards_to_go",
     "sapo",
     "running_means",

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.reporting.files import Jsonable
 from marl_llm.sampling.requests import Settings
 from marl_llm.workflows import Assignment, Controller, Episode, RoleCall, Rollout, Scripted, ScriptTurn, Task, Trajectory, World
@@ -22,6 +23,11 @@ PLAYER = "player"
 CHARACTERS_PER_TOKEN = 4  # where models bring their own vocabulary
 Words = str | tuple[int, ...]
 Says = Callable[[ScriptTurn], Words]
+
+
+def own_recipe() -> Recipe:
+    """The recipe of games that come without a config, as `experiments/configs/game.py` has it."""
+    return make_recipe("grpo", rewards="mixed", returns="outcome_plus_local")
 
 
 class CheckError(ValueError):
@@ -39,6 +45,7 @@ class Subject:
       held_out: tasks of each split that are compared with those of the others.
       bound: the largest absolute reward of one call.
       zero_sum: whether the rewards of all roles in one play must add up to 0.
+      recipe: how it is to be trained.
     """
 
     world: World
@@ -48,6 +55,7 @@ class Subject:
     held_out: int = 64
     bound: float = 10.0
     zero_sum: bool = False
+    recipe: Recipe = dataclasses.field(default_factory=own_recipe)
 
     def __post_init__(self):
         if min(self.tasks, self.few, self.held_out) < 2 or self.plays < 2 or self.bound <= 0:

@@ -10,7 +10,7 @@ from marl_llm.checking.verdict import Finding
 from marl_llm.reporting.page import visible
 from marl_llm.workflows import ScriptTurn, World
 
-_MARKS = {"pass": "ok  ", "fail": "FAIL", "note": "note"}
+_MARKS = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "note": "note"}
 
 
 def report_text(verdicts: Sequence[Finding], width: int = 140) -> str:
@@ -26,7 +26,9 @@ def report_text(verdicts: Sequence[Finding], width: int = 140) -> str:
         lines += textwrap.wrap(visible(one.evidence + also), width, initial_indent=head, subsequent_indent=" " * len(head)) or [head]
     failing = [one for one in verdicts if one.status == "fail"]
     laws = ", ".join(f"law {law}" for law in sorted({one.law for one in failing}))
-    lines.append(f"{len(failing)} of {len(verdicts)} checks failed: {laws}" if failing else f"all {len(verdicts)} checks passed")
+    warned = ", ".join(one.name for one in verdicts if one.status == "warn")
+    end = f"{len(failing)} of {len(verdicts)} checks failed: {laws}" if failing else f"all {len(verdicts)} checks passed"
+    lines.append(f"{end}; look at the warning of {warned}" if warned else end)
     return "\n".join(lines)
 
 

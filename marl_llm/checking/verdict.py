@@ -11,7 +11,7 @@ class Finding:
 
     Attributes:
       name: of the check. law: the number of the law in docs/architecture.md that it stands for.
-      status: "pass", "fail" or "note".
+      status: "pass", "warn" (no law is broken, and training may still go wrong), "fail" or "note".
       evidence: what was seen, in words.
     """
 
@@ -29,6 +29,11 @@ def passed(name: str, law: int, evidence: str) -> Finding:
 def failed(name: str, law: int, evidence: str) -> Finding:
     """A law that is broken."""
     return Finding(name, law, "fail", evidence)
+
+
+def warned(name: str, law: int, evidence: str) -> Finding:
+    """A law that holds in the game, and training that may still go wrong."""
+    return Finding(name, law, "warn", evidence)
 
 
 def note(name: str, law: int, evidence: str) -> Finding:

@@ -12,6 +12,7 @@ import numpy as np
 from marl_llm.checking import honesty
 from marl_llm.checking.junk import battery
 from marl_llm.checking.plays import Subject, again, disturbed, first_difference, happened, mean, pays, plain
+from marl_llm.checking.prolonging import prolonging
 from marl_llm.checking.verdict import Finding, failed, note, passed, verdict
 from marl_llm.games.protocol import SPLITS
 from marl_llm.reporting.files import to_json
@@ -316,11 +317,11 @@ def _tied(subject: Subject, episodes: tuple[Episode, ...]) -> tuple[int, int]:
 
 CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
     "same_seed": same_seed, "forks": forks, "secrets": honesty.secrets, "junk": junk, "groups": groups, "bounds": bounds, "pay": unpaid,
-    "budgets": budgets, "splits": splits, "teacher": teacher, "people": people,
+    "turns": prolonging, "budgets": budgets, "splits": splits, "teacher": teacher, "people": people,
 }  # fmt: skip
 LAWS = {
-    "same_seed": 6, "forks": 4, "secrets": 11, "junk": 14, "groups": 3, "bounds": 10, "pay": 10, "budgets": 10, "splits": 12, "teacher": 8,
-    "people": 10,
+    "same_seed": 6, "forks": 4, "secrets": 11, "junk": 14, "groups": 3, "bounds": 10, "pay": 10, "turns": 11, "budgets": 10, "splits": 12,
+    "teacher": 8, "people": 10,
 }  # fmt: skip
 
 

@@ -7,8 +7,8 @@ import dataclasses
 import random
 
 from marl_llm.text import ByteTokenizer
-from marl_llm.workflows import FormatError, PlainText, Role, Task, Workflow, World, compute, sequence, together
-from marl_llm.workflows.rewards import Award, absolute, broadcast, format_penalty
+from marl_llm.workflows import FormatError, PlainText, Role, Task, Workflow, World, compute, repeat, sequence, stop, together, when
+from marl_llm.workflows.rewards import Award, absolute, broadcast, delta, format_penalty
 
 LETTERS = "abcdefghijklmnop"
 CLASSES = {"validation": (0,), "test": (1,), "train": range(2, 10)}  # of the sum of a word's letters modulo 10
@@ -205,3 +205,42 @@ def unwritable_task() -> World:
         return [dataclasses.replace(t, fields={**t.fields, "map": float("inf")}) for t in draw(split, first, count)]
 
     return team(draw=told)
+
+
+# --- pay and the number of turns -------------------------------------------------------------------------------------------------------
+
+
+def rounds(pay: str = "result", parse=word, at_most: int = 3, last: float = 1.0) -> World:
+    """The speller writes until the checker says "1" or the rounds are over; the score is that of the last word, of a late one `last` of it.
+
+    `pay`: "result", the last word's letters, once; "every round" pays each word; "improved" what each word improved on the one before;
+    "lasting" pays once, and more for each round.
+    """
+    speller = Role("speller", "Backwards: {word}", parse, {"said": "none"}, max_prompt=64, max_tokens=32)
+    checker = Role("checker", "Right? {said}", digit, {"count": "0"}, max_prompt=128, max_tokens=16)
+    body = repeat(speller, checker, when(accepted, stop()), at_most=at_most)
+
+    def scores(path):
+        return {turn: letters(said, path.fields["answer"]) for turn, said in path.per_turn("said").items()}
+
+    def right(path):
+        return letters(path.fields["said"], path.fields["answer"]) * (last if path.turns > 1 else 1.0)
+
+    both = ("speller", "checker")
+    rewards = {
+        "result": lambda: broadcast(right, both, "letters"),
+        "every round": lambda: absolute(lambda call, path: scores(path).get(call.turn, 0.0), both, "letters"),
+        "improved": lambda: delta(scores, both, "letters"),
+        "lasting": lambda: broadcast(lambda path: right(path) * path.turns, both, "letters"),
+    }
+    workflow = Workflow("rounds", body, ("word", "hint"), ("answer",), {}, (rewards[pay](),), {"right": right})
+    tokenizer = ByteTokenizer(("<eos>",), ("<eos>",))
+
+    def script(turn):
+        return turn.fields["word"][::-1] if turn.role.name == "speller" else str(int(turn.fields["said"] == turn.fields["answer"]))
+
+    return World(workflow, draw, "right", PlainText(tokenizer, tokenizer.stop_ids), script, guess)
+
+
+def accepted(count: str) -> bool:
+    return count == "1"

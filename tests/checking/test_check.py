@@ -92,7 +92,7 @@ def test_check_counts_the_words_that_the_vocabulary_lacks():
 def test_check_prints_a_report_with_the_first_prompt_of_each_role_and_ends_with_0_for_a_sound_team(capsys):
     assert main([f"{HERE / 'faulty_games.py'}:team", "--tasks=2", "--plays=2", "--few=2", "--held_out=16"]) == 0
     said = capsys.readouterr().out
-    assert "all 13 checks passed" in said
+    assert "all 14 checks passed" in said
     assert said.count("--- the first prompt of speller") == said.count("Backwards: ") == 1
     assert main(["no_such_game"]) == 2
     assert "unknown game 'no_such_game'" in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""`check` warns where the recipe's return grows with the number of turns at the same score, and where it does not, it does not."""
+
+import faulty_games
+import pytest
+
+from experiments import check as command
+from marl_llm import checking
+from marl_llm.algorithms import make_recipe
+from marl_llm.checking import check, report_text
+
+
+def found(world, **recipe):
+    given = {"recipe": make_recipe("grpo", rewards="mixed", **recipe)} if recipe else {}
+    (one,) = check(world, names=("turns",), tasks=2, plays=2, few=2, **given)
+    return one
+
+
+def test_pay_for_every_round_warns_with_returns_that_sum_it_and_says_by_how_much_and_what_to_change():
+    one = found(faulty_games.rounds("every round"), returns="trajectory")
+    assert (one.status, one.law) == ("warn", 11), one.evidence
+    assert "2.00 for checker in plays of 2 turns and 4 responses, 1.00 in plays of 1 turns and 2 responses" in one.evidence
+    assert "Set recipe.returns=outcome, or pay the result once" in one.evidence
+    assert "look at the warning of turns" in report_text([one])
+
+
+def test_a_game_whose_own_recipe_is_sound_is_told_of_the_sum_that_would_not_be():
+    one = found(faulty_games.rounds("every round"))
+    assert one.status == "pass"
+    assert "(returns='outcome_plus_local') does not grow" in one.evidence
+    assert "with returns='to_go' it would: 3.00 for checker" in one.evidence
+
+
+@pytest.mark.parametrize("returns", ["to_go", "trajectory"])
+def test_pay_for_what_a_round_improved_is_not_accused(returns):
+    one = found(faulty_games.rounds("improved"), returns=returns)
+    assert (one.status, "it would" in one.evidence) == ("pass", False)
+
+
+def test_late_plays_that_score_less_are_accused_only_if_they_return_more():
+    assert found(faulty_games.rounds("every round", last=0.6), returns="trajectory").status == "warn"
+    assert found(faulty_games.rounds("result", last=0.3), returns="trajectory").status == "pass"
+
+
+def test_a_reward_that_itself_grows_with_the_turns_warns_with_every_return_and_no_other_return_is_proposed():
+    one = found(faulty_games.rounds("lasting"), returns="outcome")
+    assert one.status == "warn"
+    assert "Pay the result once" in one.evidence
+    assert "Set recipe.returns" not in one.evidence
+
+
+def test_a_scripted_player_that_cannot_go_on_after_junk_is_no_fault():
+    world = faulty_games.rounds("every round")
+
+    def script(turn):
+        if turn.turn:
+            raise KeyError("no second round")
+        return world.script(turn)
+
+    one = found(faulty_games.dataclasses.replace(world, script=script), returns="trajectory")
+    assert one.status == "pass"
+
+
+def test_a_workflow_without_a_loop_is_not_played():
+    assert "no loop" in found(faulty_games.team(), returns="to_go").evidence
+
+
+def test_a_config_is_checked_with_its_own_recipe(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(checking, "check", lambda world, **options: seen.update(options) or [])
+    monkeypatch.setattr(checking, "first_prompts", lambda world: {})
+    monkeypatch.setattr(command, "cost_of", lambda world, plan, config: {})
+    command.examine("experiments/configs/notes.py", command.parser().parse_args(["experiments/configs/notes.py"]))
+    assert (seen["recipe"].name, seen["recipe"].returns) == ("magrpo", "to_go")
