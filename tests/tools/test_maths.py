@@ -60,6 +60,7 @@ def test_extraction_of_long_hostile_text():
     assert extract_answer(nested) == nested[len(r"\boxed{") : -1]
     assert extract_answer("#### \t" * 50_000).startswith("####")
     assert extract_answer("{" * 100_000 + r"\boxed{1}") == "1"
+    assert extract_answer(r"\boxed{" * 100_000 + "1" + "}" * 99_999) == r"\boxed{" * 99_998 + "1" + "}" * 99_998
     assert extract_answer("\\" * 100_001 + "{}" + r"\boxed{2}") == "2"
 
 
