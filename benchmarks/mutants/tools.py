@@ -14,6 +14,9 @@ FAULTS = {
         "buffers of sockets can grow": ("BUFFER_SIZES = (54, 208), (7, 8, 32, 33)", "BUFFER_SIZES = (54, 208), (8, 32, 33)"),
         "shared anonymous memory is given": ("[_ins(JSET, MAP_ANONYMOUS, 0, 2), _ins(JSET, MAP_SHARED, 0, 1), refuse]", "[]"),
     },
+    (D + "sandbox/inside/candidate.py", T + "test_contest_idioms.py"): {
+        "a module that ends itself has no function": ("            if plan is None:\n                raise", "            raise"),
+    },
     (D + "sandbox/inside/interpreter.py", T + "test_contest_idioms.py"): {
         "streams of the zygote are kept": ("        setattr(sys, name, text)\n", ""),
         "the globals' files are not flushed": ("                held.flush()", "                pass"),
