@@ -34,6 +34,7 @@ def damaged_parquet():
     ("name", "content", "message"),
     [
         ("a.jsonl.gz", PACKED[:60], "damaged or cut behind line 0"),
+        ("a.jsonl.gz", b"", "damaged or cut before line 1"),
         ("a.jsonl.gz", PACKED[:-3], "damaged or cut behind line 49"),
         ("a.jsonl.gz", PACKED + b"hello", "damaged or cut"),
         ("a.jsonl.gz", PACKED[:30] + b"\xff\xff\xff" + PACKED[33:], "damaged or cut"),

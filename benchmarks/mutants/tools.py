@@ -14,6 +14,9 @@ FAULTS = {
         "buffers of sockets can grow": ("BUFFER_SIZES = (54, 208), (7, 8, 32, 33)", "BUFFER_SIZES = (54, 208), (8, 32, 33)"),
         "shared anonymous memory is given": ("[_ins(JSET, MAP_ANONYMOUS, 0, 2), _ins(JSET, MAP_SHARED, 0, 1), refuse]", "[]"),
     },
+    (D + "sandbox/inside/candidate.py", T + "test_contest_idioms.py"): {
+        "a module that ends itself has no function": ("            if plan is None:\n                raise", "            raise"),
+    },
     (D + "sandbox/inside/interpreter.py", T + "test_contest_idioms.py"): {
         "streams of the zygote are kept": ("        setattr(sys, name, text)\n", ""),
         "the globals' files are not flushed": ("                held.flush()", "                pass"),
@@ -80,14 +83,18 @@ FAULTS = {
         "units do not count": ("return not a or not b or a == b or (", "return True or ("),
         "a pair has no order": ('if target.kind != "set":', "if False:"),
         "an inequality has no direction": (' and (sign in ("=", "!=") or factor > 0))', ")"),
+        "reversed ends are the empty set": ("return None if points == sympy.S.EmptySet else", "return"),
         "names do not count": ("return _name(answer.name) == _name(target.name) and same(", "return same("),
     },
     (D + "_maths_read.py", T + "test_maths_answers.py"): {
         "a chain of equations may contradict itself": ("consistent = all(same(value, values[-1], 0) for value in values[:-1])", "consistent = True"),
         "digits behind a comma are thousands": (r",(?!\d{3}(?!\d))|;", r",(?!\d)|;"),
+        "the sine of degrees is taken in radians": ("    if ANGLE_OF.search(text):", "    if False:"),
+        "power towers are computed": (" or _is_huge(latex):", ":"),
         "any left side is a name": ("    if NAME.fullmatch(parts[0]):\n        values", "    if parts[0]:\n        values"),
     },
     (D + "_maths_text.py", T + "test_maths_answers.py"): {
+        "a choice may name two letters": ("found is None or LETTER.search(found[3])", "found is None"),
         "hedges are units": ("NO_UNITS.isdisjoint(words) and ", ""),
     },
     (D + "results.py", T + "test_results.py"): {

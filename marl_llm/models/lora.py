@@ -188,6 +188,7 @@ def load_adapters(directory: str | os.PathLike, config: ModelConfig) -> tuple[di
     ours, targets, file = {v: k for k, v in _PEFT.items()}, raw.get("target_modules"), Fields(raw, str(path))
     if not isinstance(targets, list) or not targets or not all(isinstance(t, str) and t in ours for t in targets):
         raise CheckpointFileError(f"{path}: target_modules={str(targets)[:200]!r}; a list among {', '.join(ours)} is supported")
+    file.need("peft_type", "a string")
     rank, alpha = file.need("r", COUNT), file.need("lora_alpha", "a number")
     try:
         lora = LoraConfig(rank, float(alpha), tuple(t for t in TARGETS if _PEFT[t] in targets))

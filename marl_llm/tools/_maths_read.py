@@ -10,11 +10,15 @@ meaning:
 * `x = 5` answers 5, for its left side is a single name. Any other equation equals its own multiples only, and answers no equation that is
   solved for a name.
 * `2, 1`, `2 or 1`, `\{2, 1\}` and `x=2 or x=1` are a set, in which order does not count. `(2, 1)` is a pair, in which it does, or an
-  open interval where the target is one. `[1, 2]` is a closed interval, `3:4` a ratio that is compared part by part.
+  open interval where the target is one, or the answer is. `[1, 2]` is a closed interval, `]1, 2[` an open one, `3:4` a ratio that is
+  compared part by part. "No solution" is the empty set.
+* A choice may be given with its content: `(C) 12` answers C, and not 12.
+* A power tower or factorial with more digits than can be written equals only what is written the same.
 * What sympy cannot read is words, compared without case.
 """
 
 import functools
+import math
 import re
 from fractions import Fraction
 from typing import Any
@@ -23,7 +27,20 @@ import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 
 from marl_llm.tools._maths_text import BRACKET, OPENING, clean, closes_last, depths, read_numeral, split_unit, unwrap
-from marl_llm.tools._maths_values import Based, Named, Quantity, Region, Relation, Several, Words, as_region, interval, is_several, same
+from marl_llm.tools._maths_values import (
+    Based,
+    Named,
+    Quantity,
+    Region,
+    Relation,
+    Several,
+    Words,
+    as_region,
+    interval,
+    is_several,
+    region_in_words,
+    same,
+)  # fmt: skip
 
 MAX_DEPTH = 16  # of brackets within brackets
 SPELLING = NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True, boxed="none")
@@ -31,6 +48,7 @@ MEMBERS = re.compile(r"[,;]| (and|or) ")
 LIST = re.compile(r"(?<!\d),|,(?!\d{3}(?!\d))|;| (and|or) ")  # outside of brackets 1,234 is one number
 RELATION = re.compile(r"(?<!:)=|<|>|\\(?:le|ge|ne|approx|in|equiv)(?![A-Za-z])")
 CUP = re.compile(r"\\cup(?![A-Za-z])|(?<=[)\]]) ?U ?(?=[(\[])")
+MINUS_SET = re.compile(r"\\backslash(?![A-Za-z])")
 COLON, BAR = re.compile(":"), re.compile(r"\||:")
 PLUS_MINUS = re.compile(r"\\(pm|mp)(?![A-Za-z])|\+/-")
 GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|(?:var)?phi|chi|psi|omega|Delta|Omega|ell"
@@ -46,6 +64,11 @@ BASES = dict(two="2", three="3", four="4", five="5", six="6", seven="7", eight="
 FUNCTIONS = re.compile(
     r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|pi|infty|theta|infinity|inf)(?![A-Za-z])"
 )
+ANGLE_OF = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+DEGREES = re.compile(r"(\d+(?:\.\d+)?) ?°")
+HUGE_DIGITS = 6  # of an exponent
+TOWER = re.compile(r"\^ ?\{? ?\(?(\d{1,300}) ?\^ ?\{? ?\(?(\d{1,300})")
+HIGH_POWER = re.compile(rf"(?:\^|\*\*) ?\{{? ?\(?\d{{{HUGE_DIGITS + 1}}}|\d{{{HUGE_DIGITS}}} ?!|(?:9|\d\d) ?!\)* ?!")
 COMMAND = re.compile(r"\\(?:begin|end) ?\{[a-zA-Z]+\*?\}|\\[A-Za-z]+")
 WORDS = re.compile(r"[A-Za-z]{3,}")
 # What the grammar of latex2sympy reads in its own way: `1 2` as 3, `5!!` as (5!)!
@@ -76,6 +99,10 @@ def _read(text: str, depth: int) -> Any:
     if len(parts) > 1:
         regions = [as_region(_read(part, depth + 1)) for part in parts]
         return Region(sympy.Union(*(region.set for region in regions))) if all(regions) else Words(text)
+    parts, _ = _split(text, MINUS_SET)
+    if len(parts) == 2:
+        regions = [as_region(_read(part, depth + 1)) for part in parts]
+        return Region(sympy.Complement(*(region.set for region in regions))) if all(regions) else Words(text)
     parts, _ = _split(text, COLON)
     if len(parts) > 1:
         members = tuple(_read(part, depth + 1) for part in parts)
@@ -206,6 +233,10 @@ def _single(text: str) -> Any:
     if based and (based[1][0].isdigit() or len(based[1]) > 1) and BASES.get(based[2], based[2]).isdigit():
         base = BASES.get(based[2], based[2])
         return Based(based[1].upper().lstrip("0") or "0", base) if base != "10" else _single(based[1])
+    if region := region_in_words(text):
+        return region
+    if ANGLE_OF.search(text):
+        text = DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     body, unit, factor = split_unit(text)
     body = unwrap(body)
     if numeral := read_numeral(body):
@@ -220,7 +251,7 @@ def _single(text: str) -> Any:
 
 def _expression(latex: str) -> Any:
     """What sympy makes of one expression; None where it makes nothing of it."""
-    if not latex or AMBIGUOUS.search(latex):
+    if not latex or AMBIGUOUS.search(latex) or _is_huge(latex):
         return None
     # The grammar takes a number and a bracket behind it for a mixed number, so that 2(3) would be 5.
     latex = re.sub(r"(\d)[eE]([-+]?\d{1,3})(?!\d)", r"\1\\cdot 10^{\2}", latex).replace("**", "^").replace("*", "\\cdot ")
@@ -238,6 +269,12 @@ def _expression(latex: str) -> Any:
         expression = sympy.ImmutableMatrix(expression)
     imaginary = {symbol: sympy.I for symbol in expression.free_symbols if symbol.name in ("i", "\\imath")}
     return expression.xreplace(imaginary) if imaginary else expression
+
+
+def _is_huge(latex: str) -> bool:
+    """Whether a power tower or a factorial of digits has more digits than sympy can write; such a number is compared as it is written."""
+    towers = any(int(found[2]) * math.log10(int(found[1]) or 1) > HUGE_DIGITS for found in TOWER.finditer(latex))
+    return towers or HIGH_POWER.search(latex) is not None
 
 
 def _exact(expression: Any) -> Any:

@@ -21,6 +21,14 @@ SIGNS = str.maketrans(
     }
 )  # fmt: skip
 _END = r"(?![A-Za-z])"
+
+
+def _as_interval(found: re.Match) -> str:
+    """An interval whose open ends are written with brackets that point outwards: `]1,2]` is `(1,2]`."""
+    left, ends, right = found.groups()
+    return ("(" if left == "]" else "[") + ends + (")" if right == "[" else "]")
+
+
 COMMANDS = [  # (pattern, what is written in its place), in order
     (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)" + _END, ""),
     (r"\\!", ""),
@@ -28,18 +36,25 @@ COMMANDS = [  # (pattern, what is written in its place), in order
     (r"(?<!\\)\\(?:(?=\s)|[,;:>])|~|\\(?:qquad|quad|thinspace)" + _END, " "),
     (r"\\[dtc]frac" + _END, r"\\frac"),
     (r"\\(?:textbf|textit|textrm|texttt|textsf|emph|mbox|hbox|operatorname\*?|mathrm)\s*(?=\{)", r"\\text"),
+    (r"\\mathbb ?(?:\{ ?R ?\}|R" + _END + r")(?! ?[\^_])", r"(-\\infty,\\infty)"),
+    (r"[(\[] ?\\begin ?\{(?:matrix|array)\}(?: ?\{[^{}]*\})?", r"\\begin{pmatrix}"),
+    (r"\\end ?\{(?:matrix|array)\} ?[)\]]", r"\\end{pmatrix}"),
+    (r"\\(sin|cos|tan) ?\^ ?\{ ?-1 ?\}", r"\\arc\1 "),
     (r"\\(?:boldsymbol|underline|mathbf|mathit|mathsf|bm|pmb|mathbb)\s*(?:\{([^{}]*)\}|(?=\s*\S))", r"\1"),
     (r"\\text\s*\{\s*,?\s*(and|or)\s*\}", r" \1 "),
     (r"(?<=\d)\s*\\text\s*\{\s*e\s*\}\s*(?=[-+]?\d)", "e"),
     (r"\\([$%#&_])", r"\1"),
     (r"\s*\^\s*(?:\{\s*(?:\\circ|\\degree|°)\s*\}|\\circ|\\degree|°)|\s*\\degree" + _END, "°"),
-    (r"\{,\}", ","),
+    (r"\{([,:])\}", r"\1"),
+    (r"\\(?:bar|dot|overline) ?(?:\{(\d+)\}|(\d))", r"\\overline{\1\2}"),
+    (r"\\overline\{(\d)\}(\d*)\\overline\{(\d)\}", r"\\overline{\1\2\3}"),
     (r"\\leq?(?:slant)?" + _END + "|<=", r"\\le "),
     (r"\\geq?(?:slant)?" + _END + "|>=", r"\\ge "),
     (r"\\neq?" + _END + "|!=", r"\\ne "),
     (r"\\lt" + _END, "<"),
     (r"\\gt" + _END, ">"),
     (r"\\(?:simeq|doteq)" + _END, r"\\approx "),
+    (r"\\setminus" + _END, r"\\backslash "),
     (r"\\varnothing" + _END, r"\\emptyset "),
     (r"\\lbrace" + _END, r"\\{"),
     (r"\\rbrace" + _END, r"\\}"),
@@ -56,16 +71,21 @@ COMMANDS = [  # (pattern, what is written in its place), in order
     (r"\{([^{}]*)\\choose" + _END + r"([^{}]*)\}", r"\\binom{\1}{\2}"),
     (r"\\frac ?(\\[A-Za-z]+) ?(\d|\\[A-Za-z]+|[A-Za-z])(?![A-Za-z{])", r"\\frac{\1}{\2}"),
     (r"\s+", " "),
+    (r"\bper cent\b", "percent"),
+    (r"([\[\]])([^()\[\],;]+[,;][^()\[\],;]+)([\[\]])", _as_interval),
 ]
 COMMANDS = [(re.compile(pattern), written) for pattern, written in COMMANDS]
-ANSWER_IS = re.compile(r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the|my|final|correct) )*answer(?: is)? ?[:=]? ?", re.IGNORECASE)
+_ANSWER = r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the|my|final|correct) )*(?:answer|(?:option|choice) is)(?: is)? ?[:=]? ?"
+ANSWER_IS = re.compile(rf"{_ANSWER}|\\text ?\{{ ?{_ANSWER}\}}", re.IGNORECASE)
 PAIRS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"), ('"', '"'))
-CHOICE = re.compile(r"\(?([A-Za-z])\)")
+CHOICE = re.compile(r"(?:option|choice) [(\[]?([A-Za-z])[)\]]?|[(\[]?([A-Za-z])[)\]]", re.IGNORECASE)
+LABELLED = re.compile(r"(?:\\text ?\{ ?)?(?:\(([A-Z])\)|([A-Z])[).:]) ?\}? ?(.+)")
+LETTER = re.compile(r"(?<![A-Za-z\\])[A-Z](?![A-Za-z])")
 WRAPPER = re.compile(r"\\(?:text|boxed|fbox) ?\{")
 
 _SIGN = r"(?P<sign>[-+]?) ?"
 _WHOLE = r"[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+"
-_PLAIN = rf"(?P<whole>{_WHOLE})?(?:\.(?P<part>\d*)(?:(?:\\overline|\\bar) ?\{{(?P<period>\d+)\}}|\((?P<round>\d+)\))?)?"
+_PLAIN = rf"(?P<whole>{_WHOLE})?(?:\.(?P<part>\d*)(?:\\overline\{{(?P<period>\d+)\}}|\((?P<round>\d+)\))?)?"
 _POWER = (
     r"(?:[eE](?P<e>[-+]?\d{1,3})| ?(?:\\times|\\cdot|\*|x) ?10 ?(?:\^|\*\*) ?(?:\{ ?(?P<p1>[-+]?\d{1,3}) ?\}|\(?(?P<p2>[-+]?\d{1,3})\)?))?"
 )
@@ -74,14 +94,16 @@ _TOP = r"(?:\{ ?(?P<a>[-+]?\d+) ?\}|(?P<a1>\d)) ?(?:\{ ?(?P<b>\d+) ?\}|(?P<b1>\d
 FRACTION = re.compile(rf"{_SIGN}(?:(?P<whole>\d+)(?P<gap> |(?=\\)))?(?:\\frac ?{_TOP}|(?P<a2>\d+) ?/ ?(?P<b2>\d+))")
 
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
-SHORT_UNITS = frozenset("cm mm km nm kg mg lb lbs oz ft yd mi hr hrs hz kj kw ml cl dl ms mph kph pm am ha px kb mb gb rad".split())
+SHORT_UNITS = frozenset("sq cu cm mm km nm kg mg lb lbs oz ft yd mi hr hrs hz kj kw ml cl dl ms mph kph pm am ha px kb mb gb rad".split())
 ALIASES = {
     "percent": "%", "percentage": "%", "pct": "%", "degree": "°", "deg": "°", "dollar": "$", "usd": "$", "euro": "€", "eur": "€", "rs": "₹",
     "cent": "¢", "meter": "m", "metre": "m", "centimeter": "cm", "centimetre": "cm", "millimeter": "mm", "kilometer": "km",
     "kilometre": "km",
     "gram": "g", "kilogram": "kg", "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "inche": "in", "inch": "in",
     "feet": "ft", "foot": "ft", "pound": "lb", "lbs": "lb", "hrs": "h", "liter": "l", "litre": "l", "per": "/", "square": "sq",
+    "cubic": "cu",
 }  # fmt: skip
+POWERS = {"sq": "^2", "cu": "^3"}
 NO_UNITS = frozenset(
     "and or nor not but than plus minus times over mod squared cubed half quarter third pi sin cos tan log exp sqrt infty theta alpha "
     "beta gamma phi sigma omega delta lambda abc gcd lcm max min one two three four five six seven eight nine ten is was if base "
@@ -130,7 +152,7 @@ def unwrap(text: str) -> str:
         if wrapper and closes_last(text, wrapper.end() - 1):
             text = text[wrapper.end() : -1]
         choice = CHOICE.fullmatch(text)
-        text = choice[1] if choice else text
+        text = (choice[1] or choice[2]) if choice else text
         answer_is = ANSWER_IS.match(text)
         text = text[answer_is.end() :] if answer_is else text
         text = text.removeprefix("=").removeprefix("\\approx ")
@@ -156,6 +178,12 @@ def depths(text: str, offset: int = 0):
 
 OPENING = ("(", "[", "{", "\\{", "\\langle")
 BRACKET = re.compile(r"\\\\|\\begin\{\w+\*?\}|\\end\{\w+\*?\}|\\langle|\\rangle|\\[{}]|[(){}\[\]]")
+
+
+def choice_letter(text: str) -> tuple[str, str] | None:
+    """The letter and the content of a choice that is given with both: `(C) 12`, `C. 12`; None for any other text, and for two letters."""
+    found = LABELLED.fullmatch(clean(text))
+    return None if found is None or LETTER.search(found[3]) else (found[1] or found[2], found[3])
 
 
 def _scripts(text: str) -> str:
@@ -283,7 +311,11 @@ def _canonical(names: list[str]) -> list[str]:
         else part
         for part in parts
     )
-    return [ALIASES.get(part, part.replace("{", "").replace(" ", "")) for part in singular]
+    parts = [ALIASES.get(part, part.replace("{", "").replace(" ", "")) for part in singular]
+    for index, part in enumerate(parts[:-1]):
+        if part in POWERS:  # "square meters" as m^2
+            parts[index : index + 2] = [parts[index + 1], POWERS[part]]
+    return parts
 
 
 def is_number(text: str) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 import sympy
 from math_verify.grader import sympy_symbolic_eq
 
+NOTHING = ("no solution", "no solutions", "there is no solution", "there are no solutions", "empty set", "the empty set")
+EVERYTHING = ("all real numbers", "all reals", "all real values", "the set of all real numbers")
 DIGITS = 60  # to which two numbers agree that are equal
 
 
@@ -73,13 +75,14 @@ def is_several(value: Any, kind: str) -> bool:
 
 
 def interval(ends: tuple, left_open: bool, right_open: bool) -> Region | None:
-    """The interval between two ends; None if they are no real numbers."""
+    """The interval between two ends; None if they are no real numbers, or if nothing lies between them."""
     if not all(isinstance(end, Quantity) and isinstance(end.expression, sympy.Expr) and not end.unit for end in ends):
         return None
     try:
-        return Region(sympy.Interval(ends[0].expression.doit(), ends[1].expression.doit(), left_open, right_open))
+        points = sympy.Interval(ends[0].expression.doit(), ends[1].expression.doit(), left_open, right_open)
     except (TypeError, ValueError):  # ends that are no real numbers
         return None
+    return None if points == sympy.S.EmptySet else Region(points)
 
 
 def as_region(value: Any) -> Region | None:
@@ -103,6 +106,8 @@ def same(answer: Any, target: Any, delta: float) -> bool:
         return _same_relation(answer, target)
     if isinstance(answer, Named):
         return same(answer.value, target, delta)
+    if isinstance(answer, Region) and is_several(target, "tuple"):
+        target = as_region(target) or target
     if isinstance(target, Region):
         region = as_region(answer)
         return region is not None and bool(region.set == target.set or region.set.symmetric_difference(target.set) == sympy.S.EmptySet)
@@ -128,9 +133,16 @@ def _name(name: str) -> str:
     return re.sub(r"[ {}]|\\text", "", name)
 
 
+def region_in_words(text: str) -> Region | None:
+    """The empty set, or all real numbers, where a text says so in words; None for any other."""
+    words = _words(text)
+    return Region(sympy.S.EmptySet) if words in NOTHING else Region(sympy.S.Reals) if words in EVERYTHING else None
+
+
 def _words(text: str) -> str:
     words = re.findall(r"[^\s.,;:!?\"'()]+", text.replace("\\text", "").replace("{", "").replace("}", "").casefold())
-    return ("" if "\\" in text else " ").join(words)
+    joined = ("" if "\\" in text else " ").join(words)
+    return "does not exist" if joined == "dne" else joined
 
 
 def _same_members(answer: Several, target: Several, delta: float) -> bool:

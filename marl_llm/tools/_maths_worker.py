@@ -36,10 +36,14 @@ def readable(target: str) -> bool:
 def compare(answer: str, target: str, delta: float, exact_integers: bool) -> tuple[bool, str]:
     """Whether an answer equals a target, and by which rule; `target` has been read before."""
     from marl_llm.tools._maths_read import read
+    from marl_llm.tools._maths_text import LETTER, choice_letter, unwrap
     from marl_llm.tools._maths_values import Words, same, single_number
 
     if " ".join(answer.split()) == " ".join(target.split()):
         return True, "same_text"
+    choice = choice_letter(answer) if LETTER.fullmatch(unwrap(target)) else None
+    if choice and not isinstance(read(choice[1]), Words):
+        answer = choice[0]
     a, b = read(answer), read(target)
     if a == Words(""):
         return False, "unparsable"

@@ -94,15 +94,15 @@ def _after_hashes(text: str) -> tuple[str | None, int]:
 def _last_boxed(text: str) -> tuple[str | None, int]:
     """Content of the box that closes last, so of the outer one of two nested, and where it closes; escaped braces are no braces."""
     opened: list[int | None] = []  # per open brace: where a box's content starts, or None
-    content, end = None, -1
+    start, end, behind = 0, -1, -1
     for brace in BRACE.finditer(text):
         if brace["bare"]:
-            content, end = brace["bare"], brace.end()
+            start, end, behind = brace.start("bare"), brace.end(), brace.end()
         elif brace["box"] or brace.group() == "{":
             opened.append(brace.end() if brace["box"] else None)
-        elif brace.group() == "}" and opened and (start := opened.pop()) is not None:
-            content, end = text[start : brace.start()], brace.end()
-    return content.strip() or None if content is not None else None, end
+        elif brace.group() == "}" and opened and (inside := opened.pop()) is not None:
+            start, end, behind = inside, brace.start(), brace.end()
+    return (text[start:end].strip() or None if behind >= 0 else None), behind
 
 
 class _Lost(Exception):
@@ -201,7 +201,7 @@ class MathsChecker:
         self,
         workers: int = 2,
         deadline_s: float = 10.0,
-        cpu_s: float = 3.0,
+        cpu_s: float = 1.0,
         memory_mb: int = 512,
         max_chars: int = 2000,
         delta: float | int = 1e-6,

@@ -216,7 +216,7 @@ ADAPTERS = [
     {"init_lora_weights": "pissa_niter_16"}, {"init_lora_weights": "loftq"}, {"init_lora_weights": ["a"]},
     {"alora_invocation_tokens": [1, 2]}, {"layer_replication": [[0, 1], [0, 1]]}, {"layers_to_transform": [0]}, {"use_dora": True},
     {"use_rslora": True}, {"lora_bias": True}, {"bias": "all"}, {"trainable_token_indices": [1]}, {"target_parameters": ["x"]},
-    {"exclude_modules": "x"}, {"peft_type": "IA3"}, {"fan_in_fan_out": True}, {"a_field_of_tomorrow": True},
+    {"exclude_modules": "x"}, {"peft_type": "IA3"}, {"peft_type": None}, {"fan_in_fan_out": True}, {"a_field_of_tomorrow": True},
 ]  # fmt: skip
 
 

@@ -173,6 +173,14 @@ CALLS = {  # name: (program, cases of f, states)
         ["passed"],
     ),
     "builtins stay": ("def f(a):\n    return pow(a, 2, 5), max(a, 1), open.__module__\n", [((3,), (4, 3, "io"))], ["passed"]),
+    "exit at the end of the module": ("import sys\ndef f(a):\n    return a\nsys.exit(0)\n", [((1,), 1)], ["passed"]),
+    "json replaced": ("import json\njson.dumps = json.loads = None\ndef f(a):\n    return a\n", [((1,), 1)], ["passed"]),
+    "nodes of a judge": (
+        "class Solution:\n    def f(self, head: Optional[ListNode], root: 'Any' = TreeNode()) -> Optional[ListNode]:\n"
+        "        return ListNode(head, ListNode(2)).next.val + root.val\n",
+        [((1,), 2)],
+        ["passed"],
+    ),
     "a judge's name is no answer": ("def g(a):\n    return a\n", [((3,), 3)], ["missing"]),
     "a new Solution each": (
         "class Solution:\n    def __init__(self):\n        self.seen = []\n    def f(self, a):\n        self.seen.append(a)\n        return self.seen\n",

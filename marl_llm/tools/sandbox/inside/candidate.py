@@ -2,7 +2,6 @@
 
 import builtins
 import gc
-import json
 import os
 import random
 import resource
@@ -11,6 +10,7 @@ import sys
 import time
 import types
 from _signal import signal as set_handler
+from json import dumps, loads  # by name: a program may replace those of `json`
 
 from . import frames, interpreter, linux, snapshot, values
 
@@ -228,13 +228,15 @@ def report(error: BaseException) -> int:
 def run(source: bytes, calls: bytes, channel: int, module: types.ModuleType, job: dict) -> int:
     """Compiles, runs and finishes as the interpreter would. Returns the exit code.
 
-    A program whose function is called is a module that was imported: what stands under `if __name__ == "__main__"` does not run.
+    A program whose function is called is a module that was imported: what stands under `if __name__ == "__main__"` does not run. One that
+    ends itself (`sys.exit()` in its last line) keeps what it has defined.
     """
     fix_chance(job["seed"], job["freeze_clock"])
     gc.enable()
     order_free_memory()
     interpreter.open_streams()
     interpreter.reach_streams_by_path()
+    plan = loads(calls) if calls else None
     if calls:
         module.__name__ = MODULE
         sys.modules[MODULE] = module
@@ -242,9 +244,13 @@ def run(source: bytes, calls: bytes, channel: int, module: types.ModuleType, job
     code = 0
     try:
         program = compile(source, module.__file__, "exec", dont_inherit=True)
-        exec(program, module.__dict__)
-        if calls:
-            call_all(json.loads(calls), module.__dict__, channel)
+        try:
+            exec(program, module.__dict__)
+        except SystemExit:
+            if plan is None:
+                raise
+        if plan is not None:
+            call_all(plan, module.__dict__, channel)
     except BaseException as error:  # whatever the program raises, SystemExit included, is its outcome
         code = report(error)
     return interpreter.finish(module.__dict__) or code
@@ -256,7 +262,7 @@ class CaseTimeout(BaseException):
 
 def call_all(plan: dict, namespace: dict, channel: int) -> None:
     """Calls the function once per case and sends one line per case as soon as it is done."""
-    dumps, encode, decode, write = json.dumps, values.encode, values.decode, frames.write_all
+    encode, decode, write = values.encode, values.decode, frames.write_all
     now, set_timer = time.monotonic, signal.setitimer
 
     def on_timer(signum, frame):

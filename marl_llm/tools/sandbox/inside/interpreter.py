@@ -54,9 +54,23 @@ def reach_streams_by_path() -> None:
     os.open = os_open
 
 
+class ListNode:
+    """A node of a linked list, as judges of contests define it."""
+
+    def __init__(self, val=0, next=None):
+        self.val, self.next = val, next
+
+
+class TreeNode:
+    """A node of a binary tree, as judges of contests define it."""
+
+    def __init__(self, val=0, left=None, right=None):
+        self.val, self.left, self.right = val, left, right
+
+
 def contest_names() -> dict:
-    """Names that a solution of a contest takes for granted: each module of `CONTEST_MODULES`, and what it exports."""
-    names = {}
+    """Names that a solution of a contest takes for granted: nodes, each module of `CONTEST_MODULES`, and what it exports."""
+    names = {"ListNode": ListNode, "TreeNode": TreeNode}
     for module in map(__import__, CONTEST_MODULES):
         exported = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
         names |= {name: getattr(module, name) for name in exported}
