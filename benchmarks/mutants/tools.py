@@ -65,6 +65,7 @@ FAULTS = {
         "a complex number has a real part only": (" and tolerance.close(body.imag, expected.imag)", ""),
     },
     (D + "judge.py", T + "test_judge.py"): {
+        "a loop's calls have no limit of their own": ("timeout_s, case_timeout_s, profile, environment)\n    execution = await", "timeout_s, None, profile, environment)\n    execution = await"),
         "no case is a pass": ("return bool(self.cases) and all(", "return all("),
         "the last line of a case counts": ('found.setdefault(said.value["case"], (said.value, said.replaced))', 'found[said.value["case"]] = (said.value, said.replaced)'),
         "a failed execution is a miss": ("for execution in executions:\n        if execution.failure is not None:", "for execution in ():\n        if execution.failure is not None:"),
@@ -113,7 +114,7 @@ FAULTS = {
         "an index of another format is read": ("or about.get(\"format\") != FORMATS.get(wanted)", ""),
         "summands of absent words": ("summands *= self.rows.take(position) == rows", "summands *= 1"),
     },
-    (D + "_calls.py", "tests/workflows/test_waiting.py " + T + "test_chat_client.py"): {
+    (D + "_calls.py", "tests/workflows/test_waiting.py"): {
         "the clock of a dropped call stands still": ("        future.add_done_callback(lambda _: arrived())  # dropped before it began\n", ""),
     },
     (D + "_chat_backends.py", T + "test_chat_client.py"): {
@@ -126,14 +127,11 @@ FAULTS = {
         "a shorter pause ends a longer one": ("self._paused_until = max(self._paused_until, time.monotonic() + seconds)", "self._paused_until = time.monotonic() + seconds"),
         "a reply of just its budget counts no tokens": ("0 <= count <= bound for", "0 <= count < bound for"),
     },
-    (D + "_http.py", T + "test_http.py " + T + "test_chat_client.py"): {
+    (D + "_http.py", T + "test_http.py"): {
         "a password without a user may stand in a URL": ("if parts.username or parts.password:", "if parts.username:"),
     },
     (D + "maths.py", T + "test_maths.py"): {
         "a batch from a loop takes any form": ("self._calls.abatch([self._request(*pair, form)", "self._calls.abatch([self._request(*pair, \"any\")"),
-    },
-    (D + "judge.py", T + "test_judge.py " + T + "test_sandbox.py"): {
-        "a loop's calls have no limit of their own": ("timeout_s, case_timeout_s, profile, environment)\n    execution = await", "timeout_s, None, profile, environment)\n    execution = await"),
     },
     (D + "mailbox.py", "tests/workflows/test_workflow_threads.py"): {
         "a cancelled future keeps what lies behind it": ("                continue", "                return"),
@@ -141,7 +139,7 @@ FAULTS = {
     (D + "vllm.py", T + "test_vllm.py"): {
         "the first parameters drew all": ("any(span.get(\"version\") != label for span in spans)", "spans[0].get(\"version\") != label"),
     },
-    (D + "waiting.py", "tests/workflows/test_waiting.py " + T + "test_verdicts.py"): {
+    (D + "waiting.py", "tests/workflows/test_waiting.py"): {
         "a clock that left stands still for ever": ("                if self._waits:\n                    own._change(-1)\n", "                pass\n"),
     },
     (D + "retriever/client.py", T + "test_retriever.py"): {
