@@ -115,7 +115,7 @@ class _Walk:
 
     def __init__(self, bounds: Bounds):
         self._bounds, self._size, self._values, self.replaced = bounds, 0, 0, 0
-        self._bits = int(bounds.digits * math.log2(10))
+        self._most, self._least = 10**bounds.digits, -(10 ** (bounds.digits - 1))  # next to those that have no more characters
 
     def valid(self, value: Any, depth: int) -> Any:
         """The value with valid texts. Raises `_Beyond`."""
@@ -126,7 +126,7 @@ class _Walk:
             said = read_text(value)
             self.replaced += said.replaced
             return said.value
-        if isinstance(value, int) and value.bit_length() > self._bits or isinstance(value, float) and not math.isfinite(value):
+        if isinstance(value, int) and not self._least < value < self._most or isinstance(value, float) and not math.isfinite(value):
             raise _Beyond("number")
         if not isinstance(value, list | tuple | set | frozenset | dict):
             return value
@@ -310,7 +310,7 @@ def json_lines(data: bytes | IO[bytes], where: str, bounds: Bounds = Bounds()) -
         rest = line
         while len(rest) == bounds.size + 2 and not rest.endswith(b"\n"):
             rest = file.readline(bounds.size + 2)
-        if not line.strip():
+        if rest is line and not line.strip():
             continue
         try:
             yield number, parse_json(line.removesuffix(b"\n"), f"{where}, line {number}", dict, bounds), ""

@@ -211,6 +211,21 @@ def test_a_body_whose_length_is_not_told_plainly_is_refused_and_the_connection_e
     assert service.changes() == before
 
 
+def test_a_body_of_the_most_bytes_is_taken_and_no_byte_more():
+    class Small(LocalHandler):
+        max_body = 10
+
+        def post(self, body):
+            self.reply(200, body.decode())
+
+    with LocalServer(Small, None) as server:
+        service = Service(server, "/", "/", b"", None)
+        assert service.post(body=b"0123456789") == (200, '"0123456789"')
+        assert service.post(body=b"0123456789a") == (413, '{"error": "a body has at most 10 bytes"}')
+        assert service.post("Content-Length: 000000000003", body=b"abc") == (200, '"abc"')
+        assert service.post("Content-Length: 0", body=b"") == (200, '""')
+
+
 def test_heads_without_end_or_form_get_a_status_and_no_thread(services):
     service = services["chat"]
     for head, status in (

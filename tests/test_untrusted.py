@@ -1,5 +1,6 @@
 """The door for what others say: every text becomes valid, every JSON is bounded, and nothing that is said raises."""
 
+import collections
 import json
 import math
 import os
@@ -9,7 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_llm.untrusted import PROBLEMS, Bounds, Said, json_lines, parse_json, read_file, read_json, read_json_file, read_text, valid_text
+from marl_llm.untrusted import (
+    PROBLEMS,
+    Bounds,
+    Said,
+    json_lines,
+    parse_json,
+    read_file,
+    read_json,
+    read_json_file,
+    read_text,
+    read_value,
+    valid_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +62,54 @@ def test_json_within_the_bounds_is_what_the_library_reads():
     assert math.isfinite(float(read_json("9" * 300).value))
     assert read_json("[1,2,3,4]", Bounds(values=4)).ok
     assert read_json("[1,2,3,4,5]", Bounds(values=4)).problem == "too_many"
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "problem"),
+    [
+        ("ab", Bounds(size=2), ""), ("abc", Bounds(size=2), "too_long"), (["ab", "c"], Bounds(size=2), "too_long"),
+        ({"ab": "c"}, Bounds(size=3), ""), ({"ab": "c"}, Bounds(size=2), "too_long"),
+        (1, Bounds(depth=0), ""), ([], Bounds(depth=0), "too_deep"), ([{}], Bounds(depth=2), ""),
+        (({"a": []},), Bounds(depth=2), "too_deep"),
+        ({"a": {"b": {1}}}, Bounds(depth=3), ""), ({"a": {"b": {frozenset()}}}, Bounds(depth=3), "too_deep"),
+        ([1, 2], Bounds(values=2), ""), ([1, 2, 3], Bounds(values=2), "too_many"), ([[1], (2,)], Bounds(values=4), ""),
+        ([[1], (2,)], Bounds(values=3), "too_many"), ({"a": {1, 2}}, Bounds(values=3), ""), ({"a": {1, 2}}, Bounds(values=2), "too_many"),
+        (999, Bounds(digits=3), ""), (1000, Bounds(digits=3), "number"), (-99, Bounds(digits=3), ""), (-100, Bounds(digits=3), "number"),
+        ([1e308, True, None], Bounds(), ""), ([math.inf], Bounds(), "number"), ({"a": math.nan}, Bounds(), "number"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_value_ends_at_each_bound_and_within_them_it_comes_back_itself(value, bounds, problem):
+    said = read_value(value, bounds)
+    assert (said.problem, said.replaced) == (problem, 0)
+    assert said.value is (None if problem else value)
+
+
+def test_a_values_texts_are_made_valid_in_every_container_whose_types_stay():
+    pair = collections.namedtuple("pair", "left right")
+    value = {"a\ud800": ["b\udc00", ("c\ud800", 1), {"d\ud800"}, frozenset(["e\ud800"]), pair("f", "g\ud800\ud800")], "h": (plain := ["i"])}
+    wanted = {"a\ufffd": ["b\ufffd", ("c\ufffd", 1), {"d\ufffd"}, frozenset(["e\ufffd"]), pair("f", "g\ufffd\ufffd")], "h": ["i"]}
+    said = read_value(value)
+    assert said == Said(wanted, "", 7)
+    assert [type(item) for item in said.value["a\ufffd"]] == [str, tuple, set, frozenset, pair]
+    assert said.value["h"] is plain
+
+
+def test_what_is_just_as_large_as_the_bounds_is_read(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_bytes(b'{"a": [1]}')
+    assert read_file(path, 10) == b'{"a": [1]}'
+    with pytest.raises(ValueError, match="10 bytes; at most 9 are read"):
+        read_file(path, 9)
+    assert read_json_file(path, bounds=Bounds(size=10, depth=2, values=2)) == {"a": [1]}
+    for small in (Bounds(size=9), Bounds(depth=1), Bounds(values=1)):
+        with pytest.raises(ValueError, match=r"rows\.json: "):
+            read_json_file(path, bounds=small)
+    assert read_json("-99", Bounds(digits=3)).value == -99
+    assert read_json("[-999]", Bounds(digits=3)).problem == "number"
+    rows = b'{"a": 1}\n{"ab": 1}\n{"abc": 1}\n' + b" " * 40 + b'{"a": 1}\n{"a": 2}'
+    found = [(number, value) for number, value, _ in json_lines(rows, "rows.jsonl", Bounds(size=8))]
+    assert found == [(1, {"a": 1}), (2, None), (3, None), (4, None), (5, {"a": 2})]
 
 
 def test_a3_surrogates_that_json_spells_out_are_replaced_in_values_and_keys():

@@ -20,19 +20,25 @@ FAULTS = {
         "another address needs no key": ("if key is None and not is_loopback(host):", "if False:"),
         "a drip keeps a thread": ("        left = self._ends - time.monotonic()", "        left = BODY_S"),
         "half a body is a body": ("if len(body) < int(length):", "if False:"),
+        "a body of the largest size is refused": ("int(length) > self.max_body", "int(length) >= self.max_body"),
     },
     (S + "server.py", SERVING): {
         "a reply is recorded after its pay": ("            self.check(episode)\n            self._file.append(json.dumps({\"episode\": episode, \"number\"", "            self._file.append(json.dumps({\"episode\": episode, \"number\""),
         "an old file's episodes go on": ("if episode in self._old:", "if False:"),
         "a function's broken log-probs are served": ("            check_numbers(reply)\n", ""),
+        "nobody waits": ("threading.BoundedSemaphore(concurrency + queue)", "threading.BoundedSemaphore(concurrency)"),
     },
     (S + "certain.py", SERVING): {
         "the whole reply is read for every chunk": ("self._held = [text[len(certain) :]]", "self._held = [text]"),
         "a beginning of a stop text is said": ("return text[: len(text) - max(begun, default=0)]", "return text"),
+        "newlines of the next chunk behind a thought are said": ("            self._strips_newlines = not text\n", "            self._strips_newlines = False\n"),
+        "the shortest beginning of a stop text is held back": ("max(begun, default=0)", "min(begun, default=0)"),
     },
     (S + "completions.py", SERVING): {
         "true is taken for 1": ("value == neutral and isinstance(value, bool) == isinstance(neutral, bool)", "value == neutral"),
         "a part that is no text is left out": ("        raise ValueError(f'{where}: parts like", "        return \"\"\n        raise ValueError(f'{where}: parts like"),
+        "the larger of two budgets counts": ("max_tokens=min(budgets, default=None)", "max_tokens=max(budgets, default=None)"),
+        "every chunk names the role": ("        self._first = False\n", ""),
     },
     (H, "tests/tools/test_http.py"): {
         "no connection is kept": ("keepalive_expiry=KEEP_S", "keepalive_expiry=0"),
@@ -47,5 +53,16 @@ FAULTS = {
     ("marl_llm/workflows/finite.py", "tests/workflows/test_what_is_said.py"): {
         "NumPy's numbers are not looked at": ("isinstance(item, np.ndarray | np.inexact)", "isinstance(item, np.ndarray)"),
         "keys are not looked at": ("(*item, *item.values())", "(*item.values(),)"),
+    },
+    (S + "local.py", SERVING + " " + "tests/experiments/test_coached_runs.py"): {
+        "a local model's own budget is not told": ("max_prompt=max_prompt, max_tokens=max_tokens)\n\n    def backend", "max_prompt=max_prompt)\n\n    def backend"),
+    },
+    (S + "policy.py", SERVING): {
+        "a request may ask for more than the lane holds": ("min(options.max_tokens or self.max_tokens, self.max_tokens)", "options.max_tokens or self.max_tokens"),
+        "a version that is given is not told": ("done.version if self.version is None else self.version", "done.version"),
+    },
+    ("marl_llm/untrusted.py", "tests/test_untrusted.py"): {
+        "a value may be one container deeper": ("if depth == self._bounds.depth:", "if depth > self._bounds.depth:"),
+        "a replacement sign that was sent counts as replaced": ("valid.count(REPLACEMENT) - text.count(REPLACEMENT.encode())", "valid.count(REPLACEMENT)"),
     },
 }

@@ -27,6 +27,7 @@ FAULTS = {
         "a judge that nobody awaits goes on": ("                judging.task.cancel()", "                pass"),
         "a closed loop's judges stay": ("self._running.setdefault(asyncio.get_running_loop(), {})", "self._running.setdefault(None, {})"),
         "keys join their parts": ("pickler.dump(parts)", 'pickler.dump("".join(map(str, parts)))'),
+        "one more result is held": ("if len(self._known) >= self._size:", "if len(self._known) > self._size:"),
     },
     (D + "sandbox/inside/boot.py", T + "test_sandbox.py::test_a11_the_frames_below_a_program_name_no_path_of_the_host"): {
         "host paths stay in the zygote's frames": ("            del orders[name]", "            orders[name]"),
@@ -64,8 +65,10 @@ FAULTS = {
         "a dictionary may have more keys": ("if kind is not dict or len(body) != len(expected):", "if kind is not dict:"),
         "1.0 and 1 are one member": ('f"{\'\' if kind is None else kind.__name__} {len(text)} {text}"', 'f"{len(text)} {text}"'),
         "the tolerance is relative to nothing": ("self.absolute + self.relative * abs(expected)", "self.absolute + self.relative"),
+        "a complex number has a real part only": (" and tolerance.close(body.imag, expected.imag)", ""),
     },
     (D + "judge.py", T + "test_judge.py"): {
+        "a loop's calls have no limit of their own": ("timeout_s, case_timeout_s, profile, environment)\n    execution = await", "timeout_s, None, profile, environment)\n    execution = await"),
         "no case is a pass": ("return bool(self.cases) and all(", "return all("),
         "the last line of a case counts": ('found.setdefault(said.value["case"], (said.value, said.replaced))', 'found[said.value["case"]] = (said.value, said.replaced)'),
         "a failed execution is a miss": ("for execution in executions:\n        if execution.failure is not None:", "for execution in ():\n        if execution.failure is not None:"),
@@ -85,6 +88,7 @@ FAULTS = {
         "an inequality has no direction": (' and (sign in ("=", "!=") or factor > 0))', ")"),
         "reversed ends are the empty set": ("return None if points == sympy.S.EmptySet else", "return"),
         "names do not count": ("return _name(answer.name) == _name(target.name) and same(", "return same("),
+        "one member answers two": ("        left.pop(found)\n", ""),
     },
     (D + "_maths_read.py", T + "test_maths_answers.py"): {
         "a chain of equations may contradict itself": ("consistent = all(same(value, values[-1], 0) for value in values[:-1])", "consistent = True"),
@@ -92,10 +96,12 @@ FAULTS = {
         "the sine of degrees is taken in radians": ("    if ANGLE_OF.search(text):", "    if False:"),
         "power towers are computed": (" or _is_huge(latex):", ":"),
         "any left side is a name": ("    if NAME.fullmatch(parts[0]):\n        values", "    if parts[0]:\n        values"),
+        "at least is at most": ("if sign in (\">\", \"\\\\ge\"):", "if sign == \">\":"),
     },
     (D + "_maths_text.py", T + "test_maths_answers.py"): {
         "a choice may name two letters": ("found is None or LETTER.search(found[3])", "found is None"),
         "hedges are units": ("NO_UNITS.isdisjoint(words) and ", ""),
+        "a period begins at the point": ("(10 ** len(period) - 1) * 10 ** len(part))", "10 ** len(period) - 1)"),
     },
     (D + "results.py", T + "test_results.py"): {
         "a refused call is tried again": ("FINAL_KINDS = frozenset({FailureKind.REFUSED, ", "FINAL_KINDS = frozenset({"),
@@ -114,5 +120,51 @@ FAULTS = {
         "the search stops too early": ("if rest[visited] < threshold * SLACK:", "if rest[visited] < 4 * threshold * SLACK:"),
         "an index of another format is read": ("or about.get(\"format\") != FORMATS.get(wanted)", ""),
         "summands of absent words": ("summands *= self.rows.take(position) == rows", "summands *= 1"),
+    },
+    (D + "_calls.py", "tests/workflows/test_waiting.py"): {
+        "the clock of a dropped call stands still": ("        future.add_done_callback(lambda _: arrived())  # dropped before it began\n", ""),
+    },
+    (D + "_chat_backends.py", T + "test_chat_client.py"): {
+        "other fields of the body share a cache": ("json.dumps([self.url, model, self._extra], sort_keys=True)", "json.dumps([self.url, model], sort_keys=True)"),
+    },
+    (D + "_chat_store.py", T + "test_chat_client.py"): {
+        "the last reply under a key stays": ("INSERT OR IGNORE", "INSERT OR REPLACE"),
+    },
+    (D + "chat.py", T + "test_chat_client.py"): {
+        "a shorter pause ends a longer one": ("self._paused_until = max(self._paused_until, time.monotonic() + seconds)", "self._paused_until = time.monotonic() + seconds"),
+        "a reply of just its budget counts no tokens": ("0 <= count <= bound for", "0 <= count < bound for"),
+    },
+    (D + "_http.py", T + "test_http.py"): {
+        "a password without a user may stand in a URL": ("if parts.username or parts.password:", "if parts.username:"),
+    },
+    (D + "maths.py", T + "test_maths.py"): {
+        "a batch from a loop takes any form": ("self._calls.abatch([self._request(*pair, form)", "self._calls.abatch([self._request(*pair, \"any\")"),
+    },
+    (D + "mailbox.py", "tests/workflows/test_workflow_threads.py"): {
+        "a cancelled future keeps what lies behind it": ("                continue", "                return"),
+    },
+    (D + "vllm.py", T + "test_vllm.py"): {
+        "the first parameters drew all": ("any(span.get(\"version\") != label for span in spans)", "spans[0].get(\"version\") != label"),
+    },
+    (D + "waiting.py", "tests/workflows/test_waiting.py"): {
+        "a clock that left stands still for ever": ("                if self._waits:\n                    own._change(-1)\n", "                pass\n"),
+    },
+    (D + "retriever/client.py", T + "test_retriever.py"): {
+        "too many requests are refused for good": ("not in (408, 429)", "not in (408,)"),
+    },
+    (D + "retriever/passages.py", T + "test_retriever.py"): {
+        "the id 0 is none": ("\"id\": str(row) if identity is None else identity", "\"id\": identity or str(row)"),
+    },
+    (D + "retriever/dense.py", T + "test_retriever.py"): {
+        "rows of a later block are the first's": ("start + int(row)) for row", "int(row)) for row"),
+    },
+    (D + "sandbox/attempt.py", T + "test_sandbox.py"): {
+        "output of just the limit is cut": ("size > cap) for", "size >= cap) for"),
+    },
+    (D + "sandbox/limits.py", T + "test_sandbox.py"): {
+        "the kernel's CPU limit is a signal": ("    flags[\"timed_out\"] |= number == signals.SIGXCPU\n", ""),
+    },
+    (D + "sandbox/inside/snapshot.py", T + "test_sandbox.py"): {
+        "files of a workspace count in bytes": ("total += -(-len(content) // PAGE) * PAGE", "total += len(content)"),
     },
 }

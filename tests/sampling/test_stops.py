@@ -65,6 +65,14 @@ def test_a_string_may_begin_and_end_inside_tokens():
         assert stop.encode() not in b"".join(pieces[i] for i in ids[: n - 1])
 
 
+def test_a_byte_level_vocabulary_has_a_token_for_each_byte_and_every_text_is_its_tokens_bytes():
+    tokenizer = byte_level()
+    pieces = token_bytes(tokenizer)
+    assert sorted(piece for piece in pieces if len(piece) == 1) == [bytes([b]) for b in range(256)]
+    text = "".join(map(chr, range(0x20, 0x700))) + "中文 😀\n\t"
+    assert b"".join(pieces[i] for i in tokenizer.encode(text)).decode() == text
+
+
 @pytest.mark.parametrize("kind", ["sentencepiece", "pieces", "bytes"])
 def test_the_bytes_of_tokens_spell_what_the_tokenizer_decodes(kind):
     text = "the cat sat on the mat \u00e9" if kind != "pieces" else "cat mat cat"

@@ -133,7 +133,7 @@ def log_probs_are_those_of_the_record(server, messages, file):
 @pytest.mark.parametrize(
     ("drawn", "stops", "certain"),
     [("one two", (), "one two"), ("one two", ("two",), "one "), ("one tw", ("two",), "one "), ("one t", ("xyz", "two"), "one "),
-     ("one", ("x",), "one"), ("", ("x",), "")],
+     ("one", ("x",), "one"), ("", ("x",), ""), ("one aa", ("aab",), "one "), ("one two", ("two!", "one two?", "x"), "")],
 )  # fmt: skip
 def test_what_may_become_a_stop_text_is_held_back(drawn, stops, certain):
     ids = lab.SPEECH.tokenizer.encode(drawn)
@@ -156,7 +156,7 @@ class Dripping:
             heard(None)
         value = np.full(len(self.ids), self.log_prob, np.float32)
         return types.SimpleNamespace(
-            result=lambda: Completion(np.asarray(self.ids), value, value, value, "stop", 0), cancel=lambda: None
+            result=lambda: Completion(np.asarray(self.ids), value, value, value, "stop", 4), cancel=lambda: None
         )
 
 
@@ -185,6 +185,53 @@ def test_a_chat_formats_thinking_and_tool_calls_are_no_part_of_a_stream(mode, dr
     assert all(pieces)
     early = mode == "off" or "</think>" in drawn  # elsewhere any beginning may still turn out to be thinking
     assert len(pieces) > 1 if early and size == 1 else pieces[0] == said if not early else pieces
+
+
+@pytest.mark.parametrize("kind", ["chat/completions", "completions"])
+def test_a_stream_names_the_role_once_and_the_end_once(kind):
+    policy = policy_answers(Dripping(list(b"hello"), 2), "m", lab.SPEECH, max_prompt=64)
+    asked = {"messages": [{"role": "user", "content": "x"}]} if kind == "chat/completions" else {"prompt": "x"}
+    with ChatServer({"m": policy, "silent": lambda messages, options: ChatReply("", "stop")}) as server:
+        events, silent = (streamed(server, asked | {"model": model}, f"/v1/{kind}") for model in ("m", "silent"))
+    role = {"role": "assistant"}
+    pieces = [said_in(event["choices"][0]) for event in events]
+    assert len(pieces) == 4
+    chat = [role | {"content": pieces[0]}, {"content": pieces[1]}, {"content": pieces[2]}, {}]
+    said = [{"delta": delta} for delta in chat] if kind == "chat/completions" else [{"text": piece} for piece in pieces]
+    rest = [{"index": 0, "finish_reason": finish, "logprobs": None} for finish in (None, None, None, "stop")]
+    assert [event["choices"] for event in events] == [[one | two] for one, two in zip(said, rest)]
+    name = "chat.completion.chunk" if kind == "chat/completions" else "text_completion"
+    assert {(event["id"], event["object"], event["model"]) for event in events} == {(events[0]["id"], name, "m")}
+    nothing = {"delta": role | {"content": ""}} if kind == "chat/completions" else {"text": ""}
+    assert [event["choices"] for event in silent] == [[nothing | rest[-1]]]
+
+
+@pytest.mark.parametrize(
+    ("options", "budget", "temperature", "top_p", "stops"),
+    [
+        (Options(), 8, 1.0, 1.0, ()), (Options(max_tokens=3, temperature=0.0, stop=("a", "b")), 3, 0.0, 1.0, ("a", "b")),
+        (Options(max_tokens=9, top_p=0.5, seed=4), 8, 1.0, 0.5, ()), (Options(max_tokens=8, temperature=0.5), 8, 0.5, 1.0, ()),
+    ],
+)  # fmt: skip
+def test_the_engine_is_asked_for_what_the_options_say_and_the_reply_tells_it(options, budget, temperature, top_p, stops):
+    engine, asked = Dripping(list(b"xyz"), 2), []
+    drips = engine.submit
+    engine.submit = lambda request, heard=None: asked.append(request) or drips(request, heard)
+    for version in (None, 7):
+        answers = policy_answers(engine, "m", lab.SPEECH, max_prompt=64, max_tokens=8, timeout_s=5.0, version=version)
+        reply = answers([{"role": "user", "content": "x"}], options)
+        drawn = reply.sampled
+        assert (drawn["version"], drawn["temperature"], drawn["top_p"]) == (4 if version is None else 7, temperature, top_p)
+        assert (drawn["prompt"], drawn["ids"]) == (list(asked[-1].prompt), list(b"xyz"))
+        assert (reply.prompt_tokens, reply.completion_tokens, reply.finish_reason) == (len(asked[-1].prompt), 3, "stop")
+    request = asked[0]
+    assert (request.model, request.max_tokens, request.stop_strings, request.timeout) == ("m", budget, stops, 5.0)
+    assert (request.settings.temperature, request.settings.top_p) == (temperature, top_p)
+    assert request.stop_ids == tuple(lab.SPEECH.stop_ids)
+    assert asked[1] == request
+    answers([{"role": "user", "content": "x"}], dataclasses.replace(options, seed=5))
+    answers([{"role": "user", "content": "y"}], options)
+    assert len({one.seed for one in asked}) == 3
 
 
 def drawing(messages, options):
@@ -334,6 +381,25 @@ def test_what_programs_send_by_habit_and_has_no_effect_is_taken(more):
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
         plain, sent = (json.loads(post(server, body | extra)[2])["choices"] for extra in ({}, more))
         assert sent == plain
+
+
+@pytest.mark.parametrize(
+    ("asked", "options"),
+    [
+        ({}, Options()), ({"max_tokens": 7, "max_completion_tokens": 5}, Options(max_tokens=5)),
+        ({"max_tokens": 5, "max_completion_tokens": 7}, Options(max_tokens=5)), ({"max_tokens": 1}, Options(max_tokens=1)),
+        ({"max_completion_tokens": 7, "seed": 0}, Options(max_tokens=7, seed=0)), ({"temperature": 0}, Options(temperature=0.0)),
+        ({"top_p": 0.5, "stop": "end", "seed": 3}, Options(top_p=0.5, stop=("end",), seed=3)),
+        ({"stop": ["b", "a"], "temperature": 1.5, "top_p": 1}, Options(temperature=1.5, top_p=1.0, stop=("b", "a"))),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_model_gets_the_options_that_a_request_names_and_no_others(asked, options):
+    heard = []
+    with ChatServer({"m": lambda messages, options: heard.append(options) or drawing(messages, options)}) as server:
+        for kind, body in (("chat/completions", {"messages": [{"role": "user", "content": "x"}]}), ("completions", {"prompt": "x"})):
+            assert post(server, body | {"model": "m"} | asked, f"/v1/{kind}")[0] == 200
+    assert heard == [options, options]
 
 
 @pytest.mark.parametrize(("name", "value"), REFUSED, ids=str)

@@ -336,6 +336,9 @@ HOSTILE = {
     "one large text": ("normalizer", _replace("a", "a" * 5000)),
     "growing by a pattern": ("normalizer", _sequence("normalizers", [_replace("", "bbbbb", "Regex")] * 9)),
     "hidden in sequences": ("normalizer", _sequence("normalizers", [_replace("a", "a" * 9)] * 3, 5)),
+    "growing by a half": ("normalizer", _sequence("normalizers", [_replace("aa", "aaa")] * 40)),
+    "65 times at once": ("normalizer", _replace("a", "a" * 65)),
+    "a 65th step": ("normalizer", _sequence("normalizers", [{"type": "NFC"}] * 65)),
     "decoder": ("decoder", _sequence("decoders", [_replace("a", "aa")] * 30)),
     "prepended": ("normalizer", _sequence("normalizers", [{"type": "Prepend", "prepend": "a" * 4000}] * 9)),
     "steps": ("normalizer", _sequence("normalizers", [{"type": "NFC"}] * 100_000)),
@@ -352,6 +355,18 @@ def test_a_tokenizer_that_would_flood_the_process_is_refused_when_it_is_loaded(n
     with pytest.raises(ValueError, match=r"tokenizer\.json") as caught:
         _loaded(_library(**{part: value}))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        _sequence("normalizers", [_replace("q", "q" * 8)] * 2), _sequence("normalizers", [_replace("qq", "q")] * 64),
+        _sequence("normalizers", [_replace("q" * 4096, "q" * 4096)]), _replace("q", "q" * 63, "Regex"),
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_goes_as_far_as_the_bounds_is_read(normalizer):
+    tokenizer = _loaded(_library(normalizer=normalizer))
+    assert tokenizer.decode(tokenizer.encode("Hello!")) == "Hello!"
 
 
 @pytest.mark.parametrize("i", [2**20, 2**31, 2**40, -1, 1.5, "3", None, True])

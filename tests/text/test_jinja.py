@@ -174,6 +174,17 @@ def test_without_a_template_the_special_tokens_decide_and_without_them_nothing_d
         load_chat(tmp_path)
 
 
+@pytest.mark.parametrize("template", [None, template_source("qwen3")], ids=["without", "with"])
+@pytest.mark.parametrize("thinking", ["on", "off", None])
+@pytest.mark.parametrize("history", ["keep", "strip"])
+def test_a_chat_is_opened_as_it_is_asked_for_with_a_template_and_without(tmp_path, template, thinking, history):
+    write_checkpoint(tmp_path, "qwen3", template)
+    asked = Chat(tokenizer_of("qwen3"), QWEN3, thinking, history)
+    for options in ({}, {"form": QWEN3}, {"form": QWEN3, "tokenizer": asked.tokenizer}):
+        chat = load_chat(tmp_path, thinking, history, **options)
+        assert (chat.format, chat.thinking, chat.history) == (QWEN3, asked.thinking, history)
+
+
 def test_named_templates_use_the_default(tmp_path):
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": template_source("qwen3")}]
     write_checkpoint(tmp_path, "qwen3", named)

@@ -106,6 +106,11 @@ def test_tokenizers_are_equal_when_their_models_are(pieces, tmp_path):
     assert again != train_pieces(FACTS[:-1])
     assert again.encode("#U1R1 tool") == pieces.encode("#U1R1 tool")
     assert (again.vocab_size, again.pad_id) == (pieces.vocab_size, pieces.pad_id)
+    learned = train_sentencepiece(["hello"], 300, ("<a>", "<b>"), ("<a>",))
+    others = [PieceTokenizer(learned.model_proto, pad, stops) for pad in (None, "<unk>") for stops in ((), ("<a>",), ("<b>", "<a>"))]
+    assert [other == learned for other in others] == [False, True, False, False, False, False]
+    assert len(set(others)) == 6
+    assert len({ByteTokenizer(("<a>", "<b>"), stops) for stops in ((), ("<a>",), ("<b>",), ("<a>", "<b>"))}) == 4
 
 
 def test_a_missing_file_and_a_file_that_is_no_model_are_refused(tmp_path):
@@ -152,11 +157,15 @@ def test_words_outside_a_vocabulary_of_words_are_named():
 
 def test_a_vocabulary_of_words_is_saved_as_a_tokenizer_json_of_the_same_ids(tmp_path):
     tokenizer = train_pieces(("cat", "mat", "a-b", "."))
-    assert save_words(tokenizer, tmp_path, (5,)) == ""
+    assert save_words(tokenizer, tmp_path, (5, 2)) == ""
     saved = Library.from_file(str(tmp_path / "tokenizer.json"))
     for text in ("cat mat .", "a-b", "cat cat"):
         assert saved.encode(text).ids == tokenizer.encode(text)
         assert saved.decode(tokenizer.encode("cat mat")) == "cat mat"
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == "\u2581."
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": tokenizer.piece(0)}
+    assert config == names | {"eos_token": "\u2581."}  # the first of the stops
+    assert save_words(tokenizer, tmp_path) == ""
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == names
     learned = train_sentencepiece(["the cat sat on the mat"] * 20, 300)
     assert "whole words" in save_words(learned, tmp_path / "none")

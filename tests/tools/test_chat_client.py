@@ -14,8 +14,9 @@ from misbehaving_server import MisbehavingServer, completion
 
 from marl_llm.tools import ChatClient, FailureKind, OpenAICompatible, PolicyBackend
 from marl_llm.tools._chat_backends import read_reply, retry_after_s
+from marl_llm.tools._chat_store import ChatStore
 from marl_llm.tools._http import HttpError, post_json
-from marl_llm.tools.chat import ChatReply, ChatRequest, Options, Pace
+from marl_llm.tools.chat import ChatReply, ChatRequest, Options, Pace, content_key
 
 KEY = "sk-very-secret-0123456789"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -179,6 +180,19 @@ def test_token_limit_and_a_turn_after_the_deadline():
     assert now + 10.0 <= pace._next_token < now + 20.0
 
 
+def test_of_several_pauses_the_longest_holds_and_each_limit_holds_apart():
+    pace = Pace(None, None)
+    now = time.monotonic()
+    for seconds in (1.0, 300.0, 2.0):
+        pace.pause(seconds)
+    assert not pace.wait(1, now + 300.0)
+    both = Pace(requests_per_minute=6.0, tokens_per_minute=600.0)  # a request is 10 s, and so are 100 tokens
+    assert both.wait(1, now + 300.0)
+    assert now + 10.0 <= both._next_request < now + 20.0
+    assert both._next_token < now + 10.0
+    assert not both.wait(1, now + 9.0)
+
+
 def test_the_cache_is_by_content_and_survives(tmp_path):
     path = tmp_path / "chat.sqlite"
     with MisbehavingServer() as server:
@@ -197,6 +211,47 @@ def test_the_cache_is_by_content_and_survives(tmp_path):
         other.close()
         assert len(server.seen) == 4
     assert KEY.encode() not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_whatever_a_reply_depends_on_parts_the_cache_and_the_bodys_other_fields_are_sent(tmp_path):
+    url = "http://127.0.0.1:1/v1"
+    backends = [
+        OpenAICompatible(url, "m", None), OpenAICompatible(url, "n", None), OpenAICompatible(url[:-1] + "2", "m", None),
+        *(OpenAICompatible(url, "m", None, extra=extra) for extra in ({"effort": "low"}, {"effort": "high"}, {"top_k": 5})),
+    ]  # fmt: skip
+    options = [dict(max_tokens=5), dict(temperature=0.5), dict(top_p=0.5), dict(stop=("a",)), dict(stop=("a", "b")), dict(seed=5)]
+    said = [HELLO, [*HELLO, *HELLO], [{"role": "system", "content": "hello"}], [{"role": "user", "content": "hello "}]]
+    requests = [ChatRequest(tuple(messages)) for messages in said] + [ChatRequest(tuple(HELLO), Options(**one)) for one in options]
+    requests.append(ChatRequest(tuple(HELLO), draw=1))
+    keys = {content_key(backend.identity, request) for backend in backends for request in requests}
+    assert len(keys) == len(backends) * len(requests)
+    again = OpenAICompatible(url, "m", None, extra={"top_k": 5})
+    assert content_key(again.identity, ChatRequest(tuple(HELLO))) in keys
+    with MisbehavingServer() as server:
+        for extra in ({"effort": "low"}, {"effort": "high", "top_k": 5}):
+            with ChatClient(OpenAICompatible(server.url, "m", None, extra=extra), cache=tmp_path / "c") as client:
+                assert not client.complete(HELLO).outcome().cached
+        assert [seen["body"] for seen in server.seen] == [
+            dict(model="m", messages=HELLO, effort="low"), dict(model="m", messages=HELLO, effort="high", top_k=5)
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [None, "new/folder/chat.sqlite"])
+def test_a_store_keeps_the_first_reply_and_sets_aside_up_to_the_cap_and_no_more(tmp_path, name):
+    store = ChatStore(name and tmp_path / name)
+    assert store.reply("a") is None
+    for reply in ("one", "two"):
+        store.keep("a", reply)
+    store.keep("b", "three")
+    assert (store.reply("a"), store.reply("b")) == ("one", "three")
+    first, second = store.reserve(0.5, 1.0), store.reserve(0.5, 1.0)  # to the cap itself
+    assert (store.reserve(0.25, 1.0), store.spent()) == (None, 1.0)
+    store.settle(first, 0.25)
+    assert (store.spent(), store.reserve(0.5, 1.0)) == (0.75, None)
+    assert store.reserve(0.25, 1.0) not in (None, first, second)
+    assert store.reserve(9.0, None) is not None
+    assert store.spent() == 10.0
+    store.close()
 
 
 def test_failures_are_not_cached(tmp_path):

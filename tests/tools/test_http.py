@@ -200,7 +200,7 @@ def test_many_threads_share_one_loop_and_each_gets_its_own_answer():
     assert sum(thread.name == "http" for thread in threading.enumerate()) <= 2
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "x", "http://", "http://u:p@x/", "http://x:99999/", "http://x:y/"])
+@pytest.mark.parametrize("url", ["ftp://x", "x", "http://", "http://u:p@x/", "http://u@x/", "http://:p@x/", "http://x:99999/", "http://x:y/"])
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(ValueError):  # noqa: PT011
         split_url(url)

@@ -1,7 +1,9 @@
 """Judging: what is equal, what is not, and that no program can talk its way to a pass."""
 
 import asyncio
+import concurrent.futures
 import json
+import math
 import threading
 import time
 
@@ -22,7 +24,7 @@ from marl_llm.tools.judge import (
     same_value,
 )
 from marl_llm.tools.results import Failure, FailureKind
-from marl_llm.tools.sandbox import Execution, Limits, Program, Sandbox
+from marl_llm.tools.sandbox import Execution, Executor, Limits, Program, Sandbox
 
 CASES = [((3,), 6), ((5,), 10), ((8,), 16)]
 
@@ -46,6 +48,10 @@ def sandbox():
         ({(1, 2): "x"}, {(1.0, 2): "x"}, False), ({float("nan")}, {float("nan")}, False), ({-0.0: 1}, {0.0: 1}, True),
         ({"a,b", "c"}, {"a", "b,c"}, False), ({b"a": {1: {2}}}, {b"a": {1: {2}}}, True), ("a\ud800", "a\ud800", True),
         ("a\ud800", "a\ud801", False), ("a" + chr(0xD800), "a\ufffd", False), (1 + 1e-12j, 1 + 0j, True), ([True], [1], False),
+        (1 + 2j, 1 + 3j, False), (1 + 2j, 2 + 2j, False), (1 + 2j, 1 + 2j, True), (1.0, 1 + 0j, False), (1 + 0j, 1.0, False),
+        (complex(1, math.nan), complex(1, math.nan), False), ({1 + 2j}, {1 + 2j}, True), ({1 + 2j}, {1 + 3j}, False),
+        ({"a": 1, "b": 2}, {"a": 1, "b": 3}, False), ({"a": 1, "b": 2}, {"a": 1, "c": 2}, False), ([1, 2, 3], [1, 2, 4], False),
+        ((1, 2), (1, 3), False), ({1, 2}, {1, 3}, False), (b"ab", b"ac", False), (b"ab", "ab", False),
     ],
 )  # fmt: skip
 def test_same_value(actual, expected, same):
@@ -323,6 +329,48 @@ def test_async(sandbox):
     calls, stdio = asyncio.run(both())
     assert calls
     assert not stdio
+
+
+class Heard(Executor):
+    """Runs nothing: keeps what it is asked, and every program gives the same."""
+
+    def __init__(self, program):
+        self.requests, self.program = [], program
+
+    def submit(self, request):
+        self.requests.append(request)
+        future = concurrent.futures.Future()
+        future.set_result(Execution(self.program, None, 0.1))
+        return future
+
+    def metrics(self):
+        return {}
+
+    def close(self):
+        """There is nothing to end."""
+
+
+def test_every_option_of_a_judgement_counts_from_a_loop_as_without_one():
+    near = Program(b"0.31\n", b"", 0, channel=returned(b'{"t": [0.31]}'))
+    where = dict(profile="numpy", environment="coder")
+    loose = dict(tolerance=Tolerance(0.1, 0.0))
+    calls, stdio = ("code", "solve", [((3,), [0.3])], 7.0), ("code", [("3", "0.3")], 7.0)
+    for options, passes in (({}, False), (loose, False), (loose | dict(tuples_as_lists=True), True)):
+        heard = Heard(near)
+        own = options | where | dict(case_timeout_s=0.5)
+        found = judge_calls(*calls, sandbox=heard, **own), asyncio.run(ajudge_calls(*calls, sandbox=heard, **own))
+        assert [bool(one) for one in found] == [passes, passes]
+        wanted = call_request("code", "solve", [(3,)], 7.0, 0.5, "numpy", "coder")
+        assert heard.requests == [wanted, wanted]
+        assert (wanted.profile, wanted.environment, wanted.limits.timeout_s) == ("numpy", "coder", 7.0)
+        assert json.loads(wanted.calls)["case_timeout"] == 0.5
+    for options, passes in (({}, False), (loose, True)):
+        heard = Heard(near)
+        own = options | where
+        found = judge_stdio(*stdio, sandbox=heard, **own), asyncio.run(ajudge_stdio(*stdio, sandbox=heard, **own))
+        assert [bool(one) for one in found] == [passes, passes]
+        asked = [(one.stdin, one.profile, one.environment, one.limits.timeout_s) for one in heard.requests]
+        assert asked == [("3", "numpy", "coder", 7.0)] * 2
 
 
 def test_one_failed_execution_makes_a_judgement_by_output_a_failure():

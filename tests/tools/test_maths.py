@@ -173,6 +173,22 @@ def test_batches_and_asyncio_agree_with_single_calls(checker):
         checker.check_batch(responses, targets[:-1])
 
 
+@pytest.mark.parametrize("form", ["any", "boxed", "hashes"])
+def test_the_form_that_is_asked_for_counts_in_all_four_ways_of_asking(checker, form):
+    responses = ["so \\boxed{1}\n#### 2", "#### 1", "\\boxed{1}", "1"]
+    reasons = {
+        "any": ["same_text", "same_text", "same_text", "no_answer"], "boxed": ["same_text", "no_answer", "same_text", "no_answer"],
+        "hashes": ["different", "same_text", "no_answer", "no_answer"],
+    }  # fmt: skip
+    targets = ["1"] * 4
+    ways = [
+        [checker.check(*pair, form) for pair in zip(responses, targets)], checker.check_batch(responses, targets, form),
+        [asyncio.run(checker.acheck(*pair, form)) for pair in zip(responses, targets)],
+        asyncio.run(checker.acheck_batch(responses, targets, form)),
+    ]  # fmt: skip
+    assert [[result.outcome().reason for result in found] for found in ways] == [reasons[form]] * 4
+
+
 def test_a_killed_worker_is_replaced_and_the_check_done_again():
     with MathsChecker(workers=1, cpu_s=5.0) as checker:
         assert checker.check(r"\boxed{5.0}", "5").outcome().correct

@@ -1,6 +1,7 @@
 """The sandbox: outcomes and failures kept apart, limits, repetition, workspaces, fairness, killed workers, and what is left behind."""
 
 import asyncio
+import concurrent.futures
 import os
 import pathlib
 import signal
@@ -28,6 +29,7 @@ from marl_llm.tools.sandbox import (
 from marl_llm.tools.sandbox.inside import boot, isolation, seccomp, snapshot, values
 from marl_llm.tools.sandbox.limits import read_record
 from marl_llm.tools.sandbox.profiles import PROFILES
+from marl_llm.tools.sandbox.queueing import Job
 
 QUICK = Limits(timeout_s=0.4)
 
@@ -181,6 +183,50 @@ def test_damaged_snapshots_are_refused():
     for bad in (data[:-1], data[:5], b"q" + data[1:]):
         with pytest.raises(ValueError, match="snapshot"):
             snapshot.load_entries(bad)
+
+
+def test_a_folder_is_packed_up_to_its_limits_in_pages_and_unpacked_as_it_was(tmp_path):
+    folder, copy = tmp_path / "folder", tmp_path / "copy"
+    (folder / "d").mkdir(parents=True)
+    for name, size, mode in (("empty", 0, 0o600), ("small", 1, 0o640), ("d/large", 4097, 0o755)):
+        (folder / name).write_bytes(b"x" * size)
+        (folder / name).chmod(mode)
+    (folder / "link").symlink_to("d/large")
+    os.mkfifo(folder / "pipe")  # is left out, and counts for nothing
+    whole, entries = (1 + 2 + 1) * snapshot.PAGE, 5  # a link's text takes a page too
+    data = snapshot.pack(str(folder), whole, entries)
+    for bytes_, inodes in ((whole - 1, entries), (whole, entries - 1)):
+        with pytest.raises(snapshot.TooLarge):
+            snapshot.pack(str(folder), bytes_, inodes)
+    copy.mkdir()
+    snapshot.unpack(data, str(copy))
+    assert snapshot.pack(str(copy), whole, entries) == data
+    assert (copy / "d/large").stat().st_mode & 0o777 == 0o755
+    assert (os.readlink(copy / "link"), (copy / "small").read_bytes()) == ("d/large", b"x")
+    assert sorted(path.name for path in copy.iterdir()) == ["d", "empty", "link", "small"]
+
+
+@pytest.mark.parametrize(("size", "more"), [(0, False), (9, False), (10, False), (11, True), (9000, True)])
+def test_each_stream_is_kept_up_to_its_own_limit_and_more_is_told(size, more):
+    limits = Limits(stdout_bytes=10, stderr_bytes=20_000)
+    job = Job(0, Submission(""), limits, concurrent.futures.Future(), 0.0, None, lambda: None)
+    run = attempt.Attempt(job, slot.Slot.__new__(slot.Slot), limits)
+    pipes = [os.pipe() for _ in range(2)]
+    run.streams = [reader for reader, _ in pipes]
+    try:
+        for place, (reader, writer) in enumerate(pipes):
+            os.set_blocking(reader, False)
+            assert not run.drain(place)  # nothing is there yet
+            for part in (b"x" * (size // 2), b"y" * (size - size // 2)):
+                os.write(writer, part)
+                assert not run.drain(place)
+            os.close(writer)
+            assert run.drain(place)
+    finally:
+        for reader in run.streams:
+            os.close(reader)
+    said = b"x" * (size // 2) + b"y" * (size - size // 2)
+    assert run.outputs() == [(said[:10], more), (said, False), (b"", False)]
 
 
 def test_fair_between_environments():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from marl_llm.tools.results import success
+from marl_llm.tools.results import FailureKind, failed, success
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.tools.waiting import Clock, Expired, waiting, within
 
@@ -130,6 +130,25 @@ def test_whoever_asks_while_a_cancelled_judge_ends_gets_another():
         return await verdicts.of("a", judge)
 
     assert asyncio.run(ask()) is DONE
+
+
+def test_as_many_results_are_held_as_asked_for_and_then_it_begins_anew():
+    async def ask(keys):
+        begun, verdicts = [], Verdicts(size=2)
+
+        def judge(key):
+            async def work():
+                begun.append(key)
+                return success(key, 0.0) if key != "lost" else failed(FailureKind.CRASH, "lost", 0.0)
+
+            return work
+
+        assert [(await verdicts.of(key, judge(key))).value or "lost" for key in keys] == list(keys)
+        return begun
+
+    assert asyncio.run(ask(["a", "b", "a", "b"])) == ["a", "b"]
+    assert asyncio.run(ask(["a", "b", "c", "c", "b", "c", "a"])) == ["a", "b", "c", "b", "a"]  # the third empties it, and so does the fifth
+    assert asyncio.run(ask(["lost", "a", "lost", "a", "b", "a"])) == ["lost", "a", "lost", "b"]  # a failure is asked for again
 
 
 def test_keys_are_equal_for_equal_parts_and_for_no_others():

@@ -95,10 +95,12 @@ def test_what_other_parameters_drew_is_no_answer():
     spans = lambda *labels: [{"version": one, "start": n, "end": n + 1} for n, one in enumerate(labels)]  # noqa: E731
     swapped = answer(weight_versions=spans("run-0", "run-1"))  # changed between two tokens
     short = answer(weight_versions=spans("run-1"))  # of the first token only
-    found, _, stats = asked_of(answer(weight_versions=spans("default", "default")), swapped, short)
-    assert [one.failure.kind for one in found] == [FailureKind.UNAVAILABLE] * 3
+    back = answer(weight_versions=spans("run-1", "run-0"))
+    late = answer(weight_versions=[{"version": "run-1", "start": 1, "end": 2}])  # of the last token only
+    found, _, stats = asked_of(answer(weight_versions=spans("default", "default")), swapped, short, back, late)
+    assert [one.failure.kind for one in found] == [FailureKind.UNAVAILABLE] * 5
     assert "drawn with the parameters 'default, default', not 'run-1'" in found[0].failure.message
-    assert stats["stale"] == 3
+    assert stats["stale"] == 5
 
 
 def test_a_server_that_is_gone_or_refuses_says_so():

@@ -124,6 +124,69 @@ def test_a_clock_stands_still_while_anything_waits_and_so_does_the_one_around_it
     waiting()()  # without a clock
 
 
+def runs(clock):
+    """Whether time counts by a clock."""
+    before = clock.elapsed()
+    time.sleep(0.002)
+    return clock.elapsed() > before
+
+
+def begin_waiting(clock):
+    with clock.use():
+        return waiting()
+
+
+@pytest.mark.parametrize("comes", ["before the wait", "in it"])
+@pytest.mark.parametrize("leaves", ["in the wait", "after it"])
+def test_whoever_shares_a_clock_stands_still_with_it_and_goes_on_when_it_leaves(comes, leaves):
+    work, around = Clock(apart=True), Clock()
+    with around.use():
+        own = Clock()
+    arrived = begin_waiting(work) if comes == "in it" else None
+    with own.use(), work.shared():
+        if arrived is None:
+            assert runs(own)
+            arrived = begin_waiting(work)
+        assert not runs(work)
+        assert not runs(own)
+        assert not runs(around)
+        if leaves == "after it":
+            arrived()
+            assert runs(own)
+    assert runs(own)
+    assert runs(around)
+    arrived()
+    assert runs(work)
+    assert runs(own)
+    again = begin_waiting(work)  # shared no more
+    assert not runs(work)
+    assert runs(own)
+    again()
+    with work.shared():  # without a clock of one's own
+        assert runs(work)
+
+
+def test_a_call_that_is_dropped_before_it_began_stands_nobody_still():
+    entered, gate = threading.Event(), threading.Event()
+    calls = Calls(lambda _: success(entered.set() or gate.wait(20), 0.0), 1, "one")
+    clock = Clock()
+    with clock.use():
+        under_way = calls.submit(None)
+        assert entered.wait(20)
+        assert runs(clock)
+        dropped, closed = calls.submit(None), calls.submit(None)
+        assert not runs(clock)
+        assert dropped.cancel()
+        assert not runs(clock)
+    gate.set()
+    calls.close()
+    assert under_way.result().ok
+    assert closed.cancelled() or closed.result().ok
+    assert runs(clock)
+    with pytest.raises(RuntimeError, match="this tool is closed"):
+        calls.submit(None)
+
+
 def test_a_call_leaves_nothing_that_waits_for_a_collection():
     """Whatever became of it. A collection holds up every thread, and takes the longer the more there is."""
     ends, clocks = [], []
