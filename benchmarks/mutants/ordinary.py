@@ -124,6 +124,5 @@ FAULTS = {
     },
     (M + "checking/honesty.py", T + "checking/test_check.py"): {
         "nothing is planted in tuples": ("if type(value) in (list, tuple) else value", "if type(value) is list else value"),
-        "one value of all tasks is compared": ("if len(distinct) < 2:", "if len(distinct) < 1:"),
     },
 }  # fmt: skip
