@@ -104,7 +104,6 @@ def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], en
 
 def sampling_of(recipe: Recipe) -> dict:
     """How a recipe samples, as options of `marl_llm.rollout.play`."""
-    pick = recipe.pick if recipe.sampling == "tree" else "first"
     alpha, local_weight = recipe.reward_weights
     plays = {"trajectories": recipe.plays, "branches": recipe.candidates}
-    return plays | {"pick": pick, "alpha": alpha, "local_weight": local_weight}
+    return plays | {"pick": recipe.pick, "alpha": alpha, "local_weight": local_weight}

@@ -13,11 +13,13 @@ import pytest
 
 from experiments.check import main
 from marl_llm.checking import CheckError, Subject, check, report_text
+from marl_llm.checking.honesty import _planted
 from marl_llm.checking.junk import battery
+from marl_llm.checking.verdict import Finding
 from marl_llm.games import make_game
 from marl_llm.games.hosted import hosted
 from marl_llm.text import train_pieces
-from marl_llm.workflows import PlainText
+from marl_llm.workflows import PlainText, Task
 
 HERE = pathlib.Path(__file__).parent
 FAULTS = {  # the planted fault -> the checks that must fail, and no other; and words of the evidence
@@ -133,3 +135,22 @@ def test_a_fault_that_stops_several_checks_is_told_once():
     assert text.count("no hint for task") == 1
     assert all(one.name in text for one in failing)
     assert f"{len(failing)} of {len(found)} checks failed" in text
+
+
+def test_a_report_counts_the_companions_of_a_failed_check_and_the_laws_that_are_broken():
+    found = [
+        Finding("forks", 4, "fail", "it raised"), Finding("pay", 10, "pass", "all are paid"), Finding("groups", 3, "fail", "it raised"),
+        Finding("teacher", 14, "note", "there is none"), Finding("junk", 4, "fail", "another fault"),
+    ]  # fmt: skip
+    text = report_text(found)
+    assert "it raised (the same in 1 more: groups)" in text
+    assert text.splitlines()[-1] == "3 of 5 checks failed: law 3, law 4"
+
+
+@pytest.mark.parametrize("value", ["gold", ("gold", "silver"), ["gold"], {"a": ("gold",), "b": [["gold"]]}])
+def test_nonces_are_planted_wherever_a_hidden_text_lies(value):
+    planted = _planted(Task(3, {}, {"answer": value, "number": 7}))
+    texts = str(value).count("gold") + str(value).count("silver")
+    assert str(planted.hidden["answer"]).count("zq3xanswervk") == texts
+    assert type(planted.hidden["answer"]) is type(value)
+    assert planted.hidden["number"] == 7

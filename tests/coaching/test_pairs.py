@@ -70,3 +70,16 @@ def test_actions_come_with_their_brief_their_score_and_how_their_play_ended():
     assert [one.outcome for one in found[3:]] == [0, 0, 0]
     assert {one.brief for one in found} == {"a 6 later", "a 3 later", "b 0 later"}
     assert {one.brief for one in judged(rollout, "first", guide, "action")} == {"a 0 later", "b 0 later"}
+
+
+@pytest.mark.parametrize("outcomes", [(1.0, 0.0, 0.5, 0.25), (0.5, 1.0, 0.0, 0.25), (0.0, 0.0, 1.0, 1.0)])
+def test_an_action_on_several_paths_has_the_mean_of_their_outcomes_in_whatever_order_they_come(outcomes):
+    guide = lab.guide(brief=lambda view: view.call.text)
+    rollout = lab.play(coached(lab.team(), rubric_coach(guide), guide), n=2)
+    shared, alone = rollout.trajectories
+    ends = iter(outcomes)
+    workflow = dataclasses.replace(rollout.workflow, metrics={"end": lambda path: next(ends)})
+    episodes = (dataclasses.replace(rollout.episodes[0], trajectories=(shared,) * 3), rollout.episodes[1])
+    found = judged(dataclasses.replace(rollout, workflow=workflow, episodes=episodes), "end", guide, "end")
+    mean = sum(outcomes[:3]) / 3
+    assert [(one.task, one.outcome) for one in found] == [(0, mean)] * len(shared.calls) + [(1, outcomes[3])] * len(alone.calls)

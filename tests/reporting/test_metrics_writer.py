@@ -119,6 +119,16 @@ def test_resume_from_nothing_starts_over(tmp_path):
     assert all(not tag.startswith("warm_start") for tag, _ in tensorboard_scalars(tmp_path))
 
 
+def test_a_run_that_goes_on_from_step_0_keeps_its_warm_start_and_its_first_evaluation(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write({"phase": "warm_start", "step": 5, "loss": 2.0})
+        writer.write({"phase": "eval", "step": 0, "success": 0.5})
+        writer.write(train(1))
+    with MetricsWriter(tmp_path, resume_step=0):
+        pass
+    assert [(r["phase"], r["step"]) for r in read_metrics(tmp_path)] == [("warm_start", 5), ("eval", 0)]
+
+
 def test_a_second_writer_appends(tmp_path):
     for step in (1, 2):
         with MetricsWriter(tmp_path) as writer:

@@ -280,6 +280,33 @@ def test_roles_of_one_stage_are_paid_for_what_they_did_together():
         np.testing.assert_array_equal(tables[role].rewards.local, -2 * said[role])
 
 
+@dataclasses.dataclass(frozen=True)
+class Progress(Workflow):
+    """Pays the team what a stage has added to what is said, and its speaker the number of turns that were closed before it."""
+
+    def rewards(self, before, after, role):
+        gained = (jnp.sum(after.said) - jnp.sum(before.said)).astype(jnp.float32)
+        return Rewards(gained, before.closed.astype(jnp.float32), {}, jnp.bool_(True))
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+def test_roles_are_paid_for_what_changed_since_their_stage_began(branches):
+    """Both sides of the reward: the state that a stage found, and the one that it left."""
+    starts, env = limits()
+    tables = play(Progress(), numbers, starts, env, jax.random.key(0), branches=branches).tables
+    said = {role: np.asarray(table.responses.tokens[..., 0], np.float32) for role, table in tables.items()}
+    was = {role: np.concatenate([np.zeros_like(x[:1]), x[:-1]])[..., :1] for role, x in said.items()}  # the first branch is played
+    gained = {role: said[role] - was[role] for role in said}
+    together = gained["ann"] + gained["bob"]
+    turns = np.broadcast_to(np.arange(FLOW.max_turns)[:, None, None, None], said["cy"].shape)
+    if branches == 1:
+        for role in ("ann", "bob"):
+            np.testing.assert_array_equal(tables[role].rewards.team, together)
+    np.testing.assert_array_equal(tables["cy"].rewards.team, gained["cy"])
+    for role in tables:
+        np.testing.assert_array_equal(tables[role].rewards.local, turns)
+
+
 def test_each_role_speaks_within_its_own_budget():
     tables = flow(*limits()).tables
     assert {role: t.responses.tokens.shape[-1] for role, t in tables.items()} == {"ann": 1, "bob": 2, "cy": 3}

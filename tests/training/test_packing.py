@@ -84,6 +84,17 @@ def test_rows_are_filled_first_fit_decreasing():
     assert Tokens.of(samples).plan(range(len(samples)), 8) == [[[1]], [[3], [0]], [[4], [2]]]
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_rows_are_dealt_by_how_full_they_are_whatever_the_order_that_they_were_made_in(devices):
+    """A large family whose remainder is small comes before others are packed, so rows are not made in the order of their fill."""
+    samples = [sample([i + 1] * n, [1]) for i, n in enumerate((40, 38, 20, 60, 7, 33))]
+    rows = pack(samples, 64, devices)
+    used = (np.asarray(rows.segments) > 0).sum(1).reshape(devices, -1)
+    dealt = used.T.reshape(-1)  # as rows were dealt to the devices in turn
+    assert len(set(dealt[dealt > 0])) > 1
+    np.testing.assert_array_equal(dealt, np.sort(dealt)[::-1])
+
+
 def test_shapes_are_few():
     shapes = {tuple(x.shape for x in pack(some(seed, count), 64) if x is not None) for seed in range(8) for count in (20, 60, 61, 80)}
     assert len(shapes) <= 10

@@ -279,6 +279,15 @@ def test_linear_decay_without_warm_up_starts_at_its_peak_and_ends_at_zero():
     assert rates == pytest.approx([3.0, 1.5, 0.0])
 
 
+def test_a_rollout_samples_as_its_recipe_says():
+    """Candidates and their pick in a tree; whole plays, each with one response to a prompt, in parallel."""
+    tree = make_recipe("at_grpo", branches=3, pick="random", rewards="mixed", alpha=0.5)
+    assert sampling_of(tree) == {"trajectories": 1, "branches": 3, "pick": "random", "alpha": 0.5, "local_weight": 1.0}
+    plays = sampling_of(make_recipe("grpo", branches=3, rewards="team"))
+    assert (plays["trajectories"], plays["branches"]) == (3, 1)
+    assert (plays["alpha"], plays["local_weight"]) == (1.0, 0.0)
+
+
 def test_seats_of_compiled_play():
     with team(script=dict(noise=0.0, sighted=1.0)) as one:
         page = lambda **seats: one.evaluate(seats, "test", 10)  # noqa: E731
