@@ -21,6 +21,9 @@ FAULTS = {
         "a drip keeps a thread": ("        left = self._ends - time.monotonic()", "        left = BODY_S"),
         "half a body is a body": ("if len(body) < int(length):", "if False:"),
     },
+    (S + "policy.py", SERVING): {
+        "a prompt of any length is encoded": ("> MOST_CHARACTERS * self.max_prompt:", "> 10**9:"),
+    },
     (S + "server.py", SERVING): {
         "a reply is recorded after its pay": ("            self.check(episode)\n            self._file.append(json.dumps({\"episode\": episode, \"number\"", "            self._file.append(json.dumps({\"episode\": episode, \"number\""),
         "an old file's episodes go on": ("if episode in self._old:", "if False:"),
