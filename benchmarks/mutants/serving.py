@@ -22,6 +22,9 @@ FAULTS = {
         "half a body is a body": ("if len(body) < int(length):", "if False:"),
         "a body of the largest size is refused": ("int(length) > self.max_body", "int(length) >= self.max_body"),
     },
+    (S + "policy.py", SERVING): {
+        "a prompt of any length is encoded": ("> MOST_CHARACTERS * self.max_prompt:", "> 10**9:"),
+    },
     (S + "server.py", SERVING): {
         "a reply is recorded after its pay": ("            self.check(episode)\n            self._file.append(json.dumps({\"episode\": episode, \"number\"", "            self._file.append(json.dumps({\"episode\": episode, \"number\""),
         "an old file's episodes go on": ("if episode in self._old:", "if False:"),

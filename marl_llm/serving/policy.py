@@ -16,6 +16,7 @@ from marl_llm.text import pieces_of, unknown_words
 from marl_llm.text.formats import Message as Said
 from marl_llm.tools.chat import ChatReply, Message, Options
 
+MOST_CHARACTERS = 32  # of a prompt, per token that is served; encoding more takes 200 bytes of memory a character, only to be refused
 Answer = Callable[[Sequence[Message], Options], ChatReply]
 
 
@@ -91,6 +92,12 @@ class PolicyAnswers:
     def _request(self, messages: Sequence[Message] | str, options: Options) -> tuple[Request, Any]:
         """(request, conversation, or None for a text)."""
         roles, talk = {"developer": "system"}, None
+        texts = [messages] if isinstance(messages, str) else [one["content"] for one in messages]
+        if (characters := sum(len(text) for text in texts if isinstance(text, str))) > MOST_CHARACTERS * self.max_prompt:
+            raise RequestError(
+                f"request refused: the prompt has {characters:,} characters, which do not fit in the {self.max_prompt} tokens that are "
+                "served"
+            )
         try:
             if isinstance(messages, str):
                 ids = tuple(self.speech.tokenizer.encode(messages))
@@ -99,7 +106,6 @@ class PolicyAnswers:
                 ids = tuple(talk.ids)
         except (ValueError, TypeError) as error:
             raise RequestError(f"request refused: the model's format cannot hold these messages: {error}") from error
-        texts = [messages] if isinstance(messages, str) else [one["content"] for one in messages]
         if unknown := [word for text in texts for word in unknown_words(self.speech.tokenizer, text)]:
             raise RequestError(
                 f"request refused: the model's vocabulary lacks {len(unknown)} of the words ({', '.join(map(repr, unknown[:8]))}): it was "

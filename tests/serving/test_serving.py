@@ -54,7 +54,7 @@ def scoring(messages, options):
     return ChatReply(f"why\nSCORE: {len(messages[1]['content']) % 11}", "stop", 7, 5)
 
 
-def test_an_endpoint_at_our_own_server_gives_the_same_scores_as_the_model_in_process(tmp_path):
+def test_an_endpoint_at_our_own_server_gives_the_same_scores_as_the_model_in_process(tmp_path, monkeypatch):
     config = make_model_config("nano", lab.SPEECH.tokenizer.vocab_size)
     params = init_params(config, jax.random.key(0))
     sizes = LaneConfig(slots=4, prompt_tokens=64, response_tokens=8, chunk=2)
@@ -92,6 +92,10 @@ def test_an_endpoint_at_our_own_server_gives_the_same_scores_as_the_model_in_pro
         assert len(drawn.sampled["log_probs"]) == len(drawn.sampled["sampled_log_probs"]) == drawn.completion_tokens
         assert drawn.sampled["log_probs"] != drawn.sampled["sampled_log_probs"]
         assert answers("how good? ", Options(max_tokens=6, temperature=0.0)).text  # PlainText reads a message as it stands
+        with monkeypatch.context() as patch:
+            patch.setattr(type(lab.SPEECH.tokenizer), "encode", None)  # refused before it is encoded
+            with pytest.raises(RequestError, match="has 2,049 characters, which do not fit in the 64 tokens"):
+                answers("x" * 2049, Options(max_tokens=6))
         with pytest.raises(RequestError, match="the prompt has 0 tokens, 1 to 64 are served"):
             answers("", Options())
 
