@@ -66,6 +66,8 @@ FAULTS = {
     },
     ("marl_llm/untrusted.py", "tests/test_untrusted.py"): {
         "a value may be one container deeper": ("if depth == self._bounds.depth:", "if depth > self._bounds.depth:"),
+        "a long line that begins with blanks is left out": ("if rest is line and not line.strip():", "if not line.strip():"),
+        "a negative integer may have any size": ("not self._least < value < self._most", "not value < self._most"),
         "a replacement sign that was sent counts as replaced": ("valid.count(REPLACEMENT) - text.count(REPLACEMENT.encode())", "valid.count(REPLACEMENT)"),
     },
 }
