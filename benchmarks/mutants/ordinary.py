@@ -114,6 +114,10 @@ FAULTS = {
         "a return that grows too is proposed": ("other is not None and _growth(subject, kinds, pairs, other) is None", "other is not None"),
         "a player that cannot go on is the game's fault": ("continue\n    return found", "raise\n    return found"),
     },
+    (M + "reporting/turns.py", T + "reporting/test_report.py"): {
+        "void plays have a score": ('if play["status"] != "void"]', "]"),
+        "what was not chosen is paid": ('if one["chosen"]]', "]"),
+    },
     ("experiments/check.py", T + "checking/test_prolonging.py"): {
         "a config's recipe is not read": ("{} if plan is None else {\"recipe\": plan.recipe}", "{}"),
     },

@@ -36,7 +36,6 @@ from marl_llm.algorithms.apply import (
     loss_for,
     needs,
     next_kl_coef,
-    returns_for,
     value_loss_for,
     value_targets_for,
 )
@@ -65,6 +64,7 @@ from marl_llm.algorithms.losses import (
     sum_blocks,
     value_loss,
 )
+from marl_llm.algorithms.paid import returns_for
 from marl_llm.algorithms.ratios import importance_weights, kept_log_mass, kept_tokens, token_log_probs, untruncate
 from marl_llm.algorithms.recipes import FIELDS, RECIPES, SAMPLER_FIELDS, TRAINER_FIELDS, Recipe, make_recipe, pay_reach
 from marl_llm.algorithms.returns import (

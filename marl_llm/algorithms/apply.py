@@ -236,16 +236,6 @@ def advantages_for(
     return advantages, metrics, tied
 
 
-def returns_for(recipe: Recipe, samples: Samples) -> Float[Array, "S"]:
-    """Return of each sample before any KL penalty, 0 where masked: what the recipe pays for it, with nothing taken off for comparison.
-
-    With a critic it is the reward of the response, which GAE spreads over its tokens.
-    """
-    where = as_mask(samples.where, jnp.shape(samples.team))
-    rewards = jnp.where(where, _rewards(recipe, samples), 0)
-    return jnp.where(where, _returns(recipe, samples, rewards, where), 0)
-
-
 def value_targets_for(recipe: Recipe, samples: Samples, *, kl_coef: Scalar | None = None) -> Float[Array, "S R"]:
     """Targets for the critic, un-whitened advantage plus old value, 0 where masked; only for recipes with a critic.
 

@@ -23,7 +23,7 @@ from marl_llm.workflows.samples import SampleTable
 
 Kind = tuple[str, str]  # how plays were made longer, and whose return counts
 Kinds = Mapping[Kind, Sequence[Episode]]
-Pairs = Mapping[Kind, Sequence[tuple["Play", "Play"]]]
+Pairs = Mapping[Kind, Sequence[tuple["ComparedPlay", "ComparedPlay"]]]
 LATE = " at first"
 PLAYS = 2  # of each task, by each late player
 FEWEST = 3  # pairs of plays that a warning rests on
@@ -35,7 +35,7 @@ INSTEAD = ("outcome", "to_go_mean")  # returns that do not grow with the number 
 
 
 @dataclasses.dataclass(frozen=True)
-class Play:
+class ComparedPlay:
     """One play as it is compared. `place`: its number among all plays that are compared."""
 
     place: int
@@ -149,7 +149,7 @@ def _pairs(subject: Subject, kinds: Kinds) -> Pairs:
     for kind, episodes in kinds.items():
         paths = [(one, one.trajectories[0]) for one in episodes]
         plays[kind] = [
-            Play(next(places), one.task.number, one.play, path.turns, len(path.calls), subject.score(path)) for one, path in paths
+            ComparedPlay(next(places), one.task.number, one.play, path.turns, len(path.calls), subject.score(path)) for one, path in paths
         ]
     scripted = {(one.task, one.number): one for one in plays.get(SCRIPTED, ())}
     found = {}
@@ -172,7 +172,9 @@ def _growth(subject: Subject, kinds: Kinds, pairs: Pairs, recipe: Recipe) -> Gro
     return max(filter(None, found), key=lambda one: one.gain, default=None)
 
 
-def _compared(how: str, whose: str, pairs: Sequence[tuple[Play, Play]], returns: Sequence[Mapping[str, float]]) -> Growth | None:
+def _compared(
+    how: str, whose: str, pairs: Sequence[tuple[ComparedPlay, ComparedPlay]], returns: Sequence[Mapping[str, float]]
+) -> Growth | None:
     """The growth of a return in pairs of a shorter and a longer play; None where they are few, or it does not grow."""
     pairs = [(a, b) for a, b in pairs if whose in returns[a.place] and whose in returns[b.place]]
     gains = np.asarray([returns[b.place][whose] - returns[a.place][whose] for a, b in pairs])

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_llm.reporting import charts, episodes, files, metrics, page, transcripts
+from marl_llm.reporting import charts, episodes, files, metrics, page, transcripts, turns
 from marl_llm.untrusted import read_file, read_json_file
 
 _TRANSCRIPTS = 3
@@ -74,7 +74,7 @@ def write_report(workdir: files.Path, pngs: bool = True) -> pathlib.Path:
     run = _load(workdir)
     name = _name(run)
     drawn = functools.partial(_charts, plots=workdir / "plots" if pngs else None)
-    sections = (_alarms, _headline, _graph, _evaluation, drawn, _who, _plays, _config)
+    sections = (_alarms, _headline, _graph, _evaluation, drawn, _who, _by_turns, _plays, _config)
     body = "\n".join([_header(run, name), *(section(run) for section in sections)])
     path = workdir / "report.html"
     files.replace_file(path, page.document(f"{name}: run report", body).encode("utf-8"))
@@ -386,6 +386,10 @@ def _who(run: Run) -> str:
     head = ["role", "model", "updates", "reward", "entropy, nats", "well-formed"]
     intro = "Roles that name the same model share its parameters. The figures are those of the last training line."
     return page.section(title, page.table(head, rows), intro)
+
+
+def _by_turns(run: Run) -> str:
+    return turns.table_html(run.plays, _metric(run))
 
 
 def _plays(run: Run) -> str:

@@ -41,6 +41,10 @@ def test_late_plays_that_score_less_are_accused_only_if_they_return_more():
     assert found(faulty_games.rounds("result", last=0.3), returns="trajectory").status == "pass"
 
 
+def test_longer_plays_that_score_more_may_return_more():
+    assert found(faulty_games.rounds("result", last=1.5), returns="outcome").status == "pass"
+
+
 def test_a_reward_that_itself_grows_with_the_turns_warns_with_every_return_and_no_other_return_is_proposed():
     one = found(faulty_games.rounds("lasting"), returns="outcome")
     assert one.status == "warn"

@@ -12,7 +12,7 @@ import warnings
 import pytest
 from test_episodes import changed, episode
 
-from marl_llm.reporting import EpisodeWriter, MetricsWriter, WriteError, charts, page, report, transcripts, write_report
+from marl_llm.reporting import EpisodeWriter, MetricsWriter, WriteError, charts, page, report, transcripts, turns, write_report
 
 EVIL = '</pre><script>alert("x")</script><img src=x onerror=alert(1)>&amp;\x00\x1b[31m\u202eabc\ud800 \'"'
 
@@ -475,3 +475,22 @@ def test_a_role_and_a_model_keep_their_colour_through_the_whole_report(tmp_path,
     assert {role for _, role in of_plays} == {"tool", "planner"}
     for colour, role in of_plays:
         assert colours[role] == {int(colour)}
+
+
+def test_the_page_shows_score_and_pay_by_turns_and_leaves_void_plays_out(tmp_path, no_charts):
+    make_run(tmp_path, steps=2)
+    with EpisodeWriter(tmp_path) as writer:
+        for number, (turns, score, status) in enumerate([(2, 0.5, "failed"), (2, 0.25, "failed"), (2, 9.0, "void")]):
+            one = changed(episode(f"long-{number}", 1, "train"), ("turns",), turns)
+            writer.write(one | {"score": score, "status": status, "headline": "success", "steps": one["steps"] * 2})
+    text = re.sub(r"\s+", " ", Page(write_report(tmp_path, pngs=False)).text)
+    shown = text[text.index("Pay by turns") :]
+    assert "turnsplayssuccesspay of a play110" + "13" + "22" + "0.375" + "6" in shown  # each response that goes on is paid 1.5
+
+
+def test_plays_of_one_length_have_no_table_and_very_long_ones_share_a_row():
+    assert turns.table_html([episode("a"), episode("b")], "success") == ""
+    plays = [changed(episode(str(n)), ("turns",), n) for n in range(40)]
+    shown = turns.table_html(plays, "success")
+    assert shown.count("<tr>") == 1 + 12
+    assert "<td>11 and more</td><td>29</td>" in shown
