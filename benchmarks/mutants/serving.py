@@ -22,9 +22,6 @@ FAULTS = {
         "half a body is a body": ("if len(body) < int(length):", "if False:"),
         "a body of the largest size is refused": ("int(length) > self.max_body", "int(length) >= self.max_body"),
     },
-    (S + "policy.py", SERVING): {
-        "a prompt of any length is encoded": ("> MOST_CHARACTERS * self.max_prompt:", "> 10**9:"),
-    },
     (S + "server.py", SERVING): {
         "a reply is recorded after its pay": ("            self.check(episode)\n            self._file.append(json.dumps({\"episode\": episode, \"number\"", "            self._file.append(json.dumps({\"episode\": episode, \"number\""),
         "an old file's episodes go on": ("if episode in self._old:", "if False:"),
@@ -61,6 +58,7 @@ FAULTS = {
         "a local model's own budget is not told": ("max_prompt=max_prompt, max_tokens=max_tokens)\n\n    def backend", "max_prompt=max_prompt)\n\n    def backend"),
     },
     (S + "policy.py", SERVING): {
+        "a prompt of any length is encoded": ("> MOST_CHARACTERS * self.max_prompt:", "> 10**9:"),
         "a request may ask for more than the lane holds": ("min(options.max_tokens or self.max_tokens, self.max_tokens)", "options.max_tokens or self.max_tokens"),
         "a version that is given is not told": ("done.version if self.version is None else self.version", "done.version"),
     },
