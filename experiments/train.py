@@ -17,13 +17,10 @@ the end; `python -m marl_llm.reporting.report DIR` writes it at any time.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import json
 import pathlib
 import shlex
 import sys
-import tempfile
 import time
 import traceback
 
@@ -46,6 +43,7 @@ from experiments.measuring import (
     page_text,
     tables,
 )
+from experiments.run_files import RunFiles
 from experiments.stopping import GRACE_S, Stopping
 from experiments.workdir import home_of, open_workdir, process_log, write_json
 from marl_llm.untrusted import read_json_file
@@ -74,7 +72,6 @@ _GRACE = flags.DEFINE_float(
     "grace_s", GRACE_S, "Seconds from SIGTERM to the end: for the rest of the step and a checkpoint.", 0.0, flag_values=FLAGS
 )
 
-REPORT_S = 60.0
 GROUP = 16  # plays of one task that are kept at a checkpoint, so that samples can be seen beside those that they were compared with
 # figures of a model whose roles did not speak in a step
 SILENT = {"useful_groups": 0, "grad_norm": 0.0, "log_prob_gap": 0.0, "log_prob_gap_bound": 0.0}
@@ -150,7 +147,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     # ------------------------------------------------------------------------------------------------ where it begins
     compilations, c, o = speed.Compilations(), config, config.optimizer
     state = restored(team, checkpoints, done[-1]) if done else None  # before a line of the run's files is touched
-    files = Files(workdir, plan, config, None if done is None else (done[-1] if done else -1))
+    files = RunFiles(workdir, plan, config, None if done is None else (done[-1] if done else -1))
     state = begun(team, config, workdir, files, clock, state)
     progress = reporting.Progress(c.steps, "train", start=state["step"])
     watches = CoachWatch(progress.note), VoidWatch(VOID_LIMIT if c.rollout.void_limit is None else c.rollout.void_limit)
@@ -226,7 +223,7 @@ def tell(results: dict, workdir: pathlib.Path, headline: str, clock: Stopwatch) 
     print(head + page_text(results, headline) + f"\nreport: {report}   total {clock.now()['wall_s']:.0f} s", file=sys.stderr)
 
 
-def begun(team, config, workdir: pathlib.Path, files: Files, clock: Stopwatch, state: dict | None) -> dict:
+def begun(team, config, workdir: pathlib.Path, files: RunFiles, clock: Stopwatch, state: dict | None) -> dict:
     """The state of a run that has begun: by a warm start, or that of the checkpoint from which the team was restored."""
     if state is None:
         warm_start(team, config, files, clock)
@@ -259,7 +256,7 @@ def played(team, config, step: int, watches, keep):
     return batch
 
 
-def warm_start(team, config, files: Files, clock: Stopwatch) -> None:
+def warm_start(team, config, files: RunFiles, clock: Stopwatch) -> None:
     """Imitation of the scripted player, the models of another run, or nothing; the team then begins its reinforcement."""
     from marl_llm import reporting
     from marl_llm.training import linear_decay
@@ -280,7 +277,7 @@ def warm_start(team, config, files: Files, clock: Stopwatch) -> None:
     team.begin()
 
 
-def validate(team, config, files: Files, step: int) -> float:
+def validate(team, config, files: RunFiles, step: int) -> float:
     """A greedy evaluation on the validation split, with its line in metrics.jsonl."""
     found = team.evaluate({}, "validation", config.evaluation.tasks).summary()
     record = {"phase": "eval", "step": step, **{name: found[name] for name in ("success", "turns", "void")}}
@@ -322,7 +319,7 @@ def speeds(plan, config, team, batch, updates: dict, sample_s: float, update_s: 
     return out
 
 
-def final_page(plan, config, team, files: Files) -> dict:
+def final_page(plan, config, team, files: RunFiles) -> dict:
     """The final evaluation on the test split, which no setting was chosen on: greedy, and at a temperature if asked for."""
     from marl_llm.evaluation import paired
 
@@ -340,87 +337,6 @@ def final_page(plan, config, team, files: Files) -> dict:
         files.plays(records[when], v.transcripts, when, step)
     files.table(parts, v.final_tasks)
     return results
-
-
-def shortened(outcome) -> dict:
-    """An outcome as JSON, without the further metrics."""
-    return {name: getattr(outcome, name) for name in ("task", "play", "score", "turns", "void")}
-
-
-class Files:
-    """The files of a run directory that grow, and those that describe the game. Of many processes, only the first one's are kept."""
-
-    def __init__(self, workdir: pathlib.Path, plan, config, resume_step: int | None):
-        from experiments.workdir import plain
-        from marl_llm import reporting
-        from marl_llm.reporting import files
-        from marl_llm.training import processes
-        from marl_llm.workflows import World, to_svg
-        from marl_llm.workflows.storage import FILE_NAME
-
-        self._scratch = None if processes.leads() else tempfile.TemporaryDirectory()
-        if self._scratch is not None:
-            workdir, resume_step = pathlib.Path(self._scratch.name), None
-        self.workdir, self.hosted, self._reported, self._looked = workdir, plan.hosted, time.time(), False
-        if resume_step is not None:  # the plays of an end that was cut short are played again
-            files.keep_lines(workdir / "episodes.jsonl", lambda play: play.get("when") == "train")
-            files.keep_lines(workdir / FILE_NAME, lambda play: play.get("when") == "train" and play["step"] <= resume_step)
-        tracker = reporting.Tracker(config.logger, workdir, plain(config)) if config.logger and self._scratch is None else None
-        self.metrics = reporting.MetricsWriter(workdir, resume_step=resume_step, tracker=tracker)
-        self.episodes = reporting.EpisodeWriter(workdir, resume_step=resume_step)
-        if isinstance(plan.game, World):
-            (workdir / "graph.svg").write_text(to_svg(plan.game.workflow, dict(plan.assignment.roles)))
-        elif hasattr(plan.game.tokenizer, "save"):
-            plan.game.tokenizer.save(workdir / "tokenizer.model")
-
-    def plays(self, played, count: int, when: str, step: int, advantages=None) -> None:
-        """The first plays of a batch or an evaluation, for the report; those of hosted play as graphs too, to be replayed."""
-        from marl_llm.workflows.storage import write_trajectories
-
-        for play, tokens in played.episodes(count, when, advantages):
-            self.episodes.write(play | {"step": step}, tokens)
-        if self.hosted:
-            rollout = played.rollout
-            write_trajectories(self.workdir, dataclasses.replace(rollout, episodes=rollout.episodes[:count]), when, step)
-
-    def looked_at(self, played):
-        """The batch. Of the first one a play is made ready but not written: a game's task or picture that cannot be is told at once."""
-        for play, tokens in () if self._looked else played.episodes(1, "train"):
-            self.episodes.look(play, tokens)
-        self._looked = True
-        return played
-
-    def report_now_and_then(self) -> None:
-        """The page of a run that goes on, at most once in `REPORT_S`: its charts take seconds to draw. Their PNGs come at the end."""
-        from marl_llm import reporting
-
-        if self._scratch is None and time.time() - self._reported >= REPORT_S:
-            reporting.write_report(self.workdir, pngs=False)
-            self._reported = time.time()
-
-    def outcomes(self, records: dict) -> None:
-        """outcomes.jsonl: one line per play of the final evaluation, so that two runs can be compared task by task."""
-        lines = [json.dumps({"seats": name} | shortened(one)) + "\n" for name, found in records.items() for one in found.outcomes]
-        (self.workdir / "outcomes.jsonl").write_text("".join(lines))
-
-    def table(self, parts: dict, tasks: int) -> None:
-        """before_after.md, of what hosted play measures of roles and tools."""
-        from marl_llm.workflows.metrics import before_after
-
-        if not self.hosted:
-            return
-        text = [
-            f"## {way}, {tasks} tasks of the test split\n\n{before_after(found['before'].figures, found['after'].figures)}"
-            for way, found in parts.items()
-        ]
-        (self.workdir / "before_after.md").write_text("\n".join(text))
-
-    def close(self) -> None:
-        """Closes what grows."""
-        self.metrics.close()
-        self.episodes.close()
-        if self._scratch is not None:
-            self._scratch.cleanup()
 
 
 def main(argv) -> None:

@@ -15,7 +15,7 @@ from test_train import lines, run  # noqa: F401
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from experiments import stopping, train
+from experiments import run_files, stopping, train
 from experiments.command import TrainingError
 from experiments.stopping import Stopped, Stopping
 from marl_llm.training import CheckpointError, Checkpoints, checkpoints
@@ -59,7 +59,7 @@ def test_it_trains_on_during_the_write_and_evaluates_after_the_last(tmp_path, mo
     held[2], held[6] = lambda: seen.append(at_step_3.wait(30)), slow
     page = train.final_page
     monkeypatch.setattr(train, "final_page", lambda *a: seen.append(steps(tmp_path / "run")) or page(*a))
-    monkeypatch.setattr(train.Files, "report_now_and_then", lambda files: seen.append(steps(tmp_path / "run")))
+    monkeypatch.setattr(run_files.RunFiles, "report_now_and_then", lambda files: seen.append(steps(tmp_path / "run")))
 
     def figures(model, call):
         if call == 3:

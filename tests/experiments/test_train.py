@@ -17,7 +17,7 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from experiments import measuring, train, workdir
+from experiments import measuring, run_files, train, workdir
 from experiments.base import base_config
 from experiments.command import ConfigError, TrainingError, told
 from marl_llm.evaluation import Evaluation, Outcome
@@ -120,7 +120,7 @@ def run(monkeypatch):
     monkeypatch.setattr(train, "start_jax", lambda *_, **__: make_mesh(2))
     page = lambda path, pngs=True: pathlib.Path(path, "report.html").write_text("") and None  # noqa: E731
     monkeypatch.setattr("marl_llm.reporting.write_report", page)
-    monkeypatch.setattr(train, "REPORT_S", 0.0)
+    monkeypatch.setattr(run_files, "REPORT_S", 0.0)
     teams = []
 
     def once(config, path, figures_of=lambda model, call: {}, home=None):
@@ -392,7 +392,7 @@ def test_the_first_plays_of_a_run_are_looked_at_once_before_anything_is_learned(
             looked.append((count, when))
             yield dict(episode="e", step=0, when="train", task=self.task, roles={}, status="success", turns=0, steps=[]), None
 
-    files = train.Files.__new__(train.Files)
+    files = run_files.RunFiles.__new__(run_files.RunFiles)
     with EpisodeWriter(tmp_path) as files.episodes:
         files._looked = False
         with pytest.raises(EpisodeError, match="task.map"):
