@@ -9,6 +9,7 @@ import tempfile
 import time
 
 REPORT_S = 60.0
+WORST, AMONG = 3, 32  # plays that are kept behind the first ones: the worst of so many
 
 
 def shortened(outcome) -> dict:
@@ -43,14 +44,18 @@ class RunFiles:
             plan.game.tokenizer.save(workdir / "tokenizer.model")
 
     def plays(self, played, count: int, when: str, step: int, advantages=None) -> None:
-        """The first plays of a batch or an evaluation, for the report; those of hosted play as graphs too, to be replayed."""
-        from marl_llm.workflows.storage import write_trajectories
+        """The first plays of a batch or an evaluation and the worst of those behind them; hosted ones as graphs too, to be replayed."""
+        from marl_llm.reporting import worst_plays
+        from marl_llm.workflows.storage import named, write_trajectories
 
-        for play, tokens in played.episodes(count, when, advantages):
+        first = played.episodes(count, when, advantages)
+        others = played.episodes(count + AMONG, when, advantages)[len(first) :] if count and when != "before" else []
+        kept = [*first, *worst_plays(others, WORST)]
+        for play, tokens in kept:
             self.episodes.write(play | {"step": step}, tokens)
         if self.hosted:
-            rollout = played.rollout
-            write_trajectories(self.workdir, dataclasses.replace(rollout, episodes=rollout.episodes[:count]), when, step)
+            graphs = named(played.rollout.episodes, when, {play["episode"] for play, _ in kept})
+            write_trajectories(self.workdir, dataclasses.replace(played.rollout, episodes=graphs), when, step)
 
     def looked_at(self, played):
         """The batch. Of the first one a play is made ready but not written: a game's task or picture that cannot be is told at once."""

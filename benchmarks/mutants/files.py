@@ -3,6 +3,18 @@
 DATA, RUNS, HOSTILE = "tests/test_data_files.py", "tests/viewing/test_viewing.py", "tests/viewing/test_hostile_runs.py"
 
 FAULTS = {
+    ("experiments/run_files.py", "tests/experiments/test_run_files.py"): {
+        "the first plays are kept alone": ("kept = [*first, *worst_plays(others, WORST)]", "kept = first"),
+        "the worst of all plays are kept": ("[len(first) :] if count", " if count"),
+        "the worst plays before training are kept": ('if count and when != "before" else []', "if count else []"),
+    },
+    ("marl_llm/reporting/episodes.py", "tests/reporting/test_episodes.py"): {
+        "the best plays count as the worst": ("sorted(sorted(played, key=score)[:count])", "sorted(sorted(played, key=score)[-count:])"),
+        "a void play is a worst one": ('if episode["status"] != "void"]', "]"),
+    },
+    ("marl_llm/workflows/storage.py", "tests/workflows/test_workflow_storage.py"): {
+        "an episode of several paths is not found by one of them": ("if names.intersection(_path_names(one, when))", "if record_name(one, when) in names"),
+    },
     ("marl_llm/data_files.py", DATA): {
         "a file of any number of rows is read": ("if most is not None and rows > most:", "if False:"),
         "parquet may unpack to anything": ("left -= _weight(row)", "left -= 0"),

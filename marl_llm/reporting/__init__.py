@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from marl_llm.reporting.episodes import EpisodeError, EpisodeWriter, read_episodes, read_tokens, validate_episode
+    from marl_llm.reporting.episodes import EpisodeError, EpisodeWriter, read_episodes, read_tokens, validate_episode, worst_plays
     from marl_llm.reporting.files import LineError, WriteError
     from marl_llm.reporting.metrics import MetricsWriter, read_metrics
     from marl_llm.reporting.progress import Progress
@@ -34,6 +34,7 @@ _MODULE_OF = {
     "read_metrics": "metrics",
     "read_tokens": "episodes",
     "validate_episode": "episodes",
+    "worst_plays": "episodes",
     "write_report": "report",
 }
 
@@ -49,6 +50,7 @@ __all__ = [
     "read_metrics",
     "read_tokens",
     "validate_episode",
+    "worst_plays",
     "write_report",
 ]
 

@@ -175,6 +175,17 @@ def _read(path: files.Path, name: str) -> list[dict[str, Any]]:
     return list({o.get("episode"): o for o in objects}.values())
 
 
+def worst_plays(plays: Sequence[tuple[dict[str, Any], Any]], count: int) -> list[tuple[dict[str, Any], Any]]:
+    """The `count` plays of `(episode, tokens)` with the lowest scores, in their order; of equal ones the first. Void plays have none."""
+
+    def score(number: int) -> float:
+        episode = plays[number][0]
+        return episode.get("score", float(episode["status"] == "success"))
+
+    played = [number for number, (episode, _) in enumerate(plays) if episode["status"] != "void"]
+    return [plays[number] for number in sorted(sorted(played, key=score)[:count])]
+
+
 def validate_episode(episode: Mapping[str, Any]) -> None:
     """Raises `EpisodeError` unless `episode` follows the schema at the head of this module."""
     _keys(episode, "episode", ("episode", "step", "when", "task", "roles", "status", "turns", "steps"), _OPTIONAL)

@@ -37,7 +37,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,17 @@ _ARRAYS = {
 def record_name(episode: Episode, when: str) -> str:
     """Identity of a recorded play within a run. Evaluations draw with one step for all, so only the plays of training have a step in it."""
     return f"{when}-{episode.name if when == 'train' else f'{episode.task.number}/{episode.play}'}"
+
+
+def _path_names(episode: Episode, when: str) -> list[str]:
+    """Identity of each of its paths: the play's own, where it has one path or none."""
+    name, paths = record_name(episode, when), episode.trajectories
+    return [name] if len(paths) < 2 else [f"{name}/{path.branch}" for path in paths]
+
+
+def named(episodes: Sequence[Episode], when: str, names: Set[str]) -> tuple[Episode, ...]:
+    """The episodes of which `report_episodes` gives a path one of these names."""
+    return tuple(one for one in episodes if names.intersection(_path_names(one, when)))
 
 
 def _step(episode: Episode, when: str, step: int | None) -> int | None:
@@ -277,7 +288,7 @@ def report_episodes(
         for event in episode.events() or episode.remains:
             if isinstance(event, RoleCall):
                 siblings.setdefault(event.group, []).append(event)
-        task, name = episode.task, record_name(episode, when)
+        task = episode.task
         head: dict[str, Any] = {
             "step": _step(episode, when, step),
             "when": when,
@@ -290,8 +301,7 @@ def report_episodes(
             head["failures"] = [f"{one.node}: {one.kind}: {one.message}" for one in episode.failures]
         ends = [(path.events, path.turns, _outcome(rollout, path, headline)) for path in episode.trajectories]
         ends = ends or [(episode.remains, 0, {"status": "void"})]
-        for path, (events, turns, outcome) in zip(episode.trajectories or (None,), ends):
-            one = name if path is None or len(ends) == 1 else f"{name}/{path.branch}"
+        for one, (events, turns, outcome) in zip(_path_names(episode, when), ends, strict=True):
             calls = [event for event in events if isinstance(event, RoleCall)]
             steps = [_reported(call, [(other, rows[task.number, other.id]) for other in siblings[call.group]], worth) for call in calls]
             tools = _tools(rollout, task, events)

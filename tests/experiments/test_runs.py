@@ -398,17 +398,19 @@ def test_plays_and_graphs_are_read_back_and_replayed(whole):
     path, config = whole
     plays, tokens, graphs = read_episodes(path), read_tokens(path), read_trajectories(path)
     assert [play["episode"] for play in plays] == [one["episode"] for one in tokens]
-    assert [play["when"] for play in plays] == ["train"] * 8 + ["before"] * 2 + ["after"] * 2  # the whole group of one task per checkpoint
+    # per checkpoint the whole group of one task, and the worst three plays of the other; of the last evaluation the other tasks too
+    assert [play["when"] for play in plays] == ["train"] * 14 + ["before"] * 2 + ["after"] * 4
     said = [one for play in tokens for step in play["steps"] for one in step["responses"]]
-    assert ["advantage" in one for one in said] == [True] * 16 + [False] * (len(said) - 16)
-    assert abs(sum(one["advantage"] for one in said[:16:2])) < 1e-4  # of each role, two groups whose means were taken off
+    assert ["advantage" in one for one in said] == [True] * 28 + [False] * (len(said) - 28)
+    for group in (said[:8:2], said[14:22:2]):  # of a role, whose mean was taken off
+        assert abs(sum(one["advantage"] for one in group)) < 1e-4
     for play, drawn in zip(plays, tokens):
         assert set(drawn["pieces"]) == set(play["roles"].values())  # every id has its text, by model
         for step in drawn["steps"]:
             assert {str(i) for i in step["prompt_ids"]} <= set(drawn["pieces"][play["roles"][step["role"]]])
     played = [(graph["when"], graph["step"], graph["task"]["split"], graph["task"]["number"]) for graph in graphs]
-    evaluated = [(when, step, "test", task) for when, step in (("before", 0), ("after", 2)) for task in (0, 1)]
-    of_training = [("train", 1, "train", 0)] * 4 + [("train", 2, "train", 2)] * 4
+    evaluated = [("before", 0, "test", task) for task in (0, 1)] + [("after", 2, "test", task) for task in (0, 1, 2, 3)]
+    of_training = [("train", step, "train", task) for step, task, count in ((1, 0, 4), (1, 1, 3), (2, 2, 4), (2, 3, 3)) for _ in range(count)]
     assert played == of_training + evaluated  # c4: an evaluation's plays bear no step of seeds
     assert [graph["episode"] for graph in graphs] == [play["episode"] for play in plays]
     assert {event["kind"] for graph in graphs for event in graph["events"]} >= {"role"}
@@ -541,11 +543,11 @@ def test_d1_a_workflow_that_was_cut_after_a_checkpoint_above_0_ends_as_the_other
     for name in ("episodes.jsonl", "episodes_tokens.jsonl", "trajectories.jsonl"):
         ids = [[json.loads(line)["episode"] for line in (folder / name).read_text().splitlines()] for folder in (path, whole[0])]
         assert ids[0] == ids[1]
-        assert len(set(ids[0])) == len(ids[0]) == 12  # of two steps a group of four each, of the evaluations two each
+        assert len(set(ids[0])) == len(ids[0]) == 20  # of two steps a group of four and three more each, of the evaluations two and four
     drawn, theirs = ([[(play["episode"], step["prompt_ids"], [response["ids"] for response in step["responses"]]) for step in play["steps"]]
                       for play in read_tokens(folder)] for folder in (path, whole[0]))  # fmt: skip
     assert drawn == theirs
-    assert sum(play[0][0].startswith("train-1/") for play in drawn) == 4  # of step 2
+    assert sum(play[0][0].startswith("train-1/") for play in drawn) == 7  # of step 2
     assert results["after"] == json.loads((whole[0] / "evaluation.json").read_text())["after"]
 
 

@@ -29,7 +29,7 @@ from marl_llm.workflows.errors import ReplayError
 from marl_llm.workflows.replay import replay
 from marl_llm.workflows.rewards import broadcast, format_penalty
 from marl_llm.workflows.samples import sample_table
-from marl_llm.workflows.storage import from_json, read_trajectories, report_episodes, write_trajectories
+from marl_llm.workflows.storage import from_json, named, read_trajectories, report_episodes, write_trajectories
 from marl_llm.workflows.trajectory import RoleCall
 
 PARTS = compute(lambda question: ("x", "y"), "parts", name="parts")
@@ -90,6 +90,17 @@ def test_what_is_read_is_what_was_written_and_replays(tmp_path, branching):
         assert_same(episode, again)
         assert [way.fields for way in again.trajectories] == [way.fields for way in episode.trajectories]
         assert [way.fields for way in found.trajectories] == [way.fields for way in episode.trajectories]
+
+
+@pytest.mark.parametrize("branching", [{}, {"a": 2, "b": 2}])
+def test_an_episode_is_found_by_the_name_of_any_of_its_plays(branching):
+    rollout = play(branching=branching, plays=2)
+    reports = {report["episode"] for report, _ in report_episodes(rollout, sample_table(rollout, training=()), "train")}
+    assert named(rollout.episodes, "train", reports) == tuple(rollout.episodes)
+    assert named(rollout.episodes, "after", reports) == named(rollout.episodes, "train", set()) == ()
+    found = [named(rollout.episodes, "train", {name}) for name in sorted(reports)]
+    assert all(len(one) == 1 for one in found)
+    assert {one.name for (one,) in found} == {one.name for one in rollout.episodes}
 
 
 def test_the_graph_and_the_pay_are_in_the_lines(tmp_path):
