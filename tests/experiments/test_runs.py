@@ -410,7 +410,8 @@ def test_plays_and_graphs_are_read_back_and_replayed(whole):
             assert {str(i) for i in step["prompt_ids"]} <= set(drawn["pieces"][play["roles"][step["role"]]])
     played = [(graph["when"], graph["step"], graph["task"]["split"], graph["task"]["number"]) for graph in graphs]
     evaluated = [("before", 0, "test", task) for task in (0, 1)] + [("after", 2, "test", task) for task in (0, 1, 2, 3)]
-    of_training = [("train", step, "train", task) for step, task, count in ((1, 0, 4), (1, 1, 3), (2, 2, 4), (2, 3, 3)) for _ in range(count)]
+    of_training = [("train", 1, "train", 0)] * 4 + [("train", 1, "train", 1)] * 3
+    of_training += [("train", 2, "train", 2)] * 4 + [("train", 2, "train", 3)] * 3
     assert played == of_training + evaluated  # c4: an evaluation's plays bear no step of seeds
     assert [graph["episode"] for graph in graphs] == [play["episode"] for play in plays]
     assert {event["kind"] for graph in graphs for event in graph["events"]} >= {"role"}
