@@ -21,6 +21,7 @@ from ml_collections import config_dict
 from experiments import checks, players
 from experiments.coaching import check_coach, coach_section, cost_line
 from experiments.command import ConfigError
+from experiments.open_options import fill_open_options
 from marl_llm.algorithms import Recipe, make_recipe, pay_reach
 from marl_llm.games import Found, Game, GameError, find_game
 from marl_llm.models import ModelConfig
@@ -135,7 +136,8 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
             # tokens whose activations live at a time, per device; 0: the whole minibatch. None: MICROBATCH on a CPU, whose caches decide
             # (a quarter less time than a whole minibatch); elsewhere, where memory does, one row with `model.remat="full"`, and 0 without
             "microbatch_tokens": config_dict.placeholder(int),
-            "learning_rate": 1.5e-3,  # peak; linear decay to 5 % over `decay_steps`
+            # peak; linear decay to 5 % over `decay_steps`. None: 1.5e-3; with checkpoints 1e-6, or 1e-4 for their adapters
+            "learning_rate": config_dict.placeholder(float),
             # after which the learning rate stays at 5 %. None: the `steps` that the run began with; a run that is continued keeps it
             "decay_steps": config_dict.placeholder(int),
             "critic": "own",  # where the recipe has one: an own network, or a value 'head' on the policy
@@ -152,7 +154,8 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
             "steps": 0,  # of imitation; 0: start from what the models are
             "tasks": 8,  # plays of the scripted player per step
             "fresh": config_dict.placeholder(int),  # after so many steps their plays are used again; None: never
-            "learning_rate": 2e-3,  # of imitation: peak; linear decay to 10 %
+            # of imitation: peak; linear decay to 10 %. None: 2e-3; with checkpoints 1e-5, or 1e-4 for their adapters
+            "learning_rate": config_dict.placeholder(float),
         }
     )
     c.warm_start.run = ""  # directory of another run: begin with its models, in place of the steps above
@@ -161,8 +164,8 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
     c.evaluation = config_dict.ConfigDict(
         {
             "every": 40,  # steps between evaluations on the validation split
-            "tasks": 128,  # of each evaluation on the validation split
-            "final_tasks": 500,  # tasks of the test split, at the end
+            "tasks": config_dict.placeholder(int),  # of each evaluation on the validation split. None: 128; with checkpoints 32
+            "final_tasks": config_dict.placeholder(int),  # tasks of the test split, at the end. None: 500; with checkpoints 64
             "seed": 2026,  # of the evaluations, independent of the run's seed
             "transcripts": 3,  # plays of the final evaluation that are kept whole
             "ablate_roles": True,  # measure the team with models swapped, and with each role's untrained model put back
@@ -315,6 +318,9 @@ class Plan:
         rows += [self.pay, *filter(None, [self.unguided(config), cost_line(config, self)])]
         rows += ["", "game", *(f"  {name:<20} {value(name)}" for name in self.found.options)]
         rows += ["", "recipe", *(f"  {f.name:<20} {getattr(r, f.name)}" for f in dataclasses.fields(r))]
+        for section in ("rollout", "optimizer", "warm_start", "evaluation", "checkpoint"):
+            values = ((name, "default" if value is None else value) for name, value in config[section].items())
+            rows += ["", section, *(f"  {name:<20} {value}" for name, value in values)]
         if isinstance(g, World):
             from marl_llm.workflows import to_mermaid
 
@@ -328,7 +334,8 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
     `home` is where a run directory keeps a user's file. `sizes_only` is for `experiments.plan`, which needs no parameters: a world whose
     models are checkpoints may name a published preset in place of a `path`.
 
-    Raises `ConfigError` for an unknown name, an impossible or contradictory value, or an option that would have no effect.
+    Options that are left open and depend on the models are set in the config (`experiments.open_options`). Raises `ConfigError` for an
+    unknown name, an impossible or contradictory value, or an option that would have no effect.
     """
     check(config, home)
     given = checks.given
@@ -347,6 +354,7 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
         if config.hosted and isinstance(game, Game):
             played, text = players.hosted_world(config, game, recipe)
         assignment, options, shapes = players.cast(config, played, sizes_only)
+        fill_open_options(config, [options[name] for name in assignment.trained])
         plan = Plan(found, game, played, text, recipe, assignment, options, shapes, given(config.script))
         players.contradictions(config, plan)
         check_coach(config, plan)

@@ -3,6 +3,11 @@
 DATA, RUNS, HOSTILE = "tests/test_data_files.py", "tests/viewing/test_viewing.py", "tests/viewing/test_hostile_runs.py"
 
 FAULTS = {
+    ("experiments/open_options.py", "tests/experiments/test_config.py"): {
+        "a rate that is set is replaced": ("if config[section][name] is None:", "if True:"),
+        "one model with adapters is enough": ("adapters = all(", "adapters = any("),
+        "random models beside checkpoints count": ('checkpoints = [one for one in trained if one.get("path")]', "checkpoints = trained"),
+    },
     ("experiments/run_files.py", "tests/experiments/test_run_files.py"): {
         "the first plays are kept alone": ("kept = [*first, *worst_plays(others, WORST)]", "kept = first"),
         "the worst of all plays are kept": ("[len(first) :] if count", " if count"),

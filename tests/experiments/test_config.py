@@ -16,6 +16,7 @@ from ml_collections import config_dict, config_flags
 from experiments import building, checks, command, workdir
 from experiments.base import MICROBATCH, base_config, resolve
 from experiments.command import ConfigError
+from experiments.open_options import fill_open_options
 from marl_llm.algorithms import Samples, advantages_for
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -376,7 +377,7 @@ def test_another_config_is_refused_with_every_difference(tmp_path, config):
         opened(tmp_path / "run", config)
     lines = str(error.value).splitlines()
     assert lines[1:-1] == [
-        "  config.optimizer.learning_rate: 0.0015 -> 0.0001",
+        "  config.optimizer.learning_rate: None -> 0.0001",
         "  config.recipe.alpha: None -> 0.5",
         "  config.steps: 100 -> 107",
     ]
@@ -477,6 +478,40 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path, config, monkeyp
 def run(*argv, cwd=ROOT):
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": str(ROOT)}
     return subprocess.run([sys.executable, "-m", "experiments.train", *argv], cwd=cwd, env=env, capture_output=True, text=True)
+
+
+OPEN = ("optimizer.learning_rate", "warm_start.learning_rate", "evaluation.tasks", "evaluation.final_tasks")
+
+
+@pytest.mark.parametrize(
+    ("trained", "want"),
+    [
+        ([{"preset": "nano"}], (1.5e-3, 2e-3, 128, 500)),
+        ([{"preset": "nano", "lora_rank": 4}], (1.5e-3, 2e-3, 128, 500)),
+        ([{"path": "a"}], (1e-6, 1e-5, 32, 64)),
+        ([{"path": "a", "lora_rank": 16}], (1e-4, 1e-4, 32, 64)),
+        ([{"path": "a", "lora_rank": 16}, {"path": "a"}], (1e-6, 1e-5, 32, 64)),
+        ([{"preset": "nano"}, {"path": "a", "lora_rank": 16}], (1e-4, 1e-4, 32, 64)),
+    ],
+)
+def test_open_options_follow_from_what_the_models_begin_with(trained, want):
+    config = base_config("some", "plan_path", "grpo")
+    fill_open_options(config, trained)
+    assert tuple(config[key.split(".")[0]][key.split(".")[1]] for key in OPEN) == want
+    config.optimizer.learning_rate, config.evaluation.tasks = 3e-3, 7
+    fill_open_options(config, [{"path": "a"}])
+    assert tuple(config[key.split(".")[0]][key.split(".")[1]] for key in OPEN) == (3e-3, want[1], 7, want[3])
+
+
+def test_what_was_open_is_set_in_the_config_that_a_run_keeps_and_in_the_dry_run():
+    config = base_config("some", "plan_path", "grpo")
+    with resolve(config) as plan:
+        table = plan.table(config)
+    assert config.optimizer.learning_rate == 1.5e-3
+    for section in ("rollout", "optimizer", "warm_start", "evaluation", "checkpoint"):
+        assert f"\n{section}\n" in table
+    for key, value in (("learning_rate", 0.0015), ("learning_rate", 0.002), ("final_tasks", 500), ("slots", "default")):
+        assert f"  {key:<20} {value}\n" in table
 
 
 def test_a_typo_ends_the_command_with_two(tmp_path):
