@@ -177,6 +177,12 @@ def test_a_header_of_spaces_is_not_read(tmp_path):
     assert "at most 8,388,608 are read" in refused(find_tensors, tmp_path)
 
 
+def test_a_header_of_very_many_tensors_is_not_taken(tmp_path):
+    header = {f"w{i}": {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i in range(60_000)}
+    file_of(tmp_path / "model.safetensors", header, bytes(4 * 60_000))
+    assert "its header: more than 400,000 values" in refused(find_tensors, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..", ".", "", "a/b", "a\x00b", "x" * 10**5])
 def test_an_index_that_points_elsewhere_is_refused(tmp_path, name):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
