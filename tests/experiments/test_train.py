@@ -431,7 +431,7 @@ def test_a_run_that_goes_on_longer_keeps_its_learning_rate(tmp_path, run, capsys
 def test_the_length_of_the_schedule_is_the_users(tmp_path, run, capsys):
     config = letters()
     config.steps, config.optimizer.warmup, config.optimizer.decay_steps = 4, 0, 8
-    peak = config.optimizer.learning_rate
+    peak = config.optimizer.learning_rate = 1e-3
     line = {step: pytest.approx(peak * (1 - 0.95 * step / 8)) for step in range(8)}
     assert rates_of(run(config, tmp_path / "run")[1]) == {step: line[step] for step in range(4)}
     config.steps = 6
