@@ -121,6 +121,12 @@ FAULTS = {
     ("experiments/check.py", T + "checking/test_prolonging.py"): {
         "a config's recipe is not read": ("{} if plan is None else {\"recipe\": plan.recipe}", "{}"),
     },
+    (M + "reporting/page.py", T + "reporting/test_report.py"): {
+        "a minute is sixty seconds": ("if seconds < 60:", "if seconds <= 60:"),
+    },
+    (M + "viewing/seat.py", T + "viewing/test_seat.py"): {
+        "a late answer is heard": ('said["number"] != self._number:', 'said["number"] > self._number:'),
+    },
     (M + "evaluation/transcripts.py", T + "evaluation/test_transcripts.py"): {
         "the first candidate is shown as played": ('"chosen": bool(row.chosen == k)', '"chosen": bool(k == 0)'),
         "the picture stands behind the first role": ("if number == len(rows) - 1:", "if number == 0:"),
