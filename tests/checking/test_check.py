@@ -122,6 +122,23 @@ def test_junk_never_exceeds_a_roles_budget():
         assert all(len(call.text.encode()) < world.workflow.roles[call.role].max_tokens * 3 for call in calls)
 
 
+def test_junk_of_ids_is_heard_within_a_roles_budget():
+    world = hosted(make_game("sokoban"), jax.random.key(0))  # its prompts are longer than its responses
+    for name, says in battery(world.speech).items():
+        (episode,) = Subject(world).play(world.tasks("train", 0, 1), says)
+        assert not episode.void, name
+        calls = episode.trajectories[0].calls
+        assert all(0 < call.tokens.size <= world.workflow.roles[call.role].max_tokens < len(call.prompt_ids) for call in calls), name
+
+
+def test_a_hidden_value_that_all_tasks_share_tells_no_task():
+    def constant(split, first, count):
+        return [dataclasses.replace(task, hidden={"answer": "How"}) for task in faulty_games.draw(split, first, count)]
+
+    (found,) = check(faulty_games.team(draw=constant), names=("secrets",), tasks=4, plays=2, few=2)
+    assert (found.status, "no prompt tells a hidden value" in found.evidence) == ("pass", True)
+
+
 def test_a_fault_that_stops_several_checks_is_told_once():
     def broken(turn):
         raise KeyError(f"no hint for task {turn.seed[1]}, asked in request {turn.seed[3]}")

@@ -19,11 +19,13 @@ from marl_llm.coaching import ChatCoach, coached, of_client
 from marl_llm.models import init_params, make_model_config
 from marl_llm.sampling import Engine, LaneConfig
 from marl_llm.sampling.requests import Completion, RequestError
-from marl_llm.serving import ChatServer, policy_answers
+from marl_llm.serving import ChatServer, local, policy_answers
 from marl_llm.serving.certain import CertainText
-from marl_llm.serving.completions import MAX_BODY
-from marl_llm.text import QWEN3, ByteTokenizer, Chat, Message
+from marl_llm.serving.completions import MAX_BODY, read_reward
+from marl_llm.serving.server import EpisodeRefused, Record, _HungUp
+from marl_llm.text import QWEN3, ByteTokenizer, Chat, Message, train_pieces
 from marl_llm.tools.chat import ChatClient, ChatReply, OpenAICompatible, Options, PolicyBackend
+from marl_llm.workflows import PlainText
 from marl_llm.workflows.errors import RolloutError
 from marl_llm.workflows.samples import sample_table
 
@@ -236,6 +238,224 @@ def test_the_engine_is_asked_for_what_the_options_say_and_the_reply_tells_it(opt
     answers([{"role": "user", "content": "x"}], dataclasses.replace(options, seed=5))
     answers([{"role": "user", "content": "y"}], options)
     assert len({one.seed for one in asked}) == 3
+
+
+def test_a_prompt_of_just_the_lane_is_served_and_one_token_or_too_many_characters_are_refused():
+    answers = policy_answers(Dripping(list(b"xyz"), 2), "m", lab.SPEECH, max_prompt=64)
+    for size in (1, 64):
+        assert answers("x" * size, Options()).prompt_tokens == size
+    two = [{"role": "system", "content": "x" * 1024}, {"role": "user", "content": "x" * 1024}]
+    longer = [two[0], {"role": "user", "content": "x" * 1025}]
+    for asked, problem in (
+        ("x" * 65, "the prompt has 65 tokens, 1 to 64 are served"), ("x" * 2048, "the prompt has 2048 tokens"),
+        ("x" * 2049, "the prompt has 2,049 characters"), (two, "the prompt has 2049 tokens"), (longer, "the prompt has 2,049 characters"),
+    ):  # fmt: skip
+        with pytest.raises(RequestError, match=problem):
+            answers(asked, Options())
+
+
+def test_a_developers_message_is_a_systems_and_the_order_of_a_messages_fields_draws_nothing_else():
+    chat, asked = Chat(ByteTokenizer(QWEN3.needs, ("<|im_end|>",)), QWEN3, "off"), []
+    engine = Dripping(list(b"xyz"), 2)
+    drips = engine.submit
+    engine.submit = lambda request, heard=None: asked.append(request) or drips(request, heard)
+    answers = policy_answers(engine, "m", chat, max_prompt=400)
+    for first in ({"role": "system", "content": "a"}, {"role": "developer", "content": "a"}, {"content": "a", "role": "system"}):
+        answers([first, {"role": "user", "content": "x"}], Options())
+    assert asked[0].prompt == asked[1].prompt
+    assert asked[0] == asked[2]
+
+
+@pytest.mark.parametrize(("finish", "told"), [("stop", "stop"), ("length", "length"), ("timeout", "length"), ("cancelled", "length")])
+def test_only_a_reply_that_the_model_ended_says_stop(finish, told):
+    engine = Dripping(list(b"xyz"), 2)
+    drips = engine.submit
+
+    def submit(request, heard=None):
+        handle = drips(request, heard)
+        return types.SimpleNamespace(result=lambda: dataclasses.replace(handle.result(), finish=finish), cancel=lambda: None)
+
+    engine.submit = submit
+    answers = policy_answers(engine, "m", lab.SPEECH, max_prompt=64)
+    assert answers("x", Options()).finish_reason == answers.stream("x", Options(), [].append).finish_reason == told
+
+
+@pytest.mark.parametrize("asked", ["x", [{"role": "user", "content": "x"}]], ids=["text", "chat"])
+def test_a_replys_text_ends_before_its_stop_token_whose_id_is_told(asked):
+    tokenizer = lab.SPEECH.tokenizer
+    drawn = [*tokenizer.encode("yes"), lab.SPEECH.stop_ids[0]]
+    answers = policy_answers(Dripping(drawn, 2), "m", lab.SPEECH, max_prompt=64)
+    pieces = []
+    for reply in (answers(asked, Options()), answers.stream(asked, Options(), pieces.append)):
+        assert (reply.text, reply.sampled["ids"], reply.completion_tokens) == ("yes", drawn, 4)
+    assert "".join(pieces) == "yes"
+
+
+def test_words_that_the_vocabulary_lacks_are_refused_in_whatever_message_they_stand():
+    tokenizer = train_pieces(("one", "two", "end"))
+    speech = PlainText(tokenizer, tuple(tokenizer.ids_of(("end",)).tolist()), "two")
+    answers = policy_answers(Dripping([2, 3], 2), "m", speech, max_prompt=64)
+    messages = [{"role": "system", "content": "one"}, {"role": "user", "content": "two three"}, {"role": "user", "content": "four"}]
+    for asked, lacks in ((messages, "2 of the words ('three', 'four')"), ("one three", "1 of the words ('three')")):
+        with pytest.raises(RequestError, match=re.escape(lacks)):
+            answers(asked, Options())
+    assert answers(messages[:1], Options()).text == "one two"
+
+
+def test_a_client_that_leaves_ends_its_request_and_counts_as_a_failure():
+    """Once with what the engine draws, once with a function's whole reply."""
+    engine, cancelled = Dripping(list(b"hello"), 2), []
+    drips = engine.submit
+
+    def submit(request, heard=None):
+        return types.SimpleNamespace(result=drips(request, heard).result, cancel=lambda: cancelled.append(request.model))
+
+    def leaves(event):
+        raise _HungUp
+
+    engine.submit = submit
+    with ChatServer({"m": policy_answers(engine, "m", lab.SPEECH, max_prompt=64), "f": drawing}) as server:
+        for model in "mf":
+            with pytest.raises(_HungUp):
+                server.answer(json.dumps({"model": model, "prompt": "x", "stream": True}).encode(), "completions", None, leaves)
+        assert cancelled == ["m"]
+        assert server.stats() == {"requests": 2, "refused": 0, "busy": 0, "failed": 2, "tokens": 0}
+
+
+def test_a_server_counts_the_tokens_of_its_replies_and_what_it_refuses(tmp_path):
+    with ChatServer({"m": drawing}, queue=0, record=tmp_path / "plays.jsonl") as server:
+        for prompt in ("one", "three"):
+            assert post(server, {"model": "m", "prompt": prompt}, "/episodes/a/v1/completions")[0] == 200
+        assert post(server, {"model": "m"}, "/v1/completions")[0] == 400
+        assert post(server, {"reward": 1}, "/episodes/b/reward")[0] == 400
+        assert server.stats() == {"requests": 3, "refused": 2, "busy": 0, "failed": 0, "tokens": 8}
+
+
+def test_a_server_with_a_key_answers_those_who_bring_it():
+    with ChatServer({"m": drawing}, key="s3cret") as server:
+        body = {"model": "m", "prompt": "x"}
+        assert post(server, body, "/v1/completions")[0] == 401
+        assert post(server, body, "/v1/completions", Authorization="Bearer s3cret")[0] == 200
+
+
+def test_an_episodes_name_has_at_most_128_characters(tmp_path):
+    with ChatServer({"m": drawing}, record=tmp_path / "plays.jsonl") as server:
+        for size, status in ((128, 200), (129, 404)):
+            assert post(server, {"model": "m", "prompt": "x"}, f"/episodes/{'a' * size}/v1/completions")[0] == status
+            assert post(server, {"reward": 1}, f"/episodes/{'a' * size}/reward")[0] == status
+
+
+def test_a_record_that_is_closed_takes_neither_replies_nor_pay(tmp_path):
+    record = Record(tmp_path / "plays.jsonl")
+    record.keep("a", {"text": "x"})
+    record.close()
+    for ask in (lambda: record.check("a"), lambda: record.keep("a", {"text": "y"}), lambda: record.pay("a", {"reward": 1})):
+        with pytest.raises(EpisodeRefused, match="this server has stopped"):
+            ask()
+    with ChatServer({"m": drawing}, record=tmp_path / "other.jsonl") as server:
+        pass
+    status, said = server.answer(b'{"model": "m", "prompt": "x"}', "completions", "a")
+    assert (status, "has stopped" in said["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"temperature": 1e9}, "temperature is too large"), ({"top_p": -1e9}, "top_p is too large"), ({"top_p": 10**400}, "number"),
+        ({"temperature": 9e8}, None), ({"max_tokens": 5, "max_completion_tokens": 0}, "at least 1"),
+        ({"max_tokens": 0, "max_completion_tokens": 5}, "at least 1"), ({"messages": []}, "'messages' is not served"),
+        ({"logprobs": 0, "temperature": 1}, "tells no logprobs"), ({"logprobs": 1, "temperature": 1}, "or 1 at temperature 0"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_each_bound_of_a_request_is_told_by_the_name_of_its_field(options, problem):
+    with ChatServer({"m": drawing}) as server:
+        status, said = server.answer(json.dumps({"model": "m", "prompt": "x"} | options).encode(), "completions")
+    assert status == (200 if problem is None else 400)
+    assert problem is None or problem in said["error"]["message"]
+
+
+def test_messages_and_a_prompt_are_each_served_at_their_own_path_alone():
+    with ChatServer({"m": drawing}) as server:
+        messages = [{"role": "user", "content": "x"}]
+        for kind, given, other in (("completions", {"prompt": "x"}, "messages"), ("chat/completions", {"messages": messages}, "prompt")):
+            status, said = server.answer(json.dumps({"model": "m", other: "x"} | given).encode(), kind)
+            assert (status, f"'{other}' is not served at /v1/{kind}" in said["error"]["message"]) == (400, True)
+            _, said = server.answer(json.dumps({"model": "m"} | given).encode(), kind)
+            assert said["usage"] == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+            assert (said["model"], said["choices"][0]["finish_reason"]) == ("m", "stop")
+
+
+@pytest.mark.parametrize(
+    ("paid", "taken"),
+    [
+        ({"reward": 0}, True), ({"rewards": {"m": 0.5}}, True), ({"reward": 9e29}, True), ({"reward": -9e29}, True),
+        ({"reward": 1e30}, False), ({"rewards": {"m": -1e30}}, False), ({"rewards": {"m": True}}, False), ({"task": "t"}, False),
+        ({"reward": 1, "task": ""}, True), ({"reward": None}, False), ({"reward": 1, "rewards": {"m": 1, "n": 1}}, False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_reward_is_a_finite_number_for_the_team_or_for_models_that_are_served(paid, taken):
+    body = json.dumps(paid).encode()
+    if taken:
+        assert read_reward(body, {"m": drawing}) == paid
+        return
+    with pytest.raises(ValueError, match="reward|there is no model"):
+        read_reward(body, {"m": drawing})
+
+
+class EngineStandIn:
+    """Takes what an engine is made of, draws nothing, and is given parameters."""
+
+    def __init__(self, models, key, sizes, tokenizers):
+        self.models, self.sizes, self.tokenizers, self.renewed, self.closed = models, sizes, tokenizers, [], False
+
+    def set_params(self, model, params):
+        self.renewed.append((model, params))
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_local_model_is_made_with_every_size_and_names_its_replies_by_its_files_and_version(monkeypatch, tmp_path):
+    made, opened = [], []
+    monkeypatch.setattr(local, "load_pretrained", lambda path: ("config", "params", path))
+    monkeypatch.setattr(local, "load_chat", lambda path, thinking: opened.append((path, thinking)) or lab.SPEECH)
+    monkeypatch.setattr(local, "Engine", lambda *given, **named: made.append(EngineStandIn(*given, **named)) or made[-1])
+    (tmp_path / "model.bin").write_bytes(b"weights")
+    path = str(tmp_path)
+    with local.LocalModel(path, max_prompt=48, max_tokens=5, slots=3, thinking="off") as model:
+        sizes = made[0].sizes
+        assert (sizes.slots, sizes.prompt_tokens, sizes.response_tokens, sizes.admit) == (3, 48, 5, 3)
+        assert (model.answers.max_prompt, model.answers.max_tokens) == (48, 5)
+        assert (made[0].models, made[0].tokenizers) == ({"model": ("config", "params", path)}, {"model": lab.SPEECH.tokenizer})
+        assert opened == [(path, "off")]
+        by_path, by_files, digest = model.backend(), model.backend(content=True), local.digest_of(tmp_path)
+        assert (by_path.identity, by_files.identity) == (f"policy:{path}", f"policy:{digest}")
+        for version in (1, 2):  # of the files' name, not of the version before
+            model.renew({"w": version}, version)
+            assert (by_path.identity, by_files.identity) == (f"policy:{path}+{version}", f"policy:{digest}+{version}")
+        assert made[0].renewed == [("model", {"w": 1}), ("model", {"w": 2})]
+        with ChatClient(by_path) as client:
+            failure = client.complete([{"role": "user", "content": "x" * 49}], max_tokens=1).failure
+        assert (failure.kind.value, "1 to 48 are served" in failure.message) == ("refused", True)
+    assert made[0].closed
+    local.LocalModel(path, slots=40, speech=lab.SPEECH).close()
+    assert (made[1].sizes.slots, made[1].sizes.admit, len(opened)) == (40, 16, 1)
+
+
+def test_a_checkpoint_is_its_files_with_their_names_and_contents(tmp_path):
+    digests = []
+    for name, content in (("a", b"1"), ("b", b"1"), ("a", b"2")):
+        folder = tmp_path / str(len(digests))
+        (folder / "within").mkdir(parents=True)
+        (folder / "within" / "note").write_text(str(len(digests)))  # a folder within is no part of it
+        (folder / "z").write_bytes(b"same")
+        (folder / name).write_bytes(content)
+        digests.append(local.digest_of(folder))
+    assert len(set(digests)) == 3
+    (tmp_path / "0" / "within" / "note").write_text("other")
+    assert local.digest_of(tmp_path / "0") == digests[0]
 
 
 def drawing(messages, options):

@@ -16,6 +16,7 @@ from marl_llm.viewing import StoredRun, ViewError, ViewServer, one_file
 from marl_llm.viewing.command import main
 from marl_llm.viewing.runs import SHOWN
 from marl_llm.viewing.server import PAGE, answer
+from marl_llm.viewing.terminal import play_text
 
 
 @pytest.fixture
@@ -159,6 +160,33 @@ def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing_around_it(fol
     elements = Elements()
     elements.feed(shown)
     assert [(tag, attributes["sandbox"]) for tag, attributes in elements.tags] == [("iframe", "allow-scripts")]
+
+
+def test_a_play_in_a_terminal_has_its_tools_and_marks_where_they_belong(tmp_path):
+    head, tokens = stored.play("p", 0)
+    use = head["tools"][0]
+    head["tools"] = [use | {"node": f"tool{after}", "after": after} for after in (2, 0, 1)]
+    for step, marks in zip(head["steps"], ((True, False), (False, True))):
+        step["responses"] = [one | {"well_formed": mark} for one, mark in zip(step["responses"], marks)]
+    said = play_text(StoredRun(stored.make_run(tmp_path / "run", [(head, tokens)])), "p")
+    places = [said.index(words) for words in ("tool tool0", "guide read", "tool tool1", "walker read", "tool tool2")]
+    assert places == sorted(places)
+    pays = re.findall(r"(said|could have said) \(team \+0.00, local ([+-]0.50)(, malformed)?; ", said)
+    assert pays == [("said", "+0.50", ""), ("could have said", "-0.50", ", malformed"),
+                    ("said", "+0.50", ", malformed"), ("could have said", "-0.50", "")]  # fmt: skip
+    assert "read where: left" in said
+    assert "wrote seen: left" in said
+
+
+def test_one_file_holds_the_last_plays_whole_and_the_command_says_how_many(folder, tmp_path):
+    page = tmp_path / "page.html"
+    for most, kept in ((1, ["after-0/0"]), (2, ["train-1/1/0", "after-0/0"]), (9, None)):
+        assert main([str(folder), "--html", str(page), "--most", str(most)]) == 0
+        (of,) = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text())[1])["of"]
+        names = [row["id"] for row in of["plays"]]
+        assert names == (kept or ["train-1/0/0", "train-1/0/1", "train-1/1/0", "after-0/0"])
+        assert {name: len(calls) for name, calls in of["call"].items()} == dict.fromkeys(names, 2)
+        assert list(of["play"]) == names
 
 
 def test_the_command_prints_plays_in_a_terminal_with_control_characters_made_visible(folder, capsys, tmp_path):
