@@ -35,7 +35,6 @@ class DecodeMask(NamedTuple):
     prompt: Bool[Array, "E P"]
     own: Bool[Array, "E K R"]  # with the column that this step writes
     column: Int[Array, ""]
-    write: Bool[Array, "E K"] | None = None  # rows that write; None: all. What is in the column stays in the others
 
 
 def to_cache(keys: Float[Array, "B L J d"], values: Float[Array, "B L J d"]) -> tuple[Float[Array, "B J d L"], Float[Array, "B J L d"]]:
@@ -55,13 +54,6 @@ def _weighted(w: Float[Array, "*n q S"], values: Float[Array, "*n S d"]) -> Floa
     return jnp.matmul(w.astype(values.dtype), values, preferred_element_type=jnp.float32)
 
 
-def _written(cached: Array, new: Array, mask: DecodeMask, axis: int) -> Array:
-    if mask.write is not None:
-        old = jax.lax.dynamic_slice_in_dim(cached, mask.column, 1, axis)
-        new = jnp.where(mask.write[:, :, None, None, None], new, old)
-    return jax.lax.dynamic_update_slice_in_dim(cached, new, mask.column, axis)
-
-
 def decode_attention(
     queries: Float[Array, "E K H d"], keys: Float[Array, "E K J d"], values: Float[Array, "E K J d"], cache: BranchCache, mask: DecodeMask
 ) -> tuple[Float[Array, "E K H d"], BranchCache]:
@@ -70,7 +62,8 @@ def decode_attention(
     j = keys.shape[2]
     g = h // j
     cache = cache._replace(
-        keys=_written(cache.keys, keys[..., None], mask, 4), values=_written(cache.values, values[:, :, :, None], mask, 3)
+        keys=jax.lax.dynamic_update_slice_in_dim(cache.keys, keys[..., None], mask.column, 4),
+        values=jax.lax.dynamic_update_slice_in_dim(cache.values, values[:, :, :, None], mask.column, 3),
     )
     q = (queries * d**-0.5).reshape(e, k, j, g, d)
     shared = q.transpose(0, 2, 1, 3, 4).reshape(e, j, k * g, d)

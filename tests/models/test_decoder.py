@@ -247,6 +247,20 @@ def test_llama3_keeps_fast_pairs_divides_slow_ones_and_blends_between():
     np.testing.assert_allclose(kept, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("truncate", [True, False])
+def test_yarn_blends_by_rotations_and_rounds_its_borders_only_where_it_truncates(truncate):
+    """YaRN, section 3.2: a pair's share of the stretched frequency is linear in the logarithm of its rotations in the original context."""
+    scaling = RopeScaling("yarn", 4.0, 4096, beta_fast=16.0, beta_slow=2.0, truncate=truncate)
+    config = dataclasses.replace(TINY, head_dim=32, rope_theta=1e4, rope_scaling=scaling)
+    plain = 1e4 ** (-np.arange(16) / 16)
+    fast, slow = 16.0, 2.0
+    if truncate:  # the borders lie at the pairs 6.44 and 10.05, and are rounded outwards
+        fast, slow = (4096 * plain[pair] / (2 * np.pi) for pair in (6, 11))
+    share = np.clip(np.log(fast / (4096 * plain / (2 * np.pi))) / np.log(fast / slow), 0, 1)
+    assert 3 < np.sum((share > 0) & (share < 1)) < 6
+    np.testing.assert_allclose(frequencies(config), plain / 4 * share + plain * (1 - share), rtol=1e-4)
+
+
 @pytest.mark.parametrize(("scaling", "scale"), [(RopeScaling("yarn", 4.0, 64), 1.1386294), (RopeScaling("linear", 4.0, 64), 1.0)])
 def test_yarn_alone_lengthens_queries_and_keys(scaling, scale):
     """YaRN, section 3.4: both are multiplied with 0.1 ln s + 1, so that attention's logits grow by its square."""

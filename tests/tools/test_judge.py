@@ -22,6 +22,7 @@ from marl_llm.tools.judge import (
     read_stdio,
     same_output,
     same_value,
+    stdio_requests,
 )
 from marl_llm.tools.results import Failure, FailureKind
 from marl_llm.tools.sandbox import Execution, Executor, Limits, Program, Sandbox
@@ -371,6 +372,87 @@ def test_every_option_of_a_judgement_counts_from_a_loop_as_without_one():
         assert [bool(one) for one in found] == [passes, passes]
         asked = [(one.stdin, one.profile, one.environment, one.limits.timeout_s) for one in heard.requests]
         assert asked == [("3", "numpy", "coder", 7.0)] * 2
+
+
+ENDS = [  # how a program ended -> the state of its case by output, and by calls where it left no line
+    (dict(exit_code=0), "passed", "not_reached"), (dict(exit_code=1), "raised", "not_reached"),
+    (dict(exit_code=None, signal=11), "raised", "not_reached"), (dict(exit_code=None, timed_out=True), "timeout", "timeout"),
+    (dict(exit_code=None, memory_exceeded=True), "memory", "memory"), (dict(exit_code=None, disk_exceeded=True), "raised", "not_reached"),
+    (dict(exit_code=0, stdout_truncated=True), "output_limit", "not_reached"),
+    (dict(exit_code=None, timed_out=True, stdout_truncated=True), "timeout", "timeout"),
+    (dict(exit_code=None, memory_exceeded=True, stdout_truncated=True), "output_limit", "memory"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ended", "by_output", "by_calls"), ENDS, ids=str)
+def test_how_a_program_ended_is_told_of_its_case_with_the_last_line_of_its_complaint(ended, by_output, by_calls):
+    program = Program(b"6\n", b"first\n\xff" + b"y" * 600 + b"\n\n", **ended, seconds=0.5)
+    (case,) = read_stdio([Execution(program, None, 0.1)], ["6"], Tolerance()).outcome().cases
+    assert (case.state, case.seconds, case.replaced) == (by_output, 0.5, 1)
+    assert case.error == ("" if by_output == "passed" else "\ufffd" + "y" * 499)
+    (wrong,) = read_stdio([Execution(program, None, 0.1)], ["7"], Tolerance()).outcome().cases
+    assert (wrong.state, wrong.error) == (("wrong", "") if by_output == "passed" else (by_output, case.error))
+    judgement = read_calls(program, [6, 6], Tolerance(), False)
+    assert [one.state for one in judgement.cases] == [by_calls, "not_reached"]
+    ended_it = by_output not in ("passed", "output_limit") and ended["exit_code"] is None or "memory_exceeded" in ended
+    assert judgement.counts()["judge/partial_output"] == judgement.partial_output == ended_it
+    silent = Program(b"", b"", **ended)
+    assert not Judgement((), (silent,)).partial_output
+
+
+def test_a_case_tells_how_long_it_took_what_it_changed_and_the_beginning_of_what_it_raised():
+    case = judged(returned(b"6", b"0.25", b"true"))
+    assert (case.state, case.seconds, case.mutated, case.error) == ("passed", 0.25, True, "")
+    for state in ("raised", "timeout"):
+        line = json.dumps({"case": 0, "state": state, "error": "E: " + "x" * 600, "seconds": 2}).encode()
+        case = judged(line)
+        assert (case.state, case.seconds, case.error) == (state, 2.0, "E: " + "x" * 497)
+        assert judged(json.dumps({"case": 0, "state": state, "error": None, "seconds": 0}).encode()).error == ""
+
+
+def test_the_rate_and_the_counts_are_of_all_cases():
+    lines = returned(b"6") + b'{"case": 1, "state": "raised", "error": "E", "seconds": 1}\n'
+    judgement = read_calls(Program(b"", b"", 0, channel=lines), [6, 6], Tolerance(), False)
+    assert (judgement.pass_rate, bool(judgement)) == (0.5, False)
+    counts = judgement.counts("own")
+    assert (counts["own/passed"], counts["own/raised"], counts["own/not_reached"], counts["own/mutated"]) == (1, 1, 0, 0)
+    assert read_calls(Program(b"", b"", 0, channel=returned(b"6")), [6], Tolerance(), False).pass_rate == 1
+    assert Judgement(()).pass_rate == 0
+
+
+def test_an_expected_output_has_room_for_twice_its_bytes_and_at_least_the_usual():
+    usual = Limits().stdout_bytes
+    for wanted, room in (("x", usual), ("x" * (usual // 2), usual), ("x" * usual, 2 * usual), ("é" * usual, 4 * usual)):
+        (request,) = stdio_requests("code", [("in", wanted)], 3.0, "numpy", "coder")
+        assert request.limits == Limits(timeout_s=3.0, stdout_bytes=room)
+        assert (request.code, request.stdin, request.profile, request.environment) == ("code", "in", "numpy", "coder")
+
+
+def test_a_judgement_by_calls_keeps_the_limits_that_it_is_given_but_for_the_time():
+    own = Limits(timeout_s=9.0, memory_mb=77)
+    assert call_request("code", "solve", [(3,)], 2.0, limits=own).limits == Limits(timeout_s=2.0, memory_mb=77)
+    assert call_request("code", "solve", [(3,)], 2.0).limits == Limits(timeout_s=2.0)
+
+
+@pytest.mark.parametrize("failure", [None, Failure(FailureKind.CRASH, "a worker died")], ids=["outcome", "failure"])
+def test_a_judgement_tells_the_seconds_and_attempts_of_its_executions(failure):
+    class Answers(Heard):
+        def submit(self, request):
+            self.requests.append(request)
+            number, future = len(self.requests), concurrent.futures.Future()
+            future.set_result(Execution(None if failure else self.program, failure, 4.0 - number, attempts=number + 1))
+            return future
+
+    program = Program(b"1", b"", 0, channel=returned(b"1"))
+    cases, texts = [((3,), 1)], [("3", "1"), ("4", "1")]
+    for found, seconds, attempts in (
+        (judge_calls("code", "solve", cases, sandbox=Answers(program)), 3.0, 2),
+        (asyncio.run(ajudge_calls("code", "solve", cases, sandbox=Answers(program))), 3.0, 2),
+        (judge_stdio("code", texts, sandbox=Answers(program)), 3.0, 5),
+        (asyncio.run(ajudge_stdio("code", texts, sandbox=Answers(program))), 3.0, 5),
+    ):
+        assert (found.failure, found.seconds, found.attempts) == (failure, seconds, attempts)
+        assert failure or found
 
 
 def test_one_failed_execution_makes_a_judgement_by_output_a_failure():
