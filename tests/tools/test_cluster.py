@@ -1,10 +1,13 @@
 """One sandbox on every node of a cluster: nothing is lost, nothing is answered twice, and what the cluster breaks is never an outcome."""
 
 import asyncio
+import concurrent.futures
+import dataclasses
 import random
 import signal
 import sys
 import threading
+import time
 import types
 
 import pytest
@@ -13,7 +16,7 @@ from cluster_stand_in import LIMIT_S, ClusterStandIn, printed
 from marl_llm.games.programs import program_runner
 from marl_llm.tools import ClusterSandbox, FailureKind, InfrastructureError, Limits, SandboxError, Submission, judge_calls
 from marl_llm.tools.results import Failure
-from marl_llm.tools.sandbox import Execution, NodeLost, cluster, default_sandbox, on_ray, using
+from marl_llm.tools.sandbox import Execution, Level, NodeLost, cluster, default_sandbox, on_ray, using
 from marl_llm.tools.waiting import Clock
 
 
@@ -162,6 +165,128 @@ def test_a_deadline_counts_the_queue_and_the_callers_clock_stands_still_there():
         assert clock.elapsed() >= before
         nodes.workers[0].answer()
         assert last.result(LIMIT_S).ok
+
+
+def test_a_node_is_asked_for_all_that_a_submission_says_with_its_limits_and_the_time_that_is_left():
+    own, usual = Limits(timeout_s=7.0, memory_mb=99), Limits(timeout_s=3.0)
+    about = dict(stdin="in", profile="numpy", seed=5, calls=b"{}")
+    nodes = ClusterStandIn({"a": 9})
+    with ClusterSandbox(nodes, usual) as sandbox:
+        given = [Submission("one", **about, environment="e", limits=own, deadline_s=50.0), Submission("two", **about)]
+        futures = [sandbox.submit(request) for request in given]
+        nodes.until(lambda: len(nodes.workers[0].asked) == 2)
+        first, second = (request for request, _ in nodes.workers[0].asked)
+        assert 0 < first.deadline_s <= 50.0
+        assert dataclasses.replace(first, deadline_s=None) == Submission("one", **about, limits=own)
+        assert second == Submission("two", **about, limits=usual)
+        for _ in futures:
+            nodes.workers[0].answer()
+        assert all(future.result(LIMIT_S).ok for future in futures)
+
+
+def test_the_node_with_the_largest_share_of_room_comes_next_and_environments_take_turns():
+    nodes = ClusterStandIn({"a": 2, "b": 4})
+    with ClusterSandbox(nodes) as sandbox:
+        for number, code in enumerate(codes(3)):
+            sandbox.submit(Submission(code))
+            nodes.until(lambda count=number + 1: sum(len(worker.asked) for worker in nodes.workers) == count)
+        assert [len(worker.asked) for worker in nodes.workers] == [1, 2]  # a half is free of each by now
+    nodes = ClusterStandIn({"a": 1})
+    with ClusterSandbox(nodes) as sandbox:
+        futures = [sandbox.submit(Submission(code, environment=code[0])) for code in ("large0", "large1", "large2", "small")]
+        for _ in futures:
+            nodes.until(nodes.open)
+            nodes.workers[0].answer()
+        assert [future.result(LIMIT_S).ok for future in futures] == [True] * 4
+        assert [request.code for request, _ in nodes.workers[0].asked] == ["large0", "large1", "small", "large2"]
+
+
+def test_a_clusters_level_is_its_weakest_nodes():
+    class Mixed(ClusterStandIn):
+        def start(self, node, slots):
+            worker = super().start(node, slots)
+            worker.started = concurrent.futures.Future()
+            worker.started.set_result(int(Level.LANDLOCK if node == "b" else Level.NAMESPACES))
+            return worker
+
+    notes = []
+    with ClusterSandbox(Mixed({"a": 1, "b": 2}), note=notes.append) as sandbox:
+        assert sandbox.level is Level.LANDLOCK
+        assert sandbox.metrics()["sandbox/level"] == Level.LANDLOCK
+    assert notes == ["tools: node a runs 1 programs at a time", "tools: node b runs 2 programs at a time"]
+
+
+def test_attempts_and_queues_of_all_nodes_are_added_and_a_retry_waits_for_another_node():
+    nodes = ClusterStandIn({"a": 1, "b": 1})
+    with ClusterSandbox(nodes) as sandbox:
+        first, second = (sandbox.submit(Submission(code)) for code in codes(2))
+        nodes.until(lambda: len(nodes.open()) == 2)
+        nodes.workers[0].answer(dataclasses.replace(failed(FailureKind.CRASH), attempts=3))
+        nodes.until(lambda: sandbox.metrics()["sandbox/retried"] == 1)
+        assert sandbox.metrics()["sandbox/waiting"] == 1
+        assert not nodes.workers[0].open()  # it has been there
+        nodes.workers[1].answer()
+        nodes.until(nodes.workers[1].open)
+        nodes.workers[1].answer(dataclasses.replace(printed("print(0)"), attempts=2, queued_s=50.0))
+        done = first.result(LIMIT_S)
+        assert (done.stdout, done.attempts, second.result(LIMIT_S).attempts) == ("print(0)", 5, 1)
+        assert 50.0 <= done.queued_s < 50.0 + LIMIT_S
+        assert 0 <= second.result().queued_s <= second.result().seconds
+
+
+def test_a_node_that_did_not_start_is_left_alone_for_a_while_and_one_that_never_does_is_given_up(monkeypatch):
+    nodes = ClusterStandIn({"a": 1, "b": 1}, dead=("b",))
+    with ClusterSandbox(nodes) as sandbox:
+        running = sandbox.submit(Submission("print(0)"))
+        nodes.until(nodes.open)
+        nodes.kill("a")
+        assert running.result(LIMIT_S).failure.kind is FailureKind.UNAVAILABLE
+        assert not sandbox.submit(Submission("print(1)")).result(LIMIT_S).ok
+        assert [worker.node for worker in nodes.workers] == ["a", "b"]
+
+    class Slow(ClusterStandIn):
+        def start(self, node, slots):
+            worker = super().start(node, slots)
+            if node == "c":
+                worker.started = concurrent.futures.Future()
+            return worker
+
+    nodes, notes = Slow({"a": 1}), []
+    with ClusterSandbox(nodes, note=notes.append) as sandbox:
+        monkeypatch.setattr(cluster, "START_LIMIT_S", 0.02)
+        running = sandbox.submit(Submission("print(0)"))
+        nodes.until(nodes.open)
+        nodes.there["c"] = 1
+        sandbox._next_look = 0.0
+        waiting = sandbox.submit(Submission("print(1)"))
+        nodes.until(lambda: any("lost node c: its sandbox did not start within 0.02 s" in note for note in notes))
+        assert nodes.workers[1].stopped
+        for future in (running, waiting):
+            nodes.until(nodes.workers[0].open)
+            nodes.workers[0].answer()
+            assert future.result(LIMIT_S).ok
+
+
+def test_a_job_may_run_for_its_own_limit_and_one_that_runs_past_its_deadline_was_in_no_queue(monkeypatch):
+    monkeypatch.setattr(cluster, "SILENCE_S", 0.0)
+    nodes = ClusterStandIn({"a": 2})
+    with ClusterSandbox(nodes, Limits(timeout_s=LIMIT_S)) as sandbox:
+        slow, late = sandbox.submit(Submission("print(0)")), sandbox.submit(Submission("print(1)", deadline_s=0.05))
+        assert late.result(LIMIT_S).failure == Failure(FailureKind.DEADLINE, "the deadline passed")
+        nodes.workers[0].answer()
+        assert slow.result(LIMIT_S).ok
+        assert sandbox.metrics()["sandbox/nodes_lost"] == 0
+
+
+def test_whoever_asks_a_closed_cluster_does_not_stand_still():
+    sandbox = ClusterSandbox(ClusterStandIn({"a": 1}))
+    sandbox.close()
+    clock = Clock()
+    with clock.use(), pytest.raises(SandboxError, match="this sandbox is closed"):
+        sandbox.submit(Submission("print(1)"))
+    before = clock.elapsed()
+    time.sleep(0.002)
+    assert clock.elapsed() > before
 
 
 def test_closing_fails_what_has_no_outcome_and_lets_go_of_the_cluster():
