@@ -164,7 +164,6 @@ class Trajectory:
       earned: call id -> what the workflow's rewards paid it, computed once when the trajectory ended; of a candidate that was scored when
         it was made, what it was paid then.
       roles: names of the workflow's roles; empty for a trajectory that was read from a file.
-      roles: names of the workflow's roles; empty for a trajectory that was read from a file.
     """
 
     task: Task

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
 from marl_llm.games.plan_path.language import PlanPathLanguage
-from marl_llm.text import ByteTokenizer, PieceTokenizer, Tokenizer, train_pieces, train_sentencepiece
+from marl_llm.text import ByteTokenizer, PieceTokenizer, Tokenizer, pieces_of, train_pieces, train_sentencepiece
+from marl_llm.text.tokenizer_files import check_tokenizer, read_added_tokens, read_ids, read_size, token_spelling
 from marl_llm.text.word_files import save_words
 
 FACTS = (";", "|", "U", "U1", "U1R1", "#U1", "#U1R1", "@U1", "+g", "-", "t0", "tool", "x")
@@ -169,3 +170,122 @@ def test_a_vocabulary_of_words_is_saved_as_a_tokenizer_json_of_the_same_ids(tmp_
     assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == names
     learned = train_sentencepiece(["the cat sat on the mat"] * 20, 300)
     assert "whole words" in save_words(learned, tmp_path / "none")
+
+
+# ---- each field and bound
+
+
+def test_specials_of_bytes_are_numbered_in_order_spelled_in_place_and_stop_in_the_order_of_the_stops():
+    tokenizer = ByteTokenizer(("<a>", "<b>", "<c>"), ("<c>", "<a>"))
+    assert (tokenizer.vocab_size, dict(tokenizer.special_ids)) == (260, {"<a>": 257, "<b>": 258, "<c>": 259})
+    assert (tokenizer.stop_ids, tokenizer.eos_id) == ((259, 257), 259)
+    assert (ByteTokenizer(("<a>",)).stop_ids, ByteTokenizer(("<a>",)).eos_id) == ((), None)
+    ids = [*tokenizer.encode("é"), 258, 0, 257, 257, *tokenizer.encode("<a>")]
+    assert tokenizer.decode(ids) == "é<b><a><a><a>"
+    assert tokenizer.decode([0xC3 + 1, 258, 0xA9 + 1]) == "\ufffd<b>\ufffd"  # no character reaches across a special
+    assert pieces_of(tokenizer, [259, 98, 98, 0, 0xC3 + 1]) == {"0": "", "98": "a", "196": "\ufffd", "259": "<c>"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((("<a>", "<a>"),), "distinct"), ((("<a>", ""),), "not empty"), ((("<a>",), ("<b>",)), r"stops \['<b>'\] are not among"),
+        (((), (), 1), "pad_id=1"),
+    ],
+)  # fmt: skip
+def test_specials_and_stops_that_cannot_be_are_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        ByteTokenizer(*given)
+
+
+def test_half_a_character_is_named_with_its_place_and_what_stands_around_it(pieces):
+    text = "0123456789abcdef\ud800ghijklmnopqrst"
+    for tokenizer in (ByteTokenizer(), pieces):
+        with pytest.raises(ValueError, match=r"character 16 is a lone surrogate, near '6789abcdef\\ud800ghijklmno'"):
+            tokenizer.encode(text)
+
+
+def test_ids_at_both_ends_of_a_vocabulary_are_read_and_those_beyond_are_named(pieces):
+    for tokenizer, size in ((ByteTokenizer(), 257), (pieces, pieces.vocab_size)):
+        tokenizer.decode([0, size - 1])
+        with pytest.raises(ValueError, match=rf"ids \[-1, {size}\] are outside"):
+            tokenizer.decode([-1, 0, size])
+
+
+def test_stops_of_pieces_come_first_and_the_models_own_end_behind_them():
+    plain = train_sentencepiece(["hello there"], 300, ("<a>", "<b>"))
+    assert (plain.stop_ids, plain.eos_id, plain.pad_id) == ((), None, 0)
+    a, b = (plain.special_ids[name] for name in ("<a>", "<b>"))
+    both = PieceTokenizer(plain.model_proto, stops=("<b>", "<a>"))
+    assert (both.stop_ids, both.eos_id) == ((b, a), b)
+    assert both.decode([*both.encode("hello"), b, 0, *both.encode(" there"), a]) == "hello<b> there<a>"
+    assert PieceTokenizer(plain.model_proto, "<unk>").pad_id == 1
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b c"]), model_writer=model, model_type="char", vocab_size=12, hard_vocab_limit=False,
+        control_symbols=["<x>"], pad_id=0, unk_id=1, bos_id=2, eos_id=3, minloglevel=2,
+    )  # fmt: skip
+    own = PieceTokenizer(model.getvalue(), stops=("<x>",))
+    assert own.stop_ids == (own.special_ids["<x>"], 3)
+    assert PieceTokenizer(model.getvalue(), stops=("</s>",)).stop_ids == (3,)
+    for pad, stops, message in ((None, ("<z>",), r"stops \['<z>'\] are no control pieces"), ("<z>", (), "has no piece '<z>'")):
+        with pytest.raises(ValueError, match=message):
+            PieceTokenizer(model.getvalue(), pad, stops)
+
+
+@pytest.mark.parametrize(
+    ("read", "value", "found"),
+    [
+        (read_size, None, 0), (read_size, 0, 0), (read_size, 1 << 20, 1 << 20), (read_size, (1 << 20) + 1, ValueError),
+        (read_size, -1, ValueError), (read_size, True, ValueError), (read_size, "7", ValueError), (read_ids, None, []),
+        (read_ids, 0, [0]), (read_ids, [3, 1], [3, 1]), (read_ids, [True], ValueError), (read_ids, "3", ValueError),
+        (read_ids, [1, None], ValueError), (token_spelling, None, None), (token_spelling, "x", "x"), (token_spelling, {"content": "x"}, "x"),
+        (token_spelling, {}, None), (token_spelling, 3, ValueError), (token_spelling, {"content": 3}, ValueError),
+        (read_added_tokens, None, []), (read_added_tokens, {"7": {"content": "x"}}, [(7, "x")]),
+        (read_added_tokens, {"999999999": {"content": ""}}, [(999999999, "")]), (read_added_tokens, {"1000000000": {"content": "x"}}, ValueError),
+        (read_added_tokens, {"٣": {"content": "x"}}, ValueError), (read_added_tokens, {"-1": {"content": "x"}}, ValueError),
+        (read_added_tokens, {"7": "x"}, ValueError), (read_added_tokens, {"7": {"content": 3}}, ValueError), (read_added_tokens, [1], ValueError),
+    ],
+)  # fmt: skip
+def test_a_field_of_a_tokenizers_files_is_read_up_to_its_bound_or_named(read, value, found):
+    names = {read_size: "vocab_size", read_added_tokens: "added_tokens_decoder"}
+    name = names.get(read, "the_field")
+    given = ({name: value}, "the_file") if read in names else ({name: value}, name, "the_file")
+    take = (lambda: list(read(*given))) if read is read_added_tokens else lambda: read(*given)
+    if found is ValueError:
+        with pytest.raises(ValueError, match=f"the_file: {name}"):
+            take()
+    else:
+        assert take() == found
+
+
+def replace(content, pattern="a", kind="String"):
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"model": {"vocab": {"a": 0, "b": (1 << 20) - 1}}}, None), ({"model": {"vocab": {"b": 1 << 20}}}, "token id 1048576 is not from 0"),
+        ({"model": {"vocab": {"b": -1}}}, "token id -1"), ({"model": {"vocab": {"b": True}}}, "token id True"),
+        ({"added_tokens": [{"id": 1 << 20}]}, "token id 1048576"), ({"added_tokens": [{}]}, "token id None"),
+        ({"model": {"dropout": 0.1}}, "model.dropout=0.1"), ({"model": {"dropout": 0.0}}, None),
+        ({"decoder": {"decoders": [{"type": "Fuse"}] * 64}}, None), ({"decoder": {"decoders": [{"type": "Fuse"}] * 65}}, "decoder has 65 steps"),
+        ({"normalizer": {"normalizers": [{"normalizers": [{"type": "NFC"}] * 60}, {"normalizers": [{"type": "NFC"}] * 5}]}}, "normalizer has 65"),
+        ({"pre_tokenizer": {"pretokenizers": [{"type": "Digits"}] * 65}}, "pre_tokenizer has 65 steps"),
+        ({"normalizer": replace("x" * 64)}, None), ({"normalizer": replace("x" * 65)}, "normalizer can make a text 65 times"),
+        ({"normalizer": replace("x" * 65, "ab")}, None), ({"normalizer": replace("x" * 129, "ab")}, "65 times"),
+        ({"normalizer": replace("x" * 63, "a*", "Regex")}, None), ({"normalizer": replace("x" * 64, "a*", "Regex")}, "65 times"),
+        ({"decoder": {"decoders": [replace("x" * 8)] * 2}}, None), ({"decoder": {"decoders": [replace("x" * 8)] * 3}}, "decoder can make a text 512"),
+        ({"normalizer": {"type": "Prepend", "prepend": "x" * 511}}, None), ({"normalizer": {"type": "Prepend", "prepend": "x" * 512}}, "65 times"),
+        ({"normalizer": replace("", "a" * 4096)}, None), ({"normalizer": replace("", "a" * 4097)}, "a pattern must be a text of at most 4,096"),
+        ({"normalizer": replace("", 3)}, "a pattern must be"), ({"decoder": {"type": "x", "prefix": "a" * 4096}}, None),
+        ({"decoder": {"type": "x", "prefix": "a" * 4097}}, "a text of more than 4,096 characters is written"),
+    ],
+)  # fmt: skip
+def test_a_tokenizers_steps_are_read_up_to_their_bounds_and_refused_by_the_name_of_their_part(raw, message):
+    if message is None:
+        check_tokenizer(raw, "the_file")
+    else:
+        with pytest.raises(ValueError, match=f"the_file: .*{message}"):
+            check_tokenizer(raw, "the_file")

@@ -174,7 +174,9 @@ def test_an_error_of_a_tool_is_told_by_its_kind_and_cut(monkeypatch):
 
     way = play(role(**asking(refuses)), Chats(calling("x")), speech=CHAT).trajectories[0]
     assert way.events[1].refused == "KeyError"
-    assert ("error: " + "y" * 13 in CHAT_TOKENIZER.decode(way.calls[1].prompt_ids)) and "y" * 14 not in way.calls[1].prompt
+    prompt = CHAT_TOKENIZER.decode(way.calls[1].prompt_ids)
+    assert "error: " + "y" * 13 in prompt
+    assert "y" * 14 not in prompt
 
 
 def test_tool_results_may_fill_the_prompt_to_its_last_token():

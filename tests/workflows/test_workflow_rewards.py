@@ -29,8 +29,21 @@ from marl_llm.workflows import (
     when,
 )
 from marl_llm.workflows.metrics import before_after, rollout_metrics, team_metrics
-from marl_llm.workflows.rewards import Award, absolute, broadcast, delayed, delta, earned, format_penalty, per_turn
+from marl_llm.workflows.rewards import (
+    Award,
+    Paid,
+    absolute,
+    broadcast,
+    coach_score,
+    delayed,
+    delta,
+    earned,
+    format_penalty,
+    per_turn,
+    scored,
+)
 from marl_llm.workflows.samples import sample_table
+from marl_llm.workflows.trajectory import Earned, RoleCall, Score, ToolUse, Trajectory
 
 
 def role(name, prompt="{question}", **options):
@@ -72,6 +85,71 @@ def test_each_field_of_a_turn_is_a_part_of_the_joint_reward_with_its_own_value()
     assert {key: one.components for key, one in found.items() if one.components} == {
         (name, turn): {"share": [0.25, 0.75][turn], "round": turn + 1.0} for turn in (0, 1) for name in ("plan", "code")
     }
+
+
+def called(name, role, turn, legal=True):
+    about = dict(id=name, node=role, role=role, agent=0, model="policy", parents=(), turn=turn, request_number=0, items=(), group=name)
+    about |= dict(choice=0, branch=0, seed=(0,), prompt="", prompt_ids=(1,), text=name, tokens=np.zeros(1, np.int32))
+    return RoleCall(**about, log_probs=None, sampled_log_probs=None, finish="stop", version=0, writes={}, illegal=None if legal else "broken")
+
+
+def measured(turn, score):
+    return ToolUse(f"v{turn}", "verify", (), turn, 0, (), 0, {"score": score, "share": 2 * score})
+
+
+A0, B0, A1, B2 = called("a0", "a", 0), called("b0", "b", 0, legal=False), called("a1", "a", 1, legal=False), called("b2", "b", 2)
+PATH = Trajectory(
+    Task(0, {}, {}), (A0, B0, measured(0, 0.25), A1, measured(1, 1.0), measured(1, 0.75), B2), {"gold": 4.0}, 3, 0,
+    {"a0": {"judge": Score(6.0)}, "b0": {"judge": Score(None, missing="late")}, "a1": {"coach": Score(10.0), "judge": Score(1.0)}},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reward", "component", "team", "values"),
+    [
+        (broadcast(lambda path: path.fields["gold"]), "score", True, {"a0": 4, "b0": 4, "a1": 4, "b2": 4}),
+        (broadcast(lambda path: path.fields["gold"], ("b",), "won", 0.5), "won", True, {"b0": 2, "b2": 2}),
+        (format_penalty(), "format", False, {"a0": 0, "b0": -1, "a1": -1, "b2": 0}),
+        (format_penalty(0.25, ("a",), name="form"), "form", False, {"a0": 0, "a1": -0.25}),
+        (format_penalty(2, exempt=lambda call: call.turn == 0), "format", False, {"a1": -2, "b2": 0}),
+        (absolute(lambda call, path: call.turn + path.turns, ("a",)), "score", False, {"a0": 3, "a1": 4}),
+        (absolute(lambda call, path: call.turn, ("a", "b"), "own", 3), "own", False, {"a0": 0, "b0": 0, "a1": 3, "b2": 6}),
+        (delta("score", ("a", "b")), "delta", False, {"a0": 0.25, "b0": 0.25, "a1": 0.5, "b2": 0}),
+        (delta("score", ("a",), "gain", 0.25), "gain", False, {"a0": 0, "a1": 0.5}),
+        (delta("score", ("a",), start=lambda path: path.fields["gold"]), "delta", False, {"a0": -3.75, "a1": 0.5}),
+        (delta(lambda path: {1: 5, 0: 2}, ("a",)), "delta", False, {"a0": 2, "a1": 3}),
+        (delayed("score", ("a", "b")), "delayed", False, {"a0": 0.5, "b0": 0.5, "a1": 0, "b2": 0}),
+        (delayed(lambda path: {0: 1, 2: 4}, ("a",), "later"), "later", False, {"a0": 3, "a1": 0}),
+        (per_turn(("score",)), "score", True, {"a0": 0.25, "b0": 0.25, "a1": 0.75, "b2": 0}),
+        (scored("judge"), "judge", False, {"a0": 6, "a1": 1}), (scored("judge", ("a",), 0.5, "own"), "own", False, {"a0": 3, "a1": 0.5}),
+        (scored("judge", ("b",)), "judge", False, {}), (coach_score(), "coach", False, {"a1": 1}),
+        (coach_score(0.2, ("a",)), "coach", False, {"a1": 2}), (coach_score(roles=("b",)), "coach", False, {}),
+    ],
+)  # fmt: skip
+def test_each_option_of_a_reward_pays_whom_and_what_it_says(reward, component, team, values):
+    awards = list(reward(PATH))
+    assert {award.call.id: award.value for award in awards} == pytest.approx(values)
+    assert len(awards) == len(values)
+    assert all((award.component, award.team) == (component, team) for award in awards)
+
+
+def test_what_a_call_earned_is_the_sum_of_all_awards_by_component_and_kind():
+    def pays(path):
+        yield Award(A0, 1, "x", team=True)
+        yield Award(A0, 2, "x")
+        yield Paid(A0, 3, 4, {"x": 5, "y": 2}, team_paid=False)
+        yield Paid(B0, 0, 1, {"y": 1})
+        yield Award(A1, 0, "x")
+
+    found = earned(Workflow("w", role("a"), inputs=("question",), rewards=(pays, pays)), PATH)
+    assert found == {
+        "a0": Earned(8.0, 12.0, {"x": 16.0, "y": 4.0}, True), "b0": Earned(0.0, 2.0, {"y": 2.0}, True),
+        "a1": Earned(0.0, 0.0, {"x": 0.0}, False), "b2": Earned(),
+    }  # fmt: skip
+    for value in (float("nan"), float("inf")):
+        for bad in (Award(A0, value, "x"), Paid(A0, 0, value, {}), Paid(A0, 0, 0, {"x": value}), Paid(A0, value, 0, {})):
+            with pytest.raises(WorkflowError, match="pays (nan|inf) to a0 of task 0; pay a finite number"):
+                earned(Workflow("w", role("a"), inputs=("question",), rewards=(lambda path, bad=bad: [bad],)), PATH)
 
 
 def test_after_the_stop_nobody_is_called_or_paid():
