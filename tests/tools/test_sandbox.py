@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -298,6 +299,51 @@ def test_a_supervisor_that_is_late_is_asked_again_though_nobody_else_waits(monke
     else:
         assert done.failure.kind.value == "crash"
         assert "did not report in time" in done.failure.message
+
+
+def test_each_option_of_a_submission_and_of_a_sandbox_reaches_the_program():
+    draws, clock = "import random\nprint(random.random())", "import time\nprint(time.time())"
+    with Sandbox(workers=1, limits=Limits(timeout_s=0.3), freeze_clock=False) as made:
+        made.warm()
+        assert len(made.zygotes()) == made.workers == 1
+        first = made.submit(Submission("import time\ntime.sleep(0.25)", limits=Limits(timeout_s=20)))
+        asked = [Submission(draws, seed=seed, limits=Limits(timeout_s=20)) for seed in (0, 1, 1)]
+        asked += [Submission("import sys\nprint(sys.stdin.buffer.read())", b"\xff", limits=Limits(timeout_s=20)),
+                  Submission(clock, limits=Limits(timeout_s=20)), Submission("while True: pass")]  # fmt: skip
+        zero, one, again, data, now, endless = made.run_batch(asked)
+        assert (zero.stdout != one.stdout, one.stdout == again.stdout, data.stdout) == (True, True, "b'\\xff'\n")
+        assert abs(float(now.stdout) - time.time()) < 100  # the sandbox's clock is that of this machine
+        assert endless.timed_out  # by the sandbox's own limit
+        assert all(done.seconds >= done.queued_s > 0 for done in (zero, one, again))
+        assert {done.level for done in (zero, one, first.result())} == {Level.NAMESPACES}
+        figures = made.metrics()
+        assert [figures[f"sandbox/{name}"] for name in ("submitted", "done", "failed", "retried", "waiting", "running")] == [7, 7, 0, 0, 0, 0]
+        made._pid += 1
+        with pytest.raises(SandboxError, match="made before a fork"):
+            made.submit(Submission("print(1)"))
+
+
+def test_a_job_is_tried_so_often_and_waits_in_front_each_time(monkeypatch):
+    monkeypatch.setattr(pool, "MAX_ATTEMPTS", 3)
+    with Sandbox(workers=1) as made:
+        made.warm()
+        order, start = [], made._start
+
+        def lost(job, zygote):
+            """Loses every attempt of the first job before it is sent."""
+            order.append(job.request.code)
+            if job.number:
+                return start(job, zygote)
+            job.attempts += 1
+            return made._again(job, "lost on the way")
+
+        monkeypatch.setattr(made, "_start", lost)
+        with made._lock:
+            jobs = [made.submit(Submission(code, environment="e")) for code in ("print(0)", "print(1)", "print(2)")]
+        first, *others = [job.result(60) for job in jobs]
+    assert order == ["print(0)"] * 3 + ["print(1)", "print(2)"]
+    assert first.failure.message == "3 attempts ended without an outcome; the last: lost on the way"
+    assert (first.failure.kind.value, first.attempts, [other.attempts for other in others]) == ("crash", 3, [1, 1])
 
 
 def test_killed_zygotes_lose_and_double_nothing():
