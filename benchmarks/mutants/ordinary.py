@@ -144,5 +144,28 @@ FAULTS = {
     },
     (M + "checking/honesty.py", T + "checking/test_check.py"): {
         "nothing is planted in tuples": ("if type(value) in (list, tuple) else value", "if type(value) is list else value"),
+        "one value of all tasks is compared": ("if len(distinct) < 2:", "if len(distinct) < 1:"),
+    },
+    (M + "checking/junk.py", T + "checking/test_check.py"): {
+        "a copied prompt is longer than the budget": ("turn.role.prompt_ids(turn.fields)[: turn.role.max_tokens]", "turn.role.prompt_ids(turn.fields)"),
+    },
+    (M + "reporting/progress.py", T + "reporting/test_progress.py"): {
+        "the first step is in the rate": ("            self._times.clear()\n", ""),
+    },
+    (M + "reporting/trackers.py", T + "reporting/test_metrics_writer.py"): {
+        "every run is its own group": ('"group": workdir.parent.name', '"group": workdir.name'),
+    },
+    (M + "viewing/terminal.py", T + "viewing/test_viewing.py"): {
+        "tools stand before their call": ("in tools.get(number + 1, ())", "in tools.get(number, ())"),
+        "good form is called malformed": ('"" if response["well_formed"] else ", malformed"', '", malformed" if response["well_formed"] else ""'),
+    },
+    (M + "viewing/onefile.py", T + "viewing/test_viewing.py"): {
+        "the first plays are kept": ("run.rows()[-most:]", "run.rows()[:most]"),
+    },
+    (M + "viewing/command.py", T + "viewing/test_viewing.py"): {
+        "the search is ignored in the terminal": ("list_text(run, asked.search)", "list_text(run)"),
+    },
+    (M + "models/rotary.py", T + "models/test_decoder.py"): {
+        "yarn rounds what is not to be rounded": ("    if s.truncate:\n", "    if not s.truncate:\n"),
     },
 }  # fmt: skip

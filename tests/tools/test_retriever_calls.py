@@ -27,6 +27,14 @@ def folder(tmp_path):
     return tmp_path / "index"
 
 
+class Bounded(concurrent.futures.Future):
+    """Nobody may wait for it without an end."""
+
+    def result(self, timeout=None):
+        assert timeout is not None or self.done()
+        return super().result(timeout)
+
+
 class ExecutorStandIn(concurrent.futures.ProcessPoolExecutor):
     """Processes of a pool: answers as `answer` says, in this process, and keeps what it is asked."""
 
@@ -35,7 +43,7 @@ class ExecutorStandIn(concurrent.futures.ProcessPoolExecutor):
 
     def submit(self, function, queries, topk, deadline):
         self.asked.append((queries, topk, deadline))
-        self.futures.append(concurrent.futures.Future())
+        self.futures.append(Bounded())
         self.answer(self.futures[-1], queries)
         return self.futures[-1]
 

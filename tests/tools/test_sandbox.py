@@ -306,7 +306,7 @@ def test_each_option_of_a_submission_and_of_a_sandbox_reaches_the_program():
     with Sandbox(workers=1, limits=Limits(timeout_s=0.3), freeze_clock=False) as made:
         made.warm()
         assert len(made.zygotes()) == made.workers == 1
-        first = made.submit(Submission("import time\ntime.sleep(0.25)", limits=Limits(timeout_s=20)))
+        first = made.submit(Submission("import time\ntime.sleep(0.5)\nprint('slept')", limits=Limits(timeout_s=20)))
         asked = [Submission(draws, seed=seed, limits=Limits(timeout_s=20)) for seed in (0, 1, 1)]
         asked += [Submission("import sys\nprint(sys.stdin.buffer.read())", b"\xff", limits=Limits(timeout_s=20)),
                   Submission(clock, limits=Limits(timeout_s=20)), Submission("while True: pass")]  # fmt: skip
@@ -314,13 +314,25 @@ def test_each_option_of_a_submission_and_of_a_sandbox_reaches_the_program():
         assert (zero.stdout != one.stdout, one.stdout == again.stdout, data.stdout) == (True, True, "b'\\xff'\n")
         assert abs(float(now.stdout) - time.time()) < 100  # the sandbox's clock is that of this machine
         assert endless.timed_out  # by the sandbox's own limit
+        assert first.result().stdout == "slept\n"  # by its own
         assert all(done.seconds >= done.queued_s > 0 for done in (zero, one, again))
         assert {done.level for done in (zero, one, first.result())} == {Level.NAMESPACES}
         figures = made.metrics()
-        assert [figures[f"sandbox/{name}"] for name in ("submitted", "done", "failed", "retried", "waiting", "running")] == [7, 7, 0, 0, 0, 0]
+        names = ("submitted", "done", "failed", "retried", "waiting", "running")
+        assert [figures[f"sandbox/{name}"] for name in names] == [7, 7, 0, 0, 0, 0]
         made._pid += 1
         with pytest.raises(SandboxError, match="made before a fork"):
             made.submit(Submission("print(1)"))
+
+
+def test_as_many_zygotes_as_workers_are_warm_and_those_that_begin_are_not_counted():
+    with Sandbox(workers=2) as made:
+        with made._lock:
+            made._spawn("bare")
+            assert made.zygotes() == []
+        made.warm(timeout_s=30)
+        assert len(set(made.zygotes())) == 2
+        assert made.metrics()["sandbox/zygotes_started"] == 2
 
 
 def test_a_job_is_tried_so_often_and_waits_in_front_each_time(monkeypatch):
@@ -341,6 +353,7 @@ def test_a_job_is_tried_so_often_and_waits_in_front_each_time(monkeypatch):
         with made._lock:
             jobs = [made.submit(Submission(code, environment="e")) for code in ("print(0)", "print(1)", "print(2)")]
         first, *others = [job.result(60) for job in jobs]
+        assert made.metrics()["sandbox/retried"] == 2
     assert order == ["print(0)"] * 3 + ["print(1)", "print(2)"]
     assert first.failure.message == "3 attempts ended without an outcome; the last: lost on the way"
     assert (first.failure.kind.value, first.attempts, [other.attempts for other in others]) == ("crash", 3, [1, 1])

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from wordy import SPEECH, TOKENIZER, Says, completion
+from wordy import SPEECH, TOKENIZER
 
 from marl_llm.sampling.requests import Completion, Settings
 from marl_llm.text import QWEN2_5, ByteTokenizer, Chat
@@ -144,6 +144,7 @@ def test_as_many_tool_calls_as_a_response_may_make_are_made_and_the_role_is_told
     assert len(heard) == made
     uses = way.events[1:-1]
     assert [event.id.rpartition(":")[2] for event in uses] == [str(number) for number in range(made)]
+    assert [event.parents for event in way.events[1:]] == [(event.id,) for event in way.events[:-1]]
     prompt = CHAT_TOKENIZER.decode(way.calls[1].prompt_ids)
     assert prompt.count("found") == made
     assert ("error: only the first 3 calls were made" in prompt) == (times > made)
@@ -195,5 +196,6 @@ def test_a_role_may_use_its_tools_in_just_so_many_rounds():
         way = play(role(**asking(lambda word: "found"), max_tool_rounds=rounds), chats, speech=CHAT).trajectories[0]
         assert len(chats.requests) == rounds + 1
         assert [event.node for event in way.events] == ["a", "a.lookup"] * rounds + ["a"]
-        assert [call.request_number for call in way.calls] == list(range(way.calls[0].request_number, way.calls[0].request_number + rounds + 1))
+        first = way.calls[0].request_number
+        assert [call.request_number for call in way.calls] == list(range(first, first + rounds + 1))
         assert len({call.group for call in way.calls}) == rounds + 1

@@ -90,7 +90,8 @@ def test_each_field_of_a_turn_is_a_part_of_the_joint_reward_with_its_own_value()
 def called(name, role, turn, legal=True):
     about = dict(id=name, node=role, role=role, agent=0, model="policy", parents=(), turn=turn, request_number=0, items=(), group=name)
     about |= dict(choice=0, branch=0, seed=(0,), prompt="", prompt_ids=(1,), text=name, tokens=np.zeros(1, np.int32))
-    return RoleCall(**about, log_probs=None, sampled_log_probs=None, finish="stop", version=0, writes={}, illegal=None if legal else "broken")
+    about |= dict(log_probs=None, sampled_log_probs=None, finish="stop", version=0, writes={})
+    return RoleCall(**about, illegal=None if legal else "broken")
 
 
 def measured(turn, score):
