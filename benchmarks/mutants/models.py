@@ -57,7 +57,6 @@ FAULTS = {
     },
     (M + "cache.py", "tests/models/test_decoder.py tests/sampling/test_sampler.py"): {
         "queries are not scaled": ("q = (queries * d**-0.5).reshape(e, k, j, g, d)", "q = queries.reshape(e, k, j, g, d)"),
-        "rows that stand still write": ("if mask.write is not None:", "if False:", "tests/sampling/test_engine.py"),
         "the prompt's padding is seen": (
             "to_prompt = jnp.where(mask.prompt[:, None, None, None], to_prompt, MASKED)", "to_prompt = to_prompt * 1"
         ),
