@@ -384,6 +384,9 @@ def test_messages_and_a_prompt_are_each_served_at_their_own_path_alone():
             _, said = server.answer(json.dumps({"model": "m"} | given).encode(), kind)
             assert said["usage"] == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
             assert (said["model"], said["choices"][0]["finish_reason"]) == ("m", "stop")
+            events, stream = [], {"model": "m", "stream": True, "stream_options": {"include_usage": True}} | given
+            assert server.answer(json.dumps(stream).encode(), kind, None, events.append) == (200, {})
+            assert events[-1]["usage"] == said["usage"]
 
 
 @pytest.mark.parametrize(
