@@ -54,6 +54,15 @@ FAULTS = {
         "one byte has no character": ("*range(0xA1, 0xAD), *range(0xAE, 0x100)]", "*range(0xA1, 0xAD), *range(0xAF, 0x100)]"),
     },
     (X + "tokenizer.py", T + "test_tokenizers.py"): {
+        "bytes' stops are all specials": ("return tuple(self.special_ids[s] for s in self.stops)", "return tuple(self.special_ids.values())"),
+        "a stop need be no special": ("if unknown := [s for s in self.stops if s not in self.specials]:", "if unknown := []:"),
+        "the model's own end comes first": ("ends = [self.special_ids[s] for s in stops] + [i for i in [self._model.eos_id()] if i >= 0]", "ends = [i for i in [self._model.eos_id()] if i >= 0] + [self.special_ids[s] for s in stops]"),
+        "the model's own end does not stop": (" + [i for i in [self._model.eos_id()] if i >= 0]", ""),
+        "a padding piece that is not there is the unknown one": ("        if self._model.id_to_piece(found) != piece:", "        if False:"),
+        "an id behind the last is one": ("bad = [i for i in ids if not 0 <= i < vocab_size]", "bad = [i for i in ids if not 0 <= i <= vocab_size]"),
+        "a surrogate is counted in bytes": ("near = text[max(0, error.start - 10)", "near = text[max(0, error.start - 9)"),
+        "a run ends at its first mark": ("        yield True, [i]\n    if run:\n        yield False, run", "        yield True, [i]"),
+        "an empty special is one": (" or \"\" in self.specials:", ":"),
         "tokenizers with other stops are equal": ("return self.model_proto, self.pad, self.stops", "return self.model_proto, self.pad"),
     },
     (X + "word_files.py", T + "test_tokenizers.py"): {
@@ -61,5 +70,21 @@ FAULTS = {
     },
     (X + "template_child.py", T + "test_rendering.py " + T + "test_jinja.py"): {
         "the filter random is another one each time": ("        random.seed(0)  #", "        #"),
+    },
+    (X + "tokenizer_files.py", T + "test_tokenizers.py"): {
+        "a vocabulary of just the most tokens is refused": ("not 0 <= size <= MAX_VOCABULARY:", "not 0 <= size < MAX_VOCABULARY:"),
+        "true is an id": ("if not all(type(i) is int for i in ids):", "if not all(isinstance(i, int) for i in ids):"),
+        "an id of ten digits is read": ("len(i) < 10 and", "len(i) <= 10 and"),
+        "digits of any script are an id": ("i.isascii() and i.isdigit()", "i.isdigit()"),
+        "the id behind the last is read": ("not 0 <= i < MAX_VOCABULARY]", "not 0 <= i <= MAX_VOCABULARY]"),
+        "as many steps as may be are too many": ("if len(steps) > MAX_STEPS:", "if len(steps) >= MAX_STEPS:"),
+        "a text of just the most growth is refused": ("if growth > MAX_GROWTH:", "if growth >= MAX_GROWTH:"),
+        "a decoder has any number of steps": ("for name in (\"normalizer\", \"pre_tokenizer\", \"decoder\"):\n        steps,", "for name in (\"normalizer\", \"pre_tokenizer\"):\n        steps,"),
+        "a pattern of just the most characters is refused": ("or len(one) > MAX_PATTERN):", "or len(one) >= MAX_PATTERN):"),
+        "a written text of just the most characters is refused": ("if any(len(one) > MAX_PATTERN for", "if any(len(one) >= MAX_PATTERN for"),
+        "a regex grows as a text": ("return 1 + len(written[0])  #", "return len(written[0])  #"),
+        "a longer pattern grows as a short one": ("max(1, -(-len(written[0]) // len(text)))", "max(1, len(written[0]))"),
+        "added tokens have any id": ("[token.get(\"id\") for token in added if isinstance(token, dict)]", "[]"),
+        "an empty spelling is read from no content": ("token.get(\"content\") if isinstance(token, Mapping) else token", "token[\"content\"] if isinstance(token, Mapping) else token"),
     },
 }
