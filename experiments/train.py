@@ -17,6 +17,7 @@ the end; `python -m marl_llm.reporting.report DIR` writes it at any time.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import pathlib
 import shlex
@@ -46,6 +47,7 @@ from experiments.measuring import (
 from experiments.run_files import RunFiles
 from experiments.stopping import GRACE_S, Stopping
 from experiments.workdir import home_of, open_workdir, process_log, write_json
+from marl_llm.activity import Heartbeat, doing
 from marl_llm.untrusted import read_json_file
 
 FLAGS = flags.FlagValues()
@@ -96,7 +98,8 @@ def train(
     from marl_llm.training import Checkpoints
 
     watch = processes.Watch(_LOST_AFTER.value if count > 1 else 0.0, again(workdir, cache, grace_s))
-    with watch, tools_of(config, count), resolve(config, home) as plan:
+    beat = Heartbeat(lambda line: print(line, file=sys.stderr, flush=True)) if processes.leads() else contextlib.nullcontext()
+    with watch, beat, tools_of(config, count), resolve(config, home) as plan:
         if not plan.hosted:
             checks.devices(config, mesh.shape["data"])
         checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep, config.checkpoint.background)
@@ -277,6 +280,7 @@ def warm_start(team, config, files: RunFiles, clock: Stopwatch) -> None:
     team.begin()
 
 
+@doing("evaluating on the validation split")
 def validate(team, config, files: RunFiles, step: int) -> float:
     """A greedy evaluation on the validation split, with its line in metrics.jsonl."""
     found = team.evaluate({}, "validation", config.evaluation.tasks).summary()
@@ -319,6 +323,7 @@ def speeds(plan, config, team, batch, updates: dict, sample_s: float, update_s: 
     return out
 
 
+@doing("measuring what was learned")
 def final_page(plan, config, team, files: RunFiles) -> dict:
     """The final evaluation on the test split, which no setting was chosen on: greedy, and at a temperature if asked for."""
     from marl_llm.evaluation import paired

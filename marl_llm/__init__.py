@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-_ROOMS = ("algorithms", "checking", "coaching", "data_files", "evaluation", "games", "hints", "local_server", "models",
+_ROOMS = ("activity", "algorithms", "checking", "coaching", "data_files", "evaluation", "games", "hints", "local_server", "models",
           "reporting", "rollout", "sampling", "serving", "text", "tools", "training", "untrusted", "viewing", "workflows")  # fmt: skip
 __all__ = [*_ROOMS, "view"]
 

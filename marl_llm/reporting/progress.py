@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
+from marl_llm import activity
+
 WINDOW_S = 30.0
 REDRAW_S = 0.1  # a terminal needs no more than ten lines a second
 _BAR_CELLS = 20
@@ -65,6 +67,7 @@ class Progress:
         self._shown_at: float | None = None
         self._shown_step: int | None = None
         self._closed = False
+        activity.write_with(self.note)
 
     def update(self, step: int, **figures: SupportsFloat | str) -> None:
         """Says that `step` steps are done. `figures` are shown as they are (strings, ints) or with three digits."""
@@ -82,6 +85,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Writes one lasting line, above the live line on a terminal."""
+        activity.said()
         self._stream.write(f"\r{text}\x1b[K\n" if self._live else f"{text}\n")
         if self._live and self._shown_step is not None:
             self._show(self._clock())
@@ -92,6 +96,7 @@ class Progress:
         if self._closed:
             return
         self._closed = True
+        activity.release(self.note)
         if self._times[-1][1] != self._shown_step and self._compiled_s is not None:
             self._show(self._clock())
         if self._live and self._shown_step is not None:
@@ -105,6 +110,7 @@ class Progress:
         self.close()
 
     def _show(self, now: float) -> None:
+        activity.said()
         self._shown_at, self._shown_step = now, self._step
         if self._live:
             self._stream.write(f"\r{self._line(self._columns() - 1)}\x1b[K")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_llm.activity import doing
 from marl_llm.algorithms import Samples
 from marl_llm.training.packing import Tokens
 from marl_llm.training.steps import mean_metrics
@@ -44,13 +45,15 @@ def over_minibatches(step: Callable, state, minibatches: Sequence[list[int]], pa
     Without minibatches all metrics are there, and zero.
     """
     parts, gaps, real, made = [], [jnp.float32(0)], 0, 0
-    for number, samples in enumerate(minibatches):
-        rows, arrays = packed(samples)
-        real += np.count_nonzero(rows.segments)
-        made += np.count_nonzero(rows.length[:, 0]) * rows.tokens.shape[1]
-        state, metrics, gap = step(state, number, rows, arrays)
-        parts.append(metrics)  # added up on the host, so that no step waits for a dispatch per figure
-        gaps.append(gap)
+    with doing("updating: minibatch", len(minibatches)) as work:
+        for number, samples in enumerate(minibatches):
+            rows, arrays = packed(samples)
+            real += np.count_nonzero(rows.segments)
+            made += np.count_nonzero(rows.length[:, 0]) * rows.tokens.shape[1]
+            state, metrics, gap = step(state, number, rows, arrays)
+            parts.append(metrics)  # added up on the host, so that no step waits for a dispatch per figure
+            gaps.append(gap)
+            work.done += 1
     if not parts:  # nothing to learn from: the same figures, all zero
         shapes = jax.eval_shape(functools.partial(step, number=0), state, **dict(zip(("rows", "arrays"), packed([]))))[1]
         parts.append(jax.tree.map(lambda x: np.zeros(x.shape), shapes))

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from marl_llm.activity import doing
 from marl_llm.sampling.requests import Generator, Settings
 from marl_llm.tools.results import FailureKind
 from marl_llm.tools.waiting import Expired, within
@@ -175,12 +176,13 @@ class Controller:
         async def one(task: Task, play: int) -> Episode:
             async with gate:
                 episode = await self.episode(task, step, play, plays)
+            work.done += 1
             if heard is not None:
                 heard(episode)
             return episode
 
-        jobs = [one(task, play) for task in tasks for play in range(plays)]
-        episodes = await run_all(jobs)
+        with doing("playing: episode", len(tasks) * plays) as work:
+            episodes = await run_all([one(task, play) for task in tasks for play in range(plays)])
         if not share:
             self.check_played(episodes)
         return self.joined(episodes, step, plays, time.perf_counter() - start, hung)
