@@ -99,6 +99,15 @@ class Constants:
         if len(self.own) != 2 or any(not 1 <= low <= high for low, high in self.own):
             raise ValueError(f"own={self.own} must be two pairs (fewest, most) with 1 <= fewest <= most")
 
+    @property
+    def most(self) -> Mapping[str, float]:
+        """Component -> what it pays at most."""
+        return MOST
+
+    def score(self, first: str, second: str, post: str) -> WritingScore:
+        """See `writing_score`."""
+        return writing_score(first, second, self, post)
+
 
 _TLDR_OWN, _ARXIV_OWN = ((8, 256), (8, 256)), ((128, 256), (128, 256))
 PAPER = {  # TLDR's "ratios below 2.0 earn nothing" contradicts its own band 1.3 to 2.0: read as 1.3
@@ -109,6 +118,8 @@ RELEASE = {
     "tldr": dataclasses.replace(PAPER["tldr"], stop_words=True, log_factor=0.0, substrings=True),
     "arxiv": dataclasses.replace(PAPER["arxiv"], length=Band(0.8, 1.3, 1.6, 2.0), stop_words=True, log_factor=0.0, substrings=True),
 }
+for _of in (PAPER, RELEASE):
+    _of["descriptions"] = _of["tldr"]
 PRESETS = {"paper": PAPER, "release": RELEASE}
 
 
@@ -172,6 +183,11 @@ def _starts() -> dict[str, list[tuple[tuple[str, ...], str]]]:
 
 
 _STARTS = _starts()
+
+
+def has_content(words: Sequence[str]) -> bool:
+    """Whether any word is neither a stop word nor a transition."""
+    return any(word not in STOP_WORDS and word not in _STARTS for word in words)
 
 
 def grounding_of(words: Sequence[str], post: frozenset[str] | set[str]) -> float:

@@ -11,7 +11,8 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from marl_llm.games.writing.reward import COMPONENTS, MOST, Constants, writing_score
+from marl_llm.games.writing.graded import Graded
+from marl_llm.games.writing.reward import COMPONENTS, Constants
 from marl_llm.workflows import FormatError, Role, Task, Workflow, compute, plain, repeat, sequence, together
 from marl_llm.workflows.efficiency import EFFICIENCY
 from marl_llm.workflows.errors import WorkflowError
@@ -21,8 +22,8 @@ from marl_llm.workflows.trajectory import Trajectory
 
 STYLES = ("single", "parallel", "sequential", "discussion")
 MARKER = "|||"
-TASKS = ("tldr", "arxiv")
-FIELDS = {"tldr": "prompt", "arxiv": "abstract_text"}
+FIELDS = {"tldr": "prompt", "arxiv": "abstract_text"}  # of files
+TASKS = (*FIELDS, "descriptions")
 _WORDS = {
     "tldr": (
         "Summarise a post for a reader in a hurry.", "Post",
@@ -34,6 +35,11 @@ _WORDS = {
         "Write a part of an introduction to a paper from its abstract.", "Abstract",
         ("Write the background and the motivation.", "Another writer presents the method and its implications; leave them out."),
         ("Write about the method and its implications.", "Another writer gives background and motivation; leave them out."),
+    ),
+    "descriptions": (
+        "Explain a part of Python's library in your own words.", "Description",
+        ("Write one short sentence of 6 to 18 words that says what it is for.", "Write the sentence alone, without a title."),
+        ("Write two sentences that say what it does in detail.", "Write the sentences alone, without a title."),
     ),
 }  # fmt: skip
 BOTH = f"Write both parts, first the one and then the other, with a line {MARKER} between them."
@@ -78,7 +84,7 @@ class Shown:
     other: Callable[[str], str] = lambda text: _seen("The other writer's text", text)
 
 
-def writing_team(constants: Constants, roles: Mapping[str, Role], style: str = "parallel", shown: Shown = Shown()) -> Workflow:
+def writing_team(constants: Constants | Graded, roles: Mapping[str, Role], style: str = "parallel", shown: Shown = Shown()) -> Workflow:
     """The workflow.
 
     Args:
@@ -92,10 +98,11 @@ def writing_team(constants: Constants, roles: Mapping[str, Role], style: str = "
         raise WorkflowError(f"style={style!r} is unknown; choose one of {', '.join(STYLES)}")
 
     def score(post: str, first: str, second: str) -> dict[str, Any]:
-        found = writing_score(first, second, constants, post)
+        found = constants.score(first, second, post)
         return dict(found.components) | {"level": found.level, "grounding": found.grounding}
 
-    judged = compute(score, (*COMPONENTS, "level", "grounding"), name="score")
+    components = tuple(constants.most)
+    judged = compute(score, (*components, "level", "grounding"), name="score")
     if style == "single":
         body = sequence(roles["writer"], judged)
     elif style == "parallel":
@@ -111,14 +118,18 @@ def writing_team(constants: Constants, roles: Mapping[str, Role], style: str = "
         seen = ("seen_first", "seen_second")
         body = repeat(together(roles["first"], roles["second"]), judged, compute(exchange, seen), at_most=2, name="turns")
     start = {"first": "", "second": "", "seen_first": "", "seen_second": ""}
-    rewards = (per_turn(COMPONENTS),)
-    return Workflow(f"writing_{style}", body, ("post",), start=start, rewards=rewards, metrics=writing_metrics())
+    rewards = (per_turn(components),)
+    return Workflow(f"writing_{style}", body, ("post",), start=start, rewards=rewards, metrics=writing_metrics(constants))
 
 
-def writing_metrics() -> dict[str, Callable[[Trajectory], float]]:
-    """Figures of a play's last texts, in [0, 1] (Table 1): `return`, the headline; structure (levels 1 to 3), `complete` (level 4 was
-    reached), consistency and coherence (0 unless it was); grounding; tokens."""
-    points = lambda path, names: sum(path.fields[name] for name in names) / sum(MOST[name] for name in names)  # noqa: E731
+def writing_metrics(constants: Constants | Graded) -> dict[str, Callable[[Trajectory], float]]:
+    """Figures of a play's last texts, in [0, 1]: `return`, the headline, and tokens. Of MAGRPO's reward (Table 1) structure (levels 1 to
+    3), `complete` (level 4 was reached), consistency and coherence (0 unless it was), and grounding; of the graded one its components."""
+    most = constants.most
+    points = lambda path, names: sum(path.fields[name] for name in names) / sum(most[name] for name in names)  # noqa: E731
+    if isinstance(constants, Graded):
+        each = {f"{name}_share": lambda path, name=name: points(path, (name,)) for name in most}
+        return {"return": lambda path: points(path, tuple(most))} | each | EFFICIENCY
     found: dict[str, Callable[[Trajectory], float]] = {
         "return": lambda path: points(path, COMPONENTS),
         "structure": lambda path: points(path, COMPONENTS[:3]),
