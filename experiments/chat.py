@@ -69,7 +69,7 @@ def prompted() -> Iterable[str]:
 def main(argv) -> None:
     """Answers the lines of the terminal, or of a pipe."""
     logging.set_verbosity(logging.WARNING)
-    with serve.answers() as models:
+    with serve.answers(serve.slots_asked() or 1) as models:  # one conversation is answered at a time
         if len(models) > 1:
             raise ConfigError(f"--role is missing; the run has {', '.join(models)}")
         lines = prompted() if sys.stdin.isatty() else sys.stdin

@@ -23,19 +23,28 @@ from experiments.command import ConfigError
 from marl_llm import hints
 
 FLAGS = flags.FlagValues()
+SLOTS = 16
 _RUN = flags.DEFINE_string("run", None, "Run directory.", flag_values=FLAGS)
 _ROLE = flags.DEFINE_multi_string("role", [], "Role to serve; may be given many times; default: every trained one.", flag_values=FLAGS)
 _STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest. Step 0 is the warm start.", flag_values=FLAGS)
 _PATH = flags.DEFINE_string("path", None, "Directory of a Hugging Face checkpoint, in place of a run.", flag_values=FLAGS)
 _NAME = flags.DEFINE_string("name", "model", "What clients call the model of --path.", flag_values=FLAGS)
 _MAX_PROMPT = flags.DEFINE_integer(
-    "max_prompt", 8192, "Most tokens of a prompt, for --path; a run's roles keep theirs.", lower_bound=1, flag_values=FLAGS
+    "max_prompt",
+    None,
+    "Most tokens of a prompt, for --path; a run's roles keep theirs. Default: 8192, or what the model's positions leave.",
+    lower_bound=1,
+    flag_values=FLAGS,
 )
 _MAX_TOKENS = flags.DEFINE_integer(
     "max_tokens", 1024, "Most tokens of a reply, for --path; a run's roles keep theirs.", lower_bound=1, flag_values=FLAGS
 )
 _SLOTS = flags.DEFINE_integer(
-    "slots", 16, "Replies that are sampled at once, for --path; a run's config says its own.", lower_bound=1, flag_values=FLAGS
+    "slots",
+    None,
+    "Replies that are sampled at once, for --path; a run's config says its own. Default: 16, of `chat` 1.",
+    lower_bound=1,
+    flag_values=FLAGS,
 )
 _THINKING = flags.DEFINE_enum(
     "thinking", None, ["on", "off"], "How the chat opens; default: as the checkpoint's template.", flag_values=FLAGS
@@ -45,6 +54,11 @@ _KEY_ENV = flags.DEFINE_string(
     "key_env", None, "Environment variable with a key that clients must send as a bearer token.", flag_values=FLAGS
 )
 _RECORD = flags.DEFINE_string("record", None, "JSONL file for the replies to requests under /episodes/ID.", flag_values=FLAGS)
+
+
+def slots_asked() -> int | None:
+    """What `--slots` says."""
+    return _SLOTS.value
 
 
 @contextlib.contextmanager
@@ -66,7 +80,7 @@ def answers_of_run(run: str | pathlib.Path, roles: list[str], step: int | None =
 
 @contextlib.contextmanager
 def answers_of_checkpoint(
-    path: str, name: str, max_prompt: int = 8192, max_tokens: int = 1024, slots: int = 16, thinking: str | None = None
+    path: str, name: str, max_prompt: int | None = None, max_tokens: int = 1024, slots: int = 16, thinking: str | None = None
 ) -> Iterator[dict]:
     """The same of a Hugging Face checkpoint, as `{name: answer}`. Raises `ConfigError` for a directory that holds none."""
     from marl_llm.serving.local import LocalModel
@@ -79,13 +93,13 @@ def answers_of_checkpoint(
         yield {name: model.answers}
 
 
-def answers() -> contextlib.AbstractContextManager[dict]:
-    """Of what the flags name. Raises `ConfigError` unless that is a run or a checkpoint."""
+def answers(slots: int) -> contextlib.AbstractContextManager[dict]:
+    """Of what the flags name, a checkpoint with so many slots. Raises `ConfigError` unless that is a run or a checkpoint."""
     if bool(_RUN.value) == bool(_PATH.value):
         raise ConfigError("one of --run=runs/a and --path=CHECKPOINT is needed")
     if _RUN.value:
         return answers_of_run(_RUN.value, _ROLE.value, _STEP.value, trust.asked())
-    return answers_of_checkpoint(_PATH.value, _NAME.value, _MAX_PROMPT.value, _MAX_TOKENS.value, _SLOTS.value, _THINKING.value)
+    return answers_of_checkpoint(_PATH.value, _NAME.value, _MAX_PROMPT.value, _MAX_TOKENS.value, slots, _THINKING.value)
 
 
 def main(argv) -> None:
@@ -98,9 +112,10 @@ def main(argv) -> None:
         key = read_key(_KEY_ENV.value)
     except ValueError as error:
         raise ConfigError(f"--key_env: {error}") from error
-    with answers() as models:
+    slots = slots_asked() or SLOTS
+    with answers(slots) as models:
         try:
-            server = ChatServer(models, _PORT.value, concurrency=2 * _SLOTS.value, record=_RECORD.value, key=key)
+            server = ChatServer(models, _PORT.value, concurrency=2 * slots, record=_RECORD.value, key=key)
         except (ValueError, OSError) as error:
             raise ConfigError(str(error)) from error
         with server:

@@ -13,7 +13,7 @@ from marl_llm.models import load_pretrained
 from marl_llm.sampling import Engine, LaneConfig
 from marl_llm.sampling.requests import RequestError
 from marl_llm.serving.policy import policy_answers
-from marl_llm.text import load_chat
+from marl_llm.text import load_chat, template_options
 from marl_llm.tools.chat import BackendError, ChatReply, Message, Options, PolicyBackend
 from marl_llm.tools.results import FailureKind
 
@@ -25,7 +25,7 @@ class LocalModel:
 
     Args:
       path: directory of the checkpoint.
-      max_prompt: tokens of a prompt.
+      max_prompt: tokens of a prompt; None: 8,192, or what the positions that the model knows leave beside `max_tokens`.
       max_tokens: of a reply.
       slots: replies that are sampled at once.
       thinking: "on" or "off", how the chat opens; None: as the checkpoint's template does.
@@ -36,14 +36,14 @@ class LocalModel:
         as long as nobody calls `renew`.
 
     Raises:
-      ValueError: the files are no checkpoint, or no chat format fits them.
+      ValueError: the files are no checkpoint, or their chat template cannot be used.
     """
 
     def __init__(
         self,
         path: str,
         *,
-        max_prompt: int = MAX_PROMPT,
+        max_prompt: int | None = None,
         max_tokens: int = MAX_TOKENS,
         slots: int = SLOTS,
         thinking: str | None = None,
@@ -51,7 +51,9 @@ class LocalModel:
     ):
         self._path, name = pathlib.Path(path), "model"
         self._backends: list[tuple[PolicyBackend, str | None]] = []
-        loaded, chat = load_pretrained(path), speech or load_chat(path, thinking)
+        loaded, chat = load_pretrained(path), speech or load_chat(path, template_options(thinking))
+        if max_prompt is None:
+            max_prompt = max(1, min(MAX_PROMPT, loaded[0].max_position - max_tokens))
         sizes = LaneConfig(slots, prompt_tokens=max_prompt, response_tokens=max_tokens, admit=min(slots, 16))
         self._engine = Engine({name: loaded}, jax.random.key(0), sizes=sizes, tokenizers={name: chat.tokenizer})
         self.answers = policy_answers(self._engine, name, chat, max_prompt=max_prompt, max_tokens=max_tokens)
