@@ -31,7 +31,7 @@ from marl_llm.games.external.openenv_sessions import Fault, Refusal
 from marl_llm.games.external.openenv_sessions import read_answer as read_server
 from marl_llm.serving.completions import read_request as read_completion
 from marl_llm.serving.completions import read_reward
-from marl_llm.text import QWEN2_5, ByteTokenizer, Chat, Message
+from marl_llm.text import CHATML, ByteTokenizer, Chat, Message
 from marl_llm.tools._chat_backends import BackendError, read_reply, retry_after_s
 from marl_llm.tools._compare import USUAL, same_output
 from marl_llm.tools.chat import checked_reply, kept_reply
@@ -89,7 +89,7 @@ def play_door(team: Workflow, fields: dict[str, Any], hidden: dict[str, Any]) ->
 
 def tool_doors() -> dict[str, Door]:
     """What tools, servers and programs say."""
-    chat = Chat(BYTES, QWEN2_5)
+    chat = Chat(BYTES, CHATML)
     asked = chat.start([Message("user", "q")])
 
     def values(said: Input) -> Heard:

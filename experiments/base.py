@@ -37,6 +37,7 @@ _MODEL_KEYS = (
     "preset",  # a size of `marl_llm.models.PRESETS`, with random parameters
     "path",  # directory of a Hugging Face checkpoint
     "thinking",  # how the chat of a checkpoint opens: on or off
+    "template",  # what its chat template is told, a JSON object, e.g. '{"date_string": "26 Jul 2026"}'
     "url",  # outside: the address up to /chat/completions; with sampler=vllm: that of the vLLM server
     "served_as",  # outside: the model's name there
     "key_env",  # outside, or sampler=vllm: the environment variable that holds the key

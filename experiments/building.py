@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments import checks
 from experiments.command import ConfigError
+from marl_llm.activity import doing
 
 if TYPE_CHECKING:
     from experiments.base import Plan
@@ -126,7 +127,7 @@ def model_specs(plan: Plan, config, mesh, served: bool = True) -> dict:
     """
     import jax
 
-    from experiments.players import shape_options
+    from experiments.players import shape_options, template_options
     from marl_llm.models import LoraConfig, init_params, load_pretrained
     from marl_llm.text import load_chat
     from marl_llm.tools import VllmServer
@@ -139,12 +140,13 @@ def model_specs(plan: Plan, config, mesh, served: bool = True) -> dict:
     for name, shape in plan.shapes.items():
         o = plan.options[name]
         lora = LoraConfig(o["lora_rank"], o["lora_alpha"]) if o.get("lora_rank") else None
-        same = json.dumps([o.get("path"), o.get("preset"), o.get("thinking"), shape_options(o)], sort_keys=True)
+        chat = template_options(f"config.models.{name}", o)
+        same = json.dumps([o.get("path"), o.get("preset"), chat, shape_options(o)], sort_keys=True)
         own = plan.played.speech if isinstance(plan.played, World) else None
         if same not in made and "path" in o:
             try:
                 loaded = load_pretrained(o["path"], mesh=mesh, stacked=config.stacked_layers, **shape_options(o))
-                made[same] = (*loaded, load_chat(o["path"], o.get("thinking")) if plan.hosted else None)
+                made[same] = (*loaded, load_chat(o["path"], chat) if plan.hosted else None)
             except ValueError as error:
                 raise ConfigError(f"config.models.{name}.path={o['path']!r}: {error}") from error
         elif same not in made:
@@ -154,6 +156,7 @@ def model_specs(plan: Plan, config, mesh, served: bool = True) -> dict:
     return specs
 
 
+@doing("loading the models")
 def build_team(plan: Plan, config, mesh, coached: bool = True):
     """The team of a config, at its start. Whoever builds it closes it. Without `coached` nobody coaches, no server draws and every model
     has all devices: only to be measured."""

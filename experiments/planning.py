@@ -153,7 +153,7 @@ def sizes_of(config) -> PlanSizes:
 
     config = config.copy_and_resolve_references()
     if config.model.preset:
-        config.model.thinking = None  # of a checkpoint's chat, which a plan does not need
+        config.model.thinking = config.model.template = None  # of a checkpoint's chat, which a plan does not need
     with resolve(config, sizes_only=True) as resolved:
         trained = resolved.assignment.trained
         shapes = {resolved.shapes[name] for name in trained}

@@ -13,6 +13,7 @@ from marl_llm import hints
 from marl_llm.algorithms import RECIPES, Recipe, make_recipe
 from marl_llm.games import Game
 from marl_llm.models import LoraConfig, ModelConfig, make_model_config, read_config
+from marl_llm.untrusted import read_json
 from marl_llm.workflows import Assignment, Inside, Outside, Scripted, WorkflowError, World, alternate
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ KINDS = ("trained", "frozen", "outside", "scripted")
 _OUTSIDE = ("url", "served_as", "key_env")
 _VLLM = ("url", "folder", "key_env")  # with sampler='vllm'; the first two are needed
 _LORA = ("lora_rank", "lora_alpha")
-_NO_SHAPE = {"kind", "preset", "path", "thinking", "sampler", *_OUTSIDE, *_VLLM, *_LORA}
+_CHAT = ("thinking", "template")  # of a checkpoint
+_NO_SHAPE = {"kind", "preset", "path", *_CHAT, "sampler", *_OUTSIDE, *_VLLM, *_LORA}
 SAMPLERS = ("engine", "vllm")
 NEEDED = {"url": "the server's address, e.g. http://127.0.0.1:8000/v1", "folder": "a directory that the server sees under the same path"}
 
@@ -65,7 +67,7 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
         raise ConfigError(f"{where}.preset would have no effect: its path names a checkpoint")
     if own.get("preset") or own.get("path"):
         drawn = ("sampler", *_VLLM) if common.get("sampler") == "vllm" else ()
-        common = {key: value for key, value in common.items() if key in ("kind", "thinking", *drawn, *_LORA)}
+        common = {key: value for key, value in common.items() if key in ("kind", *_CHAT, *drawn, *_LORA)}
     allowed = {"outside": ("kind", *_OUTSIDE), "scripted": ("kind",)}.get(kind)
     if allowed:  # of the shape that others have, nothing is meant
         common = {key: value for key, value in common.items() if key in allowed}
@@ -78,11 +80,11 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
         return merged
     if merged.get("path"):
         merged.pop("preset", None)
-    elif "thinking" in own:
-        raise ConfigError(f"{where}.thinking would have no effect: only a checkpoint (path) has a chat format")
+    elif idle := [key for key in _CHAT if key in own]:
+        raise ConfigError(f"{where}.{idle[0]} would have no effect: only a checkpoint (path) has a chat template")
     else:
-        merged.pop("thinking", None)
-    hints.check_word(f"{where}.thinking", merged.get("thinking", "on"), ("on", "off"), ConfigError)
+        merged = {key: value for key, value in merged.items() if key not in _CHAT}
+    template_options(where, merged)
     _check_sampler(where, merged)
     if kind == "frozen":
         if idle := [key for key in _LORA if key in own]:
@@ -93,6 +95,20 @@ def _options(config: config_dict.ConfigDict, name: str) -> dict:
             raise ConfigError(f"{where}.lora_alpha would have no effect: lora_rank is not set")
         merged.pop("lora_alpha", None)
     return merged
+
+
+def template_options(where: str, merged: dict) -> dict[str, Any]:
+    """What a model's options tell the chat template of its checkpoint. Raises `ConfigError`."""
+    thinking, written = merged.get("thinking"), merged.get("template") or "{}"
+    said = read_json(written)
+    if not said.ok or not isinstance(said.value, dict):
+        raise ConfigError(f"{where}.template={written!r} is no JSON object; write e.g. '{{\"enable_thinking\": false}}'")
+    if thinking is None:
+        return said.value
+    hints.check_word(f"{where}.thinking", thinking, ("on", "off"), ConfigError)
+    if "enable_thinking" in said.value:
+        raise ConfigError(f"{where}.thinking and enable_thinking in {where}.template say the same: set one of them")
+    return said.value | {"enable_thinking": thinking == "on"}
 
 
 def _check_sampler(where: str, merged: dict) -> None:
@@ -194,10 +210,11 @@ def contradictions(config: config_dict.ConfigDict, plan: Plan) -> None:
     adapted = any("lora_alpha" in one for one in plan.options.values())
     if config.model.lora_alpha not in (None, LoraConfig.alpha) and not adapted:
         raise ConfigError(f"config.model.lora_alpha={config.model.lora_alpha} would have no effect: no model has a lora_rank")
-    if config.model.thinking and not any("thinking" in one for one in plan.options.values()):
-        raise ConfigError(f"config.model.thinking={config.model.thinking!r} would have no effect: no model is a checkpoint")
-    if not plan.hosted and (models := [name for name, one in plan.options.items() if "thinking" in one]):
-        raise ConfigError(f"config.models.{models[0]}.thinking would have no effect: compiled play has no chat format; set config.hosted")
+    for key in _CHAT:
+        if config.model[key] and not any(key in one for one in plan.options.values()):
+            raise ConfigError(f"config.model.{key}={config.model[key]!r} would have no effect: no model is a checkpoint")
+        if not plan.hosted and (models := [name for name, one in plan.options.items() if key in one]):
+            raise ConfigError(f"config.models.{models[0]}.{key} would have no effect: compiled play has no chat; set config.hosted")
 
 
 def _words(config: config_dict.ConfigDict) -> None:

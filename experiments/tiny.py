@@ -15,6 +15,8 @@ TAGS = {
     "qwen2": ("<tool_call>", "</tool_call>"),
     "qwen3": ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
 }
+# What Qwen3's template adds to the generation prompt where thinking is off.
+OPENING = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 
 
 def byte_level_bpe(texts: list[str], size: int, special: tuple[str, ...], tags: tuple[str, ...]):
@@ -55,6 +57,7 @@ def make(out: pathlib.Path, family: str = "qwen3", vocabulary: int = 1024, seed:
     import jax
 
     from marl_llm.models import ModelConfig, init_params, save_pretrained
+    from marl_llm.text import CHATML
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out={out} exists; choose a new directory")
@@ -68,6 +71,7 @@ def make(out: pathlib.Path, family: str = "qwen3", vocabulary: int = 1024, seed:
     stop, pad = tokens.token_to_id(SPECIAL[2]), tokens.token_to_id(SPECIAL[0])
     added = {str(i): {"content": one.content, "special": one.special} for i, one in tokens.get_added_tokens_decoder().items()}
     form = {"added_tokens_decoder": added, "eos_token": SPECIAL[2], "pad_token": SPECIAL[0], "tokenizer_class": "Qwen2Tokenizer"}
+    form["chat_template"] = CHATML.source.removesuffix("{% endif %}") + (OPENING if family == "qwen3" else "") + "{% endif %}"
     config = json.loads((out / "config.json").read_text()) | {"eos_token_id": stop, "pad_token_id": pad}
     (out / "config.json").write_text(json.dumps(config, indent=2))
     (out / "tokenizer.json").write_text(tokens.to_str(), encoding="utf-8")

@@ -41,9 +41,9 @@ FAULTS = {
     },
     (S + "certain.py", SERVING): {
         "the whole reply is read for every chunk": ("self._held = [text[len(certain) :]]", "self._held = [text]"),
-        "a beginning of a stop text is said": ("return text[: len(text) - max(begun, default=0)]", "return text"),
+        "a beginning of a stop text is said": ("return text[: len(text) - longest_beginning(text, self._stops)]", "return text"),
         "newlines of the next chunk behind a thought are said": ("            self._strips_newlines = not text\n", "            self._strips_newlines = False\n"),
-        "the shortest beginning of a stop text is held back": ("max(begun, default=0)", "min(begun, default=0)"),
+        "the shortest beginning of a stop text is held back": ("return max((n for mark in marks", "return min((n for mark in marks"),
     },
     (S + "completions.py", SERVING): {
         "a budget of one is refused": ("min(budgets) < 1:", "min(budgets) <= 1:"),

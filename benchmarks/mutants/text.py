@@ -3,16 +3,40 @@
 X, T = "marl_llm/text/", "tests/text/"
 
 FAULTS = {
-    (X + "chat.py", T + "test_chat.py"): {
-        "text may hold special tokens": ('if trusted or self.specials_in_content == "as_tokens" else ()', ""),
+    (X + "chat.py", T + "test_chat.py " + T + "test_jinja.py"): {
+        "text may hold special tokens": ("return forged.sub(_mark, value)", "return value"),
         "others' tokens are scored": ("mask += [False] * (len(turn.head) + len(turn.opening))", "mask += [True] * (len(turn.head) + len(turn.opening))"),
-        "a turn is ended twice": ("tail=tail[1:] if last.reply[-1:] == (end,) else tail", "tail=tail"),
-        "stripped replies are scored again": ("dataclasses.replace(t, fresh=False) for t", "dataclasses.replace(t, fresh=True) for t"),
-        "a changed prompt is the same sample": ("return Conversation((*turns, grown.turns[-1]), talk.sample + 1)", "return Conversation((*turns, grown.turns[-1]), talk.sample)"),
-        "broken calls are lost": ("[body for body, call in read if not call]", "[]"),
-        "the tokenizer's own stops do not stop": ("(self._special(self.format.end), *self.tokenizer.stop_ids)", "(self._special(self.format.end),)"),
+        "a turn is ended twice": ("return text[mark.end() if wrote else mark.start() :]", "return text[mark.start() :]"),
+        "a turn that was cut off is never ended": ("return text[mark.end() if wrote else mark.start() :]", "return text[mark.end() :]"),
+        "rewritten replies are scored again": ("dataclasses.replace(turn, fresh=False) for turn", "dataclasses.replace(turn, fresh=True) for turn"),
+        "a changed prompt is the same sample": ("sample=talk.sample + 1)", "sample=talk.sample)"),
+        "the tokenizer's own stops do not stop": ("(*self._ends[:1], *self.tokenizer.stop_ids)", "self._ends[:1]"),
+        "the template's end does not stop": ("(*self._ends[:1], *self.tokenizer.stop_ids)", "self.tokenizer.stop_ids"),
         "the stop token is read as text": ("*(turn.reply[:-1] if finished else turn.reply)", "*turn.reply"),
-        "a text behind a special token is at the start of all": ("run, place, before = \"\", mark.end(), mark.group()", "run, place = \"\", mark.end()", T + "test_huggingface.py"),
+        "a text behind a special token is at the start of all": ("place, before = mark.end(), mark.group()", "place = mark.end()", T + "test_huggingface.py"),
+        "thinking that left is no rewriting": ("words = {slot(f\"t{number}\"): reply.thinking or \"\", slot(number): reply.content}", "return True\n        words = {}"),
+        "another end is no rewriting": (" or not self._ends_alike(text[end:], last.reply)", ""),
+        "dropped newlines stay": ("while self._drops_newlines and cut", "while False and cut"),
+        "an option that nobody reads passes": ("if name not in self.template.source]:", "if False]:"),
+        "private signs of contents are lost": ("found: chr(int(found.group(1), 16)) if found.group(1) else \"\"", "found: \"\""),
+    },
+    (X + "tool_calls.py", T + "test_tool_calls.py"): {
+        "broken calls are lost": ("if call is None)", "if call is ...)"),
+        "a call may hold no tag": ("        if text.startswith(_END_CALL, behind):\n            return behind\n", ""),
+        "the second call of a line is lost": ("place < len(body) and body[place] == \";\"", "place < len(body) and body[place] == \",\""),
+        "a null parameter is a text": (" and value.strip() != \"null\"", ""),
+        "the longest call is too long": ("if len(body) > LONGEST:", "if len(body) >= LONGEST:"),
+        "arguments without names are read": ("or tree.args:", "or False:"),
+    },
+    (X + "loading.py", T + "test_jinja.py"): {
+        "blanks around a content alter it": ("if message.content.strip() not in text:", "if message.content not in text:"),
+        "arguments are never given as text": ("chat = chat if other.call_reader is None else other", "pass"),
+        "every trial is a rewriting": ("if not one.equal and not one.refused]", "if not one.equal]"),
+        "the history is not passed on": ("Chat(tokenizer, template, options, history, calls)", "Chat(tokenizer, template, options, calls=calls)"),
+    },
+    (X + "messages.py", T + "test_jinja.py"): {
+        "ids of calls begin anew": ("count += len(unanswered)", "count += 0"),
+        "an answer names the last call": ("call = unanswered.pop(0) if", "call = unanswered.pop() if"),
     },
     (X + "streaming.py", T + "test_tokenizers.py " + T + "test_huggingface.py"): {
         "half characters are shown": ("certain = text[: len(text) - min(tail, LONGEST_PART)]", "certain = text"),
@@ -38,17 +62,11 @@ FAULTS = {
     (X + "template_child.py", T + "test_rendering.py"): {
         "the clock of the wall is told": ("{\"strftime_now\": now.strftime}", "{\"strftime_now\": datetime.datetime.now().strftime}"),
     },
-    (X + "formats.py", T + "test_chat.py " + T + "test_jinja.py"): {
-        "history has no empty think blocks": ("bool(thought or END_THINK in opening)", "bool(thought)"),
-    },
     (X + "huggingface.py", T + "test_huggingface.py " + T + "test_chat.py"): {
         "special tokens strip on the other side": ("text.lstrip() if before in self._strips[1]", "text.lstrip() if before in self._strips[0]"),
     },
-    (X + "jinja.py", T + "test_jinja.py"): {
-        "without a template the history is kept": ("return Chat(tokenizer, forms[0], thinking, history)", "return Chat(tokenizer, forms[0], thinking)"),
-    },
     (X + "jinja.py", T + "test_jinja.py " + T + "test_rendering.py"): {
-        "a template's own time is not told": ("values | options, self.now, seconds)", "values | options, NOW, seconds)"),
+        "a template's own time is not told": ("**options}, self.now)", "**options}, NOW)"),
     },
     (X + "token_bytes.py", "tests/sampling/test_stops.py " + T + "test_huggingface.py " + T + "test_tokenizers.py"): {
         "one byte has no character": ("*range(0xA1, 0xAD), *range(0xAE, 0x100)]", "*range(0xA1, 0xAD), *range(0xAF, 0x100)]"),

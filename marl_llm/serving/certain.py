@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_llm.text import Chat, TextStream, stream_text
-from marl_llm.text.formats import END_THINK
-
-CALL = "<tool_call>"
+from marl_llm.text.replies import END_THINK
 
 
 class CertainText:
@@ -26,7 +24,9 @@ class CertainText:
     def __init__(self, speech: Any, talk: Any, stops: Sequence[str] = ()):
         self._speech, self._stops = speech, [stop for stop in stops if stop]
         self._is_chat = talk is not None and isinstance(speech, Chat)
-        self._thinks = self._is_chat and speech.format.thinks  # it may still turn out to be thinking
+        self._calls = speech.call_reader if self._is_chat else None
+        self._begun = False  # text has been said: calls that stand at a reply's start alone can no longer come
+        self._thinks = self._is_chat and speech.thinks  # it may still turn out to be thinking
         self._strips_newlines = self._ended = False
         self._tail, self._held, self._stream = "", [], TextStream()
         if self._is_chat:
@@ -44,8 +44,9 @@ class CertainText:
             self._held.append(text)
             return ""
         text = "".join((*self._held, text))
-        certain = self._without_call(text) if self._is_chat else text
+        certain = self._without_call(text) if self._calls is not None else text
         certain = self._without_stop(certain)
+        self._begun = self._begun or bool(certain)
         self._held = [text[len(certain) :]]
         return certain
 
@@ -62,11 +63,16 @@ class CertainText:
         return text
 
     def _without_call(self, text: str) -> str:
-        before, call, _ = text.partition(CALL)
-        self._ended = bool(call)
-        place = before.rfind("<")
-        if not call and place >= 0 and CALL.startswith(before[place:]):
-            before = before[:place]
+        """What precedes a call, and what may become one."""
+        marks = self._calls.marks
+        if not self._calls.anywhere:
+            start = text.lstrip()
+            may_call = not self._begun and any(start.startswith(mark) or mark.startswith(start) for mark in marks)
+            return "" if may_call else text
+        before = text_before(text, marks)
+        self._ended = len(before) < len(text)
+        if not self._ended:
+            before = before[: len(before) - longest_beginning(before, marks)]
         return before.rstrip()
 
     def _without_stop(self, text: str) -> str:
@@ -74,10 +80,14 @@ class CertainText:
         if len(before) < len(text):
             self._ended = True
             return before
-        begun = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
-        return text[: len(text) - max(begun, default=0)]
+        return text[: len(text) - longest_beginning(text, self._stops)]
 
 
 def text_before(text: str, stops: Sequence[str]) -> str:
     """What stands before the first stop text."""
     return text[: min((at for at in (text.find(stop) for stop in stops) if at >= 0), default=len(text))]
+
+
+def longest_beginning(text: str, marks: Sequence[str]) -> int:
+    """How many of the last characters of a text begin one of the marks."""
+    return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)

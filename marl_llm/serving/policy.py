@@ -12,8 +12,8 @@ from typing import Any
 
 from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
 from marl_llm.serving.certain import CertainText, text_before
+from marl_llm.text import Message as Said
 from marl_llm.text import pieces_of, unknown_words
-from marl_llm.text.formats import Message as Said
 from marl_llm.tools.chat import ChatReply, Message, Options
 
 MOST_CHARACTERS = 32  # of a prompt, per token that is served; encoding more takes 200 bytes of memory a character, only to be refused

@@ -1,19 +1,11 @@
 """Ground floor: tokenizers and chats. Text is for people; what is trained is ids."""
 
-from marl_llm.text.chat import Chat, Conversation, Reply, extends
-from marl_llm.text.formats import (
-    DEEPSEEK_R1_DISTILL_QWEN,
-    FORMATS,
-    QWEN2_5,
-    QWEN2_5_BASE,
-    QWEN2_5_MATH,
-    QWEN3,
-    ChatFormat,
-    Message,
-    ToolCall,
-)
+from marl_llm.text.chat import Chat, Conversation, extends
 from marl_llm.text.huggingface import HuggingFaceTokenizer, load_tokenizer, unknown_words
-from marl_llm.text.jinja import ChatTemplateWarning, JinjaTemplate, differences, load_chat, load_template
+from marl_llm.text.jinja import CHATML, JinjaTemplate, load_template
+from marl_llm.text.loading import ChatTemplateWarning, load_chat, template_options
+from marl_llm.text.messages import Message, ToolCall
+from marl_llm.text.replies import Reply
 from marl_llm.text.streaming import TextStream, stream_text
 from marl_llm.text.tokenizer import ByteTokenizer, PieceTokenizer, Tokenizer, pieces_of, train_pieces, train_sentencepiece
 
@@ -21,7 +13,7 @@ __all__ = [
     "ByteTokenizer", "PieceTokenizer", "Tokenizer", "pieces_of", "train_pieces", "train_sentencepiece",
     "HuggingFaceTokenizer", "load_tokenizer", "unknown_words",
     "TextStream", "stream_text",
-    "DEEPSEEK_R1_DISTILL_QWEN", "FORMATS", "QWEN2_5", "QWEN2_5_BASE", "QWEN2_5_MATH", "QWEN3", "ChatFormat", "Message", "ToolCall",
-    "Chat", "Conversation", "Reply", "extends",
-    "ChatTemplateWarning", "JinjaTemplate", "differences", "load_chat", "load_template",
+    "CHATML", "JinjaTemplate", "load_template",
+    "Message", "ToolCall", "Reply", "Chat", "Conversation", "extends",
+    "ChatTemplateWarning", "load_chat", "template_options",
 ]  # fmt: skip

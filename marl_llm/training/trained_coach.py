@@ -25,7 +25,7 @@ from marl_llm.coaching.studies import dice
 from marl_llm.models import load_pretrained
 from marl_llm.sampling.requests import Request
 from marl_llm.serving.local import LocalModel
-from marl_llm.text.formats import Message
+from marl_llm.text import Message
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import make_mesh
 from marl_llm.training.packing import Tokens, TokenSample

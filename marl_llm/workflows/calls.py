@@ -11,6 +11,7 @@ import numpy as np
 
 from marl_llm.sampling.requests import Request, RequestError, Settings
 from marl_llm.text import Message, ToolCall
+from marl_llm.text.rendering import TemplateError
 from marl_llm.tools.results import FailureKind, InfrastructureError, ToolResult
 from marl_llm.tools.waiting import Expired, within
 from marl_llm.untrusted import Said, read_text, read_value, valid_text
@@ -87,6 +88,7 @@ class Speaker:
         for number in range(role.max_tool_rounds + 1):
             seed = (step, task.number, agent, first + number, branch)
             prompt_ids = () if talk is None else talk.ids
+            common["rewritten"] = talk.rewritten if talk is not None and talk.said and len(talk.turns) > 1 else None
             request = first + number
             common |= dict(id=f"{node.name}:{request}:{branch}", parents=last, request_number=request, seed=seed, choice=choice)
             common |= dict(group=group if number == 0 else f"{request}:{branch}", prompt=prompt, prompt_ids=prompt_ids)
@@ -112,7 +114,10 @@ class Speaker:
                 uses, answers = await self._use_role_tools(node, tool_calls, called)
                 events += [called, *uses]
                 last, replaced = (events[-1].id,), 0
-                talk, prompt = speech.extend(talk, answers), "\n".join(message.content for message in answers)
+                try:
+                    talk, prompt = speech.extend(talk, answers), "\n".join(message.content for message in answers)
+                except TemplateError as error:
+                    raise PlayFailure(node.name, "prompt", f"tool results: {error}", retriable=False) from error
                 if len(talk.ids) <= role.max_prompt:
                     continue
                 raise PlayFailure(node.name, "prompt", f"tool results grew the prompt to {len(talk.ids)} tokens", retriable=False)

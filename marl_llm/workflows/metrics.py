@@ -24,7 +24,9 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
     `episodes`, `void_share`, `failed_<kind>` (attempts that failed), `attempts`, `turns`, `seconds`; `team/<name>`: means of the workflow's
     metrics over its trajectories, without those that apply to none; `role/<role>/...`: `calls`, `well_formed`, `truncated`,
     `trimmed_share`, `replaced_share`, `tokens`, `reward`, `team`, `local`, `component/<name>`, and of a chat format that thinks
-    `unfinished_think` (the share of responses that ended within a think block, whatever ended them); `tool/<node>/calls`, `.../seconds`,
+    `unfinished_think` (the share of responses that ended within a think block, whatever ended them); where chat templates speak
+    `template_mismatch_share` (of the prompts that continue a conversation, those that the template would have written otherwise);
+    `tool/<node>/calls`, `.../seconds`,
     `.../attempts`, `.../replaced_share`, `.../refused_share` and `.../hung` (calls that were late, those of void episodes too);
     `scorer/<name>/calls`,
     `.../value`, `.../failed`; `samples/trained`, `samples/<why not>`. Means over trajectories of one episode are taken first, so that every
@@ -95,6 +97,8 @@ def _role_figures(rollout: Rollout, table: SampleTable) -> dict[str, float]:
         figures |= {f"role/{role}/{name}": _mean(column) for name, column in values.items()}
         if thinks := [s.call.unfinished_think for s in rows if s.call.unfinished_think is not None]:
             figures[f"role/{role}/unfinished_think"] = _mean(thinks)
+        if continued := [s.call.rewritten for s in rows if s.call.rewritten is not None]:
+            figures[f"role/{role}/template_mismatch_share"] = _mean(continued)
     return figures
 
 

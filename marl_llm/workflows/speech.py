@@ -12,7 +12,8 @@ from typing import Any, Protocol, SupportsInt, runtime_checkable
 
 from marl_llm.text import Conversation, Message, Reply, Tokenizer
 from marl_llm.text.chat import Turn
-from marl_llm.workflows.errors import PromptTooLong
+from marl_llm.text.rendering import TemplateError, TemplateLimitError
+from marl_llm.workflows.errors import PromptTooLong, WorkflowError
 from marl_llm.workflows.roles import Role
 from marl_llm.workflows.state import Talk
 
@@ -66,17 +67,17 @@ class PlainText:
         if tools:
             raise ValueError("a role with tools needs a model that speaks a chat format (marl_llm.text.Chat), not PlainText")
         head = tuple(self.tokenizer.encode(self.between.join(message.content for message in messages)))
-        return Conversation((Turn(head), Turn((), asked=True)))
+        return Conversation((Turn(head),))
 
     def reply(self, talk: Conversation, ids: Iterable[SupportsInt]) -> Conversation:
         """Appends the sampled ids."""
         last = dataclasses.replace(talk.turns[-1], reply=tuple(map(int, ids)))
-        return Conversation((*talk.turns[:-1], last), talk.sample, waiting=False)
+        return Conversation((*talk.turns[:-1], last), waiting=False)
 
     def extend(self, talk: Conversation, messages: Sequence[Message]) -> Conversation:
         """Adds the messages' text behind the last reply, and asks again. A reply that was cut off has no stop token, and gets none."""
-        said = Turn(tuple(self.tokenizer.encode("".join(self.between + message.content for message in messages))))
-        return Conversation((*talk.turns, said, Turn((), asked=True)), talk.sample)
+        said = "".join(self.between + message.content for message in messages)
+        return Conversation((*talk.turns, Turn(tuple(self.tokenizer.encode(said)))))
 
     def read(self, talk: Conversation) -> Reply:
         """The reply's text, its stop token left out."""
@@ -108,7 +109,7 @@ class RolePrompt:
 def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any], earlier: Talk | None = None) -> RolePrompt:
     """The prompt of a role, `role.trim` cut so far that it fits `role.max_prompt`. Without speech nothing is cut.
 
-    `earlier` is the conversation that the prompt continues. Raises `PromptTooLong`.
+    `earlier` is the conversation that the prompt continues. Raises `PromptTooLong`, or `WorkflowError` with what a chat template refuses.
     """
     if role.speaks_ids:
         if speech is None:
@@ -116,7 +117,7 @@ def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any], earlier
         ids = role.prompt_ids(fields)
         if len(ids) > role.max_prompt:
             raise PromptTooLong(f"the prompt has {len(ids)} tokens, {role.max_prompt} are allowed")
-        return RolePrompt(Conversation((Turn(ids), Turn((), asked=True))), [Message("user", speech.tokenizer.decode(ids))], 0, 0)
+        return RolePrompt(Conversation((Turn(ids),)), [Message("user", speech.tokenizer.decode(ids))], 0, 0)
     schemas = [tool.schema for tool in role.tools]
 
     def render(trimmed: int) -> tuple[RolePrompt, str]:
@@ -128,12 +129,17 @@ def prompt_of(role: Role, speech: Speech | None, fields: dict[str, Any], earlier
         size = sum(len(message.content) for message in messages)
         if speech is not None and size > CHARACTERS_PER_TOKEN * role.max_prompt:
             return RolePrompt(None, messages, trimmed, replaced), f"{size} characters, {role.max_prompt} tokens are allowed"
-        if speech is None:
-            talk = None
-        elif earlier is not None:
-            talk = speech.extend(earlier.ids, messages)
-        else:
-            talk = speech.start(messages, schemas) if schemas else speech.start(messages)
+        try:
+            if speech is None:
+                talk = None
+            elif earlier is not None:
+                talk = speech.extend(earlier.ids, messages)
+            else:
+                talk = speech.start(messages, schemas) if schemas else speech.start(messages)
+        except TemplateLimitError as error:
+            raise PromptTooLong(str(error)) from error
+        except TemplateError as error:
+            raise WorkflowError(f"role {role.name!r}: {error}") from error
         fits = talk is None or len(talk.ids) <= role.max_prompt
         return RolePrompt(talk, messages, trimmed, replaced), "" if fits else f"{len(talk.ids)} tokens, {role.max_prompt} are allowed"
 

@@ -75,7 +75,8 @@ class RoleCall:
     kept_ids: Int[np.ndarray, "R M"] | None = None  # the tokens that each was drawn from, where the settings hand them back
     replaced: int = 0  # characters of the prompt and the response that were no valid text and became U+FFFD
     versions: Int[np.ndarray, "R"] | None = None  # of the parameters that drew each token; None: all are `version`
-    unfinished_think: bool | None = None  # the response ended within a think block; None: its format has none, or no policy spoke
+    unfinished_think: bool | None = None  # the response ended within a think block; None: its template has none, or no policy spoke
+    rewritten: bool | None = None  # its chat template would have written another prompt; None: a first prompt, or no template
 
     def __repr__(self) -> str:
         return f"RoleCall({self.id}, {self.text[:60]!r}{'' if self.legal else ', illegal'})"

@@ -401,14 +401,22 @@ def test_thinking_is_of_checkpoints_and_reaches_their_chat(files, monkeypatch):
     plan = resolve(with_models(values={"model__path": tiny, "model__preset": None, "model__thinking": "off"}, answer=dict(thinking="on")))
     assert {name: one["thinking"] for name, one in plan.options.items()} == {"decompose": "off", "evidence": "off", "answer": "on"}
     asked = []
-    monkeypatch.setattr("marl_llm.text.load_chat", lambda path, thinking: asked.append((path, thinking)))
+    monkeypatch.setattr("marl_llm.text.load_chat", lambda path, options: asked.append((path, options)))
     config = with_models(values={"devices": 1})
     from experiments.building import model_specs
     from marl_llm.training import make_mesh
 
     specs = model_specs(plan, config, make_mesh(1))
-    assert sorted(asked) == [(tiny, "off"), (tiny, "on")]
+    assert sorted(asked, key=str) == [(tiny, {"enable_thinking": False}), (tiny, {"enable_thinking": True})]
     assert specs["decompose"].params is specs["evidence"].params
+    asked.clear()
+    told = '{"date_string": "26 Jul 2026", "enable_thinking": true}'
+    plan = resolve(with_models(values={"model__path": tiny, "model__preset": None, "model__template": told}))
+    model_specs(plan, config, make_mesh(1))
+    assert asked == [(tiny, {"date_string": "26 Jul 2026", "enable_thinking": True})]
+    refused(with_models(answer=dict(path=tiny, template="[1]")), r"answer\.template='\[1\]' is no JSON object; write e\.g\. '\{\"enable")
+    refused(with_models(answer=dict(path=tiny, template=told, thinking="on")), "say the same: set one of them")
+    refused(with_models(answer=dict(template=told)), r"answer\.template would have no effect: only a checkpoint")
     refused(with_models(answer=dict(thinking="on")), r"config\.models\.answer\.thinking would have no effect: only a checkpoint")
     refused(changed("search_extract", model__thinking="off"), r"config\.model\.thinking='off' would have no effect: no model is a")
     refused(with_models(answer=dict(path=tiny, thinking="loud")), r"config\.models\.answer\.thinking='loud' is not one of on, off")

@@ -8,8 +8,7 @@ import pytest
 from experiments.command import ConfigError
 from experiments.tiny import make
 from marl_llm.models import load_pretrained
-from marl_llm.text import load_chat
-from marl_llm.text.formats import Message
+from marl_llm.text import Message, load_chat
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2"])
@@ -19,7 +18,7 @@ def test_a_tiny_checkpoint_is_loaded_with_its_chat(family, tmp_path):
     config, params = load_pretrained(out)
     assert (config.vocab_size, config.layers, config.width, config.qk_norm) == (512, 1, 32, family == "qwen3")
     assert all(np.isfinite(leaf).all() for leaf in map(np.asarray, (params["embedding"],)))
-    chat = load_chat(out, "off" if family == "qwen3" else None)
+    chat = load_chat(out, {"enable_thinking": False} if family == "qwen3" else None)
     ids = chat.start([Message("user", "count 123, naïve 中")]).ids
     assert max(ids) < 512
     said = chat.tokenizer.decode(ids)

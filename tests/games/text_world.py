@@ -47,7 +47,7 @@ def whole_path(folder, name, game, variant="smoke"):
     checkpoints, figures, ends = Checkpoints(folder / "checkpoints", keep=3), [], []
     for start in (0, 1):
         with base.resolve(config) as plan, building.build_team(plan, config, make_mesh(1)) as team:
-            assert team.learners["shared"].spec.speech.thinking == "off"
+            assert team.learners["shared"].spec.speech.options == {"enable_thinking": False}
             assert set(plan.budgets.values()) == {(1536, 8)}
             if start:
                 like = team.policies()

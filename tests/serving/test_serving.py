@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import http.client
 import json
+import pathlib
 import re
 import threading
 import time
@@ -23,11 +24,14 @@ from marl_llm.serving import ChatServer, local, policy_answers
 from marl_llm.serving.certain import CertainText
 from marl_llm.serving.completions import MAX_BODY, read_reward
 from marl_llm.serving.server import EpisodeRefused, Record, _HungUp
-from marl_llm.text import QWEN3, ByteTokenizer, Chat, Message, train_pieces
+from marl_llm.text import ByteTokenizer, Chat, JinjaTemplate, Message, train_pieces
 from marl_llm.tools.chat import ChatClient, ChatReply, OpenAICompatible, Options, PolicyBackend
 from marl_llm.workflows import PlainText
 from marl_llm.workflows.errors import RolloutError
 from marl_llm.workflows.samples import sample_table
+
+NEEDS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
+QWEN3 = JinjaTemplate((pathlib.Path(__file__).parents[1] / "data/chat_templates/qwen3.jinja").read_text(encoding="utf-8"))
 
 
 def post(server, body, path="/v1/chat/completions", method="POST", **headers):
@@ -179,10 +183,10 @@ class Dripping:
     ],
 )
 def test_a_chat_formats_thinking_and_tool_calls_are_no_part_of_a_stream(mode, drawn, said, size):
-    tokenizer = ByteTokenizer(QWEN3.needs, ("<|im_end|>",))
-    chat, pieces = Chat(tokenizer, QWEN3, mode), []
-    parts = re.split(f"({'|'.join(map(re.escape, QWEN3.needs))})", drawn)
-    ids = [i for part in parts for i in ([257 + QWEN3.needs.index(part)] if part in QWEN3.needs else tokenizer.encode(part))]
+    tokenizer = ByteTokenizer(NEEDS, ("<|im_end|>",))
+    chat, pieces = Chat(tokenizer, QWEN3, {"enable_thinking": mode == "on"}), []
+    parts = re.split(f"({'|'.join(map(re.escape, NEEDS))})", drawn)
+    ids = [i for part in parts for i in ([257 + NEEDS.index(part)] if part in NEEDS else tokenizer.encode(part))]
     answers = policy_answers(Dripping(ids, size), "m", chat, max_prompt=400)
     asked = [{"role": "user", "content": "Is it?"}]
     reply = answers.stream(asked, Options(), pieces.append)
@@ -255,7 +259,7 @@ def test_a_prompt_of_just_the_lane_is_served_and_one_token_or_too_many_character
 
 
 def test_a_developers_message_is_a_systems_and_the_order_of_a_messages_fields_draws_nothing_else():
-    chat, asked = Chat(ByteTokenizer(QWEN3.needs, ("<|im_end|>",)), QWEN3, "off"), []
+    chat, asked = Chat(ByteTokenizer(NEEDS, ("<|im_end|>",)), QWEN3, {"enable_thinking": False}), []
     engine = Dripping(list(b"xyz"), 2)
     drips = engine.submit
     engine.submit = lambda request, heard=None: asked.append(request) or drips(request, heard)
@@ -421,9 +425,9 @@ class EngineStandIn:
 
 
 def test_a_local_model_is_made_with_every_size_and_names_its_replies_by_its_files_and_version(monkeypatch, tmp_path):
-    made, opened = [], []
-    monkeypatch.setattr(local, "load_pretrained", lambda path: ("config", "params", path))
-    monkeypatch.setattr(local, "load_chat", lambda path, thinking: opened.append((path, thinking)) or lab.SPEECH)
+    made, opened, config = [], [], types.SimpleNamespace(max_position=2048)
+    monkeypatch.setattr(local, "load_pretrained", lambda path: (config, "params", path))
+    monkeypatch.setattr(local, "load_chat", lambda path, options: opened.append((path, options)) or lab.SPEECH)
     monkeypatch.setattr(local, "Engine", lambda *given, **named: made.append(EngineStandIn(*given, **named)) or made[-1])
     (tmp_path / "model.bin").write_bytes(b"weights")
     path = str(tmp_path)
@@ -431,8 +435,8 @@ def test_a_local_model_is_made_with_every_size_and_names_its_replies_by_its_file
         sizes = made[0].sizes
         assert (sizes.slots, sizes.prompt_tokens, sizes.response_tokens, sizes.admit) == (3, 48, 5, 3)
         assert (model.answers.max_prompt, model.answers.max_tokens) == (48, 5)
-        assert (made[0].models, made[0].tokenizers) == ({"model": ("config", "params", path)}, {"model": lab.SPEECH.tokenizer})
-        assert opened == [(path, "off")]
+        assert (made[0].models, made[0].tokenizers) == ({"model": (config, "params", path)}, {"model": lab.SPEECH.tokenizer})
+        assert opened == [(path, {"enable_thinking": False})]
         by_path, by_files, digest = model.backend(), model.backend(content=True), local.digest_of(tmp_path)
         assert (by_path.identity, by_files.identity) == (f"policy:{path}", f"policy:{digest}")
         for version in (1, 2):  # of the files' name, not of the version before
@@ -445,6 +449,10 @@ def test_a_local_model_is_made_with_every_size_and_names_its_replies_by_its_file
     assert made[0].closed
     local.LocalModel(path, slots=40, speech=lab.SPEECH).close()
     assert (made[1].sizes.slots, made[1].sizes.admit, len(opened)) == (40, 16, 1)
+    for positions, max_tokens, prompt in ((2048, 1024, 1024), (2048, 48, 2000), (40_960, 1024, 8192), (9216, 1024, 8192), (100, 1024, 1)):
+        config.max_position = positions
+        local.LocalModel(path, max_tokens=max_tokens, speech=lab.SPEECH).close()
+        assert made[-1].sizes.prompt_tokens == prompt
 
 
 def test_a_checkpoint_is_its_files_with_their_names_and_contents(tmp_path):
@@ -578,8 +586,8 @@ def test_the_text_that_is_certain_is_read_in_linear_time():
     for size in (1000, 8000):
         for text in ("word " * (size // 5), " " * size, "<" * size, "é" * (size // 2), "<tool_call>" + "x" * size):
             counted: list[int] = []
-            tokenizer = Counting(QWEN3.needs, ("<|im_end|>",))
-            ids, chat = tokenizer.encode(text), Chat(tokenizer, QWEN3, "off")
+            tokenizer = Counting(NEEDS, ("<|im_end|>",))
+            ids, chat = tokenizer.encode(text), Chat(tokenizer, QWEN3, {"enable_thinking": False})
             counted.clear()
             certain = CertainText(chat, chat.start([Message("user", "x")]), ("a stop text",))
             assert text.startswith("".join(certain.read(ids[at : at + 16]) for at in range(0, size, 16)))

@@ -4,14 +4,14 @@ import json
 import re
 
 import pytest
-from checkpoint_text import CHATML, TAGS, checkpoint_files, tokenizer_json, tokenizer_of, write_checkpoint
+from checkpoint_text import SPECIAL, TAGS, checkpoint_files, tokenizer_json, tokenizer_of, write_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
 from marl_llm.text import (
-    QWEN2_5,
+    CHATML,
     ByteTokenizer,
     Chat,
     HuggingFaceTokenizer,
@@ -23,7 +23,6 @@ from marl_llm.text import (
     stream_text,
     train_sentencepiece,
 )  # fmt: skip
-from marl_llm.text.formats import spell_text
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
 TEXTS = st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=40)
@@ -46,7 +45,7 @@ def tokenizers(piece):
 def test_a_directory_gives_stops_padding_specials_and_the_models_vocabulary(tmp_path, qwen):
     loaded = load_tokenizer(write_checkpoint(tmp_path, "qwen3"))
     assert isinstance(loaded, Tokenizer)
-    assert set(loaded.special_ids) == {*CHATML, *TAGS["qwen3"]}
+    assert set(loaded.special_ids) == {*SPECIAL, *TAGS["qwen3"]}
     assert loaded.stop_ids == (loaded.special_ids["<|im_end|>"], loaded.special_ids["<|endoftext|>"])
     assert (loaded.eos_id, loaded.pad_id) == loaded.stop_ids
     assert loaded.vocab_size == 512
@@ -82,7 +81,7 @@ def test_composed_and_decomposed_letters_are_the_same_ids(qwen):
 
 
 @settings(max_examples=60, deadline=None)
-@given(parts=st.lists(st.one_of(st.sampled_from([*CHATML, *TAGS["qwen3"], "<s>", "</s>"]), TEXTS), max_size=6))
+@given(parts=st.lists(st.one_of(st.sampled_from([*SPECIAL, *TAGS["qwen3"], "<s>", "</s>"]), TEXTS), max_size=6))
 def test_no_text_becomes_a_special_token(parts):
     text = "".join(parts)
     for tokenizer in (tokenizer_of("qwen3"), ByteTokenizer(SPECIALS, ("<|im_end|>",))):
@@ -311,9 +310,9 @@ def test_a_chat_has_the_ids_that_the_tokenizer_gives_to_the_whole_text(scheme, s
     full.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>", lstrip=left, rstrip=right)])
     full.decoder = decoders.Metaspace(prepend_scheme=scheme)
     config = json.dumps({"eos_token": "<|im_end|>", "pad_token": "<unk>"})
-    chat = Chat(HuggingFaceTokenizer({"tokenizer.json": full.to_str(), "tokenizer_config.json": config}), QWEN2_5)
+    chat = Chat(HuggingFaceTokenizer({"tokenizer.json": full.to_str(), "tokenizer_config.json": config}), CHATML)
     messages = [Message("system", "Be brief. "), Message("user", "Where is it?"), Message("assistant", "It is."), Message("user", " is it")]
-    wanted = full.encode(spell_text(QWEN2_5, messages), add_special_tokens=False).ids
+    wanted = full.encode(CHATML.render(messages), add_special_tokens=False).ids
     assert list(chat.encode_messages(messages)) == wanted
     grown = chat.extend(chat.reply(chat.start(messages[:2]), [chat.tokenizer.eos_id]), messages[3:]).ids
     end = len(wanted) - wanted[::-1].index(chat.tokenizer.eos_id)  # behind the last message

@@ -77,7 +77,9 @@ UNCOMPILED = ["{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ 1" + " + 1" * 3
 @pytest.mark.parametrize("source", UNCOMPILED, ids=["parentheses", "sums", "no condition", "no end", "null"])
 def test_a_source_that_cannot_be_compiled_is_refused(source):
     with pytest.raises(TemplateError):
-        JinjaTemplate(source)
+        JinjaTemplate(source).render([])
+    with pytest.raises(TemplateError):
+        rendering.check_syntax(source)
     assert render("{{ x }}", {"x": "a"}, NOW) == "a"
 
 

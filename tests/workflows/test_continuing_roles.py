@@ -3,10 +3,12 @@
 import dataclasses
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from wordy import EOS, SPEECH, TOKENIZER, Says, completion
 
-from marl_llm.text import QWEN2_5, ByteTokenizer, Chat
+from marl_llm.sampling.requests import Completion
+from marl_llm.text import CHATML, ByteTokenizer, Chat, JinjaTemplate
 from marl_llm.tools.results import success
 from marl_llm.workflows import (
     Assignment,
@@ -29,6 +31,7 @@ from marl_llm.workflows import (
     together,
     when,
 )
+from marl_llm.workflows.metrics import rollout_metrics
 from marl_llm.workflows.replay import replay
 from marl_llm.workflows.rewards import broadcast
 from marl_llm.workflows.samples import sample_table
@@ -82,13 +85,50 @@ def test_a_chat_closes_the_turn_of_a_response_that_was_cut_off_and_asks_again():
             return completion("long enough", request)
 
     workflow = team(role, 2)
-    with Controller(workflow, shared(workflow), Long(), Chat(tokenizer, QWEN2_5)) as controller:
+    with Controller(workflow, shared(workflow), Long(), Chat(tokenizer, CHATML)) as controller:
         calls = controller.play([TASK]).trajectories[0].calls
     assert grows(calls)
     assert calls[0].truncated
     assert tokenizer.decode(calls[1].prompt_ids).endswith(
         "long<|im_end|>\n<|im_start|>user\nIt gave LONG.<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+THINKS = CHATML.source.replace("{{ message.content }}{% for", "{{ message.content.split('</think>')[-1] }}{% for")
+
+
+@pytest.mark.parametrize(
+    ("source", "said", "share"),
+    [
+        (CHATML.source, "one<|im_end|>", 0.0),
+        (THINKS, "one<|im_end|>", 0.0),
+        (THINKS, "<think>a</think>one<|im_end|>", 1.0),
+    ],
+)
+def test_prompts_that_the_template_would_have_written_otherwise_are_counted(source, said, share):
+    tokenizer = ByteTokenizer(specials=("<|im_start|>", "<|im_end|>"), stops=("<|im_end|>",))
+    chat = Chat(tokenizer, JinjaTemplate(source))
+
+    class Thinks:
+        async def generate(self, request):
+            tokens = np.asarray(chat.encode(said), np.int32)
+            ones = np.ones(tokens.size)
+            return Completion(tokens, -ones, -ones, ones, "stop", 0)
+
+    workflow = team(WORKER, 3)
+    with Controller(workflow, shared(workflow), Thinks(), chat) as controller:
+        rollout = controller.play([TASK])
+    assert [call.rewritten for call in rollout.trajectories[0].calls] == [None, bool(share), bool(share)]
+    assert rollout_metrics(rollout, sample_table(rollout))["role/worker/template_mismatch_share"] == share
+
+
+def test_what_a_template_refuses_is_told_with_its_role():
+    tokenizer = ByteTokenizer(specials=("<|im_start|>", "<|im_end|>"), stops=("<|im_end|>",))
+    refusing = JinjaTemplate("{% if messages[0].role == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}" + CHATML.source)
+    workflow = team()
+    with Controller(workflow, shared(workflow), Says(None), Chat(tokenizer, refusing)) as controller:
+        with pytest.raises(WorkflowError, match=r"role 'worker': the chat template refuses: TemplateError: no system prompts"):
+            controller.play([TASK])
 
 
 def test_a_script_can_show_it_and_its_rows_are_those_that_a_model_would_have():

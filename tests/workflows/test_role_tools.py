@@ -7,7 +7,7 @@ import pytest
 from wordy import Says
 
 from marl_llm.sampling.requests import Completion
-from marl_llm.text import QWEN2_5, ByteTokenizer, Chat
+from marl_llm.text import CHATML, ByteTokenizer, Chat
 from marl_llm.tools.results import FailureKind, failed, success
 from marl_llm.workflows import Role, RoleTool, Workflow, plain
 from marl_llm.workflows.assignment import shared
@@ -16,7 +16,7 @@ from marl_llm.workflows.errors import ToolRefusal
 from marl_llm.workflows.trajectory import Task
 
 TOKENIZER = ByteTokenizer(specials=("<|im_start|>", "<|im_end|>"), stops=("<|im_end|>",))
-CHAT = Chat(TOKENIZER, QWEN2_5)
+CHAT = Chat(TOKENIZER, CHATML)
 
 
 def lookup(word):

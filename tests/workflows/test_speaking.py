@@ -7,7 +7,7 @@ import pytest
 from wordy import SPEECH, TOKENIZER
 
 from marl_llm.sampling.requests import Completion, Settings
-from marl_llm.text import QWEN2_5, ByteTokenizer, Chat
+from marl_llm.text import CHATML, ByteTokenizer, Chat
 from marl_llm.tools.chat import ChatReply
 from marl_llm.tools.results import success
 from marl_llm.workflows import Role, RoleTool, Workflow, calls, plain
@@ -113,7 +113,7 @@ def test_a_response_from_outside_of_just_the_most_characters_is_whole(size, fini
 # ---- tools that a role calls
 
 CHAT_TOKENIZER = ByteTokenizer(specials=("<|im_start|>", "<|im_end|>"), stops=("<|im_end|>",))
-CHAT = Chat(CHAT_TOKENIZER, QWEN2_5)
+CHAT = Chat(CHAT_TOKENIZER, CHATML)
 
 
 class Chats:

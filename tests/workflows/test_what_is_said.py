@@ -10,7 +10,7 @@ from wordy import SPEECH, Says
 
 from marl_llm.games import search
 from marl_llm.sampling.requests import Completion
-from marl_llm.text import QWEN2_5, ByteTokenizer, Chat
+from marl_llm.text import CHATML, ByteTokenizer, Chat
 from marl_llm.tools.chat import ChatReply
 from marl_llm.tools.results import success
 from marl_llm.workflows import (
@@ -237,7 +237,7 @@ def call_tool(function, *bodies):
     lookup = RoleTool("lookup", function, "", {"type": "object", "properties": {"word": {"type": "string"}}})
     team = Workflow("w", role("a", tools=(lookup,), max_tokens=100_000), inputs=("question",))
     generator = Chats(None)
-    with Controller(team, shared(team), generator, Chat(TOKENIZER, QWEN2_5)) as controller:
+    with Controller(team, shared(team), generator, Chat(TOKENIZER, CHATML)) as controller:
         rollout = controller.play([Task(0, {"question": "q"})])
     return TOKENIZER.decode(generator.requests[-1].prompt), rollout
 
@@ -305,7 +305,7 @@ def test_law_14_parsers_take_linear_time(parse, unit):
 
 @pytest.mark.parametrize("unit", ["<tool_call>", "<tool_call></tool_call>", "</tool_call>", "<tool_call>{", "<think>", "</think>"])
 def test_law_14_reading_a_conversation_takes_linear_time(unit):
-    chat = Chat(TOKENIZER, QWEN2_5)
+    chat = Chat(TOKENIZER, CHATML)
     start = chat.start(role("a").messages({"question": "q"}))
     talk = chat.reply(start, TOKENIZER.encode(unit * (200_000 // len(unit))))
     tick = time.process_time()
