@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 EVERY_S = 5.0
 
 _works: list[Activity] = []  # of all threads, in the order in which they began
 _compiling: dict[int, str] = {}  # thread -> the program that XLA compiles for it
-_writers: list[Callable[[str], None]] = []  # of those who keep a line of their own at the bottom of a terminal
+_writers: list[weakref.WeakMethod] = []  # of those who keep a line of their own at the bottom of a terminal
 _said_at = 0.0  # when somebody last wrote to the same place
 _listening = False
 
@@ -51,14 +52,18 @@ def said() -> None:
 
 
 def write_with(write: Callable[[str], None]) -> None:
-    """Lines go through this function until it is released."""
-    _writers.append(write)
+    """Lines go through this method until it is released, or its object is gone."""
+    _writers.append(weakref.WeakMethod(write))
 
 
 def release(write: Callable[[str], None]) -> None:
     """See `write_with`; a second call does nothing."""
-    if write in _writers:
-        _writers.remove(write)
+    _writers[:] = [one for one in _writers if one() not in (None, write)]
+
+
+def _writer() -> Callable[[str], None] | None:
+    """The latest that is still there."""
+    return next((write for one in reversed(_writers) if (write := one()) is not None), None)
 
 
 def told(now: float) -> str | None:
@@ -107,7 +112,7 @@ class Heartbeat:
         if waited < self._every_s:
             return self._every_s - waited
         if (line := told(now)) is not None:
-            (_writers[-1] if _writers else self.write)(line)
+            (_writer() or self.write)(line)
             said()
             return self._every_s
         return min(1.0, self._every_s)

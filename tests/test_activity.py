@@ -1,5 +1,6 @@
 """Whoever waits is told what is being done, when nothing else was said for a while."""
 
+import gc
 import io
 import threading
 import time
@@ -11,6 +12,14 @@ import pytest
 from marl_llm import activity
 from marl_llm.activity import Heartbeat, doing
 from marl_llm.reporting import Progress
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """Without what other tests of this process left behind: plays in threads, progress lines that nobody closed."""
+    monkeypatch.setattr(activity, "_works", [])
+    monkeypatch.setattr(activity, "_writers", [])
+    monkeypatch.setattr(activity, "_compiling", {})
 
 
 @pytest.fixture
@@ -70,6 +79,16 @@ def test_a_progress_line_writes_for_it_until_it_is_closed(beat):
             progress.update(1)
             assert activity._said_at > 100.0
         activity._said_at = 100.0
+        made.look(105.0)
+    assert len(lines) == 1
+
+
+def test_a_progress_line_that_nobody_closed_is_forgotten_with_its_object(beat):
+    made, lines = beat
+    progress = Progress(3, "train", io.StringIO())
+    del progress
+    gc.collect()
+    with doing("loading"):
         made.look(105.0)
     assert len(lines) == 1
 
