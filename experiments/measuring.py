@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 VOID_STEPS, VOID_LIMIT = 20, 0.2  # steps whose void plays are counted together, and the share of them that stops a run
 SILENT_ALARM = 50  # steps without any gradient for a model (law 8)
+NO_SIGNAL = 64  # samples that all earned the same, before a run of checkpoints ends
+SHOWN = 160  # characters of a response
 WHOLE = ("random", "before", "after", "swapped")  # tables of seats of a page; all others are under "pairs"
 
 
@@ -46,6 +48,54 @@ class Alarms:
         gap, bound = figures["log_prob_gap"], figures["log_prob_gap_bound"]
         if not figures.get("staleness") and not gap <= bound:  # so that NaN alarms too; other parameters than those sampled from do differ
             self._say(f"ALARM step {step}: model {model}, sampler and scorer differ by {gap:.1e} nats (bound {bound:.0e}, law 2)")
+
+
+class SignalWatch:
+    """Tells before the first update that nothing can be learned: every sample so far earned the same. A run of checkpoints then ends.
+
+    Args:
+      say: where a line goes.
+      reward_of: (team pay, own pay) -> what a sample trains on.
+      stops: whether the run ends when `NO_SIGNAL` samples have earned the same.
+
+    Raises `TrainingError` from `look`.
+    """
+
+    def __init__(self, say: Callable[[str], None], reward_of: Callable, stops: bool):
+        self._say, self._reward_of, self._stops = say, reward_of, stops
+        self._pays: set[float] = set()
+        self._samples, self._told = 0, False
+
+    def look(self, step: int, batch: Any) -> None:
+        """Looks at a step's batch, until two samples earned different rewards."""
+        if len(self._pays) > 1:
+            return
+        pays = self._reward_of(batch.table.team, batch.table.local)[batch.table.where]
+        self._pays.update(pays.tolist())
+        self._samples += len(pays)
+        if len(self._pays) != 1:
+            return
+        line = f"step {step}: all {self._samples} samples so far earned {next(iter(self._pays)):g}, so there is nothing to learn from them"
+        stops = self._stops and self._samples >= NO_SIGNAL
+        if stops or not self._told:
+            self._told = True
+            line += said_by_roles(batch.rollout) + ". Make the task easier, the prompt clearer, or the pay graded"
+            if stops:
+                raise TrainingError(f"{line}; `python -m marl_llm profile` counts what is paid")
+            self._say(line)
+
+
+def said_by_roles(rollout: Any) -> str:
+    """What each role of hosted play said first, and how often it could not be read; nothing of compiled play."""
+    calls = [call for episode in getattr(rollout, "episodes", ()) for path in episode.trajectories for call in path.calls]
+    by_role: dict[str, list] = {}
+    for call in calls:
+        by_role.setdefault(call.role, []).append(call)
+    told = [
+        f"; {role} could not be read {sum(not call.legal for call in said)} of {len(said)} times, and said first {said[0].text[:SHOWN]!r}"
+        for role, said in by_role.items()
+    ]
+    return "".join(told)
 
 
 class RecentShare:

@@ -35,6 +35,7 @@ from experiments.continuing import Stopwatch, continued, goes_on, up_to
 from experiments.measuring import (
     VOID_LIMIT,
     Alarms,
+    SignalWatch,
     VoidWatch,
     check_finite,
     failure_of,
@@ -158,6 +159,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         progress.note(said)
     save = lambda step: stop.whole(checkpoints.save, step, team.policies(), state | {"team": team.state()} | clock.now())  # noqa: E731
     alarms, watch = Alarms(state["silent"], progress.note), ProgramWatch(progress.note)
+    signal = SignalWatch(progress.note, plan.recipe.reward_of, any(one.get("path") for one in plan.options.values()))
     if not done:
         progress.note(f"step 0: validation {team.headline} {validate(team, config, files, 0):.1%}")
         save(0)  # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
@@ -169,6 +171,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
         tick = time.perf_counter()
         rate = lambda peak, at=(step, state["decay_steps"]): float(linear_decay(*at, peak, o.warmup, floor=0.05))  # noqa: E731
         batch = files.looked_at(played(team, c, step, watches, lambda step=step: step in checkpoints.steps() or save(step)))
+        signal.look(step + 1, batch)
         tock = time.perf_counter()
         updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
         of_coach = watches[0].look_at_drift(step + 1, team.train_coach(batch))

@@ -94,7 +94,10 @@ class FakeTeam:
     def play(self, step, first, count):
         self.log.append(("play", step, first, count))
         of_roles = {f"role/{r}/{k}": 0.5 for r in self.roles for k in ("team", "local", "reward", "well_formed", "truncated", "entropy")}
-        return types.SimpleNamespace(step=step, figures=FIGURES | of_roles, episodes=lambda count, when, advantages=None: [])
+        pays = np.asarray([0.0, 1.0])
+        table = types.SimpleNamespace(team=pays, local=pays, where=pays >= 0)
+        batch = dict(step=step, figures=FIGURES | of_roles, table=table, rollout=None)
+        return types.SimpleNamespace(**batch, episodes=lambda count, when, advantages=None: [])
 
     def prepare(self, step, first, count):
         self.log.append(("prepare", step, first, count))

@@ -1,0 +1,65 @@
+"""A start of which every sample earns the same is told before the first update, and ends a run of checkpoints."""
+
+import types
+
+import numpy as np
+import pytest
+
+from experiments.command import TrainingError
+from experiments.measuring import NO_SIGNAL, SignalWatch
+from marl_llm.algorithms import make_recipe
+
+RECIPE = make_recipe("grpo")
+
+
+def batch(pays, where=None, rollout=None):
+    team = np.asarray(pays, np.float32)
+    where = np.ones(team.size, bool) if where is None else np.asarray(where)
+    return types.SimpleNamespace(table=types.SimpleNamespace(team=team, local=np.zeros_like(team), where=where), rollout=rollout)
+
+
+def rollout(*calls):
+    made = [types.SimpleNamespace(role=role, text=text, legal=legal) for role, text, legal in calls]
+    return types.SimpleNamespace(episodes=[types.SimpleNamespace(trajectories=[types.SimpleNamespace(calls=made)])])
+
+
+def test_what_the_roles_said_is_told_once():
+    lines = []
+    watch = SignalWatch(lines.append, RECIPE.reward_of, stops=False)
+    for step in (1, 2, 3):
+        watch.look(step, batch([0.0] * NO_SIGNAL, rollout=rollout(("a", "x" * 200, False), ("b", "fine", True), ("a", "y", True))))
+    assert lines == [
+        f"step 1: all {NO_SIGNAL} samples so far earned 0, so there is nothing to learn from them; a could not be read 1 of 2 times, and "
+        f"said first {'x' * 160!r}; b could not be read 0 of 1 times, and said first 'fine'. Make the task easier, the prompt clearer, or "
+        "the pay graded"
+    ]
+
+
+def test_a_run_of_checkpoints_ends_when_enough_samples_earned_the_same():
+    lines = []
+    watch = SignalWatch(lines.append, RECIPE.reward_of, stops=True)
+    watch.look(1, batch([0.5] * (NO_SIGNAL - 1)))
+    assert len(lines) == 1
+    with pytest.raises(TrainingError, match=rf"step 2: all {NO_SIGNAL} samples so far earned 0\.5.*profile"):
+        watch.look(2, batch([0.5]))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (batch([0.0, 1.0]), batch([0.0] * NO_SIGNAL)),
+        (batch([0.0] * 8), batch([1.0] * NO_SIGNAL)),  # other samples than before, which a group of theirs may hold too
+        (batch([]), batch([0.0, 0.5] * NO_SIGNAL)),
+    ],
+)
+def test_one_other_reward_is_enough(first, second):
+    watch = SignalWatch(lambda line: None, RECIPE.reward_of, stops=True)
+    watch.look(1, first)
+    watch.look(2, second)
+    watch.look(3, batch([0.0] * NO_SIGNAL))
+
+
+def test_samples_that_do_not_train_are_no_signal():
+    watch = SignalWatch(lambda line: None, RECIPE.reward_of, stops=True)
+    with pytest.raises(TrainingError):
+        watch.look(1, batch([0.0] * NO_SIGNAL + [1.0], [True] * NO_SIGNAL + [False]))
