@@ -26,8 +26,9 @@ def start_jax(config, cache: str | None, processes: int = 1, home: pathlib.Path 
     `cache` names the directory of compiled programs, "" none; None leaves it to the environment's JAX_COMPILATION_CACHE_DIR, else `CACHE`.
     `home` is where a run directory keeps a user's file.
     `processes` that take equal parts of the devices have joined before (`marl_llm.training.processes.start`).
-    `config.devices` of 0 takes the most devices that a compiled rollout divides over, or all where play is hosted. `config.mesh.fsdp` of 0
-    takes all devices that are left, and `config.devices` is 1 then unless it is set.
+    `config.devices` of 0 takes the most devices that a compiled rollout divides over. Where play is hosted it takes all, but one CPU device
+    for checkpoints: each device would hold a copy of their parameters, and one uses all cores for them. `config.mesh.fsdp` of 0 takes all
+    devices that are left, and `config.devices` is 1 then unless it is set.
     """
     import jax
 
@@ -52,7 +53,8 @@ def start_jax(config, cache: str | None, processes: int = 1, home: pathlib.Path 
     there = max(1, jax.device_count() // inner)
     count, fsdp = config.devices, config.mesh.fsdp
     if not count:
-        count = there if config.hosted or is_world(config, home) else checks.most_devices(config, there)
+        one = jax.default_backend() == "cpu" and processes == 1 and has_checkpoint(config)
+        count = checks.most_devices(config, there) if not (config.hosted or is_world(config, home)) else 1 if one else there
     if not fsdp:
         count = config.devices or 1
         fsdp = max(1, there // count)
@@ -63,6 +65,11 @@ def start_jax(config, cache: str | None, processes: int = 1, home: pathlib.Path 
             "Set config.devices (and config.rollout.tasks, config.warm_start.tasks to multiples of it), or start fewer processes"
         )
     return make_mesh(count, fsdp, config.mesh.tensor)
+
+
+def has_checkpoint(config) -> bool:
+    """Whether a model of a config begins with a checkpoint."""
+    return any(section.get("path") for section in (config.model, *config.models.values()))
 
 
 def is_world(config, home: pathlib.Path | None) -> bool:

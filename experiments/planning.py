@@ -54,7 +54,7 @@ def programs(
     make = lambda p: make_policy(p, options.optimizer)  # noqa: E731
     base = abstract(jax.eval_shape(lambda x: compute_copy(config, x), params), TRAIN) if lora else None
     if lora:  # adapters are small: every device has them whole
-        policy = jax.eval_shape(lambda key: make(init_adapters(config, key, lora)), jax.random.key(0))
+        policy = jax.eval_shape(lambda key: make(init_adapters(config, key, lora, config.uniform)), jax.random.key(0))
         policy = jax.tree.map(lambda x: whole(x.shape, x.dtype), policy)
     else:
         policy = abstract(jax.eval_shape(make, params), TRAIN)

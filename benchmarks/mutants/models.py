@@ -109,6 +109,12 @@ FAULTS = {
         "all heads lie on the chip": ("return j // 2 if j % 2 == 0 else j", "return j"),
         "one entry lies on the chip": ("+ 4 * tokens * wide * itemsize)", "+ 2 * tokens * wide * itemsize)"),
     },
+    (M + "pages.py", "tests/sampling/test_adapters.py"): {
+        "stacked layers read the first one's pages": ("entries._replace(page=entries.page + first)", "entries"),
+        "stacked layers read the first one's pages, exactly": ("mask.lists._replace(page=mask.lists.page + first)", "mask.lists"),
+        "stacked layers go on behind the first one's beginning": ("mask._replace(pages=mask.pages + first)", "mask"),
+        "what is no page of a layer is one of the next": ("jnp.where(target[:, None] < count // layers, target[:, None] + first[..., None], count)", "(target[:, None] + first[..., None])"),
+    },
     (M + "pages.py", T + "test_page_kernel.py tests/sampling/test_pages.py"): {
         "the kernel takes all pages": ("if page % LANES or platform()", "if platform()"),
         "the kernel is a GPU's too": ('"splash": ("tpu", "cpu")', '"splash": ("tpu", "cpu", "gpu")'),
@@ -140,6 +146,7 @@ FAULTS = {
         ),
     },
     (M + "lora.py", T + "test_lora.py"): {
+        "stacked adapters are saved as they are": ("flat, entries = _flat(unstack_layers(adapters)), {}", "flat, entries = _flat(adapters), {}"),
         "the scale is alpha alone": ("return self.alpha / self.rank", "return self.alpha"),
         "merging forgets the scale": ("delta = lora.scale * (", "delta = ("),
         "a fresh adapter changes the model": (

@@ -3,6 +3,17 @@
 S, T = "marl_llm/sampling/", "tests/sampling/"
 
 FAULTS = {
+    (S + "weights.py", T + "test_adapters.py"): {
+        "new adapters take the first model's place": (".at[..., index, :, :]", ".at[..., 0, :, :]"),
+        "another base of a lone model is not taken": (" or not self._same_base(next(iter(pending.values()))):", ":"),
+        "another layout takes a base's place": ("and served_stacked(self.config, params, self.mesh) != self._layers_stacked", "and False"),
+    },
+    (S + "engine.py", T + "test_adapters.py"): {
+        "lanes of both layouts share a pool": ("shape_of(c, size, served_stacked(c, next(iter(some.values())), mesh))", "shape_of(c, size)"),
+    },
+    (S + "engine.py", "tests/training/test_copies.py"): {
+        "an engine that is closed keeps its memory": ("            lane.release()\n", "            pass\n"),
+    },
     (S + "draws.py", T + "test_draw.py " + T + "test_sampler.py"): {
         "the log-prob is the sampler's": ("token, picked - jnp.log(total), ", "token, picked / temperature - jnp.log(mass), "),
         "the temperature multiplies": ("jnp.exp((x - by_row(top)) / by_row(temperature))", "jnp.exp((x - by_row(top)) * by_row(temperature))"),

@@ -41,13 +41,13 @@ FAULTS = {
     },
     (R + "learner.py", T + "test_learner.py"): {
         "the KL's reference is the present policy": (
-            "self.start if self.options.recipe.kl_coef else None", "jax.tree.map(jnp.copy, self.params) if self.options.recipe.kl_coef else None"
+            "self.trained, self.reference, tokens", "self.trained, self.reference and jax.tree.map(jnp.copy, self.params), tokens"
         ),
         "the warm start's optimizer memory is carried over": (
             "        self.release()  # old moments go before the new ones come\n        policy = self._policy(trained) if own is None else self._placed(Policy(own, self.options.optimizer.init(own)))",
             "        policy = self._policy(trained) if own is None else self.policy",
         ),
-        "the KL that is charged is to the present policy": ("self._token_kl(self.start, tokens", "self._token_kl(self.params, tokens"),
+        "the KL that is charged is to the present policy": ("self._token_kl(self.reference, tokens", "self._token_kl(self.params, tokens"),
     },
     (R + "team.py", T + "test_team.py"): {
         "a silent model's zero steers its beta": ('if scored and "kl" in found:', 'if "kl" in found:', T + "test_learner.py"),
@@ -55,8 +55,21 @@ FAULTS = {
         "the models' rows are exchanged": ("self.assignment.roles[role] == name for role in self.roles", "self.assignment.roles[role] != name for role in self.roles"),
     },
     (R + "team.py", "tests/evaluation/test_seats.py"): {
-        "the start is the trained model": ("            return learner.start\n", "            return learner.params\n"),
+        "the start is the trained model": ("self._in_play(name, learner.begun)", "self._in_play(name, learner.policy.params)"),
         "a seat's model is the role's own": ("if seat.kind != \"run\" and seat.model else self.assignment.roles[role]", "if False else self.assignment.roles[role]"),
+    },
+    (R + "served.py", T + "test_copies.py"): {
+        "one adapted model of a CPU is merged": ('(len(names) > 1 or platform == "cpu")', "len(names) > 1"),
+    },
+    (R + "hosted.py", T + "test_copies.py"): {
+        "other seats are merged": ("learner.attached(trained) if name in self._together else", "learner.attached(trained) if name in self._together and trained is learner.policy.params else"),
+    },
+    ("experiments/building.py", "tests/experiments/test_config.py"): {
+        "a team of checkpoints takes all devices": ("else 1 if one else there", "else there"),
+        "only the common model's checkpoint counts": ("for section in (config.model, *config.models.values())", "for section in (config.model,)"),
+    },
+    (R + "learner.py", T + "test_copies.py"): {
+        "a base that lies right is copied all the same": ("        return placed\n", "        pass\n"),
     },
     (R + "rollouts.py", T + "test_rollouts_and_warm_start.py"): {
         "void episodes count in success": ("share(rollout.episodes.outcome >= 1.0)", "jnp.mean(rollout.episodes.outcome >= 1.0)"),

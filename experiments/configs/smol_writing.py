@@ -7,7 +7,7 @@ Command:   python -m marl_llm model smollm2 --out=models/smollm2
            ... --config.control.permute_rewards=True      the control
            ... --config.assignment=shared                  one adapter for both
            ... --config.game.style=single                  one writer at the same budget
-Hardware:  two CPU cores, float32, 6 GB.
+Hardware:  two CPU cores, float32, 3 GB.
 """
 
 from experiments.base import base_config, variant
@@ -21,12 +21,12 @@ def get_config(arg=None):
     c.game.task = "descriptions"
     c.game.constants = "paper" if arg == "paper" else "graded"
     c.game.max_prompt, c.game.max_tokens = 208, 48
-    c.model.update(preset=None, lora_rank=16)
+    c.model.update(preset=None, lora_rank=16, remat="dots")
     c.recipe.temperature = 0.8
     c.recipe.branches = 4
     c.recipe.kl_coef = 0.0
-    c.rollout.update(tasks=4, slots=32, chunk=16)
-    c.optimizer.update(minibatch=64, learning_rate=1e-3, warmup=2, row_tokens=400)
+    c.rollout.update(tasks=4, slots=16, chunk=16)
+    c.optimizer.update(minibatch=64, learning_rate=1e-3, warmup=2, row_tokens=400, microbatch_tokens=400)
     c.stacked_layers = True
     c.evaluation.update(every=25, tasks=16, final_tasks=64, ablate_roles=False)
     if arg == "smoke":

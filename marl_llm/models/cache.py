@@ -37,9 +37,9 @@ class DecodeMask(NamedTuple):
     column: Int[Array, ""]
 
 
-def to_cache(keys: Float[Array, "B L J d"], values: Float[Array, "B L J d"]) -> tuple[Float[Array, "B J d L"], Float[Array, "B J L d"]]:
+def to_cache(keys: Float[Array, "*B L J d"], values: Float[Array, "*B L J d"]) -> tuple[Float[Array, "*B J d L"], Float[Array, "*B J L d"]]:
     """Keys and values of rows, as the cache keeps them."""
-    return keys.transpose(0, 2, 3, 1), values.transpose(0, 2, 1, 3)
+    return jnp.einsum("...ljd->...jdl", keys), jnp.einsum("...ljd->...jld", values)
 
 
 def _scores(q: Float[Array, "*n q d"], keys: Float[Array, "*n d S"]) -> Float[Array, "*n q S"]:

@@ -25,7 +25,7 @@ from marl_llm.models.config import ModelConfig
 from marl_llm.models.config_files import COUNT, Fields
 from marl_llm.models.sharding import path_name
 from marl_llm.models.tensor_files import CheckpointFileError, Entry, read_header, read_into, write_tensors
-from marl_llm.models.transformer import init_params, stack_layers, unstack_layers
+from marl_llm.models.transformer import init_params, is_stacked, stack_layers, unstack_layers
 from marl_llm.untrusted import read_json_file
 
 TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
@@ -93,10 +93,11 @@ def _flat(tree: dict) -> dict:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
-def init_adapters(config: ModelConfig, key: jax.Array, lora: LoraConfig) -> dict:
+def init_adapters(config: ModelConfig, key: jax.Array, lora: LoraConfig, stacked: bool = False) -> dict:
     """One agent's adapters: `a [in, r]` random (Kaiming uniform, as PEFT), `b [r, out]` zero, so nothing changes at first.
 
-    A pytree with one subtree per layer. Mixtures of experts get adapters on their attention only. `key` is consumed.
+    A pytree with one subtree per layer, or with all layers `stacked`, the same numbers in both layouts. Mixtures of experts get adapters on
+    their attention only. `key` is consumed.
     """
     shapes = _kernels(jax.eval_shape(lambda: init_params(config, jax.random.key(0))))
     out, dtype = {}, jnp.dtype(config.param_dtype)
@@ -108,7 +109,7 @@ def init_adapters(config: ModelConfig, key: jax.Array, lora: LoraConfig) -> dict
         bound = (3.0 / size) ** 0.5 / 3.0**0.5  # kaiming_uniform with a=sqrt(5)
         a = jax.random.uniform(jax.random.fold_in(key, number), (size, lora.rank), jnp.float32, -bound, bound)
         out[f"{path}/a"], out[f"{path}/b"] = a.astype(dtype), jnp.zeros((lora.rank, features), dtype)
-    return _nest(out)
+    return stack_layers(_nest(out)) if stacked else _nest(out)
 
 
 def attach(base: dict, adapters: dict, lora: LoraConfig) -> dict:
@@ -119,26 +120,25 @@ def attach(base: dict, adapters: dict, lora: LoraConfig) -> dict:
 def attach_many(base: dict, adapters: list[dict], lora: LoraConfig) -> dict:
     """Parameters that carry several agents' adapters; rows choose with `agents [B, N]` (one-hot, or any mixture).
 
-    `base` may have either layout; the adapters follow it. All agents need the same targets and rank.
+    `base` and `adapters` may have either layout; what comes out has the base's. All agents need the same targets and rank.
     """
-    structures = {jax.tree.structure(a) for a in adapters}
-    if len(structures) != 1:
+    adapters = [one if is_stacked(base) == is_stacked(one) else stack_layers(one) if is_stacked(base) else unstack_layers(one)
+                for one in adapters]  # fmt: skip
+    if len({jax.tree.structure(one) for one in adapters}) != 1:
         raise ValueError("adapters of agents on one base need the same targets")
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *adapters)
-    scaled = _nest({path: x * lora.scale if path.endswith("/b") else x for path, x in _flat(stacked).items()})
-    return {"base": base, "lora": stack_layers(scaled) if "blocks" in base else scaled}
+    together = jax.tree.map(lambda *x: jnp.stack(x, axis=-3), *adapters)
+    return {"base": base, "lora": _nest({path: x * lora.scale if path.endswith("/b") else x for path, x in _flat(together).items()})}
 
 
 def merge(base: dict, adapters: dict, lora: LoraConfig) -> dict:
     """Plain parameters with the adapters added in, in float32, in the layout and dtype of `base`."""
-    apart = _flat(unstack_layers(base))
-    flat = _flat(adapters)
+    apart, flat = _flat(unstack_layers(base)), _flat(unstack_layers(adapters))
     for path in {p.rsplit("/", 1)[0] for p in flat}:
         kernel = apart[f"{path}/kernel"]
         delta = lora.scale * (flat[f"{path}/a"].astype(jnp.float32) @ flat[f"{path}/b"].astype(jnp.float32))
         apart[f"{path}/kernel"] = (kernel.astype(jnp.float32) + delta.reshape(kernel.shape)).astype(kernel.dtype)
     out = _nest(apart)
-    return stack_layers(out) if "blocks" in base else out
+    return stack_layers(out) if is_stacked(base) else out
 
 
 def _peft_name(path: str) -> str:
@@ -151,7 +151,7 @@ def save_adapters(directory: str | os.PathLike, adapters: dict, lora: LoraConfig
     """Writes PEFT's format: `adapter_config.json` and `adapter_model.safetensors`. `base_name` is the base checkpoint's name or path."""
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    flat, entries = _flat(adapters), {}
+    flat, entries = _flat(unstack_layers(adapters)), {}
     for path in sorted({p.rsplit("/", 1)[0] for p in flat}):
         for ours, theirs in (("a", "lora_A"), ("b", "lora_B")):
             x = flat[f"{path}/{ours}"]

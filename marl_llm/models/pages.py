@@ -1,9 +1,10 @@
 """Attention over keys and values that lie in pages: a decode step, and new tokens behind an old beginning.
 
 A page holds T tokens of one sequence, keys as `[J, d, T]` and values as `[J, T, d]`, and may belong to several sequences. All pages of a
-model are one array per layer, in A parts, one per device that rows are split over. A decode step goes through a list of (page, rows)
-pairs, a block of pages at a time with an online softmax: its cost follows the tokens that are there, no shape follows a length, and what is
-gathered at a time is one block (PagedAttention, arXiv 2309.06180; the softmax of arXiv 2205.14135).
+layer are one array, in A parts, one per device that rows are split over; those of stacked layers lie in one array, layer after layer. A
+decode step goes through a list of (page, rows) pairs, a block of pages at a time with an online softmax: its cost follows the tokens that
+are there, no shape follows a length, and what is gathered at a time is one block (PagedAttention, arXiv 2309.06180; the softmax of arXiv
+2205.14135).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def entries_at_once(page: int, group: int, run: int) -> int:
 
 
 class Pages(NamedTuple):
-    """The pages of one layer."""
+    """The pages of one layer, or of stacked layers: then N counts those of all, and layer y's page i of n is number `y n + i`."""
 
     keys: Float[Array, "A N J d T"]
     values: Float[Array, "A N J T d"]
@@ -91,6 +92,15 @@ class PrefixMask(NamedTuple):
     rows: RowMask
     pages: Int[Array, "A b M"]  # B = A b rows
     kept: Int[Array, "A b"]
+
+
+def shifted(mask: PagedMask | PrefixMask, first: Int[Array, ""]) -> PagedMask | PrefixMask:
+    """What rows see in a layer whose page 0 is number `first` of its array."""
+    if isinstance(mask, PrefixMask):
+        return mask._replace(pages=mask.pages + first)
+    if isinstance(mask.lists, PageTable):
+        return mask._replace(lists=mask.lists._replace(page=mask.lists.page + first))
+    return mask._replace(lists=tuple(entries._replace(page=entries.page + first) for entries in mask.lists))
 
 
 class _Sums(NamedTuple):
@@ -291,6 +301,23 @@ def written(
 
     with jax.named_scope("store"):
         return jax.vmap(put)(pages, base, target, offset, apart(keys), apart(values))
+
+
+def written_to_layers(
+    pages: Pages,
+    base: Int[Array, "A b"],
+    target: Int[Array, "A b W"],
+    offset: Int[Array, "A b"],
+    keys: Float[Array, "Y B J d L"],
+    values: Float[Array, "Y B J L d"],
+) -> Pages:
+    """`written` to the pages of Y stacked layers; `base` and `target` are numbers of a layer's pages."""
+    (parts, b, width), (layers, rows), count = target.shape, keys.shape[:2], pages.keys.shape[1]
+    first = (jnp.arange(layers) * (count // layers))[:, None]
+    base = (base[:, None] + first).reshape(parts, layers * b)
+    target = jnp.where(target[:, None] < count // layers, target[:, None] + first[..., None], count).reshape(parts, layers * b, width)
+    apart = lambda x: x.reshape(layers, parts, b, *x.shape[2:]).swapaxes(0, 1).reshape(layers * rows, *x.shape[2:])  # noqa: E731
+    return written(pages, base, target, jnp.tile(offset, (1, layers)), apart(keys), apart(values))
 
 
 def touched(page: int, tokens: int) -> int:

@@ -18,6 +18,13 @@ from marl_llm.models.config import ModelConfig
 from marl_llm.models.sharding import SAMPLE, TRAIN, constrain_params, path_name, use_rules, ways
 from marl_llm.models.transformer import unstack_layers
 
+LARGE_BYTES = {"cpu": 2**27}  # of parameters in the compute dtype; 2**30 on an accelerator
+
+
+def is_large(config: ModelConfig, platform: str) -> bool:
+    """Whether a model's parameters are so many that a second copy of them on a device is one too many."""
+    return config.parameters * jnp.dtype(config.compute_dtype).itemsize >= LARGE_BYTES.get(platform, 2**30)
+
 
 def is_serving(params: dict) -> bool:
     """Whether parameters are in the serving layout."""

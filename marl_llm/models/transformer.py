@@ -27,7 +27,7 @@ from marl_llm.models.cache import BranchCache, DecodeMask, decode_attention
 from marl_llm.models.config import ModelConfig
 from marl_llm.models.experts import mixture
 from marl_llm.models.masks import RowMask, prompt_mask
-from marl_llm.models.pages import PagedCache, PagedMask, Pages, PrefixMask, paged_attention, prefix_attention
+from marl_llm.models.pages import PagedCache, PagedMask, Pages, PrefixMask, paged_attention, prefix_attention, shifted
 from marl_llm.models.rotary import rotary_angles, rotate
 from marl_llm.models.sharding import constrain
 
@@ -219,14 +219,20 @@ _REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "ful
 
 
 class _Scanned(nn.Module):
-    """A block in the form that `nn.scan` wants; the keys and values come out stacked, `[Y, ...]`."""
+    """A block in the form that `nn.scan` wants. Each layer gets its number and its `columns`, the keys and values of a `PagedCache`; the
+    `pages` are those of all layers. Keys and values come out stacked, `[Y, ...]`."""
 
     config: ModelConfig
     sparse: bool
 
     @nn.compact
-    def __call__(self, x, angles, mask, agents):
-        return Block(self.config, self.sparse, name="block")(x, angles, mask, None, agents)
+    def __call__(self, x, layer, columns, angles, mask, agents, pages):
+        block, cache = Block(self.config, self.sparse, name="block"), None
+        if pages is not None:
+            mask = shifted(mask, layer * (pages.keys.shape[1] // self.config.layers))
+            cache = pages if columns is None else PagedCache(pages, *columns)
+        x, new = block(x, angles, mask, cache, agents)
+        return x, new if columns is None else (new.keys, new.values)
 
 
 class Decoder(nn.Module):
@@ -234,8 +240,9 @@ class Decoder(nn.Module):
 
     `__call__` with `cache=None` runs rows under a `RowMask` and also returns every layer's keys and values. With a cache per layer it
     runs a decode step (`BranchCache` and `DecodeMask`, or `PagedCache` and `PagedMask`; returns the caches) or rows behind cached
-    beginnings (`Pages` and a `PrefixMask`, returns the rows' keys and values). Stacked parameters run rows only; `serving` reads the
-    layout of `marl_llm.models.serving`.
+    beginnings (`Pages` and a `PrefixMask`, returns the rows' keys and values). Stacked layers have one cache, their pages in one array and
+    their columns as `[Y, ...]`, and return one pair of keys and values (or one cache), `[Y, ...]`; they know no `BranchCache`. `serving`
+    reads the layout of `marl_llm.models.serving`.
     """
 
     config: ModelConfig
@@ -251,7 +258,7 @@ class Decoder(nn.Module):
                 self._remat(_Scanned),
                 variable_axes={"params": 0, "lora": 0},
                 split_rngs={"params": True},
-                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast),
+                in_axes=(0, 0, *(nn.broadcast,) * 4),
                 length=c.layers,
             )
             self.blocks = scanned(c, c.is_sparse(0))
@@ -281,14 +288,23 @@ class Decoder(nn.Module):
         x = constrain(x, "batch", None, None)
         angles = rotary_angles(c, positions)
         if self.stacked:
-            x, kept = self.blocks(x, angles, mask, agents)
-            new = [jax.tree.map(lambda a, y=y: a[y], kept) for y in range(c.layers)]
+            pages, columns = self._one_cache(cache)
+            x, kept = self.blocks(x, jnp.arange(c.layers), columns, angles, mask, agents, pages)
+            new = [kept if columns is None else PagedCache(pages, *kept)]
         else:
             new = []
             for y, block in enumerate(self.layers):
                 x, layer = block(x, angles, mask, None if cache is None else cache[y], agents)
                 new.append(layer)
         return self.final_norm(x), new
+
+    @staticmethod
+    def _one_cache(cache: list[PagedCache] | list[Pages] | None) -> tuple[Pages | None, tuple | None]:
+        """(pages, columns) of stacked layers."""
+        if cache is None:
+            return None, None
+        (cache,) = cache
+        return (cache.pages, (cache.keys, cache.values)) if isinstance(cache, PagedCache) else (cache, None)
 
     def head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """Logits of hidden states, float32."""

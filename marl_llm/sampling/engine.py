@@ -28,7 +28,7 @@ from marl_llm.sampling.lane import Lane
 from marl_llm.sampling.requests import Completion, Request, RequestError
 from marl_llm.sampling.store import PageStore, shape_of
 from marl_llm.sampling.tickets import LaneConfig, Ticket
-from marl_llm.sampling.weights import grouped
+from marl_llm.sampling.weights import grouped, served_stacked
 from marl_llm.text import Tokenizer
 from marl_llm.tools.mailbox import Mailbox
 
@@ -90,12 +90,15 @@ class Engine:
         of = lambda name: sizes if isinstance(sizes, LaneConfig) else sizes[name]  # noqa: E731
         named = tokenizers or {}
         parts = grouped(models, of, named)
-        shapes = collections.Counter(shape_of(c, size) for _, c, size, _ in parts if size.pool == "shared")
+        pages = [shape_of(c, size, served_stacked(c, next(iter(some.values())), mesh)) for some, c, size, _ in parts]
+        sharing = collections.Counter(shape for shape, (_, _, size, _) in zip(pages, parts, strict=True) if size.pool == "shared")
         stores = {}
-        for some, c, size, _ in parts:
-            if (shape := shape_of(c, size)) in shapes and shape not in stores:
-                stores[shape] = PageStore("+".join(some), c, size, mesh, shapes[shape])
-        self._all = [Lane(some, c, size, key, mesh, words, stores.get(shape_of(c, size))) for some, c, size, words in parts]
+        for shape, (some, c, size, _) in zip(pages, parts, strict=True):
+            if shape in sharing and shape not in stores:
+                stores[shape] = PageStore("+".join(some), c, size, mesh, sharing[shape], shape.stacked)
+        self._all = [
+            Lane(some, c, size, key, mesh, words, stores.get(shape)) for shape, (some, c, size, words) in zip(pages, parts, strict=True)
+        ]
         self._lanes = {name: lane for lane in self._all for name in lane.names}
         self._queue = queue
         self._lock = threading.Lock()
@@ -187,11 +190,13 @@ class Engine:
         return out
 
     def close(self) -> None:
-        """Stops the thread. Requests that have no answer yet get an `EngineError`."""
+        """Stops the thread and gives up the devices' memory. Requests that have no answer yet get an `EngineError`."""
         with self._lock:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
+        for lane in self._all:
+            lane.release()
 
     def __enter__(self) -> Engine:
         return self

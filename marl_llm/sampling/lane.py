@@ -42,7 +42,7 @@ from marl_llm.sampling.tickets import (  # fmt: skip
 )
 from marl_llm.sampling.timed import Timed
 from marl_llm.sampling.transfer import Layout, layout_of, packed, unpacked
-from marl_llm.sampling.weights import Weights
+from marl_llm.sampling.weights import Weights, served_stacked
 from marl_llm.text import Tokenizer
 
 PROGRAM_TOKENS = 1024  # of prompts in one program, about
@@ -70,7 +70,8 @@ class Lane:
         self.living: list[Ticket] = []
         self.meanwhile: Callable[[], None] = lambda: None  # called while a program runs, and before one is compiled
         self.starved: int | None = None  # number of the oldest request that lacks pages, if one does
-        self.store = store or PageStore(self.name, config, sizes, mesh)
+        stacked = served_stacked(config, next(iter(models.values())), mesh)
+        self.store = store or PageStore(self.name, config, sizes, mesh, stacked=stacked)
         self.first_model = self.store.join(self, len(models))
         self.parts, self.page, self.pools = self.store.parts, self.store.page, self.store.pools
         self.room = bucket(self.store.longest)  # pages of a request
@@ -116,6 +117,10 @@ class Lane:
                 pool.clear(self.first_model + self.names.index(name))
         for ticket in self.living:
             ticket.version = self.weights.versions[ticket.request.model]
+
+    def release(self) -> None:
+        """Gives up what it has on the devices; nothing can be asked of it any more."""
+        self.store.pages, self.weights.params, self._table = [], None, None
 
     @property
     def cache_bytes(self) -> int:

@@ -27,12 +27,13 @@ from marl_llm.models import (  # fmt: skip
     Pages,
     PrefixMask,
     is_serving,
+    is_stacked,
     prompt_mask,
     split_adapters,
     to_cache,
     use_rules,
 )
-from marl_llm.models.pages import written
+from marl_llm.models.pages import written, written_to_layers
 from marl_llm.sampling.draws import Drawn, RowSettings, draw, identity_key
 from marl_llm.sampling.transfer import Layout, layout_of, packed, unpacked
 
@@ -111,14 +112,14 @@ class Rules(NamedTuple):
 
 def adapters_of(params: dict) -> int:
     """How many models' adapters parameters carry."""
-    return jax.tree.leaves(params["lora"])[0].shape[0] if "lora" in params else 0
+    return jax.tree.leaves(params["lora"])[0].shape[-3] if params.get("lora") else 0
 
 
-def init_pages(config: ModelConfig, parts: int, pages: int, size: int) -> list[Pages]:
-    """Empty pages of `size` (T) tokens, `pages` (N) in each of `parts` (A), per layer."""
+def init_pages(config: ModelConfig, parts: int, pages: int, size: int, stacked: bool = False) -> list[Pages]:
+    """Empty pages of `size` (T) tokens, `pages` in each of `parts` (A), per layer: an array each, or `stacked` one for all layers."""
     j, d, dtype = config.key_value_heads, config.head_dim, jnp.dtype(config.compute_dtype)
-    shape = parts, pages, j
-    return [Pages(jnp.zeros((*shape, d, size), dtype), jnp.zeros((*shape, size, d), dtype)) for _ in range(config.layers)]
+    shape, arrays = (parts, pages * config.layers if stacked else pages, j), 1 if stacked else config.layers
+    return [Pages(jnp.zeros((*shape, d, size), dtype), jnp.zeros((*shape, size, d), dtype)) for _ in range(arrays)]
 
 
 def page_bytes(config: ModelConfig, size: int) -> int:
@@ -128,7 +129,13 @@ def page_bytes(config: ModelConfig, size: int) -> int:
 
 def _model(config: ModelConfig, params: dict):
     variables, base = split_adapters(params)
-    return Decoder(config, serving=is_serving(base)), variables
+    return Decoder(config, stacked=is_stacked(base), serving=is_serving(base)), variables
+
+
+def _stored(pages: list[Pages], layers: list[tuple], base: Array, target: Array, offset: Array) -> list[Pages]:
+    """The pages with new keys and values of each layer, or of all stacked layers; see `written`."""
+    put = written if layers[0][0].ndim == 4 else written_to_layers
+    return [put(old, base, target, offset, *new) for old, new in zip(pages, layers, strict=True)]
 
 
 def _chosen(params: dict, draws: Draws) -> Float[Array, "n N"] | None:
@@ -185,7 +192,7 @@ def admit(
     # the pages are written in place only if nothing can read them later: the targets wait for the draw, or XLA copies the whole cache
     target = jnp.where(drawn.token.reshape(*a.kept.shape, 1) >= 0, a.target, pages[0].keys.shape[1])
     offset = a.kept % pages[0].keys.shape[-1]
-    pages = [written(old, a.base, target, offset, *to_cache(*new)) for old, new in zip(pages, layers, strict=True)]
+    pages = _stored(pages, [to_cache(*new) for new in layers], a.base, target, offset)
     return pages, packed(Entered(drawn, state, alive))
 
 
@@ -207,7 +214,8 @@ def decode(
     kept = (jnp.full((chunk, s, width), -1, jnp.int32), real) if width else (None, None)
     out = Chunk(Drawn(jnp.zeros((chunk, s), jnp.int32), real, real, real, *kept), jnp.zeros((chunk, s), bool))
     j, d, dtype = config.key_value_heads, config.head_dim, pages[0].keys.dtype
-    own = [(jnp.zeros((s, j, chunk, d), dtype),) * 2 for _ in pages]
+    rows_of = (config.layers, s) if model.stacked else (s,)
+    own = [(jnp.zeros((*rows_of, j, chunk, d), dtype),) * 2 for _ in pages]
 
     def more(carry):
         _, step, alive, *_ = carry
@@ -232,7 +240,7 @@ def decode(
         out, _, alive, own, _, state = jax.lax.while_loop(more, one, carry)
     parts = rows.target.shape[0]
     base, offset = rows.target[:, :, 0], (rows.length % t).reshape(parts, s // parts)
-    pages = [written(old, base, rows.target, offset, keys.swapaxes(2, 3), values) for old, (keys, values) in zip(pages, own, strict=True)]
+    pages = _stored(pages, [(keys.swapaxes(-1, -2), values) for keys, values in own], base, rows.target, offset)
     return pages, packed(Decoded(out, state, alive))
 
 

@@ -7,7 +7,7 @@ youngest of all lanes is paused. So the oldest request always goes on.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -22,9 +22,20 @@ from marl_llm.sampling.tickets import LaneConfig, Ticket
 PAGE = {"tpu": 128, "gpu": 64}  # tokens of a page; a TPU's lanes are 128 wide. Elsewhere 16: a page costs what it holds
 
 
-def shape_of(config: ModelConfig, sizes: LaneConfig) -> tuple:
+class PoolShape(NamedTuple):
     """Lanes for which this is equal can share a pool."""
-    return config.layers, config.key_value_heads, config.head_dim, config.compute_dtype, sizes
+
+    layers: int
+    key_value_heads: int
+    head_dim: int
+    compute_dtype: str
+    sizes: LaneConfig
+    stacked: bool
+
+
+def shape_of(config: ModelConfig, sizes: LaneConfig, stacked: bool = False) -> PoolShape:
+    """Of a lane."""
+    return PoolShape(config.layers, config.key_value_heads, config.head_dim, config.compute_dtype, sizes, stacked)
 
 
 @runtime_checkable
@@ -40,7 +51,7 @@ class PageStore:
     """Pages in `parts` of the devices, with a pool each. Not thread-safe: the engine's thread owns it.
 
     Args:
-      name: for errors. config, sizes: of each lane, as far as `shape_of` goes. count: of lanes, which have so many times the pages.
+      name: for errors. config, sizes, stacked: of each lane, as far as `shape_of` goes. count: of lanes; the pages are so many times more.
 
     Attributes:
       page: tokens of a page. page_bytes: of one, all layers. longest: pages that a request needs at most.
@@ -48,7 +59,7 @@ class PageStore:
       lanes: that draw from here.
     """
 
-    def __init__(self, name: str, config: ModelConfig, sizes: LaneConfig, mesh: Mesh | None, count: int = 1):
+    def __init__(self, name: str, config: ModelConfig, sizes: LaneConfig, mesh: Mesh | None, count: int = 1, stacked: bool = False):
         self.mesh, self._models = mesh, 0
         self.lanes: list[Tenant] = []
         ways = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
@@ -63,7 +74,7 @@ class PageStore:
         if number < 1:
             raise ValueError(f"model {name!r}: {sizes.cache_bytes:,} bytes hold no page of {self.page_bytes:,} (rollout.cache_gib)")
         self.pools = [PagePool(number, self.page) for _ in range(self.parts)]
-        self.pages = init_pages(config, self.parts, number, self.page)
+        self.pages = init_pages(config, self.parts, number, self.page, stacked)
         self.place(self.pages)
 
     def place(self, pages: list[Pages]) -> None:

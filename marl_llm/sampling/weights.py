@@ -2,7 +2,8 @@
 
 Models whose parameters carry adapters (`marl_llm.models.lora.attach`) on the very same base are served together: the base lies on the
 devices once, rows of all of them decode in one program, and each row chooses its adapters (batched adapters, as in S-LoRA, arXiv
-2311.03285, without its kernels). A swap then exchanges one model's adapters and leaves the rest where it is.
+2311.03285, without its kernels). A swap then exchanges one model's adapters and leaves the rest where it is. On a CPU such a base is not
+copied, but read where it lies, its layers stacked or one by one.
 """
 
 from __future__ import annotations
@@ -17,21 +18,34 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from marl_llm.models import SAMPLE, ModelConfig, use_rules
+from marl_llm.models import SAMPLE, ModelConfig, compute_copy, is_stacked, use_rules
 from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import path_name
 from marl_llm.sampling.tickets import LaneConfig, bucket
 from marl_llm.text import Tokenizer
 
 
+def lies_as_served(config: ModelConfig, params: dict, mesh: Mesh | None) -> bool:
+    """Whether the base under adapters is read where it lies: on one CPU device and in the compute dtype, for nobody donates it."""
+    if "lora" not in params or mesh is not None or jax.default_backend() != "cpu":
+        return False
+    read = jax.eval_shape(functools.partial(compute_copy, config), params["base"])
+    return all(x.dtype == y.dtype for x, y in zip(jax.tree.leaves(params["base"]), jax.tree.leaves(read), strict=True))
+
+
+def served_stacked(config: ModelConfig, params: dict, mesh: Mesh | None) -> bool:
+    """Whether the engine reads stacked layers: those of a base that is read where it lies. All others are served one by one."""
+    return lies_as_served(config, params, mesh) and is_stacked(params["base"])
+
+
 class Weights:
-    """The serving copy of one lane, and what is to take its place.
+    """What one lane serves, and what is to take its place.
 
     Args:
       models: name -> parameters in any layout; several only if all carry adapters on the same base.
 
     Attributes:
-      params: what programs read; of several models, the base with all adapters stacked in the order of `names`.
+      params: what programs read; under adapters the base, with those of all models stacked in the order of `names`.
       versions: name -> how often its parameters were exchanged.
       pending: name -> parameters that are to be served next.
     """
@@ -39,26 +53,27 @@ class Weights:
     def __init__(self, config: ModelConfig, models: Mapping[str, dict], mesh: Mesh | None):
         self.config, self.mesh, self.names = config, mesh, tuple(models)
         self.versions, self.pending = dict.fromkeys(models, -1), dict(models)
+        first = next(iter(models.values()))
+        self._adapted, self._layers_stacked = "lora" in first, served_stacked(config, first, mesh)
+        self._shape = jax.eval_shape(serving_copy(config, mesh), first)
         self.params: dict | None = None
         self.swap()
 
-    @property
-    def together(self) -> bool:
-        """Whether several models' adapters lie on one base."""
-        return len(self.names) > 1
-
     def check(self, name: str, params: dict) -> None:
         """Raises `ValueError` when parameters, in any layout, are not of this model."""
-        if self.together and ("lora" not in params or not self._same_base(params)):
+        same = self._adapted and "lora" in params and self._same_base(params)
+        if len(self.names) > 1 and not same:
             raise ValueError(f"model {name!r} is adapters on a base that others share: give its adapters on that very base (`attach`)")
-        given = {"lora": params["lora"]} if self.together else params
+        if self._adapted and not same and served_stacked(self.config, params, self.mesh) != self._layers_stacked:
+            raise ValueError(f"model {name!r}: its layers were given {'stacked' if self._layers_stacked else 'apart'}: give them so again")
+        given, served = ({"lora": params["lora"]}, {"lora": self._shape["lora"]}) if same else (params, self._shape)
         with use_rules(self.mesh, SAMPLE) if self.mesh is not None else contextlib.nullcontext():
             try:
                 new = jax.eval_shape(serving_copy(self.config, self.mesh), given)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ValueError(f"model {name!r}: these are no parameters of a decoder ({error!r})") from error
         flat = lambda tree: {path_name(p): (x.shape, x.dtype) for p, x in jax.tree_util.tree_flatten_with_path(tree)[0]}  # noqa: E731
-        new, old = flat(new), flat(self._shape)
+        new, old = flat(new), flat(served)
         differ = sorted(n for n in new.keys() | old if new.get(n) != old.get(n))
         wrong = [f"{n}: {new.get(n, 'missing')} instead of {old.get(n, 'nothing')}" for n in differ]
         if wrong:
@@ -71,39 +86,56 @@ class Weights:
     def swap(self) -> None:
         """Takes what is pending.
 
-        What is served is a copy in the compute dtype, because an update may donate what it was given; the old copy of a whole model is gone
-        before the new one is made.
+        Whole parameters are copied, because an update may donate what it was given, and the old copy is gone before the new one is made. A
+        base is read where it lies (`lies_as_served`) or copied once; new adapters take the place of old ones.
         """
         pending, self.pending = self.pending, {}
-        if self.mesh is None:
-            pending = jax.device_put(pending, jax.local_devices()[0]) if not self.together else pending
-        copy = serving_copy(self.config, self.mesh)
-        if not self.together:
+        if not self._adapted:
+            if self.mesh is None:
+                pending = jax.device_put(pending, jax.local_devices()[0])
             self.params = None
-            (self.params,) = map(copy, pending.values())
-            self._shape = jax.eval_shape(lambda x: x, self.params)
-        elif self.params is None:
-            first, *others = pending.values()
-            self._base = tuple(weakref.ref(leaf) for leaf in jax.tree.leaves(first["base"]))
-            served = copy({"base": first["base"], "lora": first["lora"]})
-            adapters = [served["lora"], *(copy({"lora": params["lora"]})["lora"] for params in others)]
-            self._shape = jax.eval_shape(lambda x: {"lora": x}, served["lora"])
-            self.params = served | {"lora": jax.jit(_stacked)(adapters)}
+            (self.params,) = map(serving_copy(self.config, self.mesh), pending.values())
+        elif self.params is None or not self._same_base(next(iter(pending.values()))):
+            self._take_base(pending)
         else:
             for name, params in pending.items():
-                lora = _exchanged(self.params["lora"], copy({"lora": params["lora"]})["lora"], self.names.index(name))
+                lora = _exchanged(self.params["lora"], self._copied(params["lora"]), self.names.index(name))
                 self.params = self.params | {"lora": lora}
         for name in pending:
             self.versions[name] += 1
 
+    def _take_base(self, models: Mapping[str, dict]) -> None:
+        """Serves a base with the adapters of all models on it."""
+        self.params = None
+        base = next(iter(models.values()))["base"]
+        self._base = tuple(weakref.ref(leaf) for leaf in jax.tree.leaves(base))
+        given = {"base": base, "lora": {}}
+        if lies_as_served(self.config, given, self.mesh):
+            served = jax.device_put(base, jax.local_devices()[0])
+        else:
+            served = serving_copy(self.config, self.mesh)(given)["base"]
+        adapters = [self._copied(params["lora"]) for params in models.values()]
+        self.params = {"base": served, "lora": jax.jit(_together)(adapters)}
 
-def _stacked(adapters: list[dict]) -> dict:
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *adapters)
+    def _copied(self, adapters: dict) -> dict:
+        """One model's adapters, laid out as the base."""
+        copy = _stacked_copy(self.config) if self._layers_stacked else serving_copy(self.config, self.mesh)
+        return copy({"lora": adapters})["lora"]
+
+
+@functools.lru_cache(32)
+def _stacked_copy(config: ModelConfig) -> Callable[[dict], dict]:
+    """`serving_copy` of stacked layers, which stay so."""
+    return jax.jit(functools.partial(compute_copy, config))
+
+
+def _together(adapters: list[dict]) -> dict:
+    return jax.tree.map(lambda *x: jnp.concatenate(x, axis=-3), *adapters)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _exchanged(stacked: dict, new: dict, index) -> dict:
-    return jax.tree.map(lambda all_, one: all_.at[index].set(one[0]), stacked, new)
+    return jax.tree.map(lambda all_, one: all_.at[..., index, :, :].set(one[..., 0, :, :]), stacked, new)
 
 
 def grouped(

@@ -159,9 +159,14 @@ class HostedTeam(Team):
                 self._current.engine.set_params(name, params)
         self._unserved.clear()
 
+    def _in_play(self, name: str, trained: dict) -> dict:
+        """See `Team._in_play`: whole parameters, or adapters on the base that they share."""
+        learner = self.learners[name]
+        return learner.attached(trained) if name in self._together else learner.whole(trained)
+
     def _sampled(self, name: str) -> dict:
-        """What a model samples from: whole parameters, or its adapters on the base that it shares."""
-        return self.learners[name].attached if name in self._together else self.learners[name].params
+        """What a model of the team samples from now."""
+        return self._in_play(name, self.learners[name].policy.params)
 
     def _samplers(self) -> Engine | Samplers:
         """Who draws for the team's own models."""

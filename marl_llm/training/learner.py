@@ -22,6 +22,7 @@ from marl_llm.models import (
     attach,
     compute_copy,
     init_adapters,
+    is_stacked,
     log_prob_gap_bound,
     merge,
     param_shardings,
@@ -76,16 +77,22 @@ def _corrects(config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, options:
 
 
 def frozen_base(config: ModelConfig, params: dict, mesh: Mesh) -> dict:
-    """Parameters under adapters, placed for training and, since nothing adds to them, as the model reads them (`compute_copy`)."""
+    """Parameters under adapters, placed for training and, since nothing adds to them, as the model reads them (`compute_copy`).
+
+    Parameters that are so already are taken as they are, not copied.
+    """
     placed = put(params, param_shardings(params, mesh, TRAIN))
+    read = jax.eval_shape(functools.partial(compute_copy, config), placed)
+    if all(x.dtype == wanted.dtype for x, wanted in zip(jax.tree.leaves(placed), jax.tree.leaves(read), strict=True)):
+        return placed
     return jax.jit(functools.partial(compute_copy, config), out_shardings=jax.tree.map(lambda x: x.sharding, placed))(placed)
 
 
 class Learner:
     """A model that learns.
 
-    What lives on the devices: parameters, both moments (all float32), the same of an own critic, and where a KL reads it the start, in
-    the compute dtype. Nothing of the spec is kept.
+    What lives on the devices: parameters, both moments (all float32), the same of an own critic, and the start where a KL reads it: in the
+    compute dtype, of adapters these alone. Of the spec nothing is kept but a base that has the compute dtype already.
 
     Args:
       spec: as it begins.
@@ -106,7 +113,8 @@ class Learner:
         self._imitate, self._update, self._token_kl = _programs(spec.config, spec.lora, mesh, options)
         self.base = (frozen_base(spec.config, spec.params, mesh) if base is None else base) if spec.lora else None
         whole = with_value_head(spec.params) if head and "value_head" not in spec.params else spec.params
-        self.trained = Trained(self._policy(init_adapters(spec.config, key, spec.lora) if spec.lora else whole))
+        stacked = self.base is not None and is_stacked(self.base)
+        self.trained = Trained(self._policy(init_adapters(spec.config, key, spec.lora, stacked) if spec.lora else whole))
         self.begin()
 
     def _policy(self, params: dict) -> Policy:
@@ -129,10 +137,9 @@ class Learner:
         """Whole parameters, adapters merged in: what is sampled from."""
         return self.whole(self.policy.params)
 
-    @property
-    def attached(self) -> dict:
-        """The base with this model's adapters on it, not merged; the base is the same object for all models on it."""
-        return attach(self.base, self.policy.params, self.spec.lora)
+    def attached(self, adapters: dict) -> dict:
+        """The base with adapters on it, not merged; the base is the same object for all models on it."""
+        return attach(self.base, adapters, self.spec.lora)
 
     def whole(self, trained: dict) -> dict:
         """Whole parameters of a policy of this shape: adapters are merged in."""
@@ -157,23 +164,37 @@ class Learner:
         self.release()  # old moments go before the new ones come
         policy = self._policy(trained) if own is None else self._placed(Policy(own, self.options.optimizer.init(own)))
         self.trained, self.version = Trained(policy), 0
-        self.start = self.params
+        self.began_with(policy.params)
         if self.options.has_critic and self.options.critic == "own":
             self.trained = Trained(policy, self._policy(with_value_head(self.params)))
 
+    def began_with(self, trained: dict) -> None:
+        """Takes a copy of parameters, or of adapters, as those before reinforcement."""
+        self._begun: Any = None  # before the new ones, so that there are never two
+        if self.base is not None:
+            self._begun = jax.tree.map(jnp.copy, trained)
+        elif self.options.recipe.kl_coef:
+            self._begun = compute_copy(self.config, trained)
+        else:
+            self._begun = park(trained, jax.eval_shape(lambda x: compute_copy(self.config, x), trained))
+
+    @property
+    def begun(self) -> dict:
+        """Adapters before reinforcement, or parameters, in the compute dtype. These lie on the devices only where a KL reads them;
+        otherwise on the host, and each call brings a copy."""
+        return self._begun if self.base is not None or self.options.recipe.kl_coef else unpark(self._begun)
+
     @property
     def start(self) -> dict:
-        """Parameters before reinforcement, whole ones in the compute dtype: the reference of KL terms, and a seat in evaluations. They lie
-        on the devices only where a KL reads them; otherwise on the host, and each call brings a copy."""
-        return unpark(self._start) if self._reference is None else self._reference
+        """Whole parameters before reinforcement, adapters merged in: a seat in evaluations."""
+        return self.whole(self.begun)
 
-    @start.setter
-    def start(self, params: dict) -> None:
-        self._reference = self._start = None  # before the new ones, so that there are never two
-        if self.options.recipe.kl_coef:
-            self._reference = compute_copy(self.config, params)
-        else:
-            self._start = park(params, jax.eval_shape(lambda x: compute_copy(self.config, x), params))
+    @property
+    def reference(self) -> dict | None:
+        """What KL terms measure to: parameters, or adapters on their base, before reinforcement. None where there is no KL."""
+        if not self.options.recipe.kl_coef:
+            return None
+        return self.begun if self.base is None else self.attached(self.begun)
 
     def release(self) -> None:
         """Gives up policy and critic, so that others find room; `begin` with parameters or `restore` comes next."""
@@ -185,7 +206,7 @@ class Learner:
 
     def charged_kl(self, tokens: Tokens, chosen: np.ndarray) -> np.ndarray:
         """KL of each chosen sample to this model as it began, summed over its tokens: what `kl_in="reward"` charges. `[len(chosen)]`."""
-        return self._token_kl(self.start, tokens, chosen)[chosen].sum(axis=1)
+        return self._token_kl(self.reference, tokens, chosen)[chosen].sum(axis=1)
 
     def learn(
         self,
@@ -201,7 +222,7 @@ class Learner:
         """One step of reinforcement on the team's samples; `plays [N]` says whose are this model's. Returns the update's
         metrics and, beside `log_prob_gap`, the bound of a healthy one for this dtype."""
         self.trained, figures = self._update(
-            self.trained, self.start if self.options.recipe.kl_coef else None, tokens, table, plays, learning_rate, seed,
+            self.trained, self.reference, tokens, table, plays, learning_rate, seed,
             critic_learning_rate=critic_learning_rate, base=self.base, advice=advice, kl_coef=kl_coef,
         )  # fmt: skip
         self.version += 1

@@ -52,8 +52,10 @@ def over_minibatches(step: Callable, state, minibatches: Sequence[list[int]], pa
             made += np.count_nonzero(rows.length[:, 0]) * rows.tokens.shape[1]
             state, metrics, gap = step(state, number, rows, arrays)
             parts.append(metrics)  # added up on the host, so that no step waits for a dispatch per figure
+            jax.block_until_ready(gaps[-1])  # of the step before: one is under way and one is on its way
             gaps.append(gap)
-            work.done += 1
+            work.done = number
+        jax.block_until_ready(gaps[-1])
     if not parts:  # nothing to learn from: the same figures, all zero
         shapes = jax.eval_shape(functools.partial(step, number=0), state, **dict(zip(("rows", "arrays"), packed([]))))[1]
         parts.append(jax.tree.map(lambda x: np.zeros(x.shape), shapes))

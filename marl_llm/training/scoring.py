@@ -179,8 +179,9 @@ def make_token_kl(recipe: Recipe, config: ModelConfig, mesh: Mesh, **sizes: int)
 
     k_{s,r} = kl_kind(log π_{s,r}, log π_ref(response_{s,r} | ...)), with log π as the policy that sampled reported it
 
-    (MAPPA Eq. 2; REINFORCE++ arXiv 2501.03262). Both sides are at the recipe's temperature. `reference` is plain full parameters,
-    `sizes` are those of `make_scorer`. The table is NumPy `[S, R]`, 0 past a response's end and for samples that are not `chosen`.
+    (MAPPA Eq. 2; REINFORCE++ arXiv 2501.03262). Both sides are at the recipe's temperature. `reference` is whole parameters, or a base with
+    adapters on it; `sizes` are those of `make_scorer`. The table is NumPy `[S, R]`, 0 past a response's end and for samples that are not
+    `chosen`.
     Raises `ValueError` without a reference.
     """
     scorer = make_policy_scorer(recipe, config, mesh, **sizes)

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Recipe
+from marl_llm.models.serving import is_large
 from marl_llm.sampling import Engine, LaneConfig, Samplers, Settings, VllmSampler
 from marl_llm.sampling.requests import Completion, Request
 from marl_llm.sampling.store import shape_of
@@ -21,7 +22,6 @@ from marl_llm.training.mesh import own_mesh, serving_mesh
 from marl_llm.workflows import WorkflowError
 
 ADAPTERS = ("auto", "together", "merged")
-LARGE_BYTES = 2**30  # of a serving copy, from which on two of one base are one too many
 Models = Mapping[str, tuple[Learner, dict]]  # name -> learner, whole parameters
 
 
@@ -93,8 +93,9 @@ def engines(models: Models, on: Callable[[Mesh, Models], Engine]) -> Engine | Sa
 def on_one_base(learners: Mapping[str, Learner], how: str, mesh: Mesh) -> frozenset[str]:
     """Names of the models that are sampled with their adapters on one copy of the base that they share.
 
-    With "auto" those whose base takes `LARGE_BYTES` or more: a merged copy each samples faster, and costs the base once more. Where a
-    run has many processes all are merged. Raises `WorkflowError` on another word than `ADAPTERS`, and where "together" has no effect.
+    With "auto" those whose base `is_large`: a merged copy each samples faster, and costs the base once more; on a CPU, which reads the base
+    where it lies, also one alone. Where a run has many processes all are merged. Raises `WorkflowError` on another word than `ADAPTERS`,
+    and where "together" has no effect.
     """
     if how not in ADAPTERS:
         raise WorkflowError(f"play.adapters={how!r} is unknown; the ways are {', '.join(ADAPTERS)}")
@@ -103,11 +104,12 @@ def on_one_base(learners: Mapping[str, Learner], how: str, mesh: Mesh) -> frozen
         if learner.base is not None and learner.spec.sampler is None:
             key = (id(learner.base), learner.mesh, learner.config, learner.spec.lora, id(learner.spec.speech.tokenizer))
             found.setdefault(key, []).append(name)
-    shared = {key: names for key, names in found.items() if len(names) > 1 and not processes.spans(mesh)}
-    if how == "together" and not shared:
+    here = [names for names in found.values() if not processes.spans(mesh)]
+    if how == "together" and all(len(names) == 1 for names in here):
         raise WorkflowError("play.adapters='together' would have no effect: no two models of this process have adapters on one base")
-    large = lambda learner: learner.config.parameters * jnp.dtype(learner.config.compute_dtype).itemsize >= LARGE_BYTES  # noqa: E731
-    wanted = [names for names in shared.values() if how == "together" or how == "auto" and large(learners[names[0]])]
+    platform = mesh.devices.flat[0].platform
+    large = [names for names in here if is_large(learners[names[0]].config, platform) and (len(names) > 1 or platform == "cpu")]
+    wanted = {"auto": large, "together": [names for names in here if len(names) > 1], "merged": []}[how]
     return frozenset(name for names in wanted for name in names)
 
 

@@ -325,15 +325,19 @@ class Team(abc.ABC):
     def _params(self, seat: Seat, name: str) -> dict:
         learner = self.learners[name]
         if seat.kind == "trained":
-            return learner.params
+            return self._in_play(name, learner.policy.params)
         if seat.kind == "start":
-            return learner.start
+            return self._in_play(name, learner.begun)
         checkpoints = Checkpoints(pathlib.Path(seat.place) / "checkpoints")
         step = seat.step if seat.step is not None else max(checkpoints.steps(), default=-1)
         if step not in checkpoints.steps():
             raise CheckpointError(f"seat {seat}: {seat.place} has no checkpoint {'' if step < 0 else step}; it has {checkpoints.steps()}")
         (params,) = checkpoints.restore_params(step, {seat.model or name: learner.policy}).values()
-        return learner.whole(params)
+        return self._in_play(name, params)
+
+    def _in_play(self, name: str, trained: dict) -> dict:
+        """What a model samples from, with these trained parameters or adapters."""
+        return self.learners[name].whole(trained)
 
     # ------------------------------------------------------------------------------------------------ checkpoints
     def models(self) -> dict[str, Policy]:
@@ -363,7 +367,7 @@ class Team(abc.ABC):
         """Takes over with which parameters the models began, and gives up those that they have: `restore` comes next."""
         for name, learner in self.learners.items():
             learner.release()
-            learner.start = learner.whole(params[name])
+            learner.began_with(params[name])
 
     def restore(self, now: Mapping[str, Policy], state: Mapping[str, Any]) -> None:
         """Goes on from what `policies` and `state` gave. The start is that of `restore_start`."""

@@ -325,7 +325,7 @@ class Update:
 
         Args:
           trained: donated. Its `critic` is there exactly where the recipe has a critic and `options.critic` is "own".
-          reference: plain full parameters that the KL is measured to; None where `recipe.kl_coef` is 0.
+          reference: whole parameters, or a base with adapters attached, that the KL is measured to; None where `recipe.kl_coef` is 0.
           tokens, table: `Tokens` (or a list of `TokenSample`) of all samples of the team, and their columns `[S]` in the same order.
           plays: `[N]` bool, which agents the model plays and is trained on.
           learning_rate: float. seed: int, with the epoch's number it orders the prompts.

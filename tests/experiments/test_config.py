@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from experiments import building, checks, command, workdir
-from experiments.base import MICROBATCH, base_config, resolve
+from experiments.base import MICROBATCH, base_config, model_section, resolve
 from experiments.command import ConfigError
 from experiments.open_options import fill_open_options
 from marl_llm.algorithms import Samples, advantages_for
@@ -751,6 +751,23 @@ def test_c12_the_environments_compilation_cache_wins_unless_the_flag_is_given(mo
         building.start_jax(config, flag)
         assert said.get("jax_compilation_cache_dir") == used
         assert ("jax_compilation_cache_dir" in said) == (flag is not None or not environment)
+
+
+def test_a_team_of_checkpoints_takes_one_cpu_device_unless_told(monkeypatch, config):
+    """Every device would hold a copy of the parameters."""
+    import jax
+
+    config.hosted = True
+    there = jax.device_count()
+    assert there > 1
+    assert building.start_jax(config, "").size == there
+    config.models.unlock()
+    config.models.solver = model_section(path="somewhere")
+    assert building.start_jax(config, "").size == 1
+    config.devices = 2
+    assert building.start_jax(config, "").size == 2
+    config.devices, config.models.solver.path, config.model.path = 0, None, "somewhere"
+    assert building.start_jax(config, "").size == 1
 
 
 @pytest.mark.parametrize(("name", "is_one"), [("tests/games/own/lock.py:Lock", False), ("tests/games/own/relay.py:relay", True),

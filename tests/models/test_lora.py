@@ -63,6 +63,22 @@ def test_attached_equals_merged_in_both_layouts(targets, stacked):
     assert float(jnp.abs(attached - scores(base)).max()) > 1e-2
 
 
+def test_stacked_adapters_are_those_of_single_layers(tmp_path):
+    """Fresh ones, attached to a base of either layout, merged and saved."""
+    fresh, stacked_fresh = (init_adapters(BASE, jax.random.key(3), LORA, stacked) for stacked in (False, True))
+    same(stack_layers(fresh), stacked_fresh)
+    base, adapters = params_of(BASE), adapters_of(1)
+    stacked = stack_layers(adapters)
+    for layout in (lambda x: x, stack_layers):
+        want = attach(layout(base), adapters, LORA)
+        same(attach(layout(base), stacked, LORA), want)
+        same(merge(layout(base), stacked, LORA), merge(layout(base), adapters, LORA))
+    for name, one in (("apart", adapters), ("stacked", stacked)):
+        save_adapters(tmp_path / name, one, LORA)
+    apart, together = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("apart", "stacked"))
+    assert apart == together
+
+
 def test_a_batch_that_mixes_agents_is_served_in_one_forward():
     base, agents = params_of(BASE), [adapters_of(1), adapters_of(2)]
     who = np.asarray([0, 1, 1, 0])

@@ -1,11 +1,13 @@
 """Adapters of several models on one base: one lane serves them all, and each answers as its merged form does."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_llm.models import LoraConfig, ModelConfig, attach, init_adapters, init_params, merge
+from marl_llm.models import LoraConfig, ModelConfig, attach, init_adapters, init_params, merge, stack_layers
 from marl_llm.sampling import Engine, LaneConfig, Request
 from marl_llm.sampling.requests import Settings
 
@@ -31,8 +33,8 @@ def tuned():
     return {"a": adapters(1), "b": adapters(2)}
 
 
-def together(base, tuned, **options):
-    return Engine({n: (CONFIG, attach(base, x, LORA)) for n, x in tuned.items()}, jax.random.key(3), sizes=SIZES, **options)
+def together(base, tuned, sizes=SIZES, **options):
+    return Engine({n: (CONFIG, attach(base, x, LORA)) for n, x in tuned.items()}, jax.random.key(3), sizes=sizes, **options)
 
 
 def merged(base, tuned):
@@ -66,6 +68,60 @@ def test_each_model_answers_as_its_merged_form(base, tuned):
         held = one._lanes["a"].weights.params
         assert sum(x.size for x in jax.tree.leaves(held["base"])) == CONFIG.parameters  # the base once
     assert any(not np.array_equal(want[-8 + i].tokens, want[-7 + i].tokens) for i in range(0, 8, 2))  # the models differ
+
+
+def places(tree):
+    """Where a tree's arrays lie in memory."""
+    return [x.unsafe_buffer_pointer() for x in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["lists", "exact"])
+def test_stacked_layers_are_read_where_they_lie_and_answer_alike(base, tuned, exact):
+    """Prompts in pieces and behind pages that others computed, many and few rows, and new adapters for one model and for the other."""
+    sizes = dataclasses.replace(SIZES, exact=exact, piece=0 if exact else 8)
+    stacked, new, asked = stack_layers(base), adapters(7), requests(30)
+    prompt = tuple(range(1, 30))
+    asked += [Request(prompt, (9, i), 8, "ab"[i % 2]) for i in range(6)]
+    with together(base, tuned, sizes) as apart, together(stacked, tuned, sizes) as one:
+        assert places(one._lanes["a"].weights.params["base"]) == places(stacked)
+        assert one.stats()["a"]["cache_bytes"] == apart.stats()["a"]["cache_bytes"]
+        first = apart.generate_all(asked)
+        same(one.generate_all(asked), first)
+        for name in "ab":
+            apart.set_params(name, attach(base, new, LORA))
+            one.set_params(name, attach(stacked, new, LORA))
+            want = apart.generate_all(asked)
+            same(one.generate_all(asked), want)
+        assert any(not np.array_equal(x.tokens, y.tokens) for x, y in zip(first, want))
+
+
+def test_a_base_without_adapters_is_read_where_it_lies(base):
+    """Its layers stacked or apart; other parameters of the same layout may take its place."""
+    asked = [Request(x.prompt, x.seed, x.max_tokens, "a", x.settings) for x in requests(12)]
+    other = jax.tree.map(lambda x: x * 1.5, base)
+    with Engine({"a": (CONFIG, base)}, jax.random.key(3), sizes=SIZES) as plain:
+        want = plain.generate_all(asked)
+        plain.set_params("a", other)
+        changed = plain.generate_all(asked)
+    for layout in (lambda x: x, stack_layers):
+        params = {"base": layout(base), "lora": {}}
+        with Engine({"a": (CONFIG, params)}, jax.random.key(3), sizes=SIZES) as engine:
+            same(engine.generate_all(asked), want)
+            engine.set_params("a", {"base": layout(other), "lora": {}})
+            same(engine.generate_all(asked), changed)
+            with pytest.raises(ValueError, match="its layers were given (stacked|apart): give them so again"):
+                engine.set_params("a", {"base": base if layout is stack_layers else stack_layers(base), "lora": {}})
+            with pytest.raises(ValueError, match="of the new parameters do not fit"):
+                engine.set_params("a", {"base": layout(base) | {"embedding": base["embedding"][:9]}, "lora": {}})
+
+
+def test_stacked_and_other_lanes_do_not_share_a_pool(base, tuned):
+    models = {"a": attach(base, tuned["a"], LORA), "b": attach(stack_layers(base), tuned["b"], LORA)}
+    sizes = dataclasses.replace(SIZES, pool="shared")
+    with Engine({n: (CONFIG, p) for n, p in models.items()}, jax.random.key(3), sizes=sizes) as engine:
+        assert engine._lanes["a"].store is not engine._lanes["b"].store
+        with merged(base, tuned) as apart:
+            same(engine.generate_all(asked := requests(8)), apart.generate_all(asked))
 
 
 def test_a_swap_exchanges_one_models_adapters(base, tuned):

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from marl_llm.algorithms import Samples, make_recipe, next_kl_coef
-from marl_llm.models import Decoder, ModelConfig, init_params, prompt_mask, prompt_positions
+from marl_llm.models import Decoder, LoraConfig, ModelConfig, attach, init_params, merge, prompt_mask, prompt_positions
 from marl_llm.training import TokenSample, make_mesh, make_optimizer
 from marl_llm.training.batch import Batch
 from marl_llm.training.learner import Learner, ModelSpec
@@ -106,6 +106,25 @@ def test_d4_the_kl_is_to_where_this_very_model_began(learners, monkeypatch):
     assert not same(seen[0], seen[2])  # and the two models began apart
 
 
+def test_adapters_keep_their_own_beginning_and_no_copy_of_the_base():
+    options = LearnerOptions(make_recipe("grpo", kl_coef=0.1), make_optimizer(), row_tokens=8, minibatch=1)
+    params, lora = init_params(SHAPE, jax.random.key(0)), LoraConfig(rank=2)
+    learner = Learner(ModelSpec(SHAPE, params, lora=lora), options, make_mesh(1), jax.random.key(1))
+    warm = shifted(learner.policy.params, 0.5)
+    learner.begin(warm)
+    assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(learner.reference["base"])] == [
+        x.unsafe_buffer_pointer() for x in jax.tree.leaves(params)
+    ]
+    later = make_policy(shifted(warm, 1.0), options.optimizer)
+    jax.tree.map(lambda x: x.delete(), learner.policy)  # as an update that donates it
+    learner.restore(later, None)
+    assert same(learner.begun, warm)
+    assert same(learner.start, merge(params, warm, lora))
+    assert same(learner.reference, attach(params, warm, lora))
+    learner.began_with(later.params)
+    assert same(learner.begun, later.params)
+
+
 class Told(Team):
     """A team that plays nothing: it learns what it is told."""
 
@@ -121,7 +140,7 @@ class Told(Team):
 ROLES = ("first", "second")
 
 
-def told(recipe):
+def told(recipe, lora=None):
     """A team of two models that begin apart, and a batch: two tasks, each role asked with the same words in both, two answers each."""
     rng = np.random.default_rng(0)
     ask, where = rng.integers(1, 8, (2, 2)), [(task, agent) for task in range(2) for agent in range(2) for _ in range(2)]
@@ -133,7 +152,9 @@ def told(recipe):
     tokens = Tokens.of(samples)
     batch = Batch(0, ROLES, tokens, columns_of(tokens, table), 0 * agent, {}, lambda count, when: [])
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=8, minibatch=2)
-    specs = {name: ModelSpec(SHAPE, init_params(SHAPE, jax.random.key(n))) for n, name in enumerate(ROLES)}
+    base = init_params(SHAPE, jax.random.key(0))
+    begins = [base, base if lora else init_params(SHAPE, jax.random.key(1))]
+    specs = {name: ModelSpec(SHAPE, params, lora=lora) for name, params in zip(ROLES, begins, strict=True)}
     return Told(ROLES, Assignment(dict(zip(ROLES, ROLES))), specs, options, make_mesh(1)), samples, batch
 
 
@@ -146,9 +167,10 @@ def token_log_probs(params, ids):
     return jnp.take_along_axis(scores, ids[:, 2:, None], axis=-1)[..., 0]
 
 
-def test_d4_each_model_of_a_team_is_held_to_where_it_began_itself_by_the_loss():
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["whole", "adapters"])
+def test_d4_each_model_of_a_team_is_held_to_where_it_began_itself_by_the_loss(lora):
     """Nothing at first, because it has not moved, and something later; another's beginning would cost something at once."""
-    team, _, batch = told(make_recipe("grpo", branches=2, kl_coef=0.1, kl_in="loss", kl_kind="k3"))
+    team, _, batch = told(make_recipe("grpo", branches=2, kl_coef=0.1, kl_in="loss", kl_kind="k3"), lora)
     first, second = (team.learn(batch, 0.05) for _ in range(2))
     for name in ROLES:
         assert first[name]["updates"] == 1
