@@ -187,7 +187,7 @@ def _training_sections(c: config_dict.ConfigDict) -> None:
     c.control = config_dict.ConfigDict({"permute_rewards": False})
     c.stacked_layers = False  # one leaf per weight with all layers in front: fewer leaves, faster compilation of deep models
     c.quick_compile = False  # CPU: compile in a quarter of the time, run slower
-    c.devices = 0  # data-parallel devices; 0: all (on CPU one per core, but one in all for a team of checkpoints)
+    c.devices = 0  # data-parallel devices; 0: all (on CPU one per core, but one in all for published models)
     # who has which devices along `data`: "shared": every model all of them, by turns; "split": each trained model an equal part, all at
     # once; or a table, e.g. 'search:0-2,answer:3' (docs/pods.md). Anything but "shared" needs one process
     c.placement = "shared"

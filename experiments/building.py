@@ -27,7 +27,7 @@ def start_jax(config, cache: str | None, processes: int = 1, home: pathlib.Path 
     `home` is where a run directory keeps a user's file.
     `processes` that take equal parts of the devices have joined before (`marl_llm.training.processes.start`).
     `config.devices` of 0 takes the most devices that a compiled rollout divides over. Where play is hosted it takes all, but one CPU device
-    for checkpoints: each device would hold a copy of their parameters, and one uses all cores for them. `config.mesh.fsdp` of 0 takes all
+    for published models: each device would hold a copy of their parameters, and one uses all cores for them. `config.mesh.fsdp` of 0 takes all
     devices that are left, and `config.devices` is 1 then unless it is set.
     """
     import jax
@@ -53,7 +53,7 @@ def start_jax(config, cache: str | None, processes: int = 1, home: pathlib.Path 
     there = max(1, jax.device_count() // inner)
     count, fsdp = config.devices, config.mesh.fsdp
     if not count:
-        one = jax.default_backend() == "cpu" and processes == 1 and has_checkpoint(config)
+        one = jax.default_backend() == "cpu" and processes == 1 and has_published_model(config)
         count = checks.most_devices(config, there) if not (config.hosted or is_world(config, home)) else 1 if one else there
     if not fsdp:
         count = config.devices or 1
@@ -67,9 +67,12 @@ def start_jax(config, cache: str | None, processes: int = 1, home: pathlib.Path 
     return make_mesh(count, fsdp, config.mesh.tensor)
 
 
-def has_checkpoint(config) -> bool:
-    """Whether a model of a config begins with a checkpoint."""
-    return any(section.get("path") for section in (config.model, *config.models.values()))
+def has_published_model(config) -> bool:
+    """Whether a model of a config begins with a checkpoint, or has the shape of one."""
+    from marl_llm.models import PRESETS
+
+    sections = (config.model, *config.models.values())
+    return any(one.get("path") or "vocab_size" in PRESETS.get(one.get("preset"), {}) for one in sections)
 
 
 def is_world(config, home: pathlib.Path | None) -> bool:

@@ -7,7 +7,7 @@ A config whose models are checkpoints is planned without one when `--config.mode
 
 TPU topologies need `libtpu` (extra `plan`), GPUs (`a100:1`, `h100:8`, `h200:8`, `rtx4090:1`) JAX's CUDA plugin (extra `cuda`, no GPU);
 without that they are answered by arithmetic, as all are with --compile=False. Prints bytes per device by kind, FLOPs, roofline times, and
-the verdict with a suggestion.
+the verdict with a suggestion. `--topology=cpu` is this machine: memory and minutes, as `--dry_run` says them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
-from experiments import command
+from experiments import command, this_machine
 from experiments.command import ConfigError
 
 FLAGS = flags.FlagValues()
@@ -26,7 +26,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "An experiment config; its model, recipe, assignment and rollout are planned.", flag_values=FLAGS
 )
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", "v5e:4x4", "chip:shape, e.g. v5e:16x16, v5p:4x4x4, v6e:16x16, tpu7x:2x2x1, h100:8, rtx4090:1.", flag_values=FLAGS
+    "topology", "v5e:4x4", "chip:shape, e.g. v5e:16x16, v5p:4x4x4, v6e:16x16, tpu7x:2x2x1, h100:8, rtx4090:1; or cpu: this machine.", flag_values=FLAGS
 )
 _MESH = flags.DEFINE_string(
     "mesh",
@@ -53,6 +53,9 @@ def main(argv) -> None:
 
     if _CONFIG.value is None:
         raise ConfigError("--config is missing, e.g. --config=experiments/configs/plan_path_10x10.py")
+    if _TOPOLOGY.value == "cpu":
+        print(*this_machine.planned(_CONFIG.value), sep="\n")
+        return
     if not jax.config.jax_platforms:  # whose plugin would otherwise want a GPU before it compiles for one
         jax.config.update("jax_platforms", "cpu")
     out = plan(_CONFIG.value, _TOPOLOGY.value, _MESH.value, _PROMPT.value, _RESPONSE.value, _GROUPS.value, _COMPILE.value, _WHOLE.value)

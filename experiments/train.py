@@ -28,7 +28,7 @@ import traceback
 from absl import flags, logging
 from ml_collections import config_flags
 
-from experiments import checks, command, trust
+from experiments import checks, command, this_machine, trust
 from experiments.building import CACHE, begins_elsewhere, build_team, hardware_of, params_of, restored, sources_of, start_jax, tools_of
 from experiments.command import ConfigError, TrainingError
 from experiments.continuing import Stopwatch, continued, goes_on, up_to
@@ -364,6 +364,7 @@ def main(argv) -> None:
 
         with resolve(config, home) as plan:
             print(plan.table(config))
+            print("", *this_machine.lines(config, plan, start_jax(config, _CACHE.value, home=home)), sep="\n")
         return
     if not str(_WORKDIR.value or _RESUME.value or ""):
         raise ConfigError("--workdir is missing, e.g. --workdir=runs/first")

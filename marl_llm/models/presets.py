@@ -13,6 +13,7 @@ from marl_llm.models.config import ModelConfig, RopeScaling
 _QWEN25 = dict(qk_norm=False, attention_bias=True, rope_theta=1e6, head_dim=128, max_position=32_768, vocab_size=151_936)
 _QWEN3 = dict(head_dim=128, rope_theta=1e6, max_position=40_960, vocab_size=151_936, key_value_heads=8)
 _LLAMA3 = dict(qk_norm=False, rope_theta=5e5, norm_epsilon=1e-5, key_value_heads=8, vocab_size=128_256, max_position=131_072)
+_SMOLLM2 = dict(qk_norm=False, rope_theta=1e5, norm_epsilon=1e-5, head_dim=64, vocab_size=49_152, max_position=8192)
 
 
 def _llama3_rope(factor: float) -> RopeScaling:
@@ -55,6 +56,10 @@ PRESETS: dict[str, dict] = {
     "deepseek-r1-distill-qwen-14b": _qwen25(
         5120, 48, 40, 8, 13_824, tie_embeddings=False, vocab_size=152_064, norm_epsilon=1e-5, max_position=131_072
     ),
+    "smollm2-135m": _SMOLLM2 | dict(width=576, layers=30, query_heads=9, key_value_heads=3, feed_forward=1536),
+    "smollm2-360m": _SMOLLM2 | dict(width=960, layers=32, query_heads=15, key_value_heads=5, feed_forward=2560),
+    "smollm2-1.7b": _SMOLLM2
+    | dict(width=2048, layers=24, query_heads=32, key_value_heads=32, feed_forward=8192, rope_theta=1.3e5),
     "llama-3.2-1b": _LLAMA3
     | dict(width=2048, layers=16, query_heads=32, head_dim=64, feed_forward=8192, rope_scaling=_llama3_rope(32.0)),
     "llama-3.2-3b": _LLAMA3

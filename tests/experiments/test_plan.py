@@ -42,6 +42,7 @@ def test_published_parameter_counts():
         "qwen2.5-0.5b": 0.494, "qwen2.5-1.5b": 1.544, "qwen2.5-3b": 3.086, "qwen2.5-7b": 7.616, "qwen2.5-14b": 14.770,
         "qwen2.5-coder-7b": 7.616, "qwen3-0.6b": 0.596, "qwen3-1.7b": 1.721, "qwen3-4b": 4.022, "qwen3-8b": 8.191, "qwen3-14b": 14.768,
         "qwen3-30b-a3b": 30.532, "deepseek-r1-distill-qwen-1.5b": 1.777, "llama-3.2-1b": 1.236, "llama-3.1-8b": 8.030,
+        "smollm2-135m": 0.135, "smollm2-360m": 0.362, "smollm2-1.7b": 1.711,
     }  # fmt: skip
     for name, count in billions.items():
         assert round(make_model_config(name).parameters / 1e9, 3) == count, name
