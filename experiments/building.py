@@ -27,8 +27,8 @@ def start_jax(config, cache: str | None, processes: int = 1, home: pathlib.Path 
     `home` is where a run directory keeps a user's file.
     `processes` that take equal parts of the devices have joined before (`marl_llm.training.processes.start`).
     `config.devices` of 0 takes the most devices that a compiled rollout divides over. Where play is hosted it takes all, but one CPU device
-    for published models: each device would hold a copy of their parameters, and one uses all cores for them. `config.mesh.fsdp` of 0 takes all
-    devices that are left, and `config.devices` is 1 then unless it is set.
+    for published models: each device would hold a copy of their parameters, and one uses all cores for them. `config.mesh.fsdp` of 0 takes
+    all devices that are left, and `config.devices` is 1 then unless it is set.
     """
     import jax
 

@@ -26,7 +26,10 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "An experiment config; its model, recipe, assignment and rollout are planned.", flag_values=FLAGS
 )
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", "v5e:4x4", "chip:shape, e.g. v5e:16x16, v5p:4x4x4, v6e:16x16, tpu7x:2x2x1, h100:8, rtx4090:1; or cpu: this machine.", flag_values=FLAGS
+    "topology",
+    "v5e:4x4",
+    "chip:shape, e.g. v5e:16x16, v5p:4x4x4, v6e:16x16, tpu7x:2x2x1, h100:8, rtx4090:1; or cpu: this machine.",
+    flag_values=FLAGS,
 )
 _MESH = flags.DEFINE_string(
     "mesh",

@@ -15,7 +15,7 @@ from experiments.measuring import tables
 
 GIB = 2**30
 PROGRAM = 1.15 * GIB  # Python, JAX, libraries, and the machine code of a run's programs
-PLAYING, UPDATING = 0.2, 0.33  # shares of the roofline
+PLAYING, UPDATING = 0.2, 0.25  # shares of the roofline
 COMPILING_S, COMPILING_LAYER_S = 30.0, 10.0  # seconds of all programs of stacked layers, and for each layer more where they are apart
 PAGE = 16  # tokens of a page of the engine
 
@@ -154,8 +154,8 @@ def lines(config: Any, plan: Plan, mesh: Any) -> list[str]:
     step = s["playing"] + s["updating"]
     whole = s["compiling"] + config.steps * step + validations * s["a validation"] + measurements * s["a measurement"]
     told += [
-        f"  a step       at the longest prompts and responses about {step:.0f} s: playing {s['playing']:.0f}, updating {s['updating']:.0f}; the first one "
-        f"{s['compiling'] + s['a validation'] + step:.0f} s after the start",
+        f"  a step       at the longest prompts and responses about {step:.0f} s: playing {s['playing']:.0f}, updating "
+        f"{s['updating']:.0f}; the first one {s['compiling'] + s['a validation'] + step:.0f} s after the start",
         f"  the run      about {whole / 60:.0f} minutes: {config.steps} steps, {validations} validations of {s['a validation']:.0f} s, "
         f"{measurements} measurements of {s['a measurement']:.0f} s",
     ]

@@ -322,7 +322,8 @@ def speeds(plan, config, team, batch, updates: dict, sample_s: float, update_s: 
         limits = speed.machine_limits(team.mesh, shapes[0].compute_dtype)
         sampled = speed.rollout_work(shapes[0], done, len(team.roles), team.mesh.shape["data"])
         out["speed/sample_roofline"] = limits.seconds(sampled) / sample_s
-        out["speed/update_roofline"] = limits.seconds(speed.update_work(shapes[0], done, trained, epochs)) / update_s
+        frozen = all(one.get("lora_rank") for one in plan.options.values())
+        out["speed/update_roofline"] = limits.seconds(speed.update_work(shapes[0], done, trained, epochs, frozen)) / update_s
     return out
 
 

@@ -66,7 +66,7 @@ FAULTS = {
     },
     ("experiments/building.py", "tests/experiments/test_config.py"): {
         "a team of checkpoints takes all devices": ("else 1 if one else there", "else there"),
-        "only the common model's checkpoint counts": ("for section in (config.model, *config.models.values())", "for section in (config.model,)"),
+        "only the common model's checkpoint counts": ("sections = (config.model, *config.models.values())", "sections = (config.model,)"),
     },
     (R + "learner.py", T + "test_copies.py"): {
         "a base that lies right is copied all the same": ("        return placed\n", "        pass\n"),

@@ -64,13 +64,15 @@ def rollout_work(config: ModelConfig, figures: dict, roles: int, devices: int) -
     return Work(flops, weights * devices * figures["turns"] * roles * (1 + response))
 
 
-def update_work(config: ModelConfig, figures: dict, share: float, epochs: int) -> Work:
-    """What an update on `share` of a rollout's rows needed: forward and twice that backward, a prompt once for all its responses."""
+def update_work(config: ModelConfig, figures: dict, share: float, epochs: int, frozen: bool = False) -> Work:
+    """What an update on `share` of a rollout's rows needed: forward and twice that backward, a prompt once for all its responses. Of a
+    `frozen` base under adapters no gradient of the weights is needed, which leaves once that for its products."""
     prompts, samples = max(figures["prompts"], 1), max(figures["samples"], 1)
     prompt, response = figures["prompt_tokens"] / prompts, figures["sampled_tokens"] / samples
     once = forward_flops(config, figures["prompt_tokens"], prompt / 2, 0)
     once += forward_flops(config, figures["sampled_tokens"], prompt + response / 2, figures["sampled_tokens"])
-    return Work(3 * epochs * share * once, 0)
+    weights = forward_flops(config, figures["prompt_tokens"] + figures["sampled_tokens"], 0, figures["sampled_tokens"])
+    return Work(epochs * share * (3 * once - weights * frozen), 0)
 
 
 def summary_text(clock: list[dict[str, float]], compilations: Compilations) -> str:

@@ -53,7 +53,8 @@ def team(monkeypatch):
         monkeypatch.setattr(compiled, "CHUNK", chunk)
         one = CompiledTeam(GAME, Assignment({"first": "x", "second": "y"}), specs, OPTIONS, make_mesh(devices), seed=seed)
         for name, learner in one.learners.items():
-            learner.start, learner.trained = start[name], Trained(learner.policy._replace(params=trained[name]))
+            learner.began_with(start[name])
+            learner.trained = Trained(learner.policy._replace(params=trained[name]))
         return one
 
     return make

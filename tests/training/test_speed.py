@@ -24,6 +24,9 @@ def test_the_work_of_a_step_is_that_of_its_tokens():
     assert sampled.bytes == pytest.approx(4 * (MATRICES + NORMS + 88) * 2 * 2 * 2 * (1 + 5))
     learnt = speed.update_work(CONFIG, FIGURES, share=0.5, epochs=2)
     assert learnt.flops == pytest.approx(3 * 2 * 0.5 * (prompt + response))
+    products = 90 * 2 * (MATRICES + NORMS) + 60 * head
+    frozen = speed.update_work(CONFIG, FIGURES, share=0.5, epochs=2, frozen=True)
+    assert frozen.flops == pytest.approx(2 * 0.5 * (3 * (prompt + response) - products))
 
 
 def test_limits_are_those_of_all_devices_together():
