@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from marl_llm.models import load_pretrained
+from marl_llm.models import is_stacked, load_pretrained, read_config, stack_layers
+from marl_llm.models.serving import is_large
 from marl_llm.sampling import Engine, LaneConfig
 from marl_llm.sampling.requests import RequestError
 from marl_llm.serving.policy import policy_answers
@@ -51,11 +53,18 @@ class LocalModel:
     ):
         self._path, name = pathlib.Path(path), "model"
         self._backends: list[tuple[PolicyBackend, str | None]] = []
-        loaded, chat = load_pretrained(path), speech or load_chat(path, template_options(thinking))
+        config = read_config(path)
+        # of a large model on a CPU there is no second copy: it is read where it was loaded, as a base without adapters, its layers stacked
+        self._lies = jax.default_backend() == "cpu" and is_large(config, "cpu")
+        self._stacked = self._lies and config.uniform
+        config, params = load_pretrained(path, stacked=self._stacked)
+        chat = speech or load_chat(path, template_options(thinking))
         if max_prompt is None:
-            max_prompt = max(1, min(MAX_PROMPT, loaded[0].max_position - max_tokens))
+            max_prompt = max(1, min(MAX_PROMPT, config.max_position - max_tokens))
         sizes = LaneConfig(slots, prompt_tokens=max_prompt, response_tokens=max_tokens, admit=min(slots, 16))
-        self._engine = Engine({name: loaded}, jax.random.key(0), sizes=sizes, tokenizers={name: chat.tokenizer})
+        models = {name: (config, {"base": params, "lora": {}} if self._lies else params)}
+        del params
+        self._engine = Engine(models, jax.random.key(0), sizes=sizes, tokenizers={name: chat.tokenizer})
         self.answers = policy_answers(self._engine, name, chat, max_prompt=max_prompt, max_tokens=max_tokens)
 
     def backend(self, content: bool = False) -> PolicyBackend:
@@ -67,6 +76,9 @@ class LocalModel:
     def renew(self, params: dict, version: int) -> None:
         """Answers with other parameters of the same shape from now on, while nothing is under way. `version` names them, so that no cache
         mistakes their replies for those of the files, or of another version."""
+        if self._lies:  # a copy, for who gave them may go on training them
+            params = stack_layers(params) if self._stacked and not is_stacked(params) else params
+            params = {"base": jax.tree.map(jnp.copy, params), "lora": {}}
         self._engine.set_params(self.answers.model, params)
         for backend, identity in self._backends:
             backend.identity = f"{identity}+{version}"

@@ -426,7 +426,9 @@ class EngineStandIn:
 
 def test_a_local_model_is_made_with_every_size_and_names_its_replies_by_its_files_and_version(monkeypatch, tmp_path):
     made, opened, config = [], [], types.SimpleNamespace(max_position=2048)
-    monkeypatch.setattr(local, "load_pretrained", lambda path: (config, "params", path))
+    monkeypatch.setattr(local, "read_config", lambda path: config)
+    monkeypatch.setattr(local, "load_pretrained", lambda path, stacked: (config, f"params of {path}"))
+    monkeypatch.setattr(local, "is_large", lambda config, platform: False)
     monkeypatch.setattr(local, "load_chat", lambda path, options: opened.append((path, options)) or lab.SPEECH)
     monkeypatch.setattr(local, "Engine", lambda *given, **named: made.append(EngineStandIn(*given, **named)) or made[-1])
     (tmp_path / "model.bin").write_bytes(b"weights")
@@ -435,7 +437,7 @@ def test_a_local_model_is_made_with_every_size_and_names_its_replies_by_its_file
         sizes = made[0].sizes
         assert (sizes.slots, sizes.prompt_tokens, sizes.response_tokens, sizes.admit) == (3, 48, 5, 3)
         assert (model.answers.max_prompt, model.answers.max_tokens) == (48, 5)
-        assert (made[0].models, made[0].tokenizers) == ({"model": (config, "params", path)}, {"model": lab.SPEECH.tokenizer})
+        assert (made[0].models, made[0].tokenizers) == ({"model": (config, f"params of {path}")}, {"model": lab.SPEECH.tokenizer})
         assert opened == [(path, {"enable_thinking": False})]
         by_path, by_files, digest = model.backend(), model.backend(content=True), local.digest_of(tmp_path)
         assert (by_path.identity, by_files.identity) == (f"policy:{path}", f"policy:{digest}")
@@ -453,6 +455,31 @@ def test_a_local_model_is_made_with_every_size_and_names_its_replies_by_its_file
         config.max_position = positions
         local.LocalModel(path, max_tokens=max_tokens, speech=lab.SPEECH).close()
         assert made[-1].sizes.prompt_tokens == prompt
+
+
+def test_a_large_local_model_is_read_where_it_was_loaded(monkeypatch):
+    """It says what a small one would; and new parameters are copied, for whoever gave them may go on training them."""
+    config = make_model_config("micro", lab.SPEECH.tokenizer.vocab_size)
+    layouts = {stacked: init_params(config, jax.random.key(0), stacked=stacked) for stacked in (False, True)}
+    later = init_params(config, jax.random.key(1))
+    monkeypatch.setattr(local, "read_config", lambda path: config)
+    monkeypatch.setattr(local, "load_pretrained", lambda path, stacked: (config, layouts[stacked]))
+    said = {}
+    for large in (False, True):
+        monkeypatch.setattr(local, "is_large", lambda config, platform, large=large: large)
+        with local.LocalModel("a", max_prompt=48, max_tokens=8, slots=2, speech=lab.SPEECH) as model:
+            replies = [model.answers([{"role": "user", "content": "hello"}], Options(temperature=0.0)).text]
+            if large:
+                served = model._engine._lanes["model"].weights.params["base"]
+                for x, y in zip(jax.tree.leaves(served), jax.tree.leaves(layouts[True]), strict=True):
+                    assert x.unsafe_buffer_pointer() == y.unsafe_buffer_pointer()
+            given = jax.tree.map(lambda x: x + 0, later)
+            model.renew(given, 1)
+            jax.tree.map(lambda x: x.delete(), given)
+            replies.append(model.answers([{"role": "user", "content": "hello"}], Options(temperature=0.0)).text)
+        said[large] = replies
+    assert said[True] == said[False]
+    assert said[True][0] != said[True][1]
 
 
 def test_a_checkpoint_is_its_files_with_their_names_and_contents(tmp_path):
