@@ -1,13 +1,14 @@
-"""A GRPO step of TRL's `GRPOTrainer`, a worker of `benchmarks.update`: the whole trainer, one optimizer step per repetition.
+"""A GRPO step of TRL's `GRPOTrainer`, a worker of `benchmarks.update` and `benchmarks.adapters`: the whole trainer, a step per repetition.
 
-Runs under an interpreter that has TRL, PyTorch and datasets. The trainer's own loop waits between steps for the next repetition; `seconds`
-are those of the step without its generation and scoring (forward, backward, clipping, AdamW), `whole` are all.
+Runs under an interpreter that has TRL, PyTorch and datasets, and PEFT for `--rank`. The trainer's own loop waits between steps for the
+next repetition; `seconds` are those of the step without its generation and scoring (forward, backward, clipping, AdamW), `whole` are all.
 """
 
 import argparse
 import os
 import queue
 import random
+import resource
 import tempfile
 import threading
 import time
@@ -16,7 +17,7 @@ from lines import pin, serve
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", required=True, help="checkpoint directory")
-for name, default in (("prompts", 8), ("samples", 4), ("prompt", 64), ("response", 64), ("threads", 1)):
+for name, default in (("prompts", 8), ("samples", 4), ("prompt", 64), ("response", 64), ("threads", 1), ("rank", 0)):
     parser.add_argument(f"--{name}", type=int, default=default)
 args = parser.parse_args()
 pin(args.threads)
@@ -36,6 +37,13 @@ def word_tokenizer(size: int):
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", padding_side="left"
     )
+
+
+def adapters(rank: int):
+    """PEFT's config of adapters on all matrices."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def prepare():
@@ -60,7 +68,8 @@ def prepare():
 
         def on_step_end(self, *_, **__):
             whole = time.perf_counter() - self.tick
-            done.put({"seconds": whole - spent["sample"], "sample": spent["sample"], "whole": whole})
+            held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+            done.put({"seconds": whole - spent["sample"], "sample": spent["sample"], "whole": whole, "gib": held})
 
     settings = GRPOConfig(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=args.prompts * args.samples, num_generations=args.samples,
@@ -75,6 +84,7 @@ def prepare():
         train_dataset=Dataset.from_dict({"prompt": texts}),
         processing_class=word_tokenizer(size),
         callbacks=[Pace()],
+        peft_config=adapters(args.rank) if args.rank else None,
     )
     generate = trainer._generate_and_score_completions
 
