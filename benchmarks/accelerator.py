@@ -1,15 +1,17 @@
 """Does everything work on this accelerator, and how fast? One command, with a page; it needs no other library and no network.
 
-    python -m benchmarks.accelerator [--tiny] [--output=docs/accelerators.md] [--parts=attention,log_probs,engine,update,runs]
+    python -m benchmarks.accelerator [--tiny] [--output=docs/accelerators.md] [--parts=attention,log_probs,engine,update,adapters,runs]
 
-Where JAX finds a GPU or a TPU the sizes are those of a Qwen3 of 0.6e9 parameters with random weights (about 12 GB). On a CPU, and with
---tiny, everything takes about four minutes of one core, less once programs are cached. Each size is a flag. One device is measured.
+Where JAX finds a GPU or a TPU the shapes are those of SmolLM2-135M and of Qwen3 with 0.6e9 and 1.7e9 parameters, with random weights. On a
+CPU, and with --tiny, everything takes about four minutes of one core, less once programs are cached. Each size is a flag. One device is
+measured.
 Parts, each in a process of its own:
 
     attention   output and gradients of every attention path in every dtype against float32 products of XLA
     log_probs   the sampler's, the engine's and the scorer's log-probs of a whole model against a float32 scorer
     engine      tokens/s, and the share of the memory's bandwidth, at several batch sizes and lengths
     update      time, MFU and memory of an optimizer step beside what `experiments.plan` predicts
+    adapters    a whole step of adapters, sampling included, beside TRL with PEFT where this interpreter has them
     runs        a mini run of Plan-Path and of workflow A by `experiments.train`
 
 Prints JSON lines and writes a Markdown page. What fails is a line with `failed`, the other rows go on, and the exit code is 1.
@@ -57,7 +59,7 @@ def rows_of_process(part: str, sizes: Sizes, limit_s: float, quick: bool) -> Ite
 def serve(part: str, sizes: Sizes, quick: bool) -> None:
     """Computes a part in this process and prints its rows. `quick`: what is not timed is compiled faster for a CPU, and runs slower."""
     measured = PARTS[part]
-    if part != "runs":
+    if part not in ("runs", "adapters"):  # their own processes need the device
         import jax
 
         from experiments.building import CACHE
@@ -108,15 +110,25 @@ COLUMNS = {  # part -> title, key, how it is written
         ("mean, nats", "mean_nats", shown), ("bound", "bound", shown),
     ),
     "engine": (
-        ("batch", "batch", shown), ("prompt", "prompt", shown), ("response", "response", shown), ("tokens/s", "tokens_per_s", shown),
+        ("model", "model", shown), ("batch", "batch", shown),
+        ("prompt", "prompt", shown), ("response", "response", shown), ("tokens/s", "tokens_per_s", shown),
         ("decode step, ms", "step_ms", shown), ("of the bandwidth", "share", percent), ("of the data sheet's", "share_of_sheet", percent),
         ("prefill, s", "prefill_s", shown), ("compiling, s", "compile_s", shown), ("cache", "cache_bytes", gib),
     ),
     "update": (
-        ("groups", "groups", shown), ("branches", "branches", shown), ("prompt", "prompt", shown), ("response", "response", shown),
+        ("model", "model", shown), ("groups", "groups", shown), ("branches", "branches", shown),
+        ("prompt", "prompt", shown), ("response", "response", shown),
         ("seconds", "seconds", shown), ("at least, by `plan`", "least_s", shown), ("MFU", "mfu", percent),
         ("MFU by the data sheet", "mfu_of_sheet", percent), ("memory counted by `plan`", "counted_bytes", gib),
         ("`plan`'s program compiled here", "compiled_bytes", gib), ("most seen", "seen_bytes", gib),
+    ),
+    "adapters": (
+        ("model", "model", shown), ("prompts", "prompts", shown), ("samples", "samples", shown), ("prompt", "prompt", shown),
+        ("response", "response", shown), ("dtype", "dtype", shown), ("whole, s", "ours_whole", shown), ("sampling", "ours_sample", shown),
+        ("training", "ours_seconds", shown), ("GiB", "ours_gib", shown), ("TRL whole, s", "trl_whole", shown),
+        ("TRL sampling", "trl_sample", shown), ("TRL training", "trl_seconds", shown), ("TRL GiB", "trl_gib", shown),
+        ("ratio", "ratio_whole", shown), ("of sampling", "ratio_sample", shown), ("of training", "ratio_seconds", shown),
+        ("sampling of the roofline", "sample_share", percent), ("training of the roofline", "train_share", percent),
     ),
     "runs": (
         ("run", "run", shown), ("config", "config", shown), ("steps", "steps", shown), ("updates", "updates", shown),
@@ -136,13 +148,16 @@ TEXTS = {
     "update": "One GRPO step on packed rows, the whole minibatch at once. MFU counts needed products only, nothing that is computed again. "
     "`plan` counts for bfloat16 and `remat=full`, with 96 MiB of logits, which decide where models are small; *most seen* is the "
     "device's own peak, which a CPU does not keep.",
+    "adapters": "One GRPO step of an adapter of rank 16 on all matrices, by `benchmarks.adapters`, in turns with TRL and PEFT on the same "
+    "device where they are installed. Memory is the most that the device held.",
     "runs": "By `experiments.train`, in a few steps; nothing is learned in so few, the rows show that all of it runs.",
 }
 TITLES = {
-    "device": "The device", "attention": "Attention", "log_probs": "Log-probs", "engine": "Engine", "update": "Update", "runs": "Mini runs",
+    "device": "The device", "attention": "Attention", "log_probs": "Log-probs", "engine": "Engine", "update": "Update",
+    "adapters": "Adapters", "runs": "Mini runs",
 }  # fmt: skip
 
-NAMES = ("path", "mask", "source", "dtype", "length", "batch", "groups", "branches", "prompt", "response", "run")  # of a row
+NAMES = ("path", "mask", "source", "dtype", "length", "model", "batch", "groups", "branches", "prompt", "response", "run")  # of a row
 
 
 def page(rows: list[dict], sizes: Sizes, command: str, commit: str) -> str:
@@ -160,7 +175,7 @@ def page(rows: list[dict], sizes: Sizes, command: str, commit: str) -> str:
         f"| devices | {machine['devices']} x {machine['kind']} ({machine['platform']}){memory}; one is measured |",
         f"| host | {machine.get('host', 'unknown')}; load {machine.get('load', 0.0):.1f} when it began |",
         f"| software | Python {machine.get('python', 'unknown')}, {versions} |",
-        f"| model | `{sizes.preset}`, random weights, {sizes.compute_dtype}, remat `{sizes.remat}` |",
+        f"| models | `{sizes.presets}`, random weights, {sizes.compute_dtype}, remat `{sizes.remat}` |",
         f"| command | `{command}` |", f"| commit | {commit} |", f"| failed | {len(failed)} of {len(rows) - len(left)} rows |", "",
     ]  # fmt: skip
     if failed:

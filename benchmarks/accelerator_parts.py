@@ -31,19 +31,21 @@ RUNS = {"Plan-Path, compiled": "quickstart", "workflow A, engine": "search_paral
 class Sizes:
     """What is measured at which size; as flags, lists are written with commas between. The defaults are for one CPU core."""
 
-    preset: str = "micro"  # shape of the model, with random parameters; small ones get the vocabulary of benchmarks.update
+    presets: str = "micro"  # shapes of models, with random parameters; small ones get the vocabulary of benchmarks.update
     compute_dtype: str = "float32"  # of the engine's and the update's model
     remat: str = "none"  # of the update
     attention_lengths: str = "384"  # of rows; multiples of 128
     batches: str = "4,16"  # of the engine: slots, all of which decode
     lengths: str = "32+32,128+32"  # of the engine: prompt + response
     updates: str = "4x4x32+32"  # groups x branches x prompt + response
+    adapters: str = "micro"  # models whose adapters train for a whole step, random parameters; or a checkpoint's directory
+    adapter_step: str = "4x4x64+32"  # prompts x samples x prompt + response
     steps: int = 3  # of reinforcement in a mini run
     repeats: int = 3  # of each time; medians are given
 
 
 LARGE = Sizes(
-    "qwen3-0.6b", "bfloat16", "full", "384,2048", "8,32,64", "128+128,1024+128", "4x4x256+256,4x8x1024+512", steps=20, repeats=5
+    "qwen3-0.6b,qwen3-1.7b", "bfloat16", "full", "1024", "64", "256+256", "8x8x256+256", "smollm2-135m,qwen3-0.6b", "8x8x256+128", steps=20
 )
 
 
@@ -69,14 +71,15 @@ def within(value: float, bound: float, what: str) -> dict:
     return {} if value <= bound else {"failed": f"{what} {value:.2g} is above {bound:.2g}"}
 
 
-def model_of(sizes: Sizes, **changed):
-    """The config of the model."""
+def model_of(sizes: Sizes, preset: str = "", **changed):
+    """The config of a model, of the first preset where none is named."""
     from benchmarks.update import VOCABULARY
     from marl_llm.models import PRESETS, make_model_config
 
-    own = "vocab_size" in PRESETS.get(sizes.preset, {})
+    preset = preset or sizes.presets.split(",")[0]
+    own = "vocab_size" in PRESETS.get(preset, {})
     options = {"compute_dtype": sizes.compute_dtype} | changed
-    return make_model_config(sizes.preset, vocab_size=None if own else VOCABULARY, **options)
+    return make_model_config(preset, vocab_size=None if own else VOCABULARY, **options)
 
 
 def chip():
@@ -246,7 +249,7 @@ def log_prob_rows(sizes: Sizes, dtypes=("float32", "bfloat16")) -> Iterator[dict
 
     prompts, longest, new = 4, 232, 24  # rows of 256 tokens, which splash attention takes
     config = model_of(sizes, compute_dtype="float32", attention="xla")
-    params = jax.jit(lambda key: init_params(config, key))(jax.random.key(0))
+    params = init_params(config, jax.random.key(0))
     rng = np.random.default_rng(0)
     where = np.arange(longest)[::-1] < np.asarray([longest, 131, 16, 3])[:, None]
     ids = np.where(where, rng.integers(3, config.vocab_size, where.shape), 0).astype(np.int32)
@@ -292,12 +295,13 @@ def engine_rows(sizes: Sizes) -> Iterator[dict]:
 
     from marl_llm.models import init_params
 
-    config = model_of(sizes)
-    params = jax.jit(lambda key: init_params(config, key))(jax.random.key(0))
-    for lengths in sizes.lengths.split(","):
-        for batch in numbers(sizes.batches, ","):
+    for preset in sizes.presets.split(","):
+        config = model_of(sizes, preset)
+        params = init_params(config, jax.random.key(0))  # as one program it compiles for a minute and a half on a GPU
+        for lengths, batch in itertools.product(sizes.lengths.split(","), numbers(sizes.batches, ",")):
             name = dict(zip(("batch", "prompt", "response"), (batch, *numbers(lengths)), strict=True))
-            yield row("engine", name, functools.partial(engine_row, config, params, *name.values(), sizes.repeats))
+            measured = functools.partial(engine_row, config, params, *name.values(), sizes.repeats)
+            yield row("engine", {"model": preset} | name, measured)
 
 
 def engine_row(config, params, batch: int, prompt: int, response: int, repeats: int) -> dict:
@@ -338,10 +342,11 @@ def engine_row(config, params, batch: int, prompt: int, response: int, repeats: 
 # ---------------------------------------------------------------------------------------------------- the update
 def update_rows(sizes: Sizes) -> Iterator[dict]:
     """One optimizer step on packed rows."""
-    config = model_of(sizes, remat=sizes.remat)
-    for shape in sizes.updates.split(","):
+    for preset, shape in itertools.product(sizes.presets.split(","), sizes.updates.split(",")):
+        config = model_of(sizes, preset, remat=sizes.remat)
         name = dict(zip(("groups", "branches", "prompt", "response"), numbers(shape), strict=True))
-        yield row("update", name | {"remat": sizes.remat}, functools.partial(update_row, config, *name.values(), sizes.repeats))
+        measured = functools.partial(update_row, config, *name.values(), sizes.repeats)
+        yield row("update", {"model": preset} | name | {"remat": sizes.remat}, measured)
 
 
 def update_row(config, groups: int, branches: int, prompt: int, response: int, repeats: int) -> dict:
@@ -356,7 +361,7 @@ def update_row(config, groups: int, branches: int, prompt: int, response: int, r
     from marl_llm.training import make_mesh, make_optimizer, make_policy, roofline
 
     mesh, optimizer = make_mesh(1), make_optimizer()
-    params = jax.jit(lambda key: init_params(config, key, stacked=config.uniform))(jax.random.key(0))
+    params = init_params(config, jax.random.key(0), stacked=config.uniform)
     held = {"policy": make_policy(params, optimizer)}
     held["policy"] = jax.device_put(held["policy"], param_shardings(held["policy"], mesh, TRAIN))
     del params
@@ -378,6 +383,17 @@ def update_row(config, groups: int, branches: int, prompt: int, response: int, r
     if sheet:
         out |= {"mfu_of_sheet": needed / sheet.flops / seconds, "least_s_of_sheet": counted.seconds(sheet)}
     return out | within(max(abs(run["loss"]) for run in runs), 1e6, "a loss of")
+
+
+# ---------------------------------------------------------------------------------------------------- a whole step of adapters
+def adapter_rows(sizes: Sizes) -> Iterator[dict]:
+    """By `benchmarks.adapters`, beside TRL with PEFT where this interpreter has them."""
+    from benchmarks.adapters import beside_peer
+
+    sized = dict(zip(("prompts", "samples", "prompt", "response"), numbers(sizes.adapter_step), strict=True))
+    for model in sizes.adapters.split(","):
+        measured = functools.partial(beside_peer, model, repeats=sizes.repeats, **sized)
+        yield row("adapters", {"model": pathlib.Path(model).name} | sized, measured)
 
 
 # ---------------------------------------------------------------------------------------------------- mini runs
@@ -423,5 +439,5 @@ def run_figures(workdir: pathlib.Path, steps: int) -> dict:
 
 PARTS: dict[str, Callable[[Sizes], Iterator[dict]]] = {
     "device": device_rows, "attention": attention_rows, "log_probs": log_prob_rows, "engine": engine_rows, "update": update_rows,
-    "runs": run_rows,
+    "adapters": adapter_rows, "runs": run_rows,
 }  # fmt: skip

@@ -2,25 +2,31 @@
 
     python -m benchmarks.adapters --model=models/smollm2 --peers_python=PATH [--prompts=4] [--samples=4] [--prompt=200] [--response=48]
 
-Both train an adapter of one rank on all matrices, in float32, from random prompts of exactly `--prompt` tokens and answers of exactly
-`--response`. Prints one JSON line: medians and spreads of the whole step, of sampling and of training, their ratios, the most memory that
-each worker held, and our shares of the roofline (a prompt counted once, no gradient of frozen weights, the best product measured here).
+Both train an adapter of one rank on all matrices from random prompts of exactly `--prompt` tokens and answers of exactly `--response`, in
+float32 on a CPU and in bfloat16 on an accelerator. `--model` is a checkpoint's directory, or a preset's name: its shape, random weights.
+Prints one JSON line: medians and spreads of the whole step, of sampling and of training, their ratios, the most memory that each worker (on
+an accelerator: the device for it) held, and our shares of the roofline (a prompt counted once, no gradient of frozen weights, the best
+product measured here).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
+import os
 import pathlib
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 
 from benchmarks.peers.lines import Worker, pin, serve
 
+DTYPES = {"cpu": "float32", "gpu": "bfloat16", "tpu": "bfloat16"}  # of products, by platform
 PARTS = ("whole", "sample", "seconds")  # of a step; `seconds` are those of training
 
 
@@ -38,7 +44,8 @@ def prepare(args) -> dict:
     from marl_llm.training.speed import machine_limits
 
     use_cpu_devices(1)
-    config, params = load_pretrained(args.model, stacked=True, remat=args.remat)
+    dtype = DTYPES[args.platform]
+    config, params = load_pretrained(args.model, stacked=True, remat=args.remat, compute_dtype=dtype)
     row, lora, mesh = args.prompt + args.samples * args.response, LoraConfig(args.rank), make_mesh(1)
     recipe = make_recipe("grpo", branches=args.samples, kl_coef=0.0)
     options = LearnerOptions(recipe, make_optimizer(), row, args.prompts, microbatch_tokens=args.microbatch_tokens or row)
@@ -66,28 +73,46 @@ def prepare(args) -> dict:
         learner.learn(tokens, table, np.ones(1, bool), 1e-4, None, 0, None, 0.0)
         jax.block_until_ready(learner.policy)
         done = time.perf_counter()
-        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        of_device = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        held = of_device / 2**30 if of_device else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         return {"seconds": done - tock, "sample": tock - tick, "whole": done - tick, "gib": held}
 
     def work() -> dict:
         """Seconds that no program here can go below."""
-        limits, sized = machine_limits(mesh), (args.samples, args.prompt, args.response)
+        limits, sized = machine_limits(mesh, dtype), (args.samples, args.prompt, args.response)
         adapters = sum(x.size for x in jax.tree.leaves(learner.policy.params))
-        decode = args.response * limits.seconds(roofline.decode_step(config, args.prompts, *sized, 1, itemsize=4))
-        sampled = decode + limits.seconds(roofline.prefill(config, args.prompts, args.prompt, 1, itemsize=4))
+        size = jax.numpy.dtype(dtype).itemsize
+        decode = args.response * limits.seconds(roofline.decode_step(config, args.prompts, *sized, 1, itemsize=size))
+        sampled = decode + limits.seconds(roofline.prefill(config, args.prompts, args.prompt, 1, itemsize=size))
         return {"sample": sampled, "seconds": limits.seconds(roofline.update(config, args.prompts, *sized, 1, 1, adapters))}
 
-    step()
+    for _ in range(2):  # an empty cache and a used one are admitted by two programs
+        step()
     return {"train": step, "work": work}
 
 
-def measure(args) -> None:
-    """Starts the workers, interleaves the repetitions, prints the line."""
-    sizes = [f"--{name}={getattr(args, name)}" for name in ("model", "prompts", "samples", "prompt", "response", "rank", "threads")]
+def random_checkpoint(preset: str, directory: str) -> str:
+    """Writes a checkpoint of a preset's shape with random weights, on the CPU: a worker needs the device."""
+    code = (
+        "import sys, jax\nfrom benchmarks.update import VOCABULARY\n"
+        "from marl_llm.models import PRESETS, init_params, make_model_config, save_pretrained\n"
+        "own = None if 'vocab_size' in PRESETS[sys.argv[1]] else VOCABULARY\nconfig = make_model_config(sys.argv[1], vocab_size=own)\n"
+        "save_pretrained(sys.argv[2], config, init_params(config, jax.random.key(0)), dtype='bfloat16')"
+    )
+    subprocess.run([sys.executable, "-c", code, preset, directory], check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    return directory
+
+
+def measure(args) -> dict:
+    """Starts the workers and interleaves the repetitions; returns the figures. Raises `RuntimeError` if a worker ends."""
     here = pathlib.Path(__file__).parent
     with tempfile.TemporaryDirectory() as folder:
+        given = {name: getattr(args, name) for name in ("prompts", "samples", "prompt", "response", "rank", "threads", "platform")}
+        given["model"] = args.model if pathlib.Path(args.model).exists() else random_checkpoint(args.model, f"{folder}/model")
+        sizes = [f"--{name}={value}" for name, value in given.items()]
         more = [f"--remat={args.remat}", f"--microbatch_tokens={args.microbatch_tokens}", "--worker"]
-        workers = {"ours": Worker([sys.executable, "-m", "benchmarks.adapters", *sizes, *more], f"{folder}/ours", JAX_PLATFORMS="cpu")}
+        here_only = {"JAX_PLATFORMS": "cpu"} if args.platform == "cpu" else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        workers = {"ours": Worker([sys.executable, "-m", "benchmarks.adapters", *sizes, *more], f"{folder}/ours", **here_only)}
         if args.peers_python:
             workers["trl"] = Worker([args.peers_python, str(here / "peers" / "trl_update.py"), *sizes], f"{folder}/trl")
         figures: dict[str, list[dict]] = {name: [] for name in workers}
@@ -100,7 +125,8 @@ def measure(args) -> None:
             worker.close()
     of = lambda name, part: [one[part] for one in figures[name]]  # noqa: E731
     out = {"benchmark": "adapters", "model": pathlib.Path(args.model).name, "threads": args.threads, "repeats": args.repeats}
-    out |= {name: getattr(args, name) for name in ("prompts", "samples", "prompt", "response", "rank", "remat")}
+    out |= {name: getattr(args, name) for name in ("prompts", "samples", "prompt", "response", "rank", "remat", "platform")}
+    out["dtype"] = DTYPES[args.platform]
     for name in workers:
         middle = {part: round(statistics.median(of(name, part)), 2) for part in PARTS}
         spread = [round(min(of(name, "whole")), 2), round(max(of(name, "whole")), 2)]
@@ -110,25 +136,52 @@ def measure(args) -> None:
         out["ours"][f"{part}_roofline"] = round(statistics.median(shares), 3)
     if "trl" in workers:
         out["ratios"] = {part: round(statistics.median(of("trl", part)) / statistics.median(of("ours", part)), 2) for part in PARTS}
-    print(json.dumps(out), flush=True)
+    return out
 
 
-def main() -> None:
-    """The command, and the helper that it starts itself as."""
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a checkpoint's directory, e.g. of `python -m marl_llm model smollm2 --out=DIR`")
+    parser.add_argument("--model", required=True, help="directory of `python -m marl_llm model smollm2 --out=DIR`, or a preset's name")
     parser.add_argument("--peers_python", default="", help="interpreter with TRL, PEFT, PyTorch and datasets; empty: this library alone")
     for name, default in (("prompts", 4), ("samples", 4), ("prompt", 200), ("response", 48), ("rank", 16), ("threads", 2), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--remat", default="none", choices=("none", "dots", "full"))
     parser.add_argument("--microbatch_tokens", type=int, default=0, help="0: a packed row")
+    parser.add_argument("--platform", default="cpu", choices=tuple(DTYPES))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    return parser
+
+
+def options(**given) -> argparse.Namespace:
+    """The flags as they stand, but for those given. Raises `SystemExit` for one that is not there."""
+    return parser().parse_args([f"--{name}={value}" for name, value in given.items()])
+
+
+def beside_peer(model: str, **sizes) -> dict:
+    """The figures as a flat row, on this machine's device, beside TRL where this interpreter has it. `sizes`: flags, e.g. `prompts`."""
+    there = all(importlib.util.find_spec(name) for name in ("trl", "peft", "datasets"))
+    # a process that ends says which device there is: while this one held it, the workers could not have it
+    seen = subprocess.run([sys.executable, "-c", "import jax; print(jax.default_backend())"], capture_output=True, text=True, check=True)
+    platform = seen.stdout.split()[-1]
+    given = options(model=model, platform=platform, peers_python=sys.executable if there and platform != "tpu" else "", **sizes)
+    if platform != "cpu":
+        given.microbatch_tokens = given.prompts * (given.prompt + given.samples * given.response)
+    found = measure(given)
+    out = {"dtype": found["dtype"], "sample_share": found["ours"]["sample_roofline"], "train_share": found["ours"]["seconds_roofline"]}
+    for name in ("ours", "trl"):
+        out |= {f"{name}_{part}": value for part, value in found.get(name, {}).items() if part in (*PARTS, "gib")}
+    return out | {f"ratio_{part}": value for part, value in found.get("ratios", {}).items()}
+
+
+def main() -> None:
+    """The command, and the helper that it starts itself as."""
+    args = parser().parse_args()
     if args.worker:
         pin(args.threads)
         serve(lambda: prepare(args))
     else:
-        measure(args)
+        print(json.dumps(measure(args)), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from marl_llm.models import attention, init_params
 from marl_llm.training.roofline import decode_step, update
 from marl_llm.training.speed import MachineLimits
 
-TINY = parts.Sizes(preset="nano", attention_lengths="16")
+TINY = parts.Sizes(presets="nano", attention_lengths="16")
 
 
 def test_a_wrong_attention_path_disagrees_and_one_that_raises_does_not_stop_the_others(monkeypatch):
@@ -113,6 +113,6 @@ def test_the_page_and_the_exit_code_tell_what_failed(bad, tmp_path, monkeypatch,
     assert "No accelerator" not in page
     assert "2 x Big GPU (gpu), 16.00 GiB each" in page
     assert "| tree | causal | float32 | 16 | 1e-07 | 2e-07 |" in page
-    assert [(part, sizes.preset, sizes.repeats, quick) for part, sizes, quick in asked] == [
-        ("device", "micro", 7, False), ("attention", "qwen3-0.6b", 7, False), ("engine", "qwen3-0.6b", 7, False),
+    assert [(part, sizes.presets, sizes.repeats, quick) for part, sizes, quick in asked] == [
+        ("device", "micro", 7, False), ("attention", "qwen3-0.6b,qwen3-1.7b", 7, False), ("engine", "qwen3-0.6b,qwen3-1.7b", 7, False),
     ]  # fmt: skip

@@ -19,6 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--model", required=True, help="checkpoint directory")
 for name, default in (("prompts", 8), ("samples", 4), ("prompt", 64), ("response", 64), ("threads", 1), ("rank", 0)):
     parser.add_argument(f"--{name}", type=int, default=default)
+parser.add_argument("--platform", default="cpu", choices=("cpu", "gpu"), help="a GPU computes in bfloat16")
 args = parser.parse_args()
 pin(args.threads)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -56,7 +57,9 @@ def prepare():
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(args.threads)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="sdpa")
+    on_gpu = args.platform == "gpu"
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, attn_implementation="sdpa")
     size, rng = model.config.vocab_size, random.Random(0)
     texts = [" ".join(f"w{rng.randrange(3, size)}" for _ in range(args.prompt)) for _ in range(64 * args.prompts)]
     asked, done, spent = queue.Queue(), queue.Queue(), {"sample": 0.0}
@@ -67,13 +70,15 @@ def prepare():
             spent["sample"], self.tick = 0.0, time.perf_counter()
 
         def on_step_end(self, *_, **__):
+            if on_gpu:
+                torch.cuda.synchronize()
             whole = time.perf_counter() - self.tick
-            held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+            held = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
             done.put({"seconds": whole - spent["sample"], "sample": spent["sample"], "whole": whole, "gib": held})
 
     settings = GRPOConfig(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=args.prompts * args.samples, num_generations=args.samples,
-        max_completion_length=args.response, max_steps=STEPS, learning_rate=1e-6, beta=0.0, bf16=False, fp16=False, use_cpu=True,
+        max_completion_length=args.response, max_steps=STEPS, learning_rate=1e-6, beta=0.0, bf16=on_gpu, fp16=False, use_cpu=not on_gpu,
         gradient_checkpointing=False, report_to=[], save_strategy="no", disable_tqdm=True, temperature=1.0, top_k=0, top_p=1.0,
         generation_kwargs={"min_new_tokens": args.response}, shuffle_dataset=False,
     )  # fmt: skip
@@ -91,6 +96,8 @@ def prepare():
     def timed(*inputs):
         tick = time.perf_counter()
         out = generate(*inputs)
+        if on_gpu:
+            torch.cuda.synchronize()
         spent["sample"] += time.perf_counter() - tick
         return out
 
