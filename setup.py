@@ -44,7 +44,7 @@ setup(
         "ml-collections>=1.0",
         "numpy>=2.0",
         "optax>=0.2.5",
-        "orbax-checkpoint>=0.11.20",
+        "orbax-checkpoint>=0.12.5",
         "scipy>=1.13",
         "sentencepiece>=0.2.0",
         "tensorboardX>=2.6",

@@ -28,7 +28,7 @@ import traceback
 from absl import flags, logging
 from ml_collections import config_flags
 
-from experiments import checks, command, this_machine, trust
+from experiments import checks, command, trust
 from experiments.building import CACHE, begins_elsewhere, build_team, hardware_of, params_of, restored, sources_of, start_jax, tools_of
 from experiments.command import ConfigError, TrainingError
 from experiments.continuing import Stopwatch, continued, goes_on, up_to
@@ -361,6 +361,7 @@ def main(argv) -> None:
     if _STEP.value is not None and not _RESUME.value:
         raise ConfigError(f"--step={_STEP.value} goes back to a checkpoint of a run that continues: it needs --resume=DIR")
     if _DRY_RUN.value:
+        from experiments import this_machine
         from experiments.base import resolve
 
         with resolve(config, home) as plan:
