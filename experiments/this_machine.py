@@ -32,7 +32,7 @@ def activations(shape: Any, tokens: int, row: int) -> float | int:
     d, f, scores = shape.width, shape.feed_forward, 3 * shape.query_heads * row
     layer = {"none": 12 * d + 5 * f + scores, "dots": 5 * d + 2 * f, "full": d}[shape.remat]
     live = 12 * d + 5 * f + scores if shape.remat != "none" else 0
-    head = shape.vocab_size * d + 2 * min(2**23, tokens // 2 * shape.vocab_size)  # its transpose, and logits of a chunk
+    head = shape.vocab_size * d + 2 * min(2**24, tokens // 2 * shape.vocab_size)  # its transpose, and logits of a chunk
     return 4 * (tokens * (shape.layers * layer + live) + head)
 
 

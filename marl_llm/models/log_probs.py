@@ -20,7 +20,7 @@ from marl_llm.models.masks import outside_vocabulary, prompt_mask, prompt_positi
 from marl_llm.models.sharding import constrain, ways
 from marl_llm.models.transformer import Decoder, is_stacked
 
-BLOCK_LOGITS = {"cpu": 1 << 23}  # logits of a chunk per device: 32 MB in float32 where caches decide,
+BLOCK_LOGITS = {"cpu": 1 << 24}  # logits of a chunk per device: 64 MB in float32 (each chunk puts the head in order for its product),
 BLOCK_ELSEWHERE = 1 << 27  # 512 MB elsewhere: 883 rows of a product with 151,936 columns; 55 would leave its units idle
 LEFT_OUT = -1e30  # a logit of no weight; finite, so that weight times logit is 0
 
@@ -57,6 +57,7 @@ def score_hidden(
     temperature: float = 1.0,
     chunk: int | None = None,
     kept_ids: Int[Array, "*shape M"] | None = None,
+    where: Bool[Array, "*shape"] | None = None,
 ) -> TokenScores:
     """Scores of `targets` given the hidden states that predict them; `weight` is the head.
 
@@ -66,6 +67,7 @@ def score_hidden(
       kept_ids: the ids that each target was drawn from, -1 behind them, as samplers return them (`Settings.max_kept`): the distribution is
         renormalised over these. The same ids on both sides of a ratio make it 1 for an unchanged policy. -1 alone keeps all tokens; a
         target outside of its kept ids has log-prob -inf.
+      where: True on targets that count. What others score means nothing: chunks without any are not computed.
     """
     v, n, shares = weight.shape[1], targets.size, ways("batch")
     chunk = chunk or max(1, BLOCK_LOGITS.get(platform(), BLOCK_ELSEWHERE) // v) * shares
@@ -94,6 +96,7 @@ def score_hidden(
         group = max(shares, min(rows, chunk) // shares * shares)
         size = max(1, min(length, chunk // group))
         across, along = -(-rows // group), -(-length // size)
+        size = -(-length // along)
         wide, long = across * group, along * size
 
         def chunks(x):
@@ -102,8 +105,12 @@ def score_hidden(
             x = x.reshape(group, across, along, size, *x.shape[2:])  # rows of a group are `across` apart
             return jnp.moveaxis(x, 0, 2).reshape(across * along, group, size, *x.shape[4:])
 
-        step = jax.checkpoint(lambda _, x: (None, score(*x)))
-        _, out = jax.lax.scan(step, None, tuple(map(chunks, inputs)))
+        def unless_empty(_, x):
+            counts, *x = x
+            return None, jax.lax.cond(jnp.any(counts), score, lambda h, t, ids=None: TokenScores(*[jnp.zeros(t.shape)] * 2), *x)
+
+        where = jnp.ones(targets.shape, bool) if where is None else where
+        _, out = jax.lax.scan(jax.checkpoint(unless_empty), None, tuple(map(chunks, (where, *inputs))))
 
         def join(x):
             x = jnp.moveaxis(x.reshape(across, along, group, size), 2, 0)

@@ -73,12 +73,13 @@ def score_packed(
     temperature: float = 1.0,
     *,
     kept_ids: Int[Array, "B Q M"] | None = None,
+    where: Bool[Array, "B Q"] | None = None,
 ) -> TokenScores:
     """Log-probs and entropies `[B, Q]` of `targets`, each predicted by the token at index `predict` of its row.
 
     Args:
       positions: depth of each token in its own sequence. segments, branches: who sees whom, see `marl_llm.models.masks.RowMask`.
-      kept_ids: the sampler's, see `score_hidden`.
+      kept_ids: the sampler's. where: True on targets that are no padding. See `score_hidden` for both.
     The head runs on the Q predicting positions only. What padding of `predict` and `targets` (index 0, any id) scores means nothing.
     A token outside the vocabulary raises `ValueError`; where tokens are traced, its whole row gets NaN.
     """
@@ -87,5 +88,5 @@ def score_packed(
     model = Decoder(config, stacked=is_stacked(base))
     hidden, _ = model.apply(variables, tokens, positions, packed_mask(segments, branches))
     hidden = jnp.take_along_axis(hidden, predict[..., None], axis=1)
-    scores = score_hidden(head_weight(config, base), hidden, targets, temperature, kept_ids=kept_ids)
+    scores = score_hidden(head_weight(config, base), hidden, targets, temperature, kept_ids=kept_ids, where=where)
     return TokenScores(*(jnp.where(unknown, jnp.nan, x) for x in scores))

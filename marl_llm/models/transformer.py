@@ -20,6 +20,7 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from marl_llm.models.attention import platform, self_attention
@@ -45,6 +46,9 @@ class RMSNorm(nn.Module):
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],), jnp.dtype(self.dtype))
         y = x.astype(jnp.float32)
         return (weight * y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.epsilon)).astype(x.dtype)
+
+
+PRODUCT = "product"  # the name under which a policy of rematerialisation knows what a `Projection` gives
 
 
 class Projection(nn.Module):
@@ -83,12 +87,12 @@ class Projection(nn.Module):
         if self.has_variable("lora", "a"):
             a, b = (self.get_variable("lora", name).astype(dtype) for name in ("a", "b"))
             if agents is None:
-                y = y + (flat @ a[0]) @ b[0]
+                y = y + rows_product(flat @ a[0], b[0])
             else:
                 weight = agents.astype(dtype).reshape(agents.shape[0], *(1,) * (flat.ndim - 2), agents.shape[1], 1)
                 low = jnp.einsum("...i,nir->...nr", flat, a) * weight
                 y = y + jnp.einsum("...nr,nro->...o", low, b)
-        return y.reshape(*lead, *self.features)
+        return checkpoint_name(y, PRODUCT).reshape(*lead, *self.features)
 
 
 def columns_product(x: Float[Array, "*rows D"], matrix: Float[Array, "O D"], dtype, out=None) -> Float[Array, "*rows O"]:
@@ -215,7 +219,8 @@ class Experts(nn.Module):
         return mixture(x.astype(jnp.dtype(c.compute_dtype)), router, gate, up, down, c.experts_per_token, c.normalize_experts)
 
 
-_REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": jax.checkpoint_policies.nothing_saveable}
+# What the backward pass finds there; the rest is computed again. XLA's own policy for products does not see those of `rows_product`.
+_REMAT = {"dots": jax.checkpoint_policies.save_only_these_names(PRODUCT), "full": jax.checkpoint_policies.nothing_saveable}
 
 
 class _Scanned(nn.Module):

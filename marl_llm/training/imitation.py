@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from marl_llm.models import TRAIN, LoraConfig, ModelConfig, score_packed
-from marl_llm.training.mesh import data_axis, over_data
+from marl_llm.training.mesh import data_axis, over_data, update_options
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
 from marl_llm.training.policy import Policy
 from marl_llm.training.scoring import response_where
@@ -63,11 +63,12 @@ def imitation_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh, lor
         def loss(params, j):
             (some,) = part(j)
             where = response_where(some)
-            total = -jnp.sum(score_packed(config, whole(params, base, lora), *some.inputs).log_probs, where=where)
+            total = -jnp.sum(score_packed(config, whole(params, base, lora), *some.inputs, where=where).log_probs, where=where)
             return total, Sums(jax.lax.stop_gradient(total), jnp.sum(where, dtype=jnp.float32), {}, jnp.float32(0))
 
         policy, metrics, _ = exact_step(policy, loss, count, most, learning_rate, options.optimizer, axis)
         return policy, mean_metrics([metrics])
 
     specs = (P(), P(), P("data"), P())
-    return jax.jit(over_data(local, mesh, TRAIN, in_specs=specs, out_specs=(P(), P())), donate_argnums=(0,))
+    mapped, how = over_data(local, mesh, TRAIN, in_specs=specs, out_specs=(P(), P())), update_options(config)
+    return jax.jit(mapped, donate_argnums=(0,), compiler_options=how)

@@ -6,6 +6,7 @@ On a CPU each core is made a device of its own: tiny matrix products do not spli
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -16,8 +17,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from jaxtyping import Array, Shaped
 
+from marl_llm.models.config import ModelConfig
+from marl_llm.models.serving import is_large
 from marl_llm.models.sharding import AXES, Rules, use_rules
 
+_PRODUCTS = "xla_cpu_experimental_ynn_fusion_type"  # which products YNNPACK takes
 _LEVEL = "--xla_backend_optimization_level"
 
 
@@ -63,6 +67,25 @@ def quick_flags() -> list[str]:
     emitters = tuple(int(n) for n in jax.__version__.split(".")[:2]) == (0, 10)
     once = [f"{_LEVEL}=0", "--xla_cpu_parallel_codegen_split_count=1"]
     return [*once, *(["--xla_cpu_use_fusion_emitters=false"] if emitters else [])]
+
+
+def update_options(config: ModelConfig) -> dict[str, str]:
+    """`compiler_options` for programs that score or train many rows of a model.
+
+    On a CPU XLA gives products to YNNPACK, which decodes faster but leaves one of two cores idle for a third of an update of SmolLM2-135M
+    (11.3 against 10.0 s). Small models do not notice.
+    """
+    return accepted(_PRODUCTS, "") if jax.default_backend() == "cpu" and is_large(config, "cpu") else {}
+
+
+@functools.cache
+def accepted(option: str, value: str) -> dict[str, str]:
+    """A compiler's option, or nothing where this XLA does not know it."""
+    try:
+        jax.jit(lambda: 0, compiler_options={option: value}).lower().compile()
+    except (RuntimeError, ValueError):
+        return {}
+    return {option: value}
 
 
 def make_mesh(data: int | None = None, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:

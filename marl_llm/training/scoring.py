@@ -28,7 +28,7 @@ from marl_llm.models import (
     score_packed,
 )
 from marl_llm.sampling.tickets import eighths
-from marl_llm.training.mesh import data_axis, gathered, over_data
+from marl_llm.training.mesh import data_axis, gathered, over_data, update_options
 from marl_llm.training.packing import PackedRows, Tokens
 from marl_llm.training.processes import fetch
 from marl_llm.training.steps import cut, few_shapes, whole
@@ -60,6 +60,11 @@ def response_where(rows: PackedRows) -> Bool[Array, "B Q"]:
     return jnp.arange(rows.targets.shape[1]) < jnp.sum(rows.length, axis=1, keepdims=True)
 
 
+def beside_inputs(rows: PackedRows) -> dict:
+    """What `score_packed` reads of rows beside their inputs."""
+    return {"kept_ids": rows.kept_ids, "where": response_where(rows)}
+
+
 def sample_where(rows: PackedRows) -> Bool[Array, "S Q"]:
     """Which places of `by_sample`'s table are response tokens."""
     return jnp.arange(rows.targets.shape[1]) < rows.length.reshape(-1, 1)
@@ -69,7 +74,7 @@ def reference_scores(recipe: Recipe, config: ModelConfig, reference: dict | None
     """The reference's log-probs of the targets, where the recipe has a KL in its loss."""
     if not (recipe.kl_coef and recipe.kl_in == "loss"):
         return None
-    return score_packed(config, reference, *rows.inputs, recipe.temperature, kept_ids=rows.kept_ids).log_probs
+    return score_packed(config, reference, *rows.inputs, recipe.temperature, **beside_inputs(rows)).log_probs
 
 
 def packed_values(
@@ -85,7 +90,7 @@ def packed_values(
     values = model.apply({"params": params}, hidden, method="value")
     if temperature is None:
         return values, None
-    return values, score_hidden(head_weight(config, params), hidden, rows.targets, temperature, kept_ids=rows.kept_ids)
+    return values, score_hidden(head_weight(config, params), hidden, rows.targets, temperature, **beside_inputs(rows))
 
 
 def _microbatched(score: Callable, microbatch_tokens: int, axis: str | None) -> Callable:
@@ -150,7 +155,7 @@ def make_policy_scorer(
     """`make_scorer` of log-probs, or of entropies, at the recipe's temperature; its parameters are `(params, base)`, see `steps.whole`."""
 
     def score(both, rows: PackedRows):
-        scored = score_packed(config, whole(*both, lora), *rows.inputs, recipe.temperature, kept_ids=rows.kept_ids)
+        scored = score_packed(config, whole(*both, lora), *rows.inputs, recipe.temperature, **beside_inputs(rows))
         return scored.entropy if entropy else scored.log_probs
 
     return make_scorer(score, mesh, **sizes)
@@ -168,10 +173,11 @@ def make_row_scorer(
     def log_probs(both, rows: PackedRows):
         if head is not None:
             return packed_values(head, both[0], rows, recipe.temperature)[1].log_probs
-        return score_packed(config, whole(*both, lora), *rows.inputs, recipe.temperature, kept_ids=rows.kept_ids).log_probs
+        return score_packed(config, whole(*both, lora), *rows.inputs, recipe.temperature, **beside_inputs(rows)).log_probs
 
     score_rows = _microbatched(log_probs, microbatch_tokens, data_axis(mesh))
-    return jax.jit(over_data(score_rows, mesh, TRAIN, in_specs=(P(), P("data")), out_specs=P("data")))
+    mapped = over_data(score_rows, mesh, TRAIN, in_specs=(P(), P("data")), out_specs=P("data"))
+    return jax.jit(mapped, compiler_options=update_options(config))
 
 
 def make_token_kl(recipe: Recipe, config: ModelConfig, mesh: Mesh, **sizes: int) -> Callable:

@@ -26,11 +26,12 @@ from jaxtyping import Array, Bool, Float
 from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, entropy_threshold, needs, value_loss_for, value_targets_for
 from marl_llm.models import TRAIN, LoraConfig, ModelConfig, TokenScores, score_packed
 from marl_llm.sampling.tickets import bucket
-from marl_llm.training.mesh import data_axis, over_data, summed
+from marl_llm.training.mesh import data_axis, over_data, summed, update_options
 from marl_llm.training.minibatches import minibatches_of, over_minibatches, prompts_of
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
 from marl_llm.training.policy import Policy
 from marl_llm.training.scoring import (
+    beside_inputs,
     by_row,
     by_sample,
     make_policy_scorer,
@@ -206,7 +207,7 @@ def policy_step(
             if head:
                 values, scored = packed_values(config, params, some, recipe.temperature)
             else:
-                scored = score_packed(config, whole(params, base, lora), *some.inputs, recipe.temperature, kept_ids=some.kept_ids)
+                scored = score_packed(config, whole(params, base, lora), *some.inputs, recipe.temperature, **beside_inputs(some))
             ref = reference_scores(recipe, config, reference, some)
             total, sums = packed_loss(recipe, scored, ref, some, beside["advantages"], beside["old"], scalars)
             if head:
@@ -218,7 +219,8 @@ def policy_step(
         return exact_step(policy, loss, count, most, learning_rate, options.optimizer, axis, denominator_scale)
 
     specs = (P(), P(), P(), P("data"), P("data"), P(), P(), P())
-    return jax.jit(over_data(step, mesh, TRAIN, in_specs=specs, out_specs=(P(), P(), P())), donate_argnums=(0,))
+    mapped, how = over_data(step, mesh, TRAIN, in_specs=specs, out_specs=(P(), P(), P())), update_options(config)
+    return jax.jit(mapped, donate_argnums=(0,), compiler_options=how)
 
 
 def value_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:
@@ -236,7 +238,8 @@ def value_step(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Call
         return exact_step(critic, loss, count, most, learning_rate, options.optimizer, axis)
 
     specs = (P(), P("data"), P("data"), P())
-    return jax.jit(over_data(step, mesh, TRAIN, in_specs=specs, out_specs=(P(), P(), P())), donate_argnums=(0,))
+    mapped, how = over_data(step, mesh, TRAIN, in_specs=specs, out_specs=(P(), P(), P())), update_options(config)
+    return jax.jit(mapped, donate_argnums=(0,), compiler_options=how)
 
 
 def _judge(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable:

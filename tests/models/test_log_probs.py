@@ -50,6 +50,32 @@ def test_any_chunk_gives_the_naive_values_and_gradients(chunk, temperature):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.parametrize("chunk", [2, 4, 6])
+def test_chunks_of_padding_alone_are_not_computed(chunk):
+    rng = np.random.default_rng(0)
+    weight = jnp.asarray(rng.normal(size=(6, 33)), jnp.float32)
+    hidden, targets = rng.normal(size=(2, 8, 6)).astype(np.float32), jnp.asarray(rng.integers(0, 33, (2, 8)), jnp.int32)
+    where = np.arange(8) < np.asarray([[3], [0]])
+    hidden[:, -1] = np.nan  # in a chunk of padding
+
+    def loss(hidden, where=None):
+        out = score_hidden(weight, hidden, targets, chunk=chunk, where=where)
+        return jnp.sum(jnp.where(jnp.arange(8) < jnp.asarray([[3], [0]]), out.log_probs + out.entropy, 0.0))
+
+    out = score_hidden(weight, jnp.asarray(hidden), targets, chunk=chunk, where=jnp.asarray(where))
+    np.testing.assert_allclose(out.log_probs[0, :3], naive(weight, hidden, targets)[0][0, :3], atol=1e-5)
+    np.testing.assert_array_equal(out.log_probs[:, -1], 0.0)
+    found = jax.jit(jax.grad(loss))(jnp.asarray(hidden), jnp.asarray(where))
+    wanted = jax.grad(loss)(jnp.nan_to_num(jnp.asarray(hidden)))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_chunks_are_of_one_size():
+    """400 targets in chunks of at most 170 are three of 134, not two of 170 and one of 60 that is filled up."""
+    rows = jax.make_jaxpr(lambda h: score_hidden(jnp.zeros((2, 3)), h, jnp.zeros((1, 400), jnp.int32), chunk=170))(jnp.zeros((1, 400, 2)))
+    assert "f32[3,1,134,2]" in str(rows)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_d8_padding_changes_no_score_and_the_first_real_token_has_none(side):
     tokens = jnp.asarray([[3, 5, 7, 11]], jnp.int32)

@@ -10,8 +10,9 @@ import pytest
 from test_update import CONFIG, SGD, G, K, assert_close, assert_same, make_rows, params, step, table_of
 
 from marl_llm.algorithms import Samples, advantages_for, loss_for, make_recipe
-from marl_llm.models import Decoder, prompt_mask, prompt_positions
+from marl_llm.models import Decoder, packed, prompt_mask, prompt_positions
 from marl_llm.training import LearnerOptions, PackingError, TokenSample, Trained, Update, make_mesh, make_policy
+from marl_llm.training.mesh import accepted, update_options
 from marl_llm.training.packing import RowShape, Tokens
 
 P_MAX, R_MAX = 6, 5
@@ -306,3 +307,32 @@ def test_law_10_what_cannot_be_done_is_told():
     for options in (dict(row_tokens=0), dict(minibatch=0), dict(epochs=0), dict(microbatch_tokens=-1)):
         with pytest.raises(ValueError, match=next(iter(options))):
             packed_for(recipe, **options)
+
+
+def test_every_head_is_told_which_targets_are_padding(monkeypatch):
+    """Rows have room for as many targets as tokens; what a head is not told to leave out, it computes."""
+    told = []
+
+    def spy(*given, where=None, **more):
+        told.append(where)
+        return score_hidden(*given, where=where, **more)
+
+    score_hidden = packed.score_hidden
+    monkeypatch.setattr(packed, "score_hidden", spy)
+    packed_for.cache_clear()
+    packed_step(make_recipe("grpo", kl_coef=0.1, kl_in="loss", branches=2), *make_samples(), minibatch=5)
+    packed_for.cache_clear()
+    assert len(told) >= 3  # the policy, the reference, and the scores of later minibatches
+    assert all(where is not None for where in told)
+
+
+def test_updates_of_large_models_leave_products_to_eigen(monkeypatch):
+    large = dataclasses.replace(CONFIG, vocab_size=2**20, width=64)
+    assert update_options(CONFIG) == {}
+    (option,) = update_options(large)
+    assert update_options(large)[option] == ""
+    assert accepted("xla_cpu_no_such_option", "") == {}
+    product = jax.jit(lambda a, b: jnp.max(a @ b, axis=1), compiler_options=update_options(large))
+    assert "ynn" not in product.lower(jnp.ones((196, 576)), jnp.ones((576, 4096))).compile().as_text()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert update_options(large) == {}
