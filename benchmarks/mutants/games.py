@@ -4,6 +4,13 @@ G, T = "marl_llm/games/", "tests/games/"
 P, J = T + "test_plan_path.py " + T + "test_plan_path_maps.py", T + "test_joint_letter.py"
 
 FAULTS = {
+    ("marl_llm/games/search/library.py", "tests/games/test_library_questions.py"): {
+        "a question of one split has its text in another": ("split = split_of(question, SHARES)", "split = split_of(names[0], SHARES)"),
+        "a signature tells the answer": ("if not text.startswith(last):", "if True:"),
+        "the name stands in the question": ('"it", text)', 'last, text)'),
+        "the rank is not paid by degrees": ("return 1.0 / ranks[0] if ranks", "return 1.0 if ranks"),
+        "the answerer is paid for the search": ('("searcher",), name="found"', '("searcher", "answerer"), name="found"'),
+    },
     (G + "plan_path/game.py", P): {
         "walls can be walked through": ("free = inside & ~map_.walls[safe[0], safe[1]]", "free = inside"),
         "moves go on after a wall": ("active = (move >= 0) & ~stopped & ~arrived", "active = (move >= 0) & ~arrived"),

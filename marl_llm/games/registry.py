@@ -34,6 +34,7 @@ from marl_llm.workflows import World
 _WORLDS = (
     "plan_path_text", "plan_path_programs", "sokoban_text", "sudoku_text",
     "fact_parallel", "fact_extract", "fact_iterative", "functions", "question_parallel", "question_extract", "question_iterative",
+    "library_questions",
     "function_debate", "code_debate", "sums", "maths_debate", "sums_ensemble", "maths_ensemble", "problems",
     "helper_functions", "function_problems", "notes", "writing", "tiny_pipeline", "data_pipeline", "chain_maths", "math_chat",
     "reasoning_gym", "textarena", "openenv",

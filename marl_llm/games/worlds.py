@@ -5,6 +5,7 @@
 | `fact_parallel`, `fact_extract`, `fact_iterative` | A, B, C in the small world of facts | generated |
 | `functions` | D in the small world of functions | generated |
 | `question_parallel`, `question_extract`, `question_iterative` | A, B, C with prompts for general models | NQ, HotpotQA: parquet or jsonl |
+| `library_questions` | A with one query and prompts for small general models | descriptions of Python's library |
 | `problems` | D with prompts for general models | DeepCoder's mix: parquet or jsonl |
 | `sokoban_text`, `sudoku_text` | the same team on Sokoban and on Sudoku 4x4 | generated |
 | `plan_path_programs` | the same for tiny models, whose words are lines of Python | generated |
@@ -48,6 +49,7 @@ from marl_llm.games.maths.sums import SHARES as SUMS_SHARES
 from marl_llm.games.pipeline.worlds import data_pipeline, tiny_pipeline  # noqa: F401 (names of `registry`)
 from marl_llm.games.plan_path.lines import plan_path_programs  # noqa: F401 (a name of `registry`)
 from marl_llm.games.plan_path.text import plan_path_text  # noqa: F401 (a name of `registry`)
+from marl_llm.games.search.library import library_questions  # noqa: F401 (a name of `registry`)
 from marl_llm.games.sokoban.text import sokoban_text  # noqa: F401 (a name of `registry`)
 from marl_llm.games.sudoku.text import sudoku_text  # noqa: F401 (a name of `registry`)
 from marl_llm.games.writing.notes import notes  # noqa: F401 (a name of `registry`)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_llm.games.writing.descriptions import MODULES, SHARES, description_tasks, descriptions
+from marl_llm.games.descriptions import MODULES, SHARES, description_tasks, descriptions
 from marl_llm.games.writing.graded import Graded
 from marl_llm.games.writing.worlds import writing
 from marl_llm.workflows import Controller, Scripted, WorkflowError, shared

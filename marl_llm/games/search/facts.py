@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import pathlib
 import random
 import re
@@ -161,11 +160,8 @@ class FactWorld:
 
     def build_index(self, folder: str | pathlib.Path) -> Any:
         """A `BM25Index` of the pages in a new folder."""
-        import bm25s  # sets its own level when it is imported
-
         from marl_llm.tools.retriever import build_bm25
 
-        logging.getLogger(bm25s.__name__).setLevel(logging.WARNING)  # it tells of every index, and a base has many
         passages = [{"id": str(i), "contents": joined(page), "page": page} for i, page in enumerate(self.pages)]
         return build_bm25(passages, folder, stopwords=None)
 

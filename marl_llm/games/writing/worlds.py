@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from marl_llm.games.writing.descriptions import description_tasks
+from marl_llm.games.descriptions import description_tasks
 from marl_llm.games.writing.graded import Graded
 from marl_llm.games.writing.reward import PRESETS
 from marl_llm.games.writing.team import FIELDS, TASKS, load_texts, writing_roles, writing_team

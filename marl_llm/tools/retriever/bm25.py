@@ -15,6 +15,7 @@ neither the order of the words in the query nor the pruning changes a bit of it.
 import collections
 import functools
 import json
+import logging
 import math
 import mmap
 import pathlib
@@ -62,6 +63,7 @@ def build_bm25(
     import bm25s
     from bm25s.tokenization import Tokenizer
 
+    logging.getLogger(bm25s.__name__).setLevel(logging.WARNING)  # its import asks for every detail
     folder = pathlib.Path(folder)
     if folder.exists():
         raise FileExistsError(f"{folder} exists; an index is never overwritten: remove it, or choose another directory")

@@ -1,4 +1,4 @@
-"""Posts that every machine has: descriptions of functions, classes and methods in Python's standard library (PSF licence).
+"""Texts that every machine has: descriptions of functions, classes and methods in Python's standard library (PSF licence).
 
 They are the docstrings of the Python that runs, so that another version has slightly other ones. Which split a description belongs to
 follows from its text.

