@@ -496,7 +496,8 @@ def test_the_plans_that_a_page_shows_are_those_that_the_command_prints(flags, pr
 
 
 NEED = {"math_chat": "must name json, jsonl or parquet files", "openenv": "needs its option 'url'"}
-NEED |= {} if importlib.util.find_spec("reasoning_gym") else {"reasoning_gym": "needs the package"}
+NEED |= {} if importlib.util.find_spec("reasoning_gym") else dict.fromkeys(("reasoning_gym", "smol_reasoning"), "needs the package")
+NEED |= {} if importlib.util.find_spec("bm25s") else {"smol_search": "needs the library 'bm25s'"}
 NEED |= {} if importlib.util.find_spec("textarena") else {"textarena": "needs the package"}
 
 
@@ -504,7 +505,7 @@ NEED |= {} if importlib.util.find_spec("textarena") else {"textarena": "needs th
 def test_every_config_can_be_planned(name):
     """Those that need no file, server or further package to be made; the others name what they need."""
     module = importlib.import_module(f"experiments.configs.{name}")
-    if not hasattr(module, "get_config") or name == "game":  # a user's own
+    if not hasattr(module, "get_config") or name in ("game", "smol_game"):  # a user's own
         return
     config = module.get_config()
     config.model.preset = config.model.preset or "qwen3-1.7b"

@@ -148,13 +148,18 @@ def test_a_missing_package_and_another_version_name_the_extra(monkeypatch):
         ({"settings": "most=__import__('os')"}, "write it like min_terms=2"),
         ({"settings": "seed=4"}, "'seed' is set by config.game.problems_seed"),
         ({"agents": "pairs"}, "did you mean 'pair'"),
-        ({"form": "xml"}, "not one of tags, plain"),
+        ({"form": "xml"}, "not one of tags, short, plain"),
         ({"question_characters": 3}, "raise config.game.question_characters"),
     ],
 )
 def test_what_cannot_be_played_is_refused_with_a_reason(options, message):
     with pytest.raises(GameError, match=message):
         make_game("reasoning_gym", **options)
+
+
+def test_another_seed_makes_other_problems():
+    drawn = [[generator(seed=seed).entry(number)["question"] for number in range(5)] for seed in (0, 0, 1000)]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_settings_are_values_and_nothing_that_runs():

@@ -69,6 +69,10 @@ PROMPTS = {
         "{question}\n\nSomeone answered:\n{draft}\n\nCheck it step by step; keep it if it is right. Put the final answer into one pair of "
         "tags, <answer>like this</answer>, at the very end.",
     ),
+    "short": (
+        "{question}\n\nReply with the answer alone.",
+        "{question}\n\nSomeone answered: {draft}\nReply with the right answer alone: the same if it is right, else a better one.",
+    ),
     "plain": ("{question}\nanswer: ", "{question}\nsaid: {draft}\nchecked: "),
 }
 
@@ -216,8 +220,8 @@ def problems_of(generator: ReasoningGym, characters: int) -> Tasks:
 
 
 def answer_parser(form: str, field: str) -> Parser:
-    """The parser of one form: "plain", the whole response, or "tags", one pair of answer tags with nothing behind it."""
-    if form == "plain":
+    """The parser of one form: "tags", one pair of answer tags with nothing behind it, or else the whole response."""
+    if form != "tags":
         return plain(field)
 
     def parse(text: str) -> dict[str, Any]:
@@ -281,7 +285,7 @@ def player(generator: ReasoningGym, form: str, slip: float) -> Callable[[ScriptT
         answer = turn.fields["target"]
         if turn.random.random() < slip:
             answer = generator.entry(turn.random.randrange(generator.pool))["answer"]
-        return answer if form == "plain" else f"<answer>{answer}</answer>"
+        return answer if form != "tags" else f"<answer>{answer}</answer>"
 
     return play
 
@@ -304,7 +308,8 @@ def reasoning_gym(
       dataset: the generator's name.
       settings: of its config, like "min_terms=2,max_terms=3".
       agents: "single", or "pair": a verifier reads the solver's answer and gives the final one.
-      form: "tags", <answer> tags at the end of a response, for chat models; or "plain", the response is the answer, for tiny ones.
+      form: "tags", <answer> tags at the end of a response, for chat models; "short", the response is the answer, for small ones that
+        cannot think in words; or "plain", the same for tiny ones, whose prompts have few words.
       problems_seed, pool: the problems are those of this seed with the indices 0 to pool - 1; pool 0: 100,000 (acre, word_ladder: 4,000).
       question_characters: problems with a longer question are left out.
       max_prompt, max_tokens: of each role.
