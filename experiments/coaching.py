@@ -376,7 +376,6 @@ class CoachWatch:
             self._say(f"ALARM step {step}: over {WINDOW} steps the coach's scores rose while success fell: look at what it pays for")
         self._alarmed = hacked
 
-
     def look_at_drift(self, step: int, figures: dict[str, float]) -> dict[str, float]:
         """Looks at how far a coach that trains is from the rubric that it is checked by, and notes when a small coach might not begin so.
         Returns the figures."""

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -220,12 +220,3 @@ def cut_to(turn: ScriptTurn, text: str, speech: Any) -> Words:
     text = text.encode("utf-8", "replace").decode()
     ids = speech.tokenizer.encode(text[: most * 16])[: most - 1]
     return (*ids, speech.stop_ids[0]) if turn.role.speaks_ids else speech.tokenizer.decode(ids)
-
-
-def texts_in(value: Any) -> list[str]:
-    """All texts within a value."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        return [text for item in value.values() for text in texts_in(item)]
-    return [text for item in value for text in texts_in(item)] if isinstance(value, list | tuple) else []

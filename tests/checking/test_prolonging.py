@@ -6,7 +6,7 @@ import pytest
 from experiments import check as command
 from marl_llm import checking
 from marl_llm.algorithms import make_recipe
-from marl_llm.checking import check, report_text
+from marl_llm.checking import check, prolonging, report_text
 
 
 def found(world, **recipe):
@@ -62,6 +62,14 @@ def test_a_scripted_player_that_cannot_go_on_after_junk_is_no_fault():
 
     one = found(faulty_games.dataclasses.replace(world, script=script), returns="trajectory")
     assert one.status == "pass"
+
+
+def test_each_role_holds_back_alone_and_all_of_them_together(monkeypatch):
+    tried = []
+    monkeypatch.setattr(prolonging, "_pairs", lambda subject, kinds: tried.extend(how for how, _ in kinds) or {})
+    found(faulty_games.rounds("every round"), returns="trajectory")
+    for who in ("speller", "checker", "everybody"):
+        assert f"{who} says nothing{prolonging.LATE}" in tried
 
 
 def test_a_workflow_without_a_loop_is_not_played():

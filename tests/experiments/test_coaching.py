@@ -105,6 +105,14 @@ def test_a_run_stops_when_its_coach_is_out_of_money_or_mostly_silent_and_notes_l
         watch.look(step, dict(success=1 - step / 40, **{"coach/asked": 1.0, "coach/missing": 0.0, "coach/score": step / 10}))
     assert len(alarms) == 1
     assert "scores rose while success fell" in alarms[0]
+    for step in range(30, 90):  # it ends, and begins again
+        success = 0.5 if step < 60 else 1 - step / 90
+        watch.look(step, dict(success=success, **{"coach/asked": 1.0, "coach/missing": 0.0, "coach/score": step / 10}))
+    assert len(alarms) == 2
+
+
+def test_a_coachs_learning_rate_is_a_fraction():
+    assert config(kind="small", learn=1e-4).coach.learn == 1e-4
 
 
 def test_a_section_that_is_newer_than_a_run_is_no_difference():

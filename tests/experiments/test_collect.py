@@ -54,6 +54,13 @@ def test_the_table_has_means_spreads_gains_and_the_figure_at_equal_tokens(groups
     assert named["sampled tokens"] == "1,000"
 
 
+def test_sampled_figures_stand_in_the_table_where_every_run_has_them(groups):
+    del groups["B"][0]["evaluation"]["sampled"]
+    head = table(groups).splitlines()[0]
+    assert "greedy after" in head
+    assert "sampled after" not in head
+
+
 def test_the_headline_figure_has_its_name(groups):
     assert headline(groups) == "headline figure: f1"
     groups["B"][0]["evaluation"]["headline"] = "solved"

@@ -8,9 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
 
 import experiments
-from experiments.command import DAMAGED, FAILED, ConfigError, check_local, code_of, config_path, with_installed
+from experiments.command import DAMAGED, FAILED, ConfigError, check_local, code_of, config_path, run, with_installed
 from marl_llm.__main__ import COMMANDS, main
 
 ROOT = pathlib.Path(experiments.__file__).parents[1]
@@ -84,6 +85,18 @@ def test_a_config_of_the_package_is_found_from_any_directory_and_a_users_own_fil
     (tmp_path / "notes.py").write_text("")
     assert config_path("notes.py") == "notes.py"
     assert with_installed("--workdir=notes.py") == "--workdir=notes.py"
+
+
+def test_stray_words_are_named(monkeypatch, capsys):
+    def nothing(argv):
+        raise AssertionError(argv)
+
+    for words in (["stray"], ["stray", "word"]):
+        monkeypatch.setattr(sys, "argv", ["train", *words])
+        with pytest.raises(SystemExit) as end:
+            run(nothing, flags.FlagValues())
+        assert end.value.code
+        assert f"unexpected '{' '.join(words)}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [["--workdir=gs://b/run"], ["--resume", "s3://b/run"], ["-run=gs://b/run"]])

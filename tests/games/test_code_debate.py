@@ -457,6 +457,9 @@ def test_mutants_differ_in_one_place_and_hostile_sources_have_none():
     found = mutants_of(source, 4)
     assert 3 <= len(found) <= 4
     assert len({*found, source}) == len(found) + 1
+    lines = [f"a{i} = {i} + 1" for i in range(40)]
+    changed = [next(i for i, (a, b) in enumerate(zip(lines, one.splitlines())) if a != b) for one in mutants_of("\n".join(lines), 4)]
+    assert sorted(place // 10 for place in changed) == [0, 1, 2, 3]  # spread over the program
     for hostile in ("print 'two'", "(" * 5000, "x = " + "-" * 100_000 + "1", "\0", "é = 1; \ud800"):
         assert mutants_of(hostile, 4) == ()
 

@@ -389,6 +389,12 @@ def test_law_6_no_two_draws_of_a_rollout_share_a_key():
     )
 
 
+def test_law_6_no_candidate_of_one_play_shares_a_key_with_one_of_another():
+    env, number = jnp.zeros(3, jnp.int32), jnp.arange(3)
+    data = np.asarray(jax.random.key_data(row_keys(jax.random.key(0), env, 2, 1, 2, trajectory=number, trajectories=3)))
+    assert len(np.unique(data.reshape(6, -1), axis=0)) == 6
+
+
 def test_trajectories_of_one_instance_are_different_plays():
     tokens = np.asarray(flow(*limits(), trajectories=4).tables["cy"].responses.tokens[..., 0, :])
     assert tokens.shape[:3] == (3, 6, 4)

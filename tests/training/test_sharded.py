@@ -34,6 +34,16 @@ def test_law_5_a_split_model_takes_the_same_step(axes):
         np.testing.assert_allclose(metrics[name], figures[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_query_biases_are_split_as_queries_are_where_all_share_one_key():
+    config = ModelConfig(32, 16, 1, query_heads=4, key_value_heads=1, head_dim=8, feed_forward=16, attention_bias=True)
+    placed = param_shardings(init_params(config, jax.random.key(0)), make_mesh(1, 1, 2, devices=jax.devices()[:2]), TRAIN)
+    attention = placed["block_0"]["attention"]
+    assert attention["query"]["bias"].spec[0] == attention["query"]["kernel"].spec[1] == "tensor"
+    for name in ("key", "value"):
+        assert attention[name]["bias"].spec[0] is None
+        assert attention[name]["kernel"].spec[1] is None
+
+
 def test_law_6_a_split_sampler_gives_the_same_rollout():
     game = make_game("joint_letter")
     config = ModelConfig(game.tokenizer.vocab_size, 16, 1, query_heads=2, key_value_heads=2, head_dim=8, feed_forward=16)
