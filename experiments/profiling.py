@@ -1,6 +1,7 @@
 """Plays the tasks of a config before training: which of them would give a gradient, and which are too easy or too hard.
 
     python -m marl_llm profile experiments/configs/notes.py --tasks 200 --plays 8
+    python -m marl_llm profile experiments/configs/smol_writing.py --path models/smollm2      with a checkpoint
     python -m marl_llm profile experiments/configs/notes.py --run runs/first --step 100      with the models of a checkpoint
     python -m marl_llm profile experiments/configs/notes.py --output tasks.json              and train on those that teach:
     python -m experiments.train --config=experiments/configs/notes.py --workdir=runs/kept --config.rollout.task_list=tasks.json
@@ -28,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("config", help="a config FILE.py[:variant]")
     p.add_argument("--tasks", type=int, default=200, help="training tasks, the first ones (%(default)s)")
     p.add_argument("--plays", type=int, default=8, help="plays, or candidates of a tree, of each (%(default)s)")
+    p.add_argument("--path", help="checkpoint of the models that the config leaves open: config.model.path")
     p.add_argument("--run", help="begin with the models of this run, in place of the warm start")
     p.add_argument("--step", type=int, default=0, help="with --run: of this checkpoint (%(default)s)")
     p.add_argument("--output", type=pathlib.Path, help="file for the list of tasks that teach, with the figures of each")
@@ -44,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         path, _, variant = config_path(asked.config).partition(":")
         config = load_config(path, variant or None)
         config.recipe.branches = asked.plays
+        config.model.path = asked.path or config.model.path
         if asked.run:
             config.warm_start.update(run=asked.run, step=asked.step, steps=0)
         rows = profile(config, asked.tasks)

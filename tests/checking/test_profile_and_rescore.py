@@ -37,6 +37,16 @@ def test_a_task_teaches_if_one_of_its_groups_has_unequal_returns():
     assert "no gradient: 1, 2" in text
 
 
+def test_a_profile_takes_a_checkpoint_and_leaves_a_configs_own(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(profiling, "profile", lambda config, tasks: seen.append((config.model.path, config.recipe.branches, tasks)) or [])
+    monkeypatch.setattr(profiling, "table", lambda rows: "none")
+    writing = "experiments/configs/smol_writing.py"
+    assert profiling.main([writing, "--path=models/smollm2", "--tasks=3", "--plays=2"]) == 0
+    assert profiling.main([writing, "--tasks=3", "--plays=2"]) == 0
+    assert seen == [("models/smollm2", 2, 3), (None, 2, 3)]
+
+
 @pytest.mark.parametrize(("rewards", "means"), [("team", [0.5, 1.0]), ("local", [-3.0, -3.0]), ("mixed", [-2.5, -2.0])])
 def test_a_profile_tells_the_reward_of_the_recipe(rewards, means):
     played = batch([[1.0, 0.0], [1.0, 1.0]])
