@@ -15,7 +15,7 @@ from experiments.measuring import tables
 
 GIB = 2**30
 PROGRAM = 1.15 * GIB  # Python, JAX, libraries, and the machine code of a run's programs
-PLAYING, UPDATING = 0.2, 0.25  # shares of the roofline
+PLAYING, UPDATING = 0.2, 0.4  # shares of the roofline
 COMPILING_S, COMPILING_LAYER_S = 30.0, 10.0  # seconds of all programs of stacked layers, and for each layer more where they are apart
 PAGE = 16  # tokens of a page of the engine
 

@@ -20,7 +20,7 @@ from marl_llm.models.masks import outside_vocabulary, prompt_mask, prompt_positi
 from marl_llm.models.sharding import constrain, ways
 from marl_llm.models.transformer import Decoder, is_stacked
 
-BLOCK_LOGITS = {"cpu": 1 << 24}  # logits of a chunk per device: 64 MB in float32 (each chunk puts the head in order for its product),
+BLOCK_LOGITS = {"cpu": 1 << 24}  # logits of a chunk per device: 64 MB in float32; products with half as many rows take about as long,
 BLOCK_ELSEWHERE = 1 << 27  # 512 MB elsewhere: 883 rows of a product with 151,936 columns; 55 would leave its units idle
 LEFT_OUT = -1e30  # a logit of no weight; finite, so that weight times logit is 0
 
@@ -105,9 +105,12 @@ def score_hidden(
             x = x.reshape(group, across, along, size, *x.shape[2:])  # rows of a group are `across` apart
             return jnp.moveaxis(x, 0, 2).reshape(across * along, group, size, *x.shape[4:])
 
+        def nothing(_, t, ids=None) -> TokenScores:
+            return TokenScores(jnp.zeros(t.shape), jnp.zeros(t.shape))
+
         def unless_empty(_, x):
             counts, *x = x
-            return None, jax.lax.cond(jnp.any(counts), score, lambda h, t, ids=None: TokenScores(*[jnp.zeros(t.shape)] * 2), *x)
+            return None, jax.lax.cond(jnp.any(counts), score, nothing, *x)
 
         where = jnp.ones(targets.shape, bool) if where is None else where
         _, out = jax.lax.scan(jax.checkpoint(unless_empty), None, tuple(map(chunks, (where, *inputs))))

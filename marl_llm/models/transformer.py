@@ -219,7 +219,7 @@ class Experts(nn.Module):
         return mixture(x.astype(jnp.dtype(c.compute_dtype)), router, gate, up, down, c.experts_per_token, c.normalize_experts)
 
 
-# What the backward pass finds there; the rest is computed again. XLA's own policy for products does not see those of `rows_product`.
+# What the backward pass finds there; the rest is computed again. JAX's policy for products does not see those of `rows_product`.
 _REMAT = {"dots": jax.checkpoint_policies.save_only_these_names(PRODUCT), "full": jax.checkpoint_policies.nothing_saveable}
 
 
