@@ -5,8 +5,8 @@ P, J = T + "test_plan_path.py " + T + "test_plan_path_maps.py", T + "test_joint_
 
 FAULTS = {
     ("marl_llm/games/search/library.py", "tests/games/test_library_questions.py"): {
-        "a question of one split has its text in another": ("split = split_of(question, SHARES)", "split = split_of(names[0], SHARES)"),
-        "a signature tells the answer": ("if not text.startswith(last):", "if True:"),
+        "of functions that one question means one is right": ("sources\": tuple(f\"{name}: \" for name in names)", "sources\": tuple(f\"{name}: \" for name in names[:1])"),
+        "a question quotes a signature": ("if not text.startswith(last):", "if True:"),
         "the name stands in the question": ('"it", text)', 'last, text)'),
         "the rank is not paid by degrees": ("return 1.0 / ranks[0] if ranks", "return 1.0 if ranks"),
         "the answerer is paid for the search": ('("searcher",), name="found"', '("searcher", "answerer"), name="found"'),

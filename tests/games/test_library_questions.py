@@ -41,6 +41,16 @@ def test_a_question_belongs_to_one_split_and_hides_its_answer():
     quoted = [(task.fields["question"].split('"')[1].split(), task.hidden["answers"][0]) for task in every]
     assert not [own for words, own in quoted if own in words]
     assert all(len(words) <= 10 for words, _ in quoted)
+    assert not [task for task in every if '"it(' in task.fields["question"]]  # a signature
+
+
+def test_each_function_that_a_question_means_is_right():
+    every = [task for part in library_tasks().values() for task in part]
+    shared = [task for task in every if len(task.hidden["sources"]) > 1]
+    assert shared
+    for task in shared:
+        names = [source.removesuffix(": ") for source in task.hidden["sources"]]
+        assert set(names) <= set(task.hidden["answers"])
 
 
 @pytest.mark.parametrize(

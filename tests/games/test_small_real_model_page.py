@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT))
 
 from experiments import base, tiny  # noqa: E402
 from experiments.command import ConfigError  # noqa: E402
-from experiments.configs import smol_game, smol_search, smol_writing  # noqa: E402
+from experiments.configs import smol_game, smol_reasoning, smol_search, smol_writing  # noqa: E402
 from marl_llm.games import make_game  # noqa: E402
 from marl_llm.workflows import Controller, Scripted, World  # noqa: E402
 from marl_llm.workflows.assignment import Assignment  # noqa: E402
@@ -68,9 +68,10 @@ def test_the_commands_of_the_page_resolve_to_the_file(tmp_path):
 def test_the_configs_of_a_small_real_model_differ_in_game_and_reward_alone():
     shared = ("model", "rollout", "optimizer", "evaluation")
     writing, own, search = smol_writing.get_config(), smol_game.get_config(NAME), smol_search.get_config()
+    reasoning = smol_reasoning.get_config()
     for section in shared:
-        assert writing[section] == own[section] == search[section]
+        assert writing[section] == own[section] == search[section] == reasoning[section]
     assert (writing.game.task, writing.game.constants) == ("descriptions", "graded")
     assert smol_writing.get_config("paper").game.constants == "paper"
     assert search.game.name == "library_questions"
-    assert smol_search.get_config("smoke").steps == smol_writing.get_config("smoke").steps == 2
+    assert {one.get_config("smoke").steps for one in (smol_search, smol_reasoning, smol_writing)} == {2}

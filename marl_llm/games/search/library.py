@@ -33,7 +33,7 @@ def library_tasks() -> dict[str, list[Task]]:
     for name, text in descriptions(*WORDS):
         module, own = module_and_name(name)
         last = own.rpartition(".")[2]
-        if not text.startswith(last):  # a signature, which tells the answer
+        if not text.startswith(last):  # a signature says how it is called, not what it does
             quoted = " ".join(re.sub(rf"\b{re.escape(last)}\b", "it", text).split()[:QUOTED])
             meant.setdefault(f'Which part of Python\'s {module} does this: "{quoted}"?', []).append(name)
     parts: dict[str, list[Task]] = {split: [] for split in SHARES}
