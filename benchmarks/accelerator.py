@@ -226,6 +226,7 @@ def measure(parts: list[str], tiny: bool, given: dict, output: pathlib.Path, lim
     from experiments.workdir import commit_of
 
     rows, sizes = [], dataclasses.replace(Sizes(), **given)
+    command = shlex.join(["python", "-m", "benchmarks.accelerator", *sys.argv[1:]])
     commit, platform = commit_of(ROOT), ""  # before the page is written
     for part in ["device", *(name for name in parts if name != "device")]:
         for found in rows_of_process(part, sizes, limit_s, platform == "cpu"):
@@ -234,8 +235,7 @@ def measure(parts: list[str], tiny: bool, given: dict, output: pathlib.Path, lim
             platform = found.get("platform", platform)
         if part == "device" and platform not in ("", "cpu") and not tiny:
             sizes = dataclasses.replace(LARGE, **given)
-    command = shlex.join(["python", "-m", "benchmarks.accelerator", *sys.argv[1:]])
-    output.write_text(page(rows, sizes, command, commit))
+        output.write_text(page(rows, sizes, command, commit))  # after each part: a lent machine may go before the last
     print(f"{output}: {sum('failed' in one for one in rows)} of {len(rows)} rows failed", file=sys.stderr)
     return int(any("failed" in one for one in rows))
 
