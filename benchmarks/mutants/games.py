@@ -9,6 +9,8 @@ FAULTS = {
         "a question quotes a signature": ("if not text.startswith(last):", "if True:"),
         "the name stands in the question": ('"it", text)', 'last, text)'),
         "the rank is not paid by degrees": ("return 1.0 / ranks[0] if ranks", "return 1.0 if ranks"),
+        "the module that a question tells is paid": ("name.replace(f\"{path.fields['module']}.\", \"\")", "name"),
+        "names are not paid by their parts": ('r"[A-Za-z0-9]+"', 'r"[A-Za-z0-9._]+"'),
         "the answerer is paid for the search": ('("searcher",), name="found"', '("searcher", "answerer"), name="found"'),
     },
     (G + "plan_path/game.py", P): {

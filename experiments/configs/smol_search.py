@@ -6,7 +6,7 @@ Command:   pip install 'marl_llm[smol,tools]'
                --config.model.path=models/smollm2
            ... --config.control.permute_rewards=True       the control
            ... --config.assignment=shared                  one adapter for both
-Expected:  not trained yet. Almost no answer is right at the start, so that so far the searcher alone has something to learn.
+Expected:  not trained yet. At the start almost no answer is wholly right; the pay by parts of names differs within most groups.
 Hardware:  two CPU cores, float32.
 """
 

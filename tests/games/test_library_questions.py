@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from marl_llm.games.descriptions import SHARES
-from marl_llm.games.search.library import library_questions, library_tasks, module_and_name, rank_pay
+from marl_llm.games.search.library import library_questions, library_tasks, module_and_name, name_share, rank_pay
 from marl_llm.workflows import Controller, Scripted
 from marl_llm.workflows.assignment import Assignment
 from marl_llm.workflows.metrics import rollout_metrics
@@ -66,23 +66,43 @@ def test_a_name_is_a_module_and_what_is_in_it(name, parts):
     assert module_and_name(name) == parts
 
 
-def test_the_searcher_is_paid_for_the_rank_of_the_right_passage_and_both_for_the_answer(world):
+def test_the_searcher_is_paid_for_the_rank_of_the_right_passage_and_both_for_the_name(world):
     (task,) = world.tasks("test", 4, 1)
-    right, name = task.fields["question"].split('"')[1], task.hidden["answers"][0]
-    for query, answer, found, f1 in (
-        (right, name, 1.0, 1.0),
-        (right, f"the function is {name}", 1.0, 0.5),
+    right, full = task.fields["question"].split('"')[1], task.hidden["answers"][-1]
+    last = full.rpartition(".")[2]
+    for query, answer, found, name in (
+        (right, full, 1.0, 1.0),
         (right, "no idea at all", 1.0, 0.0),
-        ("zebra", name, 0.0, 1.0),
-        ("", name, 0.0, 1.0),
+        ("zebra", last, 0.0, 1.0),
+        ("", last, 0.0, 1.0),
     ):
         path, figures = played(world, task, query, answer)
-        assert figures["team/f1"] == pytest.approx(f1)
+        assert figures["team/name"] == pytest.approx(name)
         assert figures["team/found"] == found
         paid = earned(world.workflow, path)
         by_role = {call.role: (paid[call.id].team, paid[call.id].local) for call in path.calls}
-        assert by_role["searcher"] == pytest.approx((f1, 0.5 * found))
-        assert by_role["answerer"] == pytest.approx((f1, 0.0))
+        assert by_role["searcher"] == pytest.approx((name, 0.5 * found))
+        assert by_role["answerer"] == pytest.approx((name, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("answer", "share"),
+    [
+        ("start_tls", 1.0),
+        ("asyncio.BaseEventLoop.start_tls", 1.0),
+        ("The part is `asyncio.BaseEventLoop.start_tls`.", 0.75),  # the article does not count: part, is and the three of the name
+        ("asyncio.AbstractEventLoop.start_tls", 0.8),  # two of three right, and both of the short name
+        ("tls", 2 / 3),
+        ("asyncio", 0.0),  # which the question tells
+        ("", 0.0),
+    ],
+)
+def test_a_name_that_is_partly_right_earns_a_share(world, answer, share):
+    (task,) = world.tasks("test", 4, 1)
+    path, _ = played(world, task, "x", "y")
+    names = ("start_tls", "BaseEventLoop.start_tls", "asyncio.BaseEventLoop.start_tls")
+    said = dataclasses.replace(path, fields={**path.fields, "answer": answer, "answers": names, "module": "asyncio"})
+    assert name_share(said) == pytest.approx(share)
 
 
 def test_the_second_passage_earns_half(world):

@@ -5,7 +5,8 @@
     passages   1. shutil.copyfile: Copy data from src to dst in the most efficient way possible. ...
     answer     copyfile                                                   (answerer)
 
-Workflow A of UnityMAS-O with one query: the final answer's F1 pays both, and the searcher is paid for the rank of what it should find.
+Workflow A of UnityMAS-O with one query. Small models begin with a sentence in which a name is partly right, so both are paid by the parts
+of the name (`name_share`), and the searcher for the rank of what it should find, too. The figure that counts is the answer's F1.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import tempfile
 from typing import Any
 
 from marl_llm.games.descriptions import MODULES, SHARES, descriptions
-from marl_llm.games.search.teams import final_f1, parallel_retrieval, retrieve_with
+from marl_llm.games.search.teams import parallel_retrieval, retrieve_with
 from marl_llm.workflows import Role, Task, Trajectory, Workflow, World, numbered, plain
+from marl_llm.workflows.answers import answer_f1
 from marl_llm.workflows.rewards import absolute, broadcast
 from marl_llm.workflows.splits import listed_tasks, split_of
 
@@ -28,19 +30,19 @@ FOUND_PAY = 0.5  # of the searcher, for the right passage in the first place
 
 
 def library_tasks() -> dict[str, list[Task]]:
-    """Split -> its questions. Hidden: `answers`, names alone and with their module, and `sources`, how right passages begin."""
-    meant: dict[str, list[str]] = {}  # question -> names
+    """Split -> its questions. Hidden: `answers`, names alone and with their module, `module`, and `sources`, how right passages begin."""
+    meant: dict[tuple[str, str], list[str]] = {}  # question and module -> names
     for name, text in descriptions(*WORDS):
         module, own = module_and_name(name)
         last = own.rpartition(".")[2]
         if not text.startswith(last):  # a signature says how it is called, not what it does
             quoted = " ".join(re.sub(rf"\b{re.escape(last)}\b", "it", text).split()[:QUOTED])
-            meant.setdefault(f'Which part of Python\'s {module} does this: "{quoted}"?', []).append(name)
+            meant.setdefault((f'Which part of Python\'s {module} does this: "{quoted}"?', module), []).append(name)
     parts: dict[str, list[Task]] = {split: [] for split in SHARES}
-    for question, names in meant.items():
+    for (question, module), names in meant.items():
         split = split_of(question, SHARES)
         answers = tuple(dict.fromkeys(one for name in names for one in (name.rpartition(".")[2], module_and_name(name)[1], name)))
-        hidden = {"answers": answers, "sources": tuple(f"{name}: " for name in names)}
+        hidden = {"answers": answers, "module": module, "sources": tuple(f"{name}: " for name in names)}
         parts[split].append(Task(len(parts[split]), {"question": question}, hidden, split))
     return parts
 
@@ -63,7 +65,7 @@ def _one_query(text: str) -> dict[str, Any]:
     return {"queries": (plain("query")(text)["query"],)}
 
 
-def library_roles(max_prompt: int = 256, max_tokens: int = 24) -> dict[str, Role]:
+def library_roles(max_prompt: int = 256, max_tokens: int = 32) -> dict[str, Role]:
     """A searcher and an answerer that reply without any form."""
     sizes = dict(max_tokens=max_tokens, max_prompt=max_prompt)
     return {
@@ -92,14 +94,23 @@ def rank_pay(path: Trajectory) -> float:
     return 1.0 / ranks[0] if ranks else 0.0
 
 
+def name_share(path: Trajectory) -> float:
+    """F1 of the answer's words and a right name's, both split at points and underscores, without the module, which the question tells."""
+
+    def apart(name: str) -> str:
+        return " ".join(re.findall(r"[A-Za-z0-9]+", name.replace(f"{path.fields['module']}.", "")))
+
+    return answer_f1(apart(path.fields["answer"]), tuple(map(apart, path.fields["answers"])))
+
+
 def library_team(retrieve: Any, roles: dict[str, Role]) -> Workflow:
     """The workflow. `retrieve` is a tool of one query: see `retrieve_with`."""
-    rewards = (broadcast(final_f1, name="f1"), absolute(lambda _, path: rank_pay(path), ("searcher",), name="found", weight=FOUND_PAY))
-    team = parallel_retrieval(retrieve, roles["searcher"], roles["answerer"], 1, rewards, ("answers", "sources"))
-    return dataclasses.replace(team, name="library_questions", metrics={**team.metrics, "found": rank_pay})
+    rewards = (broadcast(name_share, name="name"), absolute(lambda _, path: rank_pay(path), ("searcher",), name="found", weight=FOUND_PAY))
+    team = parallel_retrieval(retrieve, roles["searcher"], roles["answerer"], 1, rewards, ("answers", "module", "sources"))
+    return dataclasses.replace(team, name="library_questions", metrics={**team.metrics, "name": name_share, "found": rank_pay})
 
 
-def library_questions(max_prompt: int = 256, max_tokens: int = 24, top_k: int = 3) -> World:
+def library_questions(max_prompt: int = 256, max_tokens: int = 32, top_k: int = 3) -> World:
     """A searcher and an answerer on questions about Python's library, which every machine has.
 
     Args:
