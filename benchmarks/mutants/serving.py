@@ -67,7 +67,8 @@ FAULTS = {
         "this machine is asked through the proxy": ('mounts=dict.fromkeys(("all://", "http://", "https://")) if direct else None', "mounts=None"),
         "cookies are kept": ("allowed_domains=()", ""),
         "answers are unpacked": ("response.aiter_raw()", "response.aiter_bytes()"),
-        "a child asks through its parent's loop": ("os.register_at_fork(after_in_child=_clients.cache_clear)", "_ = None"),
+        "a child asks through its parent's loop": ("    _made.cache_clear()\n", ""),
+        "threads that are the first to ask make a loop each": ("    with _MAKING:\n        return _made()", "    return _made()"),
     },
     ("marl_llm/training/recorded.py", "tests/training/test_recorded.py"): {
         "a reply behind its pay is trained on": ("            if episode in paid:\n                raise RecordError(f\"{where}: a reply", "            if False:\n                raise RecordError(f\"{where}: a reply"),

@@ -175,10 +175,24 @@ class _Clients:
         return self._known[direct, environment]
 
 
+_MAKING = threading.Lock()  # `functools.cache` alone lets threads that ask at once make one loop each
+
+
 @functools.cache
-def _clients() -> _Clients:
-    """Of this process."""
+def _made() -> _Clients:
     return _Clients()
 
 
-os.register_at_fork(after_in_child=_clients.cache_clear)  # a child has no thread of its parent's loop
+def _clients() -> _Clients:
+    """Of this process."""
+    with _MAKING:
+        return _made()
+
+
+def _after_fork() -> None:
+    """A child has no thread of its parent's loop."""
+    _made.cache_clear()
+    _MAKING.release()
+
+
+os.register_at_fork(before=_MAKING.acquire, after_in_parent=_MAKING.release, after_in_child=_after_fork)

@@ -200,6 +200,26 @@ def test_many_threads_share_one_loop_and_each_gets_its_own_answer():
     assert sum(thread.name == "http" for thread in threading.enumerate()) <= 2
 
 
+def test_threads_that_are_the_first_to_ask_make_one_loop(monkeypatch):
+    made = []
+
+    class SlowLoop(_http._Loop):
+        def __init__(self):
+            made.append(self)
+            time.sleep(0.05)
+            super().__init__()
+
+    monkeypatch.setattr(_http, "_Loop", SlowLoop)
+    _http._made.cache_clear()
+    with Echo() as server:
+        threads = [threading.Thread(target=post_json, args=(server.url, number, LIMIT_S)) for number in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "x", "http://", "http://u:p@x/", "http://u@x/", "http://:p@x/", "http://x:99999/", "http://x:y/"])
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(ValueError):  # noqa: PT011
