@@ -49,6 +49,11 @@ LARGE = Sizes(
 )
 
 
+def median_of(runs: list[dict], key: str) -> float:
+    """Of one figure of several runs."""
+    return statistics.median(run[key] for run in runs)
+
+
 def numbers(text: str, separators: str = "x+") -> tuple[int, ...]:
     """The whole numbers of `4x4x32+32`. Raises `ValueError` on anything else."""
     for separator in separators:
@@ -154,7 +159,10 @@ def masks(length: int):
     where[1, : length // 4] = False
     part = np.arange(length) * 8 // length
     segments, branches = np.asarray([1, 1, 1, 2, 2, 3, 3, 0])[part], np.asarray([0, 1, 2, 0, 3, 0, 0, 0])[part]
-    twice = lambda x, y: jnp.asarray(np.stack([x, y]), jnp.int32)  # noqa: E731
+
+    def twice(x, y):
+        return jnp.asarray(np.stack([x, y]), jnp.int32)
+
     return {
         "causal": prompt_mask(jnp.asarray(where)),
         "tree": tree_mask(jnp.asarray(where[:, :half]), 2, half // 2),
@@ -328,7 +336,7 @@ def engine_row(config, params, batch: int, prompt: int, response: int, repeats: 
             grown = {key: after.get(key, 0) - before.get(key, 0) for key in ("steps", "decode_s", "admit_s", "compile_s")}
             runs.append({"seconds": seconds, "step_s": grown["decode_s"] / max(grown["steps"], 1), **grown})
         cache = engine.stats()["policy"]["cache_bytes"]
-    median = lambda key: statistics.median(run[key] for run in runs[1:])  # noqa: E731
+    median = functools.partial(median_of, runs[1:])
     itemsize = jnp.dtype(config.compute_dtype).itemsize
     work, sheet = decode_step(config, batch, 1, prompt, response, 1, itemsize), chip()
     out = {
@@ -427,7 +435,7 @@ def run_figures(workdir: pathlib.Path, steps: int) -> dict:
     models = sorted(key.split("/")[1] for key in trained[-1] if key.startswith("model/") and key.endswith("/log_prob_gap"))
     gap = max(line[f"model/{model}/log_prob_gap"] for line in trained for model in models)
     bound = min(line[f"model/{model}/log_prob_gap_bound"] for line in trained for model in models)
-    median = lambda key: statistics.median(line[key] for line in trained[1:] or trained)  # noqa: E731
+    median = functools.partial(median_of, trained[1:] or trained)
     if not (updates := sum(line[f"model/{model}/updates"] for line in trained for model in models)):
         raise RuntimeError("no model was updated: all rewards of a group were equal, in every step")
     return {

@@ -52,7 +52,10 @@ def prepare(args) -> dict:
     learner = Learner(ModelSpec(config, params, lora=lora), options, mesh, jax.random.key(1))
     count = args.prompts * args.samples
     sizes = LaneConfig(slots=count, prompt_tokens=args.prompt, response_tokens=args.response, chunk=16, admit=args.prompts)
-    on_base = lambda: attach(learner.base, learner.policy.params, lora)  # noqa: E731
+
+    def on_base():
+        return attach(learner.base, learner.policy.params, lora)
+
     engine = Engine({"policy": (config, on_base())}, jax.random.key(2), sizes=sizes)
     rng, zeros, order = np.random.default_rng(0), np.zeros(count, np.int32), np.arange(count, dtype=np.int32)
     instance = np.repeat(np.arange(args.prompts, dtype=np.int32), args.samples)
@@ -123,7 +126,10 @@ def measure(args) -> dict:
                 figures[name].append(worker.run("train"))
         for worker in workers.values():
             worker.close()
-    of = lambda name, part: [one[part] for one in figures[name]]  # noqa: E731
+
+    def of(name, part):
+        return [one[part] for one in figures[name]]
+
     out = {"benchmark": "adapters", "model": pathlib.Path(args.model).name, "threads": args.threads, "repeats": args.repeats}
     out |= {name: getattr(args, name) for name in ("prompts", "samples", "prompt", "response", "rank", "remat", "platform")}
     out["dtype"] = DTYPES[args.platform]

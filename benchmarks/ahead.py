@@ -115,7 +115,9 @@ def begun(cores: list[int], *flags: str) -> list[subprocess.Popen]:
 
 def both_arms(found: list[dict], option: str, value: int) -> dict:
     """Figures over the seeds."""
-    arm = lambda at, name: [one[name] for one in found if one[option] == at]  # noqa: E731
+    def arm(at, name):
+        return [one[name] for one in found if one[option] == at]
+
     seconds = {at: statistics.mean(arm(at, "step_s")) for at in (0, value)}
     most = [(one["play_s"] + one["update_s"]) / max(one["play_s"], one["update_s"]) for one in found if one[option] == 0]
     return {
@@ -151,7 +153,10 @@ def main() -> None:
         (folder / "config.py").write_text(CONFIG)
         flags = [f"--config={folder / 'config.py'}", f"--compilation_cache={folder / 'cache'}", f"--config.rollout.tasks={options.tasks}"]
         flags += given
-        tool = lambda **keys: [f"--config.game.{name}={value}" for name, value in keys.items()]  # noqa: E731
+
+        def tool(**keys):
+            return [f"--config.game.{name}={value}" for name, value in keys.items()]
+
         slow = tool(low=options.low, high=options.high, rare=options.rare, rare_s=options.rare_s)
         for seed in map(int, options.seeds.split(",")):
             taught = folder / f"taught_{seed}"

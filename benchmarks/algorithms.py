@@ -131,7 +131,9 @@ def jax_loss_whole(new, old, advantages, where):
 
 @jax.jit
 def jax_loss(*table):
-    parts = lambda new, old, a, where: rl.reduce_parts(rl.clipped_ratio(new, old, a, dual_clip=3.0, where=where), where=where)  # noqa: E731
+    def parts(new, old, a, where):
+        return rl.reduce_parts(rl.clipped_ratio(new, old, a, dual_clip=3.0, where=where), where=where)
+
     total, count = rl.sum_blocks(parts, *table)
     return total / count
 

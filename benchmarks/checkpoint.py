@@ -38,7 +38,10 @@ def main() -> None:
 
     dice, leaves = np.random.default_rng(0), 24
     rows = max(1, int(options.mb * 1e6 / 3 / 4 / leaves) // 512)
-    draw = lambda: {str(i): dice.normal(size=(rows, 512)).astype(np.float32) for i in range(leaves)}  # noqa: E731
+
+    def draw():
+        return {str(i): dice.normal(size=(rows, 512)).astype(np.float32) for i in range(leaves)}
+
     policies = {f"model{i}": make_policy(draw(), make_optimizer()) for i in range(options.policies)}
     update = jax.jit(lambda tree: jax.tree.map(lambda x: x * 1.001, tree), donate_argnums=0)
 
@@ -68,7 +71,10 @@ def main() -> None:
                 for found, value in zip(times[way].values(), (saved, whole, after)):
                     found.append(value)
         one, two = (arrays(folder / way) for way in ways)
-    spread = lambda found: [round(of(found[1:]), 4) for of in (statistics.median, min, max)]  # noqa: E731
+
+    def spread(found):
+        return [round(of(found[1:]), 4) for of in (statistics.median, min, max)]
+
     outcome = {way: {name: spread(found) for name, found in figures.items()} for way, figures in times.items()}
     outcome |= {
         "update_s": round(alone, 4),

@@ -76,7 +76,9 @@ def prepare(row: str, who: str, count: int) -> dict:
         found = e.stats()["policy"]
         return {name: found[name] for name in ("cache_bytes", "most_pages", "tokens_then", "computed_tokens") if name in found}
 
-    ids = lambda n: tuple(int(t) for t in rng.integers(3, VOCABULARY, n))  # noqa: E731
+    def ids(n):
+        return tuple(int(t) for t in rng.integers(3, VOCABULARY, n))
+
     if row == "uneven":
         lengths = np.minimum(rng.geometric(1 / MEAN, count), MOST)
         requests = [Request(ids(PROMPT), (i,), int(n)) for i, n in enumerate(lengths)]
@@ -239,7 +241,10 @@ def run_row(row: str, args, folder: str) -> dict[tuple[str, str], list[dict]]:
     """(who, task) -> what each repetition found. Each worker holds the engine of one task: what else lies in a process slows it down."""
     me = [sys.executable, __file__, f"--rows={row}", f"--requests={args.requests}"]
     trees = {"new": "."} | ({"bytes": "."} if row == "uneven" else {}) | ({"old": args.against} if args.against and row in BESIDE else {})
-    start = lambda who, tree: Worker([*me, f"--worker={who}"], f"{folder}/{row}_{who}", PYTHONPATH=tree, JAX_PLATFORMS="cpu")  # noqa: E731
+
+    def start(who, tree):
+        return Worker([*me, f"--worker={who}"], f"{folder}/{row}_{who}", PYTHONPATH=tree, JAX_PLATFORMS="cpu")
+
     workers = {who: start(who, tree) for who, tree in trees.items()}
     found: dict[tuple[str, str], list[dict]] = {}
     for repeat in range(args.repeats):
@@ -258,7 +263,9 @@ def measure(args) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for row in args.rows.split(","):
             found |= run_row(row, args, folder)
-    seconds = lambda *key: [x["seconds"] for x in found[key]]  # noqa: E731
+
+    def seconds(*key):
+        return [x["seconds"] for x in found[key]]
 
     def ratio(old, new) -> dict:
         each = [a / b for a, b in zip(seconds(*old), seconds(*new), strict=True)]

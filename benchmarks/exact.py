@@ -39,7 +39,10 @@ def config_of(width: int) -> ModelConfig:
 def requests_of(count: int, seed: int) -> list[Request]:
     """Groups of eight with one prompt of 10 to 190 tokens, of which half begin alike."""
     rng = np.random.default_rng(seed)
-    ids = lambda n: tuple(int(t) for t in rng.integers(1, VOCABULARY, n))  # noqa: E731
+
+    def ids(n):
+        return tuple(int(t) for t in rng.integers(1, VOCABULARY, n))
+
     common, out = ids(90), []
     for group in range(-(-count // 8)):
         prompt = common[: int(rng.integers(0, 91)) * (group % 2)] + ids(int(rng.integers(10, 101)))
@@ -90,7 +93,10 @@ def main() -> None:
     small = dataclasses.replace(SIZES, cache_bytes=whole // 5)
     plain = dataclasses.replace(SIZES, exact=False)
     wanted = answers(params, config, SIZES, requests, first)
-    differ = lambda found, wanted=wanted: sum(found[i] != wanted[i] for i in found)  # noqa: E731
+
+    def differ(found, wanted=wanted):
+        return sum(found[i] != wanted[i] for i in found)
+
     differing = {
         "orders": [differ(answers(params, config, SIZES, requests, order)) for order in orders],
         "small_pool": differ(answers(params, config, small, requests, orders[0])),

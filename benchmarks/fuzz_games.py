@@ -102,13 +102,18 @@ def team_doors() -> dict[str, Door]:
     found = {}
     for name, instance in WORLDS.items():
         for agents in ("team", "single"):
-            build = lambda echo, name=name, agents=agents: make_game(name, agents=agents).workflow  # noqa: E731
+            def build(echo, name=name, agents=agents):
+                return make_game(name, agents=agents).workflow
+
             found[f"play {name} {agents}"] = _play(build, "solved", {"task": "t", "instance": instance}, {})
 
     def code(function: str, agents: str) -> Door:
         tests = (((1,), SECRET),) if function else (("1", SECRET),)
         hidden = {"function": function, "tests": tests, "references": ("print(1)",), "mutants": (), "shown": ("1",)}
-        build = lambda echo: coding.code_debate(coding.Runs(sandbox=echo), agents=agents)  # noqa: E731
+
+        def build(echo):
+            return coding.code_debate(coding.Runs(sandbox=echo), agents=agents)
+
         return _play(build, "solved", {"problem": "p", "interface": ""}, hidden)
 
     for function in ("", "f"):
@@ -120,8 +125,13 @@ def team_doors() -> dict[str, Door]:
     found["play function_debate"] = _play(
         lambda echo: coding.code_debate(coding.FunctionRuns(sandbox=echo), words, inputs=("problem",)), "solved", {"problem": "p"}, hidden
     )
-    answers = lambda echo: maths.Answers(checker=EqualTexts(), sandbox=echo)  # noqa: E731
-    sums = lambda echo: maths.SumAnswers(sandbox=echo)  # noqa: E731
+
+    def answers(echo):
+        return maths.Answers(checker=EqualTexts(), sandbox=echo)
+
+    def sums(echo):
+        return maths.SumAnswers(sandbox=echo)
+
     gold, small = {"target": SECRET}, {"target": str(NUMBER), "plan_gold": (1, ())}
     asked, ordered = {"problem": "p"}, {"problem": "p", ORDER: "o"}
     judged = {**maths.sums_roles(), "judge": maths.sums_judge()}

@@ -29,9 +29,11 @@ def shape_of(gib: float):
     """A Qwen3 shape whose parameters take about so many GiB in float32; its embedding is the largest tensor, a sixteenth of a GiB."""
     from marl_llm.models import ModelConfig
 
-    layer = lambda n: ModelConfig(  # noqa: E731
-        16_384, width=1024, layers=n, query_heads=16, key_value_heads=8, head_dim=64, feed_forward=4096
-    )
+    def layer(n):
+        return ModelConfig(
+            16_384, width=1024, layers=n, query_heads=16, key_value_heads=8, head_dim=64, feed_forward=4096
+        )
+
     each = layer(2).parameters - layer(1).parameters
     return layer(max(1, round((gib * 2**28 - layer(1).parameters) / each) + 1))
 
@@ -78,7 +80,10 @@ def load(folder: str, warm: str, how: str, devices: int, stacked: bool) -> None:
     peak, after = resident("VmHWM") - before, resident("VmRSS") - before
     share = sum(part.data.nbytes for leaf in jax.tree.leaves(params) for part in leaf.addressable_shards)
     largest = max(info.dtype.itemsize * math.prod(info.shape) for info in find_tensors(folder).values())
-    mib = lambda size: round(size / MIB, 1)  # noqa: E731
+
+    def mib(size):
+        return round(size / MIB, 1)
+
     line = {
         "process": jax.process_index(), "processes": count, "devices": len(jax.devices()), "stacked": stacked,
         "checkpoint_mib": mib(4 * config.parameters), "share_mib": mib(share), "largest_tensor_mib": mib(largest), "peak_mib": mib(peak),
@@ -96,7 +101,10 @@ def measure(args) -> int:
             command = [*me, f"--write={folder}/{name}", f"--gib={gib}", f"--shard_mib={args.shard_mib}"]
             subprocess.run(command, cwd=ROOT, env=env, check=True)
         port, pipe = free_port(), {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        how = lambda rank: f"127.0.0.1:{port},{args.processes},{rank}" if args.processes > 1 else "off"  # noqa: E731
+
+        def how(rank):
+            return f"127.0.0.1:{port},{args.processes},{rank}" if args.processes > 1 else "off"
+
         flags = [f"--load={folder}", f"--devices={args.devices}", *(["--stacked"] if args.stacked else [])]
         running = [subprocess.Popen([*me, *flags, f"--how={how(rank)}"], cwd=ROOT, env=env, **pipe) for rank in range(args.processes)]
         lines = [json.loads(next(line for line in said.splitlines() if line.startswith('{"process"'))) for said in finish(running)]

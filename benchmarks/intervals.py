@@ -70,7 +70,10 @@ def power(dice: np.random.Generator, trials: int, tasks: int, plays: int, gain: 
         low, high = paired(one, two)["interval"]
         half = math.hypot(*(np.subtract(*reversed(record.interval)) / 2 for record in (one, two)))
         apart = two.success - one.success
-        alarm = lambda lower, upper: lower > 0 or (gain == 0 and upper < 0)  # noqa: E731
+
+        def alarm(lower, upper):
+            return lower > 0 or (gain == 0 and upper < 0)
+
         seen += alarm(low, high), alarm(apart - half, apart + half)
     return tuple(seen / trials)
 

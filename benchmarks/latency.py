@@ -107,7 +107,9 @@ def rows(engine: Engine, params: dict, agents: list[int], candidates: int) -> It
             plays.append(played(engine, params, workflow, candidates))
     median = statistics.median
     for (n, order), plays in found.items():
-        over = lambda field, plays=plays: median(getattr(a, field) / getattr(b, field) for a, b in zip(plays, alone, strict=True))  # noqa: E731
+        def over(field, plays=plays):
+            return median(getattr(a, field) / getattr(b, field) for a, b in zip(plays, alone, strict=True))
+
         needed = waves(n, order == "parallel", SLOTS.value, INSTANCES.value * candidates)
         yield {
             "agents": n, "candidates": candidates, "order": order, "instances": INSTANCES.value, "turns": TURNS.value, "slots": SLOTS.value,

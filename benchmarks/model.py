@@ -43,7 +43,10 @@ def main(argv) -> None:
         config = make_model_config(_PRESET.value, vocab_size=512)
     params = init_params(config, jax.random.key(0), stacked=True)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, config.vocab_size, (_ROWS.value, _TOKENS.value)), jnp.int32)
-    loss = lambda p, t: jnp.sum(log_probs(config, p, t).log_probs)  # noqa: E731
+
+    def loss(p, t):
+        return jnp.sum(log_probs(config, p, t).log_probs)
+
     n = tokens.size
     once = forward_flops(config, n, _TOKENS.value / 2, n)
     product = jax.jit(jnp.matmul)

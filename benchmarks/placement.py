@@ -16,6 +16,7 @@ from marl_llm.training.roofline import CHIPS, placements
 
 CANDIDATES = (1, 4)  # K
 
+
 def main() -> None:
     """The table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

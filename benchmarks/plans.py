@@ -68,7 +68,10 @@ def host_row(plan: dict) -> str:
     """A line of the table of hosts."""
     engine, flops = plan.get("engine"), plan.get("update_flops")
     moments = {"decode": plan["peak_sampler"]} | plan["moments"]
-    gib = lambda name: f"{moments[name] / GIB:.1f}" if name in moments else "-"  # noqa: E731
+
+    def gib(name):
+        return f"{moments[name] / GIB:.1f}" if name in moments else "-"
+
     computed = ["-"] * 2
     if flops is not None:
         computed = [f"{flops['compiled'] / 1e12:,.1f} of {flops['needed'] / 1e12:,.1f} + {flops['again'] / 1e12:,.1f}"]
@@ -89,10 +92,14 @@ def host_row(plan: dict) -> str:
 
 def row(plan: dict) -> str:
     """A line of the table."""
-    gib = lambda name: f"{plan[name] / GIB:.1f}"  # noqa: E731
-    work = lambda name, unit, scale: (  # noqa: E731
-        f"{plan['work'][name]['flops'] / scale:,.1f} {unit}, {plan['work'][name]['seconds'] * 1e3:,.1f} ms"
-    )
+    def gib(name):
+        return f"{plan[name] / GIB:.1f}"
+
+    def work(name, unit, scale):
+        return (
+            f"{plan['work'][name]['flops'] / scale:,.1f} {unit}, {plan['work'][name]['seconds'] * 1e3:,.1f} ms"
+        )
+
     mesh = plan["mesh"]
     cells = [
         f"{plan['models']} x {plan['model']}", plan["topology"], f"{mesh['fsdp']} x {mesh['tensor']}", f"{plan['prompt']:,}",

@@ -84,7 +84,10 @@ def launch(count: int, *flags: str) -> list[subprocess.Popen]:
     """`count` processes of `experiments.train`, joined where there are several; stderr and stdout of each go to its own pipe."""
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")} | {"JAX_PLATFORMS": "cpu"}
     port = free_port()
-    together = lambda rank: [f"--distributed=127.0.0.1:{port},{count},{rank}"] if count > 1 else []  # noqa: E731
+
+    def together(rank):
+        return [f"--distributed=127.0.0.1:{port},{count},{rank}"] if count > 1 else []
+
     return [
         subprocess.Popen(
             [sys.executable, "-m", "experiments.train", *flags, *together(rank)],
@@ -154,8 +157,13 @@ def main() -> None:
         for kind in options.kinds.split(","):
             (folder / f"{kind}.py").write_text(CONFIGS[kind])
             flags = [f"--config={folder / f'{kind}.py'}", f"--compilation_cache={folder / 'cache'}"]
-            along = lambda count, each: [*inner, f"--config.devices={count * each // (fsdp * tensor)}"]  # noqa: E731
-            run = lambda count, each, *more: finish(launch(count, *more, *along(count, each)))  # noqa: B023, E731
+
+            def along(count, each):
+                return [*inner, f"--config.devices={count * each // (fsdp * tensor)}"]
+
+            def run(count, each, *more):
+                finish(launch(count, *more, *along(count, each)))
+
             places = {split: folder / f"{kind}_{split[0]}x{split[1]}" for split in splits}
             for split, place in places.items():
                 run(*split, *flags, f"--workdir={place}", f"--config.steps={options.steps}")

@@ -54,10 +54,17 @@ MOMENTS = ("start", "warm", "write", "saved", "step", "evaluation")
 
 def wait_for(process: subprocess.Popen, workdir: pathlib.Path, moment: str) -> None:
     """Until `moment` has come, or the process has ended."""
-    lines = lambda: workdir.joinpath("metrics.jsonl").read_text().count('"train"') if (workdir / "metrics.jsonl").exists() else 0  # noqa: E731
-    writes = lambda: any(workdir.joinpath("checkpoints").glob("[0-9]*.partial"))  # noqa: E731
+    def lines():
+        return workdir.joinpath("metrics.jsonl").read_text().count('"train"') if (workdir / "metrics.jsonl").exists() else 0
+
+    def writes():
+        return any(workdir.joinpath("checkpoints").glob("[0-9]*.partial"))
+
     stale = set(workdir.joinpath("checkpoints").glob("*"))
-    whole = lambda: {p for p in workdir.joinpath("checkpoints").glob("[1-9]*") if p.name.isdigit() and (p / "state.json").exists()}  # noqa: E731
+
+    def whole():
+        return {p for p in workdir.joinpath("checkpoints").glob("[1-9]*") if p.name.isdigit() and (p / "state.json").exists()}
+
     seen, evaluated = None, lines()
 
     def arrived():

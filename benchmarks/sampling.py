@@ -218,7 +218,10 @@ def measure(args) -> None:
 
     def line(row: str, ours, tokens: int, peer=None, name: str = "", **more) -> None:
         a = seconds[ours]
-        spread = lambda x: [round(min(x), 3), round(max(x), 3)]  # noqa: E731
+
+        def spread(x):
+            return [round(min(x), 3), round(max(x), 3)]
+
         out = {"benchmark": "sampling", "row": row, "ours_s": round(statistics.median(a), 3), "spread_s": spread(a)}
         if tokens:
             out["tokens_per_s"] = round(tokens / statistics.median(a), 1)

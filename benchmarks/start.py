@@ -77,7 +77,10 @@ def main(argv) -> None:
     """Measures and prints."""
     del argv
     n = _REPEATS.value
-    median = lambda values: round(statistics.median(values), 3)  # noqa: E731
+
+    def median(values):
+        return round(statistics.median(values), 3)
+
     line = {
         "benchmark": "start",
         "import_marl_llm_s": median(seconds("-c", "import marl_llm") for _ in range(n)),

@@ -213,7 +213,10 @@ def measure(args) -> None:
     def line(row: str, ours: str, peer: str = "", needed: str = "", **more) -> None:
         """One row; `needed` names the step whose work is counted."""
         a, rate = seconds[ours], statistics.median(rates)
-        spread = lambda x: [round(min(x), 3), round(max(x), 3)]  # noqa: E731
+
+        def spread(x):
+            return [round(min(x), 3), round(max(x), 3)]
+
         out = {"benchmark": "update", "row": row, "ours_s": round(statistics.median(a), 3), "spread_s": spread(a)}
         if peer:
             b = seconds[peer]

@@ -31,7 +31,10 @@ WORDS = ("river", "delta", "source", "bank", "bridge", "stone", "north", "water"
 def large_run(folder: pathlib.Path, plays: int, calls: int, words: int) -> pathlib.Path:
     """A run with many plays, each call with so many words."""
     dice = random.Random(0)
-    text = lambda: " ".join(dice.choices(WORDS, k=words))  # noqa: E731
+
+    def text():
+        return " ".join(dice.choices(WORDS, k=words))
+
     made = [stored.play(f"train-1/{n}/0", n, calls=calls, text=text(), score=float(n % 2)) for n in range(plays)]
     return stored.make_run(folder, made)
 

@@ -158,8 +158,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.steps < 3 or set(args.rows.split(",")) - {"workflow", "game", "programs"}:
         parser.error(f"--steps={args.steps} --rows={args.rows}: at least 3 steps, and the rows are workflow, game, programs")
-    named = lambda name: importlib.import_module(f"experiments.configs.{name}").get_config()  # noqa: E731
-    line = lambda row, **what: print(json.dumps({"benchmark": "workflow", "row": row} | what), flush=True)  # noqa: E731
+
+    def named(name):
+        return importlib.import_module(f"experiments.configs.{name}").get_config()
+
+    def line(row, **what):
+        return print(json.dumps({"benchmark": "workflow", "row": row} | what), flush=True)
+
     if {"workflow", "programs"} & set(args.rows.split(",")):
         rows, compiled = run(named(args.config), args.steps, args.imitation)
         if "workflow" in args.rows:

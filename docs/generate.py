@@ -147,7 +147,9 @@ def options() -> str:
     from marl_llm.models import ModelConfig
     from marl_llm.training import PlayOptions
 
-    source = lambda thing: meanings(inspect.getsource(thing))  # noqa: E731
+    def source(thing):
+        return meanings(inspect.getsource(thing))
+
     config, own = base.base_config("name", game="plan_path", recipe="at_grpo"), source(base)
     own.update({f"rollout.{name}": text for name, text in source(PlayOptions).items() if name in config.rollout})
     own.update({f"coach.{name}": text for name, text in source(coaching).items()})

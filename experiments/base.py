@@ -48,7 +48,9 @@ _MODEL_KEYS = (
 
 def _placeholders(kinds: dict[str, Any]) -> dict:
     """One placeholder per option, so that flags know its type; None means "not set here". Tuples are written with commas between."""
-    name = lambda kind: (kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))).split("|")[0].strip()  # noqa: E731
+    def name(kind):
+        return (kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))).split("|")[0].strip()
+
     return {key: config_dict.placeholder(_TYPES.get(name(kind), str)) for key, kind in kinds.items()}
 
 
@@ -57,7 +59,9 @@ def _fields(cls, *skip: str) -> dict:
 
 
 def _options(parameters: dict[str, inspect.Parameter]) -> dict:
-    kind = lambda p: p.annotation if p.annotation is not p.empty else type(p.default)  # noqa: E731
+    def kind(p):
+        return p.annotation if p.annotation is not p.empty else type(p.default)
+
     return _placeholders({name: kind(p) for name, p in parameters.items()})
 
 
@@ -314,7 +318,10 @@ class Plan:
         else:
             samples = e * k * g.max_turns * len(g.roles)
             rows[-1] += f"; at most {samples:,} samples (E={e} x K={k} x T={g.max_turns} x N={len(g.roles)})"
-        given = lambda name: "default" if config.game[name] is None else config.game[name]  # noqa: E731
+
+        def given(name):
+            return "default" if config.game[name] is None else config.game[name]
+
         value = given if isinstance(g, World) else lambda name: getattr(g, name, "")
         rows += [self.pay, *filter(None, [self.unguided(config), cost_line(config, self)])]
         rows += ["", "game", *(f"  {name:<20} {value(name)}" for name in self.found.options)]
@@ -399,7 +406,10 @@ def check(config: config_dict.ConfigDict, home: pathlib.Path | None = None) -> N
 def _cut(world: World, rollout: config_dict.ConfigDict) -> World:
     """The world with its roles' budgets cut to what the config allows."""
     most = {name: rollout[name] for name in ("max_prompt", "max_tokens") if rollout[name] is not None}
-    cut = lambda role: dataclasses.replace(role, **{name: min(value, getattr(role, name)) for name, value in most.items()})  # noqa: E731
+
+    def cut(role):
+        return dataclasses.replace(role, **{name: min(value, getattr(role, name)) for name, value in most.items()})
+
     return dataclasses.replace(world, workflow=with_roles(world.workflow, cut)) if most else world
 
 

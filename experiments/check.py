@@ -149,7 +149,10 @@ def cost_of(world, plan, config) -> dict[str, float]:
     plays = subject.play(subject.draw(8), subject.says, 2)
     calls = [call for one in plays for path in one.trajectories for call in path.calls]
     count, per_step = max(len(plays), 1), config.rollout.tasks * plan.recipe.branches
-    tokens = lambda call: len(call.prompt_ids) or len(call.prompt) / 3  # noqa: E731
+
+    def tokens(call):
+        return len(call.prompt_ids) or len(call.prompt) / 3
+
     figures = {
         "prompts": len(calls) / count * per_step,
         "samples": len(calls) / count * per_step,

@@ -135,9 +135,15 @@ def table(groups: dict[str, list[dict]], beside: dict[str, dict[str, str]] | Non
             before, after = ([part[when]["success"] for part in way] for when in ("before", "after"))
             low_high = [way[0][when].get("interval") for when in ("before", "after")]
             cells += [spread(before, low_high[0]), spread(after, low_high[1]), spread([b - a for a, b in zip(before, after)])]
-        turns = lambda way, when: f"{statistics.mean(part[when]['turns'] for part in way):.2f}"  # noqa: E731
+
+        def turns(way, when):
+            return f"{statistics.mean(part[when]['turns'] for part in way):.2f}"
+
         cells += [f"{turns(way, 'before')} → {turns(way, 'after')}" for way in parts]
-        mean = lambda way, pair: f"{statistics.mean(part['pairs'][pair]['success'] for part in way):.3f}"  # noqa: E731
+
+        def mean(way, pair):
+            return f"{statistics.mean(part['pairs'][pair]['success'] for part in way):.3f}"
+
         pairs = runs[0]["evaluation"].get("pairs", {})
         worth = [f"{pair.removesuffix(' untrained')} {' / '.join(mean(way, pair) for way in parts)}" for pair in pairs]
         cells += ["; ".join(worth) or "–", f"{statistics.mean(map(_tokens, runs)):,.0f}"]
@@ -145,7 +151,10 @@ def table(groups: dict[str, list[dict]], beside: dict[str, dict[str, str]] | Non
         cells.append(spread(there) if there else "–")
         floor = [run["evaluation"]["random"]["success"] for run in runs if "random" in run["evaluation"]]
         cells.append(f"{statistics.mean(floor):.3f}" if floor else "–")
-        seconds = lambda kind, runs=runs: [run["evaluation"].get(f"train_{kind}_s") for run in runs]  # noqa: E731
+
+        def seconds(kind, runs=runs):
+            return [run["evaluation"].get(f"train_{kind}_s") for run in runs]
+
         cells += ["–" if None in seconds(kind) else f"{statistics.mean(seconds(kind)):.0f}" for kind in ("cpu", "wall")]
         cells += [texts.get(name) or "–" for texts in beside.values()]
         rows.append(cells)

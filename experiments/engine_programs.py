@@ -93,9 +93,12 @@ def _served(config: ModelConfig, mesh: Mesh, trained_on: Mesh, lora: LoraConfig 
     if lora:  # one base, and the adapters of all models on it
         adapters = jax.eval_shape(lambda key: init_adapters(config, key, lora), jax.random.key(0))
         trained = jax.eval_shape(lambda base, one: attach_many(base, [one] * models, lora), params, adapters)
-    place = lambda tree, mesh, rules: jax.tree.map(  # noqa: E731
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, param_shardings(tree, mesh, rules)
-    )
+
+    def place(tree, mesh, rules):
+        return jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, param_shardings(tree, mesh, rules)
+        )
+
     trained, copy = place(trained, trained_on, TRAIN), serving_copy(config, mesh)
     served = jax.eval_shape(copy, trained)
     if mesh.shape["tensor"] == 1:
@@ -130,8 +133,13 @@ def engine_programs(
     shapes = (RULE_STATES, 16), (RULE_STATES,), (RULE_STATES,), (1, config.vocab_size)
     rules = Rules(*(jax.ShapeDtypeStruct(shape, bool if n == 1 else np.int32) for n, shape in enumerate(shapes)))
     root = jax.eval_shape(lambda: jax.random.key(0))
-    i32 = lambda *shape: jax.ShapeDtypeStruct(shape, np.int32)  # noqa: E731
-    draws = lambda n: jax.eval_shape(lambda: jax.tree.map(jnp.asarray, draws_of(n, [], {}, ())))  # noqa: E731
+
+    def i32(*shape):
+        return jax.ShapeDtypeStruct(shape, np.int32)
+
+    def draws(n):
+        return jax.eval_shape(lambda: jax.tree.map(jnp.asarray, draws_of(n, [], {}, ())))
+
     plain = dict(mesh=mesh, truncates=False, width=0)
     s = sizes.slots // parts
     row = Row(
@@ -149,7 +157,10 @@ def engine_programs(
     blocks, fetched = tuple(-(-int(x.most) // entries_at_once(page, x.rows.shape[-1], x.page.shape[-1])) for x in lists), 0
     if by_kernel(config.attention, page, s, here, size, lists):
         blocks, fetched = (), bytes_read(np.concatenate([x.length[0] for x in lists]), s, here, page, size)  # all parts have as much
-    given = lambda tree: dict(given=i32((layout := layout_of(tree)).words), layout=layout)  # noqa: E731
+
+    def given(tree):
+        return dict(given=i32((layout := layout_of(tree)).words), layout=layout)
+
     low = {"decode": decode.lower(config, served, pages, **given((row, lists)), rules=rules, root=root, chunk=sizes.chunk, **plain)}
     longest_piece = sizes.piece or PIECE.get(platform(), 512)
     piece = min(longest_piece, bucket(sizes.prompt_tokens, 8))

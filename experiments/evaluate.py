@@ -100,7 +100,9 @@ def best_of_plays(record, sizes: list[str], plays: int) -> dict[str, dict[str, f
 
 def at_k_text(at_k) -> str:
     """The table in lines."""
-    line = lambda who, name, found: f"  {who:<20} {name:<24} " + "  ".join(f"@{k} {value:.3f}" for k, value in found.items())  # noqa: E731
+    def line(who, name, found):
+        return f"  {who:<20} {name:<24} " + "  ".join(f"@{k} {value:.3f}" for k, value in found.items())
+
     return "\n".join(line(who, name, found) for who, figures in at_k.items() for name, found in figures.items())
 
 

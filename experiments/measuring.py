@@ -164,7 +164,10 @@ def late_line(records: list[dict]) -> str:
     both = [one for one in records if "over_start/late_score" in one and "over_start/early_score" in one]
     if not both:
         return ""
-    mean = lambda name: sum(one[f"over_start/{name}"] for one in both) / len(both)  # noqa: E731
+
+    def mean(name):
+        return sum(one[f"over_start/{name}"] for one in both) / len(both)
+
     parts = [f"{name} {mean(f'late_{name}'):.3g} (others {mean(f'early_{name}'):.3g})" for name in ("tokens", "score", "seconds")]
     return f"late plays, {mean('late'):.1f} tasks per step over {len(both)} steps, per play: {', '.join(parts)}\n"
 
@@ -200,9 +203,11 @@ def measure(
 
 def page_text(page: Mapping[str, Any], headline: str) -> str:
     """A page in a few lines."""
-    line = lambda name, f: (  # noqa: E731
-        f"  {name:<34} {headline} {f['success']:6.1%}  [{f['interval'][0]:.1%}, {f['interval'][1]:.1%}]   turns {f['turns']:.2f}   "
-        + "  ".join(f"{r} well-formed {x['well_formed']:.0%}" for r, x in f["roles"].items())
-    )
+    def line(name, f):
+        return (
+            f"  {name:<34} {headline} {f['success']:6.1%}  [{f['interval'][0]:.1%}, {f['interval'][1]:.1%}]   turns {f['turns']:.2f}   "
+            + "  ".join(f"{r} well-formed {x['well_formed']:.0%}" for r, x in f["roles"].items())
+        )
+
     parts = {name: page[name] for name in WHOLE if name in page}
     return "\n".join(line(name, f) for name, f in {**parts, **page["pairs"]}.items())

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 def table(out: dict) -> str:
     """The plan in words."""
-    gib = lambda x: f"{x / 2**30:8.2f} GiB"  # noqa: E731
+    def gib(x):
+        return f"{x / 2**30:8.2f} GiB"
+
     m, w = out["mesh"], out["work"]
     how = f"compiled in {out['compile_seconds']:.0f} s" if out["compiled"] else "by arithmetic, nothing compiled"
     pool = []

@@ -6,6 +6,7 @@ The command is `experiments/plan.py`; `plan_table` says it in words.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -42,8 +43,9 @@ def programs(
         placed = param_shardings(tree, on, rules)
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, placed)
 
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    whole = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)  # noqa: E731
+    def whole(shape, dtype, *axes):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*axes)))
+
     k = recipe.branches
     length, answers = prompt + k * response, k * response
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=length, minibatch=minibatch, critic=critic or "own")
@@ -51,7 +53,7 @@ def programs(
     config = judging if critic == "head" else config
     apart = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=config.uniform))
-    make = lambda p: make_policy(p, options.optimizer)  # noqa: E731
+    make = functools.partial(make_policy, optimizer=options.optimizer)
     base = abstract(jax.eval_shape(lambda x: compute_copy(config, x), params), TRAIN) if lora else None
     if lora:  # adapters are small: every device has them whole
         policy = jax.eval_shape(lambda key: make(init_adapters(config, key, lora, config.uniform)), jax.random.key(0))
@@ -80,9 +82,9 @@ def programs(
     found = per_device(policy.params), per_device(policy.optimizer), per_device(low)
     if not environments:  # the engine plays
         return lowered, *found
-    rows_of = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    rows_of = ("data", "fsdp")
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (environments, k)))
-    split = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=rows_of)  # noqa: E731
+    prompts = (environments, prompt)
 
     def sampler(params, tokens, where, keys):
         with use_rules(mesh, SAMPLE):
@@ -90,9 +92,8 @@ def programs(
                 config, params, tokens, where, keys, max_tokens=response, stop=1, pad_id=0, settings=Settings(float(recipe.temperature))
             )
 
-    lowered["sampler"] = jax.jit(sampler).lower(
-        low, split((environments, prompt), ids), split((environments, prompt), bool), split(keys.shape, keys.dtype)
-    )
+    given = whole(prompts, ids, rows_of), whole(prompts, bool, rows_of), whole(keys.shape, keys.dtype, rows_of)
+    lowered["sampler"] = jax.jit(sampler).lower(low, *given)
     return lowered, *found
 
 

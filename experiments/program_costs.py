@@ -303,7 +303,10 @@ class ProgramText:
         """Sets what comes in at some places of a computation's parameter, and in loops inside that get it, into main memory."""
         lines = self.computations[computation]
         moved = {name for name, one in lines.items() if one.opcode in VIEWS and self._origin(lines, name) in places}
-        main = lambda one: dataclasses.replace(one, results=tuple(dataclasses.replace(r, main=True) for r in one.results))  # noqa: E731
+
+        def main(one):
+            return dataclasses.replace(one, results=tuple(dataclasses.replace(r, main=True) for r in one.results))
+
         for one in lines.values():
             if one.opcode == "while":
                 given = lines[one.operands[0]].operands
@@ -346,7 +349,10 @@ def _product_flops(one: Instruction, left: tuple[int, ...], right: tuple[int, ..
     lhs, rhs, result = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.line).groups()
     spatial = sorted(letter for letter in rhs if letter.isdigit())
     window = dict(re.findall(r"(\w+)=([\w_\-]+)", (re.search(r"window=\{([^}]*)\}", one.line) or [None, ""])[1]))
-    entry = lambda key, i, default: int(window[key].split("x")[i]) if key in window else default  # noqa: E731
+
+    def entry(key, i, default):
+        return int(window[key].split("x")[i]) if key in window else default
+
     pairs = 1.0
     for i, letter in enumerate(spatial):
         sizes = left[lhs.index(letter)], right[rhs.index(letter)], one.results[0].dims[result.index(letter)]

@@ -101,7 +101,10 @@ def _calls(world, path) -> list[dict[str, Any]]:
     from marl_llm.workflows.rewards import earned
 
     now = earned(world.workflow, path)
-    pay = lambda one: one.team + one.local  # noqa: E731
+
+    def pay(one):
+        return one.team + one.local
+
     return [{"call": c.id, "role": c.role, "stored": pay(path.earned[c.id]), "now": pay(now[c.id])} for c in path.calls]
 
 

@@ -139,7 +139,10 @@ def lines(config: Any, plan: Plan, mesh: Any) -> list[str]:
     limits, limit = machine_limits(mesh), memory_limit()
     found = memory(config, plan, mesh.shape["data"])
     total = sum(found.values())
-    gib = lambda size: f"{size / GIB:.2f}"  # noqa: E731
+
+    def gib(size):
+        return f"{size / GIB:.2f}"
+
     verdict = "" if total <= 0.9 * limit else "; THIS IS TOO MUCH: fewer rollout.slots, optimizer.microbatch_tokens, or model.lora_rank"
     told = [
         f"this machine: {mesh.size} x CPU, {os.cpu_count()} cores, {gib(limit)} GiB, {limits.flops / 1e9:.0f} GFLOP/s, "

@@ -106,7 +106,10 @@ def train(
         checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep, config.checkpoint.background)
         if begins_elsewhere(config.warm_start) and not checkpoints.steps():
             sources_of(config.warm_start, plan.assignment.trained)  # before a directory is made for a run that cannot begin
-        opened = lambda: open_workdir(workdir, config, config_file, hardware_of(mesh), plan.found, plan.headline)  # noqa: E731
+
+        def opened():
+            return open_workdir(workdir, config, config_file, hardware_of(mesh), plan.found, plan.headline)
+
         continues, done = processes.from_first(lambda: (continued := opened(), checkpoints.steps() if continued else []))
         done = up_to(done, _STEP.value) if FLAGS.is_parsed() else done
         processes.check_shared(workdir)
@@ -145,7 +148,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     """Warm start or resume, the loop, what was learned. `done`: steps of the checkpoints of a run that continues."""
     from experiments.coaching import CoachWatch, cost_line
     from marl_llm import reporting
-    from marl_llm.training import linear_decay, processes, speed
+    from marl_llm.training import processes, speed
     from marl_llm.training.programs import ProgramWatch
 
     # ------------------------------------------------------------------------------------------------ where it begins
@@ -157,7 +160,10 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     watches = CoachWatch(progress.note), VoidWatch(VOID_LIMIT if c.rollout.void_limit is None else c.rollout.void_limit)
     for said in filter(None, (plan.pay, "" if done else plan.unguided(config), cost_line(config, plan))):
         progress.note(said)
-    save = lambda step: stop.whole(checkpoints.save, step, team.policies(), state | {"team": team.state()} | clock.now())  # noqa: E731
+
+    def save(step):
+        return stop.whole(checkpoints.save, step, team.policies(), state | {"team": team.state()} | clock.now())
+
     alarms, watch = Alarms(state["silent"], progress.note), ProgramWatch(progress.note)
     signal = SignalWatch(progress.note, plan.recipe.reward_of, any(one.get("path") for one in plan.options.values()))
     if not done:
@@ -169,11 +175,11 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     timed, end = [], time.perf_counter()  # the steps of this process
     for step in stop.steps(range(state["step"], c.steps)):
         tick = time.perf_counter()
-        rate = lambda peak, at=(step, state["decay_steps"]): float(linear_decay(*at, peak, o.warmup, floor=0.05))  # noqa: E731
+        rate, critic_rate = learning_rates(o, step, state["decay_steps"])
         batch = files.looked_at(played(team, c, step, watches, lambda step=step: step in checkpoints.steps() or save(step)))
         signal.look(step + 1, batch)
         tock = time.perf_counter()
-        updates = team.learn(batch, rate(o.learning_rate), rate(o.critic_learning_rate or o.learning_rate))
+        updates = team.learn(batch, rate, critic_rate)
         of_coach = watches[0].look_at_drift(step + 1, team.train_coach(batch))
         tack = time.perf_counter()
         for name in team.assignment.training(step):
@@ -182,7 +188,7 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
             alarms.look(step + 1, name, found)
         state["step"] = step + 1
         state |= {key: state[key] + int(batch.figures[key]) for key in ("samples", "sampled_tokens")}
-        record = {"phase": "train", "step": step + 1, "learning_rate": rate(o.learning_rate), **line(plan, batch, updates), **of_coach}
+        record = {"phase": "train", "step": step + 1, "learning_rate": rate, **line(plan, batch, updates), **of_coach}
         record |= {key: state[key] for key in ("samples", "sampled_tokens")} | clock.now()
         # playing is prompts, sampling, tools and rewards; learning is scores, gradient and step; the rest is evaluation and the host's
         record |= {"time/sample": tock - tick, "time/update": tack - tock, "time/other": tick - end}
@@ -217,6 +223,15 @@ def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwat
     if processes.leads():
         tell(results, workdir, team.headline, clock)
     return results
+
+
+def learning_rates(optimizer, step: int, decay_steps: int) -> tuple[float, float]:
+    """Of the policies and of their critics, at a step."""
+    from marl_llm.training import linear_decay
+
+    peaks = optimizer.learning_rate, optimizer.critic_learning_rate or optimizer.learning_rate
+    rate, critic_rate = (float(linear_decay(step, decay_steps, peak, optimizer.warmup, floor=0.05)) for peak in peaks)
+    return rate, critic_rate
 
 
 def tell(results: dict, workdir: pathlib.Path, headline: str, clock: Stopwatch) -> None:

@@ -34,7 +34,9 @@ MAY_CHANGE = ("devices", "mesh", "placement", "steps", "optimizer.decay_steps", 
 def commit_of(folder: pathlib.Path) -> str:
     """The git commit of the code, with `+changes` when the tree is dirty; `unknown` outside a checkout."""
     try:
-        run = lambda *a: subprocess.run(["git", *a], cwd=folder, capture_output=True, text=True, check=True, timeout=10).stdout  # noqa: E731
+        def run(*a):
+            return subprocess.run(["git", *a], cwd=folder, capture_output=True, text=True, check=True, timeout=10).stdout
+
         return run("rev-parse", "HEAD").strip() + ("+changes" if run("status", "--porcelain").strip() else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"

@@ -116,7 +116,10 @@ def services(tmp_path_factory):
         seat, found = stack.enter_context(HumanSeat()), stack.enter_context(RetrieverServer(index))
         viewer = stack.enter_context(ViewServer([StoredRun(run)]))
         seat.show("r", [("user", "hello")])
-        records = lambda: (len(asked), (folder / "plays.jsonl").read_text())  # noqa: E731
+
+        def records():
+            return (len(asked), (folder / "plays.jsonl").read_text())
+
         yield {
             "chat": Service(served, "/v1/models", "/v1/chat/completions", json.dumps(chat).encode(), records),
             "reward": Service(served, "/health", "/episodes/e/reward", b'{"reward": 1}', records),

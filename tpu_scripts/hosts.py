@@ -97,7 +97,10 @@ def all_reduce(mib: int, repeats: int = 5) -> dict:
     count, size = jax.process_count(), mib * 2**18
     first = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.asarray([first[rank] for rank in range(count)]), ("host",))
-    value = lambda index: np.full((1, size), index[0].start + 1, np.float32)  # noqa: E731
+
+    def value(index):
+        return np.full((1, size), index[0].start + 1, np.float32)
+
     x = jax.make_array_from_callback((count, size), NamedSharding(mesh, PartitionSpec("host")), value)
     add = jax.jit(lambda x: x.sum(0), out_shardings=NamedSharding(mesh, PartitionSpec()))
     right, times = bool(np.all(np.asarray(add(x).addressable_data(0)) == count * (count + 1) / 2)), []
@@ -110,7 +113,8 @@ def all_reduce(mib: int, repeats: int = 5) -> dict:
 
 def judge(every: list[dict], asked: argparse.Namespace) -> list[tuple[str, bool, str, str]]:
     """(name, good, found, what to do) of each check between hosts; `every` is by rank."""
-    name = lambda rank: f"process {rank} on {every[rank]['host']}"  # noqa: E731
+    def name(rank):
+        return f"process {rank} on {every[rank]['host']}"
 
     def same(title: str, keys: tuple[str, ...], todo: str):
         wrong = [
@@ -125,9 +129,15 @@ def judge(every: list[dict], asked: argparse.Namespace) -> list[tuple[str, bool,
         found = [f"{name(rank)}: {why}" for rank, one in enumerate(every) if (why := wrong(one))]
         return title, not found, "; ".join(found) or good, todo
 
-    unseen = lambda one: ", ".join(f"does not see the file of {name(r)}" for r in range(len(every)) if r not in one["seen"])  # noqa: E731
-    skew = lambda one: one["clock"] - every[0]["clock"]  # noqa: E731
-    ahead = lambda one: f"{skew(one):+.1f} s from process 0" if abs(skew(one)) > SKEW_S else ""  # noqa: E731
+    def unseen(one):
+        return ", ".join(f"does not see the file of {name(r)}" for r in range(len(every)) if r not in one["seen"])
+
+    def skew(one):
+        return one["clock"] - every[0]["clock"]
+
+    def ahead(one):
+        return f"{skew(one):+.1f} s from process 0" if abs(skew(one)) > SKEW_S else ""
+
     out = [
         same("same software", SOFTWARE, "install the same wheels and the same commit on every host; code is a fingerprint of the sources"),
         same("same devices", DEVICES, "every process needs as many of the same devices: its own page says more; or take another host"),

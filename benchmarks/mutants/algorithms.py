@@ -119,7 +119,7 @@ FAULTS = {
         "tied rows are not reported": ("advantages, metrics, tied = _group_advantages(", "advantages, metrics, _ = _group_advantages("),
         "the KL is rewarded": ("total = total + kl_coef * parts(divergence)[0]", "total = total - kl_coef * parts(divergence)[0]"),
         "entropy is punished": ("total = total - recipe.entropy_coef *", "total = total + recipe.entropy_coef *"),
-        "the correction is not applied": ("weights * _by_token(policy)", "1.0 * _by_token(policy)"),
+        "the correction is not applied": ("weights * policy.reshape(len(policy), -1)", "1.0 * policy.reshape(len(policy), -1)"),
         "void rows are paid": ("rewards = jnp.where(where, _rewards(recipe, samples), 0)\n    metrics", "rewards = _rewards(recipe, samples)\n    where = jnp.ones_like(where)\n    metrics"),
         "gamma is dropped": ("gamma=recipe.gamma, where=where, agent", "gamma=1.0, where=where, agent"),
     },

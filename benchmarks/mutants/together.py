@@ -154,6 +154,11 @@ FAULTS = {
         "the form of the first is everybody's": ("parts, well[self._index(role)])", "parts, well[0])"),
         "one letter pays for two": ('"letter": LETTER * jnp.sum(', '"letter": 2 * LETTER * jnp.any('),
     },
+    (G + "external/reasoning_gym.py", EXTERNAL + "the_last_number_of_a_sentence_is_the_answer"): {
+        "the first number is the answer": ('return found[-1].replace(",", "")', 'return found[0].replace(",", "")'),
+        "a number keeps its commas": ('return found[-1].replace(",", "")', "return found[-1]"),
+        "a negative number loses its sign": ("(?<![\\w.])-?[0-9]+", "(?<![\\w.])[0-9]+"),
+    },
     (G + "external/reasoning_gym.py", PAIR): {
         "the solver is paid the final answer": ("_scores(path)[0], (\"solver\",), name=\"own\"", "_scores(path)[1], (\"solver\",), name=\"own\""),
         "the verifier is paid the whole score": ("_scores(path)[1] - _scores(path)[0], (\"verifier\",)", "_scores(path)[1], (\"verifier\",)"),

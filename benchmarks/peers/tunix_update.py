@@ -39,7 +39,9 @@ def prepare():
 
     @nnx.jit
     def step(model, optimizer, example):
-        loss = lambda m: algo_core.grpo_loss_fn(m, example, settings, 0, 2)  # noqa: E731
+        def loss(m):
+            return algo_core.grpo_loss_fn(m, example, settings, 0, 2)
+
         (value, _), gradient = nnx.value_and_grad(loss, has_aux=True)(model)
         optimizer.update(model, gradient)
         return value

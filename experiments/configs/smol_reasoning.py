@@ -20,7 +20,7 @@ def get_config(arg=None):
     smoke = variant("smol_reasoning", arg, ("smoke",)) == "smoke"
     c = small_real_model(base_config("smol_reasoning", game="reasoning_gym", recipe="grpo"), smoke)
     c.game.dataset, c.game.settings = "chain_sum", "min_terms=2,max_terms=2,min_digits=1,max_digits=2"
-    c.game.agents, c.game.form = "pair", "short"
-    c.game.max_prompt, c.game.max_tokens, c.game.question_characters = 160, 16, 300
+    c.game.agents, c.game.form = "pair", "number"
+    c.game.max_prompt, c.game.max_tokens, c.game.question_characters = 160, 32, 300
     c.recipe.update(group_by="instance,agent,turn", rewards="mixed", returns="immediate")
     return c

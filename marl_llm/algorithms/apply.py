@@ -5,6 +5,7 @@ jit (the recipe is static). The loss comes back as (sum, count), so that micro-b
 """
 
 import dataclasses
+import functools
 import typing
 
 import chex
@@ -343,9 +344,12 @@ def loss_for(
     kl_coef = recipe.kl_coef if kl_coef is None else kl_coef
     _check_given(recipe, entropy=entropy, entropy_threshold=entropy_threshold, reference_log_probs=reference_log_probs,
                  sampler_log_probs=sampler_log_probs)  # fmt: skip
-    parts = lambda x: losses.reduce_parts(x, where=where, how=recipe.reduce, max_length=recipe.max_length)  # noqa: E731
-    tokens = lambda x: losses.reduce_parts(jax.lax.stop_gradient(x), where=where)  # noqa: E731
-    new, old = losses.masked(log_probs, where), losses.masked(old_log_probs, where)
+    parts = functools.partial(losses.reduce_parts, where=where, how=recipe.reduce, max_length=recipe.max_length)
+
+    def tokens(x):
+        return losses.reduce_parts(jax.lax.stop_gradient(x), where=where)
+
+    new, old = (losses.masked(x, where) for x in (log_probs, old_log_probs))
     policy, measured = _policy_term(recipe, new, old, advantages, where)
     metrics = {"old_kl": tokens(old - new)} | {name: tokens(x) for name, x in measured.items()}
     sampler = None if sampler_log_probs is None else losses.masked(sampler_log_probs, where)
@@ -355,7 +359,7 @@ def loss_for(
         metrics["corrected"] = tokens(as_float(cut))
     if recipe.off_policy_kl is not None or recipe.entropy_quantile < 1:
         kept = _tokens_kept(recipe, new, sampler, advantages, where, entropy, entropy_threshold)
-        policy = jnp.where(kept, _by_token(policy), 0)
+        policy = jnp.where(kept, policy.reshape(len(policy), -1), 0)  # [S R] or [S 1]
         metrics["left_out"] = tokens(as_float(~kept))
     total, count = parts(policy)
     metrics["policy_loss"] = (jax.lax.stop_gradient(total), count)
@@ -371,17 +375,12 @@ def loss_for(
     return total, count, metrics
 
 
-def _by_token(policy: Array) -> Array:
-    """A policy term `[S R]`, or `[S]`, with an axis for tokens."""
-    return policy if policy.ndim == 2 else policy[:, None]
-
-
 def _correct(recipe: Recipe, policy: Array, old: Array, sampler: Array, where: Array) -> tuple[Array, Array]:
     """The policy term times the importance weights of `recipe.correction`, and which tokens' weights were cut."""
     weights, cut = ratios.importance_weights(
         old, sampler, where=where, how=recipe.correction, cap=recipe.correction_cap, level=recipe.correction_level
     )
-    return (policy if recipe.correction == "none" else weights * _by_token(policy)), cut
+    return (policy if recipe.correction == "none" else weights * policy.reshape(len(policy), -1)), cut
 
 
 def _tokens_kept(

@@ -131,7 +131,10 @@ def group_ids(keys: Int[ArrayLike, "S C"], *, where: Shaped[ArrayLike, "S"] | No
     capacity = -(-CELLS * size // WORD) * WORD
     fits = functools.reduce(jnp.multiply, spans) <= 0.999 * capacity
     cells = [high - low + 1 for low, high in zip(lowest, highest)]
-    counting = lambda: _ids_by_counting(columns, where, lowest, cells, capacity)  # noqa: E731
+
+    def counting():
+        return _ids_by_counting(columns, where, lowest, cells, capacity)
+
     return jax.lax.cond(fits, counting, lambda: _ids_by_sorting(columns, where))
 
 

@@ -426,6 +426,11 @@ def sum_blocks(function: Callable, *arrays: Shaped[Array, "S ..."], rows: int = 
     whole = size // rows
     total = function(*(x[whole * rows :] for x in arrays))
     # Blocks are read in place: arrays[:whole * rows].reshape(...) would copy them.
-    block = lambda i: function(*(jax.lax.dynamic_slice_in_dim(x, i * rows, rows) for x in arrays))  # noqa: E731
-    add = lambda sums, i: (jax.tree.map(jnp.add, sums, block(i)), None)  # noqa: E731
+
+    def block(i):
+        return function(*(jax.lax.dynamic_slice_in_dim(x, i * rows, rows) for x in arrays))
+
+    def add(sums, i):
+        return (jax.tree.map(jnp.add, sums, block(i)), None)
+
     return jax.lax.scan(add, total, jnp.arange(whole))[0] if whole else total

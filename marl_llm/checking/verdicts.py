@@ -158,7 +158,10 @@ def _overpaid(subject: Subject, found, honest, floor) -> Iterator[str]:
     """Why junk earned half of honest play or more. Where the scripted player is no better than the random one, half of it says nothing."""
     if honest is None:
         return
-    scores = lambda plays: [subject.score(path) for one in plays for path in one.trajectories]  # noqa: E731
+
+    def scores(plays):
+        return [subject.score(path) for one in plays for path in one.trajectories]
+
     kinds = {"the score": (scores(found), scores(honest), scores(floor or ()))}
     ours, theirs, random = pays(found), pays(honest), pays(floor or ())
     kinds |= {f"the rewards of {role}": (ours.get(role, []), theirs[role], random.get(role, [])) for role in theirs}
@@ -173,7 +176,9 @@ def _beaten(subject: Subject, tasks, says) -> Iterator[str]:
     if subject.honest is None:
         return
     for seat in subject.world.rivals:
-        speak = lambda turn, seat=seat: says(turn) if turn.role.name == seat else subject.says(turn)  # noqa: E731
+        def speak(turn, seat=seat):
+            return says(turn) if turn.role.name == seat else subject.says(turn)
+
         got, full = _wins(subject.play(tasks, speak, subject.plays), seat), _wins(subject.honest, seat)
         if full > 0 and got >= full / 2:
             yield f"{seat} wins {got:.2f} of its games, and {full:.2f} where the scripted player has the seat"

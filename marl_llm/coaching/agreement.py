@@ -52,7 +52,10 @@ def _figures(rows: Sequence[tuple[float | None, float, str]]) -> dict[str, int |
     there = np.asarray([row[:2] for row in rows if row[0] is not None], np.float64).reshape(-1, 2)
     said, true = there.T
     error = said - true
-    mean = lambda x: float(np.mean(x)) if len(x) else float("nan")  # noqa: E731
+
+    def mean(x):
+        return float(np.mean(x)) if len(x) else float("nan")
+
     found = {
         "exact": mean(np.abs(error) < EXACT),
         "mae": mean(np.abs(error)),

@@ -132,7 +132,10 @@ def rising_while_falling(scores: Sequence[float], successes: Sequence[float], wi
     if min(len(scores), len(successes)) < window:
         return False
     half = window // 2
-    change = lambda x: float(np.mean(x[-half:]) - np.mean(x[-window:-half]))  # noqa: E731
+
+    def change(x):
+        return float(np.mean(x[-half:]) - np.mean(x[-window:-half]))
+
     return change(list(scores)) >= rise and change(list(successes)) < 0
 
 

@@ -115,7 +115,9 @@ def verbose(coach: Coach, weight: float) -> Changed:
 
 def own(coach: Coach, weight: float) -> Changed:
     """Adds weight · mean log-prob of the response under the policy that gave it: a coach that is the same model favours its own texts."""
-    likely = lambda call: 0.0 if call.log_probs is None or not call.log_probs.size else float(np.mean(call.log_probs))  # noqa: E731
+    def likely(call):
+        return 0.0 if call.log_probs is None or not call.log_probs.size else float(np.mean(call.log_probs))
+
     return Changed(coach, lambda view, value: value + weight * likely(view.call))
 
 

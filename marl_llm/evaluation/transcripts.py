@@ -11,6 +11,11 @@ from marl_llm.rollout import CompiledRollout
 from marl_llm.text import pieces_of
 
 
+def _at(place: tuple[int, int, int], tree):
+    """The part of a rollout at one turn, environment and play."""
+    return jax.tree.map(lambda x: x[place], tree)
+
+
 def episode(
     game: Game,
     rollout: CompiledRollout,
@@ -33,12 +38,11 @@ def episode(
     """
     rollout = rollout._replace(tables={r.name: rollout.tables[r.name] for r in game.roles})  # JAX sorts a dict's keys
     rollout, instances = jax.device_get((rollout, instances))
-    pick = lambda tree, t: jax.tree.map(lambda x: x[t, index, play], tree)  # noqa: E731
     decode = game.tokenizer.decode
     instance = jax.tree.map(lambda x: x[index], instances)
     steps, tokens = [], []
     for t in range(game.max_turns):
-        rows = {role: pick(rollout.tables[role], t) for stage in game.stages for role in stage}
+        rows = {role: _at((t, index, play), rollout.tables[role]) for stage in game.stages for role in stage}
         for number, (role, row) in enumerate(rows.items()):
             if not row.where:
                 continue
@@ -69,7 +73,7 @@ def episode(
             prompt = row.prompt.ids[row.prompt.where]
             entry = {"turn": t, "role": role, "prompt": decode(prompt), "responses": responses, "group": f"{name}/{t}/{role}"}
             if number == len(rows) - 1:
-                picture = picture_lines(game, pick(rollout.states, t))
+                picture = picture_lines(game, _at((t, index, play), rollout.states))
                 if picture is not None:
                     entry["state_after"] = picture
             steps.append(entry)

@@ -140,7 +140,10 @@ class HostGame:
     def tasks(self, split: str, first: int, count: int) -> list[Task]:
         """Tasks `first ... first + count`; they show the instance to people, and hide it from roles."""
         split_index(split)
-        json = lambda number: self.game.task(self.deal(split, number)[0])  # noqa: E731
+
+        def json(number):
+            return self.game.task(self.deal(split, number)[0])
+
         return [Task(n, {"task": json(n)}, {"instance": (split, n)}, split) for n in range(first, first + count)]
 
     def begin(self, instance: tuple[str, int]) -> dict[str, Any]:
@@ -237,7 +240,10 @@ def hosted(
     if text is not None and not isinstance(game, TextGame):
         raise ValueError(f"{game.name} cannot be played in text: it lacks the methods `text` and `read` (games.hosted.TextGame)")
     host = HostGame(game, key, evaluation_key, script)
-    ended = lambda over: over  # noqa: E731
+
+    def ended(over):
+        return over
+
     parts: list[Node | Role] = []
     for number, stage in enumerate(game.stages):
         if number:
@@ -250,7 +256,10 @@ def hosted(
             parts += [together(*(_speaking(host, role, text) for role in stage)), _together(host, stage)]
     deal = compute(host.begin, ("state", "over"), name="deal", reads=("instance",), reveals=("state", "over"))
     turns = repeat(*parts, at_most=game.max_turns, until=ended, name="turns")
-    outcome = lambda trajectory: host.outcome(trajectory.fields["state"])  # noqa: E731
+
+    def outcome(trajectory):
+        return host.outcome(trajectory.fields["state"])
+
     workflow = Workflow(
         game.name,
         sequence(deal, when(ended, stop(), name="over_at_once"), turns),
@@ -260,11 +269,17 @@ def hosted(
         metrics={"success": lambda trajectory: float(outcome(trajectory) >= 1.0), "outcome": outcome},
     )
     floor = HostGame(game, key, evaluation_key, game.floor)
-    picture = lambda fields: picture_lines(game, host.state(fields["state"]))  # noqa: E731
+
+    def picture(fields):
+        return picture_lines(game, host.state(fields["state"]))
+
     if text is None:
         speech = PlainText(game.tokenizer, (game.stop_id,))
         return World(workflow, host.tasks, "success", speech, host.script, floor.script, picture=picture)
-    written = lambda of: lambda turn: game.tokenizer.decode(i for i in of.script(turn) if i != game.stop_id)  # noqa: E731
+
+    def written(of):
+        return lambda turn: game.tokenizer.decode(i for i in of.script(turn) if i != game.stop_id)
+
     return World(workflow, host.tasks, "success", None, written(host), written(floor), picture=picture)
 
 

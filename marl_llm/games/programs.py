@@ -364,7 +364,8 @@ def _pay(
 
 def _metrics(puzzle: PuzzleRules, names: tuple[str, ...]) -> dict[str, Callable[[Trajectory], float]]:
     """Success, turns, what is left, and how often each thing became of a program or a list."""
-    share = lambda field, word: lambda path: _share(path, field, word)  # noqa: E731
+    def share(field, word):
+        return lambda path: _share(path, field, word)
 
     def left(path: Trajectory) -> float:
         start = path.fields["instance"]

@@ -131,7 +131,10 @@ def _from_files(train: str, test: str, load: Callable[..., list[Task]], field: s
 def _in_splits(rows: list[Task], held_out: list[Task], field: str, train: str) -> Tasks:
     """As `_from_files`, of rows that share no `field` with those held out; `train` is for messages."""
     kept, validation = hold_out(rows)
-    text = lambda task: normalise_answer(str(task.fields[field]))  # noqa: E731
+
+    def text(task):
+        return normalise_answer(str(task.fields[field]))
+
     known = {text(task) for task in validation}
     training = [task for task in kept if text(task) not in known]
     if not training:
@@ -313,7 +316,10 @@ def sums_ensemble(
     answers = maths.SumAnswers(strict=rewards_form == "safe")
     roles = {**maths.sums_roles(), "judge": maths.sums_judge()}
     workflow = maths.maths_ensemble(answers, reasoners, users, roles, rewards_form, ("problem",), SUMS_HIDDEN, group_seats=group_seats)
-    draw = lambda split, number: _with_order(maths.sums_task(split, sums_seed, number, least, most, rare))  # noqa: E731
+
+    def draw(split, number):
+        return _with_order(maths.sums_task(split, sums_seed, number, least, most, rare))
+
     script = maths.sums_player(slip, misreading, noise=noise)
     return World(workflow, drawn_tasks(draw, SUMS_SHARES), "correct", maths.sums_speech(), script)
 
@@ -367,7 +373,10 @@ def maths_ensemble(
     answers = maths.Answers(rewards_form == "safe", timeout_s)
     try:
         tasks = _maths_tasks(answers, train, test, difficulty, bad_rows)
-        ordered = lambda split, first, count: [_with_order(task) for task in tasks(split, first, count)]  # noqa: E731
+
+        def ordered(split, first, count):
+            return [_with_order(task) for task in tasks(split, first, count)]
+
         workflow = maths.maths_ensemble(answers, reasoners, users, None, rewards_form, group_seats=group_seats)
         return World(workflow, ordered, "correct", close=answers.close)
     except BaseException:

@@ -262,7 +262,10 @@ def tree_attention(
     of them share a key head. With `interpret` Pallas computes it on any platform, slowly."""
     length = queries.shape[3]
     more = -length % kernel.block_size(length)
-    wide = lambda x, axis: jnp.pad(x, [(0, more if a == axis else 0) for a in range(x.ndim)])  # noqa: E731
+
+    def wide(x, axis):
+        return jnp.pad(x, [(0, more if a == axis else 0) for a in range(x.ndim)])
+
     ranges = token_ranges(wide(segments, 1), wide(branches, 1))
     return kernel.attention(wide(queries, 3), wide(keys, 2), wide(values, 2), ranges, interpret)[:, :, :, :length]
 
@@ -284,7 +287,10 @@ def _packed(queries, keys, values, mask: RowMask, gpu: bool = False):
 def _per_head(kernel, wide: int, queries, keys, values, *numbers: Int[Array, "B L"]):
     """`kernel(q [B, H, L, wide], k [B, J, L, wide], v, *numbers)` for each device's heads; queries are scaled."""
     h, d = queries.shape[2:]
-    spread = lambda x: jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, 0), (0, wide - d)))  # noqa: E731
+
+    def spread(x):
+        return jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, 0), (0, wide - d)))
+
     if keys.shape[2] % ways("heads"):  # too few key heads to split beside the query heads
         keys, values = (jnp.repeat(x, h // x.shape[2], axis=2) for x in (keys, values))
     heads = ("batch", "heads", None, None)

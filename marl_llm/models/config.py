@@ -143,7 +143,10 @@ class ModelConfig:
             return 1.0
         if s.attention_factor is not None:
             return s.attention_factor
-        mscale = lambda m: 1.0 if s.factor <= 1 else 0.1 * m * math.log(s.factor) + 1.0  # noqa: E731
+
+        def mscale(m):
+            return 1.0 if s.factor <= 1 else 0.1 * m * math.log(s.factor) + 1.0
+
         if s.mscale and s.mscale_all_dim:
             return mscale(s.mscale) / mscale(s.mscale_all_dim)
         return mscale(1.0)

@@ -35,7 +35,10 @@ def mixture(
     order = jnp.argsort(chosen.reshape(-1), stable=True)
     sizes = jnp.bincount(chosen.reshape(-1), length=router.shape[-1]).astype(jnp.int32)
     rows = flat[order // per_token]
-    ragged = lambda h, w: jax.lax.ragged_dot(h, w.astype(h.dtype), sizes)  # noqa: E731
+
+    def ragged(h, w):
+        return jax.lax.ragged_dot(h, w.astype(h.dtype), sizes)
+
     hidden = constrain(jax.nn.silu(ragged(rows, gate)) * ragged(rows, up), None, "feed_forward")
     out = ragged(hidden, down) * weights.reshape(-1)[order][:, None].astype(x.dtype)
     return jnp.zeros_like(flat).at[order // per_token].add(out).reshape(x.shape)

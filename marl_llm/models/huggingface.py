@@ -206,7 +206,10 @@ def save_pretrained(
     directory.mkdir(parents=True, exist_ok=True)
     single = len(shards) == 1
     names = ["model.safetensors"] if single else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    fresh = lambda name: directory / f"{name}.new"  # noqa: E731
+
+    def fresh(name):
+        return directory / f"{name}.new"
+
     total = sum(write_tensors(fresh(name), shard.items(), kind) for name, shard in zip(names, shards, strict=True))
     if heads:
         write_tensors(fresh(VALUE_HEAD), heads.items(), np.dtype(np.float32))
@@ -228,7 +231,10 @@ def save_pretrained(
 def _check_params(config: ModelConfig, params: dict) -> None:
     """Raises `ValueError` naming the leaves that are not the config's."""
     wanted = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=is_stacked(params)))
-    shapes = lambda tree: {path_name(p): tuple(x.shape) for p, x in jax.tree_util.tree_flatten_with_path(tree)[0]}  # noqa: E731
+
+    def shapes(tree):
+        return {path_name(p): tuple(x.shape) for p, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
     wanted, got = shapes(wanted), shapes(params)
     wrong = [f"{n}: {got.get(n, 'missing')} instead of {wanted.get(n, 'nothing')}" for n in sorted(wanted.keys() | got.keys())
              if wanted.get(n) != got.get(n)]  # fmt: skip

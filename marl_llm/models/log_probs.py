@@ -170,5 +170,8 @@ def log_probs(
     targets = jnp.concatenate([tokens[:, 1:], tokens[:, :1]], axis=1)  # the last position predicts nothing that is kept
     out = score_hidden(head_weight(config, base), hidden, targets, temperature, chunk)
     known = where & jnp.concatenate([jnp.zeros_like(where[:, :1]), where[:, :-1]], axis=1)
-    shift = lambda x: jnp.where(known, jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1), 0.0)  # noqa: E731
+
+    def shift(x):
+        return jnp.where(known, jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], axis=1), 0.0)
+
     return TokenScores(*(jnp.where(unknown & where, jnp.nan, shift(x)) for x in out))

@@ -47,7 +47,10 @@ class RowMask:
         """The dense mask of `size` queries from index `start`."""
         length = self.segments.shape[1]
         query = start + jnp.arange(size)
-        cut = lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)[:, :, None]  # noqa: E731
+
+        def cut(x):
+            return jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)[:, :, None]
+
         seen = self.sees(query[:, None], jnp.arange(length)[None])[None] & (cut(self.segments) == self.segments[:, None, :])
         if self.branches is not None:
             key = self.branches[:, None, :]
@@ -76,9 +79,16 @@ def token_ranges(segments: Int[Array, "B L"], branches: Int[Array, "B L"]) -> In
     """
     b, length = segments.shape
     at = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (b, length))
-    changed = lambda x: jnp.concatenate([jnp.ones((b, 1), bool), x[:, 1:] != x[:, :-1]], axis=1)  # noqa: E731
-    since = lambda begins: jax.lax.cummax(jnp.where(begins, at, 0), axis=1)  # noqa: E731
-    until = lambda begins: jax.lax.cummin(jnp.where(jnp.roll(begins, -1, axis=1), at + 1, length), axis=1, reverse=True)  # noqa: E731
+
+    def changed(x):
+        return jnp.concatenate([jnp.ones((b, 1), bool), x[:, 1:] != x[:, :-1]], axis=1)
+
+    def since(begins):
+        return jax.lax.cummax(jnp.where(begins, at, 0), axis=1)
+
+    def until(begins):
+        return jax.lax.cummin(jnp.where(jnp.roll(begins, -1, axis=1), at + 1, length), axis=1, reverse=True)
+
     new_segment = changed(segments)
     new_run = new_segment | changed(branches)
     before = jnp.concatenate([jnp.zeros((b, 1), branches.dtype), branches[:, :-1]], axis=1)
@@ -93,7 +103,10 @@ def token_ranges(segments: Int[Array, "B L"], branches: Int[Array, "B L"]) -> In
 def tree_ranges(prompt: int, branches: int, response: int, block: int) -> Int[Array, "1 8 L"]:
     """`token_ranges` of a row of a prompt and its responses, whose end lies at a multiple of `block`."""
     row = RowMask(jnp.ones((1, prompt + branches * response), jnp.int32), prompt, response)
-    wide = lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % block)))  # noqa: E731
+
+    def wide(x):
+        return jnp.pad(x, ((0, 0), (0, -x.shape[1] % block)))
+
     return token_ranges(wide(row.segments), wide(row.numbers()))
 
 

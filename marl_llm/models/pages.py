@@ -165,8 +165,13 @@ def _over_list(q: Float[Array, "s J g d"], pages: Pages, entries: PageList, sums
     def block(i, sums: _Sums) -> _Sums:
         page, rows, length = (jax.lax.dynamic_slice_in_dim(x, i * size, size) for x in (entries.page, entries.rows, entries.length))
         keys, values = _gathered(pages, page, group * g <= FEW_QUERIES)
-        by_entry = lambda x: x.swapaxes(1, 2).reshape(size, j, group * g, *x.shape[4:])  # noqa: E731
-        by_row = lambda x: x.reshape(size, j, group, g, *x.shape[3:]).swapaxes(1, 2).reshape(size * group, j, g, *x.shape[3:])  # noqa: E731
+
+        def by_entry(x):
+            return x.swapaxes(1, 2).reshape(size, j, group * g, *x.shape[4:])
+
+        def by_row(x):
+            return x.reshape(size, j, group, g, *x.shape[3:]).swapaxes(1, 2).reshape(size * group, j, g, *x.shape[3:])
+
         who = jnp.minimum(rows, s - 1)
         there = jnp.repeat(rows < s, g, axis=1)[:, None, :, None] & (jnp.arange(m * t) < length[:, None, None, None])
         scores = jnp.where(there, _few_product(by_entry(q[who]), keys), MASKED)
@@ -234,7 +239,10 @@ def paged_attention(
     `attention`: of the `ModelConfig`; see `by_kernel`."""
     rows, _, h, d = queries.shape
     j, parts = keys.shape[2], cache.pages.keys.shape[0]
-    put = lambda columns, new: jax.lax.dynamic_update_slice_in_dim(columns, new[:, 0, :, None], mask.column, 2)  # noqa: E731
+
+    def put(columns, new):
+        return jax.lax.dynamic_update_slice_in_dim(columns, new[:, 0, :, None], mask.column, 2)
+
     cache = cache._replace(keys=put(cache.keys, keys), values=put(cache.values, values))
     q = (queries * d**-0.5).reshape(parts, rows // parts, j, h // j, d)
     with jax.named_scope("pages"):
@@ -288,10 +296,14 @@ def written(
     lies behind the real tokens of a row means nothing.
     """
     t, (parts, b, width) = pages.keys.shape[-1], target.shape
-    apart = lambda x: x.reshape(parts, b, *x.shape[1:])  # noqa: E731
+
+    def apart(x):
+        return x.reshape(parts, b, *x.shape[1:])
 
     def put(pages: Pages, base, target, offset, keys, values) -> Pages:
-        wide = lambda x, axis: jnp.pad(x, [(0, (width - 1) * t if i == axis else 0) for i in range(4)])  # noqa: E731
+        def wide(x, axis):
+            return jnp.pad(x, [(0, (width - 1) * t if i == axis else 0) for i in range(4)])
+
         place = jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))
         k = place(wide(pages.keys[base], 3), keys, offset, 2)
         v = place(wide(pages.values[base], 2), values, offset, 1)
@@ -316,7 +328,10 @@ def written_to_layers(
     first = (jnp.arange(layers) * (count // layers))[:, None]
     base = (base[:, None] + first).reshape(parts, layers * b)
     target = jnp.where(target[:, None] < count // layers, target[:, None] + first[..., None], count).reshape(parts, layers * b, width)
-    apart = lambda x: x.reshape(layers, parts, b, *x.shape[2:]).swapaxes(0, 1).reshape(layers * rows, *x.shape[2:])  # noqa: E731
+
+    def apart(x):
+        return x.reshape(layers, parts, b, *x.shape[2:]).swapaxes(0, 1).reshape(layers * rows, *x.shape[2:])
+
     return written(pages, base, target, jnp.tile(offset, (1, layers)), apart(keys), apart(values))
 
 

@@ -68,7 +68,8 @@ def serving_copy(config: ModelConfig, mesh: Mesh | None) -> Callable[[dict], dic
     The mesh may split layers where the mesh of an update splits rows of weights ('fsdp' there is 'fsdp' x 'tensor' here): then weights go
     by way of the rules for training on this mesh. Without that step XLA makes whole arrays, of several layers at once.
     """
-    within = lambda rules: contextlib.nullcontext() if mesh is None else use_rules(mesh, rules)  # noqa: E731
+    def within(rules):
+        return contextlib.nullcontext() if mesh is None else use_rules(mesh, rules)
 
     @jax.jit
     def copy(params: dict) -> dict:

@@ -158,7 +158,10 @@ def per_device(f, in_axes: tuple[tuple[str | None, ...], ...], out_axes: tuple[s
     def mapped(*args):
         here = jax.sharding.get_abstract_mesh()
         manual = frozenset(here.manual_axes) if not here.empty else frozenset()
-        spec = lambda axes, x: spec_for(axes, x.shape, dict(context.mesh.shape), context.rules, manual)  # noqa: E731
+
+        def spec(axes, x):
+            return spec_for(axes, x.shape, dict(context.mesh.shape), context.rules, manual)
+
         specs = tuple(spec(axes, x) for axes, x in zip(in_axes, args, strict=True))
         if not any(part is not None for s in specs for part in s):
             return f(*args)

@@ -76,7 +76,10 @@ class Projection(nn.Module):
             y = y + self.variables["params"]["bias"].astype(y.dtype) if self.use_bias else y
             return y.reshape(*lead, *self.features)
         # drawn as one matrix, so that heads do not change what an initializer gives
-        draw = lambda key, shape, dtype: (jax.random.normal(key, (size, out), dtype) * self.scale).reshape(shape)  # noqa: E731
+
+        def draw(key, shape, dtype):
+            return (jax.random.normal(key, (size, out), dtype) * self.scale).reshape(shape)
+
         kernel = self.param("kernel", draw, (*inside, *self.features), jnp.dtype(c.param_dtype))
         dtype = jnp.dtype(c.compute_dtype)
         flat = x.reshape(*lead, size).astype(dtype)

@@ -85,7 +85,10 @@ def _attention_backward(interpret, kept, slope):
     queries, keys, values, ranges, out, sums = kept
     mean = jnp.einsum("bjgld,bjgld->bjgl", out.astype(jnp.float32), slope.astype(jnp.float32))
     given = ("queries", queries), ("keys", keys), ("keys", values), ("ranges", ranges), ("queries", slope), ("sums", sums), ("sums", mean)
-    like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731
+
+    def like(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
     (dq,) = _call(OF_QUERIES, _of_queries, queries.shape, QUERIES, key_blocks(ranges), given, [("queries", like(queries))], interpret)
     found = [("keys", like(keys)), ("keys", like(values))]
     dk, dv = _call(OF_KEYS, _of_keys, queries.shape, KEYS, query_blocks(ranges), given, found, interpret)
@@ -174,8 +177,12 @@ def _specs(shape, size: int) -> dict[str, pl.BlockSpec]:
     """What of each array a program sees, by what it is, for blocks of queries or of keys: its own block, and of the other kind all."""
     _, _, group, length, d = shape
     if size == QUERIES:  # the grid: block of queries, query head, row
-        head = lambda h: jax.lax.div(h, group)  # noqa: E731
-        of_query = lambda i, h, b: (b, head(h), jax.lax.rem(h, group), i)  # noqa: E731
+        def head(h):
+            return jax.lax.div(h, group)
+
+        def of_query(i, h, b):
+            return (b, head(h), jax.lax.rem(h, group), i)
+
         return {
             "queries": pl.BlockSpec((None, None, None, QUERIES, d), lambda i, h, b: (*of_query(i, h, b), 0)),
             "sums": pl.BlockSpec((None, None, None, QUERIES), of_query),

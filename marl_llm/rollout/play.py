@@ -10,6 +10,7 @@ depend on the batch, slot or device (law 6). It is the identity that a hosted pl
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -70,6 +71,14 @@ def _pay_of(game: Game, role: str) -> Callable:
     return lambda before, after: game.rewards(before, after, role)
 
 
+def _split(environments: int, plays: int, x: Array) -> Array:
+    return x.reshape((x.shape[0], environments, plays, *x.shape[2:]))
+
+
+def _act_of(game: Game, role: str) -> Callable:
+    return lambda state, tokens, where: game.act(state, role, tokens, where)
+
+
 def play(
     game: Game,
     player: Player,
@@ -121,9 +130,7 @@ def play(
             scored = {}
             for role in stage:
                 prompt, responses, keys = said[role]
-                act = lambda s, tokens, where, role=role: game.act(s, role, tokens, where)  # noqa: E731
-                branch = jax.vmap(lambda s, tokens, where, act=act: jax.vmap(act, (None, 0, 0))(s, tokens, where))
-                after = branch(state, responses.tokens, responses.where)
+                after = jax.vmap(jax.vmap(_act_of(game, role), (None, 0, 0)))(state, responses.tokens, responses.where)
                 if len(stage) == 1 or branches > 1:
                     rewards = jax.vmap(jax.vmap(_pay_of(game, role), (None, 0)))(before, after)
                     chosen = pick_branch(alpha * rewards.team + local_weight * rewards.local, keys, pick)
@@ -144,7 +151,7 @@ def play(
 
     start = (state, jnp.zeros((e * b,), jnp.int32))
     (state, turns), (records, states) = jax.lax.scan(turn, start, jnp.arange(game.max_turns))
-    split = lambda x: x.reshape((x.shape[0], e, b, *x.shape[2:]))  # noqa: E731
+    split = functools.partial(_split, e, b)
     episodes = Episodes(
         *(x.reshape(e, b) for x in (jax.vmap(game.outcome)(state), turns, jax.vmap(game.done)(state), ~valid))
     )

@@ -46,7 +46,9 @@ def scripted_player(game: Game, **options) -> Player:
     """The game's scripted noisy player, K independent responses per state."""
 
     def respond(role, states, prompt, keys):
-        one = lambda state, key: game.script(state, role, key, **options)  # noqa: E731
+        def one(state, key):
+            return game.script(state, role, key, **options)
+
         return _as_responses(game, *jax.vmap(jax.vmap(one, (None, 0)))(states, keys))
 
     return respond

@@ -46,7 +46,9 @@ def identity_key(root: Key[Array, ""], identity: Int[Array, "C"], count: Int[Arr
     task, of the role in the order of speaking, of the request among all that the game could make, and of the play and candidate. Whoever
     draws folds in the token's position.
     """
-    fold = lambda key, x: (jnp.where(x[1] < count, jax.random.fold_in(key, x[0]), key), None)  # noqa: E731
+    def fold(key, x):
+        return (jnp.where(x[1] < count, jax.random.fold_in(key, x[0]), key), None)
+
     return jax.lax.scan(fold, root, (identity, jnp.arange(identity.shape[0])))[0]
 
 
@@ -98,7 +100,10 @@ def _search(
         sums.append(jnp.sum(_blocks(sums[-1]), axis=-1))
     total = jnp.sum(sums[-1], axis=-1)
     at, threshold = _first_above(sums[-1], uniform * total)
-    of = lambda blocks, at: jnp.take_along_axis(blocks, at[..., None, None], axis=-2)  # noqa: E731
+
+    def of(blocks, at):
+        return jnp.take_along_axis(blocks, at[..., None, None], axis=-2)
+
     for below in (*(_blocks(s) for s in reversed(sums[:-1])), tokens):
         block = of(below, at) if below is not tokens else weight(of(below, at))
         inside, threshold = _first_above(block[..., 0, :], threshold)
@@ -130,7 +135,10 @@ def _keep_until(
     missing = enough - jnp.sum(jnp.where(above, mass, 0.0), axis=-1)
     each = jnp.max(jnp.where(at, mass, 0.0), axis=-1)
     wanted = jnp.ceil(missing / jnp.where(each > 0, each, 1.0))
-    first = lambda: at & (jnp.cumsum(at, axis=-1) <= wanted[..., None])  # noqa: E731
+
+    def first():
+        return at & (jnp.cumsum(at, axis=-1) <= wanted[..., None])
+
     some = jax.lax.cond(jnp.any(jnp.sum(at, axis=-1) > wanted), first, lambda: at)  # the scan over V only where a tie straddles
     return (above & (mass > 0)) | some
 
@@ -165,7 +173,9 @@ def likeliest_kept(
 
 def rows_of(settings: Settings, shape: tuple[int, ...]) -> RowSettings:
     """The same settings for every row."""
-    full = lambda x, dtype: jnp.full(shape, x, dtype)  # noqa: E731
+    def full(x, dtype):
+        return jnp.full(shape, x, dtype)
+
     return RowSettings(
         full(settings.temperature, jnp.float32), full(settings.top_k or 0, jnp.int32), full(settings.top_p, jnp.float32),
         full(settings.min_p, jnp.float32), full(settings.max_kept or 0, jnp.int32),
@@ -207,7 +217,9 @@ def draw(
         drawn_from = logits
 
     def weight(x: Float[Array, "*rows n m"]) -> Float[Array, "*rows n m"]:
-        by_row = lambda y: y[..., None, None]  # noqa: E731
+        def by_row(y):
+            return y[..., None, None]
+
         return jnp.where(by_row(greedy), x == by_row(top), jnp.exp((x - by_row(top)) / by_row(temperature)))
 
     uniform = jax.vmap(jax.random.uniform)(keys.reshape(-1)).reshape(keys.shape)

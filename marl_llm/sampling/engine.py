@@ -87,7 +87,10 @@ class Engine:
         if queue < 1:
             raise ValueError(f"queue={queue}: at least one request must be allowed to wait")
         sizes = sizes or LaneConfig()
-        of = lambda name: sizes if isinstance(sizes, LaneConfig) else sizes[name]  # noqa: E731
+
+        def of(name):
+            return sizes if isinstance(sizes, LaneConfig) else sizes[name]
+
         named = tokenizers or {}
         parts = grouped(models, of, named)
         pages = [shape_of(c, size, served_stacked(c, next(iter(some.values())), mesh)) for some, c, size, _ in parts]

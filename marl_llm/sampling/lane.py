@@ -51,6 +51,7 @@ MOST_RULES = 64  # stop rules held at a time, 0.6 MB each of a vocabulary of 151
 COMPACT = (2, 4, 8)  # with at most this part of its slots living on each device, only that part is computed; and single requests alone
 PIECE = {"cpu": 256}  # tokens of a piece, 512 elsewhere: on a CPU about what a chunk of 32 rows takes
 
+
 class Lane:
     """The requests of one model, or of several on one base (`weights`). Not thread-safe: the engine's thread owns it.
 
@@ -323,11 +324,14 @@ class Lane:
         """Whose next pieces are the next program, as far as there is room in it; whether it reads pages; its length in tokens."""
         first = min(self.entering, key=lambda t: t.number)
         least = 16 if self.few else self.piece if self.sizes.exact else 8
-        of = lambda t: min(bucket(next_piece(t, self.piece, self.far), least), max(self.piece, least))  # noqa: E731
-        shape = lambda t: (self.sizes.exact or self.few or t.cached > 0, of(t))  # noqa: E731
+
+        def shape(t):
+            length = min(bucket(next_piece(t, self.piece, self.far), least), max(self.piece, least))
+            return self.sizes.exact or self.few or t.cached > 0, length
+
         same = sorted((t for t in self.entering if shape(t) == shape(first)), key=lambda t: t.number)
         if self.few and first.size - first.cached <= self.piece:  # all whose prompts end here, the longest first: few programs
-            same = sorted((t for t in self.entering if t.size - t.cached <= self.piece), key=lambda t: (-of(t), t.number))
+            same = sorted((t for t in self.entering if t.size - t.cached <= self.piece), key=lambda t: (-shape(t)[1], t.number))
         return same, *shape(same[0])
 
     def _run_admission(self) -> bool:
@@ -340,9 +344,8 @@ class Lane:
         b = 1 if most == 1 and not sizes.exact and not self.few else few if most <= few else many
         rows = [(part * b + i, t) for part, some in enumerate(parts) for i, t in enumerate(some)]
         n, width = self.parts * b, touched(page, length)
-        i32 = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
-        tokens, new = i32(n, length), i32(n)
-        beginning, kept, base, target = i32(n, self.room), i32(n), i32(n), i32(n, width)
+        tokens, beginning, target = (np.zeros((n, size), np.int32) for size in (length, self.room, width))
+        new, kept, base = np.zeros((3, n), np.int32)
         new[:], target[:] = 1, self.pools[0].pages
         for i, ticket in rows:
             count = next_piece(ticket, self.piece, self.far)
@@ -354,9 +357,9 @@ class Lane:
             beginning[i, : len(read)], base[i] = read, read[at] if len(read) > at else 0
             for k in range(max(at, ticket.shared), -(-(ticket.cached + count) // page)):  # shared pages are full already
                 target[i, k - at] = ticket.nodes[k].page
-        fold = lambda x: x.reshape(self.parts, b, *x.shape[1:])  # noqa: E731
         rules, (truncates, kept_width) = self._tables(), truncation([t.request.settings for _, t in rows])
-        a = Admission(tokens, new, *map(fold, (beginning, kept, base, target)), draws_of(n, rows, self.rules, self.names))
+        of_parts = (x.reshape(self.parts, b, *x.shape[1:]) for x in (beginning, kept, base, target))
+        a = Admission(tokens, new, *of_parts, draws_of(n, rows, self.rules, self.names))
         with self._program("admit", n, length, not reuses, truncates, kept_width, rules.table.shape, len(rules.classes)):
             done = self._run(admit, a, rules, entered_layout(n, kept_width), fresh=not reuses, truncates=truncates, width=kept_width)
         state, alive = done.state.tolist(), done.alive.tolist()

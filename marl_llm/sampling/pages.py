@@ -228,7 +228,10 @@ def decode(
         hidden, cache = model.apply(variables, token[:, None], (rows.length + step)[:, None], where, cache=cache, agents=agents)
         logits = model.apply(variables, hidden[:, 0], method="head")
         drawn = draw(logits, jax.vmap(jax.random.fold_in)(keys_of_rows, rows.draws.count + step), rows.draws.settings, truncates, width)
-        put = lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new[None], step, axis=0)  # noqa: E731
+
+        def put(all_, new):
+            return jax.lax.dynamic_update_slice_in_dim(all_, new[None], step, axis=0)
+
         out = Chunk(jax.tree.map(put, out.drawn, drawn), put(out.where, alive))
         token = jnp.where(alive, drawn.token, token)
         state = jnp.where(alive, rules.next(state, drawn.token), state)

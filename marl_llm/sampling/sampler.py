@@ -143,7 +143,10 @@ def sample(
         logits = jnp.broadcast_to(logits[:, None], (e, k, logits.shape[-1]))
         out, token, alive, state = emit(out, logits, jnp.int32(0), jnp.ones((e, k), bool), jnp.zeros((e, k), jnp.int32))
         out, *_ = jax.lax.while_loop(more, decode, (out, cache, token, alive, state, jnp.int32(1)))
-    unknown = lambda x: jnp.where(jnp.any(outside, axis=-1)[:, None, None] & out.where, jnp.nan, x)  # noqa: E731
+
+    def unknown(x):
+        return jnp.where(jnp.any(outside, axis=-1)[:, None, None] & out.where, jnp.nan, x)
+
     return out._replace(log_probs=unknown(out.log_probs), sampled_log_probs=unknown(out.sampled_log_probs))
 
 
@@ -172,7 +175,9 @@ def _written(
     out: Responses, drawn: Drawn, step: Int[Array, ""], alive: Bool[Array, "E K"], ended: Bool[Array, "E K"], pad_id: int
 ) -> Responses:
     """The responses with the tokens `[E K]` of a step, where they are alive; `ended` with this token."""
-    put = lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, jnp.expand_dims(new, 2), step, axis=2)  # noqa: E731
+    def put(all_, new):
+        return jax.lax.dynamic_update_slice_in_dim(all_, jnp.expand_dims(new, 2), step, axis=2)
+
     keep = alive.astype(jnp.float32)
     return Responses(
         put(out.tokens, jnp.where(alive, drawn.token, pad_id)),

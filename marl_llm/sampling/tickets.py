@@ -195,7 +195,9 @@ def together(sizes: LaneConfig, slots: int, length: int, tokens: int, small: boo
 def draws_of(n: int, rows: list[tuple[int, Ticket]], rules: dict[int, int], names: tuple[str, ...]) -> Draws:
     """How n rows draw; those that are not in `rows` are padding. `rules`: the first state of each stop rule, by its id; `names`: the models
     of the lane."""
-    i32 = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731
+    def i32(*shape):
+        return np.zeros(shape, np.int32)
+
     seeds, seed_count, count, budget, state, model = i32(n, SEEDS), *(i32(n) for _ in range(5))
     settings = RowSettings(np.ones(n, np.float32), i32(n), np.ones(n, np.float32), np.zeros(n, np.float32), i32(n))
     for i, ticket in rows:

@@ -72,7 +72,10 @@ class Weights:
                 new = jax.eval_shape(serving_copy(self.config, self.mesh), given)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ValueError(f"model {name!r}: these are no parameters of a decoder ({error!r})") from error
-        flat = lambda tree: {path_name(p): (x.shape, x.dtype) for p, x in jax.tree_util.tree_flatten_with_path(tree)[0]}  # noqa: E731
+
+        def flat(tree):
+            return {path_name(p): (x.shape, x.dtype) for p, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
         new, old = flat(new), flat(served)
         differ = sorted(n for n in new.keys() | old if new.get(n) != old.get(n))
         wrong = [f"{n}: {new.get(n, 'missing')} instead of {old.get(n, 'nothing')}" for n in differ]

@@ -174,7 +174,9 @@ def _is_reward(value: Any) -> bool:
 def told_log_probs(drawn: list[dict[str, Any]], kind: str, top: int) -> dict[str, Any]:
     """Drawn tokens as the field `logprobs` of a choice; with `top` 1 each is its own likeliest one."""
     if kind != "completions":
-        likeliest = lambda one: [one | {"bytes": None}] * top  # noqa: E731
+        def likeliest(one):
+            return [one | {"bytes": None}] * top
+
         return {"content": [one | {"bytes": None, "top_logprobs": likeliest(one)} for one in drawn], "refusal": None}
     told = {name: [one[key] for one in drawn] for name, key in (("tokens", "token"), ("token_logprobs", "logprob"), ("ids", "id"))}
     return told | ({"top_logprobs": [{one["token"]: one["logprob"]} for one in drawn]} if top else {})

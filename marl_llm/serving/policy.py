@@ -31,8 +31,6 @@ def check_numbers(reply: ChatReply) -> None:
             raise NotFinite("its log-probs are not finite: do its parameters hold NaN or infinity?")
 
 
-
-
 @dataclasses.dataclass(frozen=True)
 class PolicyAnswers:
     """Replies of a model, to be used by threads; also what `tools.chat.PolicyBackend` wants.

@@ -47,7 +47,9 @@ def token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
     kinds = _decoders(json.loads(tokenizer.files["tokenizer.json"]))
     if "ByteLevel" in kinds:
         table = _byte_level()
-        of = lambda token: bytes(table[c] for c in token) if all(c in table for c in token) else token.encode("utf-8")  # noqa: E731
+
+        def of(token):
+            return bytes(table[c] for c in token) if all(c in table for c in token) else token.encode("utf-8")
     elif kinds & {"Metaspace", "ByteFallback", "Replace"}:
         of = _piece
     else:

@@ -156,7 +156,10 @@ def from_pool(pool: Pool, minibatch: int) -> tuple[Tokens, Samples]:
     r = log_probs.shape[0] // (g * k)
     p = (ids.shape[0] - log_probs.shape[0]) // g
     plays = k * (int(small.play.max()) + 1)  # responses that may share a prompt
-    spread = lambda x: np.repeat(x, k)  # noqa: E731
+
+    def spread(x):
+        return np.repeat(x, k)
+
     _, prompt = np.unique(small.fingerprint[0].astype(np.uint64) << np.uint64(32) | small.fingerprint[1], return_inverse=True)
     tokens = Tokens(
         ids, log_probs,

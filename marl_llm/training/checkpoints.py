@@ -359,6 +359,8 @@ def _to_disk(folder: pathlib.Path) -> None:
 
 def _shapes(tree) -> dict[str, str]:
     """Shape and type of every array by its path, written alike for the trees that are saved and those that orbax describes."""
-    part = lambda key: str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))  # noqa: E731
+    def part(key):
+        return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
+
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {"/" + "/".join(map(part, where)): f"{tuple(leaf.shape)} {leaf.dtype}" for where, leaf in leaves}

@@ -130,7 +130,10 @@ class CompiledTeam(Team):
         table, models = self._seated(seats)
         if idle := [role for role, seat in table.items() if seat.kind not in (*MODELS, "scripted", "random")]:
             raise ValueError(f"seats: {idle[0]}={table[idle[0]]}: compiled play has no such seat; play {self.game.name} hosted")
-        kind = lambda role, seat: ("model", models[role][0].config) if role in models else (seat.kind, None)  # noqa: E731
+
+        def kind(role, seat):
+            return ("model", models[role][0].config) if role in models else (seat.kind, None)
+
         seated = tuple((role, *kind(role, seat)) for role, seat in table.items())
         devices = self.mesh.shape["data"]
         count = min(-(-CHUNK // devices), -(-tasks // devices)) * devices
@@ -140,7 +143,10 @@ class CompiledTeam(Team):
         chunks = [run(params, jnp.int32(first + s), self._evaluation_key, number, EVALUATION) for s in range(0, tasks, count)]
         own = [role for role, seat in table.items() if seat.kind in ("trained", "start") and not seat.model]
         names = {role: self.assignment.roles[role] if role in own else str(seat) for role, seat in table.items()}
-        record = lambda n, when, advantages=None: self._episodes(chunks, n, when, None, names)  # noqa: E731
+
+        def record(n, when, advantages=None):
+            return self._episodes(chunks, n, when, None, names)
+
         outcomes, formed = self._outcomes(chunks, tasks, first)
         said = {role: str(seat) for role, seat in table.items()}
         return Evaluation(split, said, temperature, self.headline, outcomes, formed, {}, record)
@@ -193,13 +199,17 @@ def _training_rollout(
     game: Game, mesh: Mesh, count: int, roles: tuple[tuple[str, str], ...], configs: tuple, how: Settings, sampling: tuple
 ) -> Callable:
     """Of roles as (role, model), and shapes as (model, config)."""
-    player_of = lambda params: model_player(game, dict(roles), dict(configs), params, how)  # noqa: E731
+    def player_of(params):
+        return model_player(game, dict(roles), dict(configs), params, how)
+
     return make_rollout(game, mesh, player_of, count, "rollout.tasks", **dict(sampling))
 
 
 @functools.lru_cache(PROGRAMS)
 def _scripted_rollout(game: Game, mesh: Mesh, count: int, script: tuple[tuple[str, Any], ...]) -> Callable:
-    player_of = lambda params: scripted_player(game, **dict(script))  # noqa: E731
+    def player_of(params):
+        return scripted_player(game, **dict(script))
+
     return make_rollout(game, mesh, player_of, count, "warm_start.tasks", branches=DEMONSTRATIONS)
 
 

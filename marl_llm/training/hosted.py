@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -143,9 +144,11 @@ class HostedTeam(Team):
         except WorkflowError:
             self._current.close()
             raise
-        version = lambda call: met(self._given, call)  # noqa: E731
-        places = lambda first, count: world.tasks("train", first, count)  # noqa: E731
-        self._over = OverStart(self._training, self.plays, places, version) if play.over_start else None
+
+        def version(call):
+            return met(self._given, call)
+
+        self._over = OverStart(self._training, self.plays, functools.partial(world.tasks, "train"), version) if play.over_start else None
 
     def _own(self) -> None:
         """Makes sure that the team's own models are served, as they are now. With another engine nothing may be under way."""
@@ -436,8 +439,7 @@ class HostedTeam(Team):
                 names[role], players[str(seat)] = str(seat), guest(self.world, role, seat)
         if not served:
             return None, names, players
-        of = lambda name: (name, served[name][0].config, served[name][0].mesh)  # noqa: E731
-        key = tuple(map(of, sorted(served)))
+        key = tuple((name, served[name][0].config, served[name][0].mesh) for name in sorted(served))
         if self._current.models == key:
             for name, (_, params) in served.items():
                 self._current.engine.set_params(name, processes.local(params, self.mesh, own_mesh(self.mesh)))

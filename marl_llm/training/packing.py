@@ -143,7 +143,10 @@ class Tokens:
         order = {content: place for place, content in enumerate(sorted({s.response.tobytes() for s in samples}))}
         prompt_size = np.asarray([s.prompt.size for s in samples], np.int32)
         size = np.asarray([s.response.size for s in samples], np.int32)
-        begins = lambda sizes: np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)  # noqa: E731
+
+        def begins(sizes):
+            return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
+
         return cls(
             ids=np.concatenate([*(s.prompt for s in samples), *(s.response for s in samples)]),
             log_probs=np.concatenate([s.log_probs for s in samples]),
@@ -230,7 +233,10 @@ class Tokens:
         else:
             q, n, least = self.shape.targets, self.shape.samples, -(-self.shape.rows // devices)
             each = least * bucket(-(-share // least), growth=4 if few_shapes else 2)
-        make = lambda width, fill=0: np.full((devices * each, width), fill, np.int32)  # noqa: E731
+
+        def make(width, fill=0):
+            return np.full((devices * each, width), fill, np.int32)
+
         plan = _Plan(make(length, -1), make(length), make(length), make(length), make(q), make(q, -1), make(n, -1), make(n), make(n))
         offset = self.ids.shape[0] - self.log_probs.shape[0]
         for place, b in enumerate(order):

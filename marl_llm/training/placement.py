@@ -70,7 +70,10 @@ def at_once(parts: Mapping[str, Mesh], names: Iterable[str], work: Callable[[str
     groups, names = {}, tuple(names)
     for name in names:
         groups.setdefault(parts[name], []).append(name)
-    by_turns = lambda group: {name: work(name) for name in group}  # noqa: E731
+
+    def by_turns(group):
+        return {name: work(name) for name in group}
+
     if len(groups) < 2:
         return {name: found for group in groups.values() for name, found in by_turns(group).items()}
     with concurrent.futures.ThreadPoolExecutor(len(groups), "part of the devices") as threads:

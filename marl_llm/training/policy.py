@@ -99,7 +99,9 @@ def make_policy(params: dict, optimizer: optax.GradientTransformation) -> Policy
 
     A step of 1e-6 is lost in bfloat16, whose neighbours of 1 lie 1/128 apart; the model rounds to its compute dtype where it multiplies.
     """
-    wide = lambda x: jnp.array(x, jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else None, copy=True)  # noqa: E731
+    def wide(x):
+        return jnp.array(x, jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else None, copy=True)
+
     params = jax.tree.map(wide, params)
     return Policy(params, optimizer.init(params))
 

@@ -68,7 +68,10 @@ def parse(how: str, environment: Mapping[str, str] | None = None) -> tuple[str |
         return None, None, None
     if environment is None and _on_tpu_vm():
         return None, None, None
-    lacking = lambda names: ", ".join(name for name in names if not env.get(name))  # noqa: E731
+
+    def lacking(names):
+        return ", ".join(name for name in names if not env.get(name))
+
     looked = "; ".join(f"{launcher} ({lacking(names)} not set)" for launcher, names in LAUNCHERS.items())
     raise ProcessError(f"--distributed=auto found no launcher. Looked for: {looked}. Say --distributed=host:port,processes,rank, or off")
 
@@ -171,7 +174,10 @@ def local(tree, mesh: Mesh, own: Mesh):
     if not spans(mesh):
         return tree
     here = NamedSharding(own, P())
-    shards = lambda x: [shard.data for shard in x.addressable_shards]  # noqa: E731
+
+    def shards(x):
+        return [shard.data for shard in x.addressable_shards]
+
     return jax.tree.map(lambda x: jax.make_array_from_single_device_arrays(x.shape, here, shards(x)), replicated(tree, mesh))
 
 

@@ -45,7 +45,10 @@ def summarise(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
     Rewards are means over all sampled branches of the rows that count; entropy is per token, in nats.
     """
     played = ~rollout.episodes.void
-    share = lambda x: jnp.sum(jnp.where(played, x, 0)) / jnp.maximum(jnp.sum(played), 1)  # noqa: E731
+
+    def share(x):
+        return jnp.sum(jnp.where(played, x, 0)) / jnp.maximum(jnp.sum(played), 1)
+
     out = {
         "success": share(rollout.episodes.outcome >= 1.0),
         "turns": share(rollout.episodes.turns),
@@ -55,7 +58,10 @@ def summarise(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
     for role, table in rollout.tables.items():
         where = jnp.broadcast_to(table.where[..., None], table.rewards.team.shape)
         token_where = table.responses.where & where[..., None]
-        mean = lambda x, where=where: jnp.sum(jnp.where(where, x, 0)) / jnp.maximum(jnp.sum(where), 1)  # noqa: E731
+
+        def mean(x, where=where):
+            return jnp.sum(jnp.where(where, x, 0)) / jnp.maximum(jnp.sum(where), 1)
+
         out |= {
             f"role/{role}/team": mean(table.rewards.team),
             f"role/{role}/local": mean(table.rewards.local),

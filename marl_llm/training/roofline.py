@@ -159,8 +159,15 @@ def placements(
       served: devices that share a layer's products while sampling; 0: `tensor`.
     """
     sizes, served = (branches, prompt, response), served or tensor
-    share = lambda n: environments * n * served / (positions * tensor)  # noqa: E731
-    wave = lambda n: response * decode_step(config, share(n), *sizes, served).seconds(chip)  # noqa: E731
-    step = lambda n, f: update(config, groups * n / positions, *sizes, tensor, f).seconds(chip)  # noqa: E731
+
+    def share(n):
+        return environments * n * served / (positions * tensor)
+
+    def wave(n):
+        return response * decode_step(config, share(n), *sizes, served).seconds(chip)
+
+    def step(n, f):
+        return update(config, groups * n / positions, *sizes, tensor, f).seconds(chip)
+
     shared = {"sequence": models * wave(1), "parallel": models * wave(1), "update": models * step(1, fsdp)}
     return {"shared": shared, "split": {"sequence": models * wave(models), "parallel": wave(models), "update": step(models, split_fsdp)}}

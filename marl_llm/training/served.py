@@ -78,7 +78,9 @@ def engines(models: Models, on: Callable[[Mesh, Models], Engine]) -> Engine | Sa
 
     Raises what `check_room` raises where a run has several processes: each samples from whole copies on each of its devices.
     """
-    size = lambda config: config.parameters * jnp.dtype(config.compute_dtype).itemsize  # noqa: E731
+    def size(config):
+        return config.parameters * jnp.dtype(config.compute_dtype).itemsize
+
     copies = {name: size(learner.config) for name, (learner, _) in models.items() if processes.spans(learner.mesh)}
     check_room(copies, (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"))
     groups: dict[Mesh, dict[str, tuple[Learner, dict]]] = {}

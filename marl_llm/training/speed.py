@@ -82,10 +82,16 @@ def summary_text(clock: list[dict[str, float]], compilations: Compilations) -> s
     those behind the first are scored before it.
     """
     rows = clock[1:] or clock
-    median = lambda name: statistics.median(r[f"speed/{name}"] for r in rows)  # noqa: E731
+
+    def median(name):
+        return statistics.median(r[f"speed/{name}"] for r in rows)
+
     times = {name: sum(r[f"time/{name}"] for r in rows) for name in ("sample", "update", "other")}
     parts = {"playing": times["sample"], "scores and update": times["update"], "evaluation and idle": times["other"]}
-    share = lambda name: f" ({median(name):.0%} of the roofline)" if f"speed/{name}" in rows[0] else ""  # noqa: E731
+
+    def share(name):
+        return f" ({median(name):.0%} of the roofline)" if f"speed/{name}" in rows[0] else ""
+
     whole = max(sum(parts.values()), 1e-9)
     return (
         f"sampled {median('sampled_tokens_per_s'):,.0f} tokens/s{share('sample_roofline')}, "

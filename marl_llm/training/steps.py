@@ -47,7 +47,10 @@ def microbatch_size(tokens: int, row_tokens: int, rows: int, multiple: int = 1) 
     if tokens == 0:
         return rows
     shares = -(-rows // multiple)
-    cost = lambda size: -(-shares // size) * (size * row_tokens + GRADIENT_ADD_TOKENS)  # noqa: E731
+
+    def cost(size):
+        return -(-shares // size) * (size * row_tokens + GRADIENT_ADD_TOKENS)
+
     return min(range(1, min(max(1, tokens // row_tokens), shares) + 1), key=cost) * multiple
 
 
@@ -63,7 +66,10 @@ def cut(arrays: tuple, tokens: int, axis: str | None) -> tuple[Callable, Int[Arr
     size = microbatch_size(tokens, length, places, ways("batch") if axis is None else 1)
     most = -(-places // size)
     padded = jax.tree.map(lambda x: jnp.pad(x, [(0, most * size - places)] + [(0, 0)] * (x.ndim - 1)), arrays)
-    part = lambda j: jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, j * size, size), padded)  # noqa: E731
+
+    def part(j):
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, j * size, size), padded)
+
     return part, (jnp.sum(arrays[0].length[:, 0] > 0) + size - 1) // size, most
 
 

@@ -234,7 +234,10 @@ class Team(abc.ABC):
         seed = int(np.random.SeedSequence((self.seed, batch.step)).generate_state(1)[0]) % 2**31
         rates, versions, figures = (learning_rate, critic_learning_rate), {name: self.learners[name].version for name in names}, {}
         of_step = (batch.tokens, table)
-        learn = lambda name: self.learners[name].learn(*of_step, plays[name], *rates, seed, advice, self.kl_coef[name])  # noqa: E731
+
+        def learn(name):
+            return self.learners[name].learn(*of_step, plays[name], *rates, seed, advice, self.kl_coef[name])
+
         for name, found in at_once(self.parts, names, learn).items():
             found["clip_fraction"] = found.get("clip_low", 0.0) + found.get("clip_high", 0.0)
             found["staleness"] = staleness(batch, plays[name], versions[name])

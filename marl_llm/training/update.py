@@ -253,7 +253,10 @@ def _judge(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable
         values = value_all(params, tokens, chosen)
         charge = token_kl(reference, tokens, chosen) if options.charges_kl else np.zeros_like(values)
         size = bucket(len(chosen), 64, growth=4)
-        lines = lambda x: np.pad(x[chosen], [(0, size - len(chosen)), (0, 0)])  # noqa: E731
+
+        def lines(x):
+            return np.pad(x[chosen], [(0, size - len(chosen)), (0, 0)])
+
         where = np.arange(values.shape[1]) < np.pad(tokens.size[chosen], (0, size - len(chosen)))[:, None]
         plain = dataclasses.replace(table, values=None, token_where=None, token_kl=None)
         some = dataclasses.replace(rows_of(plain, chosen, size), values=lines(values), token_where=where, token_kl=lines(charge))
@@ -306,7 +309,10 @@ class Update:
         score = functools.partial(make_policy_scorer, self.recipe, config, mesh, lora, **options.sizes)
         self._score_old = make_row_scorer(self.recipe, config, mesh, lora, options.microbatch_tokens, head=judging if head else None)
         self._score_entropy = score(entropy=True) if "entropy_threshold" in needs(self.recipe) else None
-        lengths = lambda length, where, r: jnp.arange(r) < jnp.where(where, length, 0)[:, None]  # noqa: E731
+
+        def lengths(length, where, r):
+            return jnp.arange(r) < jnp.where(where, length, 0)[:, None]
+
         self._units = jax.jit(lambda n, where, r: count_for(self.recipe, where=lengths(n, where, r)), static_argnums=2)
 
     def __call__(

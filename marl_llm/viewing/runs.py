@@ -230,7 +230,10 @@ class StoredRun:
             return out
         drawn, pieces = record["steps"][number], record.get("pieces", {})
         known = pieces.get(play["roles"][step["role"]], pieces.get("", {}))
-        spell = lambda ids: [known.get(str(i), f"‹{i}›") for i in ids]  # noqa: E731
+
+        def spell(ids):
+            return [known.get(str(i), f"‹{i}›") for i in ids]
+
         responses = [{**{k: x for k, x in one.items() if k != "ids"}, "pieces": spell(one["ids"])} for one in drawn["responses"]]
         return out | {"prompt_pieces": spell(drawn["prompt_ids"]), "specials": list(record.get("specials", ())), "responses": responses}
 

@@ -112,7 +112,9 @@ def _paid_anew(episode: Episode, rollout: Rollout, groups: Mapping, joints: Mapp
 
 
 def _mean(parts: Sequence[Earned]) -> Earned:
-    mean = lambda values: math.fsum(values) / len(parts)  # noqa: E731
+    def mean(values):
+        return math.fsum(values) / len(parts)
+
     names = dict.fromkeys(name for part in parts for name in part.components)
     components = {name: mean(part.components.get(name, 0.0) for part in parts) for name in names}
     team, local = mean(part.team for part in parts), mean(part.local for part in parts)

@@ -78,7 +78,9 @@ def row_error(path: str | pathlib.Path, number: int, refused: RowRefused) -> Dat
 
 def without(tasks: Sequence[Task], others: Sequence[Task], field: str) -> Loaded:
     """Tasks whose `field` is none of the others', but for case and white space, and how many were left out."""
-    text = lambda task: " ".join(str(task.fields[field]).lower().split())  # noqa: E731
+    def text(task):
+        return " ".join(str(task.fields[field]).lower().split())
+
     known = {text(task) for task in others}
     kept = [task for task in tasks if text(task) not in known]
     return Loaded(kept, {f"a {field} of the test file": len(tasks) - len(kept)} if len(kept) < len(tasks) else {})

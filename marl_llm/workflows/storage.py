@@ -333,7 +333,10 @@ def _reported(
         }
         for other, row in group
     ]
-    silent = lambda other: np.zeros(other.tokens.size) if other.log_probs is None else other.sampled_log_probs  # noqa: E731
+
+    def silent(other):
+        return np.zeros(other.tokens.size) if other.log_probs is None else other.sampled_log_probs
+
     drawn = [{"ids": other.tokens, "log_probs": silent(other)} for other, _ in group]
     for one, (other, row) in zip(drawn, group):
         one |= {} if other.entropy is None else {"entropy": other.entropy}

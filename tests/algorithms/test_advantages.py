@@ -33,7 +33,9 @@ def test_group_relative(scale, ddof, weighted, singleton, dtype):
     where = where | (np.arange(30) == 0)
     desired = oracle.group_relative(returns, ids, where & (ids >= 0), scale, ddof, 1e-4, weights, singleton)
     with jax.enable_x64(dtype == np.float64):
-        cast = lambda x: None if x is None else jnp.asarray(x.astype(dtype))  # noqa: E731
+        def cast(x):
+            return None if x is None else jnp.asarray(x.astype(dtype))
+
         actual = rl.group_relative(
             cast(returns), ids, where=where, scale=scale, ddof=ddof, epsilon=1e-4, weights=cast(weights), singleton=singleton
         )
@@ -101,7 +103,10 @@ def test_agent_wise_gives_each_agent_its_own_baseline():
         desired = oracle.group_relative(returns, instance * 10 + agent, where)
         oracle.close(rl.agent_wise(returns, instance, agent, where=where), desired, 1e-12)
         ids = instance * 10 + agent
-        alike = lambda r, s: where[s] and ids[s] == ids[r] and trajectory[s] == trajectory[r]  # noqa: E731
+
+        def alike(r, s):
+            return where[s] and ids[s] == ids[r] and trajectory[s] == trajectory[r]
+
         votes = np.array([1 / max(sum(alike(r, s) for s in range(40)), 1) for r in range(40)])
         desired = oracle.group_relative(returns, ids, where, weights=votes)
         oracle.close(rl.agent_wise(returns, instance, agent, where=where, trajectory=trajectory), desired, 1e-12)

@@ -21,7 +21,10 @@ S, R = 7, 11
 def batch():
     """Return (new, old, advantages [S], where) with log-ratios up to ±12 (beyond ±20 in one row), values exact in float32."""
     rng = np.random.default_rng(5)
-    exact = lambda x: np.round(x * 256) / 256  # noqa: E731
+
+    def exact(x):
+        return np.round(x * 256) / 256
+
     old = exact(-rng.exponential(size=(S, R)))
     new = old + exact(rng.uniform(-12, 12, (S, R)))
     new[0] = old[0] + exact(rng.uniform(-0.3, 0.3, R))
@@ -97,9 +100,14 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name, dtype, rtol):
     new, old, advantages, where = batch()
-    hide = lambda x, junk: np.where(where, x, junk).astype(dtype)  # noqa: E731
+
+    def hide(x, junk):
+        return np.where(where, x, junk).astype(dtype)
+
     with jax.enable_x64(dtype == np.float64):
-        loss = lambda x: LOSSES[name](x, hide(old, np.inf), advantages.astype(dtype), where)  # noqa: E731
+        def loss(x):
+            return LOSSES[name](x, hide(old, np.inf), advantages.astype(dtype), where)
+
         value, slope = expected(name)
         oracle.close(loss(hide(new, np.nan)), value, rtol)
         oracle.close(jax.grad(lambda x: loss(x).sum())(jnp.asarray(hide(new, np.nan))), slope, rtol)
@@ -118,7 +126,9 @@ def test_kl_with_both_clamps(kind, dtype, rtol):
         inside = 1 - math.exp(d) if abs(d) < 20 and k3 < 10 else 0.0
         slope[s, r] = -d if kind.endswith("+") else {"k1": 1, "abs": -np.sign(d), "k2": -d, "k3": inside}[kind]
     with jax.enable_x64(dtype == np.float64):
-        estimate = lambda x: rl.kl(x, reference.astype(dtype), kind=kind, where=where, value_limit=10.0)  # noqa: E731
+        def estimate(x):
+            return rl.kl(x, reference.astype(dtype), kind=kind, where=where, value_limit=10.0)
+
         oracle.close(estimate(new.astype(dtype)), value, rtol)
         oracle.close(jax.grad(lambda x: estimate(x).sum())(jnp.asarray(new.astype(dtype))), slope, rtol)
 
@@ -145,7 +155,9 @@ def test_the_cap_of_the_unclipped_arm(cap):
     log_ratio = np.log([[0.5, 0.9, 1.05, 1.15, 1.5, 9.0]])
     with jax.enable_x64(True):
         for a in (1.0, -1.0):
-            loss = lambda x: rl.clipped_ratio(x, np.zeros((1, 6)), np.full(1, a), ratio_cap=cap).sum()  # noqa: E731, B023
+            def loss(x, a=a):
+                return rl.clipped_ratio(x, np.zeros((1, 6)), np.full(1, a), ratio_cap=cap).sum()
+
             value, slope = 0.0, np.zeros((1, 6))
             for r, d in enumerate(log_ratio[0]):
                 ratio = math.exp(d)
@@ -168,7 +180,10 @@ class TestMasks:
         # Means of the gap over the unmasked tokens: 1.0, 1.0, 0.25, and a row without tokens.
         gap = jnp.array([[1.0, 1.0, 9.0], [2.0, 0.0, 9.0], [0.25, 9.0, 9.0], [9.0, 9.0, 9.0]])
         where = jnp.array([[True, True, False], [True, True, False], [True, False, False], [False] * 3])
-        keep = lambda limit: rl.on_policy_rows(-gap, jnp.zeros((4, 3)), jnp.array([1.0, -1, -1, -1]), max_kl=limit, where=where)[:, 0]  # noqa: E731
+
+        def keep(limit):
+            return rl.on_policy_rows(-gap, jnp.zeros((4, 3)), jnp.array([1.0, -1, -1, -1]), max_kl=limit, where=where)[:, 0]
+
         np.testing.assert_array_equal(keep(0.25), [True, False, True, True])
         np.testing.assert_array_equal(keep(1.0), [True] * 4)
         np.testing.assert_array_equal(keep(0.2), [True, False, False, True])
@@ -188,7 +203,10 @@ class TestMasks:
 @pytest.mark.parametrize("rows", [1, 4, 5, 7, 100])
 def test_sums_over_blocks_are_the_sums(rows):
     new, old, advantages, where = batch()
-    parts = lambda n, o, a, w: rl.reduce_parts(rl.clipped_ratio(n, o, a, where=w), where=w, how="sequence_mean_token_mean")  # noqa: E731
+
+    def parts(n, o, a, w):
+        return rl.reduce_parts(rl.clipped_ratio(n, o, a, where=w), where=w, how="sequence_mean_token_mean")
+
     with jax.enable_x64(True):
         args = tuple(map(jnp.asarray, (new, old, advantages, where)))
         for actual, desired in zip(rl.sum_blocks(parts, *args, rows=rows), parts(*args)):

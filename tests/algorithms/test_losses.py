@@ -164,7 +164,10 @@ class TestKL:
 
     def test_clamps(self):
         d = jnp.array([2.0, 3.0, 25.0, -25.0])
-        k3 = lambda **kw: rl.kl(jnp.zeros(4), d, kind="k3", **kw)  # noqa: E731
+
+        def k3(**kw):
+            return rl.kl(jnp.zeros(4), d, kind="k3", **kw)
+
         np.testing.assert_allclose(k3(value_limit=10.0), [np.e**2 - 3, 10, 10, 10], rtol=1e-6)
         np.testing.assert_allclose(k3()[2:], [np.exp(20.0) - 21, 19 + np.exp(-20.0)], rtol=1e-6)
         np.testing.assert_allclose(k3(log_ratio_limit=None)[2], np.exp(25.0) - 26, rtol=1e-6)

@@ -193,7 +193,10 @@ def test_verl_outcome_advantages(dtype, rtol):
         scores = column(data, "scores", dtype)
         ids = rl.group_ids(rl.group_keys(prompt=jnp.asarray(data["index"].astype(np.int32))))
         lengths = jnp.sum(where, axis=1)
-        per_token = lambda x: jnp.where(where, x[:, None], 0)  # noqa: E731
+
+        def per_token(x):
+            return jnp.where(where, x[:, None], 0)
+
         centred = rl.group_relative(scores, ids, scale="none", singleton="raw")
         cases = {
             "grpo_norm1": per_token(rl.group_relative(scores, ids, ddof=1, epsilon=1e-6, singleton="raw")),
@@ -232,7 +235,10 @@ def test_verl_gae(gamma, lam, suffix, dtype, rtol):
     data = {key[4:]: value for key, value in figures("verl").items() if key.startswith("gae/")}
     where = jnp.asarray(data[f"mask{suffix}"] > 0)
     key = f"g{gamma}_l{lam}{suffix}"
-    inside = lambda x: np.where(where, x, 0)  # noqa: E731
+
+    def inside(x):
+        return np.where(where, x, 0)
+
     with jax.enable_x64(dtype == np.float64):
         rewards, values = column(data, "token_level_rewards", dtype), column(data, "values", dtype)
         advantages, targets = rl.gae(rewards, values, gamma=gamma, gae_lambda=lam, where=where)

@@ -70,7 +70,10 @@ def test_magrpo_without_ratio_clip_or_kl():
     # After a large step with positive advantage the paper's objective stops pushing; the released one never does.
     new, old = jnp.array([[-0.1, -0.1]]), jnp.array([[-1.0, -1.0]])
     rest = dict(where=jnp.ones((1, 2), bool), reference_log_probs=new)
-    pushed = lambda recipe: jax.grad(lambda x: rl.loss_for(recipe, x, old, jnp.ones(1), **rest)[0])(new)  # noqa: E731
+
+    def pushed(recipe):
+        return jax.grad(lambda x: rl.loss_for(recipe, x, old, jnp.ones(1), **rest)[0])(new)
+
     np.testing.assert_array_equal(pushed(paper), [[0, 0]])
     np.testing.assert_array_equal(pushed(released), [[-1, -1]])
 
@@ -79,7 +82,10 @@ def test_padding_that_is_trained_on():
     # Completions cut at the longest of the group with a mask of ones: 3 pads of the short answer enter the sum.
     log_probs = jnp.array([[-1.0, -1.0, -1.0, -1.0], [-1.0, -7.0, -7.0, -7.0]])
     where = jnp.array([[True] * 4, [True, False, False, False]])
-    loss = lambda x: rl.reduce(rl.reinforce(x, jnp.ones(2), where=where), where=where, how="sequence_mean_token_sum")  # noqa: E731
+
+    def loss(x):
+        return rl.reduce(rl.reinforce(x, jnp.ones(2), where=where), where=where, how="sequence_mean_token_sum")
+
     assert float(loss(log_probs)) == 2.5
     np.testing.assert_array_equal(jax.grad(loss)(log_probs)[1], [-0.5, 0, 0, 0])
 

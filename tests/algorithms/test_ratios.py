@@ -42,7 +42,10 @@ def test_the_distribution_is_the_sampler_s(settings):
     temperature = settings.get("temperature", 1.0)
     kept = rl.kept_tokens(LOGITS, **settings)
     every = jnp.broadcast_to(jnp.arange(6), (2, 6))
-    wide = lambda x: jnp.broadcast_to(x[:, None], (2, 6, 6))  # noqa: E731
+
+    def wide(x):
+        return jnp.broadcast_to(x[:, None], (2, 6, 6))
+
     log_mu = rl.token_log_probs(wide(LOGITS), every, temperature=temperature, kept=wide(kept))
     np.testing.assert_allclose(jnp.sum(jnp.exp(log_mu), axis=1), [1, 1], rtol=1e-6)
     np.testing.assert_array_equal(jnp.isfinite(log_mu), kept)

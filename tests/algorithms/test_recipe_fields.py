@@ -68,7 +68,10 @@ def test_every_field_has_a_reader():
 def numbers(recipe):
     """All that the functions of a recipe give on one table: advantages, loss, value loss, targets and the next β."""
     rng = np.random.default_rng(4)
-    integers = lambda high: rng.integers(0, high, S)  # noqa: E731
+
+    def integers(high):
+        return rng.integers(0, high, S)
+
     where = (np.arange(R) < rng.integers(1, R + 1, S)[:, None]) & (np.arange(S) < S - 1)[:, None]
     samples = rl.Samples(
         instance=integers(2), env=integers(2), agent=integers(2), turn=integers(3), trajectory=integers(4), team=rng.normal(size=S),
@@ -130,9 +133,12 @@ def test_tokens_of_low_entropy_leave_the_policy_term_of_any_micro_batch_and_stil
         threshold = rl.entropy_threshold(entropy, 0.3, where=where)
         np.testing.assert_allclose(threshold, np.quantile(entropy[where], 0.7), rtol=1e-12)
         args = (new, old, advantages)
-        run = lambda a, b: rl.loss_for(  # noqa: E731
-            recipe, *(x[a:b] for x in args), where=where[a:b], entropy=entropy[a:b], entropy_threshold=threshold
-        )
+
+        def run(a, b):
+            return rl.loss_for(
+                    recipe, *(x[a:b] for x in args), where=where[a:b], entropy=entropy[a:b], entropy_threshold=threshold
+                )
+
         total, count, metrics = run(0, 6)
         keep = where & (entropy >= np.quantile(entropy[where], 0.7))
         plain = rl.clipped_ratio(*args, where=where)
@@ -145,9 +151,12 @@ def test_tokens_of_low_entropy_leave_the_policy_term_of_any_micro_batch_and_stil
 def test_bad_responses_that_the_policy_has_left_leave_the_policy_term():
     sampler, new = jnp.full((3, 2), -1.0), jnp.array([[-1.0, -1.0], [-3.0, -3.0], [-3.0, -3.0]])
     recipe = rl.make_recipe("grpo", off_policy_kl=1.0, reduce="token_mean")
-    loss = lambda x: rl.loss_for(  # noqa: E731
-        recipe, x, sampler, jnp.array([-1.0, -1.0, 1.0]), where=jnp.ones((3, 2), bool), sampler_log_probs=sampler
-    )
+
+    def loss(x):
+        return rl.loss_for(
+            recipe, x, sampler, jnp.array([-1.0, -1.0, 1.0]), where=jnp.ones((3, 2), bool), sampler_log_probs=sampler
+        )
+
     np.testing.assert_array_equal(jnp.any(jax.grad(lambda x: loss(x)[0])(new) != 0, axis=1), [True, False, True])
     assert [float(x) for x in loss(new)[2]["left_out"]] == [2, 6]
 

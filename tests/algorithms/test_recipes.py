@@ -47,7 +47,10 @@ def expected(recipe, c):
         rewards = rewards - recipe.kl_coef * c["kl"]
     if recipe.normaliser == "ema":  # at the start: the role's own later pay, less nothing
         own = c["trajectory"] * 10 + c["agent"]
-        later = lambda row: where & (own == own[row]) & (order >= order[row])  # noqa: E731
+
+        def later(row):
+            return where & (own == own[row]) & (order >= order[row])
+
         return np.array([rewards[later(row)].sum() if where[row] else 0.0 for row in range(len(where))])
     if recipe.returns == "to_go" and recipe.scope != "token":
         rewards = oracle.rewards_to_go(rewards, order, c["trajectory"], recipe.gamma, where, recipe.scope == "joint")
@@ -55,7 +58,10 @@ def expected(recipe, c):
         last = {}
         for row in np.flatnonzero(where):
             last[c["trajectory"][row]] = max(last.get(c["trajectory"][row], -1), order[row])
-        same = lambda row: where & (c["trajectory"] == c["trajectory"][row]) & (order == last.get(c["trajectory"][row]))  # noqa: E731
+
+        def same(row):
+            return where & (c["trajectory"] == c["trajectory"][row]) & (order == last.get(c["trajectory"][row]))
+
         rewards = np.array([rewards[same(row)].mean() if where[row] else 0.0 for row in range(len(where))])
     if recipe.normaliser == "global":
         flat = np.repeat(rewards[where], c["tokens"][where])
@@ -105,7 +111,10 @@ def test_order_within_a_turn():
     zeros = jnp.zeros(4, int)
     table = rl.Samples(instance=zeros, env=zeros, agent=jnp.array([0, 1, 0, 1]), turn=jnp.array([0, 0, 1, 1]), trajectory=zeros,
                        team=jnp.array([1.0, 2.0, 4.0, 8.0]), local=zeros, order=jnp.arange(4))  # fmt: skip
-    paid = lambda **kw: rl.advantages_for(rl.make_recipe("grpo", **kw), table)[1]["return_mean"]  # noqa: E731
+
+    def paid(**kw):
+        return rl.advantages_for(rl.make_recipe("grpo", **kw), table)[1]["return_mean"]
+
     assert float(paid()) == 8.0
     assert float(paid(returns="to_go")) == (15 + 14 + 12 + 8) / 4
     assert float(paid(returns="to_go", scope="joint")) == (7.5 + 7.5 + 6 + 6) / 4

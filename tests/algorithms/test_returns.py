@@ -41,7 +41,10 @@ def test_rewards_to_go(gamma, scope):
 def test_rewards_to_go_by_hand():
     # One play, two agents a turn, the joint reward 1 then 10 repeated on each agent's row.
     args = (jnp.array([1.0, 1.0, 10.0, 10.0]), jnp.array([0, 0, 1, 1]), jnp.zeros(4, int))
-    to_go = lambda scope: rl.rewards_to_go(*args, agent=jnp.array([0, 1, 0, 1]), scope=scope)  # noqa: E731
+
+    def to_go(scope):
+        return rl.rewards_to_go(*args, agent=jnp.array([0, 1, 0, 1]), scope=scope)
+
     np.testing.assert_array_equal(to_go("joint"), [11, 11, 10, 10])
     np.testing.assert_array_equal(to_go("agent"), [11, 11, 10, 10])
     np.testing.assert_array_equal(to_go("trajectory"), [22, 22, 20, 20])
@@ -79,7 +82,10 @@ def test_an_outcome_is_read_where_it_was_paid():
     """Two plays: a team reward to the first and third row of one, to none of the other; the rows in between earned something else."""
     rewards, trajectory, order = jnp.array([5.0, 9.0, 3.0, 7.0, 8.0]), jnp.array([0, 0, 0, 0, 1]), jnp.array([0, 1, 2, 3, 0])
     paid = jnp.array([True, False, True, False, False])
-    read = lambda how, where=None: rl.broadcast_outcome(rewards, trajectory, where=where, turn=order, how=how, paid=paid)  # noqa: E731
+
+    def read(how, where=None):
+        return rl.broadcast_outcome(rewards, trajectory, where=where, turn=order, how=how, paid=paid)
+
     np.testing.assert_array_equal(read("last"), [3, 3, 3, 3, 0])
     np.testing.assert_array_equal(read("mean"), [4, 4, 4, 4, 0])
     np.testing.assert_array_equal(read("sum"), [8, 8, 8, 8, 0])

@@ -29,8 +29,12 @@ quarters = st.integers(-8, 8).map(lambda n: n / 4)
 @st.composite
 def tables(draw, size=SIZE):
     """Draw a table of samples with arbitrary identities, rewards in quarters and an arbitrary mask."""
-    integers = lambda high: draw(hnp.arrays(np.int32, size, elements=st.integers(0, high)))  # noqa: E731
-    rewards = lambda: draw(hnp.arrays(np.float64, size, elements=quarters))  # noqa: E731
+    def integers(high):
+        return draw(hnp.arrays(np.int32, size, elements=st.integers(0, high)))
+
+    def rewards():
+        return draw(hnp.arrays(np.float64, size, elements=quarters))
+
     return dict(
         instance=integers(1), env=integers(1), agent=integers(1), turn=integers(2), trajectory=integers(3),
         team=rewards(), local=rewards(), where=draw(hnp.arrays(bool, size)), tokens=integers(5) + 1, kl=rewards(),
@@ -61,7 +65,9 @@ def test_order_within_the_batch_does_not_matter(recipe, columns, seed):
 @given(columns=tables(SIZE - 3))
 def test_padding_rows_do_not_matter(recipe, columns):
     def padded(front, back, garbage):
-        pad = lambda x: np.concatenate([np.full(front, garbage, x.dtype), x, np.full(back, garbage, x.dtype)])  # noqa: E731
+        def pad(x):
+            return np.concatenate([np.full(front, garbage, x.dtype), x, np.full(back, garbage, x.dtype)])
+
         out = {name: pad(value) for name, value in columns.items()}
         out["where"][:front] = False
         out["where"][SIZE - back :] = False
@@ -174,7 +180,10 @@ def test_an_empty_mask_has_a_finite_gradient(recipe):
 def test_padding_length_does_not_matter(new, where):
     rng = np.random.default_rng(1)
     old, per_row = rng.normal(size=(SIZE, WIDTH)), rng.normal(size=SIZE)
-    pad = lambda x, value: np.pad(x, ((0, 0), (1, 2)), constant_values=value)  # noqa: E731
+
+    def pad(x, value):
+        return np.pad(x, ((0, 0), (1, 2)), constant_values=value)
+
     recipe = LOSSES[1]
     short = run(recipe, new, old, old, per_row, where)
     long = run(recipe, pad(new, np.nan), pad(old, 3.0), pad(old, np.nan), per_row, pad(where, False))
@@ -245,7 +254,9 @@ class TestDevices:
             x = jnp.asarray(rng.normal(size=(8, 5)))
             where = jnp.asarray(np.arange(5) < rng.integers(0, 6, 8)[:, None])
             for how in ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum"):
-                local = lambda x, where: rl.reduce(x, where=where, how=how, axis_name="data")  # noqa: E731, B023
+                def local(x, where, how=how):
+                    return rl.reduce(x, where=where, how=how, axis_name="data")
+
                 specs = dict(mesh=self.mesh, in_specs=(Spec("data"), Spec("data")), out_specs=Spec())
                 oracle.close(jax.shard_map(local, **specs)(x, where), rl.reduce(x, where=where, how=how), 1e-12)
 

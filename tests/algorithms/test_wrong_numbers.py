@@ -110,7 +110,10 @@ def test_b4_fingerprints_of_64_bits_that_differ_are_seen(dtype):
 def test_b5_statistics_of_half_precision_rewards(dtype):
     size = 600
     rewards, ids = jnp.asarray(np.arange(size) % 2, dtype), jnp.zeros(size, int)
-    exact = lambda f, *args, **kw: np.testing.assert_allclose(f(rewards, *args, **kw), f(rewards.astype(jnp.float32), *args, **kw))  # noqa: E731
+
+    def exact(f, *args, **kw):
+        return np.testing.assert_allclose(f(rewards, *args, **kw), f(rewards.astype(jnp.float32), *args, **kw))
+
     for scale in ("std", "none", "range", "batch"):
         exact(rl.group_relative, ids, scale=scale)
     exact(rl.leave_one_out, ids)
@@ -155,7 +158,10 @@ def test_b7_gradients_are_finite_behind_any_mask(level, junk):
     where = jnp.array([[True, True, False, False], [True, False, False, True], [False] * 4])
     new, old = rng.normal(size=(2, 3, 4)).astype(np.float32)
     per_token = rng.normal(size=(3, 4)).astype(np.float32)
-    hide = lambda x, mask: jnp.where(mask, x, junk)  # noqa: E731
+
+    def hide(x, mask):
+        return jnp.where(mask, x, junk)
+
     losses = {
         "clip": lambda x, a: rl.clipped_ratio(x, old, a, level=level, where=where),
         "capped": lambda x, a: rl.clipped_ratio(x, old, a, level=level, where=where, ratio_cap=1.1, dual_clip=2.0),

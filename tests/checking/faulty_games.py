@@ -104,7 +104,10 @@ def duel(empty_wins: bool = False) -> World:
     metrics = {"right": lambda path: float(result(path, "of_a", "of_b") > 0)}
     workflow = Workflow("duel", together(*roles), ("word",), ("answer",), {}, tuple(pay), metrics)
     tokenizer = ByteTokenizer(("<eos>",), ("<eos>",))
-    say = lambda turn: turn.random.choice("0123456789")  # noqa: E731
+
+    def say(turn):
+        return turn.random.choice("0123456789")
+
     return World(workflow, draw, "right", PlainText(tokenizer, tokenizer.stop_ids), say, say, rivals=("a", "b"))
 
 

@@ -61,7 +61,10 @@ def test_nothing_that_a_member_says_reads_as_a_heading_or_a_boundary_of_the_prom
         lines = lines_of(seen)
         headings = [line for line in lines if line.startswith("#") and line.lstrip("# ").lower().startswith(names)]
         assert headings == [line for line in own if line.startswith("#")]
-        count = lambda word, found: sum(line.startswith(word) for line in found)  # noqa: E731
+
+        def count(word, found):
+            return sum(line.startswith(word) for line in found)
+
         assert count("BEGIN ", lines) == count("END ", lines) == len({line.split(" ", 1)[1] for line in lines if line.startswith("END ")})
         assert not any(line.startswith(("SCORE", "END output 0123")) for line in lines)
     assert f"#{MARK} A comment" not in messages_for(attacked("# A comment")[0], lab.guide())[0][1]["content"]

@@ -69,7 +69,9 @@ def test_a_coach_that_favours_its_own_texts_shows_in_the_slope_on_their_log_prob
 
 
 def test_the_auc_is_the_share_of_pairs_in_order():
-    one = lambda score, outcome: ScoredAction(0, "r", "", score, 1, outcome)  # noqa: E731
+    def one(score, outcome):
+        return ScoredAction(0, "r", "", score, 1, outcome)
+
     assert auc([one(8, 1), one(3, 0), one(9, 1), one(8.5, 0)]) == 0.75
     assert auc([one(5, 1), one(5, 0)]) == 0.5
     assert auc([one(5, 1), one(None, 0), one(1, 0)]) == 1

@@ -133,7 +133,9 @@ def test_two_teams_are_compared_task_by_task():
 
 def test_a_task_counts_once_in_a_comparison_however_often_it_was_played():
     """Task 0 is played four times and half won, task 1 once: it is the tasks' means whose differences are averaged."""
-    plays = lambda *scores: [Outcome(0, n, score, 1) for n, score in enumerate(scores)]  # noqa: E731
+    def plays(*scores):
+        return [Outcome(0, n, score, 1) for n, score in enumerate(scores)]
+
     first, second = record([*plays(1.0, 0.0, 1.0, 0.0), Outcome(1, 0, 0.0, 1)]), record([*plays(1.0, 1.0), Outcome(1, 0, 0.0, 1)])
     assert first.per_task == {0: 0.5, 1: 0.0}
     assert paired(first, second)["difference"] == pytest.approx((0.5 + 0.0) / 2)
@@ -157,9 +159,11 @@ def test_the_interval_of_a_comparison_takes_tasks_of_one_cluster_together(void):
 
 
 def test_a_comparison_with_several_plays_and_clusters_weighs_every_task_alike():
-    outcomes = lambda won: [  # noqa: E731
-        Outcome(task, n, float(n < won[task]), 1, cluster="pair" if task < 2 else "") for task in range(4) for n in range(1 + task)
-    ]
+    def outcomes(won):
+        return [
+            Outcome(task, n, float(n < won[task]), 1, cluster="pair" if task < 2 else "") for task in range(4) for n in range(1 + task)
+        ]
+
     first, second = record(outcomes((0, 1, 1, 0))), record(outcomes((1, 2, 0, 2)))
     gains = [1.0, 0.5, -1 / 3, 0.5]
     found = paired(first, second)

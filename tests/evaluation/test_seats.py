@@ -28,7 +28,9 @@ def habits(letter, role, echo=True):
 def habitual_player(game, assignment, configs, params, temperature):
     """Stands for `model_player`."""
     names = [role.name for role in game.roles]
-    ids = lambda words: jnp.asarray(game.tokenizer.ids_of(list(words)))  # noqa: E731
+
+    def ids(words):
+        return jnp.asarray(game.tokenizer.ids_of(list(words)))
 
     def respond(role, states, prompt, keys):
         habit = params[assignment[role]]

@@ -113,7 +113,10 @@ def test_the_map_is_drawn_after_the_last_role_of_a_turn():
 )
 def test_status(outcome, done, void, status):
     rollout, _ = played(GAME)
-    like = lambda value, x: jnp.full_like(x, value)  # noqa: E731
+
+    def like(value, x):
+        return jnp.full_like(x, value)
+
     ended = rollout.episodes._replace(
         outcome=like(outcome, rollout.episodes.outcome), done=like(done, rollout.episodes.done), void=like(void, rollout.episodes.void)
     )

@@ -81,7 +81,10 @@ def test_it_trains_on_during_the_write_and_evaluates_after_the_last(tmp_path, mo
 def test_a_write_that_fails_ends_the_run_before_more_is_lost(tmp_path, held, run, step, left):  # noqa: F811
     """The one in the middle after the next step, the last before the final evaluation; then the same command goes on."""
     path, held[step] = tmp_path / "run", full
-    until = lambda model, call: call == 3 and step == 2 and time.sleep(1.5) or {}  # noqa: E731  until the thread has given up
+
+    def until(model, call):
+        return call == 3 and step == 2 and time.sleep(1.5) or {}
+
     with pytest.raises(CheckpointError, match=rf"could not write checkpoint .*/{step}: .*No space left on device\. Free space"):
         run(letters(), path, until)
     assert run.teams[-1].log[-1] == "closed"
@@ -100,7 +103,10 @@ def test_an_error_and_sigterm_leave_the_checkpoint_that_was_under_way_whole(tmp_
     with pytest.raises(TrainingError, match="model first: loss not finite"):
         run(letters(), tmp_path / "error", lambda model, call: {"loss": float("nan")} if call == 3 else {})
     assert steps(tmp_path / "error") == [0, 2]
-    stops = lambda model, call: call == 3 and model == "first" and os.kill(os.getpid(), signal.SIGTERM) or {}  # noqa: E731
+
+    def stops(model, call):
+        return call == 3 and model == "first" and os.kill(os.getpid(), signal.SIGTERM) or {}
+
     with pytest.raises(Stopped):
         run(letters(), tmp_path / "stopped", stops)
     assert steps(tmp_path / "stopped") == [0, 2, 3]

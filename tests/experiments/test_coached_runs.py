@@ -45,7 +45,10 @@ def judge(tmp_path_factory):
     )  # fmt: skip
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: init_params(shape, jax.random.key(0)))
-    draw = lambda path, leaf: rng.normal(0.0, 0.0 if "bias" in jax.tree_util.keystr(path) else 1.0, leaf.shape).astype(np.float32)  # noqa: E731
+
+    def draw(path, leaf):
+        return rng.normal(0.0, 0.0 if "bias" in jax.tree_util.keystr(path) else 1.0, leaf.shape).astype(np.float32)
+
     params = jax.tree_util.tree_map_with_path(draw, shapes)
     digits = [tokens.token_to_id(digit) for digit in "0123456789"]
     params["embedding"][[n for n in range(shape.vocab_size) if n not in digits]] = 0.0

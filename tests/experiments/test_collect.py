@@ -40,7 +40,10 @@ def groups(tmp_path):
 
 def test_the_table_has_means_spreads_gains_and_the_figure_at_equal_tokens(groups):
     head, _, a, b = table(groups).splitlines()
-    cells = lambda row: [cell.strip() for cell in row.strip("|").split("|")]  # noqa: E731
+
+    def cells(row):
+        return [cell.strip() for cell in row.strip("|").split("|")]
+
     named = dict(zip(cells(head), cells(a)))
     assert len(cells(head)) == len(cells(a)) == len(cells(b))
     assert named["seeds"] == "2"

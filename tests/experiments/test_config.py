@@ -47,7 +47,10 @@ def refused(capsys, *argv):
 
 def test_micro_batches_follow_the_platform_until_they_are_set():
     config = base_config("x", "plan_path", "at_grpo")
-    of = lambda platform: building.microbatch_tokens(config, resolve(config), platform)  # noqa: E731
+
+    def of(platform):
+        return building.microbatch_tokens(config, resolve(config), platform)
+
     assert [of(platform) for platform in ("cpu", "gpu", "tpu")] == [MICROBATCH, 0, 0]
     for tokens in (0, 256):
         config.optimizer.microbatch_tokens = tokens

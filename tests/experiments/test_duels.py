@@ -72,7 +72,10 @@ def test_plays_are_counted_from_the_roles_own_side():
 def test_the_intervals_of_a_task_played_often_are_wider_than_those_of_as_many_tasks():
     alone = ends((play(task, 1.0 if task % 2 else -1.0), "player_0") for task in range(40))
     alike = ends((play(task, 1.0 if task % 2 else -1.0, number=n), "player_0") for task in range(4) for n in range(10))
-    width = lambda found: found["won"]["interval"][1] - found["won"]["interval"][0]  # noqa: E731
+
+    def width(found):
+        return found["won"]["interval"][1] - found["won"]["interval"][0]
+
     assert alone["won"]["share"] == alike["won"]["share"] == 0.5
     assert width(alike) > 2 * width(alone)
 

@@ -102,7 +102,10 @@ def test_full_remat_does_not_compute_a_layers_last_product_again():
         def flops(remat):
             shape = dataclasses.replace(config, feed_forward=width, remat=remat)
             params = jax.eval_shape(lambda: init_params(shape, jax.random.key(0)))
-            loss = lambda params, *rows: score_packed(shape, params, *rows).log_probs.sum()  # noqa: E731
+
+            def loss(params, *rows):
+                return score_packed(shape, params, *rows).log_probs.sum()
+
             return ProgramText(jax.jit(jax.grad(loss)).lower(params, *[ids] * 6).compile().as_text()).flops()
 
         return flops("full") - flops("none")

@@ -88,17 +88,27 @@ def write_files(folder):
     import pyarrow
     import pyarrow.parquet
 
-    table = lambda name, rows: pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{name}.parquet")  # noqa: E731
-    question = lambda i: {"question": f"where is item {i}?", "golden_answers": [f"shelf {i}"], "data_source": "nq"}  # noqa: E731
+    def table(name, rows):
+        return pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{name}.parquet")
+
+    def question(i):
+        return {"question": f"where is item {i}?", "golden_answers": [f"shelf {i}"], "data_source": "nq"}
+
     tests = json.dumps({"inputs": [f"{i}\n" for i in range(4)], "outputs": [f"{i}\n" for i in range(4)]})
-    problem = lambda i: {"problem": f"Print what you read, {i} times.", "tests": tests, "starter_code": ""}  # noqa: E731
+
+    def problem(i):
+        return {"problem": f"Print what you read, {i} times.", "tests": tests, "starter_code": ""}
+
     for name, row in (("nq", question), ("code", problem)):
         table(f"{name}_train", [row(i) for i in range(6)])
         table(f"{name}_test", [row(i) for i in range(6, 9)])
     build_bm25([{"id": str(i), "contents": f"item {i} is on shelf {i}"} for i in range(9)], folder / "index")
     (folder / "tiny").mkdir()
     write_tiny_checkpoint(folder / "tiny")
-    of = lambda name: [f"--config.game.{s}={folder}/{name}_{s}.parquet" for s in ("train", "test")]  # noqa: E731
+
+    def of(name):
+        return [f"--config.game.{s}={folder}/{name}_{s}.parquet" for s in ("train", "test")]
+
     search = [*of("nq"), f"--config.game.index={folder}/index", f"--config.model.path={folder}/tiny"]
     return dict.fromkeys(("search_parallel", "search_extract", "search_iterative"), search) | {
         "plan_code_reflect": [*of("code"), f"--config.model.path={folder}/tiny"]
@@ -144,7 +154,9 @@ def test_every_full_config_resolves_with_files_and_a_checkpoint(file, files):
 
 
 def test_a_full_config_without_files_or_checkpoint_is_told(files):
-    of = lambda flags: read_flags(f"--config={ROOT}/experiments/configs/search_parallel.py:full", *flags)  # noqa: E731
+    def of(flags):
+        return read_flags(f"--config={ROOT}/experiments/configs/search_parallel.py:full", *flags)
+
     with pytest.raises(ConfigError, match="index must name a retriever"):
         resolve(of([]))
     given = files["search_parallel"]
@@ -447,7 +459,10 @@ def test_a_key_that_no_section_has_is_refused():
 
 def test_a_world_without_a_script_has_nobody_to_imitate(files):
     given = files["search_extract"]
-    full = lambda *flags: read_flags(f"--config={ROOT}/experiments/configs/search_extract.py:full", *given, *flags)  # noqa: E731
+
+    def full(*flags):
+        return read_flags(f"--config={ROOT}/experiments/configs/search_extract.py:full", *given, *flags)
+
     refused(full("--config.warm_start.steps=3"), r"warm_start\.steps=3: question_extract has no scripted player to imitate")
     config = full()
     config.models.evidence = model_section(kind="scripted")

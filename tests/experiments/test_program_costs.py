@@ -57,7 +57,9 @@ def test_a_loop_that_counts_in_steps_runs_as_often_as_they_fit(step, runs):
 
 def test_weights_that_a_loop_gathers_are_found():
     mesh = make_mesh(1, 1, 4)
-    place = lambda shape, *spec: jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, P(*spec)))  # noqa: E731
+
+    def place(shape, *spec):
+        return jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, P(*spec)))
 
     def f(x, w, n, gather):
         def once(c):
@@ -68,7 +70,10 @@ def test_weights_that_a_loop_gathers_are_found():
         return jax.lax.while_loop(lambda c: c[0] < n, once, (jnp.int32(0), x, w))[1]
 
     shapes = place((8, 64)), place((64, 64), None, "tensor"), jax.ShapeDtypeStruct((), np.int32)
-    found = lambda gather: ProgramText(jax.jit(f, static_argnums=3).lower(*shapes, gather).compile().as_text()).gathers()  # noqa: E731
+
+    def found(gather):
+        return ProgramText(jax.jit(f, static_argnums=3).lower(*shapes, gather).compile().as_text()).gathers()
+
     assert (64 * 64 * 4, 1) in [(g.bytes, g.depth) for g in found(True)]
     assert all(g.bytes < 64 * 64 * 4 for g in found(False))
 

@@ -293,8 +293,12 @@ def test_a_table_of_what_a_game_lacks_is_refused():
 
 
 def test_columns_of_a_table_are_means_of_what_the_runs_measured(tmp_path):
-    page = lambda x: {"success": x, "team": {"majority": x / 2}, "roles": {"tool": {"well_formed": x}}}  # noqa: E731
-    tied = lambda n: {"phase": "train", "step": n, "model/a/tied_share": 0.2 * n, "model/b/tied_share": 0.0}  # noqa: E731
+    def page(x):
+        return {"success": x, "team": {"majority": x / 2}, "roles": {"tool": {"well_formed": x}}}
+
+    def tied(n):
+        return {"phase": "train", "step": n, "model/a/tied_share": 0.2 * n, "model/b/tied_share": 0.0}
+
     steps = [tied(n) for n in (1, 2, compare.TIED_STEPS + 1)]
     pages = [{"after": page(0.0), "sampled": {"after": page(x), "swapped": page(x / 4)}} for x in (0.4, 0.8)]
     runs = [{"evaluation": one, "metrics": steps} for one in pages]
@@ -475,7 +479,10 @@ def test_one_model_begins_where_several_did(whole, tmp_path):
 def test_each_model_of_a_team_begins_where_another_run_left_one(whole, tmp_path):
     """Table 4: roles that learned in runs of their own are put together."""
     last, first = f"run:{whole[0]}", f"run:{whole[0]}@0"
-    begun_at = lambda models: config_of("search_parallel.py:smoke", *TINY[:-3], *MEASURE, f"warm_start.models={models}")  # noqa: E731
+
+    def begun_at(models):
+        return config_of("search_parallel.py:smoke", *TINY[:-3], *MEASURE, f"warm_start.models={models}")
+
     found = run(begun_at(f"decompose={last},answer={last}"), tmp_path / "a")
     assert found["after"] == json.loads((whole[0] / "evaluation.json").read_text())["after"]
     run(begun_at(f"decompose={last}#answer,answer={first}"), tmp_path / "b")
@@ -584,7 +591,10 @@ def test_a_team_of_a_frozen_an_adapted_and_a_scripted_role_takes_a_step(tmp_path
     assert results["pairs"] == {}  # one role trains: put back, it is the team before
     policies = tmp_path / "run" / "checkpoints" / "1" / "policies"
     assert {p.name for p in policies.iterdir()} == {"answer", "evidence"}
-    names = lambda of: {path[-1].key for path, _ in jax.tree.leaves_with_path(metadata(policies / of).item_metadata.tree["params"])}  # noqa: E731
+
+    def names(of):
+        return {path[-1].key for path, _ in jax.tree.leaves_with_path(metadata(policies / of).item_metadata.tree["params"])}
+
     metadata = ocp.PyTreeCheckpointer().metadata
     assert names("evidence") == {"a", "b"}  # adapters alone
     assert "embedding" in names("answer")

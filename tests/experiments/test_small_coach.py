@@ -76,8 +76,13 @@ def test_a_coach_that_agrees_too_little_is_told_why_where_it_is_trained_and_refu
 
 def played(world, tasks, noise):
     digits = "0123456789"
-    wrong = lambda turn: turn.seed[1] % 10 < 10 * noise  # noqa: E731
-    script = lambda turn: digits[(int(turn.fields["digit"]) + wrong(turn)) % 10]  # noqa: E731
+
+    def wrong(turn):
+        return turn.seed[1] % 10 < 10 * noise
+
+    def script(turn):
+        return digits[(int(turn.fields["digit"]) + wrong(turn)) % 10]
+
     with Controller(world.workflow, Assignment({"speaker": "s"}, {"s": Scripted(script)}), None, world.speech) as controller:
         return controller.play(tasks)
 

@@ -211,7 +211,9 @@ def test_the_code_of_a_command_that_was_told_to_stop_is_143(ended, monkeypatch):
 
 def test_a_stopped_run_that_goes_on_leaves_the_lines_of_one_that_was_not_stopped(tmp_path, run):  # noqa: F811
     """The signal comes in step 3, which is no step of a checkpoint, and the validation after it is not lost."""
-    stops = lambda model, call: call == 3 and model == "first" and send(signal.SIGTERM) or {}  # noqa: E731
+    def stops(model, call):
+        return call == 3 and model == "first" and send(signal.SIGTERM) or {}
+
     with pytest.raises(Stopped):
         run(letters(), tmp_path / "run", stops)
     assert run.teams[-1].log[-1] == "closed"

@@ -121,7 +121,10 @@ class FakeTeam:
 def run(monkeypatch):
     """`run(config, path, figures_of) -> (results, team)` in this process; each call is a process of its own to the run directory."""
     monkeypatch.setattr(train, "start_jax", lambda *_, **__: make_mesh(2))
-    page = lambda path, pngs=True: pathlib.Path(path, "report.html").write_text("") and None  # noqa: E731
+
+    def page(path, pngs=True):
+        return pathlib.Path(path, "report.html").write_text("") and None
+
     monkeypatch.setattr("marl_llm.reporting.write_report", page)
     monkeypatch.setattr(run_files, "REPORT_S", 0.0)
     teams = []
@@ -220,7 +223,10 @@ def test_d1_a_run_that_goes_on_asks_for_the_same_tasks_rates_and_state(tmp_path,
     parts = []
     for stop in (3, 99):
         before = 2 * len(parts)
-        figures = lambda model, call, most=stop - before: {"loss": math.nan} if call > most else {}  # noqa: E731
+
+        def figures(model, call, most=stop - before):
+            return {"loss": math.nan} if call > most else {}
+
         try:
             run(config, tmp_path / "cut", figures)
         except TrainingError:
@@ -230,7 +236,10 @@ def test_d1_a_run_that_goes_on_asks_for_the_same_tasks_rates_and_state(tmp_path,
     assert kept == [x for x in whole.log if x[0] in ("play", "learn")]
     assert [x[2] for x in kept if x[0] == "play"] == [0, 4, 8, 12]
     timed = ("wall_s", "cpu_s")
-    untimed = lambda path: [{k: x for k, x in r.items() if k not in timed and "/" not in k} for r in read_metrics(path)]  # noqa: E731
+
+    def untimed(path):
+        return [{k: x for k, x in r.items() if k not in timed and "/" not in k} for r in read_metrics(path)]
+
     assert untimed(tmp_path / "cut") == untimed(tmp_path / "whole")
 
 

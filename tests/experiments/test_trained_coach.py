@@ -67,8 +67,13 @@ def config(game=f"{OWN}:echo", **coach):
 
 def test_a_coach_that_says_ten_to_everything_is_paid_nothing_and_learns_to_tell_actions_apart(tens):
     own = config(kind="small", path=str(tens), learn=0.005)
-    rng = lambda turn: random.Random(repr(turn.seed)).random()  # noqa: E731
-    script = lambda turn: turn.fields["digit"] if rng(turn) < 0.5 else "!" if rng(turn) < 0.7 else "0"  # noqa: E731
+
+    def rng(turn):
+        return random.Random(repr(turn.seed)).random()
+
+    def script(turn):
+        return turn.fields["digit"] if rng(turn) < 0.5 else "!" if rng(turn) < 0.7 else "0"
+
     with resolve(own) as plan:
         coaching = make_coaching(own, plan)
         workflow, players = coaching.attach(plan.played.workflow), Assignment({"speaker": "s"}, {"s": Scripted(script)})
@@ -101,7 +106,10 @@ def rollout_without_pairs(rollout):
 def test_a_run_keeps_its_coach_in_checkpoints_and_goes_on_with_it(tens, tmp_path, monkeypatch):
     monkeypatch.setattr(reporting, "write_report", lambda path: path)  # other runs draw it
     (tmp_path / "world.py").write_text(OWN.read_text() + PARITY)
-    make = lambda steps: config(f"{tmp_path / 'world.py'}:by_chance", kind="small", path=str(tens), learn=0.005)  # noqa: E731
+
+    def make(steps):
+        return config(f"{tmp_path / 'world.py'}:by_chance", kind="small", path=str(tens), learn=0.005)
+
     for name, stops in (("whole", (3,)), ("resumed", (1, 3))):
         for steps in stops:
             own = make(steps)

@@ -43,7 +43,10 @@ def world(name, **options):
 def play(name, tool, planner, start, **options):
     made = world(name, **options)
     words = {"tool": tool, "planner": planner, "solo": planner}
-    say = lambda turn: words[turn.role.name](turn) if callable(words[turn.role.name]) else words[turn.role.name]  # noqa: E731
+
+    def say(turn):
+        return words[turn.role.name](turn) if callable(words[turn.role.name]) else words[turn.role.name]
+
     roles = Assignment(dict.fromkeys(made.workflow.roles, "s"), {"s": Scripted(say)})
     with Controller(made.workflow, roles, None, {}) as controller:
         return controller.play([Task(0, {"task": "do it", "instance": start})]).episodes[0]

@@ -193,7 +193,10 @@ def test_a_verifier_may_point_to_a_value_and_a_pointer_to_nothing_is_wrong():
     assert {text.strip(" .") for text in said} == {"boxed printed"}
     assert scores(play(says(verifier="boxed claims"), 5), "correct") == [0.0] * 5
     claiming = chain_player(claims=1.0)
-    claims = lambda turn: "boxed claims" if turn.role.name == "verifier" else claiming(turn)  # noqa: E731
+
+    def claims(turn):
+        return "boxed claims" if turn.role.name == "verifier" else claiming(turn)
+
     assert scores(play(claims, 5), "correct") == [1.0] * 5
 
 
@@ -302,7 +305,10 @@ def test_no_adversary_is_scored_above_the_honest_team(adversary):
     honest, other = (scored(script, task=TASK, turns=4) for script in (says(), ADVERSARIES[adversary]))
     best = {role: max(value for who, value in honest if who == role) for role, _ in honest}
     assert all(value <= best[role] for role, value in other)
-    mean = lambda found: sum(value for _, value in found) / len(found)  # noqa: E731
+
+    def mean(found):
+        return sum(value for _, value in found) / len(found)
+
     assert mean(other) < mean(honest)
 
 

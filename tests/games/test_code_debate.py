@@ -415,7 +415,10 @@ def test_no_prompt_holds_what_is_hidden_and_prompts_are_as_pinned():
 def _without_environment(rollout):
     """The rollout with what a program saw of its process cut out, which differs between machines."""
     (path,) = rollout.trajectories
-    cut = lambda text: re.sub(r'(Actual output: ")2\\n [^\n]*', r"\1...", text)  # noqa: E731
+
+    def cut(text):
+        return re.sub(r'(Actual output: ")2\\n [^\n]*', r"\1...", text)
+
     events = tuple(dataclasses.replace(e, prompt=cut(e.prompt)) if hasattr(e, "prompt") else e for e in path.events)
     episode = dataclasses.replace(rollout.episodes[0], trajectories=(dataclasses.replace(path, events=events),))
     return dataclasses.replace(rollout, episodes=(episode,))
@@ -472,7 +475,10 @@ def test_every_used_operation_has_words_of_its_own():
 def test_a_wrong_test_and_a_copied_one_are_not_paid_for_the_mutants_they_kill():
     said = {"test_valid": 1.0, "test_right": 1.0, "test_kills": 1.0, "test_copied": 0.0}
     parts, call = debate.tester_parts("safe"), RoleCall.__new__(RoleCall)
-    paid = lambda **changes: sum(parts(call, lambda name, default: (said | changes)[name]).values())  # noqa: E731
+
+    def paid(**changes):
+        return sum(parts(call, lambda name, default: (said | changes)[name]).values())
+
     assert paid() == pytest.approx(1.0)
     assert paid(test_right=0.0) == paid(test_copied=1.0) == pytest.approx(0.1)
     assert paid(test_kills=0.3) == pytest.approx(0.2 + 0.8 / 2)

@@ -148,7 +148,7 @@ def test_a_missing_package_and_another_version_name_the_extra(monkeypatch):
         ({"settings": "most=__import__('os')"}, "write it like min_terms=2"),
         ({"settings": "seed=4"}, "'seed' is set by config.game.problems_seed"),
         ({"agents": "pairs"}, "did you mean 'pair'"),
-        ({"form": "xml"}, "not one of tags, short, plain"),
+        ({"form": "xml"}, "not one of tags, short, number, plain"),
         ({"question_characters": 3}, "raise config.game.question_characters"),
     ],
 )
@@ -303,6 +303,23 @@ def test_the_answer_stands_in_one_pair_of_tags_at_the_end():
             parse(text)
 
 
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ("3 + 4 = 7.", "7"), ("12 and 30 make 1,042", "1042"), ("10,20", "20"), ("it is -5", "-5"), ("9-5", "5"), ("x=-2.50!", "-2.50"),
+        ("7 (I think) 1,0000", "0000"), ("**18**", "18"), ("18 apples in h2o", "18"),
+    ],
+)  # fmt: skip
+def test_the_last_number_of_a_sentence_is_the_answer(said, read):
+    assert answer_parser("number", "draft")(said) == {"draft": read}
+
+
+@pytest.mark.parametrize("said", ["", "seven", "h2o", "v1.2", "\N{FULLWIDTH DIGIT SEVEN}"])
+def test_a_sentence_without_a_number_breaks_the_format(said):
+    with pytest.raises(FormatError, match="a number is expected"):
+        answer_parser("number", "draft")(said)
+
+
 def test_a_generator_without_answers_has_no_teacher():
     with make_game("reasoning_gym", dataset="boxnet") as world:
         assert (world.script, world.floor) == (None, None)
@@ -319,7 +336,10 @@ def test_a_pair_passes_the_checks_of_games():
 def test_a_solver_is_paid_its_own_answer_a_verifier_what_it_improved_and_both_the_end(draft, answer):
     with make_game("reasoning_gym", agents="pair", form="plain", max_tokens=8) as world:
         right = {"solver": draft, "verifier": answer}
-        says = lambda turn: turn.fields["target"] if right[turn.role.name] else "none"  # noqa: E731
+
+        def says(turn):
+            return turn.fields["target"] if right[turn.role.name] else "none"
+
         rollout = played(world.workflow, world.tasks("train", 0, 2), says)
         paid = {row.call.role: dict(row.components) for row in sample_table(rollout, training=()).samples}
         assert paid["solver"] == {"score": answer, "format": 0.0, "own": draft}

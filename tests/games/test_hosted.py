@@ -107,7 +107,10 @@ def played(name):
     config = model_of(game)
     params = jax.jit(lambda key: init_params(config, key))(jax.random.key(1))
     models = {"policy": params}
-    player = lambda: model_player(game, dict.fromkeys((r.name for r in game.roles), "policy"), {"policy": config}, models, 1.0)  # noqa: E731
+
+    def player():
+        return model_player(game, dict.fromkeys((r.name for r in game.roles), "policy"), {"policy": config}, models, 1.0)
+
     rollout, instances = compiled(game, player, trajectories=K)
     world = hosted(game, KEY)
     sizes = LaneConfig(slots=2 if name == "tally" else 1, prompt_tokens=16, response_tokens=4, chunk=4, admit=1, reuse=1000)  # few shapes

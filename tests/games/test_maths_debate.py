@@ -305,7 +305,9 @@ def test_no_seat_reads_what_another_wrote():
 
 
 def test_an_ensemble_of_one_agent_is_a_reasoner_who_speaks_once():
-    right = lambda turn: f"#### {turn.fields['target']}"  # noqa: E731
+    def right(turn):
+        return f"#### {turn.fields['target']}"
+
     for script, wanted in ((right, [1.0] * 2), (lambda turn: "#### 0", [0.0] * 2)):
         rollout = played(ensemble(1, 0), ordered(tasks(2)), script, sums_speech())
         assert scores(rollout, "correct") == wanted
@@ -363,7 +365,10 @@ def test_no_prompt_holds_the_target_and_prompts_are_as_pinned():
         (path,) = rollout.trajectories
         assert (path.turns, path.fields["agreed"], path.fields["reasoner_correct"]) == (3, True, 0.0)
         assert [value for _, value in path.written("ran")] == [0.0, 0.0, 1.0]
-        vote = lambda turn: {"reasoner": "#### 42", "user": "```python\nprint(43)\n```", "judge": "#### 43"}[turn.role.name]  # noqa: E731
+
+        def vote(turn):
+            return {"reasoner": "#### 42", "user": "```python\nprint(43)\n```", "judge": "#### 43"}[turn.role.name]
+
         task = Task(0, {"problem": "What is six times seven?", "order": 1}, {"target": NONCE})
         judged = played(maths_ensemble(answers, 2, 1), [task], vote)
     for one in (rollout, judged):

@@ -19,7 +19,9 @@ GIVEN = Workspace.from_files({"train.csv": "1"})
 
 def facts(submission="", well=False):
     """Files that hold the text "bad" cannot be used. `submission`: why it is invalid."""
-    found = lambda given, files: {file: "is bad" for file, text in files.files().items() if text == b"bad"}  # noqa: E731
+    def found(given, files):
+        return {file: "is bad" for file, text in files.files().items() if text == b"bad"}
+
     return FileFacts(OWED, found, lambda given, files: submission, lambda role, given, files: well)
 
 

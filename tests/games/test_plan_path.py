@@ -336,7 +336,9 @@ def arena(game):
 
 def episodes(game, names, teams):
     """Plays teams of scripts on every map. Leading axis of rows: teams, then maps."""
-    spread = lambda x: jnp.tile(x, (len(teams), *(1,) * (x.ndim - 1)))  # noqa: E731
+    def spread(x):
+        return jnp.tile(x, (len(teams), *(1,) * (x.ndim - 1)))
+
     who = {r.name: jnp.repeat(jnp.asarray([names.index(t[r.name]) for t in teams]), MAPS) for r in game.roles}
     env = jnp.arange(len(teams) * MAPS)
     run = jax.jit(lambda i, who: play(game, player(game, who, names), i, env, jax.random.key(0)))
@@ -453,7 +455,10 @@ def test_law_11_the_positive_terms_telescope_whatever_is_played(distance):
         rollout = jax.jit(lambda i: play(game, script, i, jnp.arange(MAPS), jax.random.key(1)))(arena(game))
     for index, role in enumerate(("tool", "planner")):
         table = rollout.tables[role]
-        paid_out = lambda x, table=table: np.asarray(jnp.where(table.where, x[..., 0], 0.0))[..., 0]  # noqa: E731
+
+        def paid_out(x, table=table):
+            return np.asarray(jnp.where(table.where, x[..., 0], 0.0))[..., 0]
+
         parts = {k: paid_out(v) for k, v in table.rewards.components.items()}
         assert max(parts["format"].max(), parts["legal"].max()) <= 0
         assert parts["legal"].min() < 0

@@ -123,7 +123,10 @@ def test_equal_maps_have_equal_fingerprints_and_any_change_shows():
     assert len(set(by_content.values())) == len(by_content)
     rows = ["A.#", "...", "#.G"]
     one = map_from_rows(rows)
-    hashed = lambda m: int(fingerprint(m.walls, m.start, m.goal))  # noqa: E731
+
+    def hashed(m):
+        return int(fingerprint(m.walls, m.start, m.goal))
+
     changed = ["A..", "...", "#.G"], [".A#", "...", "#.G"], ["A.#", "..G", "#.."], ["G.#", "...", "#.A"], ["A.#", ".#.", "#.G"]
     assert hashed(one) == hashed(map_from_rows(rows))
     wanted = {hashed(one)}

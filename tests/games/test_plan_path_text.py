@@ -275,7 +275,9 @@ def golden(name, text):
 
 
 def test_the_prompts_are_those_that_were_read_and_stored():
-    tool = lambda turn: "I search.\n" + program(["[R,U]", "[]"][turn.turn])  # noqa: E731
+    def tool(turn):
+        return "I search.\n" + program(["[R,U]", "[]"][turn.turn])
+
     episode = play(tool, lambda turn: f"Why not.\n#### {['[R]', 'x'][turn.turn]}", turns=2)
     (path,) = episode.trajectories
     for role in ("tool", "planner"):
@@ -286,7 +288,9 @@ def test_the_prompts_are_those_that_were_read_and_stored():
 
 def test_nobody_reads_what_is_not_theirs():
     """A sign of its own in every text: the Tool's words around its code, other plays, and what the rewards measure never come up."""
-    say = lambda kind: lambda turn: f"{kind}{turn.turn}said " + (program("[R]") if kind == "tool" else "#### [L]")  # noqa: E731
+    def say(kind):
+        return lambda turn: f"{kind}{turn.turn}said " + (program("[R]") if kind == "tool" else "#### [L]")
+
     episode = play(say("tool"), say("planner"), rows=("A..#", "....", "...G"))
     (path,) = episode.trajectories
     for call in path.calls:
@@ -298,7 +302,9 @@ def test_nobody_reads_what_is_not_theirs():
 
 
 def test_a_history_over_budget_loses_its_oldest_turns_first():
-    planner = lambda turn: f"turn {turn.turn} " + "x" * 600 + "\n#### [L]"  # noqa: E731
+    def planner(turn):
+        return f"turn {turn.turn} " + "x" * 600 + "\n#### [L]"
+
     (path,) = play(program("[R]"), planner, tokens=3000).trajectories
     last = path.by("tool")[-1]
     assert last.trimmed > 0
@@ -319,7 +325,12 @@ def test_a_tree_costs_n_t_k_responses():
 # --- pay ---------------------------------------------------------------------------------------------------------------------------------
 
 HONEST = "[D, D, R, R, R]"
-LOITER = lambda turn: "#### [D, U]"  # noqa: E731
+
+
+def LOITER(turn):
+    return "#### [D, U]"
+
+
 ADVERSARIES = {  # what Tool and Planner say
     "silence": ("", ""),
     "copied prompt": (lambda turn: turn.messages[0].content, lambda turn: turn.messages[0].content),
@@ -351,13 +362,16 @@ def test_under_safe_no_adversary_earns_more_than_honest_play(role):
 
 
 def test_a_tool_is_not_paid_for_what_the_planner_did():
-    tool = lambda turn: program("[D, U]" if turn.turn == 0 else "[R]")  # noqa: E731
+    def tool(turn):
+        return program("[D, U]" if turn.turn == 0 else "[R]")
+
     episode = play(tool, lambda turn: "#### [D, D, R, R]" if turn.turn == 0 else "#### []", rows=WALL, turns=2)
     assert earned(episode, "tool") == pytest.approx((1 / 5, 0.8 / 5))  # the last cell, not the four that the Planner went
 
 
 def test_the_holes_of_the_printed_rewards_are_there_under_paper_and_closed_under_safe():
-    pay = lambda form, tool, planner, role: sum(earned(play(tool, planner, rows=WALL, form=form), role))  # noqa: E731
+    def pay(form, tool, planner, role):
+        return sum(earned(play(tool, planner, rows=WALL, form=form), role))
     # standing still earns .9 in every turn: format, and a potential that did not decrease
     assert pay("paper", program("[]"), "#### []", "tool") == pytest.approx(4 * 0.9)
     assert pay("safe", program("[]"), "#### []", "tool") == pytest.approx(-4 * 0.1)

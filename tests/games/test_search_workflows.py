@@ -102,7 +102,10 @@ def test_the_tool_over_many_worlds_answers_like_each_ones_index_and_remembers_no
     worlds = {one.name: BM25Index(tmp_path / one.name) for group in base.worlds.values() for one in group}
     tasks = [task for split in base.worlds for task in base.tasks(split, 0, 8)]
     asked = [(query, world) for task in tasks for query in task.hidden["queries_gold"] for world in worlds]
-    answer = lambda query, world: asyncio.run(base.retrieve(query, world))  # noqa: E731
+
+    def answer(query, world):
+        return asyncio.run(base.retrieve(query, world))
+
     broken = failed(FailureKind.DEADLINE, "late", 1.0)
     with monkeypatch.context() as patch:
         patch.setattr(BM25Index, "search", lambda *asked: broken)

@@ -348,8 +348,12 @@ def test_appendix_b6_by_hand(text, team, local):
 
 
 def test_safe_pays_for_worth_gained_takes_it_back_and_charges_the_form_most():
-    worth = lambda length: 0.9**length  # noqa: E731
-    share = lambda now, before: (worth(now) - worth(before)) / (1 - worth(8))  # noqa: E731
+    def worth(length):
+        return 0.9**length
+
+    def share(now, before):
+        return (worth(now) - worth(before)) / (1 - worth(8))
+
     state, got, _ = say(GAME, start(), "planner", "D D R U ;")
     assert (got.team, got.local) == pytest.approx((share(4, 8), 0.8 * share(4, 8)))
     back, got, _ = say(GAME, state, "planner", "D ;")
@@ -458,7 +462,10 @@ def test_law_11_going_nowhere_earns_nothing_and_the_form_costs_most():
 def scripted(agents):
     """(noise -> rollout) of the scripted player on train rooms."""
     game = game_with(agents=agents)
-    how = lambda noise: dict(noise=noise, noisy=1.0, repeat=0.0)  # noqa: E731
+
+    def how(noise):
+        return dict(noise=noise, noisy=1.0, repeat=0.0)
+
     assert game.floor == how(1.0)
     run = jax.jit(lambda i, noise: play(game, scripted_player(game, **how(noise)), i, jnp.arange(COUNT), jax.random.key(2)))
     return lambda noise: run(instances(GAME, "train"), jnp.float32(noise))
@@ -469,7 +476,10 @@ def test_law_11_what_safe_pays_telescopes_whatever_is_played():
     first = np.asarray(jax.vmap(GAME.reset)(rooms).claims)
     for index, role in enumerate(("tool", "planner")):
         table = rollout.tables[role]
-        paid = lambda x, table=table: np.asarray(jnp.where(table.where, x[..., 0], 0.0))[..., 0].sum(0)  # noqa: E731
+
+        def paid(x, table=table):
+            return np.asarray(jnp.where(table.where, x[..., 0], 0.0))[..., 0].sum(0)
+
         parts = {name: paid(x) for name, x in table.rewards.components.items()}
         last = np.asarray(rollout.states.claims[-1, :, 0, index])
         gained = (last - first[:, index]) / (1 - first[:, index])
@@ -494,7 +504,10 @@ def test_the_documented_holes_of_b5():
     assert nothing["planner"] == pytest.approx(4 * 0.9)
     pair = PAIR_PAPER
     room = room_from_rows(PAIR_ROWS)
-    parks = lambda state: "R R ;" if int(state.turn) == 0 else pace(pair, state)  # noqa: E731
+
+    def parks(state):
+        return "R R ;" if int(state.turn) == 0 else pace(pair, state)
+
     parking, solved, _ = episode(pair, room, dict(tool=honest(pair)["tool"], planner=parks))
     finishing, done, _ = episode(pair, room, honest(pair))
     assert (solved, done) == (False, True)

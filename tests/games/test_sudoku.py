@@ -409,7 +409,9 @@ def test_law_11_under_the_outcome_form_what_does_not_parse_earns_least():
 
 @functools.cache
 def script_program():
-    how = lambda noise, chain: dict(noise=noise, noisy=1.0, chain=chain, repeat=0.0)  # noqa: E731
+    def how(noise, chain):
+        return dict(noise=noise, noisy=1.0, chain=chain, repeat=0.0)
+
     return jax.jit(lambda i, *options: play(GAME, scripted_player(GAME, **how(*options)), i, jnp.arange(COUNT), jax.random.key(2)))
 
 
@@ -422,7 +424,10 @@ def test_law_11_what_safe_pays_telescopes_whatever_is_played():
     rollout = scripted(0.5, 0.5)
     for index, role in enumerate(("tool", "planner")):
         table = rollout.tables[role]
-        paid = lambda x, table=table: np.asarray(jnp.where(table.where, x[..., 0], 0.0))[..., 0].sum(0)  # noqa: E731
+
+        def paid(x, table=table):
+            return np.asarray(jnp.where(table.where, x[..., 0], 0.0))[..., 0].sum(0)
+
         parts = {name: paid(x) for name, x in table.rewards.components.items()}
         claim, solution, clues = np.asarray(rollout.states.claims[-1, :, 0, index]), *map(np.asarray, instances("train")[::-1])
         blank = clues == 0
@@ -454,7 +459,9 @@ def test_the_documented_holes_of_b3():
 
 
 def test_a_script_without_noise_solves_every_puzzle_if_it_chains_and_the_floor_few():
-    rate = lambda *options: float(scripted(*options).episodes.outcome.mean())  # noqa: E731
+    def rate(*options):
+        return float(scripted(*options).episodes.outcome.mean())
+
     assert rate(0.0, 1.0) == 1.0
     assert 0.3 < rate(0.0, 0.0) < 1.0  # one wave of visible singles a turn does not always reach the end in three turns
     assert rate(1.0, 0.5) < 0.2

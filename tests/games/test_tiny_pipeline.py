@@ -196,7 +196,9 @@ def test_an_upstream_absence_never_costs_the_one_who_meets_it(engineer, expected
 
 
 def test_the_outcome_caps_the_analyst_alone_and_only_with_truth():
-    poor = lambda turn: "load fit_mean save_model" if turn.role.name == "modeler" else perfect_player(turn)  # noqa: E731
+    def poor(turn):
+        return "load fit_mean save_model" if turn.role.name == "modeler" else perfect_player(turn)
+
     given = tasks("regression", 1)
     assert scores(play(poor, given).episodes[0]) == {"engineer": 9, "modeler": 8, "analyst": 8}
     known = scores(play(poor, given, truth="last").episodes[0])
@@ -285,7 +287,10 @@ def test_an_error_that_names_a_file_of_another_shifts_no_blame():
 def test_a_comment_names_no_file_and_longer_programs_earn_no_more():
     assert texts_of('open("a")  # "b"\nx = "c"\n') == {"a"}
     assert texts_of("(" * 10_000) == frozenset()
-    long = lambda turn: perfect_player(turn).replace("load ", "load raw raw raw ") if turn.role.name == "engineer" else perfect_player(turn)  # noqa: E731
+
+    def long(turn):
+        return perfect_player(turn).replace("load ", "load raw raw raw ") if turn.role.name == "engineer" else perfect_player(turn)
+
     given = tasks("regression", 1)
     assert scores(play(long, given).episodes[0]) == scores(play(perfect_player, given).episodes[0])
 

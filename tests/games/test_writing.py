@@ -234,7 +234,9 @@ def test_files_are_read_by_their_field_and_a_row_without_text_is_named(tmp_path)
 def test_each_style_lets_each_writer_read_what_it_may():
     seen = {}
     for style in STYLES:
-        says = lambda turn: f"mark-{turn.role.name}" if turn.role.name != "writer" else "mark-first ||| mark-second"  # noqa: E731
+        def says(turn):
+            return f"mark-{turn.role.name}" if turn.role.name != "writer" else "mark-first ||| mark-second"
+
         rollout = played(writing_team(TLDR, writing_roles("tldr", style), style), [Task(0, {"post": POST})], says)
         calls = rollout.trajectories[0].calls
         seen[style] = [(c.role, "mark-first" in c.prompt, "mark-second" in c.prompt) for c in calls]
@@ -307,7 +309,9 @@ def test_the_floors_are_high_without_grounding_and_low_with_it():
 
 def test_two_parts_of_one_length_fit_under_arxivs_constants_and_halve_the_critical_path():
     """One play whose two parts restate the same facts: TLDR's reward stops at the lengths, arXiv's pays everything but coherence."""
-    six = lambda turn: " ".join(turn.fields["post"].split(" ; ")[:6])  # noqa: E731
+    def six(turn):
+        return " ".join(turn.fields["post"].split(" ; ")[:6])
+
     for task, structure in (("tldr", 0.25), ("arxiv", 1.0)):
         world = notes(task=task)
         (path,) = played(world.workflow, world.tasks("test", 0, 1), six, world.speech).trajectories

@@ -70,7 +70,10 @@ def test_no_code_is_in_two_splits_in_either_file():
 def test_what_is_said_opens_the_lock_and_silence_is_paid_nothing():
     game = make_game(NAMES[0])
     start = game.reset(jnp.asarray([4, 7]))
-    said = lambda *words: jnp.asarray(game.tokenizer.ids_of(list(words)), jnp.int32)  # noqa: E731
+
+    def said(*words):
+        return jnp.asarray(game.tokenizer.ids_of(list(words)), jnp.int32)
+
     told = game.act(start, "keeper", said("4", "7", ";"), jnp.ones(3, bool))
     assert float(game.rewards(start, told, "keeper").local) == 1.0
     tried = game.act(told, "opener", said("7", "4", ";"), jnp.ones(3, bool))

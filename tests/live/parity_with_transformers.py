@@ -104,7 +104,10 @@ def test_their_checkpoint_gives_our_model_their_logits_and_gradients(name, cut, 
     out = model(input_ids=torch.tensor(ids[:1]))
     picked = torch.log_softmax(out.logits[:, :-1], -1).gather(-1, torch.tensor(ids[:1, 1:])[..., None])
     (-picked.mean()).backward()
-    loss = lambda p: -jnp.sum(log_probs(config, p, jnp.asarray(ids[:1], jnp.int32)).log_probs) / (ids.shape[1] - 1)  # noqa: E731
+
+    def loss(p):
+        return -jnp.sum(log_probs(config, p, jnp.asarray(ids[:1], jnp.int32)).log_probs) / (ids.shape[1] - 1)
+
     gradient = jax.tree_util.tree_flatten_with_path(jax.grad(loss)(params))[0]
     named = {n: float(p.grad.norm()) for n, p in model.named_parameters()}
     for path, leaf in gradient:

@@ -178,7 +178,10 @@ def test_draws_have_the_distribution_that_is_told_also_behind_each_other(server,
         drawn = np.asarray([one.result().tokens for one in pending])
     finally:
         sampler.close()
-    square = lambda seen, due: float(np.sum((np.bincount(seen, minlength=len(due)) - due * len(seen)) ** 2 / (due * len(seen))))  # noqa: E731
+
+    def square(seen, due):
+        return float(np.sum((np.bincount(seen, minlength=len(due)) - due * len(seen)) ** 2 / (due * len(seen))))
+
     first = chances(prompt)
     one = square(drawn[:, 0], first)
     begun = [token for token in range(SHAPE.vocab_size) if np.sum(drawn[:, 0] == token) >= 30]
@@ -255,7 +258,10 @@ def test_runs_over_the_server_are_scored_as_they_were_drawn_and_learn_as_over_th
         with team(None, seed) as one:
             over_engine, _, _ = learned(one, STEPS)
         rows.append((*over_server, again, *over_engine))
-        told = lambda one: "{:.3f} -> {:.3f}, last ten steps {:.3f}".format(*one)  # noqa: E731
+
+        def told(one):
+            return "{:.3f} -> {:.3f}, last ten steps {:.3f}".format(*one)
+
         print(f"\nseed {seed}: server {told(over_server)} (measured by the engine {again:.3f}); engine {told(over_engine)}; gap {gap:.1e}")
         assert gap < 1e-3
     began, ended, curve, again, engine_began, engine_ended, engine_curve = np.asarray(rows).T

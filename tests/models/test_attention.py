@@ -14,7 +14,10 @@ from marl_llm.models.masks import packed_mask
 
 def arrays(length, heads=4, key_heads=2, size=8, rows=2, seed=0):
     rng = np.random.default_rng(seed)
-    shape = lambda h: (rows, length, h, size)  # noqa: E731
+
+    def shape(h):
+        return (rows, length, h, size)
+
     return [jnp.asarray(rng.normal(size=shape(h)), jnp.float32) for h in (heads, key_heads, key_heads)]
 
 
@@ -40,7 +43,10 @@ def masks(length):
     yield "tree", tree_mask(jnp.asarray(where[:, :p]), 2, (length - p) // 2)
     part = np.arange(length) * 8 // length  # a prompt, its responses 1 and 2, a second prompt, its response, a plain sequence, padding
     segments, branches = np.asarray([1, 1, 1, 2, 2, 3, 3, 0])[part], np.asarray([0, 1, 2, 0, 3, 0, 0, 0])[part]
-    both = lambda x: jnp.asarray(np.stack([x, x[::-1].copy() if x is segments else np.zeros_like(x)]), jnp.int32)  # noqa: E731
+
+    def both(x):
+        return jnp.asarray(np.stack([x, x[::-1].copy() if x is segments else np.zeros_like(x)]), jnp.int32)
+
     yield "packed", packed_mask(both(segments), both(branches))
 
 

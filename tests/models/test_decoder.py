@@ -170,7 +170,10 @@ def test_a_tied_head_reads_the_embedding_and_an_untied_one_does_not():
     for config in (TINY, CONFIGS["one_key_head"]):
         params = random_params(config)
         other = params | {"embedding": params["embedding"] + 1.0}
-        head = lambda p, c=config: Decoder(c).apply({"params": p}, hidden, method="head")  # noqa: E731
+
+        def head(p, c=config):
+            return Decoder(c).apply({"params": p}, hidden, method="head")
+
         assert bool(jnp.all(head(params) == head(other))) == (not config.tie_embeddings)
 
 
@@ -178,7 +181,10 @@ def test_the_gradient_is_finite_and_reaches_every_parameter():
     config = CONFIGS["one_key_head"]
     where = jnp.asarray([[True] * 5, [False, False, True, True, True], [False] * 5])
     tokens = jnp.asarray(np.random.default_rng(5).integers(0, config.vocab_size, (3, 5)), jnp.int32)
-    loss = lambda p: jnp.sum(jnp.where(where[..., None], logits_of(config, p, tokens, where), 0.0) ** 2)  # noqa: E731
+
+    def loss(p):
+        return jnp.sum(jnp.where(where[..., None], logits_of(config, p, tokens, where), 0.0) ** 2)
+
     gradient = jax.jit(jax.grad(loss))(random_params(config))
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         assert np.all(np.isfinite(leaf)), path

@@ -42,8 +42,12 @@ def test_any_chunk_gives_the_naive_values_and_gradients(chunk, temperature):
         a, b = f(weight, hidden)
         return jnp.sum(a * mix[0] + b * mix[1])
 
-    f = lambda w, h: tuple(score_hidden(w, h, targets, temperature, chunk))  # noqa: E731
-    g = lambda w, h: naive(w, h, targets, temperature)  # noqa: E731
+    def f(w, h):
+        return tuple(score_hidden(w, h, targets, temperature, chunk))
+
+    def g(w, h):
+        return naive(w, h, targets, temperature)
+
     for a, b in zip(f(weight, hidden), g(weight, hidden), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
     for a, b in zip(*(jax.jit(jax.grad(lambda *x, f=f: loss(f, *x), (0, 1)))(weight, hidden) for f in (f, g)), strict=True):
@@ -80,7 +84,10 @@ def test_chunks_are_of_one_size():
 def test_d8_padding_changes_no_score_and_the_first_real_token_has_none(side):
     tokens = jnp.asarray([[3, 5, 7, 11]], jnp.int32)
     padding, real = jnp.full((1, 2), 9, jnp.int32), jnp.ones((1, 4), bool)
-    join = lambda pad, x: jnp.concatenate([pad, x] if side == "left" else [x, pad], axis=1)  # noqa: E731
+
+    def join(pad, x):
+        return jnp.concatenate([pad, x] if side == "left" else [x, pad], axis=1)
+
     alone = log_probs(BASE, params_of(BASE), tokens)
     padded = log_probs(BASE, params_of(BASE), join(padding, tokens), join(padding < 0, real))
     for whole, part in zip(padded, alone, strict=True):
@@ -108,7 +115,9 @@ def test_the_peak_at_a_real_vocabulary_is_an_eighth_of_the_naive_one():
     shapes = [jax.ShapeDtypeStruct(s, t) for s, t in (((64, 151_936), jnp.float32), ((1, 4096, 64), jnp.float32), ((1, 4096), jnp.int32))]
 
     def peak(f):
-        loss = lambda w, h, t: sum(jnp.sum(x) for x in f(w, h, t))  # noqa: E731
+        def loss(w, h, t):
+            return sum(jnp.sum(x) for x in f(w, h, t))
+
         return jax.jit(jax.grad(loss, (0, 1))).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
     ours, theirs = peak(score_hidden), peak(naive)
@@ -162,7 +171,9 @@ def test_the_vocabulary_stays_sharded_over_tensor():
     assert shapes["output"].sharding.spec == P("fsdp", "tensor")
     tokens = jax.ShapeDtypeStruct((4, 8), jnp.int32, sharding=jax.sharding.NamedSharding(mesh, P("fsdp")))
     with use_rules(mesh, TRAIN):
-        loss = lambda p, t: jnp.sum(log_probs(config, p, t).log_probs)  # noqa: E731
+        def loss(p, t):
+            return jnp.sum(log_probs(config, p, t).log_probs)
+
         text = jax.jit(jax.grad(loss)).lower(shapes, tokens).compile().as_text()
     shaped = re.findall(r"f32\[([\d,]+)\]", text)
     last = [tuple(map(int, s.split(","))) for s in shaped]
@@ -221,10 +232,15 @@ def test_scores_over_kept_ids_are_the_renormalised_ones_in_any_chunk(chunk, temp
         return jnp.take_along_axis(out, targets[..., None], -1)[..., 0], entropy
 
     mix = jnp.asarray(rng.normal(size=(2, 2, 3, 7)), jnp.float32)
-    ours = lambda w, h: tuple(score_hidden(w, h, jnp.asarray(targets), temperature, chunk, jnp.asarray(ids)))  # noqa: E731
+
+    def ours(w, h):
+        return tuple(score_hidden(w, h, jnp.asarray(targets), temperature, chunk, jnp.asarray(ids)))
+
     results = []
     for f in (ours, plain):
-        loss = lambda *x, f=f: sum(jnp.sum(a * m) for a, m in zip(f(*x), mix, strict=True))  # noqa: E731
+        def loss(*x, f=f):
+            return sum(jnp.sum(a * m) for a, m in zip(f(*x), mix, strict=True))
+
         results.append(jax.jit(lambda *x, f=f, loss=loss: (f(*x), jax.grad(loss, (0, 1))(*x)))(weight, hidden))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
@@ -233,7 +249,10 @@ def test_scores_over_kept_ids_are_the_renormalised_ones_in_any_chunk(chunk, temp
 def test_kept_tokens_that_have_become_unlikely_are_still_compared_among_themselves():
     """Under the policy that is trained the kept tokens may lie 1e4 below the likeliest one, far past what exp can hold."""
     weight, ids = jnp.asarray([[-1e4, -1e4, 1e4]]), jnp.asarray([[0, 1], [0, -1]])
-    score = lambda w: jnp.sum(score_hidden(w, jnp.ones((2, 1)), jnp.asarray([0, 0]), kept_ids=ids).log_probs)  # noqa: E731
+
+    def score(w):
+        return jnp.sum(score_hidden(w, jnp.ones((2, 1)), jnp.asarray([0, 0]), kept_ids=ids).log_probs)
+
     out, slope = jax.value_and_grad(score)(weight)
     np.testing.assert_allclose(out, -np.log(2), rtol=1e-6)
     np.testing.assert_allclose(slope, [[0.5, -0.5, 0.0]], atol=1e-6)

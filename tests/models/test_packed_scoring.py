@@ -92,7 +92,10 @@ def test_gradients_of_packed_and_unrolled_rows_agree(params, rows):
 def test_wider_buffers_change_neither_scores_nor_gradient(params, rows):
     """Prompts widened on the left and responses on the right, with any ids in the padding."""
     prompt, where, responses = rows
-    junk = lambda shape: jnp.full(shape, 9, jnp.int32)  # noqa: E731
+
+    def junk(shape):
+        return jnp.full(shape, 9, jnp.int32)
+
     wide = (
         jnp.concatenate([junk((B, 4)), prompt], axis=1),
         jnp.concatenate([jnp.zeros((B, 4), bool), where], axis=1),
@@ -101,7 +104,9 @@ def test_wider_buffers_change_neither_scores_nor_gradient(params, rows):
 
     @jax.jit
     def run(params, rows):
-        loss = lambda p: jnp.sum(score_responses(CONFIG, p, *rows).log_probs[:, :, :R] ** 2)  # noqa: E731
+        def loss(p):
+            return jnp.sum(score_responses(CONFIG, p, *rows).log_probs[:, :, :R] ** 2)
+
         return score_responses(CONFIG, params, *rows), jax.grad(loss)(params)
 
     (narrow, gradient), (broad, wide_gradient) = run(params, rows), run(params, wide)

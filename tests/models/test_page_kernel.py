@@ -34,7 +34,9 @@ def random_lists(rng, parts: int, pages: int, run: int, groups=(1, 4)):
 
 def given(rng, parts: int, pages: int, j: int, g: int, d: int):
     """(queries, new keys and values, cache) of a step."""
-    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
     s = parts * ROWS
     columns = normal(s, j, COLUMNS, d), normal(s, j, COLUMNS, d)
     cache = PagedCache(Pages(normal(parts, pages, j, d, TOKENS), normal(parts, pages, j, TOKENS, d)), *columns)

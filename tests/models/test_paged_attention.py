@@ -27,7 +27,10 @@ def random_cache(rng):
             part.append([shared, *own[1:]] if row < 2 and own else own)
         tables.append(part)
         count = max([count, *(page + 1 for pages in part for page in pages)])
-    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
     pages = Pages(normal(PARTS, count, KEY_HEADS, DIM, PAGE), normal(PARTS, count, KEY_HEADS, PAGE, DIM))
     rows = PARTS * ROWS
     return pages, tables, normal(rows, KEY_HEADS, COLUMNS, DIM), normal(rows, KEY_HEADS, COLUMNS, DIM)

@@ -37,7 +37,9 @@ def rows(seed: int, count: int, length: int, longest: int):
 
 
 def arrays(rng, count, length, heads, group, size):
-    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
     return normal(count, length, heads * group, size), normal(count, length, heads, size), normal(count, length, heads, size)
 
 

@@ -57,8 +57,13 @@ def launch(count, *words, program=None):
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS",)} | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     first = ["-c", program] if program else [str(HERE / "together.py")]
     port = free_port()
-    how = lambda rank: f"127.0.0.1:{port},{count},{rank}" if count > 1 else "off"  # noqa: E731
-    line = lambda rank: [sys.executable, *first, how(rank), *map(str, words)]  # noqa: E731
+
+    def how(rank):
+        return f"127.0.0.1:{port},{count},{rank}" if count > 1 else "off"
+
+    def line(rank):
+        return [sys.executable, *first, how(rank), *map(str, words)]
+
     pipe = subprocess.PIPE
     return [subprocess.Popen(line(rank), cwd=ROOT, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for rank in range(count)]
 

@@ -135,9 +135,15 @@ def replay(instances, tree):
             alive.append((t, role, ~over))
             prompts.append((t, role, observe[role](state)))
             chosen = table.chosen[t, :, 0]
-            pick = lambda x, chosen=chosen, t=t: x[t, jnp.arange(E), 0, chosen]  # noqa: E731
+
+            def pick(x, chosen=chosen, t=t):
+                return x[t, jnp.arange(E), 0, chosen]
+
             new = act[role](state, pick(table.responses.tokens), pick(table.responses.where))
-            keep = lambda a, b, over=over: jnp.where(over.reshape(-1, *(1,) * (a.ndim - 1)), a, b)  # noqa: E731
+
+            def keep(a, b, over=over):
+                return jnp.where(over.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
+
             state = jax.tree.map(keep, state, new)
         states.append(state)
     return prompts, states, alive

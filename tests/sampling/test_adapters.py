@@ -19,7 +19,10 @@ SIZES = LaneConfig(slots=4, prompt_tokens=32, response_tokens=8, chunk=4, admit=
 def adapters(seed):
     """Adapters that change what is drawn."""
     made = init_adapters(CONFIG, jax.random.key(seed), LORA)
-    noise = lambda path, x: x + 0.5 * jax.random.normal(jax.random.fold_in(jax.random.key(seed + 100), len(str(path))), x.shape)  # noqa: E731
+
+    def noise(path, x):
+        return x + 0.5 * jax.random.normal(jax.random.fold_in(jax.random.key(seed + 100), len(str(path))), x.shape)
+
     return jax.tree_util.tree_map_with_path(noise, made)
 
 
@@ -43,8 +46,13 @@ def merged(base, tuned):
 
 def requests(count, seed=0, most=32):
     rng = np.random.default_rng(seed)
-    ids = lambda: tuple(int(t) for t in rng.integers(1, 48, rng.integers(1, most)))  # noqa: E731
-    draw = lambda i: Settings(0.0) if i % 5 == 0 else Settings()  # noqa: E731
+
+    def ids():
+        return tuple(int(t) for t in rng.integers(1, 48, rng.integers(1, most)))
+
+    def draw(i):
+        return Settings(0.0) if i % 5 == 0 else Settings()
+
     return [Request(ids(), (seed, i), int(rng.integers(1, 9)), "ab"[int(rng.integers(2))], draw(i)) for i in range(count)]
 
 

@@ -186,7 +186,10 @@ def test_a_beginning_is_looked_for_among_the_latest_pages_and_only_where_it_woul
     pool = PagePool(100, 4)
     for i in range(60):
         pool.grown(pool.take(), pool.root(), np.asarray([1, i + 2], np.int32))
-    find = lambda last, **more: pool.find(np.asarray([1, last], np.int32), **more)[1:]  # noqa: E731
+
+    def find(last, **more):
+        return pool.find(np.asarray([1, last], np.int32), **more)[1:]
+
     newest, common = find(61)
     assert (list(newest.tokens), common) == ([1, 61], 2)
     assert find(2)[1] == 1  # there is one that says [1, 2], but it is too long ago

@@ -101,7 +101,10 @@ def test_the_search_of_a_large_vocabulary_goes_through_blocks_of_blocks(v):
     assert np.all(p[rows, got] > 0)
     np.testing.assert_array_equal(got[4:6], [v - 1, v // 2])
     assert [got[0], got[1]] == [np.argmax(p[0] > 0), v - 1 - np.argmax(p[1, ::-1] > 0)]
-    share = lambda x: x / cumulative[:, -1]  # noqa: E731
+
+    def share(x):
+        return x / cumulative[:, -1]
+
     assert np.all(share(np.where(got > 0, cumulative[rows, got - 1], 0.0)) <= uniform + 1e-6)
     assert np.all(share(cumulative[rows, got]) >= uniform - 1e-6)
 

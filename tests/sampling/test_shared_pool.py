@@ -41,7 +41,10 @@ def two(models, **sizes):
 
 def requests(count, seed, names):
     rng = np.random.default_rng(seed)
-    prompt = lambda: tuple(int(t) for t in rng.integers(1, 257, rng.integers(1, 33)))  # noqa: E731
+
+    def prompt():
+        return tuple(int(t) for t in rng.integers(1, 257, rng.integers(1, 33)))
+
     starts = [prompt() for _ in range(5)]
     return [
         Request(starts[rng.integers(5)] if i % 2 else prompt(), (seed, i), int(rng.integers(1, 17)), names[i % len(names)])
@@ -77,6 +80,7 @@ def test_a_model_may_use_what_another_leaves_free(models):
             assert_same(got, want)
     assert most["own"] <= 10 < most["shared"] == 16
     assert paused["shared"] == 0
+
 
 def test_the_older_goes_first_whichever_lane_it_is_in(models):
     """Both lanes are full; the last submitted is paused, and while it lacks pages nobody who is younger enters."""

@@ -238,7 +238,10 @@ def test_who_is_paused_is_computed_again_with_the_newest_parameters(old, new, la
 def test_many_requests_swaps_and_pauses_lose_nothing(old, new):
     """A pool of a third of what all slots need. Up to the first new token an answer is the one of a lane that was never swapped."""
     rng = np.random.default_rng(7)
-    prompt = lambda: tuple(int(t) for t in rng.integers(1, 257, rng.integers(1, 33)))  # noqa: E731
+
+    def prompt():
+        return tuple(int(t) for t in rng.integers(1, 257, rng.integers(1, 33)))
+
     starts = [prompt() for _ in range(6)]
     requests = [Request(starts[rng.integers(6)] if i % 2 else prompt(), (7, i), int(rng.integers(1, 17)), "a") for i in range(60)]
     still = lane_of(old)

@@ -505,7 +505,10 @@ def drawing(messages, options):
 
 def test_replies_of_episodes_are_written_down_and_no_others(tmp_path):
     file = tmp_path / "plays.jsonl"
-    body = lambda text: dict(model="m", messages=[dict(role="user", content=text)])  # noqa: E731
+
+    def body(text):
+        return dict(model="m", messages=[dict(role="user", content=text)])
+
     with ChatServer({"m": drawing}, record=file) as server:
         assert post(server, body("unseen"))[0] == 200
         for episode, text in (("a", "one"), ("b.2", "two"), ("a", "three")):
@@ -562,7 +565,9 @@ def test_no_reply_is_recorded_after_its_episode_was_paid(tmp_path):
 
     answers = []
     with ChatServer({"m": slow}, record=file) as server:
-        ask = lambda text, **more: post(server, dict(model="m", prompt=text, **more), "/episodes/a/v1/completions")  # noqa: E731
+        def ask(text, **more):
+            return post(server, dict(model="m", prompt=text, **more), "/episodes/a/v1/completions")
+
         assert ask("one")[0] == 200
         thread = threading.Thread(target=lambda: answers.append(ask("slow")))
         thread.start()
@@ -675,7 +680,9 @@ def test_what_would_have_an_effect_is_refused_by_name(name, value):
 def test_a_message_may_come_in_parts_and_an_assistants_may_be_empty():
     heard = []
     with ChatServer({"m": lambda messages, options: heard.append(messages) or drawing(messages, options)}) as server:
-        ask = lambda *messages: post(server, {"model": "m", "messages": list(messages)})  # noqa: E731
+        def ask(*messages):
+            return post(server, {"model": "m", "messages": list(messages)})
+
         parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
         empty = {"role": "assistant", "content": None, "refusal": None, "tool_calls": None, "annotations": [], "name": ""}
         assert ask({"role": "system", "content": parts}, empty, {"role": "assistant"}, {"role": "user", "content": "x"})[0] == 200

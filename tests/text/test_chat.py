@@ -185,11 +185,17 @@ def test_the_template_s_history_never_re_tokenises(thinking, data):
 
 def test_replies_are_read_whatever_they_say():
     chat = chat_of("qwen3", QWEN)
-    read = lambda text, thinking=None: chat.read(chat.reply(chat.start(ASK), say(chat, text, thinking)))  # noqa: E731
+
+    def read(text, thinking=None):
+        return chat.read(chat.reply(chat.start(ASK), say(chat, text, thinking)))
+
     assert read("North.", "Hm.").thinking == "Hm."
     assert read("North.", "Hm.").content == "North."
     assert read("North.").thinking is None
-    special = lambda *parts: [i for p in parts for i in ([QWEN.special_ids[p]] if p in QWEN.special_ids else QWEN.encode(p))]  # noqa: E731
+
+    def special(*parts):
+        return [i for p in parts for i in ([QWEN.special_ids[p]] if p in QWEN.special_ids else QWEN.encode(p))]
+
     good = special("Look.\n", "<tool_call>", '\n{"name": "look", "arguments": {"x": 1}}\n', "</tool_call>", "<|im_end|>")
     reply = chat.read(chat.reply(chat.start(ASK), good))
     assert reply.tool_calls == (ToolCall("look", {"x": 1}),)

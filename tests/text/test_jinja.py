@@ -284,7 +284,9 @@ def test_named_templates_use_the_default(tmp_path):
 
 
 def test_the_sandbox_has_the_usual_helpers_and_no_way_out(tmp_path):
-    render = lambda source: JinjaTemplate(source).render([Message("user", "hi")])  # noqa: E731
+    def render(source):
+        return JinjaTemplate(source).render([Message("user", "hi")])
+
     assert render("{{ {'b': 'é<', 'a': [1]} | tojson }}") == '{"b": "é<", "a": [1]}'
     assert render("{{ strftime_now('%Y') | int > 2000 }}") == "True"
     assert render("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}") == "hi"

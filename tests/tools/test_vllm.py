@@ -92,7 +92,9 @@ def test_nonsense_is_a_failure_and_no_answer():
 
 
 def test_what_other_parameters_drew_is_no_answer():
-    spans = lambda *labels: [{"version": one, "start": n, "end": n + 1} for n, one in enumerate(labels)]  # noqa: E731
+    def spans(*labels):
+        return [{"version": one, "start": n, "end": n + 1} for n, one in enumerate(labels)]
+
     swapped = answer(weight_versions=spans("run-0", "run-1"))  # changed between two tokens
     short = answer(weight_versions=spans("run-1"))  # of the first token only
     back = answer(weight_versions=spans("run-1", "run-0"))

@@ -167,7 +167,10 @@ sys.exit(doctor.main(sys.argv[1:]))
 def test_two_real_processes_look_at_each_other(tmp_path, planted):
     port, env = free_port(), {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     small = [f"--workdir={tmp_path / 'runs'}", "--memory_gib=0.1", "--space_gib=0.01", "--link_gbs=0.001", "--json"]
-    line = lambda rank: [sys.executable, "-c", PLANTED, *small, f"--distributed=127.0.0.1:{port},2,{rank}", planted if rank else ""]  # noqa: E731
+
+    def line(rank):
+        return [sys.executable, "-c", PLANTED, *small, f"--distributed=127.0.0.1:{port},2,{rank}", planted if rank else ""]
+
     pipe = subprocess.PIPE
     running = [subprocess.Popen(line(rank), cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True) for rank in range(2)]
     try:

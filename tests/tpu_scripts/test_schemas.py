@@ -53,8 +53,13 @@ def test_the_jobset_is_one_of_kubernetes(tmp_path, flags):
 
 def test_a_field_that_kubernetes_does_not_know_is_noticed(tmp_path):
     good = jobset(tmp_path)
-    job = lambda one: one["spec"]["replicatedJobs"][0]["template"]["spec"]  # noqa: E731
-    pod = lambda one: job(one)["template"]["spec"]  # noqa: E731
+
+    def job(one):
+        return one["spec"]["replicatedJobs"][0]["template"]["spec"]
+
+    def pod(one):
+        return job(one)["template"]["spec"]
+
     for spoil in (
         lambda one: job(one).update(parallelsim=1),
         lambda one: job(one).update(completions="four"),

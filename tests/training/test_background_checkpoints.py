@@ -214,9 +214,11 @@ print("began at", there, flush=True)
 
 def test_a_kill_during_the_write_leaves_whole_checkpoints_and_the_run_goes_on(tmp_path):
     """A real SIGKILL while checkpoint 3 is complete but for its name; the end has the bytes of a run that nobody killed."""
-    start = lambda folder, held: subprocess.Popen(  # noqa: E731
-        [sys.executable, "-c", RUN, str(tmp_path / folder), str(held)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    def start(folder, held):
+        return subprocess.Popen(
+            [sys.executable, "-c", RUN, str(tmp_path / folder), str(held)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+
     killed = start("killed", 3)
     assert killed.stdout.readline() == "writing\n"
     assert (tmp_path / "killed" / "3.partial" / "state.json").exists()

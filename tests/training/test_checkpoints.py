@@ -26,7 +26,9 @@ def policies(width=4, seed=0, names=("a", "b")):
     def one():
         params = {"embed": {"table": jnp.zeros((5, width))}, "layers": jnp.zeros((2, width, 3))}
         leaves, tree = jax.tree.flatten(make_policy(params, optimizer))
-        draw = lambda x: dice.integers(1, 99, x.shape) if jnp.issubdtype(x.dtype, jnp.integer) else dice.normal(size=x.shape)  # noqa: E731
+
+        def draw(x):
+            return dice.integers(1, 99, x.shape) if jnp.issubdtype(x.dtype, jnp.integer) else dice.normal(size=x.shape)
         # copied on the device: JAX may read a NumPy array where it lies, and such a buffer cannot be donated
         return jax.tree.unflatten(tree, [jnp.asarray(draw(x), x.dtype).copy() for x in leaves])
 

@@ -98,7 +98,9 @@ def plain_update(recipe, samples, table, shared, rates=RATES, by_prompt=False):
         (policy, dual), (value, clipped) = policy_loss(p, part), value_loss(p, part)
         return policy + recipe.value_coef * value, (dual, clipped, value)
 
-    descend = lambda p, g, rate: jax.tree.map(lambda x, y: x - rate * y, p, g)  # noqa: E731
+    def descend(p, g, rate):
+        return jax.tree.map(lambda x, y: x - rate * y, p, g)
+
     slope_of = jax.jit(jax.value_and_grad(both if shared else policy_loss, has_aux=True))
     value_slope = jax.jit(jax.value_and_grad(value_loss, has_aux=True))
     losses = []

@@ -109,7 +109,10 @@ def test_law_13_a_tree_has_the_same_candidates_and_advantages():
     found = []
     for tokens, table, chosen in both_ways("tally", recipe):
         said = responses(tokens)
-        identity = lambda i, t=table, said=said: (t.instance[i], t.turn[i], t.agent[i], said[i], t.team[i])  # noqa: E731
+
+        def identity(i, t=table, said=said):
+            return (t.instance[i], t.turn[i], t.agent[i], said[i], t.team[i])
+
         chosen = np.asarray(sorted(chosen, key=identity))  # candidates of one prompt in the order of what they say
         advantages, _, tied = compared(recipe)(rows_of(dataclasses.replace(table, team_where=None), chosen, 160))
         same_prompt = table.env[chosen][:, None] == table.env[chosen]

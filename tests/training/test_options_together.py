@@ -100,9 +100,12 @@ def test_a_correction_weighs_a_critics_policy_step_and_leaves_the_critic_alone(h
     there = np.stack([np.arange(width[0]) >= width[0] - one.prompt.size for one in samples])
     response = np.stack([np.pad(one.response, (0, width[1] - one.response.size)) for one in samples])
     scored = np.asarray(unrolled(params(), prompt, there, response, 1.2)[0])
-    says = lambda more: [  # noqa: E731
-        TokenSample(one.prompt, one.response, scored[i, : one.response.size] + more, one.name) for i, one in enumerate(samples)
-    ]
+
+    def says(more):
+        return [
+            TokenSample(one.prompt, one.response, scored[i, : one.response.size] + more, one.name) for i, one in enumerate(samples)
+        ]
+
     plain = make_recipe("ppo", temperature=1.2)
     honest, critic, _ = ppo_step(plain, says(0.0), table)
     weighed, again, figures = ppo_step(dataclasses.replace(plain, correction=how), says(0.3), table)

@@ -52,7 +52,10 @@ def pairs():
 def plain_imitation():
     """Mean negative log-likelihood per response token on unrolled rows, and its gradient."""
     prompt, prompt_where, response, where, _ = padded(make_samples()[0])
-    loss = lambda p: -jnp.sum(unrolled(p, prompt, prompt_where, response, 1.0)[0], where=where) / where.sum()  # noqa: E731
+
+    def loss(p):
+        return -jnp.sum(unrolled(p, prompt, prompt_where, response, 1.0)[0], where=where) / where.sum()
+
     return jax.jit(jax.value_and_grad(loss))
 
 

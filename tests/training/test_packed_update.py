@@ -38,7 +38,10 @@ def make_samples():
     """Four environments, two agents, two turns, 1 to 3 samples of each, of uneven lengths; in most slots they share their prompt."""
     rng = np.random.default_rng(3)
     samples, table = [], []
-    ids = lambda n: rng.integers(1, CONFIG.vocab_size, n)  # noqa: E731
+
+    def ids(n):
+        return rng.integers(1, CONFIG.vocab_size, n)
+
     for env in range(4):
         for agent in range(2):
             for turn in range(2):
@@ -50,7 +53,10 @@ def make_samples():
                     table.append((env, agent, turn, 4 * env + k, *rng.normal(size=2), abs(rng.normal())))
     env, agent, turn, trajectory, team, local, kl = map(np.asarray, zip(*table, strict=True))
     team[:3], local[:3] = 0.5, 0.25
-    as_float = lambda x: x.astype(np.float32)  # noqa: E731
+
+    def as_float(x):
+        return x.astype(np.float32)
+
     return samples, Samples(
         instance=env, env=env, agent=agent, turn=turn, trajectory=trajectory, team=as_float(team), local=as_float(local), kl=as_float(kl)
     )
@@ -187,6 +193,7 @@ def test_each_minibatch_has_the_advantages_of_its_own_samples(name):
     scores, back = jax.vjp(lambda p: unrolled(p, *rows, recipe.temperature), params())
     (_, mean), slope = jax.jit(jax.value_and_grad(loss, has_aux=True))(scores)
     update, ref_params = packed_for(recipe, minibatch=1), reference() if recipe.kl_coef else None
+
     def step(rate):
         return update(Trained(make_policy(params(), SGD)), ref_params, in_one_shape(samples, 1), table, BOTH, jnp.float32(rate), 0)
 

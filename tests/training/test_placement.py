@@ -80,7 +80,9 @@ def test_a_critic_of_its_own_lies_beside_its_policy():
     with team(False, True, make_recipe("ppo"), make_optimizer()) as one:
         one.learn(one.play(0, 0, 6), 1e-3)
         for number, learner in enumerate(one.learners.values()):
-            of = lambda tree: {d.id for leaf in jax.tree.leaves(tree) for d in leaf.devices()}  # noqa: E731
+            def of(tree):
+                return {d.id for leaf in jax.tree.leaves(tree) for d in leaf.devices()}
+
             assert of(learner.trained.critic.params) == of(learner.trained.policy.params) == {number}
 
 

@@ -21,7 +21,10 @@ def test_b12_small_steps_are_not_lost_in_a_bfloat16_model(fresh):
     )  # fmt: skip
     optimizer = make_optimizer()
     policy = fresh_policy(config, jax.random.key(0), optimizer) if fresh else make_policy(init_params(config, jax.random.key(0)), optimizer)
-    floats = lambda tree: [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]  # noqa: E731
+
+    def floats(tree):
+        return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+
     gradient = jax.tree.map(lambda x: jnp.ones(x.shape, jnp.float32), policy.params)
     step = jax.jit(lambda p: step_policy(p, gradient, jnp.float32(1e-6), optimizer)[0])
     after = policy

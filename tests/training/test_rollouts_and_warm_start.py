@@ -47,7 +47,9 @@ def start_params():
 
 
 def rollout_on(mesh, game=GAME, environments=E):
-    player_of = lambda params: model_player(game, ASSIGNMENT, CONFIGS, params, RECIPE.temperature)  # noqa: E731
+    def player_of(params):
+        return model_player(game, ASSIGNMENT, CONFIGS, params, RECIPE.temperature)
+
     return make_rollout(game, mesh, player_of, environments, **sampling_of(RECIPE))
 
 
@@ -243,9 +245,12 @@ def test_the_summary_leaves_out_what_does_not_count(batch):
 def test_law_12_training_and_evaluation_draw_from_their_own_splits(batch):
     script = scripted_player(GAME, noise=0.0, sighted=1.0)
     evaluate = make_rollout(GAME, make_mesh(2), lambda params: script, 16)
-    belongs = lambda drawn, split: [  # noqa: E731
-        bool(in_split(fingerprint(w, s, g), split)) for w, s, g in zip(drawn.walls, drawn.start, drawn.goal, strict=True)
-    ]
+
+    def belongs(drawn, split):
+        return [
+            bool(in_split(fingerprint(w, s, g), split)) for w, s, g in zip(drawn.walls, drawn.start, drawn.goal, strict=True)
+        ]
+
     assert all(belongs(batch.instances, "train"))
     for split in ("validation", "test"):
         seen = evaluate({}, 0, jax.random.key(3), split_index(split))
@@ -290,7 +295,9 @@ def test_a_rollout_samples_as_its_recipe_says():
 
 def test_seats_of_compiled_play():
     with team(script=dict(noise=0.0, sighted=1.0)) as one:
-        page = lambda **seats: one.evaluate(seats, "test", 10)  # noqa: E731
+        def page(**seats):
+            return one.evaluate(seats, "test", 10)
+
         before = page()
         assert before.summary()["episodes"] == 10
         assert page(tool="scripted", planner="scripted").success == 1.0
@@ -300,9 +307,11 @@ def test_seats_of_compiled_play():
         assert floor.success < 1
         params = one.learners["zeta"].params
         one.learners["zeta"].begin(jax.tree.map(jnp.zeros_like, params))  # says the same whatever it reads
-        asked = lambda **seats: [  # noqa: E731
-            step["responses"][0]["text"] for play, _ in page(**seats).episodes(4, "x") for step in play["steps"] if step["role"] == "tool"
-        ]
+
+        def asked(**seats):
+            plays = [play for play, _ in page(**seats).episodes(4, "x")]
+            return [step["responses"][0]["text"] for play in plays for step in play["steps"] if step["role"] == "tool"]
+
         assert len(set(asked())) == 1
         assert asked(tool="trained:alpha") == asked(tool="start:alpha") != asked()
         twice = one.evaluate({}, "validation", 3, plays=2, temperature=1.0, first=5)

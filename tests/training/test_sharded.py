@@ -1,7 +1,6 @@
 """A mesh with parameters split over 'fsdp' and 'tensor' gives the step and the rollout of one device."""
 
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +52,10 @@ def test_law_6_a_split_sampler_gives_the_same_rollout():
     out = []
     for axes in ((1, 1, 1), (2, 2, 2)):
         mesh = make_mesh(*axes)
-        player_of = lambda params: model_player(game, {n: n for n in names}, dict.fromkeys(names, config), params, 1.0)  # noqa: E731
+
+        def player_of(params):
+            return model_player(game, {n: n for n in names}, dict.fromkeys(names, config), params, 1.0)
+
         rollout = make_rollout(game, mesh, player_of, 4, **sampling_of(recipe))
         out.append(rollout({n: place(p, mesh, SAMPLE) for n, p in models.items()}, jnp.int32(0), jax.random.key(1)).pool)
     np.testing.assert_array_equal(out[0].ids, out[1].ids)

@@ -48,10 +48,12 @@ def test_each_new_program_is_counted_once():
 
 
 def test_the_summary_leaves_the_compiling_step_out():
-    row = lambda sample: {  # noqa: E731
-        "time/sample": sample, "time/update": 1.0, "time/other": 0.0, "speed/sampled_tokens_per_s": 100 / sample,
-        "speed/trained_tokens_per_s": 7.0, "speed/sample_roofline": 0.5 / sample, "speed/update_roofline": 0.25,
-    }  # fmt: skip
+    def row(sample):
+        return {
+            "time/sample": sample, "time/update": 1.0, "time/other": 0.0, "speed/sampled_tokens_per_s": 100 / sample,
+            "speed/trained_tokens_per_s": 7.0, "speed/sample_roofline": 0.5 / sample, "speed/update_roofline": 0.25,
+        }  # fmt: skip
+
     text = speed.summary_text([row(10.0), row(1.0), row(1.0)], speed.Compilations())
     assert "sampled 100 tokens/s (50% of the roofline)" in text
     assert "playing 50%, scores and update 50%, evaluation and idle 0%" in text

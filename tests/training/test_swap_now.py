@@ -19,7 +19,9 @@ from marl_llm.workflows.storage import from_json, to_json
 
 def longer(world):
     """The second role says up to eight tokens: the first comes with the prompt, then chunks of two."""
-    roles = lambda role: dataclasses.replace(role, max_tokens=8 if role.name == "second" else 2)  # noqa: E731
+    def roles(role):
+        return dataclasses.replace(role, max_tokens=8 if role.name == "second" else 2)
+
     return dataclasses.replace(world, workflow=with_roles(world.workflow, roles))
 
 

@@ -223,11 +223,17 @@ def test_seats_say_who_plays_and_a_role_that_is_put_back_plays_as_it_began():
         for step in range(10):
             one.imitate(step, 12, 1e-2)
         one.begin()
-        page = lambda **seats: one.evaluate(seats, "test", 12)  # noqa: E731
+
+        def page(**seats):
+            return one.evaluate(seats, "test", 12)
+
         before = page()
         run(one, steps=3)
         after = page()
-        same_as = lambda a, b: [x.team for x in a.outcomes] == [x.team for x in b.outcomes]  # noqa: E731
+
+        def same_as(a, b):
+            return [x.team for x in a.outcomes] == [x.team for x in b.outcomes]
+
         assert same_as(page(first="start", second="start"), before)
         assert same_as(page(first="trained:a", second="trained"), after)
         swapped = page(first="trained:b", second="trained:a")

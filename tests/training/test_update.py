@@ -58,7 +58,10 @@ def make_rows(drift=0.25, full=False):
     if not full:
         where[5] = False
         team[7], local[7] = 0.5, 0.25  # a tied group
-    as_int = lambda x: jnp.asarray(x, jnp.int32)  # noqa: E731
+
+    def as_int(x):
+        return jnp.asarray(x, jnp.int32)
+
     rows = Rows(
         prompt=as_int(rng.integers(1, CONFIG.vocab_size, (G, P))),
         prompt_where=jnp.asarray(np.arange(P)[None] >= rng.integers(0, P, (G, 1))),
@@ -246,9 +249,12 @@ def test_law_5_the_order_of_rows_and_of_the_minibatch_keys_is_a_matter_of_identi
 def test_law_5_padding_of_prompts_responses_and_rows_changes_nothing():
     rows = make_rows()
     base, metrics = step(rows)
-    widen = lambda x, left, right, value: jnp.pad(  # noqa: E731
-        x, [(0, 0)] * (x.ndim - 1) + [(left, right)], constant_values=value
-    )
+
+    def widen(x, left, right, value):
+        return jnp.pad(
+            x, [(0, 0)] * (x.ndim - 1) + [(left, right)], constant_values=value
+        )
+
     wide = rows._replace(
         prompt=widen(rows.prompt, 3, 0, 7),
         prompt_where=widen(rows.prompt_where, 3, 0, False),

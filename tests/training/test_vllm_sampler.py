@@ -90,7 +90,10 @@ def test_a_server_that_draws_what_the_engine_draws_gives_the_same_samples_and_th
         for name in mine.keys() - {"figures"}:
             x, y = mine[name], found[name]
             assert (x is None and y is None) or np.allclose(x, y, atol=1e-5), f"step {step}: {name}"
-        quiet = lambda figures: {k: v for k, v in figures.items() if "seconds" not in k and "entropy" not in k and "time" not in k}  # noqa: E731
+
+        def quiet(figures):
+            return {k: v for k, v in figures.items() if "seconds" not in k and "entropy" not in k and "time" not in k}
+
         a, b = quiet(mine.get("figures", {})), quiet(found.get("figures", {}))
         assert a.keys() == b.keys()
         assert {k: (a[k], b[k]) for k in a if not np.isclose(a[k], b[k], atol=1e-4)} == {}

@@ -32,7 +32,9 @@ def play():
     ],
 )
 def test_what_cannot_be_read_has_no_parts_in_any_form(form, local, team):
-    score = lambda call, beside, path=None: beside("score")  # noqa: E731
+    def score(call, beside, path=None):
+        return beside("score")
+
     parts = {"coder": lambda call, beside: {"passes": beside("score")}}
     (reward,) = rewards_in_form(form, parts, {"coder": score}, {"coder": lambda *of: score(*of) == 1.0})
     paid = {True: {}, False: {}}

@@ -54,7 +54,10 @@ def play(body, answer=lambda prompt, request: "x", assignment=None, questions=("
 def test_a3_half_a_character_in_a_response_reaches_the_next_prompt_as_a_replacement(tmp_path):
     asks = role("asks", parse=json_object(queries=texts(3)), writes={"queries": ()})
     said = json.dumps({"queries": ["rivers " + HALF, "x"]})
-    answer = lambda prompt, request: said if prompt[0] == "a" else "fine"  # noqa: E731
+
+    def answer(prompt, request):
+        return said if prompt[0] == "a" else "fine"
+
     rollout = play(sequence(asks, role("b", "{queries}")), answer, questions=("q", "r"))
     first, second = rollout.trajectories[0].calls
     assert first.writes == {"queries": ("rivers \ufffd", "x")}

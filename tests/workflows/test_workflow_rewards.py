@@ -212,7 +212,9 @@ def own_pay(way):
 
 
 def test_roles_of_chats_and_of_the_workflow_are_no_misspelt_ones():
-    own = lambda way: [m for m in way.task.fields.get("chat", ()) if m.role == "assistant"] or list(way.by("plan", "code"))[:0]  # noqa: E731
+    def own(way):
+        return [m for m in way.task.fields.get("chat", ()) if m.role == "assistant"] or list(way.by("plan", "code"))[:0]
+
     assert len(rounds([0.5], (own,)).rewards) == 1
 
 

@@ -100,7 +100,10 @@ def test_first_goes_on_from_the_first_and_random_from_any():
     later = {way.calls[0].choice for episode in chosen.episodes for way in episode.trajectories[K:]}
     assert len(later) > 1
     again, _ = play(rounds_team(), "random", n=12)
-    texts = lambda rollout: [call.text for way in rollout.trajectories for call in way.calls]  # noqa: E731
+
+    def texts(rollout):
+        return [call.text for way in rollout.trajectories for call in way.calls]
+
     assert texts(again) == texts(chosen)
 
 
@@ -141,7 +144,10 @@ def test_a_tree_replays():
     team = rounds_team()
     rollout, _ = play(team, "greedy")
     again = replay(rollout.episodes[1], team, shared(team), SPEECH, branching={"a": K, "b": K}, pick="greedy")
-    ends = lambda episode: [(way.branch, end(way)) for way in episode.trajectories]  # noqa: E731
+
+    def ends(episode):
+        return [(way.branch, end(way)) for way in episode.trajectories]
+
     assert ends(again) == ends(rollout.episodes[1])
 
 

@@ -73,7 +73,10 @@ def report_feedback(judge: AuxJudge, mode: str) -> Callable[..., Any]:
         if mode == "passed":
             note = "The examples pass." if visible_tests and passed == len(visible_tests) else "Not all examples pass."
             return success({"note_aux": note, "note_main": note}, 0.0)
-        word = lambda good: "yes" if good else "no"  # noqa: E731
+
+        def word(good):
+            return "yes" if good else "no"
+
         lines = [f"aux returns a value: {word(parts.aux)}", f"{entry} returns a value: {word(parts.main)}"]
         lines += [f"the program can be parsed: {word(parts.parses)}", f"examples passed: {passed} of {len(visible_tests)}"]
         lines += [f"{entry} uses aux: {word(parts.calls and parts.uses)}"]

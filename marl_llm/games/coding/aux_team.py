@@ -206,7 +206,9 @@ def aux_main(
 
 def _rounds(roles: dict[str, Role], verdict: Any, style: str, views: Views, feedback: Any, turns: int, seen: tuple[str, str]) -> list:
     """The parts of one turn of `discussion` and `feedback`."""
-    pair = lambda texts: dict(zip(seen, texts))  # noqa: E731
+    def pair(texts):
+        return dict(zip(seen, texts))
+
     count = compute(lambda round_: round_ + 1, "round_", name="count")
     if style == "discussion":
         shown = compute(lambda aux_code, main_code: pair(views.both(aux_code, main_code)), seen, name="show")
@@ -230,8 +232,12 @@ def own_structure(judge: AuxJudge) -> tuple[Any, ...]:
 
 def aux_metrics(team: bool, effect: bool = False) -> dict[str, Callable[[Trajectory], float]]:
     """Figures of a play's last turn, in [0, 1]: `passed` (headline), levels, `return`, schemes of passed programs; and its tokens."""
-    level = lambda name: lambda path: path.fields[f"level_{name}"] / _MOST[name]  # noqa: E731
-    scheme = lambda name: lambda path: float(path.fields["passed"] and path.fields["scheme"] == name)  # noqa: E731
+    def level(name):
+        return lambda path: path.fields[f"level_{name}"] / _MOST[name]
+
+    def scheme(name):
+        return lambda path: float(path.fields["passed"] and path.fields["scheme"] == name)
+
     found: dict[str, Callable[[Trajectory], float]] = {"passed": lambda path: float(path.fields["passed"])}
     names = LEVELS if team else LEVELS[:3]
     found |= {name: level(name) for name in names}

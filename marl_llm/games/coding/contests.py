@@ -232,7 +232,10 @@ def _checked(tests: tuple[tuple[Any, Any], ...]) -> tuple[tuple[Any, Any], ...]:
 def _hidden_tests(text: str, function: str, tests: tuple[tuple[Any, Any], ...]) -> tuple[tuple[tuple[Any, Any], ...], tuple[str, ...]]:
     """(tests that do not stand in the statement, inputs of those that do). Refuses a problem all of whose tests stand there."""
     body = f"\n{_stripped(text)}\n"
-    stands = lambda part: f"\n{_stripped(str(part))}\n" in body  # noqa: E731
+
+    def stands(part):
+        return f"\n{_stripped(str(part))}\n" in body
+
     shown = [not function and stands(given) and stands(wanted) for given, wanted in tests]
     if all(shown):
         raise RowRefused("no hidden tests", "every test stands in the statement")

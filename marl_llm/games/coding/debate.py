@@ -175,7 +175,9 @@ def debate_rewards(form: str, roles: Sequence[str] = ("coder", "tester")) -> tup
     Team: the golden pass share p of the turn's program. A tester that is scored when its test is made faces the program before, whose p is
     the same for all its candidates.
     """
-    golden = lambda call, beside, path: beside("golden", 0.0, call.role != "coder")  # noqa: E731
+    def golden(call, beside, path):
+        return beside("golden", 0.0, call.role != "coder")
+
     parts = {"coder": coder_parts(form), "tester": tester_parts(form)}
     team = dict.fromkeys(roles, golden)
     solved = dict.fromkeys(roles, lambda call, beside, path: float(golden(call, beside, path) == 1.0))
@@ -253,7 +255,9 @@ def code_debate(
 
 def single_coder(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
     """The single agent's role."""
-    show = lambda entries: SINGLE_LATER.replace("{history}", f"```python\n{entries[-1]['code'].rstrip()}\n```") if entries else CODER_FIRST  # noqa: E731
+    def show(entries):
+        return SINGLE_LATER.replace("{history}", f"```python\n{entries[-1]['code'].rstrip()}\n```") if entries else CODER_FIRST
+
     role = debate_roles(max_tokens, max_prompt)["coder"]
     return Role("coder", role.prompt, role.parse, role.writes, show={"history": show}, max_tokens=max_tokens, max_prompt=max_prompt,
                 trim="history", trim_from="start")  # fmt: skip
@@ -262,7 +266,9 @@ def single_coder(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
 def debate_metrics(team: bool) -> dict[str, Any]:
     """Figures of a play. `solved`, the headline: the last program passes all golden tests. `any_turn` counts a program of any turn, which
     is how the release measures; it is no headline."""
-    last = lambda name: lambda path: float(path.fields[name])  # noqa: E731
+    def last(name):
+        return lambda path: float(path.fields[name])
+
     figures = {
         "solved": lambda path: float(path.fields["golden"] == 1.0),
         "golden": last("golden"),

@@ -38,7 +38,6 @@ def _mutated(tree: ast.Module, place: int) -> str:
     return ast.unparse(other)
 
 
-
 def _change(node: ast.AST) -> Callable[[], None] | None:
     """What makes a mutant of this node, in place; None where nothing does."""
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:

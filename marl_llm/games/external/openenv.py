@@ -323,8 +323,12 @@ def workflow_of(
             at_most=game.turns, until=lambda over: over, reads=("over",), name="steps",
         ),
     )  # fmt: skip
-    total = lambda path: float(sum(path.fields["rewards"]))  # noqa: E731
-    score = lambda path: (min(most, max(least, total(path))) - least) / (most - least)  # noqa: E731
+
+    def total(path):
+        return float(sum(path.fields["rewards"]))
+
+    def score(path):
+        return (min(most, max(least, total(path))) - least) / (most - least)
 
     def own(path: Trajectory) -> list[Award]:
         pairs = zip(path.by("player"), path.fields["rewards"], strict=True)

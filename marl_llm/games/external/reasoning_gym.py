@@ -73,8 +73,13 @@ PROMPTS = {
         "{question}\n\nReply with the answer alone.",
         "{question}\n\nSomeone answered: {draft}\nReply with the right answer alone: the same if it is right, else a better one.",
     ),
+    "number": (
+        "{question}\n\nWork it out in a few words, and end with the answer.",
+        "{question}\n\nSomeone answered: {draft}\nWork it out again in a few words, and end with the right answer.",
+    ),
     "plain": ("{question}\nanswer: ", "{question}\nsaid: {draft}\nchecked: "),
 }
+_NUMBER = re.compile(r"(?<![\w.])-?[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?")
 
 
 class Scored(NamedTuple):
@@ -219,8 +224,22 @@ def problems_of(generator: ReasoningGym, characters: int) -> Tasks:
     return drawn_tasks(draw, SHARES)
 
 
+def last_number(text: str) -> str:
+    """The last number that a text names, without commas. Raises `FormatError` for a text without one.
+
+    >>> last_number("12 and 30 make 1,042.")
+    '1042'
+    """
+    found = _NUMBER.findall(text)
+    if not found:
+        raise FormatError("a number is expected")
+    return found[-1].replace(",", "")
+
+
 def answer_parser(form: str, field: str) -> Parser:
-    """The parser of one form: "tags", one pair of answer tags with nothing behind it, or else the whole response."""
+    """The parser of one form: "tags", one pair of answer tags with nothing behind it; "number", the last number; else the response."""
+    if form == "number":
+        return lambda text: {field: last_number(text)}
     if form != "tags":
         return plain(field)
 
@@ -309,7 +328,8 @@ def reasoning_gym(
       settings: of its config, like "min_terms=2,max_terms=3".
       agents: "single", or "pair": a verifier reads the solver's answer and gives the final one.
       form: "tags", <answer> tags at the end of a response, for chat models; "short", the response is the answer, for small ones that
-        cannot think in words; or "plain", the same for tiny ones, whose prompts have few words.
+        cannot think in words; "number", the last number of the response is the answer, for small ones that speak in sentences; or "plain",
+        the response is the answer, for tiny ones, whose prompts have few words.
       problems_seed, pool: the problems are those of this seed with the indices 0 to pool - 1; pool 0: 100,000 (acre, word_ladder: 4,000).
       question_characters: problems with a longer question are left out.
       max_prompt, max_tokens: of each role.

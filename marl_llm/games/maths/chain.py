@@ -229,7 +229,10 @@ def chain_roles(information: str = "full", executor_turns: int = 2) -> dict[str,
     known, claim = ("{problem} ", "claims {claim} ") if information == "full" else ("", "")
     shown = {"solution": lambda text: text or "none", "claim": spaced, "output": spaced}
     again = dict(continues=True, observation="printed {output} code:") if executor_turns > 1 else {}
-    pick = lambda *names: {name: shown[name] for name in names}  # noqa: E731
+
+    def pick(*names):
+        return {name: shown[name] for name in names}
+
     return {
         "solver": Role("solver", "{problem} solve:", read_solver, {"solution": "", "solved": "", "claim": ""}, **sizes),
         "executor": Role(
@@ -290,7 +293,10 @@ def chain_player(
 
     def play(turn: ScriptTurn) -> str:
         rng, fields = turn.random, turn.fields
-        gold = lambda: read_chain(fields["chain_gold"].split())  # noqa: E731
+
+        def gold():
+            return read_chain(fields["chain_gold"].split())
+
         head = " ".join(FILLER[: rng.randint(0, filler)]) + " "
         if turn.role.name == "solver":
             chain = _other(gold(), rng) if rng.random() < wrong else gold()

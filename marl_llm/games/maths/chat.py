@@ -255,7 +255,10 @@ def chat_metrics() -> dict[str, Callable[[Trajectory], float]]:
         return lambda path: path.fields[name] == 1.0
 
     solver, executor, verifier = right("solver_correct"), right("executor_correct"), right("correct")
-    programs = lambda path: [bool(call.writes["code"].strip()) for call in path.by("executor")]  # noqa: E731
+
+    def programs(path):
+        return [bool(call.writes["code"].strip()) for call in path.by("executor")]
+
     return {
         "correct": lambda path: float(verifier(path)),
         "solver_correct": lambda path: float(solver(path)),

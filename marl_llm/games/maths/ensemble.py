@@ -34,7 +34,9 @@ ORDER = "order"  # an input field that no prompt reads: what the ballot is shuff
 
 def judge_role(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
     """The judge, with a prompt for general models (reading: the paper prints none)."""
-    show = lambda ballot: "\n".join(f"[{i}] {quoted(answer) if answer else 'no answer'}" for i, answer in enumerate(ballot, 1))  # noqa: E731
+    def show(ballot):
+        return "\n".join(f"[{i}] {quoted(answer) if answer else 'no answer'}" for i, answer in enumerate(ballot, 1))
+
     return Role(
         "judge",
         "You are a helpful assistant that decides which answer to a math problem is right.\n\nProblem:\n{problem}\n\n"
@@ -110,7 +112,9 @@ def maths_ensemble(
 def ensemble_metrics(reasoners: int, users: int) -> dict[str, Any]:
     """`correct`, the headline: the judge is right. `majority`: the most frequent answer is (of equally frequent ones the first on the
     ballot); `any_correct`: an upper bound; `seat_i`, `chair_i`: each alone, the best of which is the single best."""
-    rights = lambda path: (*path.fields["reasoners_correct"], *path.fields["users_correct"])  # noqa: E731
+    def rights(path):
+        return (*path.fields["reasoners_correct"], *path.fields["users_correct"])
+
     alone = {f"seat_{i}": (lambda path, i=i: float(path.fields["reasoners_correct"][i])) for i in range(reasoners)}
     alone |= {f"chair_{i}": (lambda path, i=i: float(path.fields["users_correct"][i])) for i in range(users)}
     return {

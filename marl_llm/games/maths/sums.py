@@ -225,7 +225,10 @@ def sums_player(
         entries = fields.get("history", ())
         if role == "reasoner" and entries and entries[-1].get("printed", "").isdigit() and rng.random() < adopt:
             return f"#### {spaced(entries[-1]['printed'])}"
-        flip = lambda name: rng.choice((name, OTHER[name])) if name in OTHER and rng.random() < misreading else name  # noqa: E731
+
+        def flip(name):
+            return rng.choice((name, OTHER[name])) if name in OTHER and rng.random() < misreading else name
+
         plan = tuple((flip(name), n) for name, n in gold)
         if role == "user":
             steps = "".join(f"x = x {OPERATIONS[name][0]} {spaced(n)} ; " for name, n in plan)

@@ -136,7 +136,10 @@ def pipeline_player(forgets: float | int = FORGETS) -> Callable[[ScriptTurn], st
 
     def play(turn: ScriptTurn) -> str:
         rng, kind = turn.random, turn.fields["kind"]
-        saves = lambda *pieces: [piece for piece in pieces if rng.random() >= forgets]  # noqa: E731
+
+        def saves(*pieces):
+            return [piece for piece in pieces if rng.random() >= forgets]
+
         if turn.role.name == ENGINEER:
             fill = rng.choices(("fill_mean", "fill_zero", "drop_rows"), (9, 9, 1))[0]
             pieces = ["load", fill, rng.choice(("scale", "raw")), *saves("save_xtrain", "save_ytrain", "save_xtest")]

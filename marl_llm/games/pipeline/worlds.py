@@ -124,7 +124,10 @@ def data_pipeline(
     """
     if not folder or not manifest:
         raise ValueError("folder and manifest must be given, e.g. --config.game.folder=dsbench --config.game.manifest=dsbench/reviewed.csv")
-    load = lambda rows, split: tasks.load_modelling_tasks(folder, manifest, rows, split, table_mb)  # noqa: E731
+
+    def load(rows, split):
+        return tasks.load_modelling_tasks(folder, manifest, rows, split, table_mb)
+
     rows, held_out = load(train, "train"), load(test, "test")
     kept, validation = hold_out(rows)
     if not kept or not validation or not held_out:

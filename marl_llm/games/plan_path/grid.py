@@ -77,7 +77,10 @@ def walker(measure: str = "bfs") -> Callable[[Rows, Rows, str], Applied]:
     def apply(rows: Rows, start: Rows, letters: str) -> Applied:
         grid = grid_of(tuple(rows))
         cell, on_path, hit, trace = grid.agent, 0, False, []
-        away = lambda at: grid.distance.get(at, FAR) if measure == "bfs" else _manhattan(at, grid.goal)  # noqa: E731
+
+        def away(at):
+            return grid.distance.get(at, FAR) if measure == "bfs" else _manhattan(at, grid.goal)
+
         for letter in letters:
             if cell == grid.goal:
                 break

@@ -265,7 +265,9 @@ def program_metrics() -> Mapping[str, Callable[[Trajectory], float]]:
         said = [set(call.text.split()) for call in path.by("tool")]
         return sum(right(words, path.fields["instance"]) for words in said) / max(1, len(said))
 
-    searches = lambda words, _: {"frontier", "loop", "found", "expand_free"} <= words  # noqa: E731
+    def searches(words, _):
+        return {"frontier", "loop", "found", "expand_free"} <= words
+
     found = {"program_is_search": lambda path: share(path, searches)}
     for place, aspect in enumerate(ASPECTS):
         def matches(words: set[str], state: State, place: int = place, aspect: str = aspect) -> bool:

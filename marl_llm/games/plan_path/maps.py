@@ -54,7 +54,10 @@ def fingerprint(walls: Bool[Array, "h w"], start: Int[Array, "2"], goal: Int[Arr
     h, w = walls.shape
     odd = np.random.default_rng(20_240_229).integers(0, 2**32, size=h * w + 2, dtype=np.uint32) | 1
     odd = jnp.asarray(odd)
-    place = lambda c: (c[0] * w + c[1] + 1).astype(jnp.uint32)  # noqa: E731
+
+    def place(c):
+        return (c[0] * w + c[1] + 1).astype(jnp.uint32)
+
     x = jnp.sum(walls.reshape(-1).astype(jnp.uint32) * odd[:-2]) + place(start) * odd[-2] + (place(goal) << 8) * odd[-1]
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # murmur3's finaliser
         x = (x ^ (x >> shift)) * jnp.uint32(factor)

@@ -147,7 +147,10 @@ def _answerable(fields: Fields) -> bool:
     """
     known = fields.get("passages") or fields.get("evidences") or fields.get("knowledge") or ()
     known = known.split(" | ") if isinstance(known, str) else known
-    told = lambda name, relation: any(name in piece and relation in piece.split() for piece in known)  # noqa: E731
+
+    def told(name, relation):
+        return any(name in piece and relation in piece.split() for piece in known)
+
     return all(told(*_parts(query)) for query in fields["queries_gold"])
 
 

@@ -192,7 +192,10 @@ class Sokoban:
         lang, pad = self.language, self.tokenizer.pad_id
         turns = jnp.asarray(lang.ids(*(f"t{t}" for t in range(self.max_turns))))
         player, boxes = self._holders(state.place)
-        named = lambda mark, cells: jnp.asarray(lang.cells[mark])[player, cells]  # noqa: E731
+
+        def named(mark, cells):
+            return jnp.asarray(lang.cells[mark])[player, cells]
+
         parts = [
             turns[jnp.minimum(state.turn, self.max_turns - 1)],
             jnp.asarray(lang.ids(*lists.STATUS))[state.status],

@@ -53,7 +53,10 @@ class RoomState(NamedTuple):
 def room_of(rows: Rows) -> RoomState:
     """A state's parts."""
     cells = {(r, c): sign for r, row in enumerate(rows) for c, sign in enumerate(row)}
-    of = lambda signs: frozenset(cell for cell, sign in cells.items() if sign in signs)  # noqa: E731
+
+    def of(signs):
+        return frozenset(cell for cell, sign in cells.items() if sign in signs)
+
     return RoomState(next(iter(of("A+"))), of("B*"), of("G*+"), of("#"))
 
 

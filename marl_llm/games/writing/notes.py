@@ -116,7 +116,10 @@ def random_writer(turn: ScriptTurn) -> str:
     """The floor: random words of the world."""
     rng = turn.random
     words = [*STOPS, *CONNECTIVES, *(f"{kind}{i}" for kind, size in (("p", FIRST), ("q", SECOND), ("v", VERBS)) for i in range(size))]
-    draw = lambda low, high: " ".join(rng.choice(words) for _ in range(rng.randint(low, high)))  # noqa: E731
+
+    def draw(low, high):
+        return " ".join(rng.choice(words) for _ in range(rng.randint(low, high)))
+
     if turn.role.name == "writer":
         return f"{draw(4, 20)} {SPLIT_MARK} {draw(8, 60)}"
     return draw(4, 24) if turn.role.name == "first" else draw(8, 64)

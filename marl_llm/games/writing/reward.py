@@ -214,7 +214,10 @@ def writing_score(first: str, second: str, constants: Constants, post: str = "")
     words = [words_of(text) for text in plain]
     post_words = words_of(plain_text(post))
     grounding = min(grounding_of(one, set(post_words)) for one in words)
-    done = lambda level: WritingScore(level, pays, grounding)  # noqa: E731
+
+    def done(level):
+        return WritingScore(level, pays, grounding)
+
     pays["own_length"] = MOST["own_length"]
     if constants.grounded and (grounding < constants.grounding or any(copies(one, post_words, constants.copied) for one in words)):
         return done(1)

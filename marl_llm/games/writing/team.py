@@ -49,7 +49,10 @@ def writing_roles(task: str, style: str, max_tokens: int = 256, max_prompt: int 
     """The agents of a task, in the paper's structure and own words; 256 new tokens are the release's."""
     said, label, *parts = _WORDS[task]
     head = f"{said}\n\n{label}:\n{{post}}\n\nInstructions:\n"
-    listed = lambda lines: "\n".join(f"- {line}" for line in lines)  # noqa: E731
+
+    def listed(lines):
+        return "\n".join(f"- {line}" for line in lines)
+
     sizes = dict(max_prompt=max_prompt, trim="post")
     if style == "single":
         prompt = head + listed((*parts[0], *parts[1], BOTH))
@@ -126,7 +129,10 @@ def writing_metrics(constants: Constants | Graded) -> dict[str, Callable[[Trajec
     """Figures of a play's last texts, in [0, 1]: `return`, the headline, and tokens. Of MAGRPO's reward (Table 1) structure (levels 1 to
     3), `complete` (level 4 was reached), consistency and coherence (0 unless it was), and grounding; of the graded one its components."""
     most = constants.most
-    points = lambda path, names: sum(path.fields[name] for name in names) / sum(most[name] for name in names)  # noqa: E731
+
+    def points(path, names):
+        return sum(path.fields[name] for name in names) / sum(most[name] for name in names)
+
     if isinstance(constants, Graded):
         each = {f"{name}_share": lambda path, name=name: points(path, (name,)) for name in most}
         return {"return": lambda path: points(path, tuple(most))} | each | EFFICIENCY

@@ -15,7 +15,10 @@ def relay(words: int = 1, noise: float = 0.5) -> World:
     tokenizer = train_pieces((".", "tell", "guess", *COLOURS))
     teller = Role("teller", "tell {colour}", parse=plain("hint", words), writes={"hint": ""}, max_tokens=2 * words, max_prompt=8)
     guesser = Role("guesser", "guess {hint}", parse=plain("guess", words), writes={"guess": ""}, max_tokens=2 * words, max_prompt=8)
-    right = lambda way: float(way.fields["guess"] == way.fields["colour"])  # noqa: E731
+
+    def right(way):
+        return float(way.fields["guess"] == way.fields["colour"])
+
     team = Workflow("relay", sequence(teller, guesser), inputs=("colour",), rewards=(broadcast(right),), metrics={"right": right})
 
     def tasks(split, first, count):
