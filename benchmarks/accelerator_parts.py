@@ -363,9 +363,9 @@ def update_row(config, groups: int, branches: int, prompt: int, response: int, r
     import jax
 
     from benchmarks.update import stepper
-    from experiments import planning
     from marl_llm.algorithms import make_recipe
     from marl_llm.models import TRAIN, init_params, param_shardings
+    from marl_llm.planning import programs as planning
     from marl_llm.training import make_mesh, make_optimizer, make_policy, roofline
 
     mesh, optimizer = make_mesh(1), make_optimizer()

@@ -20,7 +20,7 @@ from typing import Any
 
 def plays(world: Any, tables: int, when: str) -> list[tuple[Any, list[Any]]]:
     """(fault, views of its actions) of every play: each fault on `tables` test tables, of its kind if it has one."""
-    from experiments.coach import scripted
+    from marl_llm.cli.coach import scripted
     from marl_llm.coaching.small import views_of
     from marl_llm.games.pipeline.faults import FAULTS, faulty_player
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--coach", type=pathlib.Path, help="directory of a small coach; without it the rubric is asked")
     parser.add_argument("--tables", type=int, default=10, help="test tables per fault (%(default)s)")
     asked = parser.parse_args(argv)
-    from experiments.command import code_of
+    from marl_llm.runs.command import code_of
 
     try:
         report = of_rubric(asked.tables) if asked.coach is None else of_small(asked.coach, asked.tables)
@@ -91,7 +91,7 @@ def _rubric(world: Any, tables: int, when: str) -> dict[str, Any]:
 
 def of_small(folder: pathlib.Path, tables: int) -> dict[str, Any]:
     """A small coach's shares, and its mean absolute error against the rubric on the same actions."""
-    from experiments.coach import scores_of
+    from marl_llm.cli.coach import scores_of
     from marl_llm.coaching.small import read_record, rubric_value
 
     world = _world()

@@ -1,4 +1,4 @@
-"""The tables of docs/plans.md: `experiments.plan` over models, prompts and machines.
+"""The tables of docs/plans.md: `marl_llm.cli.plan` over models, prompts and machines.
 
     python -m benchmarks.plans --results=plans.jsonl [--only=v5e:16x16,h100:8]
     python -m benchmarks.plans --results=hosts.jsonl --hosts [--only=v5e:1x1]      what a person's one host is to hold, compiled
@@ -17,7 +17,7 @@ import pathlib
 import subprocess
 import sys
 
-from experiments.plan_table import table
+from marl_llm.planning.plan_table import table
 
 MODELS, PROMPTS = ("qwen3-1.7b", "qwen3-8b"), (8192, 16384)
 TPUS, GPUS = ("v5e:16x16", "v5p:4x4x4", "v6e:16x16"), ("h100:1", "h100:8", "h200:1", "h200:8")
@@ -27,7 +27,7 @@ RANK = "model.lora_rank=32"
 
 
 def flags(prompt: int, response: int, *more: str) -> tuple[str, ...]:
-    """Flags that `experiments.plan` and `experiments.train` both take."""
+    """Flags that `marl_llm.cli.plan` and `experiments.train` both take."""
     return tuple(f"--config.{one}" for one in (f"rollout.max_prompt={prompt}", f"rollout.max_tokens={response}", *more))
 
 
@@ -53,7 +53,7 @@ GIB = 2.0**30
 
 def command_of(model: str, topology: str, flags: tuple[str, ...], config: str = CONFIG) -> list[str]:
     """The command of one plan."""
-    start = [sys.executable, "-m", "experiments.plan", f"--config={config}"]
+    start = [sys.executable, "-m", "marl_llm", "plan", f"--config={config}"]
     return [*start, f"--config.model.preset={model}", f"--topology={topology}", *flags]
 
 
@@ -123,7 +123,7 @@ HOST_HEADER = (
 
 
 def hosts(results: pathlib.Path, only: list[str]) -> None:
-    """The table of hosts, then each plan as `experiments.plan` prints it; what is in the file already is not asked again."""
+    """The table of hosts, then each plan as `marl_llm.cli.plan` prints it; what is in the file already is not asked again."""
     found = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     printed = []
     print(HOST_HEADER)

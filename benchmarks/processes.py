@@ -26,7 +26,7 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).parent.parent
 GAME = '''
-from experiments.base import base_config
+from marl_llm.runs.base import base_config
 
 
 def get_config(arg=None):

@@ -24,7 +24,7 @@ TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "0 is greedy", lower_bound=
 
 def timed(run: str) -> dict:
     """Figures of one run. Raises `ConfigError` for a run that cannot be opened."""
-    from experiments.building import opened
+    from marl_llm.runs.building import opened
 
     seconds, cpu, speed, tokens, critical, scores = [], [], [], [], [], []
     with opened(run, STEP.value) as (_, _, team, step):

@@ -254,7 +254,7 @@ def pipeline(account: Callable[[], float | None], steps: int = 3, tables: int = 
 
     `programs` were asked for and `ran` went into a box, as the memo did not know them; `cpu_s` is the CPU time of host and boxes together.
     """
-    from experiments.coach import scripted
+    from marl_llm.cli.coach import scripted
     from marl_llm.games import make_game
     from marl_llm.tools.sandbox import default_sandbox
 

@@ -82,8 +82,8 @@ class Clock:
 
 def team_of(config):
     """(plan, mesh, context of the team) as `experiments.train` makes them, without a cache of programs on disk."""
-    from experiments.base import check, resolve
-    from experiments.building import build_team, start_jax
+    from marl_llm.runs.base import check, resolve
+    from marl_llm.runs.building import build_team, start_jax
 
     check(config)
     mesh = start_jax(config, "")

@@ -18,7 +18,7 @@ DOCS = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 PACKAGES = (
     "algorithms", "models", "text", "tools", "sampling", "workflows", "coaching", "games", "checking", "rollout", "evaluation", "training",
-    "serving", "reporting", "viewing",
+    "serving", "reporting", "viewing", "runs", "planning",
 )  # fmt: skip
 DEFINED = re.compile(r'^\s*(?:c\.(?P<dotted>[a-z_.]+) = |(?P<field>[a-z_]\w*): [^=(]+?(?: = |$)|"(?P<key>[a-z_0-9]+)"(?:: |,))')
 HEAD = """# Options
@@ -142,9 +142,9 @@ def game_options() -> list[str]:
 
 def options() -> str:
     """The text of `docs/options.md`."""
-    from experiments import base, coaching
     from marl_llm.algorithms import Recipe
     from marl_llm.models import ModelConfig
+    from marl_llm.runs import base, coaching
     from marl_llm.training import PlayOptions
 
     def source(thing):

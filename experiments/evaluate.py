@@ -18,11 +18,11 @@ import pathlib
 
 from absl import flags, logging
 
-from experiments import command, trust
-from experiments.building import opened
-from experiments.command import ConfigError
-from experiments.duels import duel_seats, duel_table, duel_text
-from experiments.measuring import measure, page_text, tables
+from marl_llm.runs import command, trust
+from marl_llm.runs.building import opened
+from marl_llm.runs.command import ConfigError
+from marl_llm.runs.duels import duel_seats, duel_table, duel_text
+from marl_llm.runs.measuring import measure, page_text, tables
 
 FLAGS = flags.FlagValues()
 _RUN = flags.DEFINE_string("run", None, "Run directory.", flag_values=FLAGS)

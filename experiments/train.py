@@ -28,11 +28,12 @@ import traceback
 from absl import flags, logging
 from ml_collections import config_flags
 
-from experiments import checks, command, trust
-from experiments.building import CACHE, begins_elsewhere, build_team, hardware_of, params_of, restored, sources_of, start_jax, tools_of
-from experiments.command import ConfigError, TrainingError
-from experiments.continuing import Stopwatch, continued, goes_on, up_to
-from experiments.measuring import (
+from marl_llm.activity import Heartbeat, doing
+from marl_llm.runs import checks, command, trust
+from marl_llm.runs.building import CACHE, begins_elsewhere, build_team, hardware_of, params_of, restored, sources_of, start_jax, tools_of
+from marl_llm.runs.command import ConfigError, TrainingError
+from marl_llm.runs.continuing import Stopwatch, continued, goes_on, up_to
+from marl_llm.runs.measuring import (
     VOID_LIMIT,
     Alarms,
     SignalWatch,
@@ -45,10 +46,9 @@ from experiments.measuring import (
     page_text,
     tables,
 )
-from experiments.run_files import RunFiles
-from experiments.stopping import GRACE_S, Stopping
-from experiments.workdir import home_of, open_workdir, process_log, write_json
-from marl_llm.activity import Heartbeat, doing
+from marl_llm.runs.run_files import RunFiles
+from marl_llm.runs.stopping import GRACE_S, Stopping
+from marl_llm.runs.workdir import home_of, open_workdir, process_log, write_json
 from marl_llm.untrusted import read_json_file
 
 FLAGS = flags.FlagValues()
@@ -89,7 +89,7 @@ def train(
     On many processes (`--distributed`) all run this; process 0 owns the directory, and what it decides or refuses holds for all.
     """
     clock = Stopwatch()
-    from experiments.base import check, resolve
+    from marl_llm.runs.base import check, resolve
 
     check(config, home)
     from marl_llm.training import processes
@@ -146,8 +146,8 @@ def again(workdir: pathlib.Path, cache: str | None, grace_s: float) -> str:
 
 def learn(plan, config, workdir: pathlib.Path, team, checkpoints, clock: Stopwatch, done: list[int] | None, stop: Stopping) -> dict:
     """Warm start or resume, the loop, what was learned. `done`: steps of the checkpoints of a run that continues."""
-    from experiments.coaching import CoachWatch, cost_line
     from marl_llm import reporting
+    from marl_llm.runs.coaching import CoachWatch, cost_line
     from marl_llm.training import processes, speed
     from marl_llm.training.programs import ProgramWatch
 
@@ -260,7 +260,7 @@ def played(team, config, step: int, watches, keep):
     With `rollout.over_start` nothing is left to the step behind a checkpoint, so that a run which is killed loses no play.
     What stops the run here is said after `keep`: nothing of this step was learned, and what came before it is whole.
     """
-    from experiments.coaching import first_failure
+    from marl_llm.runs.coaching import first_failure
 
     tasks, after = config.rollout.tasks, step + 1
     try:
@@ -376,8 +376,8 @@ def main(argv) -> None:
     if _STEP.value is not None and not _RESUME.value:
         raise ConfigError(f"--step={_STEP.value} goes back to a checkpoint of a run that continues: it needs --resume=DIR")
     if _DRY_RUN.value:
-        from experiments import this_machine
-        from experiments.base import resolve
+        from marl_llm.planning import this_machine
+        from marl_llm.runs.base import resolve
 
         with resolve(config, home) as plan:
             print(plan.table(config))

@@ -10,8 +10,9 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-_ROOMS = ("activity", "algorithms", "checking", "coaching", "data_files", "evaluation", "games", "hints", "local_server", "models",
-          "reporting", "rollout", "sampling", "serving", "text", "tools", "training", "untrusted", "viewing", "workflows")  # fmt: skip
+_ROOMS = ("activity", "algorithms", "checking", "cli", "coaching", "data_files", "evaluation", "games", "hints", "local_server", "models",
+          "planning", "reporting", "rollout", "runs", "sampling", "serving", "text", "tools", "training", "untrusted", "viewing",
+          "workflows")  # fmt: skip
 __all__ = [*_ROOMS, "view"]
 
 

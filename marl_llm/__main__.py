@@ -7,24 +7,24 @@ import pathlib
 import sys
 
 COMMANDS = {
-    "check": ("experiments.check", "check a game or a config against the laws, without a model"),
-    "profile": ("experiments.profiling", "play tasks before training: which of them give a gradient"),
-    "rescore": ("experiments.rescore", "compute the rewards of a run's stored plays again"),
+    "check": ("marl_llm.cli.check", "check a game or a config against the laws, without a model"),
+    "profile": ("marl_llm.cli.profiling", "play tasks before training: which of them give a gradient"),
+    "rescore": ("marl_llm.cli.rescore", "compute the rewards of a run's stored plays again"),
     "view": ("marl_llm.viewing.command", "look at the plays of a run in a browser, a file or a terminal"),
-    "play": ("experiments.play", "play a role of a game yourself, in the browser or the terminal"),
+    "play": ("marl_llm.cli.play", "play a role of a game yourself, in the browser or the terminal"),
     "train": ("experiments.train", "train a config"),
     "evaluate": ("experiments.evaluate", "evaluate a checkpoint of a run"),
-    "compare": ("experiments.compare", "train a config with a few keys changed"),
-    "collect": ("experiments.collect", "one table of many runs"),
-    "runs": ("experiments.runs", "list the runs below a folder: state, steps, result"),
-    "plan": ("experiments.plan", "memory and time of a config on an accelerator"),
-    "serve": ("experiments.serve", "a role of a run, or a checkpoint, as chat completions on this machine"),
-    "coach": ("experiments.coach", "train a small coach to say what a world's rubric says, and measure it"),
-    "injections": ("experiments.injections", "how many injected texts raise the scores of a config's coach"),
-    "chat": ("experiments.chat", "talk with a role of a run, or a checkpoint, in the terminal"),
-    "tiny": ("experiments.make_tiny_checkpoint", "write a small checkpoint with random weights, to try what is meant for real ones"),
-    "model": ("experiments.fetch_model", "fetch a small real model, or convert a GGUF file, into a checkpoint directory"),
-    "export": ("experiments.export", "write a checkpoint in Hugging Face's form"),
+    "compare": ("marl_llm.cli.compare", "train a config with a few keys changed"),
+    "collect": ("marl_llm.cli.collect", "one table of many runs"),
+    "runs": ("marl_llm.cli.runs", "list the runs below a folder: state, steps, result"),
+    "plan": ("marl_llm.cli.plan", "memory and time of a config on an accelerator"),
+    "serve": ("marl_llm.cli.serve", "a role of a run, or a checkpoint, as chat completions on this machine"),
+    "coach": ("marl_llm.cli.coach", "train a small coach to say what a world's rubric says, and measure it"),
+    "injections": ("marl_llm.cli.injections", "how many injected texts raise the scores of a config's coach"),
+    "chat": ("marl_llm.cli.chat", "talk with a role of a run, or a checkpoint, in the terminal"),
+    "tiny": ("marl_llm.cli.make_tiny_checkpoint", "write a small checkpoint with random weights, to try what is meant for real ones"),
+    "model": ("marl_llm.cli.fetch_model", "fetch a small real model, or convert a GGUF file, into a checkpoint directory"),
+    "export": ("marl_llm.cli.export", "write a checkpoint in Hugging Face's form"),
 }
 # commands whose options absl reads
 _FLAGS = ("train", "evaluate", "compare", "collect", "plan", "serve", "injections", "chat", "tiny", "model", "export")
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     _import_own_experiments()
     module = importlib.import_module(COMMANDS[name][0])
     if name in _FLAGS:
-        from experiments import command
+        from marl_llm.runs import command
 
         sys.argv = [f"marl_llm {name}", *rest]
         command.run(module.main, module.FLAGS, positional=name in _POSITIONAL)

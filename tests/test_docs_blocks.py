@@ -17,9 +17,9 @@ import typing
 import numpy as np
 import pytest
 
-from experiments.base import model_section
 from marl_llm.__main__ import COMMANDS
 from marl_llm.games import find_game
+from marl_llm.runs.base import model_section
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -188,8 +188,8 @@ def wrong_option(config, path):
 def wrong_flags(module, given):
     """Flags that a command does not define; its source is read, because two commands in one process would define a flag twice."""
     text = (ROOT / f"{module.replace('.', '/')}.py").read_text()
-    if re.search(r"from experiments import .*\bserve\b", text):  # chat has the flags of serve
-        text += (ROOT / "experiments" / "serve.py").read_text()
+    if re.search(r"from marl_llm.cli import .*\bserve\b", text):  # chat has the flags of serve
+        text += (ROOT / "marl_llm" / "cli" / "serve.py").read_text()
     own = set(re.findall(r"(?:DEFINE_\w+|add_argument)\(\s*\"(?:--)?(\w+)\"", text))
     return [name for name in given if name not in own]
 
@@ -225,6 +225,6 @@ def test_a_command_with_a_fault_is_found():
     assert wrong_option(config, "recipe.alpha") is None
     assert "no option tasks" in wrong_option(config, "game.tasks")
     assert "no alfa" in wrong_option(config, "recipe.alfa")
-    assert wrong_flags("experiments.check", ["option", "optoin"]) == ["optoin"]
+    assert wrong_flags("marl_llm.cli.check", ["option", "optoin"]) == ["optoin"]
     assert wrong_flags("experiments.train", ["dry_run", "dryrun"]) == ["dryrun"]
     assert list(commands("A=1 python -m a --b=c && python -m d   # e")) == [("a", ["--b=c"]), ("d", [])]

@@ -42,7 +42,8 @@ def test_the_meaning_of_an_option_is_the_comment_beside_or_above_it():
 
 
 def test_every_package_has_a_page():
-    assert sorted(generate.PACKAGES) == sorted(found.parent.name for found in (ROOT / "marl_llm").glob("*/__init__.py"))
+    packages = {found.parent.name for found in (ROOT / "marl_llm").glob("*/__init__.py")}
+    assert set(generate.PACKAGES) == packages - {"cli"}, "the modules of `cli` are commands; docs/README.md has those"
 
 
 @pytest.mark.parametrize("package", generate.PACKAGES)

@@ -10,6 +10,8 @@ import re
 
 import pytest
 
+from marl_llm.__main__ import COMMANDS
+
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 RESULTS = (ROOT / "docs" / "results.md").read_text()
@@ -67,6 +69,7 @@ def faults(row: list[str]) -> list[str]:
     """What a row of results lacks: a command that is there, or commits."""
     what, command, figure, commit = row
     names = re.findall(r"experiments/configs/\w+\.py|(?:experiments|benchmarks)\.\w+|tests/\S+\.py|docs/\w+\.md|(?<=\()\w+\.md", command)
+    names += [COMMANDS[name][0] for name in re.findall(r"marl_llm (\w+)", command) if name in COMMANDS]
     files = [name if "/" in name else f"docs/{name}" if name.endswith(".md") else name.replace(".", "/") + ".py" for name in names]
     lacks = [f"{name} is not there" for name in files if not ((ROOT / name).exists() or (ROOT / name).with_suffix("").is_dir())]
     if not names and not re.search(r"command (one|two)|the same", command):

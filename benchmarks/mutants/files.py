@@ -6,12 +6,12 @@ FAULTS = {
     ("marl_llm/models/tensor_files.py", "tests/models/test_hostile_checkpoints.py"): {
         "a header of any number of tensors is read": ("bounds=HEADER_BOUNDS, ", ""),
     },
-    ("experiments/open_options.py", "tests/experiments/test_config.py"): {
+    ("marl_llm/runs/open_options.py", "tests/experiments/test_config.py"): {
         "a rate that is set is replaced": ("if config[section][name] is None:", "if True:"),
         "one model with adapters is enough": ("adapters = all(", "adapters = any("),
         "random models beside checkpoints count": ('checkpoints = [one for one in trained if one.get("path")]', "checkpoints = trained"),
     },
-    ("experiments/run_files.py", "tests/experiments/test_run_files.py"): {
+    ("marl_llm/runs/run_files.py", "tests/experiments/test_run_files.py"): {
         "the first plays are kept alone": ("kept = [*first, *worst_plays(others, WORST)]", "kept = first"),
         "the worst of all plays are kept": ("[len(first) :] if count", " if count"),
         "the worst plays before training are kept": ('if count and when != "before" else []', "if count else []"),

@@ -118,7 +118,7 @@ FAULTS = {
         "void plays have a score": ('if play["status"] != "void"]', "]"),
         "what was not chosen is paid": ('if one["chosen"]]', "]"),
     },
-    ("experiments/check.py", T + "checking/test_prolonging.py"): {
+    ("marl_llm/cli/check.py", T + "checking/test_prolonging.py"): {
         "a config's recipe is not read": ("{} if plan is None else {\"recipe\": plan.recipe}", "{}"),
     },
     (M + "reporting/page.py", T + "reporting/test_report.py"): {

@@ -29,7 +29,7 @@ FAULTS = {
         "the digests' own damage is not seen": ("if head != (_HEAD + hashlib.sha256(lines).hexdigest()).encode():", "if False:"),
         "what was not written belongs to it": ("if extra := sorted(there - set(known)):", "if extra := []:"),
     },
-    ("experiments/trust.py", "tests/experiments/test_trust.py"): {
+    ("marl_llm/runs/trust.py", "tests/experiments/test_trust.py"): {
         "what others may write is one's own": ("not one.st_mode & others for one", "True for one"),
         "a claim that is named frees the others": ("if given.get(key) != value}", "if not given}"),
         "the game's files are not claimed": ('claims |= {f"game/{file}": digest', 'claims |= {} and {f"game/{file}": digest'),
@@ -64,7 +64,7 @@ FAULTS = {
     (R + "hosted.py", T + "test_copies.py"): {
         "other seats are merged": ("learner.attached(trained) if name in self._together else", "learner.attached(trained) if name in self._together and trained is learner.policy.params else"),
     },
-    ("experiments/building.py", "tests/experiments/test_config.py"): {
+    ("marl_llm/runs/building.py", "tests/experiments/test_config.py"): {
         "a team of checkpoints takes all devices": ("else 1 if one else there", "else there"),
         "only the common model's checkpoint counts": ("sections = (config.model, *config.models.values())", "sections = (config.model,)"),
     },
@@ -93,7 +93,7 @@ FAULTS = {
     ("marl_llm/models/serving.py", "tests/experiments/test_plan.py"): {
         "a copy with a split of its own is whole in between": ("with within(TRAIN):", "with within(SAMPLE):"),
     },
-    ("experiments/program_costs.py", "tests/experiments/test_program_costs.py"): {
+    ("marl_llm/planning/program_costs.py", "tests/experiments/test_program_costs.py"): {
         "every loop counts by ones": ("math.ceil(numbers[0] / self._step(loop, place[0]) if place else numbers[0])", "numbers[0]"),
         "a loop keeps what it changes": ("if self._origin(lines, name) == place}", "if True}"),
         "what a loop inside keeps is not followed": ('if whole.opcode == "while" and place', 'if whole.opcode == "call" and place'),
@@ -102,13 +102,13 @@ FAULTS = {
         "what is kept stays on the chip": ("results=tuple(dataclasses.replace(r, main=True)", "results=tuple(dataclasses.replace(r, main=r.main)"),
         "a known kernel's operands count whole": ("self.known and self.known in _source(one))", "False)"),
     },
-    ("experiments/engine_programs.py", "tests/experiments/test_plan.py"): {
+    ("marl_llm/planning/engine_programs.py", "tests/experiments/test_plan.py"): {
         "a first block of pages is counted twice": ("(blocks[i % len(blocks)] - 1) * loop.read", "blocks[i % len(blocks)] * loop.read"),
         "kernels fetch in one layer": ("again + layers * programs.fetched", "again + programs.fetched", "tests/experiments/test_program_costs.py"),
         "a GPU's cache is not thought of": ('if platform() != "gpu":', "if True:"),
         "a GPU's pages are a TPU's": ("PAGE.get(platform(), 16)", 'PAGE["tpu"]'),
     },
-    ("experiments/plan_devices.py", "tests/experiments/test_plan.py"): {
+    ("marl_llm/planning/plan_devices.py", "tests/experiments/test_plan.py"): {
         "a GPU has the memory that it reads in a second": ("device_memory_size: {int(memory)}", "device_memory_size: {int(bandwidth)}"),
         "one GPU is compiled for": ('topology=f"1x1x{count}"', 'topology="1x1x1"'),
         "GPUs are counted though their compiler is there": ("_gpus(name, int(shape)) if compile_ else None", "None"),
@@ -121,7 +121,7 @@ FAULTS = {
     (R + "policy.py", T + "test_memory.py"): {
         "a step is made from moments that may not be kept": ("optax.tree.bias_correction(state.mu, b1", "optax.tree.bias_correction(new.mu, b1"),
     },
-    ("experiments/planning.py", "tests/experiments/test_plan.py"): {
+    ("marl_llm/planning/programs.py", "tests/experiments/test_plan.py"): {
         "a phase's gradient is not counted": ("step = resident + params", "step = resident"),
         "what models begin from is not counted": ('{"start": resident + sizes.sources * whole}', '{"start": resident}'),
         "phases are not asked whether they fit": ('"peak": max(*moments.values(), *out["phases"].values()),', '"peak": max(moments.values()),'),

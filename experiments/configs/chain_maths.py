@@ -10,8 +10,8 @@ Variants:  :smoke; :outcome has no coach and pays everybody for a right answer (
            `experiments/configs/math_chat.py` has the paper's constants.
 """
 
-from experiments.base import variant
 from experiments.configs.sizes import small_workflow, smoke_workflow
+from marl_llm.runs.base import variant
 
 
 def get_config(arg=None):

@@ -8,8 +8,8 @@ Variants:  :smoke; :grpo compares whole plays; :full has the paper's constants a
            ...:full --config.game.train=apps/train.jsonl --config.game.test=apps/test.jsonl --config.model.path=Qwen3-1.7B
 """
 
-from experiments.base import base_config, variant
 from experiments.configs.sizes import at_grpo_full, mini_debate, smoke_workflow
+from marl_llm.runs.base import base_config, variant
 
 
 def get_config(arg=None):

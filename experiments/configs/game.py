@@ -6,8 +6,8 @@ Variants:  none; what follows the first colon names the game, as `marl_llm.games
 Expected:  whatever the game allows. Hardware: any; a game of a few tokens trains in a minute on two CPU cores.
 """
 
-from experiments.base import base_config
-from experiments.command import ConfigError
+from marl_llm.runs.base import base_config
+from marl_llm.runs.command import ConfigError
 
 
 def get_config(arg=None):

@@ -10,8 +10,8 @@ Variants:  :smoke; :individual pays each agent for its own function's form; :fee
            ...:full --config.game.humaneval=HumanEval.jsonl.gz --config.model.path=Qwen2.5-Coder-3B
 """
 
-from experiments.base import base_config, variant
 from experiments.configs.sizes import magrpo_full, small_workflow, smoke_workflow
+from marl_llm.runs.base import base_config, variant
 
 
 def get_config(arg=None):

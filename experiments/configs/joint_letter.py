@@ -6,7 +6,7 @@ Hardware:  two CPU cores; 90 % after 6 s of training, besides compilation (docs/
 Variants:  joint_letter.py:permuted gives every joint action another one's reward, and must learn nothing; joint_letter.py:smoke
 """
 
-from experiments.base import base_config, smoke, variant
+from marl_llm.runs.base import base_config, smoke, variant
 
 
 def get_config(arg=None):

@@ -8,8 +8,8 @@ Expected:  no run of this size has been made. The paper (Table 1, Qwen3-4B): AMC
 Variants:  :partial, where only the solver reads the problem; :smoke, with rewards of the outcome and no coach.
 """
 
-from experiments.base import base_config, variant
 from experiments.configs.sizes import smoke_workflow
+from marl_llm.runs.base import base_config, variant
 
 
 def get_config(arg=None):

@@ -6,8 +6,8 @@ Expected:  docs/magrpo.md, "Matrix games".
 Variants:  without a word the joint utility pays both (Table 4); :posg_1 and :posg_2 pay each agent its own part (Table 5); :smoke
 """
 
-from experiments.base import base_config, smoke, variant
 from marl_llm.games.matrix import POSG_2
+from marl_llm.runs.base import base_config, smoke, variant
 
 
 def get_config(arg=None):

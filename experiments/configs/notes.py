@@ -9,8 +9,8 @@ Variants:  :smoke; :tldr and :arxiv have the paper's constants and need files an
            ...:tldr --config.game.train=tldr/train.parquet --config.game.test=tldr/test.parquet --config.model.path=Qwen3-1.7B
 """
 
-from experiments.base import base_config, variant
 from experiments.configs.sizes import magrpo_full, small_workflow, smoke_workflow
+from marl_llm.runs.base import base_config, variant
 
 
 def get_config(arg=None):

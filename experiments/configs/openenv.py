@@ -7,8 +7,8 @@ Expected:  docs/external_games.md, which has the options. The server's seeds are
 Variants:  :smoke; :chat, for a checkpoint: ...:chat --config.game.url=... --config.model.path=Qwen3-1.7B
 """
 
-from experiments.base import base_config, variant
 from experiments.configs.sizes import real_model, small_workflow, smoke_workflow, without_tied
+from marl_llm.runs.base import base_config, variant
 
 
 def get_config(arg=None):

@@ -8,8 +8,8 @@ Variants:  :smoke; :ppo, :at_grpo and :reinforce are the recipes that docs/workf
            DeepCoder's problems: ...:full --config.game.train=train.parquet --config.game.test=test.parquet --config.model.path=...
 """
 
-from experiments.base import base_config, variant
 from experiments.configs.sizes import full_size, small_workflow, smoke_workflow
+from marl_llm.runs.base import base_config, variant
 
 
 def get_config(arg=None):

@@ -6,8 +6,8 @@ Hardware:  two CPU cores, float32; 21 min of training on a busy machine.
 Variants:  plan_path_10x10.py:smoke
 """
 
-from experiments.base import smoke, variant
 from experiments.configs import quickstart
+from marl_llm.runs.base import smoke, variant
 
 
 def get_config(arg=None):

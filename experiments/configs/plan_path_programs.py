@@ -7,8 +7,8 @@ Hardware:  one CPU core, float32; about five minutes of CPU time.
 Variants:  :10x10 plays 10x10 maps; :smoke runs the same code in a few steps.
 """
 
-from experiments.base import variant
 from experiments.configs.sizes import small_workflow, smoke_workflow, without_tied
+from marl_llm.runs.base import variant
 
 
 def get_config(arg=None):

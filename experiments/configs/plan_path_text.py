@@ -3,8 +3,8 @@
 Command:   python -m experiments.train --config=experiments/configs/plan_path_text.py --config.model.path=Qwen3-1.7B --workdir=runs/text
            ... --config.assignment=shared         one model for both roles; --config.game.agents=single: the single agent
            ... --config.game.rewards_form=paper   Appendix B.4 as printed; =outcome: B.6
-Expected:  what the paper reports stands in `experiments/reported.py`; not run here, it needs GPUs.
-Hardware:  the paper used 8 x H100; `python -m experiments.plan --config=experiments/configs/plan_path_text.py
+Expected:  what the paper reports stands in `marl_llm/runs/reported.py`; not run here, it needs GPUs.
+Hardware:  the paper used 8 x H100; `python -m marl_llm plan --config=experiments/configs/plan_path_text.py
            --config.model.preset=qwen3-1.7b --topology=h100:8` says what a run needs, without a checkpoint.
 Variants:  :full is the same; :smoke runs the same code in two steps, with short responses.
 """

@@ -6,8 +6,8 @@ Hardware:  two CPU cores, float32; how long it takes stands in docs/results.md, 
 Variants:  quickstart.py:smoke runs the same code in a few steps and learns nothing.
 """
 
-from experiments.base import base_config, smoke, variant
 from experiments.configs.sizes import without_tied
+from marl_llm.runs.base import base_config, smoke, variant
 
 
 def get_config(arg=None):

@@ -1,6 +1,6 @@
 """What configs have in common: the small worlds, boards, games in text, and the sizes of the experiments of UnityMAS-O and Stronger-MAS."""
 
-from experiments.base import base_config, smoke, variant
+from marl_llm.runs.base import base_config, smoke, variant
 
 
 def small_workflow(name: str, game: str, recipe: str):

@@ -6,9 +6,9 @@ Command:   python -m experiments.train --config=experiments/configs/smol_game.py
 Hardware:  two CPU cores, float32. `docs/small_real_model.md` writes such a workflow.
 """
 
-from experiments.base import base_config
-from experiments.command import ConfigError
 from experiments.configs.sizes import small_real_model
+from marl_llm.runs.base import base_config
+from marl_llm.runs.command import ConfigError
 
 
 def get_config(arg=None):

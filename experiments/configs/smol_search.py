@@ -10,8 +10,8 @@ Expected:  not trained yet. At the start almost no answer is wholly right; the p
 Hardware:  two CPU cores, float32.
 """
 
-from experiments.base import base_config, variant
 from experiments.configs.sizes import small_real_model
+from marl_llm.runs.base import base_config, variant
 
 
 def get_config(arg=None):

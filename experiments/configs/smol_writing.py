@@ -10,8 +10,8 @@ Command:   python -m marl_llm model smollm2 --out=models/smollm2
 Hardware:  two CPU cores, float32, 3 GB.
 """
 
-from experiments.base import base_config, variant
 from experiments.configs.sizes import small_real_model
+from marl_llm.runs.base import base_config, variant
 
 
 def get_config(arg=None):

@@ -8,8 +8,8 @@ Variants:  sokoban.py:split hides the inner walls from the Planner; sokoban.py:s
            sokoban.py:smoke
 """
 
-from experiments.base import smoke, variant
 from experiments.configs.sizes import board
+from marl_llm.runs.base import smoke, variant
 
 _VARIANTS = {
     "split": dict(view="split"),

@@ -8,8 +8,8 @@ Variants:  sudoku.py:split hides the boxes from the Planner; sudoku.py:raw shows
            alone (B.6); sudoku.py:smoke
 """
 
-from experiments.base import smoke, variant
 from experiments.configs.sizes import board
+from marl_llm.runs.base import smoke, variant
 
 _VARIANTS = {
     "split": dict(view="split"),

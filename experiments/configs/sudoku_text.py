@@ -2,7 +2,7 @@
 
 Command:   python -m experiments.train --config=experiments/configs/sudoku_text.py --config.model.path=Qwen3-1.7B --workdir=runs/text
            ... --config.assignment=shared; --config.game.agents=single; --config.game.rewards_form=paper or outcome
-Expected:  what the paper reports stands in `experiments/reported.py`; not run here, it needs GPUs.
+Expected:  what the paper reports stands in `marl_llm/runs/reported.py`; not run here, it needs GPUs.
 Hardware:  the paper used 8 x H100; see `experiments/configs/plan_path_text.py` for a plan.
 Variants:  :full is the same; :smoke runs the same code in two steps, with short responses.
 """

@@ -9,8 +9,8 @@ Variants:  :smoke; :grpo compares whole plays; :ensemble and :ensemble_grpo have
            ...:full --config.game.train=polaris.jsonl --config.game.test=aime24.jsonl --config.model.path=Qwen3-1.7B
 """
 
-from experiments.base import base_config, variant
 from experiments.configs.sizes import at_grpo_full, mini_debate, smoke_workflow
+from marl_llm.runs.base import base_config, variant
 
 
 def get_config(arg=None):

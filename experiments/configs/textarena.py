@@ -10,8 +10,8 @@ Expected:  docs/external_games.md, which lists what plays and what is refused.
 Variants:  :spiral; :smoke; :chat, for a checkpoint: ...:chat --config.game.game=TicTacToe --config.model.path=Qwen3-1.7B
 """
 
-from experiments.base import base_config, variant
 from experiments.configs.sizes import real_model, small_workflow, smoke_workflow, without_tied
+from marl_llm.runs.base import base_config, variant
 
 
 def get_config(arg=None):

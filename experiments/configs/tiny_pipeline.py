@@ -9,8 +9,8 @@ Variants:  :smoke; :full has the paper's constants on modelling tasks in DSBench
            --config.coach.url=https://.../chat/completions --config.coach.served_as=NAME
 """
 
-from experiments.base import base_config, variant
 from experiments.configs.sizes import small_workflow, smoke_workflow
+from marl_llm.runs.base import base_config, variant
 
 
 def get_config(arg=None):

@@ -3,7 +3,7 @@
     executor  _ _ _ _ a a _ a  p p _ p b b _ b  solved x claims y said _ printed x    ->    SCORE: 9
 
 Its reply is read by the function that reads every coach's. It knows no rubric when it scores, and is measured against one on plays of a
-team that it never saw (`agreement`); without enough agreement it may train nobody. `experiments/coach.py` trains and measures it.
+team that it never saw (`agreement`); without enough agreement it may train nobody. `marl_llm/cli/coach.py` trains and measures it.
 """
 
 from __future__ import annotations

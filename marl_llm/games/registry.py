@@ -117,7 +117,7 @@ class Found:
 def find_game(name: str, home: str | pathlib.Path | None = None) -> Found:
     """What a name stands for; `home` is the folder in which a run kept its copy of a user's file, and nothing is written there.
 
-    Loading a file or a module runs it: ask `experiments.trust` first where somebody else may have named it. Of what is in it nothing is
+    Loading a file or a module runs it: ask `marl_llm.runs.trust` first where somebody else may have named it. Of what is in it nothing is
     called that does not say that it makes a game. Raises `GameError`: an unknown name, a file or module that is not there or cannot be
     run, or an object that is not in it or makes no game.
     """

@@ -95,7 +95,7 @@ def start(how: str, lost_after_s: float = 120.0, initialization_timeout_s: int =
     if found is None:
         return 1
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from `experiments.stopping`
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from `marl_llm.runs.stopping`
     place, count, rank = found
     patience = int(2 * lost_after_s) + 30  # `Watch` speaks first, and names the process
     try:

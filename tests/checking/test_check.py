@@ -11,11 +11,11 @@ import faulty_games
 import jax
 import pytest
 
-from experiments.check import main
 from marl_llm.checking import CheckError, Subject, check, report_text
 from marl_llm.checking.honesty import _planted
 from marl_llm.checking.junk import battery
 from marl_llm.checking.verdict import Finding
+from marl_llm.cli.check import main
 from marl_llm.games import make_game
 from marl_llm.games.hosted import hosted
 from marl_llm.text import train_pieces

@@ -6,11 +6,11 @@ import faulty_games
 import numpy as np
 import pytest
 
-from experiments import profiling, rescore
-from experiments.base import _listed
-from experiments.command import ConfigError
 from marl_llm.algorithms import Samples, make_recipe
 from marl_llm.checking import Subject
+from marl_llm.cli import profiling, rescore
+from marl_llm.runs.base import _listed
+from marl_llm.runs.command import ConfigError
 from marl_llm.training.batch import Batch
 from marl_llm.training.packing import Tokens, TokenSample
 

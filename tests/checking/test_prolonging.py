@@ -3,10 +3,10 @@
 import faulty_games
 import pytest
 
-from experiments import check as command
 from marl_llm import checking
 from marl_llm.algorithms import make_recipe
 from marl_llm.checking import check, prolonging, report_text
+from marl_llm.cli import check as command
 
 
 def found(world, **recipe):

@@ -95,17 +95,17 @@ def test_a_text_is_heard_by_the_roles_parser():
 
 @pytest.mark.parametrize("config", ["chain_maths", "tiny_pipeline"])
 def test_the_command_prints_the_rate_of_a_configs_coach(config):
-    from experiments.check import load_config
-    from experiments.coach import injection_rates
+    from marl_llm.cli.check import load_config
+    from marl_llm.cli.coach import injection_rates
 
     told = injection_rates(load_config(f"experiments/configs/{config}.py", None), None, 1)
     assert re.search(r"^all +50 +0 ", told, re.MULTILINE)
 
 
 def test_the_command_wants_a_coach_and_plays():
-    from experiments.base import base_config
-    from experiments.coach import injection_rates
-    from experiments.command import ConfigError
+    from marl_llm.cli.coach import injection_rates
+    from marl_llm.runs.base import base_config
+    from marl_llm.runs.command import ConfigError
 
     with pytest.raises(ConfigError, match="nobody coaches"):
         injection_rates(base_config("t", "chain_maths", "mappa"), None, 1)

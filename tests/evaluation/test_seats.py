@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.measuring import measure, tables
 from marl_llm.algorithms import make_recipe
 from marl_llm.games import JointLetter
 from marl_llm.models import ModelConfig, init_params
+from marl_llm.runs.measuring import measure, tables
 from marl_llm.sampling import Responses
 from marl_llm.training import CompiledTeam, LearnerOptions, ModelSpec, compiled, make_mesh, make_optimizer
 from marl_llm.training.update import Trained

@@ -15,9 +15,10 @@ from test_train import lines, run  # noqa: F401
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from experiments import run_files, stopping, train
-from experiments.command import TrainingError
-from experiments.stopping import Stopped, Stopping
+from experiments import train
+from marl_llm.runs import run_files, stopping
+from marl_llm.runs.command import TrainingError
+from marl_llm.runs.stopping import Stopped, Stopping
 from marl_llm.training import CheckpointError, Checkpoints, checkpoints
 
 

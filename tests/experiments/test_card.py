@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from experiments.card import card, run_card
-from experiments.command import ConfigError
+from marl_llm.runs.card import card, run_card
+from marl_llm.runs.command import ConfigError
 
 RECORD = {
     "name": "team", "layout": 2, "command": "python -m experiments.train --config=a|b", "commit": "abc", "date": "2026-01-01",

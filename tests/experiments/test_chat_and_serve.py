@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from experiments import chat, serve
+from marl_llm.cli import chat, serve
 
 
 @pytest.mark.parametrize(("given", "talked", "served"), [([], 1, 16), (["--slots=3"], 3, 3)])

@@ -12,12 +12,12 @@ from test_players import write_checkpoint
 from test_runs import in_this_process, run  # noqa: F401
 from tokenizers import AddedToken, Tokenizer
 
-from experiments.base import base_config, resolve
-from experiments.coaching import cost_line, make_coaching
-from experiments.command import ConfigError
 from marl_llm import reporting
 from marl_llm.models import ModelConfig, init_params, save_pretrained
 from marl_llm.reporting import read_metrics
+from marl_llm.runs.base import base_config, resolve
+from marl_llm.runs.coaching import cost_line, make_coaching
+from marl_llm.runs.command import ConfigError
 from marl_llm.serving import ChatServer
 from marl_llm.serving.local import LocalModel, digest_of
 from marl_llm.tools.chat import ChatClient
@@ -161,7 +161,7 @@ def test_a_model_refuses_as_the_server_does_and_its_files_name_its_cache(judge, 
 
 
 def test_a_checkpoint_is_served_by_name(judge):
-    from experiments.serve import answers_of_checkpoint
+    from marl_llm.cli.serve import answers_of_checkpoint
     from marl_llm.tools.chat import Options
 
     with answers_of_checkpoint(str(judge), "coach", 2048, 1, slots=2) as models:

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from experiments.base import ConfigError
-from experiments.collect import curve, draw, group_runs, headline, read_groups, table
-from experiments.figures import band, draw_figure, role_rewards, turns
-from experiments.reported import DOMAINS, TABLE_6, TABLES, TABLES_7_8, reported
+from marl_llm.cli.collect import curve, draw, group_runs, headline, read_groups, table
+from marl_llm.runs.base import ConfigError
+from marl_llm.runs.figures import band, draw_figure, role_rewards, turns
+from marl_llm.runs.reported import DOMAINS, TABLE_6, TABLES, TABLES_7_8, reported
 
 
 def part(success, turns=1.5):

@@ -11,8 +11,8 @@ import pytest
 from absl import flags
 
 import experiments
-from experiments.command import DAMAGED, FAILED, ConfigError, check_local, code_of, config_path, run, with_installed
 from marl_llm.__main__ import COMMANDS, main
+from marl_llm.runs.command import DAMAGED, FAILED, ConfigError, check_local, code_of, config_path, run, with_installed
 
 ROOT = pathlib.Path(experiments.__file__).parents[1]
 HEAVY = {"jax", "jaxlib", "numpy", "flax", "matplotlib", "torch", "transformers", "gradio", "openai"}
@@ -51,12 +51,13 @@ def test_a_folder_with_an_experiments_of_its_own_does_not_hide_ours(tmp_path):
 
 
 def test_all_scripts_can_be_imported_into_one_process_and_each_has_its_own_flags():
-    scripts = [path.stem for path in (ROOT / "experiments").glob("*.py") if path.stem != "__init__"]
-    modules = [importlib.import_module(f"experiments.{name}") for name in scripts]
+    folders = ("experiments", "marl_llm/cli")
+    scripts = [path for folder in folders for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"]
+    modules = [importlib.import_module(f"{path.parent.relative_to(ROOT)}/{path.stem}".replace("/", ".")) for path in scripts]
     defined = {module.__name__: set(module.FLAGS) for module in modules if hasattr(module, "FLAGS")}
     assert {"config", "workdir", "resume"} <= defined["experiments.train"]
-    assert {"config", "topology"} <= defined["experiments.plan"]
-    assert "workdir" not in defined["experiments.plan"]
+    assert {"config", "topology"} <= defined["marl_llm.cli.plan"]
+    assert "workdir" not in defined["marl_llm.cli.plan"]
 
 
 def test_help_of_training_starts_no_jax():

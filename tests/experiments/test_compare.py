@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from experiments.base import base_config
-from experiments.command import ConfigError
-from experiments.variants import check_variants
+from marl_llm.runs.base import base_config
+from marl_llm.runs.command import ConfigError
+from marl_llm.runs.variants import check_variants
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -44,7 +44,7 @@ def test_variants_that_can_run_pass_and_leave_the_config_as_it_is(tmp_path, conf
 
 def test_the_command_checks_before_it_launches(tmp_path):
     """With the flags as they are typed."""
-    typed = [sys.executable, "-m", "experiments.compare", "--config=experiments/configs/quickstart.py"]
+    typed = [sys.executable, "-m", "marl_llm", "compare", "--config=experiments/configs/quickstart.py"]
     typed += ["--variant=a:steps=1", "--variant=b:stpes=1"]
     done = subprocess.run([*typed, f"--output={tmp_path / 'out'}"], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

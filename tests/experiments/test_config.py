@@ -13,11 +13,11 @@ import pytest
 from absl import flags
 from ml_collections import config_dict, config_flags
 
-from experiments import building, checks, command, workdir
-from experiments.base import MICROBATCH, base_config, model_section, resolve
-from experiments.command import ConfigError
-from experiments.open_options import fill_open_options
 from marl_llm.algorithms import Samples, advantages_for
+from marl_llm.runs import building, checks, command, workdir
+from marl_llm.runs.base import MICROBATCH, base_config, model_section, resolve
+from marl_llm.runs.command import ConfigError
+from marl_llm.runs.open_options import fill_open_options
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 QUICKSTART = str(ROOT / "experiments" / "configs" / "quickstart.py")
@@ -126,7 +126,7 @@ def test_what_is_right_is_read():
 
 # --- config files --------------------------------------------------------------------------------------------------------------
 
-HEAD = "from experiments.base import base_config\n\n\ndef get_config(arg=None):\n    c = base_config('x', 'plan_path', 'at_grpo')\n"
+HEAD = "from marl_llm.runs.base import base_config\n\n\ndef get_config(arg=None):\n    c = base_config('x', 'plan_path', 'at_grpo')\n"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_config_of_other_keys_is_refused():
         resolve(config)
     with config.unlocked():
         del config["game"]
-    with pytest.raises(ConfigError, match="start from experiments.base.base_config"):
+    with pytest.raises(ConfigError, match="start from marl_llm.runs.base.base_config"):
         resolve(config)
 
 

@@ -4,8 +4,8 @@ import importlib
 
 import pytest
 
-from experiments.base import check, resolve
-from experiments.command import ConfigError
+from marl_llm.runs.base import check, resolve
+from marl_llm.runs.command import ConfigError
 
 VARIANTS = {
     "function_debate": ("", "smoke", "grpo", "full"),

@@ -7,7 +7,7 @@ import sys
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from experiments.base import base_config, model_section  # noqa: E402
+from marl_llm.runs.base import base_config, model_section  # noqa: E402
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "README.md").read_text(encoding="utf-8")

@@ -10,9 +10,9 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from experiments.command import ConfigError
-from experiments.duels import BOTH, duel_seats, duel_table, duel_text, ends
 from marl_llm.evaluation import Evaluation, Outcome, clustered, wilson
+from marl_llm.runs.command import ConfigError
+from marl_llm.runs.duels import BOTH, duel_seats, duel_table, duel_text, ends
 from marl_llm.workflows import Assignment, Inside, Scripted
 
 ROLES = ("player_0", "player_1")

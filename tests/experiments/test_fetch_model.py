@@ -7,10 +7,10 @@ import zipfile
 
 import pytest
 
-from experiments import fetch_model
-from experiments.command import ConfigError
+from marl_llm.cli import fetch_model
 from marl_llm.models import CheckpointFileError
 from marl_llm.models import gguf as conversion
+from marl_llm.runs.command import ConfigError
 
 MODEL = fetch_model.PackagedModel("some-model==1.0", "some/model.gguf", "0" * 64, "a model of a test")
 

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 import experiments.configs
-from experiments import planning as command
-from experiments.command import ConfigError
-from experiments.engine_programs import engine_figures, engine_programs, step_reads
-from experiments.plan_devices import GPUS, PlanError, mesh_axes
-from experiments.plan_table import measured_lines, table
-from experiments.planning import _update_flops, plan
-from experiments.program_costs import ProgramText
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import PRESETS, LoraConfig, ModelConfig, for_platform, init_params, make_model_config, tree_kernel, tree_kernel_gpu
+from marl_llm.planning import programs as command
+from marl_llm.planning.engine_programs import engine_figures, engine_programs, step_reads
+from marl_llm.planning.plan_devices import GPUS, PlanError, mesh_axes
+from marl_llm.planning.plan_table import measured_lines, table
+from marl_llm.planning.program_costs import ProgramText
+from marl_llm.planning.programs import _update_flops, plan
+from marl_llm.runs.command import ConfigError
 from marl_llm.sampling import LaneConfig
 from marl_llm.sampling.pages import page_bytes
 from marl_llm.training import make_mesh, roofline
@@ -92,8 +92,8 @@ def test_remat_costs_one_more_forward():
 
 def test_full_remat_does_not_compute_a_layers_last_product_again():
     """By XLA's count of what two widths of the feed-forward differ by, in gradients with and without remat."""
-    from experiments.program_costs import ProgramText
     from marl_llm.models import score_packed
+    from marl_llm.planning.program_costs import ProgramText
 
     config = ModelConfig(vocab_size=64, width=32, layers=2, query_heads=2, key_value_heads=1, head_dim=16)
     ids = jax.ShapeDtypeStruct((2, 16), np.int32)

@@ -16,15 +16,11 @@ sys.path.insert(0, str(ROOT / "tests" / "text"))
 
 from checkpoint_text import template_source, tokenizer_of, write_checkpoint  # noqa: E402
 
-from experiments import (  # noqa: E402
-    base,
-    checks,
-    command,
-)
-from experiments.base import base_config, model_section  # noqa: E402
-from experiments.command import ConfigError  # noqa: E402
 from marl_llm.algorithms import RECIPES, make_recipe  # noqa: E402
 from marl_llm.models import ModelConfig, init_params, save_pretrained  # noqa: E402
+from marl_llm.runs import base, checks, command  # noqa: E402
+from marl_llm.runs.base import base_config, model_section  # noqa: E402
+from marl_llm.runs.command import ConfigError  # noqa: E402
 from marl_llm.tools.retriever import build_bm25  # noqa: E402
 from marl_llm.workflows import Inside, Outside, Scripted  # noqa: E402
 
@@ -415,7 +411,7 @@ def test_thinking_is_of_checkpoints_and_reaches_their_chat(files, monkeypatch):
     asked = []
     monkeypatch.setattr("marl_llm.text.load_chat", lambda path, options: asked.append((path, options)))
     config = with_models(values={"devices": 1})
-    from experiments.building import model_specs
+    from marl_llm.runs.building import model_specs
     from marl_llm.training import make_mesh
 
     specs = model_specs(plan, config, make_mesh(1))

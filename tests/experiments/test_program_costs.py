@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine_programs import NAME, EnginePrograms, step_reads
-from experiments.program_costs import ProgramText
+from marl_llm.planning.engine_programs import NAME, EnginePrograms, step_reads
+from marl_llm.planning.program_costs import ProgramText
 from marl_llm.training import make_mesh
 
 MAIN, CHIP = "{1,0:T(8,128)(2,1)}", "{1,0:T(8,128)(2,1)S(1)}"

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from experiments.run_files import AMONG, WORST, RunFiles
+from marl_llm.runs.run_files import AMONG, WORST, RunFiles
 
 
 class Plays:

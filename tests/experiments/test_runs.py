@@ -17,15 +17,17 @@ sys.path.insert(0, str(ROOT))
 from test_players import read_flags, write_files  # noqa: E402
 
 from benchmarks import resume  # noqa: E402
-from experiments import building, chat, compare, evaluate, export, rescore, serve, train, workdir  # noqa: E402
-from experiments.base import model_section, resolve  # noqa: E402
-from experiments.collect import read_groups, table  # noqa: E402
-from experiments.command import ConfigError, TrainingError  # noqa: E402
-from experiments.measuring import page_text, tables  # noqa: E402
-from experiments.planning import plan as plan_of  # noqa: E402
-from experiments.variants import placed  # noqa: E402
+from experiments import evaluate, train  # noqa: E402
+from marl_llm.cli import chat, compare, export, rescore, serve  # noqa: E402
+from marl_llm.cli.collect import read_groups, table  # noqa: E402
 from marl_llm.models import log_prob_gap_bound  # noqa: E402
+from marl_llm.planning.programs import plan as plan_of  # noqa: E402
 from marl_llm.reporting import read_episodes, read_metrics, read_tokens, validate_episode  # noqa: E402
+from marl_llm.runs import building, workdir  # noqa: E402
+from marl_llm.runs.base import model_section, resolve  # noqa: E402
+from marl_llm.runs.command import ConfigError, TrainingError  # noqa: E402
+from marl_llm.runs.measuring import page_text, tables  # noqa: E402
+from marl_llm.runs.variants import placed  # noqa: E402
 from marl_llm.tools.retriever import RetrieverServer, open_index  # noqa: E402
 from marl_llm.training import CheckpointError, Checkpoints, HostedTeam, make_mesh  # noqa: E402
 from marl_llm.workflows.replay import replay  # noqa: E402
@@ -313,7 +315,7 @@ def test_columns_of_a_table_are_means_of_what_the_runs_measured(tmp_path):
 
 
 def compare_run(folder):
-    from experiments.collect import read_run
+    from marl_llm.cli.collect import read_run
 
     return read_run(folder)
 

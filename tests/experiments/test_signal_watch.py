@@ -5,9 +5,9 @@ import types
 import numpy as np
 import pytest
 
-from experiments.command import TrainingError
-from experiments.measuring import NO_SIGNAL, SignalWatch
 from marl_llm.algorithms import make_recipe
+from marl_llm.runs.command import TrainingError
+from marl_llm.runs.measuring import NO_SIGNAL, SignalWatch
 
 RECIPE = make_recipe("grpo")
 

@@ -15,9 +15,10 @@ from test_train import letters, lines, run  # noqa: F401
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 from benchmarks import resume
-from experiments import command, stopping, train
-from experiments.stopping import Stopped, Stopping
+from experiments import train
 from marl_llm.reporting import read_metrics
+from marl_llm.runs import command, stopping
+from marl_llm.runs.stopping import Stopped, Stopping
 from marl_llm.training import Checkpoints
 
 

@@ -6,13 +6,13 @@ import types
 import jax
 import pytest
 
-from experiments import this_machine
-from experiments.base import base_config, resolve
-from experiments.planning import memory as memory_of
-from experiments.planning import programs
-from experiments.this_machine import activations, adapter_parameters, lines, memory, seconds
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import LoraConfig, ModelConfig, init_adapters
+from marl_llm.planning import this_machine
+from marl_llm.planning.programs import memory as memory_of
+from marl_llm.planning.programs import programs
+from marl_llm.planning.this_machine import activations, adapter_parameters, lines, memory, seconds
+from marl_llm.runs.base import base_config, resolve
 from marl_llm.training import make_mesh
 from marl_llm.training.speed import MachineLimits
 

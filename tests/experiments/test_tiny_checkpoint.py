@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from experiments.command import ConfigError
-from experiments.tiny import make
+from marl_llm.cli.tiny import make
 from marl_llm.models import load_pretrained
+from marl_llm.runs.command import ConfigError
 from marl_llm.text import Message, load_chat
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from experiments import building
-from experiments.base import base_config, check, resolve
-from experiments.command import ConfigError
-from experiments.workdir import open_workdir
+from marl_llm.runs import building
+from marl_llm.runs.base import base_config, check, resolve
+from marl_llm.runs.command import ConfigError
+from marl_llm.runs.workdir import open_workdir
 from marl_llm.tools import Executor, SandboxError
 from marl_llm.tools.sandbox import default_sandbox, on_ray
 

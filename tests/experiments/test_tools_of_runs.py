@@ -6,8 +6,9 @@ import pathlib
 import pytest
 from test_runs import OWN, SMALL, config_of, lines, read_metrics, run
 
-from experiments import building, measuring, train
-from experiments.command import TrainingError
+from experiments import train
+from marl_llm.runs import building, measuring
+from marl_llm.runs.command import TrainingError
 from marl_llm.training import Checkpoints, make_mesh
 
 TOOL = '''

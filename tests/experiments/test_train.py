@@ -17,11 +17,12 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from experiments import measuring, run_files, train, workdir
-from experiments.base import base_config
-from experiments.command import ConfigError, TrainingError, told
+from experiments import train
 from marl_llm.evaluation import Evaluation, Outcome
 from marl_llm.reporting import read_metrics
+from marl_llm.runs import measuring, run_files, workdir
+from marl_llm.runs.base import base_config
+from marl_llm.runs.command import ConfigError, TrainingError, told
 from marl_llm.training import CheckpointError, Policy, make_mesh
 from marl_llm.workflows import RolloutError, WorkflowError
 
@@ -261,7 +262,7 @@ def test_sigterm_while_processes_agree_on_a_step_stops_the_run_behind_the_next_o
 
 def test_a_step_is_played_ahead_but_for_the_first_and_those_behind_a_checkpoint(tmp_path, monkeypatch, run):
     """So a run that continues from a checkpoint, whose first step is on policy, plays what one that was never cut plays."""
-    monkeypatch.setattr("experiments.players.contradictions", lambda config, plan: None)  # compiled play cannot, this team can
+    monkeypatch.setattr("marl_llm.runs.players.contradictions", lambda config, plan: None)  # compiled play cannot, this team can
     config = letters()
     config.steps, config.checkpoint.every, config.rollout.ahead = 7, 3, 1
     _, team = run(config, tmp_path / "run")
@@ -368,7 +369,7 @@ def test_c7_a_fault_in_a_users_game_is_told_with_its_line(tmp_path):
     ],
 )
 def test_errors_are_one_line_and_a_code(monkeypatch, capsys, error, code):
-    from experiments import command
+    from marl_llm.runs import command
 
     def fails(argv):
         raise error
@@ -381,7 +382,7 @@ def test_errors_are_one_line_and_a_code(monkeypatch, capsys, error, code):
 
 
 def test_other_errors_keep_their_traceback(monkeypatch):
-    from experiments import command
+    from marl_llm.runs import command
 
     def fails(argv):
         raise RuntimeError("a bug")

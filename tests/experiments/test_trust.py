@@ -10,9 +10,10 @@ import sys
 import pytest
 from ml_collections import config_dict
 
-from experiments import building, rescore, trust, workdir
-from experiments.base import base_config, resolve
-from experiments.command import ConfigError
+from marl_llm.cli import rescore
+from marl_llm.runs import building, trust, workdir
+from marl_llm.runs.base import base_config, resolve
+from marl_llm.runs.command import ConfigError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 OWN = ROOT / "tests" / "games" / "own"
@@ -135,7 +136,7 @@ def test_every_command_that_opens_a_run_asks(tmp_path, open_it, capsys):
     (run / "game").mkdir()
     (run / "game" / "lock.py").write_text(HOSTILE.format(mark=str(tmp_path / "mark")))
     (run / "trajectories.jsonl").write_text("")
-    from experiments import coach
+    from marl_llm.cli import coach
 
     ways = {
         "resume": lambda: workdir.get_config(str(run)),

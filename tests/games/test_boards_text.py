@@ -17,8 +17,6 @@ sys.path.insert(0, str(ROOT))
 
 from test_plan_path_text import golden, program  # noqa: E402
 
-from experiments import base  # noqa: E402
-from experiments.planning import plan as plan_of  # noqa: E402
 from marl_llm.games import make_game  # noqa: E402
 from marl_llm.games.sokoban import rooms  # noqa: E402
 from marl_llm.games.sokoban.text import carry, push, sokoban_text, solution  # noqa: E402
@@ -29,6 +27,8 @@ from marl_llm.games.sudoku.puzzles import (  # noqa: E402
 )
 from marl_llm.games.sudoku.text import fill, read_fills, unsolved, write_fills  # noqa: E402
 from marl_llm.games.sudoku.text import solution as solved_grid  # noqa: E402
+from marl_llm.planning.programs import plan as plan_of  # noqa: E402
+from marl_llm.runs import base  # noqa: E402
 from marl_llm.workflows import Assignment, Controller, FormatError, RoleCall, Scripted, Task, WorkflowError  # noqa: E402
 
 ROOM = ("######", "#A...#", "#.B..#", "#..G.#", "#....#", "######")  # U: the box goes right and down

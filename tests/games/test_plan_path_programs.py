@@ -11,7 +11,6 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from experiments import base  # noqa: E402
 from marl_llm.games.plan_path.grid import left  # noqa: E402
 from marl_llm.games.plan_path.lines import (  # noqa: E402
     ASPECTS,
@@ -25,6 +24,7 @@ from marl_llm.games.plan_path.lines import (  # noqa: E402
     read_answer,
     read_program,
 )
+from marl_llm.runs import base  # noqa: E402
 from marl_llm.workflows import Assignment, Controller, FormatError, RoleCall, Scripted, Task, WorkflowError  # noqa: E402
 
 ROWS = ("A#....", ".#.##.", ".#.#..", ".#.#.#", "...#..", "####.G")  # 18 moves; the straight way is blocked

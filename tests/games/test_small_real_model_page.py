@@ -9,10 +9,11 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from experiments import base, tiny  # noqa: E402
-from experiments.command import ConfigError  # noqa: E402
 from experiments.configs import smol_game, smol_reasoning, smol_search, smol_writing  # noqa: E402
+from marl_llm.cli import tiny  # noqa: E402
 from marl_llm.games import make_game  # noqa: E402
+from marl_llm.runs import base  # noqa: E402
+from marl_llm.runs.command import ConfigError  # noqa: E402
 from marl_llm.workflows import Controller, Scripted, World  # noqa: E402
 from marl_llm.workflows.assignment import Assignment  # noqa: E402
 from marl_llm.workflows.metrics import rollout_metrics  # noqa: E402

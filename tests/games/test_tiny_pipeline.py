@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.blame import of_rubric, right
-from experiments.coach import scripted
+from marl_llm.cli.coach import scripted
 from marl_llm.coaching import coached, rubric_coach
 from marl_llm.coaching.small import rubric_value, views_of
 from marl_llm.games import make_game

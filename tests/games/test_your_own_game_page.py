@@ -12,9 +12,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from experiments import base  # noqa: E402
 from experiments.configs import game as any_game  # noqa: E402
 from marl_llm.games import Game, make_game  # noqa: E402
+from marl_llm.runs import base  # noqa: E402
 from marl_llm.workflows import World  # noqa: E402
 
 PAGE = (ROOT / "docs" / "your_own_game.md").read_text(encoding="utf-8")

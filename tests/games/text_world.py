@@ -13,9 +13,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "text")]
 
 from checkpoint_text import template_source, tokenizer_of, write_checkpoint  # noqa: E402
 
-from experiments import base, building  # noqa: E402
 from experiments.configs.sizes import smoke_workflow  # noqa: E402
 from marl_llm.models import ModelConfig, init_params, load_pretrained, save_pretrained  # noqa: E402
+from marl_llm.runs import base, building  # noqa: E402
 from marl_llm.training import Checkpoints, make_mesh  # noqa: E402
 
 

@@ -10,13 +10,13 @@ import sys
 
 import pytest
 
-from experiments.plan_devices import GPUS
+from marl_llm.planning.plan_devices import GPUS
 
 
 def plan(config: str, *arguments: str) -> dict:
     """The command in a process of its own, for the suite asks for CPU devices."""
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    command = [sys.executable, "-m", "experiments.plan", f"--config=experiments/configs/{config}.py", "--json", *arguments]
+    command = [sys.executable, "-m", "marl_llm", "plan", f"--config=experiments/configs/{config}.py", "--json", *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -21,7 +21,7 @@ def run(*arguments: str) -> str:
 
 def plan(*arguments: str, config: str = "plan_path_10x10") -> dict:
     """The command's answer."""
-    return json.loads(run("-m", "experiments.plan", f"--config=experiments/configs/{config}.py", "--json", *arguments))
+    return json.loads(run("-m", "marl_llm", "plan", f"--config=experiments/configs/{config}.py", "--json", *arguments))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ SHAPES = """
 import itertools
 import jax
 from jax.sharding import SingleDeviceSharding
-from experiments.plan_devices import devices_of
+from marl_llm.planning.plan_devices import devices_of
 from marl_llm.models.page_kernel import over_lists
 
 for topology in ("v5e:2x2", "v5p:2x2x1", "v6e:2x2"):

@@ -6,8 +6,8 @@ import pathlib
 
 from tokenizers import Tokenizer
 
-from experiments.tiny import SPECIAL, byte_level_bpe
-from experiments.tiny import TAGS as OWN_TAGS
+from marl_llm.cli.tiny import SPECIAL, byte_level_bpe
+from marl_llm.cli.tiny import TAGS as OWN_TAGS
 from marl_llm.text import ByteTokenizer, Chat, HuggingFaceTokenizer, JinjaTemplate
 
 TEMPLATES = pathlib.Path(__file__).parents[1] / "data" / "chat_templates"

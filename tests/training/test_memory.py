@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.building import restored
-from experiments.planning import memory, programs
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import LoraConfig, ModelConfig, init_params, save_pretrained
+from marl_llm.planning.programs import memory, programs
+from marl_llm.runs.building import restored
 from marl_llm.training import LearnerOptions, make_mesh, make_optimizer
 from marl_llm.training.checkpoints import Checkpoints
 from marl_llm.training.learner import Learner, ModelSpec

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from experiments.play import main
+from marl_llm.cli.play import main
 from marl_llm.viewing import HumanSeat
 from marl_llm.workflows.parsers import plain
 

@@ -119,10 +119,10 @@ def test_a_workflow_whose_roles_do_not_speak_once_and_at_once_is_refused_by_its_
 
 
 def test_the_config_says_where_cross_sampling_is_refused():
-    from experiments.base import resolve
-    from experiments.command import ConfigError
     from experiments.configs import joint_letter, notes
     from marl_llm.algorithms import make_recipe
+    from marl_llm.runs.base import resolve
+    from marl_llm.runs.command import ConfigError
 
     config = notes.get_config()
     config.recipe.joint, config.recipe.joint_subset = "cross", 16

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from wordy import Says
 
-from experiments.tiny import make
+from marl_llm.cli.tiny import make
 from marl_llm.models import load_pretrained
 from marl_llm.sampling import Engine, LaneConfig
 from marl_llm.sampling.requests import Completion

@@ -171,7 +171,7 @@ def _line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray puts a handler of its own on SIGTERM; a run that is told to stop has one already (`experiments.stopping`)."""
+    """Ray puts a handler of its own on SIGTERM; a run that is told to stop has one already (`marl_llm.runs.stopping`)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,0 +1,1 @@
+"""The commands of `python -m marl_llm`, one module each."""

@@ -1,0 +1,245 @@
+"""Runs a command: flags are read, and what a user can mend is said in one line instead of a traceback.
+
+Exit codes: 0 done, 2 an error in a flag, a config or the run (the message says what to do), 3 a checkpoint that cannot be read or
+written, or a damaged line of the run's files, 130 interrupted, 143 told to stop (marl_llm.runs.stopping).
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+
+from absl import app, flags
+
+from marl_llm import hints
+
+FAILED, DAMAGED, INTERRUPTED, STOPPED = 2, 3, 130, 143
+RESUMED = str(pathlib.Path(__file__).parent / "workdir.py")  # read as a config file, it gives the config of a run directory
+# errors by name, because their rooms are imported only once there is something to do
+_PLAIN = ("RolloutError", "WorkflowError", "GameError", "SandboxError", "EngineError", "InfrastructureError", "PackingError", "DataError",
+          "ProcessError", "EpisodeError")  # fmt: skip
+DAMAGED_BY = ("CheckpointError", "LineError")
+
+
+class ConfigError(ValueError):
+    """The config cannot be run; the message says what, where and what to do."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says what, where and what to do. The last checkpoint is whole."""
+
+
+def fail(message: object, code: int = FAILED) -> None:
+    """Prints `error: message` and ends the process."""
+    print(f"error: {str(message).strip()}", file=sys.stderr)
+    sys.exit(code)
+
+
+def run(
+    main: Callable[[list[str]], None], values: flags.FlagValues, interrupted: str = "interrupted", positional: bool = False
+) -> None:
+    """`absl.app.run` with errors told plainly, for a script whose own flags are `values`: each script has its own, so that many can be
+    imported into one process. `main` gets the arguments that are not flags; `--resume=DIR` brings the config of DIR.
+
+    `positional`: whether there may be any arguments beside the program's name.
+    """
+
+    def guarded(argv):
+        if len(argv) > 1 and not positional:
+            fail(f"unexpected {' '.join(argv[1:])!r}: every option starts with --, and takes its value after = (see --help)")
+        try:
+            main(argv)
+        except KeyboardInterrupt:
+            print(f"\n{interrupted}", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)  # a compilation in the background would hold a normal exit up
+        except SystemExit as end:
+            if end.code == STOPPED:  # and has said so
+                sys.stderr.flush()
+                os._exit(STOPPED)
+            raise
+        except Exception as error:
+            if (said := told(error)) is None:
+                raise
+            fail(said, _code(error))
+
+    try:
+        check_local(sys.argv)
+    except ConfigError as error:
+        fail(error)
+    sys.argv = [with_installed(one) for one in with_resumed(sys.argv)]
+    if "trust" not in values:  # `marl_llm.runs.trust.asked` reads it, before flags are parsed
+        trust = "Run the code, use the addresses and send the keys that a run directory names (docs/trust.md)."
+        flags.DEFINE_bool("trust", False, trust, flag_values=values)
+    if {"--help", "-help", "-h"} & set(sys.argv[1:]):  # absl's own would list the flags of `flags.FLAGS` alone
+        print(f"{sys.modules[main.__module__].__doc__}\n{values.get_help()}")
+        return
+    app.run(guarded, flags_parser=lambda argv: _parse(argv, values))
+
+
+def check_local(argv: list[str]) -> None:
+    """Raises `ConfigError` where a run directory is an address such as gs://bucket/run: it would become a local folder `gs:`."""
+    for flag, after in zip(argv, [*argv[1:], ""]):
+        given = re.fullmatch(r"--?(workdir|resume|run)(?:=(.*))?", flag)
+        value = (after if given[2] is None else given[2]) if given else ""
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", value):
+            raise ConfigError(
+                f"--{given[1]}={value} is not on a disk: a run directory is locked, appended to and renamed in, which a bucket cannot do. "
+                "Use a local or shared directory and copy it with `gcloud storage rsync -r DIR gs://...`, or mount the bucket "
+                "(tpu_scripts/README.md says which kind of bucket)"
+            )
+
+
+def with_resumed(argv: list[str]) -> list[str]:
+    """`--resume=DIR` without `--config`: the config of DIR is put in front, so that further flags can change it."""
+    given = [re.fullmatch(r"--?(resume|config)=(.*)", arg) for arg in argv]
+    named = {match[1]: match[2] for match in given if match}
+    if "resume" not in named or "config" in named:
+        return argv
+    return [argv[0], f"--config={RESUMED}:{named['resume']}", *argv[1:]]
+
+
+def with_installed(argument: str) -> str:
+    """`--config=experiments/configs/NAME.py[:variant]` outside a checkout: the file of the installed package."""
+    match = re.fullmatch(r"(--?config=)(.*)", argument)
+    return match[1] + config_path(match[2]) if match else argument
+
+
+def config_path(named: str) -> str:
+    """A config file with its variant as it was named, or, where there is no such file, the one of this package that is named like it."""
+    path, colon, variant = named.partition(":")
+    own = pathlib.Path(__file__).parents[2] / "experiments" / "configs" / pathlib.Path(path).name
+    given = pathlib.PurePath(path)
+    if os.path.isfile(path) or given.parts[:-1] not in (("experiments", "configs"), ()) or not own.is_file():
+        return named
+    return f"{own}{colon}{variant}"
+
+
+def told(error: BaseException, files: Iterable[str] = ()) -> str | None:
+    """One line about an error that a user can mend, or that a user's own `files` raised; None for a fault of this library."""
+    if isinstance(error, ConfigError | TrainingError | OSError) or type(error).__name__ in (*_PLAIN, *DAMAGED_BY):
+        return str(error)
+    names = {os.path.realpath(file) for file in files}
+    here = [f for f in traceback.extract_tb(error.__traceback__) if os.path.realpath(f.filename) in names]
+    return f"{here[-1].filename} line {here[-1].lineno}, in {here[-1].name}: {type(error).__name__}: {_flat(error)}" if here else None
+
+
+def code_of(error: Exception, subject: str = "") -> int:
+    """Tells on stderr, in one line about `subject`, an error that a user can mend, and returns the exit code; raises any other again."""
+    said = told(error) or (str(error) if isinstance(error, ValueError) else None)
+    if said is None:
+        raise error
+    print(f"error: {subject + ': ' if subject else ''}{said}", file=sys.stderr)
+    return _code(error)
+
+
+def _code(error: Exception) -> int:
+    return DAMAGED if type(error).__name__ in DAMAGED_BY else FAILED
+
+
+def _parse(argv: list[str], values: flags.FlagValues) -> list[str]:
+    if "verbosity" not in values:
+        values.append_flag_values(flags.FLAGS)  # absl's own: --verbosity, --helpfull, ...
+    if path := _config_file(argv):  # a config file may import what lies beside it
+        sys.path.append(os.path.dirname(os.path.abspath(path)))
+    try:
+        rest = values(argv)
+        flags.FLAGS.mark_as_parsed()
+        for name in values:  # a config file that is missing shows only when the config is read
+            if type(values[name].value).__name__ == "_ErrorConfig":
+                _ = values[name].value.anything
+        if path and any(one.lstrip("-").startswith("config.recipe.name") for one in argv):
+            from ml_collections import config_flags
+
+            from marl_llm.runs.players import without_other_recipe  # takes seconds to import
+
+            without_other_recipe(values["config"].value, config_flags.get_override_values(values["config"]))
+        return rest
+    except SystemExit:  # absl's --help ends with 1
+        sys.exit(0)
+    except Exception as error:  # flags of absl, and whatever a config file raises
+        fail(explain(error, argv))
+        raise AssertionError from error
+
+
+def explain(error: BaseException, argv: list[str]) -> str:
+    """One line about an error in the flags `argv` or in the config file that they name."""
+    path = _config_file(argv)
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(before)
+    if path and not os.path.isfile(path):
+        folder, name = os.path.split(path)
+        beside = [other for other in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ()) if other.endswith(".py")]
+        return f"there is no config file {path} (from {os.getcwd()}){hints.meant(name, beside)}"
+    for e in chain:
+        if isinstance(e, SyntaxError) and e.filename:
+            return f"{e.filename} line {e.lineno}: {e.msg}"
+    if path == RESUMED and (said := [e for e in chain if isinstance(e, ConfigError)]):
+        return str(said[-1])  # the first one, which ml_collections wrapped
+    for e in chain:
+        here = [f for f in traceback.extract_tb(e.__traceback__) if path and os.path.abspath(f.filename) == os.path.abspath(path)]
+        if here and path != RESUMED:
+            key = _unknown_key(e)
+            plain = isinstance(e, ValueError) or key
+            return f"{path} line {here[-1].lineno}: {'' if plain else type(e).__name__ + ': '}{key or _flat(e)}"
+    section = re.search(r"flag --([\w.]+)=(.*?): Failed to parse .* as a ConfigDict", str(error))
+    if section:
+        return f"--{section[1]} is a section of the config: set one of its keys, e.g. --{section[1]}.name={section[2]}"
+    if isinstance(error, AttributeError | KeyError | TypeError):
+        return _unknown_flag(argv, error)
+    return _wrong_type(str(error))
+
+
+def _wrong_type(text: str) -> str:
+    """What absl says of a value of another type, in plain words."""
+    match = re.fullmatch(r"flag (--[\w.]+)=(.*?): (.*)", text, re.DOTALL)
+    kinds = {"int()": "a whole number", "to float": "a number", "boolean": "true or false"}
+    kind = next((kind for mark, kind in kinds.items() if match and mark in match[3]), None)
+    if re.fullmatch(r"Unknown command line flag '\w+'", text):
+        return f"{text}; --help lists those that there are"
+    return f"{match[1]}={match[2]} must be {kind}" if kind else " ".join(text.split())
+
+
+def _config_file(argv: list[str]) -> str:
+    for i, arg in enumerate(argv):
+        if re.match(r"--?config=", arg):
+            return arg.split("=", 1)[1].split(":", 1)[0]
+        if re.fullmatch(r"--?config", arg) and i + 1 < len(argv):
+            return argv[i + 1].split(":", 1)[0]
+    return ""
+
+
+def _flat(error: BaseException) -> str:
+    return " ".join(str(error).replace(" (reference)", "").split()) or type(error).__name__
+
+
+def _unknown_key(error: BaseException) -> str:
+    """Of a key that a ConfigDict lacks: what was written, and what may have been meant or what there is. Else nothing."""
+    from ml_collections import config_dict
+
+    if not isinstance(error, AttributeError | KeyError):
+        return ""
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    sections = [one for one in frames if isinstance(one, config_dict.ConfigDict)]
+    key = re.match(r"[\\'\"]*(?:Key \"|')?(\w+)[\\'\"]*", str(error))
+    if not sections or not key or key[1] in sections[-1].keys():
+        return ""
+    return f"unknown key {key[1]!r}; {hints.suggestion(key[1], sections[-1].keys())}"
+
+
+def _unknown_flag(argv: list[str], error: BaseException) -> str:
+    """Names the flag whose key does not exist."""
+    said = _unknown_key(error)
+    key = re.search(r"unknown key '(\w+)'", said)
+    for arg in argv:
+        name = re.match(r"--?(?:no)?(config\.[\w.]+)", arg)
+        if name and key and key[1] in name[1].split("."):
+            return f"--{name[1]}: {said}"
+        if name and not key and name[1].count(".") > 1 and name[1].split(".")[-1] in str(error) + name[1]:
+            return f"--{name[1]}: config has no such key; {name[1].rpartition('.')[0]} is a value, not a section"
+    return said or _flat(error)
