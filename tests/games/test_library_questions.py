@@ -90,10 +90,12 @@ def test_the_searcher_is_paid_for_the_rank_of_the_right_passage_and_both_for_the
     [
         ("start_tls", 1.0),
         ("asyncio.BaseEventLoop.start_tls", 1.0),
-        ("The part is `asyncio.BaseEventLoop.start_tls`.", 0.75),  # the article does not count: part, is and the three of the name
-        ("asyncio.AbstractEventLoop.start_tls", 0.8),  # two of three right, and both of the short name
-        ("tls", 2 / 3),
+        ("The part is `asyncio.BaseEventLoop.start_tls`.", 0.4),  # one word of four: the harmonic mean of 1 and 1/4
+        ("asyncio.AbstractEventLoop.start_tls", 0.8),  # two of three parts right, and both of the short name
+        ("tls", 0.0),
+        ("start tls", 0.0),  # as a description may say it
         ("asyncio", 0.0),  # which the question tells
+        ("asyncio.", 0.0),
         ("", 0.0),
     ],
 )

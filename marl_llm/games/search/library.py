@@ -5,14 +5,16 @@
     passages   1. shutil.copyfile: Copy data from src to dst in the most efficient way possible. ...
     answer     copyfile                                                   (answerer)
 
-Workflow A of UnityMAS-O with one query. Small models begin with a sentence in which a name is partly right, so both are paid by the parts
-of the name (`name_share`), and the searcher for the rank of what it should find, too. The figure that counts is the answer's F1.
+Workflow A of UnityMAS-O with one query. Small models begin with a sentence in which a name is partly right, so both are paid for how near
+an answer comes to the name (`name_share`), and the searcher for the rank of what it should find, too. The figure that counts is the
+answer's F1.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import statistics
 import tempfile
 from typing import Any
 
@@ -95,12 +97,21 @@ def rank_pay(path: Trajectory) -> float:
 
 
 def name_share(path: Trajectory) -> float:
-    """F1 of the answer's words and a right name's, both split at points and underscores, without the module, which the question tells."""
+    """How near an answer comes to a right name, in [0, 1]: the harmonic mean of its nearest word and of all its words on average.
 
-    def apart(name: str) -> str:
-        return " ".join(re.findall(r"[A-Za-z0-9]+", name.replace(f"{path.fields['module']}.", "")))
+    A word's nearness is the F1 of its parts and the name's, split at points and underscores, without the module, which the question tells.
+    A word of one part counts only if it is the name: else quoting the description, whose words are often parts of the name, would be paid.
+    """
 
-    return answer_f1(apart(path.fields["answer"]), tuple(map(apart, path.fields["answers"])))
+    def parts(word: str) -> str:
+        return " ".join(re.findall(r"[A-Za-z0-9]+", word.replace(f"{path.fields['module']}.", "")))
+
+    def nearness(word: str, name: str) -> float:
+        return answer_f1(word, (name,)) if " " in word or word == name else 0.0
+
+    words = [parts(word) for word in path.fields["answer"].split()]
+    near = [[nearness(word, parts(name)) for word in words if word] for name in path.fields["answers"]]
+    return max(float(statistics.harmonic_mean([max(one), statistics.fmean(one)])) if one else 0.0 for one in near)
 
 
 def library_team(retrieve: Any, roles: dict[str, Role]) -> Workflow:
