@@ -13,8 +13,8 @@ field                  type          meaning
                                      strings, one per row: `#` wall, `.` free, `A` agent, `G` goal, `*` agent on the
                                      goal, any other character as itself
 `roles`                object        role → name of the model that played it
-`status`               str           "success", "failed", "horizon" (turns ran out), "void" (could not be played), or the game's own
-                                     word
+`status`               str           "success", "partial", "failed", "horizon" (turns ran out), "void" (could not be played), or the
+                                     game's own word
 `turns`                int ≥ 0       turns played
 `hidden`               object        optional: fields of the task that no role could read, such as a gold answer
 `headline`             str           optional: the metric that decides between success and failure

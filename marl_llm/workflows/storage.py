@@ -272,8 +272,8 @@ def report_episodes(
     Args:
       rollout, table: what was played, and its samples.
       when, step: see `write_trajectories`.
-      headline: the workflow's metric that decides between the statuses "success" (1 or more) and "failed". Without one the status is
-        "played". Void plays have the status "void", and their failures.
+      headline: the workflow's metric that decides between the statuses "success" (1 or more), "partial" and "failed" (0 or less). Without
+        one the status is "played". Void plays have the status "void", and their failures.
       advantages: of samples that trained, by task number and call id.
 
     Raises:
@@ -314,7 +314,8 @@ def _outcome(rollout: Rollout, path: Trajectory, headline: str | None) -> dict[s
     if headline is None:
         return {"status": "played"}
     score = float(rollout.workflow.metrics[headline](path))
-    return {"status": "success" if score >= 1 else "failed", "headline": headline, "score": score}
+    status = "success" if score >= 1 else "partial" if score > 0 else "failed"
+    return {"status": status, "headline": headline, "score": score}
 
 
 def _reported(

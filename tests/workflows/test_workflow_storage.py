@@ -185,7 +185,7 @@ def evaluated(passed, hidden=None, step=SEED_STEP):
         return controller.play(given, step)
 
 
-@pytest.mark.parametrize(("passed", "status"), [(1.0, "success"), (0.5, "failed")])
+@pytest.mark.parametrize(("passed", "status"), [(1.0, "success"), (0.5, "partial"), (0.0, "failed")])
 def test_c4_a_recorded_play_has_status_score_gold_and_tools_and_no_step_of_seeds(tmp_path, passed, status):
     rollout = evaluated(passed)
     plays = list(report_episodes(rollout, sample_table(rollout, training=()), "before", headline="all_passed"))
