@@ -2,11 +2,12 @@
 
     python -m marl_llm export --run=runs/a --model=planner --out=planner
     python -m marl_llm export --run=runs/a --model=planner --out=planner --step=0 --dtype=bfloat16      as it was before reinforcement
+    python -m marl_llm export --run=runs/a --model=planner --out=planner --adapters                    its adapters alone, in PEFT's form
 
-Adapters are merged into their base. A model that began from a Hugging Face checkpoint gets that one's tokenizer, chat template and
-generation settings; one that was made for a game gets the game's sentencepiece model, if it has one, and a tokenizer.json of the same ids;
-where there is none, the export and README.md say so. README.md is a model card with the
-run's config, command and figures; `--licence=apache-2.0` names the licence that you give the model.
+Without `--adapters`, adapters are merged into their base. A model that began from a Hugging Face checkpoint gets that one's tokenizer, chat
+template and generation settings; one that was made for a game gets the game's sentencepiece model, if it has one, and a tokenizer.json of
+the same ids; where there is none, the export and README.md say so. README.md is a model card with the run's config, command and figures;
+`--licence=apache-2.0` names the licence that you give the model.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _MODEL = flags.DEFINE_string("model", None, "Name of the model; may be left out 
 _OUT = flags.DEFINE_string("out", None, "Directory to write; must not exist, or be empty.", flag_values=FLAGS)
 _STEP = flags.DEFINE_integer("step", None, "Checkpoint's step; default: the newest.", flag_values=FLAGS)
 _LICENCE = flags.DEFINE_string("licence", None, "For the model card, as Hugging Face's hub names it, e.g. apache-2.0.", flag_values=FLAGS)
+_ADAPTERS = flags.DEFINE_bool("adapters", False, "Write the adapters alone, which PEFT puts on their base.", flag_values=FLAGS)
 _DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "On disk; default: as the parameters are kept.", flag_values=FLAGS)
 
 
@@ -38,10 +40,12 @@ def export(
     step: int | None = None,
     dtype: str | None = None,
     licence: str | None = None,
+    adapters: bool = False,
     trusted: bool = False,
 ) -> list[pathlib.Path]:
-    """Writes the model and returns the tensor files. Raises `ConfigError` for a run, a model or a directory that will not do."""
-    from marl_llm.models import save_pretrained
+    """Writes the model, or its `adapters` alone, and returns the tensor files. Raises `ConfigError` for a run, a model or a directory that
+    will not do."""
+    from marl_llm.models import save_adapters, save_pretrained
     from marl_llm.workflows import World
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -54,6 +58,14 @@ def export(
         roles = [role for role, player in plan.assignment.roles.items() if player == model]
         text = run_card(run, model, roles, step, licence)
         learner, path = team.learners[model], plan.options[model].get("path")
+        if adapters:
+            if learner.base is None:
+                raise ConfigError(f"--adapters: {model} of {run} has none; leave the flag out, or train with --config.model.lora_rank=16")
+            if dtype:
+                raise ConfigError(f"--dtype={dtype} has no effect on --adapters, which are written as they are kept")
+            save_adapters(out, learner.policy.params, learner.spec.lora, path or "")
+            (out / "README.md").write_text(text, encoding="utf-8")
+            return [out / "adapter_model.safetensors"]
         try:
             written = save_pretrained(out, learner.config, learner.params, dtype=dtype, like=path)
         except ValueError as error:
@@ -85,7 +97,7 @@ def main(argv) -> None:
     for name, flag in (("run", _RUN), ("out", _OUT)):
         if not flag.value:
             raise ConfigError(f"--{name} is missing, e.g. --run=runs/a --model=planner --out=planner")
-    options = (_STEP.value, _DTYPE.value, _LICENCE.value, trust.asked())
+    options = (_STEP.value, _DTYPE.value, _LICENCE.value, _ADAPTERS.value, trust.asked())
     for path in export(_RUN.value, _MODEL.value, pathlib.Path(_OUT.value), *options):
         print(path)
 

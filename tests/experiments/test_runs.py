@@ -159,6 +159,8 @@ def test_c6_export_writes_what_transformers_loads(done, tmp_path):
         export.export(str(done), name + "x", tmp_path / "other")
     with pytest.raises(ConfigError, match="exists; choose a new directory"):
         export.export(str(done), name, tmp_path / "out")
+    with pytest.raises(ConfigError, match=f"--adapters: {name} of .* has none; leave the flag out, or train with"):
+        export.export(str(done), name, tmp_path / "adapters", adapters=True)
 
 
 def test_c3_collect_reads_runs_of_every_kind(letters, whole, lock):

@@ -28,6 +28,7 @@ MERGES = [("a", "b"), ("\u0120", "a"), ("ab", "c")]
 TOKENS = ["<|end|>", "<|im_start|>", *LETTERS, *("".join(pair) for pair in MERGES)]
 TYPES = [3, 3] + [1] * (len(TOKENS) - 2)
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|end|>{% endfor %}"
+WORDS = (TOKENS, TYPES, MERGES, TEMPLATE)
 VOCABULARY = 32
 SHAPES = {
     "llama": dict(qk_norm=False, query_heads=4, key_value_heads=2, head_dim=16, tie_embeddings=True),
@@ -37,9 +38,10 @@ SHAPES = {
 THEIRS = {theirs: ours for ours, theirs in (TOP_TENSORS | LAYER_TENSORS).items()}
 
 
-def random_model(kind, seed=0):
+def random_model(kind, seed=0, **sizes):
     """A model's shape, its parameters, and its tensors as transformers names them."""
-    config = ModelConfig(vocab_size=VOCABULARY, width=64, layers=2, feed_forward=96, norm_epsilon=1e-5, max_position=64, **SHAPES[kind])
+    sizes = dict(vocab_size=VOCABULARY, width=64, layers=2, feed_forward=96, max_position=64) | sizes
+    config = ModelConfig(norm_epsilon=1e-5, **sizes, **SHAPES[kind])
     params = init_params(config, jax.random.key(seed))
     keys = iter(jax.random.split(jax.random.key(seed + 1), 200))
     params = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(next(keys), leaf.shape), params)  # biases and norms too
@@ -64,8 +66,10 @@ def gguf_name(theirs):
     return f"blk.{layer}.{THEIRS[inner]}.{leaf}"
 
 
-def write(path, kind, config, tensors, quantised=None, fields=None, tokenizer=True):
-    """A GGUF file. `quantised`: the type of every matrix whose rows are whole blocks; `fields`: added ones, which go first."""
+def write(path, kind, config, tensors, quantised=None, fields=None, tokenizer=True, words=WORDS):
+    """A GGUF file. `quantised`: the type of every matrix whose rows are whole blocks; `fields`: added ones, which go first; `words`:
+    tokens, their types, merges and the chat template."""
+    tokens, types, merges, template = words
     writer = gguf.GGUFWriter(path, kind)
     adders = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}
     for name, value in (fields or {}).items():
@@ -83,12 +87,12 @@ def write(path, kind, config, tensors, quantised=None, fields=None, tokenizer=Tr
         writer.add_tokenizer_model("gpt2")
         if "tokenizer.ggml.pre" not in (fields or {}):
             writer.add_tokenizer_pre("smollm")
-        writer.add_token_list(TOKENS)
-        writer.add_token_types(TYPES)
-        writer.add_token_merges([" ".join(pair) for pair in MERGES])
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+        writer.add_token_merges([" ".join(pair) for pair in merges])
         writer.add_eos_token_id(0)
         writer.add_bos_token_id(1)
-        writer.add_chat_template(TEMPLATE)
+        writer.add_chat_template(template)
     for theirs, values in tensors.items():
         name = gguf_name(theirs)
         if kind == "llama" and ".attn_q." in name:
