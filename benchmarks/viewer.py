@@ -2,6 +2,7 @@
 
     python -m benchmarks.viewer                                   100 plays of 30 calls, and 10,000 plays; prints a table
     python -m benchmarks.viewer --pictures docs/pictures RUN RUN   pictures of the list, a play, its group and two runs compared
+    python -m benchmarks.viewer --before_after docs/pictures RUN   the first test task, played before training and after it
 
 Needs `pip install playwright` and a Chromium (`apt-get install chromium`, or `--chromium PATH`); the checks are in
 `tests/live/viewer_in_chromium.py`. Bars: 100 plays of 30 calls open in 2 s and 3 MB, 10,000 plays are listed and searched in 1 s.
@@ -127,15 +128,30 @@ def pictures(chromium: str | None, folder: pathlib.Path, runs: list[str]) -> Non
                 page.close()
 
 
+def before_after(chromium: str | None, folder: pathlib.Path, run: str) -> None:
+    """Two PNGs: how a run's team played its first test task before training and after it."""
+    with ViewServer([StoredRun(run)]) as server, browser(chromium) as chrome:
+        for when in ("before", "after"):
+            page = chrome.new_page(viewport={"width": 600, "height": 860})
+            page.goto(f"{server.url}#play={when}-0/0")
+            page.wait_for_selector("#call-0")
+            page.wait_for_timeout(700)  # fonts
+            page.screenshot(path=str(folder / f"play_{when}.png"))
+            page.close()
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser("benchmarks.viewer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chromium", help="path of the browser; default: the one on the PATH")
     parser.add_argument("--pictures", type=pathlib.Path, help="folder for PNGs, in place of the table")
+    parser.add_argument("--before_after", type=pathlib.Path, help="folder for play_before.png and play_after.png, in place of the table")
     parser.add_argument("runs", nargs="*", help="run directories for the pictures")
     asked = parser.parse_args()
     if asked.pictures:
         pictures(asked.chromium, asked.pictures, asked.runs)
+    elif asked.before_after:
+        before_after(asked.chromium, asked.before_after, *asked.runs)
     else:
         measure(asked.chromium)
 

@@ -44,13 +44,13 @@ def real_model(config):
 
 def small_real_model(config, smoke: bool = False):
     """A checkpoint of 10^8 parameters on two CPU cores: one base, an adapter per role, 4 tasks of 4 plays a step. `smoke`: two steps."""
-    config.steps = 2 if smoke else 25
+    config.steps = 2 if smoke else 60
     config.model.update(preset=None, lora_rank=16, remat="dots")
     config.recipe.update(temperature=0.8, branches=4, kl_coef=0.0)
     config.rollout.update(tasks=4, slots=16, chunk=16)
     config.optimizer.update(minibatch=64, learning_rate=1e-3, warmup=2, row_tokens=400, microbatch_tokens=400)
     config.stacked_layers = True
-    config.evaluation.update(every=25, tasks=16, final_tasks=4 if smoke else 64, ablate_roles=False)
+    config.evaluation.update(every=30, tasks=16, final_tasks=4 if smoke else 64, sampled=True, ablate_roles=False)
     return config
 
 
