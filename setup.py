@@ -28,6 +28,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
+    entry_points={"console_scripts": ["marl = marl_llm.__main__:main"]},
     packages=find_packages(include=["marl_llm", "marl_llm.*", "experiments", "experiments.*"]),
     # configs are modules of experiments.configs
     package_data={"marl_llm": ["py.typed"], "marl_llm.viewing": ["page/*"], "marl_llm.coaching": ["*.json"]},

@@ -136,7 +136,7 @@ def before_after(chromium: str | None, folder: pathlib.Path, run: str) -> None:
             page.goto(f"{server.url}#play={when}-0/0")
             page.wait_for_selector("#call-0")
             page.wait_for_timeout(700)  # fonts
-            page.screenshot(path=str(folder / f"play_{when}.png"))
+            page.screenshot(path=str(folder / f"play_{when}.png"), full_page=True)
             page.close()
 
 

@@ -10,8 +10,8 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-_ROOMS = ("activity", "algorithms", "checking", "cli", "coaching", "data_files", "evaluation", "games", "hints", "local_server", "models",
-          "planning", "reporting", "rollout", "runs", "sampling", "serving", "text", "tools", "training", "untrusted", "viewing",
+_ROOMS = ("activity", "algorithms", "checking", "cli", "coaching", "data_files", "errors", "evaluation", "games", "hints", "local_server",
+          "models", "planning", "reporting", "rollout", "runs", "sampling", "serving", "text", "tools", "training", "untrusted", "viewing",
           "workflows")  # fmt: skip
 __all__ = [*_ROOMS, "view"]
 

@@ -1,4 +1,7 @@
-"""`python -m marl_llm COMMAND ...`: look at runs, and check what is to be trained. A command's module is imported when it is asked for."""
+"""`marl COMMAND ...`, or `python -m marl_llm COMMAND ...`: train, look at runs, and check what is to be trained.
+
+A command's module is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,27 @@ COMMANDS = {
 _FLAGS = ("train", "evaluate", "compare", "collect", "plan", "serve", "injections", "chat", "tiny", "model", "export")
 
 _POSITIONAL = ("collect", "model")  # of these, those that take arguments without --
+_CONFIG = ("train", "compare", "plan")  # of these, those whose config may stand in front
 
 
 def usage() -> str:
     """The list of commands."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(["usage: python -m marl_llm COMMAND ...", "", *lines, "", "python -m marl_llm COMMAND --help has its options."])
+    return "\n".join(["usage: marl COMMAND ...", "", *lines, "", "marl COMMAND --help has its options."])
+
+
+def with_config(command: str, arguments: list[str]) -> list[str]:
+    """Arguments of a command; of one that takes a config the first may name it: `quickstart`, `quickstart:smoke` or `my_config.py`.
+
+    >>> with_config("train", ["quickstart:smoke", "--dry_run"])
+    ['--config=experiments/configs/quickstart.py:smoke', '--dry_run']
+    """
+    if command not in _CONFIG or not arguments or arguments[0].startswith("-"):
+        return arguments
+    name, colon, variant = arguments[0].partition(":")
+    path = name if name.endswith(".py") else f"experiments/configs/{name}.py"
+    return [f"--config={path}{colon}{variant}", *arguments[1:]]
 
 
 def _import_own_experiments() -> None:
@@ -71,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     if name in _FLAGS:
         from marl_llm.runs import command
 
-        sys.argv = [f"marl_llm {name}", *rest]
+        sys.argv = [f"marl {name}", *with_config(name, rest)]
         command.run(module.main, module.FLAGS, positional=name in _POSITIONAL)
         return 0
     return module.main(rest)

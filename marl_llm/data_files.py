@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from marl_llm import hints
+from marl_llm.errors import UserError
 from marl_llm.untrusted import Bounds, open_file, parse_json, read_file
 
 MOST_ROWS = 1_000_000
@@ -49,7 +50,7 @@ _OTHER_KINDS = {
 }
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """A file or a row that is not what a loader reads; the message says which, what was found, and what belongs there."""
 
 

@@ -26,6 +26,7 @@ import types
 import typing
 from typing import Any
 
+from marl_llm.errors import UserError
 from marl_llm.games.protocol import Game
 from marl_llm.games.shapes import check_shapes
 from marl_llm.hints import meant
@@ -51,7 +52,7 @@ _KINDS = (Game.__name__, World.__name__)
 _OWN = "an object of your own is named like 'my_game.py:Lock' or 'my_package.games:Lock'"
 
 
-class GameError(ValueError):
+class GameError(UserError, ValueError):
     """There is no such game, or it cannot be made; the message says what, where and what to do."""
 
 

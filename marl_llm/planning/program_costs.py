@@ -177,38 +177,33 @@ class ProgramText:
         steps = _numbers([*(lines[name] for name in new.operands if name in lines), *inside])
         return steps[0] if adds and len(steps) == 1 and steps[0] > 0 else 1
 
-    def _inside(self, name: str, cost, times: bool = True):
-        """`cost` of each instruction of a computation and of all that it calls, loops as often as they run."""
+    def _inside(self, name: str, cost, fusions: bool):
+        """`cost` of each instruction of a computation and of all that it calls, loops as often as they run; `fusions`: within them too."""
         total = 0.0
         for one in self.computations[name].values():
             total += cost(name, one)
             for key, names in one.called.items():
                 if key in ("body", "branch_computations") or (key == "to_apply" and one.opcode == "call") or key == "calls":
                     often = (self.trips(one) or 1) if key == "body" else 1
-                    total += often * sum(self._inside(n, cost) for n in names if key != "calls" or cost.inside_fusions)
+                    total += often * sum(self._inside(n, cost, fusions) for n in names if key != "calls" or fusions)
         return total
 
     # ------------------------------------------------------------------------------------------------ costs
     def flops(self, name: str | None = None) -> float | int:
         """Two per multiply-add of all products of a computation; by default of the whole program."""
-        return self._inside(name or self.entry, self._flops_cost)
+        return self._inside(name or self.entry, self._flops_cost, fusions=True)
 
     def read(self, name: str | None = None) -> float | int:
         """Bytes that a computation reads from main memory."""
-        return self._inside(name or self.entry, self._read_cost)
+        return self._inside(name or self.entry, self._read_cost, fusions=False)
 
-    @property
-    def _flops_cost(self):
-        def cost(computation: str, one: Instruction) -> float | int:
-            if one.opcode == "custom-call":
-                return self._kernel_flops(one)
-            if one.opcode not in ("dot", "convolution"):
-                return 0.0
-            left, right = (self.computations[computation][n].results[0].dims for n in one.operands[:2])
-            return _product_flops(one, left, right)
-
-        cost.inside_fusions = True
-        return cost
+    def _flops_cost(self, computation: str, one: Instruction) -> float | int:
+        if one.opcode == "custom-call":
+            return self._kernel_flops(one)
+        if one.opcode not in ("dot", "convolution"):
+            return 0.0
+        left, right = (self.computations[computation][n].results[0].dims for n in one.operands[:2])
+        return _product_flops(one, left, right)
 
     def _kernel_flops(self, one: Instruction) -> float | int:
         return sum(flops(one.results[0].dims) for name, flops in self.kernels.items() if name in _source(one))
@@ -217,19 +212,14 @@ class ProgramText:
         """How many custom calls with `kernel` in their names in the source a computation makes itself."""
         return sum(one.opcode == "custom-call" and kernel in _source(one) for one in self.computations[name].values())
 
-    @property
-    def _read_cost(self):
-        def cost(computation: str, one: Instruction) -> float | int:
-            if one.opcode in FREE or (one.opcode == "custom-call" and self.known and self.known in _source(one)):
-                return 0.0
-            lines, total = self.computations[computation], 0.0
-            for number, name in enumerate(one.operands):
-                if name in lines and len(lines[name].results) == 1 and lines[name].results[0].main:
-                    total += self._taken(one, number, lines[name].results[0].bytes)
-            return total
-
-        cost.inside_fusions = False
-        return cost
+    def _read_cost(self, computation: str, one: Instruction) -> float | int:
+        if one.opcode in FREE or (one.opcode == "custom-call" and self.known and self.known in _source(one)):
+            return 0.0
+        lines, total = self.computations[computation], 0.0
+        for number, name in enumerate(one.operands):
+            if name in lines and len(lines[name].results) == 1 and lines[name].results[0].main:
+                total += self._taken(one, number, lines[name].results[0].bytes)
+        return total
 
     def _taken(self, one: Instruction, operand: int, whole: float | int) -> float | int:
         """Bytes that an instruction reads of one operand of so many bytes."""

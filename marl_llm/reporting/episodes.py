@@ -74,6 +74,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_llm.errors import UserError
 from marl_llm.reporting import files
 
 WHEN = ("before", "train", "after")
@@ -82,7 +83,7 @@ TOKENS_FILE_NAME = "episodes_tokens.jsonl"
 _OPTIONAL = ("hidden", "headline", "score", "failures", "tools")
 
 
-class EpisodeError(ValueError):
+class EpisodeError(UserError, ValueError):
     """An episode that does not follow the schema. The message says where, what was found, and what belongs there."""
 
 

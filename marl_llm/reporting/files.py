@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from marl_llm.errors import DamagedError
 from marl_llm.untrusted import Bounds, json_lines, open_file, read_json
 
 Path = str | os.PathLike
@@ -33,7 +34,7 @@ class WriteError(OSError):
     """A file of the work directory could not be written. Names the file (`filename`), the cause (`errno`) and the cure."""
 
 
-class LineError(ValueError):
+class LineError(DamagedError, ValueError):
     """A line of a JSON-lines file is not a JSON object. Names the file, the line and the cure."""
 
 

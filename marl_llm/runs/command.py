@@ -16,20 +16,17 @@ from collections.abc import Callable, Iterable
 from absl import app, flags
 
 from marl_llm import hints
+from marl_llm.errors import UserError
 
-FAILED, DAMAGED, INTERRUPTED, STOPPED = 2, 3, 130, 143
+FAILED, INTERRUPTED, STOPPED = UserError.exit_code, 130, 143
 RESUMED = str(pathlib.Path(__file__).parent / "workdir.py")  # read as a config file, it gives the config of a run directory
-# errors by name, because their rooms are imported only once there is something to do
-_PLAIN = ("RolloutError", "WorkflowError", "GameError", "SandboxError", "EngineError", "InfrastructureError", "PackingError", "DataError",
-          "ProcessError", "EpisodeError")  # fmt: skip
-DAMAGED_BY = ("CheckpointError", "LineError")
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """The config cannot be run; the message says what, where and what to do."""
 
 
-class TrainingError(RuntimeError):
+class TrainingError(UserError, RuntimeError):
     """Training cannot go on; the message says what, where and what to do. The last checkpoint is whole."""
 
 
@@ -121,7 +118,7 @@ def config_path(named: str) -> str:
 
 def told(error: BaseException, files: Iterable[str] = ()) -> str | None:
     """One line about an error that a user can mend, or that a user's own `files` raised; None for a fault of this library."""
-    if isinstance(error, ConfigError | TrainingError | OSError) or type(error).__name__ in (*_PLAIN, *DAMAGED_BY):
+    if isinstance(error, UserError | OSError):
         return str(error)
     names = {os.path.realpath(file) for file in files}
     here = [f for f in traceback.extract_tb(error.__traceback__) if os.path.realpath(f.filename) in names]
@@ -138,7 +135,7 @@ def code_of(error: Exception, subject: str = "") -> int:
 
 
 def _code(error: Exception) -> int:
-    return DAMAGED if type(error).__name__ in DAMAGED_BY else FAILED
+    return error.exit_code if isinstance(error, UserError) else FAILED
 
 
 def _parse(argv: list[str], values: flags.FlagValues) -> list[str]:

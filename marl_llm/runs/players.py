@@ -256,7 +256,7 @@ def _over_start(config: config_dict.ConfigDict, plan: Plan) -> None:
         over, config.rollout.ahead or 0, plan.recipe, coached=bool(config.coach.kind), exact=bool(config.rollout.exact), served=served
     )
     if why:
-        raise ConfigError(f"config.rollout.{why}".replace("set recipe.", "set config.recipe."))
+        raise ConfigError(f"config.rollout.{why}")
 
 
 def _swap(config: config_dict.ConfigDict, plan: Plan) -> None:
@@ -269,7 +269,6 @@ def _swap(config: config_dict.ConfigDict, plan: Plan) -> None:
     if why := swap_conflict(
         rollout.swap, rollout.over_start or 0, rollout.ahead or 0, plan.recipe, exact=bool(rollout.exact), served=served
     ):  # fmt: skip
-        why = why.replace("set recipe.", "set config.recipe.").replace("set ahead=1", "set config.rollout.ahead=1")
         raise ConfigError(f"config.rollout.{why}")
 
 
@@ -286,7 +285,7 @@ def _served(plan: Plan) -> None:
             try:
                 check_served(name, plan.recipe, name in plan.assignment.trained)
             except WorkflowError as error:
-                raise ConfigError(str(error).replace("set recipe.", "set config.recipe.")) from error
+                raise ConfigError(str(error)) from error
 
 
 def _exact(config: config_dict.ConfigDict, plan: Plan) -> None:

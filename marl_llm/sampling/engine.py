@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
+from marl_llm.errors import UserError
 from marl_llm.models import ModelConfig
 from marl_llm.sampling.bursts import Bursts
 from marl_llm.sampling.lane import Lane
@@ -35,7 +36,7 @@ from marl_llm.tools.mailbox import Mailbox
 log = logging.getLogger(__name__)
 
 
-class EngineError(RuntimeError):
+class EngineError(UserError, RuntimeError):
     """The engine stopped: it was closed, or a device program failed. The cause is chained."""
 
 

@@ -10,6 +10,8 @@ import enum
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
+from marl_llm.errors import UserError
+
 T = TypeVar("T")
 
 
@@ -48,7 +50,7 @@ class Failure:
         return self.kind not in FINAL_KINDS
 
 
-class InfrastructureError(RuntimeError):
+class InfrastructureError(UserError, RuntimeError):
     """Raised where an outcome is asked for and only a failure is there."""
 
     def __init__(self, failure: Failure):

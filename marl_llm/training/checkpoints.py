@@ -29,6 +29,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from marl_llm.errors import DamagedError
 from marl_llm.training import digests
 from marl_llm.training.policy import Policy
 from marl_llm.training.processes import from_first, leads, meet
@@ -40,7 +41,7 @@ SMALL = 2**16  # bytes: no smaller pieces of an array
 TOGETHER_S = 1200  # for all processes to write their parts of a checkpoint; one that has died is missed sooner, by `processes.Watch`
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(DamagedError, RuntimeError):
     """A checkpoint cannot be written or read; the message says which, why and what to do."""
 
 

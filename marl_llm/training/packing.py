@@ -27,13 +27,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from marl_llm.errors import UserError
 from marl_llm.sampling.tickets import bucket
 
 ROWS = 16  # per device at least, where empty rows are not computed
 SAMPLE_PLACES = 2**17  # samples x targets of a row, up to which places for samples cost next to nothing
 
 
-class PackingError(ValueError):
+class PackingError(UserError, ValueError):
     """A sample cannot be packed; the message names it and says why."""
 
 

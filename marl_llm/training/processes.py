@@ -23,6 +23,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from marl_llm.errors import UserError
+
 BEAT_S = 1.0  # between two signs of life
 HELD_S = 2.0  # more than `BEAT_S` between them: this process itself did not run, and its clock says nothing of the others
 START_S = 300.0  # more than `lost_after_s` until the first one: processes begin at different times, importing and compiling
@@ -39,7 +41,7 @@ LAUNCHERS: dict[str, tuple[str, ...]] = {
 }
 
 
-class ProcessError(RuntimeError):
+class ProcessError(UserError, RuntimeError):
     """The processes cannot start together or go on together; the message says which, why and what to do."""
 
 

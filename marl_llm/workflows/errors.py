@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from marl_llm.errors import UserError
 from marl_llm.tools.results import Failure, InfrastructureError
 
 
-class WorkflowError(ValueError):
+class WorkflowError(UserError, ValueError):
     """A team that cannot be played as it is written; the message names the node and says what to do."""
 
 
@@ -37,7 +38,7 @@ class ReplayError(WorkflowError):
     """The workflow makes something else of the recorded answers than it did; the message says where first."""
 
 
-class RolloutError(RuntimeError):
+class RolloutError(UserError, RuntimeError):
     """Nothing of a rollout could be played: no outcome to train on, and probably a tool or an engine that is down."""
 
 

@@ -1,6 +1,7 @@
 """`python -m marl_llm`: the list of commands, how little is imported before one is asked for, and configs outside a checkout."""
 
 import importlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -11,8 +12,11 @@ import pytest
 from absl import flags
 
 import experiments
-from marl_llm.__main__ import COMMANDS, main
-from marl_llm.runs.command import DAMAGED, FAILED, ConfigError, check_local, code_of, config_path, run, with_installed
+from marl_llm.__main__ import COMMANDS, main, with_config
+from marl_llm.reporting.files import LineError
+from marl_llm.runs.command import FAILED, ConfigError, check_local, code_of, config_path, run, with_installed
+from marl_llm.training import CheckpointError
+from marl_llm.workflows.errors import ReplayError
 
 ROOT = pathlib.Path(experiments.__file__).parents[1]
 HEAVY = {"jax", "jaxlib", "numpy", "flax", "matplotlib", "torch", "transformers", "gradio", "openai"}
@@ -68,6 +72,35 @@ def test_importing_the_package_imports_nothing_but_itself():
     assert not imported("import marl_llm") & (HEAVY | {"marl_llm.viewing"})
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["quickstart"], ["--config=experiments/configs/quickstart.py"]),
+        (["notes:smoke", "--dry_run"], ["--config=experiments/configs/notes.py:smoke", "--dry_run"]),
+        (["my/own.py:x"], ["--config=my/own.py:x"]),
+        (["game:my_game.py:Lock"], ["--config=experiments/configs/game.py:my_game.py:Lock"]),
+        (["--resume=runs/a", "quickstart"], ["--resume=runs/a", "quickstart"]),
+        ([], []),
+    ],
+)
+def test_a_config_may_stand_in_front(given, meant):
+    assert with_config("train", given) == meant
+    assert with_config("check", given) == given
+
+
+def test_marl_is_a_command_of_its_own():
+    (marl,) = importlib.metadata.entry_points(group="console_scripts", name="marl")
+    assert marl.load() is main
+
+
+def test_a_misspelled_config_in_front_gets_a_suggestion(tmp_path):
+    asked = [sys.executable, "-m", "marl_llm", "train", "quickstrat", "--dry_run"]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "there is no config file experiments/configs/quickstrat.py" in done.stderr
+    assert "quickstart" in done.stderr
+
+
 def test_the_list_of_commands_names_each_and_an_unknown_one_gets_a_suggestion(capsys):
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
@@ -108,11 +141,12 @@ def test_a_run_directory_in_a_bucket_is_refused_with_what_to_do(argv):
 
 
 def test_an_error_that_a_user_can_mend_is_told_in_one_line_with_its_code_and_a_fault_of_the_library_is_raised(capsys):
-    damaged = type("CheckpointError", (RuntimeError,), {})
     for error, subject, code, said in (
         (ConfigError("no such role"), "sums", FAILED, "error: sums: no such role\n"),
         (ValueError("a number is expected"), "", FAILED, "error: a number is expected\n"),
-        (damaged("checkpoint 3 cannot be read"), "", DAMAGED, "error: checkpoint 3 cannot be read\n"),
+        (CheckpointError("checkpoint 3 cannot be read"), "", 3, "error: checkpoint 3 cannot be read\n"),
+        (LineError("line 7 is damaged"), "plays.jsonl", 3, "error: plays.jsonl: line 7 is damaged\n"),
+        (ReplayError("other tokens"), "", FAILED, "error: other tokens\n"),
     ):
         assert code_of(error, subject) == code
         assert capsys.readouterr().err == said

@@ -33,7 +33,7 @@ def test_a_model_is_drawn_by_the_server_that_its_section_names_unless_the_run_is
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"recipe.correction": "none"}, r"sampler='vllm' draws in another program, .* set config\.recipe\.correction=truncate"),
+        ({"recipe.correction": "none"}, r"sampler='vllm' draws in another program, .* set recipe\.correction=truncate"),
         ({"recipe.temperature": 0.5}, r"temperature=0\.5, .* draws are at temperature 1"),
         ({"recipe.top_p": 0.9}, r"no sets of kept tokens"),
         ({"model.url": None}, r"sampler='vllm' needs url: the server's address"),

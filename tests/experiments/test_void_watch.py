@@ -4,9 +4,9 @@ import types
 
 import pytest
 
-from experiments.train import played
 from marl_llm.runs.coaching import first_failure
 from marl_llm.runs.command import TrainingError
+from marl_llm.runs.loop import played
 from marl_llm.runs.measuring import VOID_STEPS, VoidWatch, failure_of
 
 BAD = {"episodes": 10.0, "void": 0.3, "failed_tool": 1.0, "failed_deadline": 5.0}

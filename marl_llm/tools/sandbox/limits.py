@@ -5,6 +5,7 @@ import enum
 import signal as signals
 from typing import Any
 
+from marl_llm.errors import UserError
 from marl_llm.tools.results import FailureKind, ToolResult
 from marl_llm.tools.sandbox.workspace import Workspace
 from marl_llm.untrusted import Bounds, read_json, valid_text
@@ -20,7 +21,7 @@ class Level(enum.IntEnum):
     NAMESPACES = 3  # and mount, pid, network, IPC and UTS namespaces with a root of its own
 
 
-class SandboxError(RuntimeError):
+class SandboxError(UserError, RuntimeError):
     """The sandbox cannot do what it is asked, e.g. give the level that was demanded."""
 
 
