@@ -17,7 +17,7 @@ import typing
 import numpy as np
 import pytest
 
-from marl_llm.__main__ import COMMANDS
+from marl_llm.__main__ import COMMANDS, with_config
 from marl_llm.games import find_game
 from marl_llm.runs.base import model_section
 
@@ -167,6 +167,8 @@ def commands(line):
             one.pop(0)
         if len(one) > 2 and one[0].endswith("python") and one[1] == "-m":
             yield one[2], one[3:]
+        elif len(one) > 1 and one[0] == "marl":
+            yield "marl_llm", [one[1], *with_config(one[1], one[2:])]
         elif one and one[0] == "...":
             yield "experiments.train", one
 

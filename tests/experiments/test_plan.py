@@ -477,7 +477,7 @@ def test_the_update_of_adapters_is_the_one_that_is_planned():
 
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "real_models.md").read_text(encoding="utf-8")
-SHOWN = re.findall(r"```bash\npython -m experiments\.plan (.*?)\n```\n\n```\n(.*?)\n```", PAGE, re.DOTALL)
+SHOWN = re.findall(r"```bash\npython -m marl_llm plan (.*?)\n```\n\n```\n(.*?)\n```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize(("flags", "printed"), SHOWN, ids=[re.search(r"topology=(\S+)", flags)[1] for flags, _ in SHOWN])
