@@ -1,5 +1,6 @@
 """Teams of language models, trained with reinforcement learning in JAX.
 
+`make_game`, `load_model`, `train`, `resume` and `evaluate` do from Python what the command `marl` does (`marl_llm.runs.api`).
 The package root imports nothing heavy: `import marl_llm` is instant, and each room is imported by name,
 for example `from marl_llm.algorithms import group_relative`. See docs/architecture.md for the rooms.
 """
@@ -13,22 +14,23 @@ __version__ = "0.1.0"
 _ROOMS = ("activity", "algorithms", "checking", "cli", "coaching", "data_files", "errors", "evaluation", "games", "hints", "local_server",
           "models", "planning", "reporting", "rollout", "runs", "sampling", "serving", "text", "tools", "training", "untrusted", "viewing",
           "workflows")  # fmt: skip
-__all__ = [*_ROOMS, "view"]
+# functions, and the modules that hold them
+_FUNCTIONS = {
+    "train": "runs.api", "resume": "runs.api", "evaluate": "runs.api", "load_model": "runs.api", "make_game": "games",
+    "view": "viewing",
+}  # fmt: skip
+__all__ = [*_ROOMS, *_FUNCTIONS]
 
 
 def __getattr__(name: str) -> Any:
-    """A room, imported when it is first asked for (PEP 562): `marl_llm.algorithms.group_relative` needs no import of its own."""
+    """A room or a function, imported when it is first asked for (PEP 562)."""
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"marl_llm.{_FUNCTIONS[name]}"), name)
     if name in _ROOMS:
         return importlib.import_module(f"marl_llm.{name}")
     raise AttributeError(f"module 'marl_llm' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_ROOMS])
+    return sorted([*globals(), *__all__])
 
-
-def view(*runs, **options):
-    """Runs inline in a notebook, e.g. `marl_llm.view("runs/first")`; see `marl_llm.viewing.view`."""
-    from marl_llm.viewing import view as inline
-
-    return inline(*runs, **options)

@@ -24,6 +24,7 @@ import sys
 import traceback
 import types
 import typing
+import weakref
 from typing import Any
 
 from marl_llm.errors import UserError
@@ -49,6 +50,9 @@ GAMES = {
     **{name: f"marl_llm.games.worlds:{name}" for name in _WORLDS},
 }
 _KINDS = (Game.__name__, World.__name__)
+_MADE: dict[int, tuple[str, dict[str, Any]]] = {}  # id of a game that `make_game` made -> its name and options, while it lives
+_GIVEN: dict[str, Any] = {}  # name -> a game that was given as an object, for this process (`name_of_game`)
+_GIVEN_PREFIX = "object "
 _OWN = "an object of your own is named like 'my_game.py:Lock' or 'my_package.games:Lock'"
 
 
@@ -125,6 +129,10 @@ def find_game(name: str, home: str | pathlib.Path | None = None) -> Found:
     if name in GAMES:
         module, _, thing = GAMES[name].partition(":")
         return Found(name, getattr(importlib.import_module(module), thing))
+    if name in _GIVEN:
+        return Found(name, _GIVEN[name])
+    if name.startswith(_GIVEN_PREFIX):
+        raise GameError(f"game {name!r} was an object of another Python process: pass it to marl_llm.train again; {_OWN}")
     where, _, thing = name.rpartition(":")
     if not where or not thing:
         if name.endswith(".py"):
@@ -143,7 +151,36 @@ def find_game(name: str, home: str | pathlib.Path | None = None) -> Found:
 
 def make_game(name: str, **options: Any) -> Game | World:
     """The game of that name with its options. Raises `GameError` listing the games, or the game's options."""
-    return find_game(name).make(**options)
+    game = find_game(name).make(**options)
+    try:
+        weakref.finalize(game, _MADE.pop, id(game), None)
+    except TypeError:  # a class with __slots__: it goes without a name, as an object that was given
+        return game
+    _MADE[id(game)] = name, options
+    return game
+
+
+def name_of_game(game: Any) -> tuple[str, dict[str, Any]]:
+    """The name and the options by which `find_game` finds a game again.
+
+    What `make_game` made has the name that it was made by. Any other object gets one, "object ...", which holds in this process alone; a
+    world's tools stay open, for its owner to close. Raises `GameError` for what is no game.
+    """
+    if id(game) in _MADE:
+        return _MADE[id(game)]
+    if isinstance(game, World):
+        name = f"{_GIVEN_PREFIX}{game.workflow.name}"
+        _GIVEN[name] = dataclasses.replace(game, close=_leave_open)
+    elif not inspect.isclass(game) and isinstance(game, Game):
+        name = f"{_GIVEN_PREFIX}{game.name}"
+        _GIVEN[name] = game
+    else:
+        raise GameError(_no_game(repr(game)[:80], game))
+    return name, {}
+
+
+def _leave_open() -> None:
+    """Closes nothing."""
 
 
 def picture_lines(game: Game, state: Any) -> list[str] | None:

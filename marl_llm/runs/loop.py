@@ -1,68 +1,236 @@
-"""The parts of a training run's loop: how it begins, a step's play and its figures, validation, and the page at its end."""
+"""The loop of a training run, read from top to bottom: `learn`, then the parts that it calls.
+
+A fork of the loop starts from a copy of this file, or from an own loop over the public functions of `marl_llm.training` (docs/library.md).
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import pathlib
 import sys
+import time
+from typing import Any
 
 from marl_llm.activity import doing
-from marl_llm.runs.building import begins_elsewhere, params_of
-from marl_llm.runs.continuing import Stopwatch, continued
-from marl_llm.runs.measuring import check_finite, failure_of, late_tasks, measure, page_text, tables
+from marl_llm.runs.building import begins_elsewhere, params_of, restored
+from marl_llm.runs.continuing import Stopwatch, continued, goes_on
+from marl_llm.runs.measuring import (
+    VOID_LIMIT,
+    Alarms,
+    SignalWatch,
+    VoidWatch,
+    check_finite,
+    failure_of,
+    late_line,
+    late_tasks,
+    measure,
+    page_text,
+    tables,
+)
 from marl_llm.runs.run_files import RunFiles
+from marl_llm.runs.stopping import Stopping
 from marl_llm.runs.workdir import write_json
 
+GROUP = 16  # plays of one task that are kept at a checkpoint, so that samples can be seen beside those that they were compared with
+# figures of a model whose roles did not speak in a step
+SILENT = {"useful_groups": 0, "grad_norm": 0.0, "log_prob_gap": 0.0, "log_prob_gap_bound": 0.0}
 
-def begun(team, config, workdir: pathlib.Path, files: RunFiles, clock: Stopwatch, state: dict | None) -> dict:
-    """The state of a run that has begun: by a warm start, or that of the checkpoint from which the team was restored."""
+
+@dataclasses.dataclass
+class Run:
+    """What a run holds while it trains.
+
+    Attributes:
+      plan, config: `marl_llm.runs.base.Plan` and the config that it came from. workdir: the run's directory.
+      team, checkpoints, clock, stop: what learns, where it is kept, the time that it took, and who tells it to stop.
+      files: the files that grow. progress: the line in the terminal. Both are opened by `learn`.
+      state: what a checkpoint keeps beside the parameters: step, samples and tokens so far.
+      step_end: when the last step ended, in seconds of `time.perf_counter`.
+    """
+
+    plan: Any
+    config: Any
+    workdir: pathlib.Path
+    team: Any
+    checkpoints: Any
+    clock: Stopwatch
+    stop: Stopping
+    files: Any = None
+    progress: Any = None
+    state: dict = dataclasses.field(default_factory=dict)
+    step_end: float = 0.0
+
+    def save(self, step: int) -> None:
+        """Writes a checkpoint of what was learned up to a step."""
+        state = self.state | {"team": self.team.state()} | self.clock.now()
+        self.stop.whole(self.checkpoints.save, step, self.team.policies(), state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Watches:
+    """What looks at every step: each says in one line what is wrong, or ends the run with a `TrainingError`."""
+
+    coach: Any
+    void: VoidWatch
+    signal: SignalWatch
+    alarms: Alarms
+    programs: Any
+    compilations: Any
+
+
+def learn(run: Run, done: list[int] | None) -> dict:
+    """Start or resume, the loop, the final evaluation, which it returns.
+
+    `done`: steps of the checkpoints of a run that continues, maybe none; None: a new run.
+    """
+    from marl_llm.training import processes, speed
+
+    # ------------------------------------------------------------------------------------------------ start or resume
+    watches = start_or_resume(run, done)
+    config, files, progress = run.config, run.files, run.progress
+
+    # ------------------------------------------------------------------------------------------------ the loop
+    timed: list[dict] = []  # of the steps of this process
+    run.step_end = time.perf_counter()
+    for step in run.stop.steps(range(run.state["step"], config.steps)):
+        record, batch = train_step(run, watches, step)
+        timed.append({key: x for key, x in record.items() if key.startswith(("time/", "speed/", "over_start/"))})
+        if len(timed) == 1:  # all that lives as long as the run is there, its programs too: each full collection took as long as a step
+            gc.collect()
+            gc.freeze()  # `train_run` puts it back
+            goes_on(run.workdir, config, run.team, run.checkpoints, done)
+        files.metrics.write(record)
+        progress.update(step + 1, **{run.team.headline: record["success"], "turns": record["turns"]})
+        last = step + 1 == config.steps
+        if (step + 1) % config.evaluation.every == 0 or last:
+            progress.note(f"step {step + 1}: validation {run.team.headline} {validate(run, step + 1):.1%}")
+        if (step + 1) % config.checkpoint.every == 0 or last:
+            files.plays(batch, min(run.plan.recipe.plays, GROUP), "train", step + 1, run.team.advantages)  # a whole group
+            run.save(step + 1)
+            files.report_now_and_then()
+        agreed = processes.agreed_stop(step + 1, run.stop.asked, samples=run.state["samples"], norm=run.team.norm())
+        run.stop.boundary(step + 1, run.save, files.close, agreed)
+    progress.close()
+    if not timed:
+        goes_on(run.workdir, config, run.team, run.checkpoints, done)
+    run.checkpoints.wait()  # evaluation.json stands for a run whose last checkpoint is whole
+    if timed:
+        print(late_line(timed) + speed.summary_text(timed, watches.compilations), file=sys.stderr)
+
+    # ------------------------------------------------------------------------------------------------ what was learned
+    results = final_evaluation(run) | {f"train_{name}": x for name, x in run.clock.now().items()}
+    files.close()
+    if processes.leads():
+        write_results(results, run.workdir, run.team.headline, run.clock)
+    return results
+
+
+def start_or_resume(run: Run, done: list[int] | None) -> Watches:
+    """Opens the run's files and brings its team to where the loop begins: a new start, or the newest of the checkpoints `done`."""
+    from marl_llm import reporting
+    from marl_llm.runs.coaching import CoachWatch, cost_line
+    from marl_llm.training import speed
+    from marl_llm.training.programs import ProgramWatch
+
+    plan, config, compilations = run.plan, run.config, speed.Compilations()
+    state = restored(run.team, run.checkpoints, done[-1]) if done else None  # before a line of the run's files is touched
+    run.files = RunFiles(run.workdir, plan, config, None if done is None else (done[-1] if done else -1))
     if state is None:
-        warm_start(team, config, files, clock)
-        state = {"step": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(team.trained, 0)}
-        return state | {"decay_steps": config.optimizer.decay_steps or config.steps}
-    clock.goes_on(state)
-    return continued(config, workdir, state)
+        supervised_start(run)
+        state = {"step": 0, "seed": config.seed, "sampled_tokens": 0, "samples": 0, "silent": dict.fromkeys(run.team.trained, 0)}
+        run.state = state | {"decay_steps": config.optimizer.decay_steps or config.steps}
+    else:
+        run.clock.goes_on(state)
+        run.state = continued(config, run.workdir, state)
+    run.progress = reporting.Progress(config.steps, "train", start=run.state["step"])
+    note = run.progress.note
+    for line in filter(None, (plan.pay, "" if done else plan.unguided(config), cost_line(config, plan))):
+        note(line)
+    watches = Watches(
+        CoachWatch(note),
+        VoidWatch(VOID_LIMIT if config.rollout.void_limit is None else config.rollout.void_limit),
+        SignalWatch(note, plan.recipe.reward_of, any(options.get("path") for options in plan.options.values())),
+        Alarms(run.state["silent"], note),
+        ProgramWatch(note),
+        compilations,
+    )
+    if not done:
+        note(f"step 0: validation {run.team.headline} {validate(run, 0):.1%}")
+        run.save(0)  # after its line in metrics.jsonl, as every checkpoint: so no line comes twice
+        note(f"the report at any time: python -m marl_llm.reporting.report {run.workdir}")
+    return watches
 
 
-def warm_start(team, config, files: RunFiles, clock: Stopwatch) -> None:
+def supervised_start(run: Run) -> None:
     """Imitation of the scripted player, the models of another run, or nothing; the team then begins its reinforcement."""
     from marl_llm import reporting
     from marl_llm.training import linear_decay
 
-    w = config.warm_start
-    if begins_elsewhere(w):
-        team.start_from(params_of(w, team.models()))
+    start, team = run.config.warm_start, run.team
+    if begins_elsewhere(start):
+        team.start_from(params_of(start, team.models()))
         return
-    if w.steps:
-        with reporting.Progress(w.steps, "warm start") as progress:
-            for step in range(w.steps):
-                rate = float(linear_decay(step, w.steps, w.learning_rate, warmup=20, floor=0.1))
-                figures = team.imitate(step % (w.fresh or w.steps), w.tasks, rate)
-                if step == 0 or step % 10 == 9 or step == w.steps - 1:
+    if start.steps:
+        with reporting.Progress(start.steps, "warm start") as progress:
+            for step in range(start.steps):
+                rate = float(linear_decay(step, start.steps, start.learning_rate, warmup=20, floor=0.1))
+                figures = team.imitate(step % (start.fresh or start.steps), start.tasks, rate)
+                if step == 0 or step % 10 == 9 or step == start.steps - 1:
                     check_finite(figures, step, "of the warm start")
-                    files.metrics.write({"phase": "warm_start", "step": step + 1, **clock.now(), **figures})
+                    run.files.metrics.write({"phase": "warm_start", "step": step + 1, **run.clock.now(), **figures})
                     progress.update(step + 1, loss=figures["loss"])
     team.begin()
 
 
-def played(team, config, step: int, watches, keep):
+def train_step(run: Run, watches: Watches, step: int) -> tuple[dict, Any]:
+    """One rollout and one update of each model that trains: the step's figures by name, and its batch."""
+    config, team, state = run.config, run.team, run.state
+    start = time.perf_counter()
+    rate, critic_rate = learning_rates(config.optimizer, step, state["decay_steps"])
+    batch = run.files.looked_at(play_step(run, watches, step))
+    watches.signal.look(step + 1, batch)
+    played = time.perf_counter()
+    updates = team.learn(batch, rate, critic_rate)
+    coach_figures = watches.coach.look_at_drift(step + 1, team.train_coach(batch))
+    learned = time.perf_counter()
+    for name in team.assignment.training(step):
+        figures = updates.get(name) or SILENT  # its roles did not speak
+        check_finite(figures, step, name)
+        watches.alarms.look(step + 1, name, figures)
+    state["step"] = step + 1
+    state |= {key: state[key] + int(batch.figures[key]) for key in ("samples", "sampled_tokens")}
+    record = {"phase": "train", "step": step + 1, "learning_rate": rate, **step_figures(run.plan, batch, updates), **coach_figures}
+    record |= {key: state[key] for key in ("samples", "sampled_tokens")} | run.clock.now()
+    # playing is prompts, sampling, tools and rewards; learning is scores, gradient and step; the rest is evaluation and the host's
+    record |= {"time/sample": played - start, "time/update": learned - played, "time/other": start - run.step_end}
+    sample_s = batch.figures["seconds"] if config.rollout.ahead else played - start
+    record |= speed_figures(run, batch, updates, sample_s, learned - played)
+    record |= {"speed/compilations": watches.compilations.programs} | watches.programs.look(step + 1)
+    run.step_end = learned
+    return record, batch
+
+
+def play_step(run: Run, watches: Watches, step: int) -> Any:
     """A step's batch; with `rollout.ahead` the next step is begun, to be played while this one is learned from.
 
     With `rollout.over_start` nothing is left to the step behind a checkpoint, so that a run which is killed loses no play.
-    What stops the run here is said after `keep`: nothing of this step was learned, and what came before it is whole.
+    An error here leaves a checkpoint: nothing of this step was learned, and what came before it is whole.
     """
     from marl_llm.runs.coaching import first_failure
 
-    tasks, after = config.rollout.tasks, step + 1
+    config, team, after = run.config, run.team, step + 1
+    tasks, keeps = config.rollout.tasks, after % config.checkpoint.every == 0
     try:
-        over = [0 if after == config.steps or after % config.checkpoint.every == 0 else config.rollout.over_start]
+        over = [0 if after == config.steps or keeps else config.rollout.over_start]
         batch = team.play(step, step * tasks, tasks, *(over if config.rollout.over_start else []))
-        of_coach, of_void = watches
-        of_coach.look(after, batch.figures, lambda: first_failure(batch.rollout))
-        of_void.look(after, batch.figures, lambda kind: failure_of(batch.rollout, kind))
-        if config.rollout.ahead and after < config.steps and after % config.checkpoint.every:  # on policy after a checkpoint, as if resumed
+        watches.coach.look(after, batch.figures, lambda: first_failure(batch.rollout))
+        watches.void.look(after, batch.figures, lambda kind: failure_of(batch.rollout, kind))
+        if config.rollout.ahead and after < config.steps and not keeps:  # on policy after a checkpoint, as if resumed
             team.prepare(after, after * tasks, tasks)
     except Exception:
-        keep()
+        if step not in run.checkpoints.steps():
+            run.save(step)
         raise
     return batch
 
@@ -76,7 +244,7 @@ def learning_rates(optimizer, step: int, decay_steps: int) -> tuple[float, float
     return rate, critic_rate
 
 
-def line(plan, batch, updates: dict) -> dict:
+def step_figures(plan, batch, updates: dict) -> dict:
     """A step's figures by name: of the rollout, of each role, of each model's update."""
     record = dict(batch.figures)
     if "over_start/late" in record:
@@ -90,11 +258,11 @@ def line(plan, batch, updates: dict) -> dict:
     return record
 
 
-def speeds(plan, config, team, batch, updates: dict, sample_s: float, update_s: float) -> dict:
+def speed_figures(run: Run, batch, updates: dict, sample_s: float, update_s: float) -> dict:
     """Tokens per second and, where all models have one shape, the share of what this machine could do at best."""
     from marl_llm.training import speed
 
-    done, epochs = batch.figures, config.optimizer.epochs
+    plan, team, done, epochs = run.plan, run.team, batch.figures, run.config.optimizer.epochs
     groups = sum(found["groups"] for found in updates.values())
     trained = sum(found["useful_groups"] for found in updates.values()) / max(groups, 1)  # share of the rows that went through an update
     tokens = done["prompt_tokens"] + done["sampled_tokens"]
@@ -111,20 +279,21 @@ def speeds(plan, config, team, batch, updates: dict, sample_s: float, update_s: 
 
 
 @doing("evaluating on the validation split")
-def validate(team, config, files: RunFiles, step: int) -> float:
+def validate(run: Run, step: int) -> float:
     """A greedy evaluation on the validation split, with its line in metrics.jsonl."""
-    found = team.evaluate({}, "validation", config.evaluation.tasks).summary()
+    found = run.team.evaluate({}, "validation", run.config.evaluation.tasks).summary()
     record = {"phase": "eval", "step": step, **{name: found[name] for name in ("success", "turns", "void")}}
     record |= dict(zip(("success_low", "success_high"), found["interval"])) | {f"team/{name}": x for name, x in found["team"].items()}
-    files.metrics.write(record | {f"role/{role}/{name}": x for role, part in found["roles"].items() for name, x in part.items()})
+    run.files.metrics.write(record | {f"role/{role}/{name}": x for role, part in found["roles"].items() for name, x in part.items()})
     return found["success"]
 
 
 @doing("measuring what was learned")
-def final_page(plan, config, team, files: RunFiles) -> dict:
+def final_evaluation(run: Run) -> dict:
     """The final evaluation on the test split, which no setting was chosen on: greedy, and at a temperature if asked for."""
     from marl_llm.evaluation import paired
 
+    plan, config, team, files = run.plan, run.config, run.team, run.files
     v, seatings = config.evaluation, tables(plan, config.evaluation.ablate_roles)
     page, records = measure(team, seatings, "test", v.final_tasks)
     results = {"split": "test", "headline": team.headline, "pay": plan.pay, "seed": config.seed, "steps": config.steps, **page}
@@ -141,7 +310,7 @@ def final_page(plan, config, team, files: RunFiles) -> dict:
     return results
 
 
-def tell(results: dict, workdir: pathlib.Path, headline: str, clock: Stopwatch) -> None:
+def write_results(results: dict, workdir: pathlib.Path, headline: str, clock: Stopwatch) -> None:
     """evaluation.json, the report, and what was learned in a few lines."""
     from marl_llm import reporting
 

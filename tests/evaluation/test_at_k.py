@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_llm.evaluation import Evaluation, Outcome, at_k, at_k_by_draws, best_of
+from marl_llm.runs.command import ConfigError
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,13 +64,14 @@ def test_an_evaluation_measures_its_plays_by_task_and_leaves_void_ones_out():
 
 
 def test_the_command_measures_every_figure_at_every_k_and_refuses_more_than_the_plays():
-    from experiments.evaluate import at_k_text, best_of_plays
+    from marl_llm.cli.evaluate import at_k_text
+    from marl_llm.runs.evaluate_run import EvaluationOptions, best_of_plays
 
     outcomes = tuple(Outcome(0, n, float(n == 0), 1.0, team={"tests": n / 3}) for n in range(3))
     record = Evaluation("test", {}, 1.0, "passed", outcomes, {})
-    found = best_of_plays(record, ["1", "3"], 3)
+    found = best_of_plays(record, (1, 3))
     assert found == {"passed": {"1": pytest.approx(1 / 3), "3": 1.0}, "tests": {"1": pytest.approx(1 / 3), "3": pytest.approx(2 / 3)}}
     assert "@3 0.667" in at_k_text({"after": found})
-    for bad in ("4", "0", "x", "-1"):
-        with pytest.raises(ValueError, match="is no whole number between 1 and --plays=3"):
-            best_of_plays(record, [bad], 3)
+    for bad in (4, 0, -1):
+        with pytest.raises(ConfigError, match="is no whole number between 1 and --plays=3"):
+            EvaluationOptions(plays=3, best_of=(1, bad))

@@ -15,8 +15,7 @@ from test_train import lines, run  # noqa: F401
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from experiments import train
-from marl_llm.runs import run_files, stopping
+from marl_llm.runs import loop, run_files, stopping
 from marl_llm.runs.command import TrainingError
 from marl_llm.runs.stopping import Stopped, Stopping
 from marl_llm.training import CheckpointError, Checkpoints, checkpoints
@@ -58,8 +57,8 @@ def steps(path):
 def test_it_trains_on_during_the_write_and_evaluates_after_the_last(tmp_path, monkeypatch, held, run):  # noqa: F811
     at_step_3, seen = threading.Event(), []
     held[2], held[6] = lambda: seen.append(at_step_3.wait(30)), slow
-    page = train.final_page
-    monkeypatch.setattr(train, "final_page", lambda *a: seen.append(steps(tmp_path / "run")) or page(*a))
+    measured = loop.final_evaluation
+    monkeypatch.setattr(loop, "final_evaluation", lambda run: seen.append(steps(tmp_path / "run")) or measured(run))
     monkeypatch.setattr(run_files.RunFiles, "report_now_and_then", lambda files: seen.append(steps(tmp_path / "run")))
 
     def figures(model, call):

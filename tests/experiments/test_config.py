@@ -557,7 +557,7 @@ def test_help_is_quick_and_light():
 
 
 def test_missing_and_contradictory_flags_are_told(tmp_path, monkeypatch):
-    from experiments import train
+    from marl_llm.cli import train
 
     def said(**values):
         for name in ("_CONFIG", "_WORKDIR", "_RESUME", "_DRY_RUN", "_STEP"):

@@ -97,7 +97,8 @@ def test_both_seats_are_added_up_by_task():
 
 
 def test_evaluate_prints_and_writes_the_table(monkeypatch, tmp_path, capsys):
-    from experiments import evaluate
+    from marl_llm.cli import evaluate
+    from marl_llm.runs import evaluate_run
 
     class Team:
         headline, roles = "score", ROLES
@@ -110,7 +111,7 @@ def test_evaluate_prints_and_writes_the_table(monkeypatch, tmp_path, capsys):
     given |= {"OUTPUT": str(tmp_path / "found.json"), "OUTCOMES": str(tmp_path / "plays.jsonl")}
     for name, value in given.items():
         monkeypatch.setattr(evaluate, f"_{name}", types.SimpleNamespace(value=value))
-    monkeypatch.setattr(evaluate, "opened", lambda *_, **__: contextlib.nullcontext((None, plan_of(), Team(), 30)))
+    monkeypatch.setattr(evaluate_run, "opened", lambda *_, **__: contextlib.nullcontext((None, plan_of(), Team(), 30)))
     evaluate.main([])
     printed = capsys.readouterr().out
     assert "step 30 of runs/x, 3 tasks of the test split:\nagainst random\n  player_0     start    won   0.0 %" in printed
@@ -121,4 +122,4 @@ def test_evaluate_prints_and_writes_the_table(monkeypatch, tmp_path, capsys):
     assert first["seats"] == "random start player_0"
     monkeypatch.setattr(evaluate, "_SEATS", types.SimpleNamespace(value=["player_0=start"]))
     with pytest.raises(ConfigError, match="--opponents makes tables of its own: leave --seats and --k out"):
-        evaluate.evaluate()
+        evaluate.main([])

@@ -15,11 +15,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "models")]
 from test_gguf import random_model, write  # noqa: E402
 from test_players import read_flags  # noqa: E402
 
-from experiments import train  # noqa: E402
 from marl_llm.cli import export  # noqa: E402
 from marl_llm.models import load_adapters, load_pretrained, merge  # noqa: E402
 from marl_llm.reporting import read_episodes, read_metrics  # noqa: E402
-from marl_llm.runs import building, workdir  # noqa: E402
+from marl_llm.runs import (  # noqa: E402
+    building,
+    train_run,
+    workdir,
+)
 from marl_llm.runs.command import ConfigError  # noqa: E402
 from marl_llm.training import make_mesh  # noqa: E402
 
@@ -74,12 +77,12 @@ def run(tmp_path_factory):
     config = f"{ROOT}/experiments/configs/smol_game.py"
     given = (f"model.path={write_tiny(folder / 'tiny.gguf')}", *SMALL)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "start_jax", lambda *_, **__: make_mesh(1))
+        patch.setattr(train_run, "start_jax", lambda *_, **__: make_mesh(1))
         patch.setattr(building, "start_jax", lambda *_, **__: make_mesh(1))
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         for steps in (1, 2):
             flags = [f"--config.{one}" for one in (*given, f"steps={steps}")]
-            train.train(read_flags(f"--config={config}:{folder}/low.py:low", *flags), folder / "run", config, "")
+            train_run.train_run(read_flags(f"--config={config}:{folder}/low.py:low", *flags), folder / "run", train_run.Launch(config, ""))
             let_go()
         yield folder / "run"
         let_go()

@@ -45,7 +45,7 @@ def test_every_figure_of_a_hosted_step_has_a_row(game):
 
 
 def test_every_figure_that_the_training_loop_adds_has_a_row():
-    files = ("experiments/train.py", "marl_llm/runs/loop.py", "marl_llm/training/rollouts.py")
+    files = ("marl_llm/runs/loop.py", "marl_llm/training/rollouts.py")
     source = "".join((ROOT / file).read_text() for file in files)
     keys = set(re.findall(r'"((?:time|speed)/\w+)"', source)) | {f"role/a/{name}" for name in re.findall(r'f"role/\{role\}/(\w+)"', source)}
     assert len(keys) > 10

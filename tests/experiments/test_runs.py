@@ -17,16 +17,20 @@ sys.path.insert(0, str(ROOT))
 from test_players import read_flags, write_files  # noqa: E402
 
 from benchmarks import resume  # noqa: E402
-from experiments import evaluate, train  # noqa: E402
 from marl_llm.cli import chat, compare, export, rescore, serve  # noqa: E402
 from marl_llm.cli.collect import read_groups, table  # noqa: E402
 from marl_llm.models import log_prob_gap_bound  # noqa: E402
 from marl_llm.planning.programs import plan as plan_of  # noqa: E402
 from marl_llm.reporting import read_episodes, read_metrics, read_tokens, validate_episode  # noqa: E402
-from marl_llm.runs import building, workdir  # noqa: E402
+from marl_llm.runs import (  # noqa: E402
+    building,
+    train_run,
+    workdir,
+)
 from marl_llm.runs.base import model_section, resolve  # noqa: E402
 from marl_llm.runs.command import ConfigError, TrainingError  # noqa: E402
-from marl_llm.runs.measuring import page_text, tables  # noqa: E402
+from marl_llm.runs.evaluate_run import parse_seat_tables  # noqa: E402
+from marl_llm.runs.measuring import measure, page_text, tables  # noqa: E402
 from marl_llm.runs.variants import placed  # noqa: E402
 from marl_llm.tools.retriever import RetrieverServer, open_index  # noqa: E402
 from marl_llm.training import CheckpointError, Checkpoints, HostedTeam, make_mesh  # noqa: E402
@@ -66,7 +70,7 @@ def config_of(name, *values):
 
 def run(config, path, home=None):
     let_go()
-    return train.train(config, path, "some.py", "", home)
+    return train_run.train_run(config, path, train_run.Launch("some.py", "", home))
 
 
 def lines(path):
@@ -131,13 +135,13 @@ def test_a_run_leaves_what_it_promises(done):
 def test_evaluate_measures_the_page_that_training_measured(done):
     with building.opened(done) as (config, plan, team, step):
         seatings = {"before": tables(plan)["before"], "after": {}}
-        page, _ = evaluate.measure(team, seatings, "test", 4)
+        page, _ = measure(team, seatings, "test", 4)
         assert step == config.steps == 2
         assert page_text(page, team.headline).startswith("  before")
-        (own,) = evaluate.seatings(plan, [f"{team.roles[0]}=start"]).values()
+        (own,) = parse_seat_tables(plan, (f"{team.roles[0]}=start",)).values()
         assert {role: str(seat) for role, seat in own.items()} == dict.fromkeys(team.roles, "trained") | {team.roles[0]: "start"}
         with pytest.raises(ConfigError, match="--seats: .*there is no role 'nobody'"):
-            evaluate.seatings(plan, ["nobody=start"])
+            parse_seat_tables(plan, ("nobody=start",))
     found = json.loads((done / "evaluation.json").read_text())
     assert {name: page[name] for name in ("before", "after")} == {name: found[name] for name in ("before", "after")}
 

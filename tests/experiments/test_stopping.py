@@ -15,10 +15,10 @@ from test_train import letters, lines, run  # noqa: F401
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 from benchmarks import resume
-from experiments import train
 from marl_llm.reporting import read_metrics
 from marl_llm.runs import command, stopping
 from marl_llm.runs.stopping import Stopped, Stopping
+from marl_llm.runs.train_run import Launch
 from marl_llm.training import Checkpoints
 
 
@@ -196,8 +196,8 @@ def test_in_another_thread_it_listens_to_nothing():
 
 def test_the_command_that_continues_has_the_flags_of_this_run():
     path = pathlib.Path("runs/a b")
-    assert train.again(path, None, 25.0) == "python -m experiments.train '--resume=runs/a b'"
-    assert train.again(path, "", 90.0).endswith(" --compilation_cache= --grace_s=90")
+    assert Launch().resume_command(path) == "python -m experiments.train '--resume=runs/a b'"
+    assert Launch(cache="", grace_s=90.0).resume_command(path).endswith(" --compilation_cache= --grace_s=90")
 
 
 def test_the_code_of_a_command_that_was_told_to_stop_is_143(ended, monkeypatch):

@@ -6,8 +6,7 @@ import pathlib
 import pytest
 from test_runs import OWN, SMALL, config_of, lines, read_metrics, run
 
-from experiments import train
-from marl_llm.runs import building, measuring
+from marl_llm.runs import building, measuring, train_run
 from marl_llm.runs.command import TrainingError
 from marl_llm.training import Checkpoints, make_mesh
 
@@ -42,7 +41,7 @@ def asked(broken: bool = False) -> World:
 @pytest.fixture
 def options(tmp_path, monkeypatch):
     """Flags of small runs of that game, in this process."""
-    monkeypatch.setattr(train, "start_jax", lambda *_, **__: make_mesh(1))
+    monkeypatch.setattr(train_run, "start_jax", lambda *_, **__: make_mesh(1))
     monkeypatch.setattr(building, "start_jax", lambda *_, **__: make_mesh(1))
     (tmp_path / "own.py").write_text((OWN / "relay.py").read_text() + TOOL)
     small = [one for one in SMALL if not one.startswith(("checkpoint", "evaluation.every"))]

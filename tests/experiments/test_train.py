@@ -17,10 +17,9 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from experiments import train
 from marl_llm.evaluation import Evaluation, Outcome
 from marl_llm.reporting import read_metrics
-from marl_llm.runs import measuring, run_files, workdir
+from marl_llm.runs import loop, measuring, run_files, train_run, workdir
 from marl_llm.runs.base import base_config
 from marl_llm.runs.command import ConfigError, TrainingError, told
 from marl_llm.training import CheckpointError, Policy, make_mesh
@@ -121,7 +120,7 @@ class FakeTeam:
 @pytest.fixture
 def run(monkeypatch):
     """`run(config, path, figures_of) -> (results, team)` in this process; each call is a process of its own to the run directory."""
-    monkeypatch.setattr(train, "start_jax", lambda *_, **__: make_mesh(2))
+    monkeypatch.setattr(train_run, "start_jax", lambda *_, **__: make_mesh(2))
 
     def page(path, pngs=True):
         return pathlib.Path(path, "report.html").write_text("") and None
@@ -132,8 +131,8 @@ def run(monkeypatch):
 
     def once(config, path, figures_of=lambda model, call: {}, home=None):
         let_go()
-        monkeypatch.setattr(train, "build_team", lambda plan, config, mesh: teams.append(FakeTeam(plan, figures_of)) or teams[-1])
-        results = train.train(config, path, "letters.py", "", home)
+        monkeypatch.setattr(train_run, "build_team", lambda plan, config, mesh: teams.append(FakeTeam(plan, figures_of)) or teams[-1])
+        results = train_run.train_run(config, path, train_run.Launch("letters.py", "", home))
         return results, teams[-1] if teams else None
 
     once.teams = teams
@@ -429,8 +428,8 @@ def test_a_run_that_goes_on_longer_keeps_its_learning_rate(tmp_path, run, capsys
     before = rates_of(run(config, tmp_path / "run")[1])
     assert before[3] < before[0]
     if earlier:
-        restore = train.restored
-        monkeypatch.setattr(train, "restored", lambda *a: {k: v for k, v in restore(*a).items() if k != "decay_steps"})
+        restore = loop.restored
+        monkeypatch.setattr(loop, "restored", lambda *a: {k: v for k, v in restore(*a).items() if k != "decay_steps"})
     config.steps = 8
     capsys.readouterr()
     after = rates_of(run(config, tmp_path / "run")[1])

@@ -6,7 +6,7 @@ import pytest
 
 from marl_llm.runs.coaching import first_failure
 from marl_llm.runs.command import TrainingError
-from marl_llm.runs.loop import played
+from marl_llm.runs.loop import play_step
 from marl_llm.runs.measuring import VOID_STEPS, VoidWatch, failure_of
 
 BAD = {"episodes": 10.0, "void": 0.3, "failed_tool": 1.0, "failed_deadline": 5.0}
@@ -50,14 +50,16 @@ def test_the_steps_before_the_one_that_stops_a_run_are_kept():
     team = types.SimpleNamespace(play=lambda step, first, count: batch)
     rollout = types.SimpleNamespace(tasks=5, ahead=0, over_start=0)
     config = types.SimpleNamespace(steps=99, rollout=rollout, checkpoint=types.SimpleNamespace(every=9))
-    watches = types.SimpleNamespace(look=lambda *given: None), VoidWatch(0.2)
+    watches = types.SimpleNamespace(coach=types.SimpleNamespace(look=lambda *given: None), void=VoidWatch(0.2))
     kept = []
+    checkpoints = types.SimpleNamespace(steps=lambda: [0])
+    run = types.SimpleNamespace(team=team, config=config, checkpoints=checkpoints, save=kept.append)
     for step in range(VOID_STEPS - 1):
-        played(team, config, step, watches, lambda: kept.append(1))
+        play_step(run, watches, step)
     assert not kept
     with pytest.raises(TrainingError, match="node search: 2 s are over"):
-        played(team, config, VOID_STEPS - 1, watches, lambda: kept.append(1))
-    assert kept == [1]
+        play_step(run, watches, VOID_STEPS - 1)
+    assert kept == [VOID_STEPS - 1]
 
 
 def test_compiled_play_has_no_whole_plays_to_name_a_failure_from():

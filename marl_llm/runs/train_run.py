@@ -1,0 +1,122 @@
+"""Trains a team from one config: opens all that a run needs, in order, and closes it again. The loop is `marl_llm.runs.loop`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import pathlib
+import shlex
+import sys
+import traceback
+
+from ml_collections import config_dict
+
+from marl_llm.activity import Heartbeat
+from marl_llm.errors import DamagedError
+from marl_llm.runs import checks, command, trust
+from marl_llm.runs.building import begins_elsewhere, build_team, hardware_of, sources_of, start_jax, tools_of
+from marl_llm.runs.command import ConfigError, TrainingError
+from marl_llm.runs.continuing import Stopwatch, up_to
+from marl_llm.runs.loop import Run, learn
+from marl_llm.runs.stopping import GRACE_S, Stopping
+from marl_llm.runs.workdir import open_workdir, process_log
+from marl_llm.untrusted import read_json_file
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How a run is started: what changes nothing of its results and is no part of its config.
+
+    Attributes:
+      config_file: where the config comes from, for the run's record.
+      cache: directory of compiled programs; "" none; None: `building.CACHE`, unless the environment names another.
+      home: where the run directory keeps a user's file, if the game is to be read from there.
+      grace_s: seconds from SIGTERM to the end of the process.
+      step: of a run that continues, the checkpoint to go back to; None: the newest.
+      distributed, lost_after_s: the processes of one run, "off" for one, and the silence after which one is lost (docs/pods.md).
+    """
+
+    config_file: str = ""
+    cache: str | None = None
+    home: pathlib.Path | None = None
+    grace_s: float = GRACE_S
+    step: int | None = None
+    distributed: str = "off"
+    lost_after_s: float = 120.0
+
+    def resume_command(self, workdir: pathlib.Path) -> str:
+        """The command that continues the run in a directory; of many processes, this one's."""
+        given = ["--trust"] * trust.asked()
+        given += [f"--compilation_cache={self.cache}"] * (self.cache is not None)
+        given += [f"--grace_s={self.grace_s:g}"] * (self.grace_s != GRACE_S)
+        given += [f"--distributed={self.distributed}"] * (self.distributed != "off")
+        return shlex.join(["python", "-m", "experiments.train", f"--resume={workdir}", *given])
+
+
+def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Launch = Launch()) -> dict:
+    """Runs a config to its end and returns the final evaluation. `marl_llm.cli.train` says what it writes into the directory.
+
+    On many processes (`launch.distributed`) all run this; process 0 owns the directory, and what it decides or refuses holds for all.
+
+    Raises `ConfigError` for a config that cannot be run and `TrainingError` for a run that cannot go on.
+    """
+    clock = Stopwatch()
+    from marl_llm.runs.base import check, resolve
+
+    check(config, launch.home)
+    from marl_llm.training import processes
+
+    count = processes.start(launch.distributed, launch.lost_after_s)
+    mesh = start_jax(config, launch.cache, count, launch.home)  # before the game is made: a world's index would start JAX with one device
+    from marl_llm.training import Checkpoints
+
+    again = launch.resume_command(workdir)
+    watch = processes.Watch(launch.lost_after_s if count > 1 else 0.0, again)
+    beat = Heartbeat(_print_to_stderr) if processes.leads() else contextlib.nullcontext()
+    with watch, beat, tools_of(config, count), resolve(config, launch.home) as plan:
+        if not plan.hosted:
+            checks.devices(config, mesh.shape["data"])
+        checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep, config.checkpoint.background)
+        if begins_elsewhere(config.warm_start) and not checkpoints.steps():
+            sources_of(config.warm_start, plan.assignment.trained)  # before a directory is made for a run that cannot begin
+
+        def open_directory() -> tuple[bool, list[int]]:
+            continued = open_workdir(workdir, config, launch.config_file, hardware_of(mesh), plan.found, plan.headline)
+            return continued, checkpoints.steps() if continued else []
+
+        continues, done = processes.from_first(open_directory)
+        done = up_to(done, launch.step)
+        processes.check_shared(workdir)
+        if done and done[-1] == config.steps and (workdir / "evaluation.json").exists() and (workdir / "report.html").exists():
+            print(f"{workdir} is complete; its report is {workdir / 'report.html'}", file=sys.stderr)
+            return read_json_file(workdir / "evaluation.json", error=ConfigError)
+        try:
+            stopping = Stopping(checkpoints, again, launch.grace_s)
+            with process_log(workdir), stopping as stop, checkpoints, build_team(plan, config, mesh) as team:
+                return learn(Run(plan, config, workdir, team, checkpoints, clock, stop), done if continues else None)
+        except Exception as error:
+            if (explained := _explain(error, plan, workdir)) is None:
+                raise
+            raise explained from error
+        finally:
+            gc.unfreeze()
+
+
+def _explain(error: Exception, plan, workdir: pathlib.Path) -> TrainingError | None:
+    """A `TrainingError` of one line, with the traceback in a file; None for an error that says all itself, or is no user's to mend."""
+    from marl_llm.training import processes
+    from marl_llm.workflows import RolloutError
+
+    said = command.told(error, [str(plan.found.folder / file) for file in plan.found.files])
+    if said is None or isinstance(error, ConfigError | TrainingError | OSError | DamagedError | processes.ProcessError):
+        return None
+    trace = workdir / ("error.txt" if processes.leads() else f"error_{processes.rank()}.txt")
+    trace.write_text("".join(traceback.format_exception(error)))
+    every_play_failed = isinstance(error, RolloutError)  # which another try need not meet again
+    after = "Once that is mended, the same command goes on from the last checkpoint. " if every_play_failed else ""
+    return TrainingError(f"{said.rstrip('.')}. {after}The whole traceback is in {trace}")
+
+
+def _print_to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
