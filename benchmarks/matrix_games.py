@@ -21,8 +21,8 @@ from absl import app, flags
 from experiments.configs.matrix import get_config
 from marl_llm.games.matrix import mixed_equilibrium, nash_equilibria
 from marl_llm.models import init_params
-from marl_llm.runs.base import resolve
 from marl_llm.runs.building import build_team, start_jax
+from marl_llm.runs.resolve import resolve
 
 SEEDS = flags.DEFINE_integer("seeds", 10, "Seeds of each setting.", lower_bound=1)
 PLAYS = flags.DEFINE_integer("plays", 2000, "Plays that measure each seed.", lower_bound=1)

@@ -36,8 +36,8 @@ def scored(team, mesh, batch) -> np.ndarray:
 
 
 def main(_) -> None:
-    from marl_llm.runs.base import resolve
     from marl_llm.runs.building import build_team, params_of, start_jax
+    from marl_llm.runs.resolve import resolve
     from marl_llm.training.update import advise
 
     logging.set_verbosity(logging.WARNING)  # orbax tells of every file it reads

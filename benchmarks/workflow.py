@@ -82,8 +82,9 @@ class Clock:
 
 def team_of(config):
     """(plan, mesh, context of the team) as `experiments.train` makes them, without a cache of programs on disk."""
-    from marl_llm.runs.base import check, resolve
+    from marl_llm.runs.base import check
     from marl_llm.runs.building import build_team, start_jax
+    from marl_llm.runs.resolve import resolve
 
     check(config)
     mesh = start_jax(config, "")

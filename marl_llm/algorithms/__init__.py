@@ -8,6 +8,7 @@
     ratios      ratios between distributions that are not quite the policy
     joint       joint actions of a team that answered in parallel
     recipes     AT-GRPO, MAGRPO, MAPPA, ... as data
+    functions   advantages and a loss of the user's own
     apply       a recipe carried out: samples in, advantages out; log-probs in, loss out
 
     groups = group_ids(group_keys(env=env, agent=agent, turn=turn))                  # [S]
@@ -66,7 +67,7 @@ from marl_llm.algorithms.losses import (
 )
 from marl_llm.algorithms.paid import returns_for
 from marl_llm.algorithms.ratios import importance_weights, kept_log_mass, kept_tokens, token_log_probs, untruncate
-from marl_llm.algorithms.recipes import FIELDS, RECIPES, SAMPLER_FIELDS, TRAINER_FIELDS, Recipe, make_recipe, pay_reach
+from marl_llm.algorithms.recipes import FIELDS, FUNCTIONS, RECIPES, SAMPLER_FIELDS, TRAINER_FIELDS, Recipe, make_recipe, pay_reach
 from marl_llm.algorithms.returns import (
     broadcast_outcome,
     episode_return,
@@ -82,6 +83,7 @@ from marl_llm.algorithms.returns import (
 
 __all__ = [
     "FIELDS",
+    "FUNCTIONS",
     "NO_GROUP",
     "RECIPES",
     "SAMPLER_FIELDS",

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Real, Shaped
 from marl_llm.algorithms import advantages as adv
 from marl_llm.algorithms import gated, losses, ratios, returns
 from marl_llm.algorithms._arrays import Scalar, as_float, as_mask, is_traced, psum
+from marl_llm.algorithms.functions import own_advantages, own_policy_loss
 from marl_llm.algorithms.groups import group_ids, group_keys, group_stats, mixed_share
 from marl_llm.algorithms.recipes import CENTER, Recipe
 
@@ -117,6 +118,15 @@ def _critic_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Arr
     return advantages, targets, token_where
 
 
+def _votes(recipe: Recipe, samples: Samples, ids: Array, where: Array) -> Array | None:
+    """Weight of each sample `[S]` in the statistics of its group; None: one each."""
+    if recipe.weigh == "trajectory":
+        return adv.trajectory_weights(ids, samples.trajectory, where=where)
+    if recipe.weigh == "token":
+        return _need(samples, recipe, "tokens", "weigh='token' gives each response token one vote")
+    return None
+
+
 def _group_advantages(recipe: Recipe, samples: Samples, earned: Array, where: Array) -> tuple[Array, dict, Array]:
     """Compare within groups: (advantages [S], metrics, tied [S])."""
     keys = group_keys(**{axis: getattr(samples, axis) for axis in recipe.group_by})
@@ -124,21 +134,9 @@ def _group_advantages(recipe: Recipe, samples: Samples, earned: Array, where: Ar
     if recipe.normaliser == "leave_one_out":
         advantages = adv.leave_one_out(earned, ids, where=where, singleton=recipe.singleton)
     else:
-        weights = None
-        if recipe.weigh == "trajectory":
-            weights = adv.trajectory_weights(ids, samples.trajectory, where=where)
-        elif recipe.weigh == "token":
-            weights = _need(samples, recipe, "tokens", "weigh='token' gives each response token one vote")
-        advantages = adv.group_relative(
-            earned,
-            ids,
-            where=where,
-            scale=recipe.scale,
-            ddof=recipe.ddof,
-            epsilon=recipe.epsilon,
-            weights=weights,
-            singleton=recipe.singleton,
-        )
+        spread = dict(scale=recipe.scale, ddof=recipe.ddof, epsilon=recipe.epsilon)
+        weights = _votes(recipe, samples, ids, where)
+        advantages = adv.group_relative(earned, ids, where=where, weights=weights, singleton=recipe.singleton, **spread)
     stats = group_stats(earned, ids, where=where)
     metrics = {
         "groups": stats.count,
@@ -212,11 +210,7 @@ def advantages_for(
     else:
         earned, counted = _charged_returns(recipe, samples, rewards, where, kl_coef), where
         if recipe.normaliser == "global":
-            weights = None
-            if recipe.weigh == "token":
-                weights = _need(samples, recipe, "tokens", "weigh='token' gives each response token one vote")
-            elif recipe.weigh == "trajectory":
-                weights = adv.trajectory_weights(jnp.zeros_like(samples.trajectory), samples.trajectory, where=where)
+            weights = _votes(recipe, samples, jnp.zeros_like(samples.trajectory), where)
             compared = earned
             if recipe.baseline != "none":
                 place = _places(samples, where) if recipe.baseline == "place" else jnp.zeros_like(samples.agent)
@@ -230,6 +224,8 @@ def advantages_for(
             advantages = jnp.where(where, adv.above_running(earned, running), 0)
         else:
             advantages, metrics, tied = _group_advantages(recipe, samples, earned, where)
+        if recipe.advantages is not None:
+            advantages = own_advantages(recipe, samples, earned, where)
     count = psum(jnp.sum(counted), axis_name)
     mean = psum(jnp.sum(jnp.where(counted, earned, 0)), axis_name) / jnp.maximum(count, 1)
     square = psum(jnp.sum(jnp.where(counted, (earned - mean) ** 2, 0)), axis_name) / jnp.maximum(count, 1)
@@ -249,6 +245,9 @@ def value_targets_for(recipe: Recipe, samples: Samples, *, kl_coef: Scalar | Non
 
 def _policy_term(recipe: Recipe, new: Array, old: Array, advantages, where: Array) -> tuple[Array, dict[str, Array]]:
     """The recipe's loss per token `[S, R]` or per sample `[S]`, and what is measured about it per token."""
+    if recipe.policy_loss is not None:
+        spread = as_float(advantages)
+        return own_policy_loss(recipe, new, old, spread[:, None] if spread.ndim == 1 else spread, where), {}
     if recipe.loss == "cispo":
         return losses.cispo(new, old, advantages, where=where, clip_low=recipe.clip_low, clip_high=recipe.clip_high), {}
     if recipe.loss == "sapo":

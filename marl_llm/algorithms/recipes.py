@@ -8,6 +8,7 @@ models or games.
 Each recipe has the preset "paper" (what the text says) and, where the authors' code is known to differ, "released".
 """
 
+import collections.abc
 import dataclasses
 import difflib
 import math
@@ -52,6 +53,7 @@ CHOICES = types.MappingProxyType(
 
 
 CLIPS = ("clip_low", "clip_high")
+FUNCTIONS = ("advantages", "policy_loss")  # fields that hold a function of one's own, or None
 _CLIP_WINDOWS = {"clip": (0.2, 0.2), "cispo": (1.0, 4.0)}  # each loss's own defaults of them
 
 
@@ -130,6 +132,10 @@ class Recipe:
     value_coef: float = 0.5  # critic: weight of the value loss
     value_clip: float | None = 0.5  # critic: the value may move this far from the old one; None: no clip
 
+    # Functions of one's own, in place of what the fields above say; see `marl_llm.algorithms.functions`.
+    advantages: collections.abc.Callable | None = None  # (samples, returns [S]) -> [S], in place of baseline, normaliser and scale
+    policy_loss: collections.abc.Callable | None = None  # (log_probs, old_log_probs, advantages, mask) -> [S, R], in place of `loss`
+
     @property
     def plays(self) -> int:
         """Plays of each instance: 1 in a tree, otherwise K."""
@@ -175,6 +181,9 @@ class Recipe:
                 raise ValueError(f"{self.name}: {field}={value!r} must be a whole number.")
             if field not in _INTEGERS and not isinstance(value, _OfLoss):
                 object.__setattr__(self, field, float(value))
+        for field in FUNCTIONS:
+            if getattr(self, field) is not None and not callable(getattr(self, field)):
+                raise ValueError(f"{self.name}: {field}={getattr(self, field)!r} must be a function.")
         for field in ("skip_tied", "tied_in_denominator"):
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{self.name}: {field}={getattr(self, field)!r} must be True or False.")
@@ -269,6 +278,10 @@ def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
         ),
         (r.normaliser == "leave_one_out" and r.weigh != "sample", "leave_one_out gives each sample one vote: weigh='sample'."),
         ((r.reduce == "constant") != (r.max_length is not None), "reduce='constant' and max_length belong together."),
+        (
+            r.advantages is not None and r.normaliser == "critic",
+            "advantages of your own are one number per sample, and normaliser='critic' has one per token: use another recipe.",
+        ),
     ]
 
 
@@ -309,6 +322,16 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
         (("level",), r.loss not in ("clip", "sapo"), f"only loss='clip' and 'sapo' read it, and this is {r.loss!r}"),
         (("dual_clip",), r.loss != "clip", f"only loss='clip' reads it, and this is {r.loss!r}"),
         (("gate_positive", "gate_negative"), r.loss != "sapo", f"only loss='sapo' reads it, and this is {r.loss!r}"),
+        (
+            ("loss", "level", *CLIPS, "dual_clip", "gate_positive", "gate_negative"),
+            r.policy_loss is not None,
+            "policy_loss is a function of your own",
+        ),
+        (
+            ("baseline", "scale", "ddof", "epsilon", "weigh", "singleton", "ema_decay"),
+            r.advantages is not None,
+            "advantages is a function of your own",
+        ),
         (("correction_level", "correction_cap"), r.correction == "none", "correction='none' weighs nothing"),
         (("kl_kind", "kl_in", "kl_target"), r.kl_coef == 0, "kl_coef=0 switches the KL term off"),
         (("kl_horizon",), r.kl_target is None, "kl_target=None leaves kl_coef as it is"),

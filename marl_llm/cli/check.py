@@ -80,7 +80,7 @@ def subject_of(what: str, options: list[str]) -> Iterator[tuple]:
     if path.endswith(".py") and pathlib.Path(path).is_file() and "def get_config(" in pathlib.Path(path).read_text():
         if options:
             raise ConfigError("--option is for games: a config has its game's options in config.game")
-        from marl_llm.runs.base import resolve
+        from marl_llm.runs.resolve import resolve
 
         config = load_config(path, rest or None)
         with resolve(config) as plan:

@@ -85,8 +85,8 @@ def train_coach(make: Callable[[], Any], asked: argparse.Namespace, say: Callabl
     Raises `ConfigError` for a team or a world that will not do.
     """
     from marl_llm.coaching import small
-    from marl_llm.runs.base import resolve
     from marl_llm.runs.building import start_jax
+    from marl_llm.runs.resolve import resolve
 
     config = make()
     mesh = start_jax(config, None)
@@ -132,7 +132,8 @@ def learned(lessons: Sequence[Lesson], asked: argparse.Namespace, mesh: Any, say
     from marl_llm.algorithms import make_recipe
     from marl_llm.coaching import small
     from marl_llm.models import make_model_config
-    from marl_llm.runs.base import MICROBATCH, ROW_TOKENS
+    from marl_llm.runs.base import MICROBATCH
+    from marl_llm.runs.resolve import ROW_TOKENS
     from marl_llm.training import LearnerOptions, linear_decay, make_optimizer
     from marl_llm.training.imitation import make_imitation
     from marl_llm.training.packing import Tokens, TokenSample
@@ -221,7 +222,7 @@ def _lessons(
 ) -> list[Lesson]:
     """What the rubric says of the plays of a team, see the module's text."""
     from marl_llm.coaching import small
-    from marl_llm.runs.base import resolve
+    from marl_llm.runs.resolve import resolve
 
     name, _, options = team.partition(":")
     if name != "script":
@@ -256,8 +257,8 @@ def _played_by_run(
     run: pathlib.Path, step: int | None, split: str, first: int, count: int, plays: int, trusted: bool = False
 ) -> tuple[Any, Any]:
     """(rollout at temperature 1, guide) of the models of a run's checkpoint."""
-    from marl_llm.runs.base import resolve
     from marl_llm.runs.building import build_team, params_of, start_jax
+    from marl_llm.runs.resolve import resolve
     from marl_llm.runs.workdir import home_of, read_config
     from marl_llm.training import Checkpoints
 
@@ -291,8 +292,8 @@ def injection_rates(config: Any, run: str | None, tasks: int, trusted: bool = Fa
     """
     from marl_llm.coaching.injections import attacked, attacked_text, read_injections
     from marl_llm.coaching.small import views_of
-    from marl_llm.runs.base import resolve
     from marl_llm.runs.coaching import make_coaching
+    from marl_llm.runs.resolve import resolve
 
     with resolve(config) as plan:
         coaching = make_coaching(config, plan)

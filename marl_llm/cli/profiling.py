@@ -64,8 +64,8 @@ def main(argv: list[str] | None = None) -> int:
 def profile(config, tasks: int) -> list[dict[str, Any]]:
     """Per task: `task`, `samples`, `mean` and `spread` (standard deviation) of its samples' rewards, `tied` (share of samples whose group
     has equal returns), and whether it `teaches`. Raises `ConfigError`."""
-    from marl_llm.runs.base import resolve
     from marl_llm.runs.building import build_team, start_jax
+    from marl_llm.runs.resolve import resolve
 
     mesh = start_jax(config, None)
     with resolve(config) as plan, build_team(plan, config, mesh) as team:

@@ -74,7 +74,7 @@ def rescored(run: pathlib.Path, game: str | None = None, trusted: bool = False) 
 @contextlib.contextmanager
 def _game_of(run: pathlib.Path, trusted: bool) -> Iterator[Any]:
     """The world that a run played. Raises `ConfigError` where the run is not to be trusted."""
-    from marl_llm.runs.base import resolve
+    from marl_llm.runs.resolve import resolve
     from marl_llm.runs.workdir import home_of, read_config
 
     config = read_config(run, trusted)

@@ -69,7 +69,7 @@ def main(argv) -> None:
         raise ConfigError(f"--step={_STEP.value} goes back to a checkpoint of a run that continues: it needs --resume=DIR")
     if _DRY_RUN.value:
         from marl_llm.planning import this_machine
-        from marl_llm.runs.base import resolve
+        from marl_llm.runs.resolve import resolve
 
         with resolve(config, home) as plan:
             print(plan.table(config))

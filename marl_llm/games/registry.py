@@ -88,6 +88,11 @@ class Found:
         return isinstance(self.thing, Game | World) and not inspect.isclass(self.thing)
 
     @property
+    def sources(self) -> dict[pathlib.Path, pathlib.Path]:
+        """Of a user's file: each of its files relative to its folder -> where it is."""
+        return {} if self.folder is None else {file: self.folder / file for file in self.files}
+
+    @property
     def script_options(self) -> dict[str, inspect.Parameter]:
         """Options of a value-state game's scripted player: the keyword-only parameters of its method `script`."""
         script = getattr(self.thing, "script", None)
@@ -140,13 +145,48 @@ def find_game(name: str, home: str | pathlib.Path | None = None) -> Found:
         raise GameError(f"unknown game {name!r}{meant(name, list(GAMES))}; the games are {', '.join(GAMES)}; {_OWN}")
     if not where.endswith(".py"):
         return Found(name, _object(_module(where, name), thing, name))
+    module, folder, files = _read_file(where, home, f"game {name!r}")
+    return Found(name, _object(module, thing, name), folder, files)
+
+
+def find_function(name: str, home: str | pathlib.Path | None = None) -> Found:
+    """A user's function, named like a game: `my_loss.py:loss` or `my_package.losses:loss`; `home` as for `find_game`.
+
+    Raises `GameError` where there is no such file, module or function.
+    """
+    if name in _GIVEN:
+        return Found(name, _GIVEN[name])
+    if name.startswith(_GIVEN_PREFIX):
+        raise GameError(f"{name!r} was a function of another Python process: pass it to marl_llm.train again, or name its file")
+    where, _, thing = name.rpartition(":")
+    if not where or not thing:
+        raise GameError(f"{name!r} names no function: write it like 'my_loss.py:loss' or 'my_package.losses:loss'")
+    module, folder, files = _read_file(where, home, repr(name)) if where.endswith(".py") else (_module(where, name), None, ())
+    if not callable(function := getattr(module, thing, None)):
+        public = {n: x for n, x in vars(module).items() if callable(x) and not n.startswith("_")}
+        made = [n for n, x in public.items() if getattr(x, "__module__", "") == module.__name__]
+        raise GameError(f"{name!r}: there is no function {thing!r} in it{meant(thing, made) or '.'} {_listed('It defines', made)}")
+    return Found(name, function, folder, files)
+
+
+def name_of_function(function: Any) -> str:
+    """The name by which `find_function` finds a function object again, in this process alone."""
+    name = f"{_GIVEN_PREFIX}{getattr(function, '__qualname__', type(function).__name__)}"
+    _GIVEN[name] = function
+    return name
+
+
+def _read_file(
+    where: str, home: str | pathlib.Path | None, who: str
+) -> tuple[types.ModuleType, pathlib.Path, tuple[pathlib.Path, ...]]:
+    """A user's file as a module, its folder, and the files relative to it that a run keeps: see `Found`."""
     path = pathlib.Path(where).expanduser() if home is None else pathlib.Path(home) / pathlib.Path(where).name
     if not path.is_file():
-        raise GameError(f"there is no file {path} (from {pathlib.Path.cwd()}), which game {name!r} names")
+        raise GameError(f"there is no file {path} (from {pathlib.Path.cwd()}), which {who} names")
     path = path.resolve()
     module, beside = _load(path, compiled=home is None)
     files = (pathlib.Path(path.name), *beside)
-    return Found(name, _object(module, thing, name), path.parent, (*files, *_data_files(path.parent, files)))
+    return module, path.parent, (*files, *_data_files(path.parent, files))
 
 
 def make_game(name: str, **options: Any) -> Game | World:

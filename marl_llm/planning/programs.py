@@ -150,7 +150,7 @@ class PlanSizes:
 def sizes_of(config) -> PlanSizes:
     """The sizes of any config. Raises `PlanError` for trained models of several shapes or ranks."""
     from marl_llm.models import PRESETS, LoraConfig
-    from marl_llm.runs.base import resolve
+    from marl_llm.runs.resolve import resolve
 
     config = config.copy_and_resolve_references()
     if config.model.preset:

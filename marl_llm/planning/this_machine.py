@@ -10,8 +10,9 @@ import os
 import pathlib
 from typing import Any
 
-from marl_llm.runs.base import MICROBATCH, Plan, resolve
+from marl_llm.runs.base import MICROBATCH
 from marl_llm.runs.measuring import tables
+from marl_llm.runs.resolve import Plan, resolve
 
 GIB = 2**30
 PROGRAM = 1.15 * GIB  # Python, JAX, libraries, and the machine code of a run's programs

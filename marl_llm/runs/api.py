@@ -138,7 +138,8 @@ def train(
       game: a name as `make_game` reads it, what `make_game(name, **options)` returned, or a `Game` or `World` of your own. A run of an object that has no name is
         continued by passing the object again.
       models: role -> its `Model` or the name that `load_model` takes; roles with the same `Model` share it. A single one: all roles do.
-      recipe: a name of `marl_llm.algorithms.RECIPES`, a `Recipe`, or a mapping such as `{"name": "grpo", "branches": 8}`.
+      recipe: a name of `marl_llm.algorithms.RECIPES`, a `Recipe`, or a mapping such as `{"name": "grpo", "branches": 8}`. A loss or
+        advantages of your own are functions: `{"name": "grpo", "policy_loss": my_loss}` (`marl_llm.algorithms.functions`).
       steps: optimisation steps: one rollout and one update of each model that trains.
       workdir: the run's directory.
       options: keys and sections of the config, e.g. `seed=1, rollout={"tasks": 16}, optimizer={"learning_rate": 1e-4}`
@@ -176,19 +177,23 @@ def evaluate(run: str | os.PathLike, *, trust: bool = False, **options: Any) -> 
 
 
 def _recipe_options(recipe: str | Recipe | Mapping) -> dict[str, Any]:
-    """The keys of `config.recipe` that a recipe sets."""
-    from marl_llm.algorithms import make_recipe
+    """The keys of `config.recipe` that a recipe sets; functions by the names under which `find_function` finds them again."""
+    from marl_llm.algorithms import FUNCTIONS, make_recipe
+    from marl_llm.games.registry import name_of_function
 
     if isinstance(recipe, str):
         return {"name": recipe}
     if isinstance(recipe, Mapping):
-        if "name" not in recipe:
-            raise ConfigError(f"recipe={dict(recipe)} lacks the name of the recipe that it starts from, e.g. 'name': 'grpo'")
-        return dict(recipe)
-    preset = make_recipe(recipe.name, recipe.preset)
-    fields = [field.name for field in dataclasses.fields(recipe)]
-    changed = {field: getattr(recipe, field) for field in fields if getattr(recipe, field) != getattr(preset, field)}
-    return {"name": recipe.name, "preset": recipe.preset} | changed
+        options = dict(recipe)
+        if "name" not in options:
+            raise ConfigError(f"recipe={options} lacks the name of the recipe that it starts from, e.g. 'name': 'grpo'")
+    else:
+        preset = make_recipe(recipe.name, recipe.preset)
+        values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+        options = {name: value for name, value in values.items() if value != getattr(preset, name)}
+        options |= {"name": recipe.name, "preset": recipe.preset}
+    functions = {key: name_of_function(options[key]) for key in FUNCTIONS if callable(options.get(key))}
+    return options | functions
 
 
 def _roles_of(config: config_dict.ConfigDict, game: str | Game | World, options: Mapping[str, Any]) -> list[str]:

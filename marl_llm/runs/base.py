@@ -18,19 +18,15 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from marl_llm.runs import checks, players
-from marl_llm.runs.coaching import check_coach, coach_section, cost_line
-from marl_llm.runs.command import ConfigError
-from marl_llm.runs.open_options import fill_open_options
-from marl_llm.algorithms import Recipe, make_recipe, pay_reach
-from marl_llm.games import Found, Game, GameError, find_game
+from marl_llm.algorithms import Recipe
+from marl_llm.games import GameError, find_game
 from marl_llm.models import ModelConfig
 from marl_llm.reporting.trackers import missing
-from marl_llm.untrusted import read_json_file
-from marl_llm.workflows import Assignment, Task, World, with_roles
+from marl_llm.runs import checks
+from marl_llm.runs.coaching import coach_section
+from marl_llm.runs.command import ConfigError
 
 MICROBATCH = 768  # tokens; smaller micro-batches pay for adding gradients up, larger ones fall out of a CPU's caches
-ROW_TOKENS = 256  # of a packed row, where no sample is longer
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 _MODEL_KEYS = (
     "kind",  # trained, frozen, outside or scripted
@@ -223,164 +219,6 @@ def smoke(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     return config
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A resolved config: typed values that were checked one by one and against each other. A context manager, for a world owns tools.
-
-    Attributes:
-      found: what the game's name stands for. game: the game, with its options.
-      played: the game itself, or, of a value-state game with `config.hosted`, the world that it makes.
-      text: budgets of that world, where it is played in ordinary text.
-      options: model -> what its section came to. shapes: model of this program -> its shape.
-      script: options of the scripted player.
-    """
-
-    found: Found
-    game: Game | World
-    played: Game | World
-    text: Any
-    recipe: Recipe
-    assignment: Assignment
-    options: dict[str, dict]
-    shapes: dict[str, ModelConfig]
-    script: dict[str, Any]
-
-    def __enter__(self) -> Plan:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if isinstance(self.game, World):
-            self.game.close()
-
-    @property
-    def hosted(self) -> bool:
-        """Played through the controller and the engine, not compiled."""
-        return isinstance(self.played, World)
-
-    @property
-    def headline(self) -> str:
-        """The name of the figure that files and tables call "success"."""
-        return self.played.headline if isinstance(self.played, World) else "success"
-
-    @property
-    def pay(self) -> str:
-        """Which pay reaches whom under the recipe, in one line."""
-        r, reach = self.recipe, pay_reach(self.recipe)
-        said = f"the team's pay reaches {reach['team']}; a role's own (local) pay reaches {reach['local']}"
-        return f"pay (rewards={r.rewards}, returns={r.returns}): {said}"
-
-    def unguided(self, config: config_dict.ConfigDict) -> str:
-        """A note for a run that begins with random models although there is a scripted player to imitate; else the empty string."""
-        w, options = config.warm_start, [self.options[name] for name in self.assignment.trained]
-        if w.steps or w.run or w.models or self.game.script is None or all("path" in one for one in options):
-            return ""
-        return (
-            "note: no supervised warm-up (config.warm_start.steps=0), although this game has a scripted player to imitate. A model with "
-            "random parameters is paid only for what it says by chance; try --config.warm_start.steps=200"
-        )
-
-    @property
-    def budgets(self) -> dict[str, tuple[int, int]]:
-        """Role -> its longest prompt and its longest response, in tokens."""
-        return players.budgets(self.played)
-
-    @property
-    def row_tokens(self) -> int:
-        """Of a packed row, unless the config says otherwise."""
-        return max(ROW_TOKENS, *(prompt + response for prompt, response in self.budgets.values()))
-
-    def table(self, config: config_dict.ConfigDict) -> str:
-        """What `--dry_run` prints: roles, models, recipe fields, sizes and shapes; of a workflow, the picture of its graph."""
-        g, r, e = self.game, self.recipe, config.rollout.tasks
-        k = r.branches
-        kind, name = ("workflow", g.workflow.name) if isinstance(g, World) else ("game", config.game.name)
-        head = f"{config.name}: {kind} {name}, recipe {r.name} ({r.preset}), {config.steps} steps, seed {config.seed}"
-        rows = [head + (", hosted" if config.hosted else ""), "", "roles"]
-        for role, (prompt, response) in self.budgets.items():
-            said = f"prompt [E={e}, P<={prompt}]  responses [E={e}, K={k}, R<={response}]"
-            if isinstance(g, World):
-                said += f"  reads {', '.join(g.workflow.roles[role].reads)}; writes {', '.join(g.workflow.roles[role].writes)}"
-            elif beside := next([n for n in stage if n != role] for stage in g.stages if role in stage):
-                said += f"  together with {', '.join(beside)}"
-            rows.append(f"  {role:<10} -> model {self.assignment.roles[role]:<10} {said}")
-        rows += ["", f"models (trained: {', '.join(self.assignment.trained)}; each with its own parameters and optimizer)"]
-        for model, options in self.options.items():
-            m = self.shapes.get(model)
-            shape = m and (
-                f"  {m.parameters:,} parameters (V={m.vocab_size} D={m.width} Y={m.layers} H={m.query_heads} J={m.key_value_heads} "
-                f"d={m.head_dim} F={m.feed_forward})"
-            )
-            rows.append(f"  {model:<10} " + ", ".join(f"{key}={value}" for key, value in options.items()) + (shape or ""))
-        plays = f"{k} candidates per prompt, '{r.pick}' goes on" if r.sampling == "tree" else f"{k} plays each"
-        rows += ["", f"per step: {e} tasks, {plays}"]
-        if isinstance(g, World):
-            rows[-1] += f"; headline figure: {g.headline}"
-        else:
-            samples = e * k * g.max_turns * len(g.roles)
-            rows[-1] += f"; at most {samples:,} samples (E={e} x K={k} x T={g.max_turns} x N={len(g.roles)})"
-
-        def given(name):
-            return "default" if config.game[name] is None else config.game[name]
-
-        value = given if isinstance(g, World) else lambda name: getattr(g, name, "")
-        rows += [self.pay, *filter(None, [self.unguided(config), cost_line(config, self)])]
-        rows += ["", "game", *(f"  {name:<20} {value(name)}" for name in self.found.options)]
-        rows += ["", "recipe", *(f"  {f.name:<20} {getattr(r, f.name)}" for f in dataclasses.fields(r))]
-        for section in ("rollout", "optimizer", "warm_start", "evaluation", "checkpoint"):
-            values = ((name, "default" if value is None else value) for name, value in config[section].items())
-            rows += ["", section, *(f"  {name:<20} {value}" for name, value in values)]
-        if isinstance(g, World):
-            from marl_llm.workflows import to_mermaid
-
-            rows += ["", to_mermaid(g.workflow, dict(self.assignment.roles))]
-        return "\n".join(rows)
-
-
-def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, sizes_only: bool = False) -> Plan:
-    """Checks a config and turns it into typed values. Whoever resolves it closes it (`with resolve(config) as plan`).
-
-    `home` is where a run directory keeps a user's file. `sizes_only` is for `marl_llm plan`, which needs no parameters: a world whose
-    models are checkpoints may name a published preset in place of a `path`.
-
-    Options that are left open and depend on the models are set in the config (`marl_llm.runs.open_options`). Raises `ConfigError` for an
-    unknown name, an impossible or contradictory value, or an option that would have no effect.
-    """
-    check(config, home)
-    given = checks.given
-    try:
-        recipe = make_recipe(config.recipe.name, config.recipe.preset, **given(config.recipe, ("name", "preset")))
-        found = find_game(config.game.name, home)
-        game = found.make(**given(config.game, ("name",)))
-    except FileNotFoundError as error:
-        raise ConfigError(_missing_file(config, error)) from error
-    except (ValueError, TypeError, OSError) as error:
-        raise ConfigError(str(error)) from error
-    try:
-        if isinstance(game, World):
-            game = _listed(_cut(game, config.rollout), config.rollout.task_list)
-        played, text = game, None
-        if config.hosted and isinstance(game, Game):
-            played, text = players.hosted_world(config, game, recipe)
-        assignment, options, shapes = players.cast(config, played, sizes_only)
-        fill_open_options(config, [options[name] for name in assignment.trained])
-        plan = Plan(found, game, played, text, recipe, assignment, options, shapes, given(config.script))
-        players.contradictions(config, plan)
-        check_coach(config, plan)
-        return plan
-    except (ValueError, TypeError) as error:
-        if isinstance(game, World):
-            game.close()
-        raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
-
-
-def _missing_file(config: config_dict.ConfigDict, error: FileNotFoundError) -> str:
-    """Which option of the game names a file that is not there, as a person reads it."""
-    file = str(error.filename or error)
-    keys = [f"config.game.{key}" for key, value in config.game.items() if isinstance(value, str) and value and value in file]
-    reason = f"there is no file {file} (from {pathlib.Path.cwd()})" if error.filename else file
-    return f"{keys[0] if keys else config.game.name}: {reason}"
-
-
 def check(config: config_dict.ConfigDict, home: pathlib.Path | None = None) -> None:
     """Raises `ConfigError` for keys that are missing or unknown, and for numbers out of range. Makes no game."""
     start = "marl_llm.runs.base.base_config"
@@ -401,33 +239,3 @@ def check(config: config_dict.ConfigDict, home: pathlib.Path | None = None) -> N
     checks.parse_placement(config.placement)
     if config.logger and (why := missing(config.logger)):
         raise ConfigError(f"config.logger={config.logger!r} {why}")
-
-
-def _cut(world: World, rollout: config_dict.ConfigDict) -> World:
-    """The world with its roles' budgets cut to what the config allows."""
-    most = {name: rollout[name] for name in ("max_prompt", "max_tokens") if rollout[name] is not None}
-
-    def cut(role):
-        return dataclasses.replace(role, **{name: min(value, getattr(role, name)) for name, value in most.items()})
-
-    return dataclasses.replace(world, workflow=with_roles(world.workflow, cut)) if most else world
-
-
-def _listed(world: World, path: str | None) -> World:
-    """The world whose training tasks are those of a list, again and again. Raises `ConfigError` for a file that holds no list."""
-    if not path:
-        return world
-    try:
-        numbers = read_json_file(path)["tasks"]
-        if not isinstance(numbers, list) or not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):
-            raise ValueError("its 'tasks' are no list of task numbers, or an empty one")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"config.rollout.task_list={path!r} cannot be used ({error}); make it with marl_llm profile --output") from error
-
-    def tasks(split: str, first: int, count: int) -> list[Task]:
-        if split != "train":
-            return world.tasks(split, first, count)
-        at = [numbers[number % len(numbers)] for number in range(first, first + count)]
-        return [dataclasses.replace(world.tasks("train", one, 1)[0], number=number) for number, one in enumerate(at, first)]
-
-    return dataclasses.replace(world, tasks=tasks)

@@ -15,7 +15,7 @@ from marl_llm.runs.command import ConfigError
 from marl_llm.activity import doing
 
 if TYPE_CHECKING:
-    from marl_llm.runs.base import Plan
+    from marl_llm.runs.resolve import Plan
 
 CACHE = "~/.cache/marl_llm/xla"
 
@@ -301,7 +301,7 @@ def opened(run: str | pathlib.Path, step: int | None = None, trusted: bool = Fal
 
     Raises `ConfigError` if there is no such run or checkpoint, or if it is neither this user's nor `trusted` (`marl_llm.runs.trust`).
     """
-    from marl_llm.runs.base import resolve
+    from marl_llm.runs.resolve import resolve
     from marl_llm.runs.workdir import home_of, read_config
 
     config = read_config(pathlib.Path(run), trusted)

@@ -25,7 +25,7 @@ from marl_llm.workflows import WorkflowError, World
 from marl_llm.workflows.rewards import COACH
 
 if TYPE_CHECKING:
-    from marl_llm.runs.base import Plan
+    from marl_llm.runs.resolve import Plan
 
 _COMMON = ("kind", "when", "truth", "missing", "weight", "study", "history", "backward", "corrections")
 _CLIENT = ("concurrency", "deadline_s", "format_attempts", "max_tokens")

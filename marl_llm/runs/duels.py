@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from marl_llm.runs.command import ConfigError
 
 if TYPE_CHECKING:
-    from marl_llm.runs.base import Plan
+    from marl_llm.runs.resolve import Plan
     from marl_llm.evaluation import Evaluation, Outcome
 
 PLAYERS = ("start", "trained")

@@ -13,7 +13,7 @@ from marl_llm.runs.measuring import measure, tables
 
 if TYPE_CHECKING:
     from marl_llm.evaluation import Evaluation
-    from marl_llm.runs.base import Plan
+    from marl_llm.runs.resolve import Plan
 
 SPLITS = ("test", "validation")
 FIGURES = ("task", "play", "score", "turns", "void")

@@ -38,11 +38,11 @@ SILENT = {"useful_groups": 0, "grad_norm": 0.0, "log_prob_gap": 0.0, "log_prob_g
 
 
 @dataclasses.dataclass
-class Run:
+class TrainingRun:
     """What a run holds while it trains.
 
     Attributes:
-      plan, config: `marl_llm.runs.base.Plan` and the config that it came from. workdir: the run's directory.
+      plan, config: `marl_llm.runs.resolve.Plan` and the config that it came from. workdir: the run's directory.
       team, checkpoints, clock, stop: what learns, where it is kept, the time that it took, and who tells it to stop.
       files: the files that grow. progress: the line in the terminal. Both are opened by `learn`.
       state: what a checkpoint keeps beside the parameters: step, samples and tokens so far.
@@ -79,7 +79,7 @@ class Watches:
     compilations: Any
 
 
-def learn(run: Run, done: list[int] | None) -> dict:
+def learn(run: TrainingRun, done: list[int] | None) -> dict:
     """Start or resume, the loop, the final evaluation, which it returns.
 
     `done`: steps of the checkpoints of a run that continues, maybe none; None: a new run.
@@ -126,7 +126,7 @@ def learn(run: Run, done: list[int] | None) -> dict:
     return results
 
 
-def start_or_resume(run: Run, done: list[int] | None) -> Watches:
+def start_or_resume(run: TrainingRun, done: list[int] | None) -> Watches:
     """Opens the run's files and brings its team to where the loop begins: a new start, or the newest of the checkpoints `done`."""
     from marl_llm import reporting
     from marl_llm.runs.coaching import CoachWatch, cost_line
@@ -162,7 +162,7 @@ def start_or_resume(run: Run, done: list[int] | None) -> Watches:
     return watches
 
 
-def supervised_start(run: Run) -> None:
+def supervised_start(run: TrainingRun) -> None:
     """Imitation of the scripted player, the models of another run, or nothing; the team then begins its reinforcement."""
     from marl_llm import reporting
     from marl_llm.training import linear_decay
@@ -183,7 +183,7 @@ def supervised_start(run: Run) -> None:
     team.begin()
 
 
-def train_step(run: Run, watches: Watches, step: int) -> tuple[dict, Any]:
+def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any]:
     """One rollout and one update of each model that trains: the step's figures by name, and its batch."""
     config, team, state = run.config, run.team, run.state
     start = time.perf_counter()
@@ -211,7 +211,7 @@ def train_step(run: Run, watches: Watches, step: int) -> tuple[dict, Any]:
     return record, batch
 
 
-def play_step(run: Run, watches: Watches, step: int) -> Any:
+def play_step(run: TrainingRun, watches: Watches, step: int) -> Any:
     """A step's batch; with `rollout.ahead` the next step is begun, to be played while this one is learned from.
 
     With `rollout.over_start` nothing is left to the step behind a checkpoint, so that a run which is killed loses no play.
@@ -258,7 +258,7 @@ def step_figures(plan, batch, updates: dict) -> dict:
     return record
 
 
-def speed_figures(run: Run, batch, updates: dict, sample_s: float, update_s: float) -> dict:
+def speed_figures(run: TrainingRun, batch, updates: dict, sample_s: float, update_s: float) -> dict:
     """Tokens per second and, where all models have one shape, the share of what this machine could do at best."""
     from marl_llm.training import speed
 
@@ -279,7 +279,7 @@ def speed_figures(run: Run, batch, updates: dict, sample_s: float, update_s: flo
 
 
 @doing("evaluating on the validation split")
-def validate(run: Run, step: int) -> float:
+def validate(run: TrainingRun, step: int) -> float:
     """A greedy evaluation on the validation split, with its line in metrics.jsonl."""
     found = run.team.evaluate({}, "validation", run.config.evaluation.tasks).summary()
     record = {"phase": "eval", "step": step, **{name: found[name] for name in ("success", "turns", "void")}}
@@ -289,7 +289,7 @@ def validate(run: Run, step: int) -> float:
 
 
 @doing("measuring what was learned")
-def final_evaluation(run: Run) -> dict:
+def final_evaluation(run: TrainingRun) -> dict:
     """The final evaluation on the test split, which no setting was chosen on: greedy, and at a temperature if asked for."""
     from marl_llm.evaluation import paired
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from marl_llm.runs.command import TrainingError
 
 if TYPE_CHECKING:
-    from marl_llm.runs.base import Plan
+    from marl_llm.runs.resolve import Plan
 
 VOID_STEPS, VOID_LIMIT = 20, 0.2  # steps whose void plays are counted together, and the share of them that stops a run
 SILENT_ALARM = 50  # steps without any gradient for a model (law 8)

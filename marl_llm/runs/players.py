@@ -17,7 +17,7 @@ from marl_llm.untrusted import read_json
 from marl_llm.workflows import Assignment, Inside, Outside, Scripted, WorkflowError, World, alternate
 
 if TYPE_CHECKING:
-    from marl_llm.runs.base import Plan
+    from marl_llm.runs.resolve import Plan
 
 KINDS = ("trained", "frozen", "outside", "scripted")
 _OUTSIDE = ("url", "served_as", "key_env")

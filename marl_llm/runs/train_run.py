@@ -18,7 +18,7 @@ from marl_llm.runs import checks, command, trust
 from marl_llm.runs.building import begins_elsewhere, build_team, hardware_of, sources_of, start_jax, tools_of
 from marl_llm.runs.command import ConfigError, TrainingError
 from marl_llm.runs.continuing import Stopwatch, up_to
-from marl_llm.runs.loop import Run, learn
+from marl_llm.runs.loop import TrainingRun, learn
 from marl_llm.runs.stopping import GRACE_S, Stopping
 from marl_llm.runs.workdir import open_workdir, process_log
 from marl_llm.untrusted import read_json_file
@@ -62,7 +62,8 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
     Raises `ConfigError` for a config that cannot be run and `TrainingError` for a run that cannot go on.
     """
     clock = Stopwatch()
-    from marl_llm.runs.base import check, resolve
+    from marl_llm.runs.base import check
+    from marl_llm.runs.resolve import resolve
 
     check(config, launch.home)
     from marl_llm.training import processes
@@ -82,7 +83,7 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
             sources_of(config.warm_start, plan.assignment.trained)  # before a directory is made for a run that cannot begin
 
         def open_directory() -> tuple[bool, list[int]]:
-            continued = open_workdir(workdir, config, launch.config_file, hardware_of(mesh), plan.found, plan.headline)
+            continued = open_workdir(workdir, config, launch.config_file, hardware_of(mesh), plan.own_files, plan.headline)
             return continued, checkpoints.steps() if continued else []
 
         continues, done = processes.from_first(open_directory)
@@ -94,7 +95,7 @@ def train_run(config: config_dict.ConfigDict, workdir: pathlib.Path, launch: Lau
         try:
             stopping = Stopping(checkpoints, again, launch.grace_s)
             with process_log(workdir), stopping as stop, checkpoints, build_team(plan, config, mesh) as team:
-                return learn(Run(plan, config, workdir, team, checkpoints, clock, stop), done if continues else None)
+                return learn(TrainingRun(plan, config, workdir, team, checkpoints, clock, stop), done if continues else None)
         except Exception as error:
             if (explained := _explain(error, plan, workdir)) is None:
                 raise
@@ -108,7 +109,7 @@ def _explain(error: Exception, plan, workdir: pathlib.Path) -> TrainingError | N
     from marl_llm.training import processes
     from marl_llm.workflows import RolloutError
 
-    said = command.told(error, [str(plan.found.folder / file) for file in plan.found.files])
+    said = command.told(error, map(str, plan.own_files.values()))
     if said is None or isinstance(error, ConfigError | TrainingError | OSError | DamagedError | processes.ProcessError):
         return None
     trace = workdir / ("error.txt" if processes.leads() else f"error_{processes.rank()}.txt")

@@ -25,6 +25,7 @@ MOST_BYTES = 4 << 30  # of all files of a game together, 4 s to read; more canno
 UNREADABLE = "cannot be read"
 # keys of any section whose text is an address, a variable that is sent, or a place outside of the run directory that is written
 OUTSIDE = ("url", "key_env", "address", "folder", "members", "cache", "logger")
+FUNCTIONS = ("advantages", "policy_loss")  # keys of a recipe that name a user's function
 _SHOWN = 4
 
 
@@ -47,16 +48,21 @@ def claims_of(config: Mapping[str, Any], run: pathlib.Path) -> dict[str, str]:
     claims = {key: value for key, value in leaves.items() if isinstance(value, str) and value and _reaches_out(key, value, own)}
     if own:
         claims["game.name"] = str(name)
-        if str(name).rpartition(":")[0].endswith(".py"):
-            claims |= {f"game/{file}": digest for file, digest in _digests(run / "game").items()}
+    if any(value.rpartition(":")[0].endswith(".py") for key, value in claims.items() if _names_code(key)):
+        claims |= {f"game/{file}": digest for file, digest in _digests(run / "game").items()}
     return claims
+
+
+def _names_code(key: str) -> bool:
+    """Whether a key's value names code: a game, or a function of a recipe."""
+    return key == "game.name" or key.rpartition(".")[0].endswith("recipe") and key.rpartition(".")[2] in FUNCTIONS
 
 
 def _reaches_out(key: str, value: str, own_game: bool) -> bool:
     section, _, last = key.rpartition(".")
     if key == "tools.backend":
         return value != "local"
-    return last in OUTSIDE or "://" in value or (own_game and section in ("game", "script"))
+    return last in OUTSIDE or _names_code(key) and key != "game.name" or "://" in value or (own_game and section in ("game", "script"))
 
 
 def _leaves(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -166,7 +172,7 @@ def _told(key: str, value: str) -> str:
     """What a claim would do, in words, with nothing in it that a terminal obeys."""
     short = ascii(valid_text(value)[:200])
     kind = key.rpartition(".")[2]
-    if key == "game.name":
+    if _names_code(key):
         return f"run the code of {short}"
     if key.startswith("game/"):
         return f"load {ascii(key)}"

@@ -73,7 +73,7 @@ def same_samples(config, changes: Changes) -> dict[str, str]:
 
 def check_variants(config, variants: Mapping[str, Changes], output: Any) -> None:
     """Raises `ConfigError` naming a variant that could not run, before the first one does."""
-    from marl_llm.runs.base import resolve
+    from marl_llm.runs.resolve import resolve
     from marl_llm.runs.players import without_other_recipe
 
     for name, changes in variants.items():
@@ -109,7 +109,7 @@ def set_key(config, key: str, text: str) -> None:
 
 
 def _alone_and_together(config) -> dict[str, Changes]:
-    from marl_llm.runs.base import resolve
+    from marl_llm.runs.resolve import resolve
 
     with resolve(config) as plan:
         roles = list(plan.assignment.roles)

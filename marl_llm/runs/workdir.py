@@ -17,7 +17,8 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from ml_collections import config_dict
 
@@ -147,11 +148,12 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
 
 
 def open_workdir(
-    workdir: pathlib.Path, config: config_dict.ConfigDict, config_file: str, hardware: str, found=None, headline: str = "success"
+    workdir: pathlib.Path, config: config_dict.ConfigDict, config_file: str, hardware: str,
+    own_files: Mapping[pathlib.Path, pathlib.Path] = MappingProxyType({}), headline: str = "success",
 ) -> bool:
     """Creates the directory with its `config.json`, or recognises a run to be continued; returns whether it continues.
 
-    `found` is what the game's name stands for (`marl_llm.games.Found`): a user's file is copied into the directory. `headline` is what
+    `own_files`: a user's files, from their names in the run's folder `game/` to where they are; they are copied. `headline` is what
     "success" means in the run's files, e.g. "f1". A run of another config that ended before it learned anything is set aside under another
     name. A run that continues is not written to here: what may change (more steps, other devices, another mesh) is `taken_over` later.
 
@@ -162,12 +164,12 @@ def open_workdir(
         record = read_record(workdir)
         trust.check(workdir, trust.links_of(workdir), trust.asked())
         changed = differences(record["config"], plain(config))
-        of_file = _changed_files(workdir, found) + _changed_data(record, plain(config))
+        of_file = _changed_files(workdir, own_files) + _changed_data(record, plain(config))
         refused = [line for line in changed if not _may_change(line)] + of_file
         if not refused and config.steps >= record["config"].get("steps", 0):
             _hold(workdir)
             return True
-        if _has_learned(workdir) or (found is not None and found.folder == home_of(workdir).resolve()):
+        if _has_learned(workdir) or any(file.parent == home_of(workdir).resolve() for file in own_files.values()):
             lines = "\n  ".join(changed + of_file)
             raise ConfigError(
                 f"{workdir} holds a run of another config; nothing was touched. It differs in:\n  {lines}\n"
@@ -190,13 +192,13 @@ def open_workdir(
         "config": plain(config),
         "data": _data_of(plain(config)),
     }
-    _begin(workdir, record, found)
+    _begin(workdir, record, own_files)
     trust.remember(workdir, trust.claims_of(record["config"], workdir))
     return False
 
 
-def _begin(workdir: pathlib.Path, record: dict, found) -> None:
-    """Makes a run directory with its record and a copy of the user's game. Raises `ConfigError` as `open_workdir`."""
+def _begin(workdir: pathlib.Path, record: dict, own_files: Mapping[pathlib.Path, pathlib.Path]) -> None:
+    """Makes a run directory with its record and a copy of the user's files. Raises `ConfigError` as `open_workdir`."""
     path, home = workdir / "config.json", home_of(workdir)
     if workdir.exists() and (not workdir.is_dir() or any(p not in (path.with_suffix(".partial"), home) for p in workdir.iterdir())):
         raise ConfigError(f"{workdir} exists and is not a run directory; choose another --workdir")
@@ -205,9 +207,9 @@ def _begin(workdir: pathlib.Path, record: dict, found) -> None:
         if links := trust.links_of(workdir):
             raise ConfigError(f"{workdir} holds a {next(iter(links))}, which would be written through; choose another --workdir")
         _hold(workdir)
-        for file in found.files if found else ():
+        for file, source in own_files.items():
             (home / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(found.folder / file, home / file)
+            shutil.copyfile(source, home / file)
             _keep_to_user(home / file)
         write_json(path, record)
     except OSError as error:
@@ -262,14 +264,14 @@ def _may_change(line: str) -> bool:
     return key in MAY_CHANGE or key.partition(".")[0] in MAY_CHANGE
 
 
-def _changed_files(workdir: pathlib.Path, found) -> list[str]:
-    """Files of a user's game that are no longer what the run began with."""
-    home, out = home_of(workdir), []
-    for file in found.files if found else ():
-        kept = home / file
-        if found.folder != home.resolve() and (not kept.is_file() or kept.read_bytes() != (found.folder / file).read_bytes()):
-            out.append(f"{found.folder / file}: another text than {kept}")
-    return out
+def _changed_files(workdir: pathlib.Path, own_files: Mapping[pathlib.Path, pathlib.Path]) -> list[str]:
+    """A user's files that are no longer what the run began with."""
+    changed = []
+    for file, source in own_files.items():
+        kept = home_of(workdir) / file
+        if source != kept.resolve() and (not kept.is_file() or kept.read_bytes() != source.read_bytes()):
+            changed.append(f"{source}: another text than {kept}")
+    return changed
 
 
 def _data_of(config: dict) -> dict[str, str]:

@@ -56,6 +56,8 @@ CARRIED_OUT = {
     "correction_cap": (CORRECTED, 1.05),
     "value_coef": (PPO, 2.0),
     "value_clip": (PPO, 0.01),
+    "advantages": ({}, lambda samples, returns: 2 * returns),
+    "policy_loss": ({}, lambda log_probs, old_log_probs, advantages, mask: -3 * advantages * log_probs),
 }
 
 

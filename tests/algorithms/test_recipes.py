@@ -222,6 +222,73 @@ def test_the_critic_s_side():
         oracle.close(metrics["value_error"][0], 0.5 * np.sum(np.asarray((values - targets) ** 2)[inside]), 1e-10)
 
 
+def own_advantages(samples, returns):
+    """Twice the returns."""
+    return 2 * returns
+
+
+def own_loss(log_probs, old_log_probs, advantages, mask):
+    """REINFORCE, three times."""
+    return -3 * advantages * log_probs
+
+
+class TestFunctionsOfOnesOwn:
+    """`advantages` and `policy_loss` of a recipe."""
+
+    def test_advantages_are_those_of_the_function_and_masked_rows_get_none(self):
+        recipe = rl.make_recipe("grpo", advantages=own_advantages)
+        rows = dict(instance=[0, 0, 1, 1], env=[0] * 4, agent=[0] * 4, turn=[0] * 4, trajectory=[0, 1, 2, 3])
+        table = {name: np.asarray(column) for name, column in rows.items()}
+        samples = rl.Samples(**table, team=np.asarray([1.0, 0.0, 0.5, 9.0]), local=np.zeros(4), where=np.asarray([1, 1, 1, 0], bool))
+        advantages, metrics, tied = rl.advantages_for(recipe, samples)
+        np.testing.assert_allclose(advantages, [2.0, 0.0, 1.0, 0.0])
+        assert metrics["groups"] == 2
+        assert not tied[0]
+
+    def test_the_loss_is_that_of_the_function_reduced_and_with_the_recipes_other_terms(self):
+        new, mask = np.asarray([[-1.0, -2.0], [-3.0, -4.0]]), np.asarray([[1, 1], [1, 0]], bool)
+        recipe = rl.make_recipe("grpo", policy_loss=own_loss, reduce="token_mean", entropy_coef=0.5)
+        total, count, metrics = rl.loss_for(recipe, new, new, np.asarray([1.0, 2.0]), where=mask, entropy=np.ones((2, 2)))
+        assert count == 3
+        assert total == pytest.approx(3 * (1 + 2) + 3 * 2 * 3 - 0.5 * 3)
+        assert metrics["policy_loss"][0] == pytest.approx(27)
+
+    def test_its_gradient_is_that_of_the_library_where_it_says_the_same(self):
+        def clipped(log_probs, old_log_probs, advantages, mask):
+            ratio = jnp.exp(log_probs - old_log_probs)
+            return -jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages)
+
+        rng = np.random.default_rng(0)
+        new, old = rng.normal(size=(2, 3, 4)) - 2
+        advantages, mask = rng.normal(size=3), rng.random((3, 4)) < 0.8
+
+        def gradient(recipe):
+            return jax.grad(lambda x: rl.loss_for(recipe, x, old, advantages, where=mask)[0])(new)
+
+        np.testing.assert_allclose(
+            gradient(rl.make_recipe("grpo", policy_loss=clipped)), gradient(rl.make_recipe("grpo")), rtol=1e-5, atol=1e-7
+        )
+
+    @pytest.mark.parametrize(
+        ("fields", "why"),
+        [
+            (dict(policy_loss="clip"), "policy_loss='clip' must be a function"),
+            (dict(policy_loss=own_loss, clip_low=0.1), "clip_low=0.1 would have no effect: policy_loss is a function of your own"),
+            (dict(advantages=own_advantages, scale="none"), "scale='none' would have no effect: advantages is a function of your own"),
+        ],
+    )
+    def test_what_would_have_no_effect_is_refused(self, fields, why):
+        with pytest.raises(ValueError, match=why):
+            rl.make_recipe("grpo", **fields)
+        with pytest.raises(ValueError, match="one number per sample, and normaliser='critic' has one per token"):
+            rl.make_recipe("ppo", advantages=own_advantages)
+
+    def test_a_result_of_another_shape_is_refused(self):
+        recipe = rl.make_recipe("grpo", policy_loss=lambda log_probs, *_: log_probs.sum())
+        with pytest.raises(ValueError, match=r"recipe.policy_loss returned the shape \[\]; it must return \[1, 2\]"):
+            rl.loss_for(recipe, np.zeros((1, 2)), np.zeros((1, 2)), np.ones(1), where=np.ones((1, 2), bool))
+
+
 class TestMaking:
     def test_the_table_of_the_design(self):
         want = {
@@ -260,6 +327,7 @@ class TestMaking:
             kl_kind="k2", kl_in="reward",
             entropy_coef=0.01, value_coef=1.0, value_clip=None, correction="mask", gate_positive=2.0, gate_negative=3.0,
             entropy_quantile=0.2, off_policy_kl=0.1, joint="cross", center="score", baseline="place", ema_decay=0.9,
+            advantages=own_advantages, policy_loss=own_loss,
         )  # fmt: skip
         together = dict(center=dict(returns="to_go"), baseline=dict(normaliser="global"))
         together |= dict(joint_subset=dict(joint="cross"), gate_positive=dict(loss="sapo"), gate_negative=dict(loss="sapo"),

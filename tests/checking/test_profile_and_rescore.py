@@ -9,8 +9,8 @@ import pytest
 from marl_llm.algorithms import Samples, make_recipe
 from marl_llm.checking import Subject
 from marl_llm.cli import profiling, rescore
-from marl_llm.runs.base import _listed
 from marl_llm.runs.command import ConfigError
+from marl_llm.runs.resolve import _listed
 from marl_llm.training.batch import Batch
 from marl_llm.training.packing import Tokens, TokenSample
 

@@ -15,9 +15,10 @@ from tokenizers import AddedToken, Tokenizer
 from marl_llm import reporting
 from marl_llm.models import ModelConfig, init_params, save_pretrained
 from marl_llm.reporting import read_metrics
-from marl_llm.runs.base import base_config, resolve
+from marl_llm.runs.base import base_config
 from marl_llm.runs.coaching import cost_line, make_coaching
 from marl_llm.runs.command import ConfigError
+from marl_llm.runs.resolve import resolve
 from marl_llm.serving import ChatServer
 from marl_llm.serving.local import LocalModel, digest_of
 from marl_llm.tools.chat import ChatClient

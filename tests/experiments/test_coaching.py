@@ -4,9 +4,10 @@ import pathlib
 
 import pytest
 
-from marl_llm.runs.base import base_config, resolve
+from marl_llm.runs.base import base_config
 from marl_llm.runs.coaching import CoachWatch, cost_line, make_coaching
 from marl_llm.runs.command import ConfigError, TrainingError
+from marl_llm.runs.resolve import resolve
 from marl_llm.runs.workdir import differences
 
 OWN = pathlib.Path(__file__).parents[1] / "games" / "own" / "coached.py"

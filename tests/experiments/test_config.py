@@ -15,9 +15,10 @@ from ml_collections import config_dict, config_flags
 
 from marl_llm.algorithms import Samples, advantages_for
 from marl_llm.runs import building, checks, command, workdir
-from marl_llm.runs.base import MICROBATCH, base_config, model_section, resolve
+from marl_llm.runs.base import MICROBATCH, base_config, model_section
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.open_options import fill_open_options
+from marl_llm.runs.resolve import resolve
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 QUICKSTART = str(ROOT / "experiments" / "configs" / "quickstart.py")
@@ -694,13 +695,13 @@ def test_c1_a_config_names_a_users_file_and_the_run_directory_keeps_it(tmp_path)
     assert "keeper     -> model keeper" in plan.table(config)
     run = tmp_path / "run"
     try:
-        assert workdir.open_workdir(run, config, "x.py", "", plan.found) is False
+        assert workdir.open_workdir(run, config, "x.py", "", plan.own_files) is False
         assert sorted(p.name for p in workdir.home_of(run).iterdir()) == ["digits.py", "lock.py"]
-        assert workdir.open_workdir(run, config, "x.py", "", plan.found) is True
+        assert workdir.open_workdir(run, config, "x.py", "", plan.own_files) is True
         learned(run)
         (source / "digits.py").write_text("DIGITS = tuple('987')\n")
         with pytest.raises(ConfigError, match=r"digits\.py: another text than"):
-            workdir.open_workdir(run, config, "x.py", "", plan.found)
+            workdir.open_workdir(run, config, "x.py", "", plan.own_files)
     finally:
         let_go()
     shutil.rmtree(source)

@@ -4,8 +4,9 @@ import importlib
 
 import pytest
 
-from marl_llm.runs.base import check, resolve
+from marl_llm.runs.base import check
 from marl_llm.runs.command import ConfigError
+from marl_llm.runs.resolve import resolve
 
 VARIANTS = {
     "function_debate": ("", "smoke", "grpo", "full"),

@@ -18,9 +18,10 @@ from checkpoint_text import template_source, tokenizer_of, write_checkpoint  # n
 
 from marl_llm.algorithms import RECIPES, make_recipe  # noqa: E402
 from marl_llm.models import ModelConfig, init_params, save_pretrained  # noqa: E402
-from marl_llm.runs import base, checks, command  # noqa: E402
+from marl_llm.runs import checks, command  # noqa: E402
 from marl_llm.runs.base import base_config, model_section  # noqa: E402
 from marl_llm.runs.command import ConfigError  # noqa: E402
+from marl_llm.runs.resolve import resolve as open_plan  # noqa: E402
 from marl_llm.tools.retriever import build_bm25  # noqa: E402
 from marl_llm.workflows import Inside, Outside, Scripted  # noqa: E402
 
@@ -47,7 +48,7 @@ def config_of(file, variant=""):
 
 
 def resolve(config):
-    with base.resolve(config) as plan:
+    with open_plan(config) as plan:
         return plan
 
 

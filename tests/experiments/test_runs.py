@@ -27,10 +27,11 @@ from marl_llm.runs import (  # noqa: E402
     train_run,
     workdir,
 )
-from marl_llm.runs.base import model_section, resolve  # noqa: E402
+from marl_llm.runs.base import model_section  # noqa: E402
 from marl_llm.runs.command import ConfigError, TrainingError  # noqa: E402
 from marl_llm.runs.evaluate_run import parse_seat_tables  # noqa: E402
 from marl_llm.runs.measuring import measure, page_text, tables  # noqa: E402
+from marl_llm.runs.resolve import resolve  # noqa: E402
 from marl_llm.runs.variants import placed  # noqa: E402
 from marl_llm.tools.retriever import RetrieverServer, open_index  # noqa: E402
 from marl_llm.training import CheckpointError, Checkpoints, HostedTeam, make_mesh  # noqa: E402
@@ -51,7 +52,7 @@ LOCK = (*LETTERS, "game.step=3", "warm_start.steps=3", "script.slip=0.1")
 def in_this_process():
     """The suite has started JAX already, with eight devices; one of them trains."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "start_jax", lambda *_, **__: make_mesh(1))
+        patch.setattr(train_run, "start_jax", lambda *_, **__: make_mesh(1))
         patch.setattr(building, "start_jax", lambda *_, **__: make_mesh(1))
         yield
     let_go()

@@ -2,9 +2,10 @@
 
 import pytest
 
-from marl_llm.runs.base import base_config, model_section, resolve
+from marl_llm.runs.base import base_config, model_section
 from marl_llm.runs.building import model_specs
 from marl_llm.runs.command import ConfigError
+from marl_llm.runs.resolve import resolve
 from marl_llm.training import make_mesh
 
 VLLM = {"model.sampler": "vllm", "model.url": "http://127.0.0.1:1/v1", "model.folder": "params", "recipe.correction": "truncate"}

@@ -9,9 +9,10 @@ import pytest
 from marl_llm.cli import coach
 from marl_llm.coaching import small
 from marl_llm.runs import building
-from marl_llm.runs.base import base_config, resolve
+from marl_llm.runs.base import base_config
 from marl_llm.runs.coaching import cost_line, make_coaching
 from marl_llm.runs.command import ConfigError
+from marl_llm.runs.resolve import resolve
 from marl_llm.training import make_mesh
 from marl_llm.workflows import Assignment, Controller, Scripted
 

@@ -12,7 +12,8 @@ from marl_llm.planning import this_machine
 from marl_llm.planning.programs import memory as memory_of
 from marl_llm.planning.programs import programs
 from marl_llm.planning.this_machine import activations, adapter_parameters, lines, memory, seconds
-from marl_llm.runs.base import base_config, resolve
+from marl_llm.runs.base import base_config
+from marl_llm.runs.resolve import resolve
 from marl_llm.training import make_mesh
 from marl_llm.training.speed import MachineLimits
 

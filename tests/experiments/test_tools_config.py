@@ -3,8 +3,9 @@
 import pytest
 
 from marl_llm.runs import building
-from marl_llm.runs.base import base_config, check, resolve
+from marl_llm.runs.base import base_config, check
 from marl_llm.runs.command import ConfigError
+from marl_llm.runs.resolve import resolve
 from marl_llm.runs.workdir import open_workdir
 from marl_llm.tools import Executor, SandboxError
 from marl_llm.tools.sandbox import default_sandbox, on_ray

@@ -14,9 +14,10 @@ from marl_llm import reporting
 from marl_llm.cli.coach import Lesson, _write, learned
 from marl_llm.coaching import small
 from marl_llm.reporting import read_metrics
-from marl_llm.runs.base import base_config, resolve
+from marl_llm.runs.base import base_config
 from marl_llm.runs.coaching import CoachWatch, make_coaching
 from marl_llm.runs.command import ConfigError
+from marl_llm.runs.resolve import resolve
 from marl_llm.training import Checkpoints, make_mesh
 from marl_llm.workflows import Assignment, Controller, Scripted
 

@@ -12,8 +12,9 @@ from ml_collections import config_dict
 
 from marl_llm.cli import rescore
 from marl_llm.runs import building, trust, workdir
-from marl_llm.runs.base import base_config, resolve
+from marl_llm.runs.base import base_config
 from marl_llm.runs.command import ConfigError
+from marl_llm.runs.resolve import resolve
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 OWN = ROOT / "tests" / "games" / "own"
@@ -40,7 +41,7 @@ def own(tmp_path):
     """A run directory of this user, with a game of his own."""
     config = base_config("x", f"{OWN}/lock.py:Lock", "at_grpo")
     with resolve(config) as plan:
-        workdir.open_workdir(tmp_path / "run", config, "x.py", "", plan.found)
+        workdir.open_workdir(tmp_path / "run", config, "x.py", "", plan.own_files)
     let_go()
     return tmp_path / "run"
 

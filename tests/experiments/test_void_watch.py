@@ -1,13 +1,16 @@
 """The rule that ends a run with too many void plays."""
 
+import pathlib
 import types
 
 import pytest
 
 from marl_llm.runs.coaching import first_failure
 from marl_llm.runs.command import TrainingError
-from marl_llm.runs.loop import play_step
-from marl_llm.runs.measuring import VOID_STEPS, VoidWatch, failure_of
+from marl_llm.runs.continuing import Stopwatch
+from marl_llm.runs.loop import TrainingRun, Watches, play_step
+from marl_llm.runs.measuring import VOID_STEPS, Alarms, SignalWatch, VoidWatch, failure_of
+from marl_llm.runs.stopping import Stopping
 
 BAD = {"episodes": 10.0, "void": 0.3, "failed_tool": 1.0, "failed_deadline": 5.0}
 GOOD = {"episodes": 10.0, "void": 0.0, "failed_tool": 0.0, "failed_deadline": 0.0}
@@ -50,10 +53,14 @@ def test_the_steps_before_the_one_that_stops_a_run_are_kept():
     team = types.SimpleNamespace(play=lambda step, first, count: batch)
     rollout = types.SimpleNamespace(tasks=5, ahead=0, over_start=0)
     config = types.SimpleNamespace(steps=99, rollout=rollout, checkpoint=types.SimpleNamespace(every=9))
-    watches = types.SimpleNamespace(coach=types.SimpleNamespace(look=lambda *given: None), void=VoidWatch(0.2))
+    nothing = types.SimpleNamespace(look=lambda *given: None)
+    watches = Watches(nothing, VoidWatch(0.2), SignalWatch(print, max, False), Alarms({}, print), nothing, nothing)
     kept = []
-    checkpoints = types.SimpleNamespace(steps=lambda: [0])
-    run = types.SimpleNamespace(team=team, config=config, checkpoints=checkpoints, save=kept.append)
+    checkpoints = types.SimpleNamespace(steps=lambda: [0], save=None)
+    stop = Stopping(checkpoints, "")
+    stop.whole = lambda save, step, *_: kept.append(step)
+    team.policies = team.state = dict
+    run = TrainingRun(None, config, pathlib.Path(), team, checkpoints, Stopwatch(), stop)
     for step in range(VOID_STEPS - 1):
         play_step(run, watches, step)
     assert not kept

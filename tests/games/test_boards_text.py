@@ -29,6 +29,7 @@ from marl_llm.games.sudoku.text import fill, read_fills, unsolved, write_fills  
 from marl_llm.games.sudoku.text import solution as solved_grid  # noqa: E402
 from marl_llm.planning.programs import plan as plan_of  # noqa: E402
 from marl_llm.runs import base  # noqa: E402
+from marl_llm.runs.resolve import resolve  # noqa: E402
 from marl_llm.workflows import Assignment, Controller, FormatError, RoleCall, Scripted, Task, WorkflowError  # noqa: E402
 
 ROOM = ("######", "#A...#", "#.B..#", "#..G.#", "#....#", "######")  # U: the box goes right and down
@@ -225,7 +226,7 @@ def test_the_configs_of_boards_resolve(name):
     config = importlib.import_module(f"experiments.configs.{name}").get_config()
     config.model.preset = "qwen3-8b"
     assert plan_of(config, "h100:8", "", 0, 0, 0, False)["prompt"] == 16_384
-    with pytest.raises(base.ConfigError, match="set path to a Hugging Face checkpoint"), base.resolve(config):
+    with pytest.raises(base.ConfigError, match="set path to a Hugging Face checkpoint"), resolve(config):
         pass
     for wrong in (dict(agents="two"), dict(rewards_form="papr")):
         with pytest.raises(WorkflowError, match="is not one of"):

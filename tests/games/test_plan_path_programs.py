@@ -24,7 +24,7 @@ from marl_llm.games.plan_path.lines import (  # noqa: E402
     read_answer,
     read_program,
 )
-from marl_llm.runs import base  # noqa: E402
+from marl_llm.runs.resolve import resolve  # noqa: E402
 from marl_llm.workflows import Assignment, Controller, FormatError, RoleCall, Scripted, Task, WorkflowError  # noqa: E402
 
 ROWS = ("A#....", ".#.##.", ".#.#..", ".#.#.#", "...#..", "####.G")  # 18 moves; the straight way is blocked
@@ -184,7 +184,7 @@ def test_prompts_fit_their_budgets_on_every_size_and_the_language_does_not_chang
 def test_the_config_resolves_in_every_variant():
     for variant in ("", "10x10", "smoke"):
         config = importlib.import_module("experiments.configs.plan_path_programs").get_config(variant)
-        with base.resolve(config) as plan:
+        with resolve(config) as plan:
             assert plan.recipe.sampling == "tree"
             assert set(plan.shapes) == {"tool", "planner"}
             assert plan.budgets == {"tool": (8, 13), "planner": (14, 9)}

@@ -12,8 +12,8 @@ sys.path.insert(0, str(ROOT))
 from experiments.configs import smol_game, smol_reasoning, smol_search, smol_writing  # noqa: E402
 from marl_llm.cli import tiny  # noqa: E402
 from marl_llm.games import make_game  # noqa: E402
-from marl_llm.runs import base  # noqa: E402
 from marl_llm.runs.command import ConfigError  # noqa: E402
+from marl_llm.runs.resolve import resolve  # noqa: E402
 from marl_llm.workflows import Controller, Scripted, World  # noqa: E402
 from marl_llm.workflows.assignment import Assignment  # noqa: E402
 from marl_llm.workflows.metrics import rollout_metrics  # noqa: E402
@@ -59,7 +59,7 @@ def test_the_commands_of_the_page_resolve_to_the_file(tmp_path):
     config = smol_game.get_config(NAME)
     sizes = dict(width=32, layers=2, query_heads=2, key_value_heads=1, head_dim=16, feed_forward=64)
     config.model.path = str(tiny.make(tmp_path / "tiny", "qwen2", 512, **sizes))
-    with base.resolve(config) as plan:
+    with resolve(config) as plan:
         assert isinstance(plan.game, World)
         assert plan.budgets == {"titler": (160, 24), "tagger": (160, 24)}
     with pytest.raises(ConfigError, match="name the game behind the file"):

@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from experiments.configs import game as any_game  # noqa: E402
 from marl_llm.games import Game, make_game  # noqa: E402
-from marl_llm.runs import base  # noqa: E402
+from marl_llm.runs.resolve import resolve  # noqa: E402
 from marl_llm.workflows import World  # noqa: E402
 
 PAGE = (ROOT / "docs" / "your_own_game.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def test_the_commands_of_the_page_resolve_to_the_files(name):
     config.game.tries = 3
     config.warm_start.steps = 4
     config.script.update({"slip": 0.2} if "slip" in config.script else {})
-    with base.resolve(config) as plan:
+    with resolve(config) as plan:
         assert isinstance(plan.game, World if name.startswith("my_team") else Game)
         assert plan.budgets == {"keeper": (3, 3), "opener": (3, 3)}
         assert all(word in plan.table(config) for word in ("keeper", "opener", "tries"))

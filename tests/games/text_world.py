@@ -15,7 +15,8 @@ from checkpoint_text import template_source, tokenizer_of, write_checkpoint  # n
 
 from experiments.configs.sizes import smoke_workflow  # noqa: E402
 from marl_llm.models import ModelConfig, init_params, load_pretrained, save_pretrained  # noqa: E402
-from marl_llm.runs import base, building  # noqa: E402
+from marl_llm.runs import building  # noqa: E402
+from marl_llm.runs.resolve import resolve  # noqa: E402
 from marl_llm.training import Checkpoints, make_mesh  # noqa: E402
 
 
@@ -46,7 +47,7 @@ def whole_path(folder, name, game, variant="smoke"):
     config.rollout.update({"tasks": 2, "slots": 4, "chunk": 8, "max_prompt": 1536, "max_tokens": 8})
     checkpoints, figures, ends = Checkpoints(folder / "checkpoints", keep=3), [], []
     for start in (0, 1):
-        with base.resolve(config) as plan, building.build_team(plan, config, make_mesh(1)) as team:
+        with resolve(config) as plan, building.build_team(plan, config, make_mesh(1)) as team:
             assert team.learners["shared"].spec.speech.options == {"enable_thinking": False}
             assert set(plan.budgets.values()) == {(1536, 8)}
             if start:

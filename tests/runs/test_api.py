@@ -149,3 +149,66 @@ assert first["after"] == second["after"], (first, second)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+LOSS = """
+import jax.numpy as jnp
+
+def loss(log_probs, old_log_probs, advantages, mask):
+    return -jnp.exp(log_probs - old_log_probs) * advantages
+
+def advantages(samples, returns):
+    return returns - 0.5
+"""
+
+
+def test_a_loss_and_advantages_of_ones_own_are_files_or_functions_and_a_run_keeps_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "own.py").write_text(LOSS)
+    named = {"name": "grpo", "policy_loss": f"{tmp_path}/own.py:loss", "advantages": f"{tmp_path}/own.py:advantages"}
+    by_name = ml.train("joint_letter", "nano", named, steps=1, workdir=tmp_path / "named", **SMALL)
+    names: dict = {}
+    exec(LOSS, names)
+    given = {"name": "grpo", "policy_loss": names["loss"], "advantages": names["advantages"]}
+    by_value = ml.train("joint_letter", "nano", given, steps=1, workdir=tmp_path / "given", **SMALL)
+    plain = ml.train("joint_letter", "nano", "grpo", steps=1, workdir=tmp_path / "plain", **SMALL)
+    figures = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[1]) for name in ("named", "given", "plain")]
+    key = next(name for name in figures[0] if name.startswith("model/") and name.endswith("/grad_norm"))
+    assert figures[0][key] == figures[1][key] != figures[2][key]
+    assert by_name["after"] == by_value["after"]
+    assert plain["steps"] == 1
+    assert (tmp_path / "named" / "game" / "own.py").read_text() == LOSS
+    (tmp_path / "own.py").unlink()
+    assert ml.resume(tmp_path / "named", steps=2)["steps"] == 2
+    with pytest.raises(ConfigError, match="was a function of another Python process"):
+        resume_in_another_process(tmp_path / "given")
+    (tmp_path / "named" / "game" / "own.py").write_text(LOSS + "\nprint('changed')\n")
+    with pytest.raises(ConfigError, match="it would run the code of .*own.py"):
+        ml.evaluate(tmp_path / "named", tasks=2)
+
+
+def resume_in_another_process(path):
+    """What a new process would do with the run: it knows no function of this one."""
+    from marl_llm.games import registry
+
+    known = dict(registry._GIVEN)
+    registry._GIVEN.clear()
+    try:
+        ml.resume(path, steps=3, trust=True)
+    finally:
+        registry._GIVEN.update(known)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("loss", "'loss' names no function: write it like 'my_loss.py:loss'"),
+        ("nowhere.py:loss", "there is no file nowhere.py .*which 'nowhere.py:loss' names"),
+        ("marl_llm.algorithms.losses:clipped_rato", "there is no function 'clipped_rato' in it; did you mean 'clipped_ratio'"),
+    ],
+)
+def test_a_function_that_is_not_there_is_said_in_one_line(name, why, tmp_path):
+    with pytest.raises(ConfigError, match=why) as caught:
+        ml.train("joint_letter", "nano", {"name": "grpo", "policy_loss": name}, steps=1, workdir=tmp_path / "run", **SMALL)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()

@@ -12,9 +12,9 @@ from experiments.configs import quickstart
 from marl_llm.algorithms import make_recipe
 from marl_llm.games import JointLetter
 from marl_llm.models import ModelConfig, init_params
-from marl_llm.runs.base import resolve
 from marl_llm.runs.building import placed
 from marl_llm.runs.command import ConfigError
+from marl_llm.runs.resolve import resolve
 from marl_llm.sampling import Samplers
 from marl_llm.training import LearnerOptions, ModelSpec, PlacementError, PlayOptions, make_mesh, make_optimizer, make_team, parts_of
 from marl_llm.training.placement import at_once, split_evenly

@@ -121,8 +121,8 @@ def test_a_workflow_whose_roles_do_not_speak_once_and_at_once_is_refused_by_its_
 def test_the_config_says_where_cross_sampling_is_refused():
     from experiments.configs import joint_letter, notes
     from marl_llm.algorithms import make_recipe
-    from marl_llm.runs.base import resolve
     from marl_llm.runs.command import ConfigError
+    from marl_llm.runs.resolve import resolve
 
     config = notes.get_config()
     config.recipe.joint, config.recipe.joint_subset = "cross", 16
