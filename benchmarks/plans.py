@@ -1,4 +1,4 @@
-"""The tables of docs/plans.md: `marl_llm.cli.plan` over models, prompts and machines.
+"""The tables of plans in docs/results.csv: `marl_llm.cli.plan` over models, prompts and machines.
 
     python -m benchmarks.plans --results=plans.jsonl [--only=v5e:16x16,h100:8]
     python -m benchmarks.plans --results=hosts.jsonl --hosts [--only=v5e:1x1]      what a person's one host is to hold, compiled

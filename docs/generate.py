@@ -1,6 +1,6 @@
-"""Writes the pages that are made from the code: `docs/options.md`, and with `--reference` one page per package for the site.
+"""Writes the generated pages: `docs/options.md`, `docs/results.md`, and with `--reference` one page per package for the site.
 
-    python docs/generate.py                 docs/options.md: every option with its type, default and meaning
+    python docs/generate.py                 docs/options.md from the code, docs/results.md from docs/results.csv
     python docs/generate.py --reference     docs/reference/*.md too, which mkdocs fills in from the docstrings
 
 An option's meaning is the comment beside it, or above it, where it is defined; an option without one is an error.
@@ -8,6 +8,7 @@ An option's meaning is the comment beside it, or above it, where it is defined; 
 
 from __future__ import annotations
 
+import csv
 import importlib
 import inspect
 import pathlib
@@ -31,6 +32,18 @@ GAMES_HEAD = """## `config.game`
 
 `game.name` chooses the game; its other options are the parameters of the game's class or function, e.g. `--config.game.max_turns=6`. The
 command `python -m marl_llm check GAME --option NAME=VALUE` takes them too.
+"""
+RESULTS_HEAD = """# Results
+
+Every measured figure of this library, written by `python docs/generate.py` from [results.csv](results.csv). The last column of a row names
+its source: the command, the commit and the hardware stand in the list under the table.
+
+- Success is greedy and on the test split, unless a row says otherwise. "a → b" is before and after training.
+- The column *spread* has 95 % intervals, clustered by task, unless a row says otherwise. Round brackets hold single seeds.
+- Machines were shared where nothing else is said, so wall times are upper bounds. No row was measured on an accelerator.
+- Commits that a row does not have were not recorded when it was measured.
+
+[findings.md](findings.md) says what the figures support and what they do not. To add a figure, add a row to the CSV.
 """
 # what the same parameter means in every game whose own docstring does not say more
 COMMON = {
@@ -170,6 +183,36 @@ def options() -> str:
     return "\n".join([HEAD, *tables, *game_options()])
 
 
+def read_results() -> list[dict[str, str]]:
+    """The rows of `docs/results.csv`."""
+    with open(DOCS / "results.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def source_of(row: dict[str, str]) -> str:
+    """Where a figure comes from: command, commit, hardware."""
+    command = row["command"] if "`" in row["command"] or not row["command"] else f"`{row['command']}`"
+    commit = f"commit {row['commit']}" if row["commit"] else ""
+    return "; ".join(part for part in (command, commit, row["hardware"]) if part)
+
+
+def results() -> str:
+    """The text of `docs/results.md`: a table and its list of sources for each section of the CSV."""
+    sections: dict[str, list[dict[str, str]]] = {}
+    for row in read_results():
+        sections.setdefault(row["section"], []).append(row)
+    lines = [RESULTS_HEAD]
+    for section, found in sections.items():
+        lines += [f"## {section}", "", "| what | figure | spread | seeds | note | source |", "|---|---|---|---|---|---|"]
+        sources: dict[str, int] = {}
+        for row in found:
+            number = sources.setdefault(source_of(row), len(sources) + 1)
+            cells = [row[name].replace("|", "/") for name in ("what", "figure", "spread", "seeds", "note")]
+            lines.append("| " + " | ".join([*cells, str(number)]) + " |")
+        lines += ["", *(f"{number}. {source}" for source, number in sources.items()), ""]
+    return "\n".join(lines)
+
+
 def reference(package: str) -> str:
     """The text of a package's page: its public names, each with its docstring; names of plain values stand in one line."""
     module = importlib.import_module(f"marl_llm.{package}")
@@ -184,6 +227,7 @@ def reference(package: str) -> str:
 def main() -> None:
     """Writes the pages."""
     (DOCS / "options.md").write_text(options(), encoding="utf-8")
+    (DOCS / "results.md").write_text(results(), encoding="utf-8")
     if "--reference" in sys.argv[1:]:
         (DOCS / "reference").mkdir(exist_ok=True)
         for package in PACKAGES:

@@ -24,15 +24,17 @@ from marl_llm.runs.base import model_section
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-RUN_ELSEWHERE = {"your_own_game.md": "tests/games/test_your_own_game_page.py"}
+RUN_ELSEWHERE = dict.fromkeys(("your_own_game.md", "your_own_team.md"), "tests/games/test_your_own_game_page.py")
 # names that a page's text introduces
 GIVEN = {
     "README.md": {"env", "agent", "turn", "team", "local", "log_probs", "old_log_probs", "mask"},
     "library.md": {"env", "agent", "turn", "team", "local", "log_probs", "old_log_probs", "mask", "game", "assignment", "models", "options",
                    "mesh", "tokens", "where", "jax", "prompts", "step"},
-    "mappa.md": {"World", "workflow", "tasks", "speech", "script"},
+    "coaches.md": {"World", "workflow", "tasks", "speech", "script"},
     "sandbox.md": {"codes", "step_one", "step_two", "text"},
-    "workflows.md": {"generator", "finished", "run", "tool"},
+    "workflows.md": {"generator"},
+    "team_rules.md": {"finished", "plain", "repeat", "Role", "run", "stop", "tool", "when"},
+    "train_a_team.md": {"critique", "PlainText", "Task", "team", "tokenizer"},
 }  # fmt: skip
 
 

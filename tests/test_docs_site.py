@@ -19,6 +19,11 @@ def test_the_page_of_options_is_the_one_that_the_code_makes():
     assert written == generate.options(), "run: python docs/generate.py"
 
 
+def test_the_page_of_results_is_the_one_that_the_table_makes():
+    written = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert written == generate.results(), "run: python docs/generate.py"
+
+
 def test_the_meaning_of_an_option_is_the_comment_beside_or_above_it():
     source = '''
     c.seed = 0  # of the draws

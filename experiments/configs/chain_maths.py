@@ -5,7 +5,7 @@ A rubric scores every action.
 Command:   python -m experiments.train --config=experiments/configs/chain_maths.py --workdir=runs/chain
            ... --config.coach.study=permuted         the controls; constant:5
            ... --config.game.information=partial     only the solver reads the problem
-Expected:  docs/mappa.md, "MathChat".
+Expected:  docs/coached_games.md, "MathChat".
 Variants:  :smoke; :outcome has no coach and pays everybody for a right answer (GRPO on the same plays).
            `experiments/configs/math_chat.py` has the paper's constants.
 """

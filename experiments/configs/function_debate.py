@@ -3,7 +3,7 @@
 Command:   python -m experiments.train --config=experiments/configs/function_debate.py --workdir=runs/code
            ... --config.game.rewards_form=paper      Appendix B.2 as printed; outcome is B.6
            ... --config.game.agents=single           the coder alone
-Expected:  docs/stronger_mas.md, "Code: coder and unit tester".
+Expected:  docs/code_and_maths.md, "Code: coder and unit tester".
 Variants:  :smoke; :grpo compares whole plays; :full has the paper's constants and needs files and a checkpoint:
            ...:full --config.game.train=apps/train.jsonl --config.game.test=apps/test.jsonl --config.model.path=Qwen3-1.7B
 """

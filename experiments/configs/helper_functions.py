@@ -3,7 +3,7 @@
 Command:   python -m experiments.train --config=experiments/configs/helper_functions.py --workdir=runs/aux
            ... --config.game.style=sequential --config.steps=0      a baseline: single, parallel, sequential, discussion, feedback
            ... --config.control.permute_rewards=True                 the control
-Expected:  docs/magrpo.md, "Helper and main agent".
+Expected:  docs/two_agents.md, "Helper and main agent".
 Variants:  :smoke; :individual pays each agent for its own function's form; :feedback has a second turn with a scripted expert,
            who also knows what unclear words mean (`game.feedback=plain`, `game.truth=0.0`: nothing, wrong advice);
            :full has the paper's constants, :full_feedback those of two turns, :released the release's recipe; they need a checkpoint:

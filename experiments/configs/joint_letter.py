@@ -2,7 +2,7 @@
 
 Command:   python -m experiments.train --config=experiments/configs/joint_letter.py --workdir=runs/letter
 Expected:  100 % on held-out digit pairs (seeds 0-2); 0 % when the rewards are permuted.
-Hardware:  two CPU cores; 90 % after 6 s of training, besides compilation (docs/first_light.md).
+Hardware:  two CPU cores; 90 % after 6 s of training, besides compilation (docs/findings.md).
 Variants:  joint_letter.py:permuted gives every joint action another one's reward, and must learn nothing; joint_letter.py:smoke
 """
 

@@ -2,7 +2,7 @@
 
 Command:   python -m experiments.train --config=experiments/configs/matrix.py:posg_2 --workdir=runs/matrix
            python -m benchmarks.matrix_games        all three settings, ten seeds each, in one process
-Expected:  docs/magrpo.md, "Matrix games".
+Expected:  docs/two_agents.md, "Matrix games".
 Variants:  without a word the joint utility pays both (Table 4); :posg_1 and :posg_2 pay each agent its own part (Table 5); :smoke
 """
 

@@ -4,7 +4,7 @@ Command:   python -m experiments.train --config=experiments/configs/notes.py --w
            ... --config.game.grounded=True           words must occur in the post
            ... --config.game.style=sequential --config.steps=0      a baseline: single, parallel, sequential, discussion
            ... --config.control.permute_rewards=True                 the control
-Expected:  docs/magrpo.md, "Writing".
+Expected:  docs/two_agents.md, "Writing".
 Variants:  :smoke; :tldr and :arxiv have the paper's constants and need files and a checkpoint:
            ...:tldr --config.game.train=tldr/train.parquet --config.game.test=tldr/test.parquet --config.model.path=Qwen3-1.7B
 """

@@ -4,7 +4,7 @@ Command:   python -m experiments.train --config=experiments/configs/plan_code_re
            ... --config.recipe.name=ppo      a critic per model; at_grpo and mappa (REINFORCE++) work on the same workflow
            ... --config.game.hide_fields=planner.advice      the ablation in which nobody hears the reflection; with --config.steps=0
            --config.warm_start.run=runs/d --config.warm_start.step=80 a team that was trained with it is measured without it
-Variants:  :smoke; :ppo, :at_grpo and :reinforce are the recipes that docs/workflows_trained.md compares; :full is the paper's size on
+Variants:  :smoke; :ppo, :at_grpo and :reinforce are the recipes that docs/findings.md compares; :full is the paper's size on
            DeepCoder's problems: ...:full --config.game.train=train.parquet --config.game.test=test.parquet --config.model.path=...
 """
 

@@ -1,7 +1,7 @@
 """Plan-Path at the paper's size: 10x10 maps, at least 6 moves from the goal, two separate models, AT-GRPO.
 
 Command:   python -m experiments.train --config=experiments/configs/plan_path_10x10.py --workdir=runs/10x10
-Expected:  500 held-out maps, greedy: from 23.2 % after the warm start to 91.4 and 90.6 % in two runs. More: docs/first_light.md.
+Expected:  500 held-out maps, greedy: from 23.2 % after the warm start to 91.4 and 90.6 % in two runs. More: docs/findings.md.
 Hardware:  two CPU cores, float32; 21 min of training on a busy machine.
 Variants:  plan_path_10x10.py:smoke
 """

@@ -2,7 +2,7 @@
 
 Command:   python -m experiments.train --config=experiments/configs/plan_path_programs.py --workdir=runs/programs
            ... --config.assignment=shared; --config.game.agents=single: one agent that sees the walls and moves by hand
-Expected:  see docs/stronger_mas.md, "Plan-Path with programs".
+Expected:  see docs/puzzles.md, "Plan-Path with programs".
 Hardware:  one CPU core, float32; about five minutes of CPU time.
 Variants:  :10x10 plays 10x10 maps; :smoke runs the same code in a few steps.
 """

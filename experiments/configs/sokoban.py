@@ -1,7 +1,7 @@
 """Sokoban 6x6, one box: a Tool and a Planner, two separate models, learn rooms that they have not seen with AT-GRPO.
 
 Command:   python -m experiments.train --config=experiments/configs/sokoban.py --workdir=runs/sokoban
-Expected:  docs/stronger_mas.md, "Sokoban 6x6".
+Expected:  docs/puzzles.md, "Sokoban 6x6".
 Hardware:  one CPU core, float32, below ten minutes.
 Variants:  sokoban.py:split hides the inner walls from the Planner; sokoban.py:single is one agent, sokoban.py:single_split one that sees no
            inner walls; sokoban.py:two has two boxes; sokoban.py:paper pays as printed (B.5), sokoban.py:outcome the outcome alone (B.6);

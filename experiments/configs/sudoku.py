@@ -1,7 +1,7 @@
 """Sudoku 4x4: a Tool and a Planner, two separate models, learn to fill grids that they have not seen with AT-GRPO.
 
 Command:   python -m experiments.train --config=experiments/configs/sudoku.py --workdir=runs/sudoku
-Expected:  docs/stronger_mas.md, under "Sudoku 4x4".
+Expected:  docs/puzzles.md, "Sudoku 4x4".
 Hardware:  two CPU cores, float32; about five minutes.
 Variants:  sudoku.py:split hides the boxes from the Planner; sudoku.py:raw shows digits instead of what is taken; sudoku.py:single is one
            agent, sudoku.py:single_split one that sees no boxes; sudoku.py:paper pays as printed (B.3), sudoku.py:outcome the outcome

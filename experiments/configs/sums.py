@@ -3,7 +3,7 @@
 Command:   python -m experiments.train --config=experiments/configs/sums.py --workdir=runs/sums
            ... --config.game.rewards_form=paper      Appendix B.1 as printed; outcome is B.6
            ... --config.game.agents=single           the reasoner alone
-Expected:  docs/stronger_mas.md, "Maths: reasoner and Python user".
+Expected:  docs/code_and_maths.md, "Maths: reasoner and Python user".
 Variants:  :smoke; :grpo compares whole plays; :ensemble and :ensemble_grpo have N reasoners, M Python users and a judge
            (--config.game.reasoners=2 --config.game.users=2); :full has the paper's constants and needs files and a checkpoint:
            ...:full --config.game.train=polaris.jsonl --config.game.test=aime24.jsonl --config.model.path=Qwen3-1.7B

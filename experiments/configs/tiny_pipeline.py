@@ -3,7 +3,7 @@
 Command:   python -m experiments.train --config=experiments/configs/tiny_pipeline.py --workdir=runs/tables
            ... --config.coach.when=action            scores that cannot see what an action leads to
            ... --config.coach.study=shift:regression:1.5      a coach that favours a kind of task (see `marl_llm.coaching.studies`)
-Expected:  docs/mappa.md, "Data pipeline".
+Expected:  docs/coached_games.md, "Data pipeline".
 Variants:  :smoke; :full has the paper's constants on modelling tasks in DSBench's schema, and needs them, a checkpoint and a coach:
            ...:full --config.game.folder=dsbench --config.game.manifest=dsbench/reviewed.csv --config.model.path=Qwen3-4B
            --config.coach.url=https://.../chat/completions --config.coach.served_as=NAME

@@ -1,4 +1,4 @@
-"""First floor, above workflows: coaches that score every action of a team (MAPPA). docs/mappa.md shows how.
+"""First floor, above workflows: coaches that score every action of a team (MAPPA). docs/coaches.md shows how.
 
 A coach answers text to messages, whoever it is: a model at an address, a model of this program, a rubric. It reads an `ActionView` and
 says a `Score`; `coached` puts it into a workflow, where `rewards.coach_score` pays what it says.

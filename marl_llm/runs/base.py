@@ -37,7 +37,7 @@ _MODEL_KEYS = (
     "url",  # outside: the address up to /chat/completions; with sampler=vllm: that of the vLLM server
     "served_as",  # outside: the model's name there
     "key_env",  # outside, or sampler=vllm: the environment variable that holds the key
-    "sampler",  # who draws: "engine" (this program, the default) or "vllm" (a server that is there already, docs/pods.md)
+    "sampler",  # who draws: "engine" (this program, the default) or "vllm" (a server that is there already, docs/remote.md)
     "folder",  # sampler=vllm: directory that the server sees under the same path, for parameters on their way
 )
 
@@ -116,7 +116,7 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
     # where the programs that models write are run, while a run trains; measuring a run later uses its own host
     c.tools = config_dict.ConfigDict(
         {
-            "backend": "local",  # "local": on this host; "ray": on all nodes of a Ray cluster (docs/pods.md)
+            "backend": "local",  # "local": on this host; "ray": on all nodes of a Ray cluster (docs/remote.md)
             "address": config_dict.placeholder(str),  # backend=ray: of the cluster, e.g. 10.0.0.1:6379; None: the one that this host is in
             "workers": config_dict.placeholder(int),  # programs at a time, on this host or on each node; None: one per CPU
         }

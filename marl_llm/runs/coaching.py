@@ -55,7 +55,7 @@ _OPTIONS = {
     "served_as": str,  # endpoint, served: the model's name there
     "key_env": str,  # endpoint: the environment variable that holds the key
     "path": str,  # model, small: directory of a checkpoint, which stays as it is while the team trains, unless `learn` is given
-    "learn": float,  # small: learning rate of the coach's own training beside the team (docs/mappa.md); none: it stays as it is
+    "learn": float,  # small: learning rate of the coach's own training beside the team (docs/coaches.md); none: it stays as it is
     "thinking": str,  # model: how its chat opens, "on" or "off"; none: as the checkpoint's template does
     "max_prompt": int,  # model: tokens of a prompt; none: 8192, or what its positions leave
     "members": str,  # ensemble: coaches with a semicolon between, each a kind and its options, e.g. "rubric; model path=DIR max_tokens=256"

@@ -1,6 +1,6 @@
 """Tokens in, tokens out with a vLLM server: ids and log-probs, never text.
 
-The server is `vllm serve` of version 0.32 or later, with `VLLM_SERVER_DEV_MODE=1` and `--enable-scale-out` (docs/pods.md). It is asked:
+The server is `vllm serve` of version 0.32 or later, with `VLLM_SERVER_DEV_MODE=1` and `--enable-scale-out` (docs/remote.md). It is asked:
 
     POST /inference/v1/generate   prompt ids and sampling settings; ids, their log-probs and the label of the parameters that drew them
     POST /pause, /resume          no request is under way while parameters change

@@ -60,12 +60,12 @@ class PlayOptions:
     timeout_s: float | int | None = None  # hosted play: seconds for one attempt at a play; None: only the deadlines of its tools
     concurrency: int = 1024  # hosted play: most plays under way; None: 1,024
     exact: bool = False  # hosted play: a response's bytes depend on nobody else, so runs repeat byte for byte (docs/resume.md); None: False
-    over_start: int = 0  # hosted play: tasks begun beyond `tasks`; the late ones belong to the next step (docs/pods.md); None: 0
+    over_start: int = 0  # hosted play: tasks begun beyond `tasks`; the late ones belong to the next step (docs/async.md); None: 0
     adapters: str = "auto"  # hosted play: adapters on one base are sampled "together" or "merged" (docs/real_models.md); None: auto
-    ahead: int = 0  # hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/pods.md); None: 0
+    ahead: int = 0  # hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/async.md); None: 0
     pool: str = "own"  # hosted play: "shared": models of one shape draw pages from one pool (docs/real_models.md); None: own
     tensor: int | None = None  # hosted play: devices that share a layer's products in the engine (docs/real_models.md); None: mesh.tensor
-    swap: str = "drain"  # hosted play: "now" gives new parameters to responses under way (docs/pods.md); None: drain, once they have ended
+    swap: str = "drain"  # hosted play: "now" gives new parameters to responses under way (docs/async.md); None: drain, once they have ended
 
 
 def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:

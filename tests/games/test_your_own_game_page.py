@@ -1,4 +1,4 @@
-"""docs/your_own_game.md: the files of the page are complete and as short as promised, and both train."""
+"""docs/your_own_game.md and docs/your_own_team.md: the files of the pages are complete and as short as promised, and both train."""
 
 import pathlib
 import re
@@ -17,7 +17,7 @@ from marl_llm.games import Game, make_game  # noqa: E402
 from marl_llm.runs.resolve import resolve  # noqa: E402
 from marl_llm.workflows import World  # noqa: E402
 
-PAGE = (ROOT / "docs" / "your_own_game.md").read_text(encoding="utf-8")
+PAGE = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("your_own_game.md", "your_own_team.md"))
 NAMES = ("my_game.py:Lock", "my_team.py:lock")
 
 

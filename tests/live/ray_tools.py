@@ -1,4 +1,4 @@
-"""Tools on a real Ray cluster: two nodes on this machine. Needs the extra `ray` (docs/pods.md); the suite does not.
+"""Tools on a real Ray cluster: two nodes on this machine. Needs the extra `ray` (docs/remote.md); the suite does not.
 
     python -m venv V && V/bin/pip install -e '.[test,ray]'
     RAY_USAGE_STATS_ENABLED=0 V/bin/python -m pytest -n 0 -s tests/live/ray_tools.py

