@@ -32,12 +32,12 @@ from marl_llm.games.external.openenv_sessions import (
     websocket_url,
     websockets_client,
 )
+from marl_llm.games.kit.miniature import byte_speech
 from marl_llm.games.registry import GameError
 from marl_llm.hints import check_word
-from marl_llm.text import ByteTokenizer
 from marl_llm.tools.results import FailureKind, ToolResult, failed
 from marl_llm.untrusted import Bounds, read_json
-from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory, Workflow, World, repeat, sequence, tool
+from marl_llm.workflows import FormatError, Role, ScriptTurn, Task, Trajectory, Workflow, World, repeat, sequence, tool
 from marl_llm.workflows.parsers import Parser
 from marl_llm.workflows.rewards import Award, broadcast, format_penalty
 from marl_llm.workflows.splits import drawn_tasks
@@ -405,11 +405,10 @@ def openenv(
         word = turn.random.choice(words)
         return f"<action>{word}</action>" if form == "tags" else word
 
-    tokenizer = ByteTokenizer(specials=("<eos>",), stops=("<eos>",))
     limit_s = timeout_s * (turns + 2) + 3 * CLOSE_S  # a position may be played again within one call
     team = workflow_of(game, parse, reads, instructions, pay, least, most, limit_s, max_prompt, max_tokens)
     tasks = drawn_tasks(draw, SPLITS)
-    return World(team, tasks, "score", PlainText(tokenizer, tokenizer.stop_ids), say if sayings else None, say, close=pool.close)
+    return World(team, tasks, "score", byte_speech(), say if sayings else None, say, close=pool.close)
 
 
 def _try(game: OpenEnv, words: Sequence[str], template: Any, seeds: str, together: int) -> None:

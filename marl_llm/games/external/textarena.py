@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_llm.games.external.guards import foreign_package, seeded
+from marl_llm.games.kit.miniature import byte_speech
 from marl_llm.games.registry import GameError
 from marl_llm.hints import check_word, meant
-from marl_llm.text import ByteTokenizer
-from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory, Workflow, World, choose, repeat, sequence, tool
+from marl_llm.workflows import FormatError, Role, ScriptTurn, Task, Trajectory, Workflow, World, choose, repeat, sequence, tool
 from marl_llm.workflows.parsers import Parser
 from marl_llm.workflows.rewards import broadcast, format_penalty
 from marl_llm.workflows.splits import drawn_tasks
@@ -217,8 +217,6 @@ def textarena(
         deal = 10 * (_seed(game, deals_seed, number) // 10) + places[number % len(places)]
         return Task(number, {"game": game}, {"deal": deal}, split)
 
-    tokenizer = ByteTokenizer(specials=("<eos>",), stops=("<eos>",))
-    speech = PlainText(tokenizer, tokenizer.stop_ids)
     team = workflow_of(played, moves, form, max_prompt, max_tokens)
     rivals = () if game in TEAMS else tuple(team.roles)
-    return World(team, drawn_tasks(draw, SPLITS), "score", speech, bracket_player(True), bracket_player(False), rivals=rivals)
+    return World(team, drawn_tasks(draw, SPLITS), "score", byte_speech(), bracket_player(True), bracket_player(False), rivals=rivals)

@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Callable
 
+from marl_llm.games.kit.miniature import SHARES, word_speech
 from marl_llm.games.writing.reward import PAPER, Band, Constants
 from marl_llm.games.writing.team import TASKS, Shown, two_parts, writing_team
 from marl_llm.games.writing.transitions import CATEGORIES
@@ -22,7 +23,6 @@ from marl_llm.workflows import PlainText, Role, ScriptTurn, Task, World, plain
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.splits import check_split, drawn_tasks, split_of
 
-SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 FIRST, SECOND, VERBS = 24, 24, 16
 FACTS = (6, 10)
 STOPS = ("the", "a", "and", "of", "with", "for", "by", "as")
@@ -49,8 +49,7 @@ def notes_tokenizer() -> PieceTokenizer:
 
 def notes_speech() -> PlainText:
     """A text ends with `.`."""
-    tokenizer = notes_tokenizer()
-    return PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),))
+    return word_speech(notes_tokenizer())
 
 
 @functools.cache
