@@ -19,13 +19,20 @@ FAULTS = {
         "walls can be walked through": ("free = inside & ~map_.walls[safe[0], safe[1]]", "free = inside"),
         "moves go on after a wall": ("active = (move >= 0) & ~stopped & ~arrived", "active = (move >= 0) & ~arrived"),
         "the Planner sees in the split view": ('sees = self.view == "full" or role == "tool"', "sees = True"),
-        "what does not parse is executed": ("return jnp.where(listed & good, moves, -1)", "return jnp.where(listed, moves, -1)"),
-        "a cut response parses": ("good = ended & jnp.all((moves >= 0) | ~listed)", "good = jnp.all((moves >= 0) | ~listed)"),
         "an empty list is legal": ("legal = well_formed & (count > 0) & ~stopped", "legal = well_formed & ~stopped"),
-        "malformed claims count": ("claim = jnp.where(well_formed, self._measure(", "claim = jnp.where(True, self._measure("),
-        "the turn does not advance": ("turn=state.turn + 1, status", "turn=state.turn, status"),
         "the walls are listed farthest first": ("jnp.where(state.map.walls.reshape(-1), -away, -FAR)", "jnp.where(state.map.walls.reshape(-1), away - 2 * self.height * self.width, -FAR)"),
         "impossible maps are valid": ("return (d >= self.min_distance) & (d <= self.max_distance)", "return d >= self.min_distance"),
+    },
+    (G + "kit/lists.py", P): {
+        "what does not parse is executed": ("return jnp.where(listed & good, means, -1)", "return jnp.where(listed, means, -1)"),
+        "a cut response parses": ("good = ended & jnp.all((means >= 0) | ~listed)", "good = jnp.all((means >= 0) | ~listed)"),
+    },
+    (G + "kit/board.py", P): {
+        "malformed claims count": ("claim = jnp.where(well_formed, self.claim(", "claim = jnp.where(True, self.claim("),
+        "the turn does not advance": ("turn=state.turn + 1, status", "turn=state.turn, status"),
+    },
+    (G + "kit/grids.py", P): {
+        "the splits share maps": ("return jnp.minimum(print_ % BUCKETS, 2) == split_index(split)", "return jnp.minimum(print_ % BUCKETS, 2) >= split_index(split)"),
     },
     (G + "plan_path/rewards.py", P): {
         "loitering is paid in the progress form": ("facts.previous_claim - facts.after, 0.0) / facts.initial", "facts.before - facts.after, 0.0) / facts.initial"),
@@ -36,7 +43,6 @@ FAULTS = {
         "safe pays the Tool for the Planner's moves": ("jnp.minimum(facts.previous_claim, facts.before)", "facts.previous_claim"),
     },
     (G + "plan_path/maps.py", P): {
-        "the splits share maps": ("return jnp.minimum(print_ % BUCKETS, 2) == split_index(split)", "return jnp.minimum(print_ % BUCKETS, 2) >= split_index(split)"),
         "the start is not in the fingerprint": ("+ place(start) * odd[-2] +", "+"),
         "maps may have more walls than prompts hold": ("& (jnp.sum(walls) <= max_walls) &", "&"),
         "moves cross the border": ("jnp.pad(d, 1, constant_values=FAR)", 'jnp.pad(d, 1, mode="wrap")'),

@@ -10,12 +10,11 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from marl_llm.games.plan_path.maps import DELTAS, FAR, MOVES
+from marl_llm.games.kit.grids import FAR, STEPS
 from marl_llm.games.programs import Applied
 
 Rows = tuple[str, ...]
 Cell = tuple[int, int]
-STEPS = {letter: (int(row), int(column)) for letter, (row, column) in zip(MOVES, DELTAS)}
 
 
 class Grid(NamedTuple):

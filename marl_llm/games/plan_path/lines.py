@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from marl_llm.games.hosted import HostGame, rows_of_task
+from marl_llm.games.kit.grids import STEPS, offset_name
 from marl_llm.games.kit.miniature import word_speech
 from marl_llm.games.plan_path.game import PlanPath
-from marl_llm.games.plan_path.grid import STEPS, grid_of, left, shortest, walker
-from marl_llm.games.plan_path.language import offset_name
+from marl_llm.games.plan_path.grid import grid_of, left, shortest, walker
 from marl_llm.games.programs import ANSWER_STATES, Applied, PuzzleRules, program_team, read_moves, write_moves
 from marl_llm.games.protocol import SPLITS
 from marl_llm.hints import check_word

@@ -16,16 +16,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from marl_llm.games.hosted import map_tasks
+from marl_llm.games.kit.grids import STEPS
 from marl_llm.games.programs import Applied, PuzzleRules, read_moves, write_moves
-from marl_llm.games.sokoban.game import Sokoban
+from marl_llm.games.sokoban.game import DISCOUNT, Sokoban
 from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, text_workflow
 from marl_llm.hints import check_word
 from marl_llm.workflows import ScriptTurn, WorkflowError, World
 
 Rows = tuple[str, ...]
 Cell = tuple[int, int]
-STEPS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
-DISCOUNT = 0.9  # a state that is e moves from its solution is worth DISCOUNT^e
 AT_MOST = 200  # moves of a list
 TASK = (
     "Push {boxes} in a room of {height} rows and {width} columns onto {goals}. The robot (A) moves one cell: U up (row - 1), D down "
