@@ -53,12 +53,14 @@ FAULTS = {
         "two silences agree": ("(state.letters[0] == state.letters[1]) & (state.letters[0] >= 0)", "(state.letters[0] == state.letters[1])"),
         "the splits share pairs": ("jax.random.randint(key, (), low, high)", "jax.random.randint(key, (), 0, high)"),
     },
+    (G + "kit/debate.py", T + "test_code_debate.py"): {
+        "the history holds the test as it was written": ("    text = json.dumps(text if isinstance(text, str) else str(text), ensure_ascii=False)", "    text = str(text)"),
+    },
     (G + "coding/debate.py", T + "test_code_debate.py"): {
         "a copied test is right": ('right *= 1.0 - beside("test_copied", 0.0)', "pass"),
         "a wrong test kills": ("killed = right * min(", "killed = min("),
         "empty outputs are tests": ("if not problem and not wanted.strip():", "if False:"),
         "several tests are one": ("        if count != 1:", "        if count < 1:"),
-        "the history holds the test as it was written": ("    text = json.dumps(text if isinstance(text, str) else str(text), ensure_ascii=False)", "    text = str(text)"),
         "a single agent never stops": ('"again": bool(history) and history[-1]["code"] == code', '"again": False'),
     },
     (G + "coding/runs.py", T + "test_code_debate.py"): {

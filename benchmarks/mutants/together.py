@@ -180,7 +180,7 @@ FAULTS = {
         "the helper has the main's share": ('AUX_SHARE * judge.parts(call.writes["aux_code"]', 'MAIN_SHARE * judge.parts(call.writes["aux_code"]'),
     },
     (G + "maths/debate.py", MATHS): {
-        "the judge is paid nothing of its own": ('"step": (1 - low) * beside("judge_correct", 0.0)', '"step": 0.0'),
+        "the judge is paid nothing of its own": ("answer_parts(form, own[role])", 'answer_parts(form, "" if role == "judge" else own[role])'),
         "the user is paid for the reasoner": ('beside("ran", 0.0), beside("user_correct", 0.0)', 'beside("ran", 0.0), beside("reasoner_correct", 0.0)'),
         "safe pays a program that ran nothing": ('return {"ran": 0.1 * ran, "step": 0.9 * right}', 'return {"ran": 0.0 * ran, "step": 0.9 * right}'),
         "the judge's verdict is not the team's": ('if roles[-1] == "judge" else "reasoner"]', 'if False else "reasoner"]'),
