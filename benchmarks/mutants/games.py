@@ -31,6 +31,9 @@ FAULTS = {
         "malformed claims count": ("claim = jnp.where(well_formed, self.claim(", "claim = jnp.where(True, self.claim("),
         "the turn does not advance": ("turn=state.turn + 1, status", "turn=state.turn, status"),
     },
+    (G + "kit/board_pay.py", P): {
+        "the outcome does not ask for form": ("Rewards((well_formed & solved)", "Rewards(solved"),
+    },
     (G + "kit/grids.py", P): {
         "the splits share maps": ("return jnp.minimum(print_ % BUCKETS, 2) == split_index(split)", "return jnp.minimum(print_ % BUCKETS, 2) >= split_index(split)"),
     },
@@ -38,8 +41,7 @@ FAULTS = {
         "loitering is paid in the progress form": ("facts.previous_claim - facts.after, 0.0) / facts.initial", "facts.before - facts.after, 0.0) / facts.initial"),
         "a malformed list earns in the paper's form": ("team = jnp.where(facts.well_formed, team, 0.0)", "team = team"),
         "strict is not strict": ("improved = gain > 0 if strict else gain >= 0", "improved = gain >= 0"),
-        "the outcome does not ask for form": ("team = (facts.well_formed & facts.at_goal)", "team = facts.at_goal"),
-        "going back is free": ("MAIN * gain,", "MAIN * jnp.maximum(gain, 0.0),"),
+        "going back is free": ("MAIN * gain}", "MAIN * jnp.maximum(gain, 0.0)}"),
         "safe pays the Tool for the Planner's moves": ("jnp.minimum(facts.previous_claim, facts.before)", "facts.previous_claim"),
     },
     (G + "plan_path/maps.py", P): {

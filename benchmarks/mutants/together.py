@@ -102,6 +102,10 @@ FAULTS = {
         "the best of several reads the headline alone": ("one.score if metric == self.headline else one.team[metric]", "one.score"),
         "void plays may be the best": ("for one in self.played:\n            if metric", "for one in self.outcomes:\n            if metric"),
     },
+    (G + "kit/board_pay.py", BOARDS): {
+        "outcome pays what cannot be read": ("(well_formed & solved).astype(jnp.float32), local", "solved.astype(jnp.float32), local"),
+        "an unreadable list is illegal too": ("-LEGAL * (well_formed & ~legal)", "-LEGAL * ~legal"),
+    },
     (G + "kit/board.py", BOARDS): {
         "boards: the Tool's claim is the Planner's": ("claims = state.claims.at[index]", "claims = state.claims.at[-1]"),
     },
@@ -119,8 +123,6 @@ FAULTS = {
         "sokoban: one box on its goal is all": ("on_goals=jnp.mean(1.0 - off_goal)", "on_goals=jnp.max(1.0 - off_goal)"),
     },
     (G + "sokoban/rewards.py", BOARDS): {
-        "outcome pays what cannot be read": ("(facts.well_formed & facts.solved).astype(jnp.float32), local", "facts.solved.astype(jnp.float32), local"),
-        "an unreadable list is illegal too": ("-LEGAL * (facts.well_formed & ~facts.legal)", "-LEGAL * ~facts.legal"),
         "the gain is not a share": ("/ (1.0 - facts.initial_worth)", "/ 1.0"),
     },
     (G + "sudoku/game.py", BOARDS): {
