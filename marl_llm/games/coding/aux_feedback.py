@@ -13,7 +13,6 @@ Hidden cases are never an argument of any of them. (The release prints failing a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -147,8 +146,3 @@ def asking(client: Any, max_tokens: int = 512) -> Callable[[str, int], ToolResul
         return success(said.value.text, said.seconds, said.attempts) if said.ok else said
 
     return ask
-
-
-def advice_as_json(aux: str, main: str) -> str:
-    """A reply as an expert writes it, for scripts."""
-    return json.dumps({"aux": aux, "main": main})
