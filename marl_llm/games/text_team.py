@@ -140,7 +140,8 @@ class TextOptions:
 
     Attributes:
       agents: "team" (tool, planner) or "single" (solo).
-      turns, rewards_form, last_line: as `program_team`.
+      turns: T. rewards_form: see `programs`.
+      last_line: reads the last line of what the program printed; otherwise the whole must be the answer.
       noise: how often the scripted player errs.
       max_prompt, max_tokens: budgets of every role, in tokens.
     """

@@ -33,17 +33,18 @@ STYLES = ("single", "parallel", "sequential", "discussion", "feedback")
 INPUTS = ("problem", "entry", "parameters", "preamble")
 _MOST = dict(zip(LEVELS, (STRUCTURE, SYNTAX, TESTS, COOPERATION)))
 
+RULES = """Instructions:
+- Write Python code only.
+- Put no fence around it.
+- Write no text before or after it.
+- Write no tests and no examples.
+"""
 HELPER = """Write a helper function for the problem below.
 
 Problem:
 {problem}
 
-Instructions:
-- Write Python code only.
-- Put no fence around it.
-- Write no text before or after it.
-- Write no tests and no examples.
-- Name the function aux.
+""" + RULES + """- Name the function aux.
 - Return something that is useful for solving the problem.
 {seen_helper}
 Begin like this:
@@ -55,12 +56,7 @@ Problem:
 
 Another programmer writes a function aux(...) for the same problem, which you may call. You do not see it.
 
-Instructions:
-- Write Python code only.
-- Put no fence around it.
-- Write no text before or after it.
-- Write no tests and no examples.
-- Do not define aux.
+""" + RULES + """- Do not define aux.
 - Write the function {entry} alone, with the parameters ({parameters}).
 - You may assign what a call of aux returns to a name and use it.
 - Return the result.
@@ -72,12 +68,7 @@ ALONE = """Solve the problem below.
 Problem:
 {problem}
 
-Instructions:
-- Write Python code only.
-- Put no fence around it.
-- Write no text before or after it.
-- Write no tests and no examples.
-- Write the function {entry} with the parameters ({parameters}).
+""" + RULES + """- Write the function {entry} with the parameters ({parameters}).
 
 Begin like this:
 def {entry}({parameters}):"""

@@ -31,7 +31,7 @@ from marl_llm.games.coding.mini import function_player, mini_coding_roles, mini_
 from marl_llm.games.coding.mini import hide_fields as hide_field
 from marl_llm.games.coding.runs import Runs
 from marl_llm.games.coding.team import ROUNDS, plan_code_verify_reflect, verifier
-from marl_llm.games.kit.datasets import apart_from_test, check_disjoint, check_two_files, split_tasks, unlike
+from marl_llm.games.kit.datasets import apart_from_test, check_two_files, disjoint_files, split_tasks, unlike
 from marl_llm.games.kit.miniature import SHARES
 from marl_llm.workflows import Task, World
 from marl_llm.workflows.errors import WorkflowError
@@ -74,10 +74,7 @@ def functions(
 
 def problems(train: str = "", test: str = "", rounds: int = ROUNDS, bad_rows: str = "refuse") -> World:
     """Workflow D on programming problems with tests, judged in the sandbox; `bad_rows` as `question_parallel`."""
-    check_two_files(train, test)
-    rows, held_out = load_problems(train, "train", bad_rows=bad_rows), load_problems(test, "test", bad_rows=bad_rows)
-    check_disjoint(rows, held_out, "problem")
-    tasks = split_tasks(rows, held_out, unlike("problem"), train, test)
+    tasks = disjoint_files(load_problems, train, test, "problem", bad_rows)
     if rounds < 1:
         raise WorkflowError(f"rounds={rounds} must be at least 1")
     return World(plan_code_verify_reflect(verifier(), rounds=rounds), tasks, "all_passed")

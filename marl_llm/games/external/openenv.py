@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from marl_llm.games.external.guards import SPLITS, seed_in
 from marl_llm.games.external.openenv_sessions import (
     CLOSE_S,
     INVALID,
@@ -43,7 +44,6 @@ from marl_llm.workflows.rewards import Award, broadcast, format_penalty
 from marl_llm.workflows.splits import drawn_tasks
 
 log = logging.getLogger(__name__)
-SPLITS = {"validation": (0,), "test": (1,), "train": range(2, 10)}  # of a seed modulo 10
 SEEDS = (12, 25, 38, 47)  # those of the training split that a server is tried with
 WORDS = ("0", "1", "hello", "[0]")  # said to a server that is tried, as far as they are actions
 ACTION = Bounds(size=100_000, depth=16, values=10_000)  # of what a response may hold
@@ -397,9 +397,7 @@ def openenv(
     _try(game, words, template, seeds, min(sessions, len(SEEDS)))
 
     def draw(split: str, number: int) -> Task:
-        places = SPLITS[split]
-        drawn = int.from_bytes(hashlib.sha256(f"openenv {seeds_seed} {number}".encode()).digest()[:4], "big") >> 1
-        return Task(number, {"seed": 10 * (drawn // 10) + places[number % len(places)], "split": split}, split=split)
+        return Task(number, {"seed": seed_in(split, number, "openenv", seeds_seed), "split": split}, split=split)
 
     def say(turn: ScriptTurn) -> str:
         word = turn.random.choice(words)

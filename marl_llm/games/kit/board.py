@@ -3,7 +3,8 @@
 A Tool proposes a list and a Planner carries it out, or one agent does both.
 
 Inside a turn the Tool speaks first; its list is simulated and shown to the Planner with its status. The Planner's list is then carried out
-and ends the turn. A response is a list of words, as `lists` has them. All methods are pure `jnp` on one state.
+and ends the turn, of which there are at most `max_turns`. A response is a list of words, as `lists` has them. All methods are pure `jnp` on
+one state.
 """
 
 from __future__ import annotations

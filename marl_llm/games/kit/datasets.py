@@ -51,6 +51,14 @@ def unlike(field: str) -> LeaveOut:
     return leave_out
 
 
+def disjoint_files(load: Callable[..., list[Task]], train: str, test: str, field: str, bad_rows: str) -> Tasks:
+    """The tasks of two files. Raises `ValueError` for files that are not named, `DataError` for a `field` that is in both."""
+    check_two_files(train, test)
+    rows, held_out = load(train, "train", bad_rows=bad_rows), load(test, "test", bad_rows=bad_rows)
+    check_disjoint(rows, held_out, field)
+    return split_tasks(rows, held_out, unlike(field), train, test)
+
+
 def split_tasks(rows: Sequence[Task], held_out: Sequence[Task], leave_out: LeaveOut, train: str, test: str) -> Tasks:
     """The tasks of both files, again and again from their start. The last fifth of `rows` is the validation split.
 

@@ -1,8 +1,7 @@
 """Plan-Path (Stronger-MAS, Appendix B.4 and D): a Tool proposes a route, a Planner moves; or a single agent does both jobs.
 
-A device game: every method is pure `jnp` on one state, to be vmapped. Inside a turn the Tool speaks first; its proposal is
-simulated on the map and shown to the Planner with its status. The Planner's list is then executed until it ends, hits a wall
-(which stops it) or reaches the goal. The next turn both see where the agent now stands. At most `max_turns` turns.
+A board game, see `kit.board`. A list is executed until it ends, hits a wall (which stops it) or reaches the goal. The next turn both see
+where the agent now stands.
 """
 
 from __future__ import annotations

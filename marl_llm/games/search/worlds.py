@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from marl_llm.games.kit.datasets import check_disjoint, check_two_files, split_tasks, unlike
+from marl_llm.games.kit.datasets import disjoint_files
 from marl_llm.games.search.data import load_questions
 from marl_llm.games.search.facts import FactBase, fact_speech
 from marl_llm.games.search.m_ask import M_ASK, UNITYMAS, iterative_search
@@ -43,10 +43,7 @@ def _question_world(build: Callable[..., Any], train: str, test: str, index: str
         raise ValueError("index must name a retriever: a directory built by marl_llm.tools.retriever, or the address of its server")
     if top_k < 1:
         raise ValueError(f"top_k={top_k} must be at least 1")
-    check_two_files(train, test)
-    rows, held_out = load_questions(train, "train", bad_rows=bad_rows), load_questions(test, "test", bad_rows=bad_rows)
-    check_disjoint(rows, held_out, "question")
-    tasks = split_tasks(rows, held_out, unlike("question"), train, test)
+    tasks = disjoint_files(load_questions, train, test, "question", bad_rows)
     if "://" not in index:
         return World(build(retrieve_with(open_index(index), top_k), **more), tasks, "f1")
     client = open_server(index)

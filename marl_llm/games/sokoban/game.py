@@ -1,8 +1,6 @@
 """Sokoban (Stronger-MAS, Appendix B.5): a Tool proposes moves, a Planner makes them; or a single agent does both jobs.
 
-A device game: every method is pure `jnp` on one state, to be vmapped. Inside a turn the Tool speaks first; its proposal is simulated and
-shown to the Planner with its status. The Planner's list is then made until it ends, a move is illegal (which stops it) or all boxes are on
-goals. The next turn both see the new state. At most `max_turns` turns.
+A board game, see `kit.board`. A list is made until it ends, a move is illegal (which stops it) or all boxes are on goals.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Sudoku 4x4 (Stronger-MAS, Appendix B.3): a Tool proposes fills, a Planner makes them; or a single agent does both jobs.
 
-A device game: every method is pure `jnp` on one state, to be vmapped. Inside a turn the Tool speaks first; its proposal is simulated and
-shown to the Planner with its status. A fill is legal if it goes into a blank and its digit stands nowhere else in the row, column and box,
+A board game, see `kit.board`. A fill is legal if it goes into a blank and its digit stands nowhere else in the row, column and box,
 fills before it in the list included. A list with an illegal fill changes nothing (`illegal="drop"`) or ends there (`"stop"`). Clues and
-filled cells cannot be changed, so a grid is never worse than before but by legal fills that are wrong. At most `max_turns` turns.
+filled cells cannot be changed, so a grid is never worse than before but by legal fills that are wrong.
 """
 
 from __future__ import annotations
