@@ -124,12 +124,6 @@ def random_writer(turn: ScriptTurn) -> str:
     return draw(4, 24) if turn.role.name == "first" else draw(8, 64)
 
 
-def word_salad(turn: ScriptTurn) -> str:
-    """An adversary: different words without any bearing on the post, in lengths that fit, with five connectives."""
-    salad = [f"p{i}" for i in range(FIRST)] + [f"q{i}" for i in range(SECOND)]
-    return " ".join(salad[:10]) if turn.role.name == "first" else " ".join([*CONNECTIVES[:5], *salad[9:30]])
-
-
 def notes(
     notes_seed: int = 0,
     style: str = "parallel",

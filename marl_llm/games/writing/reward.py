@@ -136,11 +136,6 @@ class WritingScore:
         """In [0, 3]."""
         return math.fsum(self.components.values())
 
-    @property
-    def normalised(self) -> float:
-        """In [0, 1]."""
-        return self.total / TOTAL
-
 
 def plain_text(text: str) -> str:
     """A text with look-alikes and ligatures in their usual form (NFKC), case-folded, without characters that have no shape."""
