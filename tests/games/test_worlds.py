@@ -115,7 +115,7 @@ def test_a_blanked_field_is_gone_from_the_prompt():
         ("functions", {"hide_fields": "planner"}, "role 'planner' does not read ''"),
         ("functions", {"rounds": 0}, "at_most=0|rounds=0"),
         ("problems", {"rounds": 0, "train": "{train}", "test": "{test}"}, "rounds=0 must be at least 1"),
-        ("question_iterative", {"release": "mask"}, "release='mask' is unknown; the releases are unitymas, m_ask"),
+        ("question_iterative", {"release": "mask"}, "release='mask' is not one of unitymas, m_ask; did you mean 'm_ask'"),
         ("question_extract", {"index": "x", "top_k": 0}, "top_k=0 must be at least 1"),
         ("question_parallel", {}, "index must name a retriever"),
         ("question_parallel", {"index": "http://127.0.0.1:1"}, "train and test must name parquet, jsonl or json files"),

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_llm.games.coding.aux_judge import AuxJudge
+from marl_llm.hints import check_word
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
 from marl_llm.untrusted import read_json
 from marl_llm.workflows.errors import FormatError, WorkflowError
@@ -45,8 +46,7 @@ Reply with one JSON object and nothing else: {{"aux": "advice to the helper, or 
 
 def check_mode(mode: str, visible: int | None = None) -> str:
     """The mode. Raises `WorkflowError` for an unknown one, or one that needs visible cases where there are none."""
-    if mode not in MODES:
-        raise WorkflowError(f"feedback={mode!r} is unknown; choose one of {', '.join(MODES)}")
+    check_word("feedback", mode, MODES, WorkflowError)
     if visible == 0 and mode in ("passed", "levels_short", "levels"):
         raise WorkflowError(f"feedback={mode!r} tells of visible cases, and visible=0 leaves none")
     return mode
@@ -104,8 +104,7 @@ def expert_feedback(ask: Callable[[str, int], ToolResult], on_bad: str = "void")
 
     Raises `WorkflowError` for an unknown `on_bad`.
     """
-    if on_bad not in ON_BAD:
-        raise WorkflowError(f"on_bad_feedback={on_bad!r} is unknown; choose one of {', '.join(ON_BAD)}")
+    check_word("on_bad_feedback", on_bad, ON_BAD, WorkflowError)
 
     def feedback(problem: str, aux_code: str, main_code: str, entry: str, visible_tests: Sequence[Any]) -> ToolResult:
         examples = "\n".join(f"{entry}{tuple(given)!r} == {wanted!r}" for given, wanted in visible_tests) or "(none)"

@@ -22,6 +22,7 @@ from marl_llm.games.coding.aux_feedback import NOTES
 from marl_llm.games.coding.aux_judge import WRITES, AuxJudge
 from marl_llm.games.coding.aux_reward import AUX_SHARE, COOPERATION, LEVELS, MAIN_SHARE, MOST, STRUCTURE, SYNTAX, TESTS
 from marl_llm.games.coding.schemes import SCHEMES
+from marl_llm.hints import check_word
 from marl_llm.tools.results import ToolResult
 from marl_llm.workflows import FormatError, Role, Workflow, compute, repeat, sequence, together, tool, when
 from marl_llm.workflows.efficiency import EFFICIENCY
@@ -160,8 +161,7 @@ def aux_main(
 
     Raises `WorkflowError`: an unknown style, or options that do not belong to it.
     """
-    if style not in STYLES:
-        raise WorkflowError(f"style={style!r} is unknown; choose one of {', '.join(STYLES)}")
+    check_word("style", style, STYLES, WorkflowError)
     if (style == "feedback") != (feedback is not None):
         raise WorkflowError(f"style={style!r}: a tool for feedback belongs to style='feedback' and to no other")
     if style == "feedback" and turns < 2:

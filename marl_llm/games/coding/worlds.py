@@ -33,6 +33,7 @@ from marl_llm.games.coding.runs import Runs
 from marl_llm.games.coding.team import ROUNDS, plan_code_verify_reflect, verifier
 from marl_llm.games.kit.datasets import apart_from_test, check_two_files, disjoint_files, split_tasks, unlike
 from marl_llm.games.kit.miniature import SHARES
+from marl_llm.hints import check_word
 from marl_llm.workflows import Task, World
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.rows import log_dropped, without
@@ -135,8 +136,7 @@ def code_debate(
       max_prompt, max_tokens: of each role.
     """
     check_two_files(train, test)
-    if references not in ("run", "trust"):
-        raise ValueError(f"references={references!r} is unknown; choose run or trust")
+    check_word("references", references, ("run", "trust"))
     rows = load_contests(train, "train", difficulty, train_tests, bad_rows)
     found = load_contests(test, "test", bad_rows=bad_rows)
     tasks = apart_from_test(rows, found, "problem", train, test)
@@ -223,8 +223,7 @@ def function_problems(
     Raises `WorkflowError` for unknown words, `DataError` for files that cannot be used.
     """
     judge, client, tool = AuxJudge(timeout_s, wrapper, effect), None, None
-    if rows not in SPLITS:
-        raise WorkflowError(f"rows={rows!r} is unknown; choose one of {', '.join(SPLITS)}")
+    check_word("rows", rows, SPLITS, WorkflowError)
     if not humaneval and not coop:
         raise WorkflowError("humaneval or coop must name a file, e.g. --config.game.humaneval=HumanEval.jsonl.gz")
     if style == "feedback" and check_mode(feedback, visible) == "expert":

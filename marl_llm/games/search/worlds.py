@@ -12,6 +12,7 @@ from marl_llm.games.search.facts import FactBase, fact_speech
 from marl_llm.games.search.m_ask import M_ASK, UNITYMAS, iterative_search
 from marl_llm.games.search.mini import fact_player, mini_iterative_search, mini_parallel_retrieval, mini_retrieve_extract_answer
 from marl_llm.games.search.teams import parallel_retrieval, retrieve_extract_answer, retrieve_with
+from marl_llm.hints import check_word
 from marl_llm.workflows import World
 
 
@@ -72,6 +73,5 @@ def question_iterative(
 ) -> World:
     """Workflow C; options as `question_parallel`. `release` is "unitymas" or "m_ask", whose differences `m_ask.MAskOptions` lists."""
     releases = {"unitymas": UNITYMAS, "m_ask": M_ASK}
-    if release not in releases:
-        raise ValueError(f"release={release!r} is unknown; the releases are {', '.join(releases)}")
+    check_word("release", release, releases)
     return _question_world(iterative_search, train, test, index, top_k, bad_rows, options=releases[release])

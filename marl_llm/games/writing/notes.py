@@ -18,6 +18,7 @@ from marl_llm.games.kit.miniature import SHARES, word_speech
 from marl_llm.games.writing.reward import PAPER, Band, Constants
 from marl_llm.games.writing.team import TASKS, Shown, two_parts, writing_team
 from marl_llm.games.writing.transitions import CATEGORIES
+from marl_llm.hints import check_word
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.workflows import PlainText, Role, ScriptTurn, Task, World, plain
 from marl_llm.workflows.errors import WorkflowError
@@ -143,8 +144,7 @@ def notes(
 
     Raises `WorkflowError` for an unknown word.
     """
-    if task not in TASKS:
-        raise WorkflowError(f"task={task!r} is unknown; choose one of {', '.join(TASKS)}")
+    check_word("task", task, TASKS, WorkflowError)
     constants = dataclasses.replace(CONSTANTS_OF[task], grounded=grounded)
     shown = Shown(own=lambda text: f"mine {text or 'none'} ", other=lambda text: f"other {text or 'none'}")
     workflow = writing_team(constants, notes_roles(style, constants), style, shown)

@@ -9,6 +9,7 @@ from marl_llm.games.kit.datasets import check_two_files, split_tasks
 from marl_llm.games.writing.graded import Graded
 from marl_llm.games.writing.reward import PRESETS
 from marl_llm.games.writing.team import FIELDS, TASKS, load_texts, writing_roles, writing_team
+from marl_llm.hints import check_word
 from marl_llm.workflows import Task, World
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.rows import without
@@ -41,9 +42,8 @@ def writing(
 
     Raises `WorkflowError` for an unknown word, `DataError` for a file that cannot be used.
     """
-    for name, value, known in (("task", task, TASKS), ("constants", constants, (*PRESETS, "graded"))):
-        if value not in known:
-            raise WorkflowError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+    check_word("task", task, TASKS, WorkflowError)
+    check_word("constants", constants, (*PRESETS, "graded"), WorkflowError)
     if constants == "graded" and grounded:
         raise WorkflowError("grounded=True would have no effect: the graded reward reads the post already")
     of_task = Graded() if constants == "graded" else dataclasses.replace(PRESETS[constants][task], grounded=grounded)
