@@ -20,9 +20,9 @@ from typing import Any
 
 def plays(world: Any, tables: int, when: str) -> list[tuple[Any, list[Any]]]:
     """(fault, views of its actions) of every play: each fault on `tables` test tables, of its kind if it has one."""
+    from benchmarks.pipeline_faults import FAULTS, faulty_player
     from marl_llm.cli.coach import scripted
     from marl_llm.coaching.small import views_of
-    from marl_llm.games.pipeline.faults import FAULTS, faulty_player
 
     given, found = world.tasks("test", 0, 4 * tables), []
     for fault in FAULTS:

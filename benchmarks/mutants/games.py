@@ -19,24 +19,32 @@ FAULTS = {
         "walls can be walked through": ("free = inside & ~map_.walls[safe[0], safe[1]]", "free = inside"),
         "moves go on after a wall": ("active = (move >= 0) & ~stopped & ~arrived", "active = (move >= 0) & ~arrived"),
         "the Planner sees in the split view": ('sees = self.view == "full" or role == "tool"', "sees = True"),
-        "what does not parse is executed": ("return jnp.where(listed & good, moves, -1)", "return jnp.where(listed, moves, -1)"),
-        "a cut response parses": ("good = ended & jnp.all((moves >= 0) | ~listed)", "good = jnp.all((moves >= 0) | ~listed)"),
         "an empty list is legal": ("legal = well_formed & (count > 0) & ~stopped", "legal = well_formed & ~stopped"),
-        "malformed claims count": ("claim = jnp.where(well_formed, self._measure(", "claim = jnp.where(True, self._measure("),
-        "the turn does not advance": ("turn=state.turn + 1, status", "turn=state.turn, status"),
         "the walls are listed farthest first": ("jnp.where(state.map.walls.reshape(-1), -away, -FAR)", "jnp.where(state.map.walls.reshape(-1), away - 2 * self.height * self.width, -FAR)"),
         "impossible maps are valid": ("return (d >= self.min_distance) & (d <= self.max_distance)", "return d >= self.min_distance"),
+    },
+    (G + "kit/lists.py", P): {
+        "what does not parse is executed": ("return jnp.where(listed & good, means, -1)", "return jnp.where(listed, means, -1)"),
+        "a cut response parses": ("good = ended & jnp.all((means >= 0) | ~listed)", "good = jnp.all((means >= 0) | ~listed)"),
+    },
+    (G + "kit/board.py", P): {
+        "malformed claims count": ("claim = jnp.where(well_formed, self.claim(", "claim = jnp.where(True, self.claim("),
+        "the turn does not advance": ("turn=state.turn + 1, status", "turn=state.turn, status"),
+    },
+    (G + "kit/board_pay.py", P): {
+        "the outcome does not ask for form": ("Rewards((well_formed & solved)", "Rewards(solved"),
+    },
+    (G + "kit/grids.py", P): {
+        "the splits share maps": ("return jnp.minimum(print_ % BUCKETS, 2) == split_index(split)", "return jnp.minimum(print_ % BUCKETS, 2) >= split_index(split)"),
     },
     (G + "plan_path/rewards.py", P): {
         "loitering is paid in the progress form": ("facts.previous_claim - facts.after, 0.0) / facts.initial", "facts.before - facts.after, 0.0) / facts.initial"),
         "a malformed list earns in the paper's form": ("team = jnp.where(facts.well_formed, team, 0.0)", "team = team"),
         "strict is not strict": ("improved = gain > 0 if strict else gain >= 0", "improved = gain >= 0"),
-        "the outcome does not ask for form": ("team = (facts.well_formed & facts.at_goal)", "team = facts.at_goal"),
-        "going back is free": ("MAIN * gain,", "MAIN * jnp.maximum(gain, 0.0),"),
+        "going back is free": ("MAIN * gain}", "MAIN * jnp.maximum(gain, 0.0)}"),
         "safe pays the Tool for the Planner's moves": ("jnp.minimum(facts.previous_claim, facts.before)", "facts.previous_claim"),
     },
     (G + "plan_path/maps.py", P): {
-        "the splits share maps": ("return jnp.minimum(print_ % BUCKETS, 2) == split_index(split)", "return jnp.minimum(print_ % BUCKETS, 2) >= split_index(split)"),
         "the start is not in the fingerprint": ("+ place(start) * odd[-2] +", "+"),
         "maps may have more walls than prompts hold": ("& (jnp.sum(walls) <= max_walls) &", "&"),
         "moves cross the border": ("jnp.pad(d, 1, constant_values=FAR)", 'jnp.pad(d, 1, mode="wrap")'),
@@ -47,12 +55,14 @@ FAULTS = {
         "two silences agree": ("(state.letters[0] == state.letters[1]) & (state.letters[0] >= 0)", "(state.letters[0] == state.letters[1])"),
         "the splits share pairs": ("jax.random.randint(key, (), low, high)", "jax.random.randint(key, (), 0, high)"),
     },
+    (G + "kit/debate.py", T + "test_code_debate.py"): {
+        "the history holds the test as it was written": ("    text = json.dumps(text if isinstance(text, str) else str(text), ensure_ascii=False)", "    text = str(text)"),
+    },
     (G + "coding/debate.py", T + "test_code_debate.py"): {
         "a copied test is right": ('right *= 1.0 - beside("test_copied", 0.0)', "pass"),
         "a wrong test kills": ("killed = right * min(", "killed = min("),
         "empty outputs are tests": ("if not problem and not wanted.strip():", "if False:"),
         "several tests are one": ("        if count != 1:", "        if count < 1:"),
-        "the history holds the test as it was written": ("    text = json.dumps(text if isinstance(text, str) else str(text), ensure_ascii=False)", "    text = str(text)"),
         "a single agent never stops": ('"again": bool(history) and history[-1]["code"] == code', '"again": False'),
     },
     (G + "coding/runs.py", T + "test_code_debate.py"): {

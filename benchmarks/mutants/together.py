@@ -102,23 +102,27 @@ FAULTS = {
         "the best of several reads the headline alone": ("one.score if metric == self.headline else one.team[metric]", "one.score"),
         "void plays may be the best": ("for one in self.played:\n            if metric", "for one in self.outcomes:\n            if metric"),
     },
+    (G + "kit/board_pay.py", BOARDS): {
+        "outcome pays what cannot be read": ("(well_formed & solved).astype(jnp.float32), local", "solved.astype(jnp.float32), local"),
+        "an unreadable list is illegal too": ("-LEGAL * (well_formed & ~legal)", "-LEGAL * ~legal"),
+    },
+    (G + "kit/board.py", BOARDS): {
+        "boards: the Tool's claim is the Planner's": ("claims = state.claims.at[index]", "claims = state.claims.at[-1]"),
+    },
     (G + "sokoban/game.py", BOARDS): {
         "sokoban: safe pays the Tool for the Planner's pushes": (
-            "jnp.maximum(before.claims[[r.name for r in self.roles].index(role)], self._worth(room, before.place))",
-            "before.claims[[r.name for r in self.roles].index(role)]",
+            "jnp.maximum(before.claims[self.index(role)], self._worth(room, before.place))",
+            "before.claims[self.index(role)]",
         ),
         "sokoban: safe pays a proposal again": (
-            "jnp.maximum(before.claims[[r.name for r in self.roles].index(role)], self._worth(room, before.place))",
+            "jnp.maximum(before.claims[self.index(role)], self._worth(room, before.place))",
             "self._worth(room, before.place)",
         ),
-        "sokoban: the Tool's claim is the Planner's": ("claims = state.claims.at[index]", "claims = state.claims.at[-1]"),
         "sokoban: both boxes must be lost": ("deadlock=jnp.any(off_goal &", "deadlock=jnp.all(off_goal &"),
         "sokoban: the Tool is paid as the Planner": ('executes=role != "tool"', "executes=True"),
         "sokoban: one box on its goal is all": ("on_goals=jnp.mean(1.0 - off_goal)", "on_goals=jnp.max(1.0 - off_goal)"),
     },
     (G + "sokoban/rewards.py", BOARDS): {
-        "outcome pays what cannot be read": ("(facts.well_formed & facts.solved).astype(jnp.float32), local", "facts.solved.astype(jnp.float32), local"),
-        "an unreadable list is illegal too": ("-LEGAL * (facts.well_formed & ~facts.legal)", "-LEGAL * ~facts.legal"),
         "the gain is not a share": ("/ (1.0 - facts.initial_worth)", "/ 1.0"),
     },
     (G + "sudoku/game.py", BOARDS): {
@@ -126,10 +130,8 @@ FAULTS = {
         "sudoku: safe pays a proposal again": ("jnp.maximum(_worth(puzzle, claim), _worth(puzzle, before.grid))", "_worth(puzzle, before.grid)"),
         "sudoku: solving is paid in every proposal": ("previous_solved=jnp.all(claim == puzzle.solution)", "previous_solved=jnp.all(before.grid == puzzle.solution)"),
         "sudoku: the Tool is paid as the Planner": ('executes=role != "tool"', "executes=True"),
-        "sudoku: the Tool's claim is the Planner's": ("claims = state.claims.at[index]", "claims = state.claims.at[-1]"),
     },
     (G + "plan_path/game.py", BOARDS): {
-        "plan-path: the Tool's claim is the Planner's": ("claims = state.claims.at[index]", "claims = state.claims.at[-1]"),
         "plan-path: the Tool is paid as the Planner": ('executes=role != "tool"', "executes=True"),
         "plan-path: the claim is the first role's": ("previous_claim=before.claims[index]", "previous_claim=before.claims[0]"),
     },
@@ -180,7 +182,7 @@ FAULTS = {
         "the helper has the main's share": ('AUX_SHARE * judge.parts(call.writes["aux_code"]', 'MAIN_SHARE * judge.parts(call.writes["aux_code"]'),
     },
     (G + "maths/debate.py", MATHS): {
-        "the judge is paid nothing of its own": ('"step": (1 - low) * beside("judge_correct", 0.0)', '"step": 0.0'),
+        "the judge is paid nothing of its own": ("answer_parts(form, own[role])", 'answer_parts(form, "" if role == "judge" else own[role])'),
         "the user is paid for the reasoner": ('beside("ran", 0.0), beside("user_correct", 0.0)', 'beside("ran", 0.0), beside("reasoner_correct", 0.0)'),
         "safe pays a program that ran nothing": ('return {"ran": 0.1 * ran, "step": 0.9 * right}', 'return {"ran": 0.0 * ran, "step": 0.9 * right}'),
         "the judge's verdict is not the team's": ('if roles[-1] == "judge" else "reasoner"]', 'if False else "reasoner"]'),

@@ -12,10 +12,10 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from marl_llm.games.kit.miniature import SHARES
 from marl_llm.workflows.splits import split_of
 from marl_llm.workflows.trajectory import Task
 
-SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 MODULES = (
     "argparse", "ast", "asyncio", "base64", "bisect", "builtins", "bz2", "calendar", "cmath", "codecs", "collections", "concurrent.futures",
     "configparser", "contextlib", "copy", "csv", "datetime", "decimal", "difflib", "dis", "email.message", "enum", "fileinput", "fnmatch",

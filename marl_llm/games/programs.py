@@ -75,6 +75,11 @@ class Applied:
     legal_terms: tuple[bool, bool] | None = None
 
 
+def status_of(solved: bool, stopped: bool, steps: Any) -> str:
+    """What became of a list that could be read."""
+    return "solved" if solved else "illegal" if stopped else "done" if steps else "empty"
+
+
 @dataclasses.dataclass(frozen=True)
 class PuzzleRules:
     """The rules of a game that is played by lists of steps on a state of plain values (which transcripts keep as JSON).

@@ -7,12 +7,14 @@ single agent's prompt is not printed: it is the Planner's without a Tool.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from marl_llm.games.programs import FORMAT, Applied, PuzzleRules, answer_parser, clip, program_team
+from marl_llm.games.programs import PuzzleRules, answer_parser, clip, program_team
 from marl_llm.hints import check_word
-from marl_llm.workflows import Role, Workflow, WorkflowError, code_block
+from marl_llm.workflows import Role, ScriptTurn, WorkflowError, World, code_block
+from marl_llm.workflows.splits import Tasks
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 16_384, 4_096  # Appendix C.1
 RESULTS = {
@@ -132,48 +134,63 @@ def told(entries: tuple[str, ...]) -> str:
     return "" if not entries else "\n\nHistory (previous attempts, planner feedback, and trajectory):\n" + "\n\n".join(entries)
 
 
-def text_workflow(
+@dataclasses.dataclass(frozen=True)
+class TextOptions:
+    """The options that every puzzle in text has.
+
+    Attributes:
+      agents: "team" (tool, planner) or "single" (solo).
+      turns: T. rewards_form: see `programs`.
+      last_line: reads the last line of what the program printed; otherwise the whole must be the answer.
+      noise: how often the scripted player errs.
+      max_prompt, max_tokens: budgets of every role, in tokens.
+    """
+
+    agents: str
+    turns: int
+    rewards_form: str
+    last_line: bool
+    noise: float
+    max_prompt: int
+    max_tokens: int
+
+
+def text_world(
     puzzle: PuzzleRules,
     prompts: Prompts,
-    *,
-    agents: str,
-    turns: int,
-    rewards_form: str,
-    last_line: bool,
-    max_prompt: int,
-    max_tokens: int,
-    propose: Callable[[Any, Any, Any], Applied] | None = None,
-    unread: float = FORMAT,
-) -> Workflow:
-    """`program_team` of a puzzle that is played in text.
+    options: TextOptions,
+    tasks: Tasks,
+    player: Callable[[float], Callable[[ScriptTurn], str]],
+    **rules: Any,
+) -> World:
+    """A puzzle that is played in text, with its tasks.
 
     Args:
       prompts: what the roles read.
-      agents: "team" (tool, planner) or "single" (solo).
-      max_prompt, max_tokens: budgets of every role, in tokens.
-      turns, rewards_form, last_line, propose, unread: as `program_team`.
+      player: how often it errs -> a player of all roles.
+      rules: `propose` and `unread`, as `program_team`.
 
     Raises `WorkflowError` for unknown words in `agents` or `rewards_form`.
     """
-    check_word(f"{puzzle.name}.agents", agents, ("team", "single"), WorkflowError)
-    return program_team(
+    check_word(f"{puzzle.name}.agents", options.agents, ("team", "single"), WorkflowError)
+    workflow = program_team(
         puzzle,
-        text_roles(puzzle, agents, prompts, max_prompt, max_tokens),
-        turns=turns,
-        rewards_form=rewards_form,
-        last_line=last_line,
-        phase=None if agents == "single" else phase_of(prompts),
+        text_roles(puzzle, prompts, options),
+        turns=options.turns,
+        rewards_form=options.rewards_form,
+        last_line=options.last_line,
+        phase=None if options.agents == "single" else phase_of(prompts),
         history=teller(prompts),
-        propose=propose,
-        unread=unread,
+        **rules,
     )
+    return World(workflow, tasks, "solved", None, player(options.noise), player(1.0))
 
 
-def text_roles(puzzle: PuzzleRules, agents: str, prompts: Prompts, max_prompt: int, max_tokens: int) -> tuple[Role, ...]:
+def text_roles(puzzle: PuzzleRules, prompts: Prompts, options: TextOptions) -> tuple[Role, ...]:
     """Tool and Planner, or the single agent."""
-    budget = dict(max_prompt=max_prompt, max_tokens=max_tokens, trim="history", trim_from="start")
+    budget = dict(max_prompt=options.max_prompt, max_tokens=options.max_tokens, trim="history", trim_from="start")
     answer = dict(parse=answer_parser("steps", puzzle, keep="remark"), writes={"steps": None, "remark": ""})
-    if agents == "single":
+    if options.agents == "single":
         text = "Task: {task}\n\nEnvironment:\n{view}{history}" + _literal(prompts.solo_last)
         return (Role("solo", text, show={"history": told}, **answer, **budget),)
     tool = Role(

@@ -505,7 +505,7 @@ def test_the_plans_of_the_page_on_machines_are_those_that_the_command_prints(fla
     assert printed.endswith("\n  fits")
 
 
-NEED = {"math_chat": "must name json, jsonl or parquet files", "openenv": "needs its option 'url'"}
+NEED = {"math_chat": "must name parquet, jsonl or json files", "openenv": "needs its option 'url'"}
 NEED |= {} if importlib.util.find_spec("reasoning_gym") else dict.fromkeys(("reasoning_gym", "smol_reasoning"), "needs the package")
 NEED |= {} if importlib.util.find_spec("bm25s") else {"smol_search": "needs the library 'bm25s'"}
 NEED |= {} if importlib.util.find_spec("textarena") else {"textarena": "needs the package"}

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_llm.games.plan_path.maps import DELTAS, FAR
+from marl_llm.games.kit.grids import DELTAS, FAR
 from marl_llm.sampling import Responses
 
 BACK = np.asarray([1, 0, 3, 2])  # the move that undoes U, D, L, R

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_llm.games.coding.aux_reward import judged_levels, static_levels, weighted_return
+from marl_llm.games.coding.aux_reward import COOPERATION, MOST, STRUCTURE, SYNTAX, TESTS, judged_levels, static_levels
 from marl_llm.games.coding.aux_source import LONGEST, read_parts
-from marl_llm.games.coding.schemes import SCHEMES, scheme_of, scheme_shares
+from marl_llm.games.coding.schemes import SCHEMES, scheme_of
 
 AUX = "def aux(x):\n    return x\n"
 
@@ -190,7 +190,8 @@ def test_hostile_sources_are_read_within_a_second_and_never_raise(name):
 def test_any_text_is_read(helper, main):
     levels = judged_levels(read_parts(helper, main, "f"), 1.0)
     assert 0.0 <= levels.total <= 4.0
-    assert all(0.0 <= value <= 1.0 for value in levels.normalised().values())
+    most = {"structure": STRUCTURE, "syntax": SYNTAX, "tests": TESTS, "cooperation": COOPERATION}
+    assert all(0.0 <= getattr(levels, name) <= high for name, high in most.items())
 
 
 TABLE_2 = [  # structure, syntax, tests, cooperation, return of HumanEval and CoopHumanEval
@@ -203,7 +204,8 @@ TABLE_2 = [  # structure, syntax, tests, cooperation, return of HumanEval and Co
 @pytest.mark.parametrize("row", TABLE_2)
 def test_the_weights_reproduce_the_printed_returns_within_a_point(row):
     *levels, printed = row
-    assert 0 <= weighted_return(*levels) - printed <= 1.05
+    weighed = sum(weight * level for weight, level in zip((STRUCTURE, SYNTAX, TESTS, COOPERATION), levels)) / MOST
+    assert 0 <= weighed - printed <= 1.05
 
 
 PROGRAMS = {
@@ -231,5 +233,3 @@ def test_near_misses_belong_to_the_neighbouring_scheme():
     assert scheme_of(body("if x > 3:", "    return aux(x) + 1", "return 0"), "f") == "decorator"
     assert scheme_of(body("return aux(x, x)"), "f") == "wrapper"
     assert scheme_of("def g(x):\n    return aux(x)", "f") == "other"
-    assert scheme_shares([(PROGRAMS["filter"][0], "f"), (PROGRAMS["other"][0], "f")])["filter"] == 0.5
-    assert sum(scheme_shares([]).values()) == 0

@@ -110,8 +110,8 @@ def test_the_world_has_these_tasks_and_figures():
         ({"task": "descriptions", "train": "a.jsonl"}, "train and test would have no effect: descriptions come with Python"),
         ({"task": "descriptions", "test": "a.jsonl"}, "train and test would have no effect"),
         ({"task": "descriptions", "constants": "graded", "grounded": True}, "grounded=True would have no effect"),
-        ({"task": "description"}, "choose one of tldr, arxiv, descriptions"),
-        ({"task": "descriptions", "constants": "grade"}, "choose one of paper, release, graded"),
+        ({"task": "description"}, "is not one of tldr, arxiv, descriptions"),
+        ({"task": "descriptions", "constants": "grade"}, "is not one of paper, release, graded"),
     ],
 )
 def test_options_without_effect_and_unknown_words_are_named(options, message):

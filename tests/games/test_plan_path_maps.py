@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from marl_llm.games import PlanPath
+from marl_llm.games.kit.grids import FAR
 from marl_llm.games.plan_path import distances, map_from_rows, rows_of
-from marl_llm.games.plan_path.maps import FAR, SPLITS, fingerprint, in_split
+from marl_llm.games.plan_path.maps import SPLITS, fingerprint, in_split
 
 SMALL = PlanPath(height=3, width=3, min_distance=1, max_distance=8, wall_density=0.3)
 WIDE = PlanPath(height=5, width=7, min_distance=3, max_distance=9, wall_density=0.2)

@@ -13,8 +13,9 @@ from boards import compiled, episode, law_1_holds, read, say, say_ids
 
 from marl_llm.games import SPLITS, Game, Sokoban, make_game, role_of
 from marl_llm.games.hosted import TextGame
+from marl_llm.games.kit.grids import FAR, MOVES
 from marl_llm.games.sokoban import Size, room_from_rows, rows_of, solve
-from marl_llm.games.sokoban.rooms import FAR, MOVES, cornered, fingerprint, in_split, potential, tables
+from marl_llm.games.sokoban.rooms import cornered, fingerprint, in_split, potential, tables
 from marl_llm.rollout import play, scripted_player
 
 GAME = Sokoban(height=5, width=6, min_walls=0, max_walls=2, min_length=3, max_moves=4, max_turns=3)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from benchmarks.blame import of_rubric, right
+from benchmarks.pipeline_faults import FAULTS, faulty_player
 from marl_llm.cli.coach import scripted
 from marl_llm.coaching import coached, rubric_coach
 from marl_llm.coaching.small import rubric_value, views_of
 from marl_llm.games import make_game
-from marl_llm.games.pipeline.faults import FAULTS, faulty_player
 from marl_llm.games.pipeline.rubric import FileFacts, actions_of, blame
 from marl_llm.games.pipeline.runs import run_in_workspace, texts_of
 from marl_llm.games.pipeline.statements import REQUIRED, STATEMENTS, perfect_player, pipeline_tokenizer

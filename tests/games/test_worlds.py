@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from marl_llm.games import GAMES, find_game, make_game, worlds
+from marl_llm.games import GAMES, find_game, make_game, registry
 from marl_llm.games.coding.functions import AMBIGUOUS, program
 from marl_llm.games.search.facts import NAME
 from marl_llm.tools.retriever import RetrieverServer, build_bm25
@@ -115,11 +115,11 @@ def test_a_blanked_field_is_gone_from_the_prompt():
         ("functions", {"hide_fields": "planner"}, "role 'planner' does not read ''"),
         ("functions", {"rounds": 0}, "at_most=0|rounds=0"),
         ("problems", {"rounds": 0, "train": "{train}", "test": "{test}"}, "rounds=0 must be at least 1"),
-        ("question_iterative", {"release": "mask"}, "release='mask' is unknown; the releases are unitymas, m_ask"),
+        ("question_iterative", {"release": "mask"}, "release='mask' is not one of unitymas, m_ask; did you mean 'm_ask'"),
         ("question_extract", {"index": "x", "top_k": 0}, "top_k=0 must be at least 1"),
         ("question_parallel", {}, "index must name a retriever"),
-        ("question_parallel", {"index": "http://127.0.0.1:1"}, "train and test must name parquet or jsonl files"),
-        ("problems", {}, "train and test must name parquet or jsonl files"),
+        ("question_parallel", {"index": "http://127.0.0.1:1"}, "train and test must name parquet, jsonl or json files"),
+        ("problems", {}, "train and test must name parquet, jsonl or json files"),
     ],
 )
 def test_a_wrong_name_or_option_is_told(tmp_path, name, options, message):
@@ -295,9 +295,9 @@ def test_missing_files_and_indices_are_told(tmp_path, library):
         (str(tmp_path / "no.parquet"), good[1], index, OSError, "no.parquet"),
         (good[0], str(tmp_path / "no.jsonl"), index, OSError, "no.jsonl"),
         (good[0], str(tmp_path / "x.csv"), index, DataError, "unknown kind of file '.csv'"),
-        (empty, good[1], index, DataError, "empty.jsonl has 0 rows; at least 5"),
-        (few, good[1], index, DataError, "few.jsonl has 2 rows; at least 5"),
-        (good[0], empty, index, DataError, "empty.jsonl has no rows"),
+        (empty, good[1], index, DataError, "empty.jsonl has 0 usable rows"),
+        (few, good[1], index, DataError, "few.jsonl has 2 usable rows and .*; at least 5"),
+        (good[0], empty, index, DataError, "empty.jsonl 0; at least 5 and 1"),
         (*good, str(tmp_path / "nowhere"), (ValueError, OSError), "nowhere"),
         (*good, str(tmp_path), (ValueError, OSError), "index"),
     ):
@@ -312,7 +312,7 @@ def test_every_world_says_its_options_and_none_is_left_out_above():
     workflows = {*GENERATED, *files, "plan_path_text", "plan_path_programs", "sokoban_text", "sudoku_text"}
     assert set(GAMES) == {"plan_path", "joint_letter", "matrix", "sokoban", "sudoku", *workflows}
     assert all(p.default is not p.empty for name in GAMES for p in find_game(name).options.values())
-    assert all(f"`{name}`" in worlds.__doc__ for name in workflows)
+    assert all(f"`{name}`" in registry.__doc__ for name in workflows)
     with perfect("functions") as world:
         assert isinstance(world, World)
         task = world.tasks("train", 0, 1)[0]

@@ -74,7 +74,7 @@ def test_facts_survive_the_round_trip_through_text_in_both_directions(words, pad
 
 
 def test_every_word_of_plan_path_is_one_token_even_beside_its_longer_cousins():
-    language = PlanPathLanguage(10, 10, 32, ("tool", "planner", "solo"))
+    language = PlanPathLanguage(10, 10, 32)
     words = [m + n for m in ("", "#", "@") for n in language.offsets] + [f"t{t}" for t in range(32)]
     ids = language.ids(*words)
     assert len(set(ids.tolist())) == len(words)

@@ -13,11 +13,11 @@ Hidden cases are never an argument of any of them. (The release prints failing a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_llm.games.coding.aux_judge import AuxJudge
+from marl_llm.hints import check_word
 from marl_llm.tools.results import FailureKind, ToolResult, failed, success
 from marl_llm.untrusted import read_json
 from marl_llm.workflows.errors import FormatError, WorkflowError
@@ -46,8 +46,7 @@ Reply with one JSON object and nothing else: {{"aux": "advice to the helper, or 
 
 def check_mode(mode: str, visible: int | None = None) -> str:
     """The mode. Raises `WorkflowError` for an unknown one, or one that needs visible cases where there are none."""
-    if mode not in MODES:
-        raise WorkflowError(f"feedback={mode!r} is unknown; choose one of {', '.join(MODES)}")
+    check_word("feedback", mode, MODES, WorkflowError)
     if visible == 0 and mode in ("passed", "levels_short", "levels"):
         raise WorkflowError(f"feedback={mode!r} tells of visible cases, and visible=0 leaves none")
     return mode
@@ -105,8 +104,7 @@ def expert_feedback(ask: Callable[[str, int], ToolResult], on_bad: str = "void")
 
     Raises `WorkflowError` for an unknown `on_bad`.
     """
-    if on_bad not in ON_BAD:
-        raise WorkflowError(f"on_bad_feedback={on_bad!r} is unknown; choose one of {', '.join(ON_BAD)}")
+    check_word("on_bad_feedback", on_bad, ON_BAD, WorkflowError)
 
     def feedback(problem: str, aux_code: str, main_code: str, entry: str, visible_tests: Sequence[Any]) -> ToolResult:
         examples = "\n".join(f"{entry}{tuple(given)!r} == {wanted!r}" for given, wanted in visible_tests) or "(none)"
@@ -147,8 +145,3 @@ def asking(client: Any, max_tokens: int = 512) -> Callable[[str, int], ToolResul
         return success(said.value.text, said.seconds, said.attempts) if said.ok else said
 
     return ask
-
-
-def advice_as_json(aux: str, main: str) -> str:
-    """A reply as an expert writes it, for scripts."""
-    return json.dumps({"aux": aux, "main": main})

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 VISITS = 6_000  # nodes visited; nested loops are read twice each, so that a hostile program could ask for any number
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 class TooComplex(ValueError):

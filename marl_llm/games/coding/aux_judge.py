@@ -12,6 +12,7 @@ from typing import Any
 from marl_llm.games.coding.aux_reward import LEVELS, Levels, judged_levels, single_levels, static_levels
 from marl_llm.games.coding.aux_source import WRAPPERS, Parts, read_parts
 from marl_llm.games.coding.schemes import scheme_of
+from marl_llm.hints import check_word
 from marl_llm.tools.judge import ajudge_calls
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.tools.verdicts import Verdicts, content_key
@@ -37,9 +38,8 @@ class AuxJudge:
     """
 
     def __init__(self, timeout_s: float | int = 10.0, wrapper: str = "flow", effect: str = "off", sandbox: Any = None):
-        for name, value, known in (("wrapper", wrapper, WRAPPERS), ("effect", effect, EFFECTS)):
-            if value not in known:
-                raise WorkflowError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+        check_word("wrapper", wrapper, WRAPPERS, WorkflowError)
+        check_word("effect", effect, EFFECTS, WorkflowError)
         self._timeout_s, self._wrapper, self.effect, self._sandbox = timeout_s, wrapper, effect, sandbox
         self._verdicts = Verdicts()
 

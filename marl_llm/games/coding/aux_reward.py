@@ -7,7 +7,7 @@
 | tests | the share of hidden cases that pass | none passes |
 | cooperation | 0.5 the entry point calls `aux`, 1.0 it is no wrapper of it, -0.5 what `aux` returns is thrown away | – |
 
-The weights are the release's. They reproduce the returns of Table 2 from the printed levels to within a point (`weighted_return`).
+The weights are the release's. They reproduce the returns of Table 2 from the printed levels to within a point (a test).
 """
 
 from __future__ import annotations
@@ -37,11 +37,6 @@ class Levels:
     def total(self) -> float:
         """In [0, 4]."""
         return self.structure + self.syntax + self.tests + self.cooperation
-
-    def normalised(self) -> dict[str, float]:
-        """Each level and the `return`, in [0, 1]."""
-        most = dict(zip(LEVELS, (STRUCTURE, SYNTAX, TESTS, COOPERATION)))
-        return {name: getattr(self, name) / most[name] for name in LEVELS} | {"return": self.total / MOST}
 
 
 def static_levels(parts: Parts) -> Levels:
@@ -73,9 +68,3 @@ def single_levels(main: bool, parses: bool, pass_rate: float | int) -> Levels:
     if not main:
         return Levels()
     return Levels(STRUCTURE, SYNTAX, TESTS * pass_rate, reached=3) if parses else Levels(STRUCTURE)
-
-
-def weighted_return(structure: float | int, syntax: float | int, tests: float | int, cooperation: float | int) -> float:
-    """The normalised return of normalised levels, all in the same unit, as Table 2 prints them in percent."""
-    weighed = STRUCTURE * structure + SYNTAX * syntax + TESTS * tests + COOPERATION * cooperation
-    return weighed / MOST

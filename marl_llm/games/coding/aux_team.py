@@ -22,6 +22,7 @@ from marl_llm.games.coding.aux_feedback import NOTES
 from marl_llm.games.coding.aux_judge import WRITES, AuxJudge
 from marl_llm.games.coding.aux_reward import AUX_SHARE, COOPERATION, LEVELS, MAIN_SHARE, MOST, STRUCTURE, SYNTAX, TESTS
 from marl_llm.games.coding.schemes import SCHEMES
+from marl_llm.hints import check_word
 from marl_llm.tools.results import ToolResult
 from marl_llm.workflows import FormatError, Role, Workflow, compute, repeat, sequence, together, tool, when
 from marl_llm.workflows.efficiency import EFFICIENCY
@@ -33,17 +34,18 @@ STYLES = ("single", "parallel", "sequential", "discussion", "feedback")
 INPUTS = ("problem", "entry", "parameters", "preamble")
 _MOST = dict(zip(LEVELS, (STRUCTURE, SYNTAX, TESTS, COOPERATION)))
 
+RULES = """Instructions:
+- Write Python code only.
+- Put no fence around it.
+- Write no text before or after it.
+- Write no tests and no examples.
+"""
 HELPER = """Write a helper function for the problem below.
 
 Problem:
 {problem}
 
-Instructions:
-- Write Python code only.
-- Put no fence around it.
-- Write no text before or after it.
-- Write no tests and no examples.
-- Name the function aux.
+""" + RULES + """- Name the function aux.
 - Return something that is useful for solving the problem.
 {seen_helper}
 Begin like this:
@@ -55,12 +57,7 @@ Problem:
 
 Another programmer writes a function aux(...) for the same problem, which you may call. You do not see it.
 
-Instructions:
-- Write Python code only.
-- Put no fence around it.
-- Write no text before or after it.
-- Write no tests and no examples.
-- Do not define aux.
+""" + RULES + """- Do not define aux.
 - Write the function {entry} alone, with the parameters ({parameters}).
 - You may assign what a call of aux returns to a name and use it.
 - Return the result.
@@ -72,12 +69,7 @@ ALONE = """Solve the problem below.
 Problem:
 {problem}
 
-Instructions:
-- Write Python code only.
-- Put no fence around it.
-- Write no text before or after it.
-- Write no tests and no examples.
-- Write the function {entry} with the parameters ({parameters}).
+""" + RULES + """- Write the function {entry} with the parameters ({parameters}).
 
 Begin like this:
 def {entry}({parameters}):"""
@@ -169,8 +161,7 @@ def aux_main(
 
     Raises `WorkflowError`: an unknown style, or options that do not belong to it.
     """
-    if style not in STYLES:
-        raise WorkflowError(f"style={style!r} is unknown; choose one of {', '.join(STYLES)}")
+    check_word("style", style, STYLES, WorkflowError)
     if (style == "feedback") != (feedback is not None):
         raise WorkflowError(f"style={style!r}: a tool for feedback belongs to style='feedback' and to no other")
     if style == "feedback" and turns < 2:

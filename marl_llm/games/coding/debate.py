@@ -9,10 +9,10 @@ tells of is a process of its own that never held a golden input.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marl_llm.games.kit.debate import alone, fenced_code, instructions, kept, quoted
 from marl_llm.tools.results import ToolResult
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, code_block, compute, repeat, sequence, together, tool
 from marl_llm.workflows.forms import Beside, check_debate, rewards_in_form
@@ -21,7 +21,6 @@ from marl_llm.workflows.trajectory import RoleCall
 TURNS = 4
 MUTATION_THRESHOLD = 0.60  # tau_mut of B.2
 TEST_CHARACTERS = 65_536  # of a tester's input and of its output
-SHOWN_CHARACTERS = 500  # of an input or output in the history
 INPUTS = ("problem", "interface")
 HIDDEN = ("function", "tests", "references", "mutants", "shown")
 NO_TEST: dict[str, Any] = {"input": None, "output": None, "problem": "the test could not be read"}
@@ -52,17 +51,11 @@ TESTER_LATER = (
 SINGLE_LATER = "Your previous program:\n{history}\n\nCheck it and write it again, corrected, in one block that begins with ```python."
 
 
-def quoted(text: Any) -> str:
-    """A text on one line in quotes, cut; nothing in it can end the quotes, so that it cannot pass for another part of a prompt."""
-    text = json.dumps(text if isinstance(text, str) else str(text), ensure_ascii=False)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} ... ({len(text) - SHOWN_CHARACTERS} more)"
-
-
 def history_text(entries: Sequence[Mapping[str, Any]]) -> str:
     """The mismatch history as a prompt shows it."""
     parts = []
     for entry in entries:
-        lines = [f"Turn {entry['turn']}", f"```python\n{entry['code'].rstrip()}\n```" if entry["code"] else "No program could be read."]
+        lines = [f"Turn {entry['turn']}", fenced_code(entry["code"])]
         if entry["input"] is None:
             lines.append(f"No test: {entry['problem']}")
         else:
@@ -70,11 +63,6 @@ def history_text(entries: Sequence[Mapping[str, Any]]) -> str:
             lines.append(f"Actual output: {quoted(entry['actual'])}" if entry["status"] == "ok" else f"Outcome: {entry['status']}")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
-
-
-def instructions(first: str, later: str) -> Any:
-    """For `Role.show`: what a role is asked to do, before there is a history and with one."""
-    return lambda entries: later.replace("{history}", history_text(entries)) if entries else first
 
 
 def debate_roles(max_tokens: int = 4096, max_prompt: int = 8192) -> dict[str, Role]:
@@ -86,7 +74,7 @@ def debate_roles(max_tokens: int = 4096, max_prompt: int = 8192) -> dict[str, Ro
             "You are a helpful assistant that writes and corrects Python code.\n\nProblem:\n{problem}\n\n{interface}\n\n{history}",
             parse=code_block("code"),
             writes={"code": ""},
-            show={"history": instructions(CODER_FIRST, CODER_LATER)},
+            show={"history": instructions(CODER_FIRST, CODER_LATER, history_text)},
             **budget,
         ),
         "tester": Role(
@@ -95,7 +83,7 @@ def debate_roles(max_tokens: int = 4096, max_prompt: int = 8192) -> dict[str, Ro
             "Problem:\n{problem}\n\n{interface}\n\n{history}",
             parse=read_test,
             writes={"test": NO_TEST},
-            show={"history": instructions(TESTER_FIRST, TESTER_LATER)},
+            show={"history": instructions(TESTER_FIRST, TESTER_LATER, history_text)},
             **budget,
         ),
     }
@@ -228,6 +216,7 @@ def code_debate(
     fields = ("golden", "builds", "smoke", "clean")
     coder = sequence(roles["coder"], tool(grade_program, fields, timeout_s=timeout_s))
     start: dict[str, Any] = {"history": (), "turn_": 0}
+    most_kept = history
     if agents == "single":
 
         def revise(history: Any, code: str, turn_: int) -> dict[str, Any]:
@@ -241,9 +230,8 @@ def code_debate(
 
         def note(history: Any, code: str, test: Any, actual: str, status: str, turn_: int) -> dict[str, Any]:
             entry = {"turn": turn_ + 1, "code": code, **test, "actual": actual, "status": status}
-            return {"history": (*history, entry)[-history_ :] if history_ else (*history, entry), "turn_": turn_ + 1}
+            return {"history": kept(history, entry, most_kept), "turn_": turn_ + 1}
 
-        history_ = history
         ran = tool(run_test, ("aligned", "actual", "status"), timeout_s=timeout_s, reveals=("aligned", "actual", "status"))
         body = repeat(together(coder, tester), ran, compute(note, ("history", "turn_")), at_most=turns,
                       until=lambda aligned: aligned, name="turns")  # fmt: skip
@@ -255,12 +243,8 @@ def code_debate(
 
 def single_coder(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
     """The single agent's role."""
-    def show(entries):
-        return SINGLE_LATER.replace("{history}", f"```python\n{entries[-1]['code'].rstrip()}\n```") if entries else CODER_FIRST
-
     role = debate_roles(max_tokens, max_prompt)["coder"]
-    return Role("coder", role.prompt, role.parse, role.writes, show={"history": show}, max_tokens=max_tokens, max_prompt=max_prompt,
-                trim="history", trim_from="start")  # fmt: skip
+    return alone(role, CODER_FIRST, SINGLE_LATER, lambda entries: f"```python\n{entries[-1]['code'].rstrip()}\n```")
 
 
 def debate_metrics(team: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 from marl_llm.games.coding.debate import NO_TEST
 from marl_llm.games.coding.functions import AMBIGUOUS, BY_NAME, NUMBERS, OTHER, RARE, run_plan, templates
 from marl_llm.games.coding.runs import NO_QUALITY, NOT_RUN, SMOKE_TESTS
+from marl_llm.games.kit.miniature import word_speech
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.judge import ajudge_calls
 from marl_llm.tools.results import ToolResult, success
@@ -45,8 +46,7 @@ def debate_tokenizer() -> PieceTokenizer:
 
 def debate_speech() -> PlainText:
     """A response ends with `.`."""
-    tokenizer = debate_tokenizer()
-    return PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),))
+    return word_speech(debate_tokenizer())
 
 
 def debate_task(split: str, seed: int, number: int, rare: float | int = 0.25) -> Task:

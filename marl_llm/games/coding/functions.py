@@ -17,11 +17,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from marl_llm.games.kit.miniature import SHARES, word_speech
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.workflows import PlainText, Task
 from marl_llm.workflows.splits import check_split, split_of
 
-SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 NUMBERS = tuple(str(n) for n in range(1, 6))
 HIDDEN_CASES, VISIBLE_CASES = 9, 3
 
@@ -96,8 +96,7 @@ def function_tokenizer() -> PieceTokenizer:
 
 def function_speech() -> PlainText:
     """How tiny models of this world read and write: a response ends with `.`."""
-    tokenizer = function_tokenizer()
-    return PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),))
+    return word_speech(function_tokenizer())
 
 
 def template_split(names: tuple[str, ...]) -> str:

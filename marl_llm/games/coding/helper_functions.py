@@ -19,6 +19,7 @@ from typing import Any
 from marl_llm.games.coding.aux_feedback import NOTES
 from marl_llm.games.coding.aux_team import Views
 from marl_llm.games.coding.functions import AMBIGUOUS, BY_NAME, NUMBERS, OPS, OTHER, PROTOCOL, function_task, unclear_places
+from marl_llm.games.kit.miniature import word_speech
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task
@@ -44,8 +45,7 @@ def aux_tokenizer(ambiguous: bool = False) -> PieceTokenizer:
 
 def aux_speech(ambiguous: bool = False) -> PlainText:
     """A response ends with `.`."""
-    tokenizer = aux_tokenizer(ambiguous)
-    return PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),))
+    return word_speech(aux_tokenizer(ambiguous))
 
 
 def aux_task(split: str, seed: int, number: int, visible: int = 3, ambiguous: float | int = 0.0) -> Task:

@@ -16,8 +16,6 @@ The first row that fits is the scheme (reading: the paper gives examples and no 
 from __future__ import annotations
 
 import ast
-import collections
-from collections.abc import Iterable
 
 from marl_llm.games.coding.aux_source import AUX, defined, parsed, read_parts
 
@@ -53,12 +51,6 @@ def scheme_of(main: str, entry: str) -> str:
     if handed or any(isinstance(node, _LOOPS) and _mentions([node], set()) for node in nodes):
         return "coordinator"
     return "decorator" if sum(map(_is_call, nodes)) == 1 else "other"
-
-
-def scheme_shares(programs: Iterable[tuple[str, str]]) -> dict[str, float]:
-    """Share of each scheme among (main part, entry point) pairs, those of passed programs. All 0 without one."""
-    counts = collections.Counter(scheme_of(main, entry) for main, entry in programs)
-    return {name: counts[name] / max(1, sum(counts.values())) for name in SCHEMES}
 
 
 def _is_call(node: ast.AST) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import importlib
 import importlib.metadata
 import random
@@ -19,6 +20,7 @@ import numpy as np
 
 from marl_llm.games.registry import GameError
 
+SPLITS = {"validation": (0,), "test": (1,), "train": range(2, 10)}  # of a seed modulo 10
 _LOCK = threading.RLock()  # one for the process, for what it guards belongs to the process
 # Functions that an answer may call, and the constants and variables that SymPy knows by more than one letter.
 CALLS = frozenset(
@@ -43,6 +45,16 @@ def foreign_package(module: str, distribution: str, version: str, extra: str) ->
         raise GameError(f"{distribution} {installed} is installed, and version {version} is what was read and may run: {install}")
     with seeded(0):  # TextArena draws while it is imported
         return importlib.import_module(module)
+
+
+def seed_of(*names: object) -> int:
+    """A seed of 31 bits by identity (law 6)."""
+    return int.from_bytes(hashlib.sha256(" ".join(map(str, names)).encode()).digest()[:4], "big") >> 1
+
+
+def seed_in(split: str, number: int, *names: object) -> int:
+    """The seed of task `number` of a split: `seed_of` the names with another last digit, which says the split. Raises `KeyError`."""
+    return 10 * (seed_of(*names, number) // 10) + SPLITS[split][number % len(SPLITS[split])]
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from marl_llm.games.external.guards import SPLITS, seed_in
 from marl_llm.games.external.openenv_sessions import (
     CLOSE_S,
     INVALID,
@@ -32,18 +33,17 @@ from marl_llm.games.external.openenv_sessions import (
     websocket_url,
     websockets_client,
 )
+from marl_llm.games.kit.miniature import byte_speech
 from marl_llm.games.registry import GameError
 from marl_llm.hints import check_word
-from marl_llm.text import ByteTokenizer
 from marl_llm.tools.results import FailureKind, ToolResult, failed
 from marl_llm.untrusted import Bounds, read_json
-from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory, Workflow, World, repeat, sequence, tool
+from marl_llm.workflows import FormatError, Role, ScriptTurn, Task, Trajectory, Workflow, World, repeat, sequence, tool
 from marl_llm.workflows.parsers import Parser
 from marl_llm.workflows.rewards import Award, broadcast, format_penalty
 from marl_llm.workflows.splits import drawn_tasks
 
 log = logging.getLogger(__name__)
-SPLITS = {"validation": (0,), "test": (1,), "train": range(2, 10)}  # of a seed modulo 10
 SEEDS = (12, 25, 38, 47)  # those of the training split that a server is tried with
 WORDS = ("0", "1", "hello", "[0]")  # said to a server that is tried, as far as they are actions
 ACTION = Bounds(size=100_000, depth=16, values=10_000)  # of what a response may hold
@@ -397,19 +397,16 @@ def openenv(
     _try(game, words, template, seeds, min(sessions, len(SEEDS)))
 
     def draw(split: str, number: int) -> Task:
-        places = SPLITS[split]
-        drawn = int.from_bytes(hashlib.sha256(f"openenv {seeds_seed} {number}".encode()).digest()[:4], "big") >> 1
-        return Task(number, {"seed": 10 * (drawn // 10) + places[number % len(places)], "split": split}, split=split)
+        return Task(number, {"seed": seed_in(split, number, "openenv", seeds_seed), "split": split}, split=split)
 
     def say(turn: ScriptTurn) -> str:
         word = turn.random.choice(words)
         return f"<action>{word}</action>" if form == "tags" else word
 
-    tokenizer = ByteTokenizer(specials=("<eos>",), stops=("<eos>",))
     limit_s = timeout_s * (turns + 2) + 3 * CLOSE_S  # a position may be played again within one call
     team = workflow_of(game, parse, reads, instructions, pay, least, most, limit_s, max_prompt, max_tokens)
     tasks = drawn_tasks(draw, SPLITS)
-    return World(team, tasks, "score", PlainText(tokenizer, tokenizer.stop_ids), say if sayings else None, say, close=pool.close)
+    return World(team, tasks, "score", byte_speech(), say if sayings else None, say, close=pool.close)
 
 
 def _try(game: OpenEnv, words: Sequence[str], template: Any, seeds: str, together: int) -> None:

@@ -25,20 +25,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marl_llm.games.external.guards import foreign_package, is_formula, is_moderate, seeded
+from marl_llm.games.kit.miniature import SHARES, byte_speech
 from marl_llm.games.registry import GameError
 from marl_llm.hints import check_word, meant
-from marl_llm.text import ByteTokenizer
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.tools.sandbox import PROFILES, Limits, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.untrusted import read_json
-from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory, Workflow, World, sequence, tool
+from marl_llm.workflows import FormatError, Role, ScriptTurn, Task, Trajectory, Workflow, World, sequence, tool
 from marl_llm.workflows.parsers import Parser, plain
 from marl_llm.workflows.rewards import absolute, broadcast, format_penalty
 from marl_llm.workflows.splits import Tasks, drawn_tasks, split_of
 
 VERSION = "0.1.25"
-SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 REFUSED = {
     "game_of_life_halting": "its scorer pays 1 for any text that is not 'True' or 'False' where the answer is 'False'",
     "composite": "it mixes other generators; name one of them",
@@ -343,8 +342,7 @@ def reasoning_gym(
     check_word("config.game.form", form, tuple(PROMPTS), GameError)
     generator = ReasoningGym(dataset, read_settings(settings), problems_seed, pool)
     tasks = problems_of(generator, question_characters)
-    tokenizer = ByteTokenizer(specials=("<eos>",), stops=("<eos>",))
     known = bool(tasks("train", 0, 1)[0].hidden["target"])  # a few generators know no answer; then there is no teacher
     teacher, floor = (player(generator, form, chance) if known else None for chance in (slip, 1.0))
     team = workflow_of(generator, agents, form, max_prompt, max_tokens)
-    return World(team, tasks, "score", PlainText(tokenizer, tokenizer.stop_ids), teacher, floor)
+    return World(team, tasks, "score", byte_speech(), teacher, floor)

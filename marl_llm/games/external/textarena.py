@@ -11,16 +11,15 @@ states are values (law 4) although the package's objects are not.
 from __future__ import annotations
 
 import collections
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from marl_llm.games.external.guards import foreign_package, seeded
+from marl_llm.games.external.guards import SPLITS, foreign_package, seed_in, seed_of, seeded
+from marl_llm.games.kit.miniature import byte_speech
 from marl_llm.games.registry import GameError
 from marl_llm.hints import check_word, meant
-from marl_llm.text import ByteTokenizer
-from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory, Workflow, World, choose, repeat, sequence, tool
+from marl_llm.workflows import FormatError, Role, ScriptTurn, Task, Trajectory, Workflow, World, choose, repeat, sequence, tool
 from marl_llm.workflows.parsers import Parser
 from marl_llm.workflows.rewards import broadcast, format_penalty
 from marl_llm.workflows.splits import drawn_tasks
@@ -38,7 +37,6 @@ GAMES = {
     "ThreePlayerGOPS": 3, "ThreePlayerIPD": 3, "ThreePlayerTicTacToe": 3, "Taboo": 4, "SecretMafia": 6,
 }  # fmt: skip
 TEAMS = ("Taboo", "SecretMafia")  # some seats win together; in all others each seat plays for itself
-SPLITS = {"validation": (0,), "test": (1,), "train": range(2, 10)}  # of a deal's number modulo 10
 MOVE_CHARACTERS = 1000
 LIVE = 512  # games kept at their last position
 _BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
@@ -102,7 +100,7 @@ class TextArena:
 
     def deal(self, deal: int) -> dict[str, Any]:
         """The fields at the start."""
-        with seeded(_seed(self.name, deal, 0)):
+        with seeded(seed_of(self.name, deal, 0)):
             position = self._start(deal)
             return self._keep(deal, (), position)
 
@@ -119,13 +117,13 @@ class TextArena:
             return self._keep(deal, (*moves, move), position)
 
     def _start(self, deal: int) -> _Position:
-        with seeded(_seed(self.name, deal, 0)):
+        with seeded(seed_of(self.name, deal, 0)):
             env = self._package.make(f"{self.name}-v0")
-            env.reset(num_players=self.players, seed=_seed(self.name, deal, 0))
+            env.reset(num_players=self.players, seed=seed_of(self.name, deal, 0))
             return _Position(env, self.players)
 
     def _play(self, position: _Position, deal: int, number: int, move: str) -> None:
-        with seeded(_seed(self.name, deal, number)):
+        with seeded(seed_of(self.name, deal, number)):
             position.move(move)
 
     def _keep(self, deal: int, moves: tuple[str, ...], position: _Position) -> dict[str, Any]:
@@ -134,11 +132,6 @@ class TextArena:
             if len(self._live) > LIVE:
                 self._live.popitem(last=False)
         return position.fields(moves)
-
-
-def _seed(name: str, deal: int, number: int) -> int:
-    """A seed of 31 bits by identity (law 6)."""
-    return int.from_bytes(hashlib.sha256(f"{name} {deal} {number}".encode()).digest()[:4], "big") >> 1
 
 
 def move_parser(form: str) -> Parser:
@@ -213,12 +206,8 @@ def textarena(
     played = TextArena(game)
 
     def draw(split: str, number: int) -> Task:
-        places = SPLITS[split]
-        deal = 10 * (_seed(game, deals_seed, number) // 10) + places[number % len(places)]
-        return Task(number, {"game": game}, {"deal": deal}, split)
+        return Task(number, {"game": game}, {"deal": seed_in(split, number, game, deals_seed)}, split)
 
-    tokenizer = ByteTokenizer(specials=("<eos>",), stops=("<eos>",))
-    speech = PlainText(tokenizer, tokenizer.stop_ids)
     team = workflow_of(played, moves, form, max_prompt, max_tokens)
     rivals = () if game in TEAMS else tuple(team.roles)
-    return World(team, drawn_tasks(draw, SPLITS), "score", speech, bracket_player(True), bracket_player(False), rivals=rivals)
+    return World(team, drawn_tasks(draw, SPLITS), "score", byte_speech(), bracket_player(True), bracket_player(False), rivals=rivals)

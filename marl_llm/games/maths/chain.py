@@ -20,6 +20,7 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from marl_llm.games.kit.miniature import word_speech
 from marl_llm.games.maths.chat import INFORMATION, NO_PROGRAM, ChatTools
 from marl_llm.games.maths.sums import SHARES, SumAnswers, spaced
 from marl_llm.hints import check_word
@@ -152,8 +153,7 @@ def chain_tokenizer() -> PieceTokenizer:
 
 def chain_speech() -> PlainText:
     """A response ends with `.`."""
-    tokenizer = chain_tokenizer()
-    return PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),), between="")
+    return word_speech(chain_tokenizer(), between="")
 
 
 def unfilled(text: str) -> list[str]:

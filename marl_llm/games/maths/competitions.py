@@ -12,10 +12,10 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.maths.data import TARGET_CHARACTERS, UNREAD, Understood
-from marl_llm.tools.maths import extract_target, is_number
+from marl_llm.games.maths.data import TARGET_CHARACTERS, Understood, understood_tasks
+from marl_llm.tools.maths import extract_target
 from marl_llm.workflows import Task
-from marl_llm.workflows.rows import DataError, Loaded, RowRefused, read_tasks, row_error
+from marl_llm.workflows.rows import DataError, Loaded, RowRefused, read_tasks
 
 COLUMNS = ("prompt", "answer")
 
@@ -43,16 +43,10 @@ def load_competition(
             raise RowRefused("a problem that came before", f"in row {before}")
         return Task(number, {"problem": problem}, {"target": target}, split)
 
-    tasks, dropped = read_tasks(path, read, "", bad_rows, limit)
-    asked = [task for task in tasks if not is_number(task.hidden["target"])] if understood is not None else []
-    good = understood([task.hidden["target"] for task in asked]) if asked else []
-    unread = {task.number: task for task, read_well in zip(asked, good) if not read_well}
-    for number, task in unread.items() if bad_rows == "refuse" else ():
-        raise row_error(path, number, RowRefused(UNREAD, repr(task.hidden["target"])[:100]))
-    kept = [task for task in tasks if task.number not in unread]
-    if not kept:
+    loaded = understood_tasks(path, read_tasks(path, read, "", bad_rows, limit), understood, bad_rows)
+    if not loaded.tasks:
         raise DataError(f"{path} has no rows that can be used; rows of {' and '.join(COLUMNS)} are expected")
-    return Loaded(kept, {**dropped, UNREAD: len(unread)} if unread else dropped)
+    return loaded
 
 
 def read_row(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -52,16 +52,19 @@ def load_maths(
         problem, target = read_problem(row)
         return Task(number, {"problem": problem}, {"target": target}, split)
 
-    found, dropped = read_tasks(path, read, difficulty, bad_rows, limit)
-    if understood is None:
-        return Loaded(found, dropped)
-    asked = [task for task in found if not is_number(task.hidden["target"])]
-    unread = {task.number for task, good in zip(asked, understood([t.hidden["target"] for t in asked])) if not good}
-    for task in asked:
-        if task.number in unread and bad_rows == "refuse":
-            raise row_error(path, task.number, RowRefused(UNREAD, repr(task.hidden["target"])[:100]))
-    kept = [task for task in found if task.number not in unread]
-    return Loaded(kept, {**dropped, UNREAD: len(unread)} if unread else dropped)
+    return understood_tasks(path, read_tasks(path, read, difficulty, bad_rows, limit), understood, bad_rows)
+
+
+def understood_tasks(path: str | pathlib.Path, loaded: Loaded, understood: Understood | None, bad_rows: str) -> Loaded:
+    """The tasks whose answers the checker can read; all where `understood` is None. Raises `DataError` for another, with "refuse"."""
+    asked = [task for task in loaded.tasks if not is_number(task.hidden["target"])]
+    if understood is None or not asked:
+        return loaded
+    unread = {task.number: task for task, good in zip(asked, understood([t.hidden["target"] for t in asked])) if not good}
+    for number, task in unread.items() if bad_rows == "refuse" else ():
+        raise row_error(path, number, RowRefused(UNREAD, repr(task.hidden["target"])[:100]))
+    kept = [task for task in loaded.tasks if task.number not in unread]
+    return Loaded(kept, {**loaded.dropped, UNREAD: len(unread)} if unread else loaded.dropped)
 
 
 def read_problem(row: Mapping[str, Any]) -> tuple[str, str]:

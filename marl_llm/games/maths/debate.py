@@ -8,10 +8,10 @@ the reasoner's (reading: the paper does not say whose it is where they never agr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marl_llm.games.kit.debate import alone, fenced_code, instructions, kept, quoted
 from marl_llm.tools.maths import MathsChecker, extract_answer, is_number
 from marl_llm.tools.results import FailureKind, ToolResult, success
 from marl_llm.tools.sandbox import Executor, Limits, Submission, default_sandbox
@@ -55,12 +55,6 @@ SINGLE_LATER = (
 )
 
 
-def quoted(text: str, most: int = ANSWER_CHARACTERS) -> str:
-    """A text on one line in quotes, cut: it cannot pass for another part of a prompt."""
-    text = json.dumps(text, ensure_ascii=False)
-    return text if len(text) <= most else f"{text[:most]} ... ({len(text) - most} more)"
-
-
 def history_text(entries: Sequence[Mapping[str, Any]]) -> str:
     """The history as prompts show it."""
     parts = []
@@ -68,15 +62,10 @@ def history_text(entries: Sequence[Mapping[str, Any]]) -> str:
         lines = [f"Turn {entry['turn']}", f"Reasoning: {quoted(entry['solution'], SOLUTION_CHARACTERS)}"]
         lines.append(f"Reasoner's answer: {quoted(entry['answer'])}" if entry["answer"] else "Reasoner's answer: none could be read")
         if "code" in entry:
-            lines.append(f"```python\n{entry['code'].rstrip()}\n```" if entry["code"] else "No program could be read.")
+            lines.append(fenced_code(entry["code"]))
             lines.append(f"Printed output: {quoted(entry['printed'])}" if entry["printed"] else f"Printed output: none ({entry['status']})")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
-
-
-def instructions(first: str, later: str) -> Any:
-    """For `Role.show`: what a role is asked to do, before there is a history and with one."""
-    return lambda entries: later.replace("{history}", history_text(entries)) if entries else first
 
 
 def read_answer(text: str) -> str:
@@ -105,7 +94,7 @@ def debate_roles(max_tokens: int = 4096, max_prompt: int = 8192) -> dict[str, Ro
             "You are a helpful assistant that solves math problems via careful reasoning.\n\nProblem:\n{problem}\n\n{history}",
             parse=read_solution,
             writes={"answer": "", "solution": ""},
-            show={"history": instructions(REASONER_FIRST, REASONER_LATER)},
+            show={"history": instructions(REASONER_FIRST, REASONER_LATER, history_text)},
             **budget,
         ),
         "user": Role(
@@ -113,7 +102,7 @@ def debate_roles(max_tokens: int = 4096, max_prompt: int = 8192) -> dict[str, Ro
             "You are a helpful programming assistant that solves math problems with Python.\n\nProblem:\n{problem}\n\n{history}",
             parse=code_block("code"),
             writes={"code": ""},
-            show={"history": instructions(USER_FIRST, USER_LATER)},
+            show={"history": instructions(USER_FIRST, USER_LATER, history_text)},
             **budget,
         ),
     }
@@ -195,10 +184,10 @@ def is_deep(text: str) -> bool:
 # ---- rewards
 
 
-def reasoner_parts(form: str) -> Any:
-    """B.1: .2 schema + .8 the answer is right; `safe`: .1 and .9, each paid once."""
+def answer_parts(form: str, correct: str) -> Any:
+    """B.1, of the reasoner, and read so of the judge: .2 schema + .8 the answer is right; `safe`: .1 and .9, each paid once."""
     low = 0.1 if form == "safe" else 0.2
-    return lambda call, beside: {"schema": low, "step": (1 - low) * beside("reasoner_correct", 0.0)}
+    return lambda call, beside: {"schema": low, "step": (1 - low) * beside(correct, 0.0)}
 
 
 def user_parts(form: str) -> Any:
@@ -225,14 +214,8 @@ def debate_rewards(form: str, roles: Sequence[str] = ("reasoner", "user")) -> tu
         finished = beside("settled") is not None
         return float(path.fields[final] if finished and form != "safe" else beside(own[call.role], 0.0))
 
-    parts = {"reasoner": reasoner_parts(form), "user": user_parts(form), "judge": judge_parts(form)}
-    return rewards_in_form(form, {role: parts[role] for role in roles}, dict.fromkeys(roles, right), dict.fromkeys(roles, right))
-
-
-def judge_parts(form: str) -> Any:
-    """As the reasoner's (reading: the paper prints none)."""
-    low = 0.1 if form == "safe" else 0.2
-    return lambda call, beside: {"schema": low, "step": (1 - low) * beside("judge_correct", 0.0)}
+    parts = {role: user_parts(form) if role == "user" else answer_parts(form, own[role]) for role in roles}
+    return rewards_in_form(form, parts, dict.fromkeys(roles, right), dict.fromkeys(roles, right))
 
 
 # ---- the workflow
@@ -273,23 +256,21 @@ def maths_debate(
         found = await answers.equal(answer, history[-1]["answer"] if history else "")
         return success({"agreed": found.value, "settled": True}, found.seconds, found.attempts) if found.ok else found
 
-    def keep(history_: Any, entry: Mapping[str, Any]) -> tuple[Any, ...]:
-        return (*history_, entry)[-history:] if history else (*history_, entry)
-
     reasoner = reasoner_part(answers, roles["reasoner"], timeout_s)
     start: dict[str, Any] = {"history": (), "turn_": 0}
+    most_kept = history
     writes = ("agreed", "settled")
     if agents == "single":
 
         def note(history: Any, solution: str, answer: str, turn_: int) -> dict[str, Any]:
-            return {"history": keep(history, {"turn": turn_ + 1, "solution": solution, "answer": answer}), "turn_": turn_ + 1}
+            return {"history": kept(history, {"turn": turn_ + 1, "solution": solution, "answer": answer}, most_kept), "turn_": turn_ + 1}
 
         parts = (reasoner, tool(repeated, writes, timeout_s=timeout_s), compute(note, ("history", "turn_")))
     else:
 
         def note(history: Any, solution: str, answer: str, code: str, printed: str, status: str, turn_: int) -> dict[str, Any]:
             entry = dict(turn=turn_ + 1, solution=solution, answer=answer, code=code, printed=printed, status=status)
-            return {"history": keep(history, entry), "turn_": turn_ + 1}
+            return {"history": kept(history, entry, most_kept), "turn_": turn_ + 1}
 
         both = together(reasoner, user_part(answers, roles["user"], timeout_s))
         parts = (both, tool(compare, writes, timeout_s=timeout_s), compute(note, ("history", "turn_")))
@@ -323,9 +304,7 @@ def user_part(answers: Any, role: Role, timeout_s: float | int) -> Any:
 
 def single_reasoner(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
     """The single agent's role."""
-    role = debate_roles(max_tokens, max_prompt)["reasoner"]
-    return Role("reasoner", role.prompt, role.parse, role.writes, show={"history": instructions(REASONER_FIRST, SINGLE_LATER)},
-                max_tokens=max_tokens, max_prompt=max_prompt, trim="history", trim_from="start")  # fmt: skip
+    return alone(debate_roles(max_tokens, max_prompt)["reasoner"], REASONER_FIRST, SINGLE_LATER, history_text)
 
 
 def debate_metrics(team: bool) -> dict[str, Any]:

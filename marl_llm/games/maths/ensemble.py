@@ -14,12 +14,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from marl_llm.games.kit.debate import quoted
 from marl_llm.games.maths.debate import (
     INPUTS,
     debate_rewards,
     debate_roles,
     maths_debate,
-    quoted,
     read_answer,
     reasoner_part,
     single_reasoner,

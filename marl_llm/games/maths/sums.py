@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from marl_llm.games.kit.miniature import SHARES, word_speech
 from marl_llm.games.maths.debate import Answers
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.maths import is_number, numeq
@@ -24,7 +25,6 @@ from marl_llm.tools.results import ToolResult, success
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task
 from marl_llm.workflows.splits import check_split, split_of
 
-SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 OPERATIONS = {
     "add": ("+", ("brings", "finds")),
     "less": ("-", ("eats", "loses")),
@@ -51,8 +51,7 @@ def sums_tokenizer() -> PieceTokenizer:
 
 def sums_speech() -> PlainText:
     """A response ends with `.`."""
-    tokenizer = sums_tokenizer()
-    return PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),))
+    return word_speech(sums_tokenizer())
 
 
 def spaced(number: Any) -> str:

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from marl_llm.games.kit.miniature import word_speech
 from marl_llm.games.pipeline.team import ANALYST, ENGINEER, MODELER, NAMES, SUBMISSION
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.sandbox import Workspace
@@ -109,8 +110,7 @@ def pipeline_tokenizer() -> PieceTokenizer:
 
 def pipeline_speech() -> PlainText:
     """A response ends with `.`."""
-    tokenizer = pipeline_tokenizer()
-    return PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),))
+    return word_speech(pipeline_tokenizer())
 
 
 def pipeline_roles(again: bool = False) -> list[Role]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_llm.games.kit.miniature import SHARES
 from marl_llm.games.pipeline.metrics import KINDS, METRICS
 from marl_llm.games.pipeline.submissions import join
 from marl_llm.games.pipeline.team import SUBMISSION
@@ -20,7 +21,6 @@ from marl_llm.tools.sandbox import Workspace
 from marl_llm.workflows import Task
 from marl_llm.workflows.splits import check_split, split_of
 
-SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 ROWS, TEST_ROWS = 60, 30
 WEIGHTS = (-2, -1, 1, 2)
 GAPS, CENTRE, SMALL, NOISE = 0.15, 5.0, 0.02, 0.5  # share of gaps; mean and small spread of columns; noise of the target

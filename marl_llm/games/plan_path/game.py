@@ -1,8 +1,7 @@
 """Plan-Path (Stronger-MAS, Appendix B.4 and D): a Tool proposes a route, a Planner moves; or a single agent does both jobs.
 
-A device game: every method is pure `jnp` on one state, to be vmapped. Inside a turn the Tool speaks first; its proposal is
-simulated on the map and shown to the Planner with its status. The Planner's list is then executed until it ends, hits a wall
-(which stops it) or reaches the goal. The next turn both see where the agent now stands. At most `max_turns` turns.
+A board game, see `kit.board`. A list is executed until it ends, hits a wall (which stops it) or reaches the goal. The next turn both see
+where the agent now stands.
 """
 
 from __future__ import annotations
@@ -16,12 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from marl_llm.games.kit import lists
+from marl_llm.games.kit.board import BoardGame, check_options, repeat_now_and_then
+from marl_llm.games.kit.grids import DELTAS, FAR, MOVES
 from marl_llm.games.plan_path import language as words
 from marl_llm.games.plan_path import prose
 from marl_llm.games.plan_path import rewards as pay
-from marl_llm.games.plan_path.maps import DELTAS, FAR, Map, random_map, rows_of
-from marl_llm.games.protocol import GameRole, Prompt, Rewards
-from marl_llm.hints import check_word
+from marl_llm.games.plan_path.maps import Map, random_map, rows_of
+from marl_llm.games.protocol import Prompt, Rewards
 
 
 class PlanPathAction(NamedTuple):
@@ -48,7 +49,7 @@ class PlanPathState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanPath:
+class PlanPath(BoardGame):
     """The game's options. All are static; two games with equal options are equal.
 
     `rewards_form="progress"`, the default, on which the published figures stand, pays the Tool for cells that the Planner came closer since
@@ -58,7 +59,6 @@ class PlanPath:
     """
 
     name: ClassVar[str] = "plan_path"
-    device: ClassVar[bool] = True
     floor: ClassVar[dict[str, float]] = {"noise": 1.0, "repeat": 0.0}
 
     height: int = 6
@@ -76,32 +76,16 @@ class PlanPath:
     max_walls: int | None = None  # maps with more walls are not drawn; default mean + 2.5 standard deviations
 
     def __post_init__(self):
-        choices = {
-            "agents": ("team", "single"),
-            "view": ("full", "split"),
-            "rewards_form": pay.FORMS,
-            "distance": ("bfs", "manhattan"),
-        }
-        for field, allowed in choices.items():
-            check_word(f"plan_path.{field}", getattr(self, field), allowed)
-        for field, low, high in (
-            ("height", 2, 32),
-            ("width", 2, 32),
-            ("max_moves", 1, 32),
-            ("max_turns", 1, 32),
-            ("min_distance", 1, self.height * self.width),
-            ("max_distance", self.min_distance, self.height * self.width),
-        ):
-            if not low <= getattr(self, field) <= high:
-                raise ValueError(f"plan_path.{field}={getattr(self, field)} is not in [{low}, {high}]")
+        words = dict(agents=("team", "single"), view=("full", "split"), rewards_form=pay.FORMS, distance=("bfs", "manhattan"))
+        cells = self.height * self.width
+        bounds = dict(height=(2, 32), width=(2, 32), max_moves=(1, 32), max_turns=(1, 32), min_distance=(1, cells))
+        check_options(self, words, bounds | dict(max_distance=(self.min_distance, cells)))
         if not 0 <= self.wall_density < 0.6:
             raise ValueError(f"plan_path.wall_density={self.wall_density} is not in [0, 0.6): few such maps can be solved")
         if self.strict is not None and self.rewards_form != "paper":
             raise ValueError("plan_path.strict has no effect unless rewards_form='paper'; remove it")
         if self.max_walls is not None and not 0 <= self.max_walls < self.height * self.width - 1:
             raise ValueError(f"plan_path.max_walls={self.max_walls} is not in [0, {self.height * self.width - 2}]")
-
-    # --- who speaks when -------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def wall_cap(self) -> int:
@@ -111,37 +95,17 @@ class PlanPath:
         cells, p = self.height * self.width, self.wall_density
         return min(cells - 2, int(np.ceil(cells * p + 2.5 * np.sqrt(cells * p * (1 - p)))))
 
-    @functools.cached_property
-    def roles(self) -> tuple[GameRole, ...]:
-        """Tool and Planner, or the single agent."""
-        response = self.max_moves + 1
-        seen = 3 + 2 + self.wall_cap  # turn, status, goal; row, column; walls
-        blind = 3
-        proposal = self.max_moves + 2
-        if self.agents == "single":
-            return (GameRole("solo", (seen if self.view == "full" else blind) + 1, response),)
-        planner = (seen if self.view == "full" else blind) + proposal + 1
-        return (GameRole("tool", seen + 1, response), GameRole("planner", planner, response))
-
-    @functools.cached_property
-    def stages(self) -> tuple[tuple[str, ...], ...]:
-        """One role after the other."""
-        return tuple((r.name,) for r in self.roles)
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """As `BoardGame`."""
+        blind = 3  # turn, status, goal
+        sees = blind + 2 + self.wall_cap  # row, column; walls
+        return self.max_moves, sees, sees if self.view == "full" else blind
 
     @functools.cached_property
     def language(self) -> words.PlanPathLanguage:
         """All roles' words, the same vocabulary for team and single agent, so that one warm start serves both."""
-        return words.PlanPathLanguage(self.height, self.width, self.max_turns, ("tool", "planner", "solo"))
-
-    @property
-    def tokenizer(self):
-        """The protocol's tokenizer, one piece per fact."""
-        return self.language.tokenizer
-
-    @functools.cached_property
-    def stop_id(self) -> int:
-        """The token that ends a response."""
-        return int(self.language.ids(words.STOP)[0])
+        return words.PlanPathLanguage(self.height, self.width, self.max_turns)
 
     # --- instances and states --------------------------------------------------------------------------------------------
 
@@ -183,18 +147,14 @@ class PlanPath:
             jnp.bool_(True),
             instance.start,
             jnp.float32(0),
-            jnp.int32(words.NONE),
+            jnp.int32(lists.NONE),
         )
         claims = jnp.full((len(self.roles),), self._measure(instance, instance.start))
-        return PlanPathState(instance, instance.start, jnp.int32(0), jnp.int32(words.NONE), nothing, nothing, claims)
+        return PlanPathState(instance, instance.start, jnp.int32(0), jnp.int32(lists.NONE), nothing, nothing, claims)
 
     def done(self, state: PlanPathState) -> Bool[Array, ""]:
         """The agent is at the goal."""
         return jnp.all(state.position == state.map.goal)
-
-    def outcome(self, state: PlanPathState) -> Float[Array, ""]:
-        """1 at the goal, else 0."""
-        return self.done(state).astype(jnp.float32)
 
     def _measure(self, map_: Map, cell: Int[Array, "2"]) -> Float[Array, ""]:
         if self.distance == "bfs":
@@ -206,28 +166,19 @@ class PlanPath:
     def observe(self, state: PlanPathState, role: str) -> Prompt:
         """The role's prompt; the language is described in `language.py`."""
         lang = self.language
-        turns = jnp.asarray(lang.ids(*(f"t{t}" for t in range(self.max_turns))))
-        statuses = jnp.asarray(lang.ids(*words.STATUS))
         goal = jnp.asarray(lang.cells("@"))[self._offset(state.position, state.map.goal)]
-        turn = jnp.minimum(state.turn, self.max_turns - 1)
-        ids = [turns[turn][None], statuses[state.status][None]]
+        parts = self.turn_and_status(state)
         sees = self.view == "full" or role == "tool"
         if sees:
             rows = jnp.asarray(lang.ids(*(f"r{r}" for r in range(self.height))))
             columns = jnp.asarray(lang.ids(*(f"c{c}" for c in range(self.width))))
-            ids += [rows[state.position[0]][None], columns[state.position[1]][None]]
-        ids += [goal[None]]
+            parts += [rows[state.position[0]], columns[state.position[1]]]
+        parts.append(goal)
         if sees:
-            ids += [self._wall_list(state)]
+            parts.append(self._wall_list(state))
         if role == "planner":
-            bar, *proposed = lang.ids("|", *("+" + s for s in words.STATUS))
-            moves = jnp.asarray(lang.ids(*"UDLR"))
-            listed = jnp.where(state.proposal.moves >= 0, moves[state.proposal.moves], self.tokenizer.pad_id)
-            ids += [jnp.asarray([bar]), listed, jnp.asarray(proposed)[state.proposal.status][None]]
-        ids = jnp.concatenate([*ids, jnp.asarray(lang.ids(role))]).astype(jnp.int32)
-        real = ids != self.tokenizer.pad_id
-        order = jnp.argsort(real, stable=True)  # padding to the left, the rest in order
-        return Prompt(ids[order], real[order])
+            parts += self.proposed(state.proposal.moves, lang.ids(*MOVES), state.proposal.status)
+        return lists.left_padded([*parts, lang.ids(role)], self.tokenizer.pad_id)
 
     def text(self, state: PlanPathState, role: str) -> str:
         """The role's prompt as ordinary text, of host values; see `prose.py`."""
@@ -241,7 +192,7 @@ class PlanPath:
         said = prose.spoken(prose.listed(text), role)
         known = self.language.cells_by_name if role == "tool" else self.language.moves_by_name
         if said is None or len(said) > self.max_moves or not all(word in known for word in said):
-            return (self.tokenizer.pad_id,) * (self.max_moves + 1)
+            return lists.unreadable(self.max_moves, self.tokenizer.pad_id)
         return (*(known[word] for word in said), self.stop_id)
 
     def _offset(self, origin, cell):
@@ -280,10 +231,6 @@ class PlanPath:
         not parse, is cut off before its stop word or is longer than `max_moves` yields no moves.
         """
         moves_of, offset_of = (jnp.asarray(t) for t in self._tables)
-        stop = tokens == self.stop_id
-        ended = jnp.any(stop)
-        length = jnp.where(ended, jnp.argmax(stop), 0)
-        listed = jnp.arange(self.max_moves) < length
         body = tokens[: self.max_moves]
         if role == "tool":
             cells = offset_of[body]
@@ -292,8 +239,7 @@ class PlanPath:
             moves = jnp.where(jnp.any(match, axis=-1), jnp.argmax(match, axis=-1), -1)
         else:
             moves = moves_of[body]
-        good = ended & jnp.all((moves >= 0) | ~listed)
-        return jnp.where(listed & good, moves, -1).astype(jnp.int32), good
+        return lists.accepted(tokens, moves.astype(jnp.int32), self.stop_id)
 
     def simulate(self, state: PlanPathState, moves: Int[Array, "M"], well_formed: Bool[Array, ""]) -> PlanPathAction:
         """Makes the moves until the list ends, a wall or the border stops it, or the goal is reached."""
@@ -317,27 +263,22 @@ class PlanPath:
         start = (state.position, jnp.bool_(False), jnp.all(state.position == map_.goal), jnp.int32(0))
         (end, stopped, arrived, on_path), _ = jax.lax.scan(step, start, moves)
         count = jnp.sum(moves >= 0)
-        status = jnp.where(arrived, words.GOAL, jnp.where(stopped, words.HIT, words.OK))
-        status = jnp.where(well_formed, status, words.MALFORMED).astype(jnp.int32)
+        status = self.status_of(arrived, stopped, well_formed)
         legal = well_formed & (count > 0) & ~stopped
         return PlanPathAction(moves, well_formed, legal, end, (on_path / jnp.maximum(count, 1)).astype(jnp.float32), status)
 
-    def act(self, state: PlanPathState, role: str, tokens: Int[Array, "R"], where: Bool[Array, "R"]) -> PlanPathState:
-        """The Tool's proposal is simulated and noted; the Planner's (or single agent's) list is executed and ends the turn."""
-        moves, well_formed = self.parse(role, jnp.where(where, tokens, self.tokenizer.pad_id))
-        acted = self.simulate(state, moves, well_formed)
-        index = [r.name for r in self.roles].index(role)
-        # what does not parse claims nothing: the claim before it stands, so that `progress` telescopes through it
-        claim = jnp.where(well_formed, self._measure(state.map, acted.end), state.claims[index])
-        claims = state.claims.at[index].set(claim)
-        if role == "tool":
-            return state._replace(proposal=acted, acted=acted, claims=claims)
-        return state._replace(position=acted.end, turn=state.turn + 1, status=acted.status, acted=acted, claims=claims)
+    def claim(self, state: PlanPathState, acted: PlanPathAction) -> Float[Array, ""]:
+        """The distance at the end of a list."""
+        return self._measure(state.map, acted.end)
+
+    def carried_out(self, state: PlanPathState, acted: PlanPathAction) -> PlanPathState:
+        """The agent stands where the list ended."""
+        return state._replace(position=acted.end)
 
     def rewards(self, before: PlanPathState, after: PlanPathState, role: str) -> Rewards:
         """What the role's macro-action earned, by `rewards_form`."""
         acted = after.acted
-        index = [r.name for r in self.roles].index(role)
+        index = self.index(role)
         facts = pay.PlanPathFacts(
             well_formed=acted.well_formed,
             legal=acted.legal,
@@ -382,14 +323,9 @@ class PlanPath:
 
         _, (moves, cells) = jax.lax.scan(step, state.position, jax.random.split(walk, self.max_moves))
         if role == "tool":
-            ids = jnp.asarray(self.language.cells(""))[self._offset(state.position, cells)]
+            words_of, means = self.language.cells(""), jnp.where(moves >= 0, self._offset(state.position, cells), -1)
         else:
             if role == "planner":
-                usable = (state.proposal.moves[0] >= 0) & (jax.random.uniform(copies) < repeat)
-                moves = jnp.where(usable, state.proposal.moves, moves)
-            ids = jnp.asarray(self.language.ids(*"UDLR"))[moves]
-        count = jnp.sum(moves >= 0)
-        place = jnp.arange(self.max_moves + 1)
-        ids = jnp.concatenate([ids, jnp.asarray([self.stop_id], ids.dtype)])
-        ids = jnp.where(place < count, ids, jnp.where(place == count, self.stop_id, self.tokenizer.pad_id))
-        return ids.astype(jnp.int32), place <= count
+                moves = repeat_now_and_then(moves, state.proposal.moves, copies, repeat)
+            words_of, means = self.language.ids(*MOVES), moves
+        return lists.write_list(means, words_of, self.stop_id, self.tokenizer.pad_id)

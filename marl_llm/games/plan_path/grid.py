@@ -10,12 +10,11 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from marl_llm.games.plan_path.maps import DELTAS, FAR, MOVES
-from marl_llm.games.programs import Applied
+from marl_llm.games.kit.grids import FAR, STEPS
+from marl_llm.games.programs import Applied, status_of
 
 Rows = tuple[str, ...]
 Cell = tuple[int, int]
-STEPS = {letter: (int(row), int(column)) for letter, (row, column) in zip(MOVES, DELTAS)}
 
 
 class Grid(NamedTuple):
@@ -94,12 +93,11 @@ def walker(measure: str = "bfs") -> Callable[[Rows, Rows, str], Applied]:
             cell = target
             trace.append((letter, str(cell)))
         solved = cell == grid.goal
-        status = "solved" if solved else "illegal" if hit else "done" if letters else "empty"
         gain = away(grid.agent) - away(cell)
         team = 1.0 if solved else max(0.0, gain / max(1, left(start, measure)))
         return Applied(
             moved(rows, cell),
-            status,
+            status_of(solved, hit, letters),
             legal=bool(letters) and not hit,
             left=float(away(cell)),
             team=team,

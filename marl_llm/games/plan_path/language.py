@@ -18,29 +18,17 @@ import functools
 
 import numpy as np
 
-from marl_llm.games.plan_path.maps import MOVES
-from marl_llm.text import PieceTokenizer, train_pieces
-
-STATUS = ("-", "o", "x", "g", "f")
-NONE, OK, HIT, GOAL, MALFORMED = range(5)
-STOP = ";"
-
-
-def offset_name(row: int, column: int) -> str:
-    """`(-2, 1)` is `U2R1`; `(0, 0)` is `O`."""
-    vertical = f"{'U' if row < 0 else 'D'}{abs(row)}" if row else ""
-    horizontal = f"{'L' if column < 0 else 'R'}{abs(column)}" if column else ""
-    return vertical + horizontal or "O"
+from marl_llm.games.kit.board import BoardLanguage
+from marl_llm.games.kit.grids import MOVES, offset_name
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanPathLanguage:
+class PlanPathLanguage(BoardLanguage):
     """Ids of every word for maps of one size. Cells are indexed by offset: `(row + h - 1) * (2 w - 1) + column + w - 1`."""
 
     height: int
     width: int
     max_turns: int
-    speakers: tuple[str, ...]
 
     @functools.cached_property
     def offsets(self) -> list[str]:
@@ -51,19 +39,13 @@ class PlanPathLanguage:
             for c in range(1 - self.width, self.width)
         ]
 
-    @functools.cached_property
-    def tokenizer(self) -> PieceTokenizer:
-        """One sentencepiece piece per word of the protocol."""
-        words = [STOP, "|", *MOVES, *STATUS, *("+" + s for s in STATUS), *self.speakers]
-        words += [f"t{t}" for t in range(self.max_turns)]
+    def words(self) -> list[str]:
+        """All words, in the order of their ids."""
+        words = self.protocol(*MOVES)
         words += [f"r{r}" for r in range(self.height)] + [f"c{c}" for c in range(self.width)]
         for mark in ("", "#", "@"):
             words += [mark + name for name in self.offsets]
-        return train_pieces(tuple(words))
-
-    def ids(self, *words: str) -> np.ndarray:
-        """Ids of words, int32 `[len(words)]`."""
-        return self.tokenizer.ids_of(words)
+        return words
 
     def cells(self, mark: str) -> np.ndarray:
         """Ids of all offsets under a mark: '' route, '#' wall, '@' goal. int32 `[(2h-1)(2w-1)]`."""

@@ -20,14 +20,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from marl_llm.games.hosted import HostGame, rows_of_task
+from marl_llm.games.kit.grids import STEPS, offset_name
+from marl_llm.games.kit.miniature import word_speech
 from marl_llm.games.plan_path.game import PlanPath
-from marl_llm.games.plan_path.grid import STEPS, grid_of, left, shortest, walker
-from marl_llm.games.plan_path.language import offset_name
+from marl_llm.games.plan_path.grid import grid_of, left, shortest, walker
 from marl_llm.games.programs import ANSWER_STATES, Applied, PuzzleRules, program_team, read_moves, write_moves
 from marl_llm.games.protocol import SPLITS
 from marl_llm.hints import check_word
 from marl_llm.text import PieceTokenizer, train_pieces
-from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory, WorkflowError, World
+from marl_llm.workflows import FormatError, Role, ScriptTurn, Task, Trajectory, WorkflowError, World
 from marl_llm.workflows.splits import Tasks, drawn_tasks
 
 State = dict[str, Any]  # "rows" of the map, and the "dialect", a word for each of `DIALECT`
@@ -238,10 +239,8 @@ def plan_path_programs(
     )
     if agents == "team":
         workflow = dataclasses.replace(workflow, metrics={**workflow.metrics, **program_metrics()})
-    tokenizer = program_tokenizer()
-    speech = PlainText(tokenizer, (int(tokenizer.ids_of([STOP])[0]),))
     script, floor = line_player(max_moves, wrong, walks, drops, copies), line_player(max_moves, 1.0, 0.5, 0.5, 0.0)
-    return World(workflow, dialect_tasks(game, maps_seed), "solved", speech, script, floor)
+    return World(workflow, dialect_tasks(game, maps_seed), "solved", word_speech(program_tokenizer(), STOP), script, floor)
 
 
 def dialect_tasks(game: PlanPath, seed: int) -> Tasks:

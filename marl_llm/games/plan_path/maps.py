@@ -12,14 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, UInt32
 
-from marl_llm.games.protocol import SPLITS, split_index
+from marl_llm.games.kit.grids import FAR, in_split, mixed
+from marl_llm.games.protocol import SPLITS
 
 __all__ = ["SPLITS", "Map", "distances", "fingerprint", "in_split", "map_from_rows", "random_map", "rows_of"]
 
-FAR = 10_000  # distance of a cell from which the goal cannot be reached
-MOVES = "UDLR"
-DELTAS = np.asarray([[-1, 0], [1, 0], [0, -1], [0, 1]], np.int32)  # row, column of U, D, L, R
-BUCKETS = 16  # of a map's hash: bucket 0 is validation, 1 is test, the rest is train: the order of SPLITS
 MAX_TRIES = 4096
 
 
@@ -59,14 +56,7 @@ def fingerprint(walls: Bool[Array, "h w"], start: Int[Array, "2"], goal: Int[Arr
         return (c[0] * w + c[1] + 1).astype(jnp.uint32)
 
     x = jnp.sum(walls.reshape(-1).astype(jnp.uint32) * odd[:-2]) + place(start) * odd[-2] + (place(goal) << 8) * odd[-1]
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # murmur3's finaliser
-        x = (x ^ (x >> shift)) * jnp.uint32(factor)
-    return x ^ (x >> 16)
-
-
-def in_split(print_: UInt32[Array, ""], split: str | Int[Array, ""]) -> Bool[Array, ""]:
-    """Whether a fingerprint belongs to a split. Every map belongs to exactly one, so the splits share no instance (law 12)."""
-    return jnp.minimum(print_ % BUCKETS, 2) == split_index(split)
+    return mixed(x)
 
 
 def random_map(

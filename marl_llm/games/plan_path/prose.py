@@ -17,8 +17,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from marl_llm.games.plan_path.language import offset_name
-from marl_llm.games.plan_path.maps import DELTAS, MOVES, rows_of
+from marl_llm.games.kit.grids import MOVES, STEPS, offset_name
+from marl_llm.games.plan_path.maps import rows_of
 
 LONGEST = 10_000  # characters that are read, from the end: a list of moves is short
 RESULTS = ("", "all its moves were made", "it was stopped by a wall or the border", "it reached the goal", "it could not be read")
@@ -55,7 +55,7 @@ def cells_of(letters: str) -> list[str]:
     row = column = 0
     cells = []
     for letter in letters:
-        down, right = DELTAS[MOVES.index(letter)].tolist()
+        down, right = STEPS[letter]
         row, column = row + down, column + right
         cells.append(offset_name(row, column))
     return cells

@@ -22,10 +22,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from marl_llm.games.kit.board_pay import FORMAT, LEGAL, MAIN, as_printed, by_outcome, telescoping
 from marl_llm.games.protocol import Rewards
 
 FORMS = ("progress", "paper", "outcome", "safe")
-FORMAT, LEGAL, MAIN = 0.1, 0.1, 0.8  # the coefficients of Appendix B.4, for both roles
 
 
 class PlanPathFacts(NamedTuple):
@@ -51,9 +51,7 @@ def paper(facts: PlanPathFacts, *, executes: bool, strict: bool) -> Rewards:
     else:
         improved = gain > 0 if strict else gain >= 0
         main = {"shape": MAIN * improved}
-    parts = {"format": FORMAT * jnp.ones(()), "legal": LEGAL * facts.legal, **main}
-    parts = {name: jnp.where(facts.well_formed, part, 0.0) for name, part in parts.items()}
-    return Rewards(team, sum(parts.values()), parts, facts.well_formed)
+    return as_printed(facts.well_formed, team, {"legal": LEGAL * facts.legal, **main})
 
 
 def progress(facts: PlanPathFacts) -> Rewards:
@@ -63,12 +61,7 @@ def progress(facts: PlanPathFacts) -> Rewards:
     to `(d_0 - e_T) / d_0 <= 1` over an episode whatever it does, and to exactly 1 when its last list ends at the goal.
     """
     gain = jnp.where(facts.well_formed, facts.previous_claim - facts.after, 0.0) / facts.initial
-    parts = {
-        "format": -FORMAT * ~facts.well_formed,
-        "legal": -LEGAL * (facts.well_formed & ~facts.legal),
-        "progress": MAIN * gain,
-    }
-    return Rewards(gain, sum(parts.values()), parts, facts.well_formed)
+    return telescoping(facts.well_formed, facts.legal, gain, {"progress": MAIN * gain}, unread=FORMAT)
 
 
 def safe(facts: PlanPathFacts) -> Rewards:
@@ -80,10 +73,5 @@ def safe(facts: PlanPathFacts) -> Rewards:
 
 
 def outcome(facts: PlanPathFacts) -> Rewards:
-    """Stronger-MAS Appendix B.6: the team's success, and whether the output parses.
-
-    Inside a tree the episode's end is not known yet, so a branch's success is whether its own moves end at the goal.
-    """
-    team = (facts.well_formed & facts.at_goal).astype(jnp.float32)
-    local = facts.well_formed.astype(jnp.float32)
-    return Rewards(team, local, {"format": local}, facts.well_formed)
+    """Stronger-MAS Appendix B.6."""
+    return by_outcome(facts.well_formed, facts.at_goal)

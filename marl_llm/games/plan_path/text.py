@@ -14,7 +14,7 @@ from marl_llm.games.hosted import map_tasks
 from marl_llm.games.plan_path.game import PlanPath
 from marl_llm.games.plan_path.grid import Rows, grid_of, left, shortest, walker
 from marl_llm.games.programs import PuzzleRules, read_moves, write_moves
-from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, text_workflow
+from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, TextOptions, text_world
 from marl_llm.hints import check_word
 from marl_llm.workflows import ScriptTurn, WorkflowError, World
 
@@ -88,17 +88,8 @@ def plan_path_text(
         (lambda rows: "\n".join(rows) + "\n") if map_in == "stdin" else lambda rows: "",
     )
     words = TASK.format(height=height, width=width, turns=turns) + (STDIN_TASK if map_in == "stdin" else "")
-    workflow = text_workflow(
-        puzzle,
-        PROMPTS,
-        agents=agents,
-        turns=turns,
-        rewards_form=rewards_form,
-        last_line=last_line,
-        max_prompt=max_prompt,
-        max_tokens=max_tokens,
-    )
-    return World(workflow, map_tasks(game, maps_seed, words, "map"), "solved", None, text_player(noise), text_player(1.0))
+    options = TextOptions(agents, turns, rewards_form, last_line, noise, max_prompt, max_tokens)
+    return text_world(puzzle, PROMPTS, options, map_tasks(game, maps_seed, words, "map"), text_player)
 
 
 # --- a player that knows how -------------------------------------------------------------------------------------------------------------

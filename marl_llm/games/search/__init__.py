@@ -1,6 +1,7 @@
 """Questions answered by searching: workflows A, B and C of UnityMAS-O, their data, and a small generated world to train them in."""
 
-from marl_llm.games.search.data import check_disjoint, load_questions
+from marl_llm.games.kit.datasets import check_disjoint
+from marl_llm.games.search.data import load_questions
 from marl_llm.games.search.facts import FactBase, FactWorld, fact_speech, fact_tokenizer, name_split, retrieve_pages
 from marl_llm.games.search.m_ask import M_ASK, M_ASK_MODELS, UNITYMAS, MAskOptions, iterative_search, m_ask_roles
 from marl_llm.games.search.mini import (

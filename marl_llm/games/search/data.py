@@ -14,7 +14,7 @@ from typing import Any
 
 from marl_llm.workflows import Task
 from marl_llm.workflows.answers import normalise_answer
-from marl_llm.workflows.rows import DataError, RowRefused, log_dropped, read_tasks
+from marl_llm.workflows.rows import RowRefused, log_dropped, read_tasks
 
 QUESTION = ("question", "query", "problem")
 ANSWERS = ("golden_answers", "answers", "answer", "ground_truth", "reward_model.ground_truth")
@@ -70,14 +70,3 @@ def _get(row: Mapping[str, Any], name: str) -> Any:
             return None
         value = value[part]
     return value
-
-
-def check_disjoint(train: Sequence[Task], held_out: Sequence[Task], field: str = "question") -> None:
-    """Raises `DataError` naming a question, compared after normalisation, that stands in both (law 12)."""
-    seen = {normalise_answer(str(task.fields[field])): task for task in train}
-    for task in held_out:
-        if (other := seen.get(normalise_answer(str(task.fields[field])))) is not None:
-            raise DataError(
-                f"{field} {task.fields[field]!r:.120} is row {other.number} of {other.split} and row {task.number} of {task.split}: "
-                "remove it from one of them"
-            )

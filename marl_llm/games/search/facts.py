@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from marl_llm.games.kit.miniature import word_speech
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.results import ToolResult
 from marl_llm.tools.retriever.interface import MAX_QUERY
@@ -45,8 +46,7 @@ def fact_tokenizer() -> PieceTokenizer:
 
 def fact_speech() -> PlainText:
     """How tiny models of this world read and write: a response ends with `.`."""
-    tokenizer = fact_tokenizer()
-    return PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),))
+    return word_speech(fact_tokenizer())
 
 
 def name_split(name: str) -> str:

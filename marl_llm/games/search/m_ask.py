@@ -10,9 +10,10 @@ differ in ways that the options name; `UNITYMAS` and `M_ASK` are their settings.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from marl_llm.games.search.teams import unique_passages
 from marl_llm.workflows import (
     FormatError,
     Role,
@@ -154,7 +155,7 @@ def iterative_search(
             roles["search"],
             when(lambda ended: ended, stop(), name="ended"),
             each("sub_questions", "query", tool(retrieve, "found", name="retrieve", reveals=("found",)), "found", MAX_SUB_QUESTIONS),
-            compute(_unique, "passages", name="merge"),
+            compute(unique_passages, "passages", name="merge"),
             roles["summary"],
             roles["update"],
             roles["answer"],
@@ -206,7 +207,3 @@ def _rewards(options: MAskOptions, score: Callable[[str, Trajectory], float]) ->
         delta(turns, ("search", "summary", "update"), name="f1_gain", start=planned),  # a turn that ends has no score, hence 0
         punished,
     )
-
-
-def _unique(found: tuple[Sequence[str], ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(passage for passages in found for passage in passages))

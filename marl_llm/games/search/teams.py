@@ -92,7 +92,7 @@ def answer_role(reads: str = "passages", **options: Any) -> Role:
     )
 
 
-def _unique(found: tuple[Sequence[str], ...]) -> tuple[str, ...]:
+def unique_passages(found: tuple[Sequence[str], ...]) -> tuple[str, ...]:
     """Passages of all queries, each once, in the order found."""
     return tuple(dict.fromkeys(passage for passages in found for passage in passages))
 
@@ -118,7 +118,7 @@ def parallel_retrieval(
     body = sequence(
         decompose or decompose_role(),
         each("queries", as_="query", do=tool(retrieve, "found", name="retrieve", reveals=("found",)), collect="found", at_most=max_queries),
-        compute(_unique, "passages", name="merge"),
+        compute(unique_passages, "passages", name="merge"),
         answer or answer_role(),
     )
     return _question_team("parallel_retrieval", body, rewards, hidden)

@@ -1,8 +1,6 @@
 """Sokoban (Stronger-MAS, Appendix B.5): a Tool proposes moves, a Planner makes them; or a single agent does both jobs.
 
-A device game: every method is pure `jnp` on one state, to be vmapped. Inside a turn the Tool speaks first; its proposal is simulated and
-shown to the Planner with its status. The Planner's list is then made until it ends, a move is illegal (which stops it) or all boxes are on
-goals. The next turn both see the new state. At most `max_turns` turns.
+A board game, see `kit.board`. A list is made until it ends, a move is illegal (which stops it) or all boxes are on goals.
 """
 
 from __future__ import annotations
@@ -15,13 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from marl_llm.games import lists
-from marl_llm.games.protocol import GameRole, Prompt, Rewards
+from marl_llm.games.kit import lists
+from marl_llm.games.kit.board import BoardGame, check_options, repeat_now_and_then
+from marl_llm.games.kit.grids import FAR, MOVES
+from marl_llm.games.protocol import Prompt, Rewards
 from marl_llm.games.sokoban import language as words
 from marl_llm.games.sokoban import prose
 from marl_llm.games.sokoban import rewards as pay
-from marl_llm.games.sokoban.rooms import FAR, MAX_PLACES, MOVES, Room, Size, cornered, potential, random_room, rows_of, step, tables
-from marl_llm.hints import check_word
+from marl_llm.games.sokoban.rooms import MAX_PLACES, Room, Size, cornered, potential, random_room, rows_of, step, tables
 
 DISCOUNT = 0.9  # worth of a place that is one move further from the solution, with potential='power'
 
@@ -49,14 +48,13 @@ class SokobanState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sokoban:
+class Sokoban(BoardGame):
     """The game's options. All are static; two games with equal options are equal.
 
     Raises `ValueError` with the field's name on an impossible value, or on an option that would have no effect.
     """
 
     name: ClassVar[str] = "sokoban"
-    device: ClassVar[bool] = True
     floor: ClassVar[dict[str, float]] = {"noise": 1.0, "noisy": 1.0, "repeat": 0.0}
 
     height: int = 6  # of the room, its border included (a reading: the paper says 6x6)
@@ -75,71 +73,32 @@ class Sokoban:
     potential: str | None = None  # safe only: worth of a place e moves from the solution: 'power' 0.9^e (default), 'length' 1 - e/longest
 
     def __post_init__(self):
-        choices = {
-            "agents": ("team", "single"),
-            "view": ("full", "split"),
-            "frame": ("room", "player"),
-            "rewards_form": pay.FORMS,
-            "potential": (None, "power", "length"),
-        }
-        for field, allowed in choices.items():
-            check_word(f"sokoban.{field}", getattr(self, field), allowed)
-        room = (self.height - 2) * (self.width - 2)
-        for field, low, high in (
-            ("height", 4, 10),
-            ("width", 4, 10),
-            ("boxes", 1, 2),
-            ("min_walls", 0, room // 2),
-            ("max_walls", self.min_walls, room // 2),
-            ("min_length", 2, FAR - 1),
-            ("max_length", self.min_length, FAR - 1),
-            ("max_moves", 1, 32),
-            ("max_turns", 1, 32),
-        ):
-            if not low <= getattr(self, field) <= high:
-                raise ValueError(f"sokoban.{field}={getattr(self, field)} is not in [{low}, {high}]")
+        words = dict(agents=("team", "single"), view=("full", "split"), frame=("room", "player"), rewards_form=pay.FORMS)
+        half = (self.height - 2) * (self.width - 2) // 2
+        bounds = dict(height=(4, 10), width=(4, 10), boxes=(1, 2), min_walls=(0, half), max_walls=(self.min_walls, half))
+        bounds |= dict(min_length=(2, FAR - 1), max_length=(self.min_length, FAR - 1), max_moves=(1, 32), max_turns=(1, 32))
+        check_options(self, words | dict(potential=(None, "power", "length")), bounds)
         if self.size.places > MAX_PLACES:
             raise ValueError(f"sokoban.boxes={self.boxes}: a room of this size has {self.size.places} places, more than {MAX_PLACES}")
         if self.potential is not None and self.rewards_form != "safe":
             raise ValueError("sokoban.potential has no effect unless rewards_form='safe'; remove it")
-
-    # --- who speaks when -------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def size(self) -> Size:
         """The room's size inside its border."""
         return Size(self.height - 2, self.width - 2, self.boxes)
 
-    @functools.cached_property
-    def roles(self) -> tuple[GameRole, ...]:
-        """Tool and Planner, or the single agent."""
-        response = self.max_moves + 1
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """As `BoardGame`."""
         blind = 2 + 1 + 2 * self.boxes  # turn, status; player; boxes, goals
         sees = blind + self.max_walls
-        if self.agents == "single":
-            return (GameRole("solo", (sees if self.view == "full" else blind) + 1, response),)
-        planner = (sees if self.view == "full" else blind) + self.max_moves + 2 + 1
-        return (GameRole("tool", sees + 1, response), GameRole("planner", planner, response))
-
-    @functools.cached_property
-    def stages(self) -> tuple[tuple[str, ...], ...]:
-        """One role after the other."""
-        return tuple((role.name,) for role in self.roles)
+        return self.max_moves, sees, sees if self.view == "full" else blind
 
     @functools.cached_property
     def language(self) -> words.SokobanLanguage:
         """All roles' words, the same vocabulary for team and single agent."""
-        return words.SokobanLanguage(self.size.rows, self.size.columns, self.max_turns, self.frame, ("tool", "planner", "solo"))
-
-    @property
-    def tokenizer(self):
-        """The protocol's tokenizer, one piece per fact."""
-        return self.language.tokenizer
-
-    @functools.cached_property
-    def stop_id(self) -> int:
-        """The token that ends a response."""
-        return int(self.language.ids(lists.STOP)[0])
+        return words.SokobanLanguage(self.size.rows, self.size.columns, self.max_turns, self.frame)
 
     # --- instances and states --------------------------------------------------------------------------------------------
 
@@ -174,10 +133,6 @@ class Sokoban:
         """All boxes are on goals."""
         return state.room.distance[state.place] == 0
 
-    def outcome(self, state: SokobanState) -> Float[Array, ""]:
-        """1 with all boxes on goals, else 0."""
-        return self.done(state).astype(jnp.float32)
-
     def _worth(self, room: Room, place: Int[Array, ""]) -> Float[Array, ""]:
         """In [0, 1]: 1 when solved, 0 when the room cannot be solved any more."""
         length = room.distance[place].astype(jnp.float32)
@@ -190,15 +145,13 @@ class Sokoban:
     def observe(self, state: SokobanState, role: str) -> Prompt:
         """The role's prompt; the language is described in `language.py`."""
         lang, pad = self.language, self.tokenizer.pad_id
-        turns = jnp.asarray(lang.ids(*(f"t{t}" for t in range(self.max_turns))))
         player, boxes = self._holders(state.place)
 
         def named(mark, cells):
             return jnp.asarray(lang.cells[mark])[player, cells]
 
         parts = [
-            turns[jnp.minimum(state.turn, self.max_turns - 1)],
-            jnp.asarray(lang.ids(*lists.STATUS))[state.status],
+            *self.turn_and_status(state),
             jnp.asarray(lang.players)[player],
             named(words.BOX, boxes),
             named(words.GOAL, state.room.goals),
@@ -208,9 +161,7 @@ class Sokoban:
             rank, cells = jax.lax.top_k(jnp.where(state.room.walls, -away, -FAR), self.max_walls)
             parts.append(jnp.where(rank > -FAR, named(words.WALL, cells), pad))  # nearest first
         if role == "planner":
-            bar, *results = lang.ids("|", *("+" + status for status in lists.STATUS))
-            moves = state.proposal.moves
-            parts += [bar, jnp.where(moves >= 0, jnp.asarray(lang.moves)[moves], pad), jnp.asarray(results)[state.proposal.status]]
+            parts += self.proposed(state.proposal.moves, lang.moves, state.proposal.status)
         return lists.left_padded([*parts, lang.ids(role)], pad)
 
     def _holders(self, place: Int[Array, ""]) -> tuple[Int[Array, ""], Int[Array, "boxes"]]:
@@ -242,21 +193,16 @@ class Sokoban:
             return (jnp.where(active, new, place), stopped | (active & ~legal)), None
 
         (end, stopped), _ = jax.lax.scan(make, (state.place, jnp.bool_(False)), moves)
-        status = jnp.where(room.distance[end] == 0, lists.SOLVED, jnp.where(stopped, lists.ILLEGAL, lists.DONE))
-        status = jnp.where(well_formed, status, lists.MALFORMED).astype(jnp.int32)
+        status = self.status_of(room.distance[end] == 0, stopped, well_formed)
         return SokobanAction(moves, well_formed, well_formed & (moves[0] >= 0) & ~stopped, end, status)
 
-    def act(self, state: SokobanState, role: str, tokens: Int[Array, "R"], where: Bool[Array, "R"]) -> SokobanState:
-        """The Tool's proposal is simulated and noted; the Planner's (or single agent's) list is made and ends the turn."""
-        said = jnp.where(where, tokens, self.tokenizer.pad_id)
-        moves, well_formed = lists.read_list(said, self.language.meaning, self.max_moves, self.stop_id)
-        acted = self.simulate(state, moves, well_formed)
-        index = [r.name for r in self.roles].index(role)
-        # what does not parse claims nothing: the claim before it stands, so that `safe` telescopes through it
-        claims = state.claims.at[index].set(jnp.where(well_formed, self._worth(state.room, acted.end), state.claims[index]))
-        if role == "tool":
-            return state._replace(proposal=acted, acted=acted, claims=claims)
-        return state._replace(place=acted.end, turn=state.turn + 1, status=acted.status, acted=acted, claims=claims)
+    def claim(self, state: SokobanState, acted: SokobanAction) -> Float[Array, ""]:
+        """The worth of the place where a list ended."""
+        return self._worth(state.room, acted.end)
+
+    def carried_out(self, state: SokobanState, acted: SokobanAction) -> SokobanState:
+        """Player and boxes stand where the list left them."""
+        return state._replace(place=acted.end)
 
     def rewards(self, before: SokobanState, after: SokobanState, role: str) -> Rewards:
         """What the role's macro-action earned, by `rewards_form`."""
@@ -272,7 +218,7 @@ class Sokoban:
             dead=room.distance[acted.end] >= FAR,
             before=potential(self.size, room.goals, start).astype(jnp.float32),
             after=potential(self.size, room.goals, boxes).astype(jnp.float32),
-            previous_worth=jnp.maximum(before.claims[[r.name for r in self.roles].index(role)], self._worth(room, before.place)),
+            previous_worth=jnp.maximum(before.claims[self.index(role)], self._worth(room, before.place)),
             worth=self._worth(room, acted.end),
             initial_worth=self._worth(room, room.place),
         )
@@ -313,6 +259,5 @@ class Sokoban:
 
         _, moves = jax.lax.scan(choose, state.place, jax.random.split(walk, self.max_moves))
         if role == "planner":
-            usable = (state.proposal.moves[0] >= 0) & (jax.random.uniform(copies) < repeat)
-            moves = jnp.where(usable, state.proposal.moves, moves)
+            moves = repeat_now_and_then(moves, state.proposal.moves, copies, repeat)
         return lists.write_list(moves.astype(jnp.int32), self.language.moves, self.stop_id, self.tokenizer.pad_id)

@@ -19,29 +19,20 @@ import functools
 
 import numpy as np
 
-from marl_llm.games.lists import STATUS, STOP
-from marl_llm.games.sokoban.rooms import MOVES
-from marl_llm.text import PieceTokenizer, train_pieces
+from marl_llm.games.kit.board import BoardLanguage
+from marl_llm.games.kit.grids import MOVES, offset_name
 
 PLAYER, BOX, GOAL, WALL = "A:", "$", "@", "#"
 
 
-def offset_name(row: int, column: int) -> str:
-    """`(-2, 1)` is `U2R1`; `(0, 0)` is `O`."""
-    vertical = f"{'U' if row < 0 else 'D'}{abs(row)}" if row else ""
-    horizontal = f"{'L' if column < 0 else 'R'}{abs(column)}" if column else ""
-    return vertical + horizontal or "O"
-
-
 @dataclasses.dataclass(frozen=True)
-class SokobanLanguage:
+class SokobanLanguage(BoardLanguage):
     """Ids of every word for rooms of `rows` by `columns` cells inside the border."""
 
     rows: int
     columns: int
     max_turns: int
     frame: str
-    speakers: tuple[str, ...]
 
     @functools.cached_property
     def names(self) -> np.ndarray:
@@ -51,18 +42,11 @@ class SokobanLanguage:
             return np.asarray([[f"r{r}c{c}" for r, c in cells]] * len(cells))
         return np.asarray([[offset_name(r - pr, c - pc) for r, c in cells] for pr, pc in cells])
 
-    @functools.cached_property
-    def tokenizer(self) -> PieceTokenizer:
-        """One sentencepiece piece per word of the protocol."""
-        words = [STOP, "|", *MOVES, *STATUS, *("+" + s for s in STATUS), *self.speakers]
-        words += [f"t{t}" for t in range(self.max_turns)]
+    def words(self) -> list[str]:
+        """All words, in the order of their ids."""
+        words = self.protocol(*MOVES)
         words += [f"{PLAYER}r{r}c{c}" for r in range(self.rows) for c in range(self.columns)]
-        words += [mark + name for mark in (BOX, GOAL, WALL) for name in dict.fromkeys(self.names.reshape(-1).tolist())]
-        return train_pieces(tuple(words))
-
-    def ids(self, *words: str) -> np.ndarray:
-        """Ids of words, int32 `[len(words)]`."""
-        return self.tokenizer.ids_of(words)
+        return words + [mark + name for mark in (BOX, GOAL, WALL) for name in dict.fromkeys(self.names.reshape(-1).tolist())]
 
     @functools.cached_property
     def players(self) -> np.ndarray:
@@ -83,6 +67,4 @@ class SokobanLanguage:
     @functools.cached_property
     def meaning(self) -> np.ndarray:
         """`[V]`: the move that a word means, -1 for none."""
-        means = np.full(self.tokenizer.vocab_size, -1, np.int32)
-        means[self.moves] = np.arange(4)
-        return means
+        return self.meanings(self.moves)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 
-from marl_llm.games.lists import LONGEST, answer_in
-from marl_llm.games.sokoban.rooms import MOVES, rows_of
+from marl_llm.games.kit.grids import MOVES
+from marl_llm.games.kit.lists import LONGEST, answer_in
+from marl_llm.games.sokoban.rooms import rows_of
 
 RESULTS = ("", "all its moves were made", "it was stopped by an illegal move", "it brought all boxes to goals", "it could not be read")
 _LIST = re.compile(r"\[?[A-Z\s,;\"']*\]?")

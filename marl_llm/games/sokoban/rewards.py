@@ -19,11 +19,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from marl_llm.games.kit.board_pay import LEGAL, MAIN, as_printed, by_outcome, telescoping
 from marl_llm.games.protocol import Rewards
 
 FORMS = ("safe", "paper", "outcome")
-FORMAT, LEGAL, MAIN = 0.1, 0.1, 0.8  # the coefficients of Appendix B.5, for both roles
-UNPARSABLE = 0.5  # what an unparsable answer costs under `safe`: more than an illegal one, else the form is lost while training
 
 
 class SokobanFacts(NamedTuple):
@@ -46,9 +45,7 @@ def paper(facts: SokobanFacts, *, executes: bool) -> Rewards:
     """Stronger-MAS Appendix B.5. `executes`: the Planner's design (deadlocks), else the Tool's (ψ)."""
     team = jnp.where(facts.solved, 1.0, facts.on_goals)
     main = {"deadlock_free": MAIN * ~facts.deadlock} if executes else {"potential": MAIN * (facts.after >= facts.before)}
-    parts = {"format": FORMAT * jnp.ones(()), "legal": LEGAL * facts.legal, **main}
-    parts = {name: jnp.where(facts.well_formed, part, 0.0) for name, part in parts.items()}
-    return Rewards(team, sum(parts.values()), parts, facts.well_formed)
+    return as_printed(facts.well_formed, team, {"legal": LEGAL * facts.legal, **main})
 
 
 def safe(facts: SokobanFacts) -> Rewards:
@@ -60,19 +57,10 @@ def safe(facts: SokobanFacts) -> Rewards:
     """
     gain = jnp.where(facts.well_formed, facts.worth - facts.previous_worth, 0.0) / (1.0 - facts.initial_worth)
     lost = facts.dead & (gain < 0)
-    parts = {
-        "format": -UNPARSABLE * ~facts.well_formed,
-        "legal": -LEGAL * (facts.well_formed & ~facts.legal),
-        "progress": MAIN * jnp.where(lost, 0.0, gain),
-        "deadlock": MAIN * jnp.where(lost, gain, 0.0),
-    }
-    return Rewards(gain, sum(parts.values()), parts, facts.well_formed)
+    parts = {"progress": MAIN * jnp.where(lost, 0.0, gain), "deadlock": MAIN * jnp.where(lost, gain, 0.0)}
+    return telescoping(facts.well_formed, facts.legal, gain, parts)
 
 
 def outcome(facts: SokobanFacts) -> Rewards:
-    """Stronger-MAS Appendix B.6: the team's success, and whether the output parses.
-
-    Inside a tree the episode's end is not known yet, so a branch's success is whether its own list solves the room.
-    """
-    local = facts.well_formed.astype(jnp.float32)
-    return Rewards((facts.well_formed & facts.solved).astype(jnp.float32), local, {"format": local}, facts.well_formed)
+    """Stronger-MAS Appendix B.6."""
+    return by_outcome(facts.well_formed, facts.solved)

@@ -15,13 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, UInt32
 
-from marl_llm.games.protocol import split_index
+from marl_llm.games.kit.grids import DELTAS, FAR, in_split, mixed
 
-FAR = 10_000  # moves from a place from which the room cannot be solved
-MOVES = "UDLR"
-DELTAS = np.asarray([[-1, 0], [1, 0], [0, -1], [0, 1]], np.int32)  # row, column of U, D, L, R
-BACK = np.asarray([1, 0, 3, 2], np.int32)  # the opposite of each move
-BUCKETS = 16  # of a room's hash: bucket 0 is validation, 1 is test, the rest is train: the order of `games.SPLITS`
 MAX_TRIES = 2048
 MAX_PLACES = 50_000
 
@@ -138,14 +133,7 @@ def fingerprint(walls: Bool[Array, "n"], goals: Int[Array, "boxes"], holders: In
     odd = np.random.default_rng(20_250_604).integers(0, 2**32, size=(4, n), dtype=np.uint32) | 1
     odd = jnp.asarray(odd)
     x = jnp.sum(walls.astype(jnp.uint32) * odd[0]) + jnp.sum(odd[1][goals]) + odd[2][holders[0]] + jnp.sum(odd[3][holders[1:]])
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # murmur3's finaliser
-        x = (x ^ (x >> shift)) * jnp.uint32(factor)
-    return x ^ (x >> 16)
-
-
-def in_split(print_: UInt32[Array, ""], split: str | Int[Array, ""]) -> Bool[Array, ""]:
-    """Whether a fingerprint belongs to a split. Every room belongs to exactly one, so the splits share no instance (law 12)."""
-    return jnp.minimum(print_ % BUCKETS, 2) == split_index(split)
+    return mixed(x)
 
 
 def random_room(

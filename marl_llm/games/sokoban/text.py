@@ -16,16 +16,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from marl_llm.games.hosted import map_tasks
-from marl_llm.games.programs import Applied, PuzzleRules, read_moves, write_moves
-from marl_llm.games.sokoban.game import Sokoban
-from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, text_workflow
+from marl_llm.games.kit.grids import STEPS
+from marl_llm.games.programs import Applied, PuzzleRules, read_moves, status_of, write_moves
+from marl_llm.games.sokoban.game import DISCOUNT, Sokoban
+from marl_llm.games.text_team import ACTIONS, PROMPT_TOKENS, RESPONSE_TOKENS, TextOptions, text_world
 from marl_llm.hints import check_word
 from marl_llm.workflows import ScriptTurn, WorkflowError, World
 
 Rows = tuple[str, ...]
 Cell = tuple[int, int]
-STEPS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
-DISCOUNT = 0.9  # a state that is e moves from its solution is worth DISCOUNT^e
 AT_MOST = 200  # moves of a list
 TASK = (
     "Push {boxes} in a room of {height} rows and {width} columns onto {goals}. The robot (A) moves one cell: U up (row - 1), D down "
@@ -158,7 +157,7 @@ def _applied(rows: Rows, room: RoomState, robot: Cell, boxes: frozenset[Cell], h
     after = drawn(rows, robot, boxes)
     return Applied(
         after,
-        "solved" if solved else "illegal" if hit else "done" if letters else "empty",
+        status_of(solved, hit, letters),
         legal=bool(letters) and not hit,
         left=left(after),
         team=1.0 if solved else len(boxes & room.goals) / len(boxes),
@@ -211,20 +210,10 @@ def sokoban_text(
     boxes_and_goals = ("the box", "the goal") if one else ("all boxes", "the goals")
     words = TASK.format(height=height, width=width, turns=turns, boxes=boxes_and_goals[0], goals=boxes_and_goals[1])
     prompts = ACTIONS._replace(results=RESULTS, proposal="Proposed path of the box" if by_box else ACTIONS.proposal)
-    workflow = text_workflow(
-        puzzle,
-        prompts,
-        agents=agents,
-        turns=turns,
-        rewards_form=rewards_form,
-        last_line=last_line,
-        max_prompt=max_prompt,
-        max_tokens=max_tokens,
-        propose=carry if by_box else None,
-        unread=0.5,
-    )
+    options = TextOptions(agents, turns, rewards_form, last_line, noise, max_prompt, max_tokens)
     tasks = map_tasks(game, rooms_seed, words + (BOX_PATH if by_box else ""), "room")
-    return World(workflow, tasks, "solved", None, room_player(by_box, noise), room_player(by_box, 1.0))
+    player = functools.partial(room_player, by_box)
+    return text_world(puzzle, prompts, options, tasks, player, propose=carry if by_box else None, unread=0.5)
 
 
 def room_player(by_box: bool, noise: float = 0.0) -> Callable[[ScriptTurn], str]:

@@ -1,9 +1,8 @@
 """Sudoku 4x4 (Stronger-MAS, Appendix B.3): a Tool proposes fills, a Planner makes them; or a single agent does both jobs.
 
-A device game: every method is pure `jnp` on one state, to be vmapped. Inside a turn the Tool speaks first; its proposal is simulated and
-shown to the Planner with its status. A fill is legal if it goes into a blank and its digit stands nowhere else in the row, column and box,
+A board game, see `kit.board`. A fill is legal if it goes into a blank and its digit stands nowhere else in the row, column and box,
 fills before it in the list included. A list with an illegal fill changes nothing (`illegal="drop"`) or ends there (`"stop"`). Clues and
-filled cells cannot be changed, so a grid is never worse than before but by legal fills that are wrong. At most `max_turns` turns.
+filled cells cannot be changed, so a grid is never worse than before but by legal fills that are wrong.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from marl_llm.games import lists
-from marl_llm.games.protocol import GameRole, Prompt, Rewards
+from marl_llm.games.kit import lists
+from marl_llm.games.kit.board import BoardGame, check_options, repeat_now_and_then
+from marl_llm.games.protocol import Prompt, Rewards
 from marl_llm.games.sudoku import language as words
 from marl_llm.games.sudoku import prose
 from marl_llm.games.sudoku import rewards as pay
 from marl_llm.games.sudoku.puzzles import CELLS, FEWEST_CLUES, LINE_PEERS, PEERS, SIDE, Puzzle, random_puzzle, rows_of, seen, solutions
-from marl_llm.hints import check_word
 
 
 class SudokuAction(NamedTuple):
@@ -49,14 +48,13 @@ class SudokuState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sudoku:
+class Sudoku(BoardGame):
     """The game's options. All are static; two games with equal options are equal.
 
     Raises `ValueError` with the field's name on an impossible value.
     """
 
     name: ClassVar[str] = "sudoku"
-    device: ClassVar[bool] = True
     floor: ClassVar[dict[str, float]] = {"noise": 1.0, "noisy": 1.0, "repeat": 0.0}
 
     max_fills: int = 6  # M, per list
@@ -67,48 +65,19 @@ class Sudoku:
     rewards_form: str = "safe"  # 'safe', 'paper' (B.3) or 'outcome' (B.6)
 
     def __post_init__(self):
-        choices = {
-            "agents": ("team", "single"),
-            "view": ("peers", "split", "raw"),
-            "illegal": ("drop", "stop"),
-            "rewards_form": pay.FORMS,
-        }
-        for field, allowed in choices.items():
-            check_word(f"sudoku.{field}", getattr(self, field), allowed)
-        for field, low, high in (("max_fills", 1, CELLS), ("max_turns", 1, 32)):
-            if not low <= getattr(self, field) <= high:
-                raise ValueError(f"sudoku.{field}={getattr(self, field)} is not in [{low}, {high}]")
+        words = dict(agents=("team", "single"), view=("peers", "split", "raw"), illegal=("drop", "stop"), rewards_form=pay.FORMS)
+        check_options(self, words, dict(max_fills=(1, CELLS), max_turns=(1, 32)))
 
-    # --- who speaks when -------------------------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def roles(self) -> tuple[GameRole, ...]:
-        """Tool and Planner, or the single agent."""
-        response = self.max_fills + 1
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """As `BoardGame`."""
         facts = 2 + (CELLS if self.view == "raw" else CELLS - FEWEST_CLUES)  # turn, status; cells
-        if self.agents == "single":
-            return (GameRole("solo", facts + 1, response),)
-        return (GameRole("tool", facts + 1, response), GameRole("planner", facts + self.max_fills + 2 + 1, response))
-
-    @functools.cached_property
-    def stages(self) -> tuple[tuple[str, ...], ...]:
-        """One role after the other."""
-        return tuple((role.name,) for role in self.roles)
+        return self.max_fills, facts, facts
 
     @functools.cached_property
     def language(self) -> words.SudokuLanguage:
         """All roles' words, the same vocabulary for team and single agent."""
-        return words.SudokuLanguage(self.max_turns, self.view, ("tool", "planner", "solo"))
-
-    @property
-    def tokenizer(self):
-        """The protocol's tokenizer, one piece per fact."""
-        return self.language.tokenizer
-
-    @functools.cached_property
-    def stop_id(self) -> int:
-        """The token that ends a response."""
-        return int(self.language.ids(lists.STOP)[0])
+        return words.SudokuLanguage(self.max_turns, self.view)
 
     def shows_boxes(self, role: str) -> bool:
         """Whether the role sees the digits of a blank's box."""
@@ -147,27 +116,20 @@ class Sudoku:
         """The grid is the solution."""
         return jnp.all(state.grid == state.puzzle.solution)
 
-    def outcome(self, state: SudokuState) -> Float[Array, ""]:
-        """1 when solved, else 0."""
-        return self.done(state).astype(jnp.float32)
-
     # --- prompts ---------------------------------------------------------------------------------------------------------
 
     def observe(self, state: SudokuState, role: str) -> Prompt:
         """The role's prompt; the language is described in `language.py`."""
         lang, pad = self.language, self.tokenizer.pad_id
-        turns = jnp.asarray(lang.ids(*(f"t{t}" for t in range(self.max_turns))))
         cells = jnp.arange(CELLS)
         if self.view == "raw":
             facts = jnp.asarray(lang.facts)[cells, state.grid]
         else:
             named = jnp.where(state.grid == 0, jnp.asarray(lang.facts)[cells, seen(state.grid, self.peers_of(role))], pad)
             facts = named[jnp.argsort(state.grid != 0, stable=True)[: CELLS - FEWEST_CLUES]]  # blanks first, and some padding
-        parts = [turns[jnp.minimum(state.turn, self.max_turns - 1)], jnp.asarray(lang.ids(*lists.STATUS))[state.status], facts]
+        parts = [*self.turn_and_status(state), facts]
         if role == "planner":
-            bar, *results = lang.ids("|", *("+" + status for status in lists.STATUS))
-            fills = state.proposal.fills
-            parts += [bar, jnp.where(fills >= 0, jnp.asarray(lang.fills)[fills], pad), jnp.asarray(results)[state.proposal.status]]
+            parts += self.proposed(state.proposal.fills, lang.fills, state.proposal.status)
         return lists.left_padded([*parts, lang.ids(role)], pad)
 
     def text(self, state: SudokuState, role: str) -> str:
@@ -198,21 +160,15 @@ class Sudoku:
         if self.illegal == "drop":
             grid = jnp.where(stopped, state.grid, grid)
         solved = jnp.all(grid == state.puzzle.solution)
-        status = jnp.where(solved, lists.SOLVED, jnp.where(stopped, lists.ILLEGAL, lists.DONE))
-        status = jnp.where(well_formed, status, lists.MALFORMED).astype(jnp.int32)
-        return SudokuAction(fills, well_formed, well_formed & ~stopped, grid, status)
+        return SudokuAction(fills, well_formed, well_formed & ~stopped, grid, self.status_of(solved, stopped, well_formed))
 
-    def act(self, state: SudokuState, role: str, tokens: Int[Array, "R"], where: Bool[Array, "R"]) -> SudokuState:
-        """The Tool's proposal is simulated and noted; the Planner's (or single agent's) fills are made and end the turn."""
-        said = jnp.where(where, tokens, self.tokenizer.pad_id)
-        fills, well_formed = lists.read_list(said, self.language.meaning, self.max_fills, self.stop_id)
-        acted = self.simulate(state, fills, well_formed)
-        index = [r.name for r in self.roles].index(role)
-        # what does not parse claims nothing: the claim before it stands, so that `safe` telescopes through it
-        claims = state.claims.at[index].set(jnp.where(well_formed, acted.grid, state.claims[index]))
-        if role == "tool":
-            return state._replace(proposal=acted, acted=acted, claims=claims)
-        return state._replace(grid=acted.grid, turn=state.turn + 1, status=acted.status, acted=acted, claims=claims)
+    def claim(self, state: SudokuState, acted: SudokuAction) -> Int[Array, "16"]:
+        """The grid at the end of a list."""
+        return acted.grid
+
+    def carried_out(self, state: SudokuState, acted: SudokuAction) -> SudokuState:
+        """The fills are made."""
+        return state._replace(grid=acted.grid)
 
     def rewards(self, before: SudokuState, after: SudokuState, role: str) -> Rewards:
         """What the role's macro-action earned, by `rewards_form`."""
@@ -221,7 +177,7 @@ class Sudoku:
         counts = jnp.zeros((CELLS,), jnp.int32).at[cells].add(listed)
         written = before.grid.at[jnp.where(listed, cells, CELLS)].set(acted.fills % SIDE + 1, mode="drop")  # all listed fills, legal or not
         twice = (written[:, None] == written[None]) & (written[:, None] > 0) & jnp.asarray(PEERS)
-        claim = before.claims[[r.name for r in self.roles].index(role)]
+        claim = before.claims[self.index(role)]
         facts = pay.SudokuFacts(
             well_formed=acted.well_formed,
             into_blanks=jnp.all((counts == 0) | ((counts == 1) & (before.grid == 0))),
@@ -275,8 +231,7 @@ class Sudoku:
         _, fills = jax.lax.scan(choose, state.grid, jax.random.split(fill_key, self.max_fills))
         fills = fills[jnp.argsort(fills < 0, stable=True)]  # a step without a fill leaves no gap
         if role == "planner":
-            usable = (state.proposal.fills[0] >= 0) & (jax.random.uniform(copies) < repeat)
-            fills = jnp.where(usable, state.proposal.fills, fills)
+            fills = repeat_now_and_then(fills, state.proposal.fills, copies, repeat)
         return lists.write_list(fills.astype(jnp.int32), self.language.fills, self.stop_id, self.tokenizer.pad_id)
 
 

@@ -18,9 +18,8 @@ import itertools
 
 import numpy as np
 
-from marl_llm.games.lists import STATUS, STOP
+from marl_llm.games.kit.board import BoardLanguage
 from marl_llm.games.sudoku.puzzles import CELLS, SIDE
-from marl_llm.text import PieceTokenizer, train_pieces
 
 NAMES = tuple(f"r{cell // SIDE + 1}c{cell % SIDE + 1}" for cell in range(CELLS))
 DIGITS = range(1, SIDE + 1)
@@ -32,28 +31,18 @@ def seen_name(digits: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class SudokuLanguage:
+class SudokuLanguage(BoardLanguage):
     """Ids of every word, for games of one view."""
 
     max_turns: int
     view: str
-    speakers: tuple[str, ...]
 
-    @functools.cached_property
-    def tokenizer(self) -> PieceTokenizer:
-        """One sentencepiece piece per word of the protocol."""
-        words = [STOP, "|", *STATUS, *("+" + s for s in STATUS), *self.speakers]
-        words += [f"t{t}" for t in range(self.max_turns)]
-        words += [f"{name}={digit}" for name, digit in itertools.product(NAMES, DIGITS)]
+    def words(self) -> list[str]:
+        """All words, in the order of their ids."""
+        words = self.protocol() + [f"{name}={digit}" for name, digit in itertools.product(NAMES, DIGITS)]
         if self.view == "raw":
-            words += [f"{name}=." for name in NAMES]
-        else:
-            words += [f"{name}:{seen_name(digits)}" for name, digits in itertools.product(NAMES, range(1 << SIDE))]
-        return train_pieces(tuple(words))
-
-    def ids(self, *words: str) -> np.ndarray:
-        """Ids of words, int32 `[len(words)]`."""
-        return self.tokenizer.ids_of(words)
+            return words + [f"{name}=." for name in NAMES]
+        return words + [f"{name}:{seen_name(digits)}" for name, digits in itertools.product(NAMES, range(1 << SIDE))]
 
     @functools.cached_property
     def fills(self) -> np.ndarray:
@@ -71,6 +60,4 @@ class SudokuLanguage:
     @functools.cached_property
     def meaning(self) -> np.ndarray:
         """`[V]`: the fill that a word means, -1 for none."""
-        means = np.full(self.tokenizer.vocab_size, -1, np.int32)
-        means[self.fills] = np.arange(CELLS * SIDE)
-        return means
+        return self.meanings(self.fills)

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from marl_llm.games.lists import LONGEST, answer_in
+from marl_llm.games.kit.lists import LONGEST, answer_in
 from marl_llm.games.sudoku.language import DIGITS, NAMES, seen_name
 from marl_llm.games.sudoku.puzzles import CELLS, SIDE, rows_of, seen
 from marl_llm.untrusted import Bounds, read_json

@@ -20,11 +20,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from marl_llm.games.kit.board_pay import LEGAL, MAIN, as_printed, by_outcome, telescoping
 from marl_llm.games.protocol import Rewards
 
 FORMS = ("safe", "paper", "outcome")
-FORMAT, LEGAL, MAIN = 0.1, 0.1, 0.8  # the coefficients of Appendix B.3, for both roles
-UNPARSABLE = 0.5  # what an unparsable answer costs under `safe`: more than an illegal one, else the form is lost while training
 
 
 class SudokuFacts(NamedTuple):
@@ -48,9 +47,7 @@ def paper(facts: SudokuFacts, *, executes: bool) -> Rewards:
         parts = {"legal": LEGAL * facts.consistent, "progress": MAIN * facts.filled}
     else:
         parts = {"execution": LEGAL * facts.into_blanks, "sanity": MAIN * facts.consistent}
-    parts = {"format": FORMAT * jnp.ones(()), **parts}
-    parts = {name: jnp.where(facts.well_formed, part, 0.0) for name, part in parts.items()}
-    return Rewards(facts.solved.astype(jnp.float32), sum(parts.values()), parts, facts.well_formed)
+    return as_printed(facts.well_formed, facts.solved.astype(jnp.float32), parts)
 
 
 def safe(facts: SudokuFacts) -> Rewards:
@@ -62,18 +59,10 @@ def safe(facts: SudokuFacts) -> Rewards:
     """
     gain = jnp.where(facts.well_formed, facts.worth - facts.previous_worth, 0.0)
     team = facts.solved.astype(jnp.float32) - facts.previous_solved.astype(jnp.float32)
-    parts = {
-        "format": -UNPARSABLE * ~facts.well_formed,
-        "legal": -LEGAL * (facts.well_formed & ~facts.legal),
-        "progress": MAIN * gain,
-    }
-    return Rewards(jnp.where(facts.well_formed, team, 0.0), sum(parts.values()), parts, facts.well_formed)
+    team = jnp.where(facts.well_formed, team, 0.0)
+    return telescoping(facts.well_formed, facts.legal, team, {"progress": MAIN * gain})
 
 
 def outcome(facts: SudokuFacts) -> Rewards:
-    """Stronger-MAS Appendix B.6: the team's success, and whether the output parses.
-
-    Inside a tree the episode's end is not known yet, so a branch's success is whether its own fills solve the puzzle.
-    """
-    local = facts.well_formed.astype(jnp.float32)
-    return Rewards((facts.well_formed & facts.solved).astype(jnp.float32), local, {"format": local}, facts.well_formed)
+    """Stronger-MAS Appendix B.6."""
+    return by_outcome(facts.well_formed, facts.solved)

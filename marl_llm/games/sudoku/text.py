@@ -20,7 +20,7 @@ from marl_llm.games.hosted import map_tasks
 from marl_llm.games.programs import Applied, PuzzleRules
 from marl_llm.games.sudoku.game import Sudoku
 from marl_llm.games.sudoku.puzzles import CELLS, GRIDS, PEERS, SIDE
-from marl_llm.games.text_team import PROMPT_TOKENS, RESPONSE_TOKENS, Prompts, text_workflow
+from marl_llm.games.text_team import PROMPT_TOKENS, RESPONSE_TOKENS, Prompts, TextOptions, text_world
 from marl_llm.untrusted import Bounds, read_json
 from marl_llm.workflows import FormatError, ScriptTurn, WorkflowError, World
 
@@ -154,19 +154,9 @@ def sudoku_text(
     Raises `ValueError` for a value out of its range.
     """
     puzzle = PuzzleRules("sudoku_text", fill, unsolved, read_fills, write_fills, _describe)
-    workflow = text_workflow(
-        puzzle,
-        PROMPTS,
-        agents=agents,
-        turns=turns,
-        rewards_form=rewards_form,
-        last_line=last_line,
-        max_prompt=max_prompt,
-        max_tokens=max_tokens,
-        unread=0.5,
-    )
+    options = TextOptions(agents, turns, rewards_form, last_line, noise, max_prompt, max_tokens)
     tasks = map_tasks(Sudoku(max_turns=turns), puzzles_seed, TASK, "puzzle")
-    return World(workflow, tasks, "solved", None, fill_player(noise), fill_player(1.0))
+    return text_world(puzzle, PROMPTS, options, tasks, fill_player, unread=0.5)
 
 
 def _describe(rows: Rows) -> str:

@@ -14,15 +14,16 @@ import math
 import random
 from collections.abc import Callable
 
+from marl_llm.games.kit.miniature import SHARES, word_speech
 from marl_llm.games.writing.reward import PAPER, Band, Constants
 from marl_llm.games.writing.team import TASKS, Shown, two_parts, writing_team
 from marl_llm.games.writing.transitions import CATEGORIES
+from marl_llm.hints import check_word
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.workflows import PlainText, Role, ScriptTurn, Task, World, plain
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.splits import check_split, drawn_tasks, split_of
 
-SHARES = {"train": 0.65, "validation": 0.15, "test": 0.20}
 FIRST, SECOND, VERBS = 24, 24, 16
 FACTS = (6, 10)
 STOPS = ("the", "a", "and", "of", "with", "for", "by", "as")
@@ -49,8 +50,7 @@ def notes_tokenizer() -> PieceTokenizer:
 
 def notes_speech() -> PlainText:
     """A text ends with `.`."""
-    tokenizer = notes_tokenizer()
-    return PlainText(tokenizer, (int(tokenizer.ids_of(["."])[0]),))
+    return word_speech(notes_tokenizer())
 
 
 @functools.cache
@@ -125,12 +125,6 @@ def random_writer(turn: ScriptTurn) -> str:
     return draw(4, 24) if turn.role.name == "first" else draw(8, 64)
 
 
-def word_salad(turn: ScriptTurn) -> str:
-    """An adversary: different words without any bearing on the post, in lengths that fit, with five connectives."""
-    salad = [f"p{i}" for i in range(FIRST)] + [f"q{i}" for i in range(SECOND)]
-    return " ".join(salad[:10]) if turn.role.name == "first" else " ".join([*CONNECTIVES[:5], *salad[9:30]])
-
-
 def notes(
     notes_seed: int = 0,
     style: str = "parallel",
@@ -150,8 +144,7 @@ def notes(
 
     Raises `WorkflowError` for an unknown word.
     """
-    if task not in TASKS:
-        raise WorkflowError(f"task={task!r} is unknown; choose one of {', '.join(TASKS)}")
+    check_word("task", task, TASKS, WorkflowError)
     constants = dataclasses.replace(CONSTANTS_OF[task], grounded=grounded)
     shown = Shown(own=lambda text: f"mine {text or 'none'} ", other=lambda text: f"other {text or 'none'}")
     workflow = writing_team(constants, notes_roles(style, constants), style, shown)

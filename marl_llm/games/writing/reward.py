@@ -20,6 +20,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from marl_llm.games.writing.transitions import CATEGORIES, STOP_WORDS
+from marl_llm.hints import check_word
 
 COMPONENTS = ("own_length", "length_ratio", "unique_ratio", "consistency", "coherence")
 MOST = {"own_length": 0.5, "length_ratio": 1.0, "unique_ratio": 0.5, "consistency": 0.6, "coherence": 0.4}
@@ -91,8 +92,7 @@ class Constants:
         if self.log_factor < 0:
             raise ValueError(f"log_factor={self.log_factor} is negative")
         for name, known in (("length_in", ("characters", "words")), ("where", ("second", "both"))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(known)}")
+            check_word(name, getattr(self, name), known)
         for name in ("grounding", "copied"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not in (0, 1]")
@@ -135,11 +135,6 @@ class WritingScore:
     def total(self) -> float:
         """In [0, 3]."""
         return math.fsum(self.components.values())
-
-    @property
-    def normalised(self) -> float:
-        """In [0, 1]."""
-        return self.total / TOTAL
 
 
 def plain_text(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from marl_llm.games.writing.graded import Graded
 from marl_llm.games.writing.reward import COMPONENTS, Constants
+from marl_llm.hints import check_word
 from marl_llm.workflows import FormatError, Role, Task, Workflow, compute, plain, repeat, sequence, together
 from marl_llm.workflows.efficiency import EFFICIENCY
 from marl_llm.workflows.errors import WorkflowError
@@ -97,8 +98,7 @@ def writing_team(constants: Constants | Graded, roles: Mapping[str, Role], style
 
     Raises `WorkflowError` for an unknown style.
     """
-    if style not in STYLES:
-        raise WorkflowError(f"style={style!r} is unknown; choose one of {', '.join(STYLES)}")
+    check_word("style", style, STYLES, WorkflowError)
 
     def score(post: str, first: str, second: str) -> dict[str, Any]:
         found = constants.score(first, second, post)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from marl_llm.games.descriptions import description_tasks
+from marl_llm.games.kit.datasets import check_two_files, split_tasks
 from marl_llm.games.writing.graded import Graded
 from marl_llm.games.writing.reward import PRESETS
 from marl_llm.games.writing.team import FIELDS, TASKS, load_texts, writing_roles, writing_team
-from marl_llm.workflows import World
+from marl_llm.hints import check_word
+from marl_llm.workflows import Task, World
 from marl_llm.workflows.errors import WorkflowError
-from marl_llm.workflows.rows import DataError, without
-from marl_llm.workflows.splits import hold_out, listed_tasks
+from marl_llm.workflows.rows import without
+from marl_llm.workflows.splits import listed_tasks
 
 
 def writing(
@@ -40,9 +42,8 @@ def writing(
 
     Raises `WorkflowError` for an unknown word, `DataError` for a file that cannot be used.
     """
-    for name, value, known in (("task", task, TASKS), ("constants", constants, (*PRESETS, "graded"))):
-        if value not in known:
-            raise WorkflowError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+    check_word("task", task, TASKS, WorkflowError)
+    check_word("constants", constants, (*PRESETS, "graded"), WorkflowError)
     if constants == "graded" and grounded:
         raise WorkflowError("grounded=True would have no effect: the graded reward reads the post already")
     of_task = Graded() if constants == "graded" else dataclasses.replace(PRESETS[constants][task], grounded=grounded)
@@ -51,12 +52,11 @@ def writing(
         if train or test:
             raise WorkflowError("train and test would have no effect: descriptions come with Python")
         return World(team, listed_tasks(description_tasks()), "return")
-    if not train or not test:
-        raise WorkflowError("train and test must name parquet, jsonl or json files of texts, e.g. --config.game.train=tldr/train.parquet")
+    check_two_files(train, test, WorkflowError)
     found, held_out = (load_texts(path, split, FIELDS[task], rows).tasks for path, split in ((train, "train"), (test, "test")))
-    found = without(found, held_out, "post").tasks
-    if len(found) < 5 or not held_out:
-        raise DataError(f"{train} has {len(found)} usable rows and {test} {len(held_out)}; 5 and 1 are needed at least")
-    rows_kept, validation = hold_out(found)
-    tasks = listed_tasks({"train": without(rows_kept, validation, "post").tasks, "validation": validation, "test": held_out})
+    tasks = split_tasks(_unlike(found, held_out), held_out, _unlike, train, test)
     return World(team, tasks, "return")
+
+
+def _unlike(tasks: list[Task], others: list[Task]) -> list[Task]:
+    return without(tasks, others, "post").tasks

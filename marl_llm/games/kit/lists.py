@@ -36,10 +36,14 @@ def read_list(tokens: Int[Array, "R"], meaning: np.ndarray, longest: int, stop_i
       tokens: padded behind its end. meaning: `[V]`, what each word means, -1 of a word that may not stand in the list.
     A response parses if it has known words alone, at most `longest`, up to the stop word. One that does not means nothing: all -1.
     """
+    return accepted(tokens, jnp.asarray(meaning, jnp.int32)[tokens[:longest]], stop_id)
+
+
+def accepted(tokens: Int[Array, "R"], means: Int[Array, "M"], stop_id: int) -> tuple[Int[Array, "M"], Bool[Array, ""]]:
+    """As `read_list`, of a response whose first words have these meanings."""
     stop = tokens == stop_id
     ended = jnp.any(stop)
-    listed = jnp.arange(longest) < jnp.where(ended, jnp.argmax(stop), 0)
-    means = jnp.asarray(meaning, jnp.int32)[tokens[:longest]]
+    listed = jnp.arange(means.shape[0]) < jnp.where(ended, jnp.argmax(stop), 0)
     good = ended & jnp.all((means >= 0) | ~listed)
     return jnp.where(listed & good, means, -1), good
 

@@ -1,22 +1,161 @@
-"""The worlds of MathChat: `chain_maths`, which tiny models play, and `math_chat` on competition problems."""
+"""The worlds of maths. Reasoner and Python user (Stronger-MAS): `sums`, `maths_debate`; with a judge `sums_ensemble`, `maths_ensemble`.
+MathChat (MAPPA): `chain_maths`, `math_chat`. `sums...` and `chain_maths` are generated, for tiny models.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
+from typing import Any
 
+from marl_llm.games.kit.datasets import apart_from_test, check_two_files, split_tasks, unlike
+from marl_llm.games.kit.miniature import SHARES
 from marl_llm.games.maths import chain, chain_coach
 from marl_llm.games.maths.chat import NO_PROGRAM, ChatTools, chat_roles
 from marl_llm.games.maths.chat import math_chat as math_chat_workflow
 from marl_llm.games.maths.competitions import check_apart, load_competition, pool_of
-from marl_llm.games.maths.data import understood_by
-from marl_llm.games.maths.sums import SHARES
-from marl_llm.workflows import ActionView, CoachGuide, World
-from marl_llm.workflows.rows import DataError
+from marl_llm.games.maths.data import load_maths, understood_by
+from marl_llm.games.maths.debate import Answers, debate_roles, single_reasoner
+from marl_llm.games.maths.debate import maths_debate as debate_team
+from marl_llm.games.maths.ensemble import ORDER
+from marl_llm.games.maths.ensemble import maths_ensemble as ensemble_team
+from marl_llm.games.maths.sums import HIDDEN as SUMS_HIDDEN
+from marl_llm.games.maths.sums import SumAnswers, sums_judge, sums_player, sums_roles, sums_speech, sums_task
+from marl_llm.workflows import ActionView, CoachGuide, Task, World
+from marl_llm.workflows.rows import DataError, log_dropped
 from marl_llm.workflows.splits import Tasks, drawn_tasks, hold_out, listed_tasks
 
-log = logging.getLogger(__name__)
 SUCCESS = "The answer of the Verifier, who speaks last, decides whether the team succeeds."
+
+
+def sums(
+    sums_seed: int = 0,
+    least: int = 2,
+    most: int = 3,
+    rare: float = 0.25,
+    agents: str = "team",
+    turns: int = 2,
+    rewards_form: str = "safe",
+    slip: float = 0.2,
+    misreading: float = 1.0,
+    adopt: float = 0.5,
+) -> World:
+    """Reasoner and Python user on generated word problems; programs run in the sandbox.
+
+    Args:
+      least, most: operations of a problem.
+      rare: how much more seldom the second reading of `grows` is meant.
+      agents: "team", or "single": the reasoner alone.
+      turns: most turns.
+      rewards_form: "paper" (Appendix B.1), "safe" or "outcome" (B.6), see `workflows.forms`.
+      slip, misreading, adopt: habits of the scripted player, see `maths.sums_player`.
+    """
+    roles = sums_roles()
+    roles = roles if agents == "team" else {"reasoner": roles["reasoner"]}
+    answers = SumAnswers(strict=rewards_form == "safe")
+    workflow = debate_team(answers, roles, agents, turns, rewards_form, ("problem",), SUMS_HIDDEN)
+    tasks = drawn_tasks(lambda split, number: sums_task(split, sums_seed, number, least, most, rare), SHARES)
+    return World(workflow, tasks, "correct", sums_speech(), sums_player(slip, misreading, adopt))
+
+
+def sums_ensemble(
+    reasoners: int = 3,
+    users: int = 3,
+    sums_seed: int = 0,
+    least: int = 2,
+    most: int = 3,
+    rare: float = 0.25,
+    rewards_form: str = "safe",
+    slip: float = 0.2,
+    misreading: float = 1.0,
+    noise: float = 0.5,
+    group_seats: bool = False,
+) -> World:
+    """N reasoners, M Python users and a judge on the problems of `sums`; `noise` is the scripted judge's, other options as `sums`.
+
+    With `group_seats` the seats of one role are candidates for their common prompt.
+    """
+    answers = SumAnswers(strict=rewards_form == "safe")
+    roles = {**sums_roles(), "judge": sums_judge()}
+    workflow = ensemble_team(answers, reasoners, users, roles, rewards_form, ("problem",), SUMS_HIDDEN, group_seats=group_seats)
+
+    def draw(split, number):
+        return _with_order(sums_task(split, sums_seed, number, least, most, rare))
+
+    script = sums_player(slip, misreading, noise=noise)
+    return World(workflow, drawn_tasks(draw, SHARES), "correct", sums_speech(), script)
+
+
+def maths_debate(
+    train: str = "",
+    test: str = "",
+    agents: str = "team",
+    turns: int = 4,
+    rewards_form: str = "safe",
+    difficulty: str = "",
+    bad_rows: str = "refuse",
+    timeout_s: float = 10.0,
+    max_prompt: int = 8192,
+    max_tokens: int = 4096,
+) -> World:
+    """Reasoner and Python user on problems in the schemas of `maths.data`; math-verify compares answers, programs run in the sandbox.
+
+    Args:
+      train, test: files; the last rows of the first are the validation split. Training problems that are test problems too are left out.
+      agents, turns, rewards_form: as `sums`; the single agent of the paper has one turn.
+      difficulty: only training rows of this difficulty, e.g. Polaris's "5/8".
+      bad_rows: "refuse" rows that cannot be used, or "drop" and count them.
+      timeout_s: of one program.
+      max_prompt, max_tokens: of each role.
+    """
+    answers = Answers(rewards_form == "safe", timeout_s)
+    try:
+        tasks = _maths_tasks(answers, train, test, difficulty, bad_rows)
+        size = (max_tokens, max_prompt)
+        roles = debate_roles(*size) if agents == "team" else {"reasoner": single_reasoner(*size)}
+        workflow = debate_team(answers, roles, agents, turns, rewards_form)
+        return World(workflow, tasks, "correct", close=answers.close)
+    except BaseException:
+        answers.close()
+        raise
+
+
+def maths_ensemble(
+    train: str = "",
+    test: str = "",
+    reasoners: int = 3,
+    users: int = 3,
+    rewards_form: str = "safe",
+    difficulty: str = "",
+    bad_rows: str = "refuse",
+    timeout_s: float = 10.0,
+    group_seats: bool = False,
+) -> World:
+    """N reasoners, M Python users and a judge; options as `maths_debate` and `sums_ensemble`."""
+    answers = Answers(rewards_form == "safe", timeout_s)
+    try:
+        tasks = _maths_tasks(answers, train, test, difficulty, bad_rows)
+
+        def ordered(split, first, count):
+            return [_with_order(task) for task in tasks(split, first, count)]
+
+        workflow = ensemble_team(answers, reasoners, users, None, rewards_form, group_seats=group_seats)
+        return World(workflow, ordered, "correct", close=answers.close)
+    except BaseException:
+        answers.close()
+        raise
+
+
+def _maths_tasks(answers: Any, train: str, test: str, difficulty: str, bad_rows: str) -> Tasks:
+    check_two_files(train, test)
+    understood = understood_by(answers.checker)
+    rows = load_maths(train, "train", understood, difficulty, bad_rows)
+    found = load_maths(test, "test", understood, bad_rows=bad_rows)
+    return split_tasks(apart_from_test(rows, found, "problem", train, test), found.tasks, unlike("problem"), train, test)
+
+
+def _with_order(task: Task) -> Task:
+    """The task with what its ballot is shuffled by."""
+    return dataclasses.replace(task, fields={**task.fields, ORDER: f"{task.split} {task.number}"})
 
 
 def chain_maths(
@@ -128,13 +267,11 @@ def _feedback(view: ActionView) -> str:
 
 
 def _competition_tasks(tools: ChatTools, train: str, test: str, pool: int, pool_seed: int, bad_rows: str) -> Tasks:
-    if not train or not test:
-        raise ValueError("train and test must name json, jsonl or parquet files, e.g. --config.game.train=AIME_1983_2024.json")
+    check_two_files(train, test)
     understood = understood_by(tools.answers.checker)
     rows, held_out = (load_competition(path, split, understood, bad_rows) for path, split in ((train, "train"), (test, "test")))
     for path, loaded in ((train, rows), (test, held_out)):
-        for reason, count in sorted(loaded.dropped.items()):
-            log.warning("%s: %d rows are left out: %s", path, count, reason)
+        log_dropped(path, loaded)
     drawn = pool_of(rows.tasks, pool, pool_seed)
     if len(drawn) < 5:
         raise DataError(f"{train} has {len(drawn)} usable rows; at least 5 are needed, for the last fifth is the validation split")
