@@ -34,6 +34,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),  # there are no tools to choose from
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (False, True),
+    "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh"),  # a model thinks as its chat template says
 }
 EMPTY_IN_MESSAGES = ("name", "refusal", "tool_calls", "function_call", "audio", "annotations")  # taken where they say nothing
 

@@ -17,6 +17,7 @@ from marl_llm.text import pieces_of, unknown_words
 from marl_llm.tools.chat import ChatReply, Message, Options
 
 MOST_CHARACTERS = 32  # of a prompt, per token that is served; encoding more takes 200 bytes of memory a character, only to be refused
+OVER_BUDGET = ("cap", "refuse")
 Answer = Callable[[Sequence[Message], Options], ChatReply]
 
 
@@ -43,6 +44,8 @@ class PolicyAnswers:
       max_prompt, max_tokens: what the engine's lane holds; `max_tokens` is also that of a request that names none, or more.
       timeout_s: of one reply in the engine; what there is by then comes back with the finish reason "length".
       version: of the parameters, told beside what was drawn; None: how often the engine was given new ones.
+      over_budget: what becomes of a request for more tokens than `max_tokens`: "cap" cuts it to them, "refuse" refuses it. Raises
+        `ValueError` for another word.
     """
 
     engine: Any
@@ -52,6 +55,11 @@ class PolicyAnswers:
     max_tokens: int
     timeout_s: float | int | None
     version: int | None = None
+    over_budget: str = "cap"
+
+    def __post_init__(self):
+        if self.over_budget not in OVER_BUDGET:
+            raise ValueError(f"over_budget={self.over_budget!r} must be one of {', '.join(OVER_BUDGET)}")
 
     def __call__(self, messages: Sequence[Message] | str, options: Options) -> ChatReply:
         """The reply. In place of messages there may be a text, which the model continues as it stands. Raises `RequestError` for messages
@@ -111,6 +119,9 @@ class PolicyAnswers:
             )
         if not 0 < len(ids) <= self.max_prompt:
             raise RequestError(f"request refused: the prompt has {len(ids)} tokens, 1 to {self.max_prompt} are served")
+        if self.over_budget == "refuse" and (options.max_tokens or 0) > self.max_tokens:
+            most = f"a reply of {self.model!r} has at most {self.max_tokens}"
+            raise RequestError(f"request refused: max_tokens={options.max_tokens}, but {most}")
         settings = Settings(
             temperature=1.0 if options.temperature is None else float(options.temperature),
             top_p=1.0 if options.top_p is None else float(options.top_p),
