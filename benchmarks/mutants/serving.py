@@ -2,6 +2,7 @@
 
 G, S, H = "marl_llm/local_server.py", "marl_llm/serving/", "marl_llm/tools/_http.py"
 GUARD, SERVING = "tests/test_local_server.py", "tests/serving/test_serving.py"
+TOOLS = "tests/serving/test_tools_served.py"
 
 FAULTS = {
     (G, GUARD): {
@@ -48,19 +49,37 @@ FAULTS = {
     (S + "completions.py", SERVING): {
         "a budget of one is refused": ("min(budgets) < 1:", "min(budgets) <= 1:"),
         "the larger budget is bounded alone": ("if budgets and min(budgets) < 1:", "if budgets and max(budgets) < 1:"),
-        "usage is told unasked": ("        if usage:\n", "        if True:\n"),
-        "streams have no usage's total": ("\"usage\": used | {\"total_tokens\": sum(used.values())}})", "\"usage\": used})"),
+        "usage is told unasked": ("        if self._usage:\n", "        if True:\n"),
+        "an answer has no total of tokens": ("\"total_tokens\": prompt + drawn", "\"total_tokens\": drawn"),
         "greedy is temperature one": ("given.get(\"temperature\") == 0, kind", "given.get(\"temperature\") == 1, kind"),
         "a reward may be huge": ("abs(value) < 1e30", "abs(value) < 1e300"),
         "an endless top_p is taken": ("options.keys() & {\"temperature\", \"top_p\"}", "options.keys() & {\"temperature\"}"),
         "rewards alone pay nobody": ("if not (\"reward\" in given or by_model)", "if not (\"reward\" in given)"),
-        "messages to completions are ignored": ("if (other := \"messages\" if kind == \"completions\" else \"prompt\") in given:", "if (other := \"prompt\") in given and kind != \"completions\":"),
-        "a function's call is taken of a user": ("if content is None and message[\"role\"] == \"assistant\":", "if content is None:"),
-        "a completion tells no tokens of the prompt": ("used = {\"prompt_tokens\": reply.prompt_tokens or 0, \"completion_tokens\": reply.completion_tokens or 0}\n    told", "used = {\"prompt_tokens\": 0, \"completion_tokens\": reply.completion_tokens or 0}\n    told"),
+        "messages to completions are ignored": ("(\"messages\", *TOOLS) if kind", "TOOLS if kind"),
+        "an answer tells no tokens of the prompt": ("choices[0].reply.prompt_tokens or 0", "0"),
         "true is taken for 1": ("value == neutral and isinstance(value, bool) == isinstance(neutral, bool)", "value == neutral"),
-        "a part that is no text is left out": ("        raise ValueError(f'{where}: parts like", "        return \"\"\n        raise ValueError(f'{where}: parts like"),
         "the larger of two budgets counts": ("max_tokens=min(budgets, default=None)", "max_tokens=max(budgets, default=None)"),
-        "every chunk names the role": ("        self._first = False\n", ""),
+        "every chunk names the role": ("        self._begun.add(number)\n", ""),
+    },
+    (S + "tool_messages.py", SERVING): {
+        "a developer speaks as a developer": ("\"system\" if message[\"role\"] == \"developer\" else message[\"role\"]", "message[\"role\"]"),
+        "a content of null is taken of a user": ("if content is None and role == \"assistant\":", "if content is None:"),
+        "a part that is no text is left out": ("        raise ValueError(f'{where}: parts like", "        return \"\"\n        raise ValueError(f'{where}: parts like"),
+    },
+    (S + "tool_messages.py", TOOLS): {
+        "answers stand as they came": ("ordered += [answers[call] for call in calls]", "ordered += answers.values()"),
+        "a call may have no answer": ("if missing := [call for call in calls if call not in answers]:", "if missing := []:"),
+        "calls are read where none are wanted": ("return bool(self.tools) and self.choice != \"none\"", "return bool(self.tools)"),
+        "any tool may be named": ("if function[\"name\"] not in names:", "if False:"),
+    },
+    (S + "expected.py", TOOLS): {
+        "a call of any tool will do": ("use.name not in called,", "not called,"),
+        "a tool that is not offered may be called": ("            return False\n", "            return True\n"),
+    },
+    (S + "json_schema.py", TOOLS): {
+        "a schema may go round for ever": ("if self._steps > MAX_STEPS or references > 64:", "if references > 64:"),
+        "true is the number 1": ("        return value is other\n", "        return value == other\n"),
+        "a required value may be missing": ("if not all(name in value for name in schema.get(\"required\", ())):", "if False:"),
     },
     (H, "tests/tools/test_http.py"): {
         "no connection is kept": ("keepalive_expiry=KEEP_S", "keepalive_expiry=0"),
@@ -84,11 +103,10 @@ FAULTS = {
         "a prompt of just the lane is refused": ("if not 0 < len(ids) <= self.max_prompt:", "if not 0 < len(ids) < self.max_prompt:"),
         "a prompt of just the most characters is refused": (") > MOST_CHARACTERS * self.max_prompt:", ") >= MOST_CHARACTERS * self.max_prompt:"),
         "a stream's request goes on when its client left": ("            handle.cancel()\n            raise", "            raise"),
-        "a developer speaks as a developer": ("roles, talk = {\"developer\": \"system\"}, None", "roles, talk = {}, None"),
         "sampled log-probs need not be finite": ("for name in (\"log_probs\", \"sampled_log_probs\"):\n        if not", "for name in (\"log_probs\",):\n        if not"),
+        "the seed forgets the messages' order of keys": ("sort_keys=True).encode()).digest()", "sort_keys=False).encode()).digest()"),
         "whatever ended a reply is its length": ("finish = \"stop\" if done.finish == \"stop\" else \"length\"", "finish = \"length\" if done.finish == \"length\" else \"stop\""),
-        "a word that is unknown is encoded": ("if unknown := [word for text in texts", "if unknown := [word for text in texts[:1]"),
-        "the seed forgets the messages' order of keys": ("sort_keys=True).encode()\n    digest", "sort_keys=False).encode()\n    digest"),
+        "a word that is unknown is encoded": ("for text in asked.texts() for word", "for text in asked.texts()[:1] for word"),
         "a text's stop id is kept": ("self.speech.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.speech.stop_ids else drawn)", "self.speech.tokenizer.decode(drawn)"),
         "a prompt of any length is encoded": ("> MOST_CHARACTERS * self.max_prompt:", "> 10**9:"),
         "a request may ask for more than the lane holds": ("min(options.max_tokens or self.max_tokens, self.max_tokens)", "options.max_tokens or self.max_tokens"),

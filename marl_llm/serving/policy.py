@@ -7,13 +7,14 @@ import hashlib
 import json
 import math
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
 from marl_llm.serving.certain import CertainText, text_before
-from marl_llm.text import Message as Said
-from marl_llm.text import pieces_of, unknown_words
+from marl_llm.serving.tool_messages import call_of, said_by
+from marl_llm.text import Reply, ToolCall, pieces_of, unknown_words
+from marl_llm.text.replies import read_reply
 from marl_llm.tools.chat import ChatReply, Message, Options
 
 MOST_CHARACTERS = 32  # of a prompt, per token that is served; encoding more takes 200 bytes of memory a character, only to be refused
@@ -30,6 +31,58 @@ def check_numbers(reply: ChatReply) -> None:
     for name in ("log_probs", "sampled_log_probs"):
         if not all(map(math.isfinite, (reply.sampled or {}).get(name, ()))):
             raise NotFinite("its log-probs are not finite: do its parameters hold NaN or infinity?")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelRequest:
+    """What a model is asked.
+
+    Attributes:
+      messages: of a chat, in OpenAI's form (`tool_messages.read_messages`); or a text, which the model continues as it stands.
+      options: how to draw.
+      tools: that are offered, as chat templates read them.
+      reads_calls: whether calls to them are taken out of the reply's text; else they remain text.
+    """
+
+    messages: Sequence[Mapping[str, Any]] | str
+    options: Options = Options()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    reads_calls: bool = False
+
+    def texts(self) -> list[str]:
+        """What is said."""
+        return [self.messages] if isinstance(self.messages, str) else [message["content"] for message in self.messages]
+
+    def characters(self) -> int:
+        """Of all that is said, offered and called."""
+        texts = [text for text in self.texts() if isinstance(text, str)]
+        if not isinstance(self.messages, str):
+            texts += [json.dumps(message["tool_calls"]) for message in self.messages if "tool_calls" in message]
+        return sum(map(len, texts)) + (len(json.dumps(self.tools)) if self.tools else 0)
+
+    def seed(self) -> tuple[int, ...]:
+        """Four numbers below 2**31 of what a reply depends on."""
+        said: list[Any] = [self.messages if isinstance(self.messages, str) else list(self.messages), self.options.seed]
+        said += [list(self.tools)] if self.tools else []
+        digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
+        return tuple(int.from_bytes(digest[4 * i : 4 * i + 4], "big") % 2**31 for i in range(4))
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyReply(ChatReply):
+    """A reply of an engine's model.
+
+    Attributes:
+      tool_calls: in OpenAI's form.
+      malformed: tool calls that cannot be read, or are cut off; they remain text.
+      shown: the text that a stream says: without thinking, whether or not the reply was cut off.
+      talk: the conversation with this reply, as ids; None of a text that was continued.
+    """
+
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    malformed: int = 0
+    shown: str = ""
+    talk: Any = dataclasses.field(default=None, compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +117,7 @@ class PolicyAnswers:
     def __call__(self, messages: Sequence[Message] | str, options: Options) -> ChatReply:
         """The reply. In place of messages there may be a text, which the model continues as it stands. Raises `RequestError` for messages
         that cannot be served, and `NotFinite`."""
-        request, talk = self._request(messages, options)
-        return self._reply(request, talk, self.engine.submit(request).result())
+        return self.reply_to(ModelRequest(messages, options))
 
     def stream(self, messages: Sequence[Message] | str, options: Options, say: Callable[[str], None]) -> ChatReply:
         """The same reply. `say` gets its text in pieces while it is drawn, a piece per chunk of the engine.
@@ -73,33 +125,36 @@ class PolicyAnswers:
         A piece holds whole characters. Thinking and tool calls are held back, as they are no part of a reply's text. A reply that is cut
         off after its thinking is said without the thinking, which `text` of the whole reply has. What `say` raises ends the request.
         """
-        request, talk = self._request(messages, options)
+        return self.reply_to(ModelRequest(messages, options), say)
+
+    def reply_to(self, asked: ModelRequest, say: Callable[[str], None] | None = None) -> PolicyReply:
+        """The reply to a request with tools; see `__call__`, and `stream` for `say`."""
+        request, talk = self._request(asked)
+        if say is None:
+            return self._reply(asked, request, talk, self.engine.submit(request).result())
         chunks: queue.SimpleQueue = queue.SimpleQueue()
-        handle, drawn, pieces = self.engine.submit(request, chunks.put), [], []
-        certain = CertainText(self.speech, talk, request.stop_strings)
+        handle, pieces = self.engine.submit(request, chunks.put), []
+        certain = CertainText(self.speech, talk, request.stop_strings, hides_calls=asked.reads_calls or not asked.tools)
         try:
             while (chunk := chunks.get()) is not None:
-                drawn += chunk.tolist()
                 if piece := certain.read(chunk.tolist()):
                     say(piece)
                     pieces.append(piece)
         except BaseException:
             handle.cancel()
             raise
-        reply = self._reply(request, talk, handle.result())
+        reply = self._reply(asked, request, talk, handle.result())
         said, whole = "".join(pieces), reply.text
         if talk is not None and not whole.startswith(said):  # thinking that was not said, or blanks that a tool call takes away
-            content = self.speech.read(self.speech.reply(talk, drawn)).content
-            said, whole = said.lstrip(), text_before(content, request.stop_strings).lstrip()
+            said, whole = said.lstrip(), reply.shown.lstrip()
         if whole.startswith(said) and whole != said:
             say(whole[len(said) :])
         return reply
 
-    def _request(self, messages: Sequence[Message] | str, options: Options) -> tuple[Request, Any]:
+    def _request(self, asked: ModelRequest) -> tuple[Request, Any]:
         """(request, conversation, or None for a text)."""
-        roles, talk = {"developer": "system"}, None
-        texts = [messages] if isinstance(messages, str) else [one["content"] for one in messages]
-        if (characters := sum(len(text) for text in texts if isinstance(text, str))) > MOST_CHARACTERS * self.max_prompt:
+        messages, options, talk = asked.messages, asked.options, None
+        if (characters := asked.characters()) > MOST_CHARACTERS * self.max_prompt:
             raise RequestError(
                 f"request refused: the prompt has {characters:,} characters, which do not fit in the {self.max_prompt} tokens that are "
                 "served"
@@ -108,11 +163,13 @@ class PolicyAnswers:
             if isinstance(messages, str):
                 ids = tuple(self.speech.tokenizer.encode(messages))
             else:
-                talk = self.speech.start([Said(roles.get(one["role"], one["role"]), one["content"]) for one in messages])
+                said = said_by(messages)
+                talk = self.speech.start(said, asked.tools) if asked.tools else self.speech.start(said)
                 ids = tuple(talk.ids)
         except (ValueError, TypeError) as error:
-            raise RequestError(f"request refused: the model's format cannot hold these messages: {error}") from error
-        if unknown := [word for text in texts for word in unknown_words(self.speech.tokenizer, text)]:
+            reason = " ".join(str(error).split())
+            raise RequestError(f"request refused: the model's format cannot hold these messages: {reason}") from error
+        if unknown := [word for text in asked.texts() for word in unknown_words(self.speech.tokenizer, text)]:
             raise RequestError(
                 f"request refused: the model's vocabulary lacks {len(unknown)} of the words ({', '.join(map(repr, unknown[:8]))}): it was "
                 "made for one game, and reads that game's words alone"
@@ -127,7 +184,7 @@ class PolicyAnswers:
             top_p=1.0 if options.top_p is None else float(options.top_p),
         )
         stops, budget = tuple(options.stop or ()), min(options.max_tokens or self.max_tokens, self.max_tokens)
-        seed = _seed(messages, options)
+        seed = asked.seed()
         return Request(ids, seed, budget, self.model, settings, tuple(self.speech.stop_ids), stops, self.timeout_s), talk
 
     def log_probs(self, reply: ChatReply) -> list[dict[str, Any]]:
@@ -139,22 +196,46 @@ class PolicyAnswers:
     def _without_stop(self, drawn: list[int]) -> str:
         return self.speech.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.speech.stop_ids else drawn)
 
-    def _reply(self, request: Request, talk: Any, done: Completion) -> ChatReply:
+    def _reply(self, asked: ModelRequest, request: Request, talk: Any, done: Completion) -> PolicyReply:
         drawn = done.tokens.tolist()
+        calls: tuple[ToolCall, ...] = ()
+        malformed, after = 0, None
         if talk is None:
-            text = self._without_stop(drawn)
+            text = shown = self._without_stop(drawn)
         else:
-            reply = self.speech.read(self.speech.reply(talk, drawn))
-            text = reply.content if reply.finished else self.speech.tokenizer.decode(drawn)
+            after = self.speech.reply(talk, drawn)
+            read = self.speech.read(after)
+            shown = read.content
+            if asked.tools:
+                shown, calls, malformed = self._called(asked, talk, drawn, read)
+            text = shown if read.finished else self.speech.tokenizer.decode(drawn)
         version, drawing = done.version if self.version is None else self.version, request.settings
         sampled = {"prompt": list(request.prompt), "ids": drawn, "version": version}
         sampled |= {"temperature": drawing.temperature, "top_p": drawing.top_p}
         sampled |= {name: getattr(done, name).tolist() for name in ("log_probs", "sampled_log_probs")}
-        text = text_before(text, request.stop_strings)
+        text, shown = text_before(text, request.stop_strings), text_before(shown, request.stop_strings)
         finish = "stop" if done.finish == "stop" else "length"
-        reply = ChatReply(text, finish, len(request.prompt), len(drawn), sampled=sampled)
+        named = tuple(call_of(_id_of(request.seed, place), call.name, call.arguments) for place, call in enumerate(calls))
+        counts = len(request.prompt), len(drawn)
+        reply = PolicyReply(text, finish, *counts, sampled=sampled, tool_calls=named, malformed=malformed, shown=shown, talk=after)
         check_numbers(reply)
         return reply
+
+    def _called(self, asked: ModelRequest, talk: Any, drawn: list[int], read: Reply) -> tuple[str, tuple[ToolCall, ...], int]:
+        """(text, calls, number of malformed calls) of a reply to a request with tools.
+
+        A reply with a call that cannot be read, or is cut off, remains text as a whole: half of it would be misread.
+        """
+        opened = [*talk.turns[-1].opening, *(drawn[:-1] if read.finished else drawn)]
+        whole = read_reply(self.speech.tokenizer.decode(opened), read.finished, self.speech.thinks, None).content
+        if not asked.reads_calls:
+            return whole, (), 0
+        reader = self.speech.call_reader
+        cut_off = reader.anywhere and any(mark in read.content for mark in reader.marks)
+        malformed = len(read.broken_calls) + cut_off
+        if malformed or not read.finished or not read.tool_calls:
+            return whole, (), malformed
+        return read.content, read.tool_calls, 0
 
 
 def policy_answers(
@@ -165,8 +246,6 @@ def policy_answers(
     return PolicyAnswers(engine, model, speech, max_prompt, max_tokens, timeout_s, version)
 
 
-def _seed(messages: Sequence[Message] | str, options: Options) -> tuple[int, ...]:
-    """Four numbers below 2**31 of what a reply depends on."""
-    said = json.dumps([messages if isinstance(messages, str) else list(messages), options.seed], sort_keys=True).encode()
-    digest = hashlib.sha256(said).digest()
-    return tuple(int.from_bytes(digest[4 * i : 4 * i + 4], "big") % 2**31 for i in range(4))
+def _id_of(seed: Sequence[int], place: int) -> str:
+    """The ID of a reply's call: equal requests get equal replies, to the letter."""
+    return f"call_{hashlib.sha256(json.dumps([*seed, place]).encode()).hexdigest()[:24]}"

@@ -7,6 +7,7 @@ Retry-After. Nothing that anybody says is logged or kept, unless `record` asks f
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import os
 import pathlib
@@ -18,11 +19,22 @@ from typing import Any
 from marl_llm.local_server import LocalHandler, LocalServer, Refused
 from marl_llm.reporting.files import LineFile
 from marl_llm.sampling.requests import RequestError
-from marl_llm.serving.completions import MAX_BODY, Events, completion, error_of, read_request, read_reward, told_log_probs
-from marl_llm.serving.policy import Answer, NotFinite, PolicyAnswers, check_numbers
+from marl_llm.serving.completions import (
+    MAX_BODY,
+    CompletionRequest,
+    Events,
+    ToldReply,
+    completion,
+    error_of,
+    read_request,
+    read_reward,
+    told_log_probs,
+)
+from marl_llm.serving.policy import Answer, ModelRequest, NotFinite, PolicyAnswers, check_numbers
 from marl_llm.untrusted import read_json
 
 RETRY_S = 1
+_COUNTS = ("requests", "refused", "busy", "failed", "tokens", "malformed_calls", "unmet")
 _SERVED = (
     "served are /v1/chat/completions, /v1/completions, both also behind /episodes/ID, /episodes/ID/reward, /v1/models and /health"
 )
@@ -124,13 +136,14 @@ class ChatServer:
             raise ValueError(f"concurrency={concurrency} must be at least 1 and queue={queue} at least 0")
         self.models = dict(models)
         self._room, self._slots = threading.BoundedSemaphore(concurrency + queue), threading.BoundedSemaphore(concurrency)
-        self._lock, self._counts = threading.Lock(), dict.fromkeys(("requests", "refused", "busy", "failed", "tokens"), 0)
+        self._lock, self._counts = threading.Lock(), dict.fromkeys(_COUNTS, 0)
         self._record = None if record is None else Record(record)
         self._server = LocalServer(_Handler, self, port, key=key)
         self.url = f"{self._server.url}/v1"
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start: requests, those refused for what they ask, those turned away, failures, tokens of replies."""
+        """Counts since the start: requests, those refused for what they ask, those turned away, failures, tokens of replies, tool calls
+        that could not be read, replies that do not keep to a field of their request."""
         with self._lock:
             return dict(self._counts)
 
@@ -184,24 +197,41 @@ class ChatServer:
                 raise ValueError("this server keeps no episodes: start it with --record=FILE, or leave /episodes/ID out of the address")
             self._record.check(episode)
         asked = read_request(body, self.models, kind)
-        model = self.models[asked.model]
-        if asked.log_probs and not isinstance(model, PolicyAnswers):
-            raise ValueError(f"the model {asked.model!r} tells no logprobs")
-        events = Events(asked.model, kind, send) if asked.stream and send is not None else None
-        if events is not None and isinstance(model, PolicyAnswers):
-            reply = model.stream(asked.said, asked.options, events.text)
-        else:
+        events = Events(asked.model, kind, asked.usage, send) if asked.stream and send is not None else None
+        choice = self._choice(asked, kind, events)
+        if episode is not None:
+            reply = choice.reply
+            about = {"model": asked.model, "messages": asked.said, "text": reply.text, "finish_reason": choice.finish_reason}
+            if use := asked.expected.tool_use.tools:
+                about |= {"tools": use, "tool_calls": choice.calls}
+            self._record.keep(episode, about | dict(reply.sampled or {}))
+        tokens = choice.reply.completion_tokens or 0
+        if events is None:
+            return tokens, completion(asked.model, [choice], kind)
+        events.end(0, choice)
+        events.finish([choice])
+        return tokens, {}
+
+    def _choice(self, asked: CompletionRequest, kind: str, events: Events | None) -> ToldReply:
+        """The reply of the model, checked. Raises `ValueError` where it is asked for what it cannot do."""
+        model, use = self.models[asked.model], asked.expected.tool_use
+        if not isinstance(model, PolicyAnswers):
+            if asked.log_probs or use.tools:
+                what = "tells no logprobs" if asked.log_probs else "takes no tools"
+                raise ValueError(f"the model {asked.model!r} {what}")
             reply = model(asked.said, asked.options)
             check_numbers(reply)
             if events is not None and reply.text:
-                events.text(reply.text)
+                events.text(0, reply.text)
+            return ToldReply(reply)
+        say = None if events is None else functools.partial(events.text, 0)
+        reply = model.reply_to(ModelRequest(asked.said, asked.options, use.tools, use.reads_calls), say)
+        unmet = asked.expected.unmet(reply.text, reply.tool_calls)
+        calls = reply.tool_calls if use.parallel else reply.tool_calls[:1]
+        self._count("malformed_calls", reply.malformed)
+        self._count("unmet", bool(unmet))
         told = told_log_probs(model.log_probs(reply), kind, asked.log_probs - 1) if asked.log_probs else None
-        if episode is not None:
-            about = {"model": asked.model, "messages": asked.said, "text": reply.text, "finish_reason": reply.finish_reason}
-            self._record.keep(episode, about | dict(reply.sampled or {}))
-        if events is not None:
-            events.end(reply, asked.usage, told)
-        return reply.completion_tokens or 0, {} if events is not None else completion(asked.model, reply, kind, told)
+        return ToldReply(reply, calls, tuple(unmet), told)
 
     def pay(self, body: bytes, episode: str) -> tuple[int, dict[str, Any]]:
         """(status, JSON) for a play's pay, once per episode: `reward` for the team, `rewards` by model, and perhaps its `task`, a text."""

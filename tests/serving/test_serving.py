@@ -323,7 +323,7 @@ def test_a_client_that_leaves_ends_its_request_and_counts_as_a_failure():
             with pytest.raises(_HungUp):
                 server.answer(json.dumps({"model": model, "prompt": "x", "stream": True}).encode(), "completions", None, leaves)
         assert cancelled == ["m"]
-        assert server.stats() == {"requests": 2, "refused": 0, "busy": 0, "failed": 2, "tokens": 0}
+        assert server.stats() == {"requests": 2, "refused": 0, "busy": 0, "failed": 2, "tokens": 0, "malformed_calls": 0, "unmet": 0}
 
 
 def test_a_server_counts_the_tokens_of_its_replies_and_what_it_refuses(tmp_path):
@@ -332,7 +332,8 @@ def test_a_server_counts_the_tokens_of_its_replies_and_what_it_refuses(tmp_path)
             assert post(server, {"model": "m", "prompt": prompt}, "/episodes/a/v1/completions")[0] == 200
         assert post(server, {"model": "m"}, "/v1/completions")[0] == 400
         assert post(server, {"reward": 1}, "/episodes/b/reward")[0] == 400
-        assert server.stats() == {"requests": 3, "refused": 2, "busy": 0, "failed": 0, "tokens": 8}
+        counts = {"requests": 3, "refused": 2, "busy": 0, "failed": 0, "tokens": 8, "malformed_calls": 0, "unmet": 0}
+        assert server.stats() == counts
 
 
 def test_a_server_with_a_key_answers_those_who_bring_it():
@@ -843,7 +844,7 @@ def test_two_hundred_clients_at_once_streaming_and_not_each_get_their_own_reply_
 BAD = [
     b"", b"{", b"[]", b"\xff\xfe", b'{"model": "m"}', {"model": "n", "messages": []}, {"model": "m", "messages": []},
     {"model": "m", "messages": [{"role": "user"}]}, {"model": "m", "messages": [{"role": "user", "content": "x", "more": 1}]},
-    {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": []},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [{}]},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x"},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": "7"},
