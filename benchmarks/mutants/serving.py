@@ -2,7 +2,7 @@
 
 G, S, H = "marl_llm/local_server.py", "marl_llm/serving/", "marl_llm/tools/_http.py"
 GUARD, SERVING = "tests/test_local_server.py", "tests/serving/test_serving.py"
-TOOLS = "tests/serving/test_tools_served.py"
+TOOLS, SESSIONS = "tests/serving/test_tools_served.py", "tests/serving/test_sessions.py"
 
 FAULTS = {
     (G, GUARD): {
@@ -35,7 +35,7 @@ FAULTS = {
         "an episode's replies are numbered over all": ("\"number\": self._numbers[episode]}", "\"number\": sum(self._numbers.values())}"),
         "the key is not passed on": ("LocalServer(_Handler, self, port, key=key)", "LocalServer(_Handler, self, port)"),
         "the record is not closed": ("        if self._record is not None:\n            self._record.close()", "        pass"),
-        "a reply is recorded after its pay": ("            self.check(episode)\n            self._file.append(json.dumps({\"episode\": episode, \"number\"", "            self._file.append(json.dumps({\"episode\": episode, \"number\""),
+        "a reply is recorded after its pay": ("            self.check(episode)\n            for line in lines:", "            for line in lines:"),
         "an old file's episodes go on": ("if episode in self._old:", "if False:"),
         "a function's broken log-probs are served": ("            check_numbers(reply)\n", ""),
         "nobody waits": ("threading.BoundedSemaphore(concurrency + queue)", "threading.BoundedSemaphore(concurrency)"),
@@ -69,8 +69,20 @@ FAULTS = {
     (S + "tool_messages.py", TOOLS): {
         "answers stand as they came": ("ordered += [answers[call] for call in calls]", "ordered += answers.values()"),
         "a call may have no answer": ("if missing := [call for call in calls if call not in answers]:", "if missing := []:"),
-        "calls are read where none are wanted": ("return bool(self.tools) and self.choice != \"none\"", "return bool(self.tools)"),
+        "calls are read where none are wanted": ("return bool(self.offered) and self.choice != \"none\"", "return bool(self.offered)"),
         "any tool may be named": ("if function[\"name\"] not in names:", "if False:"),
+    },
+    (S + "sessions.py", SESSIONS): {
+        "an episode knows another's replies": ("            return self._tree(episode).match(", "            return self._tree(\"\").match("),
+        "models share their replies": ("json.dumps([model, list(tools)], sort_keys=True)", "json.dumps(list(tools), sort_keys=True)"),
+        "a retry forks": ("known.next not in (\"\", keys[-1])", "known.next != \"\""),
+        "the shortest beginning is kept": ("range(len(messages) - 1, 0, -1)", "range(1, len(messages))"),
+        "what is encoded again is not counted": ("len(prompt) - relayed if encoded_again else 0", "0"),
+        "the last that asked are forgotten": ("for old in self._trees.values() if", "for old in reversed(self._trees.values()) if"),
+    },
+    (S + "policy.py", SESSIONS): {
+        "all is encoded again": ("if asked.past is not None:", "if False:"),
+        "what was streamed is not known": ("streamed=said + rest", "streamed=reply.text"),
     },
     (S + "expected.py", TOOLS): {
         "a call of any tool will do": ("use.name not in called,", "not called,"),
@@ -106,7 +118,7 @@ FAULTS = {
         "sampled log-probs need not be finite": ("for name in (\"log_probs\", \"sampled_log_probs\"):\n        if not", "for name in (\"log_probs\",):\n        if not"),
         "the seed forgets the messages' order of keys": ("sort_keys=True).encode()).digest()", "sort_keys=False).encode()).digest()"),
         "whatever ended a reply is its length": ("finish = \"stop\" if done.finish == \"stop\" else \"length\"", "finish = \"length\" if done.finish == \"length\" else \"stop\""),
-        "a word that is unknown is encoded": ("for text in asked.texts() for word", "for text in asked.texts()[:1] for word"),
+        "a word that is unknown is encoded": ("for text in asked.texts(asked.covered) for word", "for text in asked.texts(asked.covered)[:1] for word"),
         "a text's stop id is kept": ("self.speech.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.speech.stop_ids else drawn)", "self.speech.tokenizer.decode(drawn)"),
         "a prompt of any length is encoded": ("> MOST_CHARACTERS * self.max_prompt:", "> 10**9:"),
         "a request may ask for more than the lane holds": ("min(options.max_tokens or self.max_tokens, self.max_tokens)", "options.max_tokens or self.max_tokens"),

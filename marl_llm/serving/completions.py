@@ -42,7 +42,8 @@ TOOLS = ("tools", "tool_choice", "parallel_tool_calls")  # of chats
 
 class CompletionRequest(NamedTuple):
     """A request: of which model, its messages or prompt, its options; whether to stream, with token counts; log-probs: 0 for none, 1 for
-    those of the drawn tokens, 2 for those of the likeliest tokens beside them; what is expected of the reply."""
+    those of the drawn tokens, 2 for those of the likeliest tokens beside them; what is expected of the reply; and how many
+    replies there should be."""
 
     model: str
     said: Any
@@ -51,6 +52,7 @@ class CompletionRequest(NamedTuple):
     usage: bool
     log_probs: int
     expected: Expected = Expected()
+    count: int = 1
 
 
 def read_request(body: bytes, models: Mapping[str, Answer], kind: str) -> CompletionRequest:

@@ -16,14 +16,14 @@ class Expected:
     """What is expected of a reply.
 
     Attributes:
-      tool_use: which tools it may or must call.
+      tools: which tools it may or must call.
     """
 
-    tool_use: OfferedTools = OfferedTools()
+    tools: OfferedTools = OfferedTools()
 
     def unmet(self, text: str, calls: Sequence[Mapping[str, Any]]) -> list[str]:
         """The fields of the request that the reply does not keep to."""
-        use, functions = self.tool_use, [call["function"] for call in calls]
+        use, functions = self.tools, [call["function"] for call in calls]
         called = [function["name"] for function in functions]
         fields = {
             "tool_choice": use.choice == "required" and not called or use.choice == "named" and use.name not in called,
@@ -34,7 +34,7 @@ class Expected:
 
     def _is_offered(self, function: Mapping[str, Any]) -> bool:
         """Whether a call is to a tool that is offered, and of a strict one fits its parameters."""
-        if function["name"] not in [tool["function"]["name"] for tool in self.tool_use.tools]:
+        if function["name"] not in [tool["function"]["name"] for tool in self.tools.offered]:
             return False
-        schema = self.tool_use.schema_of(function["name"])
-        return function["name"] not in self.tool_use.strict or schema is None or fits(json.loads(function["arguments"]), schema)
+        schema = self.tools.schema_of(function["name"])
+        return function["name"] not in self.tools.strict or schema is None or fits(json.loads(function["arguments"]), schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -14,6 +15,7 @@ from marl_llm.sampling.requests import Completion, Request, RequestError, Settin
 from marl_llm.serving.certain import CertainText, text_before
 from marl_llm.serving.tool_messages import call_of, said_by
 from marl_llm.text import Reply, ToolCall, pieces_of, unknown_words
+from marl_llm.text.rendering import TemplateError
 from marl_llm.text.replies import read_reply
 from marl_llm.tools.chat import ChatReply, Message, Options
 
@@ -42,16 +44,19 @@ class ModelRequest:
       options: how to draw.
       tools: that are offered, as chat templates read them.
       reads_calls: whether calls to them are taken out of the reply's text; else they remain text.
+      past: the conversation that the first `covered` messages are; its ids stand at the head of the prompt. None: all are encoded.
     """
 
     messages: Sequence[Mapping[str, Any]] | str
     options: Options = Options()
     tools: tuple[Mapping[str, Any], ...] = ()
     reads_calls: bool = False
+    past: Any = None
+    covered: int = 0
 
-    def texts(self) -> list[str]:
-        """What is said."""
-        return [self.messages] if isinstance(self.messages, str) else [message["content"] for message in self.messages]
+    def texts(self, first: int = 0) -> list[str]:
+        """What is said, from a message on."""
+        return [self.messages] if isinstance(self.messages, str) else [message["content"] for message in self.messages[first:]]
 
     def characters(self) -> int:
         """Of all that is said, offered and called."""
@@ -60,10 +65,11 @@ class ModelRequest:
             texts += [json.dumps(message["tool_calls"]) for message in self.messages if "tool_calls" in message]
         return sum(map(len, texts)) + (len(json.dumps(self.tools)) if self.tools else 0)
 
-    def seed(self) -> tuple[int, ...]:
-        """Four numbers below 2**31 of what a reply depends on."""
+    def seed(self, draw: int = 0) -> tuple[int, ...]:
+        """Four numbers below 2**31 of what a reply depends on; `draw` counts the replies to one request."""
         said: list[Any] = [self.messages if isinstance(self.messages, str) else list(self.messages), self.options.seed]
         said += [list(self.tools)] if self.tools else []
+        said += [draw] if draw else []
         digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
         return tuple(int.from_bytes(digest[4 * i : 4 * i + 4], "big") % 2**31 for i in range(4))
 
@@ -76,12 +82,14 @@ class PolicyReply(ChatReply):
       tool_calls: in OpenAI's form.
       malformed: tool calls that cannot be read, or are cut off; they remain text.
       shown: the text that a stream says: without thinking, whether or not the reply was cut off.
+      streamed: all that a stream said; else the text.
       talk: the conversation with this reply, as ids; None of a text that was continued.
     """
 
     tool_calls: tuple[dict[str, Any], ...] = ()
     malformed: int = 0
     shown: str = ""
+    streamed: str = dataclasses.field(default="", compare=False)
     talk: Any = dataclasses.field(default=None, compare=False, repr=False)
 
 
@@ -129,27 +137,52 @@ class PolicyAnswers:
 
     def reply_to(self, asked: ModelRequest, say: Callable[[str], None] | None = None) -> PolicyReply:
         """The reply to a request with tools; see `__call__`, and `stream` for `say`."""
+        return self.replies_to(asked, 1, None if say is None else lambda _, text: say(text))[0]
+
+    def replies_to(self, asked: ModelRequest, count: int = 1, say: Callable[[int, str], None] | None = None) -> list[PolicyReply]:
+        """So many replies to one request, each drawn by itself. `say` gets a reply's number and a piece of it, reply after reply."""
         request, talk = self._request(asked)
+        requests = [dataclasses.replace(request, seed=asked.seed(draw)) for draw in range(count)]
         if say is None:
-            return self._reply(asked, request, talk, self.engine.submit(request).result())
-        chunks: queue.SimpleQueue = queue.SimpleQueue()
-        handle, pieces = self.engine.submit(request, chunks.put), []
-        certain = CertainText(self.speech, talk, request.stop_strings, hides_calls=asked.reads_calls or not asked.tools)
+            handles = [self.engine.submit(one) for one in requests]
+            return [self._reply(asked, one, talk, handle.result()) for one, handle in zip(requests, handles, strict=True)]
+        chunks: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in requests]
+        handles = [self.engine.submit(one, heard.put) for one, heard in zip(requests, chunks, strict=True)]
+        replies = []
         try:
-            while (chunk := chunks.get()) is not None:
-                if piece := certain.read(chunk.tolist()):
-                    say(piece)
-                    pieces.append(piece)
+            for draw, (one, heard, handle) in enumerate(zip(requests, chunks, handles, strict=True)):
+                said = self._say(asked, talk, one, heard, functools.partial(say, draw))
+                reply = self._reply(asked, one, talk, handle.result())
+                if rest := _unsaid(said, reply, talk is not None):
+                    say(draw, rest)
+                replies.append(dataclasses.replace(reply, streamed=said + rest))
         except BaseException:
-            handle.cancel()
+            for handle in handles:
+                handle.cancel()
             raise
-        reply = self._reply(asked, request, talk, handle.result())
-        said, whole = "".join(pieces), reply.text
-        if talk is not None and not whole.startswith(said):  # thinking that was not said, or blanks that a tool call takes away
-            said, whole = said.lstrip(), reply.shown.lstrip()
-        if whole.startswith(said) and whole != said:
-            say(whole[len(said) :])
-        return reply
+        return replies
+
+    def _say(self, asked: ModelRequest, talk: Any, request: Request, chunks: queue.SimpleQueue, say: Callable[[str], None]) -> str:
+        """Says what is certain of a reply while it is drawn, and gives all that was said."""
+        certain, pieces = CertainText(self.speech, talk, request.stop_strings, asked.reads_calls or not asked.tools), []
+        while (chunk := chunks.get()) is not None:
+            if piece := certain.read(chunk.tolist()):
+                say(piece)
+                pieces.append(piece)
+        return "".join(pieces)
+
+    def _talk(self, asked: ModelRequest) -> Any:
+        """The messages as a conversation. Raises `ValueError` for what the chat template refuses."""
+        said = said_by(asked.messages)
+        if asked.past is not None:
+            rest = said[asked.covered :]
+            try:
+                if any(message.role == "assistant" for message in rest):
+                    return self.speech.extend(asked.past, rest, foreign=True)
+                return self.speech.extend(asked.past, rest)
+            except TemplateError:
+                pass  # the template writes them in no conversation that goes on; perhaps it does from the start
+        return self.speech.start(said, asked.tools) if asked.tools else self.speech.start(said)
 
     def _request(self, asked: ModelRequest) -> tuple[Request, Any]:
         """(request, conversation, or None for a text)."""
@@ -163,13 +196,12 @@ class PolicyAnswers:
             if isinstance(messages, str):
                 ids = tuple(self.speech.tokenizer.encode(messages))
             else:
-                said = said_by(messages)
-                talk = self.speech.start(said, asked.tools) if asked.tools else self.speech.start(said)
+                talk = self._talk(asked)
                 ids = tuple(talk.ids)
         except (ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise RequestError(f"request refused: the model's format cannot hold these messages: {reason}") from error
-        if unknown := [word for text in asked.texts() for word in unknown_words(self.speech.tokenizer, text)]:
+        if unknown := [word for text in asked.texts(asked.covered) for word in unknown_words(self.speech.tokenizer, text)]:
             raise RequestError(
                 f"request refused: the model's vocabulary lacks {len(unknown)} of the words ({', '.join(map(repr, unknown[:8]))}): it was "
                 "made for one game, and reads that game's words alone"
@@ -216,8 +248,10 @@ class PolicyAnswers:
         text, shown = text_before(text, request.stop_strings), text_before(shown, request.stop_strings)
         finish = "stop" if done.finish == "stop" else "length"
         named = tuple(call_of(_id_of(request.seed, place), call.name, call.arguments) for place, call in enumerate(calls))
-        counts = len(request.prompt), len(drawn)
-        reply = PolicyReply(text, finish, *counts, sampled=sampled, tool_calls=named, malformed=malformed, shown=shown, talk=after)
+        reply = PolicyReply(
+            text, finish, len(request.prompt), len(drawn), sampled=sampled, tool_calls=named, malformed=malformed, shown=shown,
+            streamed=text, talk=after,
+        )  # fmt: skip
         check_numbers(reply)
         return reply
 
@@ -244,6 +278,14 @@ def policy_answers(
 ) -> PolicyAnswers:  # fmt: skip
     """See `PolicyAnswers`."""
     return PolicyAnswers(engine, model, speech, max_prompt, max_tokens, timeout_s, version)
+
+
+def _unsaid(said: str, reply: PolicyReply, is_chat: bool) -> str:
+    """What of a reply a stream has not said."""
+    whole = reply.text
+    if is_chat and not whole.startswith(said):  # thinking that was not said, or blanks that a tool call takes away
+        said, whole = said.lstrip(), reply.shown.lstrip()
+    return whole[len(said) :] if whole.startswith(said) else ""
 
 
 def _id_of(seed: Sequence[int], place: int) -> str:

@@ -7,13 +7,12 @@ Retry-After. Nothing that anybody says is logged or kept, unless `record` asks f
 from __future__ import annotations
 
 import collections
-import functools
 import json
 import os
 import pathlib
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.local_server import LocalHandler, LocalServer, Refused
@@ -30,15 +29,19 @@ from marl_llm.serving.completions import (
     read_reward,
     told_log_probs,
 )
-from marl_llm.serving.policy import Answer, ModelRequest, NotFinite, PolicyAnswers, check_numbers
+from marl_llm.serving.policy import Answer, ModelRequest, NotFinite, PolicyAnswers, PolicyReply, check_numbers
+from marl_llm.serving.sessions import Match, SessionTrees, keys_of
+from marl_llm.tools.chat import ChatReply
 from marl_llm.untrusted import read_json
 
 RETRY_S = 1
 _COUNTS = ("requests", "refused", "busy", "failed", "tokens", "malformed_calls", "unmet")
 _SERVED = (
-    "served are /v1/chat/completions, /v1/completions, both also behind /episodes/ID, /episodes/ID/reward, /v1/models and /health"
+    "served are /v1/chat/completions and /v1/completions, also behind /episodes/ID; /episodes/ID, /episodes/ID/reward, /v1/models and "
+    "/health"
 )
 _PATH = re.compile(r"(?:/episodes/(?P<episode>[\w.:-]{1,128}))?/v1/(?P<kind>chat/completions|completions)")
+_EPISODE = re.compile(r"/episodes/(?P<episode>[\w.:-]{1,128})")
 _REWARD = re.compile(r"/episodes/(?P<episode>[\w.:-]{1,128})/reward")
 
 
@@ -67,12 +70,18 @@ class Record:
         if episode in self._paid:
             raise EpisodeRefused(f"episode {episode!r} has its reward already: replies come before it")
 
-    def keep(self, episode: str, line: dict[str, Any]) -> None:
-        """Writes a reply. Raises `EpisodeRefused`."""
+    def keep(self, episode: str, *lines: dict[str, Any]) -> None:
+        """Writes the replies to one request. Raises `EpisodeRefused`."""
         with self._lock:
             self.check(episode)
-            self._file.append(json.dumps({"episode": episode, "number": self._numbers[episode]} | line, allow_nan=False))
-            self._numbers[episode] += 1
+            for line in lines:
+                self._file.append(json.dumps({"episode": episode, "number": self._numbers[episode]} | line, allow_nan=False))
+                self._numbers[episode] += 1
+
+    def about(self, episode: str) -> dict[str, Any]:
+        """How many replies of an episode were written, and whether it was paid."""
+        with self._lock:
+            return {"replies": self._numbers[episode], "paid": episode in self._paid}
 
     def pay(self, episode: str, reward: dict[str, Any]) -> int:
         """Writes what an episode was paid, and gives the number of its replies. Raises `EpisodeRefused`."""
@@ -137,6 +146,7 @@ class ChatServer:
         self.models = dict(models)
         self._room, self._slots = threading.BoundedSemaphore(concurrency + queue), threading.BoundedSemaphore(concurrency)
         self._lock, self._counts = threading.Lock(), dict.fromkeys(_COUNTS, 0)
+        self._sessions = SessionTrees()
         self._record = None if record is None else Record(record)
         self._server = LocalServer(_Handler, self, port, key=key)
         self.url = f"{self._server.url}/v1"
@@ -198,40 +208,69 @@ class ChatServer:
             self._record.check(episode)
         asked = read_request(body, self.models, kind)
         events = Events(asked.model, kind, asked.usage, send) if asked.stream and send is not None else None
-        choice = self._choice(asked, kind, events)
+        match = self._match(asked, episode)
+        replies = self._replies(asked, match, events)
+        told = [self._told(asked, reply, kind) for reply in replies]
         if episode is not None:
-            reply = choice.reply
-            about = {"model": asked.model, "messages": asked.said, "text": reply.text, "finish_reason": choice.finish_reason}
-            if use := asked.expected.tool_use.tools:
-                about |= {"tools": use, "tool_calls": choice.calls}
-            self._record.keep(episode, about | dict(reply.sampled or {}))
-        tokens = choice.reply.completion_tokens or 0
+            counts = self._keep_talks(asked, episode, match, replies)
+            self._record.keep(episode, *(_line(asked, one) | counts for one in told))
+        tokens = sum(reply.completion_tokens or 0 for reply in replies)
         if events is None:
-            return tokens, completion(asked.model, [choice], kind)
-        events.end(0, choice)
-        events.finish([choice])
+            return tokens, completion(asked.model, told, kind)
+        for number, one in enumerate(told):
+            events.end(number, one)
+        events.finish(told)
         return tokens, {}
 
-    def _choice(self, asked: CompletionRequest, kind: str, events: Events | None) -> ToldReply:
-        """The reply of the model, checked. Raises `ValueError` where it is asked for what it cannot do."""
-        model, use = self.models[asked.model], asked.expected.tool_use
-        if not isinstance(model, PolicyAnswers):
-            if asked.log_probs or use.tools:
-                what = "tells no logprobs" if asked.log_probs else "takes no tools"
-                raise ValueError(f"the model {asked.model!r} {what}")
-            reply = model(asked.said, asked.options)
+    def _match(self, asked: CompletionRequest, episode: str | None) -> Match:
+        """What the episode's earlier replies know of a request's messages."""
+        if episode is None or isinstance(asked.said, str) or not isinstance(self.models[asked.model], PolicyAnswers):
+            return Match()
+        return self._sessions.match(episode, asked.model, asked.expected.tools.offered, asked.said)
+
+    def _replies(self, asked: CompletionRequest, match: Match, events: Events | None) -> Sequence[ChatReply]:
+        """The replies of the model. Raises `ValueError` where it is asked for what it cannot do."""
+        model, tools = self.models[asked.model], asked.expected.tools
+        if isinstance(model, PolicyAnswers):
+            request = ModelRequest(asked.said, asked.options, tools.offered, tools.reads_calls, match.talk, match.covered)
+            return model.replies_to(request, asked.count, None if events is None else events.text)
+        if asked.log_probs or tools.offered:
+            what = "tells no logprobs" if asked.log_probs else "takes no tools"
+            raise ValueError(f"the model {asked.model!r} {what}")
+        replies = [model(asked.said, asked.options) for _ in range(asked.count)]
+        for number, reply in enumerate(replies):
             check_numbers(reply)
             if events is not None and reply.text:
-                events.text(0, reply.text)
-            return ToldReply(reply)
-        say = None if events is None else functools.partial(events.text, 0)
-        reply = model.reply_to(ModelRequest(asked.said, asked.options, use.tools, use.reads_calls), say)
-        unmet = asked.expected.unmet(reply.text, reply.tool_calls)
-        calls = reply.tool_calls if use.parallel else reply.tool_calls[:1]
-        self._count("malformed_calls", reply.malformed)
+                events.text(number, reply.text)
+        return replies
+
+    def _told(self, asked: CompletionRequest, reply: ChatReply, kind: str) -> ToldReply:
+        """A reply, checked and counted."""
+        calls = reply.tool_calls if isinstance(reply, PolicyReply) else ()
+        unmet = asked.expected.unmet(reply.text, calls)
         self._count("unmet", bool(unmet))
-        told = told_log_probs(model.log_probs(reply), kind, asked.log_probs - 1) if asked.log_probs else None
-        return ToldReply(reply, calls, tuple(unmet), told)
+        self._count("malformed_calls", reply.malformed if isinstance(reply, PolicyReply) else 0)
+        log_probs = None
+        if asked.log_probs:
+            log_probs = told_log_probs(self.models[asked.model].log_probs(reply), kind, asked.log_probs - 1)
+        return ToldReply(reply, calls if asked.expected.tools.parallel else calls[:1], tuple(unmet), log_probs)
+
+    def _keep_talks(self, asked: CompletionRequest, episode: str, match: Match, replies: Sequence[ChatReply]) -> dict[str, int]:
+        """Keeps the ids of replies for the episode's next requests. Gives the request's counts; none of a prompt or a function."""
+        if isinstance(asked.said, str) or not all(isinstance(reply, PolicyReply) for reply in replies):
+            return {}
+        keys, tools = {}, asked.expected.tools
+        for reply in replies:
+            calls = reply.tool_calls if tools.parallel else reply.tool_calls[:1]
+            for text in {reply.text, reply.streamed}:
+                message = {"role": "assistant", "content": text, "tool_calls": calls}
+                keys[keys_of(asked.model, tools.offered, [*asked.said, message])[-1]] = reply.talk
+        return self._sessions.keep(episode, match, replies[0].sampled["prompt"], keys)
+
+    def episode(self, episode: str) -> dict[str, Any]:
+        """What was kept of an episode: its `replies`, whether it is `paid`, and `SessionTree.counts`."""
+        found = {"replies": 0, "paid": False} if self._record is None else self._record.about(episode)
+        return {"episode": episode} | found | self._sessions.counts(episode)
 
     def pay(self, body: bytes, episode: str) -> tuple[int, dict[str, Any]]:
         """(status, JSON) for a play's pay, once per episode: `reward` for the team, `rewards` by model, and perhaps its `task`, a text."""
@@ -239,7 +278,9 @@ class ChatServer:
             reward = read_reward(body, self.models)
             if self._record is None:
                 raise EpisodeRefused("this server keeps no episodes: start it with --record=FILE")
-            return 200, {"episode": episode, "replies": self._record.pay(episode, reward)}
+            replies = self._record.pay(episode, reward)
+            self._sessions.end(episode)
+            return 200, {"episode": episode, "replies": replies}
         except ValueError as error:
             self._count("refused")
             return 400, error_of(str(error))
@@ -247,6 +288,14 @@ class ChatServer:
     def _count(self, name: str, by: int = 1) -> None:
         with self._lock:
             self._counts[name] += by
+
+
+def _line(asked: CompletionRequest, told: ToldReply) -> dict[str, Any]:
+    """A reply as it is recorded."""
+    line = {"model": asked.model, "messages": asked.said, "text": told.reply.text, "finish_reason": told.finish_reason}
+    if tools := asked.expected.tools.offered:
+        line |= {"tools": tools, "tool_calls": told.calls}
+    return line | dict(told.reply.sampled or {})
 
 
 class _HungUp(Exception):
@@ -260,10 +309,12 @@ class _Handler(LocalHandler):
         return error_of(reason)
 
     def get(self) -> None:
-        """The models, or that the server is there."""
+        """The models, what was kept of an episode, or that the server is there."""
         if self.path == "/v1/models":
             models = [{"id": name, "object": "model"} for name in self.server.service.models]
             self.reply(200, {"object": "list", "data": models})
+        elif asked := _EPISODE.fullmatch(self.path):
+            self.reply(200, self.server.service.episode(asked["episode"]))
         elif self.path == "/health":
             self.reply(200, {"ok": True})
         else:

@@ -29,14 +29,14 @@ class OfferedTools:
     """What a request says about tools.
 
     Attributes:
-      tools: those that are offered, `{"type": "function", "function": {"name", "description", "parameters"}}`, as chat templates read them.
+      offered: the tools, `{"type": "function", "function": {"name", "description", "parameters"}}`, as chat templates read them.
       choice: one of `CHOICES`, or "named".
       name: of the tool that must be called, where the choice is "named".
       parallel: whether a reply may have several calls.
       strict: names of the tools whose calls are checked against their parameters.
     """
 
-    tools: tuple[dict[str, Any], ...] = ()
+    offered: tuple[dict[str, Any], ...] = ()
     choice: str = "auto"
     name: str = ""
     parallel: bool = True
@@ -45,11 +45,11 @@ class OfferedTools:
     @property
     def reads_calls(self) -> bool:
         """Whether calls are taken out of a reply's text; with the choice "none" they remain text."""
-        return bool(self.tools) and self.choice != "none"
+        return bool(self.offered) and self.choice != "none"
 
     def schema_of(self, name: str) -> Any:
         """The parameters of a tool as a JSON schema; None for a tool that is not offered, or has none."""
-        return next((tool["function"].get("parameters") for tool in self.tools if tool["function"]["name"] == name), None)
+        return next((tool["function"].get("parameters") for tool in self.offered if tool["function"]["name"] == name), None)
 
 
 def read_tool_use(given: Mapping[str, Any]) -> OfferedTools:
