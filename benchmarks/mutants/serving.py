@@ -2,6 +2,7 @@
 
 G, S, H = "marl_llm/local_server.py", "marl_llm/serving/", "marl_llm/tools/_http.py"
 GUARD, SERVING = "tests/test_local_server.py", "tests/serving/test_serving.py"
+FORMATS = "tests/serving/test_formats_served.py"
 TOOLS, SESSIONS = "tests/serving/test_tools_served.py", "tests/serving/test_sessions.py"
 
 FAULTS = {
@@ -55,7 +56,7 @@ FAULTS = {
         "a reward may be huge": ("abs(value) < 1e30", "abs(value) < 1e300"),
         "an endless top_p is taken": ("options.keys() & {\"temperature\", \"top_p\"}", "options.keys() & {\"temperature\"}"),
         "rewards alone pay nobody": ("if not (\"reward\" in given or by_model)", "if not (\"reward\" in given)"),
-        "messages to completions are ignored": ("(\"messages\", *TOOLS) if kind", "TOOLS if kind"),
+        "messages to completions are ignored": ("(\"messages\", *OF_CHATS) if kind", "OF_CHATS if kind"),
         "an answer tells no tokens of the prompt": ("choices[0].reply.prompt_tokens or 0", "0"),
         "true is taken for 1": ("value == neutral and isinstance(value, bool) == isinstance(neutral, bool)", "value == neutral"),
         "the larger of two budgets counts": ("max_tokens=min(budgets, default=None)", "max_tokens=max(budgets, default=None)"),
@@ -87,6 +88,16 @@ FAULTS = {
     (S + "expected.py", TOOLS): {
         "a call of any tool will do": ("use.name not in called,", "not called,"),
         "a tool that is not offered may be called": ("            return False\n", "            return True\n"),
+    },
+    (S + "completions.py", FORMATS): {
+        "all replies are counted as the first": ("sum(choice.reply.completion_tokens or 0 for choice in choices)", "choices[0].reply.completion_tokens or 0"),
+    },
+    (S + "policy.py", FORMATS): {
+        "replies to one request are the same": ("        said += [draw] if draw else []\n", ""),
+    },
+    (S + "expected.py", FORMATS): {
+        "any JSON is an object": ("isinstance(said.value, dict) if self.schema is None", "True if self.schema is None"),
+        "a schema is not looked at": ("else fits(said.value, self.schema))", "else True)"),
     },
     (S + "json_schema.py", TOOLS): {
         "a schema may go round for ever": ("if self._steps > MAX_STEPS or references > 64:", "if references > 64:"),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from marl_llm.serving.expected import Expected
+from marl_llm.serving.expected import Expected, read_format
 from marl_llm.serving.policy import Answer
 from marl_llm.serving.tool_messages import read_messages, read_tool_use
 from marl_llm.tools.chat import ChatReply, Options
@@ -19,11 +19,13 @@ from marl_llm.untrusted import Bounds, read_json
 MAX_BODY = 4 << 20  # bytes
 BOUNDS = Bounds(size=MAX_BODY, values=100_000)
 OPTIONS = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed")
-READ = (*OPTIONS, "model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs")
+READ = (*OPTIONS, "model", "messages", "prompt", "n", "stream", "stream_options", "logprobs", "top_logprobs")
 IGNORED = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key")
-HARMLESS = (("tool_choice", "none"), ("tool_choice", "auto"), ("parallel_tool_calls", False), ("parallel_tool_calls", True))
+HARMLESS = (  # of completions too
+    ("tool_choice", "none"), ("tool_choice", "auto"), ("parallel_tool_calls", False), ("parallel_tool_calls", True),
+    ("response_format", {"type": "text"}),
+)  # fmt: skip
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -31,13 +33,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
     "function_call": ("none", "auto"),
     "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh"),  # a model thinks as its chat template says
 }
-TOOLS = ("tools", "tool_choice", "parallel_tool_calls")  # of chats
+OF_CHATS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
+MOST_REPLIES = 64  # to one request
 
 
 class CompletionRequest(NamedTuple):
@@ -73,9 +75,17 @@ def read_request(body: bytes, models: Mapping[str, Answer], kind: str) -> Comple
     if kind == "completions":
         if not isinstance(given.get("prompt"), str) or not given["prompt"]:
             raise ValueError("prompt must be one text")
-        return CompletionRequest(name, given["prompt"], options, *told)
-    expected = Expected(read_tool_use(given))
-    return CompletionRequest(name, read_messages(given.get("messages")), options, *told, expected)
+        return CompletionRequest(name, given["prompt"], options, *told, count=_read_count(given))
+    expected = Expected(read_tool_use(given), *read_format(given.get("response_format", {"type": "text"})))
+    return CompletionRequest(name, read_messages(given.get("messages")), options, *told, expected, _read_count(given))
+
+
+def _read_count(given: Mapping[str, Any]) -> int:
+    """How many replies. Raises `ValueError`."""
+    count = given.get("n", 1)
+    if type(count) is not int or not 1 <= count <= MOST_REPLIES:
+        raise ValueError(f"n must be 1 to {MOST_REPLIES} replies")
+    return count
 
 
 def _check_names(given: Mapping[str, Any], kind: str) -> None:
@@ -84,9 +94,9 @@ def _check_names(given: Mapping[str, Any], kind: str) -> None:
         if name in NEUTRAL and not any(_equal(value, neutral) for neutral in NEUTRAL[name]):
             served = " or ".join(repr(neutral) for neutral in NEUTRAL[name])
             raise ValueError(f"{name}={value!r:.50} is not served, only {served}, which has no effect")
-        if name not in (*READ, *TOOLS, *IGNORED, *NEUTRAL):
+        if name not in (*READ, *OF_CHATS, *IGNORED, *NEUTRAL):
             raise ValueError(f"{name!r:.50} is not served; options that are: {', '.join(OPTIONS)}")
-    for name in ("messages", *TOOLS) if kind == "completions" else ("prompt",):
+    for name in ("messages", *OF_CHATS) if kind == "completions" else ("prompt",):
         if name in given and (name, given[name]) not in HARMLESS:
             raise ValueError(f"{name!r} is not served at /v1/{kind}")
 

@@ -43,8 +43,7 @@ def get(server, path):
 
 def ask(server, path="/v1/chat/completions", **body):
     """The JSON of an answer that must be one; the model is `m`, the question `USER` unless it is given."""
-    if path.endswith("completions"):
-        body = {"messages": [USER]} | body
+    body = {"messages": [USER]} | body if path.endswith("completions") else body
     status, _, said = post(server, {"model": "m"} | body, path)
     assert status == 200, said
     return json.loads(said)
@@ -52,8 +51,7 @@ def ask(server, path="/v1/chat/completions", **body):
 
 def refusal(server, path="/v1/chat/completions", **body):
     """The message of a refusal, which must be one line."""
-    if path.endswith("completions"):
-        body = {"messages": [USER]} | body
+    body = {"messages": [USER]} | body if path.endswith("completions") else body
     status, _, said = post(server, {"model": "m"} | body, path)
     message = json.loads(said)["error"]["message"]
     assert (status, "\n" in message) == (400, False), said

@@ -636,8 +636,8 @@ TAKEN = [
     {"reasoning_effort": "low", "top_p": 1, "store": True, "stream_options": {"include_usage": True}},
 ]  # fmt: skip
 REFUSED = [
-    ("presence_penalty", 0.1), ("frequency_penalty", -1), ("response_format", {"type": "json_object"}), ("tool_choice", "required"),
-    ("tool_choice", {"type": "function"}), ("parallel_tool_calls", "no"), ("logit_bias", {"50256": -100}), ("n", 2), ("n", True),
+    ("presence_penalty", 0.1), ("frequency_penalty", -1), ("response_format", {"type": "xml"}), ("tool_choice", "required"),
+    ("tool_choice", {"type": "function"}), ("parallel_tool_calls", "no"), ("logit_bias", {"50256": -100}), ("n", 0), ("n", True),
     ("n", "1"), ("tools", [{"type": "function"}]), ("functions", []), ("modalities", ["audio"]), ("echo", True), ("suffix", "x"),
     ("echo", 0), ("presence_penalty", False), ("reasoning_effort", "utmost"), ("max_tokens", 0),
     ("max_completion_tokens", "7"), ("max_tokens", 1.5), ("stop", ""), ("stop", ["a", ""]), ("stop", {}), ("top_p", "1"), ("stream", 1),
@@ -846,7 +846,7 @@ BAD = [
     {"model": "m", "messages": [{"role": "user"}]}, {"model": "m", "messages": [{"role": "user", "content": "x", "more": 1}]},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [{}]},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x"},
-    {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 65},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": "7"},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "stop": [3]},
