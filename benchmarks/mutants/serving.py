@@ -2,6 +2,7 @@
 
 G, S, H = "marl_llm/local_server.py", "marl_llm/serving/", "marl_llm/tools/_http.py"
 GUARD, SERVING = "tests/test_local_server.py", "tests/serving/test_serving.py"
+DIALECTS = "tests/serving/test_dialects.py"
 FORMATS = "tests/serving/test_formats_served.py"
 TOOLS, SESSIONS = "tests/serving/test_tools_served.py", "tests/serving/test_sessions.py"
 
@@ -98,6 +99,16 @@ FAULTS = {
     (S + "expected.py", FORMATS): {
         "any JSON is an object": ("isinstance(said.value, dict) if self.schema is None", "True if self.schema is None"),
         "a schema is not looked at": ("else fits(said.value, self.schema))", "else True)"),
+    },
+    (S + "anthropic_messages.py", DIALECTS): {
+        "results of tools are left out": ("    return results + ([", "    return (["),
+        "a call's arguments are told twice": ("self._start(_block(call, {}))", "self._start(_block(call, {\"x\": 1}) | {\"name\": \"\"})"),
+        "one call alone is not asked for": ("({\"parallel_tool_calls\": False} if alone else {})", "{}"),
+    },
+    (S + "openai_responses.py", DIALECTS): {
+        "events have one number": ("        self._sequence += 1\n", ""),
+        "a call is a message of its own": ("if not (messages and messages[-1][\"role\"] == \"assistant\"):", "if True:"),
+        "a reply that is cut off is complete": ("reply.finish_reason == \"length\"", "False"),
     },
     (S + "json_schema.py", TOOLS): {
         "a schema may go round for ever": ("if self._steps > MAX_STEPS or references > 64:", "if references > 64:"),

@@ -57,12 +57,14 @@ class CompletionRequest(NamedTuple):
     count: int = 1
 
 
-def read_request(body: bytes, models: Mapping[str, Answer], kind: str) -> CompletionRequest:
-    """A request of the kind "chat/completions" or "completions". Raises `ValueError` with a reason."""
+def read_request(
+    body: bytes, models: Mapping[str, Answer], kind: str, translate: Callable[[dict[str, Any]], dict[str, Any]] = dict
+) -> CompletionRequest:
+    """A request of the kind "chat/completions" or "completions", perhaps translated. Raises `ValueError` with a reason."""
     said = read_json(body, BOUNDS)
     if not said.ok or not isinstance(said.value, dict):
         raise ValueError(f"the body must be a JSON object ({said.problem or type(said.value).__name__})")
-    given = {name: value for name, value in said.value.items() if value is not None}
+    given = {name: value for name, value in translate(said.value).items() if value is not None}
     _check_names(given, kind)
     name = given.get("model")
     if not isinstance(name, str) or name not in models:

@@ -21,14 +21,13 @@ from marl_llm.sampling.requests import RequestError
 from marl_llm.serving.completions import (
     MAX_BODY,
     CompletionRequest,
-    Events,
     ToldReply,
-    completion,
     error_of,
     read_request,
     read_reward,
     told_log_probs,
 )
+from marl_llm.serving.dialects import DIALECTS, EventWriter
 from marl_llm.serving.policy import Answer, ModelRequest, NotFinite, PolicyAnswers, PolicyReply, check_numbers
 from marl_llm.serving.sessions import Match, SessionTrees, keys_of
 from marl_llm.tools.chat import ChatReply
@@ -37,10 +36,10 @@ from marl_llm.untrusted import read_json
 RETRY_S = 1
 _COUNTS = ("requests", "refused", "busy", "failed", "tokens", "malformed_calls", "unmet")
 _SERVED = (
-    "served are /v1/chat/completions and /v1/completions, also behind /episodes/ID; /episodes/ID, /episodes/ID/reward, /v1/models and "
-    "/health"
+    "served are /v1/chat/completions, /v1/completions, /v1/messages and /v1/responses, also behind /episodes/ID; "
+    "/episodes/ID, /episodes/ID/reward, /v1/models and /health"
 )
-_PATH = re.compile(r"(?:/episodes/(?P<episode>[\w.:-]{1,128}))?/v1/(?P<kind>chat/completions|completions)")
+_PATH = re.compile(r"(?:/episodes/(?P<episode>[\w.:-]{1,128}))?/v1/(?P<kind>chat/completions|completions|messages|responses)")
 _EPISODE = re.compile(r"/episodes/(?P<episode>[\w.:-]{1,128})")
 _REWARD = re.compile(r"/episodes/(?P<episode>[\w.:-]{1,128})/reward")
 
@@ -172,14 +171,15 @@ class ChatServer:
     def answer(
         self, body: bytes, kind: str = "chat/completions", episode: str | None = None, send: Callable[[dict[str, Any]], None] | None = None
     ) -> tuple[int, dict[str, Any]]:
-        """(status, JSON) for the body of a request: of chat `messages`, or with the kind "completions" of a `prompt`.
+        """(status, JSON) for the body of a request; `kind` is one of `marl_llm.serving.dialects.DIALECTS`.
 
         Of a request with `stream`, `send` gets the events as they come, and the JSON is {} unless the status is an error's.
         """
+        refusal = DIALECTS[kind].error
         self._count("requests")
         if not self._room.acquire(blocking=False):
             self._count("busy")
-            return 429, error_of("the server's queue is full")
+            return 429, refusal("the server's queue is full")
         try:
             with self._slots:
                 tokens, found = self._answer(body, kind, episode, send)
@@ -188,11 +188,11 @@ class ChatServer:
             raise
         except (RequestError, ValueError) as error:
             self._count("refused")
-            return 400, error_of(str(error))
+            return 400, refusal(str(error))
         except Exception as error:  # of the model or its engine; the text of a request is no part of the message
             self._count("failed")
             reason = f": {error}" if isinstance(error, NotFinite) else ""
-            return 500, error_of(f"the model failed: {type(error).__name__}{reason}")
+            return 500, refusal(f"the model failed: {type(error).__name__}{reason}")
         finally:
             self._room.release()
         self._count("tokens", tokens)
@@ -206,17 +206,18 @@ class ChatServer:
             if self._record is None:
                 raise ValueError("this server keeps no episodes: start it with --record=FILE, or leave /episodes/ID out of the address")
             self._record.check(episode)
-        asked = read_request(body, self.models, kind)
-        events = Events(asked.model, kind, asked.usage, send) if asked.stream and send is not None else None
+        dialect = DIALECTS[kind]
+        asked = read_request(body, self.models, dialect.kind, dialect.translate)
+        events = dialect.events(asked, send) if asked.stream and send is not None else None
         match = self._match(asked, episode)
         replies = self._replies(asked, match, events)
-        told = [self._told(asked, reply, kind) for reply in replies]
+        told = [self._told(asked, reply, dialect.kind) for reply in replies]
         if episode is not None:
             counts = self._keep_talks(asked, episode, match, replies)
             self._record.keep(episode, *(_line(asked, one) | counts for one in told))
         tokens = sum(reply.completion_tokens or 0 for reply in replies)
         if events is None:
-            return tokens, completion(asked.model, told, kind)
+            return tokens, dialect.write(asked, told)
         for number, one in enumerate(told):
             events.end(number, one)
         events.finish(told)
@@ -228,7 +229,7 @@ class ChatServer:
             return Match()
         return self._sessions.match(episode, asked.model, asked.expected.tools.offered, asked.said)
 
-    def _replies(self, asked: CompletionRequest, match: Match, events: Events | None) -> Sequence[ChatReply]:
+    def _replies(self, asked: CompletionRequest, match: Match, events: EventWriter | None) -> Sequence[ChatReply]:
         """The replies of the model. Raises `ValueError` where it is asked for what it cannot do."""
         model, tools = self.models[asked.model], asked.expected.tools
         if isinstance(model, PolicyAnswers):
@@ -324,15 +325,18 @@ class _Handler(LocalHandler):
         """A completion, or an episode's pay."""
         if paid := _REWARD.fullmatch(self.path):
             return self.reply(*self.server.service.pay(body, paid["episode"]))
-        match = _PATH.fullmatch(self.path)
+        match = _PATH.fullmatch(self.path.removesuffix("?beta=true"))  # which the package `anthropic` may add
         if not match:
             raise Refused(404, _SERVED)
-        self._streaming = False
+        self._streaming, self._names_events = False, DIALECTS[match["kind"]].names_events
         try:
             status, found = self.server.service.answer(body, match["kind"], match["episode"], self._event)
             if not self._streaming:
                 return self.reply(status, found, {"Retry-After": str(RETRY_S)} if status == 429 else None)
-            self._write("[DONE]" if status == 200 else json.dumps(found))
+            if status != 200:
+                self._write(json.dumps(found), "error")
+            elif not self._names_events:
+                self._write("[DONE]")
         except _HungUp:
             self.close_connection = True
 
@@ -345,10 +349,11 @@ class _Handler(LocalHandler):
             self.send_header("X-Content-Type-Options", "nosniff")
             self.send_header("Connection", "close")
             self.end_headers()
-        self._write(json.dumps(event, allow_nan=False))
+        self._write(json.dumps(event, allow_nan=False), event.get("type"))
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, name: str | None = None) -> None:
+        named = f"event: {name}\n" if self._names_events else ""
         try:
-            self.wfile.write(f"data: {text}\n\n".encode())
+            self.wfile.write(f"{named}data: {text}\n\n".encode())
         except OSError as error:
             raise _HungUp from error
