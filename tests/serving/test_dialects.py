@@ -6,6 +6,7 @@ import pytest
 from serving_lab import LOOK, ScriptedEngine, ask, ended, post, scripted
 
 from marl_llm.serving import ChatServer
+from marl_llm.serving.anthropic_messages import translate
 
 CALL = ended('Look. <tool_call>\n{"name": "look", "arguments": {"x": 3}}\n</tool_call>')
 SCHEMA = LOOK["function"]["parameters"]
@@ -114,6 +115,8 @@ def test_a_reply_that_is_cut_off_says_so_in_each_form_and_choices_are_translated
         choice = {"type": "any", "disable_parallel_tool_use": True}
         body = dict(max_tokens=3, messages=[{"role": "user", "content": "x"}], tools=ANTHROPIC, tool_choice=choice)
         assert ask(server, "/v1/messages", **body)["unmet"] == ["tool_choice"]
+        asked = translate({"model": "m"} | body)
+        assert (asked["tool_choice"], asked["parallel_tool_calls"]) == ("required", False)
         response = ask(server, "/v1/responses", max_output_tokens=3, input="x", text={"format": {"type": "json_object"}})
         assert (response["status"], response["incomplete_details"]["reason"]) == ("incomplete", "max_output_tokens")
         assert response["unmet"] == ["response_format"]
