@@ -2,6 +2,9 @@
 
 G, S, H = "marl_llm/local_server.py", "marl_llm/serving/", "marl_llm/tools/_http.py"
 GUARD, SERVING = "tests/test_local_server.py", "tests/serving/test_serving.py"
+DIALECTS = "tests/serving/test_dialects.py"
+FORMATS = "tests/serving/test_formats_served.py"
+TOOLS, SESSIONS = "tests/serving/test_tools_served.py", "tests/serving/test_sessions.py"
 
 FAULTS = {
     (G, GUARD): {
@@ -34,7 +37,7 @@ FAULTS = {
         "an episode's replies are numbered over all": ("\"number\": self._numbers[episode]}", "\"number\": sum(self._numbers.values())}"),
         "the key is not passed on": ("LocalServer(_Handler, self, port, key=key)", "LocalServer(_Handler, self, port)"),
         "the record is not closed": ("        if self._record is not None:\n            self._record.close()", "        pass"),
-        "a reply is recorded after its pay": ("            self.check(episode)\n            self._file.append(json.dumps({\"episode\": episode, \"number\"", "            self._file.append(json.dumps({\"episode\": episode, \"number\""),
+        "a reply is recorded after its pay": ("            self.check(episode)\n            for line in lines:", "            for line in lines:"),
         "an old file's episodes go on": ("if episode in self._old:", "if False:"),
         "a function's broken log-probs are served": ("            check_numbers(reply)\n", ""),
         "nobody waits": ("threading.BoundedSemaphore(concurrency + queue)", "threading.BoundedSemaphore(concurrency)"),
@@ -48,19 +51,68 @@ FAULTS = {
     (S + "completions.py", SERVING): {
         "a budget of one is refused": ("min(budgets) < 1:", "min(budgets) <= 1:"),
         "the larger budget is bounded alone": ("if budgets and min(budgets) < 1:", "if budgets and max(budgets) < 1:"),
-        "usage is told unasked": ("        if usage:\n", "        if True:\n"),
-        "streams have no usage's total": ("\"usage\": used | {\"total_tokens\": sum(used.values())}})", "\"usage\": used})"),
+        "usage is told unasked": ("        if self._usage:\n", "        if True:\n"),
+        "an answer has no total of tokens": ("\"total_tokens\": prompt + drawn", "\"total_tokens\": drawn"),
         "greedy is temperature one": ("given.get(\"temperature\") == 0, kind", "given.get(\"temperature\") == 1, kind"),
         "a reward may be huge": ("abs(value) < 1e30", "abs(value) < 1e300"),
         "an endless top_p is taken": ("options.keys() & {\"temperature\", \"top_p\"}", "options.keys() & {\"temperature\"}"),
         "rewards alone pay nobody": ("if not (\"reward\" in given or by_model)", "if not (\"reward\" in given)"),
-        "messages to completions are ignored": ("if (other := \"messages\" if kind == \"completions\" else \"prompt\") in given:", "if (other := \"prompt\") in given and kind != \"completions\":"),
-        "a function's call is taken of a user": ("if content is None and message[\"role\"] == \"assistant\":", "if content is None:"),
-        "a completion tells no tokens of the prompt": ("used = {\"prompt_tokens\": reply.prompt_tokens or 0, \"completion_tokens\": reply.completion_tokens or 0}\n    told", "used = {\"prompt_tokens\": 0, \"completion_tokens\": reply.completion_tokens or 0}\n    told"),
+        "messages to completions are ignored": ("(\"messages\", *OF_CHATS) if kind", "OF_CHATS if kind"),
+        "an answer tells no tokens of the prompt": ("choices[0].reply.prompt_tokens or 0", "0"),
         "true is taken for 1": ("value == neutral and isinstance(value, bool) == isinstance(neutral, bool)", "value == neutral"),
-        "a part that is no text is left out": ("        raise ValueError(f'{where}: parts like", "        return \"\"\n        raise ValueError(f'{where}: parts like"),
         "the larger of two budgets counts": ("max_tokens=min(budgets, default=None)", "max_tokens=max(budgets, default=None)"),
-        "every chunk names the role": ("        self._first = False\n", ""),
+        "every chunk names the role": ("        self._begun.add(number)\n", ""),
+    },
+    (S + "tool_messages.py", SERVING): {
+        "a developer speaks as a developer": ("\"system\" if message[\"role\"] == \"developer\" else message[\"role\"]", "message[\"role\"]"),
+        "a content of null is taken of a user": ("if content is None and role == \"assistant\":", "if content is None:"),
+        "a part that is no text is left out": ("        raise ValueError(f'{where}: parts like", "        return \"\"\n        raise ValueError(f'{where}: parts like"),
+    },
+    (S + "tool_messages.py", TOOLS): {
+        "answers stand as they came": ("ordered += [answers[call] for call in calls]", "ordered += answers.values()"),
+        "a call may have no answer": ("if missing := [call for call in calls if call not in answers]:", "if missing := []:"),
+        "calls are read where none are wanted": ("return bool(self.offered) and self.choice != \"none\"", "return bool(self.offered)"),
+        "any tool may be named": ("if function[\"name\"] not in names:", "if False:"),
+    },
+    (S + "sessions.py", SESSIONS): {
+        "an episode knows another's replies": ("            return self._tree(episode).match(", "            return self._tree(\"\").match("),
+        "models share their replies": ("json.dumps([model, list(tools)], sort_keys=True)", "json.dumps(list(tools), sort_keys=True)"),
+        "a retry forks": ("known.next not in (\"\", keys[-1])", "known.next != \"\""),
+        "the shortest beginning is kept": ("range(len(messages) - 1, 0, -1)", "range(1, len(messages))"),
+        "what is encoded again is not counted": ("len(prompt) - relayed if encoded_again else 0", "0"),
+        "the last that asked are forgotten": ("for old in self._trees.values() if", "for old in reversed(self._trees.values()) if"),
+    },
+    (S + "policy.py", SESSIONS): {
+        "all is encoded again": ("if asked.past is not None:", "if False:"),
+        "what was streamed is not known": ("streamed=said + rest", "streamed=reply.text"),
+    },
+    (S + "expected.py", TOOLS): {
+        "a call of any tool will do": ("use.name not in called,", "not called,"),
+        "a tool that is not offered may be called": ("            return False\n", "            return True\n"),
+    },
+    (S + "completions.py", FORMATS): {
+        "all replies are counted as the first": ("sum(choice.reply.completion_tokens or 0 for choice in choices)", "choices[0].reply.completion_tokens or 0"),
+    },
+    (S + "policy.py", FORMATS): {
+        "replies to one request are the same": ("        said += [draw] if draw else []\n", ""),
+    },
+    (S + "expected.py", FORMATS): {
+        "any JSON is an object": ("isinstance(said.value, dict) if self.schema is None", "True if self.schema is None"),
+        "a schema is not looked at": ("else fits(said.value, self.schema))", "else True)"),
+    },
+    (S + "anthropic_messages.py", DIALECTS): {
+        "results of tools are left out": ("    return results + ([", "    return (["),
+        "a call's arguments are told twice": ("self._start(_block(call, {}))", "self._start(_block(call, {\"x\": 1}) | {\"name\": \"\"})"),
+        "one call alone is not asked for": ("({\"parallel_tool_calls\": False} if alone else {})", "{}"),
+    },
+    (S + "openai_responses.py", DIALECTS): {
+        "events have one number": ("        self._sequence += 1\n", ""),
+        "a call is a message of its own": ("if not (messages and messages[-1][\"role\"] == \"assistant\"):", "if True:"),
+        "a reply that is cut off is complete": ("reply.finish_reason == \"length\"", "False"),
+    },
+    (S + "json_schema.py", TOOLS): {
+        "true is the number 1": ("        return value is other\n", "        return value == other\n"),
+        "a required value may be missing": ("if not all(name in value for name in schema.get(\"required\", ())):", "if False:"),
     },
     (H, "tests/tools/test_http.py"): {
         "no connection is kept": ("keepalive_expiry=KEEP_S", "keepalive_expiry=0"),
@@ -84,11 +136,10 @@ FAULTS = {
         "a prompt of just the lane is refused": ("if not 0 < len(ids) <= self.max_prompt:", "if not 0 < len(ids) < self.max_prompt:"),
         "a prompt of just the most characters is refused": (") > MOST_CHARACTERS * self.max_prompt:", ") >= MOST_CHARACTERS * self.max_prompt:"),
         "a stream's request goes on when its client left": ("            handle.cancel()\n            raise", "            raise"),
-        "a developer speaks as a developer": ("roles, talk = {\"developer\": \"system\"}, None", "roles, talk = {}, None"),
         "sampled log-probs need not be finite": ("for name in (\"log_probs\", \"sampled_log_probs\"):\n        if not", "for name in (\"log_probs\",):\n        if not"),
+        "the seed forgets the messages' order of keys": ("sort_keys=True).encode()).digest()", "sort_keys=False).encode()).digest()"),
         "whatever ended a reply is its length": ("finish = \"stop\" if done.finish == \"stop\" else \"length\"", "finish = \"length\" if done.finish == \"length\" else \"stop\""),
-        "a word that is unknown is encoded": ("if unknown := [word for text in texts", "if unknown := [word for text in texts[:1]"),
-        "the seed forgets the messages' order of keys": ("sort_keys=True).encode()\n    digest", "sort_keys=False).encode()\n    digest"),
+        "a word that is unknown is encoded": ("for text in asked.texts(asked.covered) for word", "for text in asked.texts(asked.covered)[:1] for word"),
         "a text's stop id is kept": ("self.speech.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.speech.stop_ids else drawn)", "self.speech.tokenizer.decode(drawn)"),
         "a prompt of any length is encoded": ("> MOST_CHARACTERS * self.max_prompt:", "> 10**9:"),
         "a request may ask for more than the lane holds": ("min(options.max_tokens or self.max_tokens, self.max_tokens)", "options.max_tokens or self.max_tokens"),

@@ -10,6 +10,7 @@ http://127.0.0.1:PORT/episodes/ID/v1 are written down with the ids that were dra
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 import threading
 from collections.abc import Iterable, Iterator
@@ -52,6 +53,13 @@ _THINKING = flags.DEFINE_enum(
 _PORT = flags.DEFINE_integer("port", 8000, "0: a free one.", lower_bound=0, upper_bound=65535, flag_values=FLAGS)
 _KEY_ENV = flags.DEFINE_string(
     "key_env", None, "Environment variable with a key that clients must send as a bearer token.", flag_values=FLAGS
+)
+_OVER_BUDGET = flags.DEFINE_enum(
+    "over_budget",
+    "cap",
+    ["cap", "refuse"],
+    "What becomes of a request for more tokens than a reply may have: it is cut to them, or refused.",
+    flag_values=FLAGS,
 )
 _RECORD = flags.DEFINE_string("record", None, "JSONL file for the replies to requests under /episodes/ID.", flag_values=FLAGS)
 
@@ -113,7 +121,10 @@ def main(argv) -> None:
     except ValueError as error:
         raise ConfigError(f"--key_env: {error}") from error
     slots = slots_asked() or SLOTS
-    with answers(slots) as models:
+    with answers(slots) as found:
+        models = found
+        if _OVER_BUDGET.value != "cap":
+            models = {name: dataclasses.replace(model, over_budget=_OVER_BUDGET.value) for name, model in found.items()}
         try:
             server = ChatServer(models, _PORT.value, concurrency=2 * slots, record=_RECORD.value, key=key)
         except (ValueError, OSError) as error:

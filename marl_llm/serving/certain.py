@@ -19,12 +19,13 @@ class CertainText:
       speech: how the model reads and writes.
       talk: the conversation that is answered; None: a text that is continued as it stands.
       stops: texts that end the reply.
+      hides_calls: whether tool calls are no part of the text.
     """
 
-    def __init__(self, speech: Any, talk: Any, stops: Sequence[str] = ()):
+    def __init__(self, speech: Any, talk: Any, stops: Sequence[str] = (), hides_calls: bool = True):
         self._speech, self._stops = speech, [stop for stop in stops if stop]
         self._is_chat = talk is not None and isinstance(speech, Chat)
-        self._calls = speech.call_reader if self._is_chat else None
+        self._calls = speech.call_reader if self._is_chat and hides_calls else None
         self._begun = False  # text has been said: calls that stand at a reply's start alone can no longer come
         self._thinks = self._is_chat and speech.thinks  # it may still turn out to be thinking
         self._strips_newlines = self._ended = False

@@ -7,20 +7,25 @@ lists the values, `IGNORED` the fields that only concern whoever asks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from marl_llm.serving.expected import Expected, read_format
 from marl_llm.serving.policy import Answer
-from marl_llm.tools.chat import ChatReply, ChatRequest, Options
+from marl_llm.serving.tool_messages import read_messages, read_tool_use
+from marl_llm.tools.chat import ChatReply, Options
 from marl_llm.untrusted import Bounds, read_json
 
 MAX_BODY = 4 << 20  # bytes
 BOUNDS = Bounds(size=MAX_BODY, values=100_000)
 OPTIONS = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed")
-READ = (*OPTIONS, "model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs")
+READ = (*OPTIONS, "model", "messages", "prompt", "n", "stream", "stream_options", "logprobs", "top_logprobs")
 IGNORED = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key")
+HARMLESS = (  # of completions too
+    ("tool_choice", "none"), ("tool_choice", "auto"), ("parallel_tool_calls", False), ("parallel_tool_calls", True),
+    ("response_format", {"type": "text"}),
+)  # fmt: skip
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -28,19 +33,19 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
-    "tool_choice": ("none", "auto"),  # there are no tools to choose from
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (False, True),
+    "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh"),  # a model thinks as its chat template says
 }
-EMPTY_IN_MESSAGES = ("name", "refusal", "tool_calls", "function_call", "audio", "annotations")  # taken where they say nothing
+OF_CHATS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
+MOST_REPLIES = 64  # to one request
 
 
 class CompletionRequest(NamedTuple):
     """A request: of which model, its messages or prompt, its options; whether to stream, with token counts; log-probs: 0 for none, 1 for
-    those of the drawn tokens, 2 for those of the likeliest tokens beside them."""
+    those of the drawn tokens, 2 for those of the likeliest tokens beside them; what is expected of the reply; and how many
+    replies there should be."""
 
     model: str
     said: Any
@@ -48,20 +53,19 @@ class CompletionRequest(NamedTuple):
     stream: bool
     usage: bool
     log_probs: int
+    expected: Expected = Expected()
+    count: int = 1
 
 
-def read_request(body: bytes, models: Mapping[str, Answer], kind: str) -> CompletionRequest:
-    """A request of the kind "chat/completions" or "completions". Raises `ValueError` with a reason."""
+def read_request(
+    body: bytes, models: Mapping[str, Answer], kind: str, translate: Callable[[dict[str, Any]], dict[str, Any]] = dict
+) -> CompletionRequest:
+    """A request of the kind "chat/completions" or "completions", perhaps translated. Raises `ValueError` with a reason."""
     said = read_json(body, BOUNDS)
     if not said.ok or not isinstance(said.value, dict):
         raise ValueError(f"the body must be a JSON object ({said.problem or type(said.value).__name__})")
-    given = {name: value for name, value in said.value.items() if value is not None}
-    for name, value in given.items():
-        if name in NEUTRAL and not any(_equal(value, neutral) for neutral in NEUTRAL[name]):
-            served = " or ".join(repr(neutral) for neutral in NEUTRAL[name])
-            raise ValueError(f"{name}={value!r:.50} is not served, only {served}, which has no effect")
-        if name not in (*READ, *IGNORED, *NEUTRAL):
-            raise ValueError(f"{name!r:.50} is not served; options that are: {', '.join(OPTIONS)}")
+    given = {name: value for name, value in translate(said.value).items() if value is not None}
+    _check_names(given, kind)
     name = given.get("model")
     if not isinstance(name, str) or name not in models:
         raise ValueError(f"there is no model {name!r:.100}; there are {', '.join(models)}")
@@ -70,17 +74,33 @@ def read_request(body: bytes, models: Mapping[str, Answer], kind: str) -> Comple
     if not isinstance(stream, bool) or not isinstance(extra, dict):
         raise ValueError("stream must be true or false, and stream_options an object")
     told = (stream, bool(extra.get("include_usage")), _wants_log_probs(given, kind))
-    if (other := "messages" if kind == "completions" else "prompt") in given:
-        raise ValueError(f"{other!r} is not served at /v1/{kind}")
     if kind == "completions":
         if not isinstance(given.get("prompt"), str) or not given["prompt"]:
             raise ValueError("prompt must be one text")
-        return CompletionRequest(name, given["prompt"], options, *told)
-    messages = given.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        raise ValueError("messages must be a list of objects")
-    request = ChatRequest(tuple(_read_message(one, f"messages[{place}]") for place, one in enumerate(messages)), options)
-    return CompletionRequest(name, request.messages, request.options, *told)
+        return CompletionRequest(name, given["prompt"], options, *told, count=_read_count(given))
+    expected = Expected(read_tool_use(given), *read_format(given.get("response_format", {"type": "text"})))
+    return CompletionRequest(name, read_messages(given.get("messages")), options, *told, expected, _read_count(given))
+
+
+def _read_count(given: Mapping[str, Any]) -> int:
+    """How many replies. Raises `ValueError`."""
+    count = given.get("n", 1)
+    if type(count) is not int or not 1 <= count <= MOST_REPLIES:
+        raise ValueError(f"n must be 1 to {MOST_REPLIES} replies")
+    return count
+
+
+def _check_names(given: Mapping[str, Any], kind: str) -> None:
+    """Raises `ValueError` for a field that is not served at the kind's address, and for a value that would have an effect."""
+    for name, value in given.items():
+        if name in NEUTRAL and not any(_equal(value, neutral) for neutral in NEUTRAL[name]):
+            served = " or ".join(repr(neutral) for neutral in NEUTRAL[name])
+            raise ValueError(f"{name}={value!r:.50} is not served, only {served}, which has no effect")
+        if name not in (*READ, *OF_CHATS, *IGNORED, *NEUTRAL):
+            raise ValueError(f"{name!r:.50} is not served; options that are: {', '.join(OPTIONS)}")
+    for name in ("messages", *OF_CHATS) if kind == "completions" else ("prompt",):
+        if name in given and (name, given[name]) not in HARMLESS:
+            raise ValueError(f"{name!r} is not served at /v1/{kind}")
 
 
 def _equal(value: Any, neutral: Any) -> bool:
@@ -106,31 +126,6 @@ def _read_options(given: Mapping[str, Any]) -> Options:
     if not all(isinstance(text, str) and text for text in stops):
         raise ValueError("stop holds texts that are not empty")
     return Options(**options, max_tokens=min(budgets, default=None), stop=stops or None)
-
-
-def _read_message(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """A message with its content as one text; the texts of its parts are joined as they stand. Raises `ValueError`."""
-    if not isinstance(message.get("role"), str):
-        raise ValueError(f"{where}: every message needs a role, which is a text")
-    kept = {name: value for name, value in message.items() if name not in EMPTY_IN_MESSAGES}
-    if strange := [name for name in message if name not in ("role", "content") and (name in kept or message[name])]:
-        raise ValueError(f"{where}: {strange[0]!r:.50} is not served; a message has its role and its content")
-    content = message.get("content")
-    if content is None and message["role"] == "assistant":
-        content = ""
-    if isinstance(content, list):
-        if not content:
-            raise ValueError(f"{where}.content is an empty list")
-        content = "".join(_read_part(part, f"{where}.content[{place}]") for place, part in enumerate(content))
-    return kept | {"content": content}
-
-
-def _read_part(part: Any, where: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text" or not isinstance(part.get("text"), str) or len(part) > 2:
-        about = f"type {kind!r:.50}" if kind not in (None, "text") else "another form"
-        raise ValueError(f'{where}: parts like {{"type": "text", "text": "..."}} are served, none of {about}')
-    return part["text"]
 
 
 def _wants_log_probs(given: Mapping[str, Any], kind: str) -> int:
@@ -182,43 +177,86 @@ def told_log_probs(drawn: list[dict[str, Any]], kind: str, top: int) -> dict[str
     return told | ({"top_logprobs": [{one["token"]: one["logprob"]} for one in drawn]} if top else {})
 
 
-def completion(name: str, reply: ChatReply, kind: str, log_probs: dict[str, Any] | None = None) -> dict[str, Any]:
-    used = {"prompt_tokens": reply.prompt_tokens or 0, "completion_tokens": reply.completion_tokens or 0}
-    told = {"finish_reason": reply.finish_reason, "logprobs": log_probs}
-    choice = {"index": 0, "message": {"role": "assistant", "content": reply.text}} | told
+class ToldReply(NamedTuple):
+    """A reply as it is told: with its tool calls in OpenAI's form, the fields of the request that it does not keep to, its log-probs."""
+
+    reply: ChatReply
+    calls: tuple[dict[str, Any], ...] = ()
+    unmet: tuple[str, ...] = ()
+    log_probs: dict[str, Any] | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """`tool_calls` of a reply that calls tools, else the reply's own."""
+        return "tool_calls" if self.calls else self.reply.finish_reason
+
+
+def used_by(choices: Sequence[ToldReply]) -> dict[str, int]:
+    """The tokens of a prompt and of all replies to it."""
+    prompt, drawn = choices[0].reply.prompt_tokens or 0, sum(choice.reply.completion_tokens or 0 for choice in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
+
+
+def completion(name: str, choices: Sequence[ToldReply], kind: str) -> dict[str, Any]:
+    """The answer to a request that does not stream."""
+    told = [_choice(number, choice, kind) for number, choice in enumerate(choices)]
+    return _head(name, kind) | {"choices": told, "usage": used_by(choices)}
+
+
+def _head(name: str, kind: str, streams: bool = False) -> dict[str, Any]:
+    mark, form = ("cmpl", "text_completion") if kind == "completions" else ("chatcmpl", "chat.completion")
+    form += ".chunk" if streams and kind != "completions" else ""
+    return {"id": f"{mark}-{time.time_ns()}", "object": form, "created": int(time.time()), "model": name}
+
+
+def _choice(number: int, choice: ToldReply, kind: str) -> dict[str, Any]:
+    told = {"finish_reason": choice.finish_reason, "logprobs": choice.log_probs} | _unmet(choice)
     if kind == "completions":
-        choice = {"index": 0, "text": reply.text} | told
-        head = {"id": f"cmpl-{time.time_ns()}", "object": "text_completion", "created": int(time.time()), "model": name}
-        return head | {"choices": [choice], "usage": used | {"total_tokens": sum(used.values())}}
-    head = {"id": f"chatcmpl-{time.time_ns()}", "object": "chat.completion", "created": int(time.time()), "model": name}
-    return head | {"choices": [choice], "usage": used | {"total_tokens": sum(used.values())}}
+        return {"index": number, "text": choice.reply.text} | told
+    message: dict[str, Any] = {"role": "assistant", "content": choice.reply.text}
+    if choice.calls:
+        message |= {"content": choice.reply.text or None, "tool_calls": list(choice.calls)}
+    return {"index": number, "message": message} | told
+
+
+def _unmet(choice: ToldReply) -> dict[str, Any]:
+    return {"unmet": list(choice.unmet)} if choice.unmet else {}
 
 
 class Events:
-    """The events of one streamed reply; `send` takes them to the client."""
+    """The events of one streamed answer; `send` takes them to the client.
 
-    def __init__(self, name: str, kind: str, send: Callable[[dict[str, Any]], None]):
-        self._chat, self._send, self._first = kind != "completions", send, True
-        whole = completion(name, ChatReply(""), kind)
-        self._head = {key: whole[key] for key in ("id", "object", "created", "model")}
+    Args:
+      usage: whether the last event tells the counts of tokens.
+    """
+
+    def __init__(self, name: str, kind: str, usage: bool, send: Callable[[dict[str, Any]], None]):
+        self._chat, self._usage, self._send = kind != "completions", usage, send
+        self._begun: set[int] = set()
+        self._head = _head(name, kind, streams=True)
+
+    def text(self, number: int, text: str) -> None:
+        """A piece of a reply."""
+        self._say(number, {"content": text} if self._chat else {"text": text})
+
+    def end(self, number: int, choice: ToldReply) -> None:
+        """A reply's tool calls, and its finish reason with the log-probs of all its tokens."""
+        if choice.calls:
+            calls = [{"index": place} | call for place, call in enumerate(choice.calls)]
+            self._say(number, {"tool_calls": calls} | ({} if number in self._begun else {"content": None}))
+        last = {"content": ""} if self._chat and number not in self._begun else {} if self._chat else {"text": ""}
+        self._say(number, last, {"finish_reason": choice.finish_reason, "logprobs": choice.log_probs} | _unmet(choice))
+
+    def finish(self, choices: Sequence[ToldReply]) -> None:
+        """The counts of tokens, if they are asked for."""
+        if self._usage:
+            self._send(self._head | {"choices": [], "usage": used_by(choices)})
+
+    def _say(self, number: int, said: dict[str, Any], end: Mapping[str, Any] | None = None) -> None:
         if self._chat:
-            self._head["object"] = "chat.completion.chunk"
-
-    def text(self, text: str, finish: str | None = None, log_probs: dict[str, Any] | None = None) -> None:
-        """A piece of the reply, or with `finish` its end."""
-        choice: dict[str, Any] = {"index": 0, "text": text}
-        if self._chat:
-            delta = ({"role": "assistant"} if self._first else {}) | ({"content": text} if text or self._first else {})
-            choice = {"index": 0, "delta": delta}
-        self._first = False
-        self._send(self._head | {"choices": [choice | {"finish_reason": finish, "logprobs": log_probs}]})
-
-    def end(self, reply: ChatReply, usage: bool, log_probs: dict[str, Any] | None) -> None:
-        """The finish reason, with the log-probs of all tokens and the counts of tokens if they are asked for."""
-        self.text("", reply.finish_reason, log_probs)
-        if usage:
-            used = {"prompt_tokens": reply.prompt_tokens or 0, "completion_tokens": reply.completion_tokens or 0}
-            self._send(self._head | {"choices": [], "usage": used | {"total_tokens": sum(used.values())}})
+            said = {"delta": ({} if number in self._begun else {"role": "assistant"}) | said}
+        self._begun.add(number)
+        self._send(self._head | {"choices": [{"index": number} | said | dict(end or {"finish_reason": None, "logprobs": None})]})
 
 
 def error_of(message: str) -> dict[str, Any]:

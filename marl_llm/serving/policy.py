@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
 from marl_llm.serving.certain import CertainText, text_before
-from marl_llm.text import Message as Said
-from marl_llm.text import pieces_of, unknown_words
+from marl_llm.serving.tool_messages import call_of, said_by
+from marl_llm.text import Reply, ToolCall, pieces_of, unknown_words
+from marl_llm.text.rendering import TemplateError
+from marl_llm.text.replies import read_reply
 from marl_llm.tools.chat import ChatReply, Message, Options
 
 MOST_CHARACTERS = 32  # of a prompt, per token that is served; encoding more takes 200 bytes of memory a character, only to be refused
+OVER_BUDGET = ("cap", "refuse")
 Answer = Callable[[Sequence[Message], Options], ChatReply]
 
 
@@ -32,6 +36,64 @@ def check_numbers(reply: ChatReply) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
+class ModelRequest:
+    """What a model is asked.
+
+    Attributes:
+      messages: of a chat, in OpenAI's form (`tool_messages.read_messages`); or a text, which the model continues as it stands.
+      options: how to draw.
+      tools: that are offered, as chat templates read them.
+      reads_calls: whether calls to them are taken out of the reply's text; else they remain text.
+      past: the conversation that the first `covered` messages are; its ids stand at the head of the prompt. None: all are encoded.
+    """
+
+    messages: Sequence[Mapping[str, Any]] | str
+    options: Options = Options()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    reads_calls: bool = False
+    past: Any = None
+    covered: int = 0
+
+    def texts(self, first: int = 0) -> list[str]:
+        """What is said, from a message on."""
+        return [self.messages] if isinstance(self.messages, str) else [message["content"] for message in self.messages[first:]]
+
+    def characters(self) -> int:
+        """Of all that is said, offered and called."""
+        texts = [text for text in self.texts() if isinstance(text, str)]
+        if not isinstance(self.messages, str):
+            texts += [json.dumps(message["tool_calls"]) for message in self.messages if "tool_calls" in message]
+        return sum(map(len, texts)) + (len(json.dumps(self.tools)) if self.tools else 0)
+
+    def seed(self, draw: int = 0) -> tuple[int, ...]:
+        """Four numbers below 2**31 of what a reply depends on; `draw` counts the replies to one request."""
+        said: list[Any] = [self.messages if isinstance(self.messages, str) else list(self.messages), self.options.seed]
+        said += [list(self.tools)] if self.tools else []
+        said += [draw] if draw else []
+        digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
+        return tuple(int.from_bytes(digest[4 * i : 4 * i + 4], "big") % 2**31 for i in range(4))
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyReply(ChatReply):
+    """A reply of an engine's model.
+
+    Attributes:
+      tool_calls: in OpenAI's form.
+      malformed: tool calls that cannot be read, or are cut off; they remain text.
+      shown: the text that a stream says: without thinking, whether or not the reply was cut off.
+      streamed: all that a stream said; else the text.
+      talk: the conversation with this reply, as ids; None of a text that was continued.
+    """
+
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    malformed: int = 0
+    shown: str = ""
+    streamed: str = dataclasses.field(default="", compare=False)
+    talk: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
 class PolicyAnswers:
     """Replies of a model, to be used by threads; also what `tools.chat.PolicyBackend` wants.
 
@@ -43,6 +105,8 @@ class PolicyAnswers:
       max_prompt, max_tokens: what the engine's lane holds; `max_tokens` is also that of a request that names none, or more.
       timeout_s: of one reply in the engine; what there is by then comes back with the finish reason "length".
       version: of the parameters, told beside what was drawn; None: how often the engine was given new ones.
+      over_budget: what becomes of a request for more tokens than `max_tokens`: "cap" cuts it to them, "refuse" refuses it. Raises
+        `ValueError` for another word.
     """
 
     engine: Any
@@ -52,12 +116,16 @@ class PolicyAnswers:
     max_tokens: int
     timeout_s: float | int | None
     version: int | None = None
+    over_budget: str = "cap"
+
+    def __post_init__(self):
+        if self.over_budget not in OVER_BUDGET:
+            raise ValueError(f"over_budget={self.over_budget!r} must be one of {', '.join(OVER_BUDGET)}")
 
     def __call__(self, messages: Sequence[Message] | str, options: Options) -> ChatReply:
         """The reply. In place of messages there may be a text, which the model continues as it stands. Raises `RequestError` for messages
         that cannot be served, and `NotFinite`."""
-        request, talk = self._request(messages, options)
-        return self._reply(request, talk, self.engine.submit(request).result())
+        return self.reply_to(ModelRequest(messages, options))
 
     def stream(self, messages: Sequence[Message] | str, options: Options, say: Callable[[str], None]) -> ChatReply:
         """The same reply. `say` gets its text in pieces while it is drawn, a piece per chunk of the engine.
@@ -65,33 +133,61 @@ class PolicyAnswers:
         A piece holds whole characters. Thinking and tool calls are held back, as they are no part of a reply's text. A reply that is cut
         off after its thinking is said without the thinking, which `text` of the whole reply has. What `say` raises ends the request.
         """
-        request, talk = self._request(messages, options)
-        chunks: queue.SimpleQueue = queue.SimpleQueue()
-        handle, drawn, pieces = self.engine.submit(request, chunks.put), [], []
-        certain = CertainText(self.speech, talk, request.stop_strings)
-        try:
-            while (chunk := chunks.get()) is not None:
-                drawn += chunk.tolist()
-                if piece := certain.read(chunk.tolist()):
-                    say(piece)
-                    pieces.append(piece)
-        except BaseException:
-            handle.cancel()
-            raise
-        reply = self._reply(request, talk, handle.result())
-        said, whole = "".join(pieces), reply.text
-        if talk is not None and not whole.startswith(said):  # thinking that was not said, or blanks that a tool call takes away
-            content = self.speech.read(self.speech.reply(talk, drawn)).content
-            said, whole = said.lstrip(), text_before(content, request.stop_strings).lstrip()
-        if whole.startswith(said) and whole != said:
-            say(whole[len(said) :])
-        return reply
+        return self.reply_to(ModelRequest(messages, options), say)
 
-    def _request(self, messages: Sequence[Message] | str, options: Options) -> tuple[Request, Any]:
+    def reply_to(self, asked: ModelRequest, say: Callable[[str], None] | None = None) -> PolicyReply:
+        """The reply to a request with tools; see `__call__`, and `stream` for `say`."""
+        return self.replies_to(asked, 1, None if say is None else lambda _, text: say(text))[0]
+
+    def replies_to(self, asked: ModelRequest, count: int = 1, say: Callable[[int, str], None] | None = None) -> list[PolicyReply]:
+        """So many replies to one request, each drawn by itself. `say` gets a reply's number and a piece of it, reply after reply."""
+        request, talk = self._request(asked)
+        requests = [dataclasses.replace(request, seed=asked.seed(draw)) for draw in range(count)]
+        if say is None:
+            handles = [self.engine.submit(one) for one in requests]
+            return [self._reply(asked, one, talk, handle.result()) for one, handle in zip(requests, handles, strict=True)]
+        chunks: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in requests]
+        handles = [self.engine.submit(one, heard.put) for one, heard in zip(requests, chunks, strict=True)]
+        replies = []
+        try:
+            for draw, (one, heard, handle) in enumerate(zip(requests, chunks, handles, strict=True)):
+                said = self._say(asked, talk, one, heard, functools.partial(say, draw))
+                reply = self._reply(asked, one, talk, handle.result())
+                if rest := _unsaid(said, reply, talk is not None):
+                    say(draw, rest)
+                replies.append(dataclasses.replace(reply, streamed=said + rest))
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        return replies
+
+    def _say(self, asked: ModelRequest, talk: Any, request: Request, chunks: queue.SimpleQueue, say: Callable[[str], None]) -> str:
+        """Says what is certain of a reply while it is drawn, and gives all that was said."""
+        certain, pieces = CertainText(self.speech, talk, request.stop_strings, asked.reads_calls or not asked.tools), []
+        while (chunk := chunks.get()) is not None:
+            if piece := certain.read(chunk.tolist()):
+                say(piece)
+                pieces.append(piece)
+        return "".join(pieces)
+
+    def _talk(self, asked: ModelRequest) -> Any:
+        """The messages as a conversation. Raises `ValueError` for what the chat template refuses."""
+        said = said_by(asked.messages)
+        if asked.past is not None:
+            rest = said[asked.covered :]
+            try:
+                if any(message.role == "assistant" for message in rest):
+                    return self.speech.extend(asked.past, rest, foreign=True)
+                return self.speech.extend(asked.past, rest)
+            except TemplateError:
+                pass  # the template writes them in no conversation that goes on; perhaps it does from the start
+        return self.speech.start(said, asked.tools) if asked.tools else self.speech.start(said)
+
+    def _request(self, asked: ModelRequest) -> tuple[Request, Any]:
         """(request, conversation, or None for a text)."""
-        roles, talk = {"developer": "system"}, None
-        texts = [messages] if isinstance(messages, str) else [one["content"] for one in messages]
-        if (characters := sum(len(text) for text in texts if isinstance(text, str))) > MOST_CHARACTERS * self.max_prompt:
+        messages, options, talk = asked.messages, asked.options, None
+        if (characters := asked.characters()) > MOST_CHARACTERS * self.max_prompt:
             raise RequestError(
                 f"request refused: the prompt has {characters:,} characters, which do not fit in the {self.max_prompt} tokens that are "
                 "served"
@@ -100,23 +196,27 @@ class PolicyAnswers:
             if isinstance(messages, str):
                 ids = tuple(self.speech.tokenizer.encode(messages))
             else:
-                talk = self.speech.start([Said(roles.get(one["role"], one["role"]), one["content"]) for one in messages])
+                talk = self._talk(asked)
                 ids = tuple(talk.ids)
         except (ValueError, TypeError) as error:
-            raise RequestError(f"request refused: the model's format cannot hold these messages: {error}") from error
-        if unknown := [word for text in texts for word in unknown_words(self.speech.tokenizer, text)]:
+            reason = " ".join(str(error).split())
+            raise RequestError(f"request refused: the model's format cannot hold these messages: {reason}") from error
+        if unknown := [word for text in asked.texts(asked.covered) for word in unknown_words(self.speech.tokenizer, text)]:
             raise RequestError(
                 f"request refused: the model's vocabulary lacks {len(unknown)} of the words ({', '.join(map(repr, unknown[:8]))}): it was "
                 "made for one game, and reads that game's words alone"
             )
         if not 0 < len(ids) <= self.max_prompt:
             raise RequestError(f"request refused: the prompt has {len(ids)} tokens, 1 to {self.max_prompt} are served")
+        if self.over_budget == "refuse" and (options.max_tokens or 0) > self.max_tokens:
+            most = f"a reply of {self.model!r} has at most {self.max_tokens}"
+            raise RequestError(f"request refused: max_tokens={options.max_tokens}, but {most}")
         settings = Settings(
             temperature=1.0 if options.temperature is None else float(options.temperature),
             top_p=1.0 if options.top_p is None else float(options.top_p),
         )
         stops, budget = tuple(options.stop or ()), min(options.max_tokens or self.max_tokens, self.max_tokens)
-        seed = _seed(messages, options)
+        seed = asked.seed()
         return Request(ids, seed, budget, self.model, settings, tuple(self.speech.stop_ids), stops, self.timeout_s), talk
 
     def log_probs(self, reply: ChatReply) -> list[dict[str, Any]]:
@@ -128,22 +228,48 @@ class PolicyAnswers:
     def _without_stop(self, drawn: list[int]) -> str:
         return self.speech.tokenizer.decode(drawn[:-1] if drawn and drawn[-1] in self.speech.stop_ids else drawn)
 
-    def _reply(self, request: Request, talk: Any, done: Completion) -> ChatReply:
+    def _reply(self, asked: ModelRequest, request: Request, talk: Any, done: Completion) -> PolicyReply:
         drawn = done.tokens.tolist()
+        calls: tuple[ToolCall, ...] = ()
+        malformed, after = 0, None
         if talk is None:
-            text = self._without_stop(drawn)
+            text = shown = self._without_stop(drawn)
         else:
-            reply = self.speech.read(self.speech.reply(talk, drawn))
-            text = reply.content if reply.finished else self.speech.tokenizer.decode(drawn)
+            after = self.speech.reply(talk, drawn)
+            read = self.speech.read(after)
+            shown = read.content
+            if asked.tools:
+                shown, calls, malformed = self._called(asked, talk, drawn, read)
+            text = shown if read.finished else self.speech.tokenizer.decode(drawn)
         version, drawing = done.version if self.version is None else self.version, request.settings
         sampled = {"prompt": list(request.prompt), "ids": drawn, "version": version}
         sampled |= {"temperature": drawing.temperature, "top_p": drawing.top_p}
         sampled |= {name: getattr(done, name).tolist() for name in ("log_probs", "sampled_log_probs")}
-        text = text_before(text, request.stop_strings)
+        text, shown = text_before(text, request.stop_strings), text_before(shown, request.stop_strings)
         finish = "stop" if done.finish == "stop" else "length"
-        reply = ChatReply(text, finish, len(request.prompt), len(drawn), sampled=sampled)
+        named = tuple(call_of(_id_of(request.seed, place), call.name, call.arguments) for place, call in enumerate(calls))
+        reply = PolicyReply(
+            text, finish, len(request.prompt), len(drawn), sampled=sampled, tool_calls=named, malformed=malformed, shown=shown,
+            streamed=text, talk=after,
+        )  # fmt: skip
         check_numbers(reply)
         return reply
+
+    def _called(self, asked: ModelRequest, talk: Any, drawn: list[int], read: Reply) -> tuple[str, tuple[ToolCall, ...], int]:
+        """(text, calls, number of malformed calls) of a reply to a request with tools.
+
+        A reply with a call that cannot be read, or is cut off, remains text as a whole: half of it would be misread.
+        """
+        opened = [*talk.turns[-1].opening, *(drawn[:-1] if read.finished else drawn)]
+        whole = read_reply(self.speech.tokenizer.decode(opened), read.finished, self.speech.thinks, None).content
+        if not asked.reads_calls:
+            return whole, (), 0
+        reader = self.speech.call_reader
+        cut_off = reader.anywhere and any(mark in read.content for mark in reader.marks)
+        malformed = len(read.broken_calls) + cut_off
+        if malformed or not read.finished or not read.tool_calls:
+            return whole, (), malformed
+        return read.content, read.tool_calls, 0
 
 
 def policy_answers(
@@ -154,8 +280,14 @@ def policy_answers(
     return PolicyAnswers(engine, model, speech, max_prompt, max_tokens, timeout_s, version)
 
 
-def _seed(messages: Sequence[Message] | str, options: Options) -> tuple[int, ...]:
-    """Four numbers below 2**31 of what a reply depends on."""
-    said = json.dumps([messages if isinstance(messages, str) else list(messages), options.seed], sort_keys=True).encode()
-    digest = hashlib.sha256(said).digest()
-    return tuple(int.from_bytes(digest[4 * i : 4 * i + 4], "big") % 2**31 for i in range(4))
+def _unsaid(said: str, reply: PolicyReply, is_chat: bool) -> str:
+    """What of a reply a stream has not said."""
+    whole = reply.text
+    if is_chat and not whole.startswith(said):  # thinking that was not said, or blanks that a tool call takes away
+        said, whole = said.lstrip(), reply.shown.lstrip()
+    return whole[len(said) :] if whole.startswith(said) else ""
+
+
+def _id_of(seed: Sequence[int], place: int) -> str:
+    """The ID of a reply's call: equal requests get equal replies, to the letter."""
+    return f"call_{hashlib.sha256(json.dumps([*seed, place]).encode()).hexdigest()[:24]}"

@@ -12,21 +12,35 @@ import os
 import pathlib
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_llm.local_server import LocalHandler, LocalServer, Refused
 from marl_llm.reporting.files import LineFile
 from marl_llm.sampling.requests import RequestError
-from marl_llm.serving.completions import MAX_BODY, Events, completion, error_of, read_request, read_reward, told_log_probs
-from marl_llm.serving.policy import Answer, NotFinite, PolicyAnswers, check_numbers
+from marl_llm.serving.completions import (
+    MAX_BODY,
+    CompletionRequest,
+    ToldReply,
+    error_of,
+    read_request,
+    read_reward,
+    told_log_probs,
+)
+from marl_llm.serving.dialects import DIALECTS, EventWriter
+from marl_llm.serving.policy import Answer, ModelRequest, NotFinite, PolicyAnswers, PolicyReply, check_numbers
+from marl_llm.serving.sessions import Match, SessionTrees, keys_of
+from marl_llm.tools.chat import ChatReply
 from marl_llm.untrusted import read_json
 
 RETRY_S = 1
+_COUNTS = ("requests", "refused", "busy", "failed", "tokens", "malformed_calls", "unmet")
 _SERVED = (
-    "served are /v1/chat/completions, /v1/completions, both also behind /episodes/ID, /episodes/ID/reward, /v1/models and /health"
+    "served are /v1/chat/completions, /v1/completions, /v1/messages and /v1/responses, also behind /episodes/ID; "
+    "/episodes/ID, /episodes/ID/reward, /v1/models and /health"
 )
-_PATH = re.compile(r"(?:/episodes/(?P<episode>[\w.:-]{1,128}))?/v1/(?P<kind>chat/completions|completions)")
+_PATH = re.compile(r"(?:/episodes/(?P<episode>[\w.:-]{1,128}))?/v1/(?P<kind>chat/completions|completions|messages|responses)")
+_EPISODE = re.compile(r"/episodes/(?P<episode>[\w.:-]{1,128})")
 _REWARD = re.compile(r"/episodes/(?P<episode>[\w.:-]{1,128})/reward")
 
 
@@ -55,12 +69,18 @@ class Record:
         if episode in self._paid:
             raise EpisodeRefused(f"episode {episode!r} has its reward already: replies come before it")
 
-    def keep(self, episode: str, line: dict[str, Any]) -> None:
-        """Writes a reply. Raises `EpisodeRefused`."""
+    def keep(self, episode: str, *lines: dict[str, Any]) -> None:
+        """Writes the replies to one request. Raises `EpisodeRefused`."""
         with self._lock:
             self.check(episode)
-            self._file.append(json.dumps({"episode": episode, "number": self._numbers[episode]} | line, allow_nan=False))
-            self._numbers[episode] += 1
+            for line in lines:
+                self._file.append(json.dumps({"episode": episode, "number": self._numbers[episode]} | line, allow_nan=False))
+                self._numbers[episode] += 1
+
+    def about(self, episode: str) -> dict[str, Any]:
+        """How many replies of an episode were written, and whether it was paid."""
+        with self._lock:
+            return {"replies": self._numbers[episode], "paid": episode in self._paid}
 
     def pay(self, episode: str, reward: dict[str, Any]) -> int:
         """Writes what an episode was paid, and gives the number of its replies. Raises `EpisodeRefused`."""
@@ -124,13 +144,15 @@ class ChatServer:
             raise ValueError(f"concurrency={concurrency} must be at least 1 and queue={queue} at least 0")
         self.models = dict(models)
         self._room, self._slots = threading.BoundedSemaphore(concurrency + queue), threading.BoundedSemaphore(concurrency)
-        self._lock, self._counts = threading.Lock(), dict.fromkeys(("requests", "refused", "busy", "failed", "tokens"), 0)
+        self._lock, self._counts = threading.Lock(), dict.fromkeys(_COUNTS, 0)
+        self._sessions = SessionTrees()
         self._record = None if record is None else Record(record)
         self._server = LocalServer(_Handler, self, port, key=key)
         self.url = f"{self._server.url}/v1"
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start: requests, those refused for what they ask, those turned away, failures, tokens of replies."""
+        """Counts since the start: requests, those refused for what they ask, those turned away, failures, tokens of replies, tool calls
+        that could not be read, replies that do not keep to a field of their request."""
         with self._lock:
             return dict(self._counts)
 
@@ -149,14 +171,15 @@ class ChatServer:
     def answer(
         self, body: bytes, kind: str = "chat/completions", episode: str | None = None, send: Callable[[dict[str, Any]], None] | None = None
     ) -> tuple[int, dict[str, Any]]:
-        """(status, JSON) for the body of a request: of chat `messages`, or with the kind "completions" of a `prompt`.
+        """(status, JSON) for the body of a request; `kind` is one of `marl_llm.serving.dialects.DIALECTS`.
 
         Of a request with `stream`, `send` gets the events as they come, and the JSON is {} unless the status is an error's.
         """
+        refusal = DIALECTS[kind].error
         self._count("requests")
         if not self._room.acquire(blocking=False):
             self._count("busy")
-            return 429, error_of("the server's queue is full")
+            return 429, refusal("the server's queue is full")
         try:
             with self._slots:
                 tokens, found = self._answer(body, kind, episode, send)
@@ -165,11 +188,11 @@ class ChatServer:
             raise
         except (RequestError, ValueError) as error:
             self._count("refused")
-            return 400, error_of(str(error))
+            return 400, refusal(str(error))
         except Exception as error:  # of the model or its engine; the text of a request is no part of the message
             self._count("failed")
             reason = f": {error}" if isinstance(error, NotFinite) else ""
-            return 500, error_of(f"the model failed: {type(error).__name__}{reason}")
+            return 500, refusal(f"the model failed: {type(error).__name__}{reason}")
         finally:
             self._room.release()
         self._count("tokens", tokens)
@@ -183,25 +206,72 @@ class ChatServer:
             if self._record is None:
                 raise ValueError("this server keeps no episodes: start it with --record=FILE, or leave /episodes/ID out of the address")
             self._record.check(episode)
-        asked = read_request(body, self.models, kind)
-        model = self.models[asked.model]
-        if asked.log_probs and not isinstance(model, PolicyAnswers):
-            raise ValueError(f"the model {asked.model!r} tells no logprobs")
-        events = Events(asked.model, kind, send) if asked.stream and send is not None else None
-        if events is not None and isinstance(model, PolicyAnswers):
-            reply = model.stream(asked.said, asked.options, events.text)
-        else:
-            reply = model(asked.said, asked.options)
+        dialect = DIALECTS[kind]
+        asked = read_request(body, self.models, dialect.kind, dialect.translate)
+        events = dialect.events(asked, send) if asked.stream and send is not None else None
+        match = self._match(asked, episode)
+        replies = self._replies(asked, match, events)
+        told = [self._told(asked, reply, dialect.kind) for reply in replies]
+        if episode is not None:
+            counts = self._keep_talks(asked, episode, match, replies)
+            self._record.keep(episode, *(_line(asked, one) | counts for one in told))
+        tokens = sum(reply.completion_tokens or 0 for reply in replies)
+        if events is None:
+            return tokens, dialect.write(asked, told)
+        for number, one in enumerate(told):
+            events.end(number, one)
+        events.finish(told)
+        return tokens, {}
+
+    def _match(self, asked: CompletionRequest, episode: str | None) -> Match:
+        """What the episode's earlier replies know of a request's messages."""
+        if episode is None or isinstance(asked.said, str) or not isinstance(self.models[asked.model], PolicyAnswers):
+            return Match()
+        return self._sessions.match(episode, asked.model, asked.expected.tools.offered, asked.said)
+
+    def _replies(self, asked: CompletionRequest, match: Match, events: EventWriter | None) -> Sequence[ChatReply]:
+        """The replies of the model. Raises `ValueError` where it is asked for what it cannot do."""
+        model, tools = self.models[asked.model], asked.expected.tools
+        if isinstance(model, PolicyAnswers):
+            request = ModelRequest(asked.said, asked.options, tools.offered, tools.reads_calls, match.talk, match.covered)
+            return model.replies_to(request, asked.count, None if events is None else events.text)
+        if asked.log_probs or tools.offered:
+            what = "tells no logprobs" if asked.log_probs else "takes no tools"
+            raise ValueError(f"the model {asked.model!r} {what}")
+        replies = [model(asked.said, asked.options) for _ in range(asked.count)]
+        for number, reply in enumerate(replies):
             check_numbers(reply)
             if events is not None and reply.text:
-                events.text(reply.text)
-        told = told_log_probs(model.log_probs(reply), kind, asked.log_probs - 1) if asked.log_probs else None
-        if episode is not None:
-            about = {"model": asked.model, "messages": asked.said, "text": reply.text, "finish_reason": reply.finish_reason}
-            self._record.keep(episode, about | dict(reply.sampled or {}))
-        if events is not None:
-            events.end(reply, asked.usage, told)
-        return reply.completion_tokens or 0, {} if events is not None else completion(asked.model, reply, kind, told)
+                events.text(number, reply.text)
+        return replies
+
+    def _told(self, asked: CompletionRequest, reply: ChatReply, kind: str) -> ToldReply:
+        """A reply, checked and counted."""
+        calls = reply.tool_calls if isinstance(reply, PolicyReply) else ()
+        unmet = asked.expected.unmet(reply.text, calls)
+        self._count("unmet", bool(unmet))
+        self._count("malformed_calls", reply.malformed if isinstance(reply, PolicyReply) else 0)
+        log_probs = None
+        if asked.log_probs:
+            log_probs = told_log_probs(self.models[asked.model].log_probs(reply), kind, asked.log_probs - 1)
+        return ToldReply(reply, calls if asked.expected.tools.parallel else calls[:1], tuple(unmet), log_probs)
+
+    def _keep_talks(self, asked: CompletionRequest, episode: str, match: Match, replies: Sequence[ChatReply]) -> dict[str, int]:
+        """Keeps the ids of replies for the episode's next requests. Gives the request's counts; none of a prompt or a function."""
+        if isinstance(asked.said, str) or not all(isinstance(reply, PolicyReply) for reply in replies):
+            return {}
+        keys, tools = {}, asked.expected.tools
+        for reply in replies:
+            calls = reply.tool_calls if tools.parallel else reply.tool_calls[:1]
+            for text in {reply.text, reply.streamed}:
+                message = {"role": "assistant", "content": text, "tool_calls": calls}
+                keys[keys_of(asked.model, tools.offered, [*asked.said, message])[-1]] = reply.talk
+        return self._sessions.keep(episode, match, replies[0].sampled["prompt"], keys)
+
+    def episode(self, episode: str) -> dict[str, Any]:
+        """What was kept of an episode: its `replies`, whether it is `paid`, and `SessionTree.counts`."""
+        found = {"replies": 0, "paid": False} if self._record is None else self._record.about(episode)
+        return {"episode": episode} | found | self._sessions.counts(episode)
 
     def pay(self, body: bytes, episode: str) -> tuple[int, dict[str, Any]]:
         """(status, JSON) for a play's pay, once per episode: `reward` for the team, `rewards` by model, and perhaps its `task`, a text."""
@@ -209,7 +279,9 @@ class ChatServer:
             reward = read_reward(body, self.models)
             if self._record is None:
                 raise EpisodeRefused("this server keeps no episodes: start it with --record=FILE")
-            return 200, {"episode": episode, "replies": self._record.pay(episode, reward)}
+            replies = self._record.pay(episode, reward)
+            self._sessions.end(episode)
+            return 200, {"episode": episode, "replies": replies}
         except ValueError as error:
             self._count("refused")
             return 400, error_of(str(error))
@@ -217,6 +289,14 @@ class ChatServer:
     def _count(self, name: str, by: int = 1) -> None:
         with self._lock:
             self._counts[name] += by
+
+
+def _line(asked: CompletionRequest, told: ToldReply) -> dict[str, Any]:
+    """A reply as it is recorded."""
+    line = {"model": asked.model, "messages": asked.said, "text": told.reply.text, "finish_reason": told.finish_reason}
+    if tools := asked.expected.tools.offered:
+        line |= {"tools": tools, "tool_calls": told.calls}
+    return line | dict(told.reply.sampled or {})
 
 
 class _HungUp(Exception):
@@ -230,10 +310,12 @@ class _Handler(LocalHandler):
         return error_of(reason)
 
     def get(self) -> None:
-        """The models, or that the server is there."""
+        """The models, what was kept of an episode, or that the server is there."""
         if self.path == "/v1/models":
             models = [{"id": name, "object": "model"} for name in self.server.service.models]
             self.reply(200, {"object": "list", "data": models})
+        elif asked := _EPISODE.fullmatch(self.path):
+            self.reply(200, self.server.service.episode(asked["episode"]))
         elif self.path == "/health":
             self.reply(200, {"ok": True})
         else:
@@ -243,15 +325,18 @@ class _Handler(LocalHandler):
         """A completion, or an episode's pay."""
         if paid := _REWARD.fullmatch(self.path):
             return self.reply(*self.server.service.pay(body, paid["episode"]))
-        match = _PATH.fullmatch(self.path)
+        match = _PATH.fullmatch(self.path.removesuffix("?beta=true"))  # which the package `anthropic` may add
         if not match:
             raise Refused(404, _SERVED)
-        self._streaming = False
+        self._streaming, self._names_events = False, DIALECTS[match["kind"]].names_events
         try:
             status, found = self.server.service.answer(body, match["kind"], match["episode"], self._event)
             if not self._streaming:
                 return self.reply(status, found, {"Retry-After": str(RETRY_S)} if status == 429 else None)
-            self._write("[DONE]" if status == 200 else json.dumps(found))
+            if status != 200:
+                self._write(json.dumps(found), "error")
+            elif not self._names_events:
+                self._write("[DONE]")
         except _HungUp:
             self.close_connection = True
 
@@ -264,10 +349,11 @@ class _Handler(LocalHandler):
             self.send_header("X-Content-Type-Options", "nosniff")
             self.send_header("Connection", "close")
             self.end_headers()
-        self._write(json.dumps(event, allow_nan=False))
+        self._write(json.dumps(event, allow_nan=False), event.get("type"))
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, name: str | None = None) -> None:
+        named = f"event: {name}\n" if self._names_events else ""
         try:
-            self.wfile.write(f"data: {text}\n\n".encode())
+            self.wfile.write(f"{named}data: {text}\n\n".encode())
         except OSError as error:
             raise _HungUp from error

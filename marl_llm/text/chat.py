@@ -284,15 +284,15 @@ class Chat:
         turns = (*talk.turns[:-1], dataclasses.replace(talk.turns[-1], reply=ids))
         return dataclasses.replace(talk, turns=turns, waiting=False)
 
-    def extend(self, talk: Conversation, messages: Sequence[Message]) -> Conversation:
+    def extend(self, talk: Conversation, messages: Sequence[Message], foreign: bool = False) -> Conversation:
         """Closes the last turn, adds what others say, and asks again.
 
         A reply that was cut off gets the template's end of a turn, as a token that nobody emitted. Raises `ValueError` on an assistant's
-        message, and for what the template refuses.
+        message, which `foreign` takes as text that the policy did not emit, and for what the template refuses.
         """
         if talk.waiting:
             raise ValueError("the last turn waits for its reply; add that first")
-        if not messages or any(m.role == "assistant" for m in messages):
+        if not messages or not foreign and any(m.role == "assistant" for m in messages):
             raise ValueError("extend takes at least one message, of users, tools or the system; an assistant's is added by reply")
         number, last = len(talk.turns) - 1, talk.turns[-1]
         reply = self.read(talk)

@@ -74,7 +74,7 @@ class PlainText:
         last = dataclasses.replace(talk.turns[-1], reply=tuple(map(int, ids)))
         return Conversation((*talk.turns[:-1], last), waiting=False)
 
-    def extend(self, talk: Conversation, messages: Sequence[Message]) -> Conversation:
+    def extend(self, talk: Conversation, messages: Sequence[Message], foreign: bool = False) -> Conversation:
         """Adds the messages' text behind the last reply, and asks again. A reply that was cut off has no stop token, and gets none."""
         said = "".join(self.between + message.content for message in messages)
         return Conversation((*talk.turns, Turn(tuple(self.tokenizer.encode(said)))))

@@ -68,7 +68,7 @@ def test_chats_and_completions_streaming_and_not_with_the_log_probs_of_the_recor
 def test_what_is_not_served_is_a_bad_request(served):
     client = client_of(served[0])
     messages = [{"role": "user", "content": "who?"}]
-    for wrong in (dict(logprobs=True, top_logprobs=2), dict(n=2), dict(model="nobody"), dict(max_tokens=99)):
+    for wrong in (dict(logprobs=True, top_logprobs=2), dict(n=0), dict(model="nobody"), dict(max_tokens=0)):
         with pytest.raises(openai.BadRequestError):
             client.chat.completions.create(**dict(model="coder", messages=messages) | wrong)
 

@@ -323,7 +323,7 @@ def test_a_client_that_leaves_ends_its_request_and_counts_as_a_failure():
             with pytest.raises(_HungUp):
                 server.answer(json.dumps({"model": model, "prompt": "x", "stream": True}).encode(), "completions", None, leaves)
         assert cancelled == ["m"]
-        assert server.stats() == {"requests": 2, "refused": 0, "busy": 0, "failed": 2, "tokens": 0}
+        assert server.stats() == {"requests": 2, "refused": 0, "busy": 0, "failed": 2, "tokens": 0, "malformed_calls": 0, "unmet": 0}
 
 
 def test_a_server_counts_the_tokens_of_its_replies_and_what_it_refuses(tmp_path):
@@ -332,7 +332,8 @@ def test_a_server_counts_the_tokens_of_its_replies_and_what_it_refuses(tmp_path)
             assert post(server, {"model": "m", "prompt": prompt}, "/episodes/a/v1/completions")[0] == 200
         assert post(server, {"model": "m"}, "/v1/completions")[0] == 400
         assert post(server, {"reward": 1}, "/episodes/b/reward")[0] == 400
-        assert server.stats() == {"requests": 3, "refused": 2, "busy": 0, "failed": 0, "tokens": 8}
+        counts = {"requests": 3, "refused": 2, "busy": 0, "failed": 0, "tokens": 8, "malformed_calls": 0, "unmet": 0}
+        assert server.stats() == counts
 
 
 def test_a_server_with_a_key_answers_those_who_bring_it():
@@ -632,12 +633,13 @@ TAKEN = [
     {"parallel_tool_calls": True, "logit_bias": {}, "n": 1, "store": False, "metadata": {"run": "a"}, "stream_options": None, "seed": 3},
     {"max_completion_tokens": 5, "tools": None, "top_logprobs": None, "service_tier": "auto", "modalities": ["text"], "logprobs": False},
     {"parallel_tool_calls": False, "tool_choice": "auto", "stop": [], "repetition_penalty": 1.0, "best_of": 1},
+    {"reasoning_effort": "low", "top_p": 1, "store": True, "stream_options": {"include_usage": True}},
 ]  # fmt: skip
 REFUSED = [
-    ("presence_penalty", 0.1), ("frequency_penalty", -1), ("response_format", {"type": "json_object"}), ("tool_choice", "required"),
-    ("tool_choice", {"type": "function"}), ("parallel_tool_calls", "no"), ("logit_bias", {"50256": -100}), ("n", 2), ("n", True),
+    ("presence_penalty", 0.1), ("frequency_penalty", -1), ("response_format", {"type": "xml"}), ("tool_choice", "required"),
+    ("tool_choice", {"type": "function"}), ("parallel_tool_calls", "no"), ("logit_bias", {"50256": -100}), ("n", 0), ("n", True),
     ("n", "1"), ("tools", [{"type": "function"}]), ("functions", []), ("modalities", ["audio"]), ("echo", True), ("suffix", "x"),
-    ("echo", 0), ("presence_penalty", False), ("reasoning_effort", "high"), ("max_tokens", 0),
+    ("echo", 0), ("presence_penalty", False), ("reasoning_effort", "utmost"), ("max_tokens", 0),
     ("max_completion_tokens", "7"), ("max_tokens", 1.5), ("stop", ""), ("stop", ["a", ""]), ("stop", {}), ("top_p", "1"), ("stream", 1),
 ]  # fmt: skip
 
@@ -667,6 +669,23 @@ def test_a_model_gets_the_options_that_a_request_names_and_no_others(asked, opti
         for kind, body in (("chat/completions", {"messages": [{"role": "user", "content": "x"}]}), ("completions", {"prompt": "x"})):
             assert post(server, body | {"model": "m"} | asked, f"/v1/{kind}")[0] == 200
     assert heard == [options, options]
+
+
+def test_more_tokens_than_a_role_may_reply_with_are_cut_or_refused_as_its_owner_chose():
+    capped = policy_answers(Dripping(list(b"hello"), 2), "m", lab.SPEECH, max_prompt=64, max_tokens=5)
+    with ChatServer({"capped": capped, "strict": dataclasses.replace(capped, over_budget="refuse")}) as server:
+        def ask(model, **more):
+            body = {"model": model, "messages": [{"role": "user", "content": "x"}]} | more
+            status, _, said = post(server, body)
+            return status, json.loads(said).get("error", {}).get("message", "")
+
+        assert [ask(model, max_tokens=5)[0] for model in ("capped", "strict")] == [200, 200]
+        assert ask("strict")[0] == ask("capped", max_completion_tokens=6)[0] == 200
+        for name in ("max_tokens", "max_completion_tokens"):
+            status, reason = ask("strict", **{name: 6})
+            assert (status, "max_tokens=6, but a reply of 'm' has at most 5" in reason, "\n" in reason) == (400, True, False)
+    with pytest.raises(ValueError, match="over_budget='drop' must be one of cap, refuse"):
+        dataclasses.replace(capped, over_budget="drop")
 
 
 @pytest.mark.parametrize(("name", "value"), REFUSED, ids=str)
@@ -825,9 +844,9 @@ def test_two_hundred_clients_at_once_streaming_and_not_each_get_their_own_reply_
 BAD = [
     b"", b"{", b"[]", b"\xff\xfe", b'{"model": "m"}', {"model": "n", "messages": []}, {"model": "m", "messages": []},
     {"model": "m", "messages": [{"role": "user"}]}, {"model": "m", "messages": [{"role": "user", "content": "x", "more": 1}]},
-    {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": []},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [{}]},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x"},
-    {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 2},
+    {"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 65},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": "7"},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0},
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "stop": [3]},
