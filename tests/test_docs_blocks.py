@@ -192,6 +192,8 @@ def wrong_option(config, path):
 def wrong_flags(module, given):
     """Flags that a command does not define; its source is read, because two commands in one process would define a flag twice."""
     text = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+    if command := re.search(r"from (marl_llm\.cli\.\w+) import FLAGS", text):  # experiments.train has the flags of marl_llm.cli.train
+        text += (ROOT / f"{command[1].replace('.', '/')}.py").read_text()
     if re.search(r"from marl_llm.cli import .*\bserve\b", text):  # chat has the flags of serve
         text += (ROOT / "marl_llm" / "cli" / "serve.py").read_text()
     own = set(re.findall(r"(?:DEFINE_\w+|add_argument)\(\s*\"(?:--)?(\w+)\"", text))
