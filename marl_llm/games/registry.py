@@ -61,7 +61,7 @@ from marl_llm.hints import meant
 from marl_llm.workflows import World
 
 # Workflows with their tasks, and the modules of this folder that make them.
-_WORLDS = {
+WORLDS = {
     "plan_path_text": "plan_path.text", "plan_path_programs": "plan_path.lines", "sokoban_text": "sokoban.text",
     "sudoku_text": "sudoku.text",
     **dict.fromkeys(("fact_parallel", "fact_extract", "fact_iterative"), "search.worlds"), "functions": "coding.worlds",
@@ -80,7 +80,7 @@ GAMES = {
     "matrix": "marl_llm.games.matrix:MatrixGame",
     "sokoban": "marl_llm.games.sokoban:Sokoban",
     "sudoku": "marl_llm.games.sudoku:Sudoku",
-    **{name: f"marl_llm.games.{module}:{name}" for name, module in _WORLDS.items()},
+    **{name: f"marl_llm.games.{module}:{name}" for name, module in WORLDS.items()},
 }
 _KINDS = (Game.__name__, World.__name__)
 _MADE: dict[int, tuple[str, dict[str, Any]]] = {}  # id of a game that `make_game` made -> its name and options, while it lives

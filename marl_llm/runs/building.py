@@ -78,10 +78,11 @@ def has_published_model(config) -> bool:
 def is_world(config, home: pathlib.Path | None) -> bool:
     """Whether a config's game is a workflow. A user's own is made to see; a game that cannot be made is none, and `resolve` says why."""
     from marl_llm.games import GAMES, GameError, find_game
+    from marl_llm.games.registry import WORLDS
     from marl_llm.workflows import World
 
     if config.game.name in GAMES:
-        return "worlds" in GAMES[config.game.name]
+        return config.game.name in WORLDS
     try:
         game = find_game(config.game.name, home).make(**checks.given(config.game, ("name",)))
     except (GameError, ValueError, TypeError, OSError):

@@ -89,7 +89,7 @@ def test_a_mistyped_flag_is_refused_with_what_was_meant(capsys, flag, meant):
 def test_a_key_without_neighbours_is_refused_too(capsys):
     """c7: with the list of those that there are."""
     said = refused(capsys, f"--config={QUICKSTART}", "--config.recipe.zzzz=1")
-    assert "--config.recipe.zzzz: unknown key 'zzzz'; there are alpha, baseline, branches, " in said
+    assert "--config.recipe.zzzz: unknown key 'zzzz'; there are advantages, alpha, baseline, branches, " in said
     assert "--config.steps.zzzz: config has no such key" in refused(capsys, f"--config={QUICKSTART}", "--config.steps.zzzz=1")
     assert "'zzzz'; --help lists those that there are" in refused(capsys, f"--config={QUICKSTART}", "--zzzz=1")
 
