@@ -1,6 +1,6 @@
 """Teams of language models, trained with reinforcement learning in JAX.
 
-`make_game`, `load_model`, `train`, `resume` and `evaluate` do from Python what the command `marl` does (`marl_llm.runs.api`).
+`make_game`, `load_model`, `train`, `resume`, `evaluate` and `open_team` do from Python what the command `marl` does (`marl_llm.runs.api`).
 The package root imports nothing heavy: `import marl_llm` is instant, and each room is imported by name,
 for example `from marl_llm.algorithms import group_relative`. See docs/architecture.md for the rooms.
 """
@@ -16,7 +16,8 @@ _ROOMS = ("activity", "algorithms", "checking", "cli", "coaching", "data_files",
           "workflows")  # fmt: skip
 # functions, and the modules that hold them
 _FUNCTIONS = {
-    "train": "runs.api", "resume": "runs.api", "evaluate": "runs.api", "load_model": "runs.api", "make_game": "games",
+    "train": "runs.api", "resume": "runs.api", "evaluate": "runs.api", "load_model": "runs.api", "open_team": "runs.api",
+    "make_game": "games",
     "view": "viewing",
 }  # fmt: skip
 __all__ = [*_ROOMS, *_FUNCTIONS]

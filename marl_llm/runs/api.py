@@ -11,10 +11,11 @@ A run that is started here is a run like any other: its directory is resumed, ev
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from marl_llm.runs.workdir import home_of, read_config
 if TYPE_CHECKING:
     from marl_llm.algorithms import Recipe
     from marl_llm.games import Game
+    from marl_llm.training import Team
     from marl_llm.workflows import World
 
 DEEP = {"stacked_layers": True}  # of a team that begins with checkpoints: one layer's program, which compiles in seconds
@@ -149,6 +151,25 @@ def train(
     """
     config = make_config(game, models, recipe, steps=steps, **options)
     return Results(train_run(config, pathlib.Path(workdir), Launch(config_file="marl_llm.train")))
+
+
+@contextlib.contextmanager
+def open_team(
+    game: str | Game | World, models: Any, recipe: str | Recipe | Mapping = "at_grpo", **options: Any
+) -> Iterator[Team]:
+    """A team to be trained by a loop of your own, as `marl_llm.training.team` describes it; arguments as those of `train`.
+
+    Nothing is written. Raises `ConfigError` for what cannot be trained.
+    """
+    from marl_llm.runs.base import check
+    from marl_llm.runs.building import build_team, start_jax, tools_of
+    from marl_llm.runs.resolve import resolve
+
+    config = make_config(game, models, recipe, **options)
+    check(config)
+    mesh = start_jax(config, None)
+    with tools_of(config), resolve(config) as plan, build_team(plan, config, mesh) as team:
+        yield team
 
 
 def resume(workdir: str | os.PathLike, *, trust: bool = False, **options: Any) -> Results:
