@@ -163,21 +163,23 @@ def options() -> str:
     def source(thing):
         return meanings(inspect.getsource(thing))
 
-    config, own = base.base_config("name", game="plan_path", recipe="at_grpo"), source(base)
-    own.update({f"rollout.{name}": text for name, text in source(PlayOptions).items() if name in config.rollout})
-    own.update({f"coach.{name}": text for name, text in source(coaching).items()})
+    config, said = base.base_config("name", game="plan_path", recipe="at_grpo"), source(base)
+    said.update({f"rollout.{name}": text for name, text in source(PlayOptions).items() if name in config.rollout})
+    said.update({f"coach.{name}": text for name, text in source(coaching).items()})
     parts = {
         "": [],
         "recipe.": rows("recipe.", config.recipe, source(Recipe)),
-        "model.": rows("model.", config.model, source(ModelConfig) | own),
+        "model.": rows("model.", config.model, source(ModelConfig) | said),
     }
     for name, value in config.items():
         if not hasattr(value, "items"):
-            parts[""] += rows("", type(config)({name: value}), own)
+            parts[""] += rows("", type(config)({name: value}), said)
         elif name not in ("game", "script", "recipe", "model", "models"):
-            parts[f"{name}."] = rows(f"{name}.", value, own, f"{name}.")
+            parts[f"{name}."] = rows(f"{name}.", value, said, f"{name}.")
     table = "| option | type | default | meaning |\n|---|---|---|---|"
-    heads = {"": "## The run", "model.": "## `config.model`, and `config.models.<name>` for one model"}
+    own = [f"`{section}.{key}`" for section in ("optimizer", "recipe") for key in base.model_section()[section]]
+    own_text = f"Of its own one model, `config.models.<name>`, may have {', '.join(own)}."
+    heads = {"": "## The run", "model.": f"## `config.model`, and `config.models.<name>` for one model\n\n{own_text}"}
     titles = {key: heads.get(key, f"## `config.{key[:-1]}`") for key in parts}
     tables = ["\n".join([titles[key], "", table, *lines, ""]) for key, lines in parts.items()]
     return "\n".join([HEAD, *tables, *game_options()])

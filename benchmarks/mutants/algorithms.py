@@ -123,12 +123,19 @@ FAULTS = {
         "void rows are paid": ("rewards = jnp.where(where, _rewards(recipe, samples), 0)\n    metrics", "rewards = _rewards(recipe, samples)\n    where = jnp.ones_like(where)\n    metrics"),
         "gamma is dropped": ("gamma=recipe.gamma, where=where, agent", "gamma=1.0, where=where, agent"),
     },
-    (A + "recipes.py", T + "test_recipes.py"): {
+    (A + "published.py", T + "test_recipes.py"): {
         "AT-GRPO groups whole plays": ('returns="immediate", group_by=("env", "agent", "turn")', 'returns="immediate", group_by=("env", "agent")'),
         "MAGRPO with the token's ratio": ('level="product", kl_coef=0.02,', 'level="token", kl_coef=0.02,'),
+        "another loss keeps a recipe's clips": ("if field not in CLIPS}", "}", T + "test_recipe_fields.py"),
+    },
+    (A + "functions.py", T + "test_recipes.py"): {
+        "masked rows have advantages of one's own": ("return jnp.where(where, as_float(_checked(recipe.advantages(samples, earned), earned.shape, \"advantages\")), 0)", "return as_float(_checked(recipe.advantages(samples, earned), earned.shape, \"advantages\"))"),
+        "a loss of another shape passes": ("    if jnp.shape(result) != shape:", "    if False:"),
+    },
+    (A + "recipes.py", T + "test_recipes.py"): {
+        "a model changes what is the team's": ("check_known(\"recipe field of a model\", field, LOSS_FIELDS)", "check_known(\"recipe field of a model\", field, FIELDS)"),
         "an option without effect passes": ("if idle and field in overrides:", "if False:"),
         "cispo is clipped as the ratio": ('"cispo": (1.0, 4.0)', '"cispo": (0.2, 0.2)', T + "test_recipe_fields.py"),
-        "another loss keeps a recipe's clips": ("if field not in CLIPS}", "}", T + "test_recipe_fields.py"),
         "a tree may wait for its outcome": ('r.sampling == "tree" and r.returns in (', 'r.sampling == "none" and r.returns in ('),
     },
 }

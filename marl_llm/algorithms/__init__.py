@@ -7,7 +7,8 @@
     gated       losses and masks that fade out or leave out instead of clipping
     ratios      ratios between distributions that are not quite the policy
     joint       joint actions of a team that answered in parallel
-    recipes     AT-GRPO, MAGRPO, MAPPA, ... as data
+    recipes     the five choices of a method, as data
+    published   AT-GRPO, MAGRPO, MAPPA, ... as such data
     functions   advantages and a loss of the user's own
     apply       a recipe carried out: samples in, advantages out; log-probs in, loss out
 
@@ -66,8 +67,18 @@ from marl_llm.algorithms.losses import (
     value_loss,
 )
 from marl_llm.algorithms.paid import returns_for
+from marl_llm.algorithms.published import RECIPES, make_recipe
 from marl_llm.algorithms.ratios import importance_weights, kept_log_mass, kept_tokens, token_log_probs, untruncate
-from marl_llm.algorithms.recipes import FIELDS, FUNCTIONS, RECIPES, SAMPLER_FIELDS, TRAINER_FIELDS, Recipe, make_recipe, pay_reach
+from marl_llm.algorithms.recipes import (
+    FIELDS,
+    FUNCTIONS,
+    LOSS_FIELDS,
+    SAMPLER_FIELDS,
+    TRAINER_FIELDS,
+    Recipe,
+    pay_reach,
+    with_loss,
+)
 from marl_llm.algorithms.returns import (
     broadcast_outcome,
     episode_return,
@@ -84,6 +95,7 @@ from marl_llm.algorithms.returns import (
 __all__ = [
     "FIELDS",
     "FUNCTIONS",
+    "LOSS_FIELDS",
     "NO_GROUP",
     "RECIPES",
     "SAMPLER_FIELDS",
@@ -150,4 +162,5 @@ __all__ = [
     "value_targets_for",
     "vespo",
     "whiten",
+    "with_loss",
 ]

@@ -1,7 +1,7 @@
 """Recipes: the five choices of a published method, as data.
 
 A recipe says how a team is sampled, what a sample is paid, with whom it is compared, on which scale, and which loss is stepped.
-`make_recipe` gives a published one with any field changed, and refuses what does not exist or would do nothing. The two
+`make_recipe` (in `published`) gives a published one with any field changed, and refuses what does not exist or would do nothing. The two
 functions that carry a recipe out on plain arrays, `advantages_for` and `loss_for`, are in `apply`; nothing here knows about
 models or games.
 
@@ -17,7 +17,6 @@ import typing
 
 import numpy as np
 
-from marl_llm.algorithms._arrays import check_choice
 from marl_llm.algorithms.advantages import SCALES, SINGLETONS
 from marl_llm.algorithms.losses import KL_KINDS, LEVELS, REDUCTIONS
 from marl_llm.algorithms.ratios import CORRECTIONS
@@ -165,9 +164,9 @@ class Recipe:
             object.__setattr__(self, "group_by", tuple(axis.strip() for axis in self.group_by.split(",") if axis.strip()))
         object.__setattr__(self, "group_by", tuple(self.group_by))
         for axis in self.group_by:
-            _check(f"{self.name}: an axis of group_by", axis, AXES)
+            check_known(f"{self.name}: an axis of group_by", axis, AXES)
         for field, choices in CHOICES.items():
-            _check(f"{self.name}: {field}", getattr(self, field), choices)
+            check_known(f"{self.name}: {field}", getattr(self, field), choices)
         for field, window in zip(CLIPS, _CLIP_WINDOWS.get(self.loss, _CLIP_WINDOWS["clip"]), strict=True):
             if getattr(self, field) is None or isinstance(getattr(self, field), _OfLoss):
                 object.__setattr__(self, field, _OfLoss(window))
@@ -227,6 +226,7 @@ _RANGES = (
 def pay_reach(recipe: Recipe) -> dict[str, str]:
     """Whom the "team" pay and a role's own ("local") pay reach, in words: what of each enters which response's return.
 
+    >>> from marl_llm.algorithms import make_recipe
     >>> pay_reach(make_recipe("grpo", rewards="mixed"))["local"]
     'all responses of the play, if it is paid in the last turn; earlier pay reaches nobody'
     """
@@ -338,7 +338,7 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
     ]
 
 
-def _check(field: str, value, choices) -> None:
+def check_known(field: str, value, choices) -> None:
     """`check_choice` with a suggestion, which cares neither for case nor for underscores."""
     if value in choices:
         return
@@ -348,66 +348,6 @@ def _check(field: str, value, choices) -> None:
     raise ValueError(f"{field}={value!r} is unknown.{hint} Valid: {', '.join(repr(c) for c in choices)}.")
 
 
-_PAPER = {
-    "grpo": dict(sampling="parallel", rewards="team", returns="outcome", group_by=("instance", "agent")),
-    "at_grpo": dict(sampling="tree", pick="greedy", rewards="mixed", returns="immediate", group_by=("env", "agent", "turn")),
-    "magrpo": dict(
-        sampling="parallel", rewards="team", returns="to_go", scope="joint", group_by=("instance", "turn"), ddof=0,
-        level="product", kl_coef=0.02,
-    ),
-    "dr_mas": dict(sampling="parallel", rewards="team", returns="outcome", group_by=("instance", "agent"), reduce="token_mean"),
-    "mappa": dict(
-        sampling="chain", branches=2, rewards="local", returns="to_go", scope="trajectory", normaliser="global", group_by=(),
-        ddof=0, epsilon=1e-8, weigh="token", kl_coef=0.01, kl_kind="k1", kl_in="reward", reduce="token_mean",
-    ),
-    "ppo": dict(
-        sampling="chain", branches=1, rewards="mixed", returns="gae", normaliser="critic", group_by=(), epsilon=1e-8,
-        dual_clip=3.0, reduce="token_mean",
-    ),
-    # DeepSeekMath's group baseline without its two biases: no division by the deviation, and by a constant instead of the response's
-    # length (Liu et al. 2025). The constant is the paper's generation budget: set max_length to yours.
-    "dr_grpo": dict(sampling="parallel", rewards="team", returns="outcome", scale="none", reduce="constant", max_length=3000),
-    # Clip-higher, token mean and no groups without a difference (Yu et al. 2025). Left-out groups are not sampled anew, and the
-    # penalty of long responses is a reward, hence the game's.
-    "dapo": dict(
-        sampling="parallel", branches=16, rewards="team", returns="outcome", clip_high=0.28, reduce="token_mean", skip_tied=True,
-        tied_in_denominator=False,
-    ),
-    # The mean of the others as the baseline, REINFORCE on whole responses (Ahmadian et al. 2024). Its KL is kl_in="reward", "k1".
-    "rloo": dict(
-        sampling="parallel", rewards="team", returns="outcome", normaliser="leave_one_out", loss="reinforce",
-        reduce="sequence_mean_token_sum",
-    ),
-    # No groups: the outcome, normalised over the tokens of the whole batch, in PPO's clip (Hu et al. 2025). Its KL per token is
-    # `token_rewards` and `token_rewards_to_go`.
-    "reinforce_pp": dict(
-        sampling="chain", branches=1, rewards="team", returns="outcome", normaliser="global", group_by=(), ddof=0, epsilon=1e-8,
-        weigh="token", reduce="token_mean",
-    ),
-    # Self-play in a zero-sum game: each role's own return less its running mean, kept over the whole run (SPIRAL, Liu et al. 2025). One
-    # model plays all roles (assignment "shared"). Readings: the mean of before the step is taken off; the loss is averaged over tokens.
-    "spiral": dict(
-        sampling="chain", branches=1, rewards="local", returns="to_go", scope="agent", normaliser="ema", group_by=(), reduce="token_mean",
-    ),
-    # One ratio per response, the geometric mean of its tokens', and a clip to match (Zheng et al. 2025).
-    "gspo": dict(sampling="parallel", rewards="team", returns="outcome", level="sequence", clip_low=3e-4, clip_high=4e-4),
-}  # fmt: skip
-
-_RELEASED = {
-    # verl's vanilla actor loss under PettingLLMs: sampled with top-k and top-p, dual clip, mean over tokens.
-    "at_grpo": dict(branches=8, top_k=20, top_p=0.9, dual_clip=3.0, reduce="token_mean", singleton="raw"),
-    # CoMLRL: no ratio, no clip, no KL; sums over tokens; discounted.
-    "magrpo": dict(
-        loss="reinforce", kl_coef=0.0, gamma=0.9, epsilon=0.0, temperature=0.6, top_p=0.6, top_k=50,
-        reduce="sequence_mean_token_sum"
-    ),
-    # verl-agent.
-    "dr_mas": dict(branches=8, singleton="raw", dual_clip=3.0),
-    # MARTI: rewards do not reach earlier actions, statistics per agent.
-    "mappa": dict(scope="token", normaliser="group", group_by=("agent",)),
-}  # fmt: skip
-
-RECIPES = tuple(_PAPER)
 FIELDS = tuple(field.name for field in dataclasses.fields(Recipe) if field.name not in ("name", "preset"))
 
 # What a sampler and a trainer carry out; all other fields are carried out by `advantages_for`, `loss_for` and their kin in `apply`.
@@ -415,33 +355,33 @@ SAMPLER_FIELDS = ("sampling", "branches", "pick", "temperature", "top_k", "top_p
 TRAINER_FIELDS = ("skip_tied", "tied_in_denominator")
 
 
-def make_recipe(name: str, preset: str = "paper", **overrides) -> Recipe:
-    """Build a published recipe, with any of its fields changed.
+# What each model of a team may have of its own; all other fields say how the team is sampled, paid and compared.
+LOSS_FIELDS = (
+    "loss", "level", *CLIPS, "dual_clip", "gate_positive", "gate_negative", "reduce", "max_length", "kl_coef", "kl_kind", "kl_target",
+    "kl_horizon", "entropy_coef", "entropy_quantile", "off_policy_kl", "correction", "correction_level", "correction_cap", "value_coef",
+    "value_clip", "policy_loss",
+)  # fmt: skip
 
-    Args:
-      name: one of `RECIPES`, in any case; "reinforce++" is "reinforce_pp".
-      preset: "paper", or "released" for at_grpo, magrpo, dr_mas and mappa.
-      **overrides: fields of `Recipe`. `group_by` may be a tuple or a comma-separated string.
 
-    Returns:
-      A frozen `Recipe`.
+def with_loss(recipe: Recipe, **overrides) -> Recipe:
+    """A team's recipe with some of `LOSS_FIELDS` changed, for one of its models.
 
     Raises:
-      ValueError: an unknown name, preset, field or value (the message lists the valid ones), a contradiction, or a field that
-        was set on purpose but would have no effect in the resulting recipe (the message says why).
+      ValueError: a field of the team, a value that is not valid, a field that would have no effect, or a KL that is taken off the rewards
+        of some models only.
     """
-    name = str(name).lower().replace("-", "_").replace("++", "_pp")
-    _check("recipe", name, RECIPES)
-    check_choice(f"preset of {name}", preset, ("paper", "released") if name in _RELEASED else ("paper",))
     for field in overrides:
-        _check("recipe field", field, FIELDS)
-    settings = _PAPER[name] | (_RELEASED[name] if preset == "released" else {})
-    if "loss" in overrides and overrides["loss"] != settings.get("loss", Recipe.loss):
-        settings = {field: value for field, value in settings.items() if field not in CLIPS}  # they were chosen for the recipe's own loss
-    settings |= overrides
-    recipe = Recipe(name=name, preset=preset, **settings)
+        check_known("recipe field of a model", field, LOSS_FIELDS)
+    changed = dataclasses.replace(recipe, **overrides)
+    refuse_idle(changed, overrides)
+    if recipe.kl_in == "reward" and bool(changed.kl_coef) != bool(recipe.kl_coef):
+        raise ValueError(f"{recipe.name}: kl_coef={changed.kl_coef:g} for one model: with kl_in='reward' all models have a KL, or none.")
+    return changed
+
+
+def refuse_idle(recipe: Recipe, overrides: typing.Mapping[str, typing.Any]) -> None:
+    """Raises `ValueError` for a field that was set on purpose and has no effect."""
     for fields, idle, why in _without_effect(recipe):
         for field in fields:
             if idle and field in overrides:
-                raise ValueError(f"{name}: {field}={overrides[field]!r} would have no effect: {why}. Leave it out.")
-    return recipe
+                raise ValueError(f"{recipe.name}: {field}={overrides[field]!r} would have no effect: {why}. Leave it out.")

@@ -67,7 +67,8 @@ def load_model(name: str | os.PathLike, *, lora_rank: int | None = None, kind: s
       name: a checkpoint directory in Hugging Face's form, a `.gguf` file, or a preset of `marl_llm.models.PRESETS`, e.g. "micro".
       lora_rank: trains adapters of this rank on the frozen model; None: trains all parameters.
       kind: "trained" or "frozen".
-      options: further keys of `marl_llm.runs.base.model_section`, e.g. `lora_alpha=16.0`, `compute_dtype="bfloat16"`, `thinking="off"`.
+      options: further keys of `marl_llm.runs.base.model_section`, e.g. `lora_alpha=16.0`, `compute_dtype="bfloat16"`, `thinking="off"`,
+        and what is its own of the optimizer and the loss: `optimizer={"learning_rate": 1e-5}`, `recipe={"kl_coef": 0.01}`.
 
     Raises `ConfigError` if there is neither such a checkpoint nor such a preset, for a checkpoint whose config cannot be read, and for an
     unknown option.
@@ -114,7 +115,8 @@ def make_config(
     config.model.lora_alpha = None
     config.assignment, sections = _assign(models, _roles_of(config, game, game_options))
     for model, section in sections.items():
-        config.models[model] = model_section(**{"lora_alpha": 16.0} if section.get("lora_rank") else {}, **section)
+        config.models[model] = model_section(**{"lora_alpha": 16.0} if section.get("lora_rank") else {})
+        _update(config.models[model], section, f"models.{model}.")
     defaults = DEEP if any("path" in section for section in sections.values()) else {}
     given = defaults | {"recipe": recipe_options, "game": game_options} | options
     _update(config, given, "")

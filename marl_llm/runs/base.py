@@ -14,11 +14,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pathlib
+import re
 from typing import Any
 
 from ml_collections import config_dict
 
-from marl_llm.algorithms import Recipe
+from marl_llm.algorithms import LOSS_FIELDS, Recipe
 from marl_llm.games import GameError, find_game
 from marl_llm.models import ModelConfig
 from marl_llm.reporting.trackers import missing
@@ -42,6 +43,13 @@ _MODEL_KEYS = (
 )
 
 
+# what a model may have of its own of `config.optimizer`
+OWN_OPTIMIZER = {
+    "learning_rate": "float", "critic_learning_rate": "float", "warmup": "int", "max_grad_norm": "float", "b2": "float",
+    "weight_decay": "float", "minibatch": "int", "epochs": "int",
+}  # fmt: skip
+
+
 def _placeholders(kinds: dict[str, Any]) -> dict:
     """One placeholder per option, so that flags know its type; None means "not set here". Tuples are written with commas between."""
     def name(kind):
@@ -62,14 +70,25 @@ def _options(parameters: dict[str, inspect.Parameter]) -> dict:
 
 
 def model_section(**values) -> config_dict.ConfigDict:
-    """What may be said of a model; None: as `config.model` has it.
+    """What may be said of one model, `config.models.<name>`; None: as `config.model` has it.
+
+    Its `optimizer` and `recipe` hold what is its own of `config.optimizer` and of the loss in `config.recipe`; None: as the team's.
 
     `kind` is one of `players.KINDS`. A trained or frozen model has a `preset` (random parameters; further keys are fields of `ModelConfig`)
     or a `path` (a Hugging Face checkpoint's directory, whose chat opens as `thinking` says, "on" or "off"), and trains
     adapters if `lora_rank` is set. An outside model has a `url` up to `/chat/completions`, the name `served_as` there, and the environment
     variable `key_env` that holds the key. With `sampler="vllm"` a vLLM server at `url` draws for a trained or frozen model.
     """
-    section = config_dict.ConfigDict(
+    section = _common_section()
+    section.optimizer = config_dict.ConfigDict(_placeholders(OWN_OPTIMIZER))
+    section.recipe = config_dict.ConfigDict(_fields(Recipe, *(f.name for f in dataclasses.fields(Recipe) if f.name not in LOSS_FIELDS)))
+    section.lock().update(values)
+    return section
+
+
+def _common_section() -> config_dict.ConfigDict:
+    """What may be said of all models at once, `config.model`."""
+    return config_dict.ConfigDict(
         {
             **_placeholders(dict.fromkeys(_MODEL_KEYS, "str")),
             "lora_rank": config_dict.placeholder(int),  # trains adapters of this rank on the frozen model
@@ -77,8 +96,18 @@ def model_section(**values) -> config_dict.ConfigDict:
             **_fields(ModelConfig, "vocab_size", "rope_scaling", "dense_layers", "value_head"),
         }
     )
-    section.lock().update(values)
-    return section
+
+
+class ModelSections(config_dict.ConfigDict):
+    """`config.models`: a section by model. One that is named first on the command line is made when it is asked for.
+
+    A name that no model has is refused when the config is resolved.
+    """
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str) and re.fullmatch(r"[A-Za-z][\w-]*", key) and key not in self:
+            self[key] = model_section()
+        return super().__getitem__(key)
 
 
 def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = None) -> config_dict.ConfigDict:
@@ -98,8 +127,9 @@ def base_config(name: str, game: str, recipe: str, home: pathlib.Path | None = N
     c.assignment = "per_role"
     # models that train in turns, e.g. 'search:10,reason+answer:10' (steps); empty: all, always
     c.schedule = ""
-    c.model = model_section(kind="trained", preset="micro", lora_alpha=16.0)
-    c.models = config_dict.ConfigDict()
+    c.model = _common_section()
+    c.model.update(kind="trained", preset="micro", lora_alpha=16.0)
+    c.models = ModelSections()
     c.recipe = config_dict.ConfigDict({"name": recipe, "preset": "paper", **_fields(Recipe, "name", "preset")})
     c.coach = coach_section()  # who scores every action of training plays; see `marl_llm.runs.coaching`
     c.rollout = config_dict.ConfigDict(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -172,18 +173,17 @@ def build_team(plan: Plan, config, mesh, coached: bool = True):
     """The team of a config, at its start. Whoever builds it closes it. Without `coached` nobody coaches, no server draws and every model
     has all devices: only to be measured."""
     from marl_llm.runs.coaching import make_coaching
-    from marl_llm.training import LearnerOptions, PlayOptions, make_optimizer, make_team
+    from marl_llm.runs.own_options import learner_options, own_learners
+    from marl_llm.training import PlayOptions, make_team
 
-    o = config.optimizer
     platform = mesh.devices.flat[0].platform
-    optimizer = make_optimizer(o.max_grad_norm, b2=o.b2, weight_decay=o.weight_decay)
-    rows = o.row_tokens or plan.row_tokens
-    options = LearnerOptions(plan.recipe, optimizer, rows, o.minibatch, o.epochs, microbatch_tokens(config, plan, platform), o.critic)
+    specs = model_specs(plan, config, mesh, served=coached)
+    specs |= {name: dataclasses.replace(specs[name], options=own) for name, own in own_learners(config, plan, platform).items()}
     return make_team(
         plan.game,
         plan.assignment,
-        model_specs(plan, config, mesh, served=coached),
-        options,
+        specs,
+        learner_options(config, plan, platform),
         mesh,
         parts=placed(plan, config, mesh) if coached else None,
         play=PlayOptions(**checks.given(config.rollout, ("tasks", "max_prompt", "max_tokens", "task_list", "void_limit"))),

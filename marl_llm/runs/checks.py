@@ -17,8 +17,8 @@ from marl_llm import hints
 _LEAST = {
     "steps": 0, "rollout.tasks": 1, "rollout.slots": 1, "rollout.chunk": 1, "rollout.attempts": 1, "rollout.concurrency": 1,
     "rollout.ahead": 0, "rollout.over_start": 0, "rollout.tensor": 1,
-    "rollout.max_prompt": 1, "rollout.max_tokens": 1, "optimizer.minibatch": 1, "optimizer.epochs": 1, "optimizer.row_tokens": 2,
-    "optimizer.microbatch_tokens": 0, "optimizer.warmup": 0, "optimizer.decay_steps": 1,
+    "rollout.max_prompt": 1, "rollout.max_tokens": 1, "optimizer.row_tokens": 2, "optimizer.microbatch_tokens": 0,
+    "optimizer.decay_steps": 1,
     "warm_start.steps": 0, "warm_start.tasks": 1, "warm_start.fresh": 1,
     "warm_start.step": 0, "evaluation.every": 1, "evaluation.tasks": 1, "evaluation.final_tasks": 1, "evaluation.samples": 1,
     "evaluation.transcripts": 0,
@@ -61,20 +61,34 @@ def numbers(config: config_dict.ConfigDict) -> None:
         value = _value(config, path)
         if value is not None and value < low:
             raise ConfigError(f"config.{path}={value} must be at least {low}")
-    rates = ("optimizer.learning_rate", "optimizer.critic_learning_rate", "warm_start.learning_rate")
-    rates += ("rollout.timeout_s", "rollout.cache_gib", "evaluation.temperature")
+    optimizers = {"optimizer": config.optimizer} | {f"models.{name}.optimizer": one.optimizer for name, one in config.models.items()}
+    for path, section in optimizers.items():
+        _check_optimizer(section, path)
+    rates = ("warm_start.learning_rate", "rollout.timeout_s", "rollout.cache_gib", "evaluation.temperature")
     if not config.evaluation.sampled and (config.evaluation.samples, config.evaluation.temperature) != (1, None):
         raise ConfigError("config.evaluation.samples and temperature would have no effect: config.evaluation.sampled is False")
     for paths, good, what in (
         (rates, lambda x: x is None or 0 < x < math.inf, "be positive and finite"),
         (("seed", "evaluation.seed"), lambda x: 0 <= x < 2**31, "lie in [0, 2^31)"),
-        (("optimizer.max_grad_norm",), lambda x: x > 0, "be positive (inf switches clipping off)"),
-        (("optimizer.weight_decay",), lambda x: 0 <= x < math.inf, "be 0 or more, and finite"),
-        (("optimizer.b2",), lambda x: 0 < x < 1, "lie between 0 and 1"),
     ):
         for path in paths:
             if not good(value := _value(config, path)):
                 raise ConfigError(f"config.{path}={value} must {what}")
+
+
+def _check_optimizer(section: config_dict.ConfigDict, path: str) -> None:
+    """Raises `ConfigError` for a number out of its range, of `config.optimizer` or of a model's own; None: as the team has it."""
+    for names, good, what in (
+        (("learning_rate", "critic_learning_rate"), lambda x: 0 < x < math.inf, "be positive and finite"),
+        (("max_grad_norm",), lambda x: x > 0, "be positive (inf switches clipping off)"),
+        (("weight_decay",), lambda x: 0 <= x < math.inf, "be 0 or more, and finite"),
+        (("b2",), lambda x: 0 < x < 1, "lie between 0 and 1"),
+        (("minibatch", "epochs"), lambda x: x >= 1, "be at least 1"),
+        (("warmup",), lambda x: x >= 0, "be at least 0"),
+    ):
+        for name in names:
+            if (value := section[name]) is not None and not good(value):
+                raise ConfigError(f"config.{path}.{name}={value} must {what}")
 
 
 def tools(config: config_dict.ConfigDict) -> None:

@@ -6,10 +6,12 @@ A fork of the loop starts from a copy of this file, or from an own loop over the
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import pathlib
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from marl_llm.activity import doing
@@ -187,11 +189,11 @@ def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any
     """One rollout and one update of each model that trains: the step's figures by name, and its batch."""
     config, team, state = run.config, run.team, run.state
     start = time.perf_counter()
-    rate, critic_rate = learning_rates(config.optimizer, step, state["decay_steps"])
+    rates, critic_rates = learning_rates(config, team.trained, step, state["decay_steps"])
     batch = run.files.looked_at(play_step(run, watches, step))
     watches.signal.look(step + 1, batch)
     played = time.perf_counter()
-    updates = team.learn(batch, rate, critic_rate)
+    updates = team.learn(batch, rates, critic_rates)
     coach_figures = watches.coach.look_at_drift(step + 1, team.train_coach(batch))
     learned = time.perf_counter()
     for name in team.assignment.training(step):
@@ -200,7 +202,7 @@ def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any
         watches.alarms.look(step + 1, name, figures)
     state["step"] = step + 1
     state |= {key: state[key] + int(batch.figures[key]) for key in ("samples", "sampled_tokens")}
-    record = {"phase": "train", "step": step + 1, "learning_rate": rate, **step_figures(run.plan, batch, updates), **coach_figures}
+    record = {"phase": "train", "step": step + 1, **rate_figures(rates), **step_figures(run.plan, batch, updates), **coach_figures}
     record |= {key: state[key] for key in ("samples", "sampled_tokens")} | run.clock.now()
     # playing is prompts, sampling, tools and rewards; learning is scores, gradient and step; the rest is evaluation and the host's
     record |= {"time/sample": played - start, "time/update": learned - played, "time/other": start - run.step_end}
@@ -235,13 +237,27 @@ def play_step(run: TrainingRun, watches: Watches, step: int) -> Any:
     return batch
 
 
-def learning_rates(optimizer, step: int, decay_steps: int) -> tuple[float, float]:
-    """Of the policies and of their critics, at a step."""
+def learning_rates(config, models: Iterable[str], step: int, decay_steps: int) -> tuple[Any, Any]:
+    """Of the policies and of their critics, at a step: one for all models, or by model where they differ."""
+    from marl_llm.runs.own_options import optimizer_of
     from marl_llm.training import linear_decay
 
-    peaks = optimizer.learning_rate, optimizer.critic_learning_rate or optimizer.learning_rate
-    rate, critic_rate = (float(linear_decay(step, decay_steps, peak, optimizer.warmup, floor=0.05)) for peak in peaks)
-    return rate, critic_rate
+    rates: dict[str, float] = {}
+    critic_rates: dict[str, float] = {}
+    for name in models:
+        o = optimizer_of(config, name)
+        schedule = functools.partial(linear_decay, step, decay_steps, warmup=o["warmup"], floor=0.05)
+        rates[name] = float(schedule(peak=o["learning_rate"]))
+        critic_rates[name] = float(schedule(peak=o["critic_learning_rate"] or o["learning_rate"]))
+    return tuple(by_model if len(set(by_model.values())) > 1 else next(iter(by_model.values())) for by_model in (rates, critic_rates))
+
+
+def rate_figures(rates: float | Mapping[str, float]) -> dict[str, float]:
+    """The learning rate of a step; where models differ, their mean and each one's own."""
+    if not isinstance(rates, Mapping):
+        return {"learning_rate": rates}
+    own = {f"model/{name}/learning_rate": rate for name, rate in rates.items()}
+    return {"learning_rate": sum(rates.values()) / len(rates)} | own
 
 
 def step_figures(plan, batch, updates: dict) -> dict:

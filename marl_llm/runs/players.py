@@ -58,7 +58,7 @@ def cast(
 
 def _options(config: config_dict.ConfigDict, name: str) -> dict:
     """A model's section, with what it leaves open as `config.model` has it. One that names its own shape inherits no other shape's."""
-    common, own = given(config.model), given(config.models[name]) if name in config.models else {}
+    common, own = given(config.model), given(config.models[name], ("optimizer", "recipe")) if name in config.models else {}
     kind = own.get("kind") or common.get("kind")
     where = f"config.models.{name}"
     if kind not in KINDS:

@@ -10,13 +10,14 @@ from typing import Any
 from ml_collections import config_dict
 
 from marl_llm.algorithms import FUNCTIONS, Recipe, make_recipe, pay_reach
-from marl_llm.games import Found, Game, find_function, find_game
+from marl_llm.games import Found, Game, find_game
 from marl_llm.models import ModelConfig
 from marl_llm.runs import checks, players
 from marl_llm.runs.base import check
 from marl_llm.runs.coaching import check_coach, cost_line
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.open_options import fill_open_options
+from marl_llm.runs.own_options import SECTIONS, find_functions, own_values, recipes_of
 from marl_llm.untrusted import read_json_file
 from marl_llm.workflows import Assignment, Task, World, with_roles
 
@@ -31,6 +32,7 @@ class Plan:
       found: what the game's name stands for. game: the game, with its options.
       played: the game itself, or, of a value-state game with `config.hosted`, the world that it makes.
       text: budgets of that world, where it is played in ordinary text.
+      recipe: of the team. recipes: trained model -> its own, which differs in its loss at most.
       options: model -> what its section came to. shapes: model of this program -> its shape.
       script: options of the scripted player.
       own_files: a user's files, from their names in the run's folder `game/` to where they are.
@@ -41,6 +43,7 @@ class Plan:
     played: Game | World
     text: Any
     recipe: Recipe
+    recipes: dict[str, Recipe]
     assignment: Assignment
     options: dict[str, dict]
     shapes: dict[str, ModelConfig]
@@ -112,7 +115,8 @@ class Plan:
                 f"  {m.parameters:,} parameters (V={m.vocab_size} D={m.width} Y={m.layers} H={m.query_heads} J={m.key_value_heads} "
                 f"d={m.head_dim} F={m.feed_forward})"
             )
-            rows.append(f"  {model:<10} " + ", ".join(f"{key}={value}" for key, value in options.items()) + (shape or ""))
+            own = {f"{section}.{key}": value for section in SECTIONS for key, value in own_values(config, model, section).items()}
+            rows.append(f"  {model:<10} " + ", ".join(f"{key}={value}" for key, value in (options | own).items()) + (shape or ""))
         plays = f"{k} candidates per prompt, '{r.pick}' goes on" if r.sampling == "tree" else f"{k} plays each"
         rows += ["", f"per step: {e} tasks, {plays}"]
         if isinstance(g, World):
@@ -152,8 +156,9 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
     check(config, home)
     given = checks.given
     try:
-        functions = {key: find_function(config.recipe[key], home) for key in FUNCTIONS if config.recipe[key] is not None}
-        fields = given(config.recipe, ("name", "preset")) | {key: function.thing for key, function in functions.items()}
+        functions = find_functions(config, home)
+        own = {key.removeprefix("recipe."): function.thing for key, function in functions.items() if key.startswith("recipe.")}
+        fields = given(config.recipe, ("name", "preset")) | own
         recipe = make_recipe(config.recipe.name, config.recipe.preset, **fields)
         found = find_game(config.game.name, home)
         game = found.make(**given(config.game, ("name",)))
@@ -169,8 +174,8 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
             played, text = players.hosted_world(config, game, recipe)
         assignment, options, shapes = players.cast(config, played, sizes_only)
         fill_open_options(config, [options[name] for name in assignment.trained])
-        own_files = _own_files([found, *functions.values()])
-        plan = Plan(found, game, played, text, recipe, assignment, options, shapes, given(config.script), own_files)
+        recipes, own_files = recipes_of(config, assignment.trained, recipe, functions), _own_files([found, *functions.values()])
+        plan = Plan(found, game, played, text, recipe, recipes, assignment, options, shapes, given(config.script), own_files)
         players.contradictions(config, plan)
         check_coach(config, plan)
         return plan

@@ -48,6 +48,7 @@ class ModelSpec:
       speech: between text and its ids, a `marl_llm.workflows.Speech`; None in a game that is played compiled, in its own language.
       lora: adapters are trained instead of the parameters.
       sampler: the vLLM server that draws for it in hosted play, a `marl_llm.tools.VllmServer`; None: an engine of this program.
+      options: how it is updated, where that differs from the team's; its recipe differs in `LOSS_FIELDS` at most. None: as the team's.
     """
 
     config: ModelConfig
@@ -55,6 +56,7 @@ class ModelSpec:
     speech: Any = None
     lora: LoraConfig | None = None
     sampler: Any = None
+    options: LearnerOptions | None = None
 
 
 def with_value_head(params: dict) -> dict:
@@ -96,7 +98,7 @@ class Learner:
 
     Args:
       spec: as it begins.
-      options: how it is updated.
+      options: how it is updated, unless the spec says otherwise.
       mesh: where it lives.
       key: of fresh adapters; consumed.
       base: `frozen_base` of the spec's parameters, where another model has its adapters on it too; None: it is made here.
@@ -107,6 +109,7 @@ class Learner:
     """
 
     def __init__(self, spec: ModelSpec, options: LearnerOptions, mesh: Mesh, key: Key[Array, ""], base: dict | None = None):
+        options = spec.options or options
         head = options.has_critic and options.critic == "head"
         self.spec, self.options, self.mesh = dataclasses.replace(spec, params={}), options, mesh
         self.config = dataclasses.replace(spec.config, value_head=True) if head else spec.config

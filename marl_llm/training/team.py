@@ -47,6 +47,11 @@ COACH_POLICY = "trained.coach"  # among a team's policies; no model's name has a
 _square = jax.jit(lambda params: optax.global_norm(params) ** 2)
 
 
+def _of_model(value: Any, name: str) -> Any:
+    """What a value that is one for all models, or a mapping by model, is for one of them."""
+    return value[name] if isinstance(value, Mapping) else value
+
+
 def staleness(batch: Batch, plays: np.ndarray, version: int) -> float:
     """How many updates ago, on average, the samples of the agents `plays` `[N]` bool were drawn: 0 on policy."""
     mine = batch.table.where & plays[batch.table.agent]
@@ -100,7 +105,7 @@ class Team(abc.ABC):
             self.learners[name] = Learner(spec, options, part, key, bases.get((id(spec.params), part)) if spec.lora else None)
             if spec.lora:
                 bases[id(spec.params), part] = self.learners[name].base
-        self.kl_coef = dict.fromkeys(self.trained, options.recipe.kl_coef)
+        self.kl_coef = {name: self.learners[name].options.recipe.kl_coef for name in self.trained}
         self.running = np.zeros(len(self.roles))
         self._warned = self._warned_of_opponents = False
         self.advantages: np.ndarray | None = None  # of the samples of the last batch; None with a critic, which has one per token
@@ -175,7 +180,8 @@ class Team(abc.ABC):
         found: dict[tuple, list[str]] = {}
         for name in self.trained:
             spec = self.learners[name].spec
-            found.setdefault((spec.config, self._began_from[name]) if spec.lora is None else (name,), []).append(name)
+            alike = (spec.config, self._began_from[name], spec.options) if spec.lora is None else (name,)
+            found.setdefault(alike, []).append(name)
         return {members[0]: members for members in found.values()}
 
     def begin(self) -> None:
@@ -196,9 +202,14 @@ class Team(abc.ABC):
 
     # ------------------------------------------------------------------------------------------------ reinforcement
     def learn(
-        self, batch: Batch, learning_rate: float | Any, critic_learning_rate: float | Any | None = None
+        self,
+        batch: Batch,
+        learning_rate: float | Any | Mapping[str, Any],
+        critic_learning_rate: float | Any | Mapping[str, Any] | None = None,
     ) -> dict[str, dict[str, float]]:
         """One update of every model that trains at the batch's step: its metrics, by name; see `Update`.
+
+        Learning rates are one for all models, or a mapping by model.
 
         Advantages are computed once, over the whole team's table. Beside the update's metrics: clip_fraction, `staleness`, kl_coef and,
         instead of tied_share/<agent>, tied_share/<role>. A batch without a sample that trains changes nothing and returns {}.
@@ -232,11 +243,12 @@ class Team(abc.ABC):
                 )
         self.advantages = None if advice is None else np.asarray(advice.advantages)
         seed = int(np.random.SeedSequence((self.seed, batch.step)).generate_state(1)[0]) % 2**31
-        rates, versions, figures = (learning_rate, critic_learning_rate), {name: self.learners[name].version for name in names}, {}
+        rates = {name: (_of_model(learning_rate, name), _of_model(critic_learning_rate, name)) for name in names}
+        versions, figures = {name: self.learners[name].version for name in names}, {}
         of_step = (batch.tokens, table)
 
         def learn(name):
-            return self.learners[name].learn(*of_step, plays[name], *rates, seed, advice, self.kl_coef[name])
+            return self.learners[name].learn(*of_step, plays[name], *rates[name], seed, advice, self.kl_coef[name])
 
         for name, found in at_once(self.parts, names, learn).items():
             found["clip_fraction"] = found.get("clip_low", 0.0) + found.get("clip_high", 0.0)
@@ -247,7 +259,7 @@ class Team(abc.ABC):
             if recipe.normaliser == "ema":
                 figures[name] |= {f"running_mean/{role}": float(x) for role, x in zip(self.roles, self.running, strict=True)}
         for name in names if batch.corrected is not None else ():
-            figures[name] |= self._correct(name, *batch.corrected, learning_rate)
+            figures[name] |= self._correct(name, *batch.corrected, rates[name][0])
         self._serve(names)
         return figures
 
@@ -255,7 +267,7 @@ class Team(abc.ABC):
         """Moves a model's β by the KL that its update measured. A model of which no sample was scored has measured none."""
         scored = found.get("groups" if self.options.charges_kl else "useful_groups", 0)
         if scored and "kl" in found:
-            self.kl_coef[name] = float(next_kl_coef(self.options.recipe, self.kl_coef[name], found["kl"], samples=samples))
+            self.kl_coef[name] = float(next_kl_coef(self.learners[name].options.recipe, self.kl_coef[name], found["kl"], samples=samples))
 
     def train_coach(self, batch: Batch) -> dict[str, float]:
         """One step of the coach that trains beside the team, on a batch that it has scored; its figures by name. {} where none does."""

@@ -433,3 +433,31 @@ def test_an_outcome_is_read_where_the_team_was_paid():
     np.testing.assert_allclose(advantages, [1, 1, -1, -1], atol=1e-4)
     everywhere = rl.advantages_for(recipe, dataclasses.replace(samples, team_where=None))[0]
     np.testing.assert_allclose(everywhere, 0, atol=1e-4)  # the last responses were paid nothing
+
+
+class TestOwnLossOfAModel:
+    """`with_loss`: what one model of a team may have of its own."""
+
+    def test_the_loss_changes_and_the_rest_stays(self):
+        team = rl.make_recipe("at_grpo")
+        own = rl.with_loss(team, kl_coef=0.1, loss="cispo")
+        assert (own.kl_coef, own.loss, own.clip_high, own.sampling) == (0.1, "cispo", 4.0, "tree")
+        assert rl.with_loss(team) == team
+
+    @pytest.mark.parametrize(
+        ("fields", "why"),
+        [
+            (dict(branches=2), "recipe field of a model='branches' is unknown"),
+            (dict(returns="outcome"), "recipe field of a model='returns' is unknown"),
+            (dict(kl_kind="k1"), "kl_kind='k1' would have no effect: kl_coef=0"),
+            (dict(clip_low=3.0), r"clip_low=3.0 must be a number in \[0, 1\]"),
+        ],
+    )
+    def test_what_is_the_teams_is_refused(self, fields, why):
+        with pytest.raises(ValueError, match=why):
+            rl.with_loss(rl.make_recipe("grpo"), **fields)
+
+    def test_a_kl_in_the_reward_is_all_models_or_none(self):
+        with pytest.raises(ValueError, match="kl_coef=0 for one model: with kl_in='reward' all models have a KL, or none"):
+            rl.with_loss(rl.make_recipe("mappa"), kl_coef=0.0)
+        assert rl.with_loss(rl.make_recipe("mappa"), kl_coef=0.5).kl_coef == 0.5

@@ -1,0 +1,94 @@
+"""The published recipes, as `Recipe` values: what their texts say, and what their authors' code is known to do instead."""
+
+from marl_llm.algorithms._arrays import check_choice
+from marl_llm.algorithms.recipes import CLIPS, FIELDS, Recipe, check_known, refuse_idle
+
+_PAPER = {
+    "grpo": dict(sampling="parallel", rewards="team", returns="outcome", group_by=("instance", "agent")),
+    "at_grpo": dict(sampling="tree", pick="greedy", rewards="mixed", returns="immediate", group_by=("env", "agent", "turn")),
+    "magrpo": dict(
+        sampling="parallel", rewards="team", returns="to_go", scope="joint", group_by=("instance", "turn"), ddof=0,
+        level="product", kl_coef=0.02,
+    ),
+    "dr_mas": dict(sampling="parallel", rewards="team", returns="outcome", group_by=("instance", "agent"), reduce="token_mean"),
+    "mappa": dict(
+        sampling="chain", branches=2, rewards="local", returns="to_go", scope="trajectory", normaliser="global", group_by=(),
+        ddof=0, epsilon=1e-8, weigh="token", kl_coef=0.01, kl_kind="k1", kl_in="reward", reduce="token_mean",
+    ),
+    "ppo": dict(
+        sampling="chain", branches=1, rewards="mixed", returns="gae", normaliser="critic", group_by=(), epsilon=1e-8,
+        dual_clip=3.0, reduce="token_mean",
+    ),
+    # DeepSeekMath's group baseline without its two biases: no division by the deviation, and by a constant instead of the response's
+    # length (Liu et al. 2025). The constant is the paper's generation budget: set max_length to yours.
+    "dr_grpo": dict(sampling="parallel", rewards="team", returns="outcome", scale="none", reduce="constant", max_length=3000),
+    # Clip-higher, token mean and no groups without a difference (Yu et al. 2025). Left-out groups are not sampled anew, and the
+    # penalty of long responses is a reward, hence the game's.
+    "dapo": dict(
+        sampling="parallel", branches=16, rewards="team", returns="outcome", clip_high=0.28, reduce="token_mean", skip_tied=True,
+        tied_in_denominator=False,
+    ),
+    # The mean of the others as the baseline, REINFORCE on whole responses (Ahmadian et al. 2024). Its KL is kl_in="reward", "k1".
+    "rloo": dict(
+        sampling="parallel", rewards="team", returns="outcome", normaliser="leave_one_out", loss="reinforce",
+        reduce="sequence_mean_token_sum",
+    ),
+    # No groups: the outcome, normalised over the tokens of the whole batch, in PPO's clip (Hu et al. 2025). Its KL per token is
+    # `token_rewards` and `token_rewards_to_go`.
+    "reinforce_pp": dict(
+        sampling="chain", branches=1, rewards="team", returns="outcome", normaliser="global", group_by=(), ddof=0, epsilon=1e-8,
+        weigh="token", reduce="token_mean",
+    ),
+    # Self-play in a zero-sum game: each role's own return less its running mean, kept over the whole run (SPIRAL, Liu et al. 2025). One
+    # model plays all roles (assignment "shared"). Readings: the mean of before the step is taken off; the loss is averaged over tokens.
+    "spiral": dict(
+        sampling="chain", branches=1, rewards="local", returns="to_go", scope="agent", normaliser="ema", group_by=(), reduce="token_mean",
+    ),
+    # One ratio per response, the geometric mean of its tokens', and a clip to match (Zheng et al. 2025).
+    "gspo": dict(sampling="parallel", rewards="team", returns="outcome", level="sequence", clip_low=3e-4, clip_high=4e-4),
+}  # fmt: skip
+
+_RELEASED = {
+    # verl's vanilla actor loss under PettingLLMs: sampled with top-k and top-p, dual clip, mean over tokens.
+    "at_grpo": dict(branches=8, top_k=20, top_p=0.9, dual_clip=3.0, reduce="token_mean", singleton="raw"),
+    # CoMLRL: no ratio, no clip, no KL; sums over tokens; discounted.
+    "magrpo": dict(
+        loss="reinforce", kl_coef=0.0, gamma=0.9, epsilon=0.0, temperature=0.6, top_p=0.6, top_k=50,
+        reduce="sequence_mean_token_sum"
+    ),
+    # verl-agent.
+    "dr_mas": dict(branches=8, singleton="raw", dual_clip=3.0),
+    # MARTI: rewards do not reach earlier actions, statistics per agent.
+    "mappa": dict(scope="token", normaliser="group", group_by=("agent",)),
+}  # fmt: skip
+
+RECIPES = tuple(_PAPER)
+
+
+def make_recipe(name: str, preset: str = "paper", **overrides) -> Recipe:
+    """Build a published recipe, with any of its fields changed.
+
+    Args:
+      name: one of `RECIPES`, in any case; "reinforce++" is "reinforce_pp".
+      preset: "paper", or "released" for at_grpo, magrpo, dr_mas and mappa.
+      **overrides: fields of `Recipe`. `group_by` may be a tuple or a comma-separated string.
+
+    Returns:
+      A frozen `Recipe`.
+
+    Raises:
+      ValueError: an unknown name, preset, field or value (the message lists the valid ones), a contradiction, or a field that
+        was set on purpose but would have no effect in the resulting recipe (the message says why).
+    """
+    name = str(name).lower().replace("-", "_").replace("++", "_pp")
+    check_known("recipe", name, RECIPES)
+    check_choice(f"preset of {name}", preset, ("paper", "released") if name in _RELEASED else ("paper",))
+    for field in overrides:
+        check_known("recipe field", field, FIELDS)
+    settings = _PAPER[name] | (_RELEASED[name] if preset == "released" else {})
+    if "loss" in overrides and overrides["loss"] != settings.get("loss", Recipe.loss):
+        settings = {field: value for field, value in settings.items() if field not in CLIPS}  # they were chosen for the recipe's own loss
+    settings |= overrides
+    recipe = Recipe(name=name, preset=preset, **settings)
+    refuse_idle(recipe, overrides)
+    return recipe
