@@ -34,7 +34,7 @@ def player(turn) -> str:
 def words() -> World:
     """The team: who reads what, who speaks after whom, what is paid, and how it is measured."""
     writer = Role("writer", "{letter}>", plain("draft"), {"draft": ""}, max_prompt=8, max_tokens=5)
-    editor = Role("editor", "{letter}:{draft}>", plain("final"), {"final": ""}, max_prompt=16, max_tokens=5)
+    editor = Role("editor", "{letter}:{draft}>", plain("final"), {"final": ""}, max_prompt=32, max_tokens=5)
     rewards = (broadcast(vowels_and_order),)
     team = Workflow("words", sequence(writer, editor), ("letter",), rewards=rewards, metrics={"score": vowels_and_order})
     return World(team, tasks, "score", PlainText(TOKENIZER, TOKENIZER.stop_ids), player)

@@ -7,6 +7,7 @@ module, config, variant, flag and option exists.
 
 import ast
 import builtins
+import functools
 import importlib
 import inspect
 import pathlib
@@ -17,6 +18,7 @@ import typing
 import numpy as np
 import pytest
 
+import marl_llm as ml
 from marl_llm.__main__ import COMMANDS, with_config
 from marl_llm.games import find_game
 from marl_llm.runs.base import model_section
@@ -143,12 +145,26 @@ def test_a_block_with_a_fault_is_found(source, words):
     assert words in " ".join(problems(source, set(), {}))
 
 
-def test_the_readmes_block_runs():
+def test_the_readmes_block_trains_and_evaluates(tmp_path, monkeypatch, capsys):
     (text,) = dict((page.name, found) for page, found in PYTHON)["README.md"]
+    text = text.replace("steps=200", "steps=1").replace('{"steps": 250}', '{"steps": 1, "tasks": 2}')
+    few = {"tasks": 2, "final_tasks": 2, "ablate_roles": False}
+    train = functools.partial(ml.train, rollout={"tasks": 2}, evaluation=few, quick_compile=True, devices=1)
+    monkeypatch.setattr(ml, "train", train)
+    monkeypatch.setattr(ml, "evaluate", functools.partial(ml.evaluate, tasks=2))
+    monkeypatch.chdir(tmp_path)
+    exec(compile(text, "README.md", "exec"), {})
+    assert capsys.readouterr().out.count("success") == 4  # random, before, after; the Tool as it was before
+    assert (tmp_path / "runs" / "x" / "report.html").is_file()
+
+
+def test_the_block_about_losses_runs():
+    blocks = dict((page.name, found) for page, found in PYTHON)["library.md"]
+    (text,) = [block for block in blocks if "clipped_ratio" in block]
     dice = np.random.default_rng(0)
     names = dict(env=np.repeat(np.arange(2), 4), agent=np.zeros(8, int), turn=np.zeros(8, int), team=dice.random(8), local=dice.random(8))
     names |= dict(log_probs=-dice.random((8, 3)), old_log_probs=-dice.random((8, 3)), mask=np.ones((8, 3), bool))
-    exec(compile(text, "README.md", "exec"), names)
+    exec(compile(text, "library.md", "exec"), names)
     assert np.isfinite(float(names["loss"]))
     np.testing.assert_allclose(np.asarray(names["advantages"]).reshape(2, 4).mean(1), 0.0, atol=1e-6)
 
