@@ -131,8 +131,8 @@ def test_an_object_of_ones_own_is_trained_and_stays_open(tmp_path):
 
 
 def test_an_object_of_another_process_is_asked_for_again():
-    with pytest.raises(GameError, match="'object lock' was an object of another Python process: pass it to marl_llm.train again"):
-        find_game("object lock")
+    with pytest.raises(GameError, match="'object never given' was an object of another Python process: pass it to marl_llm.train again"):
+        find_game("object never given")
     with pytest.raises(GameError, match="neither a World nor a Game"):
         name_of_game(World)
 
