@@ -9,6 +9,7 @@
     joint       joint actions of a team that answered in parallel
     recipes     the five choices of a method, as data
     published   AT-GRPO, MAGRPO, MAPPA, ... as such data
+    distillation  how far a student is from its teacher
     functions   advantages and a loss of the user's own
     apply       a recipe carried out: samples in, advantages out; log-probs in, loss out
 
@@ -40,6 +41,15 @@ from marl_llm.algorithms.apply import (
     next_kl_coef,
     value_loss_for,
     value_targets_for,
+)
+from marl_llm.algorithms.distillation import (
+    DIVERGENCES,
+    divergence,
+    forward_kl,
+    generalized_jsd,
+    reverse_kl,
+    sampled_reverse_kl,
+    top_k_bins,
 )
 from marl_llm.algorithms.gated import entropy_threshold, high_entropy, on_policy_rows, sapo, vespo
 from marl_llm.algorithms.groups import (
@@ -93,6 +103,7 @@ from marl_llm.algorithms.returns import (
 )
 
 __all__ = [
+    "DIVERGENCES",
     "FIELDS",
     "FUNCTIONS",
     "LOSS_FIELDS",
@@ -116,10 +127,13 @@ __all__ = [
     "count_for",
     "cross",
     "decoupled",
+    "divergence",
     "entropy",
     "entropy_threshold",
     "episode_return",
     "gae",
+    "forward_kl",
+    "generalized_jsd",
     "group_ids",
     "group_keys",
     "group_relative",
@@ -147,14 +161,17 @@ __all__ = [
     "reinforce",
     "place_in_play",
     "returns_for",
+    "reverse_kl",
     "rewards_to_go",
     "sapo",
     "running_means",
+    "sampled_reverse_kl",
     "score_deltas",
     "sum_blocks",
     "token_log_probs",
     "token_rewards",
     "token_rewards_to_go",
+    "top_k_bins",
     "trajectory_weights",
     "untruncate",
     "value_loss",
