@@ -5,9 +5,9 @@ import re
 
 ROOT = pathlib.Path(__file__).parents[1]
 GENERATED = {"options.md", "results.md", "accelerators.md"}
-# tables that tests read, and two pages that are rewritten elsewhere: lines may be longer
-WIDE = {"does_not_learn.md", "metrics.md", "sandbox.md", "small_real_model.md", "external_games.md", "serving.md"}
-LONG, WITH_COMMITS = {"external_games.md", "your_own_game.md"}, {"external_games.md", "serving.md"}
+# tables that tests read, and pages that are rewritten elsewhere: lines may be longer
+WIDE = {"does_not_learn.md", "metrics.md", "sandbox.md", "small_real_model.md", "serving.md"}
+LONG, WITH_COMMITS = {"your_own_game.md"}, {"serving.md"}
 PAGES = {page.name: page.read_text(encoding="utf-8").splitlines() for page in (ROOT / "docs").glob("*.md") if page.name not in GENERATED}
 README = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
 
