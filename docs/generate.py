@@ -3,12 +3,14 @@
     python docs/generate.py                 docs/options.md from the code, docs/results.md from docs/results.csv
     python docs/generate.py --reference     docs/reference/*.md too, which mkdocs fills in from the docstrings
 
-An option's meaning is the comment beside it, or above it, where it is defined; an option without one is an error.
+The options of a run are fields of `marl_llm.runs.sections`, with their meanings. Those of recipes, models and games have theirs in the
+comment beside the definition, or above it; an option without one is an error.
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib
 import inspect
 import pathlib
@@ -17,16 +19,23 @@ import sys
 
 DOCS = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
+
+from ml_collections import config_dict  # noqa: E402
+
+from marl_llm.runs.options import join, kind_of  # noqa: E402
+from marl_llm.runs.sections import SECTIONS, ModelSection  # noqa: E402
+
 PACKAGES = (
     "algorithms", "models", "text", "tools", "sampling", "workflows", "coaching", "games", "checking", "rollout", "evaluation", "training",
     "serving", "reporting", "viewing", "runs", "planning",
 )  # fmt: skip
-DEFINED = re.compile(r'^\s*(?:c\.(?P<dotted>[a-z_.]+) = |(?P<field>[a-z_]\w*): [^=(]+?(?: = |$)|"(?P<key>[a-z_0-9]+)"(?:: |,))')
+DEFINED = re.compile(r"^\s*(?P<field>[a-z_]\w*): [^=(]+?(?: = |$)")
 HEAD = """# Options
 
-Every option of a config, written by `python docs/generate.py` from the comments beside their definitions. Each is set as
-`--config.<option>=<value>`; "–" is "not set here": the recipe, the game, the preset or the checkpoint decides, and `--dry_run` shows what
-it came to. The options of the games stand at the end. `config.script` has the keyword parameters of a game's scripted player (`script`).
+Every option of a config, written by `python docs/generate.py` from the code, as `marl train --help` prints them too. Each is set as
+`--config.<option>=<value>`; "–" is "not set here": what it says, or the recipe, the game, the preset or the checkpoint decides, and
+`--dry_run` shows what it came to. The options of the games stand at the end. `config.script` has the keyword parameters of a game's
+scripted player (`script`).
 """
 GAMES_HEAD = """## `config.game`
 
@@ -82,8 +91,8 @@ COMMON = {
 
 
 def meanings(source: str) -> dict[str, str]:
-    """Option -> the comment beside its definition, else the comment lines right above. Keys of a section's dict stand behind its name."""
-    found, above, section = {}, [], ""
+    """Field of a dataclass -> the comment beside its definition, else the comment lines right above."""
+    found, above = {}, []
     for line in source.splitlines():
         text, _, comment = line.partition("  # ")
         if line.strip().startswith("# "):
@@ -91,26 +100,35 @@ def meanings(source: str) -> dict[str, str]:
             continue
         match, said = DEFINED.match(text), comment.strip() or " ".join(above)
         above = []
-        if not match:
-            continue
-        if match["dotted"] and "ConfigDict(" in text:
-            section = f"{match['dotted']}."
-        names = [match["dotted"] or match["field"]] if not match["key"] else []
-        names += [f"{section}{key}" for key in re.findall(r'"([a-z_0-9]+)"(?:: |,$)', text)]
-        found.update({name: said for name in names if said and name not in found})
+        if match and said:
+            found.setdefault(match["field"], said)
     return found
 
 
-def rows(section: str, values, said: dict[str, str], prefix: str | None = None) -> list[str]:
-    """Table rows of the options of a section."""
+def cell(text: str) -> str:
+    """A text as it stands in a table."""
+    return text.replace("|", "\\|")
+
+
+def rows(section: str, values, said: dict[str, str]) -> list[str]:
+    """Table rows of the options whose meanings are comments."""
     lines = []
     for name, value in values.items():
-        key = name if prefix is None else f"{prefix}{name}"
-        if key not in said:
+        if name not in said:
             raise SystemExit(f"{section}{name} has no comment where it is defined; say there what it means")
-        kind = values.get_type(name)
-        default = "–" if value is None else f"`{value!r}`" if value != "" else '`""`'
-        lines.append(f"| `{section}{name}` | {kind.__name__} | {default} | {said[key].replace('|', chr(92) + '|')} |")
+        default = "–" if value is None else f"`{value!r}`"
+        lines.append(f"| `{section}{name}` | {values.get_type(name).__name__} | {default} | {cell(said[name])} |")
+    return lines
+
+
+def section_rows(section) -> list[str]:
+    """Table rows of the options of a section of `marl_llm.runs.sections`."""
+    lines = []
+    for field in dataclasses.fields(section):
+        meaning, unset = field.metadata["meaning"], str(field.metadata["unset"])
+        default = "–" if field.default in (None, dataclasses.MISSING) else f"`{field.default!r}`"
+        kind = kind_of(field.type).__name__
+        lines.append(f"| `{join(section.key, field.name)}` | {kind} | {f'– ({cell(unset)})' if unset else default} | {cell(meaning)} |")
     return lines
 
 
@@ -157,32 +175,21 @@ def options() -> str:
     """The text of `docs/options.md`."""
     from marl_llm.algorithms import Recipe
     from marl_llm.models import ModelConfig
-    from marl_llm.runs import base, coaching
-    from marl_llm.training import PlayOptions
+    from marl_llm.runs.base import base_config, model_section
 
-    def source(thing):
-        return meanings(inspect.getsource(thing))
-
-    config, said = base.base_config("name", game="plan_path", recipe="at_grpo"), source(base)
-    said.update({f"rollout.{name}": text for name, text in source(PlayOptions).items() if name in config.rollout})
-    said.update({f"coach.{name}": text for name, text in source(coaching).items()})
-    parts = {
-        "": [],
-        "recipe.": rows("recipe.", config.recipe, source(Recipe)),
-        "model.": rows("model.", config.model, source(ModelConfig) | said),
-    }
-    for name, value in config.items():
-        if not hasattr(value, "items"):
-            parts[""] += rows("", type(config)({name: value}), said)
-        elif name not in ("game", "script", "recipe", "model", "models"):
-            parts[f"{name}."] = rows(f"{name}.", value, said, f"{name}.")
+    config = base_config("name", game="plan_path", recipe="at_grpo")
+    tables = {section.key: section_rows(section) for section in SECTIONS}
+    own = {field.name for field in dataclasses.fields(ModelSection)}
+    shape = config_dict.ConfigDict({name: config.model.get_ref(name) for name in config.model if name not in own})
+    tables["model"] += rows("model.", shape, meanings(inspect.getsource(ModelConfig)))
+    tables["recipe"] = rows("recipe.", config.recipe, meanings(inspect.getsource(Recipe)))
     table = "| option | type | default | meaning |\n|---|---|---|---|"
-    own = [f"`{section}.{key}`" for section in ("optimizer", "recipe") for key in base.model_section()[section]]
-    own_text = f"Of its own one model, `config.models.<name>`, may have {', '.join(own)}."
-    heads = {"": "## The run", "model.": f"## `config.model`, and `config.models.<name>` for one model\n\n{own_text}"}
-    titles = {key: heads.get(key, f"## `config.{key[:-1]}`") for key in parts}
-    tables = ["\n".join([titles[key], "", table, *lines, ""]) for key, lines in parts.items()]
-    return "\n".join([HEAD, *tables, *game_options()])
+    keys = [f"`{section}.{key}`" for section in ("optimizer", "recipe") for key in model_section()[section]]
+    own_text = f"Of its own one model, `config.models.<name>`, may have {', '.join(keys)}."
+    texts = {section.key: inspect.getdoc(section) for section in SECTIONS} | {"model": own_text, "recipe": "Which method trains the team."}
+    heads = {"": "## The run", "model": "## `config.model`, and `config.models.<name>` for one model"}
+    parts = [[heads.get(key, f"## `config.{key}`"), "", texts[key], "", table, *lines, ""] for key, lines in tables.items()]
+    return "\n".join([HEAD, *("\n".join(part) for part in parts), *game_options()])
 
 
 def read_results() -> list[dict[str, str]]:

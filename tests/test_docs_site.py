@@ -26,24 +26,14 @@ def test_the_page_of_results_is_the_one_that_the_table_makes():
 
 def test_the_meaning_of_an_option_is_the_comment_beside_or_above_it():
     source = '''
-    c.seed = 0  # of the draws
+    seed: int = 0  # of the draws
     # who plays
     # which role
-    c.assignment = "shared"
-    c.silent = 1
-    c.rollout = ConfigDict(
-        {
-            "tasks": 48,  # per step
-            **placeholders({"slots": "int"}),
-        }
-    )
-    c.mesh = ConfigDict({"fsdp": 1, "tensor": 1})  # devices
-    field: int | None = None  # of a class
+    assignment: str = "shared"
+    silent: int = 1
+    slots: int | None = None  # at once
     '''
-    assert generate.meanings(source) == {
-        "seed": "of the draws", "assignment": "who plays which role", "rollout.tasks": "per step", "mesh": "devices",
-        "mesh.fsdp": "devices", "mesh.tensor": "devices", "field": "of a class",
-    }  # fmt: skip
+    assert generate.meanings(source) == {"seed": "of the draws", "assignment": "who plays which role", "slots": "at once"}
 
 
 def test_every_package_has_a_page():

@@ -132,8 +132,7 @@ def learned(lessons: Sequence[Lesson], asked: argparse.Namespace, mesh: Any, say
     from marl_llm.algorithms import make_recipe
     from marl_llm.coaching import small
     from marl_llm.models import make_model_config
-    from marl_llm.runs.base import MICROBATCH
-    from marl_llm.runs.resolve import ROW_TOKENS
+    from marl_llm.runs.sections import MICROBATCH, ROW_TOKENS
     from marl_llm.training import LearnerOptions, linear_decay, make_optimizer
     from marl_llm.training.imitation import make_imitation
     from marl_llm.training.packing import Tokens, TokenSample
@@ -208,9 +207,10 @@ def _write(folder: pathlib.Path, shape: Any, params: dict, speech: Any) -> None:
 
 def _config(path: str, variant: str | None) -> Any:
     from marl_llm.cli.check import load_config
+    from marl_llm.runs.sections import CoachSection
 
     config = load_config(path, variant)
-    config.coach.update(dict.fromkeys(config.coach))  # it is being made: nothing of the section has an effect
+    config.coach.update(CoachSection.config())  # it is being made: nothing of the section has an effect
     return config
 
 

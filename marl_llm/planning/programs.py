@@ -168,7 +168,7 @@ def sizes_of(config) -> PlanSizes:
     bases = sources if lora else 0
     critic = config.optimizer.critic if resolved.recipe.normaliser == "critic" else None
     critics = len(trained) if critic == "own" else 0
-    lane = config.rollout.slots or 64, config.rollout.chunk or 8
+    lane = config.rollout.slots, config.rollout.chunk
     if len(shapes) > 1:
         raise PlanError(f"the trained models {', '.join(trained)} have several shapes; plan them one by one, with assignment=shared")
     presets = {resolved.options[name].get("preset") for name in trained} - {None}

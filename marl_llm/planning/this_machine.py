@@ -10,9 +10,9 @@ import os
 import pathlib
 from typing import Any
 
-from marl_llm.runs.base import MICROBATCH
 from marl_llm.runs.measuring import tables
 from marl_llm.runs.resolve import Plan, resolve
+from marl_llm.runs.sections import MICROBATCH
 
 GIB = 2**30
 PROGRAM = 1.15 * GIB  # Python, JAX, libraries, and the machine code of a run's programs
@@ -55,11 +55,11 @@ def memory(config: Any, plan: Plan, copies: int = 1) -> dict[str, float | int]:
         found["parameters"] += 4 * learned + (whole if rank and base not in bases else 0)
         found["optimizer"] += 8 * learned * trains + 12 * shape.parameters * (critic and trains)
         found["as they began"] += 4 * learned if rank else whole
-        lies = bool(rank) and copies == 1 and is_large(shape, "cpu") and config.rollout.adapters in (None, "auto", "together")
+        lies = bool(rank) and copies == 1 and is_large(shape, "cpu") and config.rollout.adapters in ("auto", "together")
         found["served"] += 4 * learned if lies else whole
         bases.add(base)
         if plan.hosted:
-            pages = (config.rollout.slots or 64) * -(-sum(longest) // PAGE) * PAGE
+            pages = config.rollout.slots * -(-sum(longest) // PAGE) * PAGE
             found["pages"] += cache_bytes(shape, pages, size)
         if trains:
             row = config.optimizer.row_tokens or plan.row_tokens
@@ -76,7 +76,7 @@ def seconds(config: Any, plan: Plan, limits: Any) -> dict[str, float]:
     requests = plan.played.workflow.body.request_count if plan.hosted else plan.game.max_turns * len(plan.game.roles)
     recipe = plan.recipe
     branches = recipe.branches if recipe.sampling == "tree" else recipe.plays
-    at_once = (config.rollout.slots or 64) * len(plan.shapes) if plan.hosted else config.rollout.tasks * branches
+    at_once = config.rollout.slots * len(plan.shapes) if plan.hosted else config.rollout.tasks * branches
     e = config.evaluation
     deepest = max((shape.layers for shape in plan.shapes.values()), default=0)
     return {

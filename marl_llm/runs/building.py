@@ -122,7 +122,7 @@ def hardware_of(mesh) -> str:
 
 def microbatch_tokens(config, plan: Plan, platform: str) -> int:
     """`optimizer.microbatch_tokens`, or what suits the platform ('cpu', 'gpu' or 'tpu') where it is left open."""
-    from marl_llm.runs.base import MICROBATCH
+    from marl_llm.runs.sections import MICROBATCH
 
     tokens, row = config.optimizer.microbatch_tokens, config.optimizer.row_tokens or plan.row_tokens
     if tokens is not None:
@@ -186,7 +186,7 @@ def build_team(plan: Plan, config, mesh, coached: bool = True):
         learner_options(config, plan, platform),
         mesh,
         parts=placed(plan, config, mesh) if coached else None,
-        play=PlayOptions(**checks.given(config.rollout, ("tasks", "max_prompt", "max_tokens", "task_list", "void_limit"))),
+        play=PlayOptions(**{field.name: config.rollout[field.name] for field in dataclasses.fields(PlayOptions)}),
         seed=config.seed,
         evaluation_seed=config.evaluation.seed,
         permute_rewards=config.control.permute_rewards,

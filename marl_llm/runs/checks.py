@@ -5,7 +5,6 @@ Imports nothing heavy, so that `--help` stays quick; `marl_llm.runs.players` has
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -14,18 +13,7 @@ from ml_collections import config_dict
 from marl_llm.runs.command import ConfigError
 from marl_llm import hints
 
-_LEAST = {
-    "steps": 0, "rollout.tasks": 1, "rollout.slots": 1, "rollout.chunk": 1, "rollout.attempts": 1, "rollout.concurrency": 1,
-    "rollout.ahead": 0, "rollout.over_start": 0, "rollout.tensor": 1,
-    "rollout.max_prompt": 1, "rollout.max_tokens": 1, "optimizer.row_tokens": 2, "optimizer.microbatch_tokens": 0,
-    "optimizer.decay_steps": 1,
-    "warm_start.steps": 0, "warm_start.tasks": 1, "warm_start.fresh": 1,
-    "warm_start.step": 0, "evaluation.every": 1, "evaluation.tasks": 1, "evaluation.final_tasks": 1, "evaluation.samples": 1,
-    "evaluation.transcripts": 0,
-    "tools.workers": 1, "checkpoint.every": 1, "checkpoint.keep": 1, "devices": 0, "mesh.fsdp": 0, "mesh.tensor": 1,
-}  # fmt: skip
 PLACEMENTS = ("shared", "split")
-TOOL_BACKENDS = ("local", "ray")
 _DIVIDED = ("rollout.tasks", "warm_start.tasks")
 
 
@@ -53,51 +41,6 @@ def _value(config: config_dict.ConfigDict, path: str) -> Any:
     for part in path.split("."):
         config = config[part]
     return config
-
-
-def numbers(config: config_dict.ConfigDict) -> None:
-    """Raises `ConfigError` for a number out of its range."""
-    for path, low in _LEAST.items():
-        value = _value(config, path)
-        if value is not None and value < low:
-            raise ConfigError(f"config.{path}={value} must be at least {low}")
-    optimizers = {"optimizer": config.optimizer} | {f"models.{name}.optimizer": one.optimizer for name, one in config.models.items()}
-    for path, section in optimizers.items():
-        _check_optimizer(section, path)
-    rates = ("warm_start.learning_rate", "rollout.timeout_s", "rollout.cache_gib", "evaluation.temperature")
-    if not config.evaluation.sampled and (config.evaluation.samples, config.evaluation.temperature) != (1, None):
-        raise ConfigError("config.evaluation.samples and temperature would have no effect: config.evaluation.sampled is False")
-    for paths, good, what in (
-        (rates, lambda x: x is None or 0 < x < math.inf, "be positive and finite"),
-        (("seed", "evaluation.seed"), lambda x: 0 <= x < 2**31, "lie in [0, 2^31)"),
-    ):
-        for path in paths:
-            if not good(value := _value(config, path)):
-                raise ConfigError(f"config.{path}={value} must {what}")
-
-
-def _check_optimizer(section: config_dict.ConfigDict, path: str) -> None:
-    """Raises `ConfigError` for a number out of its range, of `config.optimizer` or of a model's own; None: as the team has it."""
-    for names, good, what in (
-        (("learning_rate", "critic_learning_rate"), lambda x: 0 < x < math.inf, "be positive and finite"),
-        (("max_grad_norm",), lambda x: x > 0, "be positive (inf switches clipping off)"),
-        (("weight_decay",), lambda x: 0 <= x < math.inf, "be 0 or more, and finite"),
-        (("b2",), lambda x: 0 < x < 1, "lie between 0 and 1"),
-        (("minibatch", "epochs"), lambda x: x >= 1, "be at least 1"),
-        (("warmup",), lambda x: x >= 0, "be at least 0"),
-    ):
-        for name in names:
-            if (value := section[name]) is not None and not good(value):
-                raise ConfigError(f"config.{path}.{name}={value} must {what}")
-
-
-def tools(config: config_dict.ConfigDict) -> None:
-    """Raises `ConfigError` for a place of the tools that does not exist, or is none."""
-    backend = config.tools.backend
-    if backend not in TOOL_BACKENDS:
-        raise ConfigError(f"config.tools.backend={backend!r} is not one of {', '.join(TOOL_BACKENDS)}{hints.meant(backend, TOOL_BACKENDS)}")
-    if config.tools.address and backend == "local":
-        raise ConfigError(f"config.tools.address={config.tools.address!r} would have no effect: config.tools.backend is 'local'")
 
 
 def most_devices(config: config_dict.ConfigDict, there: int) -> int:

@@ -15,9 +15,10 @@ from ml_collections import config_dict
 from marl_llm.runs.checks import given
 from marl_llm.runs.command import ConfigError, TrainingError
 from marl_llm.runs.measuring import RecentShare
+from marl_llm.runs.options import kind_of
+from marl_llm.runs.sections import CoachSection
 from marl_llm.coaching import ChatCoach, Coaching, check_coached, check_missing, coached, of_client, rubric_coach, small, studies
 from marl_llm.coaching.backward import Backward, counterfactual_coach
-from marl_llm.coaching.coach import MAX_ANSWER
 from marl_llm.coaching.figures import WINDOW, rising_while_falling
 from marl_llm.coaching.history import History
 from marl_llm.hints import check_word
@@ -47,48 +48,9 @@ LOOK_BACK = 10  # steps whose missing scores are counted together
 NOTE, STOP = 0.01, 0.2  # shares of missing scores
 
 
-_OPTIONS = {
-    # "endpoint", "served" (marl_llm serve), "model" (in this process), "rubric" (of the world), "small" (marl_llm coach), "ensemble";
-    # none: nobody
-    "kind": str,
-    "url": str,  # endpoint, served: the address up to /chat/completions
-    "served_as": str,  # endpoint, served: the model's name there
-    "key_env": str,  # endpoint: the environment variable that holds the key
-    "path": str,  # model, small: directory of a checkpoint, which stays as it is while the team trains, unless `learn` is given
-    "learn": float,  # small: learning rate of the coach's own training beside the team (docs/coaches.md); none: it stays as it is
-    "thinking": str,  # model: how its chat opens, "on" or "off"; none: as the checkpoint's template does
-    "max_prompt": int,  # model: tokens of a prompt; none: 8192, or what its positions leave
-    "members": str,  # ensemble: coaches with a semicolon between, each a kind and its options, e.g. "rubric; model path=DIR max_tokens=256"
-    "agreement": str,  # ensemble: "median" (none), "mean", or "trimmed": the mean without the highest and the lowest
-    "quorum": int,  # ensemble: how many members have to answer; none: all
-    "cache": str,  # endpoint, served, model: a file that keeps replies, so that no request is paid twice
-    "prices": str,  # endpoint: USD per million prompt tokens, and of reply tokens, with a comma between
-    "cap_usd": float,  # endpoint: what a run may cost; needs prices
-    "requests_per_minute": float,  # endpoint, served: most requests in a minute
-    "deadline_s": float,  # endpoint, served, model, small: seconds for one reply, retries included
-    "concurrency": int,  # endpoint, served, model, small: requests at a time
-    "format_attempts": int,  # endpoint, served, model: how often a reply that cannot be read is asked for in all
-    "max_tokens": int,  # endpoint, served, model: tokens of a reply
-    "when": str,  # an action is scored as soon as it is done ("action") or when the play is over ("end"); none: as the world's guide says
-    "truth": str,  # who is scored with the hidden answers at hand: "none", "last", "last_role" or "all"
-    "missing": str,  # an action without a score makes its play void ("void") or is left out alone ("mask")
-    "weight": float,  # of a score in the pay; none: 0.1
-    "history": int,  # steps whose success, quality and failures the coach is told, for a coach with a strategy; none: it is told nothing
-    "backward": str,  # reward backpropagation: weights of an action's own score and, in points, of its part in the outcome, e.g. "0.5,5"
-    # part of the learning rate, for steps towards what the coach would have said in the actions' place; none: it is not asked
-    "corrections": float,
-    "study": str,  # changes what the coach says, e.g. "constant:5"; see `marl_llm.coaching.studies`
-}
-
-
-def coach_section() -> config_dict.ConfigDict:
-    """What may be said of a coach; without a `kind` nobody coaches."""
-    return config_dict.ConfigDict({name: config_dict.placeholder(kind) for name, kind in _OPTIONS.items()})
-
-
 def check_coach(config: config_dict.ConfigDict, plan: Plan) -> None:
     """Raises `ConfigError` for a coach that cannot be, or an option that its kind does not read; asks nobody."""
-    c, options = config.coach, given(config.coach)
+    c, options = config.coach, CoachSection.changed(config.coach)
     if not c.kind:
         if options:
             raise ConfigError(f"config.coach.{next(iter(options))} would have no effect: config.coach.kind is not set")
@@ -140,8 +102,6 @@ def _check_corrections(c: config_dict.ConfigDict, plan: Plan) -> None:
     """Raises `ConfigError` where nobody can say what an action should have been."""
     if c.corrections is None:
         return
-    if not 0 < c.corrections < math.inf:
-        raise ConfigError(f"config.coach.corrections={c.corrections} must be above 0")
     if c.kind not in ("rubric", "endpoint", "served", "model"):
         raise ConfigError(f"config.coach.corrections: a coach of kind {c.kind!r} says scores alone")
     if c.kind == "rubric" and plan.played.guide.better is None:
@@ -155,7 +115,8 @@ def _check_corrections(c: config_dict.ConfigDict, plan: Plan) -> None:
 
 def _check_one(c: config_dict.ConfigDict, world: World) -> None:
     """Raises `ConfigError` for a coach, or a member of an ensemble, that cannot be."""
-    options = given(c)
+    CoachSection.check(c)
+    options = CoachSection.changed(c)
     if idle := [name for name in options if name not in (*_COMMON, *READS[c.kind])]:
         raise ConfigError(f"config.coach.{idle[0]} would have no effect: a coach of kind {c.kind!r} does not read it")
     if lacks := [name for name in _NEEDS.get(c.kind, ()) if not options.get(name)]:
@@ -168,16 +129,10 @@ def _check_one(c: config_dict.ConfigDict, world: World) -> None:
         _as_config(lambda: small.read_record(c.path, world.guide))
         if world.guide.brief is None:
             raise ConfigError(f"config.coach.kind='small': the guide of world {world.workflow.name!r} has no brief, which it reads")
-    if c.thinking not in (None, "on", "off"):
-        raise ConfigError(f"config.coach.thinking={c.thinking!r} is neither 'on' nor 'off'")
     if (c.cap_usd is None) != (c.prices is None):
         raise ConfigError("config.coach.cap_usd and config.coach.prices belong together: a cap needs prices, and prices alone cap nothing")
     if c.learn is not None and world.guide.rubric is None:
         raise ConfigError(f"config.coach.learn: the guide of world {world.workflow.name!r} has no rubric to check a coach by that trains")
-    positive = ("cap_usd", "requests_per_minute", "deadline_s", "concurrency", "format_attempts", "max_tokens", "max_prompt", "history")
-    for name in (*positive, "learn"):
-        if options.get(name) is not None and not 0 < options[name] < math.inf:
-            raise ConfigError(f"config.coach.{name}={options[name]} must be above 0")
     _prices(c.prices)
     nobody = rubric_coach(dataclasses.replace(world.guide, rubric=print))
     if c.kind == "ensemble":
@@ -187,7 +142,7 @@ def _check_one(c: config_dict.ConfigDict, world: World) -> None:
                 _check_one(member, world)
             except ConfigError as error:
                 raise ConfigError(f"config.coach.members, member {number}: {error}") from error
-        _as_config(lambda: studies.Ensemble([nobody] * len(members), c.agreement or "median", c.quorum))
+        _as_config(lambda: studies.Ensemble([nobody] * len(members), c.agreement, c.quorum))
     if not (c.kind == "ensemble" and "babbling" in (c.study or "")):
         _as_config(lambda: studies.study(nobody, c.study or ""))
     else:
@@ -198,17 +153,18 @@ def members_of(c: config_dict.ConfigDict) -> list[config_dict.ConfigDict]:
     """The members of an ensemble, each with the options of a coach. Raises `ConfigError` for a text that names none."""
     found = []
     for text in c.members.split(";"):
-        member, words = coach_section(), shlex.split(text)
+        member, words = CoachSection.config(), shlex.split(text)
         if not words:
             raise ConfigError(f"config.coach.members={c.members!r} has an empty member; it is like 'rubric; model path=DIR'")
         check_word("a member's kind in config.coach.members", words[0], [kind for kind in READS if kind != "ensemble"], ConfigError)
         member.kind = words[0]
+        kinds = {field.name: kind_of(field.type) for field in dataclasses.fields(CoachSection)}
         for word in words[1:]:
             name, equals, value = word.partition("=")
-            if not equals or name in ("kind", "history", "backward", "corrections", "learn", *_RUN) or name not in _OPTIONS:
+            if not equals or name in ("kind", "history", "backward", "corrections", "learn", *_RUN) or name not in kinds:
                 raise ConfigError(f"config.coach.members: {word!r} is no option of a member; write NAME=VALUE")
             try:
-                member[name] = _OPTIONS[name](value)
+                member[name] = kinds[name](value)
             except ValueError as error:
                 raise ConfigError(f"config.coach.members: {word!r}: {error}") from error
         found.append(member)
@@ -256,12 +212,11 @@ def _make(c: config_dict.ConfigDict, guide: Any, clients: list[Any], models: lis
         return studies.study(rubric_coach(guide), c.study or "")
     if c.kind == "ensemble":
         members = [_make(member, guide, clients, models) for member in members_of(c)]
-        return studies.study(studies.Ensemble(members, c.agreement or "median", c.quorum), c.study or "")
+        return studies.study(studies.Ensemble(members, c.agreement, c.quorum), c.study or "")
     if c.kind == "small":
         longest = small.read_record(c.path, guide)["max_prompt"]
         options = {name: value for name, value in given(c).items() if name in ("concurrency", "deadline_s")}
         return studies.study(small_coach(c.path, longest, guide, models, clients, **options), c.study or "")
-    said = {} if c.max_tokens is None else {"max_tokens": c.max_tokens}
     names = ("concurrency", "deadline_s", "requests_per_minute", "cache", "cap_usd")
     options = {name: value for name, value in given(c).items() if name in names}
     try:
@@ -269,7 +224,7 @@ def _make(c: config_dict.ConfigDict, guide: Any, clients: list[Any], models: lis
             from marl_llm.serving.local import SLOTS, LocalModel
 
             options.setdefault("concurrency", SLOTS)
-            sizes = said | ({} if c.max_prompt is None else {"max_prompt": c.max_prompt})
+            sizes = {"max_prompt": c.max_prompt, "max_tokens": c.max_tokens}
             models.append(LocalModel(c.path, slots=options["concurrency"], thinking=c.thinking, **sizes))
             backend = models[-1].backend(content=c.cache is not None)
         else:
@@ -277,7 +232,7 @@ def _make(c: config_dict.ConfigDict, guide: Any, clients: list[Any], models: lis
         clients.append(ChatClient(backend, prices=_prices(c.prices), **options))
     except ValueError as error:
         raise ConfigError(f"config.coach: {error}") from error
-    return studies.study(ChatCoach(of_client(clients[-1], **said), guide, c.format_attempts or 2), c.study or "")
+    return studies.study(ChatCoach(of_client(clients[-1], max_tokens=c.max_tokens), guide, c.format_attempts), c.study or "")
 
 
 def small_coach(path: Any, max_prompt: int, guide: Any, models: list[Any], clients: list[Any], **options: Any) -> ChatCoach:
@@ -323,11 +278,11 @@ def _cost_of(c: config_dict.ConfigDict, plan: Plan, calls: int) -> str:
     if c.kind in ("rubric", "small"):
         return c.kind
     workflow, guide = plan.played.workflow, plan.played.guide
-    attempts = c.format_attempts or 2
+    attempts = c.format_attempts
     texts = sum(map(len, (guide.workflow_text, guide.success, guide.scale, *guide.role_texts.values())))
     role = max(workflow.roles.values(), key=lambda role: role.max_prompt + role.max_tokens)
     read = role.max_prompt + role.max_tokens + (texts + 4000 + 2000) // 3  # a reading: three characters a token, of tools and the guide
-    written = c.max_tokens or MAX_ANSWER
+    written = c.max_tokens
     line = f"{c.kind} of about {read:,} tokens read and at most {written:,} written each, {attempts} times if replies cannot be read"
     if c.prices:
         usd = calls * sum(price * tokens for price, tokens in zip(_prices(c.prices), (read, written))) / 1e6
@@ -406,11 +361,10 @@ def first_failure(rollout: Any) -> str:
 
 
 def _attaching(c: config_dict.ConfigDict) -> dict[str, Any]:
-    options = {name: getattr(c, name) for name in _RUN}
-    options = {name: value for name, value in options.items() if value is not None}
+    options: dict[str, Any] = {name: value for name, value in CoachSection.changed(c).items() if name in _RUN}
     asked = members_of(c) if c.kind == "ensemble" else [c]
     # The deadline is of a call; a score may need one for every attempt at its form.
-    waits = [(1 + (one.format_attempts or 2)) * one.deadline_s for one in asked if one.deadline_s is not None]
+    waits = [(1 + one.format_attempts) * one.deadline_s for one in asked if one.deadline_s is not None]
     if waits:
         options["deadline_s"] = max(waits) if len(waits) == len(asked) else max(DEADLINE_S, *waits)
     return options

@@ -18,7 +18,6 @@ from marl_llm.activity import doing
 from marl_llm.runs.building import begins_elsewhere, params_of, restored
 from marl_llm.runs.continuing import Stopwatch, continued, goes_on
 from marl_llm.runs.measuring import (
-    VOID_LIMIT,
     Alarms,
     SignalWatch,
     VoidWatch,
@@ -151,7 +150,7 @@ def start_or_resume(run: TrainingRun, done: list[int] | None) -> Watches:
         note(line)
     watches = Watches(
         CoachWatch(note),
-        VoidWatch(VOID_LIMIT if config.rollout.void_limit is None else config.rollout.void_limit),
+        VoidWatch(config.rollout.void_limit),
         SignalWatch(note, plan.recipe.reward_of, any(options.get("path") for options in plan.options.values())),
         Alarms(run.state["silent"], note),
         ProgramWatch(note),

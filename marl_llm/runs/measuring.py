@@ -12,7 +12,7 @@ from marl_llm.runs.command import TrainingError
 if TYPE_CHECKING:
     from marl_llm.runs.resolve import Plan
 
-VOID_STEPS, VOID_LIMIT = 20, 0.2  # steps whose void plays are counted together, and the share of them that stops a run
+VOID_STEPS = 20  # steps whose void plays are counted together
 SILENT_ALARM = 50  # steps without any gradient for a model (law 8)
 NO_SIGNAL = 64  # samples that all earned the same, before a run of checkpoints ends
 SHOWN = 160  # characters of a response

@@ -16,12 +16,13 @@ from marl_llm.runs import checks, players
 from marl_llm.runs.base import check
 from marl_llm.runs.coaching import check_coach, cost_line
 from marl_llm.runs.command import ConfigError
-from marl_llm.runs.open_options import fill_open_options
+from marl_llm.runs.contradictions import check_whole
 from marl_llm.runs.own_options import SECTIONS, find_functions, own_values, recipes_of
+from marl_llm.runs.sections import (
+    ROW_TOKENS, CheckpointSection, EvaluationSection, OptimizerSection, RolloutSection, WarmStartSection, fill_open_options,
+)  # fmt: skip
 from marl_llm.untrusted import read_json_file
 from marl_llm.workflows import Assignment, Task, World, with_roles
-
-ROW_TOKENS = 256  # of a packed row, where no sample is longer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,9 +135,8 @@ class Plan:
         recipe_fields = {f.name: getattr(r, f.name) for f in dataclasses.fields(r)}
         recipe_fields |= {name: config.recipe[name] for name in FUNCTIONS}
         rows += ["", "recipe", *(f"  {name:<20} {field}" for name, field in recipe_fields.items())]
-        for section in ("rollout", "optimizer", "warm_start", "evaluation", "checkpoint"):
-            values = ((name, "default" if value is None else value) for name, value in config[section].items())
-            rows += ["", section, *(f"  {name:<20} {value}" for name, value in values)]
+        for section in (RolloutSection, OptimizerSection, WarmStartSection, EvaluationSection, CheckpointSection):
+            rows += ["", section.key, *(f"  {name:<20} {value}" for name, value in section.shown(config[section.key]).items())]
         if isinstance(g, World):
             from marl_llm.workflows import to_mermaid
 
@@ -150,7 +150,7 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
     `home` is where a run directory keeps a user's file. `sizes_only` is for `marl_llm plan`, which needs no parameters: a world whose
     models are checkpoints may name a published preset in place of a `path`.
 
-    Options that are left open and depend on the models are set in the config (`marl_llm.runs.open_options`). Raises `ConfigError` for an
+    Options that are left open and depend on the models are set in the config (`marl_llm.runs.sections`). Raises `ConfigError` for an
     unknown name, an impossible or contradictory value, or an option that would have no effect.
     """
     check(config, home)
@@ -176,7 +176,7 @@ def resolve(config: config_dict.ConfigDict, home: pathlib.Path | None = None, si
         fill_open_options(config, [options[name] for name in assignment.trained])
         recipes, own_files = recipes_of(config, assignment.trained, recipe, functions), _own_files([found, *functions.values()])
         plan = Plan(found, game, played, text, recipe, recipes, assignment, options, shapes, given(config.script), own_files)
-        players.contradictions(config, plan)
+        check_whole(config, plan)
         check_coach(config, plan)
         return plan
     except (ValueError, TypeError) as error:

@@ -24,6 +24,7 @@ from ml_collections import config_dict
 
 from marl_llm.runs import trust
 from marl_llm.runs.command import ConfigError
+from marl_llm.runs.sections import fill_defaults
 from marl_llm.untrusted import Bounds, read_json_file
 
 LAYOUT = 2  # of config.json's config; an earlier one had no "layout"
@@ -108,6 +109,7 @@ def read_record(workdir: pathlib.Path) -> dict:
             f"{path.parent} was written by an earlier version of marl_llm, whose configs had other keys: it cannot be continued; "
             f"evaluate it with {code}, or train again in another --workdir"
         )
+    fill_defaults(record["config"])  # an option that is newer than the run, or was left open by it
     return record
 
 

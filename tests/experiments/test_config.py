@@ -15,10 +15,10 @@ from ml_collections import config_dict, config_flags
 
 from marl_llm.algorithms import Samples, advantages_for
 from marl_llm.runs import building, checks, command, workdir
-from marl_llm.runs.base import MICROBATCH, base_config, model_section
+from marl_llm.runs.base import base_config, model_section
 from marl_llm.runs.command import ConfigError
-from marl_llm.runs.open_options import fill_open_options
 from marl_llm.runs.resolve import resolve
+from marl_llm.runs.sections import MICROBATCH, fill_open_options
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 QUICKSTART = str(ROOT / "experiments" / "configs" / "quickstart.py")
@@ -274,8 +274,8 @@ def test_a_bad_value_is_refused_with_its_name(path, value, why):
         ("fact_parallel", "grpo", {"rollout.over_start": 48}, r"config\.rollout\.over_start=48 must be below config\.rollout\.tasks=48"),
         ("fact_parallel", "grpo", {"rollout.over_start": 1, "checkpoint.every": 1}, "over_start=1 would have no effect: the step before a"),
         ("fact_parallel", "grpo", {"rollout.over_start": -1}, r"config\.rollout\.over_start=-1 must be at least 0"),
-        ("fact_parallel", "grpo", {"rollout.pool": "common"}, r"config\.rollout\.pool='common' is unknown; the ways are own, shared"),
-        ("fact_parallel", "grpo", {"rollout.swap": "soon"}, r"config\.rollout\.swap='soon' is unknown; the ways are drain, now"),
+        ("fact_parallel", "grpo", {"rollout.pool": "common"}, r"config\.rollout\.pool='common' is not one of own, shared"),
+        ("fact_parallel", "grpo", {"rollout.swap": "soon"}, r"config\.rollout\.swap='soon' is not one of drain, now"),
         ("fact_parallel", "grpo", {"rollout.swap": "now"}, r"config\.rollout\.swap=now: it would .* set ahead=1 or"),
         ("fact_parallel", "grpo", {"rollout.swap": "now", "rollout.exact": True}, r"config\.rollout\.swap=now: exact promises equal bytes"),
         ("plan_path", "at_grpo", {"rollout.swap": "now"}, r"config\.rollout\.swap=now would have no effect: the game is played compiled"),
@@ -369,6 +369,24 @@ def test_the_same_config_continues(tmp_path, config):
 def learned(run):
     """What a run has once it took a step."""
     (run / "checkpoints" / "1").mkdir(parents=True)
+
+
+def test_a_run_that_left_options_open_or_did_not_know_them_continues_with_their_defaults(tmp_path, config):
+    """As one of an earlier version, which wrote None for `rollout.slots`; what follows from the models stays open until they are known."""
+    opened(tmp_path / "run", config)
+    learned(tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    record = json.loads(path.read_text())
+    record["config"]["rollout"].update(slots=None, void_limit=None, exact=None)
+    record["config"]["coach"]["truth"] = None
+    del record["config"]["rollout"]["swap"], record["config"]["control"]
+    path.write_text(json.dumps(record))
+    assert opened(tmp_path / "run", config) is True
+    assert workdir.plain(workdir.read_config(tmp_path / "run")) == workdir.plain(config)
+    config.rollout.slots = 32
+    with pytest.raises(ConfigError, match=r"config\.rollout\.slots: 64 -> 32"):
+        opened(tmp_path / "run", config)
+    assert config.optimizer.learning_rate is None
 
 
 def test_another_config_is_refused_with_every_difference(tmp_path, config):
@@ -514,7 +532,7 @@ def test_what_was_open_is_set_in_the_config_that_a_run_keeps_and_in_the_dry_run(
     assert config.optimizer.learning_rate == 1.5e-3
     for section in ("rollout", "optimizer", "warm_start", "evaluation", "checkpoint"):
         assert f"\n{section}\n" in table
-    for key, value in (("learning_rate", 0.0015), ("learning_rate", 0.002), ("final_tasks", 500), ("slots", "default")):
+    for key, value in (("learning_rate", 0.0015), ("learning_rate", 0.002), ("final_tasks", 500), ("slots", 64), ("fresh", "never")):
         assert f"  {key:<20} {value}\n" in table
 
 

@@ -212,7 +212,7 @@ def changed(file="search_parallel", variant="", **values):
         ({"optimizer__weight_decay": -0.1}, r"config\.optimizer\.weight_decay=-0\.1 must be 0 or more"),
         ({"hosted": True}, r"config\.hosted=True would have no effect: a workflow is always played hosted"),
         ({"optimizer__row_tokens": 99}, r"optimizer\.row_tokens=99 is less than a role's longest prompt and response, 100"),
-        ({"optimizer__critic": "both"}, r"config\.optimizer\.critic='both' is unknown; the kinds are own, head"),
+        ({"optimizer__critic": "both"}, r"config\.optimizer\.critic='both' is not one of own, head"),
         ({"optimizer__critic": "head"}, r"config\.optimizer\.critic='head' would have no effect: recipe grpo has no critic"),
         ({"optimizer__critic_learning_rate": 1e-3}, r"optimizer\.critic_learning_rate would have no effect: recipe grpo has no critic"),
         ({"recipe__name": "gpro"}, "gpro"),

@@ -1,0 +1,194 @@
+"""What contradicts between the sections of a config, and which options would have no effect. Each is refused in one line.
+
+A section checks itself (`marl_llm.runs.sections`); here is what needs the game, the recipe or the models too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ml_collections import config_dict
+
+from marl_llm import hints
+from marl_llm.games import Game
+from marl_llm.models import LoraConfig
+from marl_llm.runs.checks import elsewhere, parse_sources
+from marl_llm.runs.command import ConfigError
+from marl_llm.runs.players import CHAT
+from marl_llm.runs.sections import RolloutSection, ToolsSection
+from marl_llm.workflows import WorkflowError, World
+
+if TYPE_CHECKING:
+    from marl_llm.runs.resolve import Plan
+
+
+def check_whole(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """Raises `ConfigError` for values that cannot stand together, and for options that would have no effect."""
+    for check in (_check_play, _check_asynchrony, _check_servers, _check_sampling, _check_critic, _check_sizes, _check_start, _check_models):
+        check(config, plan)
+
+
+def _refuse_first(*rules: tuple[object, str]) -> None:
+    """Raises `ConfigError` with the text of the first rule that is broken."""
+    for broken, why in rules:
+        if broken:
+            raise ConfigError(f"config.{why}")
+
+
+def _served_models(plan: Plan) -> list[str]:
+    """The models that a vLLM server draws for."""
+    return [name for name, options in plan.options.items() if options.get("sampler") == "vllm"]
+
+
+def _check_play(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """Options of hosted play in compiled play, and the reverse."""
+    rollout, workflow = config.rollout, isinstance(plan.game, World)
+    idle = {} if plan.hosted else RolloutSection.changed(rollout, ("tasks", "task_list"))
+    name, value = next(iter(idle.items()), ("", ""))
+    slots = rollout.slots
+    _refuse_first(
+        (config.hosted and workflow, "hosted=True would have no effect: a workflow is always played hosted"),
+        (rollout.task_list and not workflow, "rollout.task_list would have no effect: only tasks of a workflow have numbers that a list can "
+         "name"),
+        (idle, f"rollout.{name}={value} would have no effect: the game is played compiled"),
+        (not plan.hosted and ToolsSection.changed(config.tools), "tools would have no effect: the game is played compiled, without tools"),
+        (rollout.exact and slots & (slots - 1), f"rollout.slots={slots} must be a power of two with rollout.exact, so that a row's place "
+         "changes no bit"),
+    )  # fmt: skip
+
+
+def _check_asynchrony(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """Play beside an update: `ahead`, `over_start` and `swap`."""
+    rollout, over = config.rollout, config.rollout.over_start
+    _refuse_first(
+        (rollout.ahead and plan.recipe.correction == "none", "rollout.ahead=1 trains on samples of the parameters before the last update, "
+         "which the loss must weigh: set config.recipe.correction=truncate (or mask)"),
+        (over and over >= rollout.tasks, f"rollout.over_start={over} must be below config.rollout.tasks={rollout.tasks}"),
+        (over and 1 in (config.checkpoint.every, config.steps), f"rollout.over_start={over} would have no effect: the step before a "
+         "checkpoint leaves no play behind, and here a checkpoint follows each step; set config.checkpoint.every"),
+    )  # fmt: skip
+    if over or rollout.swap != "drain":
+        from marl_llm.training.over_start import conflict, swap_conflict  # takes a second to import
+
+        how = {"exact": rollout.exact, "served": _served_models(plan)}
+        _refuse_first(
+            *((why, f"rollout.{why}") for why in (
+                conflict(over, rollout.ahead, plan.recipe, coached=bool(config.coach.kind), **how),
+                swap_conflict(rollout.swap, over, rollout.ahead, plan.recipe, **how),
+            ))
+        )  # fmt: skip
+
+
+def _check_servers(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """Models that a vLLM server draws for."""
+    urls = {name: plan.options[name]["url"].rstrip("/") for name in _served_models(plan)}
+    if not urls:
+        return
+    from marl_llm.training.served import check_served  # takes a second to import
+
+    first, twice = next(iter(urls)), [name for name in urls if list(urls.values()).count(urls[name]) > 1] or [""] * 2
+    _refuse_first(
+        (not plan.hosted, f"models.{first}.sampler='vllm': compiled play draws in its own program; set config.hosted"),
+        (twice[0], f"models.{twice[0]}.url={urls.get(twice[0])!r} is also that of {twice[1]}: each model needs its own server"),
+        (config.rollout.exact, f"rollout.exact=True promises nothing of what a server draws: config.models.{first}.sampler='vllm'"),
+    )
+    for name in urls:
+        try:
+            check_served(name, plan.recipe, name in plan.assignment.trained)
+        except WorkflowError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _check_sampling(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """A tree of samples, or joint actions, in a game that does not allow them."""
+    recipe, game = plan.recipe, plan.played
+    instead = "use a recipe with sampling='parallel', e.g. magrpo or grpo"
+    if recipe.sampling == "tree" and isinstance(game, Game) and any(len(stage) > 1 for stage in game.stages):
+        raise ConfigError(
+            f"{game.name} has roles that act at once, and a tree would score one role's branches before the other has spoken: {instead}"
+        )
+    if recipe.joint == "cross" and isinstance(game, Game):
+        raise ConfigError(f"recipe.joint='cross': compiled play pairs no responses; set config.hosted, or leave {game.name} aligned")
+    if isinstance(game, Game):
+        return
+    if recipe.sampling == "tree":
+        from marl_llm.training.hosted import branching_of  # takes a second to import
+        from marl_llm.workflows.controller import checked_branching
+
+        try:
+            checked_branching(game.workflow, branching_of(recipe, plan.assignment), recipe.pick)
+        except WorkflowError as error:
+            raise ConfigError(f"recipe {recipe.name} samples a tree; {error}: {instead}") from error
+    if recipe.joint == "cross":
+        from marl_llm.workflows.cross import check_cross  # takes a second to import
+
+        try:
+            check_cross(game.workflow)
+        except WorkflowError as error:
+            raise ConfigError(f"recipe.{error}") from error
+
+
+def _check_critic(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """A critic that the recipe does not have, or that cannot lie on the policy."""
+    o, none = config.optimizer, plan.recipe.normaliser != "critic"
+    adapted = [name for name, options in plan.options.items() if options.get("lora_rank")]
+    why = f"would have no effect: recipe {plan.recipe.name} has no critic"
+    _refuse_first(
+        (none and o.critic_learning_rate is not None, f"optimizer.critic_learning_rate {why}"),
+        (none and o.critic == "head", f"optimizer.critic='head' {why}"),
+        (o.critic == "head" and adapted, f"optimizer.critic='head' lies on a policy's own parameters, but {[*adapted, ''][0]} trains "
+         "adapters: use 'own'"),
+    )  # fmt: skip
+
+
+def _check_models(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """Options of `config.model` that no model reads."""
+    adapted = any("lora_alpha" in options for options in plan.options.values())
+    if config.model.lora_alpha not in (None, LoraConfig.alpha) and not adapted:
+        raise ConfigError(f"config.model.lora_alpha={config.model.lora_alpha} would have no effect: no model has a lora_rank")
+    for key in CHAT:
+        readers = [name for name, options in plan.options.items() if key in options]
+        _refuse_first(
+            (config.model[key] and not readers, f"model.{key}={config.model[key]!r} would have no effect: no model is a checkpoint"),
+            (readers and not plan.hosted, f"models.{[*readers, ''][0]}.{key} would have no effect: compiled play has no chat; set "
+             "config.hosted"),
+        )  # fmt: skip
+
+
+def _check_sizes(config: config_dict.ConfigDict, plan: Plan) -> None:
+    o = config.optimizer
+    longest, row, micro = max(map(sum, plan.budgets.values())), o.row_tokens or plan.row_tokens, o.microbatch_tokens
+    if row < longest:
+        raise ConfigError(f"optimizer.row_tokens={row} is less than a role's longest prompt and response, {longest}")
+    if micro and micro < row:
+        raise ConfigError(f"config.optimizer.microbatch_tokens={micro} cannot hold one row of {row} tokens, and a row is never cut")
+    prompts, responses = zip(*plan.budgets.values())
+    most = o.minibatch * (max(prompts) + plan.recipe.candidates * max(responses))
+    if micro and micro >= max(most, row):
+        raise ConfigError(
+            f"config.optimizer.microbatch_tokens={micro} would have no effect: a minibatch has at most {most} tokens. Set it to 0, or lower"
+        )
+
+
+def _check_start(config: config_dict.ConfigDict, plan: Plan) -> None:
+    w, trained, name = config.warm_start, list(plan.assignment.trained), config.game.name
+    script = plan.script
+    plays = any(one["kind"] == "scripted" for one in plan.options.values())
+    known = list(plan.found.script_options)
+    for option in script:
+        if option not in known:
+            what = f"has no option {option!r}; {hints.suggestion(option, known)}" if known else "has no options"
+            raise ConfigError(f"config.script.{option} would have no effect: {name}'s scripted player {what}")
+    if script and not w.steps and not plays:
+        raise ConfigError(f"config.script.{next(iter(script))} would have no effect: warm_start.steps is 0")
+    if w.steps and (plan.game.script is None):
+        raise ConfigError(f"warm_start.steps={w.steps}: {name} has no scripted player to imitate")
+    sources = parse_sources(w.models)
+    runs = w.run or any(map(elsewhere, sources.values()))
+    if idle := [key for key in ("step", "models") if w[key] and not (runs if key == "models" else w.run)]:
+        raise ConfigError(f"config.warm_start.{idle[0]}={w[idle[0]]!r} would have no effect: warm_start.run names no run")
+    for model in sources:
+        if model not in trained:
+            raise ConfigError(f"config.warm_start.models={w.models!r}: no model {model!r} trains; {hints.suggestion(model, trained)}")
+    if lost := [model for model in trained if sources and not w.run and not elsewhere(sources.get(model, ""))]:
+        raise ConfigError(f"config.warm_start.models={w.models!r} names no run for model {lost[0]!r}, nor does warm_start.run")
