@@ -18,6 +18,7 @@ _ROOMS = ("activity", "algorithms", "checking", "cli", "coaching", "data_files",
 _FUNCTIONS = {
     "train": "runs.api", "resume": "runs.api", "evaluate": "runs.api", "load_model": "runs.api", "open_team": "runs.api",
     "make_game": "games",
+    "Reward": "workflows",
     "view": "viewing",
 }  # fmt: skip
 __all__ = [*_ROOMS, *_FUNCTIONS]

@@ -10,6 +10,7 @@ from typing import Any
 from marl_llm.checking.plays import Subject, again, heard_by, plain, silent
 from marl_llm.checking.verdict import Finding, note, verdict
 from marl_llm.workflows import ScriptTurn, Task, ToolUse, Workflow
+from marl_llm.workflows.nodes import REVEALED
 
 NONCE = "zq{number}x{field}vk"
 SHARE = 0.5  # a prompt that shows its own task's hidden value so much more often than another task's tells it
@@ -52,7 +53,7 @@ def _nonces(subject: Subject) -> tuple[str | None, int, int]:
             subject.play([task], heard_by(words, heard))
         except Exception:  # a tool that cannot read what was planted; the prompts before it were noted
             continue
-    revealing = {field for node in subject.world.workflow.nodes.values() for field in getattr(node, "reveals", ())}
+    revealing = {field for node in subject.world.workflow.nodes.values() for field in getattr(node, "reveals", ())} | {REVEALED}
     for turn, prompt in heard:
         for mark in re.findall(r"zq\d+x(\w+)vk", prompt):
             shown = [field for field in revealing if f"x{mark}vk" in plain(turn.fields.get(field))]
@@ -73,6 +74,8 @@ def _told(subject: Subject) -> str | None:
     except Exception:  # a parser that cannot read an empty text; the check of junk reports it
         return None
     for episode in episodes:
+        if any(path.fields.get(REVEALED) for path in episode.trajectories):
+            continue
         path = episode.trajectories[0].events if episode.trajectories else episode.remains
         for event in path:
             if isinstance(event, ToolUse):

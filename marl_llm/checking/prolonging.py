@@ -18,7 +18,7 @@ from marl_llm.algorithms import Recipe, returns_for
 from marl_llm.checking.plays import Says, Subject, Words, silent
 from marl_llm.checking.verdict import Finding, passed, warned
 from marl_llm.workflows import Episode, RoleCall, ScriptTurn
-from marl_llm.workflows.nodes import Choose, Each, Repeat, walk
+from marl_llm.workflows.nodes import Choose, Each, FunctionNode, Repeat, walk
 from marl_llm.workflows.samples import SampleTable
 
 Kind = tuple[str, str]  # how plays were made longer, and whose return counts
@@ -71,7 +71,7 @@ class Growth:
 def prolonging(subject: Subject) -> Iterator[Finding]:
     """Law 11: the return that the recipe trains on does not grow with the number of turns at the same score."""
     recipe, workflow = subject.recipe, subject.world.workflow
-    if not any(isinstance(node, Choose | Each | Repeat) for node in walk(workflow.body)):
+    if not any(isinstance(node, Choose | Each | FunctionNode | Repeat) for node in walk(workflow.body)):
         yield passed("turns", 11, "every play has the same turns: the workflow has no loop and no choice")
         return
     kinds = {kind: [one for one in found if one.trajectories and one.trajectories[0].calls] for kind, found in _kinds(subject).items()}

@@ -13,7 +13,9 @@ from marl_llm.workflows.assignment import (
 )
 from marl_llm.workflows.controller import Controller, Rollout
 from marl_llm.workflows.drawing import to_mermaid, to_svg
-from marl_llm.workflows.errors import FormatError, RolloutError, ToolRefusal, WorkflowError
+from marl_llm.workflows.errors import FormatError, RolloutError, ToolCallError, ToolRefusal, WorkflowError
+from marl_llm.workflows.function_replay import Reward
+from marl_llm.workflows.function_team import FunctionTeam, team
 from marl_llm.workflows.graph import (
     NOTHING,
     Workflow,
@@ -29,6 +31,7 @@ from marl_llm.workflows.graph import (
     when,
     with_roles,
 )
+from marl_llm.workflows.hidden_values import Hidden, HiddenValueError
 from marl_llm.workflows.parsers import after_hashes, code_block, json_object, plain, short_text, tagged, texts
 from marl_llm.workflows.roles import Role, RoleTool, numbered
 from marl_llm.workflows.scoring import Scorer
@@ -42,6 +45,7 @@ __all__ = [
     "after_hashes", "code_block", "json_object", "plain", "short_text", "tagged", "texts",
     "NOTHING", "Workflow", "call", "choose", "compute", "each", "repeat", "sequence", "stop", "together", "tool", "when", "with_roles",
     "to_mermaid", "to_svg",
+    "FunctionTeam", "Hidden", "HiddenValueError", "Reward", "ToolCallError", "team",
     "Assignment", "Outside", "Inside", "Schedule", "Scripted", "ScriptTurn", "alternate", "separate", "shared",
     "Controller", "PlainText", "Rollout", "RolloutError", "Speech", "Task",
     "ActionView", "CoachGuide", "Episode", "RoleCall", "Score", "Scorer", "ToolUse", "Trajectory", "World",

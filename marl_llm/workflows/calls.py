@@ -19,8 +19,9 @@ from marl_llm.workflows.assignment import Assignment, Outside, Scripted, ScriptT
 from marl_llm.workflows.coroutines import Coroutines
 from marl_llm.workflows.errors import PlayFailure, PromptTooLong, ToolRefusal, WorkflowError, from_error, from_tool
 from marl_llm.workflows.finite import is_finite
+from marl_llm.workflows.function_replay import FunctionStep, Journal, advance
 from marl_llm.workflows.graph import Workflow
-from marl_llm.workflows.nodes import Call, Tool
+from marl_llm.workflows.nodes import Call, FunctionNode, Tool
 from marl_llm.workflows.roles import BOUNDS, MAX_REASON, RoleTool
 from marl_llm.workflows.speech import Speech, prompt_of, spoken_ids
 from marl_llm.workflows.state import State, Talk
@@ -185,6 +186,10 @@ class Speaker:
             tokens=done.tokens, log_probs=done.log_probs, sampled_log_probs=done.sampled_log_probs, entropy=done.entropy,
             kept_ids=done.kept_ids, finish=done.finish, version=done.version, versions=done.versions if done.mixed else None,
         )  # fmt: skip
+
+    async def advance(self, node: FunctionNode, task: Task, journal: Journal) -> FunctionStep:
+        """What a team that is a function asks for next, or how it ended. Raises `PlayFailure`."""
+        return await self._call(node.name, advance, [node, task, journal], {}, node.timeout_s + 1.0, False)
 
     async def use(self, node: Tool, number: int, state: State, identity: tuple[int, int, int]) -> ToolUse:
         """One tool call of the graph. Raises `PlayFailure` or `WorkflowError`."""

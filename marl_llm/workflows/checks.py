@@ -13,8 +13,10 @@ from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.finite import is_finite
 from marl_llm.workflows.named_roles import named_roles
 from marl_llm.workflows.nodes import (
+    PROMPT,
     Call,
     Choose,
+    FunctionNode,
     Node,
     Repeat,
     Sequence,
@@ -215,6 +217,10 @@ class _Flow:
             return _meet([after, *inside])
         if isinstance(node, Together):
             return self._together(node, known)
+        if isinstance(node, FunctionNode):
+            for inside in node.calls.values():
+                self._call(inside, known | {PROMPT})
+            return known | writes(node)
         self.need(node, (node.over,), known)
         if node.item in known:
             raise WorkflowError(f"node {label(node)!r}: the item's field {node.item!r} exists already; choose another as_=...")

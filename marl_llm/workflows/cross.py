@@ -21,7 +21,7 @@ from marl_llm.workflows.assignment import Assignment, Scripted, ScriptTurn
 from marl_llm.workflows.controller import Controller, Rollout
 from marl_llm.workflows.errors import WorkflowError
 from marl_llm.workflows.graph import Workflow
-from marl_llm.workflows.nodes import Call, Each, Repeat, Together, label, walk
+from marl_llm.workflows.nodes import Call, Each, FunctionNode, Repeat, Together, label, walk
 from marl_llm.workflows.trajectory import Earned, Episode, RoleCall, Trajectory
 
 DRAWN = 0x63726F73  # in the key of which joint actions are judged
@@ -31,7 +31,7 @@ def check_cross(workflow: Workflow) -> None:
     """Raises `WorkflowError` naming the node unless all roles speak once, in one `together`, with tools alone beside it."""
     nodes = list(walk(workflow.body))
     groups = [node for node in nodes if isinstance(node, Together) and any(isinstance(part, Call) for part in node.parts)]
-    if loops := [node for node in nodes if isinstance(node, Repeat | Each)]:
+    if loops := [node for node in nodes if isinstance(node, Repeat | Each | FunctionNode)]:
         raise WorkflowError(f"joint='cross': {label(loops[0])} lets roles speak more than once; all must speak once and at once")
     beside = {part.name for node in groups[:1] for part in node.parts if isinstance(part, Call)}
     if others := [node for node in nodes if isinstance(node, Call) and node.name not in beside]:

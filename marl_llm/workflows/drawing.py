@@ -11,7 +11,7 @@ import html
 from collections.abc import Mapping
 
 from marl_llm.workflows.graph import Workflow
-from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Sequence, Stop, Together, Tool
+from marl_llm.workflows.nodes import Call, Choose, Each, FunctionNode, Node, Repeat, Sequence, Stop, Together, Tool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +72,11 @@ class _Picture:
         if isinstance(node, Each):
             bar = self.add(f"each {node.item} in {node.over}, at most {node.at_most}", "bar", ends)
             return [(self.add("all done", "bar", self.draw(node.body, [(bar, "")], exits)), "")]
+        if isinstance(node, FunctionNode):
+            bar = self.add(f"{node.name}: at most {node.at_most} requests", "bar", ends)
+            inside = [end for part in node.calls.values() for end in self.draw(part, [(bar, "")], exits)]
+            self.arrows += [Arrow(box, bar, back=True) for box, _ in inside]
+            return [(bar, "")]
         return self._loop(node, ends)
 
     def _loop(self, node: Repeat, ends: list[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -34,6 +34,10 @@ class ToolRefusal(ValueError):
     """Raised by the function of a `RoleTool` whose arguments it cannot serve: the role reads the message and goes on."""
 
 
+class ToolCallError(RuntimeError):
+    """Raised within an `async` team where a tool that it awaits raised; the team may catch it."""
+
+
 class ReplayError(WorkflowError):
     """The workflow makes something else of the recorded answers than it did; the message says where first."""
 

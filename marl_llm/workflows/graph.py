@@ -25,7 +25,7 @@ from typing import Any
 from marl_llm.hints import suggestion
 from marl_llm.workflows.checks import check
 from marl_llm.workflows.errors import WorkflowError
-from marl_llm.workflows.nodes import Call, Choose, Each, Node, Part, Repeat, Sequence, Stop, Together, Tool, walk
+from marl_llm.workflows.nodes import Call, Choose, Each, FunctionNode, Node, Part, Repeat, Sequence, Stop, Together, Tool, walk
 from marl_llm.workflows.roles import Role, parameters
 from marl_llm.workflows.secrecy import secret_fields
 
@@ -266,6 +266,8 @@ def with_roles(workflow: Workflow, change: Callable[[Role], Role]) -> Workflow:
             return dataclasses.replace(node, parts=tuple(map(changed, node.parts)))
         if isinstance(node, Each | Repeat):
             return dataclasses.replace(node, body=changed(node.body))
+        if isinstance(node, FunctionNode):
+            return dataclasses.replace(node, calls={name: changed(part) for name, part in node.calls.items()})
         if isinstance(node, Choose):
             return dataclasses.replace(node, cases={key: changed(case) for key, case in node.cases.items()})
         return node

@@ -15,7 +15,7 @@ from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.samples import SampleTable
 from marl_llm.workflows.trajectory import Episode, ToolUse
 
-KINDS = (*(kind.value for kind in FailureKind), "prompt", "scorer")
+KINDS = (*(kind.value for kind in FailureKind), "prompt", "scorer", "team")
 
 
 def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:

@@ -117,7 +117,44 @@ class Stop:
     request_count: int = 0
 
 
-Node = Call | Tool | Sequence | Together | Each | Choose | Repeat | Stop
+# Fields of a `FunctionNode`: the prompt of the role that is asked, its reply, a tool's result and error, what was revealed, the end.
+PROMPT, REPLY, RESULT, HIDDEN_RESULT = "asked_prompt", "reply_text", "tool_result", "hidden_result"
+ERROR, REVEALED, PAID = "tool_error", "revealed_values", "paid"
+ROUND_FIELDS = (PROMPT, REPLY, RESULT, HIDDEN_RESULT, ERROR)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FunctionNode:
+    """An `async` function that asks roles and tools as it goes; see `function_replay`.
+
+    Attributes:
+      function: of a `TeamHandle` and a `TeamTask`; returns a `Reward` or a number.
+      calls: role -> its call.
+      at_most: most requests of roles in one play, and most uses of tools.
+      timeout_s: of what the function does itself between two requests.
+      on_error: what a play is paid in which the function raises; None: it is void.
+      metrics: names of the figures that its reward may have.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    calls: Mapping[str, Call]
+    at_most: int
+    timeout_s: float | int
+    on_error: float | int | None = None
+    metrics: tuple[str, ...] = ()
+
+    @property
+    def request_count(self) -> int:
+        """Places of all requests that it could make, of its tools, and of its end."""
+        return self.at_most * (len(self.calls) + 1) + 1
+
+    def place(self, role: str, number: int) -> int:
+        """The place of a role's n-th request: as many per number as there are roles, so that rounds of all roles come one after another."""
+        return number * len(self.calls) + list(self.calls).index(role)
+
+
+Node = FunctionNode | Call | Tool | Sequence | Together | Each | Choose | Repeat | Stop
 Part = Node | Role
 
 
@@ -134,8 +171,8 @@ def walk(node: Node) -> Iterator[Node]:
             yield from walk(part)
     elif isinstance(node, Each | Repeat):
         yield from walk(node.body)
-    elif isinstance(node, Choose):
-        for case in node.cases.values():
+    elif isinstance(node, Choose | FunctionNode):
+        for case in (node.cases if isinstance(node, Choose) else node.calls).values():
             yield from walk(case)
 
 
@@ -152,6 +189,8 @@ def writes(node: Node) -> set[str]:
         return set(node.role.writes)
     if isinstance(node, Tool):
         return set(node.writes)
+    if isinstance(node, FunctionNode):
+        return {PAID, RESULT, HIDDEN_RESULT, ERROR, REVEALED}
     return {node.item, *node.collect.values()} if isinstance(node, Each) else set()
 
 
@@ -185,6 +224,10 @@ def written_before_next_role(body: Node) -> dict[str, frozenset[str]]:
             return later
         if isinstance(node, Choose):
             return frozenset().union(*(back(case, later, leave) for case in node.cases.values()))
+        if isinstance(node, FunctionNode):
+            for inside in node.calls.values():
+                back(inside, frozenset(), leave)
+            return frozenset()
         if isinstance(node, Repeat):
             first = back(node.body, later, later)
             return back(node.body, later | first, later)

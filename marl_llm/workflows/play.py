@@ -13,8 +13,25 @@ import numpy as np
 
 from marl_llm.workflows.coroutines import run_loop
 from marl_llm.workflows.errors import PlayFailure, WorkflowError
+from marl_llm.workflows.function_replay import FunctionRequest
 from marl_llm.workflows.graph import Workflow
-from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Stop, Together, Tool, step_of, walk
+from marl_llm.workflows.nodes import (
+    PAID,
+    PROMPT,
+    REVEALED,
+    ROUND_FIELDS,
+    Call,
+    Choose,
+    Each,
+    FunctionNode,
+    Node,
+    Repeat,
+    Stop,
+    Together,
+    Tool,
+    step_of,
+    walk,
+)
 from marl_llm.workflows.nodes import Sequence as InOrder
 from marl_llm.workflows.rewards import earned
 from marl_llm.workflows.state import Round, State, Todo, merge, push
@@ -52,6 +69,15 @@ class _Fork(NamedTuple):
     node: Call
     request_number: int
     state: State
+
+
+class _Asking(NamedTuple):
+    """A round of a team that is a function, whose requests are answered one after the other."""
+
+    node: FunctionNode
+    requests: tuple[FunctionRequest, ...]
+    answers: tuple[tuple[Any, str], ...] = ()
+    begun: bool = False  # whether the answer to the next request is in the state's fields
 
 
 class Play:
@@ -202,9 +228,66 @@ class Play:
                 while rest is not None and not isinstance(rest[0], Round):
                     rest = rest[2]
                 state = state._replace(todo=None if rest is None else rest[2])
+            elif isinstance(node, FunctionNode):
+                self.now = node.name
+                state = await self._advance(node, base, state)
+            elif isinstance(node, _Asking):
+                state = self._ask_next(node, base, state)
             else:
                 state = await self._beside(node, base, state)
         return [state]
+
+    async def _advance(self, node: FunctionNode, base: int, state: State) -> State:
+        """Runs the function to its next requests and pushes or answers them, or pays what it returned.
+
+        Requests of one round run beside each other; one after the other where a role among them branches, so that the play can fork.
+        """
+        step = await self.speaker.advance(node, self.task, state.journal)
+        if step.revealed:
+            state = state._replace(fields={**state.fields, REVEALED: step.revealed})
+        if step.result is not None:
+            turn = max((event.turn for event in (*state.past, *state.events)), default=0)
+            ending = Tool(node.name, lambda: {PAID: step.result}, (), (PAID,), 1.0, instant=True)
+            used = await self.speaker.use(ending, base + node.request_count - 1, state._replace(turn=turn), self.identity)
+            self.log.append(used)
+            return state.after(used)._replace(turn=turn)
+        if len(step.requests) == 1 or any(request.name in self.forks.branching for request in step.requests):
+            return state._replace(todo=(_Asking(node, step.requests), base, state.todo))
+        parts = [self._asked(node, request, base, state) for request in step.requests]
+        children = [part.child(todo=part.todo, item=item) for item, part in enumerate(parts)]
+        ends = await run_all([self.drive(child) for child in children])
+        answers = tuple(request.answer_in(end.fields) for request, (end,) in zip(step.requests, ends))
+        merged = merge(node, state, [end for (end,) in ends])
+        return self._answered_round(node, step.requests, answers, base, merged)
+
+    def _asked(self, node: FunctionNode, request: FunctionRequest, base: int, state: State) -> State:
+        """The state in which one request is to be answered, and nothing else."""
+        if request.tool is not None:
+            number = base + node.at_most * len(node.calls) + request.place
+            return state._replace(todo=push(None, request.tool, number))
+        fields = {**state.fields, PROMPT: request.text}
+        todo = push(None, node.calls[request.name], base + node.place(request.name, request.number))
+        return state._replace(todo=todo, fields=fields, turn=request.number)
+
+    def _ask_next(self, asking: _Asking, base: int, state: State) -> State:
+        """Takes the answer to one request of a round into it, and asks the next one."""
+        node, requests, answers, begun = asking
+        if begun:
+            answers = (*answers, requests[len(answers)].answer_in(state.fields))
+        if len(answers) == len(requests):
+            return self._answered_round(node, requests, answers, base, state)
+        asked = self._asked(node, requests[len(answers)], base, state)
+        after: Todo = (_Asking(node, requests, answers, begun=True), base, state.todo)
+        part, number, _ = asked.todo
+        return asked._replace(todo=push(after, part, number))
+
+    def _answered_round(
+        self, node: FunctionNode, requests: tuple[FunctionRequest, ...], answers: tuple[tuple[Any, str], ...], base: int, state: State
+    ) -> State:
+        """The state after a round: its answers are in the journal, and the function goes on."""
+        journal = (*state.journal, tuple(zip(requests, answers)))
+        fields = {name: value for name, value in state.fields.items() if name not in ROUND_FIELDS}  # they are of the round
+        return state._replace(journal=journal, fields=fields, todo=push(state.todo, node, base))
 
     async def _speak(self, node: Call, base: int, state: State, branches: int) -> list[State]:
         """The states after a role spoke: one, or K where it branches."""

@@ -20,6 +20,7 @@ from marl_llm.workflows.assignment import Assignment
 from marl_llm.workflows.calls import Speaker
 from marl_llm.workflows.controller import Controller
 from marl_llm.workflows.errors import ReplayError
+from marl_llm.workflows.function_replay import FunctionStep
 from marl_llm.workflows.graph import Workflow
 from marl_llm.workflows.nodes import Tool
 from marl_llm.workflows.play import finish
@@ -56,6 +57,9 @@ class _RecordedTools:
 
     async def speak(self, *call: Any) -> Any:
         return await self.speaker.speak(*call)
+
+    async def advance(self, *function: Any) -> FunctionStep:
+        return await self.speaker.advance(*function)
 
     async def use(self, node: Tool, number: int, state: State, identity: tuple[int, int, int]) -> ToolUse:
         name = f"{node.name}:{number}:{state.path_id * identity[2] + identity[1]}"

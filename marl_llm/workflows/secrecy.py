@@ -16,7 +16,23 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from marl_llm.workflows.errors import WorkflowError
-from marl_llm.workflows.nodes import Call, Choose, Each, Node, Repeat, Sequence, Stop, Together, Tool, label, walk, written
+from marl_llm.workflows.nodes import (
+    HIDDEN_RESULT,
+    PAID,
+    Call,
+    Choose,
+    Each,
+    FunctionNode,
+    Node,
+    Repeat,
+    Sequence,
+    Stop,
+    Together,
+    Tool,
+    label,
+    walk,
+    written,
+)
 
 
 class Origin(NamedTuple):
@@ -60,6 +76,8 @@ def secret_fields(body: Node, hidden: Iterable[str]) -> frozenset[str]:
                 found |= set(node.writes) - set(node.reveals)
             elif isinstance(node, Call) and found & set(node.role.parse_reads):
                 found |= set(node.role.writes)
+            elif isinstance(node, FunctionNode) and found:
+                found |= {HIDDEN_RESULT, PAID}
             elif isinstance(node, Choose | Repeat) and (found & set(reads)) - set(node.reveals):
                 found |= written(node)
             elif isinstance(node, Each):
@@ -98,6 +116,9 @@ def _follow(node: Node, known: Known, exits: list[Known]) -> Known | None:
             for field in written(part) if end is not None else ():
                 known = known.wrote((field,), end.fields.get(field))
         return known
+    if isinstance(node, FunctionNode):  # its hidden values refuse to become text: see `hidden_values`
+        origin = next(iter(known.fields.values()), known.control)
+        return known.wrote((HIDDEN_RESULT, PAID), origin and Origin(origin.field, node.name, f"{node.name!r} reads no hidden field"))
     return _each(node, known)
 
 

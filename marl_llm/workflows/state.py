@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from marl_llm.text import Conversation, Message
-from marl_llm.workflows.nodes import Each, Node, Repeat, Together, written
+from marl_llm.workflows.nodes import Each, FunctionNode, Node, Repeat, Together, written
 from marl_llm.workflows.trajectory import Event, RoleCall
 
 
@@ -45,6 +45,7 @@ class State(NamedTuple):
     past: tuple[Event, ...] = ()  # what happened before the part began that runs beside others; `events` are its own
     items: tuple[int, ...] = ()  # which item of each `each` around
     path_id: int = 0  # number of the forks taken, injective: digits 1..K in base K_max + 1
+    journal: tuple = ()  # of a team that is a function: what it asked and was answered (`function_replay.Journal`)
     talks: Mapping[str, Talk] = MappingProxyType({})  # of roles that continue
 
     def after(self, *events: Event) -> State:
@@ -62,17 +63,17 @@ class State(NamedTuple):
         return self._replace(fields={**self.fields, **(fields or {})}, todo=todo, events=(), past=past, items=items)
 
 
-def merge(node: Together | Each, before: State, ends: Sequence[State]) -> State:
+def merge(node: Together | Each | FunctionNode, before: State, ends: Sequence[State]) -> State:
     """The state after parts that ran beside each other: what they wrote, and their events in the order written.
 
     Conversations go on behind a `Together`; those of an `Each` end with their items.
     """
     fields, talks = dict(before.fields), dict(before.talks)
-    for end in () if isinstance(node, Each) else ends:
+    for end in ends if isinstance(node, Together) else ():
         talks.update({role: talk for role, talk in end.talks.items() if talk is not before.talks.get(role)})
     if isinstance(node, Each):
         fields.update({to: tuple(end.fields[field] for end in ends) for field, to in node.collect.items()})
-    else:
+    if isinstance(node, Together):
         for part, end in zip(node.parts, ends):
             fields.update({field: end.fields[field] for field in written(part) if field in end.fields})
     return before._replace(

@@ -27,21 +27,29 @@ def example(name):
     return module
 
 
-def test_there_are_seven_and_each_is_short_and_in_the_list():
+def test_there_are_eight_and_each_is_short_and_in_the_list():
     lines = {name: [line for line in (FOLDER / f"{name}.py").read_text().splitlines() if line.strip()] for name in NAMES}
     assert {name: len(found) for name, found in lines.items() if len(found) > (70 if name == "own_game" else 60)} == {}
     page = (FOLDER / "README.md").read_text()
-    assert len(NAMES) == 7
+    assert len(NAMES) == 8
     assert [name for name in NAMES if f"[{name}.py]({name}.py)" not in page] == []
 
 
-@pytest.mark.parametrize("name", ["train_from_python", "own_loss", "own_team", "own_game"])
+@pytest.mark.parametrize("name", ["train_from_python", "own_loss", "own_team", "own_game", "team_function"])
 def test_a_training_example_trains(name, tmp_path, capsys):
     example(name).main(str(tmp_path / "run"), 1, **SMALL)
     assert "  after " in capsys.readouterr().out
     trained = [line for line in read_metrics(tmp_path / "run") if line["phase"] == "train"]
     assert [line["step"] for line in trained] == [1]
     assert any(value > 0 for key, value in trained[0].items() if key.endswith("/groups"))
+
+
+def test_the_team_function_is_short_and_passes_every_check():
+    from marl_llm.checking import check
+
+    assert len([line for line in (FOLDER / "team_function.py").read_text().splitlines() if line.strip()]) <= 40
+    found = check(example("team_function").colours, tasks=4, plays=2, few=2, held_out=8)
+    assert [one for one in found if one.status == "fail"] == []
 
 
 def test_the_own_loop_plays_learns_and_evaluates(capsys):
