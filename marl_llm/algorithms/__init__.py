@@ -11,6 +11,7 @@
     published   AT-GRPO, MAGRPO, MAPPA, ... as such data
     distillation  how far a student is from its teacher
     functions   advantages and a loss of the user's own
+    policy_terms  the policy term of a recipe's loss
     apply       a recipe carried out: samples in, advantages out; log-probs in, loss out
 
     groups = group_ids(group_keys(env=env, agent=agent, turn=turn))                  # [S]
@@ -95,6 +96,7 @@ from marl_llm.algorithms.returns import (
     gae,
     mean_to_go,
     mix_rewards,
+    overlong_penalty,
     place_in_play,
     rewards_to_go,
     score_deltas,
@@ -155,6 +157,7 @@ __all__ = [
     "next_kl_coef",
     "normalise_globally",
     "on_policy_rows",
+    "overlong_penalty",
     "pay_reach",
     "reduce",
     "reduce_parts",

@@ -15,10 +15,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Real, Shaped
 
 from marl_llm.algorithms import advantages as adv
-from marl_llm.algorithms import gated, losses, ratios, returns
+from marl_llm.algorithms import losses, returns
 from marl_llm.algorithms._arrays import Scalar, as_float, as_mask, is_traced, psum
-from marl_llm.algorithms.functions import own_advantages, own_policy_loss
+from marl_llm.algorithms.functions import own_advantages
 from marl_llm.algorithms.groups import group_ids, group_keys, group_stats, mixed_share
+from marl_llm.algorithms.policy_terms import correct, policy_term, tokens_kept
 from marl_llm.algorithms.recipes import CENTER, Recipe
 
 
@@ -40,6 +41,8 @@ class Samples:
     order: Array | None = None  # [S] int, place of the action in its trajectory, for to_go and outcome; None: `turn`
     tokens: Array | None = None  # [S] int, response tokens; needed where tokens vote (MAPPA)
     kl: Array | None = None  # [S] float, KL to the reference summed over the response; needed by kl_in="reward"
+    budget: Array | None = None  # [S] int, most tokens that its role may say; needed by overlong_buffer
+    truncated: Array | None = None  # [S] bool, its budget ended it; needed by mask_truncated
     prompt_ids: Array | None = None  # [S, P] int or [S] fingerprint; adds the share of groups with mixed prompts to the metrics
     running: Array | None = None  # [S] float, its role's running mean before the step, for normaliser="ema"; None: 0, as at the start
     values: Array | None = None  # [S, R] float, critic's values; needed by normaliser="critic"
@@ -87,17 +90,27 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
 
 
 def _charged_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array, kl_coef) -> Array:
-    """Return of each sample `[S]` with the KL penalty that `kl_in="reward"` takes off.
+    """Return of each sample `[S]` less what it is charged: its KL with `kl_in="reward"`, and its length with `overlong_buffer`.
 
     A sum of rewards holds the penalty of each of its terms. An outcome is the last turn's reward, which all samples share: spread with it,
     the last turn's penalty would be everybody's and the others would be lost, so each sample pays its own after the outcome is spread.
     """
-    if not (recipe.kl_coef and recipe.kl_in == "reward"):
-        return _returns(recipe, samples, rewards, where)
-    penalty = kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_in='reward' charges it"), 0)
+    penalty = _overlong(recipe, samples, where)
+    if recipe.kl_coef and recipe.kl_in == "reward":
+        penalty = penalty + kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_in='reward' charges it"), 0)
     if recipe.returns in ("outcome", "outcome_plus_local"):
         return _returns(recipe, samples, rewards, where) - penalty
     return _returns(recipe, samples, rewards - penalty, where)
+
+
+def _overlong(recipe: Recipe, samples: Samples, where: Array) -> Array | float:
+    """What the length of each response costs it `[S]`."""
+    if recipe.overlong_buffer is None:
+        return 0.0
+    tokens = _need(samples, recipe, "tokens", "overlong_buffer punishes their number")
+    budget = _need(samples, recipe, "budget", "overlong_buffer is a share of it")
+    punished = returns.overlong_penalty(tokens, jnp.maximum(budget, 1), buffer=recipe.overlong_buffer, penalty=recipe.overlong_penalty)
+    return jnp.where(where, punished, 0)
 
 
 def _places(samples: Samples, where: Array) -> Array:
@@ -113,6 +126,7 @@ def _critic_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Arr
     token_kl = None
     if recipe.kl_coef and recipe.kl_in == "reward":
         token_kl = _need(samples, recipe, "token_kl", "kl_in='reward' charges each token")
+    rewards = rewards - _overlong(recipe, samples, where)
     earned = returns.token_rewards(rewards, where=token_where, kl=token_kl, kl_coef=kl_coef)
     advantages, targets = returns.gae(earned, values, gamma=recipe.gamma, gae_lambda=recipe.gae_lambda, where=token_where)
     return advantages, targets, token_where
@@ -243,29 +257,6 @@ def value_targets_for(recipe: Recipe, samples: Samples, *, kl_coef: Scalar | Non
     return _critic_returns(recipe, samples, jnp.where(where, _rewards(recipe, samples), 0), where, kl_coef)[1]
 
 
-def _policy_term(recipe: Recipe, new: Array, old: Array, advantages, where: Array) -> tuple[Array, dict[str, Array]]:
-    """The recipe's loss per token `[S, R]` or per sample `[S]`, and what is measured about it per token."""
-    if recipe.policy_loss is not None:
-        spread = as_float(advantages)
-        return own_policy_loss(recipe, new, old, spread[:, None] if spread.ndim == 1 else spread, where), {}
-    if recipe.loss == "cispo":
-        return losses.cispo(new, old, advantages, where=where, clip_low=recipe.clip_low, clip_high=recipe.clip_high), {}
-    if recipe.loss == "sapo":
-        gates = dict(temperature_positive=recipe.gate_positive, temperature_negative=recipe.gate_negative)
-        return gated.sapo(new, old, advantages, where=where, level=recipe.level, **gates), {}
-    if recipe.loss == "vespo":
-        return gated.vespo(new, old, advantages, where=where), {}
-    if recipe.loss == "reinforce":
-        return losses.reinforce(new, advantages, where=where), {}
-    clips = dict(clip_low=recipe.clip_low, clip_high=recipe.clip_high)
-    policy = losses.clipped_ratio(new, old, advantages, where=where, level=recipe.level, dual_clip=recipe.dual_clip, **clips)
-    ratio, spread = losses.importance_ratio(new, old, where=where, level=recipe.level), as_float(advantages)
-    ratio = jnp.broadcast_to(ratio[:, None] if ratio.ndim == 1 else ratio, where.shape)
-    spread = jnp.broadcast_to(spread[:, None] if spread.ndim == 1 else spread, where.shape)
-    low, high = losses.clip_masks(ratio, spread, **clips)
-    return policy, {"ratio": ratio, "clip_low": as_float(low), "clip_high": as_float(high)}
-
-
 def needs(recipe: Recipe) -> frozenset[str]:
     """Names of the optional inputs that a recipe cannot do without: arguments of `loss_for` and columns of `Samples`.
 
@@ -279,7 +270,9 @@ def needs(recipe: Recipe) -> frozenset[str]:
         "sampler_log_probs": recipe.correction != "none" or recipe.off_policy_kl is not None,
         "entropy": bool(recipe.entropy_coef) or recipe.entropy_quantile < 1,
         "entropy_threshold": recipe.entropy_quantile < 1,
-        "tokens": recipe.weigh == "token" and recipe.normaliser != "leave_one_out",
+        "tokens": (recipe.weigh == "token" and recipe.normaliser != "leave_one_out") or recipe.overlong_buffer is not None,
+        "budget": recipe.overlong_buffer is not None,
+        "truncated": recipe.mask_truncated,
         "values": critic,
         "token_where": critic,
     }
@@ -349,15 +342,15 @@ def loss_for(
         return losses.reduce_parts(jax.lax.stop_gradient(x), where=where)
 
     new, old = (losses.masked(x, where) for x in (log_probs, old_log_probs))
-    policy, measured = _policy_term(recipe, new, old, advantages, where)
+    policy, measured = policy_term(recipe, new, old, advantages, where)
     metrics = {"old_kl": tokens(old - new)} | {name: tokens(x) for name, x in measured.items()}
     sampler = None if sampler_log_probs is None else losses.masked(sampler_log_probs, where)
     if sampler is not None:
         metrics["sampler_gap"] = tokens(jnp.abs(old - sampler))
-        policy, cut = _correct(recipe, policy, old, sampler, where)
+        policy, cut = correct(recipe, policy, old, sampler, where)
         metrics["corrected"] = tokens(as_float(cut))
     if recipe.off_policy_kl is not None or recipe.entropy_quantile < 1:
-        kept = _tokens_kept(recipe, new, sampler, advantages, where, entropy, entropy_threshold)
+        kept = tokens_kept(recipe, new, sampler, advantages, where, entropy, entropy_threshold)
         policy = jnp.where(kept, policy.reshape(len(policy), -1), 0)  # [S R] or [S 1]
         metrics["left_out"] = tokens(as_float(~kept))
     total, count = parts(policy)
@@ -372,26 +365,6 @@ def loss_for(
         if recipe.entropy_coef:
             total = total - recipe.entropy_coef * parts(entropy)[0]
     return total, count, metrics
-
-
-def _correct(recipe: Recipe, policy: Array, old: Array, sampler: Array, where: Array) -> tuple[Array, Array]:
-    """The policy term times the importance weights of `recipe.correction`, and which tokens' weights were cut."""
-    weights, cut = ratios.importance_weights(
-        old, sampler, where=where, how=recipe.correction, cap=recipe.correction_cap, level=recipe.correction_level
-    )
-    return (policy if recipe.correction == "none" else weights * policy.reshape(len(policy), -1)), cut
-
-
-def _tokens_kept(
-    recipe: Recipe, new: Array, sampler: Array | None, advantages, where: Array, entropy, entropy_threshold: Scalar | None
-) -> Array:
-    """Tokens `[S R]` that stay in the policy term: those of rows that are near enough to the sampler, and of high entropy."""
-    kept = where
-    if recipe.off_policy_kl is not None:
-        kept = kept & gated.on_policy_rows(new, sampler, advantages, where=where, max_kl=recipe.off_policy_kl)
-    if recipe.entropy_quantile < 1:
-        kept = kept & (as_float(entropy) >= entropy_threshold)
-    return kept
 
 
 def next_kl_coef(recipe: Recipe, kl_coef: Scalar, kl: Scalar, *, samples: Scalar) -> Scalar:

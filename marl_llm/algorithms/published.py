@@ -22,8 +22,8 @@ _PAPER = {
     # DeepSeekMath's group baseline without its two biases: no division by the deviation, and by a constant instead of the response's
     # length (Liu et al. 2025). The constant is the paper's generation budget: set max_length to yours.
     "dr_grpo": dict(sampling="parallel", rewards="team", returns="outcome", scale="none", reduce="constant", max_length=3000),
-    # Clip-higher, token mean and no groups without a difference (Yu et al. 2025). Left-out groups are not sampled anew, and the
-    # penalty of long responses is a reward, hence the game's.
+    # Clip-higher, token mean and no groups without a difference (Yu et al. 2025). `rollout.refills` samples left-out groups anew. Set
+    # overlong_buffer=0.2 for the penalty of long responses: budgets of a few tokens would have no room for it.
     "dapo": dict(
         sampling="parallel", branches=16, rewards="team", returns="outcome", clip_high=0.28, reduce="token_mean", skip_tied=True,
         tied_in_denominator=False,

@@ -83,6 +83,8 @@ class Recipe:
     # What a sample is paid.
     rewards: str = "mixed"  # "mixed": α team + local; or "team" or "local" alone
     alpha: float = 1.0  # α, weight of the team's reward in "mixed"
+    overlong_buffer: float | None = None  # share of a role's token budget over whose end a response is punished more and more; None: never
+    overlong_penalty: float = 1.0  # overlong_buffer: what a response that uses up its budget loses; see returns.overlong_penalty
     center: str = "none"  # "score": CENTER is taken off every reward first, the middle of a coach's scale from 0 to 1
     # "immediate", "to_go", "to_go_mean", "outcome" (last turn's), "outcome_plus_local" (the team's last one, and each response's own pay),
     # "trajectory" (sum over turns) or "gae"
@@ -105,6 +107,8 @@ class Recipe:
     weigh: str = "sample"  # who has one vote in the statistics: a "sample", a "trajectory", or each "token"
     skip_tied: bool = False  # leave groups of equal returns out of the forward pass (they then feel no KL and no entropy term)
     tied_in_denominator: bool = True  # whether skipped samples still count in the denominator of the loss
+
+    mask_truncated: bool = False  # leave responses that their token budget ended out of the loss; they still count in their groups
 
     # Which loss is stepped.
     loss: str = "clip"  # "clip": clipped ratio; "cispo", "vespo": weight on log π; "sapo": soft gate; "reinforce": no ratio at all
@@ -183,7 +187,7 @@ class Recipe:
         for field in FUNCTIONS:
             if getattr(self, field) is not None and not callable(getattr(self, field)):
                 raise ValueError(f"{self.name}: {field}={getattr(self, field)!r} must be a function.")
-        for field in ("skip_tied", "tied_in_denominator"):
+        for field in ("skip_tied", "tied_in_denominator", "mask_truncated"):
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{self.name}: {field}={getattr(self, field)!r} must be True or False.")
         for broken, why in _contradictions(self):
@@ -192,7 +196,7 @@ class Recipe:
 
 
 _INTEGERS = ("branches", "top_k", "joint_subset", "ddof", "max_length")
-_OPTIONAL = ("top_k", "joint_subset", "dual_clip", "max_length", "value_clip", "kl_target", "off_policy_kl")
+_OPTIONAL = ("top_k", "overlong_buffer", "joint_subset", "dual_clip", "max_length", "value_clip", "kl_target", "off_policy_kl")
 _RANGES = (
     ("branches", 1, math.inf),
     ("temperature", 1e-3, math.inf),
@@ -200,6 +204,8 @@ _RANGES = (
     ("top_p", 1e-6, 1),
     ("joint_subset", 1, math.inf),
     ("alpha", -math.inf, math.inf),
+    ("overlong_buffer", 1e-6, 1),
+    ("overlong_penalty", 0, math.inf),
     ("gamma", 0, 1),
     ("gae_lambda", 0, 1),
     ("ddof", 0, 1),
@@ -297,6 +303,7 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
             f"rewards={r.rewards!r} has no two parts (only 'mixed' has)",
         ),
         (("alpha",), r.rewards != "mixed", f"rewards={r.rewards!r} mixes nothing (only 'mixed' does)"),
+        (("overlong_penalty",), r.overlong_buffer is None, "overlong_buffer=None punishes no length"),
         (("scope",), r.returns not in TO_GO, f"returns={r.returns!r} sums no later rewards (only 'to_go' and 'to_go_mean' do)"),
         (("baseline",), r.normaliser != "global", f"normaliser={r.normaliser!r} has baselines of its own (only 'global' has none)"),
         (
@@ -352,14 +359,14 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Recipe) if field.name 
 
 # What a sampler and a trainer carry out; all other fields are carried out by `advantages_for`, `loss_for` and their kin in `apply`.
 SAMPLER_FIELDS = ("sampling", "branches", "pick", "temperature", "top_k", "top_p", "joint", "joint_subset")
-TRAINER_FIELDS = ("skip_tied", "tied_in_denominator")
+TRAINER_FIELDS = ("skip_tied", "tied_in_denominator", "mask_truncated")
 
 
 # What each model of a team may have of its own; all other fields say how the team is sampled, paid and compared.
 LOSS_FIELDS = (
     "loss", "level", *CLIPS, "dual_clip", "gate_positive", "gate_negative", "reduce", "max_length", "kl_coef", "kl_kind", "kl_target",
     "kl_horizon", "entropy_coef", "entropy_quantile", "off_policy_kl", "correction", "correction_level", "correction_cap", "value_coef",
-    "value_clip", "policy_loss",
+    "value_clip", "policy_loss", "mask_truncated",
 )  # fmt: skip
 
 

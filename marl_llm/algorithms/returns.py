@@ -48,6 +48,26 @@ def mix_rewards(team: Real[ArrayLike, "*S"], local: Real[ArrayLike, "*S"], *, al
     return alpha * as_float(team) + as_float(local)
 
 
+def overlong_penalty(
+    tokens: Int[ArrayLike, "S"], budget: Int[ArrayLike, "S"], *, buffer: Scalar, penalty: Scalar = 1.0
+) -> Float[Array, "S"]:
+    """Soft punishment of responses that come near their token budget (DAPO, Yu et al. 2025, arXiv:2503.14476, Eq. 13).
+
+    p_s = penalty · clip((n_s − (1 − buffer) L_s) / (buffer L_s), 0, 1), to be taken off the reward
+
+    The paper's L_max is the budget L and its L_cache the last part of it: buffer = 0.2 for 4,096 of 20,480 tokens.
+
+    Args:
+      tokens: n, tokens of each response.
+      budget: L, the most that its role may say; at least 1.
+      buffer: share of the budget over which the punishment grows, in (0, 1].
+      penalty: what a response that uses up its budget loses.
+    """
+    tokens, budget = (jnp.asarray(x).astype(jnp.result_type(float)) for x in (tokens, budget))
+    width = buffer * budget
+    return penalty * jnp.clip((tokens - (budget - width)) / width, 0, 1)
+
+
 def _turn_slots(turn, trajectory, where) -> tuple[Array, Array, Array]:
     """Number the (trajectory, turn) pairs in order: (slot per row [S], trajectory per slot [S], turn per slot [S])."""
     # group_ids numbers keys lexicographically, so consecutive slots are consecutive turns of one trajectory.

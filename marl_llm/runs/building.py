@@ -190,6 +190,7 @@ def build_team(plan: Plan, config, mesh, coached: bool = True):
         seed=config.seed,
         evaluation_seed=config.evaluation.seed,
         permute_rewards=config.control.permute_rewards,
+        refills=config.rollout.refills,
         script=plan.script,
         hosted=config.hosted,
         text=plan.text,

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 def check_whole(config: config_dict.ConfigDict, plan: Plan) -> None:
     """Raises `ConfigError` for values that cannot stand together, and for options that would have no effect."""
-    for check in (_check_play, _check_asynchrony, _check_servers, _check_sampling, _check_critic, _check_sizes, _check_start, _check_models):
+    play = (_check_play, _check_asynchrony, _check_refills, _check_servers, _check_sampling)
+    for check in (*play, _check_critic, _check_sizes, _check_start, _check_models):
         check(config, plan)
 
 
@@ -43,7 +44,7 @@ def _served_models(plan: Plan) -> list[str]:
 def _check_play(config: config_dict.ConfigDict, plan: Plan) -> None:
     """Options of hosted play in compiled play, and the reverse."""
     rollout, workflow = config.rollout, isinstance(plan.game, World)
-    idle = {} if plan.hosted else RolloutSection.changed(rollout, ("tasks", "task_list"))
+    idle = {} if plan.hosted else RolloutSection.changed(rollout, ("tasks", "refills", "task_list"))
     name, value = next(iter(idle.items()), ("", ""))
     slots = rollout.slots
     _refuse_first(
@@ -77,6 +78,18 @@ def _check_asynchrony(config: config_dict.ConfigDict, plan: Plan) -> None:
                 swap_conflict(rollout.swap, over, rollout.ahead, plan.recipe, **how),
             ))
         )  # fmt: skip
+
+
+def _check_refills(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """Tasks that are replaced, beside what does not know which tasks come next."""
+    rollout = config.rollout
+    if not rollout.refills:
+        return
+    from marl_llm.training.refills import refill_conflict  # takes a second to import
+
+    beside = dict(ahead=rollout.ahead, over_start=rollout.over_start, coached=bool(config.coach.kind))
+    why = refill_conflict(rollout.refills, plan.recipe, permuted=config.control.permute_rewards, **beside)
+    _refuse_first((why, f"rollout.{why}"))
 
 
 def _check_servers(config: config_dict.ConfigDict, plan: Plan) -> None:

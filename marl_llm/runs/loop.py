@@ -264,6 +264,8 @@ def step_figures(plan, batch, updates: dict) -> dict:
     record = dict(batch.figures)
     if "over_start/late" in record:
         record["over_start/late_tasks"] = " ".join(map(str, late_tasks(batch.rollout)))
+    if batch.left_out is not None:
+        record["refills/left_out_tasks"] = " ".join(map(str, batch.left_out))
     for name, found in updates.items():
         shares = ("tied_share/", "mixed_share/")
         record |= {f"model/{name}/{key}": x for key, x in found.items() if not key.startswith(shares)}

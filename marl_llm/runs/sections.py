@@ -78,10 +78,13 @@ class ModelSection(Section):
 
 @dataclasses.dataclass(frozen=True)
 class RolloutSection(Section):
-    """How tasks are played. What stands behind `tasks` is for hosted play alone (workflows, and `hosted=True`)."""
+    """How tasks are played. What stands behind `refills` is for hosted play alone (workflows, and `hosted=True`)."""
 
     key: ClassVar[str] = "rollout"
     tasks: int = option(48, "fresh tasks per step", at_least(1))
+    refills: int = option(
+        0, "rounds of further tasks at most, in place of those whose groups are tied (docs/signal.md); 0: none", at_least(0)
+    )
     slots: int = option(64, "hosted play: requests that each model decodes at once", at_least(1))
     chunk: int = option(8, "hosted play: tokens between two looks at the queue", at_least(1))
     cache_gib: float | None = option(

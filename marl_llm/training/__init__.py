@@ -41,6 +41,7 @@ def make_team(
     seed: int = 0,
     evaluation_seed: int = 2026,
     permute_rewards: bool = False,
+    refills: int = 0,
     script: Mapping[str, Any] | None = None,
     hosted: bool = False,
     text: TextBudget | None = None,
@@ -51,12 +52,13 @@ def make_team(
     Args:
       parts: model -> its part of the mesh, from `parts_of`; None: every model has the whole mesh.
       play: of hosted teams. evaluation_seed: of the tasks of a value-state game's evaluations; a world has its own.
+      refills: rounds of further tasks while a step lacks tasks with signal; see `marl_llm.training.refills`.
       script: options of a value-state game's scripted player.
       hosted: play a value-state game through a controller and an engine; the same seed gives the same samples (law 13).
       text: hosted in ordinary text, for chat models; see `marl_llm.games.hosted`.
       coaching: who scores every action of a workflow; see `marl_llm.coaching`.
     """
-    common = dict(parts=parts, seed=seed, permute_rewards=permute_rewards)
+    common = dict(parts=parts, seed=seed, permute_rewards=permute_rewards, refills=refills)
     if isinstance(game, World):
         return HostedTeam(game, assignment, models, options, mesh, play=play or PlayOptions(), coaching=coaching, **common)
     if coaching is not None:

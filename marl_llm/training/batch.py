@@ -46,6 +46,7 @@ class Batch:
       episodes: `(count, when, advantages=None) -> plays`, the first plays as people read them, for `marl_llm.reporting.EpisodeWriter`;
         `advantages` `[S]` are written beside their samples.
       rollout: of hosted play, the whole plays as graphs, for `marl_llm.workflows.storage`; None: compiled play has none.
+      left_out: numbers of tasks that were played and are not trained on, see `training.refills`; None: nothing is refilled.
       corrected: what a coach would have had said, behind the prompts at which it was not, and the role of each; None: nobody corrects.
     """
 
@@ -58,6 +59,7 @@ class Batch:
     episodes: Callable[..., Plays]
     corrected: tuple[Tokens, list[str]] | None = None
     rollout: Rollout | None = None
+    left_out: tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
         return f"Batch(step {self.step}: {len(self.tokens)} samples, {int(np.sum(self.table.where))} of them trained)"
@@ -79,6 +81,7 @@ class Rows(NamedTuple):
     play: Int[Array, "G"]  # which play of the instance
     where: Bool[Array, "G"]
     kept_ids: Int[Array, "G K R M"] | None = None  # where the recipe truncates: see `marl_llm.sampling.Settings.to_train`
+    truncated: Bool[Array, "G K"] | None = None  # responses that their budget ended
 
 
 class Pool(NamedTuple):
@@ -97,6 +100,7 @@ class Pool(NamedTuple):
     play: Int[Array, "G"]
     where: Bool[Array, "G"]
     kept_ids: Int[Array, "Y M"] | None
+    truncated: Bool[Array, "G K"] | None
 
 
 def buffer_sizes(game: Game) -> tuple[int, int]:
@@ -117,7 +121,7 @@ def rows_from(game: Game, tables: dict[str, Table], instance: Int[Array, "E"]) -
             Rows(
                 *table.prompt, table.responses.tokens, table.responses.where, table.responses.sampled_log_probs,
                 table.rewards.team, table.rewards.local, number, jnp.full_like(number, agent), turn, play, table.where,
-                table.responses.kept_ids,
+                table.responses.kept_ids, table.responses.truncated,
             )
         )  # fmt: skip
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
@@ -143,8 +147,9 @@ def pooled(rows: Rows) -> Pool:
         jnp.sum(rows.prompt_where, axis=-1, dtype=jnp.int32),
         jnp.sum(rows.token_where, axis=-1, dtype=jnp.int32),
         fingerprint(rows.prompt, rows.prompt_where),
-        *rows[5:-1],
+        *rows[5:-2],
         None if rows.kept_ids is None else rows.kept_ids.reshape(-1, rows.kept_ids.shape[-1]),
+        rows.truncated,
     )
 
 
@@ -184,6 +189,7 @@ def from_pool(pool: Pool, minibatch: int) -> tuple[Tokens, Samples]:
         where=spread(small.where) & (tokens.size > 0),
         order=spread(small.turn * (small.agent.max() + 1) + small.agent),
         tokens=tokens.size,
+        truncated=None if small.truncated is None else small.truncated.reshape(-1),
         prompt_ids=tokens.prompt,
     )
     return tokens, table
@@ -194,8 +200,8 @@ def _dense(*columns: np.ndarray) -> np.ndarray:
     return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int32)
 
 
-def from_table(table: SampleTable) -> tuple[Tokens, Samples]:
-    """Tokens and columns of the rows of a hosted rollout that are trained on."""
+def from_table(table: SampleTable, budgets: Int[np.ndarray, "N"] | None = None) -> tuple[Tokens, Samples]:
+    """Tokens and columns of the rows of a hosted rollout that are trained on; `budgets`: the most tokens that each agent may say."""
     keep = [number for number, sample in enumerate(table.samples) if sample.where]
     chosen = [table[number] for number in keep]
     said = [TokenSample(s.prompt_ids, s.response_ids, table.log_probs(n), s.name, s.call.kept_ids) for n, s in zip(keep, chosen)]
@@ -203,8 +209,30 @@ def from_table(table: SampleTable) -> tuple[Tokens, Samples]:
     every = table.to_samples()
     columns = {f.name: getattr(every, f.name) for f in dataclasses.fields(Samples)}
     columns = {name: np.asarray(x)[keep] for name, x in columns.items() if x is not None}
-    columns = Samples(**columns | {"instance": np.asarray([s.instance for s in chosen], np.int32)})
-    return tokens, columns
+    truncated = np.asarray([s.call.truncated for s in chosen], bool)
+    columns |= {"instance": np.asarray([s.instance for s in chosen], np.int32), "truncated": truncated}
+    return tokens, Samples(**columns | ({} if budgets is None else {"budget": budgets[columns["agent"]]}))
+
+
+def columns_of(tokens: Tokens, table: Samples) -> Samples:
+    """The table's columns as NumPy, with `where`, `tokens` and `prompt_ids` filled in. Raises `ValueError` if lengths differ."""
+    columns = {f.name: getattr(table, f.name) for f in dataclasses.fields(Samples)}
+    columns = {name: np.asarray(x) for name, x in columns.items() if x is not None}
+    for name, x in columns.items():
+        if x.shape[:1] != (len(tokens),):
+            raise ValueError(f"{len(tokens)} token samples, but the table's column {name!r} has shape {x.shape}")
+    columns.setdefault("where", np.ones(len(tokens), bool))
+    return Samples(**columns | {"tokens": tokens.size, "prompt_ids": tokens.prompt})
+
+
+def by_identity(tokens: Tokens, table: Samples) -> np.ndarray:
+    """Numbers of the samples in an order that does not depend on who computed or delivered them first."""
+    return np.lexsort((tokens.rank, table.trajectory, table.env, table.turn, table.agent))
+
+
+def rows_of(table: Samples, index: np.ndarray, size: int) -> Samples:
+    """The rows at `index`, with padding up to `size` rows that do not count."""
+    return jax.tree.map(lambda x: np.pad(x[index], [(0, size - len(index))] + [(0, 0)] * (x.ndim - 1)), table)
 
 
 def imitated(table: SampleTable) -> tuple[Tokens, list[str]]:
@@ -214,4 +242,7 @@ def imitated(table: SampleTable) -> tuple[Tokens, list[str]]:
     return Tokens.of(silent), [s.call.role for s in said]
 
 
-__all__ = ["Batch", "Plays", "Pool", "Rows", "buffer_sizes", "fingerprint", "from_pool", "from_table", "imitated", "pooled", "rows_from"]
+__all__ = [
+    "Batch", "Plays", "Pool", "Rows", "buffer_sizes", "by_identity", "columns_of", "fingerprint", "from_pool",
+    "from_table", "imitated", "pooled", "rows_from", "rows_of",
+]  # fmt: skip

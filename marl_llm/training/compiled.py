@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
@@ -23,7 +24,8 @@ from marl_llm.training.batch import Batch, from_pool
 from marl_llm.training.learner import PROGRAMS, ModelSpec
 from marl_llm.training.packing import Tokens
 from marl_llm.training.processes import fetch, put
-from marl_llm.training.rollouts import Played, make_rollout, sampling_of
+from marl_llm.training.refills import RefillRound, chosen_tasks, refill_figures, signal_of, tasks_left_out
+from marl_llm.training.rollouts import Played, make_choice, make_rollout, sampling_of
 from marl_llm.training.seats import MODELS, Seat
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
@@ -57,9 +59,11 @@ class CompiledTeam(Team):
         seed: int = 0,
         evaluation_seed: int = 2026,
         permute_rewards: bool = False,
+        refills: int = 0,
         script: Mapping[str, Any] | None = None,
     ):
-        super().__init__(speaking_order(game), assignment, models, options, mesh, parts=parts, seed=seed, permute_rewards=permute_rewards)
+        common = dict(parts=parts, seed=seed, permute_rewards=permute_rewards, refills=refills)
+        super().__init__(speaking_order(game), assignment, models, options, mesh, **common)
         for name, model in assignment.models.items():
             if not isinstance(model, Inside):
                 raise WorkflowError(f"model {name!r} is {type(model).__name__}: compiled play knows policies only; play {game.name} hosted")
@@ -70,6 +74,8 @@ class CompiledTeam(Team):
         self.game, self.script = game, tuple(sorted((script or {}).items()))
         self._warm_key, self._data_key = warm_and_data_keys(seed)
         self._evaluation_key = jax.random.key(evaluation_seed)
+        sizes = {role.name: role.response_tokens for role in game.roles}
+        self.budgets = np.asarray([sizes[role] for role in self.roles], np.int32)
 
     def _sampled_from(self, params: dict) -> dict:
         """The one reshard between update and sampling; nothing moves where the two rule tables agree and all models have all devices."""
@@ -84,27 +90,62 @@ class CompiledTeam(Team):
     # ------------------------------------------------------------------------------------------------ play
     def play(self, step: int, first: int, count: int) -> Batch:
         """See `Team.play`. Raises `RolloutError` if no instance can be played."""
-        recipe, roles = self.options.recipe, tuple(self.assignment.roles.items())
-        configs = tuple((name, learner.config) for name, learner in self.learners.items())
-        how = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
-        run = _training_rollout(self.game, self.mesh, count, roles, configs, how, tuple(sampling_of(recipe).items()))
-        params = self._sampled_from({name: learner.params for name, learner in self.learners.items()})
-        played = run(params, jnp.int32(first), self._data_key, step=jnp.int32(step))
-        tokens, table = self._drawn(played)
-        figures = {name: float(x) for name, x in jax.device_get(played.summary).items()}
-        if figures["void"] == 1.0:
-            raise RolloutError(f"step {step}: no instance of {self.game.name} could be played; the game's settings contradict each other")
-        for role in self.roles:
-            figures[f"role/{role}/reward"] = recipe.reward_of(figures[f"role/{role}/team"], figures[f"role/{role}/local"])
-        trains = np.asarray([self.assignment.roles[role] in self.assignment.training(step) for role in self.roles])
-        table.where[:] &= trains[table.agent]
+        left_out = None
+        if self.refills.limit:
+            played, figures, left_out = self._refilled(step, first, count)
+        else:
+            played = self._played(step, first, count)
+            figures = self._figures(played, step)
+        tokens, table = self._trained(played, step)
         version = np.asarray([self.learners[self.assignment.roles[role]].version for role in self.roles], np.int32)[table.agent]
 
         def record(count: int, when: str, advantages: np.ndarray | None = None) -> list[tuple[dict, dict]]:
             worth = {} if advantages is None else self._worth(table, tokens, advantages)
             return self._episodes([played], count, when, step + 1, self.assignment.roles, worth)
 
-        return Batch(step, self.roles, tokens, table, version, figures, record)
+        return Batch(step, self.roles, tokens, table, version, figures, record, left_out=left_out)
+
+    def _played(self, step: int, first: int, count: int) -> Played:
+        recipe, roles = self.options.recipe, tuple(self.assignment.roles.items())
+        configs = tuple((name, learner.config) for name, learner in self.learners.items())
+        how = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
+        run = _training_rollout(self.game, self.mesh, count, roles, configs, how, tuple(sampling_of(recipe).items()))
+        params = self._sampled_from({name: learner.params for name, learner in self.learners.items()})
+        return run(params, jnp.int32(first), self._data_key, step=jnp.int32(step))
+
+    def _figures(self, played: Played, step: int) -> dict[str, float]:
+        figures = {name: float(x) for name, x in jax.device_get(played.summary).items()}
+        if figures["void"] == 1.0:
+            raise RolloutError(f"step {step}: no instance of {self.game.name} could be played; the game's settings contradict each other")
+        for role in self.roles:
+            reward = self.options.recipe.reward_of(figures[f"role/{role}/team"], figures[f"role/{role}/local"])
+            figures[f"role/{role}/reward"] = reward
+        return figures
+
+    def _trained(self, played: Played, step: int) -> tuple[Tokens, Samples]:
+        """Tokens and columns of a rollout; `where` is False for roles that do not train at a step."""
+        tokens, table = self._drawn(played)
+        trains = np.asarray([self.assignment.roles[role] in self.assignment.training(step) for role in self.roles])
+        table.where[:] &= trains[table.agent]
+        return tokens, dataclasses.replace(table, budget=self.budgets[table.agent])
+
+    def _refilled(self, step: int, first: int, count: int) -> tuple[Played, dict[str, float], tuple[int, ...]]:
+        """A step's rounds as one rollout of the chosen tasks, its figures, and the tasks that were left out."""
+        def play_round(first: int, count: int, drawn: set[int]) -> RefillRound:
+            played = self._played(step, first, count)
+            signal = signal_of(self.options.recipe, *self._trained(played, step))
+            return RefillRound(tuple(range(first, first + count)), signal, self._figures(played, step), played)
+
+        rounds = self.refills.rounds(play_round, step, first, count)
+        chosen = chosen_tasks(rounds, count)
+        played, numbers = rounds[0].played, list(rounds[0].numbers)
+        choose = _choice(self.game, self.mesh)
+        for number, one in enumerate(rounds[1:], 1):
+            there = [*numbers, *one.numbers]
+            numbers = chosen_tasks(rounds[: number + 1], count)
+            index = np.asarray([there.index(task) for task in numbers], np.int32)
+            played = choose(played, one.played, index, np.asarray(numbers, np.int32))
+        return played, refill_figures(rounds, chosen), tasks_left_out(rounds, chosen)
 
     def _drawn(self, played: Played) -> tuple[Tokens, Samples]:
         """See `from_pool`. Ids come to the host where models have devices of their own, for all of them must read them."""
@@ -203,6 +244,11 @@ def _training_rollout(
         return model_player(game, dict(roles), dict(configs), params, how)
 
     return make_rollout(game, mesh, player_of, count, "rollout.tasks", **dict(sampling))
+
+
+@functools.lru_cache(PROGRAMS)
+def _choice(game: Game, mesh: Mesh) -> Callable:
+    return make_choice(game, mesh)
 
 
 @functools.lru_cache(PROGRAMS)

@@ -27,7 +27,6 @@ from marl_llm.evaluation import Evaluation, Outcome
 from marl_llm.sampling import Engine, LaneConfig, Samplers, pick_by_identity
 from marl_llm.sampling.requests import Generator, Settings
 from marl_llm.serving import PolicyAnswers, policy_answers
-from marl_llm.text import pieces_of
 from marl_llm.training import processes
 from marl_llm.training.batch import Batch, from_table, imitated
 from marl_llm.training.corrections import corrected
@@ -36,15 +35,16 @@ from marl_llm.training.mesh import own_mesh, serving_mesh
 from marl_llm.training.over_start import OverStart, Underway, bias_figures, check_beside, conflict, met, swap_conflict
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy
+from marl_llm.training.recorder import hosted_figures, recorder
+from marl_llm.training.refills import RefillRound, chosen_tasks, refill_conflict, refill_figures, signal_of, tasks_left_out
 from marl_llm.training.seats import Seat, guest
 from marl_llm.training.served import CurrentEngine, cache_bytes, check_pool, check_served, check_tensor, engines, on_one_base, samplers
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Inside, Rollout, Scripted, Task, Workflow, WorkflowError, World
 from marl_llm.workflows.cross import check_cross, crossed
-from marl_llm.workflows.metrics import episode_metrics, rollout_metrics
+from marl_llm.workflows.metrics import episode_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
-from marl_llm.workflows.storage import report_episodes
 
 CLOSE_S = 10.0  # for a play to notice that its engine is gone
 
@@ -101,6 +101,7 @@ class HostedTeam(Team):
         play: PlayOptions = PlayOptions(),
         seed: int = 0,
         permute_rewards: bool = False,
+        refills: int = 0,
         draws: Key[Array, ""] | None = None,
         coaching: Coaching | None = None,
     ):
@@ -110,8 +111,10 @@ class HostedTeam(Team):
             name = world.workflow.name
             raise WorkflowError(f"the model {mute[0]!r} has no speech, and neither has world {name!r}: give ModelSpec(speech=)")
         roles = list(world.workflow.roles)
-        super().__init__(roles, assignment, models, options, mesh, parts=parts, seed=seed, permute_rewards=permute_rewards)
+        common = dict(parts=parts, seed=seed, permute_rewards=permute_rewards, refills=refills)
+        super().__init__(roles, assignment, models, options, mesh, **common)
         self.world, self.headline, self._options, self._coaching = world, world.headline, play, coaching
+        self.budgets = np.asarray([role.max_tokens for role in world.workflow.roles.values()], np.int32)
         self.corrections, self.trained_coach = (coaching.corrections, coaching.trained) if coaching else (0.0, None)
         trained = world.workflow if coaching is None else coaching.attach(world.workflow)
         check_missing(trained, options.recipe.returns, options.recipe.scope)
@@ -132,7 +135,8 @@ class HostedTeam(Team):
         check_beside(play.ahead, play.over_start, mesh, self.trained_coach is not None)
         beside = dict(exact=play.exact, served=remote)
         why = swap_conflict(play.swap, play.over_start, play.ahead, recipe, several=processes.spans(mesh), **beside)
-        if why := why or conflict(play.over_start, play.ahead, recipe, coached=coaching is not None, **beside):
+        why = why or conflict(play.over_start, play.ahead, recipe, coached=coaching is not None, **beside)
+        if why := why or refill_conflict(refills, recipe, ahead=play.ahead, over_start=play.over_start, coached=coaching is not None):
             raise WorkflowError(why)
         self._own()
         if recipe.joint == "cross":
@@ -255,6 +259,8 @@ class HostedTeam(Team):
         `over`: with `PlayOptions.over_start`, how many groups may be left to the next step (`training.over_start`).
         """
         underway, self._underway = self._underway, None
+        if self.refills.limit:
+            return self._refilled(step, first, count)
         tasks = self.world.tasks("train", first, count)
         if self._over is not None:
             self._own()
@@ -273,21 +279,47 @@ class HostedTeam(Team):
             rollout, judged = crossed(rollout, recipe.joint_subset)
             joints = {"joints": float(judged)}
         samples = sample_table(rollout)
-        tokens, table = from_table(samples)
+        tokens, table = from_table(samples, self.budgets)
         trained = samples.trained()
         if self._over is not None:
             version = np.asarray([self._over.versions[s.instance, s.call.id] for s in trained], np.int32)
             late = bias_figures(rollout, self.headline, over)
         else:
             version = np.asarray([met(given, s.call) for s in trained], np.int32)
-        figures = self._figures(rollout, samples) | late | joints | coach_figures(rollout, self.headline)
+        figures = hosted_figures(rollout, samples, self.headline, recipe) | late | joints | coach_figures(rollout, self.headline)
         if self._options.swap == "now":
             figures["mixed_share"] = float(np.mean([s.call.versions is not None for s in trained])) if trained else 0.0
         figures |= self._coaching.looked(figures) if self._coaching else {}
         spoken = {name: learner.spec.speech for name, learner in self.learners.items()}
         better = corrected(rollout, samples, spoken) if self.corrections else None
-        record = self._recorder(rollout, samples)
-        return Batch(step, self.roles, tokens, table, version, figures, record, better, rollout)
+        return Batch(step, self.roles, tokens, table, version, figures, self._recorder(rollout, samples), better, rollout)
+
+    def _refilled(self, step: int, first: int, count: int) -> Batch:
+        """`play`, in rounds: see `training.refills`."""
+        def play_round(first: int, count: int, drawn: set[int]) -> RefillRound | None:
+            tasks = self.world.tasks("train", first, count)
+            numbers = tuple(task.number for task in tasks)
+            if drawn & set(numbers):
+                return None
+            rollout = self._shared(self._training, tasks, step, self.plays)
+            samples = sample_table(rollout)
+            figures = hosted_figures(rollout, samples, self.headline, self.options.recipe)
+            return RefillRound(numbers, signal_of(self.options.recipe, *from_table(samples, self.budgets)), figures, rollout)
+
+        self._own()
+        rounds = self.refills.rounds(play_round, step, first, count)
+        chosen = chosen_tasks(rounds, count)
+        episodes = [episode for one in rounds for episode in one.played.episodes]
+        rollout = dataclasses.replace(rounds[0].played, episodes=tuple(one for one in episodes if one.task.number in set(chosen)))
+        samples = sample_table(rollout)
+        version = np.asarray([met(self._given, s.call) for s in samples.trained()], np.int32)
+        figures, record = refill_figures(rounds, chosen), self._recorder(rollout, samples)
+        left_out = tasks_left_out(rounds, chosen)
+        return Batch(step, self.roles, *from_table(samples, self.budgets), version, figures, record, rollout=rollout, left_out=left_out)
+
+    def _recorder(self, rollout: Rollout, trained: SampleTable | None = None) -> Callable:
+        tokenizers = {name: learner.spec.speech.tokenizer for name, learner in self.learners.items()}
+        return recorder(rollout, tokenizers, self.headline, trained)
 
     def prepare(self, step: int, first: int, count: int) -> None:
         """See `Team.prepare`: these tasks are played in a thread of their own, with the parameters of now to their end."""
@@ -331,43 +363,6 @@ class HostedTeam(Team):
             hung.update(counted)
         return dataclasses.replace(own, episodes=tuple(episodes), hung=dict(hung))
 
-    def _figures(self, rollout: Rollout, samples: SampleTable) -> dict[str, float]:
-        figures = rollout_metrics(rollout, samples)
-        drawn = [s for s in samples.samples if s.call.log_probs is not None]
-        figures |= {"success": figures[f"team/{self.headline}"], "void": figures.pop("void_share"), "samples": float(len(drawn))}
-        prompts = {(s.instance, s.prompt): len(s.prompt_ids) for s in drawn}
-        figures |= {"prompts": float(len(prompts)), "prompt_tokens": float(sum(prompts.values()))}
-        reward_of = self.options.recipe.reward_of
-        figures |= {f"role/{role}/reward": reward_of(figures[f"role/{role}/team"], figures[f"role/{role}/local"]) for role in self.roles}
-        return figures | {"sampled_tokens": float(sum(s.response_ids.size for s in drawn))}
-
-    def _recorder(self, rollout: Rollout, trained: SampleTable | None = None):
-        """`Batch.episodes`; the rows of `trained` that count are the batch's samples, in its order."""
-
-        def episodes(count: int, when: str, advantages: np.ndarray | None = None) -> list[tuple[dict, dict]]:
-            few = dataclasses.replace(rollout, episodes=rollout.episodes[:count])
-            keys = [] if trained is None or advantages is None else [(s.instance, s.call.id) for s in trained.samples if s.where]
-            worth = dict(zip(keys, map(float, advantages), strict=True)) if keys else {}
-            plays = list(report_episodes(few, sample_table(few, training=()), when, headline=self.headline, advantages=worth))
-            for play, drawn in plays:
-                drawn |= self._spelled(play, drawn)
-            return plays
-
-        return episodes
-
-    def _spelled(self, play: dict, drawn: dict) -> dict[str, Any]:
-        """The texts of a play's tokens, by model, for people."""
-        found: dict[str, Any] = {"pieces": {}, "specials": []}
-        for step in drawn["steps"]:
-            model = play["roles"][step["role"]]
-            name = model.partition(" as ")[2] or model  # a guest of an evaluation is called "role as model"
-            if name in self.learners:
-                tokenizer = self.learners[name].spec.speech.tokenizer
-                ids = [*step["prompt_ids"], *(i for one in step["responses"] for i in one["ids"])]
-                found["pieces"].setdefault(model, {}).update(pieces_of(tokenizer, ids))
-                found["specials"] = sorted({*found["specials"], *tokenizer.special_ids})
-        return found
-
     def demonstrate(self, step: int, count: int) -> tuple[Tokens, list[str]]:
         """See `Team.demonstrate`. Raises `WorkflowError` if the world has no scripted player."""
         if self.world.script is None:
@@ -407,7 +402,7 @@ class HostedTeam(Team):
         with self._controller(engine, Assignment(names, players), settings) as controller:
             rollout = self._shared(controller, self.world.tasks(split, first, tasks), EVALUATION, plays)
         samples = sample_table(rollout, training=())
-        figures, outcomes = self._figures(rollout, samples), []
+        figures, outcomes = hosted_figures(rollout, samples, self.headline, self.options.recipe), []
         for one in rollout.episodes:
             team = episode_metrics(self.world.workflow, one)
             turns = 0.0 if one.void else sum(path.turns for path in one.trajectories) / len(one.trajectories)

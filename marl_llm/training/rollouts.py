@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from marl_llm.algorithms import Recipe
 from marl_llm.games import Game, split_index
@@ -106,6 +106,23 @@ def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], en
         return Played(pool, summary, rollout, instances)
 
     return jax.jit(run)
+
+
+def make_choice(game: Game, mesh: Mesh) -> Callable:
+    """Builds `choose(one, two, index, numbers) -> Played`, jit-compiled: the environments `index` of two rollouts, one behind the other.
+
+    `numbers` are those of the chosen tasks; the figures are those of the first rollout.
+    """
+    def choose(one: Played, two: Played, index: Int[Array, "E"], numbers: Int[Array, "E"]) -> Played:
+        def taken(axis: int, a, b):
+            return jax.tree.map(lambda x, y: jnp.take(jnp.concatenate([x, y], axis), index, axis), a, b)
+
+        a, b = one.rollout, two.rollout
+        rollout = CompiledRollout(taken(1, a.tables, b.tables), taken(0, a.episodes, b.episodes), taken(1, a.states, b.states))
+        pool = replicated(pooled(rows_from(game, rollout.tables, numbers)), mesh)
+        return Played(pool, one.summary, rollout, taken(0, one.instances, two.instances))
+
+    return jax.jit(choose)
 
 
 def sampling_of(recipe: Recipe) -> dict:

@@ -36,6 +36,7 @@ from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.packing import Tokens
 from marl_llm.training.placement import at_once
 from marl_llm.training.policy import Policy
+from marl_llm.training.refills import Refills, refill_conflict
 from marl_llm.training.seats import MODELS, Seat, seat_table
 from marl_llm.training.trained_coach import TrainedCoach
 from marl_llm.training.update import LearnerOptions, advise
@@ -70,15 +71,18 @@ class Team(abc.ABC):
       parts: model -> its part of the mesh, see `training.placement`; None: every model has the whole mesh, by turns.
       seed: of draws, fresh adapters, and the order of prompts.
       permute_rewards: the control that breaks the link between a sample and its reward.
+      refills: rounds of further tasks at most, while a step lacks tasks with signal; see `training.refills`.
 
     Attributes:
       headline: what `Evaluation.success` is, e.g. "success" or "f1".
       learners: name -> `Learner`, frozen models too.
       kl_coef: model -> β of its next step; it moves where `recipe.kl_target` steers it, by the KL of this model alone.
+      budgets: the most tokens that each role may say at once `[N]`; set by the kind of play.
       running: each role's running mean return `[N]`, which a recipe with `normaliser="ema"` takes off; otherwise zeros.
     """
 
     headline = "success"
+    budgets: np.ndarray
 
     def __init__(
         self,
@@ -91,7 +95,10 @@ class Team(abc.ABC):
         parts: Mapping[str, Mesh] | None = None,
         seed: int = 0,
         permute_rewards: bool = False,
+        refills: int = 0,
     ):
+        if why := refill_conflict(refills, options.recipe, permuted=permute_rewards):
+            raise WorkflowError(why)
         if lacking := [name for name in assignment.policies if name not in models]:
             raise WorkflowError(f"the model {lacking[0]!r} plays a role, but models holds only {', '.join(models) or 'nothing'}")
         self.roles, self.assignment, self.options, self.mesh = tuple(roles), assignment, options, mesh
@@ -107,6 +114,7 @@ class Team(abc.ABC):
                 bases[id(spec.params), part] = self.learners[name].base
         self.kl_coef = {name: self.learners[name].options.recipe.kl_coef for name in self.trained}
         self.running = np.zeros(len(self.roles))
+        self.refills = Refills(refills, mesh.shape["data"])
         self._warned = self._warned_of_opponents = False
         self.advantages: np.ndarray | None = None  # of the samples of the last batch; None with a critic, which has one per token
         self._taught: dict[tuple[int, int], tuple[Tokens, list[str]]] = {}
@@ -116,7 +124,10 @@ class Team(abc.ABC):
     # ------------------------------------------------------------------------------------------------ what each kind of play does
     @abc.abstractmethod
     def play(self, step: int, first: int, count: int) -> Batch:
-        """Plays tasks `first ... first + count` of the training split as the recipe samples. Raises if not one could be played."""
+        """Plays tasks `first ... first + count` of the training split as the recipe samples. Raises if not one could be played.
+
+        With `refills` they begin as many tasks later as were drawn in addition before this step, and those without signal are replaced.
+        """
 
     def prepare(self, step: int, first: int, count: int) -> None:
         """Begins to play a step beside what follows, with the parameters of now; `play` of the same tasks then fetches it.
@@ -376,6 +387,7 @@ class Team(abc.ABC):
         """What `restore` needs beside policies, as JSON."""
         versions = {name: learner.version for name, learner in self.learners.items()}
         found = {"kl_coef": dict(self.kl_coef), "running": self.running.tolist(), "versions": versions}
+        found |= self.refills.state()
         return found | ({} if self.trained_coach is None else {COACH_POLICY: self.trained_coach.state()})
 
     def restore_start(self, params: Mapping[str, dict]) -> None:
@@ -389,6 +401,7 @@ class Team(abc.ABC):
         beta = state["kl_coef"]  # earlier versions had one for all models
         self.kl_coef = dict(beta) if isinstance(beta, Mapping) else dict.fromkeys(self.trained, beta)
         self.running = np.asarray(state["running"], np.float64)
+        self.refills.restore(state)
         for name, learner in self.learners.items():
             learner.restore(now[name], now.get(f"{name}.critic"), state["versions"][name])
         if self.trained_coach is not None:

@@ -26,6 +26,7 @@ from jaxtyping import Array, Bool, Float
 from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, entropy_threshold, needs, value_loss_for, value_targets_for
 from marl_llm.models import TRAIN, LoraConfig, ModelConfig, TokenScores, score_packed
 from marl_llm.sampling.tickets import bucket
+from marl_llm.training.batch import by_identity, columns_of, rows_of
 from marl_llm.training.mesh import data_axis, over_data, summed, update_options
 from marl_llm.training.minibatches import minibatches_of, over_minibatches, prompts_of
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
@@ -110,27 +111,6 @@ class LearnerOptions:
 
 
 CRITICS = ("own", "head")
-
-
-def columns_of(tokens: Tokens, table: Samples) -> Samples:
-    """The table's columns as NumPy, with `where`, `tokens` and `prompt_ids` filled in. Raises `ValueError` if lengths differ."""
-    columns = {f.name: getattr(table, f.name) for f in dataclasses.fields(Samples)}
-    columns = {name: np.asarray(x) for name, x in columns.items() if x is not None}
-    for name, x in columns.items():
-        if x.shape[:1] != (len(tokens),):
-            raise ValueError(f"{len(tokens)} token samples, but the table's column {name!r} has shape {x.shape}")
-    columns.setdefault("where", np.ones(len(tokens), bool))
-    return Samples(**columns | {"tokens": tokens.size, "prompt_ids": tokens.prompt})
-
-
-def by_identity(tokens: Tokens, table: Samples) -> np.ndarray:
-    """Numbers of the samples in an order that does not depend on who computed or delivered them first."""
-    return np.lexsort((tokens.rank, table.trajectory, table.env, table.turn, table.agent))
-
-
-def rows_of(table: Samples, index: np.ndarray, size: int) -> Samples:
-    """The rows at `index`, with padding up to `size` rows that do not count."""
-    return jax.tree.map(lambda x: np.pad(x[index], [(0, size - len(index))] + [(0, 0)] * (x.ndim - 1)), table)
 
 
 @functools.lru_cache(32)
@@ -359,8 +339,9 @@ class Update:
         mine = order[(table.where & plays[table.agent])[order]]
         beta = np.float32(recipe.kl_coef if kl_coef is None else kl_coef)
         advice, tables = self._advice(trained, reference, tokens, table, mine, advice, beta)
-        useful = mine[~advice.tied[mine]] if recipe.skip_tied else mine
-        metrics = advice.metrics | tied_shares(table, advice.tied, len(plays))
+        kept = in_loss(recipe, table, mine)
+        useful = kept[~advice.tied[kept]] if recipe.skip_tied else kept
+        metrics = advice.metrics | tied_shares(table, advice.tied, len(plays)) | {"masked_truncated": 1 - len(kept) / max(len(mine), 1)}
         if charged:
             metrics["kl"] = float(np.sum(table.kl[mine]) / max(np.sum(table.tokens[mine]), 1))
         scalars = self._scalars((trained.policy.params, base), tokens, useful) | {"kl_coef": beta}
@@ -375,7 +356,7 @@ class Update:
 
         # Only these scores are kept: the rows of a later minibatch are packed again when its turn comes.
         old = [self._score_old((trained.policy.params, base), packed(chosen)[0]) for chosen in minibatches[1:]]
-        scales = self._denominator_scales(tokens, mine, minibatches)
+        scales = self._denominator_scales(tokens, kept, minibatches)
 
         def take(trained: Trained, number: int, rows: PackedRows, arrays: dict):
             arrays |= {"old": np.zeros(rows.targets.shape, np.float32) if number == 0 else old[number - 1]}
@@ -411,7 +392,7 @@ class Update:
         there = np.arange(entropy.shape[1]) < sizes[:, None]
         return {"entropy_threshold": entropy_threshold(entropy, self.recipe.entropy_quantile, where=there)}
 
-    def _denominator_scales(self, tokens: Tokens, mine: np.ndarray, minibatches: list[list[int]]) -> list[np.float32]:
+    def _denominator_scales(self, tokens: Tokens, kept: np.ndarray, minibatches: list[list[int]]) -> list[np.float32]:
         """How many times the units that each minibatch scores its denominator counts; of one empty minibatch if there are none.
 
         Where skipped samples count in the denominator, every minibatch divides by the units of all samples over the number of
@@ -425,13 +406,22 @@ class Update:
         def units(samples) -> float:
             return float(self._units(sizes, np.isin(np.arange(lines), samples), longest))
 
-        share = units(mine) * self.options.epochs / len(minibatches)
+        share = units(kept) * self.options.epochs / len(minibatches)
         return [np.float32(share / units(samples)) for samples in minibatches]
 
 
 def _filled(column: np.ndarray, size: int) -> np.ndarray:
     """A column with zeros up to `size`."""
     return np.pad(column, (0, size - len(column)))
+
+
+def in_loss(recipe: Recipe, table: Samples, mine: np.ndarray) -> np.ndarray:
+    """Of the samples `mine`, those that the loss counts: all, or with `mask_truncated` those that ended before their budget did."""
+    if not recipe.mask_truncated:
+        return mine
+    if table.truncated is None:
+        raise ValueError(f"recipe {recipe.name!r} has mask_truncated=True: the table needs its column truncated")
+    return mine[~table.truncated[mine]]
 
 
 def tied_shares(table: Samples, tied: np.ndarray, agents: int) -> dict[str, float]:

@@ -22,6 +22,8 @@ CARRIED_OUT = {
     "alpha": (ROLE, 3.0),
     "center": (TO_GO, "score"),
     "returns": ({}, "trajectory"),
+    "overlong_buffer": ({}, 0.5),
+    "overlong_penalty": (dict(overlong_buffer=0.5), 2.0),
     "scope": (TO_GO, "agent"),
     "gamma": (TO_GO, 0.5),
     "gae_lambda": (PPO, 0.5),
@@ -78,7 +80,7 @@ def numbers(recipe):
     samples = rl.Samples(
         instance=integers(2), env=integers(2), agent=integers(2), turn=integers(3), trajectory=integers(4), team=rng.normal(size=S),
         local=rng.normal(size=S), tokens=where.sum(axis=1), kl=rng.random(S), values=rng.normal(size=(S, R)), token_where=where,
-        token_kl=rng.random((S, R)),
+        token_kl=rng.random((S, R)), budget=np.full(S, R),
     )  # fmt: skip
     old, noise = -rng.exponential(size=(S, R)), rng.normal(size=(4, S, R)) / 3
     entropy = rng.random((S, R))
@@ -113,13 +115,13 @@ def test_changing_a_field_changes_a_number(field):
     ({}, set()), (dict(kl_coef=0.1), {"reference_log_probs"}), (dict(kl_coef=0.1, kl_in="reward"), {"kl"}),
     (dict(correction="mask"), {"sampler_log_probs"}), (dict(off_policy_kl=0.1), {"sampler_log_probs"}),
     (dict(entropy_coef=0.1), {"entropy"}), (dict(entropy_quantile=0.2), {"entropy", "entropy_threshold"}),
-    (dict(weigh="token"), {"tokens"}),
+    (dict(weigh="token"), {"tokens"}), (dict(overlong_buffer=0.2), {"tokens", "budget"}), (dict(mask_truncated=True), {"truncated"}),
 ])  # fmt: skip
 def test_needs_are_named_and_enough(overrides, names):
     recipe = rl.make_recipe("grpo", **overrides)
     assert rl.needs(recipe) == names
     x = jnp.full((2, 3), -0.5)
-    inputs = {name: jnp.float32(0.5) if name == "entropy_threshold" else x for name in names - {"kl", "tokens"}}
+    inputs = {name: jnp.float32(0.5) if name == "entropy_threshold" else x for name in names - {"kl", "tokens", "budget", "truncated"}}
     rl.loss_for(recipe, x, x, jnp.ones(2), where=x < 0, **inputs)
     for name in inputs:
         with pytest.raises(ValueError, match=rf"pass .*{name}"):

@@ -404,3 +404,29 @@ def test_two_plays_of_an_instance_never_share_a_prompt_state():
 def test_law_10_impossible_sizes_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         LearnerOptions(RECIPE, SGD, **(dict(row_tokens=8, minibatch=4) | options))
+
+
+def test_truncated_responses_leave_the_loss_and_its_denominator_and_stay_in_their_groups():
+    rows = make_rows()._replace(truncated=jnp.asarray(np.random.default_rng(3).random((G, K)) < 0.3))
+    recipe = dataclasses.replace(RECIPE, mask_truncated=True)
+    rewards = np.asarray(RECIPE.alpha * rows.team + rows.local, np.float64)
+    spread = rewards.std(-1, ddof=1, keepdims=True)
+    advantages = jnp.asarray(np.where(spread > 0, (rewards - rewards.mean(-1, keepdims=True)) / (spread + 1e-6), 0), jnp.float32)
+    counted = np.asarray(rows.token_where & rows.where[:, None, None] & ~rows.truncated[..., None])
+    useful = jnp.asarray(counted & (spread > 1e-12)[..., None])
+
+    def loss(params):
+        log_probs, entropy = unrolled_scores()(params, rows)
+        policy = -jnp.exp(log_probs - jax.lax.stop_gradient(log_probs)) * advantages[..., None] - RECIPE.entropy_coef * entropy
+        return jnp.sum(jnp.where(useful, policy, 0.0)) / counted.sum()
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params())
+    moved, metrics = step(rows, recipe=recipe)
+    assert_close(moved, jax.tree.map(lambda p, g: p - g, params(), gradient))
+    assert metrics["loss"] == pytest.approx(float(value), abs=1e-5)
+    assert metrics["masked_truncated"] == pytest.approx(np.mean(np.asarray(rows.truncated)[np.asarray(rows.where)]))
+    with pytest.raises(ValueError, match="mask_truncated=True: the table needs its column truncated"):
+        step(make_rows(), recipe=recipe)
+    nothing, metrics = step(rows._replace(truncated=jnp.ones((G, K), bool)), recipe=recipe)
+    assert metrics["updates"] == 0
+    assert_same(nothing, jax.tree.map(np.asarray, params()))

@@ -1,0 +1,58 @@
+"""What is kept of a hosted rollout: a step's figures, and its plays as people read them, with their tokens' texts and their advantages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from marl_llm.algorithms import Recipe
+from marl_llm.text import Tokenizer, pieces_of
+from marl_llm.workflows import Rollout
+from marl_llm.workflows.metrics import rollout_metrics
+from marl_llm.workflows.samples import SampleTable, sample_table
+from marl_llm.workflows.storage import report_episodes
+
+
+def hosted_figures(rollout: Rollout, samples: SampleTable, headline: str, recipe: Recipe) -> dict[str, float]:
+    """`Batch.figures`: those of `rollout_metrics`, and what was sampled."""
+    figures = rollout_metrics(rollout, samples)
+    drawn = [s for s in samples.samples if s.call.log_probs is not None]
+    figures |= {"success": figures[f"team/{headline}"], "void": figures.pop("void_share"), "samples": float(len(drawn))}
+    prompts = {(s.instance, s.prompt): len(s.prompt_ids) for s in drawn}
+    figures |= {"prompts": float(len(prompts)), "prompt_tokens": float(sum(prompts.values()))}
+    for role in rollout.workflow.roles:
+        figures[f"role/{role}/reward"] = recipe.reward_of(figures[f"role/{role}/team"], figures[f"role/{role}/local"])
+    return figures | {"sampled_tokens": float(sum(s.response_ids.size for s in drawn))}
+
+
+def recorder(
+    rollout: Rollout, tokenizers: Mapping[str, Tokenizer], headline: str, trained: SampleTable | None = None
+) -> Callable[..., list[tuple[dict, dict]]]:
+    """`Batch.episodes` of a rollout; the rows of `trained` that count are the batch's samples, in its order. `tokenizers` by model."""
+
+    def episodes(count: int, when: str, advantages: np.ndarray | None = None) -> list[tuple[dict, dict]]:
+        few = dataclasses.replace(rollout, episodes=rollout.episodes[:count])
+        keys = [] if trained is None or advantages is None else [(s.instance, s.call.id) for s in trained.samples if s.where]
+        worth = dict(zip(keys, map(float, advantages), strict=True)) if keys else {}
+        plays = list(report_episodes(few, sample_table(few, training=()), when, headline=headline, advantages=worth))
+        for play, drawn in plays:
+            drawn |= _spelled(play, drawn, tokenizers)
+        return plays
+
+    return episodes
+
+
+def _spelled(play: dict, drawn: dict, tokenizers: Mapping[str, Tokenizer]) -> dict[str, Any]:
+    """The texts of a play's tokens, by model, for people."""
+    found: dict[str, Any] = {"pieces": {}, "specials": []}
+    for step in drawn["steps"]:
+        model = play["roles"][step["role"]]
+        name = model.partition(" as ")[2] or model  # a guest of an evaluation is called "role as model"
+        if name in tokenizers:
+            ids = [*step["prompt_ids"], *(i for one in step["responses"] for i in one["ids"])]
+            found["pieces"].setdefault(model, {}).update(pieces_of(tokenizers[name], ids))
+            found["specials"] = sorted({*found["specials"], *tokenizers[name].special_ids})
+    return found
