@@ -3,12 +3,13 @@
     python -m benchmarks.intervals --trials=2000 --seed=0
 
 Tasks are drawn with their own chance of success (Beta of mean .6: some are easy, some hopeless), plays of a task with that chance; the
-truth is the mean over all tasks that could be drawn. Cases: one play a task (Wilson), four and sixteen (clustered by task), scores between
+truth is the mean over all tasks that could be drawn. Cases: one play a task, four and sixteen (clustered by task), scores between
 0 and 1 (clustered), tasks that come in clusters of ten alike. A second team is better by five points on every task: `found` is the share
 of trials whose paired interval lies above 0, `found_unpaired` that of the interval that forgets which task was which, and `false_alarms`
 the share of paired intervals without 0 when the two teams are equally good.
 
-Writes the coverage for few tasks as a table to stderr (docs/intervals.md) and prints one JSON line;
+Writes the coverage for few tasks as a table to stderr, with the coverages that single plays allow at all (docs/intervals.md), and prints
+one JSON line;
 exit code 1 when a coverage of a case lies outside 93 to 97 %.
 """
 
@@ -22,7 +23,7 @@ import time
 
 import numpy as np
 
-from marl_llm.evaluation import Evaluation, Outcome, clustered, paired
+from marl_llm.evaluation import Evaluation, Outcome, clustered, paired, wilson
 from marl_llm.evaluation.intervals import difference
 
 MEAN, SPREAD = 0.6, 2.0  # of the Beta: a + b
@@ -104,6 +105,32 @@ def table(dice: np.random.Generator, trials: int) -> str:
     return "\n".join(lines)
 
 
+def attainable(tasks: int, rate: float) -> list[float]:
+    """Percents, in order, in which an interval of single plays can hold a rate.
+
+    More successes move an interval up, so the numbers of successes that hold a rate are consecutive, and at 1/2 success and failure
+    change places. Each such range has one chance.
+    """
+    chance = [math.comb(tasks, won) * rate**won * (1 - rate) ** (tasks - won) for won in range(tasks + 1)]
+    ranges = [(first, last) for first in range(tasks + 1) for last in range(first, tasks + 1)]
+    return sorted({round(100 * sum(chance[a : b + 1]), 6) for a, b in ranges if rate != 0.5 or a + b == tasks})
+
+
+def limits() -> str:
+    """Markdown: of single plays the coverages nearest to 95 % that are possible, and the exact ones of Wilson's interval and of ours."""
+    lines = ["| tasks | rate | at most 95 | at least 95 | Wilson | ours |", "|---" * 6 + "|"]
+    for tasks in (3, 5, 10, 100):
+        for rate in (0.1, 0.5):
+            chance = [math.comb(tasks, won) * rate**won * (1 - rate) ** (tasks - won) for won in range(tasks + 1)]
+            ours = [clustered([[1.0]] * won + [[0.0]] * (tasks - won)) for won in range(tasks + 1)]
+            held = [100 * sum(c for c, (low, high) in zip(chance, ends) if low <= rate <= high)
+                    for ends in ([wilson(won, tasks) for won in range(tasks + 1)], ours)]  # fmt: skip
+            possible = attainable(tasks, rate)
+            below, above = max(p for p in possible if p <= 95), min(p for p in possible if p >= 95)
+            lines.append(f"| {tasks} | {rate:g} | {below:.1f} | {above:.1f} | {held[0]:.1f} | {held[1]:.1f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """All cases."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -119,7 +146,7 @@ def main() -> None:
         "100 tasks, 4 plays, graded": coverage(dice, options.trials, 100, 4, graded=True),
         "400 tasks in 40 clusters, 1 play": coverage(dice, options.trials, 400, 1, clusters=40),
     }
-    print(table(dice, options.trials), file=sys.stderr)
+    print(table(dice, options.trials), limits(), sep="\n\n", file=sys.stderr)
     found = {}
     for plays in (1, 4, 16):
         with_pairs, without = power(dice, options.trials // 2, 400, plays, GAIN)

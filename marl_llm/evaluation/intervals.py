@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scipy.special import stdtrit
+from scipy.special import betaincinv, stdtrit
 
 Z95 = 1.959963984540054
 
@@ -24,13 +24,27 @@ def wilson(successes: float | int, episodes: float | int) -> tuple[float, float]
     return max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < episodes else 1.0
 
 
+def jeffreys(successes: float | int, episodes: float | int) -> tuple[float, float]:
+    """95 % interval of a success rate with equal tails of Jeffreys' posterior, Beta(successes + 1/2, failures + 1/2).
+
+    The ends of none and of all are 0 and 1 (Brown, Cai and DasGupta 2001, doi 10.1214/ss/1009213286, section 3.1.3). Raises `ValueError`
+    as `wilson`.
+    """
+    if episodes < 1 or not 0 <= successes <= episodes:
+        raise ValueError(f"{successes} successes in {episodes} episodes is no rate")
+    a, b = successes + 0.5, episodes - successes + 0.5
+    low, high = (float(betaincinv(a, b, tail)) for tail in (0.025, 0.975))
+    return low if successes else 0.0, high if successes < episodes else 1.0
+
+
 def clustered(scores: Sequence[Sequence[float | int]]) -> tuple[float, float]:
     """95 % interval of the mean of all scores, where those of one inner list (a task's plays, a cluster's tasks) belong together.
 
-    Scores within [0, 1]: Wilson's interval with an effective sample size, the number of independent successes and failures whose mean
-    varies as much as this one. That variance is between clusters (Miller, "Adding Error Bars to Evals", arXiv 2411.00640, Eq. 4, with its
-    G/(G-1)), with one cluster more whose variance is that of a single play: few clusters that agree by chance do not give a width of zero.
-    The effective size is never below the number of clusters. With one score of 0 or 1 per cluster it is Wilson's interval itself.
+    Scores within [0, 1]: the outer ends of Wilson's and Jeffreys' intervals (Wilson's is too short at few successes, Jeffreys' at none)
+    with an effective sample size, the number of independent successes and failures whose mean varies as much as this one. That variance
+    is between clusters (Miller, "Adding Error Bars to Evals", arXiv 2411.00640, Eq. 4, with its G/(G-1)), with one cluster more whose
+    variance is that of a single play: few clusters that agree by chance do not give a width of zero. The effective size is never below
+    the number of clusters. With one score of 0 or 1 per cluster it is that number.
     Other scores: Student's t with G - 1 degrees of freedom. One cluster, or none, says nothing: (0, 1).
     """
     scores = [cluster for cluster in scores if len(cluster)]
@@ -47,7 +61,8 @@ def clustered(scores: Sequence[Sequence[float | int]]) -> tuple[float, float]:
     shrunk = (mean * groups + 1) / (groups + 2)
     variance = ((groups - 1) * variance + shrunk * (1 - shrunk) / groups) / groups
     size = max(mean * (1 - mean) / variance, count**2 / sum(n * n for n in sizes))
-    return wilson(mean * size, size)
+    ends = wilson(mean * size, size), jeffreys(mean * size, size)
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def difference(scores: Sequence[Sequence[float | int]]) -> tuple[float, float]:

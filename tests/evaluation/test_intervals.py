@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from marl_llm.evaluation import over_seeds, wilson
+from marl_llm.evaluation.intervals import jeffreys
 
 
 @pytest.mark.parametrize(
@@ -52,10 +53,20 @@ def test_wilson_covers_as_often_as_it_says():
     assert min(covered) > 0.85
 
 
+@pytest.mark.parametrize("interval", [wilson, jeffreys])
 @pytest.mark.parametrize(("successes", "episodes"), [(0, 0), (-1, 3), (4, 3)])
-def test_what_is_no_rate_is_refused(successes, episodes):
+def test_what_is_no_rate_is_refused(successes, episodes, interval):
     with pytest.raises(ValueError, match=f"{successes} successes in {episodes} episodes is no rate"):
-        wilson(successes, episodes)
+        interval(successes, episodes)
+
+
+@pytest.mark.parametrize(
+    ("successes", "episodes", "low", "high"),
+    [(0, 7, 0.0, 0.292), (1, 7, 0.016, 0.501), (2, 7, 0.065, 0.648), (0, 10, 0.0, 0.217), (10, 10, 0.783, 1.0), (3, 10, 0.093, 0.606)],
+)
+def test_jeffreys(successes, episodes, low, high):
+    """Brown, Cai and DasGupta (2001), Statistical Science 16, Table 5."""
+    assert np.allclose(jeffreys(successes, episodes), (low, high), rtol=0, atol=6e-4)
 
 
 def test_over_seeds():

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from marl_llm.evaluation import Evaluation, Outcome, clustered, wilson
+from marl_llm.evaluation import Evaluation, Outcome, clustered
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.duels import BOTH, duel_seats, duel_table, duel_text, ends
 from marl_llm.workflows import Assignment, Inside, Scripted
@@ -66,7 +66,7 @@ def test_plays_are_counted_from_the_roles_own_side():
         "won": 0.4, "drawn": 0.2, "lost": 0.2, "unfinished": 0.2
     }  # fmt: skip
     assert (second["won"]["share"], second["lost"]["share"]) == (0.2, 0.4)
-    assert first["won"]["interval"] == pytest.approx(wilson(2, 5))
+    assert first["won"]["interval"] == pytest.approx(clustered([[1.0]] * 2 + [[0.0]] * 3))
 
 
 def test_the_intervals_of_a_task_played_often_are_wider_than_those_of_as_many_tasks():
