@@ -5,6 +5,8 @@
     advantages  what its return is compared with, and on which scale
     losses      the equations that are stepped, unreduced, and their reductions
     gated       losses and masks that fade out or leave out instead of clipping
+    trust_regions  losses and masks that bound a step by other measures than the clip
+    step_groups credit within a play: turns, groups of equal states, preferences
     ratios      ratios between distributions that are not quite the policy
     joint       joint actions of a team that answered in parallel
     recipes     the five choices of a method, as data
@@ -103,6 +105,8 @@ from marl_llm.algorithms.returns import (
     token_rewards,
     token_rewards_to_go,
 )
+from marl_llm.algorithms.step_groups import gigpo, joint_preferences, turn_gae
+from marl_llm.algorithms.trust_regions import binary_divergence, clip_cov_tokens, dppo, gmpo, kl_cov, token_covariance
 
 __all__ = [
     "DIVERGENCES",
@@ -121,21 +125,26 @@ __all__ = [
     "agent_wise",
     "aligned",
     "broadcast_outcome",
+    "binary_divergence",
     "check_rewards",
     "check_same_prompt",
     "cispo",
+    "clip_cov_tokens",
     "clip_masks",
     "clipped_ratio",
     "count_for",
     "cross",
     "decoupled",
     "divergence",
+    "dppo",
     "entropy",
     "entropy_threshold",
     "episode_return",
     "gae",
     "forward_kl",
     "generalized_jsd",
+    "gigpo",
+    "gmpo",
     "group_ids",
     "group_keys",
     "group_relative",
@@ -143,9 +152,11 @@ __all__ = [
     "high_entropy",
     "importance_ratio",
     "importance_weights",
+    "joint_preferences",
     "kept_log_mass",
     "kept_tokens",
     "kl",
+    "kl_cov",
     "leave_one_out",
     "loss_for",
     "make_recipe",
@@ -171,11 +182,13 @@ __all__ = [
     "sampled_reverse_kl",
     "score_deltas",
     "sum_blocks",
+    "token_covariance",
     "token_log_probs",
     "token_rewards",
     "token_rewards_to_go",
     "top_k_bins",
     "trajectory_weights",
+    "turn_gae",
     "untruncate",
     "value_loss",
     "value_loss_for",

@@ -34,7 +34,7 @@ from marl_llm.algorithms._arrays import (
 )
 from marl_llm.algorithms.groups import NO_GROUP, group_ids, group_keys, slots_of, stats_of
 
-SCALES = ("std", "none", "range", "batch")
+SCALES = ("std", "none", "range", "batch", "mean")
 SINGLETONS = ("zero", "raw")
 
 
@@ -60,7 +60,8 @@ def group_relative(
       ids: group ids from `group_ids`, or any other integers; `NO_GROUP` (-1) is no group.
       where: optional; False samples take no part in any statistic and get 0.
       scale: F_norm. "std": the group's standard deviation; "range": max − min; "none": no division at all, ε unused (Dr. GRPO);
-        "batch": the standard deviation of all unmasked returns about their own mean (TRL's `scale_rewards="batch"`).
+        "batch": the standard deviation of all unmasked returns about their own mean (TRL's `scale_rewards="batch"`); "mean": the group's
+        mean return (MaxRL, Tajwar et al. 2026, arXiv:2602.02710), for rewards of at least 0: a group without a success gets 0.
       ddof: the variance is Σ w (R − mean)² / max(Σ w − ddof, tiny). 1 is the sample estimate (verl, TRL, Dr. MAS), 0 the
         population's (MAGRPO as released).
       epsilon: added to the divisor. verl 1e-6, TRL 1e-4.
@@ -85,6 +86,8 @@ def group_relative(
     stats = stats_of(returns, slots, weights, ddof)
     if scale == "std":
         divisor = stats.std + epsilon
+    elif scale == "mean":
+        divisor = jnp.where(stats.mean > 0, stats.mean + epsilon, jnp.inf)
     elif scale == "range":
         divisor = stats.maximum - stats.minimum + epsilon
     elif scale == "batch":
@@ -99,7 +102,7 @@ def group_relative(
     advantages = (returns - gather(stats.mean, slots)) / gather(divisor, slots, jnp.inf)
     if singleton == "raw":
         alone = gather(stats.size, slots) == 1
-        advantages = jnp.where(alone, returns / (1 + epsilon if scale in ("std", "range") else 1), advantages)
+        advantages = jnp.where(alone, returns / (1 + epsilon if scale in ("std", "range", "mean") else 1), advantages)
     return advantages
 
 

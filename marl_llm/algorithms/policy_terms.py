@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from marl_llm.algorithms import gated, losses, ratios
+from marl_llm.algorithms import gated, losses, ratios, trust_regions
 from marl_llm.algorithms._arrays import Scalar, as_float
 from marl_llm.algorithms.functions import own_policy_loss
 from marl_llm.algorithms.recipes import Recipe
@@ -19,6 +19,13 @@ def policy_term(recipe: Recipe, new: Array, old: Array, advantages, where: Array
     if recipe.loss == "sapo":
         gates = dict(temperature_positive=recipe.gate_positive, temperature_negative=recipe.gate_negative)
         return gated.sapo(new, old, advantages, where=where, level=recipe.level, **gates), {}
+    if recipe.loss == "gmpo":
+        spread = as_float(advantages)
+        spread = spread if spread.ndim == 1 else jnp.sum(losses.masked(spread, where), axis=1) / jnp.maximum(jnp.sum(where, axis=1), 1)
+        return trust_regions.gmpo(new, old, spread, where=where, clip_low=recipe.clip_low, clip_high=recipe.clip_high), {}
+    if recipe.loss.startswith("dppo"):
+        kind, bounds = recipe.loss.removeprefix("dppo_"), dict(clip_low=recipe.clip_low, clip_high=recipe.clip_high)
+        return trust_regions.dppo(new, old, advantages, where=where, kind=kind, **bounds), {}
     if recipe.loss == "vespo":
         return gated.vespo(new, old, advantages, where=where), {}
     if recipe.loss == "reinforce":

@@ -40,7 +40,7 @@ CHOICES = types.MappingProxyType(
         "scale": SCALES,
         "singleton": SINGLETONS,
         "weigh": ("sample", "trajectory", "token"),
-        "loss": ("clip", "cispo", "sapo", "vespo", "reinforce"),
+        "loss": ("clip", "cispo", "sapo", "vespo", "reinforce", "gmpo", "dppo_tv", "dppo_kl"),
         "level": LEVELS,
         "reduce": REDUCTIONS,
         "kl_kind": KL_KINDS,
@@ -53,7 +53,8 @@ CHOICES = types.MappingProxyType(
 
 CLIPS = ("clip_low", "clip_high")
 FUNCTIONS = ("advantages", "policy_loss")  # fields that hold a function of one's own, or None
-_CLIP_WINDOWS = {"clip": (0.2, 0.2), "cispo": (1.0, 4.0)}  # each loss's own defaults of them
+# each loss's own defaults of them; of "gmpo" they bound log ratios, of "dppo_*" divergences
+_CLIP_WINDOWS = {"clip": (0.2, 0.2), "cispo": (1.0, 4.0), "gmpo": (0.4, 0.4), "dppo_tv": (0.2, 0.2), "dppo_kl": (0.2, 0.2)}
 
 
 class _OfLoss(float):
@@ -100,7 +101,7 @@ class Recipe:
     normaliser: str = "group"
     ema_decay: float = 0.95  # ema: how much of a role's running mean stays after each play
     group_by: tuple[str, ...] = ("instance", "agent")  # axes that name a group, out of AXES; () is one group of everything
-    scale: str = "std"  # group: "std", "none", "range" or "batch"
+    scale: str = "std"  # group: "std", "none", "range", "batch" or "mean" (MaxRL)
     ddof: int = 1  # degrees of freedom of every standard deviation
     epsilon: float = 1e-6  # group: added to the divisor; global and critic: added to the variance
     singleton: str = "zero"  # what a group of one gets: "zero" or "raw", its return
@@ -111,6 +112,7 @@ class Recipe:
     mask_truncated: bool = False  # leave responses that their token budget ended out of the loss; they still count in their groups
 
     # Which loss is stepped.
+    # "gmpo": geometric mean of clipped ratios; "dppo_tv", "dppo_kl": ratio within a bound of the divergence; see trust_regions
     loss: str = "clip"  # "clip": clipped ratio; "cispo", "vespo": weight on log π; "sapo": soft gate; "reinforce": no ratio at all
     level: str = "token"  # ratio per "token", "sequence" (GSPO), "sequence_token" or "product" (of the whole response)
     clip_low: float | None = _OfLoss(0.2)  # lower clip: ratio >= 1 - clip_low; None: the loss's own, 0.2 for "clip" and 1 for "cispo"
@@ -325,7 +327,7 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
         (("weigh",), r.normaliser == "critic", "the critic's advantages are whitened over tokens"),
         (("skip_tied",), not grouped, f"normaliser={r.normaliser!r} makes no groups"),
         (("tied_in_denominator",), not r.skip_tied, "no sample is skipped (skip_tied=False)"),
-        (CLIPS, r.loss not in ("clip", "cispo"), f"loss={r.loss!r} clips no ratio"),
+        (CLIPS, r.loss not in _CLIP_WINDOWS, f"loss={r.loss!r} clips no ratio"),
         (("level",), r.loss not in ("clip", "sapo"), f"only loss='clip' and 'sapo' read it, and this is {r.loss!r}"),
         (("dual_clip",), r.loss != "clip", f"only loss='clip' reads it, and this is {r.loss!r}"),
         (("gate_positive", "gate_negative"), r.loss != "sapo", f"only loss='sapo' reads it, and this is {r.loss!r}"),

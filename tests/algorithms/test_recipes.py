@@ -327,15 +327,16 @@ class TestMaking:
             kl_kind="k2", kl_in="reward",
             entropy_coef=0.01, value_coef=1.0, value_clip=None, correction="mask", gate_positive=2.0, gate_negative=3.0,
             entropy_quantile=0.2, off_policy_kl=0.1, joint="cross", center="score", baseline="place", ema_decay=0.9,
-            advantages=own_advantages, policy_loss=own_loss,
+            advantages=own_advantages, policy_loss=own_loss, overlong_buffer=0.2, mask_truncated=True,
         )  # fmt: skip
         together = dict(center=dict(returns="to_go"), baseline=dict(normaliser="global"))
+        together |= dict(overlong_penalty=dict(overlong_buffer=0.2))
         together |= dict(joint_subset=dict(joint="cross"), gate_positive=dict(loss="sapo"), gate_negative=dict(loss="sapo"),
                         tied_in_denominator=dict(skip_tied=True), max_length=dict(reduce="constant"),
                         correction_level=dict(correction="mask"), correction_cap=dict(correction="mask"),
                         kl_target=dict(kl_coef=0.1), kl_horizon=dict(kl_coef=0.1, kl_target=0.02))  # fmt: skip
         extra = dict(tied_in_denominator=False, max_length=64, correction_level="product", correction_cap=3.0, kl_target=0.02,
-                     kl_horizon=100.0, joint_subset=16)  # fmt: skip
+                     kl_horizon=100.0, joint_subset=16, overlong_penalty=0.5)  # fmt: skip
         assert set(values) | set(extra) == set(rl.FIELDS)
         for field, value in (values | extra).items():
             made = []
