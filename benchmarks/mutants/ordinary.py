@@ -51,7 +51,7 @@ FAULTS = {
     },
     (M + "training/rollouts.py", T + "training/test_rollouts_and_warm_start.py"): {
         "rows that do not count have prompts": ("prompts = prompts + jnp.sum(table.where)", "prompts = prompts + table.where.size"),
-        "a step's draws are the first one's": ("player_of(params), instances, env, sample_key, step=step, **options)", "player_of(params), instances, env, sample_key, **options)"),
+        "a step's draws are the first one's": ("play(game, player, instances, env, sample_key, step=step, **options)", "play(game, player, instances, env, sample_key, **options)"),
         "prompts that do not count have tokens": ("jnp.sum(table.prompt.where & table.where[..., None])", "jnp.sum(table.prompt.where)"),
         "plays have candidates": ('"branches": recipe.candidates', '"branches": recipe.branches'),
         "a rollout picks the first": ('"pick": recipe.pick', '"pick": "first"'),

@@ -3,6 +3,14 @@
 R, E = "marl_llm/rollout/", "marl_llm/evaluation/"
 
 FAULTS = {
+    (R + "credit.py", "tests/rollout/test_credit.py"): {
+        "credit is a loss": ("last_team_reward(game, rollout).reshape(rows) - without, 0)", "without - last_team_reward(game, rollout).reshape(rows), 0)"),
+        "nothing is exchanged": ("jnp.where(this, other[:, None], keys)", "keys"),
+        "silence reaches every response": ("jnp.where(this[..., None], new, old)", "jnp.where(True, new, old)"),
+        "calls that were never made are replayed": ("jnp.argsort(jnp.where(alive, place, 2.0), axis=0)", "jnp.argsort(place, axis=0)"),
+        "the reward of the first call is the last": ("last = jnp.max(", "last = jnp.min("),
+        "a larger team weighs as a smaller one": ("share[len(team)]", "share[0]"),
+    },
     (R + "play.py", "tests/rollout/test_play.py"): {
         "instances that cannot be played are trained": ("alive = valid & ~jax.vmap(game.done)(before)", "alive = ~jax.vmap(game.done)(before)"),
         "all environments draw with one key": ("map(jnp.asarray, (step, env, agent, request_number))]", "map(jnp.asarray, (step, 0 * env, agent, request_number))]"),

@@ -71,8 +71,8 @@ FAULTS = {
     (R + "team.py", f"{TOGETHER}::test_permuted_rewards_stay_with_their_role_and_among_the_rows_that_count"): {
         "rewards are dealt to rows that do not count": ("np.flatnonzero((table.agent == agent) & table.where)", "np.flatnonzero(table.agent == agent)"),
         "roles get each other's rewards": ("for agent in np.unique(table.agent):\n            mine = np.flatnonzero((table.agent == agent) & table.where)", "for agent in (0,):\n            mine = np.flatnonzero(table.where)"),
-        "local pay is not dealt": ('for name in ("team", "local", "team_where")', 'for name in ("team", "team_where")'),
-        "who was paid is not dealt": ('for name in ("team", "local", "team_where")', 'for name in ("team", "local")'),
+        "local pay is not dealt": ('for name in ("team", "local", "team_where", "credit")', 'for name in ("team", "team_where", "credit")'),
+        "who was paid is not dealt": ('for name in ("team", "local", "team_where", "credit")', 'for name in ("team", "local", "credit")'),
         "every step deals alike": ("np.random.default_rng((self.seed, step, 1))", "np.random.default_rng((self.seed, 1))"),
     },
     (R + "team.py", f"{TOGETHER}::test_each_models_staleness_counts_its_own_updates"): {

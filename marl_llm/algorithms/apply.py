@@ -17,10 +17,11 @@ from jaxtyping import Array, Bool, Float, Real, Shaped
 from marl_llm.algorithms import advantages as adv
 from marl_llm.algorithms import losses, returns
 from marl_llm.algorithms._arrays import Scalar, as_float, as_mask, is_traced, psum
+from marl_llm.algorithms.credit import counterfactual_returns
 from marl_llm.algorithms.functions import own_advantages
 from marl_llm.algorithms.groups import group_ids, group_keys, group_stats, mixed_share
 from marl_llm.algorithms.policy_terms import correct, policy_term, tokens_kept
-from marl_llm.algorithms.recipes import CENTER, Recipe
+from marl_llm.algorithms.recipes import CENTER, TO_GO, Recipe
 
 
 @typing.no_type_check  # as a pytree it may hold tracers, shapes or None; advantages_for checks what it reads
@@ -38,6 +39,7 @@ class Samples:
     local: Array  # [S] float, the agent's own reward; in MAPPA the coach's score
     where: Array | None = None  # [S] bool, False rows are padding or void; None: all count
     team_where: Array | None = None  # [S] bool, rows that a team reward was paid to: where `outcome` is read; None: all
+    credit: Array | None = None  # [S] float, what a replay without the response took off the team's reward; for counterfactual
     order: Array | None = None  # [S] int, place of the action in its trajectory, for to_go and outcome; None: `turn`
     tokens: Array | None = None  # [S] int, response tokens; needed where tokens vote (MAPPA)
     kl: Array | None = None  # [S] float, KL to the reference summed over the response; needed by kl_in="reward"
@@ -60,20 +62,19 @@ def _need(samples: Samples, recipe: Recipe, field: str, why: str) -> Array:
 
 def _rewards(recipe: Recipe, samples: Samples) -> Array:
     """Reward of each sample before any KL penalty `[S]`."""
-    center = CENTER if recipe.center == "score" else 0.0
-    return recipe.reward_of(as_float(samples.team), as_float(samples.local)) - center
+    return recipe.reward_of(as_float(samples.team), as_float(samples.local)) - (CENTER if recipe.center == "score" else 0.0)
 
 
 def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> Array:
     """Return of each sample `[S]`."""
     order = samples.turn if samples.order is None else samples.order
+    if recipe.returns in TO_GO and recipe.scope == "joint":
+        order = samples.turn
     if recipe.returns == "to_go":
-        order = samples.turn if recipe.scope == "joint" else order
         return returns.rewards_to_go(
             rewards, order, samples.trajectory, gamma=recipe.gamma, where=where, agent=samples.agent, scope=recipe.scope
         )
     if recipe.returns == "to_go_mean":
-        order = samples.turn if recipe.scope == "joint" else order
         return returns.mean_to_go(rewards, order, samples.trajectory, samples.agent, where=where, scope=recipe.scope)
     if recipe.returns == "outcome":
         paid = None if recipe.rewards == "local" else samples.team_where
@@ -84,6 +85,8 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
             rewards - own, samples.trajectory, where=where, turn=order, how="last", paid=samples.team_where
         )
         return outcome + own
+    if recipe.returns == "counterfactual":
+        return counterfactual_returns(recipe, samples)
     if recipe.returns == "trajectory":
         return returns.episode_return(rewards, samples.turn, samples.trajectory, where=where)
     return rewards
@@ -98,7 +101,7 @@ def _charged_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Ar
     penalty = _overlong(recipe, samples, where)
     if recipe.kl_coef and recipe.kl_in == "reward":
         penalty = penalty + kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_in='reward' charges it"), 0)
-    if recipe.returns in ("outcome", "outcome_plus_local"):
+    if recipe.returns in ("outcome", "outcome_plus_local", "counterfactual"):
         return _returns(recipe, samples, rewards, where) - penalty
     return _returns(recipe, samples, rewards - penalty, where)
 
@@ -182,8 +185,7 @@ def check_rewards(samples: Samples) -> None:
         bad = jnp.flatnonzero(where & ~jnp.isfinite(rewards))
         if bad.size:
             row = int(bad[0])
-            names = ("instance", "agent", "turn", "trajectory")
-            who = ", ".join(f"{name} {int(getattr(samples, name)[row])}" for name in names)
+            who = ", ".join(f"{name} {int(getattr(samples, name)[row])}" for name in ("instance", "agent", "turn", "trajectory"))
             raise ValueError(f"The {column} reward of sample {row} ({who}) is {float(rewards[row])}; {bad.size} are not finite.")
 
 
@@ -274,6 +276,7 @@ def needs(recipe: Recipe) -> frozenset[str]:
         "budget": recipe.overlong_buffer is not None,
         "truncated": recipe.mask_truncated,
         "values": critic,
+        "credit": recipe.returns == "counterfactual",
         "token_where": critic,
     }
     return frozenset(name for name, needed in conditions.items() if needed)

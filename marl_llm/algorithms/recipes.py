@@ -18,6 +18,7 @@ import typing
 import numpy as np
 
 from marl_llm.algorithms.advantages import SCALES, SINGLETONS
+from marl_llm.algorithms.credit import EXCHANGES
 from marl_llm.algorithms.losses import KL_KINDS, LEVELS, REDUCTIONS
 from marl_llm.algorithms.ratios import CORRECTIONS
 from marl_llm.algorithms.returns import SCOPES
@@ -32,7 +33,8 @@ CHOICES = types.MappingProxyType(
         "pick": ("greedy", "first", "random"),
         "joint": ("aligned", "cross"),
         "rewards": ("mixed", "team", "local"),
-        "returns": ("immediate", "to_go", "to_go_mean", "outcome", "outcome_plus_local", "trajectory", "gae"),
+        "returns": ("immediate", "to_go", "to_go_mean", "outcome", "outcome_plus_local", "trajectory", "gae", "counterfactual"),
+        "exchange": EXCHANGES,
         "center": ("none", "score"),
         "baseline": ("none", "role", "place"),
         "scope": SCOPES,
@@ -88,8 +90,10 @@ class Recipe:
     overlong_penalty: float = 1.0  # overlong_buffer: what a response that uses up its budget loses; see returns.overlong_penalty
     center: str = "none"  # "score": CENTER is taken off every reward first, the middle of a coach's scale from 0 to 1
     # "immediate", "to_go", "to_go_mean", "outcome" (last turn's), "outcome_plus_local" (the team's last one, and each response's own pay),
-    # "trajectory" (sum over turns) or "gae"
+    # "trajectory" (sum over turns), "gae" or "counterfactual" (what the response added to the team's last reward, by replay)
     returns: str = "immediate"
+    exchange: str = "candidate"  # counterfactual: a replay has another "candidate" of the prompt in its place, or "silence"
+    replays: int | None = None  # counterfactual: at most how many responses of each play are replayed and trained on; None: all
     scope: str = "trajectory"  # to_go, to_go_mean: whose later rewards count; see returns.rewards_to_go
     gamma: float = 1.0  # discount per turn (to_go) or per token (gae)
     gae_lambda: float = 1.0  # gae: λ
@@ -197,10 +201,13 @@ class Recipe:
                 raise ValueError(f"{self.name}: {why}")
 
 
-_INTEGERS = ("branches", "top_k", "joint_subset", "ddof", "max_length")
-_OPTIONAL = ("top_k", "overlong_buffer", "joint_subset", "dual_clip", "max_length", "value_clip", "kl_target", "off_policy_kl")
+_INTEGERS = ("branches", "replays", "top_k", "joint_subset", "ddof", "max_length")
+_OPTIONAL = (
+    "replays", "top_k", "overlong_buffer", "joint_subset", "dual_clip", "max_length", "value_clip", "kl_target", "off_policy_kl",
+)  # fmt: skip
 _RANGES = (
     ("branches", 1, math.inf),
+    ("replays", 1, math.inf),
     ("temperature", 1e-3, math.inf),
     ("top_k", 1, math.inf),
     ("top_p", 1e-6, 1),
@@ -251,8 +258,9 @@ def pay_reach(recipe: Recipe) -> dict[str, str]:
         "outcome": last,
         "outcome_plus_local": last,
         "trajectory": "all responses of the play, added up over its turns",
+        "counterfactual": "the responses that changed the last one, each by its difference",
     }.get(recipe.returns, own)
-    reach = {"team": both, "local": own if recipe.returns == "outcome_plus_local" else both}
+    reach = {"team": both, "local": own if recipe.returns in ("outcome_plus_local", "counterfactual") else both}
     return {name: reach[name] if recipe.rewards in ("mixed", name) else "nobody" for name in reach}
 
 
@@ -260,9 +268,13 @@ def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
     """List (is broken, what to do) for combinations that no method can mean."""
     return [
         (
-            r.sampling == "tree" and r.returns in (*TO_GO, "outcome", "outcome_plus_local", "trajectory"),
+            r.sampling == "tree" and r.returns in (*TO_GO, "outcome", "outcome_plus_local", "trajectory", "counterfactual"),
             f"returns={r.returns!r} needs plays that go on, but in a tree only one candidate per prompt does: "
             "use returns='immediate', or sampling='parallel' or 'chain'.",
+        ),
+        (
+            r.returns == "counterfactual" and r.rewards == "local",
+            "returns='counterfactual' asks what the team would have got, and rewards='local' leaves that out: use 'team' or 'mixed'.",
         ),
         (
             r.branches < 2 and r.normaliser in ("group", "leave_one_out") and bool({"instance", "env"} & set(r.group_by)),
@@ -303,6 +315,11 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
             ("returns",),
             r.returns == "outcome_plus_local" and r.rewards != "mixed",
             f"rewards={r.rewards!r} has no two parts (only 'mixed' has)",
+        ),
+        (
+            ("exchange", "replays"),
+            r.returns != "counterfactual",
+            f"returns={r.returns!r} replays nothing (only 'counterfactual' does)",
         ),
         (("alpha",), r.rewards != "mixed", f"rewards={r.rewards!r} mixes nothing (only 'mixed' does)"),
         (("overlong_penalty",), r.overlong_buffer is None, "overlong_buffer=None punishes no length"),
@@ -360,7 +377,9 @@ def check_known(field: str, value, choices) -> None:
 FIELDS = tuple(field.name for field in dataclasses.fields(Recipe) if field.name not in ("name", "preset"))
 
 # What a sampler and a trainer carry out; all other fields are carried out by `advantages_for`, `loss_for` and their kin in `apply`.
-SAMPLER_FIELDS = ("sampling", "branches", "pick", "temperature", "top_k", "top_p", "joint", "joint_subset")
+SAMPLER_FIELDS = (
+    "sampling", "branches", "pick", "temperature", "top_k", "top_p", "joint", "joint_subset", "exchange", "replays",
+)  # fmt: skip
 TRAINER_FIELDS = ("skip_tied", "tied_in_denominator", "mask_truncated")
 
 

@@ -30,8 +30,8 @@ PICKS = ("greedy", "first", "random")
 def row_keys(
     key: Key[Array, ""],
     env: Int[Array, "E"],
-    agent: int,
-    request_number: Int[Array, ""] | int,
+    agent: Int[Array, "E"] | int,
+    request_number: Int[Array, "E"] | Int[Array, ""] | int,
     branches: int,
     trajectory: Int[Array, "E"] | int = 0,
     trajectories: int = 1,

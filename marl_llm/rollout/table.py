@@ -17,6 +17,15 @@ from marl_llm.games import Prompt, Rewards
 from marl_llm.sampling import Responses
 
 
+class Credit(NamedTuple):
+    """What each response of one role changed, see `marl_llm.rollout.credit`; 0 where it was not replayed."""
+
+    gained: Float[Array, "T E B"]  # the team's last reward, less what it would have been
+    without: Float[Array, "T E B"]  # what it would have been
+    replayed: Bool[Array, "T E B"]
+    tokens: Int[Array, "T E B"]  # drawn in the replay
+
+
 class Table(NamedTuple):
     """All macro-actions of one role in one rollout."""
 
@@ -25,6 +34,7 @@ class Table(NamedTuple):
     rewards: Rewards  # [T, E, B, K]
     chosen: Int[Array, "T E B"]  # index of the branch that was played
     where: Bool[Array, "T E B"]  # False where the episode was already over
+    credit: Credit | None = None  # where the recipe compares with replays
 
 
 class Episodes(NamedTuple):

@@ -59,6 +59,8 @@ def make_team(
       coaching: who scores every action of a workflow; see `marl_llm.coaching`.
     """
     common = dict(parts=parts, seed=seed, permute_rewards=permute_rewards, refills=refills)
+    if options.recipe.returns == "counterfactual" and (hosted or isinstance(game, World)):
+        raise WorkflowError("recipe.returns='counterfactual' replays compiled play only: play a value-state game compiled (hosted=False)")
     if isinstance(game, World):
         return HostedTeam(game, assignment, models, options, mesh, play=play or PlayOptions(), coaching=coaching, **common)
     if coaching is not None:

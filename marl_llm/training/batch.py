@@ -82,6 +82,7 @@ class Rows(NamedTuple):
     where: Bool[Array, "G"]
     kept_ids: Int[Array, "G K R M"] | None = None  # where the recipe truncates: see `marl_llm.sampling.Settings.to_train`
     truncated: Bool[Array, "G K"] | None = None  # responses that their budget ended
+    credit: Float[Array, "G"] | None = None  # where the recipe replays: see `marl_llm.rollout.credit`
 
 
 class Pool(NamedTuple):
@@ -101,6 +102,7 @@ class Pool(NamedTuple):
     where: Bool[Array, "G"]
     kept_ids: Int[Array, "Y M"] | None
     truncated: Bool[Array, "G K"] | None
+    credit: Float[Array, "G"] | None
 
 
 def buffer_sizes(game: Game) -> tuple[int, int]:
@@ -120,8 +122,9 @@ def rows_from(game: Game, tables: dict[str, Table], instance: Int[Array, "E"]) -
         parts.append(
             Rows(
                 *table.prompt, table.responses.tokens, table.responses.where, table.responses.sampled_log_probs,
-                table.rewards.team, table.rewards.local, number, jnp.full_like(number, agent), turn, play, table.where,
-                table.responses.kept_ids, table.responses.truncated,
+                table.rewards.team, table.rewards.local, number, jnp.full_like(number, agent), turn, play,
+                table.where if table.credit is None else table.where & table.credit.replayed, table.responses.kept_ids,
+                table.responses.truncated, None if table.credit is None else table.credit.gained,
             )
         )  # fmt: skip
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
@@ -147,9 +150,10 @@ def pooled(rows: Rows) -> Pool:
         jnp.sum(rows.prompt_where, axis=-1, dtype=jnp.int32),
         jnp.sum(rows.token_where, axis=-1, dtype=jnp.int32),
         fingerprint(rows.prompt, rows.prompt_where),
-        *rows[5:-2],
+        *rows[5:-3],
         None if rows.kept_ids is None else rows.kept_ids.reshape(-1, rows.kept_ids.shape[-1]),
         rows.truncated,
+        rows.credit,
     )
 
 
@@ -187,6 +191,7 @@ def from_pool(pool: Pool, minibatch: int) -> tuple[Tokens, Samples]:
         team=small.team.reshape(-1),
         local=small.local.reshape(-1),
         where=spread(small.where) & (tokens.size > 0),
+        credit=None if small.credit is None else spread(small.credit),
         order=spread(small.turn * (small.agent.max() + 1) + small.agent),
         tokens=tokens.size,
         truncated=None if small.truncated is None else small.truncated.reshape(-1),

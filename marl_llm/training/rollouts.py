@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from marl_llm.algorithms import Recipe
 from marl_llm.games import Game, split_index
 from marl_llm.models import SAMPLE
-from marl_llm.rollout import CompiledRollout, Episodes, Player, play
+from marl_llm.rollout import CompiledRollout, Episodes, Player, counterfactual_credit, play
 from marl_llm.training.batch import Pool, pooled, rows_from
 from marl_llm.training.mesh import data_axis, over_data, position
 from marl_llm.training.processes import replicated
@@ -74,7 +74,18 @@ def summarise(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
         samples, tokens = samples + jnp.sum(where), tokens + jnp.sum(token_where)
         prompts = prompts + jnp.sum(table.where)
         prompt_tokens = prompt_tokens + jnp.sum(table.prompt.where & table.where[..., None])
+    out |= summarise_credit(rollout)
     return out | {"samples": samples, "sampled_tokens": tokens, "prompts": prompts, "prompt_tokens": prompt_tokens}
+
+
+def summarise_credit(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
+    """Replays and the tokens that they drew, and per role the mean credit of its replayed responses; {} where nothing was replayed."""
+    credits = {role: table.credit for role, table in rollout.tables.items() if table.credit is not None}
+    if not credits:
+        return {}
+    counts = {role: jnp.sum(one.replayed) for role, one in credits.items()}
+    out = {f"role/{role}/credit": jnp.sum(one.gained) / jnp.maximum(counts[role], 1) for role, one in credits.items()}
+    return out | {"replays": sum(counts.values()), "replayed_tokens": sum(jnp.sum(one.tokens) for one in credits.values())}
 
 
 def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], environments: int, what: str = "tasks", **options):
@@ -83,17 +94,23 @@ def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], en
     Args:
       player_of: `params -> Player`, for example `model_player(game, ...)`; `params` is any pytree.
       what: the option to name when environments do not divide over the devices.
-      options: of `marl_llm.rollout.play`; see `sampling_of`.
+      options: of `marl_llm.rollout.play`; see `sampling_of`. With `exchange` and `replays`, those of `counterfactual_credit`, every table
+        has the credit of its responses.
     Instance `i` is drawn from the key folded with `i`: the data position is `first`. `step` enters the key of every draw, so that a task
     that comes again is played anew. One compilation serves all splits and steps.
     """
     share = share_of(mesh, environments, what)
+    replayed = {name: options.pop(name) for name in ("exchange", "replays") if name in options}
 
     def local(params, first, key, split, step):
         data_key, sample_key = jax.random.split(key)
         env = first + position(data_axis(mesh)) * share + jnp.arange(share)
         instances = jax.vmap(lambda i: game.instance(jax.random.fold_in(data_key, i), split))(env)
-        rollout = play(game, player_of(params), instances, env, sample_key, step=step, **options)
+        player = player_of(params)
+        rollout = play(game, player, instances, env, sample_key, step=step, **options)
+        if replayed:
+            found = counterfactual_credit(game, player, instances, env, sample_key, rollout, step=step, **replayed)
+            rollout = rollout._replace(tables={role: table._replace(credit=found[role]) for role, table in rollout.tables.items()})
         return rows_from(game, rollout.tables, env), rollout, instances
 
     by_env = P(None, "data")
@@ -126,7 +143,8 @@ def make_choice(game: Game, mesh: Mesh) -> Callable:
 
 
 def sampling_of(recipe: Recipe) -> dict:
-    """How a recipe samples, as options of `marl_llm.rollout.play`."""
+    """How a recipe samples and what it replays, as options of `make_rollout`."""
     alpha, local_weight = recipe.reward_weights
     plays = {"trajectories": recipe.plays, "branches": recipe.candidates}
-    return plays | {"pick": recipe.pick, "alpha": alpha, "local_weight": local_weight}
+    replayed = {"exchange": recipe.exchange, "replays": recipe.replays} if recipe.returns == "counterfactual" else {}
+    return plays | {"pick": recipe.pick, "alpha": alpha, "local_weight": local_weight} | replayed

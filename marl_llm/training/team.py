@@ -309,7 +309,7 @@ class Team(abc.ABC):
         """Says once that a recipe deals one seat's result to its opponents too, who would learn to lose."""
         recipe = self.options.recipe
         summed = recipe.returns in ("to_go", "to_go_mean") and recipe.scope != "agent"
-        shared = summed or recipe.returns in ("outcome", "outcome_plus_local", "trajectory")
+        shared = summed or recipe.returns in ("outcome", "outcome_plus_local", "trajectory", "counterfactual")
         if not shared or recipe.rewards == "local" or self._warned_of_opponents:
             return
         paid = table.where if table.team_where is None else table.where & table.team_where
@@ -332,7 +332,7 @@ class Team(abc.ABC):
         for agent in np.unique(table.agent):
             mine = np.flatnonzero((table.agent == agent) & table.where)
             order[mine] = rng.permutation(mine)
-        columns = {name: getattr(table, name) for name in ("team", "local", "team_where")}
+        columns = {name: getattr(table, name) for name in ("team", "local", "team_where", "credit")}
         return dataclasses.replace(table, **{name: x[order] for name, x in columns.items() if x is not None})
 
     # ------------------------------------------------------------------------------------------------ seats

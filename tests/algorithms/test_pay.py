@@ -54,7 +54,7 @@ def meant(words, paid):
 PAYS = [
     dict(rewards=rewards, returns=returns, scope=scope)
     for rewards, returns, scope in itertools.product(CHOICES["rewards"], CHOICES["returns"], CHOICES["scope"])
-    if returns not in ("gae", "to_go_mean") and (returns == "to_go" or scope == "trajectory")
+    if returns not in ("gae", "to_go_mean", "counterfactual") and (returns == "to_go" or scope == "trajectory")
     if not (returns == "outcome_plus_local" and rewards != "mixed")
 ]
 

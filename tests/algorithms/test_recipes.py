@@ -334,9 +334,10 @@ class TestMaking:
         together |= dict(joint_subset=dict(joint="cross"), gate_positive=dict(loss="sapo"), gate_negative=dict(loss="sapo"),
                         tied_in_denominator=dict(skip_tied=True), max_length=dict(reduce="constant"),
                         correction_level=dict(correction="mask"), correction_cap=dict(correction="mask"),
+                        exchange=dict(returns="counterfactual"), replays=dict(returns="counterfactual"),
                         kl_target=dict(kl_coef=0.1), kl_horizon=dict(kl_coef=0.1, kl_target=0.02))  # fmt: skip
         extra = dict(tied_in_denominator=False, max_length=64, correction_level="product", correction_cap=3.0, kl_target=0.02,
-                     kl_horizon=100.0, joint_subset=16, overlong_penalty=0.5)  # fmt: skip
+                     kl_horizon=100.0, joint_subset=16, overlong_penalty=0.5, exchange="silence", replays=3)  # fmt: skip
         assert set(values) | set(extra) == set(rl.FIELDS)
         for field, value in (values | extra).items():
             made = []
