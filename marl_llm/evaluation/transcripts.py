@@ -70,6 +70,8 @@ def episode(
                 )
                 if advantages and (t, role, k) in advantages:
                     ids[-1]["advantage"] = advantages[t, role, k]
+                if row.credit is not None and row.credit.replayed:
+                    ids[-1] |= {"credit": float(row.credit.gained), "without": float(row.credit.without)}
             prompt = row.prompt.ids[row.prompt.where]
             entry = {"turn": t, "role": role, "prompt": decode(prompt), "responses": responses, "group": f"{name}/{t}/{role}"}
             if number == len(rows) - 1:

@@ -82,6 +82,9 @@ FILE_NAME = "episodes.jsonl"
 TOKENS_FILE_NAME = "episodes_tokens.jsonl"
 _OPTIONAL = ("hidden", "headline", "score", "failures", "tools")
 
+# of a response: what the update was told, what it added to the team's last reward, and what that would have been without it
+WORTH = ("advantage", "credit", "without")
+
 
 class EpisodeError(UserError, ValueError):
     """An episode that does not follow the schema. The message says where, what was found, and what belongs there."""
@@ -289,8 +292,9 @@ def validate_tokens(tokens: Mapping[str, Any], episode: Mapping[str, Any]) -> No
             )
         for k, response in enumerate(responses):
             here = f"{where}.responses[{k}]"
-            _keys(response, here, ("ids", "log_probs"), optional=("entropy", "advantage"))
-            _finite(response.get("advantage", 0.0), f"{here}.advantage")
+            _keys(response, here, ("ids", "log_probs"), optional=("entropy", *WORTH))
+            for name in WORTH:
+                _finite(response.get(name, 0.0), f"{here}.{name}")
             ids = _array(response["ids"], f"{here}.ids", "iu")
             log_probs = _array(response["log_probs"], f"{here}.log_probs", "fiu")
             if ids.size != log_probs.size:

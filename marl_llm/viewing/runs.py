@@ -199,7 +199,7 @@ class StoredRun:
             step["prompt_tokens"] = len(ids_of["prompt_ids"])
             for response, ids in zip(step["responses"], ids_of["responses"]):
                 response["tokens"] = len(ids["ids"])
-                response |= {key: ids[key] for key in ("advantage",) if key in ids}
+                response |= {key: ids[key] for key in episodes.WORTH if key in ids}
         return play
 
     def _play(self, name: str) -> dict[str, Any]:

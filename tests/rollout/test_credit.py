@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 
 from marl_llm.algorithms import Samples, advantages_for, make_recipe
-from marl_llm.games import GameRole, Prompt, Rewards, speaking_order
+from marl_llm.games import GameRole, PlanPath, Prompt, Rewards, speaking_order
+from marl_llm.models import ModelConfig, init_params
+from marl_llm.reporting.episodes import validate_tokens
 from marl_llm.rollout import counterfactual_credit, last_team_reward, play, row_keys, shapley_values
 from marl_llm.rollout.credit import exchanging
 from marl_llm.sampling import Responses
 from marl_llm.text import ByteTokenizer
-from marl_llm.training import make_mesh, make_rollout, sampling_of
+from marl_llm.training import LearnerOptions, ModelSpec, make_mesh, make_optimizer, make_rollout, make_team, sampling_of
 from marl_llm.training.batch import from_pool
+from marl_llm.workflows import Assignment, WorkflowError
 
 E, B, T = 4, 2, 3
 KEY = jax.random.key(5)
@@ -228,6 +231,29 @@ def test_credit_reaches_the_advantages_and_what_was_not_replayed_trains_nobody()
     for role, one in ((role, t.credit) for role, t in played.rollout.tables.items()):
         np.testing.assert_array_equal(one.tokens, np.where(one.replayed, drawn - sizes[role] + 1, 0))
     assert float(played.summary["replayed_tokens"]) == sum(int(t.credit.tokens.sum()) for t in played.rollout.tables.values())
+
+
+def test_models_learn_from_credit_and_the_record_tells_what_the_team_would_have_got():
+    game = PlanPath(height=3, width=3, min_distance=2, max_distance=4, max_moves=2, max_turns=2, wall_density=0.2)
+    shape = dict(width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
+    config = ModelConfig(game.tokenizer.vocab_size, **shape)
+    recipe = make_recipe("grpo", branches=2, returns="counterfactual", replays=3)
+    options = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
+    specs, shared = {"m": ModelSpec(config, init_params(config, jax.random.key(1)))}, Assignment({"tool": "m", "planner": "m"})
+    with make_team(game, shared, specs, options, make_mesh(2), seed=7) as team:
+        batch = team.play(0, 0, 4)
+        figures = team.learn(batch, 1e-3)
+        assert np.isfinite(figures["m"]["loss"])
+        assert batch.figures["replays"] == batch.table.where.sum() > 0
+        (episode, tokens), *_ = batch.episodes(1, "train", team.advantages)
+    validate_tokens(tokens, episode)
+    told = [said for step in tokens["steps"] for said in step["responses"] if "without" in said]
+    assert 0 < len(told) <= 3
+    last = episode["steps"][-1]["responses"][0]["team"]
+    for said in told:
+        assert said["credit"] + said["without"] == pytest.approx(last, abs=1e-6)
+    with pytest.raises(WorkflowError, match="replays compiled play only"):
+        make_team(game, shared, specs, options, make_mesh(2), hosted=True)
 
 
 def test_a_table_without_credit_is_refused_in_one_line():

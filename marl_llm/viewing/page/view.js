@@ -188,7 +188,7 @@
     const card = el("article", { class: "card call" + (here === step.number ? " here" : ""), id: `call-${step.number}`, tabindex: -1,
       "data-call": step.number, role_color: colorOf(roles, step.role) },
       el("header", {}, el("span", { class: "who" }, step.role), chip(`turn ${step.turn}`), chip(`call ${step.number}`),
-        chip(`team ${number(own.team)}`), chip(`local ${number(own.local)}`), own.advantage === undefined ? null : chip(`advantage ${number(own.advantage, 3)}`),
+        chip(`team ${number(own.team)}`), chip(`local ${number(own.local)}`), own.advantage === undefined ? null : chip(`advantage ${number(own.advantage, 3)}`), own.without === undefined ? null : chip(`team without it ${number(own.without, 3)}`),
         own.well_formed ? null : chip("malformed", "bad"), own.truncated ? chip("truncated", "bad") : null,
         chosen ? null : chip("nothing chosen", "bad"), step.tokens ? chip(`${step.tokens} tokens`) : null,
         el("button", { class: "link", title: "link to this call", onclick: () => go({ play: id, call: step.number }) }, "#")),
