@@ -233,3 +233,8 @@ def test_near_misses_belong_to_the_neighbouring_scheme():
     assert scheme_of(body("if x > 3:", "    return aux(x) + 1", "return 0"), "f") == "decorator"
     assert scheme_of(body("return aux(x, x)"), "f") == "wrapper"
     assert scheme_of("def g(x):\n    return aux(x)", "f") == "other"
+
+
+def test_an_aux_that_the_main_part_writes_itself_is_unused():
+    main = "def aux(x):\n    return x + 1\n\n\ndef solve(x):\n    y = aux(x)\n    return y * 2"
+    assert scheme_of(main, "solve") == "unused"

@@ -317,3 +317,11 @@ def test_a_tracker_that_cannot_be_had_is_refused_with_what_to_install(tmp_path, 
         Tracker("wandb", tmp_path, {})
     with pytest.raises(ValueError, match="logger='mlflow' is none of wandb, trackio"):
         Tracker("mlflow", tmp_path, {})
+
+
+def test_a_torn_last_line_hides_no_fault_before_it(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\nnot json\n{"step": 3}\n{"step": 4')
+    objects, faults = files.read_lines(path)
+    assert [one["step"] for one in objects] == [1, 3]
+    assert ["line 2: not JSON" in fault for fault in faults] == [True]

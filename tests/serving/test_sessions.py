@@ -136,3 +136,9 @@ def test_a_retry_of_the_same_request_is_no_fork():
     tree.keep({keys_of("m", (), messages[:2])[-1]: talk})
     assert [tree.match("m", (), messages).forks for _ in range(2)] == [False, False]
     assert tree.match("m", (), [*messages[:2], AGAIN | {"content": "?"}]).forks
+
+
+def test_a_developers_message_is_a_system_message_of_its_words():
+    as_system, as_developer = ([{"role": role, "content": "Be brief."}] for role in ("system", "developer"))
+    assert sessions.keys_of("m", [], as_developer) == sessions.keys_of("m", [], as_system)
+    assert sessions.keys_of("m", [], as_developer) != sessions.keys_of("n", [], as_developer)
