@@ -109,6 +109,9 @@ FAULTS = {
         "joints are drawn with repeats": ("replace=False)", "replace=True)"),
         "the first agent is paired with itself": ("places = (jnp.arange(branches)[None, :, None] + shifts[:, None, :])", "places = (jnp.arange(branches)[None, :, None] + 0 * shifts[:, None, :])"),
     },
+    (A + "policy_terms.py", T + "test_recipes.py " + T + "test_edges.py"): {
+        "the correction is not applied": ("weights * policy.reshape(len(policy), -1)", "1.0 * policy.reshape(len(policy), -1)"),
+    },
     (A + "apply.py", T + "test_recipes.py " + T + "test_edges.py"): {
         "the outcome is read from all rows": ('paid = None if recipe.rewards == "local" else samples.team_where', "paid = None"),
         "the reward is not charged the KL": ("    return _returns(recipe, samples, rewards - penalty, where)", "    return _returns(recipe, samples, rewards, where)"),
@@ -119,7 +122,6 @@ FAULTS = {
         "tied rows are not reported": ("advantages, metrics, tied = _group_advantages(", "advantages, metrics, _ = _group_advantages("),
         "the KL is rewarded": ("total = total + kl_coef * parts(divergence)[0]", "total = total - kl_coef * parts(divergence)[0]"),
         "entropy is punished": ("total = total - recipe.entropy_coef *", "total = total + recipe.entropy_coef *"),
-        "the correction is not applied": ("weights * policy.reshape(len(policy), -1)", "1.0 * policy.reshape(len(policy), -1)"),
         "void rows are paid": ("rewards = jnp.where(where, _rewards(recipe, samples), 0)\n    metrics", "rewards = _rewards(recipe, samples)\n    where = jnp.ones_like(where)\n    metrics"),
         "gamma is dropped": ("gamma=recipe.gamma, where=where, agent", "gamma=1.0, where=where, agent"),
     },

@@ -60,7 +60,7 @@ FAULTS = {
         ),
     },
     (R + "update.py", T + "training/test_update.py"): {
-        "each minibatch's tied groups count in full": ("share = units(mine) * self.options.epochs / len(minibatches)", "share = units(mine)"),
+        "each minibatch's tied groups count in full": ("share = units(kept) * self.options.epochs / len(minibatches)", "share = units(kept)"),
     },
     (R + "team.py", MEANS): {
         "the running mean follows advantages": ("returns = advice.advantages + table.running", "returns = advice.advantages + 0 * table.running"),
