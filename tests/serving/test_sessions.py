@@ -140,5 +140,5 @@ def test_a_retry_of_the_same_request_is_no_fork():
 
 def test_a_developers_message_is_a_system_message_of_its_words():
     as_system, as_developer = ([{"role": role, "content": "Be brief."}] for role in ("system", "developer"))
-    assert sessions.keys_of("m", [], as_developer) == sessions.keys_of("m", [], as_system)
-    assert sessions.keys_of("m", [], as_developer) != sessions.keys_of("n", [], as_developer)
+    assert keys_of("m", [], as_developer) == keys_of("m", [], as_system)
+    assert keys_of("m", [], as_developer) != keys_of("n", [], as_developer)
