@@ -207,7 +207,7 @@ class ChatServer:
                 raise ValueError("this server keeps no episodes: start it with --record=FILE, or leave /episodes/ID out of the address")
             self._record.check(episode)
         dialect = DIALECTS[kind]
-        asked = read_request(body, self.models, dialect.kind, dialect.translate)
+        asked = self._drawn_as(read_request(body, self.models, dialect.kind, dialect.translate), episode)
         events = dialect.events(asked, send) if asked.stream and send is not None else None
         match = self._match(asked, episode)
         replies = self._replies(asked, match, events)
@@ -222,6 +222,10 @@ class ChatServer:
             events.end(number, one)
         events.finish(told)
         return tokens, {}
+
+    def _drawn_as(self, asked: CompletionRequest, episode: str | None) -> CompletionRequest:
+        """How a request is drawn: as it says."""
+        return asked
 
     def _match(self, asked: CompletionRequest, episode: str | None) -> Match:
         """What the episode's earlier replies know of a request's messages."""

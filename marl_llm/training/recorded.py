@@ -59,7 +59,7 @@ def read_recorded(path: str | pathlib.Path, roles: Sequence[str], *, step: int =
             plays[episode][line["number"]] = line
     if not plays.keys() & paid.keys():
         raise RecordError(f"{path}: no play has a reward; post it to /episodes/ID/reward")
-    return _batch(plays, paid, tuple(roles), step)
+    return batch_of(plays, paid, tuple(roles), step)
 
 
 def _read_line(text: bytes, where: str) -> dict:
@@ -105,7 +105,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
 
 
-def _batch(plays: dict[str, dict[int, dict]], paid: dict[str, dict], roles: tuple[str, ...], step: int) -> Batch:
+def batch_of(plays: dict[str, dict[int, dict]], paid: dict[str, dict], roles: tuple[str, ...], step: int) -> Batch:
+    """Lines of replies, by episode and number, and of pays, by episode, as `read_recorded` gives them."""
     samples, tasks = [], {}
     columns: dict[str, list[Any]] = {name: [] for name in ("instance", "agent", "turn", "order", "trajectory", "team", "local", "version")}
     trained = [episode for episode in plays if episode in paid]
@@ -145,4 +146,4 @@ def _batch(plays: dict[str, dict[int, dict]], paid: dict[str, dict], roles: tupl
     return Batch(step, roles, tokens, table, version, figures, lambda count, when, advantages=None: [])
 
 
-__all__ = ["RecordError", "read_recorded"]
+__all__ = ["RecordError", "batch_of", "read_recorded"]

@@ -1,0 +1,150 @@
+"""Plays of a foreign program, as the samples of one step: the third kind of rollout, beside compiled and hosted.
+
+    async def play(task, client):
+        answer = await ask(client.base_url, "first", f"say {task['letter']}")  # with any client of OpenAI's API; the model is the role
+        return float(answer == task["letter"])
+
+    batch = play_attached(team.answers(), play, rows, recipe)
+    team.learn(batch, 1e-5)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from marl_llm.algorithms import Recipe
+from marl_llm.serving import PolicyAnswers
+from marl_llm.serving.completions import read_reward
+from marl_llm.serving.episodes import EpisodeServer, ForeignEpisode
+from marl_llm.serving.server import EpisodeRefused
+from marl_llm.training.batch import Batch
+from marl_llm.training.recorded import batch_of
+from marl_llm.workflows import RolloutError, WorkflowError
+
+ABORTS = ("late", "failed", "unpaid", "refused", "silent")
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """Where a play asks: what every SDK of OpenAI's API takes. The model's name is the role.
+
+    Attributes:
+      base_url: of this episode alone; it cannot be guessed.
+      api_key: any text will do on this machine.
+    """
+
+    base_url: str
+    api_key: str = "none"
+
+
+Which = Sequence[tuple[int, int]]  # (place of the row, number of the play)
+Play = Callable[[Mapping[str, Any], Client], Awaitable[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class AttachOptions:
+    """How foreign plays are run.
+
+    Attributes:
+      timeout_s: seconds for one play; then it is aborted.
+      concurrency: most plays under way.
+      seed: of all draws, with the step, the task and the play.
+    """
+
+    timeout_s: float | int = 120.0
+    concurrency: int = 64
+    seed: int = 0
+
+
+def play_attached(
+    answers: Mapping[str, PolicyAnswers], play: Play, rows: Sequence[Mapping[str, Any]], recipe: Recipe, step: int = 0,
+    options: AttachOptions = AttachOptions(),
+) -> Batch:  # fmt: skip
+    """Plays each row as often as the recipe samples it, and gives what was paid as the samples of a step; `Team.learn` takes them.
+
+    A group is what `recipe.group_by` says: `instance` is the row's place in `rows`, `agent` the role, `turn` the n-th reply of this role in
+    its play, in the order in which they were finished. `play` is awaited with a row and a `Client`; it gives the team's reward, or
+    `{"reward": 1.0, "rewards": {"solver": 0.5}}`, or None where it posted the reward itself (docs/recorded.md): the first pay counts and
+    ends the play. A play that raises, gives something else, asks for nothing or is not paid in time is aborted: it is counted and never
+    trained on. A play that blocks its thread between two awaits holds up the others, and its deadline.
+
+    Args:
+      answers: role -> who answers, as `HostedTeam.answers` gives them.
+
+    Returns:
+      The batch. Its figures hold `void`, the share of aborted plays, `aborted/<reason>` counts for each of `ABORTS`, `refused`, the
+      requests and pays of no open episode, and `reencoded`, the prompt tokens that were encoded behind a rewritten history.
+
+    Raises:
+      WorkflowError: a recipe that samples a tree or a nucleus, or needs replays or truncation, which a program's plays cannot have.
+      RolloutError: every play was aborted.
+    """
+    if recipe.sampling != "parallel" or recipe.joint != "aligned" or recipe.top_k is not None or recipe.top_p != 1:
+        how = "use sampling='parallel', joint='aligned', top_p=1 and no top_k"
+        raise WorkflowError(f"recipe {recipe.name!r}: a foreign program plays whole episodes: {how}")
+    if recipe.returns == "counterfactual" or recipe.mask_truncated or recipe.overlong_buffer:
+        how = "leave out returns='counterfactual', mask_truncated and overlong_buffer"
+        raise WorkflowError(f"recipe {recipe.name!r}: of a foreign program's plays neither replays nor truncation are known: {how}")
+    with EpisodeServer(answers, recipe.temperature, concurrency=options.concurrency) as server:
+        plays = [(task, number) for task in range(len(rows)) for number in range(recipe.plays)]
+        found = asyncio.run(_play_all(server, play, rows, plays, (step, options)))
+        refused = server.episodes.refused
+    return _batch_of_plays(found, plays, tuple(answers), step, refused)
+
+
+async def _play_all(server: EpisodeServer, play: Play, rows: Sequence, plays: Which, how: tuple) -> list[ForeignEpisode]:
+    """Every play's episode, in the order of `plays`."""
+    step, options = how
+    room = asyncio.Semaphore(options.concurrency)
+
+    async def one(task: int, number: int) -> ForeignEpisode:
+        async with room:
+            name, why = server.episodes.open((options.seed, step, task, number)), "unpaid"
+            try:
+                given = await asyncio.wait_for(play(dict(rows[task]), Client(server.address(name))), options.timeout_s)
+                if given is not None:
+                    server.episodes.pay(name, _pay_of(given, server))
+            except TimeoutError:
+                why = "late"
+            except EpisodeRefused:
+                why = "silent"
+            except _NoPay:
+                why = "refused"
+            except (Exception, asyncio.CancelledError):  # of the program: data, counted
+                why = "failed"
+            return server.episodes.take(name, why)
+
+    return list(await asyncio.gather(*(one(*which) for which in plays)))
+
+
+class _NoPay(ValueError):
+    """What a play gave is no reward."""
+
+
+def _pay_of(given: Any, server: EpisodeServer) -> dict[str, Any]:
+    """What a play gave, as the endpoint reads pays. Raises `_NoPay`."""
+    try:
+        return read_reward(json.dumps(given if isinstance(given, dict) else {"reward": given}).encode(), server.models)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _NoPay(str(error)) from None
+
+
+def _batch_of_plays(found: list[ForeignEpisode], plays: Which, roles: tuple[str, ...], step: int, refused: int) -> Batch:
+    """The paid ones of `found` as samples, and the figures of all."""
+    paid = {place: one for place, one in enumerate(found) if one.pay is not None}
+    aborts = collections.Counter(one.aborted for one in found if one.pay is None)
+    if not paid:
+        said = ", ".join(f"{count} {why}" for why, count in sorted(aborts.items()))
+        raise RolloutError(f"step {step}: every play of the program was aborted ({said})")
+    lines = {str(place): dict(enumerate(one.replies)) for place, one in paid.items()}
+    pays = {str(place): one.pay | {"task": str(plays[place][0])} for place, one in paid.items()}
+    batch = batch_of(lines, pays, roles, step)
+    figures = batch.figures | {f"aborted/{why}": float(aborts[why]) for why in ABORTS}
+    figures |= {"void": 1 - len(paid) / len(found), "refused": float(refused)}
+    figures["reencoded"] = float(sum(line.get("reencoded", 0) for one in found for line in one.replies))
+    return dataclasses.replace(batch, figures=figures)
