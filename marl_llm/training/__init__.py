@@ -24,6 +24,7 @@ from marl_llm.training.recorded import RecordError, read_recorded
 from marl_llm.training.rollouts import make_rollout, sampling_of, summarise
 from marl_llm.training.scoring import make_token_kl
 from marl_llm.training.seats import Seat, parse_seat, parse_seats
+from marl_llm.training.sweep import Sweep
 from marl_llm.training.team import Team
 from marl_llm.training.update import Advice, LearnerOptions, Trained, Update, advise
 from marl_llm.workflows import Assignment, RolloutError, WorkflowError, World
@@ -76,7 +77,7 @@ def make_team(
 
 __all__ = [
     "Advice", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LearnerOptions", "ModelSpec",
-    "PackingError", "PlacementError", "PlayOptions", "Policy", "RecordError", "RolloutError", "Seat", "Team", "TokenSample",
+    "PackingError", "PlacementError", "PlayOptions", "Policy", "RecordError", "RolloutError", "Seat", "Sweep", "Team", "TokenSample",
     "Tokens", "Trained", "Update", "advise", "compile_quickly", "decayed", "fresh_policy", "linear_decay", "make_imitation",
     "make_mesh", "make_optimizer", "make_policy", "make_rollout", "make_team", "make_token_kl", "over_data", "pack", "parse_seat",
     "parse_seats", "parts_of", "read_recorded", "sampling_of", "split_evenly", "step_policy", "summarise", "use_cpu_devices",

@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Shaped
 
 from marl_llm.models.config import ModelConfig
 from marl_llm.models.serving import is_large
 from marl_llm.models.sharding import AXES, Rules, use_rules
 
+TEAMS = "teams"  # the axis of a mesh whose devices hold different teams (`teams_mesh`)
 _PRODUCTS = "xla_cpu_experimental_ynn_fusion_type"  # which products YNNPACK takes
 _LEVEL = "--xla_backend_optimization_level"
 
@@ -131,16 +133,34 @@ def serving_mesh(mesh: Mesh, tensor: int | None) -> Mesh:
     return make_mesh(mesh.shape["data"], mesh.shape["fsdp"] // tensor, tensor, devices=mesh.devices)
 
 
+def teams_mesh(teams: int, devices=None) -> Mesh:
+    """A mesh for `teams` teams that train side by side: each of its devices holds an equal share of them (`marl_llm.training.sweep`).
+
+    Programs that `over_data` makes on it take arrays of all teams, stacked along a first axis, and each team's own arithmetic.
+    """
+    devices = jax.devices() if devices is None else devices
+    count = max(n for n in range(1, min(teams, len(devices)) + 1) if teams % n == 0)
+    return Mesh(np.asarray(devices[:count]), (TEAMS,), axis_types=(AxisType.Auto,))
+
+
+def holds_teams(mesh: Mesh) -> bool:
+    """Whether this is a mesh of `teams_mesh`."""
+    return TEAMS in mesh.axis_names
+
+
 def data_axis(mesh: Mesh) -> str | None:
     """'data' where programs run once per position along it (`over_data`); None where one program spans the whole mesh."""
-    return "data" if mesh.size == mesh.shape["data"] else None
+    return "data" if not holds_teams(mesh) and mesh.size == mesh.shape["data"] else None
 
 
 def over_data(f, mesh: Mesh, rules: Rules, in_specs, out_specs):
     """`f` as a program per device along 'data' (`jax.shard_map`), or, with split parameters, as one that the compiler splits by `rules`.
 
     `f` adds and gathers with `summed`, `largest`, `gathered` and `position`, which do nothing in the second case, where arrays are whole.
+    On a mesh of teams it is `f` for each of them: every argument and result has a first axis of teams, and the specs are not read.
     """
+    if holds_teams(mesh):
+        return jax.shard_map(jax.vmap(f), mesh=mesh, in_specs=P(TEAMS), out_specs=P(TEAMS), check_vma=False)
     if data_axis(mesh) is not None:
         return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 

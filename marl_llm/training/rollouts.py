@@ -99,20 +99,7 @@ def make_rollout(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], en
     Instance `i` is drawn from the key folded with `i`: the data position is `first`. `step` enters the key of every draw, so that a task
     that comes again is played anew. One compilation serves all splits and steps.
     """
-    share = share_of(mesh, environments, what)
-    replayed = {name: options.pop(name) for name in ("exchange", "replays") if name in options}
-
-    def local(params, first, key, split, step):
-        data_key, sample_key = jax.random.split(key)
-        env = first + position(data_axis(mesh)) * share + jnp.arange(share)
-        instances = jax.vmap(lambda i: game.instance(jax.random.fold_in(data_key, i), split))(env)
-        player = player_of(params)
-        rollout = play(game, player, instances, env, sample_key, step=step, **options)
-        if replayed:
-            found = counterfactual_credit(game, player, instances, env, sample_key, rollout, step=step, **replayed)
-            rollout = rollout._replace(tables={role: table._replace(credit=found[role]) for role, table in rollout.tables.items()})
-        return rows_from(game, rollout.tables, env), rollout, instances
-
+    local = _local_rollout(game, player_of, share_of(mesh, environments, what), data_axis(mesh), options)
     by_env = P(None, "data")
     out = (P("data"), CompiledRollout(by_env, Episodes(*(P("data"),) * 4), by_env), P("data"))
     mapped = over_data(local, mesh, SAMPLE, in_specs=(P(),) * 5, out_specs=out)
@@ -140,6 +127,38 @@ def make_choice(game: Game, mesh: Mesh) -> Callable:
         return Played(pool, one.summary, rollout, taken(0, one.instances, two.instances))
 
     return jax.jit(choose)
+
+
+def make_team_rollouts(game: Game, mesh: Mesh, player_of: Callable[[dict], Player], environments: int, **options) -> Callable:
+    """Builds `rollouts(params, first, key, split, step) -> (Pool, summary, Episodes)` of several teams at once, jit-compiled.
+
+    The same as `make_rollout` for each of them; `mesh` is one of teams, and every argument and result has a first axis of teams.
+    """
+    local = _local_rollout(game, player_of, environments, None, options)
+
+    def run(*arguments):
+        rows, rollout, _ = local(*arguments)
+        return pooled(rows), summarise(rollout), rollout.episodes
+
+    return jax.jit(over_data(run, mesh, SAMPLE, in_specs=P(), out_specs=P()))
+
+
+def _local_rollout(game: Game, player_of: Callable[[dict], Player], share: int, axis: str | None, options: dict) -> Callable:
+    """`(params, first, key, split, step) -> (rows, rollout, instances)` of the `share` environments of one device along `axis`."""
+    replayed = {name: options.pop(name) for name in ("exchange", "replays") if name in options}
+
+    def local(params, first, key, split, step):
+        data_key, sample_key = jax.random.split(key)
+        env = first + position(axis) * share + jnp.arange(share)
+        instances = jax.vmap(lambda i: game.instance(jax.random.fold_in(data_key, i), split))(env)
+        player = player_of(params)
+        rollout = play(game, player, instances, env, sample_key, step=step, **options)
+        if replayed:
+            found = counterfactual_credit(game, player, instances, env, sample_key, rollout, step=step, **replayed)
+            rollout = rollout._replace(tables={role: table._replace(credit=found[role]) for role, table in rollout.tables.items()})
+        return rows_from(game, rollout.tables, env), rollout, instances
+
+    return local
 
 
 def sampling_of(recipe: Recipe) -> dict:

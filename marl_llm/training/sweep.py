@@ -1,0 +1,333 @@
+"""Many teams that train side by side in one program: one compilation, one dispatch per step, each team with its own seed and rates.
+
+    teams = [CompiledTeam(game, assignment, models(seed), options, mesh, seed=seed) for seed in range(16)]
+    sweep = Sweep(teams)
+    for step in range(300):
+        sweep.imitate(step, 32, 2e-3)
+    sweep.begin()
+    for step in range(200):
+        figures = sweep.step(step, first=32 * step, count=32, learning_rates=1e-3)
+    evaluations = sweep.evaluate("test", 256)
+    sweep.unstack()                                 # each team is an ordinary one again
+
+A team of 10^5 parameters leaves most of a machine idle, since every step waits for dispatches. Stacked along a first axis, the parameters
+of all teams go through one program (`jax.vmap`, split over the devices). What the host does stays as it is for one team: advantages, and
+which samples share a row. A team in a sweep does the arithmetic of a team alone, up to the rounding of differently shaped products.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from marl_llm.algorithms import Samples, needs
+from marl_llm.evaluation import Evaluation, Outcome
+from marl_llm.games import split_index
+from marl_llm.rollout import model_player, scripted_player
+from marl_llm.sampling import Settings
+from marl_llm.training.batch import Pool, by_identity, columns_of, from_pool
+from marl_llm.training.compiled import CHUNK, DEMONSTRATIONS, CompiledTeam
+from marl_llm.training.imitation import imitation_step
+from marl_llm.training.learner import PROGRAMS
+from marl_llm.training.mesh import TEAMS, teams_mesh
+from marl_llm.training.minibatches import minibatches_of, prompts_of
+from marl_llm.training.packing import PackedRows, Tokens
+from marl_llm.training.policy import Policy
+from marl_llm.training.rollouts import TRAIN, make_team_rollouts, sampling_of
+from marl_llm.training.scoring import per_sample
+from marl_llm.training.steps import few_shapes, mean_metrics
+from marl_llm.training.team import EVALUATION
+from marl_llm.training.update import LearnerOptions, Trained, Update, advise
+
+
+class SweepError(ValueError):
+    """What cannot be trained as a sweep; the message says what and why."""
+
+
+class Sweep:
+    """Several `CompiledTeam`s of one game, with equal options and models of equal shapes, that train in one program.
+
+    Args:
+      teams: they may differ in their seeds and in the parameters that they begin with. They are stale until `unstack`.
+      devices: that share the teams; None: all of JAX's, as many as divide the number of teams.
+
+    Raises `SweepError` for teams that differ in more than that, and for recipes whose update needs more than the step's samples: a critic,
+    a KL to the start, running means, the largest entropies of a step; adapters; options of one model's own.
+    """
+
+    def __init__(self, teams: Sequence[CompiledTeam], devices: Sequence[jax.Device] | None = None):
+        check_alike(teams)
+        self.teams = tuple(teams)
+        self._one = self.teams[0]
+        self.mesh = teams_mesh(len(teams), devices)
+        self.options = self._one.options
+        self._imitated: dict[tuple[int, int], list[tuple[Tokens, list[str]]]] = {}
+        self.policies: dict[str, Policy] = {}
+        self._stack_policies()
+
+    def __len__(self) -> int:
+        return len(self.teams)
+
+    # ------------------------------------------------------------------------------------------------ parameters
+    def _stack_policies(self) -> None:
+        names = self._one.learners
+        self.policies = {name: self._stacked([team.learners[name].policy for team in self.teams]) for name in names}
+
+    def _stacked(self, trees: Sequence[Any]) -> Any:
+        """Equal trees as one, with a first axis of teams, split over the devices."""
+        place = NamedSharding(self.mesh, P(TEAMS))
+        return jax.tree.map(lambda *x: jax.device_put(np.stack(jax.device_get(x)), place), *trees)
+
+    def _repeated(self, value: Any, dtype: Any = None) -> np.ndarray:
+        """A value that is one for all teams, or one for each, along an axis of teams."""
+        return np.broadcast_to(np.asarray(value, dtype), (len(self),))
+
+    def unstack(self) -> None:
+        """Gives every team its parameters and optimizer back, so that it can be evaluated, kept and exported as always."""
+        for name, policy in self.policies.items():
+            policy = jax.device_get(policy)
+            for number, team in enumerate(self.teams):
+                learner = team.learners[name]
+                learner.trained = Trained(learner._placed(jax.tree.map(lambda x, number=number: x[number], policy)))
+
+    # ------------------------------------------------------------------------------------------------ supervised warm-up
+    def imitate(self, step: int, count: int, learning_rates: float | Sequence[float]) -> list[dict[str, float]]:
+        """`Team.imitate` of every team: mean loss and gradient norm of its models. Rates are one for all teams, or one for each."""
+        if (step, count) not in self._imitated:
+            self._imitated[step, count] = self._demonstrations(step, count)
+        rates, found = self._repeated(learning_rates, np.float32), []
+        for leader, members in self._one._families().items():
+            packed = []
+            for team, (tokens, speakers) in zip(self.teams, self._imitated[step, count], strict=True):
+                chosen = [i for i, role in enumerate(speakers) if team.assignment.roles.get(role) in members]
+                packed.append(tokens.pack(chosen, self.options.row_tokens, 1, few_shapes(self.options.microbatch_tokens)))
+            program = _imitation(self.options, self._one.learners[leader].spec.config, self.mesh)
+            self.policies[leader], figures = program(self.policies[leader], None, stacked_rows(packed), rates)
+            found.append(jax.device_get(figures))
+        return [{key: float(np.mean([x[key][n] for x in found])) for key in found[0]} for n in range(len(self))]
+
+    def _demonstrations(self, step: int, count: int) -> list[tuple[Tokens, list[str]]]:
+        run = _scripted_rollouts(self._one.game, self.mesh, count, self._one.script)
+        keys = jnp.stack([team._warm_key for team in self.teams])
+        none = {"": np.zeros(len(self))}  # a tree without leaves has no axis of teams
+        pools, _, _ = run(none, self._repeated(step * count, np.int32), keys, self._repeated(TRAIN, np.int32), self._repeated(0, np.int32))
+        out = []
+        for tokens, table in self._samples_of(pools):
+            out.append((tokens, [self._one.roles[agent] if there else "" for agent, there in zip(table.agent, table.where)]))
+        return out
+
+    def begin(self) -> None:
+        """Ends the warm-up of every team; see `Team.begin`."""
+        self.unstack()
+        self._imitated.clear()
+        for team in self.teams:
+            team.begin()
+        self._stack_policies()
+
+    # ------------------------------------------------------------------------------------------------ reinforcement
+    def step(self, step: int, first: int, count: int, learning_rates: float | Sequence[float]) -> list[dict[str, Any]]:
+        """One rollout and one update of every team: its figures by name, those of models as `model/<name>/<figure>`.
+
+        Each team plays its own tasks `first ... first + count` of the training split. Rates are one for all teams, or one for each.
+        """
+        roles = tuple(self._one.assignment.roles.items())
+        configs = tuple((name, learner.config) for name, learner in self._one.learners.items())
+        run = _training_rollouts(self._one.game, self.mesh, count, roles, configs, self.options.recipe)
+        params = {name: policy.params for name, policy in self.policies.items()}
+        keys = jnp.stack([team._data_key for team in self.teams])
+        numbers = [self._repeated(x, np.int32) for x in (first, TRAIN, step)]
+        pools, summary, _ = run(params, numbers[0], keys, *numbers[1:])
+        summary = jax.device_get(summary)
+        figures = [{name: float(x[n]) for name, x in summary.items()} for n in range(len(self))]
+        batches = [self._trained(tokens, table, step) for tokens, table in self._samples_of(pools)]
+        advices = [advise(self.options.recipe, *batch) for batch in batches]
+        for name in self._one.assignment.training(step):
+            found = self._learn(name, step, batches, advices, self._repeated(learning_rates, np.float32))
+            for one, more in zip(figures, found, strict=True):
+                one |= {f"model/{name}/{key}": x for key, x in more.items()}
+        return figures
+
+    def _samples_of(self, pools: Pool) -> list[tuple[Tokens, Samples]]:
+        """Each team's samples on the host."""
+        pools = jax.device_get(pools)
+        every = [jax.tree.map(lambda x, n=n: x[n], pools) for n in range(len(self))]
+        return [from_pool(pool, self.options.minibatch) for pool in every]
+
+    def _trained(self, tokens: Tokens, table: Samples, step: int) -> tuple[Tokens, Samples]:
+        """The samples, of which those of roles that train at this step count."""
+        assignment = self._one.assignment
+        trains = np.asarray([assignment.roles[role] in assignment.training(step) for role in self._one.roles])
+        table.where[:] &= trains[table.agent]
+        return tokens, columns_of(tokens, table)
+
+    def _learn(self, name: str, step: int, batches: list, advices: list, rates: np.ndarray) -> list[dict[str, float]]:
+        """The update of one model of every team; see `Update`. A team without samples for a minibatch keeps its parameters there."""
+        update, program = _update(self.options, self._one.learners[name].spec.config, self.mesh)
+        plays = np.asarray([self._one.assignment.roles[role] == name for role in self._one.roles])
+        dealt = [self._minibatches(team, step, *batch, advice, plays) for team, batch, advice in zip(self.teams, batches, advices)]
+        longest = max(len(minibatches) for minibatches, _ in dealt)
+        params, old, parts = self.policies[name].params, [], []
+        packed = [self._packed(batches, advices, [m[k] if k < len(m) else [] for m, _ in dealt]) for k in range(longest)]
+        for rows, _, _ in packed[1:]:
+            old.append(update._score_old((params, None), rows))
+        for k, (rows, arrays, active) in enumerate(packed):
+            arrays |= {"old": np.zeros(rows.targets.shape, np.float32) if k == 0 else old[k - 1]}
+            scalars = {"kl_coef": self._repeated(0, np.float32), "first_step": self._repeated(k == 0)}
+            scales = np.asarray([s[k] if k < len(s) else 1.0 for _, s in dealt], np.float32)
+            self.policies[name], metrics, gap = program(active, self.policies[name], rows, arrays, scalars, scales, rates)
+            parts.append((metrics, gap, active))
+        return self._figures(jax.device_get(parts), advices)
+
+    def _minibatches(self, team: CompiledTeam, step: int, tokens: Tokens, table: Samples, advice, plays) -> tuple[list, list]:
+        """The samples of each optimizer step of one team, and the scale of each one's denominator."""
+        recipe, options = self.options.recipe, self.options
+        order = by_identity(tokens, table)
+        mine = order[(table.where & plays[table.agent])[order]]
+        useful = mine[~advice.tied[mine]] if recipe.skip_tied else mine
+        seed = int(np.random.SeedSequence((team.seed, step)).generate_state(1)[0]) % 2**31
+        minibatches = minibatches_of(prompts_of(tokens, table, useful), options.minibatch, options.epochs, seed)
+        update, _ = _update(options, next(iter(self._one.learners.values())).spec.config, self.mesh)
+        return minibatches, update._denominator_scales(tokens, mine, minibatches)
+
+    def _packed(self, batches: list, advices: list, chosen: list[list[int]]) -> tuple[PackedRows, dict, np.ndarray]:
+        """One minibatch of every team in rows: (rows, arrays beside them, which teams have samples)."""
+        few = few_shapes(self.options.microbatch_tokens)
+        rows = [tokens.pack(some, self.options.row_tokens, 1, few) for (tokens, _), some in zip(batches, chosen, strict=True)]
+        worth = [per_sample(one, advice.advantages) for one, advice in zip(rows, advices, strict=True)]
+        rows = stacked_rows(rows)
+        advantages = np.stack([np.pad(x, [(0, rows.tokens.shape[1] - len(x)), (0, 0)]) for x in worth])
+        return rows, {"advantages": advantages}, np.asarray([bool(some) for some in chosen])
+
+    def _figures(self, parts: list, advices: list) -> list[dict[str, float]]:
+        """Each team's metrics of an update: means over all of its minibatches, see `mean_metrics`."""
+        out = []
+        for number, advice in enumerate(advices):
+            mine = [(metrics, gap) for metrics, gap, active in parts if active[number]]
+            picked = [jax.tree.map(lambda x, number=number: np.float64(x[number]), metrics) for metrics, _ in mine]
+            found = {name: float(x) for name, x in mean_metrics(picked).items()} if picked else {}
+            gaps = [float(gap[number]) for _, gap in mine]
+            out.append(dict(advice.metrics) | found | {"log_prob_gap": max(gaps, default=0.0), "updates": float(len(mine))})
+        return out
+
+    # ------------------------------------------------------------------------------------------------ evaluation
+    def evaluate(self, split: str, tasks: int) -> list[Evaluation]:
+        """Every team on the same tasks of a split, greedily, as `Team.evaluate` does it for one; without transcripts."""
+        team, count = self._one, min(CHUNK, tasks)
+        configs = tuple((name, learner.config) for name, learner in team.learners.items())
+        run = _evaluation_rollouts(team.game, self.mesh, count, tuple(team.assignment.roles.items()), configs)
+        params = {name: policy.params for name, policy in self.policies.items()}
+        keys = jnp.stack([one._evaluation_key for one in self.teams])
+        fixed = [self._repeated(x, np.int32) for x in (split_index(split), EVALUATION)]
+        chunks = [jax.device_get(run(params, self._repeated(at, np.int32), keys, *fixed)[2]) for at in range(0, tasks, count)]
+        ended = jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :tasks, 0], *chunks)
+        return [self._evaluation(split, jax.tree.map(lambda x, n=n: x[n], ended)) for n in range(len(self))]
+
+    def _evaluation(self, split: str, ended) -> Evaluation:
+        columns = zip(ended.outcome.tolist(), ended.turns.tolist(), ended.void.tolist())
+        outcomes = [
+            Outcome(task, 0, float(end >= 1.0), float(turns), void, {"outcome": end}) for task, (end, turns, void) in enumerate(columns)
+        ]
+        seats = dict.fromkeys(self._one.roles, "trained")
+        return Evaluation(split, seats, 0.0, self._one.headline, tuple(outcomes), {})
+
+
+def check_alike(teams: Sequence[CompiledTeam]) -> None:
+    """Raises `SweepError` naming what keeps these teams from training in one program."""
+    if not teams:
+        raise SweepError("a sweep needs at least one team")
+    one, recipe = teams[0], teams[0].options.recipe
+    for team in teams:
+        if not isinstance(team, CompiledTeam):
+            raise SweepError(f"a {type(team).__name__} cannot be swept: sweeps are of games that are played compiled")
+        shapes = [{name: learner.spec.config for name, learner in x.learners.items()} for x in (one, team)]
+        for what, same in (
+            ("game", team.game == one.game and team.script == one.script),
+            ("options", team.options == one.options),
+            ("assignment", team.assignment == one.assignment),
+            ("models' shapes", shapes[0] == shapes[1]),
+        ):
+            if not same:
+                raise SweepError(f"teams of a sweep differ in their {what}; they may differ in seeds, parameters and learning rates")
+    extra = [name for name, learner in one.learners.items() if learner.base is not None or learner.spec.options is not None]
+    reasons = {
+        "a critic": one.options.has_critic,
+        "a KL to the start": bool(recipe.kl_coef),
+        "running means (normaliser='ema')": recipe.normaliser == "ema",
+        "the entropies of a whole step": "entropy_threshold" in needs(recipe),
+        "truncated responses left out of the loss": recipe.mask_truncated,
+        "replays (returns='counterfactual')": recipe.returns == "counterfactual",
+        "adapters or options of one model's own": bool(extra),
+        "models on devices of their own": one.split,
+    }
+    if found := [reason for reason, there in reasons.items() if there]:
+        raise SweepError(f"a sweep cannot have {found[0]}: train these teams one by one")
+
+
+def stacked_rows(rows: Sequence[PackedRows]) -> PackedRows:
+    """Rows of several teams with a first axis of teams, filled up with empty rows to as many as the largest has. NumPy."""
+    most = max(one.tokens.shape[0] for one in rows)
+
+    def filled(one: PackedRows) -> PackedRows:
+        lacking = most - one.tokens.shape[0]
+        padded = jax.tree.map(lambda x: np.pad(x, [(0, lacking)] + [(0, 0)] * (x.ndim - 1)), one)
+        padded.sample[most - lacking :] = -1
+        return padded
+
+    return jax.tree.map(lambda *x: np.stack(x), *map(filled, rows))
+
+
+# --- compiled programs, kept by what they are made of -------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(PROGRAMS)
+def _training_rollouts(game, mesh: Mesh, count: int, roles: tuple, configs: tuple, recipe) -> Callable:
+    settings = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
+
+    def player_of(params):
+        return model_player(game, dict(roles), dict(configs), params, settings)
+
+    return make_team_rollouts(game, mesh, player_of, count, **sampling_of(recipe))
+
+
+@functools.lru_cache(PROGRAMS)
+def _evaluation_rollouts(game, mesh: Mesh, count: int, roles: tuple, configs: tuple) -> Callable:
+    def player_of(params):
+        return model_player(game, dict(roles), dict(configs), params, 0.0)
+
+    return make_team_rollouts(game, mesh, player_of, count, trajectories=1)
+
+
+@functools.lru_cache(PROGRAMS)
+def _scripted_rollouts(game, mesh: Mesh, count: int, script: tuple) -> Callable:
+    def player_of(_):
+        return scripted_player(game, **dict(script))
+
+    return make_team_rollouts(game, mesh, player_of, count, branches=DEMONSTRATIONS)
+
+
+@functools.lru_cache(PROGRAMS)
+def _imitation(options: LearnerOptions, config, mesh: Mesh) -> Callable:
+    return imitation_step(options, config, mesh)
+
+
+@functools.lru_cache(PROGRAMS)
+def _update(options: LearnerOptions, config, mesh: Mesh) -> tuple[Update, Callable]:
+    """The update of one model of all teams, and `(active, policy, rows, arrays, scalars, scales, rates) -> (policy, metrics, gap)`."""
+    update = Update(options, config, mesh)
+
+    def program(active, policy: Policy, rows, arrays, scalars, scales, rates):
+        new, metrics, gap = update._act(policy, None, None, rows, arrays, scalars, scales, rates)
+
+        def chosen(new, old):
+            return jnp.where(active.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+        return jax.tree.map(chosen, new, policy), metrics, gap
+
+    return update, jax.jit(program, donate_argnums=(1,))
