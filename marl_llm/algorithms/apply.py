@@ -358,6 +358,7 @@ def loss_for(
         metrics["left_out"] = tokens(as_float(~kept))
     total, count = parts(policy)
     metrics["policy_loss"] = (jax.lax.stop_gradient(total), count)
+    total = recipe.policy_coef * total
     if reference_log_probs is not None:
         divergence = losses.kl(new, jax.lax.stop_gradient(as_float(reference_log_probs)), kind=recipe.kl_kind, where=where)
         metrics["kl"] = tokens(divergence)

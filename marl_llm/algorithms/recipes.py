@@ -19,6 +19,7 @@ import numpy as np
 
 from marl_llm.algorithms.advantages import SCALES, SINGLETONS
 from marl_llm.algorithms.credit import EXCHANGES
+from marl_llm.algorithms.distillation import DIVERGENCES
 from marl_llm.algorithms.losses import KL_KINDS, LEVELS, REDUCTIONS
 from marl_llm.algorithms.ratios import CORRECTIONS
 from marl_llm.algorithms.returns import SCOPES
@@ -47,6 +48,7 @@ CHOICES = types.MappingProxyType(
         "reduce": REDUCTIONS,
         "kl_kind": KL_KINDS,
         "kl_in": ("loss", "reward"),
+        "distill_divergence": DIVERGENCES,
         "correction": CORRECTIONS,
         "correction_level": ("token", "sequence", "product"),
     }
@@ -135,6 +137,11 @@ class Recipe:
     entropy_coef: float = 0.0  # weight of the entropy bonus
     entropy_quantile: float = 1.0  # share of a step's tokens, those of the highest entropy, in the policy term; 1: all
     off_policy_kl: float | None = None  # nats per token beyond which a bad response leaves the policy term, see on_policy_rows; None: never
+    policy_coef: float = 1.0  # weight of the policy term; 0: rewards teach nothing, only teachers and KL do
+    distill_coef: float = 0.0  # weight of the divergence from the role's teacher, beside the policy term; 0: no teacher is read
+    distill_divergence: str = "reverse_kl"  # exact "reverse_kl", "forward_kl" or "jsd"; or "sampled", one token's estimate of reverse_kl
+    distill_beta: float = 0.5  # jsd: the teacher's share of the mixture
+    distill_top_k: int | None = None  # the teacher's k likeliest tokens and all others as one; None: the whole vocabulary
     correction: str = "none"  # of the gap between sampler and scorer: "none", "truncate" or "mask"; see ratios
     correction_level: str = "token"  # weight per "token", "sequence" or "product"
     correction_cap: float = 2.0  # largest weight
@@ -201,9 +208,10 @@ class Recipe:
                 raise ValueError(f"{self.name}: {why}")
 
 
-_INTEGERS = ("branches", "replays", "top_k", "joint_subset", "ddof", "max_length")
+_INTEGERS = ("branches", "replays", "top_k", "joint_subset", "ddof", "max_length", "distill_top_k")
 _OPTIONAL = (
     "replays", "top_k", "overlong_buffer", "joint_subset", "dual_clip", "max_length", "value_clip", "kl_target", "off_policy_kl",
+    "distill_top_k",
 )  # fmt: skip
 _RANGES = (
     ("branches", 1, math.inf),
@@ -232,6 +240,10 @@ _RANGES = (
     ("entropy_coef", 0, math.inf),
     ("entropy_quantile", 1e-6, 1),
     ("off_policy_kl", 0, math.inf),
+    ("policy_coef", 0, math.inf),
+    ("distill_coef", 0, math.inf),
+    ("distill_beta", 1e-6, 1 - 1e-6),
+    ("distill_top_k", 1, math.inf),
     ("value_coef", 0, math.inf),
     ("value_clip", 0, math.inf),
     ("correction_cap", 1, math.inf),
@@ -299,6 +311,18 @@ def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
         (r.normaliser == "leave_one_out" and r.weigh != "sample", "leave_one_out gives each sample one vote: weigh='sample'."),
         ((r.reduce == "constant") != (r.max_length is not None), "reduce='constant' and max_length belong together."),
         (
+            r.policy_coef == 0 and r.distill_coef == 0,
+            "policy_coef=0 leaves nothing to learn from: set distill_coef, and a teacher for the role.",
+        ),
+        (
+            r.distill_coef > 0 and (r.top_k is not None or r.top_p < 1),
+            f"distill_coef={r.distill_coef:g} compares whole distributions, but top_k={r.top_k} and top_p={r.top_p:g} sample from a part.",
+        ),
+        (
+            r.distill_coef > 0 and r.skip_tied,
+            "skip_tied leaves samples out of the forward pass that a teacher would score: use skip_tied=False with distill_coef.",
+        ),
+        (
             r.advantages is not None and r.normaliser == "critic",
             "advantages of your own are one number per sample, and normaliser='critic' has one per token: use another recipe.",
         ),
@@ -358,6 +382,9 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
             r.advantages is not None,
             "advantages is a function of your own",
         ),
+        (("distill_divergence", "distill_beta", "distill_top_k"), r.distill_coef == 0, "distill_coef=0 reads no teacher"),
+        (("distill_beta",), r.distill_divergence != "jsd", f"only distill_divergence='jsd' mixes, and this is {r.distill_divergence!r}"),
+        (("distill_top_k",), r.distill_divergence == "sampled", "distill_divergence='sampled' reads one token"),
         (("correction_level", "correction_cap"), r.correction == "none", "correction='none' weighs nothing"),
         (("kl_kind", "kl_in", "kl_target"), r.kl_coef == 0, "kl_coef=0 switches the KL term off"),
         (("kl_horizon",), r.kl_target is None, "kl_target=None leaves kl_coef as it is"),
@@ -380,14 +407,17 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Recipe) if field.name 
 SAMPLER_FIELDS = (
     "sampling", "branches", "pick", "temperature", "top_k", "top_p", "joint", "joint_subset", "exchange", "replays",
 )  # fmt: skip
-TRAINER_FIELDS = ("skip_tied", "tied_in_denominator", "mask_truncated")
+TRAINER_FIELDS = (
+    "skip_tied", "tied_in_denominator", "mask_truncated", "distill_coef", "distill_divergence", "distill_beta", "distill_top_k",
+)  # fmt: skip
 
 
 # What each model of a team may have of its own; all other fields say how the team is sampled, paid and compared.
 LOSS_FIELDS = (
     "loss", "level", *CLIPS, "dual_clip", "gate_positive", "gate_negative", "reduce", "max_length", "kl_coef", "kl_kind", "kl_target",
     "kl_horizon", "entropy_coef", "entropy_quantile", "off_policy_kl", "correction", "correction_level", "correction_cap", "value_coef",
-    "value_clip", "policy_loss", "mask_truncated",
+    "value_clip", "policy_loss", "mask_truncated", "policy_coef", "distill_coef", "distill_divergence", "distill_beta",
+    "distill_top_k",
 )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ target's logit is picked by comparison instead of a gather, so that only sums tr
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +70,8 @@ def score_hidden(
         target outside of its kept ids has log-prob -inf.
       where: True on targets that count. What others score means nothing: chunks without any are not computed.
     """
-    v, n, shares = weight.shape[1], targets.size, ways("batch")
-    chunk = chunk or max(1, BLOCK_LOGITS.get(platform(), BLOCK_ELSEWHERE) // v) * shares
+    v = weight.shape[1]
+    chunk = chunk or pairs_of_a_chunk(v)
 
     def score(h, t, ids=None) -> TokenScores:
         logits = jnp.matmul(h, weight.astype(h.dtype), preferred_element_type=jnp.float32)
@@ -88,38 +89,51 @@ def score_hidden(
 
     with jax.named_scope("head"):
         inputs = (hidden, targets) if kept_ids is None else (hidden, targets, kept_ids)
-        if chunk >= n:
+        if chunk >= targets.size:
             return score(*inputs)
-        # a chunk takes `size` positions of `group` rows; every device gets its share of each, so that a sharded batch axis stays so
-        lead, length = targets.shape[:-1], targets.shape[-1]
-        rows = n // length
-        group = max(shares, min(rows, chunk) // shares * shares)
-        size = max(1, min(length, chunk // group))
-        across, along = -(-rows // group), -(-length // size)
-        size = -(-length // along)
-        wide, long = across * group, along * size
+        return in_chunks(score, inputs, jnp.ones(targets.shape, bool) if where is None else where, chunk)
 
-        def chunks(x):
-            x = x.reshape(rows, length, *x.shape[len(lead) + 1 :])
-            x = jnp.pad(x, [(0, wide - rows), (0, long - length), *((0, 0),) * (x.ndim - 2)])
-            x = x.reshape(group, across, along, size, *x.shape[2:])  # rows of a group are `across` apart
-            return jnp.moveaxis(x, 0, 2).reshape(across * along, group, size, *x.shape[4:])
 
-        def nothing(_, t, ids=None) -> TokenScores:
-            return TokenScores(jnp.zeros(t.shape), jnp.zeros(t.shape))
+def pairs_of_a_chunk(vocabulary: int) -> int:
+    """(row, position) pairs whose logits may exist at a time, over all devices that share the rows."""
+    return max(1, BLOCK_LOGITS.get(platform(), BLOCK_ELSEWHERE) // vocabulary) * ways("batch")
 
-        def unless_empty(_, x):
-            counts, *x = x
-            return None, jax.lax.cond(jnp.any(counts), score, nothing, *x)
 
-        where = jnp.ones(targets.shape, bool) if where is None else where
-        _, out = jax.lax.scan(jax.checkpoint(unless_empty), None, tuple(map(chunks, (where, *inputs))))
+def in_chunks(score: Callable, inputs: tuple, where: Bool[Array, "*shape"], chunk: int) -> Any:
+    """`score(*inputs)`, a NamedTuple of numbers per target, for `chunk` (row, position) pairs at a time; 0 in chunks without any `where`.
 
-        def join(x):
-            x = jnp.moveaxis(x.reshape(across, along, group, size), 2, 0)
-            return x.reshape(wide, long)[:rows, :length].reshape(*lead, length)
+    `inputs` have the shape of `where` and any axes behind it.
+    """
+    shares, n = ways("batch"), where.size
+    # a chunk takes `size` positions of `group` rows; every device gets its share of each, so that a sharded batch axis stays so
+    lead, length = where.shape[:-1], where.shape[-1]
+    rows = n // length
+    group = max(shares, min(rows, chunk) // shares * shares)
+    size = max(1, min(length, chunk // group))
+    across, along = -(-rows // group), -(-length // size)
+    size = -(-length // along)
+    wide, long = across * group, along * size
 
-        return TokenScores(*map(join, out))
+    def chunks(x):
+        x = x.reshape(rows, length, *x.shape[len(lead) + 1 :])
+        x = jnp.pad(x, [(0, wide - rows), (0, long - length), *((0, 0),) * (x.ndim - 2)])
+        x = x.reshape(group, across, along, size, *x.shape[2:])  # rows of a group are `across` apart
+        return jnp.moveaxis(x, 0, 2).reshape(across * along, group, size, *x.shape[4:])
+
+    def nothing(*x):
+        return jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(score, *x))
+
+    def unless_empty(_, x):
+        counts, *x = x
+        return None, jax.lax.cond(jnp.any(counts), score, nothing, *x)
+
+    _, out = jax.lax.scan(jax.checkpoint(unless_empty), None, tuple(map(chunks, (where, *inputs))))
+
+    def join(x):
+        x = jnp.moveaxis(x.reshape(across, along, group, size), 2, 0)
+        return x.reshape(wide, long)[:rows, :length].reshape(*lead, length)
+
+    return jax.tree.map(join, out)
 
 
 def _scores(logits: Float[Array, "*shape W"], target: Bool[Array, "*shape W"]) -> TokenScores:

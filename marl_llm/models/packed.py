@@ -84,9 +84,22 @@ def score_packed(
     A token outside the vocabulary raises `ValueError`; where tokens are traced, its whole row gets NaN.
     """
     unknown = jnp.any(outside_vocabulary(config, "tokens", tokens, segments > 0), axis=-1)[:, None]
+    weight, hidden = packed_hidden(config, params, tokens, positions, segments, branches, predict)
+    scores = score_hidden(weight, hidden, targets, temperature, kept_ids=kept_ids, where=where)
+    return TokenScores(*(jnp.where(unknown, jnp.nan, x) for x in scores))
+
+
+def packed_hidden(
+    config: ModelConfig,
+    params: dict,
+    tokens: Int[Array, "B L"],
+    positions: Int[Array, "B L"],
+    segments: Int[Array, "B L"],
+    branches: Int[Array, "B L"],
+    predict: Int[Array, "B Q"],
+) -> tuple[Float[Array, "D V"], Float[Array, "B Q D"]]:
+    """(the head, the hidden states that predict the targets of packed rows); arguments as those of `score_packed`."""
     variables, base = split_adapters(params)
     model = Decoder(config, stacked=is_stacked(base))
     hidden, _ = model.apply(variables, tokens, positions, packed_mask(segments, branches))
-    hidden = jnp.take_along_axis(hidden, predict[..., None], axis=1)
-    scores = score_hidden(head_weight(config, base), hidden, targets, temperature, kept_ids=kept_ids, where=where)
-    return TokenScores(*(jnp.where(unknown, jnp.nan, x) for x in scores))
+    return head_weight(config, base), jnp.take_along_axis(hidden, predict[..., None], axis=1)

@@ -37,7 +37,7 @@ def programs(
     from marl_llm.training import LearnerOptions, make_optimizer, make_policy
     from marl_llm.training.imitation import imitation_step
     from marl_llm.training.packing import PackedRows
-    from marl_llm.training.update import policy_step, value_step
+    from marl_llm.training.update import Frozen, policy_step, value_step
 
     def abstract(tree, rules, on=mesh):
         placed = param_shardings(tree, on, rules)
@@ -71,7 +71,7 @@ def programs(
     update = policy_step(options, config, mesh, lora, critic == "head")
     numbers = ("kl_coef", "entropy_threshold") if "entropy_threshold" in needs(recipe) else ("kl_coef",)
     scalars = dict.fromkeys(numbers, whole((), real)) | {"first_step": whole((), bool)}
-    lowered = {"update": update.lower(policy, base, reference, rows, arrays, scalars, whole((), real), whole((), real))}
+    lowered = {"update": update.lower(policy, base, Frozen(reference), rows, arrays, scalars, whole((), real), whole((), real))}
     if imitates:
         lowered["imitation"] = imitation_step(options, config, mesh, lora).lower(policy, base, rows, whole((), real))
     if critic == "own":

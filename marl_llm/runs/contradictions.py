@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def check_whole(config: config_dict.ConfigDict, plan: Plan) -> None:
     """Raises `ConfigError` for values that cannot stand together, and for options that would have no effect."""
     play = (_check_play, _check_asynchrony, _check_refills, _check_servers, _check_sampling)
-    for check in (*play, _check_critic, _check_sizes, _check_start, _check_models):
+    for check in (*play, _check_critic, _check_teachers, _check_sizes, _check_start, _check_models):
         check(config, plan)
 
 
@@ -151,6 +151,15 @@ def _check_critic(config: config_dict.ConfigDict, plan: Plan) -> None:
         (none and o.critic == "head", f"optimizer.critic='head' {why}"),
         (o.critic == "head" and adapted, f"optimizer.critic='head' lies on a policy's own parameters, but {[*adapted, ''][0]} trains "
          "adapters: use 'own'"),
+    )  # fmt: skip
+
+
+def _check_teachers(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """A loss that reads teachers, of whom a config names none."""
+    taught = [name for name, recipe in plan.recipes.items() if recipe.distill_coef]
+    _refuse_first(
+        (taught, f"recipe.distill_coef needs a teacher for {[*taught, ''][0]}, and a config names none: give ModelSpec(teachers=) to a "
+         "loop of your own"),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from marl_llm.models import (
     merge,
     param_shardings,
 )
+from marl_llm.training.distillation import Teacher, Teaching, teaching_of
 from marl_llm.training.imitation import make_imitation
 from marl_llm.training.packing import Tokens
 from marl_llm.training.parked import park, unpark
@@ -49,6 +50,7 @@ class ModelSpec:
       lora: adapters are trained instead of the parameters.
       sampler: the vLLM server that draws for it in hosted play, a `marl_llm.tools.VllmServer`; None: an engine of this program.
       options: how it is updated, where that differs from the team's; its recipe differs in `LOSS_FIELDS` at most. None: as the team's.
+      teachers: role -> the frozen model that the role learns from, where the recipe has a `distill_coef`.
     """
 
     config: ModelConfig
@@ -57,6 +59,7 @@ class ModelSpec:
     lora: LoraConfig | None = None
     sampler: Any = None
     options: LearnerOptions | None = None
+    teachers: Mapping[str, Teacher] = dataclasses.field(default_factory=dict)
 
 
 def with_value_head(params: dict) -> dict:
@@ -66,9 +69,11 @@ def with_value_head(params: dict) -> dict:
 
 
 @functools.lru_cache(PROGRAMS)
-def _programs(config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, options: LearnerOptions) -> tuple[Callable, Callable, Callable]:
+def _programs(
+    config: ModelConfig, lora: LoraConfig | None, mesh: Mesh, options: LearnerOptions, teaching: Teaching | None
+) -> tuple[Callable, Callable, Callable]:
     """(imitate, update, token_kl), compiled once for all models of one shape."""
-    imitate, update = make_imitation(options, config, mesh, lora), Update(options, config, mesh, lora)
+    imitate, update = make_imitation(options, config, mesh, lora), Update(options, config, mesh, lora, teaching)
     return imitate, update, make_token_kl(options.recipe, config, mesh, **options.sizes)
 
 
@@ -102,18 +107,29 @@ class Learner:
       mesh: where it lives.
       key: of fresh adapters; consumed.
       base: `frozen_base` of the spec's parameters, where another model has its adapters on it too; None: it is made here.
+      roles: of the team, in the order of agent numbers; needed where the spec has teachers.
 
     Attributes:
       trained: parameters (or adapters) with their optimizer, and the same of its own critic, or None.
       version: how often its parameters have changed since `begin`.
     """
 
-    def __init__(self, spec: ModelSpec, options: LearnerOptions, mesh: Mesh, key: Key[Array, ""], base: dict | None = None):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        options: LearnerOptions,
+        mesh: Mesh,
+        key: Key[Array, ""],
+        base: dict | None = None,
+        roles: Sequence[str] = (),
+    ):
         options = spec.options or options
         head = options.has_critic and options.critic == "head"
-        self.spec, self.options, self.mesh = dataclasses.replace(spec, params={}), options, mesh
+        self.spec, self.options, self.mesh = dataclasses.replace(spec, params={}, teachers={}), options, mesh
+        teaching, teachers = teaching_of(spec.config, roles, spec.teachers if options.recipe.distill_coef else {})
+        self._teachers = tuple(frozen_base(one.config, one.params, mesh) for one in teachers)
         self.config = dataclasses.replace(spec.config, value_head=True) if head else spec.config
-        self._imitate, self._update, self._token_kl = _programs(spec.config, spec.lora, mesh, options)
+        self._imitate, self._update, self._token_kl = _programs(spec.config, spec.lora, mesh, options, teaching)
         self.base = (frozen_base(spec.config, spec.params, mesh) if base is None else base) if spec.lora else None
         whole = with_value_head(spec.params) if head and "value_head" not in spec.params else spec.params
         stacked = self.base is not None and is_stacked(self.base)
@@ -223,10 +239,13 @@ class Learner:
         kl_coef: float,
     ) -> dict[str, float]:
         """One step of reinforcement on the team's samples; `plays [N]` says whose are this model's. Returns the update's
-        metrics and, beside `log_prob_gap`, the bound of a healthy one for this dtype."""
+        metrics and, beside `log_prob_gap`, the bound of a healthy one for this dtype. Raises `ValueError` if the recipe distils and no
+        role of this model has a teacher."""
+        if self.options.recipe.distill_coef and not self._teachers:
+            raise ValueError(f"distill_coef={self.options.recipe.distill_coef:g} needs a teacher for a role of the model: set teachers")
         self.trained, figures = self._update(
             self.trained, self.reference, tokens, table, plays, learning_rate, seed,
-            critic_learning_rate=critic_learning_rate, base=self.base, advice=advice, kl_coef=kl_coef,
+            critic_learning_rate=critic_learning_rate, base=self.base, advice=advice, kl_coef=kl_coef, teachers=self._teachers,
         )  # fmt: skip
         self.version += 1
         bound = log_prob_gap_bound(self.config.compute_dtype)  # beside the gap, for whoever judges it

@@ -59,6 +59,12 @@ def staleness(batch: Batch, plays: np.ndarray, version: int) -> float:
     return float(np.mean(version - batch.version[mine])) if np.any(mine) else 0.0
 
 
+def by_role(figures: Mapping[str, float], roles: Sequence[str]) -> dict[str, float]:
+    """Figures whose last part is an agent's number, as in tied_share/0, under the role's name."""
+    names = {name: name.rpartition("/") for name in figures}
+    return {f"{kind}/{roles[int(last)]}" if kind and last.isdigit() else name: figures[name] for name, (kind, _, last) in names.items()}
+
+
 class Team(abc.ABC):
     """The models of a game's roles; a context manager, for it may own an engine and threads.
 
@@ -109,7 +115,8 @@ class Team(abc.ABC):
         bases: dict[tuple[int, Mesh], dict] = {}  # of models with adapters: what is the same object is placed once on the same devices
         for number, name in enumerate(assignment.policies):
             spec, key, part = models[name], jax.random.fold_in(jax.random.key(seed), number), self.parts[name]
-            self.learners[name] = Learner(spec, options, part, key, bases.get((id(spec.params), part)) if spec.lora else None)
+            base = bases.get((id(spec.params), part)) if spec.lora else None
+            self.learners[name] = Learner(spec, options, part, key, base, self.roles)
             if spec.lora:
                 bases[id(spec.params), part] = self.learners[name].base
         self.kl_coef = {name: self.learners[name].options.recipe.kl_coef for name in self.trained}
@@ -264,7 +271,7 @@ class Team(abc.ABC):
         for name, found in at_once(self.parts, names, learn).items():
             found["clip_fraction"] = found.get("clip_low", 0.0) + found.get("clip_high", 0.0)
             found["staleness"] = staleness(batch, plays[name], versions[name])
-            figures[name] = found | {f"tied_share/{role}": found.pop(f"tied_share/{n}") for n, role in enumerate(self.roles)}
+            figures[name] = by_role(found, self.roles)
             figures[name]["kl_coef"] = self.kl_coef[name]
             self._steer(name, found, int(np.sum(table.where & plays[name][table.agent])))
             if recipe.normaliser == "ema":

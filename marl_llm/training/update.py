@@ -21,12 +21,14 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, entropy_threshold, needs, value_loss_for, value_targets_for
+from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, entropy_threshold, needs, value_targets_for
 from marl_llm.models import TRAIN, LoraConfig, ModelConfig, TokenScores, score_packed
 from marl_llm.sampling.tickets import bucket
 from marl_llm.training.batch import by_identity, columns_of, rows_of
+from marl_llm.training.critic import critic_loss, explained_variance
+from marl_llm.training.distillation import Frozen, Teaching, add_distillation, agents_beside, score_taught
 from marl_llm.training.mesh import data_axis, over_data, summed, update_options
 from marl_llm.training.minibatches import minibatches_of, over_minibatches, prompts_of
 from marl_llm.training.packing import PackedRows, Tokens, TokenSample
@@ -153,29 +155,18 @@ def packed_loss(
     return policy_loss(recipe, new, entropy, sampled, advantages, sample_where(rows), reference, old, **scalars)
 
 
-def critic_loss(
-    recipe: Recipe, values: Float[Array, "B Q"], old: Float[Array, "B Q"], targets: Float[Array, "B Q"], where: Bool[Array, "B Q"]
-) -> tuple[Float[Array, ""], Sums]:
-    """The clipped value loss of packed rows as sums over response tokens, without `recipe.value_coef`; the first has the gradient."""
-    total, count, parts = value_loss_for(dataclasses.replace(recipe, value_coef=1.0), values, old, targets, where=where)
-    parts |= {"value_loss": (total, count)}
-    return total, jax.lax.stop_gradient(Sums(total, count, parts, jnp.float32(0)))
-
-
-def explained_variance(values: Float[np.ndarray, "S R"], targets: Float[np.ndarray, "S R"], where: Bool[np.ndarray, "S R"]) -> float:
-    """1 − Var(G − V) / Var(G) over response tokens: 1 for a perfect critic, 0 for a constant. 0 if the targets do not vary."""
-    goal, error = targets[where].astype(np.float64), (targets - values)[where].astype(np.float64)
-    spread = goal.var() if goal.size else 0.0
-    return float(1 - error.var() / spread) if spread > 1e-12 else 0.0
-
-
 def policy_step(
-    options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None, head: bool = False
+    options: LearnerOptions,
+    config: ModelConfig,
+    mesh: Mesh,
+    lora: LoraConfig | None = None,
+    head: bool = False,
+    teaching: Teaching | None = None,
 ) -> Callable:
-    """`(policy, base, reference, rows, arrays, scalars, denominator_scale, learning_rate) -> (policy, metrics, gap)`, compiled."""
+    """`(policy, base, frozen, rows, arrays, scalars, denominator_scale, learning_rate) -> (policy, metrics, gap)`, compiled."""
     recipe, axis = options.recipe, data_axis(mesh)
 
-    def step(policy: Policy, base, reference, rows: PackedRows, arrays: dict, scalars: dict, denominator_scale, learning_rate):
+    def step(policy: Policy, base, frozen: Frozen, rows: PackedRows, arrays: dict, scalars: dict, denominator_scale, learning_rate):
         part, count, most = cut((rows, arrays), options.microbatch_tokens, axis)
         if head:  # the two losses may have denominators of their own, so that of the policy loss divides both
             units, tokens = count_for(recipe, where=sample_where(rows)), jnp.sum(rows.length, dtype=jnp.float32)
@@ -186,10 +177,15 @@ def policy_step(
             some, beside = part(j)
             if head:
                 values, scored = packed_values(config, params, some, recipe.temperature)
+            elif teaching:
+                student = config, whole(params, base, lora)
+                scored, taught = score_taught(recipe, teaching, student, frozen.teachers, some, beside["agents"])
             else:
                 scored = score_packed(config, whole(params, base, lora), *some.inputs, recipe.temperature, **beside_inputs(some))
-            ref = reference_scores(recipe, config, reference, some)
+            ref = reference_scores(recipe, config, frozen.reference, some)
             total, sums = packed_loss(recipe, scored, ref, some, beside["advantages"], beside["old"], scalars)
+            if teaching:
+                total, sums = add_distillation(recipe, teaching, (total, sums), some, taught)
             if head:
                 error, of_values = critic_loss(recipe, values, beside["values"], beside["targets"], response_where(some))
                 total = total + weight * error
@@ -253,10 +249,12 @@ def _judge(options: LearnerOptions, config: ModelConfig, mesh: Mesh) -> Callable
     return judge
 
 
-def _check(options: LearnerOptions, config: ModelConfig, lora: LoraConfig | None) -> ModelConfig:
+def _check(options: LearnerOptions, config: ModelConfig, lora: LoraConfig | None, teaching: Teaching | None) -> ModelConfig:
     """The config of the network that judges. Raises `ValueError` for a combination that no update can have."""
     if not options.has_critic:
         return config
+    if options.critic == "head" and teaching:
+        raise ValueError("critic='head' and a teacher's distribution are not computed in one pass: use critic='own'")
     if options.critic == "head" and lora is not None:
         raise ValueError("critic='head' lies on the policy's own parameters, but adapters are trained: use critic='own'")
     return dataclasses.replace(config, value_head=True)
@@ -267,6 +265,7 @@ class Update:
 
     Args:
       options: the recipe and the sizes. config: the policy's shape. lora: the policy's parameters are adapters on a frozen `base`.
+      teaching: which agents learn from teachers; None: nobody.
 
     Metrics, floats: loss, entropy, old_kl, ratio, clip_low, clip_high and kl (means over the units of all steps), grad_norm, log_prob_gap
     (largest |sampler − scorer| in nats before the first step), updates, groups (prompts of this model), useful_groups (of these, prompts
@@ -277,12 +276,19 @@ class Update:
     Raises `ValueError` for a critic that adapters leave no room for.
     """
 
-    def __init__(self, options: LearnerOptions, config: ModelConfig, mesh: Mesh, lora: LoraConfig | None = None):
+    def __init__(
+        self,
+        options: LearnerOptions,
+        config: ModelConfig,
+        mesh: Mesh,
+        lora: LoraConfig | None = None,
+        teaching: Teaching | None = None,
+    ):
         self.options, self.recipe, self.lora = options, options.recipe, lora
         self.own, head = options.has_critic and options.critic == "own", options.has_critic and options.critic == "head"
-        judging = _check(options, config, lora)
+        judging, self._teaching = _check(options, config, lora, teaching), teaching
         self._devices = mesh.shape["data"] if data_axis(mesh) else 1
-        self._act = policy_step(options, judging if head else config, mesh, lora, head)
+        self._act = policy_step(options, judging if head else config, mesh, lora, head, teaching)
         self._learn_values = value_step(options, judging, mesh) if self.own else None
         self._judge = _judge(options, judging, mesh) if options.has_critic else None
         self._token_kl = make_token_kl(self.recipe, config, mesh, **options.sizes)
@@ -309,6 +315,7 @@ class Update:
         base: dict | None = None,
         advice: Advice | None = None,
         kl_coef: float | None = None,
+        teachers: tuple = (),
     ) -> tuple[Trained, dict[str, float | int]]:
         """One step's update.
 
@@ -317,7 +324,7 @@ class Update:
           reference: whole parameters, or a base with adapters attached, that the KL is measured to; None where `recipe.kl_coef` is 0.
           tokens, table: `Tokens` (or a list of `TokenSample`) of all samples of the team, and their columns `[S]` in the same order.
           plays: `[N]` bool, which agents the model plays and is trained on.
-          learning_rate: float. seed: int, with the epoch's number it orders the prompts.
+          learning_rate: float. seed: int, with the epoch's number it orders the prompts. teachers: parameters, as `teaching.configs`.
           critic_learning_rate: of a critic of its own; None: as the policy's. base: frozen parameters under adapters.
           advice: what `advise` said of this table; None: it is computed here. kl_coef: β where it is steered; None: the recipe's.
         With `kl_in="reward"` and no critic, `table.kl` is charged; if it is None, the reference charges every sample that counts.
@@ -346,11 +353,11 @@ class Update:
             metrics["kl"] = float(np.sum(table.kl[mine]) / max(np.sum(table.tokens[mine]), 1))
         scalars = self._scalars((trained.policy.params, base), tokens, useful) | {"kl_coef": beta}
         prompts = prompts_of(tokens, table, useful)
-        minibatches = minibatches_of(prompts, options.minibatch, options.epochs, seed)
+        frozen, minibatches = Frozen(reference, teachers), minibatches_of(prompts, options.minibatch, options.epochs, seed)
 
         def packed(chosen: list[int]) -> tuple[PackedRows, dict]:
             rows = tokens.pack(chosen, options.row_tokens, self._devices, few_shapes(options.microbatch_tokens))
-            arrays = {name: by_row(rows, one) for name, one in tables.items()}
+            arrays = {name: by_row(rows, one) for name, one in tables.items()} | agents_beside(self._teaching, rows, table.agent)
             spread = per_sample if advice.advantages.ndim == 1 else by_row
             return rows, arrays | {"advantages": spread(rows, advice.advantages)}
 
@@ -361,7 +368,7 @@ class Update:
         def take(trained: Trained, number: int, rows: PackedRows, arrays: dict):
             arrays |= {"old": np.zeros(rows.targets.shape, np.float32) if number == 0 else old[number - 1]}
             numbers = scalars | {"first_step": np.bool_(number == 0)}
-            policy, parts, gap = self._act(trained.policy, base, reference, rows, arrays, numbers, scales[number], learning_rate)
+            policy, parts, gap = self._act(trained.policy, base, frozen, rows, arrays, numbers, scales[number], learning_rate)
             if not self.own:
                 return Trained(policy), parts, gap
             rate = learning_rate if critic_learning_rate is None else critic_learning_rate
@@ -372,8 +379,7 @@ class Update:
         trained, figures = over_minibatches(take, trained, minibatches, packed)
         if options.has_critic and not self.own:
             figures["loss"] += recipe.value_coef * figures["value_loss"]
-        counts = {"groups": len(prompts_of(tokens, table, mine)), "useful_groups": len(prompts)}
-        return trained, metrics | figures | counts
+        return trained, metrics | figures | {"groups": len(prompts_of(tokens, table, mine)), "useful_groups": len(prompts)}
 
     def _advice(self, trained: Trained, reference, tokens: Tokens, table: Samples, mine: np.ndarray, advice: Advice | None, beta):
         """(advice, the critic's arrays `[S, R]` beside the rows)."""

@@ -53,6 +53,7 @@ CARRIED_OUT = {
     "entropy_coef": ({}, 0.5),
     "entropy_quantile": ({}, 0.4),
     "off_policy_kl": ({}, 0.01),
+    "policy_coef": ({}, 0.5),
     "correction": ({}, "truncate"),
     "correction_level": (CORRECTED, "product"),
     "correction_cap": (CORRECTED, 1.05),

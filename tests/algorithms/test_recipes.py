@@ -327,7 +327,8 @@ class TestMaking:
             kl_kind="k2", kl_in="reward",
             entropy_coef=0.01, value_coef=1.0, value_clip=None, correction="mask", gate_positive=2.0, gate_negative=3.0,
             entropy_quantile=0.2, off_policy_kl=0.1, joint="cross", center="score", baseline="place", ema_decay=0.9,
-            advantages=own_advantages, policy_loss=own_loss, overlong_buffer=0.2, mask_truncated=True,
+            advantages=own_advantages, policy_loss=own_loss, overlong_buffer=0.2, mask_truncated=True, policy_coef=0.5,
+            distill_coef=0.1,
         )  # fmt: skip
         together = dict(center=dict(returns="to_go"), baseline=dict(normaliser="global"))
         together |= dict(overlong_penalty=dict(overlong_buffer=0.2))
@@ -335,9 +336,12 @@ class TestMaking:
                         tied_in_denominator=dict(skip_tied=True), max_length=dict(reduce="constant"),
                         correction_level=dict(correction="mask"), correction_cap=dict(correction="mask"),
                         exchange=dict(returns="counterfactual"), replays=dict(returns="counterfactual"),
-                        kl_target=dict(kl_coef=0.1), kl_horizon=dict(kl_coef=0.1, kl_target=0.02))  # fmt: skip
+                        kl_target=dict(kl_coef=0.1), kl_horizon=dict(kl_coef=0.1, kl_target=0.02),
+                        distill_divergence=dict(distill_coef=1.0), distill_top_k=dict(distill_coef=1.0),
+                        distill_beta=dict(distill_coef=1.0, distill_divergence="jsd"))  # fmt: skip
         extra = dict(tied_in_denominator=False, max_length=64, correction_level="product", correction_cap=3.0, kl_target=0.02,
-                     kl_horizon=100.0, joint_subset=16, overlong_penalty=0.5, exchange="silence", replays=3)  # fmt: skip
+                     kl_horizon=100.0, joint_subset=16, overlong_penalty=0.5, exchange="silence", replays=3,
+                     distill_divergence="jsd", distill_top_k=8, distill_beta=0.3)  # fmt: skip
         assert set(values) | set(extra) == set(rl.FIELDS)
         for field, value in (values | extra).items():
             made = []
