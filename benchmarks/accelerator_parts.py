@@ -273,7 +273,7 @@ def log_prob_rows(sizes: Sizes, dtypes=("float32", "bfloat16")) -> Iterator[dict
         return out.tokens[:, 0], out.log_probs[:, 0]
 
     def served(config):
-        lane = LaneConfig(slots=prompts, prompt_tokens=longest, response_tokens=new, chunk=8)
+        lane = LaneConfig(max_num_seqs=prompts, prompt_tokens=longest, response_tokens=new, decode_steps=8)
         requests = [Request(tuple(map(int, ids[i][where[i]])), (i,), new) for i in range(prompts)]
         with Engine({"policy": (config, params)}, jax.random.key(1), sizes=lane) as engine:
             done = engine.generate_all(requests)
@@ -323,7 +323,7 @@ def engine_row(config, params, batch: int, prompt: int, response: int, repeats: 
     from marl_llm.training.roofline import decode_step
 
     rng, runs = np.random.default_rng(0), []
-    lane = LaneConfig(slots=batch, prompt_tokens=prompt, response_tokens=response, admit=min(batch, 8))
+    lane = LaneConfig(max_num_seqs=batch, prompt_tokens=prompt, response_tokens=response, admit=min(batch, 8))
     with Engine({"policy": (config, params)}, jax.random.key(0), sizes=lane) as engine:
         for repeat in range(repeats + 1):  # the first one compiles
             prompts = rng.integers(3, config.vocab_size, (batch, prompt))
@@ -377,7 +377,7 @@ def update_row(config, groups: int, branches: int, prompt: int, response: int, r
     step()
     runs = [step() for _ in range(repeats)]
     seen = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    recipe = make_recipe("grpo", branches=branches)
+    recipe = make_recipe("grpo", group_size=branches)
     lowered, *_ = planning.programs(config, recipe, mesh, groups, 0, prompt, response)
     seconds, sheet, limit = statistics.median(run["seconds"] for run in runs), chip(), limits(config.compute_dtype)
     counted = roofline.update(config, groups, branches, prompt, response, 1, 1)

@@ -47,11 +47,11 @@ def prepare(args) -> dict:
     dtype = DTYPES[args.platform]
     config, params = load_pretrained(args.model, stacked=True, remat=args.remat, compute_dtype=dtype)
     row, lora, mesh = args.prompt + args.samples * args.response, LoraConfig(args.rank), make_mesh(1)
-    recipe = make_recipe("grpo", branches=args.samples, kl_coef=0.0)
+    recipe = make_recipe("grpo", group_size=args.samples, kl_coef=0.0)
     options = LearnerOptions(recipe, make_optimizer(), row, args.prompts, microbatch_tokens=args.microbatch_tokens or row)
     learner = Learner(ModelSpec(config, params, lora=lora), options, mesh, jax.random.key(1))
     count = args.prompts * args.samples
-    sizes = LaneConfig(slots=count, prompt_tokens=args.prompt, response_tokens=args.response, chunk=16, admit=args.prompts)
+    sizes = LaneConfig(max_num_seqs=count, prompt_tokens=args.prompt, response_tokens=args.response, decode_steps=16, admit=args.prompts)
 
     def on_base():
         return attach(learner.base, learner.policy.params, lora)

@@ -1,7 +1,7 @@
-"""Asynchronous play: what `rollout.ahead=1` or `rollout.over_start` saves where tools are slow, and what it costs in learning.
+"""Asynchronous play: what `rollout.max_staleness=1` or `rollout.oversample` saves where tools are slow, and what it costs in learning.
 
     python -m benchmarks.ahead --seeds=0,1,2 --steps=40 [--tasks=32] [--low=0.5 --high=3] [--config.optimizer.epochs=8]
-    python -m benchmarks.ahead --option=over_start --value=8 --seeds=0 [--rare=0.02 --rare_s=12]
+    python -m benchmarks.ahead --option=oversample --value=8 --seeds=0 [--rare=0.02 --rare_s=12]
 
 Workflow A of UnityMAS-O in the small world of facts, whose search answers after `low` to `high` seconds, or a share `rare` of them after
 `rare_s`, drawn from the query. Of each seed one team is taught by imitation; from there one run plays on policy (the option at 0) and one
@@ -10,7 +10,7 @@ load; `--in_turn` runs one behind the other.
 
 Prints one JSON line: seconds per step (medians over the steps behind the first five), their ratio, and the most that this ratio could be:
 play and update of the first arm, over the longer of both. The success of every training step, its mean over the last ten steps per seed
-and with a 95 % interval over the seeds, and F1 on held-out tasks with 95 % intervals, of both; with `over_start` what early and late plays
+and with a 95 % interval over the seeds, and F1 on held-out tasks with 95 % intervals, of both; with `oversample` what early and late plays
 were like, means over the steps.
 """
 
@@ -59,7 +59,7 @@ from experiments.configs.sizes import small_workflow
 
 def get_config(arg=None):
     c = small_workflow("ahead", f"{pathlib.Path(__file__).parent / 'slow_search.py'}:slow", "ppo")
-    c.recipe.update(branches=4, correction="truncate")
+    c.recipe.update(group_size=4, rollout_correction="truncate")
     c.optimizer.epochs = 4
     c.warm_start.steps = 700
     c.evaluation.update(every=10_000, tasks=40, final_tasks=200, ablate_roles=False)
@@ -79,7 +79,7 @@ def measured(workdir: pathlib.Path) -> dict:
     """Figures of one run."""
     steps, final = lines(workdir), json.loads((workdir / "evaluation.json").read_text())
     behind = steps[LEARNED:]
-    late = {name: [line[name] for line in behind] for name in behind[0] if name.startswith("over_start/")}
+    late = {name: [line[name] for line in behind] for name in behind[0] if name.startswith("oversample/")}
     stale = [value for line in behind for name, value in line.items() if name.endswith("/staleness")]
     return {
         "step_s": round(statistics.median(line["time/sample"] + line["time/update"] for line in behind), 3),
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--tasks", type=int, default=32)
-    parser.add_argument("--option", default="ahead", choices=["ahead", "over_start"])
+    parser.add_argument("--option", default="max_staleness", choices=["max_staleness", "oversample"])
     parser.add_argument("--value", type=int, default=1, help="of the option, beside 0")
     parser.add_argument("--low", type=float, default=0.5)
     parser.add_argument("--high", type=float, default=3.0)

@@ -1,6 +1,6 @@
 """Cross against aligned joint sampling at equal sampled responses: how much the advantage of one fixed response depends on its partners.
 
-    python -m benchmarks.cross_sampling [--tasks=20] [--draws=30] [--branches=4]
+    python -m benchmarks.cross_sampling [--tasks=20] [--draws=30] [--group_size=4]
 
 Scripted players write programs of `helper_functions`, judged in the sandbox; no model takes part. In each of `--draws` groups of a task the
 helper's first response is the same, and all others are drawn anew. Prints one JSON line: the variance of that response's advantage (return

@@ -28,7 +28,7 @@ from marl_llm.sampling import Engine, LaneConfig, Request
 from marl_llm.sampling.pages import page_bytes
 
 VOCABULARY, PAGE = 2048, 16
-SIZES = LaneConfig(slots=64, prompt_tokens=256, response_tokens=64, chunk=8, admit=16, page=PAGE, exact=True)
+SIZES = LaneConfig(max_num_seqs=64, prompt_tokens=256, response_tokens=64, decode_steps=8, admit=16, page=PAGE, batch_invariant=True)
 
 
 def config_of(width: int) -> ModelConfig:
@@ -63,7 +63,7 @@ def answers(params: dict, config: ModelConfig, sizes: LaneConfig, requests: list
 def costs(params: dict, config: ModelConfig, requests: list[Request], repeats: int) -> list[tuple[float, float]]:
     """CPU seconds of the exact and of the default engine, turn by turn, with empty pools."""
     lanes = [{"a": (config, params)}, jax.random.key(3)]
-    with Engine(*lanes, sizes=SIZES) as exact, Engine(*lanes, sizes=dataclasses.replace(SIZES, exact=False)) as plain:
+    with Engine(*lanes, sizes=SIZES) as exact, Engine(*lanes, sizes=dataclasses.replace(SIZES, batch_invariant=False)) as plain:
         found = []
         for _ in range(repeats + 2):  # the first two compile
             pair = []
@@ -89,9 +89,9 @@ def main() -> None:
     requests = requests_of(o.requests, o.seed)
     first, dice = list(range(len(requests))), random.Random(o.seed)
     orders = [dice.sample(first, len(first)) for _ in range(2)]
-    whole = SIZES.slots * (SIZES.prompt_tokens + SIZES.response_tokens) * page_bytes(config, PAGE) // PAGE
+    whole = SIZES.max_num_seqs * (SIZES.prompt_tokens + SIZES.response_tokens) * page_bytes(config, PAGE) // PAGE
     small = dataclasses.replace(SIZES, cache_bytes=whole // 5)
-    plain = dataclasses.replace(SIZES, exact=False)
+    plain = dataclasses.replace(SIZES, batch_invariant=False)
     wanted = answers(params, config, SIZES, requests, first)
 
     def differ(found, wanted=wanted):

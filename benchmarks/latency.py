@@ -129,7 +129,7 @@ def main(argv: list[str]) -> None:
     jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     config = make_model_config(PRESET.value, vocab_size=TOKENIZER.vocab_size)
-    sizes = LaneConfig(slots=SLOTS.value, prompt_tokens=PROMPT, response_tokens=TOKENS.value, chunk=8)
+    sizes = LaneConfig(max_num_seqs=SLOTS.value, prompt_tokens=PROMPT, response_tokens=TOKENS.value, decode_steps=8)
     params = init_params(config, jax.random.key(0))
     with Engine({"policy": (config, params)}, jax.random.key(1), sizes=sizes) as engine:
         for candidates in map(int, CANDIDATES.value):

@@ -31,7 +31,7 @@ def flags(prompt: int, response: int, *more: str) -> tuple[str, ...]:
     return tuple(f"--config.{one}" for one in (f"rollout.max_prompt={prompt}", f"rollout.max_tokens={response}", *more))
 
 
-PPO = ("--prompt=8192", "--response=4096", "--mesh=2,2", "--config.recipe.branches=1")
+PPO = ("--prompt=8192", "--response=4096", "--mesh=2,2", "--config.recipe.group_size=1")
 HOSTS = (  # config, model, topology, flags
     (TEXT, "qwen3-0.6b", "v5e:1x1", flags(2048, 512, RANK)),
     (TEXT, "qwen3-1.7b", "v5e:2x4", flags(8192, 4096, "mesh.tensor=2", "rollout.cache_gib=1.5")),

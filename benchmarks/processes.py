@@ -37,12 +37,12 @@ def get_config(arg=None):
     c.game.max_moves = 2
     c.game.max_turns = 2
     c.model.preset = "nano"
-    c.recipe.branches = 4
+    c.recipe.group_size = 4
     c.recipe.entropy_coef = 0.02
     c.warm_start.tasks = 8
     return rest(c)
 '''
-PPO = GAME.replace('recipe="at_grpo"', 'recipe="ppo"').replace("    c.recipe.branches = 4\n", "    c.model.lora_rank = 4\n")
+PPO = GAME.replace('recipe="at_grpo"', 'recipe="ppo"').replace("    c.recipe.group_size = 4\n", "    c.model.lora_rank = 4\n")
 WORKFLOW = '''
 from experiments.configs.search_parallel import get_config as small
 

@@ -1,6 +1,6 @@
 """One step of GRPO with the shape of a published model and random weights, on whatever is here: does it fit, and how long does it take?
 
-    python -m benchmarks.real_step [--preset=qwen3-0.6b] [--prompts=2] [--branches=4] [--prompt=256] [--response=128] [--layers=0]
+    python -m benchmarks.real_step [--preset=qwen3-0.6b] [--prompts=2] [--group_size=4] [--prompt=256] [--response=128] [--layers=0]
 
 What a `:full` run does: float32 masters and moments, bfloat16 products and sampling copy, layers stacked and computed again in the backward
 pass, one packed row at a time. The engine draws the responses, random rewards make the advantages. Prints one JSON line: seconds with
@@ -56,7 +56,7 @@ def main() -> None:
     )  # fmt: skip
     done("made")
     rng, count = np.random.default_rng(0), args.prompts * args.branches
-    sizes = LaneConfig(slots=count, prompt_tokens=args.prompt, response_tokens=args.response, admit=args.prompts)
+    sizes = LaneConfig(max_num_seqs=count, prompt_tokens=args.prompt, response_tokens=args.response, admit=args.prompts)
     ids = [tuple(int(t) for t in rng.integers(1, config.vocab_size, args.prompt)) for _ in range(args.prompts)]
     asked = [Request(prompt, (i, k), args.response) for i, prompt in enumerate(ids) for k in range(args.branches)]
     with Engine({"policy": (config, learner.params)}, jax.random.key(2), sizes=sizes) as engine:

@@ -58,7 +58,7 @@ def made_team(seed: int, tasks: int, refills: int):
     config = ModelConfig(
         vocab_size=game.tokenizer.vocab_size, width=32, layers=2, query_heads=2, key_value_heads=1, head_dim=16, feed_forward=64
     )
-    recipe = make_recipe("grpo", branches=8, skip_tied=True, tied_in_denominator=False)
+    recipe = make_recipe("grpo", group_size=8, filter_zero_variance=True, zero_variance_in_denominator=False)
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=2 * tasks)
     specs = {role.name: ModelSpec(config, init_params(config, jax.random.key(seed))) for role in game.roles}
     return make_team(game, Assignment({name: name for name in specs}), specs, options, make_mesh(1), seed=seed, refills=refills)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.resume --kills=20 --seed=0
     python -m benchmarks.resume --kills=20 --processes=2 --signal=TERM --game=workflow --config.checkpoint.background=True
-    python -m benchmarks.resume --kills=20 --game=workflow --config.rollout.exact=True
-    python -m benchmarks.resume --kills=20 --game=workflow --config.devices=1 --config.rollout.ahead=1 --config.recipe.correction=truncate
+    python -m benchmarks.resume --kills=20 --game=workflow --config.rollout.batch_invariant=True
+    python -m benchmarks.resume --kills=20 --game=workflow --config.devices=1 --config.rollout.max_staleness=1
+    --config.recipe.rollout_correction=truncate
 
 The run is a small one (Plan-Path on 3x3 maps, two models; or workflow A), with everything that a large one has: warm start, checkpoints,
 evaluation, transcripts. Each kill is a SIGKILL or SIGTERM to a real process (of several joined ones, to any) at one of six moments: a
@@ -11,7 +12,8 @@ random time after its start (imports), after it took its directory (compilation,
 written, when one above step 0 is whole, after a training step, or within an evaluation. `began_above_0` counts the resumptions that found
 a whole checkpoint above step 0. The run is continued by the same command and by `--resume=DIR` in turn. Compared are every array of every
 checkpoint, the lines of metrics.jsonl without their times, episodes.jsonl, episodes_tokens.jsonl, and evaluation.json without its times:
-a compiled game's byte for byte, and a workflow's with `rollout.exact`; without it a workflow's numbers within `CLOSE`, because in which
+a compiled game's byte for byte, and a workflow's with `rollout.batch_invariant`; without it a workflow's numbers within `CLOSE`, because
+in which
 company a request is decoded depends on time, and its texts and counts exactly. After SIGTERM within the steps all processes must end with
 143 and leave a checkpoint of a step that is not older than the last line of metrics.jsonl; after SIGKILL of one, the
 others must end by themselves.
@@ -40,7 +42,7 @@ from benchmarks.processes import CONFIGS, finish, launch
 SETTINGS = ("devices=2", "evaluation.every=4", "evaluation.ablate_roles=True", "checkpoint.every=2", "checkpoint.keep=2")
 WARM = {"game": ("warm_start.steps=60", "quick_compile=False"), "workflow": ("warm_start.steps=8",)}
 CLOSE = 1e-4  # a workflow's parameters and figures, without
-EXACT = "--config.rollout.exact=True"
+EXACT = "--config.rollout.batch_invariant=True"
 TIMES, TIMED = ("wall_s", "cpu_s", "train_wall_s", "train_cpu_s", "seconds"), ("time/", "speed/", "programs/")  # keys of figures
 GRACE_S = 120  # for a step, on a machine that has other things to do too: what is looked for here are lost states, not slow ones
 STARVED_S = 300  # for the rest of what ends a process

@@ -133,7 +133,7 @@ def uneven_tasks(config, params, rng, run, timed, served) -> dict:
 
     lengths = np.minimum(rng.geometric(1 / MEAN, REQUESTS), MOST)
     prompts = rng.integers(3, VOCABULARY, (REQUESTS, PROMPT))
-    sizes = LaneConfig(slots=AT_ONCE, prompt_tokens=PROMPT, response_tokens=MOST, chunk=8, admit=4)
+    sizes = LaneConfig(max_num_seqs=AT_ONCE, prompt_tokens=PROMPT, response_tokens=MOST, decode_steps=8, admit=4)
     engine = Engine({"policy": (config, params)}, jax.random.key(0), sizes=sizes)
     requests = [Request(tuple(map(int, p)), (i,), int(n)) for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))]
 
@@ -158,7 +158,7 @@ def engine_tasks(config, params, rng, timed, mesh) -> dict:
 
     from marl_llm.sampling import Engine, LaneConfig, Request
 
-    sizes = LaneConfig(max(BATCHES), PROMPT, NEW, chunk=8)
+    sizes = LaneConfig(max(BATCHES), PROMPT, NEW, decode_steps=8)
 
     def burst(engine, batch):
         def ask():

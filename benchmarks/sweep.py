@@ -52,7 +52,8 @@ def main() -> None:
     arguments = parser.parse_args()
     use_cpu_devices()
     game = PlanPath(max_moves=4)
-    recipe = make_recipe("at_grpo", entropy_coef=0.01, scale="none", reduce="token_mean", skip_tied=True, tied_in_denominator=False)
+    recipe = make_recipe("at_grpo", entropy_coef=0.01, scale_advantages="none", loss_aggregation="token_mean", filter_zero_variance=True,
+                         zero_variance_in_denominator=False)
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=256, minibatch=64, microbatch_tokens=2048)
     one = make_one(game, options, 0)
     sweep = Sweep([make_one(game, options, seed) for seed in range(arguments.teams)])

@@ -99,7 +99,7 @@ def stepper(config, mesh, optimizer, held: dict, shape: tuple, microbatch_tokens
 
     rows, pool = make_rows(*shape), jax.jit(pooled)
     row = rows.prompt.shape[1] + rows.tokens.shape[1] * rows.tokens.shape[2]
-    recipe = make_recipe("grpo", branches=shape[1])
+    recipe = make_recipe("grpo", group_size=shape[1])
     update = Update(LearnerOptions(recipe, optimizer, row, len(rows.where), 1, microbatch_tokens), config, mesh)
 
     def step():

@@ -41,8 +41,11 @@ def titles() -> World:
 def main(workdir: str = "runs/titles", path: str = "models/smollm2", steps: int = 60, **options) -> None:
     """60 steps take about 20 minutes of one core."""
     models = {role: ml.load_model(path, lora_rank=16, remat="dots") for role in ("titler", "tagger")}
-    recipe = {"name": "magrpo", "temperature": 0.8, "branches": 4, "kl_coef": 0.0}
-    options = {"rollout": {"tasks": 4, "slots": 16}, "optimizer": {"learning_rate": 1e-3, "row_tokens": 400, "minibatch": 64}} | options
+    recipe = {"name": "magrpo", "temperature": 0.8, "group_size": 4, "kl_coef": 0.0}
+    options = {
+        "rollout": {"tasks": 4, "max_num_seqs": 16},
+        "optimizer": {"learning_rate": 1e-3, "row_tokens": 400, "minibatch": 64},
+    } | options
     print(ml.train(titles(), models, recipe, steps=steps, workdir=workdir, **options))
 
 

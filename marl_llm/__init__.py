@@ -12,6 +12,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 _ROOMS = ("activity", "algorithms", "checking", "cli", "coaching", "data_files", "errors", "evaluation", "games", "hints", "local_server",
+          "old_names",
           "models", "planning", "reporting", "rollout", "runs", "sampling", "serving", "text", "tools", "training", "untrusted", "viewing",
           "workflows")  # fmt: skip
 # functions, and the modules that hold them

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from marl_llm.old_names import new_name
+
 
 def closest(word: object, known: Iterable[object]) -> str | None:
     """The known word that is most like this one, whatever the case of its letters; None if no word is like it."""
@@ -16,7 +18,10 @@ def closest(word: object, known: Iterable[object]) -> str | None:
 
 def meant(word: object, known: Iterable[object]) -> str:
     """`; did you mean 'x'?`, or nothing where no known word is like it."""
-    near = closest(word, known)
+    names = tuple(known)
+    if now := new_name(word, names):
+        return f"; it is called {now!r} now"
+    near = closest(word, names)
     return f"; did you mean {near!r}?" if near else ""
 
 
@@ -30,5 +35,7 @@ def check_word(what: str, value: object, known: Iterable[object], error: type[Va
 def suggestion(word: object, known: Iterable[object]) -> str:
     """`did you mean 'x'?`, or `there are x, y, z` where no known word is like it."""
     names = list(dict.fromkeys(map(str, known)))
+    if now := new_name(word, names):
+        return f"it is called {now!r} now"
     near = closest(word, names)
     return f"did you mean {near!r}?" if near else f"there are {', '.join(names) or 'none'}"

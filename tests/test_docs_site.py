@@ -31,9 +31,9 @@ def test_the_meaning_of_an_option_is_the_comment_beside_or_above_it():
     # which role
     assignment: str = "shared"
     silent: int = 1
-    slots: int | None = None  # at once
+    max_num_seqs: int | None = None  # at once
     '''
-    assert generate.meanings(source) == {"seed": "of the draws", "assignment": "who plays which role", "slots": "at once"}
+    assert generate.meanings(source) == {"seed": "of the draws", "assignment": "who plays which role", "max_num_seqs": "at once"}
 
 
 def test_every_package_has_a_page():

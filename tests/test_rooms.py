@@ -9,9 +9,9 @@ import marl_llm
 
 FOLDER = pathlib.Path(marl_llm.__file__).parent
 ORDER = (
-    "errors", "untrusted", "hints", "activity", "data_files", "local_server", "algorithms", "models", "text", "tools", "reporting",
-    "viewing", "sampling", "serving", "workflows", "games", "coaching", "checking", "rollout", "evaluation", "training", "runs", "planning",
-    "cli",
+    "errors", "untrusted", "old_names", "hints", "activity", "data_files", "local_server", "algorithms", "models", "text",
+    "tools", "reporting", "viewing", "sampling", "serving", "workflows", "games", "coaching", "checking", "rollout", "evaluation",
+    "training", "runs", "planning", "cli",
 )  # fmt: skip
 
 

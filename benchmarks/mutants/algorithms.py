@@ -107,7 +107,7 @@ FAULTS = {
     (A + "joint.py", T + "test_joint.py"): {
         "void joints count": ("where[:, None].astype(jnp.int32))", "jnp.ones_like(where)[:, None].astype(jnp.int32))"),
         "joints are drawn with repeats": ("replace=False)", "replace=True)"),
-        "the first agent is paired with itself": ("places = (jnp.arange(branches)[None, :, None] + shifts[:, None, :])", "places = (jnp.arange(branches)[None, :, None] + 0 * shifts[:, None, :])"),
+        "the first agent is paired with itself": ("places = (jnp.arange(group_size)[None, :, None] + shifts[:, None, :])", "places = (jnp.arange(group_size)[None, :, None] + 0 * shifts[:, None, :])"),
     },
     (A + "policy_terms.py", T + "test_recipes.py " + T + "test_edges.py"): {
         "the correction is not applied": ("weights * policy.reshape(len(policy), -1)", "1.0 * policy.reshape(len(policy), -1)"),
@@ -127,7 +127,7 @@ FAULTS = {
     },
     (A + "published.py", T + "test_recipes.py"): {
         "AT-GRPO groups whole plays": ('returns="immediate", group_by=("env", "agent", "turn")', 'returns="immediate", group_by=("env", "agent")'),
-        "MAGRPO with the token's ratio": ('level="product", kl_coef=0.02,', 'level="token", kl_coef=0.02,'),
+        "MAGRPO with the token's ratio": ('importance_level="product", kl_coef=0.02,', 'importance_level="token", kl_coef=0.02,'),
         "another loss keeps a recipe's clips": ("if field not in CLIPS}", "}", T + "test_recipe_fields.py"),
     },
     (A + "functions.py", T + "test_recipes.py"): {

@@ -6,10 +6,10 @@ FAULTS = {
     ("marl_llm/models/tensor_files.py", "tests/models/test_hostile_checkpoints.py"): {
         "a header of any number of tensors is read": ("bounds=HEADER_BOUNDS, ", ""),
     },
-    ("marl_llm/runs/open_options.py", "tests/experiments/test_config.py"): {
-        "a rate that is set is replaced": ("if config[section][name] is None:", "if True:"),
-        "one model with adapters is enough": ("adapters = all(", "adapters = any("),
-        "random models beside checkpoints count": ('checkpoints = [one for one in trained if one.get("path")]', "checkpoints = trained"),
+    ("marl_llm/runs/sections.py", "tests/experiments/test_config.py"): {
+        "a rate that is set is replaced": ("isinstance(by_models, ByModels) and values[field.name] is None:", "isinstance(by_models, ByModels):"),
+        "one model with adapters is enough": ("2 if all(options.get(\"lora_rank\") for options in checkpoints)", "2 if any(options.get(\"lora_rank\") for options in checkpoints)"),
+        "random models beside checkpoints count": ('checkpoints = [options for options in trained if options.get("path")]', "checkpoints = trained"),
     },
     ("marl_llm/runs/run_files.py", "tests/experiments/test_run_files.py"): {
         "the first plays are kept alone": ("kept = [*first, *worst_plays(others, WORST)]", "kept = first"),

@@ -20,7 +20,7 @@ FAULTS = {
         ),
         "chunks of padding are computed": ("jax.lax.cond(jnp.any(counts), score,", "jax.lax.cond(jnp.any(counts) | True, score,"),
         "a chunk needs all of its targets": ("jax.lax.cond(jnp.any(counts), score,", "jax.lax.cond(jnp.all(counts), score,"),
-        "the last chunk is filled up": ("        size = -(-length // along)\n", ""),
+        "the last chunk is filled up": ("    size = -(-length // along)\n", ""),
         "chunks are joined in the wrong order": (
             "x = jnp.moveaxis(x.reshape(across, along, group, size), 2, 0)", "x = jnp.moveaxis(x[::-1].reshape(across, along, group, size), 2, 0)"
         ),

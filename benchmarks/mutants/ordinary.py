@@ -53,7 +53,7 @@ FAULTS = {
         "rows that do not count have prompts": ("prompts = prompts + jnp.sum(table.where)", "prompts = prompts + table.where.size"),
         "a step's draws are the first one's": ("play(game, player, instances, env, sample_key, step=step, **options)", "play(game, player, instances, env, sample_key, **options)"),
         "prompts that do not count have tokens": ("jnp.sum(table.prompt.where & table.where[..., None])", "jnp.sum(table.prompt.where)"),
-        "plays have candidates": ('"branches": recipe.candidates', '"branches": recipe.branches'),
+        "plays have candidates": ('"branches": recipe.candidates', '"branches": recipe.group_size'),
         "a rollout picks the first": ('"pick": recipe.pick', '"pick": "first"'),
     },
     (M + "rollout/players.py", T + "rollout/test_play.py"): {

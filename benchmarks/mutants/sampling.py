@@ -124,8 +124,8 @@ FAULTS = {
         "two models find each other's pages": ("return self._models - models", "return 0"),
     },
     (S + "lane.py", T + "test_exact.py"): {
-        "exact play takes over parts of pages": ("math.inf if self.sizes.exact else self.sizes.reuse)", "self.sizes.reuse)"),
-        "exact play computes a last token without its page": ("if self.sizes.exact:  # whole pages alone", "if False:  # whole pages alone"),
-        "an exact request enters without room for its answer": ("(ticket.longest if self.sizes.exact else len(ids))", "len(ids)"),
+        "exact play takes over parts of pages": ("math.inf if self.sizes.batch_invariant else self.sizes.reuse)", "self.sizes.reuse)"),
+        "exact play computes a last token without its page": ("if self.sizes.batch_invariant:  # whole pages alone", "if False:  # whole pages alone"),
+        "an exact request enters without room for its answer": ("(ticket.longest if self.sizes.batch_invariant else len(ids))", "len(ids)"),
     },
 }

@@ -78,7 +78,7 @@ FAULTS = {
     (R + "team.py", f"{TOGETHER}::test_each_models_staleness_counts_its_own_updates"): {
         "the staleness is any model's": ("staleness(batch, plays[name], versions[name])", "staleness(batch, plays[name], max(one.version for one in self.learners.values()))"),
     },
-    (R + "over_start.py", RESUME): {
+    (R + "oversample.py", RESUME): {
         "a resume forgets what the last step had been left": ("{str(step): known, str(step + 1): left}", "{str(step + 1): left}"),
         "a resumed step forgets what it leaves": ("{str(step): known, str(step + 1): left}", "{str(step): known, str(step + 1): known}"),
         "what is played again comes on top": ("range(first + len(known), first", "range(first, first"),

@@ -21,7 +21,7 @@ def get_config(arg=None):
     c.steps = 50
     c.warm_start.update(steps=600, tasks=32, fresh=300)
     c.rollout.tasks = 16
-    c.recipe.branches = 8
+    c.recipe.group_size = 8
     if arg != "outcome":
         c.coach.kind = "rubric"
         c.recipe.preset = "released"  # an action is paid for itself

@@ -14,7 +14,7 @@ def get_config(arg=None):
     c = base_config("joint_letter", game="joint_letter", recipe="magrpo")
     c.steps = 250
     c.model.preset = "nano"
-    c.recipe.update(branches=16, scale="none", entropy_coef=0.04, kl_coef=0.0)
+    c.recipe.update(group_size=16, scale_advantages="none", entropy_coef=0.04, kl_coef=0.0)
     c.rollout.tasks = 16
     c.optimizer.update(learning_rate=2e-3, minibatch=64)
     c.evaluation.update(every=125, tasks=100, final_tasks=100)

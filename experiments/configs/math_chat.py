@@ -26,7 +26,7 @@ def get_config(arg=None):
     c.steps = 128
     c.model.preset = None
     c.model.thinking = "off" if arg == "smoke" else "on"
-    c.rollout.update(tasks=32, slots=64, chunk=32, timeout_s=3600.0)
+    c.rollout.update(tasks=32, max_num_seqs=64, decode_steps=32, timeout_s=3600.0)
     c.optimizer.update(minibatch=16, learning_rate=1e-6, warmup=4, b2=0.95)
     c.evaluation.update(every=4, tasks=30, final_tasks=30, sampled=True, samples=4, temperature=0.6, ablate_roles=False)
     if arg == "smoke":

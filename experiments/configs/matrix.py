@@ -16,7 +16,7 @@ def get_config(arg=None):
     c = base_config("matrix", game="matrix", recipe="magrpo")
     c.steps = 50
     c.model.preset = "nano"
-    c.recipe.branches = 40
+    c.recipe.group_size = 40
     c.recipe.kl_coef = 0.0
     if arg.startswith("posg"):
         c.recipe.rewards = "local"

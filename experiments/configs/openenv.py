@@ -17,7 +17,7 @@ def get_config(arg=None):
     if arg == "chat":
         c = real_model(base_config("openenv", game="openenv", recipe="grpo"))
         c.game.form, c.game.reads = "tags", "conversation"
-        c.rollout.update(tasks=16, slots=64, chunk=32, timeout_s=900.0)
+        c.rollout.update(tasks=16, max_num_seqs=64, decode_steps=32, timeout_s=900.0)
         c.optimizer.update(minibatch=64, learning_rate=1e-6)
     else:
         c = without_tied(small_workflow("openenv", "openenv", "grpo"))
@@ -26,6 +26,6 @@ def get_config(arg=None):
         c.warm_start.steps, c.warm_start.tasks = 0, 16  # with config.game.sayings there is somebody to imitate
         c.optimizer.learning_rate = 3e-4
         c.evaluation.update(tasks=64, final_tasks=200)
-    c.recipe.branches = 8
+    c.recipe.group_size = 8
     c.rollout.concurrency = c.game.sessions = 8  # a play has a session for itself; OpenEnv's servers allow one unless they say otherwise
     return smoke_workflow(c) if arg == "smoke" else c

@@ -25,16 +25,16 @@ def get_config(arg=None):
     c.rollout.tasks = 24
     c.optimizer.update(learning_rate=4e-4, minibatch=32)
     c.evaluation.final_tasks = 300
-    c.recipe.reduce = "token_mean"
+    c.recipe.loss_aggregation = "token_mean"
     if recipe == "grpo":  # a planner's first prompt is the same in all plays; later prompts differ by what went before
         c.recipe.group_by = "instance,agent,turn"
         c.recipe.rewards, c.recipe.returns = "mixed", "immediate"
     if recipe in ("grpo", "at_grpo"):
-        c.recipe.branches = 8 if recipe == "grpo" else 4
-        c.recipe.scale, c.recipe.skip_tied, c.recipe.tied_in_denominator = "none", True, False
+        c.recipe.group_size = 8 if recipe == "grpo" else 4
+        c.recipe.scale_advantages, c.recipe.filter_zero_variance, c.recipe.zero_variance_in_denominator = "none", True, False
     if recipe == "mappa":
-        c.recipe.branches, c.recipe.rewards, c.recipe.returns = 8, "mixed", "immediate"
+        c.recipe.group_size, c.recipe.rewards, c.recipe.returns = 8, "mixed", "immediate"
     if recipe == "ppo":
-        c.recipe.branches = 8
+        c.recipe.group_size = 8
         c.optimizer.critic_learning_rate = 1e-3
     return smoke_workflow(c) if arg == "smoke" else c

@@ -17,7 +17,7 @@ def get_config(arg=None):
     c = without_tied(small_workflow("plan_path_programs", game="plan_path_programs", recipe="at_grpo"))
     c.steps = 24
     c.rollout.tasks = 12
-    c.recipe.branches = 8
+    c.recipe.group_size = 8
     c.optimizer.minibatch = 32
     c.warm_start.update(steps=120, tasks=16, fresh=60)
     c.evaluation.update(every=12, final_tasks=200, sampled=False)

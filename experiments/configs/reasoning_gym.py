@@ -17,13 +17,13 @@ def get_config(arg=None):
     arg = variant("reasoning_gym", arg, ("smoke", "chat"))
     if arg == "chat":
         c = real_model(base_config("reasoning_gym", game="reasoning_gym", recipe="grpo"))
-        c.rollout.update(tasks=32, slots=64, chunk=32, timeout_s=900.0)
+        c.rollout.update(tasks=32, max_num_seqs=64, decode_steps=32, timeout_s=900.0)
         c.optimizer.update(minibatch=64, learning_rate=1e-6)
         return c
     c = without_tied(small_workflow("reasoning_gym", "reasoning_gym", "grpo"))
     c.game.dataset, c.game.settings = "spell_backward", "min_word_len=3,max_word_len=5"
     c.game.form, c.game.max_prompt, c.game.max_tokens, c.game.question_characters = "plain", 96, 8, 80
-    c.recipe.update(branches=8, rewards="mixed", returns="immediate")  # in a pair each role is paid for its own answer too
+    c.recipe.update(group_size=8, rewards="mixed", returns="immediate")  # in a pair each role is paid for its own answer too
     c.steps, c.rollout.tasks = 40, 16
     c.warm_start.steps = 400
     c.optimizer.learning_rate = 3e-4

@@ -16,7 +16,7 @@ def small_workflow(name: str, game: str, recipe: str):
 
 def without_tied(c):
     """Advantages without a scale, one mean over all tokens, and groups of equal rewards left out of the step and its denominator."""
-    c.recipe.update(scale="none", reduce="token_mean", skip_tied=True, tied_in_denominator=False)
+    c.recipe.update(scale_advantages="none", loss_aggregation="token_mean", filter_zero_variance=True, zero_variance_in_denominator=False)
     return c
 
 
@@ -28,7 +28,7 @@ def mini_debate(name: str, game: str, grpo: bool):
     c.optimizer.update(learning_rate=8e-5, minibatch=16)  # larger steps cost right responses a lot: see `benchmarks.step_sizes`
     c.evaluation.final_tasks = 300
     if grpo:
-        c.recipe.update(branches=4, group_by="instance,agent,turn", rewards="mixed", returns="immediate")
+        c.recipe.update(group_size=4, group_by="instance,agent,turn", rewards="mixed", returns="immediate")
         c.optimizer.minibatch *= 4  # prompts of a tree have K responses, those of whole plays one
     return c
 
@@ -46,8 +46,8 @@ def small_real_model(config, smoke: bool = False):
     """A checkpoint of 10^8 parameters on two CPU cores: one base, an adapter per role, 4 tasks of 4 plays a step. `smoke`: two steps."""
     config.steps = 2 if smoke else 60
     config.model.update(preset=None, lora_rank=16, remat="dots")
-    config.recipe.update(temperature=0.8, branches=4, kl_coef=0.0)
-    config.rollout.update(tasks=4, slots=16, chunk=16)
+    config.recipe.update(temperature=0.8, group_size=4, kl_coef=0.0)
+    config.rollout.update(tasks=4, max_num_seqs=16, decode_steps=16)
     config.optimizer.update(minibatch=64, learning_rate=1e-3, warmup=2, row_tokens=400, microbatch_tokens=400)
     config.stacked_layers = True
     config.evaluation.update(every=30, tasks=16, final_tasks=4 if smoke else 64, sampled=True, ablate_roles=False)
@@ -58,7 +58,7 @@ def full_size(config):
     """The sizes of UnityMAS-O's experiments: PPO with a critic per model, learning rates 1e-6 and 1e-5, minibatches of 64."""
     config.steps = 300
     real_model(config)
-    config.rollout.update(tasks=128, slots=128, chunk=32, timeout_s=900.0)
+    config.rollout.update(tasks=128, max_num_seqs=128, decode_steps=32, timeout_s=900.0)
     config.optimizer.update(minibatch=64, row_tokens=16_384, learning_rate=1e-6, critic_learning_rate=1e-5, warmup=10, b2=0.999)
     config.evaluation.update(every=10, sampled=True)
     return config
@@ -78,7 +78,7 @@ def at_grpo_full(config):
     config.steps = 150
     real_model(config)
     config.model.thinking = "off"
-    config.rollout.update(tasks=32, slots=128, chunk=32, timeout_s=900.0)
+    config.rollout.update(tasks=32, max_num_seqs=128, decode_steps=32, timeout_s=900.0)
     config.optimizer.update(minibatch=64, learning_rate=1e-6, warmup=0, weight_decay=0.01, b2=0.999)
     config.evaluation.update(every=10, tasks=100, final_tasks=200)
     return config
@@ -113,8 +113,8 @@ def magrpo_full(config):
     config.steps = 1500
     real_model(config)
     config.model.thinking = "off"
-    config.recipe.branches = 4
-    config.rollout.update(tasks=8, slots=64, chunk=32, timeout_s=900.0)
+    config.recipe.group_size = 4
+    config.rollout.update(tasks=8, max_num_seqs=64, decode_steps=32, timeout_s=900.0)
     config.optimizer.update(minibatch=64, warmup=0, b2=0.999)
     config.evaluation.update(every=50, tasks=32, final_tasks=200, sampled=True)
     return config
@@ -130,7 +130,7 @@ def search(name: str, arg: str | None, steps: int = 120, **keys):
         c.steps = steps
         c.warm_start.steps = 700
         # a call is paid for itself: the workflow's rewards say what it earned
-        c.recipe.update(branches=8, rewards="mixed", returns="immediate")
+        c.recipe.update(group_size=8, rewards="mixed", returns="immediate")
     c.update(keys)
     return smoke_workflow(c) if arg == "smoke" else c
 
@@ -141,7 +141,7 @@ def smoke_workflow(config):
     config.steps = min(config.steps, 2)
     config.warm_start.steps = min(config.warm_start.steps, 4)
     config.rollout.tasks = 4
-    config.rollout.slots = 16
+    config.rollout.max_num_seqs = 16
     config.evaluation.every = config.checkpoint.every = 1
     config.evaluation.tasks = config.evaluation.final_tasks = 8
     config.evaluation.samples = 1

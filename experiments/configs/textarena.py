@@ -23,7 +23,7 @@ def get_config(arg=None):
         c = real_model(base_config("textarena", game="textarena", recipe="grpo"))
         c.recipe.update(own)
         c.game.form = "brackets"
-        c.rollout.update(tasks=16, slots=64, chunk=32, timeout_s=900.0)
+        c.rollout.update(tasks=16, max_num_seqs=64, decode_steps=32, timeout_s=900.0)
         c.optimizer.update(minibatch=64, learning_rate=1e-6)
         return c
     if arg == "spiral":
@@ -32,7 +32,7 @@ def get_config(arg=None):
         c.steps, c.rollout.tasks = 60, 32
     else:
         c = without_tied(small_workflow("textarena", "textarena", "grpo"))
-        c.recipe.update(branches=8, group_by="instance,agent")
+        c.recipe.update(group_size=8, group_by="instance,agent")
         c.steps, c.rollout.tasks = 30, 8
     c.recipe.update(own)
     c.game.max_prompt, c.game.max_tokens, c.game.moves = 320, 12, 30

@@ -22,7 +22,7 @@ def get_config(arg=None):
     c.steps = 25
     c.warm_start.update(steps=200, tasks=32, fresh=50)
     c.rollout.tasks = 24
-    c.recipe.branches = 8
+    c.recipe.group_size = 8
     # An action is paid for itself, against the mean of its place: at the end of a play the rubric knows who is to blame.
     c.recipe.returns, c.recipe.baseline = "immediate", "place"
     c.coach.update(kind="rubric", when="end", truth="last")
@@ -37,7 +37,7 @@ def _full():
     c = base_config("data_pipeline", game="data_pipeline", recipe="mappa")
     c.steps = 84  # of 30 epochs that were planned, 21 were run
     c.model.preset = None
-    c.rollout.update(tasks=16, slots=32, chunk=32, timeout_s=7200.0)
+    c.rollout.update(tasks=16, max_num_seqs=32, decode_steps=32, timeout_s=7200.0)
     c.optimizer.update(minibatch=16, row_tokens=40_960, learning_rate=1e-6, warmup=3, b2=0.95)
     c.coach.update(kind="endpoint", when="end", truth="last", key_env="COACH_KEY")
     c.evaluation.update(every=2, tasks=6, final_tasks=6, sampled=True)

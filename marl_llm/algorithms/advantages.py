@@ -317,7 +317,7 @@ def running_means(
     """Each role's running mean of its returns after a step of self-play (SPIRAL, Liu et al. 2025: role-conditioned advantage estimation).
 
     b ← d^n b + (1 − d^n) R̄, n the plays in which the role spoke and R̄ the mean over them of its mean return: what n updates with R̄ one
-    after the other give, whatever the order of the plays. Recipes with `normaliser="ema"` take b off; NumPy, between two steps.
+    after the other give, whatever the order of the plays. Recipes with `advantage_estimator="ema"` take b off; NumPy, between two steps.
 
     Args:
       running: of agents 0 ... N − 1 before the step; zeros at the start. A loop keeps it in its checkpoint.

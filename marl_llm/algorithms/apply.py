@@ -42,14 +42,16 @@ class Samples:
     credit: Array | None = None  # [S] float, what a replay without the response took off the team's reward; for counterfactual
     order: Array | None = None  # [S] int, place of the action in its trajectory, for to_go and outcome; None: `turn`
     tokens: Array | None = None  # [S] int, response tokens; needed where tokens vote (MAPPA)
-    kl: Array | None = None  # [S] float, KL to the reference summed over the response; needed by kl_in="reward"
+    kl: Array | None = None  # [S] float, KL to the reference summed over the response; needed by kl_where="reward"
     budget: Array | None = None  # [S] int, most tokens that its role may say; needed by overlong_buffer
     truncated: Array | None = None  # [S] bool, its budget ended it; needed by mask_truncated
     prompt_ids: Array | None = None  # [S, P] int or [S] fingerprint; adds the share of groups with mixed prompts to the metrics
-    running: Array | None = None  # [S] float, its role's running mean before the step, for normaliser="ema"; None: 0, as at the start
-    values: Array | None = None  # [S, R] float, critic's values; needed by normaliser="critic"
-    token_where: Array | None = None  # [S, R] bool, response tokens; needed by normaliser="critic"
-    token_kl: Array | None = None  # [S, R] float, per-token KL to the reference; needed by kl_in="reward" with a critic
+    running: Array | None = (
+        None  # [S] float, its role's running mean before the step, for advantage_estimator="ema"; None: 0, as at the start
+    )
+    values: Array | None = None  # [S, R] float, critic's values; needed by advantage_estimator="critic"
+    token_where: Array | None = None  # [S, R] bool, response tokens; needed by advantage_estimator="critic"
+    token_kl: Array | None = None  # [S, R] float, per-token KL to the reference; needed by kl_where="reward" with a critic
 
 
 def _need(samples: Samples, recipe: Recipe, field: str, why: str) -> Array:
@@ -93,14 +95,14 @@ def _returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array) -> 
 
 
 def _charged_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Array, kl_coef) -> Array:
-    """Return of each sample `[S]` less what it is charged: its KL with `kl_in="reward"`, and its length with `overlong_buffer`.
+    """Return of each sample `[S]` less what it is charged: its KL with `kl_where="reward"`, and its length with `overlong_buffer`.
 
     A sum of rewards holds the penalty of each of its terms. An outcome is the last turn's reward, which all samples share: spread with it,
     the last turn's penalty would be everybody's and the others would be lost, so each sample pays its own after the outcome is spread.
     """
     penalty = _overlong(recipe, samples, where)
-    if recipe.kl_coef and recipe.kl_in == "reward":
-        penalty = penalty + kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_in='reward' charges it"), 0)
+    if recipe.kl_coef and recipe.kl_where == "reward":
+        penalty = penalty + kl_coef * jnp.where(where, _need(samples, recipe, "kl", "kl_where='reward' charges it"), 0)
     if recipe.returns in ("outcome", "outcome_plus_local", "counterfactual"):
         return _returns(recipe, samples, rewards, where) - penalty
     return _returns(recipe, samples, rewards - penalty, where)
@@ -127,8 +129,8 @@ def _critic_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Arr
     token_where = _need(samples, recipe, "token_where", "GAE runs over response tokens").astype(bool) & where[:, None]
     values = _need(samples, recipe, "values", "GAE bootstraps from the critic")
     token_kl = None
-    if recipe.kl_coef and recipe.kl_in == "reward":
-        token_kl = _need(samples, recipe, "token_kl", "kl_in='reward' charges each token")
+    if recipe.kl_coef and recipe.kl_where == "reward":
+        token_kl = _need(samples, recipe, "token_kl", "kl_where='reward' charges each token")
     rewards = rewards - _overlong(recipe, samples, where)
     earned = returns.token_rewards(rewards, where=token_where, kl=token_kl, kl_coef=kl_coef)
     advantages, targets = returns.gae(earned, values, gamma=recipe.gamma, gae_lambda=recipe.gae_lambda, where=token_where)
@@ -137,10 +139,10 @@ def _critic_returns(recipe: Recipe, samples: Samples, rewards: Array, where: Arr
 
 def _votes(recipe: Recipe, samples: Samples, ids: Array, where: Array) -> Array | None:
     """Weight of each sample `[S]` in the statistics of its group; None: one each."""
-    if recipe.weigh == "trajectory":
+    if recipe.statistics_weight == "trajectory":
         return adv.trajectory_weights(ids, samples.trajectory, where=where)
-    if recipe.weigh == "token":
-        return _need(samples, recipe, "tokens", "weigh='token' gives each response token one vote")
+    if recipe.statistics_weight == "token":
+        return _need(samples, recipe, "tokens", "statistics_weight='token' gives each response token one vote")
     return None
 
 
@@ -148,10 +150,10 @@ def _group_advantages(recipe: Recipe, samples: Samples, earned: Array, where: Ar
     """Compare within groups: (advantages [S], metrics, tied [S])."""
     keys = group_keys(**{axis: getattr(samples, axis) for axis in recipe.group_by})
     ids = group_ids(keys, where=where)
-    if recipe.normaliser == "leave_one_out":
+    if recipe.advantage_estimator == "leave_one_out":
         advantages = adv.leave_one_out(earned, ids, where=where, singleton=recipe.singleton)
     else:
-        spread = dict(scale=recipe.scale, ddof=recipe.ddof, epsilon=recipe.epsilon)
+        spread = dict(scale=recipe.scale_advantages, ddof=recipe.ddof, epsilon=recipe.epsilon)
         weights = _votes(recipe, samples, ids, where)
         advantages = adv.group_relative(earned, ids, where=where, weights=weights, singleton=recipe.singleton, **spread)
     stats = group_stats(earned, ids, where=where)
@@ -204,7 +206,7 @@ def advantages_for(
 
     Returns:
       (advantages `[S]`, or `[S, R]` with a critic; a dict of scalar metrics; tied `[S]`: rows whose group has equal returns and
-      therefore exactly zero advantage, which a trainer may leave out of the forward pass when `recipe.skip_tied`).
+      therefore exactly zero advantage, which a trainer may leave out of the forward pass when `recipe.filter_zero_variance`).
 
     Raises:
       ValueError: the recipe needs a column that the table does not have.
@@ -217,7 +219,7 @@ def advantages_for(
     kl_coef = recipe.kl_coef if kl_coef is None else kl_coef
     rewards = jnp.where(where, _rewards(recipe, samples), 0)
     metrics, tied = {}, jnp.zeros(where.shape, bool)
-    if recipe.normaliser == "critic":
+    if recipe.advantage_estimator == "critic":
         earned, _, token_where = _critic_returns(recipe, samples, rewards, where, kl_coef)
         advantages = adv.whiten(
             earned, where=token_where, weights=None, ddof=recipe.ddof, epsilon=recipe.epsilon, shift_mean=True, axis_name=axis_name
@@ -225,7 +227,7 @@ def advantages_for(
         earned, counted = rewards, where
     else:
         earned, counted = _charged_returns(recipe, samples, rewards, where, kl_coef), where
-        if recipe.normaliser == "global":
+        if recipe.advantage_estimator == "global":
             weights = _votes(recipe, samples, jnp.zeros_like(samples.trajectory), where)
             compared = earned
             if recipe.baseline != "none":
@@ -235,7 +237,7 @@ def advantages_for(
             advantages = adv.whiten(
                 compared, where=where, weights=weights, ddof=recipe.ddof, epsilon=recipe.epsilon, shift_mean=True, axis_name=axis_name
             )
-        elif recipe.normaliser == "ema":
+        elif recipe.advantage_estimator == "ema":
             running = jnp.zeros_like(earned) if samples.running is None else as_float(samples.running)
             advantages = jnp.where(where, adv.above_running(earned, running), 0)
         else:
@@ -264,15 +266,16 @@ def needs(recipe: Recipe) -> frozenset[str]:
 
     A trainer that cannot give one of them can refuse the recipe before its first step.
     """
-    critic, charged = recipe.normaliser == "critic", bool(recipe.kl_coef)
+    critic, charged = recipe.advantage_estimator == "critic", bool(recipe.kl_coef)
     conditions = {
-        "reference_log_probs": charged and recipe.kl_in == "loss",
-        "kl": charged and recipe.kl_in == "reward" and not critic,
-        "token_kl": charged and recipe.kl_in == "reward" and critic,
-        "sampler_log_probs": recipe.correction != "none" or recipe.off_policy_kl is not None,
+        "reference_log_probs": charged and recipe.kl_where == "loss",
+        "kl": charged and recipe.kl_where == "reward" and not critic,
+        "token_kl": charged and recipe.kl_where == "reward" and critic,
+        "sampler_log_probs": recipe.rollout_correction != "none" or recipe.off_policy_kl is not None,
         "entropy": bool(recipe.entropy_coef) or recipe.entropy_quantile < 1,
         "entropy_threshold": recipe.entropy_quantile < 1,
-        "tokens": (recipe.weigh == "token" and recipe.normaliser != "leave_one_out") or recipe.overlong_buffer is not None,
+        "tokens": (recipe.statistics_weight == "token" and recipe.advantage_estimator != "leave_one_out")
+            or recipe.overlong_buffer is not None,
         "budget": recipe.overlong_buffer is not None,
         "truncated": recipe.mask_truncated,
         "values": critic,
@@ -285,7 +288,7 @@ def needs(recipe: Recipe) -> frozenset[str]:
 def _check_given(recipe: Recipe, **given) -> None:
     """Raise a ValueError that names the inputs of `loss_for` that the recipe needs and that are None."""
     if missing := [name for name, value in given.items() if value is None and name in needs(recipe)]:
-        fields = ("entropy_coef", "entropy_quantile", "kl_coef", "correction", "off_policy_kl")
+        fields = ("entropy_coef", "entropy_quantile", "kl_coef", "rollout_correction", "off_policy_kl")
         said = ", ".join(f"{field}={getattr(recipe, field)!r}" for field in fields)
         raise ValueError(f"Recipe {recipe.name!r} ({said}): pass {' and '.join(missing)}.")
 
@@ -318,15 +321,15 @@ def loss_for(
       entropy: per-token entropy of π, needed when `recipe.entropy_coef` is not 0; otherwise only a metric.
       entropy_threshold: scalar, from the function of this name over the tokens of the whole step; needed, with `entropy`, when
         `recipe.entropy_quantile` is below 1. Tokens below it leave the policy term and still count.
-      reference_log_probs: log π_ref, needed when `recipe.kl_coef` is not 0 and `kl_in="loss"`; otherwise only a metric.
-      sampler_log_probs: what the sampler itself reported for these tokens, needed when `recipe.correction` is not "none" or
+      reference_log_probs: log π_ref, needed when `recipe.kl_coef` is not 0 and `kl_where="loss"`; otherwise only a metric.
+      sampler_log_probs: what the sampler itself reported for these tokens, needed when `recipe.rollout_correction` is not "none" or
         `recipe.off_policy_kl` is set; otherwise only a metric, the gap between sampler and scorer. Where `old_log_probs` are the
         sampler's too there is no gap to correct: score the samples once before the step.
       kl_coef: β of this step where `next_kl_coef` steers it; by default `recipe.kl_coef`.
 
     Returns:
       (sum, count, metrics), each metric again a (sum, count) pair. "policy_loss" is reduced like the loss; the others are means
-      over tokens: "old_kl" (log π_old − log π), "ratio", "clip_low" and "clip_high" (under loss="clip"), "kl", "entropy",
+      over tokens: "approx_kl" (log π_old − log π), "ratio", "clip_low" and "clip_high" (under loss="clip"), "kl", "entropy",
       "sampler_gap" (|log π_old − log π_sampler|), "corrected" (share of tokens whose weight was cut), "left_out" (share of tokens
       outside the policy term).
 
@@ -339,14 +342,14 @@ def loss_for(
     kl_coef = recipe.kl_coef if kl_coef is None else kl_coef
     _check_given(recipe, entropy=entropy, entropy_threshold=entropy_threshold, reference_log_probs=reference_log_probs,
                  sampler_log_probs=sampler_log_probs)  # fmt: skip
-    parts = functools.partial(losses.reduce_parts, where=where, how=recipe.reduce, max_length=recipe.max_length)
+    parts = functools.partial(losses.reduce_parts, where=where, how=recipe.loss_aggregation, max_length=recipe.max_length)
 
     def tokens(x):
         return losses.reduce_parts(jax.lax.stop_gradient(x), where=where)
 
     new, old = (losses.masked(x, where) for x in (log_probs, old_log_probs))
     policy, measured = policy_term(recipe, new, old, advantages, where)
-    metrics = {"old_kl": tokens(old - new)} | {name: tokens(x) for name, x in measured.items()}
+    metrics = {"approx_kl": tokens(old - new)} | {name: tokens(x) for name, x in measured.items()}
     sampler = None if sampler_log_probs is None else losses.masked(sampler_log_probs, where)
     if sampler is not None:
         metrics["sampler_gap"] = tokens(jnp.abs(old - sampler))
@@ -362,7 +365,7 @@ def loss_for(
     if reference_log_probs is not None:
         divergence = losses.kl(new, jax.lax.stop_gradient(as_float(reference_log_probs)), kind=recipe.kl_kind, where=where)
         metrics["kl"] = tokens(divergence)
-        if recipe.kl_coef and recipe.kl_in == "loss":
+        if recipe.kl_coef and recipe.kl_where == "loss":
             total = total + kl_coef * parts(divergence)[0]
     if entropy is not None:
         metrics["entropy"] = tokens(as_float(entropy))
@@ -388,10 +391,11 @@ def next_kl_coef(recipe: Recipe, kl_coef: Scalar, kl: Scalar, *, samples: Scalar
 def count_for(recipe: Recipe, *, where: Shaped[ArrayLike, "S R"]) -> Float[Array, ""]:
     """Count that `loss_for` would return for this mask: the exact denominator of rows that are left out of the forward pass.
 
-    With `skip_tied` and `tied_in_denominator`, divide the sums of the rows that were scored by the count of all of them.
+    With `filter_zero_variance` and `zero_variance_in_denominator`, divide the sums of the rows that were scored by the count of all of
+    them.
     """
     where = jnp.asarray(where).astype(bool)
-    return losses.reduce_parts(jnp.zeros(where.shape), where=where, how=recipe.reduce, max_length=recipe.max_length)[1]
+    return losses.reduce_parts(jnp.zeros(where.shape), where=where, how=recipe.loss_aggregation, max_length=recipe.max_length)[1]
 
 
 @jax.named_scope("value_loss")

@@ -13,7 +13,7 @@ def own_advantages(recipe: Recipe, samples: typing.Any, earned: Float[Array, "S"
     """What the user's function `recipe.advantages` says of each sample, 0 where masked.
 
     It is called as `advantages(samples, returns)` inside jit, where `returns` `[S]` are those of the recipe, and gives one finite number
-    per sample. Groups that the recipe calls tied may still be left out of the step (`skip_tied`).
+    per sample. Groups that the recipe calls tied may still be left out of the step (`filter_zero_variance`).
 
     Raises `ValueError` for a result of another shape.
     """

@@ -19,7 +19,7 @@ from marl_llm.algorithms._arrays import as_float, as_mask, check_choice
 MAX_JOINTS = 2**24
 
 
-def aligned(agents: int, branches: int) -> Int[Array, "B N"]:
+def aligned(agents: int, group_size: int) -> Int[Array, "B N"]:
     """Pair the j-th candidate of every agent: joints (0, 0, ..), (1, 1, ..), ... (MAGRPO Alg. 1, g in 𝒢).
 
     Args:
@@ -29,11 +29,11 @@ def aligned(agents: int, branches: int) -> Int[Array, "B N"]:
     Returns:
       Joint actions `[K, N]`.
     """
-    return jnp.broadcast_to(jnp.arange(branches)[:, None], (branches, agents))
+    return jnp.broadcast_to(jnp.arange(group_size)[:, None], (group_size, agents))
 
 
-@functools.partial(jax.jit, static_argnames=("agents", "branches", "subset"))
-def cross(agents: int, branches: int, *, subset: int | None = None, key: Array | None = None) -> Int[Array, "B N"]:
+@functools.partial(jax.jit, static_argnames=("agents", "group_size", "subset"))
+def cross(agents: int, group_size: int, *, subset: int | None = None, key: Array | None = None) -> Int[Array, "B N"]:
     """Pair every candidate of every agent with all those of the others, or a balanced sample of these pairs.
 
     The sample splits all K^N joints into K^(N−1) blocks of K, in each of which every candidate occurs once (shifts of random
@@ -52,29 +52,29 @@ def cross(agents: int, branches: int, *, subset: int | None = None, key: Array |
     Raises:
       ValueError: `subset` not a multiple of K between K and K^N, key missing or without use, or more than 2^24 joints.
     """
-    if branches**agents > MAX_JOINTS:
-        raise ValueError(f"{branches}^{agents} joint actions are too many to list (limit {MAX_JOINTS}): use fewer branches.")
+    if group_size**agents > MAX_JOINTS:
+        raise ValueError(f"{group_size}^{agents} joint actions are too many to list (limit {MAX_JOINTS}): use fewer branches.")
     if (subset is None) != (key is None):
         raise ValueError("subset and key belong together: only a sampled subset is random.")
     if subset is None:
-        index = jnp.arange(branches**agents)[:, None]
-        return index // branches ** jnp.arange(agents - 1, -1, -1) % branches
-    if subset % branches or not branches <= subset <= branches**agents:
-        raise ValueError(f"subset={subset} must be a multiple of branches={branches} between {branches} and {branches**agents}.")
+        index = jnp.arange(group_size**agents)[:, None]
+        return index // group_size ** jnp.arange(agents - 1, -1, -1) % group_size
+    if subset % group_size or not group_size <= subset <= group_size**agents:
+        raise ValueError(f"subset={subset} must be a multiple of group_size={group_size} between {group_size} and {group_size**agents}.")
     key_order, key_blocks = jax.random.split(key)
-    orders = jax.vmap(lambda k: jax.random.permutation(k, branches))(jax.random.split(key_order, agents))
-    blocks = jax.random.choice(key_blocks, branches ** (agents - 1), (subset // branches,), replace=False)
+    orders = jax.vmap(lambda k: jax.random.permutation(k, group_size))(jax.random.split(key_order, agents))
+    blocks = jax.random.choice(key_blocks, group_size ** (agents - 1), (subset // group_size,), replace=False)
     # Digits of the block's number in base K; the first is always 0, so the first agent is never shifted.
-    shifts = blocks[:, None] // branches ** jnp.arange(agents - 1, -1, -1) % branches
-    places = (jnp.arange(branches)[None, :, None] + shifts[:, None, :]) % branches
+    shifts = blocks[:, None] // group_size ** jnp.arange(agents - 1, -1, -1) % group_size
+    places = (jnp.arange(group_size)[None, :, None] + shifts[:, None, :]) % group_size
     return orders[jnp.arange(agents), places].reshape(subset, agents)
 
 
-@functools.partial(jax.jit, static_argnames=("branches", "how"))
+@functools.partial(jax.jit, static_argnames=("group_size", "how"))
 def marginal_returns(
     joint_returns: Real[ArrayLike, "B"],
     joints: Int[ArrayLike, "B N"],
-    branches: int,
+    group_size: int,
     *,
     where: Shaped[ArrayLike, "B"] | None = None,
     how: str = "mean",
@@ -104,6 +104,6 @@ def marginal_returns(
     where = as_mask(where, joint_returns.shape)
     agents = joints.shape[1]
     places = (jnp.broadcast_to(jnp.arange(agents), joints.shape), joints)
-    counts = jnp.zeros((agents, branches), jnp.int32).at[places].add(where[:, None].astype(jnp.int32))
-    totals = jnp.zeros((agents, branches), joint_returns.dtype).at[places].add(jnp.where(where, joint_returns, 0)[:, None])
+    counts = jnp.zeros((agents, group_size), jnp.int32).at[places].add(where[:, None].astype(jnp.int32))
+    totals = jnp.zeros((agents, group_size), joint_returns.dtype).at[places].add(jnp.where(where, joint_returns, 0)[:, None])
     return (totals / jnp.maximum(counts, 1) if how == "mean" else totals), counts

@@ -18,7 +18,7 @@ def policy_term(recipe: Recipe, new: Array, old: Array, advantages, where: Array
         return losses.cispo(new, old, advantages, where=where, clip_low=recipe.clip_low, clip_high=recipe.clip_high), {}
     if recipe.loss == "sapo":
         gates = dict(temperature_positive=recipe.gate_positive, temperature_negative=recipe.gate_negative)
-        return gated.sapo(new, old, advantages, where=where, level=recipe.level, **gates), {}
+        return gated.sapo(new, old, advantages, where=where, level=recipe.importance_level, **gates), {}
     if recipe.loss == "gmpo":
         spread = as_float(advantages)
         spread = spread if spread.ndim == 1 else jnp.sum(losses.masked(spread, where), axis=1) / jnp.maximum(jnp.sum(where, axis=1), 1)
@@ -31,8 +31,8 @@ def policy_term(recipe: Recipe, new: Array, old: Array, advantages, where: Array
     if recipe.loss == "reinforce":
         return losses.reinforce(new, advantages, where=where), {}
     clips = dict(clip_low=recipe.clip_low, clip_high=recipe.clip_high)
-    policy = losses.clipped_ratio(new, old, advantages, where=where, level=recipe.level, dual_clip=recipe.dual_clip, **clips)
-    ratio, spread = losses.importance_ratio(new, old, where=where, level=recipe.level), as_float(advantages)
+    policy = losses.clipped_ratio(new, old, advantages, where=where, level=recipe.importance_level, dual_clip=recipe.dual_clip, **clips)
+    ratio, spread = losses.importance_ratio(new, old, where=where, level=recipe.importance_level), as_float(advantages)
     ratio = jnp.broadcast_to(ratio[:, None] if ratio.ndim == 1 else ratio, where.shape)
     spread = jnp.broadcast_to(spread[:, None] if spread.ndim == 1 else spread, where.shape)
     low, high = losses.clip_masks(ratio, spread, **clips)
@@ -40,11 +40,16 @@ def policy_term(recipe: Recipe, new: Array, old: Array, advantages, where: Array
 
 
 def correct(recipe: Recipe, policy: Array, old: Array, sampler: Array, where: Array) -> tuple[Array, Array]:
-    """The policy term times the importance weights of `recipe.correction`, and which tokens' weights were cut."""
+    """The policy term times the importance weights of `recipe.rollout_correction`, and which tokens' weights were cut."""
     weights, cut = ratios.importance_weights(
-        old, sampler, where=where, how=recipe.correction, cap=recipe.correction_cap, level=recipe.correction_level
+        old,
+        sampler,
+        where=where,
+        how=recipe.rollout_correction,
+        cap=recipe.rollout_correction_threshold,
+        level=recipe.rollout_correction_level,
     )
-    return (policy if recipe.correction == "none" else weights * policy.reshape(len(policy), -1)), cut
+    return (policy if recipe.rollout_correction == "none" else weights * policy.reshape(len(policy), -1)), cut
 
 
 def tokens_kept(

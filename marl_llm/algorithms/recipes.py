@@ -23,6 +23,7 @@ from marl_llm.algorithms.distillation import DIVERGENCES
 from marl_llm.algorithms.losses import KL_KINDS, LEVELS, REDUCTIONS
 from marl_llm.algorithms.ratios import CORRECTIONS
 from marl_llm.algorithms.returns import SCOPES
+from marl_llm.old_names import convert_recipe_fields
 
 CENTER = 0.5  # the middle of a coach's scale when a score from 0 to 10 is paid with the weight 0.1
 TO_GO = ("to_go", "to_go_mean")
@@ -39,18 +40,18 @@ CHOICES = types.MappingProxyType(
         "center": ("none", "score"),
         "baseline": ("none", "role", "place"),
         "scope": SCOPES,
-        "normaliser": ("group", "leave_one_out", "global", "ema", "critic"),
-        "scale": SCALES,
+        "advantage_estimator": ("group", "leave_one_out", "global", "ema", "critic"),
+        "scale_advantages": SCALES,
         "singleton": SINGLETONS,
-        "weigh": ("sample", "trajectory", "token"),
+        "statistics_weight": ("sample", "trajectory", "token"),
         "loss": ("clip", "cispo", "sapo", "vespo", "reinforce", "gmpo", "dppo_tv", "dppo_kl"),
-        "level": LEVELS,
-        "reduce": REDUCTIONS,
+        "importance_level": LEVELS,
+        "loss_aggregation": REDUCTIONS,
         "kl_kind": KL_KINDS,
-        "kl_in": ("loss", "reward"),
+        "kl_where": ("loss", "reward"),
         "distill_divergence": DIVERGENCES,
-        "correction": CORRECTIONS,
-        "correction_level": ("token", "sequence", "product"),
+        "rollout_correction": CORRECTIONS,
+        "rollout_correction_level": ("token", "sequence", "product"),
     }
 )
 
@@ -77,7 +78,7 @@ class Recipe:
     # "tree": K candidates per prompt, one goes on; "parallel": K plays of an instance, compared with each other; "chain": K plays of an
     # instance, each for itself, so that K may be 1. In plays no prompt has a second candidate. See `plays` and `candidates`.
     sampling: str = "parallel"
-    branches: int = 4  # K
+    group_size: int = 4  # K
     pick: str = "greedy"  # tree: which candidate goes on: the best paid by `rewards` ("greedy"), "first" or "random"
     temperature: float = 1.0  # of sampling, and of both sides of the ratio
     top_k: int | None = None  # sample among the k likeliest tokens only; None: all
@@ -104,34 +105,34 @@ class Recipe:
     baseline: str = "none"  # global: the mean per "role", or per role and "place" in its play, is taken off first; then one scale for all
     # "group", "leave_one_out", "global" (the whole batch), "ema" (a running mean per role is taken off) or "critic" (learned values, then
     # whitened)
-    normaliser: str = "group"
+    advantage_estimator: str = "group"
     ema_decay: float = 0.95  # ema: how much of a role's running mean stays after each play
     group_by: tuple[str, ...] = ("instance", "agent")  # axes that name a group, out of AXES; () is one group of everything
-    scale: str = "std"  # group: "std", "none", "range", "batch" or "mean" (MaxRL)
+    scale_advantages: str = "std"  # group: "std", "none", "range", "batch" or "mean" (MaxRL)
     ddof: int = 1  # degrees of freedom of every standard deviation
     epsilon: float = 1e-6  # group: added to the divisor; global and critic: added to the variance
     singleton: str = "zero"  # what a group of one gets: "zero" or "raw", its return
-    weigh: str = "sample"  # who has one vote in the statistics: a "sample", a "trajectory", or each "token"
-    skip_tied: bool = False  # leave groups of equal returns out of the forward pass (they then feel no KL and no entropy term)
-    tied_in_denominator: bool = True  # whether skipped samples still count in the denominator of the loss
+    statistics_weight: str = "sample"  # who has one vote in the statistics: a "sample", a "trajectory", or each "token"
+    filter_zero_variance: bool = False  # leave groups of equal returns out of the forward pass (they then feel no KL and no entropy term)
+    zero_variance_in_denominator: bool = True  # whether skipped samples still count in the denominator of the loss
 
     mask_truncated: bool = False  # leave responses that their token budget ended out of the loss; they still count in their groups
 
     # Which loss is stepped.
     # "gmpo": geometric mean of clipped ratios; "dppo_tv", "dppo_kl": ratio within a bound of the divergence; see trust_regions
     loss: str = "clip"  # "clip": clipped ratio; "cispo", "vespo": weight on log π; "sapo": soft gate; "reinforce": no ratio at all
-    level: str = "token"  # ratio per "token", "sequence" (GSPO), "sequence_token" or "product" (of the whole response)
+    importance_level: str = "token"  # ratio per "token", "sequence" (GSPO), "sequence_token" or "product" (of the whole response)
     clip_low: float | None = _OfLoss(0.2)  # lower clip: ratio >= 1 - clip_low; None: the loss's own, 0.2 for "clip" and 1 for "cispo"
     clip_high: float | None = _OfLoss(0.2)  # upper clip: ratio <= 1 + clip_high; None: the loss's own, 0.2 for "clip" and 4 for "cispo"
     dual_clip: float | None = None  # largest ratio that a negative advantage may count with; None: no bound
     gate_positive: float = 1.0  # sapo: temperature of the gate of positive advantages
     gate_negative: float = 1.05  # sapo: and of negative ones
-    reduce: str = "sequence_mean_token_mean"  # see losses.reduce_parts
-    max_length: int | None = None  # reduce="constant": Dr. GRPO's constant, in tokens
+    loss_aggregation: str = "sequence_mean_token_mean"  # see losses.reduce_parts
+    max_length: int | None = None  # loss_aggregation="constant": Dr. GRPO's constant, in tokens
     kl_coef: float = 0.0  # β, weight of the KL to the reference
     kl_kind: str = "k3"  # estimator, see losses.kl
     # β·KL is added to the "loss" or taken off the "reward"; of an outcome, which all samples of a play share, each takes off its own
-    kl_in: str = "loss"
+    kl_where: str = "loss"
     kl_target: float | None = None  # measured KL that β is steered to after each step, see `next_kl_coef`; None: β stays
     kl_horizon: float = 10_000.0  # kl_target: over how many samples β may change by a fifth
     entropy_coef: float = 0.0  # weight of the entropy bonus
@@ -142,25 +143,25 @@ class Recipe:
     distill_divergence: str = "reverse_kl"  # exact "reverse_kl", "forward_kl" or "jsd"; or "sampled", one token's estimate of reverse_kl
     distill_beta: float = 0.5  # jsd: the teacher's share of the mixture
     distill_top_k: int | None = None  # the teacher's k likeliest tokens and all others as one; None: the whole vocabulary
-    correction: str = "none"  # of the gap between sampler and scorer: "none", "truncate" or "mask"; see ratios
-    correction_level: str = "token"  # weight per "token", "sequence" or "product"
-    correction_cap: float = 2.0  # largest weight
+    rollout_correction: str = "none"  # of the gap between sampler and scorer: "none", "truncate" or "mask"; see ratios
+    rollout_correction_level: str = "token"  # weight per "token", "sequence" or "product"
+    rollout_correction_threshold: float = 2.0  # largest weight
     value_coef: float = 0.5  # critic: weight of the value loss
     value_clip: float | None = 0.5  # critic: the value may move this far from the old one; None: no clip
 
     # Functions of one's own, in place of what the fields above say; see `marl_llm.algorithms.functions`.
-    advantages: collections.abc.Callable | None = None  # (samples, returns [S]) -> [S], in place of baseline, normaliser and scale
+    advantages: collections.abc.Callable | None = None  # (samples, returns [S]) -> [S], in place of baseline, advantage estimator and scale
     policy_loss: collections.abc.Callable | None = None  # (log_probs, old_log_probs, advantages, mask) -> [S, R], in place of `loss`
 
     @property
     def plays(self) -> int:
         """Plays of each instance: 1 in a tree, otherwise K."""
-        return 1 if self.sampling == "tree" else self.branches
+        return 1 if self.sampling == "tree" else self.group_size
 
     @property
     def candidates(self) -> int:
         """Responses to each prompt: K in a tree, otherwise 1."""
-        return self.branches if self.sampling == "tree" else 1
+        return self.group_size if self.sampling == "tree" else 1
 
     @property
     def reward_weights(self) -> tuple[float, float]:
@@ -200,7 +201,7 @@ class Recipe:
         for field in FUNCTIONS:
             if getattr(self, field) is not None and not callable(getattr(self, field)):
                 raise ValueError(f"{self.name}: {field}={getattr(self, field)!r} must be a function.")
-        for field in ("skip_tied", "tied_in_denominator", "mask_truncated"):
+        for field in ("filter_zero_variance", "zero_variance_in_denominator", "mask_truncated"):
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{self.name}: {field}={getattr(self, field)!r} must be True or False.")
         for broken, why in _contradictions(self):
@@ -208,13 +209,13 @@ class Recipe:
                 raise ValueError(f"{self.name}: {why}")
 
 
-_INTEGERS = ("branches", "replays", "top_k", "joint_subset", "ddof", "max_length", "distill_top_k")
+_INTEGERS = ("group_size", "replays", "top_k", "joint_subset", "ddof", "max_length", "distill_top_k")
 _OPTIONAL = (
     "replays", "top_k", "overlong_buffer", "joint_subset", "dual_clip", "max_length", "value_clip", "kl_target", "off_policy_kl",
     "distill_top_k",
 )  # fmt: skip
 _RANGES = (
-    ("branches", 1, math.inf),
+    ("group_size", 1, math.inf),
     ("replays", 1, math.inf),
     ("temperature", 1e-3, math.inf),
     ("top_k", 1, math.inf),
@@ -246,7 +247,7 @@ _RANGES = (
     ("distill_top_k", 1, math.inf),
     ("value_coef", 0, math.inf),
     ("value_clip", 0, math.inf),
-    ("correction_cap", 1, math.inf),
+    ("rollout_correction_threshold", 1, math.inf),
 )
 
 
@@ -289,27 +290,27 @@ def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
             "returns='counterfactual' asks what the team would have got, and rewards='local' leaves that out: use 'team' or 'mixed'.",
         ),
         (
-            r.branches < 2 and r.normaliser in ("group", "leave_one_out") and bool({"instance", "env"} & set(r.group_by)),
-            f"branches=1 makes groups of one for group_by={r.group_by!r}, which teach nothing: use branches >= 2.",
+            r.group_size < 2 and r.advantage_estimator in ("group", "leave_one_out") and bool({"instance", "env"} & set(r.group_by)),
+            f"group_size=1 makes groups of one for group_by={r.group_by!r}, which teach nothing: use group_size >= 2.",
         ),
         (
-            (r.returns == "gae") != (r.normaliser == "critic"),
-            f"returns='gae' and normaliser='critic' belong together; got {r.returns!r} and {r.normaliser!r}.",
+            (r.returns == "gae") != (r.advantage_estimator == "critic"),
+            f"returns='gae' and advantage_estimator='critic' belong together; got {r.returns!r} and {r.advantage_estimator!r}.",
         ),
         (
-            r.normaliser in ("group", "leave_one_out") and not r.group_by,
-            "group_by is empty: name the axes of a group, or use normaliser='global' for the whole batch.",
+            r.advantage_estimator in ("group", "leave_one_out") and not r.group_by,
+            "group_by is empty: name the axes of a group, or use advantage_estimator='global' for the whole batch.",
         ),
         (
-            r.joint == "cross" and (r.sampling != "parallel" or r.branches < 2),
-            f"joint='cross' pairs the responses of several plays: it needs sampling='parallel' (this is {r.sampling!r}) and branches >= 2.",
+            r.joint == "cross" and (r.sampling != "parallel" or r.group_size < 2),
+            f"joint='cross' pairs responses of several plays: use sampling='parallel' (this is {r.sampling!r}) and group_size >= 2.",
         ),
         (
-            r.joint_subset is not None and r.joint_subset % r.branches != 0,
-            f"joint_subset={r.joint_subset} must be a multiple of branches={r.branches}, so that every response is judged equally often.",
+            r.joint_subset is not None and r.joint_subset % r.group_size != 0,
+            f"joint_subset={r.joint_subset} must be a multiple of group_size={r.group_size}, to judge all responses equally often.",
         ),
-        (r.normaliser == "leave_one_out" and r.weigh != "sample", "leave_one_out gives each sample one vote: weigh='sample'."),
-        ((r.reduce == "constant") != (r.max_length is not None), "reduce='constant' and max_length belong together."),
+        (r.advantage_estimator == "leave_one_out" and r.statistics_weight != "sample", "leave_one_out has statistics_weight='sample'."),
+        ((r.loss_aggregation == "constant") != (r.max_length is not None), "loss_aggregation='constant' and max_length belong together."),
         (
             r.policy_coef == 0 and r.distill_coef == 0,
             "policy_coef=0 leaves nothing to learn from: set distill_coef, and a teacher for the role.",
@@ -319,19 +320,19 @@ def _contradictions(r: Recipe) -> list[tuple[bool, str]]:
             f"distill_coef={r.distill_coef:g} compares whole distributions, but top_k={r.top_k} and top_p={r.top_p:g} sample from a part.",
         ),
         (
-            r.distill_coef > 0 and r.skip_tied,
-            "skip_tied leaves samples out of the forward pass that a teacher would score: use skip_tied=False with distill_coef.",
+            r.distill_coef > 0 and r.filter_zero_variance,
+            "filter_zero_variance leaves out samples that a teacher would score: use filter_zero_variance=False with distill_coef.",
         ),
         (
-            r.advantages is not None and r.normaliser == "critic",
-            "advantages of your own are one number per sample, and normaliser='critic' has one per token: use another recipe.",
+            r.advantages is not None and r.advantage_estimator == "critic",
+            "advantages of your own are one number per sample, and advantage_estimator='critic' has one per token: use another recipe.",
         ),
     ]
 
 
 def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
     """List (fields, have no effect, why), for the check of what a caller set on purpose."""
-    grouped = r.normaliser in ("group", "leave_one_out")
+    grouped = r.advantage_estimator in ("group", "leave_one_out")
     return [
         (("pick",), r.sampling != "tree", f"sampling={r.sampling!r} has no candidates to pick from (only 'tree' has)"),
         (("joint_subset",), r.joint == "aligned", "joint='aligned' judges each play as it is (only 'cross' chooses)"),
@@ -348,7 +349,8 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
         (("alpha",), r.rewards != "mixed", f"rewards={r.rewards!r} mixes nothing (only 'mixed' does)"),
         (("overlong_penalty",), r.overlong_buffer is None, "overlong_buffer=None punishes no length"),
         (("scope",), r.returns not in TO_GO, f"returns={r.returns!r} sums no later rewards (only 'to_go' and 'to_go_mean' do)"),
-        (("baseline",), r.normaliser != "global", f"normaliser={r.normaliser!r} has baselines of its own (only 'global' has none)"),
+        (("baseline",), r.advantage_estimator != "global",
+         f"advantage_estimator={r.advantage_estimator!r} has baselines of its own (only 'global' has none)"),
         (
             ("center",),
             r.returns not in ("to_go", "trajectory", "gae") or (r.returns == "to_go" and r.scope == "token"),
@@ -356,37 +358,38 @@ def _without_effect(r: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
         ),
         (("gamma",), r.returns not in ("to_go", "gae"), f"returns={r.returns!r} discounts nothing (only 'to_go' and 'gae' do)"),
         (("gamma",), r.returns == "to_go" and r.scope == "token", "scope='token' sums nothing over turns"),
-        (("gae_lambda", "value_coef", "value_clip"), r.normaliser != "critic", "only normaliser='critic' has a critic"),
-        (("group_by", "singleton"), not grouped, f"normaliser={r.normaliser!r} makes no groups"),
-        (("scale",), r.normaliser != "group", f"normaliser={r.normaliser!r} does not read it"),
-        (("ema_decay",), r.normaliser != "ema", f"normaliser={r.normaliser!r} keeps no running mean"),
-        (("ddof", "epsilon", "weigh"), r.normaliser == "ema", "normaliser='ema' divides by nothing"),
-        (("ddof",), r.normaliser == "leave_one_out", "leave_one_out divides by no deviation"),
-        (("ddof",), r.normaliser == "group" and r.scale in ("none", "range"), f"scale={r.scale!r} is no deviation"),
-        (("epsilon",), r.normaliser == "leave_one_out", "leave_one_out divides by nothing"),
-        (("epsilon",), r.normaliser == "group" and r.scale == "none", "scale='none' divides by nothing"),
-        (("weigh",), r.normaliser == "critic", "the critic's advantages are whitened over tokens"),
-        (("skip_tied",), not grouped, f"normaliser={r.normaliser!r} makes no groups"),
-        (("tied_in_denominator",), not r.skip_tied, "no sample is skipped (skip_tied=False)"),
+        (("gae_lambda", "value_coef", "value_clip"), r.advantage_estimator != "critic", "only advantage_estimator='critic' has a critic"),
+        (("group_by", "singleton"), not grouped, f"advantage_estimator={r.advantage_estimator!r} makes no groups"),
+        (("scale_advantages",), r.advantage_estimator != "group", f"advantage_estimator={r.advantage_estimator!r} does not read it"),
+        (("ema_decay",), r.advantage_estimator != "ema", f"advantage_estimator={r.advantage_estimator!r} keeps no running mean"),
+        (("ddof", "epsilon", "statistics_weight"), r.advantage_estimator == "ema", "advantage_estimator='ema' divides by nothing"),
+        (("ddof",), r.advantage_estimator == "leave_one_out", "leave_one_out divides by no deviation"),
+        (("ddof",), r.advantage_estimator == "group" and r.scale_advantages in ("none", "range"),
+         f"scale_advantages={r.scale_advantages!r} is no deviation"),
+        (("epsilon",), r.advantage_estimator == "leave_one_out", "leave_one_out divides by nothing"),
+        (("epsilon",), r.advantage_estimator == "group" and r.scale_advantages == "none", "scale_advantages='none' divides by nothing"),
+        (("statistics_weight",), r.advantage_estimator == "critic", "the critic's advantages are whitened over tokens"),
+        (("filter_zero_variance",), not grouped, f"advantage_estimator={r.advantage_estimator!r} makes no groups"),
+        (("zero_variance_in_denominator",), not r.filter_zero_variance, "no sample is skipped (filter_zero_variance=False)"),
         (CLIPS, r.loss not in _CLIP_WINDOWS, f"loss={r.loss!r} clips no ratio"),
-        (("level",), r.loss not in ("clip", "sapo"), f"only loss='clip' and 'sapo' read it, and this is {r.loss!r}"),
+        (("importance_level",), r.loss not in ("clip", "sapo"), f"only loss='clip' and 'sapo' read it, and this is {r.loss!r}"),
         (("dual_clip",), r.loss != "clip", f"only loss='clip' reads it, and this is {r.loss!r}"),
         (("gate_positive", "gate_negative"), r.loss != "sapo", f"only loss='sapo' reads it, and this is {r.loss!r}"),
         (
-            ("loss", "level", *CLIPS, "dual_clip", "gate_positive", "gate_negative"),
+            ("loss", "importance_level", *CLIPS, "dual_clip", "gate_positive", "gate_negative"),
             r.policy_loss is not None,
             "policy_loss is a function of your own",
         ),
         (
-            ("baseline", "scale", "ddof", "epsilon", "weigh", "singleton", "ema_decay"),
+            ("baseline", "scale_advantages", "ddof", "epsilon", "statistics_weight", "singleton", "ema_decay"),
             r.advantages is not None,
             "advantages is a function of your own",
         ),
         (("distill_divergence", "distill_beta", "distill_top_k"), r.distill_coef == 0, "distill_coef=0 reads no teacher"),
         (("distill_beta",), r.distill_divergence != "jsd", f"only distill_divergence='jsd' mixes, and this is {r.distill_divergence!r}"),
         (("distill_top_k",), r.distill_divergence == "sampled", "distill_divergence='sampled' reads one token"),
-        (("correction_level", "correction_cap"), r.correction == "none", "correction='none' weighs nothing"),
-        (("kl_kind", "kl_in", "kl_target"), r.kl_coef == 0, "kl_coef=0 switches the KL term off"),
+        (("rollout_correction_level", "rollout_correction_threshold"), r.rollout_correction == "none", "there is no rollout_correction"),
+        (("kl_kind", "kl_where", "kl_target"), r.kl_coef == 0, "kl_coef=0 switches the KL term off"),
         (("kl_horizon",), r.kl_target is None, "kl_target=None leaves kl_coef as it is"),
     ]
 
@@ -405,19 +408,20 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Recipe) if field.name 
 
 # What a sampler and a trainer carry out; all other fields are carried out by `advantages_for`, `loss_for` and their kin in `apply`.
 SAMPLER_FIELDS = (
-    "sampling", "branches", "pick", "temperature", "top_k", "top_p", "joint", "joint_subset", "exchange", "replays",
+    "sampling", "group_size", "pick", "temperature", "top_k", "top_p", "joint", "joint_subset", "exchange", "replays",
 )  # fmt: skip
 TRAINER_FIELDS = (
-    "skip_tied", "tied_in_denominator", "mask_truncated", "distill_coef", "distill_divergence", "distill_beta", "distill_top_k",
+    "filter_zero_variance", "zero_variance_in_denominator", "mask_truncated", "distill_coef", "distill_divergence", "distill_beta",
+    "distill_top_k",
 )  # fmt: skip
 
 
 # What each model of a team may have of its own; all other fields say how the team is sampled, paid and compared.
 LOSS_FIELDS = (
-    "loss", "level", *CLIPS, "dual_clip", "gate_positive", "gate_negative", "reduce", "max_length", "kl_coef", "kl_kind", "kl_target",
-    "kl_horizon", "entropy_coef", "entropy_quantile", "off_policy_kl", "correction", "correction_level", "correction_cap", "value_coef",
-    "value_clip", "policy_loss", "mask_truncated", "policy_coef", "distill_coef", "distill_divergence", "distill_beta",
-    "distill_top_k",
+    "loss", "importance_level", *CLIPS, "dual_clip", "gate_positive", "gate_negative", "loss_aggregation", "max_length", "kl_coef",
+    "kl_kind", "kl_target", "kl_horizon", "entropy_coef", "entropy_quantile", "off_policy_kl", "rollout_correction",
+    "rollout_correction_level", "rollout_correction_threshold", "value_coef", "value_clip", "policy_loss", "mask_truncated",
+    "policy_coef", "distill_coef", "distill_divergence", "distill_beta", "distill_top_k",
 )  # fmt: skip
 
 
@@ -428,12 +432,13 @@ def with_loss(recipe: Recipe, **overrides) -> Recipe:
       ValueError: a field of the team, a value that is not valid, a field that would have no effect, or a KL that is taken off the rewards
         of some models only.
     """
+    overrides = convert_recipe_fields(overrides)
     for field in overrides:
         check_known("recipe field of a model", field, LOSS_FIELDS)
     changed = dataclasses.replace(recipe, **overrides)
     refuse_idle(changed, overrides)
-    if recipe.kl_in == "reward" and bool(changed.kl_coef) != bool(recipe.kl_coef):
-        raise ValueError(f"{recipe.name}: kl_coef={changed.kl_coef:g} for one model: with kl_in='reward' all models have a KL, or none.")
+    if recipe.kl_where == "reward" and bool(changed.kl_coef) != bool(recipe.kl_coef):
+        raise ValueError(f"{recipe.name}: kl_coef={changed.kl_coef:g} for one model: with kl_where='reward' all models have a KL, or none.")
     return changed
 
 

@@ -25,7 +25,7 @@ def turn_gae(
     A_t = Σ_l (γ λ)^l r_{t+l} over the agent's own later turns, less the mean of A over all of the agent's samples
 
     Without a critic every δ is the reward, so GAE is a sum that is discounted by γ λ: summed first, normalised then, per agent.
-    As a recipe, undiscounted: returns="to_go", scope="agent", normaliser="group", group_by=("agent",), scale="none".
+    As a recipe, undiscounted: returns="to_go", scope="agent", advantage_estimator="group", group_by=("agent",), scale_advantages="none".
 
     Args:
       rewards: of each turn. turn, trajectory, agent: when, in which play, and who.

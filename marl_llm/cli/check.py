@@ -148,7 +148,7 @@ def cost_of(world, plan, config) -> dict[str, float]:
     subject = Subject(world, tasks=8, plays=2)
     plays = subject.play(subject.draw(8), subject.says, 2)
     calls = [call for one in plays for path in one.trajectories for call in path.calls]
-    count, per_step = max(len(plays), 1), config.rollout.tasks * plan.recipe.branches
+    count, per_step = max(len(plays), 1), config.rollout.tasks * plan.recipe.group_size
 
     def tokens(call):
         return len(call.prompt_ids) or len(call.prompt) / 3

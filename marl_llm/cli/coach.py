@@ -210,7 +210,7 @@ def _config(path: str, variant: str | None) -> Any:
     from marl_llm.runs.sections import CoachSection
 
     config = load_config(path, variant)
-    config.coach.update(CoachSection.config())  # it is being made: nothing of the section has an effect
+    config.coach = CoachSection.config()  # it is being made: nothing of the section has an effect
     return config
 
 

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         path, _, variant = config_path(asked.config).partition(":")
         config = load_config(path, variant or None)
-        config.recipe.branches = asked.plays
+        config.recipe.group_size = asked.plays
         config.model.path = asked.path or config.model.path
         if asked.run:
             config.warm_start.update(run=asked.run, step=asked.step, steps=0)
@@ -96,7 +96,7 @@ def _rows(recipe, batch) -> list[dict[str, Any]]:
     from marl_llm.training.update import advise
 
     table = batch.table
-    if recipe.normaliser == "critic":  # every sample has a group of its own
+    if recipe.advantage_estimator == "critic":  # every sample has a group of its own
         tied = np.zeros(len(table.team), bool)
     else:
         tied = np.asarray(advise(dataclasses.replace(recipe, kl_coef=0.0), batch.tokens, table).tied)
@@ -107,7 +107,7 @@ def _rows(recipe, batch) -> list[dict[str, Any]]:
         if not mine.any():
             continue
         spread = float(pay[mine].std())
-        teaches = bool((~tied[mine]).any()) if recipe.normaliser != "critic" else spread > 0
+        teaches = bool((~tied[mine]).any()) if recipe.advantage_estimator != "critic" else spread > 0
         mean = float(pay[mine].mean())
         rows.append(dict(task=task, samples=int(mine.sum()), mean=mean, spread=spread, tied=float(tied[mine].mean()), teaches=teaches))
     return rows

@@ -41,7 +41,7 @@ _MAX_TOKENS = flags.DEFINE_integer(
     "max_tokens", 1024, "Most tokens of a reply, for --path; a run's roles keep theirs.", lower_bound=1, flag_values=FLAGS
 )
 _SLOTS = flags.DEFINE_integer(
-    "slots",
+    "max_num_seqs",
     None,
     "Replies that are sampled at once, for --path; a run's config says its own. Default: 16, of `chat` 1.",
     lower_bound=1,
@@ -65,7 +65,7 @@ _RECORD = flags.DEFINE_string("record", None, "JSONL file for the replies to req
 
 
 def slots_asked() -> int | None:
-    """What `--slots` says."""
+    """What `--max_num_seqs` says."""
     return _SLOTS.value
 
 
@@ -88,26 +88,26 @@ def answers_of_run(run: str | pathlib.Path, roles: list[str], step: int | None =
 
 @contextlib.contextmanager
 def answers_of_checkpoint(
-    path: str, name: str, max_prompt: int | None = None, max_tokens: int = 1024, slots: int = 16, thinking: str | None = None
+    path: str, name: str, max_prompt: int | None = None, max_tokens: int = 1024, max_num_seqs: int = 16, thinking: str | None = None
 ) -> Iterator[dict]:
     """The same of a Hugging Face checkpoint, as `{name: answer}`. Raises `ConfigError` for a directory that holds none."""
     from marl_llm.serving.local import LocalModel
 
     try:
-        model = LocalModel(path, max_prompt=max_prompt, max_tokens=max_tokens, slots=slots, thinking=thinking)
+        model = LocalModel(path, max_prompt=max_prompt, max_tokens=max_tokens, max_num_seqs=max_num_seqs, thinking=thinking)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--path={path!r}: {error}") from error
     with model:
         yield {name: model.answers}
 
 
-def answers(slots: int) -> contextlib.AbstractContextManager[dict]:
+def answers(max_num_seqs: int) -> contextlib.AbstractContextManager[dict]:
     """Of what the flags name, a checkpoint with so many slots. Raises `ConfigError` unless that is a run or a checkpoint."""
     if bool(_RUN.value) == bool(_PATH.value):
         raise ConfigError("one of --run=runs/a and --path=CHECKPOINT is needed")
     if _RUN.value:
         return answers_of_run(_RUN.value, _ROLE.value, _STEP.value, trust.asked())
-    return answers_of_checkpoint(_PATH.value, _NAME.value, _MAX_PROMPT.value, _MAX_TOKENS.value, slots, _THINKING.value)
+    return answers_of_checkpoint(_PATH.value, _NAME.value, _MAX_PROMPT.value, _MAX_TOKENS.value, max_num_seqs, _THINKING.value)
 
 
 def main(argv) -> None:
@@ -120,13 +120,13 @@ def main(argv) -> None:
         key = read_key(_KEY_ENV.value)
     except ValueError as error:
         raise ConfigError(f"--key_env: {error}") from error
-    slots = slots_asked() or SLOTS
-    with answers(slots) as found:
+    max_num_seqs = slots_asked() or SLOTS
+    with answers(max_num_seqs) as found:
         models = found
         if _OVER_BUDGET.value != "cap":
             models = {name: dataclasses.replace(model, over_budget=_OVER_BUDGET.value) for name, model in found.items()}
         try:
-            server = ChatServer(models, _PORT.value, concurrency=2 * slots, record=_RECORD.value, key=key)
+            server = ChatServer(models, _PORT.value, concurrency=2 * max_num_seqs, record=_RECORD.value, key=key)
         except (ValueError, OSError) as error:
             raise ConfigError(str(error)) from error
         with server:

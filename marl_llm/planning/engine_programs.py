@@ -66,8 +66,8 @@ def per_device(tree) -> int:
 
 
 def living(parts: int, s: int, groups: int, branches: int, sizes: LaneConfig, page: int) -> list[tuple[int, Ticket]]:
-    """(row, request) of `groups` prompts on each of `parts`, a part having s rows; each has `branches` responses, half way through. Of the
-    requests there is what `marl_llm.sampling.tickets.page_lists` reads."""
+    """(row, request) of `groups` prompts on each of `parts`, a part having s rows; each has `group_size` responses, half way through. Of
+    the requests there is what `marl_llm.sampling.tickets.page_lists` reads."""
     full, cached, number = sizes.prompt_tokens // page, sizes.prompt_tokens + sizes.response_tokens // 2, itertools.count()
     rule, out = stop_rule(2, (1,), (), None), []
 
@@ -120,11 +120,11 @@ def engine_programs(
     """
     page = sizes.page or PAGE.get(platform(), 16)
     along = mesh.shape["data"] * mesh.shape["fsdp"]
-    parts = along if sizes.slots % along == 0 else 1
+    parts = along if sizes.max_num_seqs % along == 0 else 1
     longest = -(-(sizes.prompt_tokens + sizes.response_tokens) // page)
     heads = spec_for((None, "key_value_heads"), (1, config.key_value_heads), dict(mesh.shape), SAMPLE)
     each = page_bytes(config, page) / (mesh.shape["tensor"] if any(heads) else 1)  # on a device
-    count = max(1, min(sizes.slots // parts * longest, int(budget // each)))
+    count = max(1, min(sizes.max_num_seqs // parts * longest, int(budget // each)))
     placed = NamedSharding(mesh, P(("data", "fsdp") if parts > 1 else None, *heads))
     pages = jax.eval_shape(lambda: init_pages(config, parts, count, page))
     pages = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), pages)
@@ -141,12 +141,12 @@ def engine_programs(
         return jax.eval_shape(lambda: jax.tree.map(jnp.asarray, draws_of(n, [], {}, ())))
 
     plain = dict(mesh=mesh, truncates=False, width=0)
-    s = sizes.slots // parts
+    s = sizes.max_num_seqs // parts
     row = Row(
         i32(parts * s),
         i32(parts * s),
         jax.ShapeDtypeStruct((parts * s,), bool),
-        i32(parts, s, touched(page, sizes.chunk)),
+        i32(parts, s, touched(page, sizes.decode_steps)),
         draws(parts * s),
     )
     tokens = branches * (sizes.prompt_tokens / branches + sizes.response_tokens / 2)  # of a prompt and its responses
@@ -161,7 +161,7 @@ def engine_programs(
     def given(tree):
         return dict(given=i32((layout := layout_of(tree)).words), layout=layout)
 
-    low = {"decode": decode.lower(config, served, pages, **given((row, lists)), rules=rules, root=root, chunk=sizes.chunk, **plain)}
+    low = {"decode": decode.lower(config, served, pages, **given((row, lists)), rules=rules, root=root, chunk=sizes.decode_steps, **plain)}
     longest_piece = sizes.piece or PIECE.get(platform(), 512)
     piece = min(longest_piece, bucket(sizes.prompt_tokens, 8))
     b = max(1, min(sizes.admit, max(2 * longest_piece, PROGRAM_TOKENS) // piece))

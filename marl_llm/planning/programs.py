@@ -46,7 +46,7 @@ def programs(
     def whole(shape, dtype, *axes):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*axes)))
 
-    k = recipe.branches
+    k = recipe.group_size
     length, answers = prompt + k * response, k * response
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=length, minibatch=minibatch, critic=critic or "own")
     judging = dataclasses.replace(config, value_head=critic is not None)
@@ -135,8 +135,8 @@ class PlanSizes:
     bases: int = 0
     critics: int = 0
     critic: str | None = None
-    slots: int = 64
-    chunk: int = 8
+    max_num_seqs: int = 64
+    decode_steps: int = 8
     imitates: bool = False
     served: int = 0
     sources: int = 1
@@ -166,9 +166,9 @@ def sizes_of(config) -> PlanSizes:
     lora = LoraConfig(options[0]["lora_rank"], options[0]["lora_alpha"]) if ranks != {None} else None
     sources = len({json.dumps([one.get("path"), one.get("preset")]) for one in options})
     bases = sources if lora else 0
-    critic = config.optimizer.critic if resolved.recipe.normaliser == "critic" else None
+    critic = config.optimizer.critic if resolved.recipe.advantage_estimator == "critic" else None
     critics = len(trained) if critic == "own" else 0
-    lane = config.rollout.slots, config.rollout.chunk
+    lane = config.rollout.max_num_seqs, config.rollout.decode_steps
     if len(shapes) > 1:
         raise PlanError(f"the trained models {', '.join(trained)} have several shapes; plan them one by one, with assignment=shared")
     presets = {resolved.options[name].get("preset") for name in trained} - {None}
@@ -236,9 +236,9 @@ def plan(config, topology: str, axes_text: str, prompt: int, response: int, mini
     adapters = sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
     shape = dataclasses.replace(shape, compute_dtype="bfloat16", remat="full" if shape.remat == "none" else shape.remat)
     on_tpus = devices is not None and chip.name not in GPUS
-    if shape.attention == "auto" and on_tpus and (prompt % 128 or (prompt + recipe.branches * response) % 128):
+    if shape.attention == "auto" and on_tpus and (prompt % 128 or (prompt + recipe.group_size * response) % 128):
         raise PlanError(f"--prompt={prompt} --response={response}: on a TPU, use multiples of 128, so that flash attention applies")
-    along, k = data * fsdp, recipe.branches
+    along, k = data * fsdp, recipe.group_size
     minibatch = minibatch or along
     environments = max(along, -(-config.rollout.tasks // along) * along)
     if minibatch % along:
@@ -352,7 +352,7 @@ def _compiled(shape, sizes: PlanSizes, mesh, minibatch: int, environments: int):
         lowered, *bytes_ = programs(shape, sizes.recipe, mesh, minibatch, tasks, sizes.prompt, sizes.response, *whom)
         compiled = {name: _compile(one) for name, one in lowered.items()}
     figures = {name: found if isinstance(found, dict) else memory(found) for name, found in compiled.items()}
-    tree = sizes.prompt, sizes.recipe.branches, sizes.response
+    tree = sizes.prompt, sizes.recipe.group_size, sizes.response
     if where == "gpu":
         kernels = tree_kernel_gpu.kernel_flops(*tree, shape.query_heads // shape.key_value_heads)
     else:
@@ -371,10 +371,10 @@ def _engine(shape, sizes: PlanSizes, mesh, budget: float | int, whole: bool) -> 
     from marl_llm.training.mesh import serving_mesh
 
     models = sizes.models if sizes.together else 1
-    lane = LaneConfig(sizes.slots * models, sizes.prompt, sizes.response, sizes.chunk, admit=min(sizes.slots, 16))
+    lane = LaneConfig(sizes.max_num_seqs * models, sizes.prompt, sizes.response, sizes.decode_steps, admit=min(sizes.max_num_seqs, 16))
     with for_platform(mesh.devices.flat[0].platform):
         on = serving_mesh(mesh, sizes.served or None)
-        return engine_figures(shape, on, lane, budget, sizes.recipe.branches, sizes.lora, models, whole, mesh)
+        return engine_figures(shape, on, lane, budget, sizes.recipe.group_size, sizes.lora, models, whole, mesh)
 
 
 def split_mesh(data: int, fsdp: int, models: int) -> tuple[int, int] | None:

@@ -45,7 +45,7 @@ def memory(config: Any, plan: Plan, copies: int = 1) -> dict[str, float | int]:
     from marl_llm.training.roofline import cache_bytes
 
     bases, found = set(), {"program": PROGRAM, "parameters": 0, "optimizer": 0, "served": 0, "as they began": 0, "pages": 0, "update": 0}
-    critic = config.optimizer.critic == "own" and plan.recipe.normaliser == "critic"
+    critic = config.optimizer.critic == "own" and plan.recipe.advantage_estimator == "critic"
     longest = [max(sizes) for sizes in zip(*plan.budgets.values(), strict=True)]
     for name, shape in plan.shapes.items():
         options, size = plan.options[name], jnp.dtype(shape.compute_dtype).itemsize
@@ -55,11 +55,11 @@ def memory(config: Any, plan: Plan, copies: int = 1) -> dict[str, float | int]:
         found["parameters"] += 4 * learned + (whole if rank and base not in bases else 0)
         found["optimizer"] += 8 * learned * trains + 12 * shape.parameters * (critic and trains)
         found["as they began"] += 4 * learned if rank else whole
-        lies = bool(rank) and copies == 1 and is_large(shape, "cpu") and config.rollout.adapters in ("auto", "together")
+        lies = bool(rank) and copies == 1 and is_large(shape, "cpu") and config.rollout.lora_serving in ("auto", "multi")
         found["served"] += 4 * learned if lies else whole
         bases.add(base)
         if plan.hosted:
-            pages = config.rollout.slots * -(-sum(longest) // PAGE) * PAGE
+            pages = config.rollout.max_num_seqs * -(-sum(longest) // PAGE) * PAGE
             found["pages"] += cache_bytes(shape, pages, size)
         if trains:
             row = config.optimizer.row_tokens or plan.row_tokens
@@ -75,8 +75,8 @@ def seconds(config: Any, plan: Plan, limits: Any) -> dict[str, float]:
     """Of compiling, of playing and of updating a step, of a validation and of a measurement, at the longest prompts and responses."""
     requests = plan.played.workflow.body.request_count if plan.hosted else plan.game.max_turns * len(plan.game.roles)
     recipe = plan.recipe
-    branches = recipe.branches if recipe.sampling == "tree" else recipe.plays
-    at_once = config.rollout.slots * len(plan.shapes) if plan.hosted else config.rollout.tasks * branches
+    branches = recipe.group_size if recipe.sampling == "tree" else recipe.plays
+    at_once = config.rollout.max_num_seqs * len(plan.shapes) if plan.hosted else config.rollout.tasks * branches
     e = config.evaluation
     deepest = max((shape.layers for shape in plan.shapes.values()), default=0)
     return {
@@ -89,7 +89,7 @@ def seconds(config: Any, plan: Plan, limits: Any) -> dict[str, float]:
 
 
 def _playing(plan: Plan, limits: Any, tasks: int, requests: int, branches: int, at_once: int) -> float:
-    """Seconds of so many tasks with so many requests each, `branches` times each; the roles' models share them evenly."""
+    """Seconds of so many tasks with so many requests each, `group_size` times each; the roles' models share them evenly."""
     from marl_llm.training import roofline
 
     found = 0.0
@@ -144,7 +144,9 @@ def lines(config: Any, plan: Plan, mesh: Any) -> list[str]:
     def gib(size):
         return f"{size / GIB:.2f}"
 
-    verdict = "" if total <= 0.9 * limit else "; THIS IS TOO MUCH: fewer rollout.slots, optimizer.microbatch_tokens, or model.lora_rank"
+    verdict = (
+        "" if total <= 0.9 * limit else "; THIS IS TOO MUCH: fewer rollout.max_num_seqs, optimizer.microbatch_tokens, or model.lora_rank"
+    )
     told = [
         f"this machine: {mesh.size} x CPU, {os.cpu_count()} cores, {gib(limit)} GiB, {limits.flops / 1e9:.0f} GFLOP/s, "
         f"{limits.bandwidth / 1e9:.0f} GB/s (measured)",

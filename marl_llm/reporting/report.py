@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_llm.old_names import convert_metrics
 from marl_llm.reporting import charts, episodes, files, metrics, page, transcripts, turns
 from marl_llm.untrusted import read_file, read_json_file
 
@@ -108,7 +109,7 @@ def _load(workdir: pathlib.Path) -> Run:
             absent[name] = "it is empty so far."
         return objects
 
-    records = lines(metrics.FILE_NAME)
+    records = [convert_metrics(record) for record in lines(metrics.FILE_NAME)]
     warm, train, evaluated = ([r for r in records if r.get("phase") == phase] for phase in metrics.PHASES)
     plays = []
     for episode in {str(e.get("episode")): e for e in lines(episodes.FILE_NAME)}.values():

@@ -142,7 +142,7 @@ def train(
       game: a name as `make_game` reads it, what `make_game(name, **options)` returned, or a `Game` or `World` of your own. A run of an object that has no name is
         continued by passing the object again.
       models: role -> its `Model` or the name that `load_model` takes; roles with the same `Model` share it. A single one: all roles do.
-      recipe: a name of `marl_llm.algorithms.RECIPES`, a `Recipe`, or a mapping such as `{"name": "grpo", "branches": 8}`. A loss or
+      recipe: a name of `marl_llm.algorithms.RECIPES`, a `Recipe`, or a mapping such as `{"name": "grpo", "group_size": 8}`. A loss or
         advantages of your own are functions: `{"name": "grpo", "policy_loss": my_loss}` (`marl_llm.algorithms.functions`).
       steps: optimisation steps: one rollout and one update of each model that trains.
       workdir: the run's directory.

@@ -70,7 +70,7 @@ def check_coach(config: config_dict.ConfigDict, plan: Plan) -> None:
         raise ConfigError("config.coach.history is not set, and the rubric of this world reads it: set how many steps it looks back on")
     _check_backward(c, plan)
     _check_corrections(c, plan)
-    for name, why in (("ahead", "would change while it scores"), ("exact", "does not repeat byte for byte")):
+    for name, why in (("max_staleness", "would change while it scores"), ("batch_invariant", "does not repeat byte for byte")):
         if c.learn and config.rollout[name]:
             raise ConfigError(f"config.rollout.{name}: a coach that trains (config.coach.learn) {why}; leave one of them out")
     nobody = studies.Failing(None, 1.0)
@@ -225,7 +225,7 @@ def _make(c: config_dict.ConfigDict, guide: Any, clients: list[Any], models: lis
 
             options.setdefault("concurrency", SLOTS)
             sizes = {"max_prompt": c.max_prompt, "max_tokens": c.max_tokens}
-            models.append(LocalModel(c.path, slots=options["concurrency"], thinking=c.thinking, **sizes))
+            models.append(LocalModel(c.path, max_num_seqs=options["concurrency"], thinking=c.thinking, **sizes))
             backend = models[-1].backend(content=c.cache is not None)
         else:
             backend = OpenAICompatible(c.url, c.served_as, c.key_env)
@@ -243,7 +243,7 @@ def small_coach(path: Any, max_prompt: int, guide: Any, models: list[Any], clien
 
     try:
         speech = small.speech_of(PieceTokenizer.load(pathlib.Path(path) / small.TOKENIZER))
-        sizes = dict(max_prompt=max_prompt, max_tokens=small.MAX_REPLY, slots=SMALL_SLOTS)
+        sizes = dict(max_prompt=max_prompt, max_tokens=small.MAX_REPLY, max_num_seqs=SMALL_SLOTS)
         models.append(LocalModel(str(path), speech=speech, **sizes))
     except (ValueError, OSError, KeyError) as error:
         raise ConfigError(f"config.coach.path={str(path)!r} is no small coach: {error}") from error

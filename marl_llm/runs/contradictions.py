@@ -46,36 +46,36 @@ def _check_play(config: config_dict.ConfigDict, plan: Plan) -> None:
     rollout, workflow = config.rollout, isinstance(plan.game, World)
     idle = {} if plan.hosted else RolloutSection.changed(rollout, ("tasks", "refills", "task_list"))
     name, value = next(iter(idle.items()), ("", ""))
-    slots = rollout.slots
+    max_num_seqs = rollout.max_num_seqs
     _refuse_first(
         (config.hosted and workflow, "hosted=True would have no effect: a workflow is always played hosted"),
         (rollout.task_list and not workflow, "rollout.task_list would have no effect: only tasks of a workflow have numbers that a list can "
          "name"),
         (idle, f"rollout.{name}={value} would have no effect: the game is played compiled"),
         (not plan.hosted and ToolsSection.changed(config.tools), "tools would have no effect: the game is played compiled, without tools"),
-        (rollout.exact and slots & (slots - 1), f"rollout.slots={slots} must be a power of two with rollout.exact, so that a row's place "
+        (rollout.batch_invariant and max_num_seqs & (max_num_seqs - 1), f"rollout.max_num_seqs={max_num_seqs} must be a power of two with rollout.batch_invariant, so that a row's place "
          "changes no bit"),
     )  # fmt: skip
 
 
 def _check_asynchrony(config: config_dict.ConfigDict, plan: Plan) -> None:
-    """Play beside an update: `ahead`, `over_start` and `swap`."""
-    rollout, over = config.rollout, config.rollout.over_start
+    """Play beside an update: `max_staleness`, `oversample` and `swap`."""
+    rollout, over = config.rollout, config.rollout.oversample
     _refuse_first(
-        (rollout.ahead and plan.recipe.correction == "none", "rollout.ahead=1 trains on samples of the parameters before the last update, "
-         "which the loss must weigh: set config.recipe.correction=truncate (or mask)"),
-        (over and over >= rollout.tasks, f"rollout.over_start={over} must be below config.rollout.tasks={rollout.tasks}"),
-        (over and 1 in (config.checkpoint.every, config.steps), f"rollout.over_start={over} would have no effect: the step before a "
+        (rollout.max_staleness and plan.recipe.rollout_correction == "none", "rollout.max_staleness=1 trains on samples of the parameters before the last update, "
+         "which the loss must weigh: set config.recipe.rollout_correction=truncate (or mask)"),
+        (over and over >= rollout.tasks, f"rollout.oversample={over} must be below config.rollout.tasks={rollout.tasks}"),
+        (over and 1 in (config.checkpoint.every, config.steps), f"rollout.oversample={over} would have no effect: the step before a "
          "checkpoint leaves no play behind, and here a checkpoint follows each step; set config.checkpoint.every"),
     )  # fmt: skip
-    if over or rollout.swap != "drain":
-        from marl_llm.training.over_start import conflict, swap_conflict  # takes a second to import
+    if over or rollout.weight_update != "blocking":
+        from marl_llm.training.oversample import conflict, weight_update_conflict  # takes a second to import
 
-        how = {"exact": rollout.exact, "served": _served_models(plan)}
+        how = {"batch_invariant": rollout.batch_invariant, "served": _served_models(plan)}
         _refuse_first(
             *((why, f"rollout.{why}") for why in (
-                conflict(over, rollout.ahead, plan.recipe, coached=bool(config.coach.kind), **how),
-                swap_conflict(rollout.swap, over, rollout.ahead, plan.recipe, **how),
+                conflict(over, rollout.max_staleness, plan.recipe, coached=bool(config.coach.kind), **how),
+                weight_update_conflict(rollout.weight_update, over, rollout.max_staleness, plan.recipe, **how),
             ))
         )  # fmt: skip
 
@@ -87,7 +87,7 @@ def _check_refills(config: config_dict.ConfigDict, plan: Plan) -> None:
         return
     from marl_llm.training.refills import refill_conflict  # takes a second to import
 
-    beside = dict(ahead=rollout.ahead, over_start=rollout.over_start, coached=bool(config.coach.kind))
+    beside = dict(max_staleness=rollout.max_staleness, oversample=rollout.oversample, coached=bool(config.coach.kind))
     why = refill_conflict(rollout.refills, plan.recipe, permuted=config.control.permute_rewards, **beside)
     _refuse_first((why, f"rollout.{why}"))
 
@@ -103,7 +103,7 @@ def _check_servers(config: config_dict.ConfigDict, plan: Plan) -> None:
     _refuse_first(
         (not plan.hosted, f"models.{first}.sampler='vllm': compiled play draws in its own program; set config.hosted"),
         (twice[0], f"models.{twice[0]}.url={urls.get(twice[0])!r} is also that of {twice[1]}: each model needs its own server"),
-        (config.rollout.exact, f"rollout.exact=True promises nothing of what a server draws: config.models.{first}.sampler='vllm'"),
+        (config.rollout.batch_invariant, f"rollout.batch_invariant=True promises nothing of what a server draws: config.models.{first}.sampler='vllm'"),
     )
     for name in urls:
         try:
@@ -143,7 +143,7 @@ def _check_sampling(config: config_dict.ConfigDict, plan: Plan) -> None:
 
 def _check_critic(config: config_dict.ConfigDict, plan: Plan) -> None:
     """A critic that the recipe does not have, or that cannot lie on the policy."""
-    o, none = config.optimizer, plan.recipe.normaliser != "critic"
+    o, none = config.optimizer, plan.recipe.advantage_estimator != "critic"
     adapted = [name for name, options in plan.options.items() if options.get("lora_rank")]
     why = f"would have no effect: recipe {plan.recipe.name} has no critic"
     _refuse_first(

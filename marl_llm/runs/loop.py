@@ -35,7 +35,7 @@ from marl_llm.runs.workdir import write_json
 
 GROUP = 16  # plays of one task that are kept at a checkpoint, so that samples can be seen beside those that they were compared with
 # figures of a model whose roles did not speak in a step
-SILENT = {"useful_groups": 0, "grad_norm": 0.0, "log_prob_gap": 0.0, "log_prob_gap_bound": 0.0}
+SILENT = {"groups_with_signal": 0, "grad_norm": 0.0, "log_prob_gap": 0.0, "log_prob_gap_bound": 0.0}
 
 
 @dataclasses.dataclass
@@ -96,7 +96,7 @@ def learn(run: TrainingRun, done: list[int] | None) -> dict:
     run.step_end = time.perf_counter()
     for step in run.stop.steps(range(run.state["step"], config.steps)):
         record, batch = train_step(run, watches, step)
-        timed.append({key: x for key, x in record.items() if key.startswith(("time/", "speed/", "over_start/"))})
+        timed.append({key: x for key, x in record.items() if key.startswith(("time/", "speed/", "oversample/"))})
         if len(timed) == 1:  # all that lives as long as the run is there, its programs too: each full collection took as long as a step
             gc.collect()
             gc.freeze()  # `train_run` puts it back
@@ -150,7 +150,7 @@ def start_or_resume(run: TrainingRun, done: list[int] | None) -> Watches:
         note(line)
     watches = Watches(
         CoachWatch(note),
-        VoidWatch(config.rollout.void_limit),
+        VoidWatch(config.rollout.aborted_limit),
         SignalWatch(note, plan.recipe.reward_of, any(options.get("path") for options in plan.options.values())),
         Alarms(run.state["silent"], note),
         ProgramWatch(note),
@@ -205,7 +205,7 @@ def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any
     record |= {key: state[key] for key in ("samples", "sampled_tokens")} | run.clock.now()
     # playing is prompts, sampling, tools and rewards; learning is scores, gradient and step; the rest is evaluation and the host's
     record |= {"time/sample": played - start, "time/update": learned - played, "time/other": start - run.step_end}
-    sample_s = batch.figures["seconds"] if config.rollout.ahead else played - start
+    sample_s = batch.figures["seconds"] if config.rollout.max_staleness else played - start
     record |= speed_figures(run, batch, updates, sample_s, learned - played)
     record |= {"speed/compilations": watches.compilations.programs} | watches.programs.look(step + 1)
     run.step_end = learned
@@ -213,9 +213,9 @@ def train_step(run: TrainingRun, watches: Watches, step: int) -> tuple[dict, Any
 
 
 def play_step(run: TrainingRun, watches: Watches, step: int) -> Any:
-    """A step's batch; with `rollout.ahead` the next step is begun, to be played while this one is learned from.
+    """A step's batch; with `rollout.max_staleness` the next step is begun, to be played while this one is learned from.
 
-    With `rollout.over_start` nothing is left to the step behind a checkpoint, so that a run which is killed loses no play.
+    With `rollout.oversample` nothing is left to the step behind a checkpoint, so that a run which is killed loses no play.
     An error here leaves a checkpoint: nothing of this step was learned, and what came before it is whole.
     """
     from marl_llm.runs.coaching import first_failure
@@ -223,11 +223,11 @@ def play_step(run: TrainingRun, watches: Watches, step: int) -> Any:
     config, team, after = run.config, run.team, step + 1
     tasks, keeps = config.rollout.tasks, after % config.checkpoint.every == 0
     try:
-        over = [0 if after == config.steps or keeps else config.rollout.over_start]
-        batch = team.play(step, step * tasks, tasks, *(over if config.rollout.over_start else []))
+        over = [0 if after == config.steps or keeps else config.rollout.oversample]
+        batch = team.play(step, step * tasks, tasks, *(over if config.rollout.oversample else []))
         watches.coach.look(after, batch.figures, lambda: first_failure(batch.rollout))
         watches.void.look(after, batch.figures, lambda kind: failure_of(batch.rollout, kind))
-        if config.rollout.ahead and after < config.steps and not keeps:  # on policy after a checkpoint, as if resumed
+        if config.rollout.max_staleness and after < config.steps and not keeps:  # on policy after a checkpoint, as if resumed
             team.prepare(after, after * tasks, tasks)
     except Exception:
         if step not in run.checkpoints.steps():
@@ -262,8 +262,8 @@ def rate_figures(rates: float | Mapping[str, float]) -> dict[str, float]:
 def step_figures(plan, batch, updates: dict) -> dict:
     """A step's figures by name: of the rollout, of each role, of each model's update."""
     record = dict(batch.figures)
-    if "over_start/late" in record:
-        record["over_start/late_tasks"] = " ".join(map(str, late_tasks(batch.rollout)))
+    if "oversample/late" in record:
+        record["oversample/late_tasks"] = " ".join(map(str, late_tasks(batch.rollout)))
     if batch.left_out is not None:
         record["refills/left_out_tasks"] = " ".join(map(str, batch.left_out))
     for name, found in updates.items():
@@ -281,7 +281,7 @@ def speed_figures(run: TrainingRun, batch, updates: dict, sample_s: float, updat
 
     plan, team, done, epochs = run.plan, run.team, batch.figures, run.config.optimizer.epochs
     groups = sum(found["groups"] for found in updates.values())
-    trained = sum(found["useful_groups"] for found in updates.values()) / max(groups, 1)  # share of the rows that went through an update
+    trained = sum(found["groups_with_signal"] for found in updates.values()) / max(groups, 1)  # share of the rows that went through an update
     tokens = done["prompt_tokens"] + done["sampled_tokens"]
     out = {"speed/sampled_tokens_per_s": done["sampled_tokens"] / sample_s}
     out["speed/trained_tokens_per_s"] = trained * epochs * tokens / update_s

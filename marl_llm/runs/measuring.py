@@ -42,7 +42,7 @@ class Alarms:
 
     def look(self, step: int, model: str, figures: dict) -> None:
         """Looks at the metrics of one model's update."""
-        self.silent[model] = 0 if figures["useful_groups"] and figures["grad_norm"] else self.silent.get(model, 0) + 1
+        self.silent[model] = 0 if figures["groups_with_signal"] and figures["grad_norm"] else self.silent.get(model, 0) + 1
         if self.silent[model] and self.silent[model] % SILENT_ALARM == 0:
             self._say(f"ALARM step {step}: model {model} got no gradient for {self.silent[model]} steps (all its groups are tied)")
         gap, bound = figures["log_prob_gap"], figures["log_prob_gap_bound"]
@@ -142,7 +142,7 @@ class VoidWatch:
         kind, tries = total.most_common(1)[0]
         said = example(kind.removeprefix("failed_"))
         raise TrainingError(
-            f"step {step}: {share:.0%} of the plays of the last {VOID_STEPS} steps are void (rollout.void_limit={self._limit:g}). Most "
+            f"step {step}: {share:.0%} of the plays of the last {VOID_STEPS} steps are void (rollout.aborted_limit={self._limit:g}). Most "
             f"frequent reason: {kind.removeprefix('failed_')}, {tries:.0f} tries{said and '; the last: ' + said}. The steps before it are "
             "in the last checkpoint; once that is mended, --resume goes on from there, and counts anew"
         )
@@ -155,18 +155,18 @@ def failure_of(rollout: Any, kind: str) -> str:
 
 
 def late_tasks(rollout: Any) -> list[int]:
-    """Numbers of the tasks that the step before began (`rollout.over_start`), in order."""
+    """Numbers of the tasks that the step before began (`rollout.oversample`), in order."""
     return sorted({episode.task.number for episode in rollout.episodes if episode.step < rollout.step})
 
 
 def late_line(records: list[dict]) -> str:
-    """How late plays differ from the others, of the figures of `training.over_start`: means over steps with both; a line, or empty."""
-    both = [one for one in records if "over_start/late_score" in one and "over_start/early_score" in one]
+    """How late plays differ from the others, of the figures of `training.oversample`: means over steps with both; a line, or empty."""
+    both = [one for one in records if "oversample/late_score" in one and "oversample/early_score" in one]
     if not both:
         return ""
 
     def mean(name):
-        return sum(one[f"over_start/{name}"] for one in both) / len(both)
+        return sum(one[f"oversample/{name}"] for one in both) / len(both)
 
     parts = [f"{name} {mean(f'late_{name}'):.3g} (others {mean(f'early_{name}'):.3g})" for name in ("tokens", "score", "seconds")]
     return f"late plays, {mean('late'):.1f} tasks per step over {len(both)} steps, per play: {', '.join(parts)}\n"

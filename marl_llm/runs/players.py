@@ -181,7 +181,7 @@ def without_other_recipe(config: config_dict.ConfigDict, flags: Mapping[str, Any
     """Drops what a config file set for its own recipe, where `flags` exchange that for one which would refuse it.
 
     `flags` has what the command line changes, by name. What was itself given there stays, and `resolve` refuses it; what the other recipe
-    takes too stays as well, such as `branches` or `temperature`.
+    takes too stays as well, such as `group_size` or `temperature`.
     """
     section, name = config.recipe, config.recipe.name
     if "recipe.name" not in flags or name not in RECIPES:
@@ -204,10 +204,10 @@ def without_other_recipe(config: config_dict.ConfigDict, flags: Mapping[str, Any
                 config.optimizer[option] = default
 
 
-def _makes(name: str, preset: str, options: Mapping[str, Any], normaliser: str | None = None) -> bool:
-    """Whether a recipe can be made with these options; with this normaliser, if one is named."""
+def _makes(name: str, preset: str, options: Mapping[str, Any], advantage_estimator: str | None = None) -> bool:
+    """Whether a recipe can be made with these options; with this advantage estimator, if one is named."""
     try:
         recipe = make_recipe(name, preset, **options)
     except ValueError:
         return False
-    return normaliser in (None, recipe.normaliser)
+    return advantage_estimator in (None, recipe.advantage_estimator)

@@ -98,7 +98,7 @@ class Plan:
     def table(self, config: config_dict.ConfigDict) -> str:
         """What `--dry_run` prints: roles, models, recipe fields, sizes and shapes; of a workflow, the picture of its graph."""
         g, r, e = self.game, self.recipe, config.rollout.tasks
-        k = r.branches
+        k = r.group_size
         kind, name = ("workflow", g.workflow.name) if isinstance(g, World) else ("game", config.game.name)
         head = f"{config.name}: {kind} {name}, recipe {r.name} ({r.preset}), {config.steps} steps, seed {config.seed}"
         rows = [head + (", hosted" if config.hosted else ""), "", "roles"]

@@ -85,8 +85,8 @@ class RolloutSection(Section):
     refills: int = option(
         0, "rounds of further tasks at most, in place of those whose groups are tied (docs/signal.md); 0: none", at_least(0)
     )
-    slots: int = option(64, "hosted play: requests that each model decodes at once", at_least(1))
-    chunk: int = option(8, "hosted play: tokens between two looks at the queue", at_least(1))
+    max_num_seqs: int = option(64, "hosted play: requests that each model decodes at once", at_least(1))
+    decode_steps: int = option(8, "hosted play: tokens between two looks at the queue", at_least(1))
     cache_gib: float | None = option(
         None, "hosted play: GiB of keys and values per device", POSITIVE, unset="what all slots can need, or half of the free"
     )
@@ -95,30 +95,30 @@ class RolloutSection(Section):
         None, "hosted play: seconds for one attempt at a play", POSITIVE, unset="only the deadlines of its tools"
     )
     concurrency: int = option(1024, "hosted play: most plays under way", at_least(1))
-    exact: bool = option(
+    batch_invariant: bool = option(
         False, "hosted play: a response's bytes depend on nobody else, so runs repeat byte for byte (docs/resume.md)"
     )
-    over_start: int = option(
+    oversample: int = option(
         0, "hosted play: tasks begun beyond `tasks`; the late ones belong to the next step (docs/async.md)", at_least(0)
     )
-    adapters: str = option(
-        "auto", "hosted play: how adapters on one base are sampled (docs/real_models.md)", choices=("auto", "together", "merged")
+    lora_serving: str = option(
+        "auto", "hosted play: how adapters on one base are sampled (docs/real_models.md)", choices=("auto", "multi", "merged")
     )
-    ahead: int = option(
+    max_staleness: int = option(
         0, "hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/async.md)",
         Bound(lambda value: value in (0, 1), "be 0 or 1: at most one step is played beside an update"),
     )  # fmt: skip
-    pool: str = option(
+    block_pool: str = option(
         "own", 'hosted play: "shared": models of one shape draw pages from one pool (docs/real_models.md)', choices=("own", "shared")
     )
     tensor: int | None = option(
         None, "hosted play: devices that share a layer's products in the engine (docs/real_models.md)", at_least(1), unset="mesh.tensor"
     )
-    swap: str = option(
-        "drain", 'hosted play: "now" gives new parameters to responses under way, "drain" once they have ended (docs/async.md)',
-        choices=("drain", "now"),
+    weight_update: str = option(
+        "blocking", 'hosted play: "in_flight" gives new parameters to responses under way, "blocking" once they have ended (docs/async.md)',
+        choices=("blocking", "in_flight"),
     )  # fmt: skip
-    void_limit: float = option(
+    aborted_limit: float = option(
         0.2, "hosted play: share of void plays over 20 steps that stops a run",
         Bound(lambda value: 0 <= value <= 1, "lie in [0, 1]; 1 never stops a run"),
     )  # fmt: skip

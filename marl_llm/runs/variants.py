@@ -67,8 +67,8 @@ def same_samples(config, changes: Changes) -> dict[str, str]:
     name = changes.get("recipe.name", config.recipe.name)
     if make_recipe(config.recipe.name).sampling != "tree" or make_recipe(name).sampling == "tree" or "optimizer.minibatch" in changes:
         return dict(changes)
-    k = int(changes.get("recipe.branches", config.recipe.branches or make_recipe(config.recipe.name).branches))
-    return {**changes, "recipe.branches": str(k), "optimizer.minibatch": str(config.optimizer.minibatch * k)}
+    k = int(changes.get("recipe.group_size", config.recipe.group_size or make_recipe(config.recipe.name).group_size))
+    return {**changes, "recipe.group_size": str(k), "optimizer.minibatch": str(config.optimizer.minibatch * k)}
 
 
 def check_variants(config, variants: Mapping[str, Changes], output: Any) -> None:

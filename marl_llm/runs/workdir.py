@@ -22,12 +22,14 @@ from types import MappingProxyType
 
 from ml_collections import config_dict
 
+from marl_llm import old_names
 from marl_llm.runs import trust
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.sections import fill_defaults
 from marl_llm.untrusted import Bounds, read_json_file
 
-LAYOUT = 2  # of config.json's config; an earlier one had no "layout"
+LAYOUT = 3  # of config.json's config; an earlier one had no "layout"
+OLD_NAMES = 2  # the layout whose options have the names of `marl_llm.old_names`
 RECORD_BOUNDS = Bounds(infinite=True)  # `max_grad_norm` may be one
 # on continuing; steps may grow, and so may what a coach costs
 MAY_CHANGE = ("devices", "mesh", "placement", "steps", "optimizer.decay_steps", "tools", "coach.cap_usd", "checkpoint.background")
@@ -102,6 +104,11 @@ def read_record(workdir: pathlib.Path) -> dict:
         raise ConfigError(f"{path} cannot be read ({error}); name the directory of an earlier run") from error
     if not isinstance(record.get("config"), dict):
         raise ConfigError(f"{path} cannot be read (config: an object is expected); name the directory of an earlier run")
+    if record.get("layout") == OLD_NAMES:
+        try:
+            record |= {"layout": LAYOUT, "config": old_names.convert_config(record["config"])}
+        except ValueError as error:
+            raise ConfigError(f"{path} cannot be read ({error}); was it edited?") from error
     if record.get("layout") != LAYOUT:
         commit = str(record.get("commit", "unknown"))
         code = "the code of that time" if commit == "unknown" else f"its code: git checkout {commit.removesuffix('+changes')}"

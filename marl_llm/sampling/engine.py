@@ -95,7 +95,7 @@ class Engine:
         named = tokenizers or {}
         parts = grouped(models, of, named)
         pages = [shape_of(c, size, served_stacked(c, next(iter(some.values())), mesh)) for some, c, size, _ in parts]
-        sharing = collections.Counter(shape for shape, (_, _, size, _) in zip(pages, parts, strict=True) if size.pool == "shared")
+        sharing = collections.Counter(shape for shape, (_, _, size, _) in zip(pages, parts, strict=True) if size.block_pool == "shared")
         stores = {}
         for shape, (some, c, size, _) in zip(pages, parts, strict=True):
             if shape in sharing and shape not in stores:
@@ -111,7 +111,7 @@ class Engine:
         self._line: collections.deque[tuple[Lane, Ticket]] = collections.deque()  # awaited, and the queue has no room for them yet
         self._waiting = 0  # submitted and not yet in a slot
         self._inbox: list[tuple[Lane, Ticket]] = []
-        self._bursts = Bursts(self._release, max(lane.sizes.slots for lane in self._all))
+        self._bursts = Bursts(self._release, max(lane.sizes.max_num_seqs for lane in self._all))
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
         self._laid: set[Mailbox] = set()  # where answers lie of which nobody was told; the thread's own, as is the next
         self._told = False  # in this round
@@ -168,7 +168,8 @@ class Engine:
     def set_params(self, model: str, params: dict) -> None:
         """New parameters: every request submitted after this call sees them. Returns when they are in force.
 
-        Requests admitted before end with the old ones, or with `LaneConfig.swap="now"` go on with the new ones from their next chunk; one
+        Requests admitted before end with the old ones, or with `LaneConfig.weight_update="in_flight"` go on with the new ones from their
+        next chunk; one
         that was paused is computed again with the new ones. No later request finds keys and values of the old ones, or what was computed
         behind them. Raises `ValueError` on parameters of another model, `RequestError` on an unknown name; both leave the old ones.
         """

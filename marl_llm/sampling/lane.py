@@ -1,9 +1,8 @@
 """The host part of one model of the engine, or of several on one base: who waits, who holds which pages, what decodes next.
 
-An exact lane (`LaneConfig.exact`) gives a request the same bytes alone, in company, in any order and with any pool. Its programs have one
-shape each: all slots decode, prompts enter a page at a time. A row reads its own pages; what it takes over from others is whole pages of
-prompts, nothing that was decoded; it enters when there are pages for its longest answer, so none is paused; and those who leave tokens out
-of their draws (top-k, top-p) and those who do not wait for each other.
+With `LaneConfig.batch_invariant` a request gets the same bytes alone, in company, in any order and pool. Programs have one shape: all slots
+decode, prompts enter a page at a time. A row reads its own pages; it takes over whole pages of prompts from others, nothing decoded; it
+enters when there are pages for its longest answer, so none is paused; draws with and without top-k or top-p wait for each other.
 """
 
 from __future__ import annotations
@@ -83,13 +82,13 @@ class Lane:
         self.stats = collections.Counter()
         weights = sum(x.size for x in jax.tree.leaves(next(iter(models.values()))))
         small = SMALL.get(self.store.platform, 1e12) > 2 * PROGRAM_TOKENS * weights
-        self.few = small and not sizes.exact  # shapes of programs: what an empty place costs is less than another program
+        self.few = small and not sizes.batch_invariant  # shapes of programs: what an empty place costs is less than another program
         self.between = sizes.piece or (PIECE.get(self.store.platform, 512) if not small else 512)  # tokens of prompts between two chunks
-        self.piece = self.page if sizes.exact else self.between  # tokens of a prompt in one program, at most
+        self.piece = self.page if sizes.batch_invariant else self.between  # tokens of a prompt in one program, at most
         # tokens before a piece that cost about what the weights do, in multiplications
-        self.far = math.inf if sizes.exact or small else weights / (2 * config.layers * config.query_heads * config.head_dim)
-        slots = sizes.slots // self.parts
-        fewer = () if sizes.exact or small else (1, *(slots // part for part in COMPACT if slots // part))
+        self.far = math.inf if sizes.batch_invariant or small else weights / (2 * config.layers * config.query_heads * config.head_dim)
+        slots = sizes.max_num_seqs // self.parts
+        fewer = () if sizes.batch_invariant or small else (1, *(slots // part for part in COMPACT if slots // part))
         self._places = sorted({*fewer, slots})  # rows of a part that a program decodes
         self._computed = 0  # tokens of a prompt since the last chunk
         with self._program("swap"):
@@ -98,8 +97,8 @@ class Lane:
     # ------------------------------------------------------------------------------------------------ parameters
     @property
     def can_swap(self) -> bool:
-        """Whether new parameters may take effect: whenever there are any, or once nobody is under way (`LaneConfig.swap`)."""
-        return bool(self.weights.pending) and (self.sizes.swap == "now" or not self.busy)
+        """Whether new parameters may take effect: whenever there are any, or once nobody is under way (`LaneConfig.weight_update`)."""
+        return bool(self.weights.pending) and (self.sizes.weight_update == "in_flight" or not self.busy)
 
     def swap(self) -> None:
         """Takes the new parameters and forgets the keys and values of the old ones.
@@ -188,21 +187,21 @@ class Lane:
         ids = np.asarray(ticket.request.prompt, np.int32) if ticket.ids is None else ticket.ids[: ticket.size]
         found = []
         for part, pool in enumerate(self.pools):
-            if taken[part] < self.sizes.slots // self.parts:
-                chain, last, common = pool.find(ids, self._model(ticket), math.inf if self.sizes.exact else self.sizes.reuse)
+            if taken[part] < self.sizes.max_num_seqs // self.parts:
+                chain, last, common = pool.find(ids, self._model(ticket), math.inf if self.sizes.batch_invariant else self.sizes.reuse)
                 common -= len(chain) * self.page + common == len(ids) and common > 0  # the last token is computed for what follows it
                 found.append((len(chain) * self.page + common, -taken[part], -part, chain, last, common))
         if not found:
             return False
         kept, _, part, chain, last, common = max(found, key=lambda x: x[:3])
-        if self.sizes.exact:  # whole pages alone, and of a prompt that is all there the last is computed again, as alone
+        if self.sizes.batch_invariant:  # whole pages alone, and of a prompt that is all there the last is computed again, as alone
             chain = chain[: (len(ids) - 1) // self.page]
             kept = len(chain) * self.page
         if kept < self.sizes.reuse:
             kept, chain, last, common = 0, [], None, 0
         pool, held = self.pools[-part], [*chain, *([last] if common else [])]
         pool.own(held)  # before anything is given away
-        need = -(-(ticket.longest if self.sizes.exact else len(ids)) // self.page) - len(chain)
+        need = -(-(ticket.longest if self.sizes.batch_invariant else len(ids)) // self.page) - len(chain)
         if pool.available < need + reserve and common:  # the page to copy from may be the one that is needed
             pool.release([held.pop()])
             kept, last, common = kept - common, None, 0
@@ -245,7 +244,7 @@ class Lane:
         """Says that the keys and values of so many further tokens are in pages."""
         pool, begin = self.pools[ticket.part], ticket.cached // self.page
         ticket.cached += tokens
-        if self.sizes.exact and ticket.drawn:
+        if self.sizes.batch_invariant and ticket.drawn:
             return  # what was decoded is for nobody else
         for i in range(begin, -(-ticket.cached // self.page)):
             parent = ticket.nodes[i - 1] if i else pool.root(self._model(ticket))
@@ -256,7 +255,8 @@ class Lane:
         are needed, and what is lost is computed again."""
         for ticket in sorted(self.living, key=lambda t: t.number):
             pool = self.pools[ticket.part]
-            while ticket.nodes and (need := -(-min(ticket.cached + self.sizes.chunk, ticket.longest) // self.page) - len(ticket.nodes)) > 0:
+            while ticket.nodes and (
+                need := -(-min(ticket.cached + self.sizes.decode_steps, ticket.longest) // self.page) - len(ticket.nodes)) > 0:
                 if pool.available >= need:
                     ticket.nodes += [pool.take() for _ in range(need)]
                 else:
@@ -283,17 +283,17 @@ class Lane:
         if self.weights.pending:
             self.waiting = collections.deque(t for t in self.waiting if t.begun)
         entered, later = 0, []
-        most = together(self.sizes, self.sizes.slots // self.parts, 8, PROGRAM_TOKENS, self.few)[1]
+        most = together(self.sizes, self.sizes.max_num_seqs // self.parts, 8, PROGRAM_TOKENS, self.few)[1]
         while self.waiting and len(self.entering) < most * self.parts and len(later) < 4 * most:
             ticket = self.waiting.popleft()
-            full = self._rule(ticket.rule) is None or self.sizes.exact and drawn_otherwise(ticket, (*self.entering, *self.living))
+            full = self._rule(ticket.rule) is None or self.sizes.batch_invariant and drawn_otherwise(ticket, (*self.entering, *self.living))
             if full or self._sibling(ticket):
                 later.append(ticket)
                 if full:
                     break
                 continue
             new = not ticket.begun
-            if self.store.waits(ticket) or not self._enter(ticket, 0 if self.sizes.exact else self.store.reserve):
+            if self.store.waits(ticket) or not self._enter(ticket, 0 if self.sizes.batch_invariant else self.store.reserve):
                 later.append(ticket)
                 break
             entered += new
@@ -315,7 +315,7 @@ class Lane:
             if other.request.model != ticket.request.model or not np.array_equal(ids[: self.sizes.reuse], other.ids[: self.sizes.reuse]):
                 continue
             common = common_length(ids, other.ids[: other.size])
-            common -= common % self.page if self.sizes.exact else 0
+            common -= common % self.page if self.sizes.batch_invariant else 0
             if common > max(other.cached, self.sizes.reuse - 1):
                 return True
         return False
@@ -323,11 +323,11 @@ class Lane:
     def _company(self) -> tuple[list[Ticket], bool, int]:
         """Whose next pieces are the next program, as far as there is room in it; whether it reads pages; its length in tokens."""
         first = min(self.entering, key=lambda t: t.number)
-        least = 16 if self.few else self.piece if self.sizes.exact else 8
+        least = 16 if self.few else self.piece if self.sizes.batch_invariant else 8
 
         def shape(t):
             length = min(bucket(next_piece(t, self.piece, self.far), least), max(self.piece, least))
-            return self.sizes.exact or self.few or t.cached > 0, length
+            return self.sizes.batch_invariant or self.few or t.cached > 0, length
 
         same = sorted((t for t in self.entering if shape(t) == shape(first)), key=lambda t: t.number)
         if self.few and first.size - first.cached <= self.piece:  # all whose prompts end here, the longest first: few programs
@@ -338,10 +338,10 @@ class Lane:
         """The next piece of the oldest that enter, as many as belong into one program. Whether it was the last of all of them."""
         sizes, page = self.sizes, self.page
         same, reuses, length = self._company()
-        few, many = together(sizes, sizes.slots // self.parts, length, max(2 * self.between, PROGRAM_TOKENS), self.few)
+        few, many = together(sizes, sizes.max_num_seqs // self.parts, length, max(2 * self.between, PROGRAM_TOKENS), self.few)
         parts = [[t for t in same if t.part == part][:many] for part in range(self.parts)]
         most = max(map(len, parts))
-        b = 1 if most == 1 and not sizes.exact and not self.few else few if most <= few else many
+        b = 1 if most == 1 and not sizes.batch_invariant and not self.few else few if most <= few else many
         rows = [(part * b + i, t) for part, some in enumerate(parts) for i, t in enumerate(some)]
         n, width = self.parts * b, touched(page, length)
         tokens, beginning, target = (np.zeros((n, size), np.int32) for size in (length, self.room, width))
@@ -402,14 +402,14 @@ class Lane:
         for ticket in self.living:
             rows.append((places[ticket.part], ticket))
             places[ticket.part] += 1
-        n, chunk = self.parts * s, self.sizes.chunk
+        n, chunk = self.parts * s, self.sizes.decode_steps
         token, length, alive = np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, bool)
         target = np.full((n, touched(self.page, chunk)), self.pools[0].pages, np.int32)
         for i, ticket in rows:
             token[i], length[i], alive[i] = ticket.ids[ticket.size - 1], ticket.cached, True
             write = [node.page for node in ticket.nodes[ticket.cached // self.page :]][: target.shape[1]]
             target[i, : len(write)] = write
-        exact, of = self.sizes.exact, (rows, s, self.parts)
+        exact, of = self.sizes.batch_invariant, (rows, s, self.parts)
         lists = page_table(*of, self.room) if exact else page_lists(*of, self.page)
         rules, (truncates, width) = self._tables(), truncation([t.request.settings for t in self.living])
         given = Row(token, length, alive, target.reshape(self.parts, s, -1), draws_of(n, rows, self.rules, self.names))

@@ -201,7 +201,8 @@ def decode(
     config: ModelConfig, params: dict, pages: list[Pages], given: Int[Array, "words"], rules: Rules, root: Key[Array, ""],
     *, mesh: Mesh | None, layout: Layout, chunk: int, truncates: bool, width: int,
 ) -> tuple[list[Pages], Int[Array, "out"]]:  # fmt: skip
-    """Up to `chunk` (C) tokens in every living row; ends early when none is left: the pages, and a `Decoded` as `decoded_layout` says.
+    """Up to `decode_steps` (C) tokens in every living row; ends early when none is left: the pages, and a `Decoded` as `decoded_layout`
+    says.
 
     `given` is (`Row`, who reads which pages: two `PageList`, or a `PageTable`) and `layout` how they lie there (`transfer`). `truncates`
     and `width`: see `draws.draw`. The pages are donated.

@@ -77,7 +77,8 @@ class Request:
 class Completion:
     """The answer to a request. Tokens are the ids that were drawn, never re-encoded text (law 1).
 
-    Log-probs are those of the parameters that drew each token. Where parameters were exchanged within an answer (`LaneConfig.swap="now"`),
+    Log-probs are those of the parameters that drew each token. Where parameters were exchanged within an answer
+    (`LaneConfig.weight_update="in_flight"`),
     later tokens read the keys and values of earlier ones as the parameters of then wrote them: the log-prob is exact for what was computed,
     and a scorer, which computes all of it with one set of parameters, finds another one. In-flight updates: PipelineRL, arXiv 2509.19128.
     """

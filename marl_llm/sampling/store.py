@@ -1,4 +1,4 @@
-"""The pages of one lane's cache on the devices, or of several lanes that draw from one pool (`LaneConfig.pool="shared"`).
+"""The pages of one lane's cache on the devices, or of several lanes that draw from one pool (`LaneConfig.block_pool="shared"`).
 
 Lanes of one shape can share a pool: a page of one holds keys and values for another as well. What is free then serves whoever needs it. The
 older request goes first, whichever lane it is in: nobody enters before an older one that lacks pages, and where a chunk lacks pages the
@@ -63,12 +63,12 @@ class PageStore:
         self.mesh, self._models = mesh, 0
         self.lanes: list[Tenant] = []
         ways = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-        self.parts = ways if sizes.slots % ways == 0 else 1
+        self.parts = ways if sizes.max_num_seqs % ways == 0 else 1
         self.platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
         self.page = sizes.page or PAGE.get(self.platform, 16)
         self.page_bytes = page_bytes(config, self.page)
         self.longest = -(-(sizes.prompt_tokens + sizes.response_tokens) // self.page)
-        number = count * (sizes.slots // self.parts) * self.longest
+        number = count * (sizes.max_num_seqs // self.parts) * self.longest
         if sizes.cache_bytes:
             number = min(number, count * sizes.cache_bytes // self.parts // self.page_bytes)
         if number < 1:

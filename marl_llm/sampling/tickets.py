@@ -20,8 +20,8 @@ from marl_llm.sampling.stops import StopRule
 SHARED = 3  # rows from which on a page is read for all of them at once
 MANY = 256  # new tokens of many requests in one program
 LEAST_PIECE = 64  # tokens; fewer cost as much
-SWAPS = ("drain", "now")
-POOLS = ("own", "shared")
+WEIGHT_UPDATES = ("blocking", "in_flight")
+BLOCK_POOLS = ("own", "shared")
 ENTRIES = 4096  # (page, row) pairs that a list has room for at least: only those that are there are gone through
 
 
@@ -32,33 +32,41 @@ class LaneConfig:
     Raises `ValueError` naming a bad field.
     """
 
-    slots: int = 32  # requests that decode at once
+    max_num_seqs: int = 32  # requests that decode at once
     prompt_tokens: int = 1024  # longest prompt
     response_tokens: int = 256  # largest budget
-    chunk: int = 16  # tokens per row between two looks at the queue
+    decode_steps: int = 16  # tokens per row between two looks at the queue
     admit: int = 4  # requests computed at once when several of like length wait
     reuse: int = 16  # shortest beginning that is taken over from another request
     rule_states: int = 1024  # states of all stop rules held at a time
     page: int = 0  # tokens of a page; 0: as the platform likes it, see `PAGE`
     piece: int = 0  # prompt tokens that are computed between two chunks; longer prompts enter in pieces. 0: see `PIECE`
     cache_bytes: int = 0  # of keys and values; 0: so many that all slots can hold their longest request
-    exact: bool = False  # an answer's bytes depend on nobody else; see `marl_llm.sampling.lane`
-    pool: str = "own"  # "shared": models of one shape with these sizes draw pages from one pool, as large as theirs together
-    swap: str = "drain"  # when new parameters take effect: "drain", once nobody is under way, or "now", between two chunks of answers
+    batch_invariant: bool = False  # an answer's bytes depend on nobody else; see `marl_llm.sampling.lane`
+    block_pool: str = "own"  # "shared": models of one shape with these sizes draw pages from one pool, as large as theirs together
+    weight_update: str = (
+        "blocking"  # when new parameters take effect: "blocking", once nobody is under way, or "in_flight", between two chunks of answers
+    )
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            least = 0 if field.name in ("page", "piece", "cache_bytes", "exact") else 1
-            if field.name not in ("pool", "swap") and getattr(self, field.name) < least:
+            least = 0 if field.name in ("page", "piece", "cache_bytes", "batch_invariant") else 1
+            if field.name not in ("block_pool", "weight_update") and getattr(self, field.name) < least:
                 raise ValueError(f"LaneConfig.{field.name}={getattr(self, field.name)} must be at least {least}")
-        if self.pool not in POOLS:
-            raise ValueError(f"LaneConfig.pool={self.pool!r} is unknown; the ways are {', '.join(POOLS)}")
-        if self.swap not in SWAPS:
-            raise ValueError(f"LaneConfig.swap={self.swap!r} is unknown; the ways are {', '.join(SWAPS)}")
-        if self.exact and self.swap == "now":
-            raise ValueError("LaneConfig.swap='now' with exact=True: when parameters arrive would change an answer's bytes; use 'drain'")
-        if self.exact and self.slots & (self.slots - 1):
-            raise ValueError(f"LaneConfig.slots={self.slots} must be a power of two with exact=True, so that a row's place changes no bit")
+        if self.block_pool not in BLOCK_POOLS:
+            raise ValueError(f"LaneConfig.block_pool={self.block_pool!r} is unknown; the ways are {', '.join(BLOCK_POOLS)}")
+        if self.weight_update not in WEIGHT_UPDATES:
+            raise ValueError(f"LaneConfig.weight_update={self.weight_update!r} is unknown; the ways are {', '.join(WEIGHT_UPDATES)}")
+        if self.batch_invariant and self.weight_update == "in_flight":
+            raise ValueError(
+                "LaneConfig.weight_update='in_flight' with batch_invariant=True: when parameters arrive would change an answer's bytes; "
+                "use 'blocking'"
+            )
+        if self.batch_invariant and self.max_num_seqs & (self.max_num_seqs - 1):
+            raise ValueError(
+                f"LaneConfig.max_num_seqs={self.max_num_seqs} must be a power of two with batch_invariant=True, so that a row's place "
+                f"changes no bit"
+            )
 
 
 @dataclasses.dataclass(eq=False)
@@ -185,11 +193,12 @@ def next_piece(ticket: Ticket, piece: int, far: float) -> int:
     return min(ticket.size - ticket.cached, most)
 
 
-def together(sizes: LaneConfig, slots: int, length: int, tokens: int, small: bool) -> tuple[int, int]:
+def together(sizes: LaneConfig, max_num_seqs: int, length: int, tokens: int, small: bool) -> tuple[int, int]:
     """How many requests with `length` new tokens are one program: a few, of `tokens` at most, or many, where they are the ends of prompts
-    whose beginnings are there, as those of K branches. `slots`: on a device; `small`: the model, which has one size of program for all."""
-    few = max(1, min(slots if small else sizes.admit, tokens // length))
-    return few, few if small or sizes.exact else max(few, min(slots, MANY // length))
+    whose beginnings are there, as those of K branches. `max_num_seqs`: on a device; `small`: the model, which has one size of program for
+    all."""
+    few = max(1, min(max_num_seqs if small else sizes.admit, tokens // length))
+    return few, few if small or sizes.batch_invariant else max(few, min(max_num_seqs, MANY // length))
 
 
 def draws_of(n: int, rows: list[tuple[int, Ticket]], rules: dict[int, int], names: tuple[str, ...]) -> Draws:

@@ -73,7 +73,7 @@ class VllmSampler:
       name, config, params: the model, in any layout. Its value head stays here.
       server: where it is drawn.
       key: the root of all draws: a request's seed at the server is made of it and the request's own.
-      sizes: `slots` requests are under way at a time; longest prompt and budget.
+      sizes: `max_num_seqs` requests are under way at a time; longest prompt and budget.
       tokenizer: for stop strings, which are looked for here: the server draws to the budget and what is behind them is cut.
 
     Raises:
@@ -101,7 +101,7 @@ class VllmSampler:
         self._probe = tuple(np.random.default_rng(0).integers(0, config.vocab_size, size).tolist())
         self._before: Float[np.ndarray, "P"] | None = None
         self._closed = False
-        self._client = VllmClient(server, sizes.slots)
+        self._client = VllmClient(server, sizes.max_num_seqs)
         try:
             self.set_params(name, params)
         except BaseException:

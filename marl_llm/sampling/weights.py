@@ -159,8 +159,8 @@ def grouped(
     for names in found.values():
         config, size, count = models[names[0]][0], sizes(names[0]), len(names)
         if count > 1:
-            slots = bucket(size.slots * count) if size.exact else size.slots * count
-            size = dataclasses.replace(size, slots=slots, cache_bytes=size.cache_bytes * count)
+            max_num_seqs = bucket(size.max_num_seqs * count) if size.batch_invariant else size.max_num_seqs * count
+            size = dataclasses.replace(size, max_num_seqs=max_num_seqs, cache_bytes=size.cache_bytes * count)
         out.append(({name: models[name][1] for name in names}, config, size, tokenizers.get(names[0])))
     return out
 

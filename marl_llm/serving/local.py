@@ -47,7 +47,7 @@ class LocalModel:
         *,
         max_prompt: int | None = None,
         max_tokens: int = MAX_TOKENS,
-        slots: int = SLOTS,
+        max_num_seqs: int = SLOTS,
         thinking: str | None = None,
         speech: Any = None,
     ):
@@ -61,7 +61,7 @@ class LocalModel:
         chat = speech or load_chat(path, template_options(thinking))
         if max_prompt is None:
             max_prompt = max(1, min(MAX_PROMPT, config.max_position - max_tokens))
-        sizes = LaneConfig(slots, prompt_tokens=max_prompt, response_tokens=max_tokens, admit=min(slots, 16))
+        sizes = LaneConfig(max_num_seqs, prompt_tokens=max_prompt, response_tokens=max_tokens, admit=min(max_num_seqs, 16))
         models = {name: (config, {"base": params, "lora": {}} if self._lies else params)}
         del params
         self._engine = Engine(models, jax.random.key(0), sizes=sizes, tokenizers={name: chat.tokenizer})

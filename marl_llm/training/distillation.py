@@ -143,7 +143,9 @@ def add_distillation(recipe: Recipe, teaching: Teaching, loss: tuple[Array, Sums
     log π − log of the teacher's probability.
     """
     total, sums = loss
-    more, _ = reduce_parts(by_sample(rows, taught.divergence), where=sample_where(rows), how=recipe.reduce, max_length=recipe.max_length)
+    more, _ = reduce_parts(
+        by_sample(rows, taught.divergence), where=sample_where(rows), how=recipe.loss_aggregation, max_length=recipe.max_length
+    )
     total = total + recipe.distill_coef * more
     parts = dict(sums.parts)
     for agent in teaching.agents:

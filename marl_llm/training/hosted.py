@@ -2,7 +2,7 @@
 
 Everything is drawn by identity: the same seed, steps and tasks give the same draws, however fast tools and other players were. Log-probs
 agree to float32's rounding only, because who decodes beside whom decides the shapes of matrix products; so two runs drift apart, slowly.
-With `PlayOptions.exact` they do not: then all of a run repeats byte for byte on the same hardware.
+With `PlayOptions.batch_invariant` they do not: then all of a run repeats byte for byte on the same hardware.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from marl_llm.training.batch import Batch, from_table, imitated
 from marl_llm.training.corrections import corrected
 from marl_llm.training.learner import Learner, ModelSpec
 from marl_llm.training.mesh import own_mesh, serving_mesh
-from marl_llm.training.over_start import OverStart, Underway, bias_figures, check_beside, conflict, met, swap_conflict
+from marl_llm.training.oversample import OverStart, Underway, bias_figures, check_beside, conflict, met, weight_update_conflict
 from marl_llm.training.packing import Tokens
 from marl_llm.training.policy import Policy
 from marl_llm.training.recorder import hosted_figures, recorder
@@ -53,26 +53,27 @@ CLOSE_S = 10.0  # for a play to notice that its engine is gone
 class PlayOptions:
     """How a team plays on the host; see `marl_llm.workflows.Controller`."""
 
-    slots: int = 64  # hosted play: requests that each model decodes at once; None: 64
-    chunk: int = 8  # hosted play: tokens between two looks at the queue; None: 8
+    max_num_seqs: int = 64  # hosted play: requests that each model decodes at once; None: 64
+    decode_steps: int = 8  # hosted play: tokens between two looks at the queue; None: 8
     cache_gib: float | None = None  # hosted play: GiB of keys and values per device; None: what all slots can need, or half of the free
     attempts: int = 2  # hosted play: how often a play is tried before it is void; None: 2
     timeout_s: float | int | None = None  # hosted play: seconds for one attempt at a play; None: only the deadlines of its tools
     concurrency: int = 1024  # hosted play: most plays under way; None: 1,024
-    exact: bool = False  # hosted play: a response's bytes depend on nobody else, so runs repeat byte for byte (docs/resume.md); None: False
-    over_start: int = 0  # hosted play: tasks begun beyond `tasks`; the late ones belong to the next step (docs/async.md); None: 0
-    adapters: str = "auto"  # hosted play: adapters on one base are sampled "together" or "merged" (docs/real_models.md); None: auto
-    ahead: int = 0  # hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/async.md); None: 0
-    pool: str = "own"  # hosted play: "shared": models of one shape draw pages from one pool (docs/real_models.md); None: own
+    batch_invariant: bool = False  # hosted play: a response's bytes depend on nobody else, as docs/resume.md says; None: False
+    oversample: int = 0  # hosted play: tasks begun beyond `tasks`; the late ones belong to the next step (docs/async.md); None: 0
+    lora_serving: str = "auto"  # hosted play: adapters on one base are sampled "multi" or "merged" (docs/real_models.md); None: auto
+    max_staleness: int = 0  # hosted play: 1 plays the next step beside an update, with the parameters of before it (docs/async.md); None: 0
+    block_pool: str = "own"  # hosted play: "shared": models of one shape draw pages from one pool (docs/real_models.md); None: own
     tensor: int | None = None  # hosted play: devices that share a layer's products in the engine (docs/real_models.md); None: mesh.tensor
-    swap: str = "drain"  # hosted play: "now" gives new parameters to responses under way (docs/async.md); None: drain, once they have ended
+    # hosted play: "in_flight" gives new parameters to responses under way (docs/async.md); None: blocking, once they have ended
+    weight_update: str = "blocking"
 
 
 def branching_of(recipe: Recipe, assignment: Assignment) -> dict[str, int]:
     """Role -> K where a recipe samples a tree: every role that trains."""
     if recipe.sampling != "tree":
         return {}
-    return {role: recipe.branches for role, model in assignment.roles.items() if model in assignment.trained}
+    return {role: recipe.group_size for role, model in assignment.roles.items() if model in assignment.trained}
 
 
 class HostedTeam(Team):
@@ -86,7 +87,7 @@ class HostedTeam(Team):
 
     Raises:
       WorkflowError: an assignment or a model that does not fit the workflow, a recipe that samples a tree where a role that trains
-        speaks beside others, or `play.ahead` where this process has several devices.
+        speaks beside others, or `play.max_staleness` where this process has several devices.
     """
 
     def __init__(
@@ -127,16 +128,20 @@ class HostedTeam(Team):
         self.plays = options.recipe.plays
         self._current = CurrentEngine()
         self._underway: Underway | None = None
-        self._together = on_one_base(self.learners, play.adapters, mesh)
-        check_pool(self.learners, play.pool, self._together)
+        self._together = on_one_base(self.learners, play.lora_serving, mesh)
+        check_pool(self.learners, play.block_pool, self._together)
         check_tensor(self.learners, play.tensor)
         self._unserved: set[str] = set()  # models whose new parameters the engine has not been given
         self._given: dict[str, list[int]] = {}  # of the team's own models: the versions that the engine was given, in order
-        check_beside(play.ahead, play.over_start, mesh, self.trained_coach is not None)
-        beside = dict(exact=play.exact, served=remote)
-        why = swap_conflict(play.swap, play.over_start, play.ahead, recipe, several=processes.spans(mesh), **beside)
-        why = why or conflict(play.over_start, play.ahead, recipe, coached=coaching is not None, **beside)
-        if why := why or refill_conflict(refills, recipe, ahead=play.ahead, over_start=play.over_start, coached=coaching is not None):
+        check_beside(play.max_staleness, play.oversample, mesh, self.trained_coach is not None)
+        beside = dict(batch_invariant=play.batch_invariant, served=remote)
+        why = weight_update_conflict(
+            play.weight_update, play.oversample, play.max_staleness, recipe, several=processes.spans(mesh), **beside
+        )
+        why = why or conflict(play.oversample, play.max_staleness, recipe, coached=coaching is not None, **beside)
+        if why := why or refill_conflict(
+            refills, recipe, max_staleness=play.max_staleness, oversample=play.oversample, coached=coaching is not None
+        ):
             raise WorkflowError(why)
         self._own()
         if recipe.joint == "cross":
@@ -152,7 +157,7 @@ class HostedTeam(Team):
         def version(call):
             return met(self._given, call)
 
-        self._over = OverStart(self._training, self.plays, functools.partial(world.tasks, "train"), version) if play.over_start else None
+        self._over = OverStart(self._training, self.plays, functools.partial(world.tasks, "train"), version) if play.oversample else None
 
     def _own(self) -> None:
         """Makes sure that the team's own models are served, as they are now. With another engine nothing may be under way."""
@@ -184,15 +189,15 @@ class HostedTeam(Team):
         """What the roles of each of `models` on a mesh may read and say."""
         roles, o = self.world.workflow.roles, self._options
         return LaneConfig(
-            slots=o.slots,
+            max_num_seqs=o.max_num_seqs,
             prompt_tokens=max(role.max_prompt for role in roles.values()),
             response_tokens=max(role.max_tokens for role in roles.values()),
-            chunk=o.chunk,
-            admit=min(o.slots, 16),
+            decode_steps=o.decode_steps,
+            admit=min(o.max_num_seqs, 16),
             cache_bytes=cache_bytes(o.cache_gib, models, own_mesh(mesh)),
-            exact=o.exact,
-            swap=o.swap,
-            pool=o.pool,
+            batch_invariant=o.batch_invariant,
+            weight_update=o.weight_update,
+            block_pool=o.block_pool,
         )
 
     def _engine(self, models: Mapping[str, tuple[Learner, dict]]) -> Engine | Samplers:
@@ -249,14 +254,14 @@ class HostedTeam(Team):
 
     def _serve(self, names: Sequence[str]) -> None:
         self._unserved.update(names)  # when they play next, or at once
-        if self._options.swap == "now" and self._underway is not None and self._underway.thread.is_alive():
+        if self._options.weight_update == "in_flight" and self._underway is not None and self._underway.thread.is_alive():
             self._own()
 
     # ------------------------------------------------------------------------------------------------ play
     def play(self, step: int, first: int, count: int, over: int = 0) -> Batch:
         """See `Team.play`. Waits for these plays if `prepare` began them. Raises `RolloutError` if every play failed.
 
-        `over`: with `PlayOptions.over_start`, how many groups may be left to the next step (`training.over_start`).
+        `over`: with `PlayOptions.oversample`, how many groups may be left to the next step (`training.oversample`).
         """
         underway, self._underway = self._underway, None
         if self.refills.limit:
@@ -287,7 +292,7 @@ class HostedTeam(Team):
         else:
             version = np.asarray([met(given, s.call) for s in trained], np.int32)
         figures = hosted_figures(rollout, samples, self.headline, recipe) | late | joints | coach_figures(rollout, self.headline)
-        if self._options.swap == "now":
+        if self._options.weight_update == "in_flight":
             figures["mixed_share"] = float(np.mean([s.call.versions is not None for s in trained])) if trained else 0.0
         figures |= self._coaching.looked(figures) if self._coaching else {}
         spoken = {name: learner.spec.speech for name, learner in self.learners.items()}

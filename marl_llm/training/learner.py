@@ -224,7 +224,7 @@ class Learner:
         self.trained, self.version = Trained(policy, critic), version
 
     def charged_kl(self, tokens: Tokens, chosen: np.ndarray) -> np.ndarray:
-        """KL of each chosen sample to this model as it began, summed over its tokens: what `kl_in="reward"` charges. `[len(chosen)]`."""
+        """KL of each chosen sample to this model as it began, summed over its tokens: what `kl_where="reward"` charges. `[len(chosen)]`."""
         return self._token_kl(self.reference, tokens, chosen)[chosen].sum(axis=1)
 
     def learn(

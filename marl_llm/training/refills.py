@@ -37,15 +37,22 @@ class RefillRound(NamedTuple):
 
 
 def refill_conflict(
-    refills: int, recipe: Recipe, *, ahead: int | None = 0, over_start: int | None = 0, coached: bool = False, permuted: bool = False
+    refills: int,
+    recipe: Recipe,
+    *,
+    max_staleness: int | None = 0,
+    oversample: int | None = 0,
+    coached: bool = False,
+    permuted: bool = False,
 ) -> str:
     """Why `refills` cannot be had beside these; empty if it can."""
     reasons = (
-        (recipe.normaliser not in ("group", "leave_one_out"), f"recipe.normaliser={recipe.normaliser!r} makes no groups"),
+        (recipe.advantage_estimator not in ("group", "leave_one_out"),
+         f"recipe.advantage_estimator={recipe.advantage_estimator!r} makes no groups"),
         (not {"instance", "env"} & set(recipe.group_by), f"recipe.group_by={recipe.group_by!r} puts several tasks into one group"),
         (recipe.joint == "cross", "recipe.joint='cross' pairs the plays of a whole step; use joint='aligned'"),
-        (ahead, "ahead=1 plays the next step before it is known which tasks come next; use one of them"),
-        (over_start, "over_start leaves tasks to the next step, and so does not know which come next; use one of them"),
+        (max_staleness, "max_staleness=1 plays the next step before it is known which tasks come next; use one of them"),
+        (oversample, "oversample leaves tasks to the next step, and so does not know which come next; use one of them"),
         (coached, "a coach is told of whole steps"),
         (permuted, "control.permute_rewards deals the rewards out anew after the tasks were chosen by them"),
     )
@@ -57,7 +64,7 @@ def signal_of(recipe: Recipe, tokens: Tokens, table: Samples) -> Signal:
 
     The returns are those before a KL penalty, which differs from response to response even if all are paid the same.
     """
-    charged = bool(recipe.kl_coef) and recipe.kl_in == "reward"
+    charged = bool(recipe.kl_coef) and recipe.kl_where == "reward"
     tied = advise(dataclasses.replace(recipe, kl_coef=0.0) if charged else recipe, tokens, table).tied
     rows = np.flatnonzero(table.where)
     keys = np.stack([np.asarray(table.instance), *(np.asarray(getattr(table, axis)) for axis in recipe.group_by)], axis=1)[rows]

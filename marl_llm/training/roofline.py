@@ -81,7 +81,7 @@ def cache_bytes(config: ModelConfig, tokens: float | int, itemsize: int = 2) -> 
 def decode_step(
     config: ModelConfig, prompts: float | int, branches: int, prompt: int, response: int, tensor: int, itemsize: int = 2
 ) -> Work:
-    """One token for `branches` responses to each of `prompts` (on this device's share), half way through the response.
+    """One token for `group_size` responses to each of `prompts` (on this device's share), half way through the response.
 
     The weights are read once, a prompt's cache once for all its branches.
     """

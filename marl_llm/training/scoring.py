@@ -72,7 +72,7 @@ def sample_where(rows: PackedRows) -> Bool[Array, "S Q"]:
 
 def reference_scores(recipe: Recipe, config: ModelConfig, reference: dict | None, rows: PackedRows) -> Float[Array, "B Q"] | None:
     """The reference's log-probs of the targets, where the recipe has a KL in its loss."""
-    if not (recipe.kl_coef and recipe.kl_in == "loss"):
+    if not (recipe.kl_coef and recipe.kl_where == "loss"):
         return None
     return score_packed(config, reference, *rows.inputs, recipe.temperature, **beside_inputs(rows)).log_probs
 
@@ -181,7 +181,7 @@ def make_row_scorer(
 
 
 def make_token_kl(recipe: Recipe, config: ModelConfig, mesh: Mesh, **sizes: int) -> Callable:
-    """Builds `token_kl(reference, tokens, chosen) -> table`, what `kl_in="reward"` charges for each response token.
+    """Builds `token_kl(reference, tokens, chosen) -> table`, what `kl_where="reward"` charges for each response token.
 
     k_{s,r} = kl_kind(log π_{s,r}, log π_ref(response_{s,r} | ...)), with log π as the policy that sampled reported it
 

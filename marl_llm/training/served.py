@@ -14,14 +14,14 @@ from marl_llm.models.serving import is_large
 from marl_llm.sampling import Engine, LaneConfig, Samplers, Settings, VllmSampler
 from marl_llm.sampling.requests import Completion, Request
 from marl_llm.sampling.store import shape_of
-from marl_llm.sampling.tickets import POOLS
+from marl_llm.sampling.tickets import BLOCK_POOLS
 from marl_llm.sampling.vllm import check_settings
 from marl_llm.training import processes
 from marl_llm.training.learner import Learner
 from marl_llm.training.mesh import own_mesh, serving_mesh
 from marl_llm.workflows import WorkflowError
 
-ADAPTERS = ("auto", "together", "merged")
+LORA_SERVING = ("auto", "multi", "merged")
 Models = Mapping[str, tuple[Learner, dict]]  # name -> learner, whole parameters
 
 
@@ -52,9 +52,10 @@ def check_served(name: str, recipe: Recipe, trains: bool = True, processes: int 
     """Raises `WorkflowError` where a vLLM server cannot draw for a model under this recipe."""
     if processes > 1:
         raise WorkflowError(f"model {name!r}: sampler='vllm' needs one process, and here are {processes}: all would push their parameters")
-    if trains and recipe.correction == "none":
+    if trains and recipe.rollout_correction == "none":
         raise WorkflowError(
-            f"model {name!r}: sampler='vllm' draws in another program, whose rounding the loss must weigh: set recipe.correction=truncate "
+            f"model {name!r}: sampler='vllm' draws in another program, whose rounding the loss must weigh: set "
+            f"recipe.rollout_correction=truncate "
             "(or mask)"
         )
     try:
@@ -96,37 +97,37 @@ def on_one_base(learners: Mapping[str, Learner], how: str, mesh: Mesh) -> frozen
     """Names of the models that are sampled with their adapters on one copy of the base that they share.
 
     With "auto" those whose base `is_large`: a merged copy each samples faster, and costs the base once more; on a CPU, which reads the base
-    where it lies, also one alone. Where a run has many processes all are merged. Raises `WorkflowError` on another word than `ADAPTERS`,
-    and where "together" has no effect.
+    where it lies, also one alone. Where a run has many processes all are merged. Raises `WorkflowError` on another word than
+    `LORA_SERVING`, and where "multi" has no effect.
     """
-    if how not in ADAPTERS:
-        raise WorkflowError(f"play.adapters={how!r} is unknown; the ways are {', '.join(ADAPTERS)}")
+    if how not in LORA_SERVING:
+        raise WorkflowError(f"play.lora_serving={how!r} is unknown; the ways are {', '.join(LORA_SERVING)}")
     found: dict[tuple, list[str]] = {}
     for name, learner in learners.items():
         if learner.base is not None and learner.spec.sampler is None:
             key = (id(learner.base), learner.mesh, learner.config, learner.spec.lora, id(learner.spec.speech.tokenizer))
             found.setdefault(key, []).append(name)
     here = [names for names in found.values() if not processes.spans(mesh)]
-    if how == "together" and all(len(names) == 1 for names in here):
-        raise WorkflowError("play.adapters='together' would have no effect: no two models of this process have adapters on one base")
+    if how == "multi" and all(len(names) == 1 for names in here):
+        raise WorkflowError("play.lora_serving='multi' would have no effect: no two models of this process have adapters on one base")
     platform = mesh.devices.flat[0].platform
     large = [names for names in here if is_large(learners[names[0]].config, platform) and (len(names) > 1 or platform == "cpu")]
-    wanted = {"auto": large, "together": [names for names in here if len(names) > 1], "merged": []}[how]
+    wanted = {"auto": large, "multi": [names for names in here if len(names) > 1], "merged": []}[how]
     return frozenset(name for names in wanted for name in names)
 
 
 def check_pool(learners: Mapping[str, Learner], how: str, together: Collection[str]) -> None:
-    """Raises `WorkflowError` on another word than `POOLS`, and where "shared" has no effect: no two models, of those that an engine draws
-    for on the same devices, have pages of one shape. `together`: names whose adapters lie on one base, which have one pool anyway."""
-    if how not in POOLS:
-        raise WorkflowError(f"play.pool={how!r} is unknown; the ways are {', '.join(POOLS)}")
+    """Raises `WorkflowError` on another word than `BLOCK_POOLS`, and where "shared" has no effect: no two models, of those that an engine
+    draws for on the same devices, have pages of one shape. `together`: names whose adapters lie on one base, which have one pool anyway."""
+    if how not in BLOCK_POOLS:
+        raise WorkflowError(f"play.block_pool={how!r} is unknown; the ways are {', '.join(BLOCK_POOLS)}")
     lanes = {
         (id(one.base) if name in together else name, one.mesh, *shape_of(one.config, LaneConfig()))
         for name, one in learners.items() if one.spec.sampler is None
     }  # fmt: skip
     if how == "shared" and len({lane[1:] for lane in lanes}) == len(lanes):
         raise WorkflowError(
-            "play.pool='shared' would have no effect: no two models on the same devices have as many layers, key/value heads and "
+            "play.block_pool='shared' would have no effect: no two models on the same devices have as many layers, key/value heads and "
             "dimensions of a head in one compute dtype; leave it out"
         )
 

@@ -34,6 +34,7 @@ from marl_llm.rollout import model_player, scripted_player
 from marl_llm.sampling import Settings
 from marl_llm.training.batch import Pool, by_identity, columns_of, from_pool
 from marl_llm.training.compiled import CHUNK, DEMONSTRATIONS, CompiledTeam
+from marl_llm.training.distillation import Frozen
 from marl_llm.training.imitation import imitation_step
 from marl_llm.training.learner import PROGRAMS
 from marl_llm.training.mesh import TEAMS, teams_mesh
@@ -190,7 +191,7 @@ class Sweep:
         recipe, options = self.options.recipe, self.options
         order = by_identity(tokens, table)
         mine = order[(table.where & plays[table.agent])[order]]
-        useful = mine[~advice.tied[mine]] if recipe.skip_tied else mine
+        useful = mine[~advice.tied[mine]] if recipe.filter_zero_variance else mine
         seed = int(np.random.SeedSequence((team.seed, step)).generate_state(1)[0]) % 2**31
         minibatches = minibatches_of(prompts_of(tokens, table, useful), options.minibatch, options.epochs, seed)
         update, _ = _update(options, next(iter(self._one.learners.values())).spec.config, self.mesh)
@@ -259,9 +260,10 @@ def check_alike(teams: Sequence[CompiledTeam]) -> None:
     reasons = {
         "a critic": one.options.has_critic,
         "a KL to the start": bool(recipe.kl_coef),
-        "running means (normaliser='ema')": recipe.normaliser == "ema",
+        "running means (advantage_estimator='ema')": recipe.advantage_estimator == "ema",
         "the entropies of a whole step": "entropy_threshold" in needs(recipe),
         "truncated responses left out of the loss": recipe.mask_truncated,
+        "teachers (distill_coef)": recipe.distill_coef > 0,
         "replays (returns='counterfactual')": recipe.returns == "counterfactual",
         "adapters or options of one model's own": bool(extra),
         "models on devices of their own": one.split,
@@ -323,7 +325,7 @@ def _update(options: LearnerOptions, config, mesh: Mesh) -> tuple[Update, Callab
     update = Update(options, config, mesh)
 
     def program(active, policy: Policy, rows, arrays, scalars, scales, rates):
-        new, metrics, gap = update._act(policy, None, None, rows, arrays, scalars, scales, rates)
+        new, metrics, gap = update._act(policy, None, Frozen(), rows, arrays, scalars, scales, rates)
 
         def chosen(new, old):
             return jnp.where(active.reshape(-1, *(1,) * (new.ndim - 1)), new, old)

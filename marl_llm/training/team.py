@@ -84,7 +84,7 @@ class Team(abc.ABC):
       learners: name -> `Learner`, frozen models too.
       kl_coef: model -> β of its next step; it moves where `recipe.kl_target` steers it, by the KL of this model alone.
       budgets: the most tokens that each role may say at once `[N]`; set by the kind of play.
-      running: each role's running mean return `[N]`, which a recipe with `normaliser="ema"` takes off; otherwise zeros.
+      running: each role's running mean return `[N]`, which a recipe with `advantage_estimator="ema"` takes off; otherwise zeros.
     """
 
     headline = "success"
@@ -250,11 +250,11 @@ class Team(abc.ABC):
                     charge[mine] = self.learners[name].charged_kl(batch.tokens, mine) if len(mine) else 0.0
                     betas[mine] = self.kl_coef[name]
                 table = dataclasses.replace(table, kl=charge)
-            if recipe.normaliser == "ema":
+            if recipe.advantage_estimator == "ema":
                 table = dataclasses.replace(table, running=self.running[table.agent].astype(np.float32))
             charged = table if betas is None else dataclasses.replace(table, kl=table.kl * (betas / np.float32(recipe.kl_coef)))
             advice = advise(recipe, batch.tokens, charged)
-            if recipe.normaliser == "ema":
+            if recipe.advantage_estimator == "ema":
                 returns = advice.advantages + table.running
                 self.running = running_means(
                     self.running, returns, table.agent, table.trajectory, decay=recipe.ema_decay, where=table.where
@@ -274,7 +274,7 @@ class Team(abc.ABC):
             figures[name] = by_role(found, self.roles)
             figures[name]["kl_coef"] = self.kl_coef[name]
             self._steer(name, found, int(np.sum(table.where & plays[name][table.agent])))
-            if recipe.normaliser == "ema":
+            if recipe.advantage_estimator == "ema":
                 figures[name] |= {f"running_mean/{role}": float(x) for role, x in zip(self.roles, self.running, strict=True)}
         for name in names if batch.corrected is not None else ():
             figures[name] |= self._correct(name, *batch.corrected, rates[name][0])
@@ -283,7 +283,7 @@ class Team(abc.ABC):
 
     def _steer(self, name: str, found: Mapping[str, float], samples: int) -> None:
         """Moves a model's β by the KL that its update measured. A model of which no sample was scored has measured none."""
-        scored = found.get("groups" if self.options.charges_kl else "useful_groups", 0)
+        scored = found.get("groups" if self.options.charges_kl else "groups_with_signal", 0)
         if scored and "kl" in found:
             self.kl_coef[name] = float(next_kl_coef(self.learners[name].options.recipe, self.kl_coef[name], found["kl"], samples=samples))
 

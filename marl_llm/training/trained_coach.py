@@ -36,7 +36,7 @@ from marl_llm.workflows import CoachGuide, Rollout
 ACTIONS, DRAWS = 64, 8  # actions that the coach learns from in a step, and how often it is asked about each
 CHECKED = 0.05  # share of the actions on which it is compared with the rubric
 ROW_TOKENS, MICROBATCH = 256, 768
-RECIPE = make_recipe("grpo", rewards="local", returns="immediate", group_by="env", scale="none", branches=DRAWS)
+RECIPE = make_recipe("grpo", rewards="local", returns="immediate", group_by="env", scale_advantages="none", group_size=DRAWS)
 
 
 class TrainedCoach:

@@ -99,12 +99,12 @@ class LearnerOptions:
     @property
     def has_critic(self) -> bool:
         """Whether the recipe learns values."""
-        return self.recipe.normaliser == "critic"
+        return self.recipe.advantage_estimator == "critic"
 
     @property
     def charges_kl(self) -> bool:
         """Whether the KL to the reference is taken off the rewards."""
-        return bool(self.recipe.kl_coef) and self.recipe.kl_in == "reward"
+        return bool(self.recipe.kl_coef) and self.recipe.kl_where == "reward"
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -147,7 +147,7 @@ def packed_loss(
     `old`: log-probs of the old policy. In the first step, where `scalars["first_step"]` is true, they are not read: its parameters are
     still the old ones, so the ratio is 1.
     """
-    advantages = by_sample(rows, advantages) if recipe.normaliser == "critic" else advantages.reshape(-1)
+    advantages = by_sample(rows, advantages) if recipe.advantage_estimator == "critic" else advantages.reshape(-1)
     new, entropy, sampled = (by_sample(rows, x) for x in (scored.log_probs, scored.entropy, rows.log_probs))
     scalars = dict(scalars)
     old = jax.lax.stop_gradient(jnp.where(scalars.pop("first_step"), new, by_sample(rows, old)))
@@ -267,8 +267,10 @@ class Update:
       options: the recipe and the sizes. config: the policy's shape. lora: the policy's parameters are adapters on a frozen `base`.
       teaching: which agents learn from teachers; None: nobody.
 
-    Metrics, floats: loss, entropy, old_kl, ratio, clip_low, clip_high and kl (means over the units of all steps), grad_norm, log_prob_gap
-    (largest |sampler − scorer| in nats before the first step), updates, groups (prompts of this model), useful_groups (of these, prompts
+    Metrics, floats: loss, entropy, approx_kl, ratio, clip_low, clip_high and kl (means over the units of all steps), grad_norm,
+    log_prob_gap
+    (largest |sampler − scorer| in nats before the first step), updates, groups (prompts of this model), groups_with_signal (of these,
+    prompts
     that were scored), packing (share of the rows' tokens that are not padding), tied_share/<agent number>, and those of `advantages_for`;
     with a critic also value_loss (clipped), value_error (not clipped), values_mean, explained_variance and, for its own network,
     critic_grad_norm. One compilation per shape of rows, see `Tokens.pack`.
@@ -327,7 +329,7 @@ class Update:
           learning_rate: float. seed: int, with the epoch's number it orders the prompts. teachers: parameters, as `teaching.configs`.
           critic_learning_rate: of a critic of its own; None: as the policy's. base: frozen parameters under adapters.
           advice: what `advise` said of this table; None: it is computed here. kl_coef: β where it is steered; None: the recipe's.
-        With `kl_in="reward"` and no critic, `table.kl` is charged; if it is None, the reference charges every sample that counts.
+        With `kl_where="reward"` and no critic, `table.kl` is charged; if it is None, the reference charges every sample that counts.
 
         Raises:
           ValueError: a critic or a base that is given where there is none, or the reverse; columns of another length.
@@ -347,7 +349,7 @@ class Update:
         beta = np.float32(recipe.kl_coef if kl_coef is None else kl_coef)
         advice, tables = self._advice(trained, reference, tokens, table, mine, advice, beta)
         kept = in_loss(recipe, table, mine)
-        useful = kept[~advice.tied[kept]] if recipe.skip_tied else kept
+        useful = kept[~advice.tied[kept]] if recipe.filter_zero_variance else kept
         metrics = advice.metrics | tied_shares(table, advice.tied, len(plays)) | {"masked_truncated": 1 - len(kept) / max(len(mine), 1)}
         if charged:
             metrics["kl"] = float(np.sum(table.kl[mine]) / max(np.sum(table.tokens[mine]), 1))
@@ -379,7 +381,7 @@ class Update:
         trained, figures = over_minibatches(take, trained, minibatches, packed)
         if options.has_critic and not self.own:
             figures["loss"] += recipe.value_coef * figures["value_loss"]
-        return trained, metrics | figures | {"groups": len(prompts_of(tokens, table, mine)), "useful_groups": len(prompts)}
+        return trained, metrics | figures | {"groups": len(prompts_of(tokens, table, mine)), "groups_with_signal": len(prompts)}
 
     def _advice(self, trained: Trained, reference, tokens: Tokens, table: Samples, mine: np.ndarray, advice: Advice | None, beta):
         """(advice, the critic's arrays `[S, R]` beside the rows)."""
@@ -404,7 +406,7 @@ class Update:
         Where skipped samples count in the denominator, every minibatch divides by the units of all samples over the number of
         minibatches of an epoch. The mean of an epoch's gradients is then that of the whole batch, however it was cut.
         """
-        if not (self.recipe.skip_tied and self.recipe.tied_in_denominator and minibatches):
+        if not (self.recipe.filter_zero_variance and self.recipe.zero_variance_in_denominator and minibatches):
             return [np.float32(1)] * max(len(minibatches), 1)
         lines, longest = table_shape(tokens)
         sizes = _filled(tokens.size, lines)

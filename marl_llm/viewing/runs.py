@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
+from marl_llm.old_names import convert_metrics
 from marl_llm.reporting import episodes, files, metrics, page
 from marl_llm.untrusted import open_file, parse_json, read_json_file
 
@@ -257,7 +258,7 @@ class StoredRun:
     def figures(self) -> dict[str, Any]:
         """Lines of `metrics.jsonl` that curves are drawn of, the headline's name, and the final evaluation."""
         self.refresh()
-        records = [_curve_record(one) for one in self._records if one.get("phase") in ("train", "eval")]
+        records = [_curve_record(convert_metrics(one)) for one in self._records if one.get("phase") in ("train", "eval")]
         config, evaluation = self._whole("config.json"), self._whole("evaluation.json")
         parts = {name: part for name, part in evaluation.items() if isinstance(part, Mapping) and page.is_number(part.get("success"))}
         records = [record for record in records if "step" in record]

@@ -192,7 +192,7 @@ def test_what_is_more_than_rounding_keeps_its_advantage(name, high):
 def test_a_step_in_which_nobody_is_paid_has_no_advantages(name):
     rng = np.random.default_rng(0)
     zeros, kl = np.zeros(64, int), 2e-6 * rng.normal(size=64)
-    recipe = rl.make_recipe(name, kl_coef=0.01, kl_in="reward")
+    recipe = rl.make_recipe(name, kl_coef=0.01, kl_where="reward")
     samples = rl.Samples(instance=IDS, env=IDS, agent=zeros, turn=zeros, trajectory=np.arange(64), team=np.zeros(64, np.float32),
                          local=np.zeros(64, np.float32), tokens=zeros + 5, kl=jnp.asarray(kl, jnp.float32))  # fmt: skip
     np.testing.assert_array_equal(rl.advantages_for(recipe, samples)[0], np.zeros(64))

@@ -220,7 +220,7 @@ def test_the_count_of_rows_that_were_not_scored():
     where = jnp.array([[True, True, True], [True, False, False], [True, True, False], [False, False, False]])
     for how, count in (("token_mean", 6), ("sequence_mean_token_mean", 3), ("sequence_mean_token_sum", 3), ("constant", 30)):
         extra = dict(max_length=10) if how == "constant" else {}
-        recipe = rl.make_recipe("grpo", reduce=how, skip_tied=True, **extra)
+        recipe = rl.make_recipe("grpo", loss_aggregation=how, filter_zero_variance=True, **extra)
         assert float(rl.count_for(recipe, where=where)) == count
         whole = rl.loss_for(recipe, jnp.zeros((4, 3)), jnp.zeros((4, 3)), jnp.ones(4), where=where)[1]
         assert float(whole) == count

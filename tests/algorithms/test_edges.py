@@ -10,56 +10,59 @@ import pytest
 import marl_llm.algorithms as rl
 
 OUT_OF_RANGE = dict(
-    branches=0, temperature=0.0, top_k=0, top_p=0.0, gamma=1.5, gae_lambda=1.1, ddof=2, epsilon=-1.0, clip_low=1.1, clip_high=-0.1,
+    group_size=0, temperature=0.0, top_k=0, top_p=0.0, gamma=1.5, gae_lambda=1.1, ddof=2, epsilon=-1.0, clip_low=1.1, clip_high=-0.1,
     dual_clip=1.0, gate_positive=0.0, gate_negative=0.0, max_length=0, kl_coef=-1.0, entropy_coef=-1.0, value_coef=-1.0,
-    value_clip=-0.1, correction_cap=0.5, kl_target=0.0, kl_horizon=0.5, entropy_quantile=0.0, off_policy_kl=-0.1,
+    value_clip=-0.1, rollout_correction_threshold=0.5, kl_target=0.0, kl_horizon=0.5, entropy_quantile=0.0, off_policy_kl=-0.1,
 )  # fmt: skip
 
 SETTINGS = {
     ("grpo", "paper"): dict(rewards="team", returns="outcome"),
     ("at_grpo", "paper"): dict(sampling="tree", group_by=("env", "agent", "turn")),
     ("at_grpo", "released"): dict(
-        sampling="tree", group_by=("env", "agent", "turn"), branches=8, top_k=20, top_p=0.9, dual_clip=3.0, reduce="token_mean",
+        sampling="tree", group_by=("env", "agent", "turn"), group_size=8, top_k=20, top_p=0.9, dual_clip=3.0, loss_aggregation="token_mean",
         singleton="raw",
     ),
     ("magrpo", "paper"): dict(
-        rewards="team", returns="to_go", scope="joint", group_by=("instance", "turn"), ddof=0, level="product", kl_coef=0.02
+        rewards="team", returns="to_go", scope="joint", group_by=("instance", "turn"), ddof=0, importance_level="product", kl_coef=0.02
     ),
     ("magrpo", "released"): dict(
-        rewards="team", returns="to_go", scope="joint", group_by=("instance", "turn"), ddof=0, level="product", loss="reinforce",
-        gamma=0.9, epsilon=0.0, temperature=0.6, top_p=0.6, top_k=50, reduce="sequence_mean_token_sum",
+        rewards="team", returns="to_go", scope="joint", group_by=("instance", "turn"), ddof=0, importance_level="product", loss="reinforce",
+        gamma=0.9, epsilon=0.0, temperature=0.6, top_p=0.6, top_k=50, loss_aggregation="sequence_mean_token_sum",
     ),
-    ("dr_mas", "paper"): dict(rewards="team", returns="outcome", reduce="token_mean"),
+    ("dr_mas", "paper"): dict(rewards="team", returns="outcome", loss_aggregation="token_mean"),
     ("dr_mas", "released"): dict(
-        rewards="team", returns="outcome", reduce="token_mean", branches=8, singleton="raw", dual_clip=3.0
+        rewards="team", returns="outcome", loss_aggregation="token_mean", group_size=8, singleton="raw", dual_clip=3.0
     ),
     ("mappa", "paper"): dict(
-        sampling="chain", branches=2, rewards="local", returns="to_go", normaliser="global", group_by=(), ddof=0, epsilon=1e-8,
-        weigh="token", kl_coef=0.01, kl_kind="k1", kl_in="reward", reduce="token_mean",
+        sampling="chain", group_size=2, rewards="local", returns="to_go", advantage_estimator="global", group_by=(), ddof=0, epsilon=1e-8,
+        statistics_weight="token", kl_coef=0.01, kl_kind="k1", kl_where="reward", loss_aggregation="token_mean",
     ),
     ("mappa", "released"): dict(
-        sampling="chain", branches=2, rewards="local", returns="to_go", scope="token", group_by=("agent",), ddof=0, epsilon=1e-8,
-        weigh="token", kl_coef=0.01, kl_kind="k1", kl_in="reward", reduce="token_mean",
+        sampling="chain", group_size=2, rewards="local", returns="to_go", scope="token", group_by=("agent",), ddof=0, epsilon=1e-8,
+        statistics_weight="token", kl_coef=0.01, kl_kind="k1", kl_where="reward", loss_aggregation="token_mean",
     ),
     ("ppo", "paper"): dict(
-        sampling="chain", branches=1, returns="gae", normaliser="critic", group_by=(), epsilon=1e-8, dual_clip=3.0,
-        reduce="token_mean",
+        sampling="chain", group_size=1, returns="gae", advantage_estimator="critic", group_by=(), epsilon=1e-8, dual_clip=3.0,
+        loss_aggregation="token_mean",
     ),
-    ("dr_grpo", "paper"): dict(rewards="team", returns="outcome", scale="none", reduce="constant", max_length=3000),
+    ("dr_grpo", "paper"): dict(rewards="team", returns="outcome", scale_advantages="none", loss_aggregation="constant", max_length=3000),
     ("dapo", "paper"): dict(
-        branches=16, rewards="team", returns="outcome", clip_high=0.28, reduce="token_mean", skip_tied=True, tied_in_denominator=False,
+        group_size=16, rewards="team", returns="outcome", clip_high=0.28, loss_aggregation="token_mean", filter_zero_variance=True,
+        zero_variance_in_denominator=False,
     ),
     ("rloo", "paper"): dict(
-        rewards="team", returns="outcome", normaliser="leave_one_out", loss="reinforce", reduce="sequence_mean_token_sum",
+        rewards="team", returns="outcome", advantage_estimator="leave_one_out", loss="reinforce",
+        loss_aggregation="sequence_mean_token_sum",
     ),
     ("reinforce_pp", "paper"): dict(
-        sampling="chain", branches=1, rewards="team", returns="outcome", normaliser="global", group_by=(), ddof=0, epsilon=1e-8,
-        weigh="token", reduce="token_mean",
+        sampling="chain", group_size=1, rewards="team", returns="outcome", advantage_estimator="global", group_by=(), ddof=0, epsilon=1e-8,
+        statistics_weight="token", loss_aggregation="token_mean",
     ),
     ("spiral", "paper"): dict(
-        sampling="chain", branches=1, rewards="local", returns="to_go", scope="agent", normaliser="ema", group_by=(), reduce="token_mean",
+        sampling="chain", group_size=1, rewards="local", returns="to_go", scope="agent", advantage_estimator="ema", group_by=(),
+        loss_aggregation="token_mean",
     ),
-    ("gspo", "paper"): dict(rewards="team", returns="outcome", level="sequence", clip_low=3e-4, clip_high=4e-4),
+    ("gspo", "paper"): dict(rewards="team", returns="outcome", importance_level="sequence", clip_low=3e-4, clip_high=4e-4),
 }  # fmt: skip
 
 
@@ -154,14 +157,14 @@ def test_trajectory_votes_in_a_recipe():
     returns, trajectory = jnp.array([0.0, 0.0, 0.0, 1.0, 3.0]), jnp.array([0, 0, 0, 1, 2])
     zeros = jnp.zeros(5, int)
     table = rl.Samples(instance=zeros, env=zeros, agent=zeros, turn=zeros, trajectory=trajectory, team=returns, local=jnp.zeros(5))
-    recipe = rl.make_recipe("grpo", returns="immediate", weigh="trajectory")
+    recipe = rl.make_recipe("grpo", returns="immediate", statistics_weight="trajectory")
     desired = rl.agent_wise(returns, zeros, zeros, trajectory=trajectory)
     np.testing.assert_allclose(rl.advantages_for(recipe, table)[0], desired, rtol=1e-6)
     assert abs(float(desired[0] - rl.agent_wise(returns, zeros, zeros)[0])) > 0.1
 
 
 def test_small_weights_are_kept_when_large_ones_are_masked():
-    recipe = rl.make_recipe("grpo", reduce="token_mean", correction="mask", correction_cap=2.0)
+    recipe = rl.make_recipe("grpo", loss_aggregation="token_mean", rollout_correction="mask", rollout_correction_threshold=2.0)
     old = jnp.log(jnp.array([[0.25, 3.0]]))
     total, _, metrics = rl.loss_for(recipe, old, old, jnp.ones(1), where=jnp.ones((1, 2)), sampler_log_probs=jnp.zeros((1, 2)))
     np.testing.assert_allclose(total, -0.25, rtol=1e-6)

@@ -16,13 +16,13 @@ def test_aligned_and_cross():
     np.testing.assert_array_equal(rl.cross(1, 4), [[0], [1], [2], [3]])
 
 
-@pytest.mark.parametrize(("agents", "branches", "subset"), [(3, 3, 9), (2, 4, 4), (2, 4, 16), (1, 3, 3)])
-def test_a_sampled_subset_is_distinct_and_balanced(agents, branches, subset):
-    draws = {tuple(map(tuple, np.asarray(rl.cross(agents, branches, subset=subset, key=jax.random.key(seed))))) for seed in range(4)}
+@pytest.mark.parametrize(("agents", "group_size", "subset"), [(3, 3, 9), (2, 4, 4), (2, 4, 16), (1, 3, 3)])
+def test_a_sampled_subset_is_distinct_and_balanced(agents, group_size, subset):
+    draws = {tuple(map(tuple, np.asarray(rl.cross(agents, group_size, subset=subset, key=jax.random.key(seed))))) for seed in range(4)}
     for joints in draws:
         assert len(set(joints)) == subset
         for agent in range(agents):
-            np.testing.assert_array_equal(np.bincount([joint[agent] for joint in joints]), [subset // branches] * branches)
+            np.testing.assert_array_equal(np.bincount([joint[agent] for joint in joints]), [subset // group_size] * group_size)
     assert agents == 1 or len(draws) > 1
 
 
@@ -33,7 +33,7 @@ def test_every_joint_is_as_likely_as_any_other():
 
 
 @pytest.mark.parametrize(("kwargs", "message"), [
-    (dict(subset=4), "belong together"), (dict(key=0), "belong together"), (dict(subset=4, key=0), "multiple of branches=3"),
+    (dict(subset=4), "belong together"), (dict(key=0), "belong together"), (dict(subset=4, key=0), "multiple of group_size=3"),
     (dict(subset=12, key=0), "between 3 and 9"),
 ])  # fmt: skip
 def test_refusals(kwargs, message):

@@ -35,13 +35,13 @@ def table(**columns):
 
 
 def test_each_response_pays_for_its_own_length_by_the_budget_of_its_role():
-    recipe = rl.make_recipe("grpo", overlong_buffer=0.5, scale="none")
+    recipe = rl.make_recipe("grpo", overlong_buffer=0.5, scale_advantages="none")
     advantages, metrics, tied = rl.advantages_for(recipe, table())
     np.testing.assert_allclose(advantages, [-0.2, 0.2, 0, 0], atol=1e-6)  # 1 - 1 against 1 - 0.6; 5 and 9 of 20 tokens cost nothing
     np.testing.assert_array_equal(tied, [False, False, True, True])
     assert float(metrics["tied_share"]) == 0.5
     one_play = table(trajectory=np.zeros(4, np.int32), turn=np.arange(4, dtype=np.int32), instance=np.zeros(4, np.int32))
-    returns = rl.make_recipe("grpo", overlong_buffer=0.5, scale="none", group_by="instance")
+    returns = rl.make_recipe("grpo", overlong_buffer=0.5, scale_advantages="none", group_by="instance")
     advantages, _, _ = rl.advantages_for(returns, one_play)
     np.testing.assert_allclose(advantages, np.array([0, 0.4, 1, 1]) - 0.6, atol=1e-6)  # the outcome is shared, its length is not
 

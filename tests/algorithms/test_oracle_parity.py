@@ -137,7 +137,7 @@ def test_trl_losses_as_recipes(loss, key, reduction):
     # Row 7 of the figures is empty and counts in TRL's row means; here it does not.
     data = figures("trl")
     with jax.enable_x64(True):
-        recipe = rl.make_recipe("grpo", loss=loss, reduce=reduction)
+        recipe = rl.make_recipe("grpo", loss=loss, loss_aggregation=reduction)
         total, count, _ = rl.loss_for(recipe, data["new"], data["old"], data["adv"], where=data["mask"] > 0)
         oracle.close(total / count * (7 / 8 if reduction.startswith("sequence") else 1), data[key], 1e-10)
 

@@ -78,7 +78,7 @@ def test_the_outcome_is_shared_and_each_response_keeps_its_own_pay():
 
 def test_the_kl_of_each_response_is_taken_off_its_own_return():
     team, kl = np.where(LAST, 1.0, 0.0), np.arange(S) / S
-    recipe = make_recipe("grpo", rewards="mixed", returns="outcome_plus_local", kl_coef=0.5, kl_in="reward")
+    recipe = make_recipe("grpo", rewards="mixed", returns="outcome_plus_local", kl_coef=0.5, kl_where="reward")
     np.testing.assert_allclose(returns_of(recipe, team, np.zeros(S), kl), 1 - 0.5 * kl, atol=1e-6)
 
 

@@ -60,12 +60,12 @@ def test_a_standard_deviation_nobody_states():
     population = rl.group_relative(returns, ids, ddof=0, epsilon=0.0)
     np.testing.assert_allclose(sample, [-(0.5**0.5), 0.5**0.5], rtol=1e-6)
     np.testing.assert_allclose(population, [-1, 1], rtol=1e-6)
-    assert (rl.make_recipe("magrpo").ddof, rl.make_recipe("magrpo").scale) == (0, "std")
+    assert (rl.make_recipe("magrpo").ddof, rl.make_recipe("magrpo").scale_advantages) == (0, "std")
 
 
 def test_magrpo_without_ratio_clip_or_kl():
     paper, released = rl.make_recipe("magrpo"), rl.make_recipe("magrpo", "released")
-    assert (paper.loss, paper.level, paper.kl_coef) == ("clip", "product", 0.02)
+    assert (paper.loss, paper.importance_level, paper.kl_coef) == ("clip", "product", 0.02)
     assert (released.loss, released.kl_coef) == ("reinforce", 0.0)
     # After a large step with positive advantage the paper's objective stops pushing; the released one never does.
     new, old = jnp.array([[-0.1, -0.1]]), jnp.array([[-1.0, -1.0]])
@@ -129,7 +129,8 @@ def test_a_turn_paid_for_the_score_of_earlier_turns():
     np.testing.assert_array_equal(paid, [0.5, 0, 0])
 
 
-@pytest.mark.parametrize("estimate", [dict(normaliser="leave_one_out"), dict(scale="none"), dict(normaliser="global")])
+@pytest.mark.parametrize("estimate",
+                         [dict(advantage_estimator="leave_one_out"), dict(scale_advantages="none"), dict(advantage_estimator="global")])
 def test_rewards_tied_to_a_critic(estimate):
     # UnityMAS-O's role rewards need no second network here: the same columns serve groups, leave-one-out and global statistics.
     recipe = rl.make_recipe("grpo", rewards="mixed", returns="immediate", **estimate)
@@ -172,7 +173,7 @@ def test_a_mean_over_each_micro_batch():
 
 
 def test_the_return_of_zero_that_was_taken_for_missing():
-    # A popular normaliser skips exact zeros as missing; here only the mask says what is missing.
+    # A popular advantage estimator skips exact zeros as missing; here only the mask says what is missing.
     values = jnp.array([0.0, 1.0, 2.0])
     np.testing.assert_allclose(rl.whiten(values), [-(1.5**0.5), 0, 1.5**0.5], rtol=1e-5, atol=1e-6)
 
@@ -189,8 +190,8 @@ def test_an_end_that_is_paid_for_the_turn_it_ended():
 
 def test_settings_of_the_code_passed_off_as_those_of_the_paper():
     paper, released = rl.make_recipe("at_grpo"), rl.make_recipe("at_grpo", "released")
-    assert (paper.branches, paper.temperature, paper.dual_clip, paper.singleton) == (4, 1.0, None, "zero")
-    assert (released.branches, released.dual_clip, released.singleton) == (8, 3.0, "raw")
+    assert (paper.group_size, paper.temperature, paper.dual_clip, paper.singleton) == (4, 1.0, None, "zero")
+    assert (released.group_size, released.dual_clip, released.singleton) == (8, 3.0, "raw")
     assert rl.make_recipe("magrpo").gamma == 1.0
     assert rl.make_recipe("magrpo", "released").gamma == 0.9
     assert all(rl.make_recipe(name).preset == "paper" for name in rl.RECIPES)
@@ -198,7 +199,7 @@ def test_settings_of_the_code_passed_off_as_those_of_the_paper():
 
 def test_skipped_rows_that_change_the_scale_of_the_loss():
     # A tied group is left out of the forward pass: divided by the rows that were scored, the others count twice.
-    recipe = rl.make_recipe("grpo", reduce="token_mean", skip_tied=True)
+    recipe = rl.make_recipe("grpo", loss_aggregation="token_mean", filter_zero_variance=True)
     where = jnp.array([[True, True], [True, True], [True, False], [True, True]])
     advantages, new = jnp.array([1.0, -1.0, 0.0, 0.0]), jnp.full((4, 2), -0.5)
     whole, count, _ = rl.loss_for(recipe, new, new - 0.1, advantages, where=where)

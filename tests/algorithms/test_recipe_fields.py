@@ -13,7 +13,7 @@ S, R = 12, 4
 PPO = dict(name="ppo")
 TO_GO = dict(name="mappa", kl_coef=0.0)
 KL = dict(kl_coef=0.5)
-CORRECTED = dict(correction="truncate", correction_cap=1.2)
+CORRECTED = dict(rollout_correction="truncate", rollout_correction_threshold=1.2)
 ROLE = dict(rewards="mixed", returns="immediate")
 
 # field -> (what the recipe is, the field's other value). The base is grpo unless it names another recipe.
@@ -28,35 +28,35 @@ CARRIED_OUT = {
     "gamma": (TO_GO, 0.5),
     "gae_lambda": (PPO, 0.5),
     "baseline": (TO_GO, "place"),
-    "normaliser": ({}, "leave_one_out"),
+    "advantage_estimator": ({}, "leave_one_out"),
     "group_by": ({}, ("instance",)),
-    "scale": ({}, "range"),
+    "scale_advantages": ({}, "range"),
     "ddof": ({}, 0),
     "epsilon": ({}, 0.5),
     "ema_decay": (dict(name="spiral"), 0.5),
     "singleton": (dict(group_by=("instance", "agent", "turn", "trajectory")), "raw"),
-    "weigh": ({}, "trajectory"),
+    "statistics_weight": ({}, "trajectory"),
     "loss": ({}, "reinforce"),
-    "level": ({}, "sequence"),
+    "importance_level": ({}, "sequence"),
     "clip_low": ({}, 0.01),
     "clip_high": ({}, 0.01),
     "dual_clip": ({}, 1.05),
     "gate_positive": (dict(loss="sapo"), 3.0),
     "gate_negative": (dict(loss="sapo"), 3.0),
-    "reduce": ({}, "token_mean"),
-    "max_length": (dict(reduce="constant", max_length=8), 16),
+    "loss_aggregation": ({}, "token_mean"),
+    "max_length": (dict(loss_aggregation="constant", max_length=8), 16),
     "kl_coef": ({}, 0.5),
     "kl_kind": (KL, "k1"),
-    "kl_in": (KL, "reward"),
+    "kl_where": (KL, "reward"),
     "kl_target": (KL, 0.01),
     "kl_horizon": (KL | dict(kl_target=0.01), 100.0),
     "entropy_coef": ({}, 0.5),
     "entropy_quantile": ({}, 0.4),
     "off_policy_kl": ({}, 0.01),
     "policy_coef": ({}, 0.5),
-    "correction": ({}, "truncate"),
-    "correction_level": (CORRECTED, "product"),
-    "correction_cap": (CORRECTED, 1.05),
+    "rollout_correction": ({}, "truncate"),
+    "rollout_correction_level": (CORRECTED, "product"),
+    "rollout_correction_threshold": (CORRECTED, 1.05),
     "value_coef": (PPO, 2.0),
     "value_clip": (PPO, 0.01),
     "advantages": ({}, lambda samples, returns: 2 * returns),
@@ -91,9 +91,9 @@ def numbers(recipe):
     threshold = rl.entropy_threshold(entropy, recipe.entropy_quantile, where=where)
     total, count, _ = rl.loss_for(recipe, old + noise[2], old, advantages, where=where, entropy_threshold=threshold, **inputs)
     out = [advantages, total, count]
-    if recipe.normaliser == "ema":
+    if recipe.advantage_estimator == "ema":
         out.append(rl.running_means(np.ones(2), advantages, samples.agent, samples.trajectory, decay=recipe.ema_decay))
-    if recipe.normaliser == "critic":
+    if recipe.advantage_estimator == "critic":
         targets = rl.value_targets_for(recipe, samples)
         out += [targets, rl.value_loss_for(recipe, samples.values + noise[3], samples.values, targets, where=where)[0]]
     return out
@@ -113,10 +113,11 @@ def test_changing_a_field_changes_a_number(field):
 
 
 @pytest.mark.parametrize(("overrides", "names"), [
-    ({}, set()), (dict(kl_coef=0.1), {"reference_log_probs"}), (dict(kl_coef=0.1, kl_in="reward"), {"kl"}),
-    (dict(correction="mask"), {"sampler_log_probs"}), (dict(off_policy_kl=0.1), {"sampler_log_probs"}),
+    ({}, set()), (dict(kl_coef=0.1), {"reference_log_probs"}), (dict(kl_coef=0.1, kl_where="reward"), {"kl"}),
+    (dict(rollout_correction="mask"), {"sampler_log_probs"}), (dict(off_policy_kl=0.1), {"sampler_log_probs"}),
     (dict(entropy_coef=0.1), {"entropy"}), (dict(entropy_quantile=0.2), {"entropy", "entropy_threshold"}),
-    (dict(weigh="token"), {"tokens"}), (dict(overlong_buffer=0.2), {"tokens", "budget"}), (dict(mask_truncated=True), {"truncated"}),
+    (dict(statistics_weight="token"), {"tokens"}), (dict(overlong_buffer=0.2), {"tokens", "budget"}),
+    (dict(mask_truncated=True), {"truncated"}),
 ])  # fmt: skip
 def test_needs_are_named_and_enough(overrides, names):
     recipe = rl.make_recipe("grpo", **overrides)
@@ -133,7 +134,7 @@ def test_tokens_of_low_entropy_leave_the_policy_term_of_any_micro_batch_and_stil
     rng = np.random.default_rng(0)
     new, old, entropy = rng.normal(size=(3, 6, 5))
     where, advantages = rng.random((6, 5)) < 0.8, rng.normal(size=6)
-    recipe = rl.make_recipe("grpo", entropy_quantile=0.3, reduce="token_mean", entropy_coef=0.1)
+    recipe = rl.make_recipe("grpo", entropy_quantile=0.3, loss_aggregation="token_mean", entropy_coef=0.1)
     with jax.enable_x64(True):
         threshold = rl.entropy_threshold(entropy, 0.3, where=where)
         np.testing.assert_allclose(threshold, np.quantile(entropy[where], 0.7), rtol=1e-12)
@@ -155,7 +156,7 @@ def test_tokens_of_low_entropy_leave_the_policy_term_of_any_micro_batch_and_stil
 
 def test_bad_responses_that_the_policy_has_left_leave_the_policy_term():
     sampler, new = jnp.full((3, 2), -1.0), jnp.array([[-1.0, -1.0], [-3.0, -3.0], [-3.0, -3.0]])
-    recipe = rl.make_recipe("grpo", off_policy_kl=1.0, reduce="token_mean")
+    recipe = rl.make_recipe("grpo", off_policy_kl=1.0, loss_aggregation="token_mean")
 
     def loss(x):
         return rl.loss_for(
@@ -178,7 +179,7 @@ def test_a_steered_coefficient_is_that_of_the_loss_and_of_the_reward():
     assert abs(float(steered - rl.loss_for(recipe, x, x, jnp.ones(2), **inputs)[0])) > 1e-4
     table = rl.Samples(**dict.fromkeys(("instance", "env", "agent", "turn"), jnp.zeros(3, int)), trajectory=jnp.arange(3),
                        team=jnp.zeros(3), local=jnp.zeros(3), kl=jnp.array([0.0, 1.0, 3.0]))  # fmt: skip
-    paid = dataclasses.replace(recipe, kl_in="reward", scale="none")
+    paid = dataclasses.replace(recipe, kl_where="reward", scale_advantages="none")
     np.testing.assert_allclose(rl.advantages_for(paid, table, kl_coef=0.3)[0], [0.4, 0.1, -0.5], rtol=1e-5)
 
 
@@ -201,14 +202,14 @@ class TestSampling:
 
     @pytest.mark.parametrize("name", ["grpo", "at_grpo", "magrpo", "dr_mas", "dr_grpo", "dapo", "rloo", "gspo"])
     def test_c8_groups_of_one_are_refused(self, name):
-        with pytest.raises(ValueError, match="branches=1 makes groups of one"):
-            rl.make_recipe(name, branches=1)
-        with pytest.raises(ValueError, match="branches=1 makes groups of one"):
-            rl.make_recipe(name, branches=1, group_by="env,agent")
+        with pytest.raises(ValueError, match="group_size=1 makes groups of one"):
+            rl.make_recipe(name, group_size=1)
+        with pytest.raises(ValueError, match="group_size=1 makes groups of one"):
+            rl.make_recipe(name, group_size=1, group_by="env,agent")
 
     def test_c8_one_play_is_enough_where_groups_span_instances(self):
-        assert rl.make_recipe("mappa", "released", branches=1).branches == 1
-        assert rl.make_recipe("mappa", branches=1).branches == 1
+        assert rl.make_recipe("mappa", "released", group_size=1).group_size == 1
+        assert rl.make_recipe("mappa", group_size=1).group_size == 1
 
 
 class TestNames:
@@ -229,17 +230,17 @@ class TestNames:
 
     def test_c9_numpy_scalars_are_numbers(self):
         numpy = rl.make_recipe(
-            np.str_("grpo"), branches=np.int64(6), clip_low=np.float32(0.25), kl_coef=np.array(0.5), skip_tied=np.bool_(True),
+            np.str_("grpo"), group_size=np.int64(6), clip_low=np.float32(0.25), kl_coef=np.array(0.5), filter_zero_variance=np.bool_(True),
             ddof=np.uint8(0), loss=np.str_("cispo"),
         )  # fmt: skip
-        plain = rl.make_recipe("grpo", branches=6, clip_low=0.25, kl_coef=0.5, skip_tied=True, ddof=0, loss="cispo")
+        plain = rl.make_recipe("grpo", group_size=6, clip_low=0.25, kl_coef=0.5, filter_zero_variance=True, ddof=0, loss="cispo")
         assert numpy == plain
         assert hash(numpy) == hash(plain)
         assert [type(getattr(numpy, f)) for f in rl.FIELDS] == [type(getattr(plain, f)) for f in rl.FIELDS]
         with pytest.raises(ValueError, match="must be a whole number"):
-            rl.make_recipe("grpo", branches=np.float64(2.5))
+            rl.make_recipe("grpo", group_size=np.float64(2.5))
         with pytest.raises(ValueError, match="must be a number"):
-            rl.make_recipe("grpo", branches=np.bool_(True))
+            rl.make_recipe("grpo", group_size=np.bool_(True))
 
 
 def small_table():
@@ -307,8 +308,8 @@ def play_of_two_turns(kl):
 @pytest.mark.parametrize("rewards", ["team", "mixed", "local"])
 @pytest.mark.parametrize("name", ["grpo", "dr_mas", "rloo", "gspo", "dapo", "reinforce_pp"])
 def test_with_an_outcome_each_sample_pays_the_kl_of_its_own_response(name, rewards, row):
-    of_scale = {} if name in ("rloo", "reinforce_pp") else {"scale": "none"}
-    recipe = rl.make_recipe(name, rewards=rewards, kl_coef=0.1, kl_in="reward", branches=2, **of_scale)
+    of_scale = {} if name in ("rloo", "reinforce_pp") else {"scale_advantages": "none"}
+    recipe = rl.make_recipe(name, rewards=rewards, kl_coef=0.1, kl_where="reward", group_size=2, **of_scale)
     assert recipe.returns == "outcome"
     charged = rl.advantages_for(recipe, play_of_two_turns(np.where(np.arange(8) == row, 3.0, 0.0)))[0]
     assert float(charged[row]) < -0.05  # whoever moved, in whichever turn
@@ -316,7 +317,7 @@ def test_with_an_outcome_each_sample_pays_the_kl_of_its_own_response(name, rewar
 
 
 def test_an_outcome_without_its_kl_and_the_kl_alone_add_up():
-    recipe = rl.make_recipe("grpo", scale="none", kl_coef=0.5, kl_in="reward", branches=2, group_by=("instance",))
+    recipe = rl.make_recipe("grpo", scale_advantages="none", kl_coef=0.5, kl_where="reward", group_size=2, group_by=("instance",))
     kl = np.arange(8.0)
     earned = rl.advantages_for(recipe, play_of_two_turns(kl))[0]
     np.testing.assert_allclose(earned, -0.5 * (kl - kl.mean()), atol=1e-6)
@@ -325,7 +326,7 @@ def test_an_outcome_without_its_kl_and_the_kl_alone_add_up():
 @pytest.mark.parametrize(("returns", "extra"), [("to_go", {"scope": "joint"}), ("to_go", {"scope": "agent"}), ("trajectory", {}),
                                                 ("immediate", {}), ("to_go_mean", {})])  # fmt: skip
 def test_no_return_loses_the_kl_of_an_early_turn(returns, extra):
-    recipe = rl.make_recipe("grpo", returns=returns, scale="none", kl_coef=0.1, kl_in="reward", branches=2, **extra)
+    recipe = rl.make_recipe("grpo", returns=returns, scale_advantages="none", kl_coef=0.1, kl_where="reward", group_size=2, **extra)
     assert float(rl.advantages_for(recipe, play_of_two_turns([3.0] + [0.0] * 7))[0][0]) < -0.01
 
 
@@ -337,10 +338,10 @@ def weights_of(recipe):
 
 
 def test_a_loss_clips_by_its_own_defaults_and_what_is_set_is_kept():
-    cispo = rl.make_recipe("grpo", loss="cispo", reduce="sequence_mean_token_sum")
+    cispo = rl.make_recipe("grpo", loss="cispo", loss_aggregation="sequence_mean_token_sum")
     np.testing.assert_allclose(weights_of(cispo), [np.exp(-8.9), 5.0], rtol=1e-5)
     assert [(r.clip_low, r.clip_high) for r in (cispo, rl.make_recipe("grpo"))] == [(1.0, 4.0), (0.2, 0.2)]
-    chosen = rl.make_recipe("grpo", loss="cispo", reduce="sequence_mean_token_sum", clip_low=0.2, clip_high=0.2)
+    chosen = rl.make_recipe("grpo", loss="cispo", loss_aggregation="sequence_mean_token_sum", clip_low=0.2, clip_high=0.2)
     np.testing.assert_allclose(weights_of(chosen), [0.8, 1.2], rtol=1e-5)
     assert rl.make_recipe("gspo", loss="cispo", clip_high=2.0).clip_high == 2.0
 

@@ -43,9 +43,9 @@ def expected(recipe, c):
         inside = c["token_where"] & where[:, None]
         raw, _ = oracle.gae(at_end, c["values"], 1.0, 1.0, inside)
         return np.where(inside, (raw - raw[inside].mean()) / np.sqrt(raw[inside].var(ddof=1) + 1e-8), 0)
-    if recipe.kl_in == "reward":
+    if recipe.kl_where == "reward":
         rewards = rewards - recipe.kl_coef * c["kl"]
-    if recipe.normaliser == "ema":  # at the start: the role's own later pay, less nothing
+    if recipe.advantage_estimator == "ema":  # at the start: the role's own later pay, less nothing
         own = c["trajectory"] * 10 + c["agent"]
 
         def later(row):
@@ -63,14 +63,14 @@ def expected(recipe, c):
             return where & (c["trajectory"] == c["trajectory"][row]) & (order == last.get(c["trajectory"][row]))
 
         rewards = np.array([rewards[same(row)].mean() if where[row] else 0.0 for row in range(len(where))])
-    if recipe.normaliser == "global":
+    if recipe.advantage_estimator == "global":
         flat = np.repeat(rewards[where], c["tokens"][where])
         return np.where(where, (rewards - flat.mean()) / np.sqrt(flat.var() + 1e-8), 0)
     ids = oracle.group_ids(np.stack([c[axis] for axis in recipe.group_by], axis=1), where)
-    if recipe.normaliser == "leave_one_out":
+    if recipe.advantage_estimator == "leave_one_out":
         return oracle.leave_one_out(rewards, ids, where)
-    weights = c["tokens"] if recipe.weigh == "token" else None
-    return oracle.group_relative(rewards, ids, where, recipe.scale, recipe.ddof, recipe.epsilon, weights, recipe.singleton)
+    weights = c["tokens"] if recipe.statistics_weight == "token" else None
+    return oracle.group_relative(rewards, ids, where, recipe.scale_advantages, recipe.ddof, recipe.epsilon, weights, recipe.singleton)
 
 
 @pytest.mark.parametrize(("name", "preset"), PUBLISHED)
@@ -126,7 +126,7 @@ def test_order_within_a_turn():
 
 @pytest.mark.parametrize(("recipe", "field"), [
     (rl.make_recipe("mappa"), "kl"), (rl.make_recipe("mappa", kl_coef=0.0), "tokens"), (rl.make_recipe("ppo"), "values"),
-    (rl.make_recipe("ppo", kl_coef=0.1, kl_in="reward"), "token_kl"),
+    (rl.make_recipe("ppo", kl_coef=0.1, kl_where="reward"), "token_kl"),
 ])  # fmt: skip
 def test_a_missing_column_is_named(recipe, field):
     with pytest.raises(ValueError, match=rf"needs Samples.{field}:"):
@@ -149,18 +149,18 @@ LOSSES = [
     rl.make_recipe("at_grpo", "released"),
     rl.make_recipe("magrpo"),
     rl.make_recipe("magrpo", "released"),
-    rl.make_recipe("grpo", reduce="constant", max_length=8, entropy_coef=0.1, kl_coef=0.2, kl_kind="k2"),
-    rl.make_recipe("grpo", loss="cispo", reduce="sequence_mean_token_sum", clip_high=0.5),
+    rl.make_recipe("grpo", loss_aggregation="constant", max_length=8, entropy_coef=0.1, kl_coef=0.2, kl_kind="k2"),
+    rl.make_recipe("grpo", loss="cispo", loss_aggregation="sequence_mean_token_sum", clip_high=0.5),
 ]
 
 
-@pytest.mark.parametrize("recipe", LOSSES, ids=lambda r: f"{r.name}-{r.preset}-{r.loss}-{r.reduce}")
+@pytest.mark.parametrize("recipe", LOSSES, ids=lambda r: f"{r.name}-{r.preset}-{r.loss}-{r.loss_aggregation}")
 def test_loss_of_a_recipe(recipe):
     new, old, reference, advantages, where = log_probs()
     bonus = np.random.default_rng(9).random(new.shape)
     spread = np.broadcast_to(advantages[:, None], new.shape)
     if recipe.loss == "clip":
-        x = oracle.clipped(new, old, spread, recipe.clip_low, recipe.clip_high, recipe.level, recipe.dual_clip, where)
+        x = oracle.clipped(new, old, spread, recipe.clip_low, recipe.clip_high, recipe.importance_level, recipe.dual_clip, where)
     elif recipe.loss == "cispo":
         x = -np.clip(np.exp(new - old), 1 - recipe.clip_low, 1 + recipe.clip_high) * spread * new
     else:
@@ -170,11 +170,11 @@ def test_loss_of_a_recipe(recipe):
     with jax.enable_x64(True):
         inputs = dict(where=where, entropy=bonus, reference_log_probs=reference)
         total, count, metrics = rl.loss_for(recipe, new, old, advantages, **inputs)
-        oracle.close(total / count, oracle.reduced(x, where, recipe.reduce, recipe.max_length), 1e-10)
+        oracle.close(total / count, oracle.reduced(x, where, recipe.loss_aggregation, recipe.max_length), 1e-10)
         mean = {name: float(s / c) for name, (s, c) in metrics.items()}
-        oracle.close(mean["old_kl"], np.mean((old - new)[where]), 1e-10)
+        oracle.close(mean["approx_kl"], np.mean((old - new)[where]), 1e-10)
         oracle.close(mean["entropy"], bonus[where].mean(), 1e-10)
-        if recipe.level == "token" and recipe.loss == "clip":
+        if recipe.importance_level == "token" and recipe.loss == "clip":
             rho = np.exp(new - old)
             oracle.close(mean["ratio"], rho[where].mean(), 1e-10)
             oracle.close(mean["clip_high"], ((rho > 1 + recipe.clip_high) & (spread > 0))[where].mean(), 1e-10)
@@ -183,8 +183,8 @@ def test_loss_of_a_recipe(recipe):
 
 def test_the_sampler_s_gap_is_measured_and_corrected():
     new, old, sampler, advantages, where = log_probs(3)
-    plain = rl.make_recipe("grpo", reduce="token_mean")
-    repaired = rl.make_recipe("grpo", reduce="token_mean", correction="truncate", correction_cap=1.25)
+    plain = rl.make_recipe("grpo", loss_aggregation="token_mean")
+    repaired = rl.make_recipe("grpo", loss_aggregation="token_mean", rollout_correction="truncate", rollout_correction_threshold=1.25)
     with jax.enable_x64(True):
         total, count, metrics = rl.loss_for(plain, new, old, advantages, where=where, sampler_log_probs=sampler)
         oracle.close(metrics["sampler_gap"][0], np.abs(old - sampler)[where].sum(), 1e-10)
@@ -200,7 +200,7 @@ def test_the_sampler_s_gap_is_measured_and_corrected():
 
 @pytest.mark.parametrize(("overrides", "missing"), [
     (dict(kl_coef=0.1), "reference_log_probs"), (dict(entropy_coef=0.1), "entropy"),
-    (dict(correction="mask"), "sampler_log_probs"),
+    (dict(rollout_correction="mask"), "sampler_log_probs"),
 ])  # fmt: skip
 def test_a_missing_input_is_named(overrides, missing):
     new, old, _, advantages, where = log_probs()
@@ -247,7 +247,7 @@ class TestFunctionsOfOnesOwn:
 
     def test_the_loss_is_that_of_the_function_reduced_and_with_the_recipes_other_terms(self):
         new, mask = np.asarray([[-1.0, -2.0], [-3.0, -4.0]]), np.asarray([[1, 1], [1, 0]], bool)
-        recipe = rl.make_recipe("grpo", policy_loss=own_loss, reduce="token_mean", entropy_coef=0.5)
+        recipe = rl.make_recipe("grpo", policy_loss=own_loss, loss_aggregation="token_mean", entropy_coef=0.5)
         total, count, metrics = rl.loss_for(recipe, new, new, np.asarray([1.0, 2.0]), where=mask, entropy=np.ones((2, 2)))
         assert count == 3
         assert total == pytest.approx(3 * (1 + 2) + 3 * 2 * 3 - 0.5 * 3)
@@ -274,13 +274,14 @@ class TestFunctionsOfOnesOwn:
         [
             (dict(policy_loss="clip"), "policy_loss='clip' must be a function"),
             (dict(policy_loss=own_loss, clip_low=0.1), "clip_low=0.1 would have no effect: policy_loss is a function of your own"),
-            (dict(advantages=own_advantages, scale="none"), "scale='none' would have no effect: advantages is a function of your own"),
+            (dict(advantages=own_advantages, scale_advantages="none"),
+             "scale_advantages='none' would have no effect: advantages is a function of your own"),
         ],
     )
     def test_what_would_have_no_effect_is_refused(self, fields, why):
         with pytest.raises(ValueError, match=why):
             rl.make_recipe("grpo", **fields)
-        with pytest.raises(ValueError, match="one number per sample, and normaliser='critic' has one per token"):
+        with pytest.raises(ValueError, match="one number per sample, and advantage_estimator='critic' has one per token"):
             rl.make_recipe("ppo", advantages=own_advantages)
 
     def test_a_result_of_another_shape_is_refused(self):
@@ -305,12 +306,12 @@ class TestMaking:
             "spiral": ("chain", "to_go", (), "ema", 0.0, "token", None),
             "gspo": ("parallel", "outcome", ("instance", "agent"), "group", 0.0, "sequence", None),
         }
-        fields = ("sampling", "returns", "group_by", "normaliser", "kl_coef", "level", "dual_clip")
+        fields = ("sampling", "returns", "group_by", "advantage_estimator", "kl_coef", "importance_level", "dual_clip")
         assert set(want) == set(rl.RECIPES)
         for name, values in want.items():
             recipe = rl.make_recipe(name)
             assert tuple(getattr(recipe, field) for field in fields) == values, name
-        assert (rl.make_recipe("mappa").kl_kind, rl.make_recipe("mappa").kl_in) == ("k1", "reward")
+        assert (rl.make_recipe("mappa").kl_kind, rl.make_recipe("mappa").kl_where) == ("k1", "reward")
 
     @pytest.mark.parametrize(("name", "preset"), PUBLISHED)
     def test_published_recipes_are_hashable_data(self, name, preset):
@@ -320,26 +321,29 @@ class TestMaking:
 
     def test_every_field_can_be_set_alone_in_some_recipe(self):
         values = dict(
-            sampling="chain", branches=6, pick="first", temperature=0.7, top_k=20, top_p=0.9, rewards="mixed", alpha=0.5,
-            returns="trajectory", scope="agent", gamma=0.9, gae_lambda=0.95, normaliser="leave_one_out", group_by="instance,turn",
-            scale="range", ddof=0, epsilon=1e-4, singleton="raw", weigh="trajectory", skip_tied=True, loss="cispo",
-            level="sequence", clip_low=0.1, clip_high=0.28, dual_clip=4.0, reduce="token_mean", kl_coef=0.5,
-            kl_kind="k2", kl_in="reward",
-            entropy_coef=0.01, value_coef=1.0, value_clip=None, correction="mask", gate_positive=2.0, gate_negative=3.0,
+            sampling="chain", group_size=6, pick="first", temperature=0.7, top_k=20, top_p=0.9, rewards="mixed", alpha=0.5,
+            returns="trajectory", scope="agent", gamma=0.9, gae_lambda=0.95, advantage_estimator="leave_one_out", group_by="instance,turn",
+            scale_advantages="range", ddof=0, epsilon=1e-4, singleton="raw", statistics_weight="trajectory", filter_zero_variance=True,
+            loss="cispo",
+            importance_level="sequence", clip_low=0.1, clip_high=0.28, dual_clip=4.0, loss_aggregation="token_mean", kl_coef=0.5,
+            kl_kind="k2", kl_where="reward",
+            entropy_coef=0.01, value_coef=1.0, value_clip=None, rollout_correction="mask", gate_positive=2.0, gate_negative=3.0,
             entropy_quantile=0.2, off_policy_kl=0.1, joint="cross", center="score", baseline="place", ema_decay=0.9,
             advantages=own_advantages, policy_loss=own_loss, overlong_buffer=0.2, mask_truncated=True, policy_coef=0.5,
             distill_coef=0.1,
         )  # fmt: skip
-        together = dict(center=dict(returns="to_go"), baseline=dict(normaliser="global"))
+        together = dict(center=dict(returns="to_go"), baseline=dict(advantage_estimator="global"))
         together |= dict(overlong_penalty=dict(overlong_buffer=0.2))
         together |= dict(joint_subset=dict(joint="cross"), gate_positive=dict(loss="sapo"), gate_negative=dict(loss="sapo"),
-                        tied_in_denominator=dict(skip_tied=True), max_length=dict(reduce="constant"),
-                        correction_level=dict(correction="mask"), correction_cap=dict(correction="mask"),
+                        zero_variance_in_denominator=dict(filter_zero_variance=True), max_length=dict(loss_aggregation="constant"),
+                        rollout_correction_level=dict(rollout_correction="mask"),
+                        rollout_correction_threshold=dict(rollout_correction="mask"),
                         exchange=dict(returns="counterfactual"), replays=dict(returns="counterfactual"),
                         kl_target=dict(kl_coef=0.1), kl_horizon=dict(kl_coef=0.1, kl_target=0.02),
                         distill_divergence=dict(distill_coef=1.0), distill_top_k=dict(distill_coef=1.0),
                         distill_beta=dict(distill_coef=1.0, distill_divergence="jsd"))  # fmt: skip
-        extra = dict(tied_in_denominator=False, max_length=64, correction_level="product", correction_cap=3.0, kl_target=0.02,
+        extra = dict(zero_variance_in_denominator=False, max_length=64, rollout_correction_level="product",
+                     rollout_correction_threshold=3.0, kl_target=0.02,
                      kl_horizon=100.0, joint_subset=16, overlong_penalty=0.5, exchange="silence", replays=3,
                      distill_divergence="jsd", distill_top_k=8, distill_beta=0.3)  # fmt: skip
         assert set(values) | set(extra) == set(rl.FIELDS)
@@ -370,29 +374,31 @@ class TestMaking:
     @pytest.mark.parametrize(("name", "overrides"), [
         ("grpo", dict(pick="first")), ("grpo", dict(alpha=1.0)), ("grpo", dict(scope="agent")), ("grpo", dict(gamma=0.9)),
         ("mappa", dict(scope="token", gamma=0.9)), ("grpo", dict(gae_lambda=0.9)), ("grpo", dict(value_coef=1.0)),
-        ("mappa", dict(group_by=("agent",))), ("mappa", dict(singleton="raw")), ("mappa", dict(scale="range")),
-        ("grpo", dict(normaliser="leave_one_out", ddof=0)), ("grpo", dict(scale="none", ddof=0)),
-        ("grpo", dict(normaliser="leave_one_out", epsilon=0.0)), ("grpo", dict(scale="none", epsilon=0.0)),
-        ("ppo", dict(weigh="token")), ("mappa", dict(skip_tied=True)), ("grpo", dict(tied_in_denominator=False)),
+        ("mappa", dict(group_by=("agent",))), ("mappa", dict(singleton="raw")), ("mappa", dict(scale_advantages="range")),
+        ("grpo", dict(advantage_estimator="leave_one_out", ddof=0)), ("grpo", dict(scale_advantages="none", ddof=0)),
+        ("grpo", dict(advantage_estimator="leave_one_out", epsilon=0.0)), ("grpo", dict(scale_advantages="none", epsilon=0.0)),
+        ("ppo", dict(statistics_weight="token")), ("mappa", dict(filter_zero_variance=True)),
+        ("grpo", dict(zero_variance_in_denominator=False)),
         ("grpo", dict(loss="reinforce", clip_low=0.1)), ("grpo", dict(loss="cispo", dual_clip=3.0)),
         ("grpo", dict(gate_negative=2.0)), ("grpo", dict(loss="vespo", gate_positive=2.0)), ("grpo", dict(loss="sapo", clip_low=0.1)),
-        ("grpo", dict(loss="vespo", level="sequence")), ("grpo", dict(loss="sapo", dual_clip=3.0)),
-        ("grpo", dict(correction_cap=3.0)), ("grpo", dict(kl_kind="k1")), ("grpo", dict(kl_target=0.1)),
-        ("grpo", dict(kl_coef=0.1, kl_horizon=10.0)), ("magrpo", dict(kl_coef=0.0, kl_in="reward")),
+        ("grpo", dict(loss="vespo", importance_level="sequence")), ("grpo", dict(loss="sapo", dual_clip=3.0)),
+        ("grpo", dict(rollout_correction_threshold=3.0)), ("grpo", dict(kl_kind="k1")), ("grpo", dict(kl_target=0.1)),
+        ("grpo", dict(kl_coef=0.1, kl_horizon=10.0)), ("magrpo", dict(kl_coef=0.0, kl_where="reward")),
     ])  # fmt: skip
     def test_what_would_have_no_effect_is_refused(self, name, overrides):
         with pytest.raises(ValueError, match="would have no effect: .+Leave it out"):
             rl.make_recipe(name, **overrides)
 
     @pytest.mark.parametrize(("name", "overrides", "message"), [
-        ("at_grpo", dict(returns="to_go"), "only one candidate per prompt"), ("at_grpo", dict(branches=1), "groups of one"),
-        ("grpo", dict(returns="gae"), "belong together"), ("grpo", dict(normaliser="critic"), "belong together"),
-        ("grpo", dict(group_by=()), "group_by is empty"), ("grpo", dict(reduce="constant"), "belong together"),
-        ("grpo", dict(max_length=5), "belong together"), ("grpo", dict(normaliser="leave_one_out", weigh="token"), "one vote"),
-        ("grpo", dict(branches=0), "must be a number in"), ("grpo", dict(branches=2.5), "whole number"),
+        ("at_grpo", dict(returns="to_go"), "only one candidate per prompt"), ("at_grpo", dict(group_size=1), "groups of one"),
+        ("grpo", dict(returns="gae"), "belong together"), ("grpo", dict(advantage_estimator="critic"), "belong together"),
+        ("grpo", dict(group_by=()), "group_by is empty"), ("grpo", dict(loss_aggregation="constant"), "belong together"),
+        ("grpo", dict(max_length=5), "belong together"),
+        ("grpo", dict(advantage_estimator="leave_one_out", statistics_weight="token"), "leave_one_out has statistics_weight='sample'"),
+        ("grpo", dict(group_size=0), "must be a number in"), ("grpo", dict(group_size=2.5), "whole number"),
         ("grpo", dict(clip_low=1.5), r"in \[0, 1\]"), ("grpo", dict(dual_clip=1.0), "must be a number"),
-        ("grpo", dict(skip_tied="yes"), "True or False"), ("grpo", dict(temperature=float("nan")), "must be a number"),
-        ("grpo", dict(branches=True), "must be a number"), ("grpo", dict(kl_coef="0.1"), "must be a number"),
+        ("grpo", dict(filter_zero_variance="yes"), "True or False"), ("grpo", dict(temperature=float("nan")), "must be a number"),
+        ("grpo", dict(group_size=True), "must be a number"), ("grpo", dict(kl_coef="0.1"), "must be a number"),
     ])  # fmt: skip
     def test_contradictions_and_bad_numbers(self, name, overrides, message):
         with pytest.raises(ValueError, match=message):
@@ -434,7 +440,7 @@ def test_an_outcome_is_read_where_the_team_was_paid():
     columns = dict(instance=[0] * 4, env=[0] * 4, agent=[0, 1, 0, 1], turn=[0] * 4, order=[0, 1, 0, 1], trajectory=[0, 0, 1, 1],
                    team=[1.0, 0.0, 0.0, 0.0], local=[0.0] * 4, team_where=[True, False, True, False])  # fmt: skip
     samples = rl.Samples(**{name: np.asarray(x) for name, x in columns.items()})
-    recipe = rl.make_recipe("reinforce_pp", weigh="sample")
+    recipe = rl.make_recipe("reinforce_pp", statistics_weight="sample")
     advantages = rl.advantages_for(recipe, samples)[0]
     np.testing.assert_allclose(advantages, [1, 1, -1, -1], atol=1e-4)
     everywhere = rl.advantages_for(recipe, dataclasses.replace(samples, team_where=None))[0]
@@ -453,7 +459,7 @@ class TestOwnLossOfAModel:
     @pytest.mark.parametrize(
         ("fields", "why"),
         [
-            (dict(branches=2), "recipe field of a model='branches' is unknown"),
+            (dict(group_size=2), "recipe field of a model='group_size' is unknown"),
             (dict(returns="outcome"), "recipe field of a model='returns' is unknown"),
             (dict(kl_kind="k1"), "kl_kind='k1' would have no effect: kl_coef=0"),
             (dict(clip_low=3.0), r"clip_low=3.0 must be a number in \[0, 1\]"),
@@ -464,6 +470,6 @@ class TestOwnLossOfAModel:
             rl.with_loss(rl.make_recipe("grpo"), **fields)
 
     def test_a_kl_in_the_reward_is_all_models_or_none(self):
-        with pytest.raises(ValueError, match="kl_coef=0 for one model: with kl_in='reward' all models have a KL, or none"):
+        with pytest.raises(ValueError, match="kl_coef=0 for one model: with kl_where='reward' all models have a KL, or none"):
             rl.with_loss(rl.make_recipe("mappa"), kl_coef=0.0)
         assert rl.with_loss(rl.make_recipe("mappa"), kl_coef=0.5).kl_coef == 0.5

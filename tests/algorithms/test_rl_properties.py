@@ -17,9 +17,9 @@ import marl_llm.algorithms as rl
 
 # One shape for all examples, so that each function compiles once.
 SIZE, WIDTH = 12, 4
-RECIPES = [rl.make_recipe("grpo"), rl.make_recipe("at_grpo", weigh="trajectory"), rl.make_recipe("magrpo", gamma=0.5),
-           rl.make_recipe("mappa"), rl.make_recipe("grpo", normaliser="leave_one_out", returns="trajectory")]  # fmt: skip
-by_name = pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.name}-{r.normaliser}")
+RECIPES = [rl.make_recipe("grpo"), rl.make_recipe("at_grpo", statistics_weight="trajectory"), rl.make_recipe("magrpo", gamma=0.5),
+           rl.make_recipe("mappa"), rl.make_recipe("grpo", advantage_estimator="leave_one_out", returns="trajectory")]  # fmt: skip
+by_name = pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.name}-{r.advantage_estimator}")
 few = settings(max_examples=12, deadline=None)
 
 # Quarters are exact in floating point, so that ties and shifts are exact too.
@@ -113,9 +113,10 @@ def test_advantages_of_a_group_add_up_to_nothing(columns):
 matrices = hnp.arrays(np.float64, (SIZE, WIDTH), elements=st.floats(-12, 12))
 masks = hnp.arrays(bool, (SIZE, WIDTH))
 LOSSES = [rl.make_recipe("at_grpo", kl_coef=0.1, entropy_coef=0.1), rl.make_recipe("magrpo"),
-          rl.make_recipe("at_grpo", "released", level="sequence"), rl.make_recipe("grpo", reduce="constant", max_length=9),
+          rl.make_recipe("at_grpo", "released", importance_level="sequence"),
+          rl.make_recipe("grpo", loss_aggregation="constant", max_length=9),
           rl.make_recipe("magrpo", "released")]  # fmt: skip
-by_loss = pytest.mark.parametrize("recipe", LOSSES, ids=lambda r: f"{r.name}-{r.level}-{r.reduce}")
+by_loss = pytest.mark.parametrize("recipe", LOSSES, ids=lambda r: f"{r.name}-{r.importance_level}-{r.loss_aggregation}")
 
 
 @functools.cache
@@ -232,9 +233,9 @@ class TestDevices:
         columns |= dict(tokens=rng.integers(1, 9, 16).astype(np.int32), where=rng.random(16) < 0.8)
         return columns | {name: rng.normal(size=16) for name in ("team", "local", "kl")}
 
-    @pytest.mark.parametrize("weigh", ["token", "sample", "trajectory"])
-    def test_global_statistics_are_those_of_all_devices(self, weigh):
-        recipe = rl.make_recipe("mappa", weigh=weigh)
+    @pytest.mark.parametrize("statistics_weight", ["token", "sample", "trajectory"])
+    def test_global_statistics_are_those_of_all_devices(self, statistics_weight):
+        recipe = rl.make_recipe("mappa", statistics_weight=statistics_weight)
         with jax.enable_x64(True):
             samples = rl.Samples(**{name: jnp.asarray(value) for name, value in self.table().items()})
 

@@ -101,7 +101,7 @@ def test_maxrl_divides_by_the_mean_and_a_group_without_success_gets_nothing():
     found = rl.group_relative(returns, ids, scale="mean", epsilon=0.0)
     same(found, [3, -1, -1, -1, 0, 0, 0, 0])
     samples = rl.Samples(instance=ids, env=ids, agent=0 * ids, turn=0 * ids, trajectory=np.arange(8), team=returns, local=0 * returns)
-    advantages, _, tied = rl.advantages_for(rl.make_recipe("grpo", scale="mean", epsilon=0.0), samples)
+    advantages, _, tied = rl.advantages_for(rl.make_recipe("grpo", scale_advantages="mean", epsilon=0.0), samples)
     same(advantages, found)
     np.testing.assert_array_equal(tied, [False] * 4 + [True] * 4)
 
@@ -114,7 +114,9 @@ def test_turn_gae_is_a_discounted_sum_of_the_agents_own_turns_less_its_mean():
     want = sums - np.array([sums[agent == a].mean() for a in agent])
     same(rl.turn_gae(rewards, turn, trajectory, agent, gamma=0.9, gae_lambda=0.9), want)
     plain = rl.turn_gae(rewards, turn, trajectory, agent)
-    fields = dict(rewards="local", returns="to_go", scope="agent", normaliser="group", group_by=("agent",), scale="none")
+    fields = dict(
+        rewards="local", returns="to_go", scope="agent", advantage_estimator="group", group_by=("agent",), scale_advantages="none"
+    )
     columns = dict(instance=trajectory, env=trajectory, agent=agent, turn=turn, trajectory=trajectory, team=0 * rewards, local=rewards)
     same(rl.advantages_for(rl.make_recipe("grpo", **fields), rl.Samples(**columns))[0], plain)
 
@@ -141,7 +143,7 @@ def test_one_vote_per_trajectory_is_a_recipe_field():
     returns, trajectory = np.array([1.0, 1, 1, 0, 0.5]), np.array([0, 0, 0, 1, 2])
     samples = rl.Samples(instance=0 * trajectory, env=trajectory, agent=0 * trajectory, turn=np.arange(5), trajectory=trajectory,
                          team=0 * returns, local=returns)  # fmt: skip
-    recipe = rl.make_recipe("grpo", rewards="local", returns="immediate", weigh="trajectory", scale="none")
+    recipe = rl.make_recipe("grpo", rewards="local", returns="immediate", statistics_weight="trajectory", scale_advantages="none")
     same(rl.advantages_for(recipe, samples)[0], returns - 0.5)
 
 
@@ -159,8 +161,8 @@ def test_a_recipe_carries_the_loss_out_with_its_own_bounds(loss):
     recipe = rl.make_recipe("grpo", loss=loss)
     total, count, _ = rl.loss_for(recipe, NEW, OLD, ADVANTAGES, where=WHERE)
     plain = rl.gmpo(NEW, OLD, ADVANTAGES, where=WHERE) if loss == "gmpo" else rl.dppo(NEW, OLD, ADVANTAGES, where=WHERE, kind=loss[-2:])
-    same([total, count], rl.reduce_parts(plain, where=WHERE, how=recipe.reduce))
+    same([total, count], rl.reduce_parts(plain, where=WHERE, how=recipe.loss_aggregation))
     wider = rl.make_recipe("grpo", loss=loss, clip_low=0.9, clip_high=0.9)
     assert float(rl.loss_for(wider, NEW, OLD, ADVANTAGES, where=WHERE)[0]) != float(total)
     with pytest.raises(ValueError, match="would have no effect"):
-        rl.make_recipe("grpo", loss=loss, level="sequence")
+        rl.make_recipe("grpo", loss=loss, importance_level="sequence")

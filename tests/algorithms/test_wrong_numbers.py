@@ -168,7 +168,7 @@ def test_b7_gradients_are_finite_behind_any_mask(level, junk):
         "sapo": lambda x, a: rl.sapo(x, old, a, level=level, where=where),
     }
     for loss in ("clip", "sapo"):
-        recipe = rl.make_recipe("grpo", loss=loss, level=level)
+        recipe = rl.make_recipe("grpo", loss=loss, importance_level=level)
         losses[f"recipe {loss}"] = lambda x, a, recipe=recipe: rl.loss_for(recipe, x, old, a, where=where)[0]
     if level == "token":
         losses |= {"cispo": lambda x, a: rl.cispo(x, old, a, where=where), "vespo": lambda x, a: rl.vespo(x, old, a, where=where),

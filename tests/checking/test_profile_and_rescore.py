@@ -28,7 +28,7 @@ def batch(team):
 
 
 def test_a_task_teaches_if_one_of_its_groups_has_unequal_returns():
-    rows = profiling._rows(make_recipe("grpo", branches=2), batch([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]))
+    rows = profiling._rows(make_recipe("grpo", group_size=2), batch([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]))
     assert [(row["task"], row["mean"], row["spread"], row["teaches"]) for row in rows] == [
         (0, 0.5, 0.5, True), (1, 1.0, 0.0, False), (2, 0.0, 0.0, False),
     ]  # fmt: skip
@@ -39,7 +39,7 @@ def test_a_task_teaches_if_one_of_its_groups_has_unequal_returns():
 
 def test_a_profile_takes_a_checkpoint_and_leaves_a_configs_own(monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(profiling, "profile", lambda config, tasks: seen.append((config.model.path, config.recipe.branches, tasks)) or [])
+    monkeypatch.setattr(profiling, "profile", lambda config, tasks: seen.append((config.model.path, config.recipe.group_size, tasks)) or [])
     monkeypatch.setattr(profiling, "table", lambda rows: "none")
     writing = "experiments/configs/smol_writing.py"
     assert profiling.main([writing, "--path=models/smollm2", "--tasks=3", "--plays=2"]) == 0
@@ -51,7 +51,7 @@ def test_a_profile_takes_a_checkpoint_and_leaves_a_configs_own(monkeypatch, caps
 def test_a_profile_tells_the_reward_of_the_recipe(rewards, means):
     played = batch([[1.0, 0.0], [1.0, 1.0]])
     played.table.local[:] = -3.0
-    assert [row["mean"] for row in profiling._rows(make_recipe("grpo", branches=2, rewards=rewards), played)] == means
+    assert [row["mean"] for row in profiling._rows(make_recipe("grpo", group_size=2, rewards=rewards), played)] == means
 
 
 def test_a_list_of_tasks_is_played_again_and_again_and_only_in_training(tmp_path):

@@ -17,7 +17,7 @@ from marl_llm.workflows import Assignment
 
 GAME = JointLetter(letters=4)
 SHAPE = ModelConfig(GAME.tokenizer.vocab_size, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
-OPTIONS = LearnerOptions(make_recipe("grpo", branches=2), make_optimizer(), row_tokens=64, minibatch=8)
+OPTIONS = LearnerOptions(make_recipe("grpo", group_size=2), make_optimizer(), row_tokens=64, minibatch=8)
 
 
 def habits(letter, role, echo=True):

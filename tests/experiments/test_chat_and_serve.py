@@ -8,7 +8,7 @@ import pytest
 from marl_llm.cli import chat, serve
 
 
-@pytest.mark.parametrize(("given", "talked", "served"), [([], 1, 16), (["--slots=3"], 3, 3)])
+@pytest.mark.parametrize(("given", "talked", "served"), [([], 1, 16), (["--max_num_seqs=3"], 3, 3)])
 def test_a_talk_has_one_slot_and_a_server_sixteen_unless_the_flag_says_otherwise(monkeypatch, given, talked, served):
     asked = []
 
@@ -26,6 +26,6 @@ def test_a_talk_has_one_slot_and_a_server_sixteen_unless_the_flag_says_otherwise
         chat.main([])
         serve.main([])
     finally:
-        for name in ("path", "port", "slots"):
+        for name in ("path", "port", "max_num_seqs"):
             serve.FLAGS[name].unparse()
     assert asked == [("a", None, 1024, talked), ("a", None, 1024, served), ["model"]]

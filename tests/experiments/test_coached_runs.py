@@ -68,7 +68,7 @@ def config(**coach):
     found = base_config("t", f"{OWN}:echo", "mappa")
     found.model.update(preset="nano", layers=1)
     found.update(steps=1, devices=1)
-    found.rollout.tasks, found.recipe.branches, found.optimizer.minibatch = 4, 2, 8
+    found.rollout.tasks, found.recipe.group_size, found.optimizer.minibatch = 4, 2, 8
     found.evaluation.update(every=1000, tasks=2, final_tasks=2, transcripts=0)
     found.checkpoint.every = 1
     found.warm_start.steps = 0
@@ -78,7 +78,7 @@ def config(**coach):
 
 def test_a_run_is_scored_alike_by_a_model_in_this_process_and_by_our_server_and_continues(judge, tmp_path, monkeypatch):
     monkeypatch.setattr(reporting, "write_report", lambda path: path)  # other runs draw it
-    with LocalModel(str(judge), slots=4, **SIZES) as model, ChatServer({"judge": model.answers}) as server:
+    with LocalModel(str(judge), max_num_seqs=4, **SIZES) as model, ChatServer({"judge": model.answers}) as server:
         here = f"model path='{judge}' max_tokens=1 max_prompt=2048 concurrency=4"
         there = f"served url={server.url} served_as=judge max_tokens=1 concurrency=4"
         own = config(kind="ensemble", members=f"{here}; {there}", agreement="mean", when="end", history=3)
@@ -106,7 +106,7 @@ def test_models_and_ensembles_are_made_of_one_path_and_refused_where_they_cannot
         (dict(kind="model"), "needs path"),
         (dict(kind="model", path=str(tmp_path)), "is no checkpoint: there is no config.json"),
         (dict(kind="model", path=str(judge), url="x"), "coach.url would have no effect: a coach of kind 'model'"),
-        (dict(kind="model", path=str(judge), thinking="maybe"), "thinking='maybe' is neither"),
+        (dict(kind="model", path=str(judge), thinking="maybe"), "thinking='maybe' is not one of"),
         (dict(kind="ensemble"), "needs members"),
         (dict(kind="ensemble", members="rubric; "), "has an empty member"),
         (dict(kind="ensemble", members="rubric; ensemble members=x"), "a member's kind"),
@@ -125,10 +125,10 @@ def test_models_and_ensembles_are_made_of_one_path_and_refused_where_they_cannot
     made = config(kind="ensemble", members=members, quorum=2, agreement="trimmed")
     with pytest.raises(ConfigError, match="quorum=2 of 3 members by trimmed"):
         resolve(made)
-    made.coach.update(quorum=3, missing="void")
+    made.coach.update(quorum=3, when="end")
     with resolve(made) as plan:
         coaching = make_coaching(made, plan)
-        assert coaching.options == {"missing": "void", "deadline_s": 1200.0}
+        assert coaching.options == {"when": "end", "deadline_s": 1200.0}
         assert len(coaching.clients) == 1
         assert set(coaching.metrics()) >= {"coach/actions", "coach/calls"}
         coaching.close()
@@ -150,7 +150,7 @@ def test_a_coach_that_is_the_teams_own_model_is_warned_of_before_the_run(judge, 
 
 
 def test_a_model_refuses_as_the_server_does_and_its_files_name_its_cache(judge, tmp_path):
-    with LocalModel(str(judge), slots=4, **SIZES) as model:
+    with LocalModel(str(judge), max_num_seqs=4, **SIZES) as model:
         with ChatClient(model.backend(content=True), cache=tmp_path / "kept.sqlite") as client:
             failure = client.complete([{"role": "user", "content": "x" * 9000}], max_tokens=1).failure
             assert failure.kind.value == "refused"
@@ -165,7 +165,7 @@ def test_a_checkpoint_is_served_by_name(judge):
     from marl_llm.cli.serve import answers_of_checkpoint
     from marl_llm.tools.chat import Options
 
-    with answers_of_checkpoint(str(judge), "coach", 2048, 1, slots=2) as models:
+    with answers_of_checkpoint(str(judge), "coach", 2048, 1, max_num_seqs=2) as models:
         replies = [models["coach"]([{"role": "user", "content": f"case {n}"}], Options(temperature=0.0)) for n in (12, 345)]
     assert all(reply.text.startswith("SCORE: ") for reply in replies)
     assert all(reply.completion_tokens == 1 for reply in replies)

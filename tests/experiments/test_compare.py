@@ -37,7 +37,7 @@ def test_a_fault_in_the_second_variant_is_told_before_the_first_runs(tmp_path, c
 
 def test_variants_that_can_run_pass_and_leave_the_config_as_it_is(tmp_path, config):
     before = config.to_json()
-    changes = {"recipe.alpha": "0.5", "hosted": "true", "rollout.slots": "8", "steps": "3", "rollout.max_prompt": "None"}
+    changes = {"recipe.alpha": "0.5", "hosted": "true", "rollout.max_num_seqs": "8", "steps": "3", "rollout.max_prompt": "None"}
     check_variants(config, {"a": changes, "b": {"assignment": "shared"}, "imitation": {}}, tmp_path)
     assert config.to_json() == before
 

@@ -76,7 +76,7 @@ def test_micro_batches_follow_the_platform_until_they_are_set():
         ("--config.evaluation.evry=1", "did you mean 'every'?"),
         ("--config.checkpoint.kep=1", "did you mean 'keep'?"),
         ("--config.control.permute_reward=true", "did you mean 'permute_rewards'?"),
-        ("--noconfig.recipe.skip_tyed", "did you mean 'skip_tied'?"),
+        ("--noconfig.recipe.filter_zero_varianze", "did you mean 'filter_zero_variance'?"),
         ("--wrokdir=runs/1", "Did you mean: workdir ?"),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_mistyped_flag_is_refused_with_what_was_meant(capsys, flag, meant):
 def test_a_key_without_neighbours_is_refused_too(capsys):
     """c7: with the list of those that there are."""
     said = refused(capsys, f"--config={QUICKSTART}", "--config.recipe.zzzz=1")
-    assert "--config.recipe.zzzz: unknown key 'zzzz'; there are advantages, alpha, baseline, branches, " in said
+    assert "--config.recipe.zzzz: unknown key 'zzzz'; there are advantage_estimator, advantages, alpha, baseline, " in said
     assert "--config.steps.zzzz: config has no such key" in refused(capsys, f"--config={QUICKSTART}", "--config.steps.zzzz=1")
     assert "'zzzz'; --help lists those that there are" in refused(capsys, f"--config={QUICKSTART}", "--zzzz=1")
 
@@ -102,7 +102,7 @@ def test_a_value_of_another_type_is_refused(capsys):
         ("optimizer.learning_rate=fast", "a number"),
         ("recipe.alpha=x", "a number"),
         ("game.height=big", "a whole number"),
-        ("recipe.skip_tied=perhaps", "true or false"),
+        ("recipe.filter_zero_variance=perhaps", "true or false"),
     ):
         assert refused(capsys, f"--config={QUICKSTART}", f"--config.{flag}") == f"error: --config.{flag} must be {kind}"
 
@@ -209,8 +209,8 @@ def test_a_config_of_other_keys_is_refused():
         ("model.key_value_heads", 3, r"query_heads=4 is not a multiple of key_value_heads=3"),
         ("recipe.name", "at_grop", r"recipe='at_grop' is unknown\. Did you mean 'at_grpo'\?"),
         ("recipe.preset", "papr", "preset of at_grpo"),
-        ("recipe.scale", "stdd", r"scale='stdd' is unknown\. Did you mean 'std'\?"),
-        ("recipe.branches", 0, r"branches=0 must be a number in \[1, inf\]"),
+        ("recipe.scale_advantages", "stdd", r"scale_advantages='stdd' is unknown\. Did you mean 'std'\?"),
+        ("recipe.group_size", 0, r"group_size=0 must be a number in \[1, inf\]"),
         ("recipe.group_by", "env,agnet", "Did you mean 'agent'"),
         ("rollout.tasks", 0, r"config\.rollout\.tasks=0 must be at least 1"),
         ("optimizer.minibatch", 0, r"config\.optimizer\.minibatch=0 must be at least 1"),
@@ -259,29 +259,37 @@ def test_a_bad_value_is_refused_with_its_name(path, value, why):
     [
         ("plan_path", "at_grpo", {"recipe.gamma": 0.9}, "gamma=0.9 would have no effect"),
         ("plan_path", "at_grpo", {"recipe.kl_kind": "k1"}, "kl_kind='k1' would have no effect: kl_coef=0"),
-        ("plan_path", "at_grpo", {"recipe.tied_in_denominator": False}, "tied_in_denominator=False would have no effect"),
+        ("plan_path", "at_grpo", {"recipe.zero_variance_in_denominator": False}, "zero_variance_in_denominator=False would have no effect"),
         ("plan_path", "grpo", {"recipe.pick": "first"}, "pick='first' would have no effect"),
         ("plan_path", "at_grpo", {"script.noise": 0.2}, r"script\.noise would have no effect: warm_start\.steps is 0"),
         ("plan_path", "at_grpo", {"game.name": "joint_letter", "game.height": 3}, "joint_letter has no option 'height'"),
         ("joint_letter", "at_grpo", {}, "use a recipe with sampling='parallel', e.g. magrpo"),
-        ("plan_path", "at_grpo", {"rollout.slots": 5}, r"config\.rollout\.slots=5 would have no effect: the game is played compiled"),
-        ("fact_parallel", "grpo", {"rollout.ahead": 1}, r"rollout\.ahead=1 trains on samples .* set config\.recipe\.correction=truncate"),
-        ("fact_parallel", "grpo", {"rollout.ahead": 2}, r"config\.rollout\.ahead=2 must be 0 or 1"),
-        ("fact_parallel", "grpo", {"rollout.void_limit": 1.5}, r"config\.rollout\.void_limit=1\.5 must lie in \[0, 1\]"),
-        ("plan_path", "at_grpo", {"rollout.ahead": 1}, r"config\.rollout\.ahead=1 would have no effect: the game is played compiled"),
-        ("plan_path", "at_grpo", {"rollout.over_start": 1}, r"over_start=1 would have no effect: the game is played compiled"),
-        ("fact_parallel", "grpo", {"rollout.over_start": 1}, r"rollout\.over_start=1: late .* set recipe\.correction=truncate"),
-        ("fact_parallel", "grpo", {"rollout.over_start": 48}, r"config\.rollout\.over_start=48 must be below config\.rollout\.tasks=48"),
-        ("fact_parallel", "grpo", {"rollout.over_start": 1, "checkpoint.every": 1}, "over_start=1 would have no effect: the step before a"),
-        ("fact_parallel", "grpo", {"rollout.over_start": -1}, r"config\.rollout\.over_start=-1 must be at least 0"),
-        ("plan_path", "ppo", {"rollout.refills": 2}, r"config\.rollout\.refills=2: recipe\.normaliser='critic' makes no groups"),
-        ("fact_parallel", "grpo", {"rollout.refills": 2, "rollout.ahead": 1, "recipe.correction": "mask"}, r"refills=2: ahead=1 plays"),
+        ("plan_path", "at_grpo", {"rollout.max_num_seqs": 5},
+         r"config\.rollout\.max_num_seqs=5 would have no effect: the game is played compiled"),
+        ("fact_parallel", "grpo", {"rollout.max_staleness": 1},
+         r"rollout\.max_staleness=1 trains on samples .* set config\.recipe\.rollout_correction=truncate"),
+        ("fact_parallel", "grpo", {"rollout.max_staleness": 2}, r"config\.rollout\.max_staleness=2 must be 0 or 1"),
+        ("fact_parallel", "grpo", {"rollout.aborted_limit": 1.5}, r"config\.rollout\.aborted_limit=1\.5 must lie in \[0, 1\]"),
+        ("plan_path", "at_grpo", {"rollout.max_staleness": 1},
+         r"config\.rollout\.max_staleness=1 would have no effect: the game is played compiled"),
+        ("plan_path", "at_grpo", {"rollout.oversample": 1}, r"oversample=1 would have no effect: the game is played compiled"),
+        ("fact_parallel", "grpo", {"rollout.oversample": 1}, r"rollout\.oversample=1: late .* set recipe\.rollout_correction=truncate"),
+        ("fact_parallel", "grpo", {"rollout.oversample": 48}, r"config\.rollout\.oversample=48 must be below config\.rollout\.tasks=48"),
+        ("fact_parallel", "grpo", {"rollout.oversample": 1, "checkpoint.every": 1}, "oversample=1 would have no effect: the step before a"),
+        ("fact_parallel", "grpo", {"rollout.oversample": -1}, r"config\.rollout\.oversample=-1 must be at least 0"),
+        ("plan_path", "ppo", {"rollout.refills": 2}, r"config\.rollout\.refills=2: recipe\.advantage_estimator='critic' makes no groups"),
+        ("fact_parallel", "grpo", {"rollout.refills": 2, "rollout.max_staleness": 1, "recipe.rollout_correction": "mask"},
+         r"refills=2: max_staleness=1 plays"),
         ("fact_parallel", "grpo", {"rollout.refills": -1}, r"config\.rollout\.refills=-1 must be at least 0"),
-        ("fact_parallel", "grpo", {"rollout.pool": "common"}, r"config\.rollout\.pool='common' is not one of own, shared"),
-        ("fact_parallel", "grpo", {"rollout.swap": "soon"}, r"config\.rollout\.swap='soon' is not one of drain, now"),
-        ("fact_parallel", "grpo", {"rollout.swap": "now"}, r"config\.rollout\.swap=now: it would .* set ahead=1 or"),
-        ("fact_parallel", "grpo", {"rollout.swap": "now", "rollout.exact": True}, r"config\.rollout\.swap=now: exact promises equal bytes"),
-        ("plan_path", "at_grpo", {"rollout.swap": "now"}, r"config\.rollout\.swap=now would have no effect: the game is played compiled"),
+        ("fact_parallel", "grpo", {"rollout.block_pool": "common"}, r"config\.rollout\.block_pool='common' is not one of own, shared"),
+        ("fact_parallel", "grpo", {"rollout.weight_update": "soon"},
+         r"config\.rollout\.weight_update='soon' is not one of blocking, in_flight"),
+        ("fact_parallel", "grpo", {"rollout.weight_update": "in_flight"},
+         r"config\.rollout\.weight_update=in_flight: it would .* set max_staleness=1 or"),
+        ("fact_parallel", "grpo", {"rollout.weight_update": "in_flight", "rollout.batch_invariant": True},
+         r"config\.rollout\.weight_update=in_flight: batch_invariant promises equal bytes"),
+        ("plan_path", "at_grpo", {"rollout.weight_update": "in_flight"},
+         r"config\.rollout\.weight_update=in_flight would have no effect: the game is played compiled"),
         ("plan_path", "at_grpo", {"rollout.max_tokens": 5}, r"config\.rollout\.max_tokens=5 would have no effect"),
         ("plan_path", "at_grpo", {"model.kind": "scripted"}, r"tool is scripted, and compiled play knows models"),
         ("plan_path", "at_grpo", {"warm_start.step": 3}, "warm_start.step=3 would have no effect: warm_start.run names no run"),
@@ -298,10 +306,10 @@ def test_contradictions_and_options_without_effect_are_refused(game, recipe, set
 
 def test_exact_play_needs_a_power_of_two_slots():
     config = base_config("x", "plan_path", "grpo")
-    config.hosted, config.rollout.slots, config.rollout.exact = True, 12, True
-    with pytest.raises(ConfigError, match=r"config\.rollout\.slots=12 must be a power of two with rollout\.exact"):
+    config.hosted, config.rollout.max_num_seqs, config.rollout.batch_invariant = True, 12, True
+    with pytest.raises(ConfigError, match=r"config\.rollout\.max_num_seqs=12 must be a power of two with rollout\.batch_invariant"):
         resolve(config)
-    config.rollout.slots = 16
+    config.rollout.max_num_seqs = 16
     resolve(config)
 
 
@@ -375,19 +383,20 @@ def learned(run):
 
 
 def test_a_run_that_left_options_open_or_did_not_know_them_continues_with_their_defaults(tmp_path, config):
-    """As one of an earlier version, which wrote None for `rollout.slots`; what follows from the models stays open until they are known."""
+    """As one of an earlier version, which wrote None for `rollout.max_num_seqs`; what follows from the models stays open until they are
+    known."""
     opened(tmp_path / "run", config)
     learned(tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     record = json.loads(path.read_text())
-    record["config"]["rollout"].update(slots=None, void_limit=None, exact=None)
+    record["config"]["rollout"].update(max_num_seqs=None, aborted_limit=None, batch_invariant=None)
     record["config"]["coach"]["truth"] = None
-    del record["config"]["rollout"]["swap"], record["config"]["control"]
+    del record["config"]["rollout"]["weight_update"], record["config"]["control"]
     path.write_text(json.dumps(record))
     assert opened(tmp_path / "run", config) is True
     assert workdir.plain(workdir.read_config(tmp_path / "run")) == workdir.plain(config)
-    config.rollout.slots = 32
-    with pytest.raises(ConfigError, match=r"config\.rollout\.slots: 64 -> 32"):
+    config.rollout.max_num_seqs = 32
+    with pytest.raises(ConfigError, match=r"config\.rollout\.max_num_seqs: 64 -> 32"):
         opened(tmp_path / "run", config)
     assert config.optimizer.learning_rate is None
 
@@ -535,7 +544,7 @@ def test_what_was_open_is_set_in_the_config_that_a_run_keeps_and_in_the_dry_run(
     assert config.optimizer.learning_rate == 1.5e-3
     for section in ("rollout", "optimizer", "warm_start", "evaluation", "checkpoint"):
         assert f"\n{section}\n" in table
-    for key, value in (("learning_rate", 0.0015), ("learning_rate", 0.002), ("final_tasks", 500), ("slots", 64), ("fresh", "never")):
+    for key, value in (("learning_rate", 0.0015), ("learning_rate", 0.002), ("final_tasks", 500), ("max_num_seqs", 64), ("fresh", "never")):
         assert f"  {key:<20} {value}\n" in table
 
 
@@ -558,7 +567,7 @@ def test_dry_run_prints_the_table_and_touches_nothing(tmp_path):
         "parameters (V=",
         "at most 1,536 samples (E=48 x K=4 x T=4 x N=2)",
         "  max_moves            4",
-        "  skip_tied            True",
+        "  filter_zero_variance True",
     ):
         assert part in done.stdout
 

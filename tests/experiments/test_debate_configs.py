@@ -31,4 +31,4 @@ def test_every_variant_is_made_of_known_keys(file, variant):
     else:
         with resolve(c) as plan:
             assert plan.recipe.name == ("grpo" if variant.endswith("grpo") else "at_grpo")
-            assert plan.recipe.branches == 4
+            assert plan.recipe.group_size == 4

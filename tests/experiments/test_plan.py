@@ -300,10 +300,10 @@ def test_a_plan_takes_the_mesh_of_its_config():
         plan(config, "v5e:2x4", "", 8192, 4096, 0, False)
 
 
-@pytest.mark.parametrize("fields", [dict(entropy_quantile=0.2), dict(off_policy_kl=0.1), dict(correction="truncate")], ids=str)
+@pytest.mark.parametrize("fields", [dict(entropy_quantile=0.2), dict(off_policy_kl=0.1), dict(rollout_correction="truncate")], ids=str)
 def test_what_a_recipes_update_needs_is_planned_too(fields):
     config = ModelConfig(vocab_size=64, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
-    lowered, *_ = command.programs(config, make_recipe("at_grpo", branches=2, **fields), make_mesh(1), 2, 2, 4, 2)
+    lowered, *_ = command.programs(config, make_recipe("at_grpo", group_size=2, **fields), make_mesh(1), 2, 2, 4, 2)
     assert lowered["update"].as_text()
 
 
@@ -311,7 +311,7 @@ def test_the_planned_programs_compile_on_a_mesh_of_this_machine():
     """The same lowering as for a TPU, on eight host devices: the real update and the real sampler, with memory figures."""
     config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
     mesh = make_mesh(1, 4, 2)
-    recipe = make_recipe("at_grpo", branches=2)
+    recipe = make_recipe("at_grpo", group_size=2)
     lowered, params, state, copy = command.programs(config, recipe, mesh, 4, 4, 6, 3, imitates=True)
     assert set(lowered) == {"update", "sampler", "imitation"}
     whole = config.parameters * 4
@@ -468,7 +468,7 @@ def test_critics_have_programs_of_their_own_shape():
 
 def test_the_update_of_adapters_is_the_one_that_is_planned():
     config = ModelConfig(vocab_size=64, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=8, feed_forward=16, remat="full")
-    recipe, lora = make_recipe("at_grpo", branches=2), LoraConfig(rank=2)
+    recipe, lora = make_recipe("at_grpo", group_size=2), LoraConfig(rank=2)
     lowered, params, state, copy = command.programs(config, recipe, make_mesh(1), 2, 0, 4, 2, lora)
     assert set(lowered) == {"update"}  # the engine samples
     assert state == pytest.approx(2 * params, rel=0.01)

@@ -141,7 +141,7 @@ def test_every_small_config_resolves_and_its_table_says_what_would_run(file, var
 def test_every_full_config_resolves_with_files_and_a_checkpoint(file, files):
     config = read_flags(f"--config={ROOT}/experiments/configs/{file}.py:full", *files[file])
     plan = resolve(config)
-    assert plan.recipe.normaliser == "critic"
+    assert plan.recipe.advantage_estimator == "critic"
     assert plan.assignment.roles == ROLES[file]
     assert {one["path"] for one in plan.options.values()} == {config.model.path}
     assert not any("preset" in one for one in plan.options.values())
@@ -169,9 +169,9 @@ def test_a_full_config_without_files_or_checkpoint_is_told(files):
 
 def test_flags_reach_world_recipe_and_optimizer(capsys):
     one = f"--config={ROOT}/experiments/configs/search_iterative.py:smoke"
-    config = read_flags(one, "--config.game.worlds=1", "--config.assignment=shared", "--config.recipe.branches=3")
+    config = read_flags(one, "--config.game.worlds=1", "--config.assignment=shared", "--config.recipe.group_size=3")
     plan = resolve(config)
-    assert (plan.recipe.branches, plan.assignment.trained, set(plan.assignment.roles.values())) == (3, ("shared",), {"shared"})
+    assert (plan.recipe.group_size, plan.assignment.trained, set(plan.assignment.roles.values())) == (3, ("shared",), {"shared"})
     for flag, meant in (("game.wrlds=1", "'worlds'?"), ("rollout.task=1", "'tasks'?"), ("modle.preset=x", "'model'?")):
         with pytest.raises(SystemExit):
             read_flags(one, f"--config.{flag}")
@@ -216,7 +216,7 @@ def changed(file="search_parallel", variant="", **values):
         ({"optimizer__critic": "head"}, r"config\.optimizer\.critic='head' would have no effect: recipe grpo has no critic"),
         ({"optimizer__critic_learning_rate": 1e-3}, r"optimizer\.critic_learning_rate would have no effect: recipe grpo has no critic"),
         ({"recipe__name": "gpro"}, "gpro"),
-        ({"recipe__branches": 0}, "branches"),
+        ({"recipe__group_size": 0}, "group_size"),
         ({"game__name": "fact_paralel"}, "unknown game 'fact_paralel'; did you mean 'fact_parallel'"),
         ({"game__worlds": 0}, "worlds=0"),
         ({"model__preset": "mcro"}, "unknown model preset 'mcro'"),
@@ -242,7 +242,7 @@ def test_what_cannot_be_or_would_have_no_effect_is_refused_by_name(values, messa
 
 def test_what_contradicts_a_recipe_with_a_critic_is_refused():
     good = resolve(changed("plan_code_reflect", "ppo", optimizer__critic="head", optimizer__critic_learning_rate=1e-3))
-    assert good.recipe.normaliser == "critic"
+    assert good.recipe.advantage_estimator == "critic"
     refused(
         changed("plan_code_reflect", "ppo", optimizer__critic="head", model__lora_rank=4),
         r"config\.optimizer\.critic='head' lies on a policy's own parameters, but planner trains adapters: use 'own'",
@@ -266,18 +266,18 @@ def test_a_flag_may_exchange_the_recipe_of_any_config(file, name):
     path = f"--config={ROOT / f'experiments/configs/{file}.py'}"
     own, config = read_flags(path), read_flags(path, f"--config.recipe.name={name}")
     recipe = make_recipe(name, config.recipe.preset, **checks.given(config.recipe, ("name", "preset")))
-    assert config.recipe.branches == own.recipe.branches or recipe.branches > own.recipe.branches == 1
-    assert (config.optimizer.critic_learning_rate is None) or recipe.normaliser == "critic"
+    assert config.recipe.group_size == own.recipe.group_size or recipe.group_size > own.recipe.group_size == 1
+    assert (config.optimizer.critic_learning_rate is None) or recipe.advantage_estimator == "critic"
     if name == own.recipe.name:
         assert config == own
 
 
 def test_what_a_flag_sets_for_the_exchanged_recipe_is_refused():
     path = f"--config={ROOT / 'experiments/configs/quickstart.py'}"
-    config = read_flags(path, "--config.recipe.name=ppo", "--config.recipe.scale=none")
-    refused(config, "ppo: scale='none' would have no effect")
+    config = read_flags(path, "--config.recipe.name=ppo", "--config.recipe.scale_advantages=none")
+    refused(config, "ppo: scale_advantages='none' would have no effect")
     config = read_flags(path, "--config.recipe.name=ppo", "--config.recipe.returns=outcome")
-    refused(config, "returns='gae' and normaliser='critic' belong together")
+    refused(config, "returns='gae' and advantage_estimator='critic' belong together")
     assert read_flags(path, "--config.recipe.name=ppo", "--config.recipe.kl_coef=0.3").recipe.kl_coef == 0.3
 
 
@@ -297,7 +297,7 @@ def test_budgets_of_roles_are_cut_to_what_the_config_allows():
 
 def test_a_tree_where_roles_speak_beside_each_other_is_refused():
     refused(
-        changed("search_extract", recipe__name="at_grpo", recipe__branches=4, recipe__returns=None, recipe__rewards=None),
+        changed("search_extract", recipe__name="at_grpo", recipe__group_size=4, recipe__returns=None, recipe__rewards=None),
         "recipe at_grpo samples a tree; branching: node 'evidence' runs beside others.*with sampling='parallel', e.g. magrpo or grpo",
     )
 
@@ -323,7 +323,7 @@ def test_unknown_and_missing_keys_and_sections_are_refused():
         return config_dict.ConfigDict(json.loads(config_of("search_parallel").to_json()) | values)
 
     resolve(resumed(lambda c: None))
-    refused(resumed(lambda c: c.rollout.update(slotz=1)), r"unknown key config\.rollout\.slotz; did you mean 'slots'\?")
+    refused(resumed(lambda c: c.rollout.update(task=1)), r"unknown key config\.rollout\.task; did you mean 'tasks'\?")
     refused(resumed(lambda c: c.update(zzzz=1)), r"unknown key config\.zzzz; config has assignment, ")
     refused(resumed(lambda c: c.optimizer.__delattr__("epochs")), r"config\.optimizer\.epochs is missing; start the config from")
     refused(resumed(lambda c: c.__delattr__("game")), "the config lacks a name, a game or a recipe")
@@ -437,10 +437,10 @@ def test_the_constants_of_stronger_mas_are_those_of_its_appendix(files):
     config = at_grpo_full(base_config("x", game="functions", recipe="at_grpo"))
     config.model.preset, config.model.thinking = "micro", None
     recipe = resolve(config).recipe
-    assert (recipe.branches, recipe.alpha, recipe.pick, recipe.temperature, recipe.top_p) == (4, 1.0, "greedy", 1.0, 1.0)
+    assert (recipe.group_size, recipe.alpha, recipe.pick, recipe.temperature, recipe.top_p) == (4, 1.0, "greedy", 1.0, 1.0)
     assert (recipe.entropy_coef, recipe.kl_coef, recipe.clip_low, recipe.gamma) == (0.0, 0.0, 0.2, 1.0)
     o = config.optimizer
-    assert (config.steps, config.rollout.tasks * recipe.branches, o.minibatch, o.epochs) == (150, 128, 64, 1)
+    assert (config.steps, config.rollout.tasks * recipe.group_size, o.minibatch, o.epochs) == (150, 128, 64, 1)
     assert (o.learning_rate, o.weight_decay, o.max_grad_norm) == (1e-6, 0.01, 1.0)
     assert at_grpo_full(base_config("x", game="functions", recipe="at_grpo")).model.thinking == "off"
 

@@ -42,9 +42,9 @@ FILES = str(ROOT / "experiments" / "configs")
 OWN = ROOT / "tests" / "games" / "own"
 SMALL = ("model.preset=nano", "model.layers=1", "evaluation.final_tasks=4", "evaluation.transcripts=2", "evaluation.every=1")
 SMALL += ("checkpoint.every=1", "checkpoint.keep=3", "devices=1")
-TINY = (*SMALL, "game.worlds=1", "rollout.tasks=2", "recipe.branches=4", "evaluation.tasks=2", "rollout.exact=True")
+TINY = (*SMALL, "game.worlds=1", "rollout.tasks=2", "recipe.group_size=4", "evaluation.tasks=2", "rollout.batch_invariant=True")
 TINY += ("warm_start.steps=12", "warm_start.fresh=1", "warm_start.learning_rate=0.02")
-LETTERS = (*SMALL, "steps=2", "rollout.tasks=4", "optimizer.minibatch=16", "recipe.branches=4", "evaluation.tasks=4")
+LETTERS = (*SMALL, "steps=2", "rollout.tasks=4", "optimizer.minibatch=16", "recipe.group_size=4", "evaluation.tasks=4")
 LOCK = (*LETTERS, "game.step=3", "warm_start.steps=3", "script.slip=0.1")
 
 
@@ -538,7 +538,7 @@ class Killed(BaseException):
 
 def test_d1_a_workflow_that_was_cut_after_a_checkpoint_above_0_ends_as_the_other(whole, tmp_path, monkeypatch, capsys):
     """Cut at the worst moment: the lines and plays of a step are written, its checkpoint is not. All bytes are those of the other run,
-    because it plays with `rollout.exact`."""
+    because it plays with `rollout.batch_invariant`."""
     path, config = tmp_path / "run", whole[1]
     save = Checkpoints.save
 
@@ -613,7 +613,8 @@ def test_a_team_of_a_frozen_an_adapted_and_a_scripted_role_takes_a_step(tmp_path
 
 # --- the paper's sizes, cut down -----------------------------------------------------------------------------------------------------
 
-CUT = ("steps=1", "rollout.tasks=1", "rollout.slots=2", "rollout.chunk=8", "recipe.branches=2", "evaluation.tasks=1", "devices=1")
+CUT = ("steps=1", "rollout.tasks=1", "rollout.max_num_seqs=2", "rollout.decode_steps=8", "recipe.group_size=2", "evaluation.tasks=1",
+       "devices=1")
 CUT += ("evaluation.final_tasks=1", "evaluation.transcripts=1", "evaluation.ablate_roles=False")
 CUT += ("optimizer.minibatch=2", "quick_compile=True", "mesh.fsdp=1")
 

@@ -8,7 +8,7 @@ from marl_llm.runs.command import ConfigError
 from marl_llm.runs.resolve import resolve
 from marl_llm.training import make_mesh
 
-VLLM = {"model.sampler": "vllm", "model.url": "http://127.0.0.1:1/v1", "model.folder": "params", "recipe.correction": "truncate"}
+VLLM = {"model.sampler": "vllm", "model.url": "http://127.0.0.1:1/v1", "model.folder": "params", "recipe.rollout_correction": "truncate"}
 
 
 def config_of(hosted=True, **settings):
@@ -34,7 +34,7 @@ def test_a_model_is_drawn_by_the_server_that_its_section_names_unless_the_run_is
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"recipe.correction": "none"}, r"sampler='vllm' draws in another program, .* set recipe\.correction=truncate"),
+        ({"recipe.rollout_correction": "none"}, r"sampler='vllm' draws in another program, .* set recipe\.rollout_correction=truncate"),
         ({"recipe.temperature": 0.5}, r"temperature=0\.5, .* draws are at temperature 1"),
         ({"recipe.top_p": 0.9}, r"no sets of kept tokens"),
         ({"model.url": None}, r"sampler='vllm' needs url: the server's address"),

@@ -13,6 +13,7 @@ from marl_llm.runs.base import base_config
 from marl_llm.runs.coaching import cost_line, make_coaching
 from marl_llm.runs.command import ConfigError
 from marl_llm.runs.resolve import resolve
+from marl_llm.runs.sections import CoachSection
 from marl_llm.training import make_mesh
 from marl_llm.workflows import Assignment, Controller, Scripted
 
@@ -136,7 +137,8 @@ def test_a_small_coach_is_refused_without_its_record_and_for_options_that_it_doe
 def test_a_coach_can_be_made_for_a_config_that_names_one():
     """What the file says of its own coach would have no effect on the one that is made, and is not refused."""
     config = coach._config(str(pathlib.Path(__file__).parents[2] / "experiments/configs/tiny_pipeline.py"), None)
-    assert not any(config.coach.values())
+    assert config.coach.to_json() == CoachSection.config().to_json()
+    assert config.coach.kind is None
     with resolve(config):
         pass
 

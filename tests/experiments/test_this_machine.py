@@ -42,7 +42,7 @@ def test_adapters_are_counted_as_they_are_made(shape):
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 def test_activations_are_about_those_of_the_compiled_update(remat):
     shape, prompt, response, k = dataclasses.replace(SHAPE, remat=remat), 200, 50, 4
-    lowered, *_ = programs(shape, make_recipe("magrpo", branches=k), make_mesh(1), 1, 0, prompt, response, lora=LoraConfig(rank=4))
+    lowered, *_ = programs(shape, make_recipe("magrpo", group_size=k), make_mesh(1), 1, 0, prompt, response, lora=LoraConfig(rank=4))
     found, row = memory_of(lowered["update"].compile())["temporary"], prompt + k * response
     assert activations(shape, row, row) == pytest.approx(found, rel=0.5)
 
@@ -55,11 +55,11 @@ def test_memory_follows_from_what_is_kept():
     copies = memory(*planned(), copies=2)
     assert copies["served"] > whole  # where there are several devices each has a copy of what is served
     assert copies["program"] == base["program"]
-    merged = memory(*planned(**{"rollout.adapters": "merged"}))
+    merged = memory(*planned(**{"rollout.lora_serving": "merged"}))
     assert merged["served"] == 2 * whole
     full = memory(*planned(**{"model.lora_rank": None}))
     assert full["parameters"] + full["optimizer"] == pytest.approx(2 * 3 * whole)
-    assert memory(*planned(**{"rollout.slots": 16}))["pages"] == base["pages"] / 4
+    assert memory(*planned(**{"rollout.max_num_seqs": 16}))["pages"] == base["pages"] / 4
     assert memory(*planned(**{"rollout.cache_gib": 0.25}))["pages"] == 2**28
     assert memory(*planned(**{"optimizer.microbatch_tokens": 4096}))["update"] > 2 * base["update"]
 

@@ -45,7 +45,7 @@ def options(tmp_path, monkeypatch):
     monkeypatch.setattr(building, "start_jax", lambda *_, **__: make_mesh(1))
     (tmp_path / "own.py").write_text((OWN / "relay.py").read_text() + TOOL)
     small = [one for one in SMALL if not one.startswith(("checkpoint", "evaluation.every"))]
-    small += ["rollout.tasks=4", "recipe.branches=2", "evaluation.tasks=4", "evaluation.every=100", "evaluation.ablate_roles=False"]
+    small += ["rollout.tasks=4", "recipe.group_size=2", "evaluation.tasks=4", "evaluation.every=100", "evaluation.ablate_roles=False"]
     return f"game.py:{tmp_path}/own.py:asked", [*small, "optimizer.minibatch=8"]
 
 
@@ -65,12 +65,12 @@ def test_a_run_whose_tool_fails_too_often_is_stopped_with_the_tools_words_and_wh
 
 def test_a_run_with_over_start_plays_every_task_once_and_says_who_was_late(tmp_path, options, capsys):
     game, small = options
-    given = ("steps=4", "checkpoint.every=3", "rollout.over_start=1", "recipe.correction=truncate")
+    given = ("steps=4", "checkpoint.every=3", "rollout.oversample=1", "recipe.rollout_correction=truncate")
     run(config_of(game, *small, *given), tmp_path / "run")
     found = [one for one in read_metrics(tmp_path / "run") if one["phase"] == "train"]
-    assert [one["over_start/left"] for one in found] == [1.0, 1.0, 0.0, 0.0]
-    assert [one["over_start/late"] for one in found] == [0.0, 1.0, 1.0, 0.0]
-    late = [one["over_start/late_tasks"].split() for one in found]
+    assert [one["oversample/left"] for one in found] == [1.0, 1.0, 0.0, 0.0]
+    assert [one["oversample/late"] for one in found] == [0.0, 1.0, 1.0, 0.0]
+    late = [one["oversample/late_tasks"].split() for one in found]
     assert [len(one) for one in late] == [0, 1, 1, 0]
     assert int(late[1][0]) < 5
     assert [one["episodes"] for one in found] == [8.0] * 4

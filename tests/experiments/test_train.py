@@ -26,7 +26,7 @@ from marl_llm.training import CheckpointError, Policy, make_mesh
 from marl_llm.workflows import RolloutError, WorkflowError
 
 GOOD = {"loss": 0.1, "grad_norm": 1.0, "log_prob_gap": 1e-6, "log_prob_gap_bound": 1e-4,
-        "useful_groups": 8.0, "updates": 1.0, "groups": 8.0, "kl": 0.0}
+        "groups_with_signal": 8.0, "updates": 1.0, "groups": 8.0, "kl": 0.0}
 GOOD |= {"clip_fraction": 0.0, "tied_share/first": 0.25, "tied_share/second": 0.75}
 FIGURES = {"success": 0.5, "turns": 1.0, "void": 0.0, "samples": 32.0, "prompts": 8.0, "sampled_tokens": 64.0, "prompt_tokens": 16.0}
 FIGURES |= {"seconds": 0.5}
@@ -36,7 +36,7 @@ def letters():
     """Two models, no warm start."""
     c = base_config("letters", game="joint_letter", recipe="magrpo")
     c.steps, c.devices = 6, 2
-    c.recipe.branches = 4
+    c.recipe.group_size = 4
     c.rollout.tasks = 4
     c.evaluation.every = 3
     c.evaluation.tasks = c.evaluation.final_tasks = 4
@@ -97,7 +97,7 @@ class FakeTeam:
         pays = np.asarray([0.0, 1.0])
         table = types.SimpleNamespace(team=pays, local=pays, where=pays >= 0)
         batch = dict(step=step, figures=FIGURES | of_roles, table=table, rollout=None)
-        return types.SimpleNamespace(**batch, episodes=lambda count, when, advantages=None: [])
+        return types.SimpleNamespace(**batch, left_out=None, episodes=lambda count, when, advantages=None: [])
 
     def prepare(self, step, first, count):
         self.log.append(("prepare", step, first, count))
@@ -158,7 +158,7 @@ def test_alarms_errors_and_the_way_back(tmp_path, monkeypatch, capsys, run):
 
     def figures(model, call):
         if model == "second":
-            return {"useful_groups": 0.0, "updates": 0.0, "grad_norm": 0.0}
+            return {"groups_with_signal": 0.0, "updates": 0.0, "grad_norm": 0.0}
         return {"log_prob_gap": {2: 1e-2, 3: np.nan}.get(call, 1e-6), "loss": np.nan if call == 5 else 0.1}
 
     with pytest.raises(TrainingError) as error:
@@ -195,7 +195,7 @@ def test_alarms_errors_and_the_way_back(tmp_path, monkeypatch, capsys, run):
     shutil.move(kept, path / "checkpoints" / "4")
 
     # to the end, as the same command would; the count of steps without a gradient went on
-    results, team = run(letters(), path, lambda model, call: {"useful_groups": 0.0} if model == "second" else {})
+    results, team = run(letters(), path, lambda model, call: {"groups_with_signal": 0.0} if model == "second" else {})
     said = capsys.readouterr().err
     assert f"continuing {path} after step 4" in said
     assert "ALARM step 6: model second got no gradient for 6 steps" in said
@@ -261,16 +261,16 @@ def test_sigterm_while_processes_agree_on_a_step_stops_the_run_behind_the_next_o
 
 def test_a_step_is_played_ahead_but_for_the_first_and_those_behind_a_checkpoint(tmp_path, monkeypatch, run):
     """So a run that continues from a checkpoint, whose first step is on policy, plays what one that was never cut plays."""
-    monkeypatch.setattr("marl_llm.runs.players.contradictions", lambda config, plan: None)  # compiled play cannot, this team can
+    monkeypatch.setattr("marl_llm.runs.resolve.check_whole", lambda config, plan: None)  # compiled play cannot, this team can
     config = letters()
-    config.steps, config.checkpoint.every, config.rollout.ahead = 7, 3, 1
+    config.steps, config.checkpoint.every, config.rollout.max_staleness = 7, 3, 1
     _, team = run(config, tmp_path / "run")
     calls = [x[:2] for x in team.log if x[0] in ("prepare", "learn")]
     ahead = [step for (name, step), after in zip(calls, calls[1:]) if name == "prepare" and after == ("learn", step - 1)]
     assert ahead == [1, 2, 4, 5]
     assert [x for x in calls if x[0] == "prepare"] == [("prepare", step) for step in ahead]
     assert [x[2:] for x in team.log if x[0] == "prepare"] == [(4 * step, 4) for step in ahead]
-    config.rollout.ahead = 0
+    config.rollout.max_staleness = 0
     _, team = run(config, tmp_path / "on_policy")
     steps = [x[0] for x in team.log if x[0] in ("prepare", "play", "learn")]
     assert steps == ["play", "learn"] * 7

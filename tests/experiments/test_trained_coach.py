@@ -58,7 +58,7 @@ def config(game=f"{OWN}:echo", **coach):
     found = base_config("t", game, "mappa")
     found.model.update(preset="nano", layers=1)
     found.update(steps=1, devices=1)
-    found.rollout.tasks, found.recipe.branches, found.optimizer.minibatch = 4, 4, 16
+    found.rollout.tasks, found.recipe.group_size, found.optimizer.minibatch = 4, 4, 16
     found.evaluation.update(every=1000, tasks=2, final_tasks=2, transcripts=0)
     found.checkpoint.every = 1
     found.warm_start.steps = 0
@@ -152,9 +152,9 @@ def test_a_coach_that_trains_is_refused_where_it_cannot_be(tens):
     for coach, message in refused:
         with pytest.raises(ConfigError, match=message):
             resolve(config(**coach))
-    for key, value in (("ahead", 1), ("exact", True)):
+    for key, value in (("max_staleness", 1), ("batch_invariant", True)):
         own = config(kind="small", path=str(tens), learn=0.1)
-        own.rollout[key], own.recipe.correction = value, "truncate"
+        own.rollout[key], own.recipe.rollout_correction = value, "truncate"
         with pytest.raises(ConfigError, match=f"config.rollout.{key}: a coach that trains"):
             resolve(own)
 

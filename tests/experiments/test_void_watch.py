@@ -51,7 +51,7 @@ def test_many_good_steps_long_ago_do_not_hide_twenty_bad_ones():
 def test_the_steps_before_the_one_that_stops_a_run_are_kept():
     batch = types.SimpleNamespace(figures=BAD, rollout=ROLLOUT)
     team = types.SimpleNamespace(play=lambda step, first, count: batch)
-    rollout = types.SimpleNamespace(tasks=5, ahead=0, over_start=0)
+    rollout = types.SimpleNamespace(tasks=5, max_staleness=0, oversample=0)
     config = types.SimpleNamespace(steps=99, rollout=rollout, checkpoint=types.SimpleNamespace(every=9))
     nothing = types.SimpleNamespace(look=lambda *given: None)
     watches = Watches(nothing, VoidWatch(0.2), SignalWatch(print, max, False), Alarms({}, print), nothing, nothing)

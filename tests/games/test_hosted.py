@@ -113,7 +113,9 @@ def played(name):
 
     rollout, instances = compiled(game, player, trajectories=K)
     world = hosted(game, KEY)
-    sizes = LaneConfig(slots=2 if name == "tally" else 1, prompt_tokens=16, response_tokens=4, chunk=4, admit=1, reuse=1000)  # few shapes
+    sizes = LaneConfig(
+        max_num_seqs=2 if name == "tally" else 1, prompt_tokens=16, response_tokens=4, decode_steps=4, admit=1, reuse=1000
+    )  # few shapes
     with Engine({"policy": (config, params)}, jax.random.split(KEY)[1], sizes=sizes) as engine:
         with Controller(world.workflow, shared(world.workflow), engine, world.speech) as controller:
             return rollout, instances, controller.play(world.tasks("train", FIRST, E), STEP, K)

@@ -44,7 +44,7 @@ def whole_path(folder, name, game, variant="smoke"):
     config = config if variant == "smoke" else smoke_workflow(config)
     config.model.path, config.devices, config.assignment = str(write_qwen3(folder / "tiny")), 1, "shared"
     config.game.update(game)
-    config.rollout.update({"tasks": 2, "slots": 4, "chunk": 8, "max_prompt": 1536, "max_tokens": 8})
+    config.rollout.update({"tasks": 2, "max_num_seqs": 4, "decode_steps": 8, "max_prompt": 1536, "max_tokens": 8})
     checkpoints, figures, ends = Checkpoints(folder / "checkpoints", keep=3), [], []
     for start in (0, 1):
         with resolve(config) as plan, building.build_team(plan, config, make_mesh(1)) as team:

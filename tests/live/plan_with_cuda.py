@@ -24,7 +24,7 @@ def plan(config: str, *arguments: str) -> dict:
 
 @pytest.mark.parametrize("name", GPUS)
 def test_hosted_play_and_an_update_in_packed_rows_are_compiled_for_each_gpu(name):
-    sizes = ("--config.rollout.max_prompt=512", "--config.rollout.max_tokens=128", "--config.rollout.slots=16")
+    sizes = ("--config.rollout.max_prompt=512", "--config.rollout.max_tokens=128", "--config.rollout.max_num_seqs=16")
     out = plan("plan_path_text", f"--topology={name}:2", "--config.model.preset=qwen3-0.6b", "--config.model.layers=2", *sizes)
     assert out["compiled"]
     assert out["fits"]

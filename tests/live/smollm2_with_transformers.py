@@ -28,7 +28,7 @@ def test_greedy_answers_are_those_of_transformers():
     tokenizer = transformers.AutoTokenizer.from_pretrained(PATH)
     model = transformers.AutoModelForCausalLM.from_pretrained(PATH, dtype=torch.float32).eval()
     same = []
-    with LocalModel(PATH, max_tokens=32, slots=4) as ours:
+    with LocalModel(PATH, max_tokens=32, max_num_seqs=4) as ours:
         for text in ASKED:
             messages = [{"role": "user", "content": text}]
             ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=False)

@@ -115,10 +115,12 @@ def server(tmp_path_factory):
 
 
 def team(sampler=None, seed=0, params=None):
-    recipe = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none", correction="truncate")
+    recipe = make_recipe("grpo", group_size=4, rewards="mixed", returns="immediate", scale_advantages="none", rollout_correction="truncate")
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
     spec = ModelSpec(SHAPE, init_params(SHAPE, jax.random.key(seed)) if params is None else params, SPEECH, sampler=sampler)
-    return make_team(WORLD, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(slots=16, chunk=2), seed=seed)
+    return make_team(
+        WORLD, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(max_num_seqs=16, decode_steps=2), seed=seed
+    )
 
 
 def success(one):
@@ -141,7 +143,7 @@ def learned(one, steps):
 
 
 def test_the_log_probs_of_long_answers_are_the_scorers_and_seeds_draw_again(server, tmp_path):
-    sizes = LaneConfig(slots=16, prompt_tokens=32, response_tokens=128)
+    sizes = LaneConfig(max_num_seqs=16, prompt_tokens=32, response_tokens=128)
     sampler = VllmSampler("policy", SHAPE, PARAMS, VllmServer(server.url, str(tmp_path)), jax.random.key(1), sizes=sizes)
     try:
         asked = [Request((1, 2, 3 + i % 5), (0, i), 128, stop_ids=(9,) if i % 2 else ()) for i in range(16)]
@@ -171,7 +173,7 @@ def chances(prefix, params=PARAMS):
 
 def test_draws_have_the_distribution_that_is_told_also_behind_each_other(server, tmp_path):
     """Log-probs may be right while draws are not: counted against the scorer's distribution, and the second token given the first."""
-    sizes, prompt, count = LaneConfig(slots=32, prompt_tokens=8, response_tokens=4), (1, 2, 3), 4000
+    sizes, prompt, count = LaneConfig(max_num_seqs=32, prompt_tokens=8, response_tokens=4), (1, 2, 3), 4000
     sampler = VllmSampler("policy", SHAPE, PARAMS, VllmServer(server.url, str(tmp_path)), jax.random.key(1), sizes=sizes)
     try:
         pending = [sampler.submit(Request(prompt, (0, i // 4, 0, i % 4), 3)) for i in range(count)]
@@ -241,7 +243,7 @@ def test_draws_of_a_whole_run_are_uniform_in_the_scorers_distribution_and_indepe
     uniform = float(np.sum((counts - len(rows) / 20) ** 2 / (len(rows) / 20)))
     print(f"\n{len(rows)} draws: chi-square {uniform:.1f} of 19")
     assert uniform < 19 + 5 * np.sqrt(38)
-    for name, column in {"steps": 0, "tasks": 1, "roles": 2, "branches": 3, "positions": 4}.items():
+    for name, column in {"steps": 0, "tasks": 1, "roles": 2, "group_size": 3, "positions": 4}.items():
         found, pairs = correlation(rows, [c for c in range(5) if c != column], column)
         print(f"neighbours in {name}: correlation {found:+.3f}, {found * np.sqrt(pairs):+.1f} standard errors")
         assert abs(found) * np.sqrt(pairs) < 5

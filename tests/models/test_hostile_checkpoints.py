@@ -214,7 +214,7 @@ def test_weights_beyond_the_wanted_dtype_are_refused(tmp_path, params):
         load_pretrained(tmp_path, param_dtype="bfloat16")
 
 
-ADAPTERS = [
+LORA_SERVING = [
     {"r": 0}, {"r": -1}, {"r": 10**9}, {"r": "2"}, {"r": 2.0}, {"r": None}, {"lora_alpha": "4"}, {"lora_alpha": None}, {"lora_alpha": 0},
     {"lora_alpha": 1e200}, {"target_modules": "(a+)+$"}, {"target_modules": [1]}, {"target_modules": [["q_proj"]]}, {"target_modules": []},
     {"target_modules": ["q_proj", "(a+)+$"]}, {"rank_pattern": {"q_proj": 4}}, {"alpha_pattern": {"q_proj": 4}},
@@ -226,7 +226,7 @@ ADAPTERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("change", ADAPTERS, ids=[str(change) for change in ADAPTERS])
+@pytest.mark.parametrize("change", LORA_SERVING, ids=[str(change) for change in LORA_SERVING])
 def test_adapters_that_mean_another_model_are_refused_by_field(tmp_path, change):
     save_adapters(tmp_path, init_adapters(CONFIG, jax.random.key(0), LORA), LORA)
     raw = json.loads((tmp_path / "adapter_config.json").read_text())

@@ -27,7 +27,7 @@ training.compile_quickly()
 training.use_cpu_devices(int(devices) // count)
 mesh = training.make_mesh()
 game = make_game("plan_path", height=3, width=3, min_distance=2, max_distance=4, max_moves=2, max_turns=2)
-recipe = make_recipe("at_grpo", branches=4, entropy_coef=0.02)  # few groups of an untrained model differ, and entropy moves it too
+recipe = make_recipe("at_grpo", group_size=4, entropy_coef=0.02)  # few groups of an untrained model differ, and entropy moves it too
 shape = make_model_config("nano", game.tokenizer.vocab_size)
 spec = training.ModelSpec(shape, init_params(shape, jax.random.key(0)))
 options = training.LearnerOptions(recipe, training.make_optimizer(), row_tokens=256, minibatch=4)

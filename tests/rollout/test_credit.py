@@ -213,7 +213,7 @@ def test_a_table_of_several_branches_is_refused():
 
 
 def test_credit_reaches_the_advantages_and_what_was_not_replayed_trains_nobody():
-    recipe = make_recipe("grpo", branches=B, rewards="mixed", alpha=2.0, returns="counterfactual", exchange="silence", replays=4)
+    recipe = make_recipe("grpo", group_size=B, rewards="mixed", alpha=2.0, returns="counterfactual", exchange="silence", replays=4)
     game = Additive()
     run = make_rollout(game, make_mesh(1), lambda params: givers(game), E, **sampling_of(recipe))
     played = run({}, 0, KEY)
@@ -237,7 +237,7 @@ def test_models_learn_from_credit_and_the_record_tells_what_the_team_would_have_
     game = PlanPath(height=3, width=3, min_distance=2, max_distance=4, max_moves=2, max_turns=2, wall_density=0.2)
     shape = dict(width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
     config = ModelConfig(game.tokenizer.vocab_size, **shape)
-    recipe = make_recipe("grpo", branches=2, returns="counterfactual", replays=3)
+    recipe = make_recipe("grpo", group_size=2, returns="counterfactual", replays=3)
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
     specs, shared = {"m": ModelSpec(config, init_params(config, jax.random.key(1)))}, Assignment({"tool": "m", "planner": "m"})
     with make_team(game, shared, specs, options, make_mesh(2), seed=7) as team:

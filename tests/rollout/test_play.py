@@ -446,7 +446,7 @@ def test_players_draw_one_token_where_the_episode_is_over(monkeypatch, instances
 @pytest.mark.parametrize(("rewards", "best"), [("mixed", "argmin"), ("team", "argmax"), ("local", "argmin")])
 def test_the_greedy_pick_compares_the_reward_of_the_recipe(rewards, best):
     """A token pays the team 1 and costs its role 2."""
-    recipe = make_recipe("at_grpo", rewards=rewards, branches=4)
+    recipe = make_recipe("at_grpo", rewards=rewards, group_size=4)
     sampling = {name: value for name, value in sampling_of(recipe).items() if name != "trajectories"}
     table = flow(*limits(), **sampling).tables["cy"]
     np.testing.assert_array_equal(table.chosen, getattr(np.asarray(table.responses.tokens[..., 0]), best)(-1))

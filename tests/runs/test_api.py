@@ -79,12 +79,12 @@ def test_roles_share_a_model_if_they_are_given_the_same_object():
 def test_a_recipe_is_a_name_a_mapping_or_a_recipe():
     from marl_llm.algorithms import make_recipe
 
-    by_value = make_config("plan_path", "nano", make_recipe("grpo", branches=3), steps=1)
-    by_mapping = make_config("plan_path", "nano", {"name": "grpo", "branches": 3}, steps=1)
-    assert by_value.recipe.branches == by_mapping.recipe.branches == 3
+    by_value = make_config("plan_path", "nano", make_recipe("grpo", group_size=3), steps=1)
+    by_mapping = make_config("plan_path", "nano", {"name": "grpo", "group_size": 3}, steps=1)
+    assert by_value.recipe.group_size == by_mapping.recipe.group_size == 3
     assert by_value.recipe.name == "grpo"
     with pytest.raises(ConfigError, match="lacks the name of the recipe"):
-        make_config("plan_path", "nano", {"branches": 3}, steps=1)
+        make_config("plan_path", "nano", {"group_size": 3}, steps=1)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_recipe_is_a_name_a_mapping_or_a_recipe():
         (3, {}, "'tool' has a int; give a name or what load_model returns"),
         ("nano", {"rolout": {}}, "there is no option 'rolout'; did you mean 'rollout'"),
         ("nano", {"rollout": {"task": 3}}, "there is no option 'rollout.task'; did you mean 'tasks'"),
-        ("nano", {"rollout": 3}, "rollout=3 must be a mapping with some of adapters"),
+        ("nano", {"rollout": 3}, "rollout=3 must be a mapping with some of aborted_limit"),
         ("nano", {"rollout": {"tasks": "many"}}, "rollout.tasks='many' is of another type"),
     ],
 )

@@ -83,8 +83,8 @@ def test_what_cannot_be_is_refused_with_its_key(sections, why):
 
 
 def test_a_field_of_the_team_is_no_option_of_a_model():
-    with pytest.raises(ConfigError, match="there is no option 'models.planner.recipe.branches'"):
-        config_of(recipe={"branches": 2})
+    with pytest.raises(ConfigError, match="there is no option 'models.planner.recipe.group_size'"):
+        config_of(recipe={"group_size": 2})
 
 
 def dry_run(*flags):

@@ -32,11 +32,11 @@ def test_play_options_and_the_rollout_section_have_the_same_defaults():
 @pytest.mark.parametrize(
     ("section", "values", "why"),
     [
-        (RolloutSection, {"slots": "many"}, r"config\.rollout\.slots='many' must be a whole number"),
-        (RolloutSection, {"slots": True}, r"config\.rollout\.slots=True must be a whole number"),
-        (RolloutSection, {"slots": None}, r"config\.rollout\.slots=None must be a whole number"),
-        (RolloutSection, {"exact": 1}, r"config\.rollout\.exact=1 must be True or False"),
-        (RolloutSection, {"pool": "ownn"}, r"config\.rollout\.pool='ownn' is not one of own, shared; did you mean 'own'\?"),
+        (RolloutSection, {"max_num_seqs": "many"}, r"config\.rollout\.max_num_seqs='many' must be a whole number"),
+        (RolloutSection, {"max_num_seqs": True}, r"config\.rollout\.max_num_seqs=True must be a whole number"),
+        (RolloutSection, {"max_num_seqs": None}, r"config\.rollout\.max_num_seqs=None must be a whole number"),
+        (RolloutSection, {"batch_invariant": 1}, r"config\.rollout\.batch_invariant=1 must be True or False"),
+        (RolloutSection, {"block_pool": "ownn"}, r"config\.rollout\.block_pool='ownn' is not one of own, shared; did you mean 'own'\?"),
         (OptimizerSection, {"b2": 1.0}, r"config\.optimizer\.b2=1\.0 must lie between 0 and 1"),
         (OptimizerSection, {"learning_rate": "fast"}, r"config\.optimizer\.learning_rate='fast' must be a number"),
         (EvaluationSection, {"samples": 3}, r"config\.evaluation\.samples and temperature would have no effect"),
@@ -55,7 +55,7 @@ def test_one_models_own_section_is_named_in_the_error():
 
 
 def test_what_was_changed_is_what_differs_from_the_default():
-    assert RolloutSection.changed(dict(RolloutSection.config()) | {"slots": 8, "tasks": 3, "timeout_s": None}, ("tasks",)) == {"slots": 8}
+    assert RolloutSection.changed(dict(RolloutSection.config()) | {"max_num_seqs": 8, "tasks": 3, "timeout_s": None}, ("tasks",)) == {"max_num_seqs": 8}
 
 
 def test_a_default_that_follows_from_the_models_is_shown_as_values():

@@ -13,7 +13,7 @@ from marl_llm.sampling.requests import Settings
 
 CONFIG = ModelConfig(vocab_size=48, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
 LORA = LoraConfig(rank=4, alpha=8.0)
-SIZES = LaneConfig(slots=4, prompt_tokens=32, response_tokens=8, chunk=4, admit=2, reuse=4)
+SIZES = LaneConfig(max_num_seqs=4, prompt_tokens=32, response_tokens=8, decode_steps=4, admit=2, reuse=4)
 
 
 def adapters(seed):
@@ -70,7 +70,7 @@ def test_each_model_answers_as_its_merged_form(base, tuned):
         want = apart.generate_all(asked)
     with together(base, tuned) as one:
         assert one._lanes["a"] is one._lanes["b"]
-        assert one._lanes["a"].sizes.slots == 2 * SIZES.slots
+        assert one._lanes["a"].sizes.max_num_seqs == 2 * SIZES.max_num_seqs
         same(one.generate_all(asked), want)
         same([one.generate_all([asked[i]])[0] for i in range(4)], want[:4])  # alone
         held = one._lanes["a"].weights.params
@@ -86,7 +86,7 @@ def places(tree):
 @pytest.mark.parametrize("exact", [False, True], ids=["lists", "exact"])
 def test_stacked_layers_are_read_where_they_lie_and_answer_alike(base, tuned, exact):
     """Prompts in pieces and behind pages that others computed, many and few rows, and new adapters for one model and for the other."""
-    sizes = dataclasses.replace(SIZES, exact=exact, piece=0 if exact else 8)
+    sizes = dataclasses.replace(SIZES, batch_invariant=exact, piece=0 if exact else 8)
     stacked, new, asked = stack_layers(base), adapters(7), requests(30)
     prompt = tuple(range(1, 30))
     asked += [Request(prompt, (9, i), 8, "ab"[i % 2]) for i in range(6)]
@@ -125,7 +125,7 @@ def test_a_base_without_adapters_is_read_where_it_lies(base):
 
 def test_stacked_and_other_lanes_do_not_share_a_pool(base, tuned):
     models = {"a": attach(base, tuned["a"], LORA), "b": attach(stack_layers(base), tuned["b"], LORA)}
-    sizes = dataclasses.replace(SIZES, pool="shared")
+    sizes = dataclasses.replace(SIZES, block_pool="shared")
     with Engine({n: (CONFIG, p) for n, p in models.items()}, jax.random.key(3), sizes=sizes) as engine:
         assert engine._lanes["a"].store is not engine._lanes["b"].store
         with merged(base, tuned) as apart:

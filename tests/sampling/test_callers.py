@@ -11,7 +11,7 @@ from marl_llm.models import ModelConfig, init_params
 from marl_llm.sampling import Engine, EngineError, LaneConfig, Request, lane
 
 CONFIG = ModelConfig(vocab_size=64, width=16, layers=1, query_heads=2, key_value_heads=2, head_dim=8, feed_forward=24)
-SIZES = LaneConfig(slots=4, prompt_tokens=64, response_tokens=64, chunk=2)
+SIZES = LaneConfig(max_num_seqs=4, prompt_tokens=64, response_tokens=64, decode_steps=2)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_prompts_of_one_moment_are_few_programs_whatever_their_lengths(params):
 
 
 def test_an_answer_is_told_while_others_go_on(params):
-    with start(params, sizes=LaneConfig(slots=4, prompt_tokens=64, response_tokens=16384, chunk=2)) as engine:
+    with start(params, sizes=LaneConfig(max_num_seqs=4, prompt_tokens=64, response_tokens=16384, decode_steps=2)) as engine:
 
         async def short_and_long():
             long = asyncio.ensure_future(engine.generate(ask(0, 16384)))
@@ -124,7 +124,7 @@ def test_a_loop_that_dies_in_the_middle_of_a_burst_takes_no_place(params):
 
 def test_those_for_whom_the_queue_has_no_room_stand_in_line(params):
     """Without holding up the loop; who is cancelled in line is not served."""
-    with start(params, queue=2, sizes=LaneConfig(slots=1, prompt_tokens=64, response_tokens=64, chunk=2)) as engine:
+    with start(params, queue=2, sizes=LaneConfig(max_num_seqs=1, prompt_tokens=64, response_tokens=64, decode_steps=2)) as engine:
 
         async def play():
             tasks = [asyncio.ensure_future(engine.generate(ask(i, 20))) for i in range(9)]

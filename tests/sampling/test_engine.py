@@ -21,7 +21,7 @@ from marl_llm.training import make_mesh
 TOKENIZER = ByteTokenizer(("<end>",), ("<end>",))
 V, P, R = TOKENIZER.vocab_size, 32, 16
 CONFIG = ModelConfig(vocab_size=V, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
-SIZES = LaneConfig(slots=8, prompt_tokens=P, response_tokens=R, chunk=4, admit=2, reuse=8)
+SIZES = LaneConfig(max_num_seqs=8, prompt_tokens=P, response_tokens=R, decode_steps=4, admit=2, reuse=8)
 ROOT = 11
 DRAWS = (Settings(), Settings(0.0), Settings(0.8, top_k=20, top_p=0.9))
 packed = jax.jit(score_packed, static_argnums=(0, 8))
@@ -124,7 +124,7 @@ def test_law_2_truncated_draws_come_back_with_what_they_were_drawn_from(models):
     """Answers with kept ids of several widths, mixed with others in the same programs, scored in packed rows."""
     kinds = [Settings.to_train(0.7, 5), Settings(1.3, top_p=0.9, max_kept=16), Settings.to_train(0.9, 12, 0.8), Settings(0.8, 9)]
     requests = [Request((*range(30 + i, 40 + i),), (13, i), 9 + i % 5, "a", kinds[i % 4]) for i in range(8)]
-    with start({"a": models["a"]}, sizes=dataclasses.replace(SIZES, slots=2, admit=1)) as engine:
+    with start({"a": models["a"]}, sizes=dataclasses.replace(SIZES, max_num_seqs=2, admit=1)) as engine:
         answers = engine.generate_all(requests)
         cut = engine.submit(dataclasses.replace(requests[0], timeout=1e-9)).result(60)
     assert (cut.finish, cut.kept_ids.shape, cut.kept_log_mass.shape) == ("timeout", (0, 5), (0,))
@@ -181,16 +181,16 @@ def test_slots_on_two_devices_say_the_same(models):
             assert_same(got, want)
 
 
-@pytest.mark.parametrize(("ways", "slots", "parts"), [(1, 8, 1), (2, 8, 2), (2, 7, 1)])
-def test_few_rows_decode_as_few(models, monkeypatch, ways, slots, parts):
+@pytest.mark.parametrize(("ways", "max_num_seqs", "parts"), [(1, 8, 1), (2, 8, 2), (2, 7, 1)])
+def test_few_rows_decode_as_few(models, monkeypatch, ways, max_num_seqs, parts):
     """A model that is not small computes 1, an eighth, a quarter, half or all of its slots on each device, as many as the fullest has.
     Where slots do not divide over the devices, each computes all rows."""
     monkeypatch.setattr(lane, "SMALL", {"cpu": 0})
     # the short ones all lie on the second device
     requests = [Request(r.prompt, r.seed, (R, 2)[i % 2], "a") for i, r in enumerate(random_requests(8, seed=5))]
     mesh = make_mesh(data=ways, devices=jax.devices()[:ways]) if ways > 1 else None
-    with start({"a": models["a"]}, mesh=mesh, sizes=dataclasses.replace(SIZES, slots=slots)) as engine:
-        for few, rows in ((1, parts), (2, 2 if slots == 8 else 3), (8, slots)):
+    with start({"a": models["a"]}, mesh=mesh, sizes=dataclasses.replace(SIZES, max_num_seqs=max_num_seqs)) as engine:
+        for few, rows in ((1, parts), (2, 2 if max_num_seqs == 8 else 3), (8, max_num_seqs)):
             before = engine.stats()["a"]
             for got, want in zip(engine.generate_all(requests[:few]), plain(models, requests[:few]), strict=True):
                 assert_same(got, want)
@@ -241,7 +241,7 @@ def test_a_request_that_cannot_be_served_is_refused_with_a_reason(engine, change
 
 
 def test_deadlines_and_cancellation_hand_over_what_there_is(models):
-    slow = LaneConfig(slots=1, prompt_tokens=P, response_tokens=4096, chunk=1, admit=1)
+    slow = LaneConfig(max_num_seqs=1, prompt_tokens=P, response_tokens=4096, decode_steps=1, admit=1)
     long = Request((5, 6, 7), (5, 0), 4096, "a")
     with start({"a": models["a"]}, sizes=slow) as engine:
         running = engine.submit(long)
@@ -261,7 +261,7 @@ def test_deadlines_and_cancellation_hand_over_what_there_is(models):
 
 
 def test_a_full_queue_holds_callers_back(models):
-    narrow = LaneConfig(slots=1, prompt_tokens=P, response_tokens=R, chunk=1, admit=1)
+    narrow = LaneConfig(max_num_seqs=1, prompt_tokens=P, response_tokens=R, decode_steps=1, admit=1)
     requests = [Request((9, i + 1), (6, i), R, "a") for i in range(12)]
     with start({"a": models["a"]}, sizes=narrow, queue=2) as engine:
         most = [0]
@@ -287,7 +287,7 @@ def test_a_full_queue_holds_callers_back(models):
 
 
 def test_a_cancelled_task_frees_its_slot(models):
-    one = LaneConfig(slots=1, prompt_tokens=P, response_tokens=4096, chunk=1, admit=1)
+    one = LaneConfig(max_num_seqs=1, prompt_tokens=P, response_tokens=4096, decode_steps=1, admit=1)
     with start({"a": models["a"]}, sizes=one) as engine:
 
         async def give_up():
@@ -349,7 +349,7 @@ def test_a_failing_device_program_reaches_every_caller(models, monkeypatch, wher
 
 
 def test_closing_answers_everyone(models):
-    engine = start({"a": models["a"]}, sizes=LaneConfig(slots=1, prompt_tokens=P, response_tokens=4096, chunk=1, admit=1))
+    engine = start({"a": models["a"]}, sizes=LaneConfig(max_num_seqs=1, prompt_tokens=P, response_tokens=4096, decode_steps=1, admit=1))
     handles = [engine.submit(Request((1, 2), (9, i), 4096, "a")) for i in range(3)]
     engine.close()
     for handle in handles:

@@ -12,7 +12,9 @@ from marl_llm.sampling import Engine, LaneConfig, Request, lane
 from marl_llm.sampling.pages import page_bytes
 
 PAGE = 8
-SIZES = LaneConfig(slots=8, prompt_tokens=64, response_tokens=16, chunk=4, admit=2, reuse=1, page=PAGE, piece=16, exact=True)
+SIZES = LaneConfig(
+    max_num_seqs=8, prompt_tokens=64, response_tokens=16, decode_steps=4, admit=2, reuse=1, page=PAGE, piece=16, batch_invariant=True
+)
 SMALL = dataclasses.replace(SIZES, cache_bytes=14 * page_bytes(CONFIG, PAGE))  # eight of the longest requests want 80 pages
 
 
@@ -102,5 +104,5 @@ def test_there_is_one_shape_per_kind_of_program(params):
 
 
 def test_the_number_of_slots_must_leave_no_row_aside():
-    with pytest.raises(ValueError, match=r"LaneConfig\.slots=12 must be a power of two with exact=True"):
-        dataclasses.replace(SIZES, slots=12)
+    with pytest.raises(ValueError, match=r"LaneConfig\.max_num_seqs=12 must be a power of two with batch_invariant=True"):
+        dataclasses.replace(SIZES, max_num_seqs=12)

@@ -19,7 +19,7 @@ from marl_llm.training import make_mesh
 PAGE = 8
 CACHE = 17 * page_bytes(CONFIG, PAGE)
 SIZES = LaneConfig(
-    slots=8, prompt_tokens=128, response_tokens=16, chunk=4, admit=2, reuse=1, page=PAGE, piece=16, cache_bytes=CACHE
+    max_num_seqs=8, prompt_tokens=128, response_tokens=16, decode_steps=4, admit=2, reuse=1, page=PAGE, piece=16, cache_bytes=CACHE
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_nobody_waits_for_pages_that_those_who_decode_will_never_need(params, mo
     found = []
     real = lane.Lane.step
     monkeypatch.setattr(lane.Lane, "step", lambda self, now: found.append((len(self.waiting), len(self.living))) or real(self, now))
-    sizes = dataclasses.replace(SIZES, slots=4, prompt_tokens=4, response_tokens=4, chunk=1, cache_bytes=0)
+    sizes = dataclasses.replace(SIZES, max_num_seqs=4, prompt_tokens=4, response_tokens=4, decode_steps=1, cache_bytes=0)
     rng = np.random.default_rng(9)
     requests = [Request(ids(rng, 4), (9, i), 2 + i % 3, "a") for i in range(12)]
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=sizes, tokenizers={"a": TOKENIZER}) as engine:
@@ -94,7 +94,7 @@ def test_a_long_prompt_enters_in_pieces_and_others_decode_between(engine, params
     """Eight pieces; a request that decodes meanwhile gets its chunks between them, and the answer is that of one whole pass."""
     rng = np.random.default_rng(5)
     prompt = ids(rng, 120)
-    whole = LaneConfig(slots=1, prompt_tokens=128, response_tokens=4, chunk=4, admit=1)
+    whole = LaneConfig(max_num_seqs=1, prompt_tokens=128, response_tokens=4, decode_steps=4, admit=1)
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=whole) as other:
         want = other.generate_all([Request(prompt, (4, 0), 4, "a")])[0]
     handles = [engine.submit(Request(ids(rng, 5), (4, 1), 16, "a")), engine.submit(Request(prompt, (4, 0), 4, "a"))]
@@ -123,12 +123,12 @@ def test_a_kernel_reads_the_pages_that_are_listed_for_it(params, monkeypatch, ru
     prompts = [ids(rng, n) for n in (300, 256)]
     requests = [Request(prompt, (6, i, k), 6 + k, "a") for i, prompt in enumerate(prompts) for k in range(4)]
     requests += [Request(ids(rng, n), (7, n), 9, "a") for n in (20, 290)]
-    sizes = LaneConfig(slots=16, prompt_tokens=384, response_tokens=16, chunk=3 + run, admit=2, reuse=1, page=128)
+    sizes = LaneConfig(max_num_seqs=16, prompt_tokens=384, response_tokens=16, decode_steps=3 + run, admit=2, reuse=1, page=128)
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=sizes, tokenizers={"a": TOKENIZER}) as engine:
         answers = engine.generate_all(requests)
         assert engine.stats()["a"]["reused_tokens"] >= 3 * (256 + 255)
     assert set(calls) == {run}
-    loops = LaneConfig(slots=16, prompt_tokens=384, response_tokens=16, chunk=4, admit=2, page=16)
+    loops = LaneConfig(max_num_seqs=16, prompt_tokens=384, response_tokens=16, decode_steps=4, admit=2, page=16)
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=loops, tokenizers={"a": TOKENIZER}) as engine:
         for got, want in zip(answers, engine.generate_all(requests), strict=True):
             np.testing.assert_array_equal(got.tokens, want.tokens)
@@ -233,7 +233,7 @@ def test_a_few_living_requests_are_decoded_as_a_few_rows(params, monkeypatch, li
         return real(config, served, pages, given, *args, layout=layout, **kw)
 
     monkeypatch.setattr(lane, "decode", watched)
-    sizes = dataclasses.replace(SIZES, slots=16, admit=4, cache_bytes=0)
+    sizes = dataclasses.replace(SIZES, max_num_seqs=16, admit=4, cache_bytes=0)
     rng = np.random.default_rng(8)
     requests = [Request(ids(rng, 9), (8, i), 4, "a") for i in range(living)]
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=sizes, tokenizers={"a": TOKENIZER}) as engine:
@@ -248,7 +248,7 @@ def test_the_branches_of_a_prompt_enter_together_and_long_beginnings_make_short_
     """As with a model that is not small: two prompts of eight branches, whose ends are one program. Behind a long beginning pieces are
     shorter."""
     monkeypatch.setattr(lane, "SMALL", {"cpu": 0.0})
-    sizes = dataclasses.replace(SIZES, slots=16, admit=1, piece=64, cache_bytes=0)
+    sizes = dataclasses.replace(SIZES, max_num_seqs=16, admit=1, piece=64, cache_bytes=0)
     rng = np.random.default_rng(7)
     # with the seed 7 one draw lies at a token's border, and falls on its other side with JAX 0.12
     requests = [Request(prompt, (8, i, j), 4, "a") for i, prompt in enumerate((ids(rng, 25), ids(rng, 31))) for j in range(8)]

@@ -16,7 +16,7 @@ from marl_llm.sampling.store import PageStore
 
 PAGE = 8
 SIZES = LaneConfig(
-    slots=8, prompt_tokens=32, response_tokens=16, chunk=4, admit=2, reuse=1, page=PAGE, piece=16, pool="shared",
+    max_num_seqs=8, prompt_tokens=32, response_tokens=16, decode_steps=4, admit=2, reuse=1, page=PAGE, piece=16, block_pool="shared",
     cache_bytes=10 * page_bytes(CONFIG, PAGE),
 )  # fmt: skip
 
@@ -73,7 +73,7 @@ def test_a_model_may_use_what_another_leaves_free(models):
     asked = [Request(tuple(range(i, i + 16)), (2, i), 16, "a") for i in (20, 60, 100, 140)]
     paused, most = {}, {}
     for pool in ("own", "shared"):
-        with start(models, pool=pool) as engine:
+        with start(models, block_pool=pool) as engine:
             answers, stats = engine.generate_all(asked), engine.stats()["a"]
             paused[pool], most[pool] = stats.get("paused", 0), stats["most_pages"]
         for got, want in zip(answers, plain(models, asked), strict=True):
@@ -127,5 +127,5 @@ def test_models_of_other_shapes_keep_a_pool_of_their_own(models):
     with Engine(served, jax.random.key(ROOT), sizes=SIZES) as engine:
         a, b, c = (engine._lanes[name].store for name in "abc")
     assert a is b is not c
-    with pytest.raises(ValueError, match=r"LaneConfig.pool='common' is unknown; the ways are own, shared"):
-        LaneConfig(pool="common")
+    with pytest.raises(ValueError, match=r"LaneConfig.block_pool='common' is unknown; the ways are own, shared"):
+        LaneConfig(block_pool="common")

@@ -1,4 +1,5 @@
-"""New parameters while requests are under way (`swap="now"`): who decodes goes on with them, each token has its version, and what was
+"""New parameters while requests are under way (`weight_update="in_flight"`): who decodes goes on with them, each token has its version,
+and what was
 computed with earlier parameters, or behind it, is for nobody else. Most tests drive a lane by hand, as the engine's thread does."""
 
 import dataclasses
@@ -23,7 +24,9 @@ from marl_llm.sampling.pool import PagePool
 from marl_llm.sampling.tickets import Ticket
 
 PAGE, WIDTH = 8, 64
-SIZES = LaneConfig(slots=8, prompt_tokens=32, response_tokens=16, chunk=4, admit=2, reuse=1, page=PAGE, piece=16, swap="now")
+SIZES = LaneConfig(
+    max_num_seqs=8, prompt_tokens=32, response_tokens=16, decode_steps=4, admit=2, reuse=1, page=PAGE, piece=16, weight_update="in_flight"
+)
 PROMPT = (*range(40, 58),)
 
 
@@ -290,10 +293,10 @@ def test_a_swap_of_one_models_adapters_leaves_the_requests_and_pages_of_another_
     assert [one.reused for one in again] == [0, 18]
 
 
-@pytest.mark.parametrize(("swap", "versions"), [("now", [0] * 5 + [1] * 11), ("drain", [0] * 16)])
-def test_the_engine_swaps_between_two_chunks_or_once_nobody_is_under_way(old, head, swap, versions):
+@pytest.mark.parametrize(("weight_update", "versions"), [("in_flight", [0] * 5 + [1] * 11), ("blocking", [0] * 16)])
+def test_the_engine_swaps_between_two_chunks_or_once_nobody_is_under_way(old, head, weight_update, versions):
     """The callback holds the engine's thread until new parameters have arrived."""
-    request, sizes = Request(PROMPT, (9, 0), 16, "a"), dataclasses.replace(SIZES, swap=swap)
+    request, sizes = Request(PROMPT, (9, 0), 16, "a"), dataclasses.replace(SIZES, weight_update=weight_update)
     with Engine({"a": (CONFIG, old)}, jax.random.key(ROOT), sizes=sizes, tokenizers={"a": TOKENIZER}) as engine:
         setting, chunks = threading.Thread(target=engine.set_params, args=("a", head)), []
 
@@ -309,7 +312,7 @@ def test_the_engine_swaps_between_two_chunks_or_once_nobody_is_under_way(old, he
         (after,) = engine.generate_all([request])
     np.testing.assert_array_equal(got.versions, versions)
     assert_same(after, plain({"a": head}, [request])[0])
-    if swap == "drain":
+    if weight_update == "blocking":
         assert_same(got, plain({"a": old}, [request])[0])
 
 
@@ -341,7 +344,9 @@ def test_a_swap_in_flight_holds_no_more_copies_than_a_drained_one(old, new, monk
 
 
 def test_what_a_lane_cannot_do_is_refused():
-    with pytest.raises(ValueError, match=r"LaneConfig.swap='soon' is unknown; the ways are drain, now"):
-        LaneConfig(swap="soon")
-    with pytest.raises(ValueError, match=r"swap='now' with exact=True: when parameters arrive would change an answer's bytes"):
-        LaneConfig(swap="now", exact=True)
+    with pytest.raises(ValueError, match=r"LaneConfig.weight_update='soon' is unknown; the ways are blocking, in_flight"):
+        LaneConfig(weight_update="soon")
+    with pytest.raises(
+        ValueError, match=r"weight_update='in_flight' with batch_invariant=True: when parameters arrive would change an answer's bytes"
+    ):
+        LaneConfig(weight_update="in_flight", batch_invariant=True)

@@ -63,7 +63,7 @@ def scoring(messages, options):
 def test_an_endpoint_at_our_own_server_gives_the_same_scores_as_the_model_in_process(tmp_path, monkeypatch):
     config = make_model_config("nano", lab.SPEECH.tokenizer.vocab_size)
     params = init_params(config, jax.random.key(0))
-    sizes = LaneConfig(slots=4, prompt_tokens=64, response_tokens=8, chunk=2)
+    sizes = LaneConfig(max_num_seqs=4, prompt_tokens=64, response_tokens=8, decode_steps=2)
     messages = [{"role": "user", "content": "how good? "}]
     with Engine({"coach": (config, params)}, jax.random.key(1), sizes=sizes, tokenizers={"coach": lab.SPEECH.tokenizer}) as engine:
         answers = policy_answers(engine, "coach", lab.SPEECH, max_prompt=64, max_tokens=8)
@@ -434,9 +434,9 @@ def test_a_local_model_is_made_with_every_size_and_names_its_replies_by_its_file
     monkeypatch.setattr(local, "Engine", lambda *given, **named: made.append(EngineStandIn(*given, **named)) or made[-1])
     (tmp_path / "model.bin").write_bytes(b"weights")
     path = str(tmp_path)
-    with local.LocalModel(path, max_prompt=48, max_tokens=5, slots=3, thinking="off") as model:
+    with local.LocalModel(path, max_prompt=48, max_tokens=5, max_num_seqs=3, thinking="off") as model:
         sizes = made[0].sizes
-        assert (sizes.slots, sizes.prompt_tokens, sizes.response_tokens, sizes.admit) == (3, 48, 5, 3)
+        assert (sizes.max_num_seqs, sizes.prompt_tokens, sizes.response_tokens, sizes.admit) == (3, 48, 5, 3)
         assert (model.answers.max_prompt, model.answers.max_tokens) == (48, 5)
         assert (made[0].models, made[0].tokenizers) == ({"model": (config, f"params of {path}")}, {"model": lab.SPEECH.tokenizer})
         assert opened == [(path, {"enable_thinking": False})]
@@ -450,8 +450,8 @@ def test_a_local_model_is_made_with_every_size_and_names_its_replies_by_its_file
             failure = client.complete([{"role": "user", "content": "x" * 49}], max_tokens=1).failure
         assert (failure.kind.value, "1 to 48 are served" in failure.message) == ("refused", True)
     assert made[0].closed
-    local.LocalModel(path, slots=40, speech=lab.SPEECH).close()
-    assert (made[1].sizes.slots, made[1].sizes.admit, len(opened)) == (40, 16, 1)
+    local.LocalModel(path, max_num_seqs=40, speech=lab.SPEECH).close()
+    assert (made[1].sizes.max_num_seqs, made[1].sizes.admit, len(opened)) == (40, 16, 1)
     for positions, max_tokens, prompt in ((2048, 1024, 1024), (2048, 48, 2000), (40_960, 1024, 8192), (9216, 1024, 8192), (100, 1024, 1)):
         config.max_position = positions
         local.LocalModel(path, max_tokens=max_tokens, speech=lab.SPEECH).close()
@@ -468,7 +468,7 @@ def test_a_large_local_model_is_read_where_it_was_loaded(monkeypatch):
     said = {}
     for large in (False, True):
         monkeypatch.setattr(local, "is_large", lambda config, platform, large=large: large)
-        with local.LocalModel("a", max_prompt=48, max_tokens=8, slots=2, speech=lab.SPEECH) as model:
+        with local.LocalModel("a", max_prompt=48, max_tokens=8, max_num_seqs=2, speech=lab.SPEECH) as model:
             replies = [model.answers([{"role": "user", "content": "hello"}], Options(temperature=0.0)).text]
             if large:
                 served = model._engine._lanes["model"].weights.params["base"]

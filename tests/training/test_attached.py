@@ -12,7 +12,7 @@ from marl_llm.algorithms import make_recipe
 from marl_llm.training.attached import AttachOptions, play_attached
 from marl_llm.workflows import RolloutError, WorkflowError
 
-GRPO = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none")
+GRPO = make_recipe("grpo", group_size=4, rewards="mixed", returns="immediate", scale_advantages="none")
 ROWS = [{"letter": letter} for letter in LETTERS]
 
 
@@ -87,9 +87,9 @@ def test_what_a_program_does_wrong_aborts_its_play_and_is_counted():
         with pytest.raises(RolloutError, match="every play of the program was aborted"):
             play_attached(one.answers(), lambda task, client: asyncio.sleep(0), ROWS[:1], GRPO)
         with pytest.raises(WorkflowError, match="plays whole episodes"):
-            play_attached(one.answers(), play, ROWS, make_recipe("at_grpo", branches=4))
+            play_attached(one.answers(), play, ROWS, make_recipe("at_grpo", group_size=4))
         with pytest.raises(WorkflowError, match="neither replays nor truncation"):
-            play_attached(one.answers(), play, ROWS, make_recipe("grpo", branches=4, mask_truncated=True))
+            play_attached(one.answers(), play, ROWS, make_recipe("grpo", group_size=4, mask_truncated=True))
     aborted = {name.removeprefix("aborted/"): x for name, x in batch.figures.items() if name.startswith("aborted/") and x}
     assert aborted == {"failed": 2, "silent": 1, "late": 1, "refused": 3, "unpaid": 1}
     assert heard["early"][0] == 200

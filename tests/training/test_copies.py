@@ -35,7 +35,7 @@ def test_copies_of_the_parameters_on_the_devices(recipe, masters, halves):
     before = live()
     specs = {name: ModelSpec(CONFIG, init_params(CONFIG, jax.random.key(n)), SPEECH) for n, name in enumerate(("first", "second"))}
     one = sum(x.nbytes for x in jax.tree.leaves(specs["first"].params))
-    play = PlayOptions(slots=2, chunk=2)
+    play = PlayOptions(max_num_seqs=2, decode_steps=2)
     with HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=play) as team:
         cache = sum(figures["cache_bytes"] for name, figures in team._current.engine.stats().items() if name != "engine")
         del specs
@@ -67,7 +67,9 @@ def test_a_swap_holds_no_copy_more_than_there_was(monkeypatch):
 
         return run
 
-    with HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=PlayOptions(slots=2, chunk=2)) as team:
+    with HostedTeam(
+        WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=PlayOptions(max_num_seqs=2, decode_steps=2)
+    ) as team:
         cache = sum(figures["cache_bytes"] for name, figures in team._current.engine.stats().items() if name != "engine")
         del specs
         team.learn(team.play(0, 0, 4), 0.05, None)
@@ -85,10 +87,10 @@ def adapted(how):
     params = init_params(config, jax.random.key(0))
     specs = {name: ModelSpec(config, params, SPEECH, LoraConfig(rank=2)) for name in ("first", "second")}
     one = sum(x.nbytes for x in jax.tree.leaves(params))
-    play = PlayOptions(slots=2, chunk=2, adapters=how)
+    play = PlayOptions(max_num_seqs=2, decode_steps=2, lora_serving=how)
     with HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=play) as team:
         del specs, params
-        cache = team._current.engine.stats()["first"]["cache_bytes"] * (1 if how == "together" else 2)
+        cache = team._current.engine.stats()["first"]["cache_bytes"] * (1 if how == "multi" else 2)
         batches = [team.play(0, 0, 4)]
         team.learn(batches[0], 0.05, None)
         batches.append(team.play(1, 4, 4))  # with what was learned
@@ -100,7 +102,7 @@ def adapted(how):
 
 def test_models_with_adapters_on_one_base_hold_it_once():
     """Sampled together or merged, the same draws; together the base lies there once, and merged once more for each model."""
-    (together, copies), (merged, more) = adapted("together"), adapted("merged")
+    (together, copies), (merged, more) = adapted("multi"), adapted("merged")
     assert copies == pytest.approx(1, abs=0.2)  # and the adapters as they began, and as they are served
     assert more == pytest.approx(3, abs=0.2)
     for (ids, log_probs), (others, expected) in zip(together, merged, strict=True):
@@ -114,7 +116,7 @@ def test_an_engine_that_is_closed_holds_nothing_on_the_devices():
     options = LearnerOptions(make_recipe("grpo"), make_optimizer(), row_tokens=16, minibatch=8)
     before = live()
     specs = {name: ModelSpec(CONFIG, init_params(CONFIG, jax.random.key(n)), SPEECH) for n, name in enumerate(("first", "second"))}
-    team = HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=PlayOptions(slots=2, chunk=2))
+    team = HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=PlayOptions(max_num_seqs=2, decode_steps=2))
     engine = team._current.engine
     team.play(0, 0, 4)
     team.close()
@@ -137,7 +139,7 @@ def with_seats(monkeypatch, assignment, large):
     specs = {name: ModelSpec(config, params, SPEECH, LoraConfig(rank=2)) for name in assignment.policies}
     with monkeypatch.context() as patch:
         patch.setattr(served, "is_large", lambda *_: large)
-        with HostedTeam(WORLD, assignment, specs, options, make_mesh(1), play=PlayOptions(slots=2, chunk=2)) as team:
+        with HostedTeam(WORLD, assignment, specs, options, make_mesh(1), play=PlayOptions(max_num_seqs=2, decode_steps=2)) as team:
             if large:
                 patch.setattr(learner, "merge", None)  # which would be called
             batch = team.play(0, 0, 4)
@@ -176,9 +178,9 @@ def test_a_frozen_base_lies_there_in_the_compute_dtype():
 def test_ways_of_sampling_adapters_that_cannot_be_are_refused():
     options = LearnerOptions(make_recipe("grpo"), make_optimizer(), row_tokens=16, minibatch=8)
     specs = {name: ModelSpec(CONFIG, init_params(CONFIG, jax.random.key(0)), SPEECH) for name in ("first", "second")}
-    for how, message in (("apart", "play.adapters='apart' is unknown"), ("together", "no two models of this process have adapters")):
+    for how, message in (("apart", "play.lora_serving='apart' is unknown"), ("multi", "no two models of this process have adapters")):
         with pytest.raises(WorkflowError, match=message):
-            HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=PlayOptions(adapters=how))
+            HostedTeam(WORLD, separate(WORLD.workflow), specs, options, make_mesh(1), play=PlayOptions(lora_serving=how))
 
 
 def test_what_is_parked_comes_back_as_the_compute_dtype_rounds_it():

@@ -18,9 +18,11 @@ from marl_llm.training.update import explained_variance
 CRITIC = dataclasses.replace(CONFIG, value_head=True)
 SHARP = dict(dual_clip=1.2, value_clip=0.01, gamma=0.9, gae_lambda=0.8, temperature=1.2)
 OWN = make_recipe("ppo", **SHARP)
-CHARGED = make_recipe("ppo", kl_coef=0.2, kl_in="reward", kl_kind="k2", **SHARP)
+CHARGED = make_recipe("ppo", kl_coef=0.2, kl_where="reward", kl_kind="k2", **SHARP)
 # its two losses have denominators of their own
-SHARED = make_recipe("ppo", reduce="sequence_mean_token_mean", kl_coef=0.1, kl_kind="k3", value_coef=0.7, entropy_coef=0.01, **SHARP)
+SHARED = make_recipe(
+    "ppo", loss_aggregation="sequence_mean_token_mean", kl_coef=0.1, kl_kind="k3", value_coef=0.7, entropy_coef=0.01, **SHARP
+)
 FIRST = np.asarray([True, False])
 RATES = jnp.float32(0.1), jnp.float32(0.1)
 
@@ -65,7 +67,7 @@ def plain_update(recipe, samples, table, shared, rates=RATES, by_prompt=False):
     actor, critic = (critic_params(), None) if shared else (params(), critic_params())
     values = np.asarray(unrolled_values(actor if shared else critic, *rows), np.float64)
     ref = np.asarray(unrolled(reference(), *rows, recipe.temperature)[0]) if recipe.kl_coef else drawn
-    charge = np.where(where, 0.5 * (ref - drawn) ** 2, 0) if recipe.kl_in == "reward" else np.zeros(where.shape)
+    charge = np.where(where, 0.5 * (ref - drawn) ** 2, 0) if recipe.kl_where == "reward" else np.zeros(where.shape)
     advantages, targets = (jnp.asarray(x, jnp.float32) for x in gae_by_hand(recipe, samples, rewards, values, charge))
 
     names = [s.prompt.tobytes() for s in samples]
@@ -84,7 +86,7 @@ def plain_update(recipe, samples, table, shared, rates=RATES, by_prompt=False):
         worst = jnp.maximum(-ratio * advantages, -jnp.clip(ratio, 0.8, 1.2) * advantages)
         bound = (advantages < 0) & (worst > -recipe.dual_clip * advantages) & where
         token = jnp.where(bound, -recipe.dual_clip * advantages, worst)
-        if recipe.kl_in == "loss":
+        if recipe.kl_where == "loss":
             token += recipe.kl_coef * (jnp.exp(ref - log_probs) - (ref - log_probs) - 1)
         return mean(token - recipe.entropy_coef * entropy, part, shared), jnp.sum(bound)
 

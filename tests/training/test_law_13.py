@@ -28,9 +28,9 @@ GAMES = {
     "tally": Tally(),
 }
 E = 6
-PLAY = PlayOptions(slots=8, chunk=4, exact=True)  # few programs
+PLAY = PlayOptions(max_num_seqs=8, decode_steps=4, batch_invariant=True)  # few programs
 ROWS = RowShape(rows=16, tokens=64, targets=32, samples=16)
-FIRST = make_recipe("grpo", branches=3)  # how all recipes below sample
+FIRST = make_recipe("grpo", group_size=3)  # how all recipes below sample
 SGD = optax.sgd(1.0)  # one object, so that both teams share their programs
 
 
@@ -84,7 +84,7 @@ def test_b1_law_13_one_table_and_equal_advantages_for_every_recipe(name):
     together = table.trajectory[mine][:, None] == table.trajectory[mine]
     later, later_on_host = (x[:, None] > x for x in (table.order[mine], on_host.order[theirs]))
     np.testing.assert_array_equal(later & together, later_on_host & together)
-    recipes = [recipe for recipe in map(make_recipe, RECIPES) if recipe.normaliser != "critic"]
+    recipes = [recipe for recipe in map(make_recipe, RECIPES) if recipe.advantage_estimator != "critic"]
     assert len(recipes) >= 5
     for recipe in recipes:
         size, found = 160, []  # one shape for all games
@@ -105,7 +105,7 @@ def test_law_13_a_tree_has_the_same_candidates_and_advantages():
 
     That the best one does where it is asked for: `tests/games/test_hosted.py`, and the three steps below.
     """
-    recipe = make_recipe("at_grpo", branches=3, pick="random")
+    recipe = make_recipe("at_grpo", group_size=3, pick="random")
     found = []
     for tokens, table, chosen in both_ways("tally", recipe):
         said = responses(tokens)
@@ -156,7 +156,7 @@ def trained(one, recipe, shape):
 def test_law_2_what_was_sampled_truncated_is_what_is_scored(teams):
     """The scorer renormalises over the sampler's kept set, in both kinds of play. Untruncated: see `trained`."""
     for one in teams:
-        recipe = make_recipe("grpo", branches=3, temperature=0.8, top_k=3, top_p=0.9, rewards="mixed")
+        recipe = make_recipe("grpo", group_size=3, temperature=0.8, top_k=3, top_p=0.9, rewards="mixed")
         one.options = dataclasses.replace(one.options, recipe=recipe)
         models = {name: ModelSpec(learner.spec.config, learner.start, learner.spec.speech) for name, learner in one.learners.items()}
         options = dict(play=PLAY, seed=3, hosted=one is teams[1])
@@ -171,7 +171,7 @@ def test_law_2_what_was_sampled_truncated_is_what_is_scored(teams):
 @pytest.mark.parametrize("name", ["grpo", "at_grpo", "magrpo", "mappa", "ppo", "dr_mas"])
 def test_law_13_three_steps_end_at_the_same_parameters(name, teams):
     """One recipe with the rows that each kind of play makes, the others in one shape: how rows are cut changes nothing (law 5)."""
-    recipe = make_recipe(name, branches=3, rewards="mixed", temperature=1.0)
+    recipe = make_recipe(name, group_size=3, rewards="mixed", temperature=1.0)
     with contextlib.ExitStack() as stack:
         if recipe.sampling == "tree":  # played otherwise, by teams of its own that begin at the same parameters
             start = teams[0].learners["odd"].start
@@ -187,7 +187,7 @@ def test_law_13_three_steps_end_at_the_same_parameters(name, teams):
 
 @pytest.mark.parametrize("rewards", ["team", "local", "mixed"])
 def test_both_kinds_of_play_report_and_pick_by_the_reward_of_the_recipe(rewards):
-    recipe = make_recipe("at_grpo", rewards=rewards, branches=3, **({"alpha": 3.0} if rewards == "mixed" else {}))
+    recipe = make_recipe("at_grpo", rewards=rewards, group_size=3, **({"alpha": 3.0} if rewards == "mixed" else {}))
     for hosted in (False, True):
         with team(GAMES["plan_path"], hosted, recipe=recipe) as one:
             batch = one.play(0, 0, E)

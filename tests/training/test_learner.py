@@ -170,7 +170,7 @@ def token_log_probs(params, ids):
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["whole", "adapters"])
 def test_d4_each_model_of_a_team_is_held_to_where_it_began_itself_by_the_loss(lora):
     """Nothing at first, because it has not moved, and something later; another's beginning would cost something at once."""
-    team, _, batch = told(make_recipe("grpo", branches=2, kl_coef=0.1, kl_in="loss", kl_kind="k3"), lora)
+    team, _, batch = told(make_recipe("grpo", group_size=2, kl_coef=0.1, kl_where="loss", kl_kind="k3"), lora)
     first, second = (team.learn(batch, 0.05) for _ in range(2))
     for name in ROLES:
         assert first[name]["updates"] == 1
@@ -181,7 +181,7 @@ def test_d4_each_model_of_a_team_is_held_to_where_it_began_itself_by_the_loss(lo
 
 def test_d4_each_model_of_a_team_is_charged_against_where_it_began_itself_in_its_rewards():
     """k1 is what was drawn less what the beginning says of it, at the first step and when the models have moved."""
-    team, samples, batch = told(make_recipe("grpo", branches=2, kl_coef=0.1, kl_in="reward", kl_kind="k1"))
+    team, samples, batch = told(make_recipe("grpo", group_size=2, kl_coef=0.1, kl_where="reward", kl_kind="k1"))
     want = {}
     for agent, name in enumerate(ROLES):
         ids = np.asarray([[*s.prompt, *s.response] for s, a in zip(samples, batch.table.agent, strict=True) if a == agent])
@@ -192,7 +192,7 @@ def test_d4_each_model_of_a_team_is_charged_against_where_it_began_itself_in_its
         assert {name: figures[name]["kl"] for name in ROLES} == pytest.approx(want, abs=1e-4)
 
 
-STEERED = dict(branches=2, kl_coef=0.1, kl_target=0.02, kl_horizon=50.0)
+STEERED = dict(group_size=2, kl_coef=0.1, kl_target=0.02, kl_horizon=50.0)
 
 
 def without(batch, role):
@@ -201,9 +201,9 @@ def without(batch, role):
     return dataclasses.replace(batch, table=dataclasses.replace(batch.table, where=where))
 
 
-@pytest.mark.parametrize("kl_in", ["loss", "reward"])
-def test_each_models_beta_is_steered_by_its_own_kl_and_a_silent_models_stays(kl_in):
-    recipe = make_recipe("grpo", kl_in=kl_in, kl_kind="k3" if kl_in == "loss" else "k1", **STEERED)
+@pytest.mark.parametrize("kl_where", ["loss", "reward"])
+def test_each_models_beta_is_steered_by_its_own_kl_and_a_silent_models_stays(kl_where):
+    recipe = make_recipe("grpo", kl_where=kl_where, kl_kind="k3" if kl_where == "loss" else "k1", **STEERED)
     team, _, batch = told(recipe)
     figures = team.learn(without(batch, "second"), 0.05)
     moved = next_kl_coef(recipe, 0.1, figures["first"]["kl"], samples=4)  # its own samples, and nobody's zeros
@@ -215,7 +215,9 @@ def test_each_models_beta_is_steered_by_its_own_kl_and_a_silent_models_stays(kl_
 
 
 def test_each_sample_is_charged_with_the_beta_of_its_own_model():
-    team, _, batch = told(make_recipe("grpo", scale="none", group_by=("instance", "agent"), kl_in="reward", kl_kind="k1", **STEERED))
+    team, _, batch = told(
+        make_recipe("grpo", scale_advantages="none", group_by=("instance", "agent"), kl_where="reward", kl_kind="k1", **STEERED)
+    )
     team.learn(batch, 0.0)
     start = team.advantages.copy()
     team.kl_coef = {"first": 0.1, "second": 0.7}
@@ -226,18 +228,18 @@ def test_each_sample_is_charged_with_the_beta_of_its_own_model():
 
 
 def test_the_kl_of_the_update_never_passes_for_the_kl_to_the_start():
-    team, _, batch = told(make_recipe("grpo", branches=2))
+    team, _, batch = told(make_recipe("grpo", group_size=2))
     for figures in team.learn(batch, 0.05).values():
         assert "kl" not in figures
-        assert "old_kl" in figures
+        assert "approx_kl" in figures
 
 
 def test_betas_are_kept_in_a_checkpoint_and_an_older_one_had_one_for_all():
-    team, _, batch = told(make_recipe("grpo", kl_in="loss", **STEERED))
+    team, _, batch = told(make_recipe("grpo", kl_where="loss", **STEERED))
     team.kl_coef = {"first": 0.1 + 1e-17, "second": 1 / 3}
     state = json.loads(json.dumps(team.state()))
     team.kl_coef["first"] = 5.0  # what was said is a copy
-    again, _, _ = told(make_recipe("grpo", kl_in="loss", **STEERED))
+    again, _, _ = told(make_recipe("grpo", kl_where="loss", **STEERED))
     again.restore(again.policies(), state)
     assert again.kl_coef == {"first": 0.1 + 1e-17, "second": 1 / 3}
     again.restore(again.policies(), state | {"kl_coef": 0.25})

@@ -14,6 +14,7 @@ from marl_llm.runs.building import restored
 from marl_llm.training import LearnerOptions, make_mesh, make_optimizer
 from marl_llm.training.checkpoints import Checkpoints
 from marl_llm.training.learner import Learner, ModelSpec
+from marl_llm.training.refills import Refills
 from marl_llm.training.team import Team
 
 SHAPE = ModelConfig(vocab_size=64, width=128, layers=2, query_heads=2, key_value_heads=2, head_dim=64, feed_forward=256)
@@ -68,7 +69,7 @@ class Models(Team):
 
     def __init__(self, learners):
         self.learners, self.trained_coach, self.kl_coef, self.running = learners, None, dict.fromkeys(learners, 0.0), np.zeros(1)
-        self._taught = {}
+        self._taught, self.refills = {}, Refills(0, 1)
 
     def _families(self):
         return {name: [name] for name in self.learners}

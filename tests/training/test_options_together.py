@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_critic_update import ppo_step
-from test_over_start import GRPO as OVER
-from test_over_start import instances, slow
+from test_oversample import GRPO as OVER
+from test_oversample import instances, slow
 from test_packed_update import make_samples, unrolled
 from test_team import ECHO, WORLD, by_tokens, own, team
 from test_update import RECIPE, assert_close, make_rows, params, step
@@ -73,16 +73,16 @@ def test_a_correction_weighs_by_the_policy_before_the_first_epoch_in_every_epoch
     wanted, figures = step(rows, recipe=plain, **steps)
     assert figures["clip_low"] + figures["clip_high"] > 0.01  # the policy has moved out of the clip
     for how in ("truncate", "mask"):
-        assert_close(step(rows, recipe=dataclasses.replace(plain, correction=how), **steps)[0], wanted, atol=2e-5)
+        assert_close(step(rows, recipe=dataclasses.replace(plain, rollout_correction=how), **steps)[0], wanted, atol=2e-5)
 
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_tied_samples_that_are_skipped_stay_in_the_denominator_of_every_epoch_where_they_count(counted):
     """One of fifteen groups is tied. Skipped, it changes the step by its share of the tokens, or not at all."""
     rows, rate = make_rows(drift=0.0), jnp.float32(1e-3)
-    recipe = dataclasses.replace(RECIPE, entropy_coef=0.0, tied_in_denominator=counted)
+    recipe = dataclasses.replace(RECIPE, entropy_coef=0.0, zero_variance_in_denominator=counted)
     skipped, kept = (
-        step(rows, recipe=dataclasses.replace(recipe, skip_tied=skip), epochs=2, rate=rate)[0] for skip in (True, False)
+        step(rows, recipe=dataclasses.replace(recipe, filter_zero_variance=skip), epochs=2, rate=rate)[0] for skip in (True, False)
     )
     mine = np.asarray(rows.token_where & rows.where[:, None, None]).sum((1, 2))
     factor = 1.0 if counted else mine.sum() / (mine.sum() - mine[7])  # group 7 is tied
@@ -108,7 +108,7 @@ def test_a_correction_weighs_a_critics_policy_step_and_leaves_the_critic_alone(h
 
     plain = make_recipe("ppo", temperature=1.2)
     honest, critic, _ = ppo_step(plain, says(0.0), table)
-    weighed, again, figures = ppo_step(dataclasses.replace(plain, correction=how), says(0.3), table)
+    weighed, again, figures = ppo_step(dataclasses.replace(plain, rollout_correction=how), says(0.3), table)
     for start, a, b in zip(*map(jax.tree.leaves, (params(), honest, weighed)), strict=True):
         np.testing.assert_allclose(b - start, weight * (a - start), atol=2e-6)
     for a, b in zip(jax.tree.leaves(critic), jax.tree.leaves(again), strict=True):
@@ -180,7 +180,7 @@ def test_each_models_staleness_counts_its_own_updates():
 def test_a_steered_kl_counts_the_samples_that_train_and_no_others():
     """Three of four rows of the table do not count, so that β moves a quarter as far as with all of them."""
     steered = dict(kl_coef=0.1, kl_target=1.0, kl_horizon=100.0)
-    recipe = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none", **steered)
+    recipe = make_recipe("grpo", group_size=4, rewards="mixed", returns="immediate", scale_advantages="none", **steered)
     moved = []
     for part in (1, 4):
         with team(recipe, shared(ECHO)) as one:
@@ -196,24 +196,24 @@ def test_a_steered_kl_counts_the_samples_that_train_and_no_others():
 def test_a_run_that_goes_on_from_before_the_last_step_plays_what_that_step_had_been_left():
     """The state after step 1 is restored to play step 1 once more: it still begins with the tasks that step 0 had left."""
     world, free = slow({1: 1_000, 2: 1_000})
-    with team(OVER, world=world, over_start=2) as one:
+    with team(OVER, world=world, oversample=2) as one:
         assert instances(one.play(0, 0, 4, 2)) == [0, 3, 4, 5]
         free()
         played = instances(one.play(1, 4, 4, 2))
         assert {1, 2} <= set(played)
         state = json.loads(json.dumps(one.state()))
-    with team(OVER, world=slow({})[0], over_start=2) as one:
+    with team(OVER, world=slow({})[0], oversample=2) as one:
         one.restore(one.policies(), state)
         again, rest = one.play(1, 4, 4, 2), one.play(2, 8, 4, 0)
         assert sorted([*instances(again), *instances(rest)]) == [1, 2, 6, 7, 8, 9, 10, 11]
-        assert (again.figures["over_start/left"], rest.figures["over_start/left"]) == (2.0, 0.0)
+        assert (again.figures["oversample/left"], rest.figures["oversample/left"]) == (2.0, 0.0)
 
 
 def test_late_plays_weigh_in_their_own_step_alone_and_pay_by_the_recipe():
     """Over-start beside a frozen role: the late plays' rows of the frozen role stay out, and the counts add up."""
     frozen = Assignment({"first": "first", "second": "second"}, {"second": Inside(trained=False)})
     world, free = slow({1: 1_000})
-    with team(OVER, frozen, world, over_start=1) as one:
+    with team(OVER, frozen, world, oversample=1) as one:
         first = one.play(0, 0, 4, 1)
         free()
         second = one.play(1, 4, 4, 0)

@@ -24,7 +24,7 @@ BOTH = np.asarray([True, True])
 
 
 def recipe_of(name, preset):
-    options = {"branches": 2} if name != "mappa" else {}
+    options = {"group_size": 2} if name != "mappa" else {}
     return make_recipe(name, preset, **options)
 
 
@@ -89,7 +89,7 @@ def plain_step(recipe, samples, table):
     *rows, where, drawn = padded(samples)
     lengths = where.sum(1)
     advantages, _, _ = advantages_for(recipe, Samples(**(vars(table) | {"tokens": lengths})))
-    ref = unrolled(reference(), *rows, recipe.temperature)[0] if recipe.kl_coef and recipe.kl_in == "loss" else None
+    ref = unrolled(reference(), *rows, recipe.temperature)[0] if recipe.kl_coef and recipe.kl_where == "loss" else None
 
     def loss(scores):
         old = jax.lax.stop_gradient(scores[0])
@@ -137,7 +137,7 @@ def test_law_5_packed_rows_take_the_step_of_unrolled_rows(name, preset):
 def test_law_5_tree_rows_take_the_step_of_unrolled_rows(name, preset):
     """The update of device games on the same footing, in micro-batches."""
     recipe = recipe_of(name, preset)
-    if recipe.kl_in == "reward" and recipe.kl_coef:
+    if recipe.kl_where == "reward" and recipe.kl_coef:
         recipe = make_recipe(name, preset, kl_coef=0.0)
     rows = make_rows()
     samples, kept = [], []
@@ -177,7 +177,7 @@ def test_each_minibatch_has_the_advantages_of_its_own_samples(name):
     samples, table = make_samples()
     *rows, where, drawn = padded(samples)
     advantages = np.asarray(advantages_for(recipe, Samples(**(vars(table) | {"tokens": where.sum(1)})))[0])
-    ref = unrolled(reference(), *rows, recipe.temperature)[0] if recipe.kl_coef and recipe.kl_in == "loss" else None
+    ref = unrolled(reference(), *rows, recipe.temperature)[0] if recipe.kl_coef and recipe.kl_where == "loss" else None
     prompts = [sample.prompt.tobytes() for sample in samples]
     parts = [np.flatnonzero([one == prompt for one in prompts]) for prompt in dict.fromkeys(prompts)]
 
@@ -208,7 +208,7 @@ def test_each_minibatch_has_the_advantages_of_its_own_samples(name):
 
 
 def test_each_model_learns_from_the_agents_that_it_plays_and_tied_groups_can_be_left_out():
-    recipe = make_recipe("at_grpo", branches=2, skip_tied=True, reduce="token_mean")
+    recipe = make_recipe("at_grpo", group_size=2, filter_zero_variance=True, loss_aggregation="token_mean")
     samples, table = make_samples()
     first = np.asarray([True, False])
     base, metrics = packed_step(recipe, samples, table, plays=first)
@@ -216,11 +216,11 @@ def test_each_model_learns_from_the_agents_that_it_plays_and_tied_groups_can_be_
         TokenSample(s.prompt, s.response, s.log_probs - 3.0) if a == 1 else s for s, a in zip(samples, table.agent, strict=True)
     ]
     assert_same(packed_step(recipe, foreign, table, plays=first)[0], base)
-    assert metrics["useful_groups"] < metrics["groups"]
+    assert metrics["groups_with_signal"] < metrics["groups"]
     # tied groups still count in the denominator: the loss is the mean over all tokens that are played
     mine = np.flatnonzero(table.agent == 0)
     part = Samples(**{n: x[mine] for n, x in vars(table).items() if x is not None})
-    everything = make_recipe("at_grpo", branches=2, reduce="token_mean")
+    everything = make_recipe("at_grpo", group_size=2, loss_aggregation="token_mean")
     value, gradient = plain_step(everything, [samples[i] for i in mine], part)
     assert metrics["loss"] == pytest.approx(value, rel=1e-5, abs=1e-5)
     assert_close(jax.tree.map(lambda a, b: a - b, params(), base), gradient)
@@ -258,7 +258,9 @@ def test_b10_the_gap_between_sampler_and_scorer_is_corrected_where_the_recipe_sa
     exact = np.asarray(unrolled(params(), *rows, 1.0)[0])
     off = np.linspace(-0.5, 1.5, len(samples), dtype=np.float32)
     told = [TokenSample(s.prompt, s.response, exact[i, : s.response.size] - off[i]) for i, s in enumerate(samples)]
-    recipe = make_recipe("grpo", branches=2, correction="truncate", correction_cap=2.0, reduce="token_mean")
+    recipe = make_recipe(
+        "grpo", group_size=2, rollout_correction="truncate", rollout_correction_threshold=2.0, loss_aggregation="token_mean"
+    )
     moved, metrics = packed_step(recipe, told, table, microbatch_tokens=64)
     advantages = np.asarray(advantages_for(recipe, Samples(**(vars(table) | {"tokens": where.sum(1)})))[0])
     weight = np.minimum(np.exp(off), 2.0)[:, None]
@@ -276,7 +278,7 @@ def test_only_the_tokens_of_the_highest_entropy_are_in_the_policy_term():
     """The threshold is that of the whole step, however it is cut."""
     samples, table = make_samples()
     *rows, where, _ = padded(samples)
-    recipe = make_recipe("grpo", branches=2, entropy_quantile=0.25, reduce="token_mean")
+    recipe = make_recipe("grpo", group_size=2, entropy_quantile=0.25, loss_aggregation="token_mean")
     entropy = np.asarray(unrolled(params(), *rows, 1.0)[1])
     kept = where & (entropy >= np.quantile(entropy[where], 0.75))
     advantages = np.asarray(advantages_for(recipe, Samples(**(vars(table) | {"tokens": where.sum(1)})))[0])[:, None]
@@ -295,7 +297,7 @@ def test_only_the_tokens_of_the_highest_entropy_are_in_the_policy_term():
 def test_beta_is_what_the_caller_says_in_the_loss_and_in_the_reward():
     samples, table = make_samples()
     for where, kind in (("loss", "k3"), ("reward", "k1")):
-        weak, strong = (make_recipe("grpo", branches=2, kl_coef=beta, kl_in=where, kl_kind=kind) for beta in (0.1, 0.7))
+        weak, strong = (make_recipe("grpo", group_size=2, kl_coef=beta, kl_where=where, kl_kind=kind) for beta in (0.1, 0.7))
         bare = dataclasses.replace(table, kl=None)
         steered = packed_step(weak, samples, bare, kl_coef=0.7)[0]
         assert_close(steered, packed_step(strong, samples, bare)[0], atol=1e-6)
@@ -327,7 +329,7 @@ def test_every_head_is_told_which_targets_are_padding(monkeypatch):
     score_hidden = packed.score_hidden
     monkeypatch.setattr(packed, "score_hidden", spy)
     packed_for.cache_clear()
-    packed_step(make_recipe("grpo", kl_coef=0.1, kl_in="loss", branches=2), *make_samples(), minibatch=5)
+    packed_step(make_recipe("grpo", kl_coef=0.1, kl_where="loss", group_size=2), *make_samples(), minibatch=5)
     packed_for.cache_clear()
     assert len(told) >= 3  # the policy, the reference, and the scores of later minibatches
     assert all(where is not None for where in told)

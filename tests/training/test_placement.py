@@ -32,7 +32,7 @@ def team(hosted, split, recipe, optimizer):
     specs = {name: ModelSpec(shape, init_params(shape, jax.random.key(n)), SPEECH if hosted else None) for n, name in enumerate(names)}
     parts = parts_of(split_evenly(names, 2), names, MESH) if split else None
     options = LearnerOptions(recipe, optimizer, row_tokens=64, minibatch=8)
-    play = PlayOptions(slots=16, chunk=4, exact=True) if hosted else None
+    play = PlayOptions(max_num_seqs=16, decode_steps=4, batch_invariant=True) if hosted else None
     return make_team(WORLD if hosted else GAME, Assignment({n: n for n in names}), specs, options, MESH, parts=parts, play=play, seed=1)
 
 
@@ -63,7 +63,7 @@ def trained(hosted, split, recipe):
 
 @pytest.mark.parametrize("hosted", [False, True])
 def test_models_with_a_part_of_the_devices_draw_and_learn_as_with_all_of_them(hosted):
-    recipe = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", kl_coef=0.01)
+    recipe = make_recipe("grpo", group_size=4, rewards="mixed", returns="immediate", kl_coef=0.01)
     shared, split = trained(hosted, False, recipe), trained(hosted, True, recipe)
     assert shared[0] == split[0]
     assert shared[1] == split[1]

@@ -33,7 +33,7 @@ def foreign_play(url, name, letter, seed):
 
 def test_a_foreign_environment_trains_a_team_through_its_server(tmp_path):
     rewards = []
-    with team(make_recipe("grpo", branches=4, scale="none")) as one:
+    with team(make_recipe("grpo", group_size=4, scale_advantages="none")) as one:
         for step in range(12):
             one.imitate(step % 6, 12, 1e-2)
         one.begin()

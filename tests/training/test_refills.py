@@ -19,7 +19,7 @@ from marl_llm.training.update import by_identity
 from marl_llm.workflows import Assignment, WorkflowError
 
 E = 6
-RECIPE = make_recipe("grpo", branches=3, rewards="mixed")
+RECIPE = make_recipe("grpo", group_size=3, rewards="mixed")
 
 
 def one_round(first, signal, **figures):
@@ -119,7 +119,7 @@ def test_signal_is_counted_by_group_over_samples_that_count():
     tokens = Tokens.of([TokenSample([1], [2 + i], [-0.5]) for i in range(8)])
     assert signal_of(make_recipe("grpo"), tokens, table) == {4: (1, 2), 5: (0, 1), 6: (0, 1)}
     charged = dataclasses.replace(table, kl=np.linspace(0, 1, 8, dtype=np.float32))  # a KL penalty is no signal
-    assert signal_of(make_recipe("grpo", kl_coef=0.5, kl_in="reward"), tokens, charged) == {4: (1, 2), 5: (0, 1), 6: (0, 1)}
+    assert signal_of(make_recipe("grpo", kl_coef=0.5, kl_where="reward"), tokens, charged) == {4: (1, 2), 5: (0, 1), 6: (0, 1)}
 
 
 def test_law_13_compiled_and_hosted_play_refill_the_same_tasks_with_the_same_samples():
@@ -184,15 +184,15 @@ def test_what_has_no_groups_or_does_not_know_its_next_tasks_is_refused():
         return refill_conflict(2, make_recipe(recipe, **fields), **(beside or {}))
 
     assert why() == why("at_grpo") == ""
-    assert "normaliser='critic' makes no groups" in why("ppo")
+    assert "advantage_estimator='critic' makes no groups" in why("ppo")
     assert "group_by=('agent',) puts several tasks" in why(group_by="agent")
     assert "joint='cross'" in why(joint="cross")
-    assert "ahead=1" in why(beside=dict(ahead=1))
-    assert "over_start" in why(beside=dict(over_start=2))
+    assert "max_staleness=1" in why(beside=dict(max_staleness=1))
+    assert "oversample" in why(beside=dict(oversample=2))
     assert "a coach" in why(beside=dict(coached=True))
     assert "permute_rewards" in why(beside=dict(permuted=True))
-    assert refill_conflict(0, make_recipe("ppo"), ahead=1) == ""
+    assert refill_conflict(0, make_recipe("ppo"), max_staleness=1) == ""
     with pytest.raises(WorkflowError, match=r"refills=2: control\.permute_rewards"):
         workflow_team(refills=2, permute_rewards=True)
-    with pytest.raises(WorkflowError, match="refills=2: ahead=1"):
-        workflow_team(make_recipe("grpo", branches=4, correction="mask"), world=WORLD, refills=2, ahead=1)
+    with pytest.raises(WorkflowError, match="refills=2: max_staleness=1"):
+        workflow_team(make_recipe("grpo", group_size=4, rollout_correction="mask"), world=WORLD, refills=2, max_staleness=1)

@@ -32,7 +32,7 @@ from marl_llm.workflows import Assignment, Inside, WorkflowError
 GAME = PlanPath(height=3, width=3, min_distance=2, max_distance=4, max_moves=2, max_turns=2, wall_density=0.2)
 CONFIG = ModelConfig(GAME.tokenizer.vocab_size, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
 # a model this small is seldom understood: the entropy term gives it a gradient even where all branches are paid alike
-RECIPE = make_recipe("at_grpo", branches=4, temperature=1.3, entropy_coef=0.05)
+RECIPE = make_recipe("at_grpo", group_size=4, temperature=1.3, entropy_coef=0.05)
 # Names on purpose: sorted, the models and the roles come in another order than the game has them.
 ASSIGNMENT = {"tool": "zeta", "planner": "alpha"}
 ROLES = ("tool", "planner")
@@ -286,9 +286,9 @@ def test_linear_decay_without_warm_up_starts_at_its_peak_and_ends_at_zero():
 
 def test_a_rollout_samples_as_its_recipe_says():
     """Candidates and their pick in a tree; whole plays, each with one response to a prompt, in parallel."""
-    tree = make_recipe("at_grpo", branches=3, pick="random", rewards="mixed", alpha=0.5)
+    tree = make_recipe("at_grpo", group_size=3, pick="random", rewards="mixed", alpha=0.5)
     assert sampling_of(tree) == {"trajectories": 1, "branches": 3, "pick": "random", "alpha": 0.5, "local_weight": 1.0}
-    plays = sampling_of(make_recipe("grpo", branches=3, rewards="team"))
+    plays = sampling_of(make_recipe("grpo", group_size=3, rewards="team"))
     assert (plays["trajectories"], plays["branches"]) == (3, 1)
     assert (plays["alpha"], plays["local_weight"]) == (1.0, 0.0)
 

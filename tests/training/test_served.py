@@ -53,9 +53,9 @@ def test_a_common_pool_needs_two_models_of_one_shape_that_an_engine_draws_for():
         ({"a": learner(base=base), "b": learner(base=base)}, ("a", "b")),  # one lane
     ):
         check_pool(learners, "own", together)
-        with pytest.raises(WorkflowError, match="play.pool='shared' would have no effect: no two models on the same devices"):
+        with pytest.raises(WorkflowError, match="play.block_pool='shared' would have no effect: no two models on the same devices"):
             check_pool(learners, "shared", together)
-    with pytest.raises(WorkflowError, match="play.pool='common' is unknown; the ways are own, shared"):
+    with pytest.raises(WorkflowError, match="play.block_pool='common' is unknown; the ways are own, shared"):
         check_pool({}, "common", ())
 
 
@@ -68,7 +68,7 @@ def test_devices_share_what_is_sampled_from_otherwise_than_an_update():
 
     def played(tensor):
         specs = {name: ModelSpec(config, init_params(config, jax.random.key(n)), SPEECH) for n, name in enumerate(("first", "second"))}
-        play = PlayOptions(slots=4, chunk=2, tensor=tensor)
+        play = PlayOptions(max_num_seqs=4, decode_steps=2, tensor=tensor)
         with HostedTeam(WORLD, separate(WORLD.workflow), specs, options, mesh, play=play) as team:
             batches = [team.play(0, 0, 4)]
             team.learn(batches[0], 0.05, None)

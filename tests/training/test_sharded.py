@@ -29,7 +29,7 @@ def test_law_5_a_split_model_takes_the_same_step(axes):
     trained, metrics = update(Trained(placed), None, tokens, table, np.asarray([True, True]), jnp.float32(1.0), 0)
     assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), trained.policy.params, kept))
     assert_close(unstack_layers(jax.device_get(trained.policy.params)), want, atol=3e-5)
-    for name in ("loss", "grad_norm", "log_prob_gap", "useful_groups"):
+    for name in ("loss", "grad_norm", "log_prob_gap", "groups_with_signal"):
         np.testing.assert_allclose(metrics[name], figures[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
@@ -48,7 +48,7 @@ def test_law_6_a_split_sampler_gives_the_same_rollout():
     config = ModelConfig(game.tokenizer.vocab_size, 16, 1, query_heads=2, key_value_heads=2, head_dim=8, feed_forward=16)
     names = [r.name for r in game.roles]
     models = {n: init_params(config, jax.random.key(i)) for i, n in enumerate(names)}
-    recipe = make_recipe("magrpo", branches=2)
+    recipe = make_recipe("magrpo", group_size=2)
     out = []
     for axes in ((1, 1, 1), (2, 2, 2)):
         mesh = make_mesh(*axes)

@@ -1,4 +1,5 @@
-"""`swap="now"`: plays that go on beside an update get its parameters in the middle of a response, and each sample has its version."""
+"""`weight_update="in_flight"`: plays that go on beside an update get its parameters in the middle of a response, and each sample has its
+version."""
 
 import dataclasses
 import json
@@ -7,12 +8,12 @@ import time
 
 import numpy as np
 import pytest
-from test_over_start import GRPO, slow
+from test_oversample import GRPO, slow
 from test_team import ECHO, SPEC, WORLD, gated, team
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.training import HostedTeam, PlayOptions, make_mesh
-from marl_llm.training.over_start import swap_conflict
+from marl_llm.training.oversample import weight_update_conflict
 from marl_llm.workflows import WorkflowError, separate, shared, with_roles
 from marl_llm.workflows.storage import from_json, to_json
 
@@ -76,7 +77,7 @@ def check(batch, before, after):
 
 def test_a_step_that_is_played_ahead_goes_on_with_what_the_update_made():
     world, gate = gated()
-    with team(GRPO, shared(ECHO), world=longer(world), ahead=1, swap="now") as one:
+    with team(GRPO, shared(ECHO), world=longer(world), max_staleness=1, weight_update="in_flight") as one:
         first = one.play(0, 0, 6)
         assert first.figures["mixed_share"] == 0.0
         lane, held = hold(one, 16)  # all slots
@@ -103,7 +104,7 @@ def test_a_step_that_is_played_ahead_goes_on_with_what_the_update_made():
 
 def test_late_plays_go_on_with_the_parameters_of_the_next_step():
     world, free = slow({1: 1_000})
-    with team(GRPO, shared(ECHO), world=longer(world), over_start=1, swap="now") as one:
+    with team(GRPO, shared(ECHO), world=longer(world), oversample=1, weight_update="in_flight") as one:
         first = one.play(0, 0, 4, 1)
         one.learn(first, 1e-2)
         _, held = hold(one, 4)
@@ -117,20 +118,22 @@ def test_late_plays_go_on_with_the_parameters_of_the_next_step():
 
 
 def test_what_it_cannot_be_had_with_is_refused():
-    beside = dict(exact=False, served=[])
-    assert not swap_conflict("now", 2, 0, GRPO, **beside)
-    assert not swap_conflict("drain", 0, 0, make_recipe("grpo"), exact=True, served=["a"], several=True)
+    beside = dict(batch_invariant=False, served=[])
+    assert not weight_update_conflict("in_flight", 2, 0, GRPO, **beside)
+    assert not weight_update_conflict("blocking", 0, 0, make_recipe("grpo"), batch_invariant=True, served=["a"], several=True)
     for change, why in (
-        ({"swap": "soon"}, "swap='soon' is unknown; the ways are drain, now"),
-        ({"over_start": 0}, "swap=now: it would have no effect: nothing is under way"),
-        ({"exact": True}, "swap=now: exact promises equal bytes"),
-        ({"recipe": make_recipe("grpo")}, "set recipe.correction=truncate"),
+        ({"weight_update": "soon"}, "weight_update='soon' is unknown; the ways are blocking, in_flight"),
+        ({"oversample": 0}, "weight_update=in_flight: it would have no effect: nothing is under way"),
+        ({"batch_invariant": True}, "weight_update=in_flight: batch_invariant promises equal bytes"),
+        ({"recipe": make_recipe("grpo")}, "set recipe.rollout_correction=truncate"),
         ({"served": ["tool"]}, "model tool is drawn by a server"),
         ({"several": True}, "several processes"),
     ):
-        assert why in swap_conflict(**dict(swap="now", over_start=2, ahead=0, recipe=GRPO) | beside | change)
+        assert why in weight_update_conflict(
+            **dict(weight_update="in_flight", oversample=2, max_staleness=0, recipe=GRPO) | beside | change
+        )
     with team(GRPO) as one:
         options = one.options
     models = dict.fromkeys(("first", "second"), SPEC)
-    with pytest.raises(WorkflowError, match="swap=now: it would have no effect"):
-        HostedTeam(WORLD, separate(ECHO), models, options, make_mesh(1), play=PlayOptions(swap="now"))
+    with pytest.raises(WorkflowError, match="weight_update=in_flight: it would have no effect"):
+        HostedTeam(WORLD, separate(ECHO), models, options, make_mesh(1), play=PlayOptions(weight_update="in_flight"))

@@ -18,7 +18,7 @@ SHAPE = ModelConfig(
     vocab_size=GAME.tokenizer.vocab_size, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16
 )
 ASSIGNMENT = Assignment({role.name: name for role, name in zip(GAME.roles, ("one", "two"))})
-RECIPE = make_recipe("at_grpo", branches=3, skip_tied=True, scale="none", entropy_coef=0.01)
+RECIPE = make_recipe("at_grpo", group_size=3, filter_zero_variance=True, scale_advantages="none", entropy_coef=0.01)
 OPTIONS = LearnerOptions(RECIPE, make_optimizer(), row_tokens=64, minibatch=4, epochs=2, microbatch_tokens=128)
 TASKS = 8
 
@@ -102,7 +102,7 @@ def test_teams_of_a_sweep_continue_alone(both):
     ("recipe", "message"),
     [
         (make_recipe("ppo"), "a critic"),
-        (make_recipe("magrpo", branches=3, kl_coef=0.1), "a KL to the start"),
+        (make_recipe("magrpo", group_size=3, kl_coef=0.1), "a KL to the start"),
         (make_recipe("spiral"), "running means"),
         (make_recipe("grpo", entropy_quantile=0.5), "entropies of a whole step"),
         (make_recipe("grpo", mask_truncated=True), "truncated responses"),

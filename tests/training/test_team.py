@@ -86,14 +86,16 @@ def teacher(turn):
 WORLD = World(ECHO, tasks, "right", SPEECH, teacher)
 PARAMS = init_params(SHAPE, jax.random.key(0))
 SPEC = ModelSpec(SHAPE, PARAMS, SPEECH)
-GRPO = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none")
+GRPO = make_recipe("grpo", group_size=4, rewards="mixed", returns="immediate", scale_advantages="none")
 
 
-def team(recipe=GRPO, assignment=None, world=WORLD, specs=None, ahead=0, over_start=0, swap="drain", pool="own", **options):
+def team(recipe=GRPO, assignment=None, world=WORLD, specs=None, max_staleness=0, oversample=0, weight_update="blocking", block_pool="own",
+         **options):
     assignment = assignment or separate(world.workflow)
     learner = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
     specs = specs or dict.fromkeys(assignment.policies, SPEC)
-    play = PlayOptions(slots=16, chunk=2, ahead=ahead, over_start=over_start, swap=swap, pool=pool)
+    play = PlayOptions(max_num_seqs=16, decode_steps=2, max_staleness=max_staleness, oversample=oversample, weight_update=weight_update,
+                       block_pool=block_pool)
     return make_team(world, assignment, specs, learner, make_mesh(1), play=play, **options)
 
 
@@ -128,7 +130,7 @@ def test_pay_that_the_recipe_leaves_out_is_told_once():
     for kind, left_out, message in (("team", "local", "of second"), ("local", "team", "of first, second")):
         rewards = (broadcast(lambda way: 1.0), by_tokens(1.0)) if left_out == "team" else (broadcast(right), by_tokens(1.0))
         world = dataclasses.replace(WORLD, workflow=dataclasses.replace(ECHO, rewards=rewards))
-        with team(make_recipe("grpo", branches=4, rewards=kind), world=world) as one:
+        with team(make_recipe("grpo", group_size=4, rewards=kind), world=world) as one:
             batch = one.play(0, 0, 6)
             told = rf"reads {kind} rewards only; the {left_out} rewards {message} train nothing.*rewards='mixed'"
             with pytest.warns(UserWarning, match=told):
@@ -203,7 +205,7 @@ def test_models_of_other_shapes_and_adapters_on_a_base_train_side_by_side():
 
 @pytest.mark.parametrize(("recipe", "critic"), [("ppo", "own"), ("ppo", "head"), ("mappa", "own"), ("at_grpo", "own")])
 def test_every_recipe_steps(recipe, critic):
-    options = {"ppo": dict(branches=2), "mappa": dict(branches=2, rewards="mixed"), "at_grpo": dict(branches=3)}[recipe]
+    options = {"ppo": dict(group_size=2), "mappa": dict(group_size=2, rewards="mixed"), "at_grpo": dict(group_size=3)}[recipe]
     made = make_recipe(recipe, **options)
     learner = LearnerOptions(made, make_optimizer(), row_tokens=64, minibatch=8, critic=critic)
     specs = dict.fromkeys(("first", "second"), SPEC)
@@ -256,7 +258,7 @@ def test_seats_say_who_plays_and_a_role_that_is_put_back_plays_as_it_began():
 
 
 def test_what_is_restored_goes_on_as_if_nothing_had_happened(tmp_path):
-    recipe = make_recipe("ppo", branches=2)
+    recipe = make_recipe("ppo", group_size=2)
 
     def warmed(one):
         one.imitate(0, 12, 1e-2)
@@ -350,8 +352,8 @@ def test_opponents_that_would_share_one_outcome_are_warned_of_once():
 
 def test_models_that_draw_pages_from_one_pool_play_and_learn_the_same():
     drawn = []
-    for pool in ("own", "shared"):
-        with team(pool=pool) as one:
+    for block_pool in ("own", "shared"):
+        with team(block_pool=block_pool) as one:
             stores = {id(lane.store) for lane in one._current.engine._all}
             batches = [one.play(0, 0, 6)]
             one.learn(batches[0], 1e-2)
@@ -375,7 +377,7 @@ def test_a_step_is_played_beside_the_update_with_the_parameters_of_before():
     world, gate = gated()
     with team(world=world) as still:
         want = still.play(1, 6, 6)  # nothing was learned
-    with team(world=world, ahead=1) as one:
+    with team(world=world, max_staleness=1) as one:
         first = one.play(0, 0, 6)
         gate.clear()
         one.prepare(1, 6, 6)
@@ -399,7 +401,7 @@ def test_an_evaluation_waits_for_what_is_played_ahead_and_sees_what_was_learned(
         want = one.play(1, 6, 6)  # nothing was learned
         one.learn(one.play(0, 0, 6), 1e-1)
         learned = [x.team for x in one.evaluate({}, "test", 12).outcomes]
-    with team(world=world, ahead=1) as one:
+    with team(world=world, max_staleness=1) as one:
         first = one.play(0, 0, 6)
         gate.clear()
         one.prepare(1, 6, 6)
@@ -417,19 +419,21 @@ def test_what_fails_ahead_is_told_to_whoever_fetches_it_and_a_team_closes_over_a
         raise KeyError("broken")
 
     broken = dataclasses.replace(ECHO, body=sequence(FIRST, tool(fault, "seen", name="look", timeout_s=5), SECOND))
-    with team(world=dataclasses.replace(WORLD, workflow=broken), ahead=1) as one:
+    with team(world=dataclasses.replace(WORLD, workflow=broken), max_staleness=1) as one:
         one.prepare(0, 0, 6)
         with pytest.raises(WorkflowError, match="look.*broken"):
             one.play(0, 0, 6)
     world, gate = gated()
     gate.clear()
-    with team(world=world, ahead=1) as one:
+    with team(world=world, max_staleness=1) as one:
         one.prepare(0, 0, 6)
         with pytest.raises(RuntimeError, match="still to be fetched"):
             one.prepare(1, 6, 6)
         threading.Timer(0.2, gate.set).start()
-    with pytest.raises(WorkflowError, match="ahead=1 needs one device in each process and found 2"):
-        HostedTeam(WORLD, separate(ECHO), dict.fromkeys(("first", "second"), SPEC), one.options, make_mesh(2), play=PlayOptions(ahead=1))
+    with pytest.raises(WorkflowError, match="max_staleness=1 needs one device in each process and found 2"):
+        HostedTeam(
+            WORLD, separate(ECHO), dict.fromkeys(("first", "second"), SPEC), one.options, make_mesh(2), play=PlayOptions(max_staleness=1)
+        )
 
 
 def test_a_compiled_play_is_a_success_only_with_the_whole_outcome():

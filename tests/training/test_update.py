@@ -17,8 +17,8 @@ from marl_llm.training.steps import Sums, accumulate, microbatch_size
 
 CONFIG = ModelConfig(vocab_size=17, width=16, layers=1, query_heads=2, key_value_heads=1, head_dim=8, feed_forward=16)
 G, P, K, R = 16, 5, 3, 4  # 4 environments, 2 agents, 2 turns
-RECIPE = make_recipe("at_grpo", branches=K, skip_tied=True, reduce="token_mean", entropy_coef=0.02, temperature=1.3)
-CORRECTED = dataclasses.replace(RECIPE, correction="truncate")  # reads the sampler's log-probs
+RECIPE = make_recipe("at_grpo", group_size=K, filter_zero_variance=True, loss_aggregation="token_mean", entropy_coef=0.02, temperature=1.3)
+CORRECTED = dataclasses.replace(RECIPE, rollout_correction="truncate")  # reads the sampler's log-probs
 SGD = optax.sgd(1.0)  # with learning rate 1 the parameters move by the gradient
 BOTH = jnp.asarray([True, True])
 RATE = jnp.float32(1.0)
@@ -133,7 +133,7 @@ def test_the_step_is_that_of_a_loss_computed_on_plain_rows():
     assert metrics["ratio"] == 1
     assert metrics["clip_low"] + metrics["clip_high"] == 0
     assert tied.sum() == 1
-    assert (metrics["groups"], metrics["useful_groups"], metrics["updates"]) == (15, 14, 1)
+    assert (metrics["groups"], metrics["groups_with_signal"], metrics["updates"]) == (15, 14, 1)
     assert metrics["tied_share"] == pytest.approx(1 / 15)
     assert metrics["mixed_prompt_share"] == 0
 
@@ -213,7 +213,7 @@ def test_law_5_every_row_is_stepped_on_exactly_once_per_epoch():
 @pytest.mark.parametrize("skip", [False, True], ids=["tied groups are scored", "tied groups are left out"])
 def test_law_5_figures_do_not_depend_on_the_number_of_minibatches(skip):
     """14 or 15 groups of uneven lengths in one minibatch and in four, one group tied, and a sampler that is off."""
-    recipe = dataclasses.replace(RECIPE, skip_tied=skip)
+    recipe = dataclasses.replace(RECIPE, filter_zero_variance=skip)
     _, base = step(make_rows(), rate=jnp.float32(0), recipe=recipe)
     _, cut = step(make_rows(), rate=jnp.float32(0), recipe=recipe, minibatch=4)
     assert (base.pop("updates"), cut.pop("updates")) == (1, 4)
@@ -297,7 +297,7 @@ def test_law_8_equal_rewards_leave_the_parameters_bit_for_bit_alone_and_are_coun
     rows = make_rows()
     moved, metrics = step(rows._replace(team=jnp.full((G, K), 0.3), local=jnp.full((G, K), 0.1)))
     assert_same(moved, params())
-    assert (metrics["updates"], metrics["useful_groups"], metrics["groups"]) == (0, 0, 15)
+    assert (metrics["updates"], metrics["groups_with_signal"], metrics["groups"]) == (0, 0, 15)
     assert metrics["tied_share"] == 1
     assert metrics["grad_norm"] == 0
     assert all(np.isfinite(v) for v in metrics.values())
@@ -305,7 +305,7 @@ def test_law_8_equal_rewards_leave_the_parameters_bit_for_bit_alone_and_are_coun
 
 def test_law_8_groups_of_one_teach_nothing_and_are_counted():
     """Here tied groups are not skipped: their gradient is computed, and is exactly zero."""
-    recipe = make_recipe("grpo", branches=2, group_by="instance,agent,turn", returns="immediate")
+    recipe = make_recipe("grpo", group_size=2, group_by="instance,agent,turn", returns="immediate")
     rows = make_rows()
     single = rows._replace(**{f: getattr(rows, f)[:, :1] for f in ("tokens", "token_where", "log_probs", "team", "local")})
     moved, metrics = step(single, recipe=recipe)

@@ -20,8 +20,8 @@ from marl_llm.training.team import EVALUATION
 from marl_llm.workflows import WorkflowError, shared
 from marl_llm.workflows.errors import RolloutError
 
-SETTINGS = dict(branches=4, rewards="mixed", returns="immediate", scale="none")
-RECIPE = make_recipe("grpo", correction="truncate", **SETTINGS)
+SETTINGS = dict(group_size=4, rewards="mixed", returns="immediate", scale_advantages="none")
+RECIPE = make_recipe("grpo", rollout_correction="truncate", **SETTINGS)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def team(server, folder, recipe=RECIPE):
     """Served by `server`; None: by an engine of this program."""
     options = LearnerOptions(recipe, make_optimizer(), row_tokens=64, minibatch=8)
     spec = ModelSpec(SHAPE, PARAMS, SPEECH, sampler=None if server is None else VllmServer(server.url, str(folder)))
-    return make_team(WORLD, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(slots=16, chunk=2))
+    return make_team(WORLD, shared(ECHO), {"policy": spec}, options, make_mesh(1), play=PlayOptions(max_num_seqs=16, decode_steps=2))
 
 
 def names(folder):
@@ -156,7 +156,7 @@ def test_an_answer_that_is_none_voids_the_play(server, tmp_path):
 
 def test_a_request_by_itself_ends_where_its_stop_rule_says_and_what_cannot_be_served_is_refused(server, tmp_path):
     tokenizer, (stop,) = SPEECH.tokenizer, SPEECH.stop_ids
-    sizes, place = LaneConfig(slots=2, prompt_tokens=4, response_tokens=2), VllmServer(server.url, str(tmp_path))
+    sizes, place = LaneConfig(max_num_seqs=2, prompt_tokens=4, response_tokens=2), VllmServer(server.url, str(tmp_path))
     one = VllmSampler("policy", SHAPE, PARAMS, place, jax.random.key(1), sizes=sizes, tokenizer=tokenizer)
     try:
         heard = []
@@ -189,7 +189,7 @@ def test_a_request_by_itself_ends_where_its_stop_rule_says_and_what_cannot_be_se
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (dict(correction="none"), r"draws in another program, .* set recipe\.correction=truncate"),
+        (dict(rollout_correction="none"), r"draws in another program, .* set recipe\.rollout_correction=truncate"),
         (dict(temperature=0.7), r"temperature=0\.7, .* draws are at temperature 1"),
         (dict(top_k=5), "top_k=5"),
         (dict(top_p=0.9), r"top_p=0\.9"),
@@ -197,5 +197,5 @@ def test_a_request_by_itself_ends_where_its_stop_rule_says_and_what_cannot_be_se
 )
 def test_what_a_server_cannot_do_is_refused_before_it_is_asked(server, tmp_path, settings, why):
     with pytest.raises(WorkflowError, match=why):
-        team(server, tmp_path, make_recipe("grpo", **SETTINGS | {"correction": "truncate"} | settings))
+        team(server, tmp_path, make_recipe("grpo", **SETTINGS | {"rollout_correction": "truncate"} | settings))
     assert server.reloads == []

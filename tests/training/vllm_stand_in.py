@@ -15,7 +15,7 @@ import numpy as np
 from marl_llm.models import load_pretrained, log_probs
 from marl_llm.sampling import Engine, LaneConfig, Request, Settings
 
-SIZES = LaneConfig(slots=16, prompt_tokens=4, response_tokens=2, chunk=2, admit=16)
+SIZES = LaneConfig(max_num_seqs=16, prompt_tokens=4, response_tokens=2, decode_steps=2, admit=16)
 DRAWING = {"max_tokens", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "detokenize", "temperature", "seed"}
 _score = jax.jit(lambda config, params, ids: log_probs(config, params, ids[None]).log_probs[0], static_argnums=0)
 

@@ -102,7 +102,7 @@ def test_the_best_candidate_goes_on_and_all_are_paid_for_themselves():
     for row in table.samples:
         assert row.local == pytest.approx(float(row.call.text))
     columns = table.to_samples()
-    _, metrics, _ = advantages_for(make_recipe("at_grpo", branches=K), columns)
+    _, metrics, _ = advantages_for(make_recipe("at_grpo", group_size=K), columns)
     assert (int(metrics["groups"]), float(metrics["mixed_prompt_share"]), int(metrics["groups_of_one"])) == (2 * 2 * T, 0.0, 0)
 
 

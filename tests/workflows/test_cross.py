@@ -135,9 +135,9 @@ def test_the_config_says_where_cross_sampling_is_refused():
     letter.recipe.joint = "cross"
     with pytest.raises(ConfigError, match="compiled play pairs no responses"):
         resolve(letter)
-    with pytest.raises(ValueError, match="joint_subset=6 must be a multiple of branches=4"):
+    with pytest.raises(ValueError, match="joint_subset=6 must be a multiple of group_size=4"):
         make_recipe("magrpo", joint="cross", joint_subset=6)
-    with pytest.raises(ValueError, match="joint='cross' pairs the responses of several plays"):
+    with pytest.raises(ValueError, match="joint='cross' pairs responses of several plays"):
         make_recipe("at_grpo", joint="cross")
     with pytest.raises(ValueError, match="joint_subset=8 would have no effect"):
         make_recipe("magrpo", joint_subset=8)

@@ -97,7 +97,7 @@ def rows_of(rollout, recipe):
         for s in table.samples
     ]
     columns = table.to_samples()
-    return rows, jax.tree.leaves(advantages_for(make_recipe(recipe, branches=4), columns))
+    return rows, jax.tree.leaves(advantages_for(make_recipe(recipe, group_size=4), columns))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from marl_llm.workflows.samples import sample_table
 
 TOKENIZER = function_tokenizer()
 CONFIG = ModelConfig(vocab_size=TOKENIZER.vocab_size, width=16, layers=1, query_heads=2, key_value_heads=2, head_dim=8, feed_forward=16)
-SIZES = LaneConfig(slots=8, prompt_tokens=48, response_tokens=48, chunk=8, admit=4)
+SIZES = LaneConfig(max_num_seqs=8, prompt_tokens=48, response_tokens=48, decode_steps=8, admit=4)
 
 
 def grade(code, tests):
@@ -73,7 +73,7 @@ def test_the_same_is_said_whether_all_play_at_once_or_one_by_one(rollouts):
 def test_the_rows_fit_the_update_and_the_packing(rollouts):
     table = sample_table(rollouts[1])
     assert all(s.where for s in table.samples)
-    advantages, metrics, _ = advantages_for(make_recipe("grpo", branches=3), table.to_samples())
+    advantages, metrics, _ = advantages_for(make_recipe("grpo", group_size=3), table.to_samples())
     assert np.isfinite(np.asarray(advantages)).all()
     assert int(metrics["samples"]) == len(table)
     samples = [TokenSample(s.prompt_ids, s.response_ids, table.log_probs(i), s.name) for i, s in enumerate(table.samples)]

@@ -250,7 +250,9 @@ def test_an_outcome_is_what_the_team_was_paid_whoever_spoke_last():
     table = sample_table(play(team, n=4))
     assert table[-1].call.role == "reflect"
     assert [s.team_paid for s in table.samples] == [s.call.role == "plan" for s in table.samples]
-    recipe = make_recipe("grpo", group_by=("agent",), scale="none", branches=4)  # of all plays, because each task is played once
+    recipe = make_recipe(
+        "grpo", group_by=("agent",), scale_advantages="none", group_size=4
+    )  # of all plays, because each task is played once
     advantages, figures, _ = advantages_for(recipe, table.to_samples())
     assert float(figures["return_mean"]) == pytest.approx(np.mean([0, 0.25, 0.5, 0.75]))
     expected = [s.instance / 4 - 0.375 for s in table.samples]
@@ -261,7 +263,7 @@ def test_without_team_rewards_the_outcome_is_the_last_calls():
     team = rounds([0.25], (absolute(lambda call, way: float(way.fields["gold"]), ("reflect",)),))
     columns = sample_table(play(team, n=2)).to_samples()
     assert columns.team_where is None
-    _, figures, _ = advantages_for(make_recipe("grpo", rewards="local", branches=2), columns)
+    _, figures, _ = advantages_for(make_recipe("grpo", rewards="local", group_size=2), columns)
     assert float(figures["return_mean"]) == 0.5
 
 
@@ -269,7 +271,7 @@ def test_a_recipe_of_local_rewards_reads_its_outcome_from_the_last_call_whoever_
     own = absolute(lambda call, way: float(way.fields["gold"]), ("reflect",))
     columns = sample_table(play(rounds([0.25], (broadcast(lambda way: 9.0, ("plan",)), own)), n=2)).to_samples()
     assert columns.team_where is not None
-    _, figures, _ = advantages_for(make_recipe("grpo", rewards="local", branches=2), columns)
+    _, figures, _ = advantages_for(make_recipe("grpo", rewards="local", group_size=2), columns)
     assert float(figures["return_mean"]) == 0.5
 
 
@@ -306,7 +308,7 @@ def test_grpo_compares_the_plays_of_a_task_role_by_role():
         rewards=(broadcast(lambda way: way.fields["score"]),),
     )  # fmt: skip
     table = sample_table(play(team, plays=4))
-    recipe = make_recipe("grpo", branches=4)
+    recipe = make_recipe("grpo", group_size=4)
     advantages, metrics, tied = advantages_for(recipe, table.to_samples())
     a = np.asarray([s.call.role == "a" for s in table.samples])
     expected = np.asarray([-1, 1, -1, 1]) * 0.5 / np.std([0, 1, 0, 1], ddof=1)
@@ -330,7 +332,7 @@ def test_at_grpos_groups_are_the_candidates_of_one_prompt():
     for members in groups.values():
         assert len({m.prompt_ids for m in members}) == 1
         assert len(members) == {"a": 2, "b": 3, "c": 1}[members[0].call.role]
-    advantages, metrics, _ = advantages_for(make_recipe("at_grpo", branches=3), columns)
+    advantages, metrics, _ = advantages_for(make_recipe("at_grpo", group_size=3), columns)
     assert float(metrics["mixed_prompt_share"]) == 0.0
     for members in groups.values():
         values = [float(advantages[table.samples.index(m)]) for m in members]

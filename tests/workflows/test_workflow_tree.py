@@ -135,7 +135,7 @@ def test_a_candidate_is_paid_what_its_own_first_way_earned_not_what_picked_succe
 def test_at_grpo_compares_candidates_of_one_prompt():
     rollout, _ = play(rounds_team(), "greedy")
     columns = sample_table(rollout).to_samples()
-    _, metrics, _ = advantages_for(make_recipe("at_grpo", branches=K), columns)
+    _, metrics, _ = advantages_for(make_recipe("at_grpo", group_size=K), columns)
     assert float(metrics["mixed_prompt_share"]) == 0.0
     assert int(metrics["groups"]) > int(metrics["groups_of_one"])
 

@@ -53,7 +53,7 @@ def test_the_example_plays_and_pays_as_the_page_says(page):
 def test_its_rows_train_the_roles_that_have_a_policy(page):
     trained = {s.call.role for s in page["table"].trained("a")}
     assert trained == {"planner", "writer"}
-    advantages, metrics, _ = advantages_for(make_recipe("grpo", branches=4), page["columns"])
+    advantages, metrics, _ = advantages_for(make_recipe("grpo", group_size=4), page["columns"])
     assert np.isfinite(np.asarray(advantages)).all()
     assert int(metrics["samples"]) == len(page["table"].trained())
 

@@ -47,7 +47,7 @@ LITERAL = ("binary_matrix", "spiral_matrix", "string_insertion", "n_queens")  # 
 FORMULA = ("countdown", "puzzle24", "simple_integration", "intermediate_integration", "polynomial_multiplication")  # SymPy's parser
 EXECUTING = (*LITERAL, *FORMULA)
 MODERATE = ("coin_flip", "complex_arithmetic")  # `Fraction("1e999999999")` never ends; the distance to `nan` is paid 1
-POOLS = {"acre": 4000, "word_ladder": 4000}  # these make all their problems at once, or bound how many there are
+BLOCK_POOLS = {"acre": 4000, "word_ladder": 4000}  # these make all their problems at once, or bound how many there are
 POOL = 100_000
 ANSWER_CHARACTERS = 4000
 DRAWS = 400  # problems looked at for one task
@@ -109,7 +109,7 @@ class ReasoningGym:
             raise GameError(f"config.game.dataset={name!r} of reasoning-gym is refused: {REFUSED[name]}")
         if name not in known:
             raise GameError(f"reasoning-gym {VERSION} has no generator {name!r}{meant(name, known)}")
-        self.name, self.pool = name, pool or POOLS.get(name, POOL)
+        self.name, self.pool = name, pool or BLOCK_POOLS.get(name, POOL)
         self.settings = {**settings, "seed": seed, "size": self.pool}
         try:
             with seeded(seed):

@@ -5,8 +5,8 @@ task is trained on once, and none later than one step after it was begun. Which 
 counted: `bias_figures` compares late plays with the others of their step.
 
 A late play makes its later calls with the parameters of the next step (the engine finishes a request under the parameters that it was
-admitted with, `Engine.set_params`), so each sample has the version that its own request met. With `PlayOptions.swap="now"` requests under
-way go on with the new ones, in a play that is made ahead too, and a sample has the version that drew its first token.
+admitted with, `Engine.set_params`), so each sample has the version that its own request met. With `PlayOptions.weight_update="in_flight"`
+requests under way go on with the new ones, in a play that is made ahead too, and a sample has the version that drew its first token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from marl_llm.algorithms import Recipe
-from marl_llm.sampling.tickets import SWAPS
+from marl_llm.sampling.tickets import WEIGHT_UPDATES
 from marl_llm.training import processes
 from marl_llm.training.mesh import own_mesh
 from marl_llm.workflows import Controller, Rollout, Task, WorkflowError
@@ -33,35 +33,38 @@ Tasks = Callable[[int, int], list[Task]]  # (first, count) -> tasks of the train
 Given = Mapping[str, list[int]]  # model -> versions of the parameters that the engine was given, in order
 
 
-def conflict(over_start: int, ahead: int, recipe: Recipe, *, coached: bool, exact: bool, served: Sequence[str]) -> str:
-    """Why `over_start` cannot be had beside these; empty if it can."""
+def conflict(oversample: int, max_staleness: int, recipe: Recipe, *, coached: bool, batch_invariant: bool, served: Sequence[str]) -> str:
+    """Why `oversample` cannot be had beside these; empty if it can."""
     reasons = (
-        (ahead, "ahead=1 already plays a whole step beside an update; use one of them"),
-        (recipe.correction == "none", "late plays meet the parameters of before an update, which the loss must weigh: set "
-         "recipe.correction=truncate (or mask)"),
+        (max_staleness, "max_staleness=1 already plays a whole step beside an update; use one of them"),
+        (recipe.rollout_correction == "none", "late plays meet the parameters of before an update, which the loss must weigh: set "
+         "recipe.rollout_correction=truncate (or mask)"),
         (recipe.joint == "cross", "recipe.joint='cross' was not tried with plays of two steps"),
         (coached, "a coach is told of whole steps"),
-        (exact, "exact promises equal bytes, and who is late depends on time"),
+        (batch_invariant, "batch_invariant promises equal bytes, and who is late depends on time"),
         (served, f"model {served[0] if served else ''} is drawn by a server, which refuses answers begun before a push of parameters"),
     )  # fmt: skip
-    return next((f"over_start={over_start}: {why}" for wrong, why in reasons if over_start and wrong), "")
+    return next((f"oversample={oversample}: {why}" for wrong, why in reasons if oversample and wrong), "")
 
 
-def swap_conflict(
-    swap: str, over_start: int, ahead: int, recipe: Recipe, *, exact: bool, served: Sequence[str], several: bool = False
+def weight_update_conflict(
+    weight_update: str, oversample: int, max_staleness: int, recipe: Recipe, *, batch_invariant: bool, served: Sequence[str],
+    several: bool = False
 ) -> str:
-    """Why `PlayOptions.swap` cannot be had beside these; empty if it can. `several`: processes."""
-    if swap not in SWAPS:
-        return f"swap={swap!r} is unknown; the ways are {', '.join(SWAPS)}"
+    """Why `PlayOptions.weight_update` cannot be had beside these; empty if it can. `several`: processes."""
+    if weight_update not in WEIGHT_UPDATES:
+        return f"weight_update={weight_update!r} is unknown; the ways are {', '.join(WEIGHT_UPDATES)}"
     reasons = (
-        (exact, "exact promises equal bytes, and when parameters arrive depends on time; use swap=drain"),
-        (not over_start and not ahead, "it would have no effect: nothing is under way when parameters change; set ahead=1 or over_start"),
-        (recipe.correction == "none", "responses are drawn with the parameters of before and after an update, which the loss must weigh: "
-         "set recipe.correction=truncate (or mask)"),
+        (batch_invariant, "batch_invariant promises equal bytes, and when parameters arrive depends on time; use weight_update=blocking"),
+        (not oversample and not max_staleness,
+         "it would have no effect: nothing is under way when parameters change; set max_staleness=1 or oversample"),
+        (recipe.rollout_correction == "none",
+         "responses are drawn with the parameters of before and after an update, which the loss must weigh: "
+         "set recipe.rollout_correction=truncate (or mask)"),
         (served, f"model {served[0] if served else ''} is drawn by a server, which takes parameters only while nothing is under way"),
-        (several, "several processes would not take parameters at the same moment; use one, or swap=drain"),
+        (several, "several processes would not take parameters at the same moment; use one, or weight_update=blocking"),
     )  # fmt: skip
-    return next((f"swap={swap}: {why}" for wrong, why in reasons if swap == "now" and wrong), "")
+    return next((f"weight_update={weight_update}: {why}" for wrong, why in reasons if weight_update == "in_flight" and wrong), "")
 
 
 def met(given: Given, call: RoleCall) -> int:
@@ -69,22 +72,25 @@ def met(given: Given, call: RoleCall) -> int:
     return given[call.model][call.version] if call.model in given else 0
 
 
-def check_beside(ahead: int, over_start: int, mesh: Mesh, coach_trains: bool = False) -> None:
-    """Raises `WorkflowError` where plays cannot go on beside an update: `PlayOptions.ahead` and `PlayOptions.over_start`."""
-    if coach_trains and ahead:
-        raise WorkflowError(f"ahead={ahead}: a coach that trains would change while it scores; use ahead=0, or a coach that stays as it is")
-    name, asked = ("ahead", ahead) if ahead else ("over_start", over_start)
+def check_beside(max_staleness: int, oversample: int, mesh: Mesh, coach_trains: bool = False) -> None:
+    """Raises `WorkflowError` where plays cannot go on beside an update: `PlayOptions.max_staleness` and `PlayOptions.oversample`."""
+    if coach_trains and max_staleness:
+        raise WorkflowError(
+            f"max_staleness={max_staleness}: a coach that trains would change while it scores; use max_staleness=0, or a coach that "
+            f"stays as it is"
+        )
+    name, asked = ("max_staleness", max_staleness) if max_staleness else ("oversample", oversample)
     if asked and (devices := own_mesh(mesh).size) > 1:
         raise WorkflowError(
             f"{name}={asked} needs one device in each process and found {devices}: an update and an engine that enter several devices in "
             f"different orders wait for each other; use one device, or {name}=0"
         )
-    if over_start and processes.spans(mesh):
-        raise WorkflowError(f"over_start={over_start} needs one process: several would not agree on who was late; use one, or over_start=0")
+    if oversample and processes.spans(mesh):
+        raise WorkflowError(f"oversample={oversample} needs one process: several would not agree on who was late; use one, or oversample=0")
 
 
 class Underway(NamedTuple):
-    """A whole step that is being played beside the update of the one before (`PlayOptions.ahead`)."""
+    """A whole step that is being played beside the update of the one before (`PlayOptions.max_staleness`)."""
 
     asked: tuple[int, int, int]  # step, first, count
     given: Given  # what its engine was and is given
@@ -132,7 +138,7 @@ class OverStart:
         Raises what a play raised, and `RolloutError` if every play failed.
         """
         if not 0 <= over < count:
-            raise WorkflowError(f"over_start={over} must be below the {count} tasks of a step: all late plays belong to the next step")
+            raise WorkflowError(f"oversample={over} must be below the {count} tasks of a step: all late plays belong to the next step")
         began, hung = time.perf_counter(), self._controller.hung()
         late = list(self._under.values())
         known = self._behind.get(str(step), [])
@@ -200,11 +206,11 @@ class OverStart:
 def bias_figures(rollout: Rollout, headline: str, left: int) -> dict[str, float]:
     """What was chosen in a step, and how late plays differ from the others; a figure that nobody has is left out.
 
-    `over_start/left` groups were begun and are given to the next step; `over_start/late` groups came from the step before. Of plays that
-    are not void: `over_start/{late,early}_{tokens,score,seconds}`, means of drawn tokens per play, of the headline and of the time taken.
+    `oversample/left` groups were begun and are given to the next step; `oversample/late` groups came from the step before. Of plays that
+    are not void: `oversample/{late,early}_{tokens,score,seconds}`, means of drawn tokens per play, of the headline and of the time taken.
     """
-    out = {"over_start/left": float(left)}
-    out["over_start/late"] = float(len({one.task.number for one in rollout.episodes if one.step < rollout.step}))
+    out = {"oversample/left": float(left)}
+    out["oversample/late"] = float(len({one.task.number for one in rollout.episodes if one.step < rollout.step}))
     for when in ("late", "early"):
         chosen = [one for one in rollout.episodes if (one.step < rollout.step) == (when == "late") and not one.void]
         if not chosen:
@@ -212,7 +218,7 @@ def bias_figures(rollout: Rollout, headline: str, left: int) -> dict[str, float]
         drawn = [sum(call.tokens.size for call in _drawn(one)) for one in chosen]
         score = [episode_metrics(rollout.workflow, one).get(headline, 0.0) for one in chosen]
         for name, values in (("tokens", drawn), ("score", score), ("seconds", [one.seconds for one in chosen])):
-            out[f"over_start/{when}_{name}"] = float(np.mean(values))
+            out[f"oversample/{when}_{name}"] = float(np.mean(values))
     return out
 
 

@@ -10,10 +10,10 @@ from test_team import ECHO, FIRST, LETTERS, SECOND, SPEC, WORLD, team
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.training import HostedTeam, PlayOptions, make_mesh
-from marl_llm.training.over_start import conflict
+from marl_llm.training.oversample import conflict
 from marl_llm.workflows import Task, WorkflowError, separate, sequence, tool
 
-GRPO = make_recipe("grpo", branches=4, rewards="mixed", returns="immediate", scale="none", correction="truncate")
+GRPO = make_recipe("grpo", group_size=4, rewards="mixed", returns="immediate", scale_advantages="none", rollout_correction="truncate")
 
 
 def slow(until):
@@ -50,12 +50,12 @@ def test_late_groups_belong_to_the_next_step_and_no_task_is_lost_or_trained_twic
     world, _ = slow({1: 6, 4: 6, 6: 10, 7: 10})
     with team(GRPO, world=slow({})[0]) as still:
         want = still.play(0, 0, 6)
-    with team(GRPO, world=world, over_start=2) as one:
+    with team(GRPO, world=world, oversample=2) as one:
         first = one.play(0, 0, 4, 2)
         assert instances(first) == [0, 2, 3, 5]
         np.testing.assert_array_equal(first.version, 0)
-        assert (first.figures["over_start/left"], first.figures["over_start/late"]) == (2.0, 0.0)
-        assert "over_start/late_score" not in first.figures
+        assert (first.figures["oversample/left"], first.figures["oversample/late"]) == (2.0, 0.0)
+        assert "oversample/late_score" not in first.figures
         one.learn(first, 1e-1)
         second = one.play(1, 4, 4, 2)
         assert instances(second) == [1, 4, 8, 9]
@@ -64,11 +64,11 @@ def test_late_groups_belong_to_the_next_step_and_no_task_is_lost_or_trained_twic
         np.testing.assert_array_equal(second.version, np.where(late & (agent == 0), 0, 1))  # late plays' second calls came after the update
         assert drawn(second, [1, 4], "first") == drawn(want, [1, 4], "first")  # by identity: of the step that began them
         figures = second.figures
-        assert (figures["over_start/late"], figures["episodes"]) == (2.0, 16.0)
-        assert figures["over_start/late_seconds"] > figures["over_start/early_seconds"]
-        both = 0.5 * (figures["over_start/late_score"] + figures["over_start/early_score"])
+        assert (figures["oversample/late"], figures["episodes"]) == (2.0, 16.0)
+        assert figures["oversample/late_seconds"] > figures["oversample/early_seconds"]
+        both = 0.5 * (figures["oversample/late_score"] + figures["oversample/early_score"])
         assert both == pytest.approx(figures["success"])
-        tokens = 8 * (figures["over_start/late_tokens"] + figures["over_start/early_tokens"])
+        tokens = 8 * (figures["oversample/late_tokens"] + figures["oversample/early_tokens"])
         assert tokens == pytest.approx(figures["sampled_tokens"])
         found = one.learn(second, 1e-1)
         assert [found[name]["staleness"] for name in ("first", "second")] == [0.5, 0.0]
@@ -81,7 +81,7 @@ def test_late_groups_belong_to_the_next_step_and_no_task_is_lost_or_trained_twic
 
 def test_an_evaluation_waits_for_late_plays_and_another_engine_mixes_up_no_version():
     world, free = slow({1: 1_000})
-    with team(GRPO, world=world, over_start=1) as one:
+    with team(GRPO, world=world, oversample=1) as one:
         for step in range(2):  # so that the engine was given parameters more than once
             one.learn(one.play(100 + step, 400 + 4 * step, 4, 0), 1e-3)
         first = one.play(0, 0, 4, 1)
@@ -96,11 +96,11 @@ def test_an_evaluation_waits_for_late_plays_and_another_engine_mixes_up_no_versi
 
 def test_a_run_that_was_stopped_plays_what_was_late_from_its_start():
     world, free = slow({1: 1_000, 2: 1_000})
-    with team(GRPO, world=world, over_start=2) as one:
+    with team(GRPO, world=world, oversample=2) as one:
         assert instances(one.play(0, 0, 4, 2)) == [0, 3, 4, 5]
         state = json.loads(json.dumps(one.state()))
         free()
-    with team(GRPO, world=slow({})[0], over_start=2) as one:
+    with team(GRPO, world=slow({})[0], oversample=2) as one:
         one.restore(one.policies(), state)
         second, third = one.play(1, 4, 4, 2), one.play(2, 8, 4, 0)
         assert sorted([*instances(second), *instances(third)]) == [1, 2, 6, 7, 8, 9, 10, 11]
@@ -117,31 +117,31 @@ def test_what_fails_in_a_late_play_is_told_to_the_next_step():
 
     world, _ = slow({})
     workflow = dataclasses.replace(world.workflow, body=sequence(FIRST, tool(fault, "heard", name="look", timeout_s=60), SECOND))
-    with team(GRPO, world=dataclasses.replace(world, workflow=workflow), over_start=1) as one:
+    with team(GRPO, world=dataclasses.replace(world, workflow=workflow), oversample=1) as one:
         one.play(0, 0, 4, 1)
         calls.set()
         with pytest.raises(WorkflowError, match="look.*broken"):
             one.play(1, 4, 4, 1)
-        with pytest.raises(WorkflowError, match="over_start=4 must be below the 4 tasks of a step"):
+        with pytest.raises(WorkflowError, match="oversample=4 must be below the 4 tasks of a step"):
             one.play(2, 8, 4, 4)
 
 
 def test_what_over_start_cannot_be_had_with_is_refused():
-    beside = dict(coached=False, exact=False, served=[])
+    beside = dict(coached=False, batch_invariant=False, served=[])
     assert not conflict(2, 0, GRPO, **beside)
-    assert not conflict(0, 1, make_recipe("grpo"), coached=True, exact=True, served=["a"])
-    for change, ahead, recipe, why in (
-        ({}, 1, GRPO, "ahead=1"),
-        ({}, 0, make_recipe("grpo"), "set recipe.correction=truncate"),
+    assert not conflict(0, 1, make_recipe("grpo"), coached=True, batch_invariant=True, served=["a"])
+    for change, max_staleness, recipe, why in (
+        ({}, 1, GRPO, "max_staleness=1"),
+        ({}, 0, make_recipe("grpo"), "set recipe.rollout_correction=truncate"),
         ({"coached": True}, 0, GRPO, "coach"),
-        ({"exact": True}, 0, GRPO, "exact"),
+        ({"batch_invariant": True}, 0, GRPO, "batch_invariant"),
         ({"served": ["tool"]}, 0, GRPO, "model tool is drawn by a server"),
     ):
-        assert why in conflict(2, ahead, recipe, **beside | change)
+        assert why in conflict(2, max_staleness, recipe, **beside | change)
     with team(GRPO) as one:
         options = one.options
     models = dict.fromkeys(("first", "second"), SPEC)
-    with pytest.raises(WorkflowError, match="over_start=1 needs one device in each process and found 2"):
-        HostedTeam(WORLD, separate(ECHO), models, options, make_mesh(2), play=PlayOptions(over_start=1))
-    with pytest.raises(WorkflowError, match="over_start=1: exact"):
-        HostedTeam(WORLD, separate(ECHO), models, options, make_mesh(1), play=PlayOptions(over_start=1, exact=True))
+    with pytest.raises(WorkflowError, match="oversample=1 needs one device in each process and found 2"):
+        HostedTeam(WORLD, separate(ECHO), models, options, make_mesh(2), play=PlayOptions(oversample=1))
+    with pytest.raises(WorkflowError, match="oversample=1: batch_invariant"):
+        HostedTeam(WORLD, separate(ECHO), models, options, make_mesh(1), play=PlayOptions(oversample=1, batch_invariant=True))

@@ -15,7 +15,7 @@ from marl_llm.models import Decoder, prompt_mask, prompt_positions
 from marl_llm.training import LearnerOptions, Trained, Update, make_mesh, make_policy
 from marl_llm.training.distillation import Teacher, Teaching, teaching_of
 
-ALONE = dict(branches=2, policy_coef=0.0, distill_coef=1.0)
+ALONE = dict(group_size=2, policy_coef=0.0, distill_coef=1.0)
 TWO = Teaching((CONFIG, CONFIG), (0, 1))
 
 
@@ -59,7 +59,7 @@ def plain(recipe, teachers):
         far = divergence(
             distributions(p, *rows), goal, kind=recipe.distill_divergence, beta=recipe.distill_beta, top_k=recipe.distill_top_k, where=where
         )
-        total, count = reduce_parts(far, where=where, how=recipe.reduce)
+        total, count = reduce_parts(far, where=where, how=recipe.loss_aggregation)
         return total / count, far
 
     (value, far), gradient = jax.value_and_grad(loss, has_aux=True)(params())
@@ -105,6 +105,9 @@ def test_a_role_without_a_teacher_adds_nothing_but_its_tokens():
     assert one["distill_kl/0"] == pytest.approx(both["distill_kl/0"], rel=1e-6)
     assert "distill_kl/1" not in one
     assert 0 < one["loss"] < both["loss"]
+    _, same = step(recipe, Teaching((CONFIG,), (0, 0)), (second(),))  # one teacher of both roles
+    assert same["distill_kl/1"] == pytest.approx(both["distill_kl/1"], rel=1e-6)
+    assert same["distill_kl/0"] > 0.01
 
 
 def test_the_sampled_estimate_is_the_mean_gap_of_log_probs():
@@ -131,7 +134,7 @@ def test_what_contradicts_is_refused():
         make_recipe("grpo", policy_coef=0.0)
     with pytest.raises(ValueError, match="compares whole distributions"):
         make_recipe("grpo", distill_coef=1.0, top_p=0.9)
-    with pytest.raises(ValueError, match="skip_tied leaves samples out"):
+    with pytest.raises(ValueError, match="filter_zero_variance leaves out samples"):
         make_recipe("dapo", distill_coef=1.0)
     with pytest.raises(ValueError, match="distill_coef=0 reads no teacher"):
         make_recipe("grpo", distill_top_k=4)
