@@ -1,4 +1,4 @@
-"""Many teams that train side by side in one program: one compilation, one dispatch per step, each team with its own seed and rates.
+"""Many teams that train side by side in one program: one compilation, and each team with its own seed and rates.
 
     teams = [CompiledTeam(game, assignment, models(seed), options, mesh, seed=seed) for seed in range(16)]
     sweep = Sweep(teams)
@@ -10,9 +10,10 @@
     evaluations = sweep.evaluate("test", 256)
     sweep.unstack()                                 # each team is an ordinary one again
 
-A team of 10^5 parameters leaves most of a machine idle, since every step waits for dispatches. Stacked along a first axis, the parameters
-of all teams go through one program (`jax.vmap`, split over the devices). What the host does stays as it is for one team: advantages, and
-which samples share a row. A team in a sweep does the arithmetic of a team alone, up to the rounding of differently shaped products.
+Stacked along a first axis, the parameters of all teams go through one program (`jax.vmap`, split over the devices). What the host does
+stays as it is for one team: advantages, and which samples share a row. A team in a sweep does the arithmetic of a team alone, up to the
+rounding of differently shaped products. On two CPU cores 16 teams take 13.6 times as long as one (`benchmarks.sweep`): a team alone waits
+for its small products, not for dispatches. With `jax.lax.map` over the teams in place of `jax.vmap` in the update it is 13.3.
 """
 
 from __future__ import annotations
