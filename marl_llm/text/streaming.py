@@ -12,7 +12,9 @@ from typing import SupportsInt
 
 from marl_llm.text.tokenizer import Tokenizer
 
+BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character
 LONGEST_PART = 3  # bytes of a character that can be there without the last one
+MOST_PARTS = LONGEST_PART + 1  # tokens that one character can be cut into
 WINDOW = 32  # tokens held at most, unless cutting them would change the text
 
 
@@ -29,25 +31,43 @@ def stream_text(tokenizer: Tokenizer, stream: TextStream, ids: Iterable[Supports
     """Takes the next `ids` and gives the text that has become certain.
 
     The texts of all calls, joined, are `tokenizer.decode` of all ids, if the final call has `last=True` (it gives out what is held).
+    A byte-fallback decoder shows a whole run of bytes as broken once one of them is: a character that was given out before stays.
     """
-    held = (*stream.held, *(int(i) for i in ids))
+    ids = tuple(int(i) for i in ids)
+    texts = []
+    for i in ids[:-1]:
+        stream, text = _next_token(tokenizer, stream, (i,), last=False)
+        texts.append(text)
+    stream, text = _next_token(tokenizer, stream, ids[-1:], last)
+    return stream, "".join((*texts, text))
+
+
+def _next_token(tokenizer: Tokenizer, stream: TextStream, ids: tuple[int, ...], last: bool) -> tuple[TextStream, str]:
+    """One token, or none: a decoder that reads runs of bytes as a whole shows a whole character behind which another begins as broken."""
+    held = stream.held + ids
     text = _text(tokenizer, stream.context, held)
     certain = text
     if not last:
-        tail = len(text) - len(text.rstrip("\ufffd"))
+        tail = len(text) - len(text.rstrip(BROKEN))
         certain = text[: len(text) - min(tail, LONGEST_PART)]
     new = certain[stream.shown :]
     if certain == text and text:
-        return TextStream(context=(stream.context + held)[-1:]), new
-    shown = max(stream.shown, len(certain))
+        return TextStream(context=_whole_end(tokenizer, stream.context + held)), new
     if len(held) > WINDOW:  # an endless run of broken bytes: forget its head where that changes nothing
         for cut in range(len(held) - LONGEST_PART - 1, 0, -1):
             head, rest = _text(tokenizer, stream.context, held[:cut]), _text(tokenizer, held[cut - 1 : cut], held[cut:])
-            if head + rest == text and len(head) <= shown:
-                return TextStream(context=held[cut - 1 : cut], held=held[cut:], shown=shown - len(head)), new
-    return TextStream(stream.context, held, shown), new
+            if head + rest == text and len(head) <= len(certain):
+                return TextStream(context=held[cut - 1 : cut], held=held[cut:], shown=len(certain) - len(head)), new
+    return TextStream(stream.context, held, len(certain)), new
+
+
+def _whole_end(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The fewest last tokens that are no part of a character: half of one would make a run of bytes that follows it broken too."""
+    ends = (ids[-count:] for count in range(1, MOST_PARTS + 1))
+    return next((end for end in ends if BROKEN not in tokenizer.decode(end)), ids[-1:])
 
 
 def _text(tokenizer: Tokenizer, context: tuple[int, ...], ids: tuple[int, ...]) -> str:
     """Text of `ids` where they stand right of `context`."""
-    return tokenizer.decode((*context, *ids))[len(tokenizer.decode(context)) :]
+    before, whole = tokenizer.decode(context), tokenizer.decode((*context, *ids))
+    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(ids)

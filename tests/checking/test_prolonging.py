@@ -41,6 +41,19 @@ def test_late_plays_that_score_less_are_accused_only_if_they_return_more():
     assert found(faulty_games.rounds("result", last=0.3), returns="trajectory").status == "pass"
 
 
+def test_late_plays_that_score_nothing_are_not_compared():
+    one = found(faulty_games.rounds("every round", last=0.0), returns="trajectory")
+    assert one.status == "pass"
+    assert "or none scored" in one.evidence
+
+
+@pytest.mark.parametrize(("fewest", "status"), [(4, "warn"), (5, "pass")])
+def test_a_warning_rests_on_that_many_pairs_or_more(monkeypatch, fewest, status):
+    """Two tasks, each played twice: every late player has four pairs."""
+    monkeypatch.setattr(prolonging, "FEWEST", fewest)
+    assert found(faulty_games.rounds("every round"), returns="trajectory").status == status
+
+
 def test_longer_plays_that_score_more_may_return_more():
     assert found(faulty_games.rounds("result", last=1.5), returns="outcome").status == "pass"
 

@@ -254,6 +254,41 @@ def test_streamed_words_keep_the_space_that_their_left_neighbour_decides():
     assert said == ["how", " are", " you", " are"]
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_characters_spelled_in_bytes_are_streamed_whole_however_many_follow_each_other(data):
+    tokenizer = _byte_fallback()
+    text = data.draw(st.text("a \u20ac\U0001f600\xe9", max_size=12))
+    ids, stream, said = tokenizer.encode(text), TextStream(), []
+    whole = tokenizer.decode(ids)
+    while ids:
+        count = data.draw(st.integers(1, len(ids)))
+        now, ids = ids[:count], ids[count:]
+        stream, new = stream_text(tokenizer, stream, now, last=not ids)
+        said.append(new)
+    assert "".join(said) == whole
+    assert "\ufffd" not in whole
+
+
+def test_a_broken_byte_behind_a_whole_character_is_one_broken_character():
+    tokenizer = _byte_fallback()
+    stream, said = stream_text(tokenizer, TextStream(), tokenizer.encode("\u20ac"))
+    _, rest = stream_text(tokenizer, stream, tokenizer.encode("\u20ac")[:1], last=True)
+    assert (said, rest) == ("\u20ac", "\ufffd")
+
+
+def _byte_fallback():
+    """Spells what it does not know in bytes, and shows a run of bytes as broken unless all of it is text: Llama 2, Mistral, Gemma."""
+    spellings = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256, "a": 257, "\u2581": 258}
+    made = Library(models.BPE(vocab=spellings, merges=[], byte_fallback=True, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.add_special_tokens(["<end>"])
+    return HuggingFaceTokenizer({"tokenizer.json": made.to_str(), "tokenizer_config.json": json.dumps({"eos_token": "<end>"})})
+
+
 def _library(**parts):
     made = Library(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
