@@ -10,7 +10,8 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 
 import type_checks
 
-type_checks.install(["marl_llm", "experiments"])
+CACHE = pathlib.Path(os.environ.get("MARL_LLM_TEST_CACHE", pathlib.Path(tempfile.gettempdir()) / "marl_llm_test_cache"))
+type_checks.install(["marl_llm", "experiments"], CACHE / "checked")
 
 import jax  # noqa: E402
 from worker_memory import WorkerMemory  # noqa: E402
@@ -19,7 +20,6 @@ from marl_llm.training import compile_quickly  # noqa: E402
 
 compile_quickly()  # tests compile much and compute little
 
-CACHE = pathlib.Path(os.environ.get("MARL_LLM_TEST_CACHE", pathlib.Path(tempfile.gettempdir()) / "marl_llm_test_cache"))
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

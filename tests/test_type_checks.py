@@ -150,6 +150,21 @@ def test_the_library_is_checked():
         RoleTool(3, print, "prints", {})
 
 
-def test_a_package_that_was_imported_already_is_refused():
+def test_a_package_that_was_imported_already_is_refused(tmp_path):
     with pytest.raises(RuntimeError, match="marl_llm: imported before its checks"):
-        type_checks.install(["marl_llm"])
+        type_checks.install(["marl_llm"], tmp_path)
+
+
+def test_bytecode_is_kept_and_read_until_the_source_changes(tmp_path, monkeypatch):
+    path, folder, built = tmp_path / "kept.py", tmp_path / "folder", []
+    folder.mkdir()
+    monkeypatch.setattr(type_checks, "add_checks", lambda tree: built.append(tree) or tree)
+
+    def value(text):
+        path.write_text(text)
+        names = {}
+        exec(type_checks._Loader("kept", str(path), folder).get_code("kept"), names)
+        return names["x"]
+
+    assert [value("x = 1"), value("x = 1"), value("x = 2"), value("x = 1")] == [1, 1, 2, 1]  # sources of one size, written at one moment
+    assert len(built) == len(list(folder.iterdir())) == 2

@@ -8,20 +8,26 @@ name a shape is checked by jaxtyping, and any other by beartype alone, below a m
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.machinery
-import importlib.util
+import marshal
+import os
+import pathlib
 import sys
 from collections.abc import Iterable
-from unittest import mock
 
 SHAPES = "@jaxtyping.jaxtyped(typechecker=beartype.beartype)"
 TYPES = "@beartype.beartype"
 FIELDS = "@type_checks.checked_fields"
-VERSION = "typechecks1"  # of the code that is written into __pycache__: another one when a decorator changes
+_WRITTEN_BY = repr((sys.version, sys.flags.optimize)).encode() + pathlib.Path(__file__).read_bytes()  # who else would write other code
 
 
-def install(packages: Iterable[str]) -> None:
+def install(packages: Iterable[str], folder: pathlib.Path) -> None:
     """Checks the annotations of all modules of `packages` that are imported from now on.
+
+    Args:
+      packages: Names of packages.
+      folder: Where the bytecode of the checked modules is kept, each under a digest of its source, this module's and Python's version.
 
     Raises:
       RuntimeError: One of them was imported already, so that it would stay unchecked.
@@ -29,7 +35,8 @@ def install(packages: Iterable[str]) -> None:
     packages = tuple(packages)
     if early := sorted(name for name in packages if name in sys.modules):
         raise RuntimeError(f"{', '.join(early)}: imported before its checks; import type_checks first")
-    sys.meta_path.insert(0, _Finder(packages))
+    folder.mkdir(parents=True, exist_ok=True)
+    sys.meta_path.insert(0, _Finder(packages, folder))
 
 
 def checked_fields(cls: type) -> type:
@@ -41,28 +48,37 @@ def checked_fields(cls: type) -> type:
 
 
 class _Finder(importlib.machinery.PathFinder):
-    def __init__(self, packages: tuple[str, ...]):
-        self.packages = packages
+    def __init__(self, packages: tuple[str, ...], folder: pathlib.Path):
+        self.packages, self.folder = packages, folder
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname.partition(".")[0] not in self.packages:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+            spec.loader = _Loader(spec.loader.name, spec.loader.path, self.folder)
         return spec
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, fullname: str, path: str, folder: pathlib.Path):
+        super().__init__(fullname, path)
+        self.folder = folder
+
     def source_to_code(self, data, path, *, _optimize=-1):
         return compile(add_checks(ast.parse(data, path)), path, "exec", dont_inherit=True, optimize=_optimize)
 
     def get_code(self, fullname):
-        def beside(path, debug_override=None, **_):  # the checked form has a file of its own
-            return importlib.util.cache_from_source(path, optimization=VERSION)
-
-        with mock.patch("importlib._bootstrap_external.cache_from_source", beside):
-            return super().get_code(fullname)
+        """The checked module's code, kept also where Python itself may write no bytecode, as PYTHONDONTWRITEBYTECODE asks."""
+        source = self.get_data(self.path)
+        kept = self.folder / hashlib.sha256(b"\0".join([_WRITTEN_BY, self.path.encode(), source])).hexdigest()
+        if kept.exists():
+            return marshal.loads(kept.read_bytes())
+        code = self.source_to_code(source, self.path)
+        new = kept.with_suffix(f".{os.getpid()}")  # another process may write the same
+        new.write_bytes(marshal.dumps(code))
+        new.replace(kept)
+        return code
 
 
 def add_checks(module: ast.Module) -> ast.Module:
