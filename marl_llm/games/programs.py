@@ -134,9 +134,7 @@ def program_runner(
 
         async def once() -> ToolResult:
             done = await (sandbox or default_sandbox()).arun(Submission(code, stdin, profile, limits))
-            if not done.ok:
-                return done
-            return success(ending_of(done.outcome()), done.seconds, done.attempts)
+            return done.map(ending_of)
 
         return await endings.of(content_key(code, stdin), once)
 

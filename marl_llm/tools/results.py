@@ -7,8 +7,8 @@ live in different fields, and `ToolResult.outcome`, the only door to the first, 
 
 import dataclasses
 import enum
-from collections.abc import Iterable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
 
 from marl_llm.errors import UserError
 
@@ -95,6 +95,10 @@ class ToolResult(Generic[T]):
         if self.failure is not None:
             raise InfrastructureError(self.failure)
         return self.value
+
+    def map(self, function: Callable[[T], Any]) -> "ToolResult":
+        """The same result with `function` of its value; a failure stays as it is."""
+        return dataclasses.replace(self, value=function(self.value)) if self.ok else self
 
 
 def success(value: T, seconds: float, attempts: int = 1) -> ToolResult[T]:

@@ -141,7 +141,7 @@ def asking(client: Any, max_tokens: int = 512) -> Callable[[str, int], ToolResul
     """`ask` of `expert_feedback` from a `marl_llm.tools.chat.ChatClient`."""
 
     def ask(prompt: str, number: int) -> ToolResult:
-        said = client.complete([{"role": "user", "content": prompt}], draw=number, max_tokens=max_tokens)
-        return success(said.value.text, said.seconds, said.attempts) if said.ok else said
+        reply = client.complete([{"role": "user", "content": prompt}], draw=number, max_tokens=max_tokens)
+        return reply.map(lambda completion: completion.text)
 
     return ask

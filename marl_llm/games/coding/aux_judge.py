@@ -51,10 +51,10 @@ class AuxJudge:
         """The judgement's cases, a tuple of `marl_llm.tools.judge.Case`."""
 
         async def judge() -> ToolResult:
-            found = await ajudge_calls(
+            judged = await ajudge_calls(
                 code, entry, cases, TIMEOUTS * self._timeout_s, sandbox=self._sandbox, tuples_as_lists=loose, case_timeout_s=self._timeout_s
             )
-            return success(found.outcome().cases, found.seconds, found.attempts) if found.ok else found
+            return judged.map(lambda judgement: judgement.cases)
 
         return await self._verdicts.of(content_key(code, entry, tuple(cases), loose), judge)
 
@@ -74,19 +74,20 @@ class AuxJudge:
                 return without
             matters = _share(without.value) < 1.0
         levels = judged_levels(parts, rate, matters or self.effect != "require")
-        found = _written(levels, rate == 1.0, matters and parts.calls, scheme_of(main_code, entry))
-        return success(found, ran.seconds, ran.attempts)
+        written = _written(levels, rate == 1.0, matters and parts.calls, scheme_of(main_code, entry))
+        return ran.map(lambda _: written)
 
     async def single(self, main_code: str, entry: str, preamble: str, cases: Sequence[Any], loose: bool) -> ToolResult:
         """`WRITES` of an entry point alone."""
         parts = read_parts("", main_code, entry)
         if not parts.main or not parts.parses:
             return success(_written(single_levels(parts.main, parts.parses, 0.0)), 0.0)
-        ran = await self.states("\n".join((preamble, main_code)), entry, cases, loose)
-        if not ran.ok:
-            return ran
-        rate = _share(ran.value)
-        return success(_written(single_levels(True, True, rate), rate == 1.0), ran.seconds, ran.attempts)
+
+        def written(cases: Sequence[Any]) -> dict[str, Any]:
+            rate = _share(cases)
+            return _written(single_levels(True, True, rate), rate == 1.0)
+
+        return (await self.states("\n".join((preamble, main_code)), entry, cases, loose)).map(written)
 
 
 def _share(cases: Sequence[Any]) -> float:

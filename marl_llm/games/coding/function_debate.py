@@ -148,10 +148,7 @@ class FunctionRuns:
 
         async def judge() -> ToolResult:
             judged = await ajudge_calls(code, "f", [((x,), None) for x in INPUTS], self._timeout_s, sandbox=self._sandbox)
-            if not judged.ok:
-                return judged
-            cases = zip(INPUTS, judged.outcome().cases)
-            return success({x: case.value for x, case in cases if type(case.value) is int}, judged.seconds, judged.attempts)
+            return judged.map(lambda found: {x: case.value for x, case in zip(INPUTS, found.cases) if type(case.value) is int})
 
         return await self._verdicts.of(code, judge)
 
@@ -159,29 +156,25 @@ class FunctionRuns:
         """As `runs.Runs.golden`. `builds`: it gives a number for some input."""
         if not code:
             return success(NOT_RUN, 0.0)
-        table = await self.table(code)
-        if not table.ok:
-            return table
-        ran = [given[0] in table.value for given, _ in tests]
-        passed = [table.value.get(given[0]) == wanted for given, wanted in tests]
-        value = {
-            "golden": sum(passed) / len(tests),
-            "builds": float(bool(table.value)),
-            "smoke": float(all(ran[:SMOKE_TESTS])),
-            "clean": float(all(ran)),
-        }
-        return success(value, table.seconds, table.attempts)
+
+        def figures(table: Mapping[int, int]) -> dict[str, float]:
+            ran = [given[0] in table for given, _ in tests]
+            passed = [table.get(given[0]) == wanted for given, wanted in tests]
+            smoke, clean = float(all(ran[:SMOKE_TESTS])), float(all(ran))
+            return {"golden": sum(passed) / len(tests), "builds": float(bool(table)), "smoke": smoke, "clean": clean}
+
+        return (await self.table(code)).map(figures)
 
     async def on_test(self, code: str, test: Mapping[str, Any], function: str) -> ToolResult:
         """As `runs.Runs.on_test`."""
         if not code or test["input"] is None:
             return success({"aligned": False, "actual": "", "status": "there is no program" if not code else "there is no test"}, 0.0)
-        table = await self.table(code)
-        if not table.ok:
-            return table
-        actual = table.value.get(test["input"])
-        value = {"aligned": actual == test["output"], "actual": str(actual), "status": "error" if actual is None else "ok"}
-        return success(value, table.seconds, table.attempts)
+
+        def outcome(table: Mapping[int, int]) -> dict[str, Any]:
+            actual = table.get(test["input"])
+            return {"aligned": actual == test["output"], "actual": str(actual), "status": "error" if actual is None else "ok"}
+
+        return (await self.table(code)).map(outcome)
 
     async def test_quality(
         self, test: Mapping[str, Any], function: str, references: Sequence[Plan], mutants: Sequence[Plan], shown: Sequence[str]

@@ -15,7 +15,7 @@ from typing import Any
 from marl_llm.games.coding.functions import AMBIGUOUS, BY_NAME, HIDDEN, NUMBERS, OPS, OTHER, plan_text, program
 from marl_llm.games.coding.team import ROUNDS, plan_code_verify_reflect
 from marl_llm.tools.judge import ajudge_calls
-from marl_llm.tools.results import ToolResult
+from marl_llm.tools.results import ToolResult, success
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.workflows import FormatError, Role, ScriptTurn, Workflow
 
@@ -81,15 +81,14 @@ def mini_verifier(sandbox: Any = None, timeout_s: float | int = 10.0) -> Callabl
 
     async def verify(code: str, function: str, tests: Sequence[Any]) -> ToolResult:
         if not code:
-            return ToolResult({"pass_rate": 0.0, "report": f"passed 0 of {len(tests)} wrong"}, None, 0.0)
+            return success(told(0, tests), 0.0)
         judged = await verdicts.of(
             content_key(code, function, tests), lambda: ajudge_calls(code, function, tests, timeout_s, sandbox=sandbox)
         )
-        if not judged.ok:
-            return judged
-        passed = sum(case.state == "passed" for case in judged.outcome().cases)
-        value = {"pass_rate": passed / len(tests), "report": f"passed {passed} of {len(tests)} wrong"}
-        return ToolResult(value, None, judged.seconds, judged.attempts)
+        return judged.map(lambda found: told(sum(case.state == "passed" for case in found.cases), tests))
+
+    def told(passed: int, tests: Sequence[Any]) -> dict[str, Any]:
+        return {"pass_rate": passed / len(tests), "report": f"passed {passed} of {len(tests)} wrong"}
 
     return verify
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marl_llm.games.coding.mutants import mutants_of
-from marl_llm.tools.judge import Case, ajudge_calls, ajudge_stdio
+from marl_llm.tools.judge import Case, Judgement, ajudge_calls, ajudge_stdio
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.untrusted import read_text
@@ -52,11 +52,11 @@ class Runs:
                 judged = await ajudge_calls(code, function, tests, self._timeout_s, sandbox=self._sandbox, tuples_as_lists=True)
             else:
                 judged = await ajudge_stdio(code, tests, self._timeout_s, sandbox=self._sandbox)
-            if not judged.ok:
-                return judged
-            found = judged.outcome()
-            printed = [""] * len(tests) if function else [_text(program.stdout_bytes) for program in found.programs]
-            return success(tuple(_ran(case, said, function) for case, said in zip(found.cases, printed)), judged.seconds, judged.attempts)
+            return judged.map(summaries)
+
+        def summaries(judgement: Judgement) -> tuple[Ran, ...]:
+            printed = [""] * len(tests) if function else [_text(program.stdout_bytes) for program in judgement.programs]
+            return tuple(_ran(case, said, function) for case, said in zip(judgement.cases, printed))
 
         return await self._verdicts.of(content_key(code, function, tuple(tests)), judge)
 
@@ -65,19 +65,7 @@ class Runs:
         error. Each in [0, 1]."""
         if not code.strip():
             return success(NOT_RUN, 0.0)
-        ran = await self.cases(code, function, tests)
-        if not ran.ok:
-            return ran
-        states = [one.state for one in ran.value]
-        broken = all(one.state in ("raised", "missing") and one.error.startswith(("SyntaxError", "IndentationError", "TabError"))
-                     for one in ran.value) or states[0] == "missing"  # fmt: skip
-        value = {
-            "golden": sum(state == "passed" for state in states) / len(states),
-            "builds": float(not broken),
-            "smoke": float(all(state in RAN for state in states[:SMOKE_TESTS])),
-            "clean": float(all(state in RAN for state in states)),
-        }
-        return success(value, ran.seconds, ran.attempts)
+        return (await self.cases(code, function, tests)).map(golden_figures)
 
     async def on_test(self, code: str, test: Mapping[str, Any], function: str) -> ToolResult:
         """The tester's test on the coder's program: `aligned`, `actual` (what it printed or returned), `status` ("ok", or why not)."""
@@ -85,12 +73,12 @@ class Runs:
         if case is None or not code.strip():
             missing = "there is no program" if not code.strip() else "there is no test that can be run"
             return success({"aligned": False, "actual": "", "status": missing}, 0.0)
-        ran = await self.cases(code, function, (case,))
-        if not ran.ok:
-            return ran
-        (one,) = ran.value
-        status = "ok" if one.state in RAN else f"{one.state} {one.error}".strip()
-        return success({"aligned": one.state == "passed", "actual": one.said, "status": status}, ran.seconds, ran.attempts)
+
+        def outcome(cases: tuple[Ran, ...]) -> dict[str, Any]:
+            status = "ok" if cases[0].state in RAN else f"{cases[0].state} {cases[0].error}".strip()
+            return {"aligned": cases[0].state == "passed", "actual": cases[0].said, "status": status}
+
+        return (await self.cases(code, function, (case,))).map(outcome)
 
     async def test_quality(
         self, test: Mapping[str, Any], function: str, references: Sequence[str], mutants: Sequence[str], shown: Sequence[str]
@@ -107,14 +95,27 @@ class Runs:
             return ran
         value = {**NO_QUALITY, "test_valid": float(ran.value[0].state in RAN), "test_copied": copied}
         if ran.value[0].state != "passed":
-            return success(value, ran.seconds, ran.attempts)
+            return ran.map(lambda _: value)
         wrong = tuple(mutants)[:MAX_MUTANTS] or mutants_of(reference, MAX_MUTANTS)
         others = await asyncio.gather(*(self.cases(code, function, (case,)) for code in wrong))
         for other in others:
             if not other.ok:
                 return other
         kills = sum(other.value[0].state != "passed" for other in others) / max(1, len(others))
-        return success({**value, "test_right": 1.0, "test_kills": kills}, ran.seconds, ran.attempts)
+        return ran.map(lambda _: {**value, "test_right": 1.0, "test_kills": kills})
+
+
+def golden_figures(cases: Sequence[Ran]) -> dict[str, float]:
+    """What `Runs.golden` gives of a program's cases."""
+    states = [case.state for case in cases]
+    errors = ("SyntaxError", "IndentationError", "TabError")
+    broken = all(case.state in ("raised", "missing") and case.error.startswith(errors) for case in cases) or states[0] == "missing"
+    return {
+        "golden": sum(state == "passed" for state in states) / len(states),
+        "builds": float(not broken),
+        "smoke": float(all(state in RAN for state in states[:SMOKE_TESTS])),
+        "clean": float(all(state in RAN for state in states)),
+    }
 
 
 def as_case(test: Mapping[str, Any], function: str) -> tuple[Any, Any] | None:

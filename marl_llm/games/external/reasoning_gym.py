@@ -29,7 +29,7 @@ from marl_llm.games.kit.miniature import SHARES, byte_speech
 from marl_llm.games.registry import GameError
 from marl_llm.hints import check_word, meant
 from marl_llm.tools.results import ToolResult, success
-from marl_llm.tools.sandbox import PROFILES, Limits, Submission, default_sandbox
+from marl_llm.tools.sandbox import PROFILES, Limits, Program, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.untrusted import read_json
 from marl_llm.workflows import FormatError, Role, ScriptTurn, Task, Trajectory, Workflow, World, sequence, tool
@@ -167,13 +167,14 @@ class ReasoningGym:
         job = {"dataset": self.name, "settings": self.settings, "answer": answer, "entry": self.entry(place)}
         job["literal"] = self.name in LITERAL
         run = await self._sandbox.arun(Submission(PROGRAM, json.dumps(job, default=str), "reasoning_gym", LIMITS))
-        if not run.ok:
-            return run
-        program = run.outcome()
-        if program.outcome != "ok":
-            status = "raised" if program.outcome == "error" else "limit"
-            return success(Scored(0.0, status)._asdict(), run.seconds, run.attempts)
-        return success(_bounded(read_json(program.stdout.strip().split("\n")[-1]).value)._asdict(), run.seconds, run.attempts)
+        return run.map(_printed_score)
+
+
+def _printed_score(program: Program) -> dict[str, Any]:
+    """The score that the scorer's program printed on its last line."""
+    if program.outcome != "ok":
+        return Scored(0.0, "raised" if program.outcome == "error" else "limit")._asdict()
+    return _bounded(read_json(program.stdout.strip().split("\n")[-1]).value)._asdict()
 
 
 def _uses(answer: str, numbers: Sequence[Any]) -> bool:

@@ -155,9 +155,7 @@ class ChatTools:
 
     async def _execute(self, code: str) -> ToolResult:
         done = await (self._sandbox or default_sandbox()).arun(Submission(code, limits=self._limits))
-        if done.failure is not None:
-            return ToolResult(None, done.failure, done.seconds, done.attempts)
-        return success(shown(done.outcome()), done.seconds, done.attempts)
+        return done.map(shown)
 
     def close(self) -> None:
         """Ends the checker's processes."""

@@ -14,7 +14,7 @@ from typing import Any
 from marl_llm.games.kit.debate import alone, fenced_code, instructions, kept, quoted
 from marl_llm.tools.maths import MathsChecker, extract_answer, is_number
 from marl_llm.tools.results import FailureKind, ToolResult, success
-from marl_llm.tools.sandbox import Executor, Limits, Submission, default_sandbox
+from marl_llm.tools.sandbox import Executor, Limits, Program, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.untrusted import read_text
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, after_hashes, code_block, compute, repeat, sequence, together, tool
@@ -139,7 +139,7 @@ class Answers:
         found = await self._checked.of(content_key(a, b), lambda: self._check(a, b))
         if not found.ok and found.failure.kind == FailureKind.BAD_INPUT:
             return success(False, found.seconds, found.attempts)
-        return success(found.value == 1.0, found.seconds, found.attempts) if found.ok else found
+        return found.map(lambda right: right == 1.0)
 
     async def run(self, code: str) -> ToolResult:
         """What a program printed on its one line: `printed`, `ran` (1.0 where it did so without error) and `status`."""
@@ -153,23 +153,23 @@ class Answers:
 
     async def _check(self, answer: str, target: str) -> ToolResult:
         found = await self.checker.acheck(f"#### {answer}", target, "hashes")
-        return success(float(found.value.correct), found.seconds, found.attempts) if found.ok else found
+        return found.map(lambda verdict: float(verdict.correct))
 
     async def _execute(self, code: str) -> ToolResult:
         limits = Limits(timeout_s=self._timeout_s, stdout_bytes=1 << 16)
         done = await (self._sandbox or default_sandbox()).arun(Submission(code, limits=limits))
-        if done.failure is not None:
-            return ToolResult(None, done.failure, done.seconds, done.attempts)
-        program = done.outcome()
-        lines = [line.strip() for line in read_text(program.stdout_bytes).value.splitlines() if line.strip()]
-        if program.outcome != "ok":
-            said = read_text(program.stderr_bytes).value.strip().splitlines()
-            value = {**RAN_NOT, "status": f"{program.outcome}: {said[-1][:200]}" if said else program.outcome}
-        elif program.stdout_truncated or len(lines) != 1 or len(lines[0]) > ANSWER_CHARACTERS:
-            value = {**RAN_NOT, "status": f"it printed {len(lines)} lines; one short line is expected"}
-        else:
-            value = {"printed": lines[0], "ran": 1.0, "status": "ok"}
-        return success(value, done.seconds, done.attempts)
+        return done.map(printed_line)
+
+
+def printed_line(program: Program) -> dict[str, Any]:
+    """What `Answers.run` gives of a program that has ended."""
+    lines = [line.strip() for line in read_text(program.stdout_bytes).value.splitlines() if line.strip()]
+    if program.outcome != "ok":
+        complaint = read_text(program.stderr_bytes).value.strip().splitlines()
+        return {**RAN_NOT, "status": f"{program.outcome}: {complaint[-1][:200]}" if complaint else program.outcome}
+    if program.stdout_truncated or len(lines) != 1 or len(lines[0]) > ANSWER_CHARACTERS:
+        return {**RAN_NOT, "status": f"it printed {len(lines)} lines; one short line is expected"}
+    return {"printed": lines[0], "ran": 1.0, "status": "ok"}
 
 
 def is_deep(text: str) -> bool:

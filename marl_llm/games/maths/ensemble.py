@@ -25,7 +25,7 @@ from marl_llm.games.maths.debate import (
     single_reasoner,
     user_part,
 )
-from marl_llm.tools.results import ToolResult, success
+from marl_llm.tools.results import ToolResult
 from marl_llm.workflows import Role, Trajectory, Workflow, after_hashes, compute, each, sequence, together, tool
 from marl_llm.workflows.forms import check_form
 
@@ -90,10 +90,10 @@ def maths_ensemble(
         return tuple(votes)
 
     async def settle(verdict: str, target: str) -> ToolResult:
-        found = await answers_.correct(verdict, target)
-        return success({"judge_correct": found.value, "settled": True}, found.seconds, found.attempts) if found.ok else found
+        judged = await checker.correct(verdict, target)
+        return judged.map(lambda right: {"judge_correct": right, "settled": True})
 
-    answers_ = answers
+    checker = answers
     body = sequence(
         together(
             each("seats", "seat", reason, {"answer": "answers", "reasoner_correct": "reasoners_correct"}, reasoners),

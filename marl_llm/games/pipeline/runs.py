@@ -46,14 +46,14 @@ def run_in_workspace(
 
         async def once() -> ToolResult:
             ran = await (sandbox or default_sandbox()).arun(Submission(code, "", profile, allowed, workspace=start))
-            return success(ending(ran.outcome(), start), ran.seconds, ran.attempts) if ran.ok else ran
+            return ran.map(lambda program: ending(program, start))
+
+        def with_others(value: dict[str, Any]) -> dict[str, Any]:
+            others = {name: content for name, content in given.items() if name not in used}
+            return {**value, "files": Workspace.from_files({**others, **value["files"].files()})}
 
         found = await done.of(content_key(code, start.digest, allowed), once)
-        if not found.ok or not only_named:
-            return found
-        others = {name: content for name, content in given.items() if name not in used}
-        value = found.outcome()
-        return success({**value, "files": Workspace.from_files({**others, **value["files"].files()})}, found.seconds, found.attempts)
+        return found.map(with_others) if only_named else found
 
     return run
 

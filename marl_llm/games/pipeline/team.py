@@ -128,13 +128,11 @@ def _work(run: Run, owed: tuple[str, ...], list_files: Callable[[Workspace], str
     lacking = files_of(*owed)
 
     async def work(code: str, files: Workspace, given: Workspace) -> ToolResult:
-        ran = await run(code, files, sum(given.sizes().values()))
-        if not ran.ok:
-            return ran
-        found = dict(ran.outcome())
-        missing = lacking(found["files"])
-        found |= {"listing": list_files(found["files"]), "missing": missing, "done": found["state"] == "ok" and not missing}
-        return ToolResult(found, None, ran.seconds, ran.attempts)
+        return (await run(code, files, sum(given.sizes().values()))).map(looked_at)
+
+    def looked_at(ran: dict[str, Any]) -> dict[str, Any]:
+        missing = lacking(ran["files"])
+        return {**ran, "listing": list_files(ran["files"]), "missing": missing, "done": ran["state"] == "ok" and not missing}
 
     return work
 

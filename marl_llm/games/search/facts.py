@@ -230,7 +230,7 @@ def asked(query: str, top_k: int) -> tuple[list[str], int, float]:
 
 def pages_of(found: ToolResult) -> ToolResult:
     """The pages of one query's hits, or the failure."""
-    return ToolResult(tuple(hit.document["page"] for hit in found.outcome()[0]), None, found.seconds, found.attempts) if found.ok else found
+    return found.map(lambda hits: tuple(hit.document["page"] for hit in hits[0]))
 
 
 def retrieve_pages(retriever: Any, top_k: int = 1) -> Callable[..., Any]:

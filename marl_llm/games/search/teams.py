@@ -29,10 +29,7 @@ def retrieve_with(retriever: Any, top_k: int = TOP_K, deadline_s: float | int = 
 
     async def retrieve(query: str) -> ToolResult:
         found = await retriever.asearch([query[:MAX_QUERY]], top_k, float(deadline_s))
-        if not found.ok:
-            return found
-        passages = tuple(str(hit.document["contents"]) for hit in found.outcome()[0])
-        return ToolResult(passages, None, found.seconds, found.attempts)
+        return found.map(lambda hits: tuple(str(hit.document["contents"]) for hit in hits[0]))
 
     return retrieve
 
