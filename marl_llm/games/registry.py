@@ -9,32 +9,8 @@ The object is a class of a `Game`, or a function whose return type is a `World` 
 a ready one. No other object is called.
 A file may import modules and read data files that lie beside it; `Found.files` names them all, so that a run can keep a copy.
 
-| name | workflow | tasks |
-|---|---|---|
-| `fact_parallel`, `fact_extract`, `fact_iterative` | A, B, C in the small world of facts | generated |
-| `functions` | D in the small world of functions | generated |
-| `question_parallel`, `question_extract`, `question_iterative` | A, B, C with prompts for general models | NQ, HotpotQA: parquet or jsonl |
-| `library_questions` | A with one query and prompts for small general models | descriptions of Python's library |
-| `problems` | D with prompts for general models | DeepCoder's mix: parquet or jsonl |
-| `sokoban_text`, `sudoku_text` | the same team on Sokoban and on Sudoku 4x4 | generated |
-| `plan_path_programs` | the same for tiny models, whose words are lines of Python | generated |
-| `plan_path_text` | Stronger-MAS's Tool and Planner on a grid, in text; the Tool's program is run | generated |
-| `function_debate` | coder and unit tester in a small world of functions | generated |
-| `code_debate` | coder and unit tester with prompts for general models | APPS, CodeContests, LiveCodeBench: parquet, jsonl or json |
-| `helper_functions` | helper and main agent in the small world of functions | generated |
-| `function_problems` | helper and main agent with prompts for general models | HumanEval, CoopHumanEval: jsonl, jsonl.gz or parquet |
-| `notes` | two writers in a small world of facts | generated |
-| `writing` | two writers with prompts for general models | TLDR, arXiv abstracts: parquet, jsonl or json |
-| `sums` | reasoner and Python user in a small world of word problems | generated |
-| `maths_debate` | reasoner and Python user with prompts for general models | Polaris, AIME, OlympiadBench, GSM8K: parquet, jsonl or json |
-| `tiny_pipeline` | engineer, modeler and analyst on shared files | generated tables |
-| `data_pipeline` | the same with prompts for general models | DSBench's modelling tasks: csv, with rows in jsonl |
-| `chain_maths` | MathChat (MAPPA): solver, executor, verifier | generated |
-| `math_chat` | MathChat with prompts for general models | AIME, AMC: parquet, jsonl or json |
-| `reasoning_gym` | solver, or solver and verifier, on problems of the package reasoning-gym (extra `rg`) | its generators |
-| `textarena` | the seats of a game of the package textarena (extra `ta`) | its deals |
-| `openenv` | one role in the environment of an OpenEnv server (extra `openenv`) | its seeds |
-| `sums_ensemble`, `maths_ensemble` | N reasoners, M Python users and a judge | as `sums`, `maths_debate` |
+A game of the library is found where it lies: a public function of a folder here whose return type is `World`. Its docstring says what is
+played, on which tasks; `docs/options.md` lists them all.
 """
 
 from __future__ import annotations
@@ -47,6 +23,7 @@ import importlib
 import importlib.util
 import inspect
 import pathlib
+import re
 import sys
 import traceback
 import types
@@ -60,20 +37,19 @@ from marl_llm.games.shapes import check_shapes
 from marl_llm.hints import meant
 from marl_llm.workflows import World
 
-# Workflows with their tasks, and the modules of this folder that make them.
-WORLDS = {
-    "plan_path_text": "plan_path.text", "plan_path_programs": "plan_path.lines", "sokoban_text": "sokoban.text",
-    "sudoku_text": "sudoku.text",
-    **dict.fromkeys(("fact_parallel", "fact_extract", "fact_iterative"), "search.worlds"), "functions": "coding.worlds",
-    **dict.fromkeys(("question_parallel", "question_extract", "question_iterative"), "search.worlds"),
-    "library_questions": "search.library",
-    **dict.fromkeys(("function_debate", "code_debate"), "coding.worlds"),
-    **dict.fromkeys(("sums", "maths_debate", "sums_ensemble", "maths_ensemble"), "maths.worlds"),
-    **dict.fromkeys(("problems", "helper_functions", "function_problems"), "coding.worlds"),
-    "notes": "writing.notes", "writing": "writing.worlds", "tiny_pipeline": "pipeline.worlds", "data_pipeline": "pipeline.worlds",
-    "chain_maths": "maths.worlds", "math_chat": "maths.worlds",
-    "reasoning_gym": "external.reasoning_gym", "textarena": "external.textarena", "openenv": "external.openenv",
-}  # fmt: skip
+_WORLD = re.compile(r"^def ([a-z]\w*)\((?:(?!^def )[\s\S])*?\) -> World:", re.MULTILINE)
+
+
+def _worlds_here() -> dict[str, str]:
+    """Name -> module of each function of a game's folder that returns a `World`. Sources are read, for importing them all takes seconds."""
+    found = {}
+    for file in sorted(pathlib.Path(__file__).parent.glob("*/*.py")):
+        if ") -> World:" in (source := file.read_text(encoding="utf-8")):
+            found |= dict.fromkeys(_WORLD.findall(source), f"{file.parent.name}.{file.stem}")
+    return found
+
+
+WORLDS = _worlds_here()  # workflows with their tasks, and the modules of this folder that make them
 GAMES = {
     "plan_path": "marl_llm.games.plan_path:PlanPath",
     "joint_letter": "marl_llm.games.joint_letter:JointLetter",

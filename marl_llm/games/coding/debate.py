@@ -9,11 +9,11 @@ tells of is a process of its own that never held a golden input.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.kit.debate import alone, fenced_code, instructions, kept, quoted
-from marl_llm.tools.results import ToolResult
+from marl_llm.games.kit.debate import asking, fenced_code, note_turn, quoted
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, code_block, compute, repeat, sequence, together, tool
 from marl_llm.workflows.forms import Beside, check_debate, rewards_in_form
 from marl_llm.workflows.trajectory import RoleCall
@@ -25,29 +25,28 @@ INPUTS = ("problem", "interface")
 HIDDEN = ("function", "tests", "references", "mutants", "shown")
 NO_TEST: dict[str, Any] = {"input": None, "output": None, "problem": "the test could not be read"}
 
-CODER_FIRST = (
+PROBLEM = "\n\nProblem:\n{problem}\n\n{interface}\n\n{history}"
+CODER = {"first": (
     "Think step by step, then write a Python program that solves the problem.\n"
     "Important:\n- Do not hardcode or fabricate inputs.\n"
     "First decide on the number and types of inputs, then implement the solution.\n"
     "Write the whole program in one block that begins with ```python."
-)
-CODER_LATER = (
+), "later": (
     "Use the history below to guide your fixes:\n{history}\n\n"
     "If your previous code crashed, first fix the bug.\n"
     "If it ran but its output differs from the expected output, decide whether the test case is correct.\n"
     "- If the test is correct, refine your code to pass it.\n- If the test is wrong, verify your program's logic and keep it.\n"
     "Write the final, corrected program in one block that begins with ```python."
-)
-TESTER_FIRST = (
+)}  # fmt: skip
+TESTER = {"first": (
     "Provide one new high-quality test case. Before giving it, reason carefully to ensure that the output is correct, "
     "then derive the output for your chosen input.\n"
     "Respond in the format:\n**Test Input:**\ninput here\n**Test Output:**\noutput here"
-)
-TESTER_LATER = (
+), "later": (
     "Analyze the history below:\n{history}\n\n"
     "First decide whether your previous test case was correct. If it was wrong or unclear, provide a corrected test case.\n"
     "Respond in the format:\n**Test Input:**\ninput here\n**Test Output:**\noutput here"
-)
+)}  # fmt: skip
 SINGLE_LATER = "Your previous program:\n{history}\n\nCheck it and write it again, corrected, in one block that begins with ```python."
 
 
@@ -68,24 +67,12 @@ def history_text(entries: Sequence[Mapping[str, Any]]) -> str:
 def debate_roles(max_tokens: int = 4096, max_prompt: int = 8192) -> dict[str, Role]:
     """Coder and tester with prompts for general models, after Appendix C.2 (the problem stands before the instructions)."""
     budget = dict(max_tokens=max_tokens, max_prompt=max_prompt, trim="history", trim_from="start")
+    writes_code = "You are a helpful assistant that writes and corrects Python code."
+    writes_tests = "You are a helpful assistant that creates and refines unit test cases (input and expected output) for a coding task."
+    shown = {name: asking(instructions, history_text) for name, instructions in (("coder", CODER), ("tester", TESTER))}
     return {
-        "coder": Role(
-            "coder",
-            "You are a helpful assistant that writes and corrects Python code.\n\nProblem:\n{problem}\n\n{interface}\n\n{history}",
-            parse=code_block("code"),
-            writes={"code": ""},
-            show={"history": instructions(CODER_FIRST, CODER_LATER, history_text)},
-            **budget,
-        ),
-        "tester": Role(
-            "tester",
-            "You are a helpful assistant that creates and refines unit test cases (input and expected output) for a coding task.\n\n"
-            "Problem:\n{problem}\n\n{interface}\n\n{history}",
-            parse=read_test,
-            writes={"test": NO_TEST},
-            show={"history": instructions(TESTER_FIRST, TESTER_LATER, history_text)},
-            **budget,
-        ),
+        "coder": Role("coder", writes_code + PROBLEM, code_block("code"), {"code": ""}, show=shown["coder"], **budget),
+        "tester": Role("tester", writes_tests + PROBLEM, read_test, {"test": NO_TEST}, show=shown["tester"], **budget),
     }
 
 
@@ -202,21 +189,8 @@ def code_debate(
     check_debate(rewards_form, agents, turns, history)
     roles = roles or (debate_roles() if agents == "team" else {"coder": single_coder()})
 
-    async def grade_program(code: str, function: str, tests: Sequence[Any]) -> ToolResult:
-        return await runs.golden(code, function, tests)
-
-    async def grade_test(
-        test: Mapping[str, Any], function: str, references: Sequence[Any], mutants: Sequence[Any], shown: Sequence[str]
-    ) -> ToolResult:
-        return await runs.test_quality(test, function, references, mutants, shown)
-
-    async def run_test(code: str, test: Mapping[str, Any], function: str) -> ToolResult:
-        return await runs.on_test(code, test, function)
-
-    fields = ("golden", "builds", "smoke", "clean")
-    coder = sequence(roles["coder"], tool(grade_program, fields, timeout_s=timeout_s))
-    start: dict[str, Any] = {"history": (), "turn_": 0}
-    most_kept = history
+    golden = ("golden", "builds", "smoke", "clean")
+    coder = sequence(roles["coder"], tool(runs.golden, golden, "grade_program", timeout_s, ("code", "function", "tests")))
     if agents == "single":
 
         def revise(history: Any, code: str, turn_: int) -> dict[str, Any]:
@@ -225,26 +199,25 @@ def code_debate(
 
         body = repeat(coder, compute(revise, ("again", "history", "turn_")), at_most=turns, until=lambda again: again, name="turns")
     else:
-        kinds = ("test_valid", "test_right", "test_kills", "test_copied")
-        tester = sequence(roles["tester"], tool(grade_test, kinds, timeout_s=timeout_s))
-
-        def note(history: Any, code: str, test: Any, actual: str, status: str, turn_: int) -> dict[str, Any]:
-            entry = {"turn": turn_ + 1, "code": code, **test, "actual": actual, "status": status}
-            return {"history": kept(history, entry, most_kept), "turn_": turn_ + 1}
-
-        ran = tool(run_test, ("aligned", "actual", "status"), timeout_s=timeout_s, reveals=("aligned", "actual", "status"))
-        body = repeat(together(coder, tester), ran, compute(note, ("history", "turn_")), at_most=turns,
-                      until=lambda aligned: aligned, name="turns")  # fmt: skip
-    names = tuple(roles)
-    return Workflow(
-        f"code_debate_{agents}", body, inputs, hidden, start, debate_rewards(rewards_form, names), debate_metrics(agents == "team")
-    )
+        quality = ("test_valid", "test_right", "test_kills", "test_copied")
+        graded = tool(runs.test_quality, quality, "grade_test", timeout_s, ("test", "function", "references", "mutants", "shown"))
+        seen = ("aligned", "actual", "status")
+        ran = tool(runs.on_test, seen, "run_test", timeout_s, ("code", "test", "function"), seen)
+        both = together(coder, sequence(roles["tester"], graded))
+        noted = note_turn(("code", "test", "actual", "status"), history)
+        body = repeat(both, ran, noted, at_most=turns, until=lambda aligned: aligned, name="turns")
+    start = {"history": (), "turn_": 0}
+    rewards, metrics = debate_rewards(rewards_form, tuple(roles)), debate_metrics(agents == "team")
+    return Workflow(f"code_debate_{agents}", body, inputs, hidden, start, rewards, metrics)
 
 
 def single_coder(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
-    """The single agent's role."""
-    role = debate_roles(max_tokens, max_prompt)["coder"]
-    return alone(role, CODER_FIRST, SINGLE_LATER, lambda entries: f"```python\n{entries[-1]['code'].rstrip()}\n```")
+    """The single agent's role, which reads its own last program."""
+    def last_program(entries):
+        return f"```python\n{entries[-1]['code'].rstrip()}\n```"
+
+    show = asking({**CODER, "later": SINGLE_LATER}, last_program)
+    return dataclasses.replace(debate_roles(max_tokens, max_prompt)["coder"], show=show)
 
 
 def debate_metrics(team: bool) -> dict[str, Any]:
@@ -260,13 +233,8 @@ def debate_metrics(team: bool) -> dict[str, Any]:
         "turns_taken": lambda path: float(path.turns),
     }
     if team:
-        figures |= {
-            "aligned": last("aligned"),
-            "false_alignment": false_alignment,
-            "test_valid": last("test_valid"),
-            "test_right": last("test_right"),
-            "test_kills": last("test_kills"),
-        }
+        figures |= {"aligned": last("aligned"), "false_alignment": false_alignment}
+        figures |= {name: last(name) for name in ("test_valid", "test_right", "test_kills")}
     return figures
 
 

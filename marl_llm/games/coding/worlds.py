@@ -74,7 +74,7 @@ def functions(
 
 
 def problems(train: str = "", test: str = "", rounds: int = ROUNDS, bad_rows: str = "refuse") -> World:
-    """Workflow D on programming problems with tests, judged in the sandbox; `bad_rows` as `question_parallel`."""
+    """Workflow D on problems with tests (DeepCoder's mix: `coding.data`), judged in the sandbox; `bad_rows` as `question_parallel`."""
     tasks = disjoint_files(load_problems, train, test, "problem", bad_rows)
     if rounds < 1:
         raise WorkflowError(f"rounds={rounds} must be at least 1")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_llm.workflows import Role
+from marl_llm.workflows import compute
+from marl_llm.workflows.graph import Node
 
 QUOTED_CHARACTERS = 500  # of a text in the history
 Entries = Sequence[Mapping[str, Any]]  # the history: what happened in each turn
@@ -24,16 +24,22 @@ def fenced_code(code: str) -> str:
     return f"```python\n{code.rstrip()}\n```" if code else "No program could be read."
 
 
-def instructions(first: str, later: str, history_text: Callable[[Entries], str]) -> Callable[[Entries], str]:
-    """For `Role.show`: what a role is asked to do, before there is a history and with one."""
-    return lambda entries: later.replace("{history}", history_text(entries)) if entries else first
+def asking(instructions: Mapping[str, str], history_text: Callable[[Entries], str]) -> dict[str, Callable[[Entries], str]]:
+    """For `Role.show`: what a role is asked "first", without a history, and "later", where the history takes the place of {history}."""
+
+    def show(entries: Entries) -> str:
+        return instructions["later"].replace("{history}", history_text(entries)) if entries else instructions["first"]
+
+    return {"history": show}
 
 
-def alone(role: Role, first: str, later: str, history_text: Callable[[Entries], str]) -> Role:
-    """A role of a debate as the single agent, which reads its own last answer."""
-    return dataclasses.replace(role, show={"history": instructions(first, later, history_text)})
+def note_turn(fields: Sequence[str], most: int) -> Node:
+    """The end of a turn: an entry of the history with these fields, those of a mapping one by one. `most` entries are kept; 0: all."""
 
+    def note(history: Entries, turn_: int, *values: Any) -> dict[str, Any]:
+        entry = {"turn": turn_ + 1}
+        for field, value in zip(fields, values):
+            entry |= value if isinstance(value, Mapping) else {field: value}
+        return {"history": (*history, entry)[-most:], "turn_": turn_ + 1}
 
-def kept(history: Sequence[Any], entry: Mapping[str, Any], most: int) -> tuple[Any, ...]:
-    """The history with one more entry: the latest `most`, or all where that is 0."""
-    return (*history, entry)[-most:]
+    return compute(note, ("history", "turn_"), reads=("history", "turn_", *fields))

@@ -8,17 +8,19 @@ the reasoner's (reading: the paper does not say whose it is where they never agr
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.kit.debate import alone, fenced_code, instructions, kept, quoted
+from marl_llm.games.kit.debate import asking, fenced_code, note_turn, quoted
 from marl_llm.tools.maths import MathsChecker, extract_answer, is_number
 from marl_llm.tools.results import FailureKind, ToolResult, success
 from marl_llm.tools.sandbox import Executor, Limits, Program, Submission, default_sandbox
 from marl_llm.tools.verdicts import Verdicts, content_key
 from marl_llm.untrusted import read_text
-from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, after_hashes, code_block, compute, repeat, sequence, together, tool
+from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, after_hashes, code_block, repeat, sequence, together, tool
 from marl_llm.workflows.forms import Beside, check_debate, rewards_in_form
+from marl_llm.workflows.graph import Node
 from marl_llm.workflows.trajectory import RoleCall
 
 TURNS = 4
@@ -28,27 +30,26 @@ INPUTS, HIDDEN = ("problem",), ("target",)
 MAX_DEPTH = 16  # of brackets in an answer
 RAN_NOT = {"printed": "", "ran": 0.0}
 
-REASONER_FIRST = (
+PROBLEM = "\n\nProblem:\n{problem}\n\n{history}"
+REASONER = {"first": (
     "First outline the key reasoning steps. Then carry out the full solution. Summarize the steps in:\n**Reasoning Steps:**\n"
     "The last line must hold only the final answer, a single number or expression, simplified if possible, after ####, e.g.\n#### 123"
-)
-REASONER_LATER = (
+), "later": (
     "History (previous attempts and outputs):\n{history}\n\n"
     "First compare your previous answer with the Python user's printed output.\n"
     "- If the output corrects a slip in your reasoning, adopt the corrected value.\n"
     "- If the code likely has a bug, keep the mathematically correct answer and explain briefly.\n"
     "Then solve the problem again, more robustly. The last line must hold only the final answer after ####, e.g.\n#### 123"
-)
-USER_FIRST = (
+)}  # fmt: skip
+USER = {"first": (
     "Write correct, readable Python that computes the final answer. Use only the standard library and deterministic math.\n"
     "At the end print only the final answer, on one line. Write the program in one block that begins with ```python."
-)
-USER_LATER = (
+), "later": (
     "History (reasoning against execution):\n{history}\n\n"
     "Judge whether the reasoner's answer or your previous printed result is more likely correct. Fix or rewrite the code so that it "
     "reliably computes the correct final answer. Prefer exact arithmetic.\n"
     "At the end print only the final answer, on one line. Write the program in one block that begins with ```python."
-)
+)}  # fmt: skip
 SINGLE_LATER = (
     "Your previous solution:\n{history}\n\n"
     "Check it and solve the problem again. The last line must hold only the final answer after ####."
@@ -88,23 +89,13 @@ def read_solution(text: str) -> dict[str, Any]:
 def debate_roles(max_tokens: int = 4096, max_prompt: int = 8192) -> dict[str, Role]:
     """Reasoner and Python user with prompts for general models, after Appendix C.2."""
     budget = dict(max_tokens=max_tokens, max_prompt=max_prompt, trim="history", trim_from="start")
+    reasons = "You are a helpful assistant that solves math problems via careful reasoning."
+    programs = "You are a helpful programming assistant that solves math problems with Python."
+    shown = {name: asking(instructions, history_text) for name, instructions in (("reasoner", REASONER), ("user", USER))}
+    answer = {"answer": "", "solution": ""}
     return {
-        "reasoner": Role(
-            "reasoner",
-            "You are a helpful assistant that solves math problems via careful reasoning.\n\nProblem:\n{problem}\n\n{history}",
-            parse=read_solution,
-            writes={"answer": "", "solution": ""},
-            show={"history": instructions(REASONER_FIRST, REASONER_LATER, history_text)},
-            **budget,
-        ),
-        "user": Role(
-            "user",
-            "You are a helpful programming assistant that solves math problems with Python.\n\nProblem:\n{problem}\n\n{history}",
-            parse=code_block("code"),
-            writes={"code": ""},
-            show={"history": instructions(USER_FIRST, USER_LATER, history_text)},
-            **budget,
-        ),
+        "reasoner": Role("reasoner", reasons + PROBLEM, read_solution, answer, show=shown["reasoner"], **budget),
+        "user": Role("user", programs + PROBLEM, code_block("code"), {"code": ""}, show=shown["user"], **budget),
     }
 
 
@@ -249,62 +240,36 @@ def maths_debate(
     roles = roles or (debate_roles() if agents == "team" else {"reasoner": single_reasoner()})
 
     async def compare(answer: str, printed: str) -> ToolResult:
-        found = await answers.equal(answer, printed)
-        return success({"agreed": found.value, "settled": True}, found.seconds, found.attempts) if found.ok else found
+        return (await answers.equal(answer, printed)).map(lambda equal: {"agreed": equal, "settled": True})
 
     async def repeated(answer: str, history: Any) -> ToolResult:
-        found = await answers.equal(answer, history[-1]["answer"] if history else "")
-        return success({"agreed": found.value, "settled": True}, found.seconds, found.attempts) if found.ok else found
+        return await compare(answer, history[-1]["answer"] if history else "")
 
-    reasoner = reasoner_part(answers, roles["reasoner"], timeout_s)
-    start: dict[str, Any] = {"history": (), "turn_": 0}
-    most_kept = history
-    writes = ("agreed", "settled")
-    if agents == "single":
-
-        def note(history: Any, solution: str, answer: str, turn_: int) -> dict[str, Any]:
-            return {"history": kept(history, {"turn": turn_ + 1, "solution": solution, "answer": answer}, most_kept), "turn_": turn_ + 1}
-
-        parts = (reasoner, tool(repeated, writes, timeout_s=timeout_s), compute(note, ("history", "turn_")))
-    else:
-
-        def note(history: Any, solution: str, answer: str, code: str, printed: str, status: str, turn_: int) -> dict[str, Any]:
-            entry = dict(turn=turn_ + 1, solution=solution, answer=answer, code=code, printed=printed, status=status)
-            return {"history": kept(history, entry, most_kept), "turn_": turn_ + 1}
-
-        both = together(reasoner, user_part(answers, roles["user"], timeout_s))
-        parts = (both, tool(compare, writes, timeout_s=timeout_s), compute(note, ("history", "turn_")))
-    body = repeat(*parts, at_most=turns, until=lambda agreed: agreed, name="turns")
-    rewards = debate_rewards(rewards_form, tuple(roles))
-    return Workflow(f"maths_debate_{agents}", body, inputs, hidden, start, rewards, debate_metrics(agents == "team"))
+    both, compared, fields = reasoner_part(answers, roles["reasoner"], timeout_s), repeated, ("solution", "answer")
+    if agents == "team":
+        both, compared = together(both, user_part(answers, roles["user"], timeout_s)), compare
+        fields += ("code", "printed", "status")
+    settle = tool(compared, ("agreed", "settled"), timeout_s=timeout_s)
+    body = repeat(both, settle, note_turn(fields, history), at_most=turns, until=lambda agreed: agreed, name="turns")
+    rewards, metrics = debate_rewards(rewards_form, tuple(roles)), debate_metrics(agents == "team")
+    return Workflow(f"maths_debate_{agents}", body, inputs, hidden, {"history": (), "turn_": 0}, rewards, metrics)
 
 
-def reasoner_part(answers: Any, role: Role, timeout_s: float | int) -> Any:
+def reasoner_part(answers: Any, role: Role, timeout_s: float | int) -> Node:
     """The reasoner, and whether its answer is right, which stays hidden."""
-
-    async def check_reasoner(answer: str, target: str) -> ToolResult:
-        return await answers.correct(answer, target)
-
-    return sequence(role, tool(check_reasoner, "reasoner_correct", timeout_s=timeout_s))
+    return sequence(role, tool(answers.correct, "reasoner_correct", "check_reasoner", timeout_s, ("answer", "target")))
 
 
-def user_part(answers: Any, role: Role, timeout_s: float | int) -> Any:
+def user_part(answers: Any, role: Role, timeout_s: float | int) -> Node:
     """The Python user, its program's run, and whether its answer is right, which stays hidden."""
-
-    async def run(code: str) -> ToolResult:
-        return await answers.run(code)
-
-    async def check_user(printed: str, target: str) -> ToolResult:
-        return await answers.correct(printed, target)
-
-    return sequence(
-        role, tool(run, ("printed", "ran", "status"), timeout_s=timeout_s), tool(check_user, "user_correct", timeout_s=timeout_s)
-    )
+    ran = tool(answers.run, ("printed", "ran", "status"), "run", timeout_s, ("code",))
+    return sequence(role, ran, tool(answers.correct, "user_correct", "check_user", timeout_s, ("printed", "target")))
 
 
 def single_reasoner(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
     """The single agent's role."""
-    return alone(debate_roles(max_tokens, max_prompt)["reasoner"], REASONER_FIRST, SINGLE_LATER, history_text)
+    show = asking({**REASONER, "later": SINGLE_LATER}, history_text)
+    return dataclasses.replace(debate_roles(max_tokens, max_prompt)["reasoner"], show=show)
 
 
 def debate_metrics(team: bool) -> dict[str, Any]:
@@ -319,11 +284,10 @@ def debate_metrics(team: bool) -> dict[str, Any]:
             "agreed": lambda path: float(path.fields["agreed"]),
             "false_agreement": lambda path: float(path.fields["agreed"] and not path.fields["reasoner_correct"]),
             "user_correct": lambda path: float(path.fields["user_correct"]),
-            "chances_right": lambda path: float(len(_chances(path, 1.0))),
-            "adopted_right": lambda path: float(sum(_chances(path, 1.0))),
-            "chances_wrong": lambda path: float(len(_chances(path, 0.0))),
-            "adopted_wrong": lambda path: float(sum(_chances(path, 0.0))),
         }
+        for kind, right in (("right", 1.0), ("wrong", 0.0)):
+            figures[f"chances_{kind}"] = lambda path, right=right: float(len(_chances(path, right)))
+            figures[f"adopted_{kind}"] = lambda path, right=right: float(sum(_chances(path, right)))
     return figures
 
 

@@ -52,7 +52,7 @@ def _question_world(build: Callable[..., Any], train: str, test: str, index: str
 
 
 def question_parallel(train: str = "", test: str = "", index: str = "", top_k: int = 4, bad_rows: str = "refuse") -> World:
-    """Workflow A. Files of questions, and a retriever: the directory of an index or the address of a server.
+    """Workflow A on files of questions (NQ, HotpotQA), and a retriever: the directory of an index or the address of a server.
 
     Args:
       train, test: files; the last rows of the first are the validation split.
