@@ -2,15 +2,21 @@
 
 import os
 import pathlib
+import sys
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="marl_llm_state_")  # what runs of these tests claim is no business of the user's
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
-import type_checks
-
 CACHE = pathlib.Path(os.environ.get("MARL_LLM_TEST_CACHE", pathlib.Path(tempfile.gettempdir()) / "marl_llm_test_cache"))
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)  # of runs within tests too, here and in processes of their own
+if sys.dont_write_bytecode:  # asked by PYTHONDONTWRITEBYTECODE for the folders of the source; tests start many processes
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(CACHE / "bytecode")
+
+import type_checks  # noqa: E402
+
 type_checks.install(["marl_llm", "experiments"], CACHE / "checked")
 
 import jax  # noqa: E402
@@ -21,9 +27,12 @@ from marl_llm.training import compile_quickly  # noqa: E402
 compile_quickly()  # tests compile much and compute little
 
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def pytest_configure(config):
     config.pluginmanager.register(WorkerMemory(), "worker_memory")
+
+
+def pytest_runtest_setup():
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run within a test has raised it
