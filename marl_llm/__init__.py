@@ -1,7 +1,7 @@
 """Teams of language models, trained with reinforcement learning in JAX.
 
-`make_game`, `load_model`, `train`, `resume`, `evaluate` and `open_team` do from Python what the command `marl` does (`marl_llm.runs.api`).
-The package root imports nothing heavy: `import marl_llm` is instant, and each room is imported by name,
+`make_game`, `load_model`, `train`, `attach`, `resume`, `evaluate` and `open_team` do from Python what the command `marl`
+does (`marl_llm.runs.api`). The package root imports nothing heavy: `import marl_llm` is instant, and each room is imported by name,
 for example `from marl_llm.algorithms import group_relative`. See docs/architecture.md for the rooms.
 """
 
@@ -18,6 +18,7 @@ _ROOMS = ("activity", "algorithms", "checking", "cli", "coaching", "data_files",
 # functions, and the modules that hold them
 _FUNCTIONS = {
     "train": "runs.api", "resume": "runs.api", "evaluate": "runs.api", "load_model": "runs.api", "open_team": "runs.api",
+    "attach": "runs.attach",
     "make_game": "games",
     "Reward": "workflows",
     "view": "viewing",

@@ -32,6 +32,7 @@ GIVEN = {
     "README.md": {"env", "agent", "turn", "team", "local", "log_probs", "old_log_probs", "mask"},
     "library.md": {"env", "agent", "turn", "team", "local", "log_probs", "old_log_probs", "mask", "game", "assignment", "models", "options",
                    "mesh", "tokens", "where", "jax", "prompts", "step"},
+    "attach.md": {"ask", "play"},
     "coaches.md": {"World", "workflow", "tasks", "speech", "script"},
     "sandbox.md": {"codes", "step_one", "step_two", "text"},
     "workflows.md": {"generator"},

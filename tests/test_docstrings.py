@@ -30,7 +30,8 @@ def test_there_are_examples_to_run():
 
 def test_every_room_is_listed_and_imported_when_it_is_asked_for():
     rooms = {found.name for found in pkgutil.iter_modules(marl_llm.__path__) if not found.name.startswith("_")}
-    assert rooms | {"evaluate", "load_model", "make_game", "open_team", "Reward", "resume", "train", "view"} == set(marl_llm.__all__)
+    functions = {"attach", "evaluate", "load_model", "make_game", "open_team", "Reward", "resume", "train", "view"}
+    assert rooms | functions == set(marl_llm.__all__)
     assert rooms < set(dir(marl_llm))
     assert marl_llm.algorithms.sum_blocks is importlib.import_module("marl_llm.algorithms").sum_blocks
     with pytest.raises(AttributeError, match="has no attribute 'algorythms'"):

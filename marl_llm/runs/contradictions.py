@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def check_whole(config: config_dict.ConfigDict, plan: Plan) -> None:
     """Raises `ConfigError` for values that cannot stand together, and for options that would have no effect."""
-    play = (_check_play, _check_asynchrony, _check_refills, _check_servers, _check_sampling)
+    play = (_check_play, _check_program, _check_asynchrony, _check_refills, _check_servers, _check_sampling)
     for check in (*play, _check_critic, _check_teachers, _check_sizes, _check_start, _check_models):
         check(config, plan)
 
@@ -56,6 +56,21 @@ def _check_play(config: config_dict.ConfigDict, plan: Plan) -> None:
         (rollout.batch_invariant and max_num_seqs & (max_num_seqs - 1), f"rollout.max_num_seqs={max_num_seqs} must be a power of two with rollout.batch_invariant, so that a row's place "
          "changes no bit"),
     )  # fmt: skip
+
+
+def _check_program(config: config_dict.ConfigDict, plan: Plan) -> None:
+    """What cannot be had where a foreign program plays the episodes."""
+    if not isinstance(plan.game, World) or plan.game.program is None:
+        return
+    from marl_llm.training.attached import check_recipe  # takes a second to import
+
+    rollout, coach = config.rollout, config.coach.kind
+    _refuse_first(
+        (rollout.oversample, f"rollout.oversample={rollout.oversample}: a foreign program plays the tasks of a step and no others"),
+        (rollout.refills, f"rollout.refills={rollout.refills}: a foreign program plays the tasks of a step and no others"),
+        (coach, f"coach.kind={coach!r}: a coach scores workflows; a foreign program pays its roles itself"),
+    )
+    check_recipe(plan.recipe)
 
 
 def _check_asynchrony(config: config_dict.ConfigDict, plan: Plan) -> None:

@@ -29,12 +29,16 @@ class ForeignEpisode:
       replies: as lines of a record (docs/recorded.md), in the order in which they were finished.
       pay: what it was paid; None: it was not.
       aborted: why it takes nothing more without having been paid; "" if it was not aborted.
+      message: one line for people about how it ended.
+      task: what its program is given at `/episodes/ID/task`, as JSON.
     """
 
     identity: tuple[int, ...]
     replies: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     pay: dict[str, Any] | None = None
     aborted: str = ""
+    message: str = ""
+    task: Any = None
     asked: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
 
@@ -49,20 +53,26 @@ class OpenEpisodes:
         self._lock, self._open, self.refused = threading.Lock(), {}, 0
         self._stopped = False
 
-    def open(self, identity: Sequence[int]) -> str:
+    def open(self, identity: Sequence[int], task: Any = None) -> str:
         """The address of a new episode."""
         name = secrets.token_urlsafe(24)
         with self._lock:
-            self._open[name] = ForeignEpisode(tuple(identity))
+            self._open[name] = ForeignEpisode(tuple(identity), task=task)
         return name
 
-    def take(self, name: str, reason: str) -> ForeignEpisode:
+    def take(self, name: str, reason: str, message: str = "") -> ForeignEpisode:
         """Ends an episode: one that was not paid is aborted for this reason."""
         with self._lock:
             found = self._open.pop(name)
+            found.message = message
             if found.pay is None:
                 found.aborted = reason
             return found
+
+    def task(self, episode: str) -> Any:
+        """The task of an open episode. Raises `EpisodeRefused`."""
+        with self._lock:
+            return self._of(episode).task
 
     def check(self, episode: str) -> None:
         """Raises `EpisodeRefused` for an episode that takes no further replies."""
@@ -131,6 +141,10 @@ class EpisodeServer(ChatServer):
     def address(self, episode: str) -> str:
         """The base URL for an episode's clients."""
         return f"{self.url.removesuffix('/v1')}/episodes/{episode}/v1"
+
+    def task(self, episode: str) -> Any:
+        """See `ChatServer.task`."""
+        return self.episodes.task(episode)
 
     def _drawn_as(self, asked: CompletionRequest, episode: str | None) -> CompletionRequest:
         if episode is None:

@@ -37,10 +37,11 @@ RETRY_S = 1
 _COUNTS = ("requests", "refused", "busy", "failed", "tokens", "malformed_calls", "unmet")
 _SERVED = (
     "served are /v1/chat/completions, /v1/completions, /v1/messages and /v1/responses, also behind /episodes/ID; "
-    "/episodes/ID, /episodes/ID/reward, /v1/models and /health"
+    "/episodes/ID, /episodes/ID/task, /episodes/ID/reward, /v1/models and /health"
 )
 _PATH = re.compile(r"(?:/episodes/(?P<episode>[\w.:-]{1,128}))?/v1/(?P<kind>chat/completions|completions|messages|responses)")
 _EPISODE = re.compile(r"/episodes/(?P<episode>[\w.:-]{1,128})")
+_TASK = re.compile(r"/episodes/(?P<episode>[\w.:-]{1,128})/task")
 _REWARD = re.compile(r"/episodes/(?P<episode>[\w.:-]{1,128})/reward")
 
 
@@ -277,6 +278,10 @@ class ChatServer:
         found = {"replies": 0, "paid": False} if self._record is None else self._record.about(episode)
         return {"episode": episode} | found | self._sessions.counts(episode)
 
+    def task(self, episode: str) -> Any:
+        """The task of an episode, as JSON. Raises `EpisodeRefused` where this server has given none."""
+        raise EpisodeRefused("this server gives no tasks")
+
     def pay(self, body: bytes, episode: str) -> tuple[int, dict[str, Any]]:
         """(status, JSON) for a play's pay, once per episode: `reward` for the team, `rewards` by model, and perhaps its `task`, a text."""
         try:
@@ -320,6 +325,11 @@ class _Handler(LocalHandler):
             self.reply(200, {"object": "list", "data": models})
         elif asked := _EPISODE.fullmatch(self.path):
             self.reply(200, self.server.service.episode(asked["episode"]))
+        elif asked := _TASK.fullmatch(self.path):
+            try:
+                self.reply(200, {"task": self.server.service.task(asked["episode"])})
+            except EpisodeRefused as error:
+                raise Refused(404, str(error)) from None
         elif self.path == "/health":
             self.reply(200, {"ok": True})
         else:

@@ -10,6 +10,7 @@ from marl_llm.coaching import Coaching
 from marl_llm.games import Game
 from marl_llm.games.hosted import TextBudget
 from marl_llm.games.hosted import hosted as host
+from marl_llm.training.attached_team import AttachedTeam
 from marl_llm.training.batch import Batch
 from marl_llm.training.checkpoints import CheckpointError, Checkpoints
 from marl_llm.training.compiled import CompiledTeam, warm_and_data_keys
@@ -48,7 +49,8 @@ def make_team(
     text: TextBudget | None = None,
     coaching: Coaching | None = None,
 ) -> Team:
-    """The team of a game: a `CompiledTeam` for a value-state game, a `HostedTeam` for a workflow's `World`; see `Team`.
+    """The team of a game, see `Team`: a `CompiledTeam` for a value-state game, a `HostedTeam` for a workflow's `World`, an
+    `AttachedTeam` for a program's.
 
     Args:
       parts: model -> its part of the mesh, from `parts_of`; None: every model has the whole mesh.
@@ -63,7 +65,8 @@ def make_team(
     if options.recipe.returns == "counterfactual" and (hosted or isinstance(game, World)):
         raise WorkflowError("recipe.returns='counterfactual' replays compiled play only: play a value-state game compiled (hosted=False)")
     if isinstance(game, World):
-        return HostedTeam(game, assignment, models, options, mesh, play=play or PlayOptions(), coaching=coaching, **common)
+        kind = HostedTeam if game.program is None else AttachedTeam
+        return kind(game, assignment, models, options, mesh, play=play or PlayOptions(), coaching=coaching, **common)
     if coaching is not None:
         raise WorkflowError("coaching: the game is no workflow, and its rewards are its own; coach a World")
     if not hosted:
@@ -76,8 +79,9 @@ def make_team(
 
 
 __all__ = [
-    "Advice", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LearnerOptions", "ModelSpec",
-    "PackingError", "PlacementError", "PlayOptions", "Policy", "RecordError", "RolloutError", "Seat", "Sweep", "Team", "TokenSample",
+    "Advice", "AttachedTeam", "Batch", "CheckpointError", "Checkpoints", "CompiledTeam", "HostedTeam", "Learner", "LearnerOptions",
+    "ModelSpec", "PackingError", "PlacementError", "PlayOptions", "Policy", "RecordError", "RolloutError", "Seat", "Sweep", "Team",
+    "TokenSample",
     "Tokens", "Trained", "Update", "advise", "compile_quickly", "decayed", "fresh_policy", "linear_decay", "make_imitation",
     "make_mesh", "make_optimizer", "make_policy", "make_rollout", "make_team", "make_token_kl", "over_data", "pack", "parse_seat",
     "parse_seats", "parts_of", "read_recorded", "sampling_of", "split_evenly", "step_policy", "summarise", "use_cpu_devices",

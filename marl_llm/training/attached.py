@@ -6,6 +6,8 @@
 
     batch = play_attached(team.answers(), play, rows, recipe)
     team.learn(batch, 1e-5)
+
+`AttachedTeam` (`training.attached_team`) trains a whole run so.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ from marl_llm.serving.server import EpisodeRefused
 from marl_llm.training.batch import Batch
 from marl_llm.training.recorded import batch_of
 from marl_llm.workflows import RolloutError, WorkflowError
+from marl_llm.workflows.play import finish
 
 ABORTS = ("late", "failed", "unpaid", "refused", "silent")
+MOST_MESSAGE = 500  # characters of what a play raised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +40,21 @@ class Client:
     Attributes:
       base_url: of this episode alone; it cannot be guessed.
       api_key: any text will do on this machine.
+      notes: what is to be said of the play if it is aborted, a line for people.
     """
 
     base_url: str
     api_key: str = "none"
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def episode_url(self) -> str:
+        """Where the episode's `/task` and `/reward` are."""
+        return self.base_url.removesuffix("/v1")
 
 
-Which = Sequence[tuple[int, int]]  # (place of the row, number of the play)
-Play = Callable[[Mapping[str, Any], Client], Awaitable[Any]]
+Plays = Sequence[tuple[tuple[int, ...], Any]]  # (what draws follow from, task)
+Play = Callable[[Any, Client], Awaitable[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,42 +95,55 @@ def play_attached(
       WorkflowError: a recipe that samples a tree or a nucleus, or needs replays or truncation, which a program's plays cannot have.
       RolloutError: every play was aborted.
     """
-    if recipe.sampling != "parallel" or recipe.joint != "aligned" or recipe.top_k is not None or recipe.top_p != 1:
-        how = "use sampling='parallel', joint='aligned', top_p=1 and no top_k"
-        raise WorkflowError(f"recipe {recipe.name!r}: a foreign program plays whole episodes: {how}")
+    check_recipe(recipe)
     if recipe.returns == "counterfactual" or recipe.mask_truncated or recipe.overlong_buffer:
         how = "leave out returns='counterfactual', mask_truncated and overlong_buffer"
         raise WorkflowError(f"recipe {recipe.name!r}: of a foreign program's plays neither replays nor truncation are known: {how}")
+    which = [(task, number) for task in range(len(rows)) for number in range(recipe.plays)]
+    plays = [((options.seed, step, task, number), dict(rows[task])) for task, number in which]
     with EpisodeServer(answers, recipe.temperature, concurrency=options.concurrency) as server:
-        plays = [(task, number) for task in range(len(rows)) for number in range(recipe.plays)]
-        found = asyncio.run(_play_all(server, play, rows, plays, (step, options)))
+        found = finish(play_all(server, play, plays, options))
         refused = server.episodes.refused
-    return _batch_of_plays(found, plays, tuple(answers), step, refused)
+    return _batch_of_plays(found, which, tuple(answers), step, refused)
 
 
-async def _play_all(server: EpisodeServer, play: Play, rows: Sequence, plays: Which, how: tuple) -> list[ForeignEpisode]:
-    """Every play's episode, in the order of `plays`."""
-    step, options = how
+def check_recipe(recipe: Recipe) -> None:
+    """Raises `WorkflowError` for a recipe that samples a tree or a nucleus."""
+    if recipe.sampling == "tree" or recipe.joint != "aligned" or recipe.top_k is not None or recipe.top_p != 1:
+        how = "use sampling='parallel' (grpo, dr_mas, magrpo, ...), joint='aligned', top_p=1 and no top_k"
+        raise WorkflowError(f"recipe {recipe.name!r}: a foreign program plays whole episodes and cannot be forked: {how}")
+
+
+async def play_all(server: EpisodeServer, play: Play, plays: Plays, options: AttachOptions) -> list[ForeignEpisode]:
+    """Every play's episode, in the order of `plays`. What a play raises, gives or leaves undone is data: it is aborted, and says why."""
     room = asyncio.Semaphore(options.concurrency)
 
-    async def one(task: int, number: int) -> ForeignEpisode:
+    async def one(identity: tuple[int, ...], task: Any) -> ForeignEpisode:
         async with room:
-            name, why = server.episodes.open((options.seed, step, task, number)), "unpaid"
-            try:
-                given = await asyncio.wait_for(play(dict(rows[task]), Client(server.address(name))), options.timeout_s)
-                if given is not None:
-                    server.episodes.pay(name, _pay_of(given, server))
-            except TimeoutError:
-                why = "late"
-            except EpisodeRefused:
-                why = "silent"
-            except _NoPay:
-                why = "refused"
-            except (Exception, asyncio.CancelledError):  # of the program: data, counted
-                why = "failed"
-            return server.episodes.take(name, why)
+            name = server.episodes.open(identity, task)
+            client = Client(server.address(name))
+            reason, message = await _ended(server, play, task, client, options.timeout_s)
+            return server.episodes.take(name, reason, "; ".join(filter(None, [message, *client.notes])))
 
     return list(await asyncio.gather(*(one(*which) for which in plays)))
+
+
+async def _ended(server: EpisodeServer, play: Play, task: Any, client: Client, timeout_s: float | int) -> tuple[str, str]:
+    """Awaits a play and pays what it gave: why it is aborted if nothing was paid, and a message for people."""
+    name = client.episode_url.rpartition("/")[2]
+    try:
+        given = await asyncio.wait_for(play(task, client), timeout_s)
+        if given is not None:
+            server.episodes.pay(name, _pay_of(given, server))
+    except TimeoutError:
+        return "late", f"not paid within {timeout_s:g} s"
+    except EpisodeRefused:
+        return "silent", "it was paid without having asked for a reply"
+    except _NoPay as error:
+        return "refused", f"what it gave is no reward: {error}"
+    except (Exception, asyncio.CancelledError) as error:  # of the program: data, counted
+        return "failed", " ".join(f"{type(error).__name__}: {error}".split())[:MOST_MESSAGE]
+    return "unpaid", "it ended without a reward"
 
 
 class _NoPay(ValueError):
@@ -134,7 +158,9 @@ def _pay_of(given: Any, server: EpisodeServer) -> dict[str, Any]:
         raise _NoPay(str(error)) from None
 
 
-def _batch_of_plays(found: list[ForeignEpisode], plays: Which, roles: tuple[str, ...], step: int, refused: int) -> Batch:
+def _batch_of_plays(
+    found: list[ForeignEpisode], plays: Sequence[tuple[int, int]], roles: tuple[str, ...], step: int, refused: int
+) -> Batch:
     """The paid ones of `found` as samples, and the figures of all."""
     paid = {place: one for place, one in enumerate(found) if one.pay is not None}
     aborts = collections.Counter(one.aborted for one in found if one.pay is None)

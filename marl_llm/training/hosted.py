@@ -42,6 +42,7 @@ from marl_llm.training.served import CurrentEngine, cache_bytes, check_pool, che
 from marl_llm.training.team import EVALUATION, Team
 from marl_llm.training.update import LearnerOptions
 from marl_llm.workflows import Assignment, Controller, Inside, Rollout, Scripted, Task, Workflow, WorkflowError, World
+from marl_llm.workflows.controller import EpisodePlayer
 from marl_llm.workflows.cross import check_cross, crossed
 from marl_llm.workflows.metrics import episode_metrics
 from marl_llm.workflows.samples import SampleTable, sample_table
@@ -343,14 +344,14 @@ class HostedTeam(Team):
         self._underway = Underway((step, first, count), self._given, thread, done)
         thread.start()
 
-    def _played(self, controller: Controller, tasks: list[Task], step: int, plays: int) -> Rollout:
+    def _played(self, controller: EpisodePlayer, tasks: list[Task], step: int, plays: int) -> Rollout:
         """A rollout of this process's part of the tasks: task i is played by process i mod n."""
         if not processes.spans(self.mesh):
             return controller.play(tasks, step, plays)
         return controller.play(tasks[jax.process_index() :: jax.process_count()], step, plays, share=True)
 
     def _shared(
-        self, controller: Controller, tasks: list[Task], step: int, plays: int, play: Callable[[], Rollout] | None = None
+        self, controller: EpisodePlayer, tasks: list[Task], step: int, plays: int, play: Callable[[], Rollout] | None = None
     ) -> Rollout:
         """A rollout of these tasks: every process plays its part (or fetches it with `play`) and gets all, in the order of one process.
 

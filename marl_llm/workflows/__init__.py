@@ -33,6 +33,7 @@ from marl_llm.workflows.graph import (
 )
 from marl_llm.workflows.hidden_values import Hidden, HiddenValueError
 from marl_llm.workflows.parsers import after_hashes, code_block, json_object, plain, short_text, tagged, texts
+from marl_llm.workflows.program_team import ProgramTeam
 from marl_llm.workflows.roles import Role, RoleTool, numbered
 from marl_llm.workflows.scoring import Scorer
 from marl_llm.workflows.speech import PlainText, Speech
@@ -45,7 +46,7 @@ __all__ = [
     "after_hashes", "code_block", "json_object", "plain", "short_text", "tagged", "texts",
     "NOTHING", "Workflow", "call", "choose", "compute", "each", "repeat", "sequence", "stop", "together", "tool", "when", "with_roles",
     "to_mermaid", "to_svg",
-    "FunctionTeam", "Hidden", "HiddenValueError", "Reward", "ToolCallError", "team",
+    "FunctionTeam", "Hidden", "HiddenValueError", "ProgramTeam", "Reward", "ToolCallError", "team",
     "Assignment", "Outside", "Inside", "Schedule", "Scripted", "ScriptTurn", "alternate", "separate", "shared",
     "Controller", "PlainText", "Rollout", "RolloutError", "Speech", "Task",
     "ActionView", "CoachGuide", "Episode", "RoleCall", "Score", "Scorer", "ToolUse", "Trajectory", "World",

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from marl_llm.activity import doing
 from marl_llm.sampling.requests import Generator, Settings
@@ -62,6 +62,19 @@ class Rollout:
     def trajectories(self) -> tuple[Trajectory, ...]:
         """Of all episodes that are not void."""
         return tuple(trajectory for episode in self.episodes for trajectory in episode.trajectories)
+
+
+@runtime_checkable
+class EpisodePlayer(Protocol):
+    """Who plays the episodes of a rollout: a `Controller`, or who stands in its place."""
+
+    def play(self, tasks: Iterable[Task], step: int = 0, plays: int = 1, *, share: bool = False) -> Rollout:
+        """See `Controller.rollout`."""
+        ...
+
+    def check_played(self, episodes: Sequence[Episode]) -> None:
+        """See `Controller.check_played`."""
+        ...
 
 
 class Controller:

@@ -94,8 +94,8 @@ class FunctionTeam:
             raise WorkflowError(f"team {name!r}: a task's field is called {clash[0]!r}, which every task has: rename it")
         calls = {role: Call(one, role) for role, one in roles.items()}
         body = FunctionNode(name, function, calls, self.at_most, self.timeout_s, self.on_error, tuple(self.metrics))
-        figures = {"reward": _team_pay, "errors": _errors, **{metric: _metric(metric) for metric in self.metrics}}
-        team = Workflow(name, body, inputs, tuple(self.hidden), rewards=(_pay,), metrics=figures, score="at_end")
+        figures = {"reward": paid_to_team, "errors": _errors, **{metric: _metric(metric) for metric in self.metrics}}
+        team = Workflow(name, body, inputs, tuple(self.hidden), rewards=(paid_to_calls,), metrics=figures, score="at_end")
         return World(team, tasks, self.headline, self.speech, self.script, self.floor)
 
     def _roles(self, name: str, of_team: Sequence[str]) -> dict[str, Role]:
@@ -108,7 +108,7 @@ class FunctionTeam:
                 raise WorkflowError(f"team {name!r}: the role {role!r} has the name of a method of t; rename it")
             if strange := [option for option in given if option not in ROLE_OPTIONS]:
                 raise WorkflowError(f"team {name!r}: role {role!r} has no option {strange[0]!r}; there are {', '.join(ROLE_OPTIONS)}")
-        return {role: Role(role, f"{{{PROMPT}}}", _stripped, {REPLY: ""}, **given) for role, given in options.items()}
+        return {role: Role(role, f"{{{PROMPT}}}", stripped, {REPLY: ""}, **given) for role, given in options.items()}
 
 
 team = FunctionTeam
@@ -153,7 +153,8 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _stripped(text: str) -> dict[str, str]:
+def stripped(text: str) -> dict[str, str]:
+    """A reply as it is read: without blanks at its ends."""
     return {REPLY: text.strip()}
 
 
@@ -164,7 +165,7 @@ def _no_tasks(name: str) -> Tasks:
     return tasks
 
 
-def _pay(path: Trajectory) -> list[Award]:
+def paid_to_calls(path: Trajectory) -> list[Award]:
     """The team's reward to every call, and to each call what its role was paid on top."""
     paid, awards = path.fields[PAID], []
     for call in path.calls:
@@ -174,7 +175,8 @@ def _pay(path: Trajectory) -> list[Award]:
     return awards
 
 
-def _team_pay(path: Trajectory) -> float:
+def paid_to_team(path: Trajectory) -> float:
+    """What the team was paid."""
     return path.fields[PAID]["team"]
 
 

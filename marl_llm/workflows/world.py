@@ -35,6 +35,7 @@ class World:
       rivals: roles that play against each other; what the workflow pays one of them is its own result, from -1 (lost) to 1 (won). Empty
         for a team.
       picture: the fields at the end of a path as lines of text for people; None where there is nothing to draw.
+      program: who plays whole episodes in the place of the workflow's body, see `ProgramTeam`; None: the body is played.
 
     Raises:
       WorkflowError: a headline that the workflow does not measure, tasks that are no function, a guide of other roles, or rivals that are
@@ -51,6 +52,7 @@ class World:
     guide: CoachGuide | None = None
     rivals: tuple[str, ...] = ()
     picture: Callable[[Mapping[str, Any]], list[str] | None] | None = None
+    program: Callable[..., Any] | None = None
 
     def __post_init__(self):
         if not callable(self.tasks):

@@ -1,0 +1,82 @@
+"""Trains the models that a foreign program asks: `marl_llm.attach`. The run is one like all others.
+
+    import marl_llm as ml
+
+    async def play(task, client):
+        ...  # asks client.base_url with any client of OpenAI's API, the role as model; returns the reward
+
+    ml.attach({"solver": "models/smollm2", "checker": "models/smollm2"}, play, "tasks.jsonl", steps=50, workdir="runs/app")
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from marl_llm.data_files import read_rows
+from marl_llm.runs.api import Results, train
+from marl_llm.runs.command import ConfigError
+from marl_llm.workflows import ProgramTeam, WorkflowError
+
+if TYPE_CHECKING:
+    from marl_llm.algorithms import Recipe
+
+CONCURRENCY = 64  # episodes of an async function at once, unless rollout.concurrency says otherwise
+
+
+def attach(
+    roles: Mapping[str, Any],
+    play: Callable[..., Any],
+    tasks: str | os.PathLike | Sequence[Any] | Mapping[str, Sequence[Any]],
+    recipe: str | Recipe | Mapping = "grpo",
+    *,
+    steps: int,
+    workdir: str | os.PathLike,
+    **options: Any,
+) -> Results:
+    """Trains the models of a program's roles on the episodes that it plays, and returns the final evaluation.
+
+    Called again with the same arguments it continues the run, as `train` does. Of the tasks 65 % train, 15 % validate and 20 % are the
+    test; which is which follows from their content.
+
+    Args:
+      roles: role -> its model, as `train` takes them. The role is the model's name in requests.
+      play: `async def play(task, client)`: asks at `client.base_url` with `client.api_key`, and returns the team's reward, or
+        `{"reward": 1.0, "rewards": {"solver": 0.5}}`, or None where it posted the reward itself (docs/attach.md).
+      tasks: a file of JSON lines, or rows; each is what `play` is given. Split -> rows: the splits are yours.
+      recipe: as `train` takes it, one that samples no tree.
+      steps, workdir: as `train` takes them.
+      options: as `train` takes them; `rollout` has `tasks`, `timeout_s` (None: 120) and `concurrency` (64) of episodes, `max_prompt` and
+        `max_tokens` of requests.
+
+    Raises `ConfigError` and `TrainingError` as `train`.
+    """
+    if not roles:
+        raise ConfigError("roles={} names no role: give role -> model, e.g. {'solver': 'models/smollm2'}")
+    rows = read_tasks(tasks) if isinstance(tasks, str | os.PathLike) else tasks
+    try:
+        world = ProgramTeam(tuple(roles), rows, name=_name(play, rows)).world(play)
+    except WorkflowError as error:
+        raise ConfigError(str(error)) from error
+    options["rollout"] = {"concurrency": CONCURRENCY} | dict(options.get("rollout", {}))
+    return train(world, roles, recipe, steps=steps, workdir=workdir, **options)
+
+
+def read_tasks(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """The rows of a task file. Raises `ConfigError` for a file that is not there, or holds no rows."""
+    try:
+        rows = list(read_rows(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tasks={os.fspath(path)!r}: {error}") from error
+    if not rows:
+        raise ConfigError(f"tasks={os.fspath(path)!r} has no rows: write a JSON object per line")
+    return rows
+
+
+def _name(play: Callable[..., Any], rows: Any) -> str:
+    """The team's name in the run's config: with other tasks it is another run."""
+    digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=repr).encode()).hexdigest()
+    return f"{getattr(play, '__name__', type(play).__name__)}_{digest[:8]}"
