@@ -24,7 +24,7 @@ from collections.abc import Iterator
 import numpy as np
 from absl import app, flags
 
-from marl_llm.tools.retriever import BM25Index, BM25Pool, RetrieverClient, RetrieverServer, build_bm25, read_passages
+from marl_llm.tools.retriever import BM25Index, RetrieverClient, RetrieverServer, build_bm25, read_passages
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("passages", 1_000_000, "passages to generate")
@@ -35,7 +35,6 @@ flags.DEFINE_integer("batch", 64, "queries per call")
 flags.DEFINE_integer("batches", 40, "calls that are timed")
 flags.DEFINE_integer("topk", 5, "hits per query")
 flags.DEFINE_integer("checked", 20, "queries whose ranks are compared with the reference")
-flags.DEFINE_integer("processes", 2, "processes of the pool that is timed beside the search in this process")
 flags.DEFINE_integer("seed", 0, "of passages and queries")
 flags.DEFINE_string("folder", None, "keep the index here, and use the one that is there; None: a temporary directory")
 
@@ -119,12 +118,6 @@ def measure(folder: pathlib.Path) -> dict:
     batches = [queries[start : start + FLAGS.batch] for start in range(0, len(queries), FLAGS.batch)]
     index.search(batches[0], FLAGS.topk).outcome()
     row["queries_per_s"], row["batch_ms_median"] = timed(lambda batch: index.search(batch, FLAGS.topk).outcome(), batches)
-    pool = BM25Pool(folder / "index", FLAGS.processes)
-    for _ in range(4):
-        pool.search(batches[0], FLAGS.topk).outcome()
-    row["processes"] = FLAGS.processes
-    row["pool_queries_per_s"], row["pool_batch_ms_median"] = timed(lambda batch: pool.search(batch, FLAGS.topk).outcome(), batches)
-    pool.close()
     with RetrieverServer(index) as server:
         client = RetrieverClient(server.url)
         row["http_queries_per_s"], _ = timed(lambda batch: client.search(batch, FLAGS.topk).outcome(), batches)

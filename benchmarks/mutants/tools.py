@@ -204,16 +204,6 @@ FAULTS = {
     (D + "sandbox/inside/snapshot.py", T + "test_sandbox.py"): {
         "files of a workspace count in bytes": ("total += -(-len(content) // PAGE) * PAGE", "total += len(content)"),
     },
-    (D + "retriever/pool.py", T + "test_retriever_calls.py"): {
-        "a pool's batch ends at its first task": ("for start in range(0, len(queries), CHUNK)]", "for start in range(0, min(len(queries), CHUNK), CHUNK)]"),
-        "a pool has no deadline": ("left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())", "left = None"),
-        "a pool's processes have no deadline": ("list(queries[start : start + CHUNK]), topk, deadline)", "list(queries[start : start + CHUNK]), topk, math.inf)"),
-        "a pool of one is refused": ("if processes < 1:", "if processes <= 1:"),
-        "a missed deadline's tasks go on": ("                task.cancel()  #", "                pass  #"),
-        "a late pool is a crash": ("            raise Overdue from None", "            raise"),
-        "a closed pool stays": ("            pool, self._pool = self._pool, None\n", "            pool = self._pool\n"),
-        "a pool's length is that of its processes": ("        return len(self.passages)", "        return self._processes"),
-    },
     (D + "retriever/server.py", T + "test_retriever_calls.py"): {
         "as many queries as are served are refused": ("if len(queries) > MAX_QUERIES:", "if len(queries) >= MAX_QUERIES:"),
         "any number of queries": ("if len(queries) > MAX_QUERIES:", "if False:"),

@@ -11,7 +11,6 @@ _EXPORTS = {
     "ToolResult": "results",
     "result_counts": "results",
     "BM25Index": "retriever",
-    "BM25Pool": "retriever",
     "DenseIndex": "retriever",
     "Hit": "retriever",
     "Retriever": "retriever",

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from misbehaving_server import MisbehavingServer
 
-from marl_llm.tools import BM25Index, BM25Pool, DenseIndex, FailureKind, Hit, Retriever, RetrieverClient, build_bm25, build_dense
+from marl_llm.tools import BM25Index, DenseIndex, FailureKind, Hit, Retriever, RetrieverClient, build_bm25, build_dense
 from marl_llm.tools.retriever import RetrieverServer, open_index, open_server, read_passages
 from marl_llm.tools.retriever.words import words
 
@@ -143,23 +143,6 @@ def test_threads_get_the_same(corpus):
     assert [found[name] for name in range(4)] == [expected] * 4
 
 
-def test_a_pool_of_processes_is_the_index_and_a_lost_process_a_failure(tmp_path):
-    index = build_bm25(passages_of(make_texts(3, 200, 40, 9)), tmp_path / "index", stopwords=None)
-    queries = [f"w{n} w{n * n % 40}" for n in range(30)]
-    pool = BM25Pool(tmp_path / "index", 2)
-    assert pool.search(queries, 4).outcome() == index.search(queries, 4).outcome()
-    os.kill(next(iter(pool._pool._processes)), signal.SIGKILL)
-    until, lost = time.monotonic() + 20, None
-    while lost is None and time.monotonic() < until:  # the other process may answer until the loss is noticed
-        found = pool.search(queries, 4)
-        lost = found.failure
-        assert lost is not None or found.outcome() == index.search(queries, 4).outcome()
-    assert lost is not None
-    assert lost.kind == FailureKind.CRASH
-    assert pool.search(queries, 4).outcome() == index.search(queries, 4).outcome()
-    pool.close()
-
-
 def test_queries_that_match_nothing_have_no_hits(corpus):
     _, index = corpus
     assert index.search(["", "unknown", "?!", "w0"], 2).outcome()[:3] == [[], [], []]
@@ -224,7 +207,7 @@ def test_an_index_whose_words_were_cut_by_an_older_rule_is_refused(tmp_path):
     build_bm25(passages_of(["one two"]), tmp_path / "index")
     about = tmp_path / "index" / "index.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | dict(format=1)))
-    for opened in (BM25Index, BM25Pool, open_index):
+    for opened in (BM25Index, open_index):
         with pytest.raises(ValueError, match="holds an index of kind 'bm25', format 1; expected kind 'bm25', format 2: build it again"):
             opened(tmp_path / "index")
 

@@ -1,21 +1,17 @@
-"""Asking a retriever: what a pool, a server and a client pass on, their exact bounds, and which failure is told of whom."""
+"""Asking a retriever: what a server and a client pass on, their exact bounds, and which failure is told of whom."""
 
 import asyncio
-import concurrent.futures
 import json
-import math
-import time
 import types
 import urllib.error
 import urllib.request
 
 import pytest
 
-from marl_llm.tools import BM25Pool, FailureKind, Hit, RetrieverClient, build_bm25
+from marl_llm.tools import FailureKind, Hit, RetrieverClient, build_bm25
 from marl_llm.tools._http import HttpError
 from marl_llm.tools.results import failed, success
 from marl_llm.tools.retriever import RetrieverServer, client, open_index, open_server, server
-from marl_llm.tools.retriever import pool as pools
 from marl_llm.tools.retriever.interface import MAX_TOPK, LocalRetriever
 
 URL = "http://127.0.0.1:9"
@@ -25,73 +21,6 @@ URL = "http://127.0.0.1:9"
 def folder(tmp_path):
     build_bm25([{"id": str(n), "contents": f"planet number{n}"} for n in range(20)], tmp_path / "index", stopwords=None)
     return tmp_path / "index"
-
-
-class Bounded(concurrent.futures.Future):
-    """Nobody may wait for it without an end."""
-
-    def result(self, timeout=None):
-        assert timeout is not None or self.done()
-        return super().result(timeout)
-
-
-class ExecutorStandIn(concurrent.futures.ProcessPoolExecutor):
-    """Processes of a pool: answers as `answer` says, in this process, and keeps what it is asked."""
-
-    def __init__(self, answer):
-        self.answer, self.asked, self.futures = answer, [], []
-
-    def submit(self, function, queries, topk, deadline):
-        self.asked.append((queries, topk, deadline))
-        self.futures.append(Bounded())
-        self.answer(self.futures[-1], queries)
-        return self.futures[-1]
-
-    def shutdown(self, **how):
-        self.how = how
-
-
-def pool_of(folder, answer):
-    found = BM25Pool(folder, 1)
-    found._pool = ExecutorStandIn(answer)
-    return found, found._pool
-
-
-def test_a_pool_asks_in_chunks_with_the_deadline_and_gives_the_hits_in_order(folder):
-    pool, executor = pool_of(folder, lambda future, queries: future.set_result([[(int(query), 1.5)] for query in queries]))
-    queries = [str(n) for n in range(2 * pools.CHUNK + 3)]
-    began = time.monotonic()
-    found = pool.search(queries, 4, 30.0).outcome()
-    assert [[(hit.document["id"], hit.score) for hit in hits] for hits in found] == [[(query, 1.5)] for query in queries]
-    assert [asked for asked, _, _ in executor.asked] == [queries[:8], queries[8:16], queries[16:]]
-    assert {topk for _, topk, _ in executor.asked} == {4}
-    (deadline,) = {deadline for _, _, deadline in executor.asked}
-    assert began + 30 <= deadline <= time.monotonic() + 30
-    assert pool.rank(["7"], 1) == [[(7, 1.5)]]
-    assert executor.asked[-1] == (["7"], 1, math.inf)
-    assert len(pool) == 20
-
-
-def test_a_pool_that_is_late_says_so_and_drops_what_nobody_waits_for(folder):
-    pool, executor = pool_of(folder, lambda future, queries: None)
-    found = pool.search(["a"] * 20, 1, 0.01)
-    assert found.failure.kind is FailureKind.DEADLINE
-    assert [future.cancelled() for future in executor.futures] == [True] * 3
-    assert pool._pool is executor  # which is sound
-
-
-def test_a_pool_that_lost_a_process_is_dropped_and_one_that_is_closed_starts_anew(folder):
-    pool, executor = pool_of(folder, lambda future, queries: future.set_exception(concurrent.futures.BrokenExecutor("gone")))
-    assert pool.search(["a"], 1).failure.kind is FailureKind.CRASH
-    assert (pool._pool, executor.how) == (None, {"wait": False})
-    pool._pool = other = ExecutorStandIn(None)
-    pool._drop(executor)  # another thread's batch of the pool before
-    assert pool._pool is other
-    pool.close()
-    assert (pool._pool, other.how) == (None, {"cancel_futures": True})
-    pool.close()
-    with pytest.raises(ValueError, match="processes must be at least 1, not 0"):
-        BM25Pool(folder, 0)
 
 
 class RetrieverStandIn(LocalRetriever):

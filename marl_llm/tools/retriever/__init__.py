@@ -8,12 +8,10 @@ from marl_llm.tools.retriever.client import RetrieverClient, open_server
 from marl_llm.tools.retriever.dense import DenseIndex, build_dense
 from marl_llm.tools.retriever.interface import Hit, LocalRetriever, Retriever
 from marl_llm.tools.retriever.passages import PassageStore, read_passages
-from marl_llm.tools.retriever.pool import BM25Pool
 from marl_llm.tools.retriever.server import RetrieverServer, open_index
 
 __all__ = [
     "BM25Index",
-    "BM25Pool",
     "DenseIndex",
     "Hit",
     "LocalRetriever",
