@@ -64,26 +64,7 @@ BY_NAME = {op.name: op for op in OPS}
 AMBIGUOUS = {"less": "gap", "from": "gap", "head": "cut", "tail": "cut"}
 RARE = ("from", "tail")
 OTHER = {"less": "from", "from": "less", "head": "tail", "tail": "head"}
-PROTOCOL = (
-    "def",
-    "f",
-    "return",
-    ";",
-    "|",
-    "then",
-    "none",
-    "at",
-    "try",
-    ".",
-    "plan:",
-    "code:",
-    "advice:",
-    "was",
-    "says",
-    "passed",
-    "of",
-    "wrong",
-)
+PROTOCOL = tuple("def f return ; | then none at try . plan: code: advice: was says passed of wrong".split())
 
 
 @functools.cache
@@ -108,11 +89,9 @@ def template_split(names: tuple[str, ...]) -> str:
 def templates(split: str) -> tuple[tuple[str, ...], ...]:
     """All templates of a split: two or three different operations of one kind, in any order. Raises `ValueError` for an unknown split."""
     check_split(split, SHARES)
-    found = []
-    for kind, length in itertools.product(("number", "list"), (2, 3)):
-        names = [op.name for op in OPS if op.kind == kind]
-        found += [names for names in itertools.permutations(names, length) if template_split(names) == split]
-    return tuple(found)
+    names = {kind: [op.name for op in OPS if op.kind == kind] for kind in ("number", "list")}
+    every = [one for kind, size in itertools.product(names, (2, 3)) for one in itertools.permutations(names[kind], size)]
+    return tuple(one for one in every if template_split(one) == split)
 
 
 def program(plan: tuple[tuple[str, int], ...]) -> str:

@@ -38,6 +38,10 @@ def read_plan(text: str) -> Plan:
     return tuple(found)
 
 
+def _read_plan(text: str) -> dict[str, Any]:
+    return {"plan": plan_text(read_plan(text))}
+
+
 def _read_code(text: str) -> dict[str, Any]:
     text = text.strip()
     if not text.startswith("def f ( x ) :"):
@@ -54,24 +58,11 @@ def _read_advice(text: str) -> dict[str, Any]:
 
 def mini_coding_roles() -> dict[str, Role]:
     """Planner, coder and reflector of the small world, by name."""
+    plan, report = "{problem} was {plan} says {advice} plan:", "{problem} was {plan} {report} advice:"
     return {
-        "planner": Role(
-            "planner",
-            "{problem} was {plan} says {advice} plan:",
-            parse=lambda text: {"plan": plan_text(read_plan(text))},
-            writes={"plan": "none"},
-            max_tokens=10,
-            max_prompt=48,
-        ),
-        "coder": Role("coder", "{plan} code:", parse=_read_code, writes={"code": ""}, max_tokens=48, max_prompt=16),
-        "reflector": Role(
-            "reflector",
-            "{problem} was {plan} {report} advice:",
-            parse=_read_advice,
-            writes={"advice": "none"},
-            max_tokens=6,
-            max_prompt=48,
-        ),
+        "planner": Role("planner", plan, _read_plan, {"plan": "none"}, max_tokens=10, max_prompt=48),
+        "coder": Role("coder", "{plan} code:", _read_code, {"code": ""}, max_tokens=48, max_prompt=16),
+        "reflector": Role("reflector", report, _read_advice, {"advice": "none"}, max_tokens=6, max_prompt=48),
     }
 
 

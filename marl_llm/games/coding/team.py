@@ -29,36 +29,26 @@ VISIBLE_TESTS = 3
 EXCEPTIONS = frozenset(name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException))
 
 
+PLANNER = (
+    "Problem:\n{problem}\n\nExamples:\n{visible}\n\nEarlier attempt:\n{code}\nIts report:\n{report}\nAdvice:\n{advice}\n\n"
+    "Write a plan for a Python program: the algorithm, its steps and the edge cases. No code."
+)
+CODER = (
+    "Problem:\n{problem}\n\nExamples:\n{visible}\n\nPlan:\n{plan}\n\n{interface}\n"
+    "Write the whole program in one block that begins with ```python."
+)
+REFLECTOR = (
+    "Problem:\n{problem}\n\nProgram:\n{code}\n\nReport:\n{report}\n\nWhat is wrong, and how should the next plan differ?"
+)
+
+
 def coding_roles(max_tokens: int = 4096, max_prompt: int = 12_288) -> dict[str, Role]:
     """The three roles with prompts for general models, by name."""
     budget = dict(max_tokens=max_tokens, max_prompt=max_prompt)
     return {
-        "planner": Role(
-            "planner",
-            "Problem:\n{problem}\n\nExamples:\n{visible}\n\nEarlier attempt:\n{code}\nIts report:\n{report}\nAdvice:\n{advice}\n\n"
-            "Write a plan for a Python program: the algorithm, its steps and the edge cases. No code.",
-            parse=plain("plan"),
-            writes={"plan": ""},
-            trim="code",
-            **budget,
-        ),
-        "coder": Role(
-            "coder",
-            "Problem:\n{problem}\n\nExamples:\n{visible}\n\nPlan:\n{plan}\n\n{interface}\n"
-            "Write the whole program in one block that begins with ```python.",
-            parse=code_block("code"),
-            writes={"code": ""},
-            trim="plan",
-            **budget,
-        ),
-        "reflector": Role(
-            "reflector",
-            "Problem:\n{problem}\n\nProgram:\n{code}\n\nReport:\n{report}\n\nWhat is wrong, and how should the next plan differ?",
-            parse=plain("advice"),
-            writes={"advice": ""},
-            trim="code",
-            **budget,
-        ),
+        "planner": Role("planner", PLANNER, plain("plan"), {"plan": ""}, trim="code", **budget),
+        "coder": Role("coder", CODER, code_block("code"), {"code": ""}, trim="plan", **budget),
+        "reflector": Role("reflector", REFLECTOR, plain("advice"), {"advice": ""}, trim="code", **budget),
     }
 
 

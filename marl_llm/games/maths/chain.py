@@ -20,14 +20,13 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from marl_llm.games.kit.miniature import word_speech
+from marl_llm.games.kit.miniature import kinds_of_split, word_speech
 from marl_llm.games.maths.chat import INFORMATION, NO_PROGRAM, ChatTools
-from marl_llm.games.maths.sums import SHARES, SumAnswers, spaced
+from marl_llm.games.maths.sums import SumAnswers, spaced
 from marl_llm.hints import check_word
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.sandbox import Executor
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task, Trajectory
-from marl_llm.workflows.splits import check_split, split_of
 
 LIMIT = 999
 LOWEST, HIGHEST = 2, 30  # numbers of a problem
@@ -109,17 +108,14 @@ def read_problem(problem: str) -> Chain:
 # ---- tasks
 
 
-def order_split(order: tuple[str, ...]) -> str:
-    """The split of an order of operations. Problems of different orders have different texts."""
-    return split_of(f"chain_maths {' '.join(order)}", SHARES)
-
-
 @functools.cache
 def orders(split: str, least: int, most: int) -> tuple[tuple[str, ...], ...]:
-    """Orders of a split with `least` to `most` operations. Raises `ValueError` for an unknown split, or one without orders."""
-    check_split(split, SHARES)
+    """Orders of a split with `least` to `most` operations; problems of different orders have different texts.
+
+    Raises `ValueError` for an unknown split, or one without orders.
+    """
     every = [order for length in range(least, most + 1) for order in itertools.product(OPERATIONS, repeat=length)]
-    found = tuple(order for order in every if order_split(order) == split)
+    found = kinds_of_split(split, every, lambda order: f"chain_maths {' '.join(order)}")
     if not 1 <= least <= most < len(PLACES) or not found:
         raise ValueError(f"chains of {least} to {most} operations: there are none in split {split!r}; {len(PLACES) - 1} is the most")
     return found

@@ -17,13 +17,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.kit.miniature import SHARES, word_speech
+from marl_llm.games.kit.miniature import kinds_of_split, word_speech
 from marl_llm.games.maths.debate import Answers
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.tools.maths import is_number, numeq
 from marl_llm.tools.results import ToolResult, success
 from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task
-from marl_llm.workflows.splits import check_split, split_of
 
 OPERATIONS = {
     "add": ("+", ("brings", "finds")),
@@ -65,17 +64,14 @@ def joined(text: str) -> str:
     return re.sub(r"(?<=\d) (?=\d)", "", text)
 
 
-def template_split(names: tuple[str, ...]) -> str:
-    """The split of a template. The readings of a word with two are one template, so that no problem's text lies in two splits."""
-    return split_of(" ".join("grow" if name == "fold" else name for name in names), SHARES)
-
-
 @functools.cache
 def templates(split: str, least: int, most: int) -> tuple[tuple[str, ...], ...]:
-    """Templates of a split with `least` to `most` operations. Raises `ValueError` for an unknown split, or one without templates."""
-    check_split(split, SHARES)
+    """Templates of a split with `least` to `most` operations; those that differ in a word's reading are one, so no text lies in two splits.
+
+    Raises `ValueError` for an unknown split, or one without templates.
+    """
     every = [names for length in range(least, most + 1) for names in itertools.product(OPERATIONS, repeat=length)]
-    found = tuple(names for names in every if template_split(names) == split)
+    found = kinds_of_split(split, every, lambda names: " ".join(names).replace("fold", "grow"))
     if not 1 <= least <= most or not found:
         raise ValueError(f"problems of {least} to {most} operations: there are none in split {split!r}")
     return found

@@ -70,23 +70,12 @@ def _one_query(text: str) -> dict[str, Any]:
 def library_roles(max_prompt: int = 256, max_tokens: int = 32) -> dict[str, Role]:
     """A searcher and an answerer that reply without any form."""
     sizes = dict(max_tokens=max_tokens, max_prompt=max_prompt)
+    ask = "Question: {question}\n\nWrite the words to search for in an index of descriptions.\nReply with these words alone."
+    answer = "Descriptions:\n{passages}\n\nQuestion: {question}\n\nReply with its name alone."
+    shown = dict(show={"passages": numbered}, trim="passages")
     return {
-        "searcher": Role(
-            "searcher",
-            "Question: {question}\n\nWrite the words to search for in an index of descriptions.\nReply with these words alone.",
-            _one_query,
-            {"queries": ()},
-            **sizes,
-        ),
-        "answerer": Role(
-            "answerer",
-            "Descriptions:\n{passages}\n\nQuestion: {question}\n\nReply with its name alone.",
-            plain("answer"),
-            {"answer": ""},
-            show={"passages": numbered},
-            trim="passages",
-            **sizes,
-        ),
+        "searcher": Role("searcher", ask, _one_query, {"queries": ()}, **sizes),
+        "answerer": Role("answerer", answer, plain("answer"), {"answer": ""}, **shown, **sizes),
     }
 
 

@@ -83,53 +83,40 @@ def _short_evidence(found: dict[str, str]) -> dict[str, Any]:
     return found
 
 
+PLAN = (
+    "Question: {question}\n\nWrite down what you know that bears on it, and the best answer that you can give without searching.\n"
+    "Reply with <knowledge>...</knowledge><final_answer>...</final_answer> and nothing else."
+)
+SEARCH = (
+    "Question: {question}\nKnown so far:\n{knowledge}\n\nIf this suffices to answer, reply with <end> and nothing else.\n"
+    f"Otherwise reply with <sub_questions>...</sub_questions>: what to search for, one a line, at most {MAX_SUB_QUESTIONS}."
+)
+SUMMARY = (
+    f"Question: {{question}}\nPassages:\n{{passages}}\n\nWrite down what in them helps to answer, in at most {MAX_EVIDENCE_WORDS} words.\n"
+    "Reply with <evidence>...</evidence> and nothing else."
+)
+UPDATE = (
+    "Question: {question}\nKnown so far:\n{knowledge}\nNew evidence:\n{evidence}\n\nRewrite what is known with the new evidence.\n"
+    "Reply with <knowledge>...</knowledge> and nothing else."
+)
+ANSWER = (
+    "Question: {question}\nKnown:\n{knowledge}\n\nAnswer in as few words as possible.\n"
+    "Reply with <answer>...</answer> and nothing else."
+)
+
+
 def m_ask_roles(max_tokens: int = 128) -> dict[str, Role]:
     """The five roles with prompts for general models, by name."""
-    roles = (
-        Role(
-            "plan",
-            "Question: {question}\n\nWrite down what you know that bears on it, and the best answer that you can give without searching.\n"
-            "Reply with <knowledge>...</knowledge><final_answer>...</final_answer> and nothing else.",
-            parse=tagged({"knowledge": "knowledge", "final_answer": "plan_answer"}),
-            writes={"knowledge": "", "plan_answer": ""},
-            max_tokens=max_tokens,
-        ),
-        Role(
-            "search",
-            "Question: {question}\nKnown so far:\n{knowledge}\n\nIf this suffices to answer, reply with <end> and nothing else.\n"
-            f"Otherwise reply with <sub_questions>...</sub_questions>: what to search for, one a line, at most {MAX_SUB_QUESTIONS}.",
-            parse=read_search,
-            writes={"sub_questions": (), "ended": False},
-            max_tokens=max_tokens,
-        ),
-        Role(
-            "summary",
-            "Question: {question}\nPassages:\n{passages}\n\nWrite down what in them helps to answer, in at most "
-            f"{MAX_EVIDENCE_WORDS} words.\nReply with <evidence>...</evidence> and nothing else.",
-            parse=tagged(("evidence",), read=_short_evidence),
-            writes={"evidence": ""},
-            show={"passages": numbered},
-            trim="passages",
-            max_tokens=max_tokens,
-        ),
-        Role(
-            "update",
-            "Question: {question}\nKnown so far:\n{knowledge}\nNew evidence:\n{evidence}\n\nRewrite what is known with the new evidence.\n"
-            "Reply with <knowledge>...</knowledge> and nothing else.",
-            parse=tagged(("knowledge",)),
-            writes={"knowledge": ""},
-            max_tokens=max_tokens,
-        ),
-        Role(
-            "answer",
-            "Question: {question}\nKnown:\n{knowledge}\n\nAnswer in as few words as possible.\n"
-            "Reply with <answer>...</answer> and nothing else.",
-            parse=tagged(("answer",)),
-            writes={"answer": ""},
-            max_tokens=max_tokens,
-        ),
-    )
-    return {role.name: role for role in roles}
+    planned = tagged({"knowledge": "knowledge", "final_answer": "plan_answer"})
+    evidence = tagged(("evidence",), read=_short_evidence)
+    passages = dict(show={"passages": numbered}, trim="passages")
+    return {
+        "plan": Role("plan", PLAN, planned, {"knowledge": "", "plan_answer": ""}, max_tokens=max_tokens),
+        "search": Role("search", SEARCH, read_search, {"sub_questions": (), "ended": False}, max_tokens=max_tokens),
+        "summary": Role("summary", SUMMARY, evidence, {"evidence": ""}, max_tokens=max_tokens, **passages),
+        "update": Role("update", UPDATE, tagged(("knowledge",)), {"knowledge": ""}, max_tokens=max_tokens),
+        "answer": Role("answer", ANSWER, tagged(("answer",)), {"answer": ""}, max_tokens=max_tokens),
+    }
 
 
 def iterative_search(

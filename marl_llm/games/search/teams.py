@@ -67,14 +67,8 @@ def evidence_role(**options: Any) -> Role:
         "Question: {question}\nSearch query: {query}\nPassages:\n{passages}\n\n"
         "Copy what helps to answer the question, in at most 75 words; write none if nothing does.\n"
         'Reply with JSON only: {{"evidence": "..."}}',
-        **dict(
-            parse=json_object(evidence=short_text(75)),
-            writes={"evidence": ""},
-            show={"passages": numbered},
-            trim="passages",
-            max_tokens=128,
-        )
-        | options,
+        **dict(parse=json_object(evidence=short_text(75)), writes={"evidence": ""}, show={"passages": numbered}, trim="passages")
+        | dict(max_tokens=128) | options,
     )
 
 

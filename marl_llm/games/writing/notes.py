@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Callable
 
-from marl_llm.games.kit.miniature import SHARES, word_speech
+from marl_llm.games.kit.miniature import SHARES, kinds_of_split, word_speech
 from marl_llm.games.writing.reward import PAPER, Band, Constants
 from marl_llm.games.writing.team import TASKS, Shown, two_parts, writing_team
 from marl_llm.games.writing.transitions import CATEGORIES
@@ -22,7 +22,7 @@ from marl_llm.hints import check_word
 from marl_llm.text import PieceTokenizer, train_pieces
 from marl_llm.workflows import PlainText, Role, ScriptTurn, Task, World, plain
 from marl_llm.workflows.errors import WorkflowError
-from marl_llm.workflows.splits import check_split, drawn_tasks, split_of
+from marl_llm.workflows.splits import drawn_tasks
 
 FIRST, SECOND, VERBS = 24, 24, 16
 FACTS = (6, 10)
@@ -56,9 +56,8 @@ def notes_speech() -> PlainText:
 @functools.cache
 def pairs_of(split: str) -> tuple[tuple[str, str], ...]:
     """The pairs of names whose facts belong to a split, by a hash of the pair. Raises `ValueError` for an unknown split."""
-    check_split(split, SHARES)
-    pairs = ((f"p{i}", f"q{j}") for i in range(FIRST) for j in range(SECOND))
-    return tuple(pair for pair in pairs if split_of(" ".join(pair), SHARES) == split)
+    pairs = [(f"p{i}", f"q{j}") for i in range(FIRST) for j in range(SECOND)]
+    return kinds_of_split(split, pairs, " ".join)
 
 
 def notes_task(split: str, seed: int, number: int) -> Task:
