@@ -53,10 +53,10 @@ def _documented() -> Iterator[tuple[str, Any]]:
                     yield f"{module}.{name}.{own}", method
 
 
-def description_tasks(fewest: int = 18, most: int = 45) -> dict[str, list[Task]]:
+def description_tasks() -> dict[str, list[Task]]:
     """Split -> its tasks, with the description as `post`."""
     parts: dict[str, list[Task]] = {split: [] for split in SHARES}
-    for _, text in descriptions(fewest, most):
+    for _, text in descriptions(18, 45):
         split = split_of(text, SHARES)
         parts[split].append(Task(len(parts[split]), {"post": text}, {}, split))
     return parts

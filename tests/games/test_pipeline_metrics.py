@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 
-from marl_llm.games.pipeline.metrics import METRICS, fair, macro_f1, raw_and_fair, roc_auc, root_mean_square_error, score_cap
+from marl_llm.games.pipeline.metrics import METRICS, fair, macro_f1, roc_auc, root_mean_square_error, score_cap
 from marl_llm.games.pipeline.submissions import PROBLEMS, join
 
 IDS = [str(i) for i in range(100, 110)]
@@ -29,8 +29,8 @@ def test_every_fair_figure_of_the_papers_table_follows_from_its_raw_figure_and_s
 
 
 def test_without_a_success_there_is_no_raw_figure_and_the_fair_one_is_the_penalty():
-    assert raw_and_fair([None, None], "accuracy") == (None, 0.5)
-    assert raw_and_fair([0.8, None], "f1") == (0.8, 0.4)
+    assert fair(0.0, None, METRICS["accuracy"].penalty) == 0.5
+    assert fair(0.5, 0.8, METRICS["f1"].penalty) == 0.4
     with pytest.raises(ValueError, match="None without any"):
         fair(0.0, 0.3, 0.5)
 

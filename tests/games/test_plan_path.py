@@ -10,6 +10,7 @@ import pytest
 from plan_path_scripts import SCRIPTS, player
 
 from marl_llm.games import Game, PlanPath, make_game, role_of
+from marl_llm.games.kit.board_pay import by_outcome
 from marl_llm.games.plan_path import map_from_rows, rewards
 from marl_llm.games.plan_path.rewards import PlanPathFacts
 from marl_llm.rollout import play, scripted_player
@@ -187,9 +188,8 @@ def test_an_answer_without_form_earns_nothing_in_the_papers_form_whatever_else_h
 
 
 def test_the_outcome_asks_for_form_too():
-    good = PlanPathFacts(*map(jnp.asarray, (True, True, True, 3.0, 0.0, 3.0, 3.0, 1.0)))
     for well_formed, at_goal in ((True, True), (True, False), (False, True), (False, False)):
-        earned = rewards.outcome(good._replace(well_formed=jnp.asarray(well_formed), at_goal=jnp.asarray(at_goal)))
+        earned = by_outcome(jnp.asarray(well_formed), jnp.asarray(at_goal))
         assert (float(earned.team), float(earned.local)) == (float(well_formed and at_goal), float(well_formed))
 
 

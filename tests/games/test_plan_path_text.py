@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 from text_world import whole_path  # noqa: E402
 
 from marl_llm.games import make_game  # noqa: E402
+from marl_llm.games.kit.board_pay import by_outcome  # noqa: E402
 from marl_llm.games.plan_path import rewards as device_pay  # noqa: E402
 from marl_llm.games.plan_path.game import PlanPath  # noqa: E402
 from marl_llm.games.plan_path.grid import left, shortest, walker  # noqa: E402
@@ -101,7 +102,7 @@ def random_lists():
             acted.well_formed, acted.legal, jnp.all(acted.end == map_.goal), measure(map_.start), measure(acted.end), measure(map_.start),
             jnp.maximum(measure(map_.start), 1.0), acted.on_path,
         )  # fmt: skip
-        forms = [device_pay.safe(facts), device_pay.outcome(facts)]
+        forms = [device_pay.safe(facts), by_outcome(facts.well_formed, facts.at_goal)]
         forms += [device_pay.paper(facts, executes=executes, strict=False) for executes in (True, False)]
         return acted.end, acted.status, acted.legal, [(f.team, f.local) for f in forms]
 

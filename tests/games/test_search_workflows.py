@@ -29,10 +29,9 @@ from marl_llm.games.search import (
     name_split,
     parallel_retrieval,
     retrieve_extract_answer,
-    retrieve_pages,
     retrieve_with,
 )
-from marl_llm.games.search.facts import KINDS, NAME
+from marl_llm.games.search.facts import KINDS, NAME, joined
 from marl_llm.games.search.m_ask import read_search
 from marl_llm.games.search.mini import read_queries
 from marl_llm.sampling.requests import Completion
@@ -54,6 +53,15 @@ TEAMS = (mini_parallel_retrieval, mini_retrieve_extract_answer, mini_iterative_s
 def world(tmp_path_factory):
     world = FactWorld("test", 3)
     return world, world.build_index(tmp_path_factory.mktemp("facts") / "index")
+
+
+def retrieve_pages(retriever, top_k=1):
+    """The retrieval tool over one world's index."""
+    async def retrieve(query):
+        found = await retriever.asearch([joined(query)], top_k, 30.0)
+        return found.map(lambda hits: tuple(hit.document["page"] for hit in hits[0]))
+
+    return retrieve
 
 
 def scripted(team, player):

@@ -23,7 +23,6 @@ from marl_llm.games.coding.mini import (
 from marl_llm.games.coding.runs import Runs
 from marl_llm.games.coding.team import (
     all_passed,
-    coding_rewards,
     coding_roles,
     pass_rate,
     plan_code_verify_reflect,
@@ -32,7 +31,7 @@ from marl_llm.games.coding.team import (
 )
 
 __all__ = [
-    "all_passed", "coding_rewards", "coding_roles", "pass_rate", "plan_code_verify_reflect", "report", "verifier",
+    "all_passed", "coding_roles", "pass_rate", "plan_code_verify_reflect", "report", "verifier",
     "load_problems", "read_tests", "show_tests",
     "hide_fields", "function_player", "function_speech", "function_task", "function_tokenizer", "mini_coding_roles",
     "mini_plan_code_verify_reflect", "mini_verifier", "read_plan", "template_split", "templates",

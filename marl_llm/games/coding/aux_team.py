@@ -23,7 +23,6 @@ from marl_llm.games.coding.aux_judge import WRITES, AuxJudge
 from marl_llm.games.coding.aux_reward import AUX_SHARE, COOPERATION, LEVELS, MAIN_SHARE, MOST, STRUCTURE, SYNTAX, TESTS
 from marl_llm.games.coding.schemes import SCHEMES
 from marl_llm.hints import check_word
-from marl_llm.tools.results import ToolResult
 from marl_llm.workflows import FormatError, Role, Workflow, compute, repeat, sequence, together, tool, when
 from marl_llm.workflows.efficiency import EFFICIENCY
 from marl_llm.workflows.errors import WorkflowError
@@ -168,13 +167,11 @@ def aux_main(
         raise WorkflowError(f"turns={turns}: feedback needs a second turn")
     roles = roles or aux_roles(single=style == "single")
 
-    async def judged(aux_code: str, main_code: str, entry: str, preamble: str, tests: Any, loose: bool) -> ToolResult:
-        return await judge.pair(aux_code, main_code, entry, preamble, tests, loose)
-
-    async def judged_alone(main_code: str, entry: str, preamble: str, tests: Any, loose: bool) -> ToolResult:
-        return await judge.single(main_code, entry, preamble, tests, loose)
-
-    verdict = tool(judged_alone if style == "single" else judged, WRITES, name="judge", timeout_s=timeout_s)
+    parts = ("main_code", "entry", "preamble", "tests", "loose")
+    if style == "single":
+        verdict = tool(judge.single, WRITES, "judge", timeout_s, parts)
+    else:
+        verdict = tool(judge.pair, WRITES, "judge", timeout_s, ("aux_code", *parts))
     seen = ("seen_helper", "seen_main")
     if style == "single":
         body = sequence(roles["main"], verdict)

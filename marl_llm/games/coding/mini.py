@@ -90,7 +90,7 @@ def mini_plan_code_verify_reflect(verify: Callable[..., Any], roles: dict[str, R
     return plan_code_verify_reflect(verify, roles or mini_coding_roles(), rounds, inputs=("problem",), hidden=HIDDEN, start=start)
 
 
-def hide_fields(roles: dict[str, Role], role: str, field: str, value: str = "none") -> dict[str, Role]:
+def hide_fields(roles: dict[str, Role], role: str, field: str) -> dict[str, Role]:
     """Roles in which one never sees a field: the ablation that tells whether anyone listens.
 
     Raises `KeyError` for an unknown role, `ValueError` for a field that it does not read.
@@ -98,7 +98,7 @@ def hide_fields(roles: dict[str, Role], role: str, field: str, value: str = "non
     old = roles[role]
     if field not in old.reads:
         raise ValueError(f"role {role!r} does not read {field!r}; it reads {', '.join(old.reads)}")
-    return roles | {role: dataclasses.replace(old, show={**old.show, field: lambda _: value})}
+    return roles | {role: dataclasses.replace(old, show={**old.show, field: lambda _: "none"})}
 
 
 def function_player(noise: float = 0.0, ignore_advice: float = 0.0, withhold_advice: float = 0.0) -> Callable[[ScriptTurn], str]:

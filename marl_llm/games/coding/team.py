@@ -21,11 +21,17 @@ from typing import Any
 from marl_llm.tools.judge import Case, Judgement, ajudge_calls, ajudge_stdio
 from marl_llm.tools.results import ToolResult
 from marl_llm.workflows import Role, Trajectory, Workflow, code_block, compute, plain, repeat, sequence, stop, tool, when
-from marl_llm.workflows.rewards import Reward, delayed, delta, format_penalty
+from marl_llm.workflows.rewards import delayed, delta, format_penalty
 
 ROUNDS = 3
-HIDDEN_TESTS = 8
+HIDDEN_TESTS = 8  # that count, from the first
 VISIBLE_TESTS = 3
+# Score deltas as the module's text has them, and a penalty for each broken format.
+REWARDS = (
+    delta("pass_rate", ("planner", "coder"), name="pass_gain"),
+    delayed("pass_rate", ("reflector",), name="next_pass_gain"),
+    format_penalty(1.0),
+)
 EXCEPTIONS = frozenset(name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException))
 
 
@@ -56,7 +62,6 @@ def plan_code_verify_reflect(
     verify: Callable[..., Any],
     roles: dict[str, Role] | None = None,
     rounds: int = ROUNDS,
-    format_weight: float | int = 1.0,
     inputs: tuple[str, ...] = ("problem", "visible", "interface"),
     hidden: tuple[str, ...] = ("function", "tests", "visible_tests"),
     start: Mapping[str, str] | None = None,
@@ -89,18 +94,9 @@ def plan_code_verify_reflect(
         inputs,
         hidden,
         start={**dict.fromkeys(("plan", "code", "report", "advice"), ""), **(start or {}), "round_": 0},
-        rewards=coding_rewards(format_weight),
+        rewards=REWARDS,
         score="at_end",  # the planner is paid for what the coder makes of the plan
         metrics={"pass_rate": pass_rate, "all_passed": all_passed, "rounds": lambda path: float(path.turns)},
-    )
-
-
-def coding_rewards(format_weight: float | int = 1.0) -> tuple[Reward, ...]:
-    """Score deltas as the module's text has them, and a penalty for each broken format."""
-    return (
-        delta("pass_rate", ("planner", "coder"), name="pass_gain"),
-        delayed("pass_rate", ("reflector",), name="next_pass_gain"),
-        format_penalty(format_weight),
     )
 
 
@@ -114,12 +110,11 @@ def all_passed(path: Trajectory) -> float:
     return float(path.fields["pass_rate"] == 1.0)
 
 
-def verifier(timeout_s: float | int = 10.0, max_tests: int = HIDDEN_TESTS, sandbox: Any = None) -> Callable[..., Any]:
+def verifier(timeout_s: float | int = 10.0, sandbox: Any = None) -> Callable[..., Any]:
     """A verifying tool over the sandbox: programs read standard input, or, where the task names a `function`, that is called.
 
     Args:
       timeout_s: of one program (called functions: of all tests together).
-      max_tests: hidden tests that count, from the first.
       sandbox: `marl_llm.tools.Sandbox`; by default the process's own.
     """
 
@@ -132,7 +127,7 @@ def verifier(timeout_s: float | int = 10.0, max_tests: int = HIDDEN_TESTS, sandb
                 return await ajudge_calls(code, function, cases, timeout_s, sandbox=sandbox, tuples_as_lists=True)
             return await ajudge_stdio(code, cases, timeout_s, sandbox=sandbox)
 
-        shown, secret = await asyncio.gather(judge(visible_tests), judge(tests[:max_tests]))
+        shown, secret = await asyncio.gather(judge(visible_tests), judge(tests[:HIDDEN_TESTS]))
         for judged in (shown, secret):
             if not judged.ok:
                 return judged

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any, ClassVar
 
 import jax
@@ -74,6 +75,7 @@ class BoardGame:
 
     name: ClassVar[str]
     device: ClassVar[bool] = True
+    prose: ClassVar[ModuleType]  # whose `prompt` says what a role reads, in ordinary text
     agents: str  # 'team' (tool, planner) or 'single' (solo)
     max_turns: int
     language: BoardLanguage
@@ -126,6 +128,10 @@ class BoardGame:
         """The Tool's list and its simulated status, as a Planner's prompt ends. `words`: id of each meaning."""
         bar, *results = self.language.ids("|", *("+" + status for status in lists.STATUS))
         return [bar, jnp.where(listed >= 0, jnp.asarray(words)[listed], self.tokenizer.pad_id), jnp.asarray(results)[status]]
+
+    def text(self, state: State, role: str) -> str:
+        """The role's prompt as ordinary text, of host values; see the game's `prose.py`."""
+        return self.prose.prompt(self, state, role)
 
     # --- actions ---------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ successes. Errors are shares of the range of the answers. A reading: F1 is the m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -103,18 +103,6 @@ def fair(success: float, raw: float | None, penalty: float) -> float:
     if (raw is None) != (success == 0):
         raise ValueError(f"success={success} with raw={raw}: a raw figure is the mean over successes, and None without any")
     return (0.0 if raw is None else success * raw) + (1 - success) * penalty
-
-
-def raw_and_fair(values: Sequence[float | None], metric: str) -> tuple[float | None, float]:
-    """The raw figure ("–", None, without a success) and the fair one of plays; a play without a valid submission is None.
-
-    Raises `ValueError` without plays, `KeyError` for an unknown metric.
-    """
-    if not values:
-        raise ValueError(f"no plays to take {metric} of")
-    came = [value for value in values if value is not None]
-    raw = float(np.mean(came)) if came else None
-    return raw, fair(len(came) / len(values), raw, METRICS[metric].penalty)
 
 
 # Hard caps of a coach's score for the Analyst (MAPPA, C.4): at least this AUC, or less than this share of the range.

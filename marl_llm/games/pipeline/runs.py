@@ -14,6 +14,7 @@ from marl_llm.untrusted import read_text
 SHOWN = 4000  # characters of what a program said; more is cut in the middle (the release cuts at 2,000)
 # What became of a program. "lost": it left more than a workspace may hold, or paths that cannot be kept; the files are those before it.
 STATES = ("ok", "no_program", "error", "signal", "timeout", "memory", "disk", "lost")
+MOST_DISK, MOST_MEMORY = 2048, 8192  # MiB
 MAX_CODE = 100_000  # characters of a program that are looked through for texts
 Run = Callable[[str, Workspace, int], Awaitable[ToolResult]]
 
@@ -87,15 +88,15 @@ def texts_of(code: str) -> frozenset[str]:
     return frozenset(one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 
-def limits_for(data_bytes: int, timeout_s: float | int = 60.0, disk_mb: int = 2048, memory_mb: int = 8192) -> Limits:
+def limits_for(data_bytes: int, timeout_s: float | int = 60.0) -> Limits:
     """Limits of a program on tables of `data_bytes` in all: disk for six times the tables, memory for 20 times (a frame of pandas and the
     copies that fitting makes), and at least what the libraries need.
 
-    Raises `ValueError` if these are beyond `disk_mb` or `memory_mb`.
+    Raises `ValueError` if these are beyond `MOST_DISK` or `MOST_MEMORY`.
     """
     mib = -(-data_bytes // (1 << 20))
     disk, memory = 64 + 6 * mib, 1024 + 20 * mib
-    if disk > disk_mb or memory > memory_mb:
+    if disk > MOST_DISK or memory > MOST_MEMORY:
         needs = f"need {disk} MiB of disk and {memory} MiB of memory"
-        raise ValueError(f"its tables hold {mib} MiB and {needs}; {disk_mb} and {memory_mb} are allowed")
+        raise ValueError(f"its tables hold {mib} MiB and {needs}; {MOST_DISK} and {MOST_MEMORY} are allowed")
     return Limits(timeout_s=timeout_s, disk_mb=disk, memory_mb=memory, address_space_mb=2 * memory)

@@ -64,7 +64,6 @@ def pipeline(
     hidden: tuple[str, ...] = (),
     list_files: Callable[[Workspace], str] = str,
     timeout_s: float | int = 300.0,
-    metrics: tuple[str, ...] = tuple(METRICS),
 ) -> Workflow:
     """The workflow of the module's text. Tasks give `given`, a `Workspace`, and `kind`, one of `metrics.KINDS`.
 
@@ -78,7 +77,6 @@ def pipeline(
       inputs, hidden: further fields of the task.
       list_files: how `listing` shows the files.
       timeout_s: of one program, when it has a slot.
-      metrics: names in `METRICS` for which there are figures.
 
     Raises:
       WorkflowError: other roles, or turns that are not three numbers above 0.
@@ -107,7 +105,7 @@ def pipeline(
         inputs=("given", "kind", *inputs),
         hidden=hidden,
         start=notes,
-        metrics=pipeline_metrics(metrics),
+        metrics=pipeline_metrics(),
         score="at_end",
     )
 
@@ -145,12 +143,12 @@ def succeeded(path: Trajectory) -> float:
     return float(not path.fields["grade"].problem)
 
 
-def pipeline_metrics(names: Sequence[str]) -> dict[str, Callable[[Trajectory], float | None]]:
+def pipeline_metrics() -> dict[str, Callable[[Trajectory], float | None]]:
     """`success`, of each kind of task too; `raw_<metric>` over successes and `fair_<metric>` over plays of the metric's kind."""
     found: dict[str, Callable[[Trajectory], float | None]] = {"success": succeeded}
-    for kind in dict.fromkeys(METRICS[name].kind for name in names):
+    for kind in dict.fromkeys(metric.kind for metric in METRICS.values()):
         found[f"success_{kind}"] = lambda path, kind=kind: succeeded(path) if path.fields["kind"] == kind else None
-    for name in names:
+    for name in METRICS:
         found[f"raw_{name}"] = lambda path, name=name: _raw(path, name)
         found[f"fair_{name}"] = lambda path, name=name: _fair(path, name)
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from types import ModuleType
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.games.kit import lists
 from marl_llm.games.kit.board import BoardGame, check_options, repeat_now_and_then
+from marl_llm.games.kit.board_pay import by_outcome
 from marl_llm.games.kit.grids import DELTAS, FAR, MOVES
 from marl_llm.games.plan_path import language as words
 from marl_llm.games.plan_path import prose
@@ -59,6 +61,7 @@ class PlanPath(BoardGame):
     """
 
     name: ClassVar[str] = "plan_path"
+    prose: ClassVar[ModuleType] = prose
     floor: ClassVar[dict[str, float]] = {"noise": 1.0, "repeat": 0.0}
 
     height: int = 6
@@ -180,10 +183,6 @@ class PlanPath(BoardGame):
             parts += self.proposed(state.proposal.moves, lang.ids(*MOVES), state.proposal.status)
         return lists.left_padded([*parts, lang.ids(role)], self.tokenizer.pad_id)
 
-    def text(self, state: PlanPathState, role: str) -> str:
-        """The role's prompt as ordinary text, of host values; see `prose.py`."""
-        return prose.prompt(self, state, role)
-
     def read(self, state: PlanPathState, role: str, text: str) -> tuple[int, ...]:
         """The response in the protocol's ids that says what a text says, by the grammar of `prose.py`.
 
@@ -291,7 +290,9 @@ class PlanPath(BoardGame):
         )
         if self.rewards_form == "paper":
             return pay.paper(facts, executes=role != "tool", strict=bool(self.strict))
-        return {"progress": pay.progress, "safe": pay.safe, "outcome": pay.outcome}[self.rewards_form](facts)
+        if self.rewards_form == "outcome":
+            return by_outcome(facts.well_formed, facts.at_goal)
+        return pay.progress(facts) if self.rewards_form == "progress" else pay.safe(facts)
 
     # --- the scripted player ---------------------------------------------------------------------------------------------
 

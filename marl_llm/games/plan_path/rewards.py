@@ -22,7 +22,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from marl_llm.games.kit.board_pay import FORMAT, LEGAL, MAIN, as_printed, by_outcome, telescoping
+from marl_llm.games.kit.board_pay import FORMAT, LEGAL, MAIN, as_printed, telescoping
 from marl_llm.games.protocol import Rewards
 
 FORMS = ("progress", "paper", "outcome", "safe")
@@ -70,8 +70,3 @@ def safe(facts: PlanPathFacts) -> Rewards:
     Its gains add up to at most those of `progress`, so the bound of 1 holds.
     """
     return progress(facts._replace(previous_claim=jnp.minimum(facts.previous_claim, facts.before)))
-
-
-def outcome(facts: PlanPathFacts) -> Rewards:
-    """Stronger-MAS Appendix B.6."""
-    return by_outcome(facts.well_formed, facts.at_goal)

@@ -15,7 +15,6 @@ import pathlib
 import random
 import re
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 from marl_llm.games.kit.miniature import word_speech
@@ -203,7 +202,8 @@ class FactBase:
         """The retrieval tool: pages of a task's own world. They are so few that a search takes no longer than an answer of a thread."""
         found = self._answers.get((world, query))
         if found is None:
-            found = pages_of(self._indices[world].search(*asked(query, self._top_k)))
+            hits = self._indices[world].search([joined(query)[:MAX_QUERY]], self._top_k, 30.0)
+            found = hits.map(lambda hits: tuple(hit.document["page"] for hit in hits[0]))
             if len(self._answers) >= REMEMBERED:
                 self._answers.clear()
             if found.ok:
@@ -221,22 +221,3 @@ class FactBase:
 def joined(text: str) -> str:
     """Text in which every name is one word, as the index wants it: on its pieces, pages of strangers would match."""
     return NAME.sub(r"\1_\2", text)
-
-
-def asked(query: str, top_k: int) -> tuple[list[str], int, float]:
-    """What a retriever's `search` is given for a query of this world."""
-    return [joined(query)[:MAX_QUERY]], top_k, 30.0
-
-
-def pages_of(found: ToolResult) -> ToolResult:
-    """The pages of one query's hits, or the failure."""
-    return found.map(lambda hits: tuple(hit.document["page"] for hit in hits[0]))
-
-
-def retrieve_pages(retriever: Any, top_k: int = 1) -> Callable[..., Any]:
-    """The retrieval tool of this world: one query, a tuple of pages. A query without a word that is indexed finds nothing."""
-
-    async def retrieve(query: str) -> ToolResult:
-        return pages_of(await retriever.asearch(*asked(query, top_k)))
-
-    return retrieve

@@ -34,9 +34,9 @@ def retrieve_with(retriever: Any, top_k: int = TOP_K, deadline_s: float | int = 
     return retrieve
 
 
-def final_f1(path: Trajectory, yes_no_exact: bool = False) -> float:
+def final_f1(path: Trajectory) -> float:
     """F1 of the answer with which a trajectory ended."""
-    return answer_f1(path.fields["answer"], path.fields["answers"], yes_no_exact)
+    return answer_f1(path.fields["answer"], path.fields["answers"])
 
 
 def final_em(path: Trajectory) -> float:
@@ -44,9 +44,9 @@ def final_em(path: Trajectory) -> float:
     return exact_match(path.fields["answer"], path.fields["answers"])
 
 
-def shared_f1(format_weight: float | int = 1.0) -> tuple[Reward, ...]:
+def shared_f1() -> tuple[Reward, ...]:
     """r_i = F1(final answer) + format penalty of the call itself (UnityMAS-O, section 6, A and B)."""
-    return broadcast(final_f1, name="f1"), format_penalty(format_weight)
+    return broadcast(final_f1, name="f1"), format_penalty(1.0)
 
 
 def decompose_role(**options: Any) -> Role:

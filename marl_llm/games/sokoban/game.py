@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from types import ModuleType
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.games.kit import lists
 from marl_llm.games.kit.board import BoardGame, check_options, repeat_now_and_then
+from marl_llm.games.kit.board_pay import by_outcome
 from marl_llm.games.kit.grids import FAR, MOVES
 from marl_llm.games.protocol import Prompt, Rewards
 from marl_llm.games.sokoban import language as words
@@ -55,6 +57,7 @@ class Sokoban(BoardGame):
     """
 
     name: ClassVar[str] = "sokoban"
+    prose: ClassVar[ModuleType] = prose
     floor: ClassVar[dict[str, float]] = {"noise": 1.0, "noisy": 1.0, "repeat": 0.0}
 
     height: int = 6  # of the room, its border included (a reading: the paper says 6x6)
@@ -169,10 +172,6 @@ class Sokoban(BoardGame):
         holders = jnp.asarray(tables(self.size).holders)[place]
         return holders[0], holders[1:]
 
-    def text(self, state: SokobanState, role: str) -> str:
-        """The role's prompt as ordinary text, of host values; see `prose.py`."""
-        return prose.prompt(self, state, role)
-
     def read(self, state: SokobanState, role: str, text: str) -> tuple[int, ...]:
         """The response in the protocol's ids that says what a text says, by the grammar of `prose.py`."""
         moves = prose.moves_in(text)
@@ -224,7 +223,7 @@ class Sokoban(BoardGame):
         )
         if self.rewards_form == "paper":
             return pay.paper(facts, executes=role != "tool")
-        return pay.safe(facts) if self.rewards_form == "safe" else pay.outcome(facts)
+        return pay.safe(facts) if self.rewards_form == "safe" else by_outcome(facts.well_formed, facts.solved)
 
     # --- the scripted player ---------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from marl_llm.games.kit.board_pay import LEGAL, MAIN, as_printed, by_outcome, telescoping
+from marl_llm.games.kit.board_pay import LEGAL, MAIN, as_printed, telescoping
 from marl_llm.games.protocol import Rewards
 
 FORMS = ("safe", "paper", "outcome")
@@ -59,8 +59,3 @@ def safe(facts: SokobanFacts) -> Rewards:
     lost = facts.dead & (gain < 0)
     parts = {"progress": MAIN * jnp.where(lost, 0.0, gain), "deadlock": MAIN * jnp.where(lost, gain, 0.0)}
     return telescoping(facts.well_formed, facts.legal, gain, parts)
-
-
-def outcome(facts: SokobanFacts) -> Rewards:
-    """Stronger-MAS Appendix B.6."""
-    return by_outcome(facts.well_formed, facts.solved)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from types import ModuleType
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from marl_llm.games.kit import lists
 from marl_llm.games.kit.board import BoardGame, check_options, repeat_now_and_then
+from marl_llm.games.kit.board_pay import by_outcome
 from marl_llm.games.protocol import Prompt, Rewards
 from marl_llm.games.sudoku import language as words
 from marl_llm.games.sudoku import prose
@@ -55,6 +57,7 @@ class Sudoku(BoardGame):
     """
 
     name: ClassVar[str] = "sudoku"
+    prose: ClassVar[ModuleType] = prose
     floor: ClassVar[dict[str, float]] = {"noise": 1.0, "noisy": 1.0, "repeat": 0.0}
 
     max_fills: int = 6  # M, per list
@@ -132,10 +135,6 @@ class Sudoku(BoardGame):
             parts += self.proposed(state.proposal.fills, lang.fills, state.proposal.status)
         return lists.left_padded([*parts, lang.ids(role)], pad)
 
-    def text(self, state: SudokuState, role: str) -> str:
-        """The role's prompt as ordinary text, of host values; see `prose.py`."""
-        return prose.prompt(self, state, role)
-
     def read(self, state: SudokuState, role: str, text: str) -> tuple[int, ...]:
         """The response in the protocol's ids that says what a text says, by the grammar of `prose.py`."""
         fills = prose.fills_in(text, state.grid)
@@ -191,7 +190,7 @@ class Sudoku(BoardGame):
         )
         if self.rewards_form == "paper":
             return pay.paper(facts, executes=role != "tool")
-        return pay.safe(facts) if self.rewards_form == "safe" else pay.outcome(facts)
+        return pay.safe(facts) if self.rewards_form == "safe" else by_outcome(facts.well_formed, facts.solved)
 
     # --- the scripted player ---------------------------------------------------------------------------------------------
 

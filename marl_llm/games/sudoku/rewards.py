@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from marl_llm.games.kit.board_pay import LEGAL, MAIN, as_printed, by_outcome, telescoping
+from marl_llm.games.kit.board_pay import LEGAL, MAIN, as_printed, telescoping
 from marl_llm.games.protocol import Rewards
 
 FORMS = ("safe", "paper", "outcome")
@@ -61,8 +61,3 @@ def safe(facts: SudokuFacts) -> Rewards:
     team = facts.solved.astype(jnp.float32) - facts.previous_solved.astype(jnp.float32)
     team = jnp.where(facts.well_formed, team, 0.0)
     return telescoping(facts.well_formed, facts.legal, team, {"progress": MAIN * gain})
-
-
-def outcome(facts: SudokuFacts) -> Rewards:
-    """Stronger-MAS Appendix B.6."""
-    return by_outcome(facts.well_formed, facts.solved)
