@@ -37,18 +37,13 @@ def judge_role(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
     def show(ballot):
         return "\n".join(f"[{i}] {quoted(answer) if answer else 'no answer'}" for i, answer in enumerate(ballot, 1))
 
-    return Role(
-        "judge",
+    text = (
         "You are a helpful assistant that decides which answer to a math problem is right.\n\nProblem:\n{problem}\n\n"
         "Answers of several solvers:\n{ballot}\n\n"
-        "Check them against the problem; the most frequent one may be wrong. The last line must hold only the final answer after ####.",
-        after_hashes("verdict", read_answer),
-        {"verdict": ""},
-        show={"ballot": show},
-        max_tokens=max_tokens,
-        max_prompt=max_prompt,
-        trim="ballot",
+        "Check them against the problem; the most frequent one may be wrong. The last line must hold only the final answer after ####."
     )
+    budget = dict(max_tokens=max_tokens, max_prompt=max_prompt, trim="ballot")
+    return Role("judge", text, after_hashes("verdict", read_answer), {"verdict": ""}, show={"ballot": show}, **budget)
 
 
 def maths_ensemble(

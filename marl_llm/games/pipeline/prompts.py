@@ -85,6 +85,7 @@ def _titled(title: str, fenced: bool = False) -> Callable[[str], str]:
 
 def data_roles(max_tokens: int = 16_384, max_prompt: int = 24_576, seconds: float | int = 60) -> list[Role]:
     """The three roles. What a program printed is cut, from its end, where a prompt would be too long."""
+    sizes = dict(max_tokens=max_tokens, max_prompt=max_prompt, trim="printed", timeout_s=1200.0)
     made, earlier = [], []
     for role, name in ((ENGINEER, "data engineer"), (MODELER, "modeler"), (ANALYST, "analyst")):
         notes = "".join(f"{{note_{one}}}" for one in earlier)
@@ -99,10 +100,7 @@ def data_roles(max_tokens: int = 16_384, max_prompt: int = 24_576, seconds: floa
                 {"code": "", f"note_{role}": ""},
                 system=SYSTEM.format(role=name, duty=DUTIES[role], seconds=f"{seconds:g}").replace("{", "{{").replace("}", "}}"),
                 show=show,
-                max_tokens=max_tokens,
-                max_prompt=max_prompt,
-                trim="printed",
-                timeout_s=1200.0,
+                **sizes,
             )
         )
         earlier.append(role)

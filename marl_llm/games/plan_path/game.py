@@ -114,16 +114,8 @@ class PlanPath(BoardGame):
 
     def instance(self, key: jax.Array, split: str | Int[Array, ""]) -> Map:
         """A random solvable map of the split, or one that is not `valid` when none was found. `key` is folded."""
-        map_, good = random_map(
-            key,
-            height=self.height,
-            width=self.width,
-            wall_density=self.wall_density,
-            min_distance=self.min_distance,
-            max_distance=self.max_distance,
-            max_walls=self.wall_cap,
-            split=split,
-        )
+        bounds = {name: getattr(self, name) for name in ("height", "width", "wall_density", "min_distance", "max_distance")}
+        map_, good = random_map(key, **bounds, max_walls=self.wall_cap, split=split)
         return map_._replace(distance=jnp.where(good, map_.distance, FAR))
 
     def valid(self, instance: Map) -> Bool[Array, ""]:
@@ -133,10 +125,8 @@ class PlanPath(BoardGame):
 
     def task(self, instance: Map) -> dict:
         """The map as text rows, and its distance."""
-        return {
-            "map": rows_of(instance.walls, instance.start, instance.goal),
-            "distance": int(instance.distance[tuple(instance.start)]),
-        }
+        rows = rows_of(instance.walls, instance.start, instance.goal)
+        return {"map": rows, "distance": int(instance.distance[tuple(instance.start)])}
 
     def picture(self, state: PlanPathState) -> list[str]:
         """The map with the agent where it stands, `*` when on the goal."""
@@ -144,14 +134,8 @@ class PlanPath(BoardGame):
 
     def reset(self, instance: Map) -> PlanPathState:
         """The agent stands at the start; nothing has been said."""
-        nothing = PlanPathAction(
-            jnp.full((self.max_moves,), -1, jnp.int32),
-            jnp.bool_(True),
-            jnp.bool_(True),
-            instance.start,
-            jnp.float32(0),
-            jnp.int32(lists.NONE),
-        )
+        none, true = jnp.full((self.max_moves,), -1, jnp.int32), jnp.bool_(True)
+        nothing = PlanPathAction(none, true, true, instance.start, jnp.float32(0), jnp.int32(lists.NONE))
         claims = jnp.full((len(self.roles),), self._measure(instance, instance.start))
         return PlanPathState(instance, instance.start, jnp.int32(0), jnp.int32(lists.NONE), nothing, nothing, claims)
 
@@ -217,9 +201,8 @@ class PlanPath(BoardGame):
         size = self.tokenizer.vocab_size
         moves, offsets = np.full(size, -1, np.int32), np.full((size, 2), FAR, np.int32)
         moves[self.language.ids(*"UDLR")] = np.arange(4)
-        grid = np.stack(
-            np.meshgrid(np.arange(1 - self.height, self.height), np.arange(1 - self.width, self.width), indexing="ij"), -1
-        )
+        reach = np.arange(1 - self.height, self.height), np.arange(1 - self.width, self.width)
+        grid = np.stack(np.meshgrid(*reach, indexing="ij"), -1)
         offsets[self.language.cells("")] = grid.reshape(-1, 2)
         return moves, offsets
 

@@ -33,11 +33,8 @@ class PlanPathLanguage(BoardLanguage):
     @functools.cached_property
     def offsets(self) -> list[str]:
         """Names of all offsets between two cells of the map, in index order."""
-        return [
-            offset_name(r, c)
-            for r in range(1 - self.height, self.height)
-            for c in range(1 - self.width, self.width)
-        ]
+        rows, columns = range(1 - self.height, self.height), range(1 - self.width, self.width)
+        return [offset_name(row, column) for row in rows for column in columns]
 
     def words(self) -> list[str]:
         """All words, in the order of their ids."""

@@ -170,15 +170,9 @@ def line_roles(puzzle_moves: int, walls: int, agents: str, adopt: bool) -> tuple
         show = {**number, "view": wall_words}
         return (Role("solo", "{turn_number} {status} {view} solo", show=show, max_prompt=walls + 5, **answer),)
     word = {"tool_status": lambda status: status or "none"}
-    tool = Role(
-        "tool",
-        "{view} {turn_number} {tool_status} tool",
-        parse=read_program,
-        writes={"code": ""},
-        show={**number, **word, "view": lambda state: " ".join(state["dialect"])},
-        max_prompt=8,
-        max_tokens=PROGRAM_WORDS + 1,
-    )
+    dialect = {**number, **word, "view": lambda state: " ".join(state["dialect"])}
+    asked, longest = "{view} {turn_number} {tool_status} tool", PROGRAM_WORDS + 1
+    tool = Role("tool", asked, read_program, {"code": ""}, show=dialect, max_prompt=8, max_tokens=longest)
     shown = {**number, **word, "view": offset_words, "proposal": lambda text: " ".join(read_moves(text, puzzle_moves)) if text else ""}
     prompt = "{turn_number} {view} | {proposal} {tool_status} planner"
     return tool, Role("planner", prompt, show=shown, max_prompt=puzzle_moves + 6, **answer)
@@ -220,23 +214,16 @@ def plan_path_programs(
         done = moves(state["rows"], start["rows"], letters)
         return dataclasses.replace(done, state={**state, "rows": done.state})
 
-    puzzle = PuzzleRules(
-        "plan_path_programs",
-        apply,
-        lambda state, start: left(state["rows"]),
-        lambda text: read_moves(text, 4 * height * width),
-        write_moves,
-        lambda state: state,
-        given,
-    )
-    workflow = program_team(
-        puzzle,
-        line_roles(max_moves, game.wall_cap, agents, adopt),
-        turns=turns,
-        rewards_form=rewards_form,
-        fit=lambda letters: letters[:max_moves],
-        adopted=ADOPT,
-    )
+    def read(text: str) -> str:
+        return read_moves(text, 4 * height * width)
+
+    def remaining(state: State, start: State) -> float:
+        return left(state["rows"])
+
+    puzzle = PuzzleRules("plan_path_programs", apply, remaining, read, write_moves, lambda state: state, given)
+    roles = line_roles(max_moves, game.wall_cap, agents, adopt)
+    options = dict(turns=turns, rewards_form=rewards_form, fit=lambda letters: letters[:max_moves], adopted=ADOPT)
+    workflow = program_team(puzzle, roles, **options)
     if agents == "team":
         workflow = dataclasses.replace(workflow, metrics={**workflow.metrics, **program_metrics()})
     script, floor = line_player(max_moves, wrong, walks, drops, copies), line_player(max_moves, 1.0, 0.5, 0.5, 0.0)

@@ -37,9 +37,8 @@ def distances(walls: Bool[Array, "h w"], goal: Int[Array, "2"]) -> Int[Array, "h
     def relax(carry):
         d, _ = carry
         padded = jnp.pad(d, 1, constant_values=FAR)
-        near = jnp.minimum(
-            jnp.minimum(padded[:-2, 1:-1], padded[2:, 1:-1]), jnp.minimum(padded[1:-1, :-2], padded[1:-1, 2:])
-        )
+        vertical, horizontal = jnp.minimum(padded[:-2, 1:-1], padded[2:, 1:-1]), jnp.minimum(padded[1:-1, :-2], padded[1:-1, 2:])
+        near = jnp.minimum(vertical, horizontal)
         new = jnp.where(walls, FAR, jnp.minimum(d, near + 1))
         return new, jnp.any(new != d)
 
@@ -91,9 +90,7 @@ def random_map(
 
     zero = jnp.zeros((2,), jnp.int32)
     empty = Map(jnp.zeros((height, width), bool), zero, zero, jnp.zeros((height, width), jnp.int32))
-    map_, good, _ = jax.lax.while_loop(
-        lambda c: ~c[1] & (c[2] < MAX_TRIES), attempt, (empty, jnp.bool_(False), jnp.int32(0))
-    )
+    map_, good, _ = jax.lax.while_loop(lambda c: ~c[1] & (c[2] < MAX_TRIES), attempt, (empty, jnp.bool_(False), jnp.int32(0)))
     return map_, good
 
 

@@ -228,13 +228,8 @@ class Sokoban(BoardGame):
     # --- the scripted player ---------------------------------------------------------------------------------------------
 
     def script(
-        self,
-        state: SokobanState,
-        role: str,
-        key: jax.Array,
-        *,
-        noise: float | Float[Array, ""] = 0.4,
-        noisy: float | Float[Array, ""] = 0.25,
+        self, state: SokobanState, role: str, key: jax.Array, *,
+        noise: float | Float[Array, ""] = 0.4, noisy: float | Float[Array, ""] = 0.25,
         repeat: float | Float[Array, ""] = 0.3,
     ) -> tuple[Int[Array, "R"], Bool[Array, "R"]]:
         """A noisy solver's response: the warm start's teacher. `key` is consumed.

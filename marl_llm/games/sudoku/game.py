@@ -195,15 +195,9 @@ class Sudoku(BoardGame):
     # --- the scripted player ---------------------------------------------------------------------------------------------
 
     def script(
-        self,
-        state: SudokuState,
-        role: str,
-        key: jax.Array,
-        *,
-        noise: float | Float[Array, ""] = 0.4,
-        noisy: float | Float[Array, ""] = 0.25,
-        chain: float | Float[Array, ""] = 0.5,
-        repeat: float | Float[Array, ""] = 0.3,
+        self, state: SudokuState, role: str, key: jax.Array, *,
+        noise: float | Float[Array, ""] = 0.4, noisy: float | Float[Array, ""] = 0.25,
+        chain: float | Float[Array, ""] = 0.5, repeat: float | Float[Array, ""] = 0.3,
     ) -> tuple[Int[Array, "R"], Bool[Array, "R"]]:
         """A noisy player of naked singles: the warm start's teacher. `key` is consumed.
 
