@@ -74,7 +74,7 @@ def functions(
 
 
 def problems(train: str = "", test: str = "", rounds: int = ROUNDS, bad_rows: str = "refuse") -> World:
-    """Workflow D on problems with tests (DeepCoder's mix: `coding.data`), judged in the sandbox; `bad_rows` as `question_parallel`."""
+    """Workflow D on problems with tests (DeepCoder's mix: `coding.data`), judged in the sandbox."""
     tasks = disjoint_files(load_problems, train, test, "problem", bad_rows)
     if rounds < 1:
         raise WorkflowError(f"rounds={rounds} must be at least 1")
@@ -98,7 +98,6 @@ def function_debate(
     Args:
       rare: how much more seldom the second reading of `gap` is meant.
       agents: "team", or "single": the coder alone.
-      turns: most turns.
       rewards_form: "paper" (Appendix B.2), "safe" or "outcome" (B.6), see `workflows.forms`.
       noise, misreading, slip, trivial, keep: habits of the scripted player, see `coding.function_debate_player`.
     """
@@ -130,10 +129,8 @@ def code_debate(
       agents, turns, rewards_form: as `function_debate`; the single agent of the paper has one turn.
       difficulty: only training rows of this difficulty, e.g. APPS's "introductory".
       train_tests: most golden tests of a training problem; tests of the others all count.
-      bad_rows: "refuse" rows that cannot be used, or "drop" and count them.
       references: "run" those of the training problems and leave out those that fail, or "trust" them.
       timeout_s: of one program on one test.
-      max_prompt, max_tokens: of each role.
     """
     check_two_files(train, test)
     check_word("references", references, ("run", "trust"))
@@ -218,7 +215,6 @@ def function_problems(
       url, served_as: the expert outside, up to `/chat/completions`, and its name there.
       on_bad_feedback: what an unreadable reply of the expert comes to, "void" or "plain".
       wrapper, effect, timeout_s: as `AuxJudge`.
-      max_prompt, max_tokens: of each role.
 
     Raises `WorkflowError` for unknown words, `DataError` for files that cannot be used.
     """

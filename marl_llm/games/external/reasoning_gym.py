@@ -332,7 +332,6 @@ def reasoning_gym(
         the response is the answer, for tiny ones, whose prompts have few words.
       problems_seed, pool: the problems are those of this seed with the indices 0 to pool - 1; pool 0: 100,000 (acre, word_ladder: 4,000).
       question_characters: problems with a longer question are left out.
-      max_prompt, max_tokens: of each role.
       slip: how often the scripted player gives the answer of another problem.
 
     Raises:

@@ -42,10 +42,8 @@ def sums(
     """Reasoner and Python user on generated word problems; programs run in the sandbox.
 
     Args:
-      least, most: operations of a problem.
       rare: how much more seldom the second reading of `grows` is meant.
       agents: "team", or "single": the reasoner alone.
-      turns: most turns.
       rewards_form: "paper" (Appendix B.1), "safe" or "outcome" (B.6), see `workflows.forms`.
       slip, misreading, adopt: habits of the scripted player, see `maths.sums_player`.
     """
@@ -103,9 +101,7 @@ def maths_debate(
       train, test: files; the last rows of the first are the validation split. Training problems that are test problems too are left out.
       agents, turns, rewards_form: as `sums`; the single agent of the paper has one turn.
       difficulty: only training rows of this difficulty, e.g. Polaris's "5/8".
-      bad_rows: "refuse" rows that cannot be used, or "drop" and count them.
       timeout_s: of one program.
-      max_prompt, max_tokens: of each role.
     """
     answers = Answers(rewards_form == "safe", timeout_s)
     try:
@@ -180,7 +176,6 @@ def chain_maths(
     Args:
       information: "full", or "partial": the executor reads the solver's words alone, the verifier the executor's.
       executor_turns: most actions of the executor.
-      least, most: operations of a problem.
       filler_price: what the rubric takes off for a piece of filler.
       phase_at: rolling success from which it does; above 0 it needs `config.coach.history`.
       wrong, program, trust, claims, slip, repeats, filler, points: habits of the scripted player, see `maths.chain_player`.
@@ -220,7 +215,6 @@ def math_chat(
       train, test: files; the last fifth of the training rows is the validation split. No problem may stand in both files.
       information, executor_turns: as `chain_maths`.
       pool: how many of the training rows are drawn for training and validation, by `pool_seed`; 0: all. The paper draws 512 of 933.
-      bad_rows: "refuse" rows that cannot be used, or "drop" and count them.
       timeout_s: of one program.
       max_prompt, max_tokens: of each role; a prompt of the executor holds its whole conversation.
     """

@@ -116,7 +116,6 @@ def data_pipeline(
       turns: most programs of each role: the paper's 3,5,2 or the release's 4,4,4.
       timeout_s: of one program.
       table_mb: most MiB of one task's tables. A play keeps its files after every action, in memory and, where it is recorded, on disk.
-      max_prompt, max_tokens: of each role.
 
     Raises:
       ValueError: no folder or manifest, or turns that are not three numbers.

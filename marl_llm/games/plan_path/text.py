@@ -68,7 +68,6 @@ def plan_path_text(
       distance: what rewards measure, "bfs", or "manhattan" as B.4 prints.
       map_in: "prompt", as printed; "stdin" also gives the rows to the program.
       last_line: reads the last line of what the program printed; otherwise the whole must be the list.
-      noise: how often the scripted player errs.
 
     Raises `ValueError` for a value out of its range.
     """

@@ -114,7 +114,6 @@ def library_questions(max_prompt: int = 256, max_tokens: int = 32, top_k: int = 
     """A searcher and an answerer on questions about Python's library, which every machine has.
 
     Args:
-      max_prompt, max_tokens: of each role.
       top_k: passages that a query finds.
 
     Raises `ValueError` if `top_k` is below 1.

@@ -58,7 +58,6 @@ def question_parallel(train: str = "", test: str = "", index: str = "", top_k: i
       train, test: files; the last rows of the first are the validation split.
       index: the directory of an index or the address of a server.
       top_k: passages per query.
-      bad_rows: "refuse" rows that cannot be used, or "drop" and count them.
     """
     return _question_world(parallel_retrieval, train, test, index, top_k, bad_rows)
 

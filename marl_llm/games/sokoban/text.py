@@ -195,7 +195,6 @@ def sokoban_text(
       rewards_form: "safe", "paper" (B.5) or "outcome" (B.6); see `marl_llm.games.programs`.
       tool_answer: "moves" of the robot, or "box_path", the path of the one box (Appendix H.1).
       last_line: reads the last line of what the program printed; otherwise the whole must be the list.
-      noise: how often the scripted player errs.
 
     Raises `ValueError` for a value out of its range.
     """

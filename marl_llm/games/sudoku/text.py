@@ -149,7 +149,6 @@ def sudoku_text(
       turns: T. agents: "team" (tool, planner) or "single" (solo).
       rewards_form: "safe", "paper" (B.3) or "outcome" (B.6); see `marl_llm.games.programs`.
       last_line: reads the last line of what the program printed; otherwise the whole must be the answer.
-      noise: how often the scripted player errs.
 
     Raises `ValueError` for a value out of its range.
     """

@@ -38,7 +38,6 @@ def writing(
       constants: of the reward, "paper" or "release"; or "graded", which pays by degrees for texts on the post (`graded`).
       grounded: see `reward.Constants`.
       rows: how many of each file; 1,000 are the release's.
-      max_prompt, max_tokens: of each role.
 
     Raises `WorkflowError` for an unknown word, `DataError` for a file that cannot be used.
     """
