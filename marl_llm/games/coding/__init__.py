@@ -22,16 +22,14 @@ from marl_llm.games.coding.mini import (
 )
 from marl_llm.games.coding.runs import Runs
 from marl_llm.games.coding.team import (
-    all_passed,
     coding_roles,
-    pass_rate,
     plan_code_verify_reflect,
     report,
     verifier,
 )
 
 __all__ = [
-    "all_passed", "coding_roles", "pass_rate", "plan_code_verify_reflect", "report", "verifier",
+    "coding_roles", "plan_code_verify_reflect", "report", "verifier",
     "load_problems", "read_tests", "show_tests",
     "hide_fields", "function_player", "function_speech", "function_task", "function_tokenizer", "mini_coding_roles",
     "mini_plan_code_verify_reflect", "mini_verifier", "read_plan", "template_split", "templates",

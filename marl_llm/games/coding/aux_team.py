@@ -231,13 +231,8 @@ def aux_metrics(team: bool, effect: bool = False) -> dict[str, Callable[[Traject
     found |= {name: level(name) for name in names}
     if team:
         found["return"] = lambda path: sum(path.fields[f"level_{name}"] for name in LEVELS) / MOST
-        found["first_return"] = _first_return
+        found["first_return"] = lambda path: sum(path.written(f"level_{name}")[0][1] for name in LEVELS) / MOST  # of the first turn
         found |= {f"scheme_{name}": scheme(name) for name in SCHEMES}
     if effect:
         found["aux_matters"] = lambda path: float(path.fields["passed"] and path.fields["aux_matters"])
     return found | EFFICIENCY
-
-
-def _first_return(path: Trajectory) -> float:
-    """The return of the first turn, to set beside that of the last."""
-    return sum(path.written(f"level_{name}")[0][1] for name in LEVELS) / MOST

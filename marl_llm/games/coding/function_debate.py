@@ -29,6 +29,7 @@ from marl_llm.workflows import FormatError, PlainText, Role, ScriptTurn, Task
 USED = ("add", "negate", "less", "from", "size", "rest")
 READINGS = {word: name for name in USED for word in BY_NAME[name].words}
 VALUES = range(-24, 25)  # what inputs and values after steps may be
+SHOWN = frozenset(map(str, VALUES))
 INPUTS = range(-9, 10)
 GOLDEN_TESTS = 6
 HEAD, TAIL = "def f ( x ) : ", " ; return x"
@@ -113,14 +114,8 @@ def _last(entries: Sequence[Mapping[str, Any]]) -> str:
     if "input" not in entry:  # a single agent's
         return f"was {code}"
     test = "none" if entry["input"] is None else f"f ( {entry['input']} ) = {entry['output']}"
-    got = entry["actual"] if entry["status"] == "ok" and entry["actual"] in debate_words() else "error"
+    got = entry["actual"] if entry["status"] == "ok" and entry["actual"] in SHOWN else "error"
     return f"was {code} then {test} got {got}"
-
-
-@functools.cache
-def debate_words() -> frozenset[str]:
-    """Numbers that a prompt can show."""
-    return frozenset(map(str, VALUES))
 
 
 def function_debate_roles() -> dict[str, Role]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from marl_llm.tools.judge import Case, Judgement, ajudge_calls, ajudge_stdio
 from marl_llm.tools.results import ToolResult
-from marl_llm.workflows import Role, Trajectory, Workflow, code_block, compute, plain, repeat, sequence, stop, tool, when
+from marl_llm.workflows import Role, Workflow, code_block, compute, plain, repeat, sequence, stop, tool, when
 from marl_llm.workflows.rewards import delayed, delta, format_penalty
 
 ROUNDS = 3
@@ -96,18 +96,12 @@ def plan_code_verify_reflect(
         start={**dict.fromkeys(("plan", "code", "report", "advice"), ""), **(start or {}), "round_": 0},
         rewards=REWARDS,
         score="at_end",  # the planner is paid for what the coder makes of the plan
-        metrics={"pass_rate": pass_rate, "all_passed": all_passed, "rounds": lambda path: float(path.turns)},
+        metrics={
+            "pass_rate": lambda path: float(path.fields["pass_rate"]),
+            "all_passed": lambda path: float(path.fields["pass_rate"] == 1.0),
+            "rounds": lambda path: float(path.turns),
+        },
     )
-
-
-def pass_rate(path: Trajectory) -> float:
-    """Share of hidden tests that the last program passed."""
-    return float(path.fields["pass_rate"])
-
-
-def all_passed(path: Trajectory) -> float:
-    """1.0 if the last program passed every hidden test."""
-    return float(path.fields["pass_rate"] == 1.0)
 
 
 def verifier(timeout_s: float | int = 10.0, sandbox: Any = None) -> Callable[..., Any]:

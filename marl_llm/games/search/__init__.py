@@ -15,7 +15,6 @@ from marl_llm.games.search.teams import (
     answer_role,
     decompose_role,
     evidence_role,
-    final_em,
     final_f1,
     parallel_retrieval,
     retrieve_extract_answer,
@@ -24,7 +23,7 @@ from marl_llm.games.search.teams import (
 )
 
 __all__ = [
-    "answer_role", "decompose_role", "evidence_role", "final_em", "final_f1", "parallel_retrieval", "retrieve_extract_answer",
+    "answer_role", "decompose_role", "evidence_role", "final_f1", "parallel_retrieval", "retrieve_extract_answer",
     "retrieve_with", "shared_f1",
     "M_ASK", "M_ASK_MODELS", "UNITYMAS", "MAskOptions", "iterative_search", "m_ask_roles",
     "check_disjoint", "load_questions",

@@ -39,11 +39,6 @@ def final_f1(path: Trajectory) -> float:
     return answer_f1(path.fields["answer"], path.fields["answers"])
 
 
-def final_em(path: Trajectory) -> float:
-    """Exact match of the answer with which a trajectory ended."""
-    return exact_match(path.fields["answer"], path.fields["answers"])
-
-
 def shared_f1() -> tuple[Reward, ...]:
     """r_i = F1(final answer) + format penalty of the call itself (UnityMAS-O, section 6, A and B)."""
     return broadcast(final_f1, name="f1"), format_penalty(1.0)
@@ -136,4 +131,8 @@ def retrieve_extract_answer(
 
 def _question_team(name: str, body: Any, rewards: tuple[Reward, ...] | None, hidden: tuple[str, ...]) -> Workflow:
     paid = shared_f1() if rewards is None else rewards
-    return Workflow(name, body, ("question",), hidden, rewards=paid, metrics={"f1": final_f1, "em": final_em}, score="at_end")
+
+    def em(path: Trajectory) -> float:
+        return exact_match(path.fields["answer"], path.fields["answers"])
+
+    return Workflow(name, body, ("question",), hidden, rewards=paid, metrics={"f1": final_f1, "em": em}, score="at_end")
