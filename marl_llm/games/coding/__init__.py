@@ -1,8 +1,8 @@
 """Programs written by a team and judged by tests: workflow D of UnityMAS-O, coder and unit tester of Stronger-MAS, data, small worlds."""
 
 from marl_llm.games.coding.contests import check_references, load_contests
-from marl_llm.games.coding.data import load_problems
-from marl_llm.games.coding.debate import code_debate
+from marl_llm.games.coding.data import load_problems, read_tests, show_tests
+from marl_llm.games.coding.debate import code_debate, debate_roles, single_coder
 from marl_llm.games.coding.function_debate import (
     FunctionRuns,
     debate_speech,
@@ -21,13 +21,18 @@ from marl_llm.games.coding.mini import (
     read_plan,
 )
 from marl_llm.games.coding.runs import Runs
-from marl_llm.games.coding.team import coding_roles, plan_code_verify_reflect, verifier
+from marl_llm.games.coding.team import (
+    coding_roles,
+    plan_code_verify_reflect,
+    report,
+    verifier,
+)
 
 __all__ = [
-    "coding_roles", "plan_code_verify_reflect", "verifier",
-    "load_problems",
+    "coding_roles", "plan_code_verify_reflect", "report", "verifier",
+    "load_problems", "read_tests", "show_tests",
     "hide_fields", "function_player", "function_speech", "function_task", "function_tokenizer", "mini_coding_roles",
     "mini_plan_code_verify_reflect", "mini_verifier", "read_plan", "template_split", "templates",
-    "Runs", "check_references", "code_debate", "load_contests",
+    "Runs", "check_references", "code_debate", "debate_roles", "load_contests", "single_coder",
     "FunctionRuns", "debate_speech", "debate_task", "debate_tokenizer", "function_debate_player", "function_debate_roles",
 ]  # fmt: skip

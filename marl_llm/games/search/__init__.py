@@ -4,13 +4,29 @@ from marl_llm.games.kit.datasets import check_disjoint
 from marl_llm.games.search.data import load_questions
 from marl_llm.games.search.facts import FactBase, FactWorld, fact_speech, fact_tokenizer, name_split
 from marl_llm.games.search.m_ask import M_ASK, M_ASK_MODELS, UNITYMAS, MAskOptions, iterative_search, m_ask_roles
-from marl_llm.games.search.mini import fact_player, mini_iterative_search, mini_parallel_retrieval, mini_retrieve_extract_answer
-from marl_llm.games.search.teams import parallel_retrieval, retrieve_extract_answer, retrieve_with
+from marl_llm.games.search.mini import (
+    fact_player,
+    mini_iterative_search,
+    mini_parallel_retrieval,
+    mini_retrieve_extract_answer,
+    mini_roles,
+)
+from marl_llm.games.search.teams import (
+    answer_role,
+    decompose_role,
+    evidence_role,
+    final_f1,
+    parallel_retrieval,
+    retrieve_extract_answer,
+    retrieve_with,
+    shared_f1,
+)
 
 __all__ = [
-    "parallel_retrieval", "retrieve_extract_answer", "retrieve_with",
+    "answer_role", "decompose_role", "evidence_role", "final_f1", "parallel_retrieval", "retrieve_extract_answer",
+    "retrieve_with", "shared_f1",
     "M_ASK", "M_ASK_MODELS", "UNITYMAS", "MAskOptions", "iterative_search", "m_ask_roles",
     "check_disjoint", "load_questions",
     "FactBase", "FactWorld", "fact_player", "fact_speech", "fact_tokenizer", "mini_iterative_search", "mini_parallel_retrieval",
-    "mini_retrieve_extract_answer", "name_split",
+    "mini_retrieve_extract_answer", "mini_roles", "name_split",
 ]  # fmt: skip
