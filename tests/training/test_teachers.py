@@ -124,7 +124,7 @@ def test_a_student_of_two_teachers_halves_its_distance_to_both_within_forty_step
     recipe, now = make_recipe("grpo", **ALONE), params()
     distances = []
     for _ in range(40):
-        now, metrics = step(recipe, start=now, rate=0.03, microbatch_tokens=64)
+        now, metrics = step(recipe, start=now, rate=0.03)
         distances.append([metrics["distill_kl/0"], metrics["distill_kl/1"]])
     assert np.all(np.asarray(distances[-1]) < 0.5 * np.asarray(distances[0])), distances[:: len(distances) - 1]
 
