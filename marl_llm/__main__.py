@@ -16,6 +16,7 @@ COMMANDS = {
     "view": ("marl_llm.viewing.command", "look at the plays of a run in a browser, a file or a terminal"),
     "play": ("marl_llm.cli.play", "play a role of a game yourself, in the browser or the terminal"),
     "train": ("marl_llm.cli.train", "train a config"),
+    "attach": ("marl_llm.cli.attach", "train the models of your own program"),
     "evaluate": ("marl_llm.cli.evaluate", "evaluate a checkpoint of a run"),
     "compare": ("marl_llm.cli.compare", "train a config with a few keys changed"),
     "collect": ("marl_llm.cli.collect", "one table of many runs"),

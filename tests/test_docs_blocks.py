@@ -225,7 +225,8 @@ def test_commands_name_modules_configs_variants_flags_and_options_that_exist(pag
         if name == "marl_llm":
             assert arguments[0] in COMMANDS, line
             name = COMMANDS[arguments[0]][0]
-            arguments = arguments[1:]
+            end = arguments.index("--") if "--" in arguments else None  # behind it stands another program
+            arguments = arguments[1:end]
         given = [one.removeprefix("--").partition("=") for one in arguments if one.startswith("--")]
         assert not wrong_flags(name, [flag for flag, *_ in given if flag != "config" and not flag.startswith("config.")]), line
         where = next((value for flag, _, value in given if flag == "config"), None)

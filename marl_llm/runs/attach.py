@@ -6,6 +6,8 @@
         ...  # asks client.base_url with any client of OpenAI's API, the role as model; returns the reward
 
     ml.attach({"solver": "models/smollm2", "checker": "models/smollm2"}, play, "tasks.jsonl", steps=50, workdir="runs/app")
+
+`play` may be a command too, which `marl attach` takes behind `--`.
 """
 
 from __future__ import annotations
@@ -13,23 +15,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_llm.data_files import read_rows
+from marl_llm.games import make_game
 from marl_llm.runs.api import Results, train
 from marl_llm.runs.command import ConfigError
-from marl_llm.workflows import ProgramTeam, WorkflowError
+from marl_llm.tools.commands import CommandProgram
+from marl_llm.workflows import ProgramTeam, WorkflowError, World
 
 if TYPE_CHECKING:
     from marl_llm.algorithms import Recipe
 
+COMMAND = "marl_llm.runs.attach:command_team"  # the game of a run whose program is a command
+PROCESSES = 8  # of a command at once, unless rollout.concurrency says otherwise
 CONCURRENCY = 64  # episodes of an async function at once, unless rollout.concurrency says otherwise
 
 
 def attach(
     roles: Mapping[str, Any],
-    play: Callable[..., Any],
+    play: Callable[..., Any] | Sequence[str],
     tasks: str | os.PathLike | Sequence[Any] | Mapping[str, Sequence[Any]],
     recipe: str | Recipe | Mapping = "grpo",
     *,
@@ -45,24 +52,51 @@ def attach(
     Args:
       roles: role -> its model, as `train` takes them. The role is the model's name in requests.
       play: `async def play(task, client)`: asks at `client.base_url` with `client.api_key`, and returns the team's reward, or
-        `{"reward": 1.0, "rewards": {"solver": 0.5}}`, or None where it posted the reward itself (docs/attach.md).
+        `{"reward": 1.0, "rewards": {"solver": 0.5}}`, or None where it posted the reward itself (docs/attach.md). Or a command, program
+        and arguments, that is run once per episode (`marl_llm.tools.commands`); its tasks are a file.
       tasks: a file of JSON lines, or rows; each is what `play` is given. Split -> rows: the splits are yours.
       recipe: as `train` takes it, one that samples no tree.
       steps, workdir: as `train` takes them.
-      options: as `train` takes them; `rollout` has `tasks`, `timeout_s` (None: 120) and `concurrency` (64) of episodes, `max_prompt` and
-        `max_tokens` of requests.
+      options: as `train` takes them; `rollout` has `tasks`, `timeout_s` (None: 120) and `concurrency` (64, of commands 8) of episodes,
+        `max_prompt` (2,048) and `max_tokens` (256) of requests.
 
     Raises `ConfigError` and `TrainingError` as `train`.
     """
     if not roles:
         raise ConfigError("roles={} names no role: give role -> model, e.g. {'solver': 'models/smollm2'}")
-    rows = read_tasks(tasks) if isinstance(tasks, str | os.PathLike) else tasks
     try:
-        world = ProgramTeam(tuple(roles), rows, name=_name(play, rows)).world(play)
+        if callable(play):
+            rows = read_tasks(tasks) if isinstance(tasks, str | os.PathLike) else tasks
+            world = ProgramTeam(tuple(roles), rows, name=_name(play, rows)).world(play)
+        else:
+            world = _command_world(roles, play, tasks)
     except WorkflowError as error:
         raise ConfigError(str(error)) from error
-    options["rollout"] = {"concurrency": CONCURRENCY} | dict(options.get("rollout", {}))
+    options["rollout"] = {"concurrency": CONCURRENCY if callable(play) else PROCESSES} | dict(options.get("rollout", {}))
     return train(world, roles, recipe, steps=steps, workdir=workdir, **options)
+
+
+def _command_world(roles: Iterable[str], command: Any, tasks: Any) -> World:
+    """The world of a command. Raises `ConfigError` for a command that is none, and for tasks that are no file."""
+    if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
+        raise ConfigError(f"play={command!r:.80}: give an async function, or a command as a list, e.g. ['python', 'my_app.py']")
+    if not isinstance(tasks, str | os.PathLike):
+        raise ConfigError("tasks: those of a command are a file of JSON lines, which a resumed run reads again")
+    where = os.path.abspath(tasks)
+    return make_game(COMMAND, command=shlex.join(command), tasks=where, roles=",".join(roles), folder=os.getcwd())
+
+
+def command_team(command: str, tasks: str, roles: str, folder: str = ".") -> World:
+    """The world of a command that is run once per episode, as a run's config names it.
+
+    Args:
+      command: as a shell would read it; no shell does.
+      tasks: a file of JSON lines.
+      roles: names, with commas between.
+      folder: where the command is started.
+    """
+    program = CommandProgram(shlex.split(command), folder)
+    return ProgramTeam(tuple(roles.split(",")), read_tasks(tasks), name="command").world(program, program.close)
 
 
 def read_tasks(path: str | os.PathLike) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,6 +41,9 @@ class AttachedTeam(HostedTeam):
         """See `Team.play`. Further figures: `aborted/<reason>`, episodes for each of `ABORTS`; `refused`, requests and pays that were
         refused; `relayed`, `forked` and `reencoded`, prompt tokens (docs/recorded.md)."""
         batch = super().play(step, first, count, over)
+        if aborted := [episode for episode in batch.rollout.episodes if episode.void]:
+            some = f"{len(aborted)} of {len(batch.rollout.episodes)} episodes were aborted"
+            print(f"step {step + 1}: {some}; the first: {aborted[0].failures[-1].message}", file=sys.stderr)
         return dataclasses.replace(batch, figures=batch.figures | batch.rollout.counts)
 
     def _controller(
