@@ -11,6 +11,12 @@ from marl_llm.tools._calls import Calls
 from marl_llm.tools.results import FINAL_KINDS, failed, success
 
 
+def test_a_mapped_result_keeps_its_cost_and_a_failure_is_not_touched():
+    assert success(3, 0.5, 2).map(str) == success("3", 0.5, 2)
+    lost = failed(FailureKind.CRASH, "the worker died", 0.1, 2)
+    assert lost.map(lambda value: 1 / 0) is lost
+
+
 def test_a_result_is_an_outcome_or_a_failure():
     assert success(0, 0.1).outcome() == 0  # a falsy outcome is one
     assert success([], 0.1).ok
