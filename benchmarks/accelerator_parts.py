@@ -253,7 +253,7 @@ def log_prob_rows(sizes: Sizes, dtypes=("float32", "bfloat16")) -> Iterator[dict
     import numpy as np
 
     from marl_llm.models import init_params, log_prob_gap_bound, score_responses
-    from marl_llm.sampling import Engine, LaneConfig, Request, sample
+    from marl_llm.sampling import Engine, EngineConfig, Request, sample
 
     prompts, longest, new = 4, 232, 24  # rows of 256 tokens, which splash attention takes
     config = model_of(sizes, compute_dtype="float32", attention="xla")
@@ -273,9 +273,9 @@ def log_prob_rows(sizes: Sizes, dtypes=("float32", "bfloat16")) -> Iterator[dict
         return out.tokens[:, 0], out.log_probs[:, 0]
 
     def served(config):
-        lane = LaneConfig(max_num_seqs=prompts, prompt_tokens=longest, response_tokens=new, decode_steps=8)
+        scheduler = EngineConfig(max_num_seqs=prompts, prompt_tokens=longest, response_tokens=new, decode_steps=8)
         requests = [Request(tuple(map(int, ids[i][where[i]])), (i,), new) for i in range(prompts)]
-        with Engine({"policy": (config, params)}, jax.random.key(1), sizes=lane) as engine:
+        with Engine({"policy": (config, params)}, jax.random.key(1), sizes=scheduler) as engine:
             done = engine.generate_all(requests)
         return np.stack([c.tokens for c in done]), np.stack([c.log_probs for c in done])
 
@@ -319,12 +319,12 @@ def engine_row(config, params, batch: int, prompt: int, response: int, repeats: 
     import jax.numpy as jnp
     import numpy as np
 
-    from marl_llm.sampling import Engine, LaneConfig, Request
+    from marl_llm.sampling import Engine, EngineConfig, Request
     from marl_llm.training.roofline import decode_step
 
     rng, runs = np.random.default_rng(0), []
-    lane = LaneConfig(max_num_seqs=batch, prompt_tokens=prompt, response_tokens=response, admit=min(batch, 8))
-    with Engine({"policy": (config, params)}, jax.random.key(0), sizes=lane) as engine:
+    scheduler = EngineConfig(max_num_seqs=batch, prompt_tokens=prompt, response_tokens=response, admit=min(batch, 8))
+    with Engine({"policy": (config, params)}, jax.random.key(0), sizes=scheduler) as engine:
         for repeat in range(repeats + 1):  # the first one compiles
             prompts = rng.integers(3, config.vocab_size, (batch, prompt))
             requests = [Request(tuple(map(int, p)), (repeat, i), response) for i, p in enumerate(prompts)]

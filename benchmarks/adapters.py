@@ -37,7 +37,7 @@ def prepare(args) -> dict:
 
     from marl_llm.algorithms import Samples, make_recipe
     from marl_llm.models import LoraConfig, attach, load_pretrained
-    from marl_llm.sampling import Engine, LaneConfig, Request
+    from marl_llm.sampling import Engine, EngineConfig, Request
     from marl_llm.training import LearnerOptions, ModelSpec, TokenSample, make_mesh, make_optimizer, roofline, use_cpu_devices
     from marl_llm.training.learner import Learner
     from marl_llm.training.packing import Tokens
@@ -51,7 +51,7 @@ def prepare(args) -> dict:
     options = LearnerOptions(recipe, make_optimizer(), row, args.prompts, microbatch_tokens=args.microbatch_tokens or row)
     learner = Learner(ModelSpec(config, params, lora=lora), options, mesh, jax.random.key(1))
     count = args.prompts * args.samples
-    sizes = LaneConfig(max_num_seqs=count, prompt_tokens=args.prompt, response_tokens=args.response, decode_steps=16, admit=args.prompts)
+    sizes = EngineConfig(max_num_seqs=count, prompt_tokens=args.prompt, response_tokens=args.response, decode_steps=16, admit=args.prompts)
 
     def on_base():
         return attach(learner.base, learner.policy.params, lora)

@@ -49,7 +49,7 @@ def prepare(row: str, who: str, count: int) -> dict:
 
     from benchmarks.update import VOCABULARY, bench_config
     from marl_llm.models import init_params
-    from marl_llm.sampling import Engine, LaneConfig, Request
+    from marl_llm.sampling import Engine, EngineConfig, Request
 
     jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
     config = bench_config()
@@ -58,7 +58,7 @@ def prepare(row: str, who: str, count: int) -> dict:
 
     def engine(slots, prompt, response, **more):
         model = more.pop("model", (config, params))
-        return Engine({"policy": model}, jax.random.key(0), sizes=LaneConfig(slots, prompt, response, 8, 4, **more))
+        return Engine({"policy": model}, jax.random.key(0), sizes=EngineConfig(slots, prompt, response, 8, 4, **more))
 
     def timed(e, requests):
         def task():
@@ -127,7 +127,7 @@ def tree(engine, timed, ids, config, params) -> dict:
         tick = time.process_time()
         done = e.generate_all(requests)
         found = e.stats()["policy"]
-        bytes_each = found["cache_bytes"] / e._lanes["policy"].pools[0].pages
+        bytes_each = found["cache_bytes"] / e._schedulers["policy"].pools[0].pages
         return {
             "seconds": time.process_time() - tick, "tokens": sum(len(c.tokens) for c in done),
             "bytes": found["most_pages"] * bytes_each,
@@ -149,13 +149,13 @@ def draws() -> dict:
     """Draws from a large vocabulary, medians of ten."""
     import jax
 
-    from marl_llm.sampling import Settings, draw
-    from marl_llm.sampling.draws import rows_of
+    from marl_llm.sampling import SamplingParams, sample_token
+    from marl_llm.sampling.token_sampling import rows_of
 
     def of(rows):
         logits = jax.random.normal(jax.random.key(0), (QWEN3_VOCABULARY, rows))
-        keys, settings = jax.random.split(jax.random.key(1), rows), rows_of(Settings(), (rows,))
-        run = jax.jit(lambda logits, keys, settings: draw(logits.T, keys, settings, False))
+        keys, settings = jax.random.split(jax.random.key(1), rows), rows_of(SamplingParams(), (rows,))
+        run = jax.jit(lambda logits, keys, settings: sample_token(logits.T, keys, settings, False))
 
         def once():
             tick = time.process_time()
@@ -186,26 +186,25 @@ def gap(e, ids) -> dict:
     from marl_llm.sampling import Request
 
     with e:
-        lane = e._lanes["policy"]
+        scheduler = e._schedulers["policy"]
         before = -1
         while compiled(e) != before:
-            ends, step, before = [], lane.step, compiled(e)
+            ends, step, before = [], scheduler.step, compiled(e)
 
             def watched(now, step=step, ends=ends):
                 step(now)
                 admitted = e.stats()["policy"].get("admit_s", 0.0)  # none while all that ran compiled
-                living = lane.living if hasattr(lane, "living") else [t for t in lane.tickets if t is not None]  # the older engine's slots
-                ends.append((time.process_time(), admitted, len(living)))
+                ends.append((time.process_time(), admitted, len(scheduler.running)))
 
-            lane.step = watched
+            scheduler.step = watched
             handles = [e.submit(Request(ids(PROMPT), (i,), 200)) for i in range(SLOTS - 1)]
-            while lane.stats["steps"] < 80 and e._failure is None:
+            while scheduler.stats["steps"] < 80 and e._failure is None:
                 time.sleep(0.01)
             at = len(ends)
             handles.append(e.submit(Request(ids(4096), (99,), 8)))
             for handle in handles:
                 handle.result()
-            lane.step, lane.stats["steps"] = step, 0
+            scheduler.step, scheduler.stats["steps"] = step, 0
     # once nobody decodes, nobody waits, and the rest of the prompt is computed in one go
     gaps = [(b - a, entered == before, waiting) for (a, before, waiting), (b, entered, _) in zip(ends[1:], ends[2:], strict=False)]
     median = statistics.median(seconds for seconds, alone, _ in gaps if alone)
@@ -231,7 +230,7 @@ def pauses(engine, rng) -> dict:
         want, whole = large.generate_all(requests), large.stats()["policy"]["cache_bytes"]
     with engine(32, 64, 64, model=model, cache_bytes=whole // 10) as small:
         got, paused = small.generate_all(requests), small.stats()["policy"].get("paused", 0)
-        owned = small._lanes["policy"].pools[0].owned
+        owned = small._schedulers["policy"].pools[0].owned
     differ = sum(not np.array_equal(a.tokens, b.tokens) for a, b in zip(got, want, strict=True))
     largest = max(float(np.abs(a.log_probs - b.log_probs).max()) for a, b in zip(got, want, strict=True) if len(a.tokens) == len(b.tokens))
     return {"requests": len(requests), "paused": int(paused), "differ": differ, "log_prob_gap": largest, "pages_left": owned}
@@ -281,7 +280,7 @@ def measure(args) -> None:
         if (who, task) in found:
             last = found[who, task][-1]
             page = last["cache_bytes"] and 16
-            more = {"over_living": round(last["most_pages"] * page / last["tokens_then"], 3), "living": last["tokens_then"]}
+            more = {"over_living": round(last["most_pages"] * page / last["tokens_then"], 3), "running": last["tokens_then"]}
             if ("old", "uneven") in found:
                 old = found["old", "uneven"][-1]["cache_bytes"]
                 more |= ratio(("old", "uneven"), (who, task)) | {"old_bytes": old, "new_bytes": last["cache_bytes"]}

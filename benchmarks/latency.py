@@ -31,7 +31,7 @@ from absl import app, flags
 from benchmarks.critical_path import critical_tokens, waves
 from benchmarks.peers.lines import pin
 from marl_llm.models import init_params, make_model_config
-from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.sampling import Engine, EngineConfig
 from marl_llm.text import ByteTokenizer
 from marl_llm.training import use_cpu_devices
 from marl_llm.workflows import Controller, PlainText, Role, Task, Workflow, plain, repeat, sequence, shared, together
@@ -129,7 +129,7 @@ def main(argv: list[str]) -> None:
     jax.config.update("jax_compilation_cache_dir", str(pathlib.Path("~/.cache/marl_llm/xla").expanduser()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     config = make_model_config(PRESET.value, vocab_size=TOKENIZER.vocab_size)
-    sizes = LaneConfig(max_num_seqs=SLOTS.value, prompt_tokens=PROMPT, response_tokens=TOKENS.value, decode_steps=8)
+    sizes = EngineConfig(max_num_seqs=SLOTS.value, prompt_tokens=PROMPT, response_tokens=TOKENS.value, decode_steps=8)
     params = init_params(config, jax.random.key(0))
     with Engine({"policy": (config, params)}, jax.random.key(1), sizes=sizes) as engine:
         for candidates in map(int, CANDIDATES.value):

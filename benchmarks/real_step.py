@@ -32,7 +32,7 @@ def main() -> None:
 
     from marl_llm.algorithms import Samples, make_recipe
     from marl_llm.models import init_params, make_model_config
-    from marl_llm.sampling import Engine, LaneConfig, Request
+    from marl_llm.sampling import Engine, EngineConfig, Request
     from marl_llm.training import LearnerOptions, ModelSpec, TokenSample, make_mesh, make_optimizer, use_cpu_devices
     from marl_llm.training.learner import Learner
     from marl_llm.training.packing import Tokens
@@ -56,7 +56,7 @@ def main() -> None:
     )  # fmt: skip
     done("made")
     rng, count = np.random.default_rng(0), args.prompts * args.branches
-    sizes = LaneConfig(max_num_seqs=count, prompt_tokens=args.prompt, response_tokens=args.response, admit=args.prompts)
+    sizes = EngineConfig(max_num_seqs=count, prompt_tokens=args.prompt, response_tokens=args.response, admit=args.prompts)
     ids = [tuple(int(t) for t in rng.integers(1, config.vocab_size, args.prompt)) for _ in range(args.prompts)]
     asked = [Request(prompt, (i, k), args.response) for i, prompt in enumerate(ids) for k in range(args.branches)]
     with Engine({"policy": (config, learner.params)}, jax.random.key(2), sizes=sizes) as engine:

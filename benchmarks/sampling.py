@@ -129,11 +129,11 @@ def uneven_tasks(config, params, rng, run, timed, served) -> dict:
     import jax.numpy as jnp
     import numpy as np
 
-    from marl_llm.sampling import Engine, LaneConfig, Request
+    from marl_llm.sampling import Engine, EngineConfig, Request
 
     lengths = np.minimum(rng.geometric(1 / MEAN, REQUESTS), MOST)
     prompts = rng.integers(3, VOCABULARY, (REQUESTS, PROMPT))
-    sizes = LaneConfig(max_num_seqs=AT_ONCE, prompt_tokens=PROMPT, response_tokens=MOST, decode_steps=8, admit=4)
+    sizes = EngineConfig(max_num_seqs=AT_ONCE, prompt_tokens=PROMPT, response_tokens=MOST, decode_steps=8, admit=4)
     engine = Engine({"policy": (config, params)}, jax.random.key(0), sizes=sizes)
     requests = [Request(tuple(map(int, p)), (i,), int(n)) for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))]
 
@@ -156,9 +156,9 @@ def engine_tasks(config, params, rng, timed, mesh) -> dict:
     """The batches as requests to the engine, other prompts at each repetition, for pages would hold the same ones."""
     import jax
 
-    from marl_llm.sampling import Engine, LaneConfig, Request
+    from marl_llm.sampling import Engine, EngineConfig, Request
 
-    sizes = LaneConfig(max(BATCHES), PROMPT, NEW, decode_steps=8)
+    sizes = EngineConfig(max(BATCHES), PROMPT, NEW, decode_steps=8)
 
     def burst(engine, batch):
         def ask():

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import jax
 
 from marl_llm.models import init_params, make_model_config
-from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.sampling import Engine, EngineConfig
 from marl_llm.serving import ChatServer, policy_answers
 from marl_llm.text import ByteTokenizer
 from marl_llm.tools.chat import Options
@@ -67,7 +67,7 @@ def measure(clients: int, tokens: int) -> dict:
     """Figures of one crowd of clients."""
     tokenizer = ByteTokenizer(specials=("<eos>",), stops=("<eos>",))
     config = make_model_config("nano", tokenizer.vocab_size)
-    sizes = LaneConfig(max_num_seqs=16, prompt_tokens=64, response_tokens=tokens, admit=16)
+    sizes = EngineConfig(max_num_seqs=16, prompt_tokens=64, response_tokens=tokens, admit=16)
     params, package = init_params(config, jax.random.key(0)), importlib.util.find_spec("openai") is not None
     with Engine({"m": (config, params)}, jax.random.key(1), sizes=sizes, tokenizers={"m": tokenizer}) as engine:
         speech = PlainText(tokenizer, tuple(tokenizer.stop_ids))

@@ -94,9 +94,9 @@ def team_of(config):
 def engine_seconds(team) -> dict[str, float]:
     """Seconds of the team's engine so far, over all models."""
     found = team._current.engine.stats()
-    lanes = list({id(lane): found[name] for name, lane in team._current.engine._lanes.items()}.values())
-    out = {name: sum(lane.get(f"{name}_s", 0.0) for lane in lanes) for name in ("admit", "decode", "swap", "compile")}
-    out |= {name: sum(lane.get(name, 0) for lane in lanes) for name in ("admit_programs", "steps", "compilations")}
+    schedulers = list({id(scheduler): found[name] for name, scheduler in team._current.engine._schedulers.items()}.values())
+    out = {name: sum(scheduler.get(f"{name}_s", 0.0) for scheduler in schedulers) for name in ("admit", "decode", "swap", "compile")}
+    out |= {name: sum(scheduler.get(name, 0) for scheduler in schedulers) for name in ("admit_programs", "steps", "compilations")}
     return out | {"idle": found["engine"]["idle_s"]}
 
 

@@ -43,6 +43,15 @@ ROLLOUT_OPTIONS = MappingProxyType(
 # of options by their new names
 ROLLOUT_VALUES = MappingProxyType({"weight_update": {"now": "in_flight", "drain": "blocking"}, "lora_serving": {"together": "multi"}})
 METRICS = MappingProxyType({"useful_groups": "groups_with_signal", "old_kl": "approx_kl", "over_start": "oversample"})  # parts of a key
+ENGINE_NAMES = MappingProxyType(  # of `marl_llm.sampling`
+    {
+        "Settings": "SamplingParams",
+        "RowSettings": "RowSamplingParams",
+        "Drawn": "SampledToken",
+        "draw": "sample_token",
+        "LaneConfig": "EngineConfig",
+    }
+)
 OPTIONS = MappingProxyType(dict(RECIPE_FIELDS) | dict(ROLLOUT_OPTIONS))
 
 

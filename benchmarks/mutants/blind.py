@@ -57,7 +57,7 @@ FAULTS = {
         "one quiet turn ends a burst": ("(len(burst) > before or not quiet)", "len(burst) > before"),
         "a burst that keeps growing never ends": ("len(burst) == before, left - 1)", "len(burst) == before, left)"),
     },
-    ("marl_llm/sampling/draws.py", "tests/sampling/test_draw.py"): {
+    ("marl_llm/sampling/token_sampling.py", "tests/sampling/test_token_sampling.py"): {
         "ties at the border are rounded down": ("wanted = jnp.ceil(", "wanted = jnp.floor("),
         "a nucleus of 1 is rounded": ("keep &= nucleus | (settings.top_p >= 1.0)[..., None]", "keep &= nucleus"),
     },

@@ -43,7 +43,7 @@ FAULTS = {
         "surrogates stop nothing": ('s.encode("utf-8", "surrogatepass")', 's.encode("utf-8", "ignore")'),
         "the oldest rule is kept": ("self._rules.popitem(last=False)[1])", "self._rules.popitem(last=True)[1])"),
     },
-    (S + "draws.py", T + "sampling/test_draw.py"): {
+    (S + "token_sampling.py", T + "sampling/test_token_sampling.py"): {
         "the entropy is the tempered one's": ("jnp.where(p_raw > 0, p_raw * raw, 0.0)", "jnp.where(p_raw > 0, p_raw * raw / temperature[..., None], 0.0)"),
         "a greedy draw is random": ("jnp.where(greedy, 0.0, uniform)", "uniform"),
         "min-p is of the whole mass": ("settings.min_p[..., None] * jnp.max(p, axis=-1, keepdims=True)", "settings.min_p[..., None]"),

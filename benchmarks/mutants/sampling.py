@@ -9,12 +9,12 @@ FAULTS = {
         "another layout takes a base's place": ("and served_stacked(self.config, params, self.mesh) != self._layers_stacked", "and False"),
     },
     (S + "engine.py", T + "test_adapters.py"): {
-        "lanes of both layouts share a pool": ("shape_of(c, size, served_stacked(c, next(iter(some.values())), mesh))", "shape_of(c, size)"),
+        "schedulers of both layouts share a pool": ("shape_of(c, size, served_stacked(c, next(iter(some.values())), mesh))", "shape_of(c, size)"),
     },
     (S + "engine.py", "tests/training/test_copies.py"): {
-        "an engine that is closed keeps its memory": ("            lane.release()\n", "            pass\n"),
+        "an engine that is closed keeps its memory": ("            scheduler.release()\n", "            pass\n"),
     },
-    (S + "draws.py", T + "test_draw.py " + T + "test_sampler.py"): {
+    (S + "token_sampling.py", T + "test_token_sampling.py " + T + "test_sampler.py"): {
         "the log-prob is the sampler's": ("token, picked - jnp.log(total), ", "token, picked / temperature - jnp.log(mass), "),
         "the temperature multiplies": ("jnp.exp((x - by_row(top)) / by_row(temperature))", "jnp.exp((x - by_row(top)) * by_row(temperature))"),
         "what is left out counts as drawn from": ("jnp.where(keep, logits, -jnp.inf)", "logits"),
@@ -31,14 +31,14 @@ FAULTS = {
             "jnp.argmax(cumulative > threshold[..., None], axis=-1)", "jnp.argmax(cumulative >= threshold[..., None], axis=-1)"
         ),
     },
-    (S + "draws.py", "tests/games/test_hosted.py"): {
+    (S + "token_sampling.py", "tests/games/test_hosted.py"): {
         "hosted play picks at random by another key": ("random_pick(identity_key(root, identity, identity.shape[0]), count)", "random_pick(root, count)"),
     },
     (S + "sampler.py", T + "test_sampler.py"): {
         "positions begin one late": ("start[:, None] + step - 1, token.shape)", "start[:, None] + step, token.shape)"),
         "a response sees its next column": ("jnp.arange(max_tokens) < step, (e", "jnp.arange(max_tokens) <= step, (e"),
         "the stop token is left out": ("put(out.where, alive)", "put(out.where, alive & ~ended)"),
-        "all steps draw with one key": ("draw(logits, fold(keys, step), settings)", "draw(logits, fold(keys, 0 * step), settings)"),
+        "all steps draw with one key": ("sample_token(logits, fold(keys, step), settings)", "sample_token(logits, fold(keys, 0 * step), settings)"),
         "budgets are one too large": ("(step + 1 < budgets)", "(step < budgets)"),
         "a stopped response counts as cut": ("out.truncated & ~ended", "out.truncated"),
         "log-probs after the end": ("put(out.log_probs, drawn.log_prob * keep)", "put(out.log_probs, drawn.log_prob)"),
@@ -49,16 +49,16 @@ FAULTS = {
         "a stop does not last": ("np.full((1, 256), accept, np.int32)", "np.full((1, 256), 0, np.int32)"),
         "a failed match begins anew": ("fail[child] = go[fail[state], byte]", "fail[child] = 0"),
     },
-    (S + "pages.py", T + "test_engine.py"): {
+    (S + "model_runner.py", T + "test_engine.py"): {
         "all requests share a key": (
-            "jax.vmap(identity_key, (None, 0, 0))(root, draws.seeds, draws.seed_count)",
-            "jax.vmap(identity_key, (None, 0, 0))(root, 0 * draws.seeds, draws.seed_count)"
+            "jax.vmap(identity_key, (None, 0, 0))(root, sampling.seeds, sampling.seed_count)",
+            "jax.vmap(identity_key, (None, 0, 0))(root, 0 * sampling.seeds, sampling.seed_count)"
         ),
         "a prompt behind pages begins at position 0": ("positions = kept[:, None] + ", "positions = 0 * kept[:, None] + "),
         "new tokens lie at the page's start": ("offset = a.kept % pages[0]", "offset = 0 * a.kept % pages[0]"),
-        "a slot goes on after its budget": ("(rows.draws.count + step + 1 < rows.draws.budget)", "(rows.draws.count + step < rows.draws.budget)"),
-        "a stopped slot goes on": ("alive = alive & ~rules.ends[state] & (rows.draws", "alive = alive & (rows.draws"),
-        "a chunk draws with one key": ("rows.draws.count + step), rows.draws.settings", "rows.draws.count), rows.draws.settings"),
+        "a slot goes on after its budget": ("(rows.sampling.count + step + 1 < rows.sampling.budget)", "(rows.sampling.count + step < rows.sampling.budget)"),
+        "a stopped slot goes on": ("alive = alive & ~rules.ends[state] & (rows.sampling", "alive = alive & (rows.sampling"),
+        "a chunk draws with one key": ("(keys_of_rows, rows.sampling.count + step)", "(keys_of_rows, rows.sampling.count)"),
     },
     (S + "pool.py", T + "test_pages.py"): {
         "a page is given away that has an owner": ("self.unowned.pop(node, None)\n            node.owners", "pass\n            node.owners"),
@@ -66,20 +66,20 @@ FAULTS = {
         "a page given away is still found": ("del node.parent.full[name]", "pass"),
         "the page of a twin is lost": ("        self.free.append(node.page)\n        return twin", "        return twin"),
     },
-    (S + "tickets.py", T + "test_engine.py " + T + "test_pages.py"): {
+    (S + "sequences.py", T + "test_engine.py " + T + "test_pages.py"): {
         "what a page does not hold yet is read": (
-            "(ticket.nodes[ticket.cached // size].page, ticket.cached % size)",
-            "(ticket.nodes[ticket.cached // size].page, size)"
+            "(sequence.nodes[sequence.cached // size].page, sequence.cached % size)",
+            "(sequence.nodes[sequence.cached // size].page, size)"
         ),
-        "the last tokens are left out": ("if ticket.cached % size:", "if False:"),
-        "another row reads the shared page": ("readers[ticket.part].setdefault(node.page, []).append(row)", "readers[ticket.part].setdefault(node.page, []).append(max(row - 1, 0))"),
+        "the last tokens are left out": ("if sequence.cached % size:", "if False:"),
+        "another row reads the shared page": ("readers[sequence.part].setdefault(node.page, []).append(row)", "readers[sequence.part].setdefault(node.page, []).append(max(row - 1, 0))"),
     },
-    (S + "lane.py", T + "test_engine.py " + T + "test_pages.py"): {
+    (S + "scheduler.py", T + "test_engine.py " + T + "test_pages.py"): {
         "old keys and values outlive new parameters": ("                pool.clear(", "                len(pool.free); int("),
         "who has begun goes on with new parameters": (
             "deque(t for t in self.waiting if t.begun)", "deque(t for t in self.waiting)"
         ),
-        "the page to copy from is another": ("read[at] = ticket.source.page", "pass"),
+        "the page to copy from is another": ("read[at] = sequence.source.page", "pass"),
     },
     (S + "pool.py", T + "test_swap.py"): {
         "pages of two versions are found": ("if not len(tokens) or not node.findable:", "if not len(tokens):"),
@@ -87,14 +87,14 @@ FAULTS = {
         "a page belongs to the parameters that ended it": ("node.root = node.root or parent.root", "node.root = parent.root"),
     },
     (S + "engine.py", T + "test_callers.py"): {
-        "answers are told before the next program runs": ("            lane.meanwhile = self._tell\n", "            pass\n"),
-        "who is handed in when the engine stops is forgotten": ("self._fail(ticket.future for _, ticket in burst if stopped)", "pass"),
+        "answers are told before the next program runs": ("            scheduler.on_idle = self._flush\n", "            pass\n"),
+        "who is handed in when the engine stops is forgotten": ("self._fail(sequence.future for _, sequence in burst if stopped)", "pass"),
         "who stands in line stays there": ("        self._waiting -= n\n        self._fill()\n", "        self._waiting -= n\n"),
     },
-    (S + "lane.py", T + "test_callers.py"): {
+    (S + "scheduler.py", T + "test_callers.py"): {
         "prompts of other lengths are programs of their own": ("if self.few and first.size - first.cached <= self.piece:", "if False:"),
         "answers are told once the program's result is there": (
-            "        self.meanwhile()\n        done = unpacked(np.array(out), gives)", "        done = unpacked(np.array(out), gives)\n        self.meanwhile()"
+            "        self.on_idle()\n        done = unpacked(np.array(out), gives)", "        done = unpacked(np.array(out), gives)\n        self.on_idle()"
         ),
     },
     (S + "bursts.py", T + "test_bursts.py"): {
@@ -102,7 +102,7 @@ FAULTS = {
         "a burst ends with the first quiet turn": ("(len(burst) > before or not quiet)", "len(burst) > before"),
         "a burst without an end is not cut": ("if left and (", "if True and ("),
     },
-    (S + "pages.py", T + "test_transfer.py"): {
+    (S + "model_runner.py", T + "test_transfer.py"): {
         "what the host gave is split as XLA likes": ("    if mesh is None:\n        return given", "    if True:\n        return given"),
     },
     (S + "transfer.py", T + "test_transfer.py"): {
@@ -112,20 +112,20 @@ FAULTS = {
         "a program packs floats by their values": ("jax.lax.bitcast_convert_type(x, WORD) if x.dtype == jnp.float32 else x.astype(WORD)", "x.astype(WORD)"),
         "truth values stay numbers": ("else part != 0)", "else part)"),
     },
-    (S + "lane.py", T + "test_swap.py"): {
-        "who decodes keeps its version": ("        for ticket in self.living:\n            ticket.version", "        for ticket in self.entering:\n            ticket.version"),
-        "a prompt goes on with other parameters": ("for ticket in [t for t in self.entering if", "for ticket in [t for t in () if"),
+    (S + "scheduler.py", T + "test_swap.py"): {
+        "who decodes keeps its version": ("        for sequence in self.running:\n            sequence.version", "        for sequence in self.prefilling:\n            sequence.version"),
+        "a prompt goes on with other parameters": ("for sequence in [t for t in self.prefilling if", "for sequence in [t for t in () if"),
         "a swap forgets the pages of all models": ("        for name in changed:", "        for name in self.names:"),
     },
     (S + "store.py", T + "test_shared_pool.py"): {
-        "the younger enters before an older one of another lane": (
-            "return any(lane.starved is not None and lane.starved < ticket.number for lane in self.lanes)", "return False"
+        "the younger enters before an older one of another scheduler": (
+            "return any(scheduler.starved is not None and scheduler.starved < sequence.number for scheduler in self.schedulers)", "return False"
         ),
         "two models find each other's pages": ("return self._models - models", "return 0"),
     },
-    (S + "lane.py", T + "test_exact.py"): {
+    (S + "scheduler.py", T + "test_batch_invariant.py"): {
         "exact play takes over parts of pages": ("math.inf if self.sizes.batch_invariant else self.sizes.reuse)", "self.sizes.reuse)"),
         "exact play computes a last token without its page": ("if self.sizes.batch_invariant:  # whole pages alone", "if False:  # whole pages alone"),
-        "an exact request enters without room for its answer": ("(ticket.longest if self.sizes.batch_invariant else len(ids))", "len(ids)"),
+        "an exact request enters without room for its answer": ("(sequence.longest if self.sizes.batch_invariant else len(ids))", "len(ids)"),
     },
 }

@@ -14,7 +14,7 @@ import numpy as np
 
 from marl_llm.algorithms import Recipe, make_recipe
 from marl_llm.reporting.files import Jsonable
-from marl_llm.sampling.requests import Settings
+from marl_llm.sampling.requests import SamplingParams
 from marl_llm.workflows import Assignment, Controller, Episode, RoleCall, Rollout, Scripted, ScriptTurn, Task, Trajectory, World
 from marl_llm.workflows.play import finish, run_all
 from marl_llm.workflows.samples import SampleTable, sample_table
@@ -87,7 +87,7 @@ class Subject:
         world = self.world
         assignment = Assignment(dict.fromkeys(world.workflow.roles, PLAYER), {PLAYER: Scripted(says)})
         speech = {} if world.speech is None else {PLAYER: world.speech}
-        options = {"attempts": 1, "settings": Settings(), **options}
+        options = {"attempts": 1, "settings": SamplingParams(), **options}
         with Controller(world.workflow, assignment, None, speech, **options) as controller:
             jobs = [controller.episode(task, 0, play, plays) for task in tasks for play in range(plays)]
             return tuple(finish(run_all(jobs)))

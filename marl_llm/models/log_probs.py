@@ -65,7 +65,7 @@ def score_hidden(
     Args:
       chunk: (row, position) pairs whose logits exist at a time, however many rows there are; None: as many as `BLOCK_LOGITS` says
         (everything, for a small vocabulary).
-      kept_ids: the ids that each target was drawn from, -1 behind them, as samplers return them (`Settings.max_kept`): the distribution is
+      kept_ids: the ids that each target was drawn from, -1 behind them, as samplers return them (`SamplingParams.max_kept`): it is
         renormalised over these. The same ids on both sides of a ratio make it 1 for an unchanged policy. -1 alone keeps all tokens; a
         target outside of its kept ids has log-prob -inf.
       where: True on targets that count. What others score means nothing: chunks without any are not computed.

@@ -25,13 +25,13 @@ from marl_llm.models.pages import by_kernel, entries_at_once, touched
 from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import spec_for
 from marl_llm.planning.program_costs import ProgramText, text_of
-from marl_llm.sampling.lane import PIECE, PROGRAM_TOKENS
-from marl_llm.sampling.pages import Admission, Row, Rules, admit, decode, init_pages, page_bytes
+from marl_llm.sampling.model_runner import Admission, Row, Rules, admit, decode, init_pages, page_bytes
 from marl_llm.sampling.pool import Node
 from marl_llm.sampling.requests import Request
+from marl_llm.sampling.scheduler import PIECE, PROGRAM_TOKENS
+from marl_llm.sampling.sequences import EngineConfig, SequenceState, bucket, page_lists, sampling_metadata
 from marl_llm.sampling.stops import stop_rule
 from marl_llm.sampling.store import PAGE
-from marl_llm.sampling.tickets import LaneConfig, Ticket, bucket, draws_of, page_lists
 from marl_llm.sampling.transfer import layout_of
 from marl_llm.training import roofline
 
@@ -41,10 +41,10 @@ SMALL_GATHER = 2**20  # bytes of a gather inside the decode loop below which it 
 
 @dataclasses.dataclass(frozen=True)
 class EnginePrograms:
-    """What a lane of the engine runs.
+    """What a scheduler of the engine runs.
 
     Attributes:
-      lowered: by name: `decode` (a chunk, all slots living), `admit` (pieces of long prompts behind their beginnings), `swap`.
+      lowered: by name: `decode` (a chunk, all slots running), `admit` (pieces of long prompts behind their beginnings), `swap`.
       groups: prompts with their responses that decode at a time on each device that rows are split over, half way through, as many as
         slots and pages hold. blocks: how often a layer gathers pages then, for each of a step's lists; `()` where a kernel reads them.
       fetched: bytes that a layer's kernel reads. layers: of the model.
@@ -65,9 +65,9 @@ def per_device(tree) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def living(parts: int, s: int, groups: int, branches: int, sizes: LaneConfig, page: int) -> list[tuple[int, Ticket]]:
+def running(parts: int, s: int, groups: int, branches: int, sizes: EngineConfig, page: int) -> list[tuple[int, SequenceState]]:
     """(row, request) of `groups` prompts on each of `parts`, a part having s rows; each has `group_size` responses, half way through. Of
-    the requests there is what `marl_llm.sampling.tickets.page_lists` reads."""
+    the requests there is what `marl_llm.sampling.sequences.page_lists` reads."""
     full, cached, number = sizes.prompt_tokens // page, sizes.prompt_tokens + sizes.response_tokens // 2, itertools.count()
     rule, out = stop_rule(2, (1,), (), None), []
 
@@ -82,12 +82,13 @@ def living(parts: int, s: int, groups: int, branches: int, sizes: LaneConfig, pa
             for k in range(branches):
                 nodes = [*prompt, *(node(1) for _ in range(-(-cached // page) - full))]
                 request = Request((0,), (group, k), 1)
-                out.append((part * s + group * branches + k, Ticket(request, Future(), rule, 0.0, part=part, cached=cached, nodes=nodes)))
+                sequence = SequenceState(request, Future(), rule, 0.0, part=part, cached=cached, nodes=nodes)
+                out.append((part * s + group * branches + k, sequence))
     return out
 
 
 def _served(config: ModelConfig, mesh: Mesh, trained_on: Mesh, lora: LoraConfig | None, models: int):
-    """(abstract parameters that a lane samples from, the lowered swap)."""
+    """(abstract parameters that a scheduler samples from, the lowered swap)."""
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), stacked=config.uniform))
     trained = params
     if lora:  # one base, and the adapters of all models on it
@@ -108,13 +109,14 @@ def _served(config: ModelConfig, mesh: Mesh, trained_on: Mesh, lora: LoraConfig 
 
 
 def engine_programs(
-    config: ModelConfig, mesh: Mesh, sizes: LaneConfig, budget: float | int, branches: int, lora: LoraConfig | None = None, models: int = 1,
+    config: ModelConfig, mesh: Mesh, sizes: EngineConfig, budget: float | int, branches: int, lora: LoraConfig | None = None,
+    models: int = 1,
     trained_on: Mesh | None = None,
 ) -> EnginePrograms:  # fmt: skip
-    """The programs of a lane, as `marl_llm.sampling.lane` calls them.
+    """The programs of a scheduler, as `marl_llm.sampling.scheduler` calls them.
 
     Args:
-      sizes: of the lane; its `cache_bytes` is not read. budget: bytes of pages per device. branches: responses to each prompt.
+      sizes: of the scheduler; its `cache_bytes` is not read. budget: bytes of pages per device. branches: responses to each prompt.
       lora, models: adapters of so many models on one base, which decode together.
       trained_on: where a swap's parameters come from; None: the same mesh.
     """
@@ -138,7 +140,7 @@ def engine_programs(
         return jax.ShapeDtypeStruct(shape, np.int32)
 
     def draws(n):
-        return jax.eval_shape(lambda: jax.tree.map(jnp.asarray, draws_of(n, [], {}, ())))
+        return jax.eval_shape(lambda: jax.tree.map(jnp.asarray, sampling_metadata(n, [], {}, ())))
 
     plain = dict(mesh=mesh, truncates=False, width=0)
     s = sizes.max_num_seqs // parts
@@ -151,7 +153,7 @@ def engine_programs(
     )
     tokens = branches * (sizes.prompt_tokens / branches + sizes.response_tokens / 2)  # of a prompt and its responses
     groups = max(1, int(min(s // branches, count * page // tokens)))
-    lists = page_lists(living(parts, s, groups, branches, sizes, page), s, parts, page)
+    lists = page_lists(running(parts, s, groups, branches, sizes, page), s, parts, page)
     j = config.key_value_heads // (mesh.shape["tensor"] if any(heads) else 1)
     here, size = (j, config.query_heads // config.key_value_heads, config.head_dim), jnp.dtype(config.compute_dtype).itemsize
     blocks, fetched = tuple(-(-int(x.most) // entries_at_once(page, x.rows.shape[-1], x.page.shape[-1])) for x in lists), 0
@@ -166,10 +168,10 @@ def engine_programs(
     piece = min(longest_piece, bucket(sizes.prompt_tokens, 8))
     b = max(1, min(sizes.admit, max(2 * longest_piece, PROGRAM_TOKENS) // piece))
     n, room = parts * b, bucket(longest)
-    entering = Admission(
+    prefilling = Admission(
         i32(n, piece), i32(n), i32(parts, b, room), i32(parts, b), i32(parts, b), i32(parts, b, touched(page, piece)), draws(n)
     )
-    low["admit"] = admit.lower(config, served, pages, **given(entering), rules=rules, root=root, fresh=False, **plain)
+    low["admit"] = admit.lower(config, served, pages, **given(prefilling), rules=rules, root=root, fresh=False, **plain)
     low["swap"] = swap
     return EnginePrograms(low, groups, blocks, fetched, config.layers, per_device(pages), per_device(served))
 
@@ -211,7 +213,7 @@ def step_reads(text: ProgramText, programs: EnginePrograms) -> float | int:
 def engine_figures(
     config: ModelConfig,
     mesh: Mesh,
-    sizes: LaneConfig,
+    sizes: EngineConfig,
     budget: float | int,
     branches: int,
     lora: LoraConfig | None = None,

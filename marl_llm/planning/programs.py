@@ -33,7 +33,7 @@ def programs(
     from marl_llm.algorithms import needs
     from marl_llm.models import SAMPLE, TRAIN, compute_copy, init_adapters, init_params, param_shardings, use_rules
     from marl_llm.planning.engine_programs import per_device
-    from marl_llm.sampling import Settings, sample
+    from marl_llm.sampling import SamplingParams, sample
     from marl_llm.training import LearnerOptions, make_optimizer, make_policy
     from marl_llm.training.imitation import imitation_step
     from marl_llm.training.packing import PackedRows
@@ -82,15 +82,13 @@ def programs(
     found = per_device(policy.params), per_device(policy.optimizer), per_device(low)
     if not environments:  # the engine plays
         return lowered, *found
-    rows_of = ("data", "fsdp")
+    rows_of, sampling_params = ("data", "fsdp"), SamplingParams(float(recipe.temperature))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (environments, k)))
     prompts = (environments, prompt)
 
     def sampler(params, tokens, where, keys):
         with use_rules(mesh, SAMPLE):
-            return sample(
-                config, params, tokens, where, keys, max_tokens=response, stop=1, pad_id=0, settings=Settings(float(recipe.temperature))
-            )
+            return sample(config, params, tokens, where, keys, max_tokens=response, stop=1, pad_id=0, settings=sampling_params)
 
     given = whole(prompts, ids, rows_of), whole(prompts, bool, rows_of), whole(keys.shape, keys.dtype, rows_of)
     lowered["sampler"] = jax.jit(sampler).lower(low, *given)
@@ -367,11 +365,11 @@ def _engine(shape, sizes: PlanSizes, mesh, budget: float | int, whole: bool) -> 
     """`engine_figures` of a lane."""
     from marl_llm.models import for_platform
     from marl_llm.planning.engine_programs import engine_figures
-    from marl_llm.sampling import LaneConfig
+    from marl_llm.sampling import EngineConfig
     from marl_llm.training.mesh import serving_mesh
 
     models = sizes.models if sizes.together else 1
-    lane = LaneConfig(sizes.max_num_seqs * models, sizes.prompt, sizes.response, sizes.decode_steps, admit=min(sizes.max_num_seqs, 16))
+    lane = EngineConfig(sizes.max_num_seqs * models, sizes.prompt, sizes.response, sizes.decode_steps, admit=min(sizes.max_num_seqs, 16))
     with for_platform(mesh.devices.flat[0].platform):
         on = serving_mesh(mesh, sizes.served or None)
         return engine_figures(shape, on, lane, budget, sizes.recipe.group_size, sizes.lora, models, whole, mesh)

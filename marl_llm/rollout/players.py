@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from marl_llm.games import Game, role_of
 from marl_llm.models import ModelConfig, serving_layout
 from marl_llm.rollout.play import Player
-from marl_llm.sampling import Responses, Settings, sample
+from marl_llm.sampling import Responses, SamplingParams, sample
 
 
 def model_player(
-    game: Game, assignment: dict[str, str], configs: dict[str, ModelConfig], params: dict[str, dict], how: Settings | float
+    game: Game, assignment: dict[str, str], configs: dict[str, ModelConfig], params: dict[str, dict], how: SamplingParams | float
 ) -> Player:
     """A team of models: role `i` is played by model `assignment[i]`. `how` they draw: settings, or a temperature alone."""
     params = {m: serving_layout(p) for m, p in params.items()}  # once, outside the loop over turns
-    settings = how if isinstance(how, Settings) else Settings(float(how))
+    settings = how if isinstance(how, SamplingParams) else SamplingParams(float(how))
 
     def respond(role, states, prompt, keys):
         model, most = assignment[role], role_of(game, role).response_tokens

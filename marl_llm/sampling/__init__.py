@@ -8,25 +8,27 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from marl_llm.old_names import ENGINE_NAMES
+
 _EXPORTS = {
     "Completion": "requests",
     "Generator": "requests",
     "Request": "requests",
     "RequestError": "requests",
-    "Settings": "requests",
-    "Drawn": "draws",
-    "RowSettings": "draws",
-    "draw": "draws",
-    "identity_key": "draws",
-    "inverse_cdf": "draws",
-    "kept": "draws",
-    "pick_by_identity": "draws",
-    "random_pick": "draws",
+    "SamplingParams": "requests",
+    "SampledToken": "token_sampling",
+    "RowSamplingParams": "token_sampling",
+    "sample_token": "token_sampling",
+    "identity_key": "token_sampling",
+    "inverse_cdf": "token_sampling",
+    "kept": "token_sampling",
+    "pick_by_identity": "token_sampling",
+    "random_pick": "token_sampling",
     "StopRule": "stops",
     "stop_rule": "stops",
     "Responses": "sampler",
     "sample": "sampler",
-    "LaneConfig": "tickets",
+    "EngineConfig": "sequences",
     "Engine": "engine",
     "EngineError": "engine",
     "Handle": "engine",
@@ -38,6 +40,8 @@ __all__ = list(_EXPORTS)
 
 
 def __getattr__(name: str) -> Any:
+    if name in ENGINE_NAMES:
+        raise AttributeError(f"marl_llm.sampling.{name} is called {ENGINE_NAMES[name]} now")
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(_EXPORTS))}")
     return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)

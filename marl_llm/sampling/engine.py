@@ -25,10 +25,10 @@ from jaxtyping import Array, Key
 from marl_llm.errors import UserError
 from marl_llm.models import ModelConfig
 from marl_llm.sampling.bursts import Bursts
-from marl_llm.sampling.lane import Lane
 from marl_llm.sampling.requests import Completion, Request, RequestError
+from marl_llm.sampling.scheduler import Scheduler
+from marl_llm.sampling.sequences import EngineConfig, SequenceState
 from marl_llm.sampling.store import PageStore, shape_of
-from marl_llm.sampling.tickets import LaneConfig, Ticket
 from marl_llm.sampling.weights import grouped, served_stacked
 from marl_llm.text import Tokenizer
 from marl_llm.tools.mailbox import Mailbox
@@ -43,20 +43,20 @@ class EngineError(UserError, RuntimeError):
 class Handle:
     """A submitted request."""
 
-    def __init__(self, ticket: Ticket, wake):
-        self._ticket, self._wake = ticket, wake
+    def __init__(self, sequence: SequenceState, wake):
+        self._sequence, self._wake = sequence, wake
 
     def result(self, timeout: float | int | None = None) -> Completion:
         """Waits for the answer. Raises `TimeoutError` after `timeout` seconds (the request goes on), `EngineError` if the engine stops."""
-        return self._ticket.future.result(timeout)
+        return self._sequence.future.result(timeout)
 
     def done(self) -> bool:
         """Whether the answer is there."""
-        return self._ticket.future.done()
+        return self._sequence.future.done()
 
     def cancel(self) -> None:
         """Ends the request soon; its answer is what was drawn by then, with finish 'cancelled'. No effect on one that has ended."""
-        self._ticket.cancelled = True
+        self._sequence.cancelled = True
         self._wake()
 
 
@@ -67,7 +67,7 @@ class Engine:
       models: name -> (config, parameters in any layout). All may share one mesh; each gets slots of its own. Models that carry adapters on
         the very same base (`attach(base, adapters, lora)`, one object `base`) are served together: one copy of it, and one program for all.
       key: the root of all draws; a request's key is folded from it and the request's seed.
-      sizes: one `LaneConfig` for all models, or one per name.
+      sizes: one `EngineConfig` for all models, or one per name.
       queue: most requests that wait for a slot, over all models; more hold their callers back.
       mesh: slots lie along 'data' and 'fsdp', parameters as the rules for sampling say; None: one device.
       tokenizers: name -> tokenizer, needed for stop strings only.
@@ -78,7 +78,7 @@ class Engine:
         models: Mapping[str, tuple[ModelConfig, dict]],
         key: Key[Array, ""],
         *,
-        sizes: LaneConfig | Mapping[str, LaneConfig] | None = None,
+        sizes: EngineConfig | Mapping[str, EngineConfig] | None = None,
         queue: int = 4096,
         mesh: Mesh | None = None,
         tokenizers: Mapping[str, Tokenizer] | None = None,
@@ -87,10 +87,10 @@ class Engine:
             raise ValueError("an engine needs at least one model")
         if queue < 1:
             raise ValueError(f"queue={queue}: at least one request must be allowed to wait")
-        sizes = sizes or LaneConfig()
+        sizes = sizes or EngineConfig()
 
         def of(name):
-            return sizes if isinstance(sizes, LaneConfig) else sizes[name]
+            return sizes if isinstance(sizes, EngineConfig) else sizes[name]
 
         named = tokenizers or {}
         parts = grouped(models, of, named)
@@ -101,24 +101,25 @@ class Engine:
             if shape in sharing and shape not in stores:
                 stores[shape] = PageStore("+".join(some), c, size, mesh, sharing[shape], shape.stacked)
         self._all = [
-            Lane(some, c, size, key, mesh, words, stores.get(shape)) for shape, (some, c, size, words) in zip(pages, parts, strict=True)
+            Scheduler(some, c, size, key, mesh, words, stores.get(shape))
+            for shape, (some, c, size, words) in zip(pages, parts, strict=True)
         ]
-        self._lanes = {name: lane for lane in self._all for name in lane.names}
+        self._schedulers = {name: scheduler for scheduler in self._all for name in scheduler.names}
         self._queue = queue
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._room = threading.Condition(self._lock)
-        self._line: collections.deque[tuple[Lane, Ticket]] = collections.deque()  # awaited, and the queue has no room for them yet
+        self._space_available = threading.Condition(self._lock)
+        self._overflow: collections.deque[tuple[Scheduler, SequenceState]] = collections.deque()  # awaited; no room in the queue yet
         self._waiting = 0  # submitted and not yet in a slot
-        self._inbox: list[tuple[Lane, Ticket]] = []
-        self._bursts = Bursts(self._release, max(lane.sizes.max_num_seqs for lane in self._all))
+        self._inbox: list[tuple[Scheduler, SequenceState]] = []
+        self._bursts = Bursts(self._release, max(scheduler.sizes.max_num_seqs for scheduler in self._all))
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
-        self._laid: set[Mailbox] = set()  # where answers lie of which nobody was told; the thread's own, as is the next
-        self._told = False  # in this round
-        for lane in self._all:
-            lane.meanwhile = self._tell
-        self._updates: list[tuple[Lane, str, dict, Future]] = []
-        self._swaps: dict[str, list[Future]] = {lane.name: [] for lane in self._all}
+        self._pending: set[Mailbox] = set()  # where answers lie of which nobody was told; the thread's own, as is the next
+        self._flushed = False  # in this round
+        for scheduler in self._all:
+            scheduler.on_idle = self._flush
+        self._updates: list[tuple[Scheduler, str, dict, Future]] = []
+        self._swaps: dict[str, list[Future]] = {scheduler.name: [] for scheduler in self._all}
         self._closing = False
         self._failure: BaseException | None = None
         self._idle_s = 0.0
@@ -127,21 +128,21 @@ class Engine:
         self._thread.start()
 
     # ------------------------------------------------------------------------------------------------ callers
-    def submit(self, request: Request, heard: Callable[[np.ndarray | None], None] | None = None) -> Handle:
+    def submit(self, request: Request, on_tokens: Callable[[np.ndarray | None], None] | None = None) -> Handle:
         """Queues a request; blocks while the queue is full. Raises `RequestError`, or `EngineError` after the engine stopped.
 
-        `heard` gets the ids `[n]` of each chunk as soon as they are drawn, and None when the handle is done. The engine's thread calls
+        `on_tokens` gets the ids `[n]` of each chunk as soon as they are drawn, and None when the handle is done. The engine's thread calls
         it, so it must return at once and raise nothing: a queue's `put`.
         """
-        ticket, lane = self._ticket(request)
-        if heard is not None:
-            ticket.heard = heard
-            ticket.future.add_done_callback(lambda _: heard(None))
+        sequence, scheduler = self._sequence(request)
+        if on_tokens is not None:
+            sequence.on_tokens = on_tokens
+            sequence.future.add_done_callback(lambda _: on_tokens(None))
         with self._lock:
             while self._waiting >= self._queue and not self._stopped():
-                self._room.wait()
-            self._enqueue(lane, ticket)
-        return Handle(ticket, self._wake)
+                self._space_available.wait()
+            self._enqueue(scheduler, sequence)
+        return Handle(sequence, self._wake)
 
     def generate_all(self, requests: Iterable[Request]) -> list[Completion]:
         """The answers to all requests, in their order."""
@@ -150,35 +151,35 @@ class Engine:
     async def generate(self, request: Request) -> Completion:
         """The answer to a request. Those that are made at the same moment are submitted together. Cancelling the task frees its slot.
         Raises as `submit` does."""
-        ticket, lane = self._ticket(request)
+        sequence, scheduler = self._sequence(request)
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
         with self._lock:
             self._raise_if_stopped()
             mailbox = self._mailboxes.setdefault(loop, Mailbox(loop))
-        ticket.future.add_done_callback(lambda done: self._lay(mailbox, answer, done))
-        self._bursts.add((lane, ticket))
+        sequence.future.add_done_callback(lambda done: self._deliver(mailbox, answer, done))
+        self._bursts.add((scheduler, sequence))
         try:
             return await answer
         except asyncio.CancelledError:
-            ticket.cancelled = True
+            sequence.cancelled = True
             self._wake()
             raise
 
     def set_params(self, model: str, params: dict) -> None:
         """New parameters: every request submitted after this call sees them. Returns when they are in force.
 
-        Requests admitted before end with the old ones, or with `LaneConfig.weight_update="in_flight"` go on with the new ones from their
+        Requests admitted before end with the old ones, or with `EngineConfig.weight_update="in_flight"` go on with the new ones from their
         next chunk; one
         that was paused is computed again with the new ones. No later request finds keys and values of the old ones, or what was computed
         behind them. Raises `ValueError` on parameters of another model, `RequestError` on an unknown name; both leave the old ones.
         """
-        lane = self._lane(model)
-        lane.weights.check(model, params)
+        scheduler = self._scheduler(model)
+        scheduler.weights.check(model, params)
         done: Future = Future()
         with self._lock:
             self._raise_if_stopped()
-            self._updates.append((lane, model, params, done))
+            self._updates.append((scheduler, model, params, done))
             self._changed.notify_all()
         done.result()
 
@@ -187,10 +188,10 @@ class Engine:
         compilations, the share of slots that were busy, bytes of cache; and under 'engine' seconds in all and idle. Models that are served
         together have one count."""
         out = {}
-        for name, lane in self._lanes.items():
-            s = dict(lane.stats)
+        for name, scheduler in self._schedulers.items():
+            s = dict(scheduler.stats)
             busy = s.get("sampled_tokens", 0) - s.get("requests", 0)
-            out[name] = s | {"cache_bytes": lane.cache_bytes, "occupied": busy / max(s.get("slot_steps", 0), 1)}
+            out[name] = s | {"cache_bytes": scheduler.cache_bytes, "occupied": busy / max(s.get("slot_steps", 0), 1)}
         out["engine"] = {"seconds": time.perf_counter() - self._started, "idle_s": self._idle_s, "waiting": float(self._waiting)}
         return out
 
@@ -200,8 +201,8 @@ class Engine:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
-        for lane in self._all:
-            lane.release()
+        for scheduler in self._all:
+            scheduler.release()
 
     def __enter__(self) -> Engine:
         return self
@@ -210,14 +211,14 @@ class Engine:
         self.close()
 
     # ------------------------------------------------------------------------------------------------ the queue; all with the lock held
-    def _lane(self, model: str) -> Lane:
-        if model not in self._lanes:
-            raise RequestError(f"request refused: no model {model!r}; this engine serves {', '.join(self._lanes)}")
-        return self._lanes[model]
+    def _scheduler(self, model: str) -> Scheduler:
+        if model not in self._schedulers:
+            raise RequestError(f"request refused: no model {model!r}; this engine serves {', '.join(self._schedulers)}")
+        return self._schedulers[model]
 
-    def _ticket(self, request: Request) -> tuple[Ticket, Lane]:
-        lane = self._lane(request.model)
-        return Ticket(request, Future(), lane.check(request), time.monotonic()), lane
+    def _sequence(self, request: Request) -> tuple[SequenceState, Scheduler]:
+        scheduler = self._scheduler(request.model)
+        return SequenceState(request, Future(), scheduler.check(request), time.monotonic()), scheduler
 
     def _stopped(self) -> bool:
         return self._closing or self._failure is not None
@@ -226,25 +227,25 @@ class Engine:
         if self._stopped():
             raise EngineError("the engine has stopped" + ("" if self._failure is None else f": {self._failure}")) from self._failure
 
-    def _enqueue(self, lane: Lane, ticket: Ticket) -> None:
+    def _enqueue(self, scheduler: Scheduler, sequence: SequenceState) -> None:
         self._raise_if_stopped()
         self._waiting += 1
-        self._inbox.append((lane, ticket))
+        self._inbox.append((scheduler, sequence))
         self._changed.notify_all()
 
-    def _release(self, burst: list[tuple[Lane, Ticket]]) -> None:
+    def _release(self, burst: list[tuple[Scheduler, SequenceState]]) -> None:
         """In an event loop: a burst is over. What has no room in the queue stands in line for it."""
         with self._lock:
             stopped = self._stopped()
             if not stopped:
-                self._line += burst
+                self._overflow += burst
                 self._fill()
                 self._changed.notify_all()
-        self._fail(ticket.future for _, ticket in burst if stopped)
+        self._fail(sequence.future for _, sequence in burst if stopped)
 
     def _fill(self) -> None:
-        while self._line and self._waiting < self._queue:
-            self._inbox.append(self._line.popleft())
+        while self._overflow and self._waiting < self._queue:
+            self._inbox.append(self._overflow.popleft())
             self._waiting += 1
 
     def _wake(self) -> None:
@@ -254,28 +255,28 @@ class Engine:
     def _left_the_queue(self, n: int) -> None:
         self._waiting -= n
         self._fill()
-        self._room.notify_all()
+        self._space_available.notify_all()
 
     # ------------------------------------------------------------------------------------------------ the thread
     def _run(self) -> None:
         try:
             while self._collect():
-                self._told = False
-                for lane in self._all:
-                    self._serve(lane)
-                if not self._told:  # no program ran
-                    self._tell()
+                self._flushed = False
+                for scheduler in self._all:
+                    self._serve(scheduler)
+                if not self._flushed:  # no program ran
+                    self._flush()
         except BaseException as error:  # whatever a device program raised must reach every caller
             log.exception("the engine failed")
             self._failure = error
         with self._lock:
             self._closing = True
-            lost = [t for lane in self._all for t in lane.tickets]
-            lost += [t for _, t in (*self._inbox, *self._line)]
+            lost = [t for scheduler in self._all for t in scheduler.sequences]
+            lost += [t for _, t in (*self._inbox, *self._overflow)]
             futures = [t.future for t in lost] + [f for *_, f in self._updates] + [f for fs in self._swaps.values() for f in fs]
-            self._room.notify_all()
+            self._space_available.notify_all()
         self._fail(futures)
-        self._tell()
+        self._flush()
 
     def _fail(self, futures: Iterable[Future]) -> None:
         for future in futures:
@@ -284,62 +285,62 @@ class Engine:
                 error.__cause__ = self._failure
                 future.set_exception(error)
 
-    def _lay(self, mailbox: Mailbox, answer: asyncio.Future, done: Future) -> None:
+    def _deliver(self, mailbox: Mailbox, answer: asyncio.Future, done: Future) -> None:
         error = done.exception()
         found = None if error else done.result()
         if self._stopped():  # nobody comes to tell of it, and this may be another thread than the engine's
             mailbox.put(answer, found, error)
         else:
             mailbox.lay(answer, found, error)
-            self._laid.add(mailbox)
+            self._pending.add(mailbox)
 
-    def _tell(self) -> None:
+    def _flush(self) -> None:
         """Tells the event loops of their answers. While a program runs: whoever makes requests of them and this thread need one
         interpreter's lock, and the program does not."""
-        for mailbox in self._laid:
+        for mailbox in self._pending:
             mailbox.tell()
-        self._laid.clear()
-        self._told = True
+        self._pending.clear()
+        self._flushed = True
 
     def _collect(self) -> bool:
         """Takes what callers left; sleeps while there is nothing to do. False once the engine is closing."""
         with self._lock:
             while not self._closing:
-                for lane, ticket in self._inbox:
-                    lane.waiting.append(ticket)
-                for lane, model, params, done in self._updates:
-                    lane.weights.pending[model] = params
-                    self._swaps[lane.name].append(done)
+                for scheduler, sequence in self._inbox:
+                    scheduler.waiting.append(sequence)
+                for scheduler, model, params, done in self._updates:
+                    scheduler.weights.pending[model] = params
+                    self._swaps[scheduler.name].append(done)
                 self._inbox, self._updates = [], []
-                if any(lane.waiting or lane.busy or lane.weights.pending for lane in self._all):
+                if any(scheduler.waiting or scheduler.busy or scheduler.weights.pending for scheduler in self._all):
                     return True
-                self._tell()
+                self._flush()
                 slept = time.perf_counter()
                 self._changed.wait()
                 self._idle_s += time.perf_counter() - slept
             return False
 
-    def _serve(self, lane: Lane) -> None:
+    def _serve(self, scheduler: Scheduler) -> None:
         now = time.monotonic()
-        gone = [t for t in lane.waiting if t.cancelled or t.expired(now)]
+        gone = [t for t in scheduler.waiting if t.cancelled or t.expired(now)]
         if gone:
             left = set(gone)
-            lane.waiting = collections.deque(t for t in lane.waiting if t not in left)
-            for ticket in gone:
-                ticket.answer("cancelled" if ticket.cancelled else "timeout")
-        if lane.can_swap:
-            self._tell()
-            lane.swap()
-            for done in self._swaps[lane.name]:
+            scheduler.waiting = collections.deque(t for t in scheduler.waiting if t not in left)
+            for sequence in gone:
+                sequence.answer("cancelled" if sequence.cancelled else "timeout")
+        if scheduler.can_swap:
+            self._flush()
+            scheduler.swap()
+            for done in self._swaps[scheduler.name]:
                 done.set_result(None)
-            self._swaps[lane.name] = []
+            self._swaps[scheduler.name] = []
         entered = sum(not t.begun for t in gone)
         while True:
-            count, more = lane.admit()
+            count, more = scheduler.admit()
             entered += count
             if not more:
                 break
         if entered:
             with self._lock:
                 self._left_the_queue(entered)
-        lane.step(now)
+        scheduler.step(now)

@@ -13,7 +13,7 @@ MAX_KEPT = 128  # kept ids per token where a nucleus is trained on: 512 bytes a 
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class SamplingParams:
     """How tokens are drawn: temperature, then top-k, then top-p over what is left, then min-p (the order of Hugging Face), then `max_kept`.
 
     Raises `ValueError` naming the field that cannot be.
@@ -42,8 +42,8 @@ class Settings:
         return self.top_k is not None or self.top_p < 1 or self.min_p > 0 or self.max_kept is not None
 
     @classmethod
-    def to_train(cls, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0, min_p: float = 0.0) -> Settings:
-        """Settings whose draws can be trained on: a scorer renormalises over the very set that each token was drawn from.
+    def to_train(cls, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0, min_p: float = 0.0) -> SamplingParams:
+        """SamplingParams whose draws can be trained on: a scorer renormalises over the very set that each token was drawn from.
 
         With a top-k all of its tokens are handed back. A nucleus may be as large as the vocabulary, so at most `MAX_KEPT` tokens of it are
         drawn from: `kept_log_mass` below `log(top_p)` shows where that bound. Without truncation there is nothing to hand back.
@@ -52,7 +52,7 @@ class Settings:
         return dataclasses.replace(plain, max_kept=top_k or MAX_KEPT) if plain.truncates else plain
 
 
-PLAIN = Settings()  # the policy's own distribution
+PLAIN = SamplingParams()  # the policy's own distribution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Request:
     seed: tuple[int, ...]  # each 0 <= n < 2**31
     max_tokens: int  # budget of the response, with its stop token
     model: str = "policy"
-    settings: Settings = PLAIN
+    settings: SamplingParams = PLAIN
     stop_ids: tuple[int, ...] = ()  # a response ends with the first of these, which belongs to it
     stop_strings: tuple[str, ...] = ()  # ... or with the token that completes one of these in the text
     timeout: float | None = None  # seconds from submission; what there is by then comes back as 'timeout'
@@ -78,7 +78,7 @@ class Completion:
     """The answer to a request. Tokens are the ids that were drawn, never re-encoded text (law 1).
 
     Log-probs are those of the parameters that drew each token. Where parameters were exchanged within an answer
-    (`LaneConfig.weight_update="in_flight"`),
+    (`EngineConfig.weight_update="in_flight"`),
     later tokens read the keys and values of earlier ones as the parameters of then wrote them: the log-prob is exact for what was computed,
     and a scorer, which computes all of it with one set of parameters, finds another one. In-flight updates: PipelineRL, arXiv 2509.19128.
     """
@@ -90,7 +90,7 @@ class Completion:
     finish: str  # one of FINISHED: a stop token or string, the budget, `cancel`, the deadline
     version: int  # of the model's parameters: how often they had been set when the first token was drawn
     reused: int = 0  # prompt tokens whose keys and values were still there from an earlier turn
-    kept_ids: Int[np.ndarray, "R M"] | None = None  # with `Settings.max_kept` (M): the tokens each was drawn from, -1 behind them
+    kept_ids: Int[np.ndarray, "R M"] | None = None  # with `SamplingParams.max_kept` (M): the tokens each was drawn from, -1 behind them
     kept_log_mass: Float[np.ndarray, "R"] | None = None  # ... and the log of their probability under softmax(logits / temperature)
     versions: Int[np.ndarray, "R"] | None = None  # of the parameters that drew each token, never falling; None: all are `version`
 

@@ -29,9 +29,9 @@ from marl_llm.models import (
     split_adapters,
     to_cache,
 )
-from marl_llm.sampling.draws import Drawn, draw
-from marl_llm.sampling.requests import PLAIN, Settings
+from marl_llm.sampling.requests import PLAIN, SamplingParams
 from marl_llm.sampling.stops import StopRule
+from marl_llm.sampling.token_sampling import SampledToken, sample_token
 
 
 class Responses(NamedTuple):
@@ -43,7 +43,7 @@ class Responses(NamedTuple):
     sampled_log_probs: Float[Array, "E K R"]  # of the distribution drawn from: tempered and truncated
     entropy: Float[Array, "E K R"]  # of the raw policy, nats
     truncated: Bool[Array, "E K"]  # finish reason: cut at its budget (True) or stopped (False)
-    kept_ids: Int[Array, "E K R M"] | None = None  # with `Settings.max_kept` (M): the tokens each was drawn from, -1 behind them
+    kept_ids: Int[Array, "E K R M"] | None = None  # with `SamplingParams.max_kept` (M): the tokens each was drawn from, -1 behind them
     kept_log_mass: Float[Array, "E K R"] | None = None  # ... and the log of their probability under softmax(logits / temperature)
 
 
@@ -87,7 +87,7 @@ def sample(
     max_tokens: int,
     stop: Any,
     pad_id: int,
-    settings: Settings = PLAIN,
+    settings: SamplingParams = PLAIN,
     budgets: Int[Array, "E K"] | None = None,
 ) -> Responses:
     """Samples K responses of at most `max_tokens` (R) tokens per prompt; prompts are padded on the left.
@@ -97,7 +97,7 @@ def sample(
       prompt: token ids; prompt_where: True on real tokens. The last column must be real.
       keys: one per response, folded (not consumed) with the token position.
       stop: the token or tokens that end a response (integers of Python or NumPy), a `StopRule` with stop strings, or None.
-      settings: how tokens are drawn; `Settings.to_train` where truncated draws are to be scored.
+      settings: how tokens are drawn; `SamplingParams.to_train` where truncated draws are to be scored.
       budgets: most tokens of each response, at least 1 each; None: R for all.
     Returns:
       `Responses`. The loop ends early once every response has ended. All log-probs of a prompt with an id outside the vocabulary are NaN.
@@ -120,7 +120,7 @@ def sample(
     out = _blank_responses(e, k, max_tokens, settings.max_kept, pad_id)
 
     def emit(out: Responses, logits, step, alive, state) -> tuple[Responses, Array, Array, Array]:
-        drawn = draw(logits, fold(keys, step), settings)
+        drawn = sample_token(logits, fold(keys, step), settings)
         state, ended = ends_with(stop, drawn.token, state)
         ended &= alive
         out = _written(out, drawn, step, alive, ended, pad_id)
@@ -172,7 +172,7 @@ def _blank_responses(e: int, k: int, max_tokens: int, width: int | None, pad_id:
 
 
 def _written(
-    out: Responses, drawn: Drawn, step: Int[Array, ""], alive: Bool[Array, "E K"], ended: Bool[Array, "E K"], pad_id: int
+    out: Responses, drawn: SampledToken, step: Int[Array, ""], alive: Bool[Array, "E K"], ended: Bool[Array, "E K"], pad_id: int
 ) -> Responses:
     """The responses with the tokens `[E K]` of a step, where they are alive; `ended` with this token."""
     def put(all_, new):

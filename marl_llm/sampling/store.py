@@ -1,8 +1,8 @@
-"""The pages of one lane's cache on the devices, or of several lanes that draw from one pool (`LaneConfig.block_pool="shared"`).
+"""The pages of one scheduler's cache on the devices, or of several schedulers that draw from one pool (`EngineConfig.block_pool="shared"`).
 
-Lanes of one shape can share a pool: a page of one holds keys and values for another as well. What is free then serves whoever needs it. The
-older request goes first, whichever lane it is in: nobody enters before an older one that lacks pages, and where a chunk lacks pages the
-youngest of all lanes is paused. So the oldest request always goes on.
+Schedulers of one shape can share a pool: a page of one holds keys and values for another as well. What is free then serves whoever needs
+it. The older request goes first, whichever scheduler it is in: nobody enters before an older one that lacks pages, and where a chunk lacks
+pages the youngest of all schedulers is paused. So the oldest request always goes on.
 """
 
 from __future__ import annotations
@@ -15,53 +15,54 @@ from jax.sharding import PartitionSpec as P
 
 from marl_llm.models import SAMPLE, ModelConfig, Pages
 from marl_llm.models.sharding import spec_for
-from marl_llm.sampling.pages import init_pages, page_bytes
+from marl_llm.sampling.model_runner import init_pages, page_bytes
 from marl_llm.sampling.pool import PagePool
-from marl_llm.sampling.tickets import LaneConfig, Ticket
+from marl_llm.sampling.sequences import EngineConfig, SequenceState
 
 PAGE = {"tpu": 128, "gpu": 64}  # tokens of a page; a TPU's lanes are 128 wide. Elsewhere 16: a page costs what it holds
 
 
 class PoolShape(NamedTuple):
-    """Lanes for which this is equal can share a pool."""
+    """Schedulers for which this is equal can share a pool."""
 
     layers: int
     key_value_heads: int
     head_dim: int
     compute_dtype: str
-    sizes: LaneConfig
+    sizes: EngineConfig
     stacked: bool
 
 
-def shape_of(config: ModelConfig, sizes: LaneConfig, stacked: bool = False) -> PoolShape:
-    """Of a lane."""
+def shape_of(config: ModelConfig, sizes: EngineConfig, stacked: bool = False) -> PoolShape:
+    """Of a scheduler."""
     return PoolShape(config.layers, config.key_value_heads, config.head_dim, config.compute_dtype, sizes, stacked)
 
 
 @runtime_checkable
 class Tenant(Protocol):
-    """What a store asks of a lane."""
+    """What a store asks of a scheduler."""
 
     starved: int | None
-    entering: list[Ticket]
-    living: list[Ticket]
+    prefilling: list[SequenceState]
+    running: list[SequenceState]
 
 
 class PageStore:
     """Pages in `parts` of the devices, with a pool each. Not thread-safe: the engine's thread owns it.
 
     Args:
-      name: for errors. config, sizes, stacked: of each lane, as far as `shape_of` goes. count: of lanes; the pages are so many times more.
+      name: for errors. config, sizes, stacked: of each scheduler, as far as `shape_of` goes.
+      count: of schedulers; the pages are so many times more.
 
     Attributes:
       page: tokens of a page. page_bytes: of one, all layers. longest: pages that a request needs at most.
       pages: of all layers, on the devices; programs donate them. pools: who holds which, by part.
-      lanes: that draw from here.
+      schedulers: that draw from here.
     """
 
-    def __init__(self, name: str, config: ModelConfig, sizes: LaneConfig, mesh: Mesh | None, count: int = 1, stacked: bool = False):
+    def __init__(self, name: str, config: ModelConfig, sizes: EngineConfig, mesh: Mesh | None, count: int = 1, stacked: bool = False):
         self.mesh, self._models = mesh, 0
-        self.lanes: list[Tenant] = []
+        self.schedulers: list[Tenant] = []
         ways = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
         self.parts = ways if sizes.max_num_seqs % ways == 0 else 1
         self.platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
@@ -85,9 +86,9 @@ class PageStore:
             pages = jax.device_put(pages, NamedSharding(self.mesh, spec))
         self.pages = pages
 
-    def join(self, lane: Tenant, models: int) -> int:
-        """A further lane with so many models; the number of its first one in the pools."""
-        self.lanes.append(lane)
+    def join(self, scheduler: Tenant, models: int) -> int:
+        """A further scheduler with so many models; the number of its first one in the pools."""
+        self.schedulers.append(scheduler)
         self._models += models
         return self._models - models
 
@@ -99,19 +100,19 @@ class PageStore:
     @property
     def reserve(self) -> int:
         """Pages to leave to those that decode: one for each that may yet need another."""
-        return sum(len(ticket.nodes) * self.page < ticket.longest for lane in self.lanes for ticket in lane.living)
+        return sum(len(sequence.nodes) * self.page < sequence.longest for scheduler in self.schedulers for sequence in scheduler.running)
 
-    def waits(self, ticket: Ticket) -> bool:
-        """Whether an older request of another lane lacks pages."""
-        return any(lane.starved is not None and lane.starved < ticket.number for lane in self.lanes)
+    def waits(self, sequence: SequenceState) -> bool:
+        """Whether an older request of another scheduler lacks pages."""
+        return any(scheduler.starved is not None and scheduler.starved < sequence.number for scheduler in self.schedulers)
 
-    def youngest(self, part: int) -> tuple[Tenant, Ticket]:
+    def youngest(self, part: int) -> tuple[Tenant, SequenceState]:
         """Of all that hold pages of a part, the last that was submitted."""
-        held = ((lane, ticket) for lane in self.lanes for ticket in (*lane.entering, *lane.living) if ticket.part == part)
-        return max(held, key=lambda one: one[1].number)
+        held = ((scheduler, sequence) for scheduler in self.schedulers for sequence in (*scheduler.prefilling, *scheduler.running))
+        return max((one for one in held if one[1].part == part), key=lambda one: one[1].number)
 
     def held(self) -> tuple[int, int]:
         """Pages that have an owner, and the tokens that are needed of them (shared ones once)."""
-        tickets = [ticket for lane in self.lanes for ticket in (*lane.entering, *lane.living)]
-        tokens = {(t.part, node.page): len(node.tokens) for t in tickets for node in t.nodes}
+        sequences = [sequence for scheduler in self.schedulers for sequence in (*scheduler.prefilling, *scheduler.running)]
+        tokens = {(t.part, node.page): len(node.tokens) for t in sequences for node in t.nodes}
         return sum(pool.owned for pool in self.pools), sum(tokens.values())

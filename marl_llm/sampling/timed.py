@@ -1,4 +1,4 @@
-"""What the programs of a lane cost: seconds of each kind, and the first run of each shape, which compiles it."""
+"""What the programs of a scheduler cost: seconds of each kind, and the first run of each shape, which compiles it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Timed:
     """Counts the seconds of a program in `stats`, and logs the first run of each shape.
 
     Args:
-      name: of the lane.
+      name: of the scheduler.
       stats: gets `<kind>_s`, and of first runs `compilations` and `compile_s` instead; `shape[0]` is the kind.
       shapes: that ran before; gets this one.
     """

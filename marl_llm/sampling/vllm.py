@@ -24,9 +24,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from marl_llm.models import ModelConfig, log_prob_gap_bound, log_probs, save_pretrained
 from marl_llm.sampling.engine import Engine, EngineError, Handle
-from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
+from marl_llm.sampling.requests import Completion, Request, RequestError, SamplingParams
+from marl_llm.sampling.sequences import EngineConfig
 from marl_llm.sampling.stops import stop_rule
-from marl_llm.sampling.tickets import LaneConfig
 from marl_llm.text import Tokenizer
 from marl_llm.tools.chat import BackendError
 from marl_llm.tools.vllm import Asked, SampledIds, VllmClient, VllmServer
@@ -40,7 +40,7 @@ def confirmed_gap(dtype: str) -> float:
     return max(1e-3, log_prob_gap_bound(dtype))
 
 
-def check_settings(settings: Settings) -> None:
+def check_settings(settings: SamplingParams) -> None:
     """Raises `ValueError` for draws of which a server does not tell all that is kept of a sample."""
     if settings.truncates or settings.temperature not in (0, 1):
         raise ValueError(
@@ -88,7 +88,7 @@ class VllmSampler:
         server: VllmServer,
         key: Key[Array, ""],
         *,
-        sizes: LaneConfig,
+        sizes: EngineConfig,
         tokenizer: Tokenizer | None = None,
     ):
         self.name, self.config, self.sizes, self.tokenizer = name, dataclasses.replace(config, value_head=False), sizes, tokenizer
@@ -114,21 +114,21 @@ class VllmSampler:
         asked, version = self._asked(request), self.version
         return self._completion(request, (await self._client.generate(asked)).outcome(), version)
 
-    def submit(self, request: Request, heard: Callable[[np.ndarray | None], None] | None = None) -> Future[Completion]:
-        """See `Engine.submit`; `heard` gets the whole answer at once. The future's `result` raises as `generate` does."""
+    def submit(self, request: Request, on_tokens: Callable[[np.ndarray | None], None] | None = None) -> Future[Completion]:
+        """See `Engine.submit`; `on_tokens` gets the whole answer at once. The future's `result` raises as `generate` does."""
         asked, version, done = self._asked(request), self.version, Future()
 
         def answered(found: Future) -> None:
             if done.set_running_or_notify_cancel():
                 try:
                     completion = self._completion(request, found.result().outcome(), version)
-                    if heard is not None:
-                        heard(completion.tokens)
+                    if on_tokens is not None:
+                        on_tokens(completion.tokens)
                     done.set_result(completion)
                 except BaseException as error:  # for whoever waits for it
                     done.set_exception(error)
-            if heard is not None:
-                heard(None)
+            if on_tokens is not None:
+                on_tokens(None)
 
         self._client.submit(asked).add_done_callback(answered)
         return done
@@ -233,9 +233,9 @@ class Samplers:
         """See `Engine.generate` and `VllmSampler.generate`."""
         return await self._of(request.model).generate(request)
 
-    def submit(self, request: Request, heard: Callable[[np.ndarray | None], None] | None = None) -> Handle | Future[Completion]:
+    def submit(self, request: Request, on_tokens: Callable[[np.ndarray | None], None] | None = None) -> Handle | Future[Completion]:
         """See `Engine.submit` and `VllmSampler.submit`."""
-        return self._of(request.model).submit(request, heard)
+        return self._of(request.model).submit(request, on_tokens)
 
     def set_params(self, model: str, params: dict) -> None:
         """See `Engine.set_params` and `VllmSampler.set_params`."""

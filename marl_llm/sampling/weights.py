@@ -1,4 +1,4 @@
-"""What a lane of the engine samples from: one model's parameters, or one frozen base with the adapters of several models.
+"""What a scheduler of the engine samples from: one model's parameters, or one frozen base with the adapters of several models.
 
 Models whose parameters carry adapters (`marl_llm.models.lora.attach`) on the very same base are served together: the base lies on the
 devices once, rows of all of them decode in one program, and each row chooses its adapters (batched adapters, as in S-LoRA, arXiv
@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from marl_llm.models import SAMPLE, ModelConfig, compute_copy, is_stacked, use_rules
 from marl_llm.models.serving import serving_copy
 from marl_llm.models.sharding import path_name
-from marl_llm.sampling.tickets import LaneConfig, bucket
+from marl_llm.sampling.sequences import EngineConfig, bucket
 from marl_llm.text import Tokenizer
 
 
@@ -39,7 +39,7 @@ def served_stacked(config: ModelConfig, params: dict, mesh: Mesh | None) -> bool
 
 
 class Weights:
-    """What one lane serves, and what is to take its place.
+    """What one scheduler serves, and what is to take its place.
 
     Args:
       models: name -> parameters in any layout; several only if all carry adapters on the same base.
@@ -143,12 +143,12 @@ def _exchanged(stacked: dict, new: dict, index) -> dict:
 
 def grouped(
     models: Mapping[str, tuple[ModelConfig, dict]],
-    sizes: Callable[[str], LaneConfig],
+    sizes: Callable[[str], EngineConfig],
     tokenizers: Mapping[str, Tokenizer],
-) -> list[tuple[dict[str, dict], ModelConfig, LaneConfig, Tokenizer | None]]:
-    """Which models share a lane: those of one shape and size that carry one pair of adapters each on the same `base` object.
+) -> list[tuple[dict[str, dict], ModelConfig, EngineConfig, Tokenizer | None]]:
+    """Which models share a scheduler: those of one shape and size that carry one pair of adapters each on the same `base` object.
 
-    A common lane has the slots and the bytes of its models together.
+    A common scheduler has the slots and the bytes of its models together.
     """
     found: dict[tuple, list[str]] = {}
     for name, (config, params) in models.items():

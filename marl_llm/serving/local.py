@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from marl_llm.models import is_stacked, load_pretrained, read_config, stack_layers
 from marl_llm.models.serving import is_large
-from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.sampling import Engine, EngineConfig
 from marl_llm.sampling.requests import RequestError
 from marl_llm.serving.policy import policy_answers
 from marl_llm.text import load_chat, template_options
@@ -61,7 +61,7 @@ class LocalModel:
         chat = speech or load_chat(path, template_options(thinking))
         if max_prompt is None:
             max_prompt = max(1, min(MAX_PROMPT, config.max_position - max_tokens))
-        sizes = LaneConfig(max_num_seqs, prompt_tokens=max_prompt, response_tokens=max_tokens, admit=min(max_num_seqs, 16))
+        sizes = EngineConfig(max_num_seqs, prompt_tokens=max_prompt, response_tokens=max_tokens, admit=min(max_num_seqs, 16))
         models = {name: (config, {"base": params, "lora": {}} if self._lies else params)}
         del params
         self._engine = Engine(models, jax.random.key(0), sizes=sizes, tokenizers={name: chat.tokenizer})

@@ -11,7 +11,7 @@ import queue
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_llm.sampling.requests import Completion, Request, RequestError, Settings
+from marl_llm.sampling.requests import Completion, Request, RequestError, SamplingParams
 from marl_llm.serving.certain import CertainText, text_before
 from marl_llm.serving.tool_messages import call_of, said_by
 from marl_llm.text import Reply, ToolCall, pieces_of, unknown_words
@@ -147,11 +147,11 @@ class PolicyAnswers:
             handles = [self.engine.submit(one) for one in requests]
             return [self._reply(asked, one, talk, handle.result()) for one, handle in zip(requests, handles, strict=True)]
         chunks: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in requests]
-        handles = [self.engine.submit(one, heard.put) for one, heard in zip(requests, chunks, strict=True)]
+        handles = [self.engine.submit(one, on_tokens.put) for one, on_tokens in zip(requests, chunks, strict=True)]
         replies = []
         try:
-            for draw, (one, heard, handle) in enumerate(zip(requests, chunks, handles, strict=True)):
-                said = self._say(asked, talk, one, heard, functools.partial(say, draw))
+            for draw, (one, on_tokens, handle) in enumerate(zip(requests, chunks, handles, strict=True)):
+                said = self._say(asked, talk, one, on_tokens, functools.partial(say, draw))
                 reply = self._reply(asked, one, talk, handle.result())
                 if rest := _unsaid(said, reply, talk is not None):
                     say(draw, rest)
@@ -211,7 +211,7 @@ class PolicyAnswers:
         if self.over_budget == "refuse" and (options.max_tokens or 0) > self.max_tokens:
             most = f"a reply of {self.model!r} has at most {self.max_tokens}"
             raise RequestError(f"request refused: max_tokens={options.max_tokens}, but {most}")
-        settings = Settings(
+        settings = SamplingParams(
             temperature=1.0 if options.temperature is None else float(options.temperature),
             top_p=1.0 if options.top_p is None else float(options.top_p),
         )

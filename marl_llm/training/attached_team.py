@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_llm.sampling.requests import Settings
+from marl_llm.sampling.requests import SamplingParams
 from marl_llm.serving import PolicyAnswers, policy_answers
 from marl_llm.serving.episodes import EpisodeServer, ForeignEpisode
 from marl_llm.tools.results import FailureKind
@@ -50,7 +50,7 @@ class AttachedTeam(HostedTeam):
         self,
         engine: CurrentEngine | None,
         assignment: Assignment,
-        settings: Settings,
+        settings: SamplingParams,
         branching: Mapping[str, int] | None = None,
         pick: str | None = None,
         workflow: Workflow | None = None,
@@ -96,7 +96,7 @@ class ProgramController:
         assignment: Assignment,
         engine: CurrentEngine | None,
         speech: Mapping[str, Speech],
-        settings: Settings,
+        settings: SamplingParams,
         options: AttachOptions,
     ):
         for role in world.workflow.roles:

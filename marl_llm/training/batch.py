@@ -80,7 +80,7 @@ class Rows(NamedTuple):
     turn: Int[Array, "G"]
     play: Int[Array, "G"]  # which play of the instance
     where: Bool[Array, "G"]
-    kept_ids: Int[Array, "G K R M"] | None = None  # where the recipe truncates: see `marl_llm.sampling.Settings.to_train`
+    kept_ids: Int[Array, "G K R M"] | None = None  # where the recipe truncates: see `marl_llm.sampling.SamplingParams.to_train`
     truncated: Bool[Array, "G K"] | None = None  # responses that their budget ended
     credit: Float[Array, "G"] | None = None  # where the recipe replays: see `marl_llm.rollout.credit`
 

@@ -19,7 +19,7 @@ from marl_llm.evaluation import Evaluation, Outcome, episode
 from marl_llm.games import Game, speaking_order, split_index
 from marl_llm.models import SAMPLE, param_shardings
 from marl_llm.rollout import Player, model_player, scripted_player
-from marl_llm.sampling import Settings
+from marl_llm.sampling import SamplingParams
 from marl_llm.training.batch import Batch, from_pool
 from marl_llm.training.learner import PROGRAMS, ModelSpec
 from marl_llm.training.packing import Tokens
@@ -108,7 +108,7 @@ class CompiledTeam(Team):
     def _played(self, step: int, first: int, count: int) -> Played:
         recipe, roles = self.options.recipe, tuple(self.assignment.roles.items())
         configs = tuple((name, learner.config) for name, learner in self.learners.items())
-        how = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
+        how = SamplingParams.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
         run = _training_rollout(self.game, self.mesh, count, roles, configs, how, tuple(sampling_of(recipe).items()))
         params = self._sampled_from({name: learner.params for name, learner in self.learners.items()})
         return run(params, jnp.int32(first), self._data_key, step=jnp.int32(step))
@@ -237,7 +237,7 @@ class CompiledTeam(Team):
 
 @functools.lru_cache(PROGRAMS)
 def _training_rollout(
-    game: Game, mesh: Mesh, count: int, roles: tuple[tuple[str, str], ...], configs: tuple, how: Settings, sampling: tuple
+    game: Game, mesh: Mesh, count: int, roles: tuple[tuple[str, str], ...], configs: tuple, how: SamplingParams, sampling: tuple
 ) -> Callable:
     """Of roles as (role, model), and shapes as (model, config)."""
     def player_of(params):

@@ -24,8 +24,8 @@ from marl_llm.algorithms import Recipe
 from marl_llm.coaching import Coaching, check_coached, check_missing
 from marl_llm.coaching.figures import coach_figures
 from marl_llm.evaluation import Evaluation, Outcome
-from marl_llm.sampling import Engine, LaneConfig, Samplers, pick_by_identity
-from marl_llm.sampling.requests import Generator, Settings
+from marl_llm.sampling import Engine, EngineConfig, Samplers, pick_by_identity
+from marl_llm.sampling.requests import Generator, SamplingParams
 from marl_llm.serving import PolicyAnswers, policy_answers
 from marl_llm.training import processes
 from marl_llm.training.batch import Batch, from_table, imitated
@@ -148,7 +148,7 @@ class HostedTeam(Team):
         if recipe.joint == "cross":
             check_cross(world.workflow)
         branching = branching_of(recipe, assignment)
-        drawn = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
+        drawn = SamplingParams.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
         try:
             self._training = self._controller(self._current, assignment, drawn, branching, recipe.pick if branching else None, trained)
         except WorkflowError:
@@ -186,10 +186,10 @@ class HostedTeam(Team):
         models = {name: (learner, self._sampled(name)) for name, learner in self.learners.items()}
         return samplers(models, self._engine, self._engine_key, self._sizes(1, self.mesh))
 
-    def _sizes(self, models: int, mesh: Mesh) -> LaneConfig:
+    def _sizes(self, models: int, mesh: Mesh) -> EngineConfig:
         """What the roles of each of `models` on a mesh may read and say."""
         roles, o = self.world.workflow.roles, self._options
-        return LaneConfig(
+        return EngineConfig(
             max_num_seqs=o.max_num_seqs,
             prompt_tokens=max(role.max_prompt for role in roles.values()),
             response_tokens=max(role.max_tokens for role in roles.values()),
@@ -217,7 +217,7 @@ class HostedTeam(Team):
         self,
         engine: Generator | None,
         assignment: Assignment,
-        settings: Settings,
+        settings: SamplingParams,
         branching: Mapping[str, int] | None = None,
         pick: str | None = None,
         workflow: Workflow | None = None,
@@ -375,7 +375,7 @@ class HostedTeam(Team):
             raise WorkflowError(f"world {self.world.workflow.name!r} has no scripted player to imitate: start from checkpoints instead")
         players = {name: Scripted(self.world.script) for name in self.learners}
         teachers = Assignment(self.assignment.roles, {**self.assignment.models, **players})
-        with self._controller(None, teachers, Settings()) as controller:
+        with self._controller(None, teachers, SamplingParams()) as controller:
             rollout = self._shared(controller, self.world.tasks("train", step * count, count), step, 1)
         return imitated(sample_table(rollout, training=()))
 
@@ -404,7 +404,7 @@ class HostedTeam(Team):
         if self._over is not None:
             self._over.wait()
         engine, names, players = self._players(table, models)
-        settings = Settings(temperature=float(temperature))
+        settings = SamplingParams(temperature=float(temperature))
         with self._controller(engine, Assignment(names, players), settings) as controller:
             rollout = self._shared(controller, self.world.tasks(split, first, tasks), EVALUATION, plays)
         samples = sample_table(rollout, training=())

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from marl_llm.algorithms import Recipe
-from marl_llm.sampling.tickets import WEIGHT_UPDATES
+from marl_llm.sampling.sequences import WEIGHT_UPDATES
 from marl_llm.training import processes
 from marl_llm.training.mesh import own_mesh
 from marl_llm.workflows import Controller, Rollout, Task, WorkflowError

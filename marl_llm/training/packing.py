@@ -28,7 +28,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from marl_llm.errors import UserError
-from marl_llm.sampling.tickets import bucket
+from marl_llm.sampling.sequences import bucket
 
 ROWS = 16  # per device at least, where empty rows are not computed
 SAMPLE_PLACES = 2**17  # samples x targets of a row, up to which places for samples cost next to nothing

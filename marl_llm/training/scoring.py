@@ -27,7 +27,7 @@ from marl_llm.models import (
     score_hidden,
     score_packed,
 )
-from marl_llm.sampling.tickets import eighths
+from marl_llm.sampling.sequences import eighths
 from marl_llm.training.mesh import data_axis, gathered, over_data, update_options
 from marl_llm.training.packing import PackedRows, Tokens
 from marl_llm.training.processes import fetch

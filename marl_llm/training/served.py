@@ -11,10 +11,10 @@ from jaxtyping import Array, Key
 
 from marl_llm.algorithms import Recipe
 from marl_llm.models.serving import is_large
-from marl_llm.sampling import Engine, LaneConfig, Samplers, Settings, VllmSampler
+from marl_llm.sampling import Engine, EngineConfig, Samplers, SamplingParams, VllmSampler
 from marl_llm.sampling.requests import Completion, Request
+from marl_llm.sampling.sequences import BLOCK_POOLS
 from marl_llm.sampling.store import shape_of
-from marl_llm.sampling.tickets import BLOCK_POOLS
 from marl_llm.sampling.vllm import check_settings
 from marl_llm.training import processes
 from marl_llm.training.learner import Learner
@@ -59,7 +59,7 @@ def check_served(name: str, recipe: Recipe, trains: bool = True, processes: int 
             "(or mask)"
         )
     try:
-        check_settings(Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p))
+        check_settings(SamplingParams.to_train(recipe.temperature, recipe.top_k, recipe.top_p))
     except ValueError as error:
         raise WorkflowError(f"model {name!r}: recipe {recipe.name!r} has {error}") from error
 
@@ -121,11 +121,11 @@ def check_pool(learners: Mapping[str, Learner], how: str, together: Collection[s
     draws for on the same devices, have pages of one shape. `together`: names whose adapters lie on one base, which have one pool anyway."""
     if how not in BLOCK_POOLS:
         raise WorkflowError(f"play.block_pool={how!r} is unknown; the ways are {', '.join(BLOCK_POOLS)}")
-    lanes = {
-        (id(one.base) if name in together else name, one.mesh, *shape_of(one.config, LaneConfig()))
+    schedulers = {
+        (id(one.base) if name in together else name, one.mesh, *shape_of(one.config, EngineConfig()))
         for name, one in learners.items() if one.spec.sampler is None
     }  # fmt: skip
-    if how == "shared" and len({lane[1:] for lane in lanes}) == len(lanes):
+    if how == "shared" and len({scheduler[1:] for scheduler in schedulers}) == len(schedulers):
         raise WorkflowError(
             "play.block_pool='shared' would have no effect: no two models on the same devices have as many layers, key/value heads and "
             "dimensions of a head in one compute dtype; leave it out"
@@ -155,7 +155,7 @@ def cache_bytes(gib: float | None, models: int, mesh: Mesh) -> int:
     return max(1, int(each * mesh.size / models))
 
 
-def samplers(models: Models, engine: Callable[[Models], Engine | Samplers], key: Key[Array, ""], sizes: LaneConfig) -> Engine | Samplers:
+def samplers(models: Models, engine: Callable[[Models], Engine | Samplers], key: Key[Array, ""], sizes: EngineConfig) -> Engine | Samplers:
     """Whoever draws for these models; `engine` makes one for those without a server. Raises `EngineError` if a server cannot be used."""
     here = {name: found for name, found in models.items() if found[0].spec.sampler is None}
     if len(here) == len(models):

@@ -32,7 +32,7 @@ from marl_llm.algorithms import Samples, needs
 from marl_llm.evaluation import Evaluation, Outcome
 from marl_llm.games import split_index
 from marl_llm.rollout import model_player, scripted_player
-from marl_llm.sampling import Settings
+from marl_llm.sampling import SamplingParams
 from marl_llm.training.batch import Pool, by_identity, columns_of, from_pool
 from marl_llm.training.compiled import CHUNK, DEMONSTRATIONS, CompiledTeam
 from marl_llm.training.distillation import Frozen
@@ -291,7 +291,7 @@ def stacked_rows(rows: Sequence[PackedRows]) -> PackedRows:
 
 @functools.lru_cache(PROGRAMS)
 def _training_rollouts(game, mesh: Mesh, count: int, roles: tuple, configs: tuple, recipe) -> Callable:
-    settings = Settings.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
+    settings = SamplingParams.to_train(recipe.temperature, recipe.top_k, recipe.top_p)
 
     def player_of(params):
         return model_player(game, dict(roles), dict(configs), params, settings)

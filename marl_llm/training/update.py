@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 
 from marl_llm.algorithms import Recipe, Samples, advantages_for, count_for, entropy_threshold, needs, value_targets_for
 from marl_llm.models import TRAIN, LoraConfig, ModelConfig, TokenScores, score_packed
-from marl_llm.sampling.tickets import bucket
+from marl_llm.sampling.sequences import bucket
 from marl_llm.training.batch import by_identity, columns_of, rows_of
 from marl_llm.training.critic import critic_loss, explained_variance
 from marl_llm.training.distillation import Frozen, Teaching, add_distillation, agents_beside, score_taught

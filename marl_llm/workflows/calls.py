@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_llm.sampling.requests import Request, RequestError, Settings
+from marl_llm.sampling.requests import Request, RequestError, SamplingParams
 from marl_llm.text import Message, ToolCall
 from marl_llm.text.rendering import TemplateError
 from marl_llm.tools.results import FailureKind, InfrastructureError, ToolResult
@@ -50,7 +50,7 @@ class Speaker:
         speech: Mapping[str, Speech],
         threads: Threads,
         coroutines: Coroutines,
-        settings: Settings | None = None,
+        settings: SamplingParams | None = None,
     ):
         self._workflow, self._assignment, self._generator = workflow, assignment, generator
         self._speech, self._settings = speech, settings

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from marl_llm.activity import doing
-from marl_llm.sampling.requests import Generator, Settings
+from marl_llm.sampling.requests import Generator, SamplingParams
 from marl_llm.tools.results import FailureKind
 from marl_llm.tools.waiting import Expired, within
 from marl_llm.workflows.assignment import Assignment, Inside
@@ -98,7 +98,7 @@ class Controller:
         call that is late leaves its thread behind, and another takes its place (`workflows.threads`).
       draw: decides for `pick="random"`, see `play.Draw`; `sampling.pick_by_identity` of the generator's key draws as compiled play does.
       calls: of each async tool at a time; the others wait, and their deadline begins with them (`workflows.coroutines`).
-      settings: how tokens are drawn, in place of the roles' own, e.g. `Settings(temperature=0)` for a greedy evaluation.
+      settings: how tokens are drawn, in place of the roles' own, e.g. `SamplingParams(temperature=0)` for a greedy evaluation.
 
     Raises:
       WorkflowError: an unassigned role, a policy without speech, a role that branches where it cannot.
@@ -116,7 +116,7 @@ class Controller:
         concurrency: int = 1024,
         threads: int = 32,
         calls: int = LIMIT,
-        settings: Settings | None = None,
+        settings: SamplingParams | None = None,
         pick: str | None = None,
         alpha: float | int = 1.0,
         local_weight: float | int = 1.0,

@@ -14,7 +14,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from marl_llm.sampling.requests import Settings
+from marl_llm.sampling.requests import SamplingParams
 from marl_llm.text import Message
 from marl_llm.untrusted import REPLACEMENT, Bounds, read_text, read_value
 from marl_llm.workflows.errors import FormatError, WorkflowError
@@ -126,7 +126,7 @@ class Role:
     max_prompt: int = 4096
     trim: str | None = None
     trim_from: str = "end"
-    settings: Settings = Settings()
+    settings: SamplingParams = SamplingParams()
     stop: tuple[str, ...] = ()
     continues: bool = False
     observation: str = ""

@@ -23,8 +23,8 @@ from marl_llm.planning.plan_table import measured_lines, table
 from marl_llm.planning.program_costs import ProgramText
 from marl_llm.planning.programs import _update_flops, plan
 from marl_llm.runs.command import ConfigError
-from marl_llm.sampling import LaneConfig
-from marl_llm.sampling.pages import page_bytes
+from marl_llm.sampling import EngineConfig
+from marl_llm.sampling.model_runner import page_bytes
 from marl_llm.training import make_mesh, roofline
 from marl_llm.training.mesh import serving_mesh
 
@@ -329,7 +329,7 @@ def test_the_engines_programs_are_planned_as_it_calls_them(monkeypatch):
     config = ModelConfig(
         vocab_size=64, width=64, layers=3, query_heads=4, key_value_heads=2, head_dim=16, feed_forward=128, compute_dtype="bfloat16"
     )
-    sizes, mesh = LaneConfig(16, 64, 16, 4, admit=4, page=8), make_mesh(1, 4, 2)
+    sizes, mesh = EngineConfig(16, 64, 16, 4, admit=4, page=8), make_mesh(1, 4, 2)
     programs = engine_programs(config, mesh, sizes, 2**20, branches=4)
     assert set(programs.lowered) == {"decode", "admit", "swap"}
     assert programs.groups == 1  # 16 slots over four devices
@@ -366,14 +366,14 @@ def test_the_engines_programs_are_planned_as_it_calls_them(monkeypatch):
 def test_of_a_gpus_decode_steps_no_reads_are_said():
     """What its cache keeps is not in a program's text."""
     config = ModelConfig(vocab_size=64, width=32, layers=1, query_heads=2, key_value_heads=1, head_dim=16, feed_forward=32)
-    sizes, said = LaneConfig(4, 128, 32, 4), []
+    sizes, said = EngineConfig(4, 128, 32, 4), []
     for where, longest in (("gpu", 192), ("cpu", 160)):  # a request of 160 tokens, in pages of 64 and of 16
         with for_platform(where):
             engine = engine_figures(config, make_mesh(1), sizes, 2**20, 2)
             said.append(measured_lines({"engine": engine, "moments": dict.fromkeys(("decode", "admit", "swap"), 0)})[-1])
             assert ("read" in engine) == (where == "cpu")
             assert engine["pool"] == 4 * longest * page_bytes(config, 1)
-    assert said[0].startswith("  a decode step needs 0.00 GB of weights and living cache (2 prompts with their responses)")
+    assert said[0].startswith("  a decode step needs 0.00 GB of weights and running cache (2 prompts with their responses)")
     assert re.match(r"  a decode step reads .* GB where", said[1])
 
 

@@ -12,7 +12,7 @@ from marl_llm.games import Game, JointLetter, PlanPath, Sokoban, Sudoku
 from marl_llm.games.hosted import TextBudget, hosted
 from marl_llm.models import ModelConfig, init_params
 from marl_llm.rollout import model_player, play, scripted_player
-from marl_llm.sampling import Engine, LaneConfig, pick_by_identity
+from marl_llm.sampling import Engine, EngineConfig, pick_by_identity
 from marl_llm.text import ByteTokenizer
 from marl_llm.workflows import Assignment, Controller, Outside, PlainText, RolloutError, Scripted, WorkflowError, shared
 from marl_llm.workflows.replay import replay
@@ -113,7 +113,7 @@ def played(name):
 
     rollout, instances = compiled(game, player, trajectories=K)
     world = hosted(game, KEY)
-    sizes = LaneConfig(
+    sizes = EngineConfig(
         max_num_seqs=2 if name == "tally" else 1, prompt_tokens=16, response_tokens=4, decode_steps=4, admit=1, reuse=1000
     )  # few shapes
     with Engine({"policy": (config, params)}, jax.random.split(KEY)[1], sizes=sizes) as engine:

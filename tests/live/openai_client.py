@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from marl_llm.models import init_params, make_model_config
-from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.sampling import Engine, EngineConfig
 from marl_llm.serving import ChatServer, policy_answers
 from marl_llm.text import ByteTokenizer
 from marl_llm.workflows import PlainText
@@ -30,7 +30,7 @@ CLIENTS = 200
 def served(tmp_path_factory):
     """A tiny random model behind a server that records; the server and its file."""
     config = make_model_config("nano", SPEECH.tokenizer.vocab_size)
-    sizes = LaneConfig(max_num_seqs=16, prompt_tokens=64, response_tokens=16, decode_steps=4)
+    sizes = EngineConfig(max_num_seqs=16, prompt_tokens=64, response_tokens=16, decode_steps=4)
     file = tmp_path_factory.mktemp("record") / "plays.jsonl"
     models = {"coder": (config, init_params(config, jax.random.key(0)))}
     with Engine(models, jax.random.key(1), sizes=sizes, tokenizers={"coder": SPEECH.tokenizer}) as engine:

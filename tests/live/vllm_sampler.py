@@ -23,7 +23,7 @@ import pytest
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import ModelConfig, init_params, log_probs, save_pretrained
-from marl_llm.sampling import EngineError, LaneConfig, Request, VllmSampler
+from marl_llm.sampling import EngineConfig, EngineError, Request, VllmSampler
 from marl_llm.text import train_pieces
 from marl_llm.tools import VllmServer
 from marl_llm.training import LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer, make_team
@@ -143,7 +143,7 @@ def learned(one, steps):
 
 
 def test_the_log_probs_of_long_answers_are_the_scorers_and_seeds_draw_again(server, tmp_path):
-    sizes = LaneConfig(max_num_seqs=16, prompt_tokens=32, response_tokens=128)
+    sizes = EngineConfig(max_num_seqs=16, prompt_tokens=32, response_tokens=128)
     sampler = VllmSampler("policy", SHAPE, PARAMS, VllmServer(server.url, str(tmp_path)), jax.random.key(1), sizes=sizes)
     try:
         asked = [Request((1, 2, 3 + i % 5), (0, i), 128, stop_ids=(9,) if i % 2 else ()) for i in range(16)]
@@ -173,7 +173,7 @@ def chances(prefix, params=PARAMS):
 
 def test_draws_have_the_distribution_that_is_told_also_behind_each_other(server, tmp_path):
     """Log-probs may be right while draws are not: counted against the scorer's distribution, and the second token given the first."""
-    sizes, prompt, count = LaneConfig(max_num_seqs=32, prompt_tokens=8, response_tokens=4), (1, 2, 3), 4000
+    sizes, prompt, count = EngineConfig(max_num_seqs=32, prompt_tokens=8, response_tokens=4), (1, 2, 3), 4000
     sampler = VllmSampler("policy", SHAPE, PARAMS, VllmServer(server.url, str(tmp_path)), jax.random.key(1), sizes=sizes)
     try:
         pending = [sampler.submit(Request(prompt, (0, i // 4, 0, i % 4), 3)) for i in range(count)]

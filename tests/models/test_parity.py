@@ -15,7 +15,7 @@ import pytest
 from marl_llm.models import Decoder, load_pretrained, log_probs, prompt_mask, prompt_positions, stack_layers
 from marl_llm.models.checkpoint_names import weight_of
 from marl_llm.models.sharding import path_name
-from marl_llm.sampling import Settings, sample
+from marl_llm.sampling import SamplingParams, sample
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "parity"
 NAMES = sorted(p.name for p in DATA.iterdir() if p.is_dir())
@@ -84,7 +84,7 @@ def test_two_hundred_tokens_in_both_layouts(name):
 def test_greedy_generations_are_equal(name):
     config, params, ref = model(name)
     ids, where = jnp.asarray(ref["ids_left"]), jnp.asarray(ref["mask_left"].astype(bool))
-    run = functools.partial(sample, config, max_tokens=32, pad_id=0, settings=Settings(0.0))
+    run = functools.partial(sample, config, max_tokens=32, pad_id=0, settings=SamplingParams(0.0))
     keys = jax.random.split(jax.random.key(0), (4, 1))
     free = jax.jit(lambda p, stop: run(p, ids, where, keys, stop=stop), static_argnums=1)
     out = free(params, None)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import marl_llm as ml
-from marl_llm import hints, old_names
+from marl_llm import hints, old_names, sampling
 from marl_llm.algorithms import FIELDS, make_recipe
 from marl_llm.algorithms.recipes import with_loss
 from marl_llm.reporting import read_metrics
@@ -66,6 +66,13 @@ def runs(tmp_path_factory):
     shutil.copytree(folder / "new", folder / "old")
     make_old(folder / "old")
     return folder / "new", folder / "old"
+
+
+def test_an_old_name_of_the_engine_is_told_the_new_one():
+    for old, new in old_names.ENGINE_NAMES.items():
+        assert hasattr(sampling, new)
+        with pytest.raises(AttributeError, match=f"{old} is called {new} now"):
+            getattr(sampling, old)
 
 
 def test_an_old_run_is_evaluated_viewed_and_continued_with_equal_figures(runs):

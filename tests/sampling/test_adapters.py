@@ -1,4 +1,4 @@
-"""Adapters of several models on one base: one lane serves them all, and each answers as its merged form does."""
+"""Adapters of several models on one base: one scheduler serves them all, and each answers as its merged form does."""
 
 import dataclasses
 
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from marl_llm.models import LoraConfig, ModelConfig, attach, init_adapters, init_params, merge, stack_layers
-from marl_llm.sampling import Engine, LaneConfig, Request
-from marl_llm.sampling.requests import Settings
+from marl_llm.sampling import Engine, EngineConfig, Request
+from marl_llm.sampling.requests import SamplingParams
 
 CONFIG = ModelConfig(vocab_size=48, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
 LORA = LoraConfig(rank=4, alpha=8.0)
-SIZES = LaneConfig(max_num_seqs=4, prompt_tokens=32, response_tokens=8, decode_steps=4, admit=2, reuse=4)
+SIZES = EngineConfig(max_num_seqs=4, prompt_tokens=32, response_tokens=8, decode_steps=4, admit=2, reuse=4)
 
 
 def adapters(seed):
@@ -50,10 +50,10 @@ def requests(count, seed=0, most=32):
     def ids():
         return tuple(int(t) for t in rng.integers(1, 48, rng.integers(1, most)))
 
-    def draw(i):
-        return Settings(0.0) if i % 5 == 0 else Settings()
+    def sample_token(i):
+        return SamplingParams(0.0) if i % 5 == 0 else SamplingParams()
 
-    return [Request(ids(), (seed, i), int(rng.integers(1, 9)), "ab"[int(rng.integers(2))], draw(i)) for i in range(count)]
+    return [Request(ids(), (seed, i), int(rng.integers(1, 9)), "ab"[int(rng.integers(2))], sample_token(i)) for i in range(count)]
 
 
 def same(got, want):
@@ -69,11 +69,11 @@ def test_each_model_answers_as_its_merged_form(base, tuned):
     with merged(base, tuned) as apart:
         want = apart.generate_all(asked)
     with together(base, tuned) as one:
-        assert one._lanes["a"] is one._lanes["b"]
-        assert one._lanes["a"].sizes.max_num_seqs == 2 * SIZES.max_num_seqs
+        assert one._schedulers["a"] is one._schedulers["b"]
+        assert one._schedulers["a"].sizes.max_num_seqs == 2 * SIZES.max_num_seqs
         same(one.generate_all(asked), want)
         same([one.generate_all([asked[i]])[0] for i in range(4)], want[:4])  # alone
-        held = one._lanes["a"].weights.params
+        held = one._schedulers["a"].weights.params
         assert sum(x.size for x in jax.tree.leaves(held["base"])) == CONFIG.parameters  # the base once
     assert any(not np.array_equal(want[-8 + i].tokens, want[-7 + i].tokens) for i in range(0, 8, 2))  # the models differ
 
@@ -91,7 +91,7 @@ def test_stacked_layers_are_read_where_they_lie_and_answer_alike(base, tuned, ex
     prompt = tuple(range(1, 30))
     asked += [Request(prompt, (9, i), 8, "ab"[i % 2]) for i in range(6)]
     with together(base, tuned, sizes) as apart, together(stacked, tuned, sizes) as one:
-        assert places(one._lanes["a"].weights.params["base"]) == places(stacked)
+        assert places(one._schedulers["a"].weights.params["base"]) == places(stacked)
         assert one.stats()["a"]["cache_bytes"] == apart.stats()["a"]["cache_bytes"]
         first = apart.generate_all(asked)
         same(one.generate_all(asked), first)
@@ -127,7 +127,7 @@ def test_stacked_and_other_lanes_do_not_share_a_pool(base, tuned):
     models = {"a": attach(base, tuned["a"], LORA), "b": attach(stack_layers(base), tuned["b"], LORA)}
     sizes = dataclasses.replace(SIZES, block_pool="shared")
     with Engine({n: (CONFIG, p) for n, p in models.items()}, jax.random.key(3), sizes=sizes) as engine:
-        assert engine._lanes["a"].store is not engine._lanes["b"].store
+        assert engine._schedulers["a"].store is not engine._schedulers["b"].store
         with merged(base, tuned) as apart:
             same(engine.generate_all(asked := requests(8)), apart.generate_all(asked))
 
@@ -153,7 +153,7 @@ def test_what_cannot_be_served_together_is_not(base, tuned):
     small = init_adapters(CONFIG, jax.random.key(1), LoraConfig(rank=2))
     models["c"] = attach(base, small, LoraConfig(rank=2))
     with Engine({n: (CONFIG, p) for n, p in models.items()}, jax.random.key(3), sizes=SIZES) as engine:
-        assert len({id(lane) for lane in engine._lanes.values()}) == 3
+        assert len({id(scheduler) for scheduler in engine._schedulers.values()}) == 3
     with together(base, tuned) as one:
         with pytest.raises(ValueError, match="model 'b' is adapters on a base that others share"):
             one.set_params("b", attach(copy, tuned["b"], LORA))

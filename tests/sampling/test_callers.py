@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from marl_llm.models import ModelConfig, init_params
-from marl_llm.sampling import Engine, EngineError, LaneConfig, Request, lane
+from marl_llm.sampling import Engine, EngineConfig, EngineError, Request, scheduler
 
 CONFIG = ModelConfig(vocab_size=64, width=16, layers=1, query_heads=2, key_value_heads=2, head_dim=8, feed_forward=24)
-SIZES = LaneConfig(max_num_seqs=4, prompt_tokens=64, response_tokens=64, decode_steps=2)
+SIZES = EngineConfig(max_num_seqs=4, prompt_tokens=64, response_tokens=64, decode_steps=2)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_prompts_of_one_moment_are_few_programs_whatever_their_lengths(params):
 
 
 def test_an_answer_is_told_while_others_go_on(params):
-    with start(params, sizes=LaneConfig(max_num_seqs=4, prompt_tokens=64, response_tokens=16384, decode_steps=2)) as engine:
+    with start(params, sizes=EngineConfig(max_num_seqs=4, prompt_tokens=64, response_tokens=16384, decode_steps=2)) as engine:
 
         async def short_and_long():
             long = asyncio.ensure_future(engine.generate(ask(0, 16384)))
@@ -63,7 +63,7 @@ def test_an_answer_is_told_while_others_go_on(params):
 
 def test_answers_are_told_once_the_next_program_runs_and_before_its_result_is_read(params, monkeypatch):
     """The order in which the engine's thread works: whoever makes requests of the answers works while the program runs."""
-    log, real, tell = [], lane.decode, Engine._tell
+    log, real, tell = [], scheduler.decode, Engine._flush
 
     class Out:
         def __init__(self, out):
@@ -79,11 +79,11 @@ def test_answers_are_told_once_the_next_program_runs_and_before_its_result_is_re
         return pages, Out(out)
 
     def told(engine):
-        log.append("told" if engine._laid else "nothing to tell")
+        log.append("told" if engine._pending else "nothing to tell")
         tell(engine)
 
-    monkeypatch.setattr(lane, "decode", decode)
-    monkeypatch.setattr(Engine, "_tell", told)
+    monkeypatch.setattr(scheduler, "decode", decode)
+    monkeypatch.setattr(Engine, "_flush", told)
     with start(params) as engine:
 
         async def both():
@@ -124,11 +124,11 @@ def test_a_loop_that_dies_in_the_middle_of_a_burst_takes_no_place(params):
 
 def test_those_for_whom_the_queue_has_no_room_stand_in_line(params):
     """Without holding up the loop; who is cancelled in line is not served."""
-    with start(params, queue=2, sizes=LaneConfig(max_num_seqs=1, prompt_tokens=64, response_tokens=64, decode_steps=2)) as engine:
+    with start(params, queue=2, sizes=EngineConfig(max_num_seqs=1, prompt_tokens=64, response_tokens=64, decode_steps=2)) as engine:
 
         async def play():
             tasks = [asyncio.ensure_future(engine.generate(ask(i, 20))) for i in range(9)]
-            while not engine._line:
+            while not engine._overflow:
                 await asyncio.sleep(0)
             assert engine.stats()["engine"]["waiting"] == 2
             tasks[8].cancel()
@@ -152,7 +152,7 @@ def test_who_is_handed_in_when_the_engine_stops_hears_of_it(params, monkeypatch,
         if how == "close":
             engine.close()
         else:
-            monkeypatch.setattr("marl_llm.sampling.lane.admit", lambda *_, **__: 1 / 0)
+            monkeypatch.setattr("marl_llm.sampling.scheduler.admit", lambda *_, **__: 1 / 0)
             engine.submit(ask(2))
             while engine._thread.is_alive():
                 time.sleep(0.001)

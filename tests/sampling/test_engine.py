@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from marl_llm.models import TRAIN, ModelConfig, init_params, param_shardings, score_packed
-from marl_llm.sampling import Engine, EngineError, LaneConfig, Request, RequestError, Settings, lane, sample, stop_rule
+from marl_llm.sampling import Engine, EngineConfig, EngineError, Request, RequestError, SamplingParams, sample, scheduler, stop_rule
 from marl_llm.text import ByteTokenizer
 from marl_llm.training import make_mesh
 
 TOKENIZER = ByteTokenizer(("<end>",), ("<end>",))
 V, P, R = TOKENIZER.vocab_size, 32, 16
 CONFIG = ModelConfig(vocab_size=V, width=16, layers=2, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
-SIZES = LaneConfig(max_num_seqs=8, prompt_tokens=P, response_tokens=R, decode_steps=4, admit=2, reuse=8)
+SIZES = EngineConfig(max_num_seqs=8, prompt_tokens=P, response_tokens=R, decode_steps=4, admit=2, reuse=8)
 ROOT = 11
-DRAWS = (Settings(), Settings(0.0), Settings(0.8, top_k=20, top_p=0.9))
+DRAWS = (SamplingParams(), SamplingParams(0.0), SamplingParams(0.8, top_k=20, top_p=0.9))
 packed = jax.jit(score_packed, static_argnums=(0, 8))
 ROWS, STATES = 16, 8  # of the plain sampler's programs
 STOPS = (((), ()), (tuple(range(1, 100)), ()), ((257,), ("e", "th")))
@@ -122,7 +122,8 @@ def test_every_answer_is_the_plain_samplers(engine, models):
 
 def test_law_2_truncated_draws_come_back_with_what_they_were_drawn_from(models):
     """Answers with kept ids of several widths, mixed with others in the same programs, scored in packed rows."""
-    kinds = [Settings.to_train(0.7, 5), Settings(1.3, top_p=0.9, max_kept=16), Settings.to_train(0.9, 12, 0.8), Settings(0.8, 9)]
+    kinds = [SamplingParams.to_train(0.7, 5), SamplingParams(1.3, top_p=0.9, max_kept=16), SamplingParams.to_train(0.9, 12, 0.8)]
+    kinds.append(SamplingParams(0.8, 9))
     requests = [Request((*range(30 + i, 40 + i),), (13, i), 9 + i % 5, "a", kinds[i % 4]) for i in range(8)]
     with start({"a": models["a"]}, sizes=dataclasses.replace(SIZES, max_num_seqs=2, admit=1)) as engine:
         answers = engine.generate_all(requests)
@@ -185,7 +186,7 @@ def test_slots_on_two_devices_say_the_same(models):
 def test_few_rows_decode_as_few(models, monkeypatch, ways, max_num_seqs, parts):
     """A model that is not small computes 1, an eighth, a quarter, half or all of its slots on each device, as many as the fullest has.
     Where slots do not divide over the devices, each computes all rows."""
-    monkeypatch.setattr(lane, "SMALL", {"cpu": 0})
+    monkeypatch.setattr(scheduler, "SMALL", {"cpu": 0})
     # the short ones all lie on the second device
     requests = [Request(r.prompt, r.seed, (R, 2)[i % 2], "a") for i, r in enumerate(random_requests(8, seed=5))]
     mesh = make_mesh(data=ways, devices=jax.devices()[:ways]) if ways > 1 else None
@@ -241,7 +242,7 @@ def test_a_request_that_cannot_be_served_is_refused_with_a_reason(engine, change
 
 
 def test_deadlines_and_cancellation_hand_over_what_there_is(models):
-    slow = LaneConfig(max_num_seqs=1, prompt_tokens=P, response_tokens=4096, decode_steps=1, admit=1)
+    slow = EngineConfig(max_num_seqs=1, prompt_tokens=P, response_tokens=4096, decode_steps=1, admit=1)
     long = Request((5, 6, 7), (5, 0), 4096, "a")
     with start({"a": models["a"]}, sizes=slow) as engine:
         running = engine.submit(long)
@@ -261,7 +262,7 @@ def test_deadlines_and_cancellation_hand_over_what_there_is(models):
 
 
 def test_a_full_queue_holds_callers_back(models):
-    narrow = LaneConfig(max_num_seqs=1, prompt_tokens=P, response_tokens=R, decode_steps=1, admit=1)
+    narrow = EngineConfig(max_num_seqs=1, prompt_tokens=P, response_tokens=R, decode_steps=1, admit=1)
     requests = [Request((9, i + 1), (6, i), R, "a") for i in range(12)]
     with start({"a": models["a"]}, sizes=narrow, queue=2) as engine:
         most = [0]
@@ -287,7 +288,7 @@ def test_a_full_queue_holds_callers_back(models):
 
 
 def test_a_cancelled_task_frees_its_slot(models):
-    one = LaneConfig(max_num_seqs=1, prompt_tokens=P, response_tokens=4096, decode_steps=1, admit=1)
+    one = EngineConfig(max_num_seqs=1, prompt_tokens=P, response_tokens=4096, decode_steps=1, admit=1)
     with start({"a": models["a"]}, sizes=one) as engine:
 
         async def give_up():
@@ -332,7 +333,7 @@ def test_parameters_of_another_model_are_refused_and_change_nothing(models):
         assert_same(engine.generate_all([request])[0], plain(models, [request])[0])
 
 
-@pytest.mark.parametrize("where", ["marl_llm.sampling.lane.decode", "marl_llm.sampling.lane.admit"])
+@pytest.mark.parametrize("where", ["marl_llm.sampling.scheduler.decode", "marl_llm.sampling.scheduler.admit"])
 def test_a_failing_device_program_reaches_every_caller(models, monkeypatch, where):
     with start({"a": models["a"]}) as engine:
 
@@ -349,7 +350,7 @@ def test_a_failing_device_program_reaches_every_caller(models, monkeypatch, wher
 
 
 def test_closing_answers_everyone(models):
-    engine = start({"a": models["a"]}, sizes=LaneConfig(max_num_seqs=1, prompt_tokens=P, response_tokens=4096, decode_steps=1, admit=1))
+    engine = start({"a": models["a"]}, sizes=EngineConfig(max_num_seqs=1, prompt_tokens=P, response_tokens=4096, decode_steps=1, admit=1))
     handles = [engine.submit(Request((1, 2), (9, i), 4096, "a")) for i in range(3)]
     engine.close()
     for handle in handles:

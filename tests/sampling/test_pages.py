@@ -9,16 +9,16 @@ import pytest
 from test_engine import CONFIG, TOKENIZER, assert_same, plain
 
 from marl_llm.models import init_params, page_kernel, pages
-from marl_llm.sampling import Engine, LaneConfig, Request, RequestError, lane
-from marl_llm.sampling.pages import page_bytes
+from marl_llm.sampling import Engine, EngineConfig, Request, RequestError, scheduler
+from marl_llm.sampling.model_runner import page_bytes
 from marl_llm.sampling.pool import PagePool
-from marl_llm.sampling.tickets import Ticket, next_piece
+from marl_llm.sampling.sequences import SequenceState, next_piece
 from marl_llm.sampling.transfer import unpacked
 from marl_llm.training import make_mesh
 
 PAGE = 8
 CACHE = 17 * page_bytes(CONFIG, PAGE)
-SIZES = LaneConfig(
+SIZES = EngineConfig(
     max_num_seqs=8, prompt_tokens=128, response_tokens=16, decode_steps=4, admit=2, reuse=1, page=PAGE, piece=16, cache_bytes=CACHE
 )  # fmt: skip
 
@@ -39,7 +39,7 @@ def ids(rng, n):
 
 
 def pool_of(engine):
-    return engine._lanes["a"].pools[0]
+    return engine._schedulers["a"].pools[0]
 
 
 def test_a_small_pool_pauses_requests_and_changes_no_answer(engine, params):
@@ -58,8 +58,13 @@ def test_a_small_pool_pauses_requests_and_changes_no_answer(engine, params):
 def test_nobody_waits_for_pages_that_those_who_decode_will_never_need(params, monkeypatch):
     """A page is all that each request takes, and each of four slots has one."""
     found = []
-    real = lane.Lane.step
-    monkeypatch.setattr(lane.Lane, "step", lambda self, now: found.append((len(self.waiting), len(self.living))) or real(self, now))
+    real = scheduler.Scheduler.step
+
+    def step(self, now):
+        found.append((len(self.waiting), len(self.running)))
+        return real(self, now)
+
+    monkeypatch.setattr(scheduler.Scheduler, "step", step)
     sizes = dataclasses.replace(SIZES, max_num_seqs=4, prompt_tokens=4, response_tokens=4, decode_steps=1, cache_bytes=0)
     rng = np.random.default_rng(9)
     requests = [Request(ids(rng, 4), (9, i), 2 + i % 3, "a") for i in range(12)]
@@ -68,7 +73,7 @@ def test_nobody_waits_for_pages_that_those_who_decode_will_never_need(params, mo
         assert pool_of(engine).pages == 4
     for got, want in zip(answers, plain({"a": params}, requests), strict=True):
         assert_same(got, want)
-    assert {living for waiting, living in found if waiting} == {4}
+    assert {running for waiting, running in found if waiting} == {4}
 
 
 def test_a_conversation_of_eight_turns_computes_each_token_once(engine):
@@ -94,7 +99,7 @@ def test_a_long_prompt_enters_in_pieces_and_others_decode_between(engine, params
     """Eight pieces; a request that decodes meanwhile gets its chunks between them, and the answer is that of one whole pass."""
     rng = np.random.default_rng(5)
     prompt = ids(rng, 120)
-    whole = LaneConfig(max_num_seqs=1, prompt_tokens=128, response_tokens=4, decode_steps=4, admit=1)
+    whole = EngineConfig(max_num_seqs=1, prompt_tokens=128, response_tokens=4, decode_steps=4, admit=1)
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=whole) as other:
         want = other.generate_all([Request(prompt, (4, 0), 4, "a")])[0]
     handles = [engine.submit(Request(ids(rng, 5), (4, 1), 16, "a")), engine.submit(Request(prompt, (4, 0), 4, "a"))]
@@ -123,12 +128,12 @@ def test_a_kernel_reads_the_pages_that_are_listed_for_it(params, monkeypatch, ru
     prompts = [ids(rng, n) for n in (300, 256)]
     requests = [Request(prompt, (6, i, k), 6 + k, "a") for i, prompt in enumerate(prompts) for k in range(4)]
     requests += [Request(ids(rng, n), (7, n), 9, "a") for n in (20, 290)]
-    sizes = LaneConfig(max_num_seqs=16, prompt_tokens=384, response_tokens=16, decode_steps=3 + run, admit=2, reuse=1, page=128)
+    sizes = EngineConfig(max_num_seqs=16, prompt_tokens=384, response_tokens=16, decode_steps=3 + run, admit=2, reuse=1, page=128)
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=sizes, tokenizers={"a": TOKENIZER}) as engine:
         answers = engine.generate_all(requests)
         assert engine.stats()["a"]["reused_tokens"] >= 3 * (256 + 255)
     assert set(calls) == {run}
-    loops = LaneConfig(max_num_seqs=16, prompt_tokens=384, response_tokens=16, decode_steps=4, admit=2, page=16)
+    loops = EngineConfig(max_num_seqs=16, prompt_tokens=384, response_tokens=16, decode_steps=4, admit=2, page=16)
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=loops, tokenizers={"a": TOKENIZER}) as engine:
         for got, want in zip(answers, engine.generate_all(requests), strict=True):
             np.testing.assert_array_equal(got.tokens, want.tokens)
@@ -208,10 +213,10 @@ def test_no_program_copies_the_cache(params, monkeypatch, mesh):
             temporary[name] = real.lower(*args, **kw).compile().memory_analysis().temp_size_in_bytes
             return real(*args, **kw)
 
-        monkeypatch.setattr(lane, name, watched)
+        monkeypatch.setattr(scheduler, name, watched)
 
-    watch("admit", lane.admit)
-    watch("decode", lane.decode)
+    watch("admit", scheduler.admit)
+    watch("decode", scheduler.decode)
     large = dataclasses.replace(SIZES, prompt_tokens=8192, cache_bytes=0)
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=large, mesh=mesh) as engine:
         engine.generate_all([Request((1,) * 20, (6,), 2, "a")])
@@ -220,22 +225,22 @@ def test_no_program_copies_the_cache(params, monkeypatch, mesh):
     assert max(temporary.values()) < cache / 2, f"{temporary} bytes; the cache has {cache:,}"
 
 
-@pytest.mark.parametrize(("living", "rows"), [(1, {1}), (2, {2}), (3, {4})])
-def test_a_few_living_requests_are_decoded_as_a_few_rows(params, monkeypatch, living, rows):
+@pytest.mark.parametrize(("running", "rows"), [(1, {1}), (2, {2}), (3, {4})])
+def test_a_few_living_requests_are_decoded_as_a_few_rows(params, monkeypatch, running, rows):
     """Of 16 slots, with a model that is not small, an eighth, a quarter, a half, or a single one; the answers are the plain sampler's."""
-    monkeypatch.setattr(lane, "SMALL", {"cpu": 0.0})
+    monkeypatch.setattr(scheduler, "SMALL", {"cpu": 0.0})
     computed = set()
-    real = lane.decode
+    real = scheduler.decode
 
     def watched(config, served, pages, given, *args, layout, **kw):
         row, _ = unpacked(given, layout)
         computed.add(row.token.shape[0])
         return real(config, served, pages, given, *args, layout=layout, **kw)
 
-    monkeypatch.setattr(lane, "decode", watched)
+    monkeypatch.setattr(scheduler, "decode", watched)
     sizes = dataclasses.replace(SIZES, max_num_seqs=16, admit=4, cache_bytes=0)
     rng = np.random.default_rng(8)
-    requests = [Request(ids(rng, 9), (8, i), 4, "a") for i in range(living)]
+    requests = [Request(ids(rng, 9), (8, i), 4, "a") for i in range(running)]
     with Engine({"a": (CONFIG, params)}, jax.random.key(11), sizes=sizes, tokenizers={"a": TOKENIZER}) as engine:
         answers = engine.generate_all(requests)
     assert computed <= rows | {1}, computed  # who answered is gone before the last chunk
@@ -247,7 +252,7 @@ def test_a_few_living_requests_are_decoded_as_a_few_rows(params, monkeypatch, li
 def test_the_branches_of_a_prompt_enter_together_and_long_beginnings_make_short_pieces(params, monkeypatch):
     """As with a model that is not small: two prompts of eight branches, whose ends are one program. Behind a long beginning pieces are
     shorter."""
-    monkeypatch.setattr(lane, "SMALL", {"cpu": 0.0})
+    monkeypatch.setattr(scheduler, "SMALL", {"cpu": 0.0})
     sizes = dataclasses.replace(SIZES, max_num_seqs=16, admit=1, piece=64, cache_bytes=0)
     rng = np.random.default_rng(7)
     # with the seed 7 one draw lies at a token's border, and falls on its other side with JAX 0.12
@@ -258,7 +263,7 @@ def test_the_branches_of_a_prompt_enter_together_and_long_beginnings_make_short_
     for got, want in zip(answers, plain({"a": params}, requests), strict=True):
         assert_same(got, want)
     assert programs <= 6, f"{programs} programs for two prompts and their branches"
-    ticket = Ticket(requests[0], Future(), engine._lanes["a"].check(requests[0]), 0.0, size=1000)
-    pieces = [next_piece(dataclasses.replace(ticket, cached=n), 256, 1000.0) for n in (0, 400, 600, 990)]
+    sequence = SequenceState(requests[0], Future(), engine._schedulers["a"].check(requests[0]), 0.0, size=1000)
+    pieces = [next_piece(dataclasses.replace(sequence, cached=n), 256, 1000.0) for n in (0, 400, 600, 990)]
     assert pieces == [256, 256, 128, 10]
-    assert next_piece(dataclasses.replace(ticket, size=10**6, cached=10**5), 256, 1000.0) == 64
+    assert next_piece(dataclasses.replace(sequence, size=10**6, cached=10**5), 256, 1000.0) == 64

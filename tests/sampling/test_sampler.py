@@ -12,9 +12,9 @@ import scipy.stats
 
 from marl_llm.algorithms import kept_tokens, token_log_probs
 from marl_llm.models import Decoder, ModelConfig, init_params, prompt_mask, prompt_positions, score_responses
-from marl_llm.sampling import Settings, StopRule, draw, inverse_cdf, sample
-from marl_llm.sampling.draws import BLOCK, MOST_BLOCKS
+from marl_llm.sampling import SamplingParams, StopRule, inverse_cdf, sample, sample_token
 from marl_llm.sampling.sampler import checked_stop, ends_with
+from marl_llm.sampling.token_sampling import BLOCK, MOST_BLOCKS
 
 CONFIG = ModelConfig(vocab_size=7, width=16, layers=1, query_heads=4, key_value_heads=2, head_dim=4, feed_forward=24)
 STOP, PAD, R, K = 3, 0, 5, 24
@@ -30,7 +30,7 @@ def params():
 @functools.partial(jax.jit, static_argnames=("temperature", "max_tokens"))
 def run(params, prompt, where, keys, temperature=1.0, max_tokens=R):
     return sample(
-        CONFIG, params, prompt, where, keys, max_tokens=max_tokens, stop=STOP, pad_id=PAD, settings=Settings(temperature)
+        CONFIG, params, prompt, where, keys, max_tokens=max_tokens, stop=STOP, pad_id=PAD, settings=SamplingParams(temperature)
     )
 
 
@@ -115,7 +115,7 @@ def test_the_scale_of_the_probabilities_does_not_matter():
     np.testing.assert_array_equal(search(p, uniform), search(p * 1024.0, uniform))
 
 
-drawn = jax.jit(lambda logits, keys, t: draw(logits, keys, Settings(t)), static_argnums=2)
+drawn = jax.jit(lambda logits, keys, t: sample_token(logits, keys, SamplingParams(t)), static_argnums=2)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -279,7 +279,7 @@ def test_a_stop_rule_ends_responses_as_its_automaton_says(params, prompts):
     assert by_string > 3
 
 
-@pytest.mark.parametrize("settings", [Settings(0.8, top_k=3), Settings(1.2, top_p=0.7)])
+@pytest.mark.parametrize("settings", [SamplingParams(0.8, top_k=3), SamplingParams(1.2, top_p=0.7)])
 def test_law_2_under_truncation_both_log_probs_are_the_scorers(params, prompts, settings):
     keys = keys_of(jnp.arange(6), jnp.arange(K))
     out = jax.jit(lambda: sample(CONFIG, params, *prompts, keys, max_tokens=R, stop=STOP, pad_id=PAD, settings=settings))()
@@ -304,10 +304,10 @@ def test_law_2_under_truncation_both_log_probs_are_the_scorers(params, prompts, 
 @pytest.mark.parametrize(
     "settings",
     [
-        Settings.to_train(0.6, top_k=3),
-        Settings.to_train(1.7, top_p=0.8),
-        Settings.to_train(0.9, top_k=5, top_p=0.7, min_p=0.05),
-        Settings(1.2, top_p=0.95, max_kept=2),  # the limit cuts the nucleus
+        SamplingParams.to_train(0.6, top_k=3),
+        SamplingParams.to_train(1.7, top_p=0.8),
+        SamplingParams.to_train(0.9, top_k=5, top_p=0.7, min_p=0.05),
+        SamplingParams(1.2, top_p=0.95, max_kept=2),  # the limit cuts the nucleus
     ],
 )
 def test_law_2_the_scorer_reproduces_truncated_draws_from_the_kept_ids(params, prompts, settings):

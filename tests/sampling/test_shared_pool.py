@@ -9,13 +9,13 @@ from test_engine import CONFIG, ROOT, TOKENIZER, assert_same, plain
 from test_swap import ask, turn
 
 from marl_llm.models import init_params
-from marl_llm.sampling import Engine, LaneConfig, Request
-from marl_llm.sampling.lane import Lane
-from marl_llm.sampling.pages import page_bytes
+from marl_llm.sampling import Engine, EngineConfig, Request
+from marl_llm.sampling.model_runner import page_bytes
+from marl_llm.sampling.scheduler import Scheduler
 from marl_llm.sampling.store import PageStore
 
 PAGE = 8
-SIZES = LaneConfig(
+SIZES = EngineConfig(
     max_num_seqs=8, prompt_tokens=32, response_tokens=16, decode_steps=4, admit=2, reuse=1, page=PAGE, piece=16, block_pool="shared",
     cache_bytes=10 * page_bytes(CONFIG, PAGE),
 )  # fmt: skip
@@ -33,10 +33,10 @@ def start(models, **sizes):
 
 
 def two(models, **sizes):
-    """Two lanes on one store, as the engine makes them."""
+    """Two schedulers on one store, as the engine makes them."""
     sizes = dataclasses.replace(SIZES, **sizes)
     store = PageStore("a+b", CONFIG, sizes, None, 2)
-    return store, [Lane({n: p}, CONFIG, sizes, jax.random.key(ROOT), None, TOKENIZER, store) for n, p in models.items()]
+    return store, [Scheduler({n: p}, CONFIG, sizes, jax.random.key(ROOT), None, TOKENIZER, store) for n, p in models.items()]
 
 
 def requests(count, seed, names):
@@ -57,11 +57,11 @@ def test_answers_are_those_of_pools_of_their_own_and_prompts_are_shared_within_a
     asked = [dataclasses.replace(r, model=name) for r in requests(30, 1, "a") for name in "ab"]
     with start(models) as engine:
         answers, stats = engine.generate_all(asked), engine.stats()
-        lanes = engine._all
-        assert len(lanes) == 2
-        assert lanes[0].store is lanes[1].store
-        assert lanes[0].pools[0].pages == 20
-        assert lanes[0].pools[0].owned == 0
+        schedulers = engine._all
+        assert len(schedulers) == 2
+        assert schedulers[0].store is schedulers[1].store
+        assert schedulers[0].pools[0].pages == 20
+        assert schedulers[0].pools[0].owned == 0
     for got, want in zip(answers, plain(models, asked), strict=True):
         assert_same(got, want)
     assert stats["a"]["paused"] + stats["b"]["paused"] > 0
@@ -83,18 +83,18 @@ def test_a_model_may_use_what_another_leaves_free(models):
 
 
 def test_the_older_goes_first_whichever_lane_it_is_in(models):
-    """Both lanes are full; the last submitted is paused, and while it lacks pages nobody who is younger enters."""
+    """Both schedulers are full; the last submitted is paused, and while it lacks pages nobody who is younger enters."""
     store, (a, b) = two(models, cache_bytes=4 * page_bytes(CONFIG, PAGE))  # eight pages
     (first,) = ask(a, Request(tuple(range(1, 24)), (3, 0), 16, "a"))  # three pages, and five at its end
     (second,) = ask(b, Request(tuple(range(50, 73)), (3, 1), 16, "b"))
-    for lane in (a, b):
-        turn(lane)
+    for scheduler in (a, b):
+        turn(scheduler)
     assert (len(first.nodes), len(second.nodes)) == (4, 4)
     (third,) = ask(a, Request((1, 2), (3, 2), 4, "a"))
     for _ in range(3):
         if second.nodes:
             turn(a)
-    assert b.stats["paused"] == 1  # by the other lane, whose request is older
+    assert b.stats["paused"] == 1  # by the other scheduler, whose request is older
     assert not first.future.done()
     (fourth,) = ask(b, Request((5,), (3, 3), 2, "b"))
     turn(b)
@@ -102,10 +102,10 @@ def test_the_older_goes_first_whichever_lane_it_is_in(models):
     turn(a)
     assert third.ids is None  # younger than the one that lacks pages
     for _ in range(20):
-        for lane in (a, b):
-            turn(lane)
-    for ticket in (first, second, third, fourth):
-        assert_same(ticket.future.result(0), plain(models, [ticket.request])[0])
+        for scheduler in (a, b):
+            turn(scheduler)
+    for sequence in (first, second, third, fourth):
+        assert_same(sequence.future.result(0), plain(models, [sequence.request])[0])
     assert store.pools[0].owned == 0
 
 
@@ -125,7 +125,7 @@ def test_models_of_other_shapes_keep_a_pool_of_their_own(models):
     deep = dataclasses.replace(CONFIG, layers=1)
     served = {"a": (CONFIG, models["a"]), "b": (CONFIG, models["b"]), "c": (deep, init_params(deep, jax.random.key(2)))}
     with Engine(served, jax.random.key(ROOT), sizes=SIZES) as engine:
-        a, b, c = (engine._lanes[name].store for name in "abc")
+        a, b, c = (engine._schedulers[name].store for name in "abc")
     assert a is b is not c
-    with pytest.raises(ValueError, match=r"LaneConfig.block_pool='common' is unknown; the ways are own, shared"):
-        LaneConfig(block_pool="common")
+    with pytest.raises(ValueError, match=r"EngineConfig.block_pool='common' is unknown; the ways are own, shared"):
+        EngineConfig(block_pool="common")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_llm.sampling.pages import _given, decoded_layout, entered_layout
+from marl_llm.sampling.model_runner import _given, decoded_layout, entered_layout
 from marl_llm.sampling.transfer import layout_of, packed, unpacked
 from marl_llm.training import make_mesh
 

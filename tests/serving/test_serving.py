@@ -18,7 +18,7 @@ import pytest
 
 from marl_llm.coaching import ChatCoach, coached, of_client
 from marl_llm.models import init_params, make_model_config
-from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.sampling import Engine, EngineConfig
 from marl_llm.sampling.requests import Completion, RequestError
 from marl_llm.serving import ChatServer, local, policy_answers
 from marl_llm.serving.certain import CertainText
@@ -63,7 +63,7 @@ def scoring(messages, options):
 def test_an_endpoint_at_our_own_server_gives_the_same_scores_as_the_model_in_process(tmp_path, monkeypatch):
     config = make_model_config("nano", lab.SPEECH.tokenizer.vocab_size)
     params = init_params(config, jax.random.key(0))
-    sizes = LaneConfig(max_num_seqs=4, prompt_tokens=64, response_tokens=8, decode_steps=2)
+    sizes = EngineConfig(max_num_seqs=4, prompt_tokens=64, response_tokens=8, decode_steps=2)
     messages = [{"role": "user", "content": "how good? "}]
     with Engine({"coach": (config, params)}, jax.random.key(1), sizes=sizes, tokenizers={"coach": lab.SPEECH.tokenizer}) as engine:
         answers = policy_answers(engine, "coach", lab.SPEECH, max_prompt=64, max_tokens=8)

@@ -12,7 +12,7 @@ from marl_llm.games import PlanPath, split_index
 from marl_llm.games.plan_path.maps import fingerprint, in_split
 from marl_llm.models import ModelConfig, init_params
 from marl_llm.rollout import model_player, scripted_player
-from marl_llm.sampling.tickets import eighths
+from marl_llm.sampling.sequences import eighths
 from marl_llm.training import (
     LearnerOptions,
     ModelSpec,

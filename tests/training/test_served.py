@@ -50,7 +50,7 @@ def test_a_common_pool_needs_two_models_of_one_shape_that_an_engine_draws_for():
     for learners, together in (
         ({"a": learner(), "b": learner("qwen3-8b")}, ()),
         ({"a": learner(), "b": learner(sampler="server")}, ()),
-        ({"a": learner(base=base), "b": learner(base=base)}, ("a", "b")),  # one lane
+        ({"a": learner(base=base), "b": learner(base=base)}, ("a", "b")),  # one scheduler
     ):
         check_pool(learners, "own", together)
         with pytest.raises(WorkflowError, match="play.block_pool='shared' would have no effect: no two models on the same devices"):
@@ -73,12 +73,12 @@ def test_devices_share_what_is_sampled_from_otherwise_than_an_update():
             batches = [team.play(0, 0, 4)]
             team.learn(batches[0], 0.05, None)
             batches.append(team.play(1, 4, 4))
-            (lane, _) = team._current.engine._all
+            (scheduler, _) = team._current.engine._all
             kernel = team.learners["first"].params["block_0"]["attention"]["query"]["kernel"]
             assert kernel.sharding.shard_shape(kernel.shape) == (4, 2, 8)  # width 16 over four
             draws = [(np.asarray(batch.tokens.ids), np.asarray(batch.tokens.log_probs)) for batch in batches]
-            held = [(x.sharding.shard_shape(x.shape), x.shape) for x in jax.tree.leaves(lane.weights.params) if x.ndim > 1]
-            return draws, {np.prod(whole) // np.prod(part) for part, whole in held}, lane.store.parts
+            held = [(x.sharding.shard_shape(x.shape), x.shape) for x in jax.tree.leaves(scheduler.weights.params) if x.ndim > 1]
+            return draws, {np.prod(whole) // np.prod(part) for part, whole in held}, scheduler.store.parts
 
     (whole, ways, parts), (split, halves, fewer) = played(None), played(2)
     assert (ways, parts) == ({1}, 4)

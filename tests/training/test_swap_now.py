@@ -31,31 +31,31 @@ def hold(one, count):
 
     They enter together, so that all of them have as many tokens of the old version.
     """
-    (lane,), engine, held = one._current.engine._all, one._current.engine, threading.Event()
-    real, enter = lane.step, lane.admit
+    (scheduler,), engine, held = one._current.engine._all, one._current.engine, threading.Event()
+    real, enter = scheduler.step, scheduler.admit
 
     def admit():
-        seconds = sum(ticket.request.max_tokens == 8 for ticket in lane.waiting)
+        seconds = sum(sequence.request.max_tokens == 8 for sequence in scheduler.waiting)
         if 0 < seconds < count:
             time.sleep(0.001)
             return 0, False  # until the others have come
         if seconds:
-            lane.admit = enter
+            scheduler.admit = enter
         return enter()
 
     def step(now):
-        seconds = [ticket for ticket in lane.living if ticket.request.max_tokens == 8]
+        seconds = [sequence for sequence in scheduler.running if sequence.request.max_tokens == 8]
         if seconds:
             assert len(seconds) == count
             held.set()
             end = time.monotonic() + 30
             while not engine._updates and time.monotonic() < end:
                 time.sleep(0.001)
-            lane.step = real
+            scheduler.step = real
         real(now)
 
-    lane.step, lane.admit = step, admit
-    return lane, held
+    scheduler.step, scheduler.admit = step, admit
+    return scheduler, held
 
 
 def calls(batch, role):
@@ -80,10 +80,10 @@ def test_a_step_that_is_played_ahead_goes_on_with_what_the_update_made():
     with team(GRPO, shared(ECHO), world=longer(world), max_staleness=1, weight_update="in_flight") as one:
         first = one.play(0, 0, 6)
         assert first.figures["mixed_share"] == 0.0
-        lane, held = hold(one, 16)  # all slots
+        scheduler, held = hold(one, 16)  # all slots
         gate.clear()
         one.prepare(1, 6, 6)
-        while lane.stats["requests"] < 48 + 24 or lane.tickets:  # the second roles of six tasks with four plays wait for the tool
+        while scheduler.stats["requests"] < 48 + 24 or scheduler.sequences:  # second roles of six tasks with four plays wait for the tool
             time.sleep(0.001)
         gate.set()
         assert held.wait(60)

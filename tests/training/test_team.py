@@ -354,7 +354,7 @@ def test_models_that_draw_pages_from_one_pool_play_and_learn_the_same():
     drawn = []
     for block_pool in ("own", "shared"):
         with team(block_pool=block_pool) as one:
-            stores = {id(lane.store) for lane in one._current.engine._all}
+            stores = {id(scheduler.store) for scheduler in one._current.engine._all}
             batches = [one.play(0, 0, 6)]
             one.learn(batches[0], 1e-2)
             batches.append(one.play(1, 6, 6))

@@ -12,7 +12,7 @@ from vllm_stand_in import StandIn
 
 from marl_llm.algorithms import make_recipe
 from marl_llm.models import init_params
-from marl_llm.sampling import EngineError, LaneConfig, Request, RequestError, Settings, VllmSampler
+from marl_llm.sampling import EngineConfig, EngineError, Request, RequestError, SamplingParams, VllmSampler
 from marl_llm.sampling.vllm import seed_of
 from marl_llm.tools import VllmServer
 from marl_llm.training import LearnerOptions, ModelSpec, PlayOptions, make_mesh, make_optimizer, make_team
@@ -156,25 +156,25 @@ def test_an_answer_that_is_none_voids_the_play(server, tmp_path):
 
 def test_a_request_by_itself_ends_where_its_stop_rule_says_and_what_cannot_be_served_is_refused(server, tmp_path):
     tokenizer, (stop,) = SPEECH.tokenizer, SPEECH.stop_ids
-    sizes, place = LaneConfig(max_num_seqs=2, prompt_tokens=4, response_tokens=2), VllmServer(server.url, str(tmp_path))
+    sizes, place = EngineConfig(max_num_seqs=2, prompt_tokens=4, response_tokens=2), VllmServer(server.url, str(tmp_path))
     one = VllmSampler("policy", SHAPE, PARAMS, place, jax.random.key(1), sizes=sizes, tokenizer=tokenizer)
     try:
-        heard = []
-        greedy = one.submit(Request((1, 2), (0,), 2, settings=Settings(temperature=0.0)), heard.append).result()
-        assert [None if x is None else x.tolist() for x in heard] == [greedy.tokens.tolist(), None]
+        on_tokens = []
+        greedy = one.submit(Request((1, 2), (0,), 2, settings=SamplingParams(temperature=0.0)), on_tokens.append).result()
+        assert [None if x is None else x.tolist() for x in on_tokens] == [greedy.tokens.tolist(), None]
         assert np.all(greedy.sampled_log_probs == 0)  # the likeliest token is certain
         assert np.all(greedy.log_probs < 0)
         assert (greedy.finish, greedy.entropy, greedy.version) == ("length", None, 0)
         said = tokenizer.decode(greedy.tokens[:1].tolist())
-        cut = one.submit(Request((1, 2), (0,), 2, settings=Settings(temperature=0.0), stop_strings=(said,))).result()
+        cut = one.submit(Request((1, 2), (0,), 2, settings=SamplingParams(temperature=0.0), stop_strings=(said,))).result()
         assert (cut.tokens.tolist(), cut.finish) == (greedy.tokens[:1].tolist(), "stop")
-        ended = one.submit(Request((1, 2), (0,), 2, settings=Settings(temperature=0.0), stop_ids=(int(greedy.tokens[0]),))).result()
+        ended = one.submit(Request((1, 2), (0,), 2, settings=SamplingParams(temperature=0.0), stop_ids=(int(greedy.tokens[0]),))).result()
         assert (ended.tokens.tolist(), ended.finish) == (greedy.tokens[:1].tolist(), "stop")
         for bad, why in (
             (Request((1, 2, 3, 4, 5), (0,), 2), "a prompt of 5"),
             (Request((1,), (0,), 3), "an answer of 3 tokens"),
             (Request((1, 99), (0,), 2), r"\[99\] are outside of the vocabulary of 10"),
-            (Request((1,), (0,), 2, settings=Settings(temperature=0.5)), "temperature=0.5"),
+            (Request((1,), (0,), 2, settings=SamplingParams(temperature=0.5)), "temperature=0.5"),
             (Request((1,), (0,), 2, model="other"), "no model 'other'; served are policy"),
         ):
             with pytest.raises(RequestError, match=why):

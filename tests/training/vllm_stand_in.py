@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_llm.models import load_pretrained, log_probs
-from marl_llm.sampling import Engine, LaneConfig, Request, Settings
+from marl_llm.sampling import Engine, EngineConfig, Request, SamplingParams
 
-SIZES = LaneConfig(max_num_seqs=16, prompt_tokens=4, response_tokens=2, decode_steps=2, admit=16)
+SIZES = EngineConfig(max_num_seqs=16, prompt_tokens=4, response_tokens=2, decode_steps=2, admit=16)
 DRAWING = {"max_tokens", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "detokenize", "temperature", "seed"}
 _score = jax.jit(lambda config, params, ids: log_probs(config, params, ids[None]).log_probs[0], static_argnums=0)
 
@@ -118,7 +118,7 @@ class StandIn:
         else:
             seed = self._identities.get(p["seed"], tuple(p["seed"] >> shift & (2**31 - 1) for shift in (32, 1)))
             request = Request(
-                tuple(prompt), seed, p["max_tokens"], settings=Settings(p["temperature"]), stop_ids=tuple(p["stop_token_ids"])
+                tuple(prompt), seed, p["max_tokens"], settings=SamplingParams(p["temperature"]), stop_ids=tuple(p["stop_token_ids"])
             )
             done = self.engine.submit(request).result()
             ids, drawn, finish = done.tokens.tolist(), done.log_probs.tolist(), done.finish

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from wordy import SPEECH, TOKENIZER
 
-from marl_llm.sampling.requests import Completion, Settings
+from marl_llm.sampling.requests import Completion, SamplingParams
 from marl_llm.text import CHATML, ByteTokenizer, Chat
 from marl_llm.tools.chat import ChatReply
 from marl_llm.tools.results import success
@@ -16,7 +16,7 @@ from marl_llm.workflows.controller import Controller
 from marl_llm.workflows.errors import RolloutError, ToolRefusal
 from marl_llm.workflows.trajectory import Task
 
-OWN = Settings(temperature=0.5, top_p=0.9)
+OWN = SamplingParams(temperature=0.5, top_p=0.9)
 
 
 def role(**options):
@@ -48,7 +48,7 @@ def drawn(**other):
     return dataclasses.replace(Completion(tokens, -one, -one - 1, one + 1, "stop", 4, kept_ids=kept), **other)
 
 
-@pytest.mark.parametrize("settings", [None, Settings(temperature=0.25)], ids=["own", "controllers"])
+@pytest.mark.parametrize("settings", [None, SamplingParams(temperature=0.25)], ids=["own", "controllers"])
 def test_a_policy_is_asked_for_all_that_its_role_says(settings):
     generator = Draws(drawn())
     play(role(settings=OWN, max_tokens=7, stop=("z", "y"), timeout_s=9), generator, settings=settings)
@@ -78,7 +78,7 @@ def test_a_response_that_was_ended_from_outside_voids_its_play_and_says_after_ho
         play(role(), Draws(drawn(finish=finish)))
 
 
-@pytest.mark.parametrize("settings", [None, Settings(temperature=0.25)], ids=["own", "controllers"])
+@pytest.mark.parametrize("settings", [None, SamplingParams(temperature=0.25)], ids=["own", "controllers"])
 def test_a_model_from_outside_is_asked_for_all_that_its_role_says_and_its_own_options_come_first(settings):
     asked = []
 

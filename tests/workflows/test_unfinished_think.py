@@ -9,7 +9,7 @@ from wordy import Says
 
 from marl_llm.cli.tiny import make
 from marl_llm.models import load_pretrained
-from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.sampling import Engine, EngineConfig
 from marl_llm.sampling.requests import Completion
 from marl_llm.text import CHATML, ByteTokenizer, Chat, JinjaTemplate, load_chat
 from marl_llm.workflows import Controller, Role, Task, Workflow, plain, shared
@@ -43,7 +43,7 @@ def test_a_checkpoint_whose_prompt_opens_a_think_block_ends_within_it_where_the_
     path = make(tmp_path / "tiny", vocabulary=512, layers=1, width=32, head_dim=8, feed_forward=48)
     config, params = load_pretrained(path)
     chat = load_chat(path)
-    sizes = LaneConfig(max_num_seqs=4, prompt_tokens=256, response_tokens=8, decode_steps=8, admit=4)
+    sizes = EngineConfig(max_num_seqs=4, prompt_tokens=256, response_tokens=8, decode_steps=8, admit=4)
     with Engine({"policy": (config, params)}, jax.random.key(1), sizes=sizes) as engine:
         chats = {"on": Chat(chat.tokenizer, OPENS), "off": Chat(chat.tokenizer, QWEN3, OFF)}
         found = {mode: figures(engine, one, 8)["role/a/unfinished_think"] for mode, one in chats.items()}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from wordy import SPEECH, TOKENIZER, Says, completion
 
-from marl_llm.sampling.requests import RequestError, Settings
+from marl_llm.sampling.requests import RequestError, SamplingParams
 from marl_llm.tools.results import FailureKind, failed, success
 from marl_llm.workflows import (
     NOTHING,
@@ -208,7 +208,7 @@ def test_seeds_tell_every_request_apart():
 
 
 def test_settings_of_the_controller_stand_in_place_of_the_roles():
-    hot, cold = Settings(temperature=0.7), Settings(temperature=0.0)
+    hot, cold = SamplingParams(temperature=0.7), SamplingParams(temperature=0.0)
     for given, wanted in ((None, hot), (cold, cold)):
         generator = Says(echo)
         play(role("a", settings=hot), generator, settings=given)

@@ -9,7 +9,7 @@ import pytest
 from marl_llm.algorithms import advantages_for, make_recipe
 from marl_llm.games.coding import function_speech, function_task, function_tokenizer, mini_plan_code_verify_reflect
 from marl_llm.models import ModelConfig, init_params
-from marl_llm.sampling import Engine, LaneConfig
+from marl_llm.sampling import Engine, EngineConfig
 from marl_llm.training.packing import TokenSample, pack
 from marl_llm.workflows import Controller, Role, Workflow, repeat, shared
 from marl_llm.workflows.metrics import rollout_metrics
@@ -18,7 +18,7 @@ from marl_llm.workflows.samples import sample_table
 
 TOKENIZER = function_tokenizer()
 CONFIG = ModelConfig(vocab_size=TOKENIZER.vocab_size, width=16, layers=1, query_heads=2, key_value_heads=2, head_dim=8, feed_forward=16)
-SIZES = LaneConfig(max_num_seqs=8, prompt_tokens=48, response_tokens=48, decode_steps=8, admit=4)
+SIZES = EngineConfig(max_num_seqs=8, prompt_tokens=48, response_tokens=48, decode_steps=8, admit=4)
 
 
 def grade(code, tests):
@@ -50,14 +50,14 @@ def prefixes(engine, tasks):
     before = engine.stats()["policy"].get("reused_tokens", 0)
     with Controller(team, shared(team), engine, function_speech(), concurrency=1) as controller:
         calls = controller.play([dataclasses.replace(tasks[0], hidden=dict.fromkeys(("function", "tests")))]).trajectories[0].calls
-    known = sum(size for call in calls[:-1] if (size := len(call.prompt_ids) + call.tokens.size) > LaneConfig.reuse)
+    known = sum(size for call in calls[:-1] if (size := len(call.prompt_ids) + call.tokens.size) > EngineConfig.reuse)
     return engine.stats()["policy"]["reused_tokens"] - before, known
 
 
 def test_what_was_computed_for_a_conversation_is_not_computed_again(rollouts):
     reused, known = rollouts[0]
     assert known - 2 <= reused <= known  # nobody has read the last token of a response
-    assert reused >= LaneConfig.reuse
+    assert reused >= EngineConfig.reuse
 
 
 def test_the_same_is_said_whether_all_play_at_once_or_one_by_one(rollouts):

@@ -8,11 +8,11 @@ import pytest
 from test_engine import CONFIG, TOKENIZER, assert_same, plain, random_requests
 
 from marl_llm.models import init_params
-from marl_llm.sampling import Engine, LaneConfig, Request, lane
-from marl_llm.sampling.pages import page_bytes
+from marl_llm.sampling import Engine, EngineConfig, Request, scheduler
+from marl_llm.sampling.model_runner import page_bytes
 
 PAGE = 8
-SIZES = LaneConfig(
+SIZES = EngineConfig(
     max_num_seqs=8, prompt_tokens=64, response_tokens=16, decode_steps=4, admit=2, reuse=1, page=PAGE, piece=16, batch_invariant=True
 )
 SMALL = dataclasses.replace(SIZES, cache_bytes=14 * page_bytes(CONFIG, PAGE))  # eight of the longest requests want 80 pages
@@ -85,13 +85,13 @@ def test_who_leaves_tokens_out_is_computed_apart(params, monkeypatch):
     together = []
 
     def noted(settings):
-        together.append({lane_of([s]) for s in settings})
-        return lane_of(settings)
+        together.append({scheduler_of([s]) for s in settings})
+        return scheduler_of(settings)
 
-    lane_of = lane.truncation
-    monkeypatch.setattr(lane, "truncation", noted)
+    scheduler_of = scheduler.truncation
+    monkeypatch.setattr(scheduler, "truncation", noted)
     requests = random_requests(32, seed=4, models=("a",))
-    assert len({lane_of([r.settings]) for r in requests}) > 1
+    assert len({scheduler_of([r.settings]) for r in requests}) > 1
     served(params, SIZES, requests)
     assert max(map(len, together)) == 1
 
@@ -104,5 +104,5 @@ def test_there_is_one_shape_per_kind_of_program(params):
 
 
 def test_the_number_of_slots_must_leave_no_row_aside():
-    with pytest.raises(ValueError, match=r"LaneConfig\.max_num_seqs=12 must be a power of two with batch_invariant=True"):
+    with pytest.raises(ValueError, match=r"EngineConfig\.max_num_seqs=12 must be a power of two with batch_invariant=True"):
         dataclasses.replace(SIZES, max_num_seqs=12)

@@ -11,9 +11,9 @@ import pytest
 import scipy.stats
 
 from marl_llm.algorithms import kept_log_mass, kept_tokens, token_log_probs
-from marl_llm.sampling import RowSettings, Settings, draw, kept
-from marl_llm.sampling.draws import rows_of
+from marl_llm.sampling import RowSamplingParams, SamplingParams, kept, sample_token
 from marl_llm.sampling.requests import MAX_KEPT
+from marl_llm.sampling.token_sampling import rows_of
 
 search = jax.jit(kept)
 
@@ -21,7 +21,7 @@ search = jax.jit(kept)
 def settings_rows(rows):
     """Rows of (temperature, top_k, top_p, min_p, max_kept) as arrays."""
     kinds = (jnp.float32, jnp.int32, jnp.float32, jnp.float32, jnp.int32)
-    return RowSettings(*(jnp.asarray(x, kind) for x, kind in zip(zip(*rows, strict=True), kinds, strict=True)))
+    return RowSamplingParams(*(jnp.asarray(x, kind) for x, kind in zip(zip(*rows, strict=True), kinds, strict=True)))
 
 
 @pytest.mark.parametrize("top_k", [None, 1, 2, 7, 300])
@@ -30,7 +30,7 @@ def test_kept_sets_are_those_of_the_algorithms_room(top_k, top_p):
     rng = np.random.default_rng(0)
     z = rng.normal(size=(64, 45)).astype(np.float32) * rng.choice([0.1, 1, 8], (64, 1)).astype(np.float32)
     z[::7, 3] = -np.inf
-    got = np.asarray(search(jnp.asarray(z), rows_of(Settings(top_k=top_k, top_p=top_p), (64,))))
+    got = np.asarray(search(jnp.asarray(z), rows_of(SamplingParams(top_k=top_k, top_p=top_p), (64,))))
     want = np.asarray(kept_tokens(z, top_k=top_k, top_p=top_p))
     np.testing.assert_array_equal(got, want)
     assert got.any(-1).all()
@@ -38,24 +38,26 @@ def test_kept_sets_are_those_of_the_algorithms_room(top_k, top_p):
 
 def test_of_equal_logits_the_lower_ids_are_kept():
     z = jnp.asarray([[1.0, 2.0, 1.0, 1.0, 0.0], [0.0, -0.0, 0.0, -0.0, 0.0]])
-    np.testing.assert_array_equal(search(z, rows_of(Settings(top_k=3), (2,))), [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0]])
-    np.testing.assert_array_equal(search(z, rows_of(Settings(top_p=0.5), (2,))), [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]])
+    np.testing.assert_array_equal(search(z, rows_of(SamplingParams(top_k=3), (2,))), [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0]])
+    np.testing.assert_array_equal(search(z, rows_of(SamplingParams(top_p=0.5), (2,))), [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]])
 
 
 def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest():
     p = np.asarray([[0.5, 0.3, 0.1, 0.06, 0.04]])
     z = jnp.asarray(np.log(p), jnp.float32)
-    np.testing.assert_array_equal(search(z, rows_of(Settings(min_p=0.15), (1,))), [[1, 1, 1, 0, 0]])
+    np.testing.assert_array_equal(search(z, rows_of(SamplingParams(min_p=0.15), (1,))), [[1, 1, 1, 0, 0]])
     # after top-p: 0.5 and 0.3 are left
-    np.testing.assert_array_equal(search(z, rows_of(Settings(top_p=0.7, min_p=0.15), (1,))), [[1, 1, 0, 0, 0]])
+    np.testing.assert_array_equal(search(z, rows_of(SamplingParams(top_p=0.7, min_p=0.15), (1,))), [[1, 1, 0, 0, 0]])
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def drawn(logits, keys, settings):
-    return draw(logits, keys, settings)
+    return sample_token(logits, keys, settings)
 
 
-@pytest.mark.parametrize("settings", [Settings(0.7, top_k=5), Settings(1.0, top_p=0.96), Settings(1.4, top_k=9, top_p=0.9, min_p=0.05)])
+@pytest.mark.parametrize(
+    "settings", [SamplingParams(0.7, top_k=5), SamplingParams(1.0, top_p=0.96), SamplingParams(1.4, top_k=9, top_p=0.9, min_p=0.05)]
+)
 def test_draws_follow_the_truncated_distribution_and_report_it(settings):
     n, v = 20_000, 33
     logits = np.random.default_rng(3).normal(size=v).astype(np.float32) * 2
@@ -79,7 +81,7 @@ def test_draws_follow_the_truncated_distribution_and_report_it(settings):
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
 def test_the_entropy_is_that_of_the_model_whatever_the_temperature_of_the_draw(temperature):
     z = np.random.default_rng(1).normal(size=(6, 17)).astype(np.float32) * 2
-    drawn = draw(jnp.asarray(z), jax.random.split(jax.random.key(0), 6), Settings(temperature=temperature))
+    drawn = sample_token(jnp.asarray(z), jax.random.split(jax.random.key(0), 6), SamplingParams(temperature=temperature))
     want = scipy.stats.entropy(np.exp(z.astype(np.float64)), axis=-1)
     np.testing.assert_allclose(drawn.entropy, want, rtol=1e-5)
 
@@ -88,9 +90,9 @@ def test_rows_may_have_settings_of_their_own():
     rows = [(1.0, 0, 1.0, 0.0, 0), (0.0, 0, 1.0, 0.0, 3), (0.7, 4, 1.0, 0.0, 4), (1.3, 0, 0.6, 0.0, 0), (1.0, 5, 0.9, 0.1, 2)]
     logits = jnp.asarray(np.random.default_rng(4).normal(size=(5, 40)), jnp.float32)
     keys = jax.random.split(jax.random.key(2), 5)
-    together = jax.jit(draw, static_argnames="width")(logits, keys, settings_rows(rows), width=6)
+    together = jax.jit(sample_token, static_argnames="width")(logits, keys, settings_rows(rows), width=6)
     for i, (t, k, p, m, most) in enumerate(rows):
-        alone = drawn(logits[i : i + 1], keys[i : i + 1], Settings(t, k or None, p, m, most or None))
+        alone = drawn(logits[i : i + 1], keys[i : i + 1], SamplingParams(t, k or None, p, m, most or None))
         for name in together._fields[:4] if not most else together._fields:
             got = getattr(together, name)[i]
             got = got[:most] if name == "kept_ids" else got
@@ -102,10 +104,12 @@ def test_rows_may_have_settings_of_their_own():
 @pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": -0.1}])
 def test_settings_that_cannot_be_are_told(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
-        Settings(**bad)
+        SamplingParams(**bad)
 
 
-@pytest.mark.parametrize("settings", [Settings(0.7, top_k=5), Settings(1.4, top_p=0.9), Settings(1.0, top_k=9, top_p=0.8, min_p=0.02)])
+@pytest.mark.parametrize(
+    "settings", [SamplingParams(0.7, top_k=5), SamplingParams(1.4, top_p=0.9), SamplingParams(1.0, top_k=9, top_p=0.8, min_p=0.02)]
+)
 def test_kept_ids_are_the_kept_set_likeliest_first_with_its_log_mass(settings):
     n, v, most = 32, 33, 12
     logits = jnp.asarray(np.random.default_rng(5).normal(size=(n, v)) * 3, jnp.float32)
@@ -134,31 +138,31 @@ def test_kept_ids_are_the_kept_set_likeliest_first_with_its_log_mass(settings):
 
 def test_a_limit_on_kept_tokens_shows_in_the_log_mass_and_ties_go_to_lower_ids():
     flat = jnp.zeros((4, 100))
-    out = drawn(flat, jax.random.split(jax.random.key(0), 4), Settings(top_p=0.9, max_kept=8))
+    out = drawn(flat, jax.random.split(jax.random.key(0), 4), SamplingParams(top_p=0.9, max_kept=8))
     np.testing.assert_array_equal(out.kept_ids, np.tile(np.arange(8), (4, 1)))
     np.testing.assert_allclose(out.kept_log_mass, np.log(0.08), atol=1e-5)
     np.testing.assert_allclose(out.sampled_log_prob, -np.log(8), atol=1e-5)
-    wide = drawn(flat[:, :5], jax.random.split(jax.random.key(0), 4), Settings(max_kept=8))  # wider than the vocabulary
+    wide = drawn(flat[:, :5], jax.random.split(jax.random.key(0), 4), SamplingParams(max_kept=8))  # wider than the vocabulary
     np.testing.assert_array_equal(wide.kept_ids, np.tile([0, 1, 2, 3, 4, -1, -1, -1], (4, 1)))
 
 
 def test_a_greedy_draw_has_kept_the_likeliest():
     logits = jnp.asarray([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0]])
     keys = jax.random.split(jax.random.key(0), 2)
-    rows = RowSettings(*(jnp.asarray([x, x]) for x in (0.0, 0, 0.9, 0.0, 2)))
-    by_rows = jax.jit(draw, static_argnames="width")(logits, keys, rows, width=2)
-    for out in (drawn(logits, keys, Settings(0.0, top_p=0.9, max_kept=2)), by_rows):
+    rows = RowSamplingParams(*(jnp.asarray([x, x]) for x in (0.0, 0, 0.9, 0.0, 2)))
+    by_rows = jax.jit(sample_token, static_argnames="width")(logits, keys, rows, width=2)
+    for out in (drawn(logits, keys, SamplingParams(0.0, top_p=0.9, max_kept=2)), by_rows):
         np.testing.assert_array_equal(out.kept_ids, [[1, -1], [0, -1]])
         np.testing.assert_allclose(out.kept_log_mass, out.log_prob, atol=1e-6)
         np.testing.assert_array_equal(out.sampled_log_prob, 0)
 
 
 def test_settings_to_train_ask_for_kept_ids_only_where_tokens_are_left_out():
-    assert Settings.to_train(0.7) == Settings(0.7)
-    assert Settings.to_train(0.7, top_k=20, top_p=0.9) == Settings(0.7, 20, 0.9, max_kept=20)
-    assert Settings.to_train(top_p=0.9).max_kept == MAX_KEPT
+    assert SamplingParams.to_train(0.7) == SamplingParams(0.7)
+    assert SamplingParams.to_train(0.7, top_k=20, top_p=0.9) == SamplingParams(0.7, 20, 0.9, max_kept=20)
+    assert SamplingParams.to_train(top_p=0.9).max_kept == MAX_KEPT
     with pytest.raises(ValueError, match="max_kept"):
-        Settings(max_kept=0)
+        SamplingParams(max_kept=0)
 
 
 def test_a_greedy_draw_takes_the_first_of_equals():
@@ -166,22 +170,23 @@ def test_a_greedy_draw_takes_the_first_of_equals():
     logits = rng.integers(-3, 4, (50, 300)).astype(np.float32)
     logits[0], logits[1] = -np.inf, -5.0
     logits[0, 7] = 0.0
-    for settings in (Settings(0.0), rows_of(Settings(0.0), (50,))):
-        drawn = draw(jnp.asarray(logits), jax.random.split(jax.random.key(0), 50), settings)
+    for settings in (SamplingParams(0.0), rows_of(SamplingParams(0.0), (50,))):
+        drawn = sample_token(jnp.asarray(logits), jax.random.split(jax.random.key(0), 50), settings)
         np.testing.assert_array_equal(drawn.token, logits.argmax(axis=-1))
 
 
 def test_a_draw_holds_little_beside_the_logits_of_a_large_vocabulary():
     v, rows = 151_936, 4
     shapes = jax.ShapeDtypeStruct((rows, v), jnp.float32), jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
-    settings = jax.eval_shape(lambda: rows_of(Settings(), (rows,)))
-    program = jax.jit(lambda logits, keys, settings: draw(logits, keys, settings, False)).lower(*shapes, settings).compile()
+    settings = jax.eval_shape(lambda: rows_of(SamplingParams(), (rows,)))
+    program = jax.jit(lambda logits, keys, settings: sample_token(logits, keys, settings, False)).lower(*shapes, settings).compile()
     assert program.memory_analysis().temp_size_in_bytes < 4 * rows * v * 4
 
 
-@pytest.mark.parametrize("settings", [Settings(), Settings(0.7, top_k=5, top_p=0.9)])
+@pytest.mark.parametrize("settings", [SamplingParams(), SamplingParams(0.7, top_k=5, top_p=0.9)])
 def test_no_product_of_a_draw_rounds_its_weights(settings):
-    program = jax.jit(lambda logits, keys: draw(logits, keys, settings)).lower(jnp.zeros((2, 9000)), jax.random.split(jax.random.key(0), 2))
+    program = jax.jit(lambda logits, keys: sample_token(logits, keys, settings))
+    program = program.lower(jnp.zeros((2, 9000)), jax.random.split(jax.random.key(0), 2))
     products = re.findall(r"stablehlo.dot_general.*", program.as_text())
     assert len(products) >= 3  # blocks of blocks, blocks, tokens
     assert all("precision = [HIGHEST, HIGHEST]" in product for product in products)

@@ -1,8 +1,8 @@
 """The host part of one model of the engine, or of several on one base: who waits, who holds which pages, what decodes next.
 
-With `LaneConfig.batch_invariant` a request gets the same bytes alone, in company, in any order and pool. Programs have one shape: all slots
-decode, prompts enter a page at a time. A row reads its own pages; it takes over whole pages of prompts from others, nothing decoded; it
-enters when there are pages for its longest answer, so none is paused; draws with and without top-k or top-p wait for each other.
+With `EngineConfig.batch_invariant` a request gets the same bytes alone, in company, in any order and pool. Programs have one shape: all
+`max_num_seqs` rows decode, prompts enter a page at a time. A row reads its own pages, and takes over whole pages of prompts alone. It
+enters when there are pages for its longest answer: none is paused. Rows with and without top-k or top-p are never decoded together.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from jaxtyping import Array, Key
 
 from marl_llm.models import ModelConfig
 from marl_llm.models.pages import touched
-from marl_llm.sampling.draws import Drawn
-from marl_llm.sampling.pages import Admission, Row, Rules, admit, decode, decoded_layout, entered_layout
+from marl_llm.sampling.model_runner import Admission, Row, Rules, admit, decode, decoded_layout, entered_layout
 from marl_llm.sampling.requests import Request, RequestError
-from marl_llm.sampling.stops import StopRule, stop_rule
-from marl_llm.sampling.store import PageStore
-from marl_llm.sampling.tickets import (  # fmt: skip
-    LaneConfig,
-    Ticket,
+from marl_llm.sampling.sequences import (  # fmt: skip
+    EngineConfig,
+    SequenceState,
     bucket,
     common_length,
     drawn_otherwise,
-    draws_of,
     never_served,
     next_piece,
     page_lists,
     page_table,
+    sampling_metadata,
     together,
     truncation,
 )
+from marl_llm.sampling.stops import StopRule, stop_rule
+from marl_llm.sampling.store import PageStore
 from marl_llm.sampling.timed import Timed
+from marl_llm.sampling.token_sampling import SampledToken
 from marl_llm.sampling.transfer import Layout, layout_of, packed, unpacked
 from marl_llm.sampling.weights import Weights, served_stacked
 from marl_llm.text import Tokenizer
@@ -47,28 +47,28 @@ from marl_llm.text import Tokenizer
 PROGRAM_TOKENS = 1024  # of prompts in one program, about
 SMALL = {"cpu": 1e9}  # FLOPs of such a program up to which a model is small, 1e12 on an accelerator: 10 ms
 MOST_RULES = 64  # stop rules held at a time, 0.6 MB each of a vocabulary of 151,936
-COMPACT = (2, 4, 8)  # with at most this part of its slots living on each device, only that part is computed; and single requests alone
+COMPACT = (2, 4, 8)  # with at most this part of its slots running on each device, only that part is computed; and single requests alone
 PIECE = {"cpu": 256}  # tokens of a piece, 512 elsewhere: on a CPU about what a chunk of 32 rows takes
 
 
-class Lane:
+class Scheduler:
     """The requests of one model, or of several on one base (`weights`). Not thread-safe: the engine's thread owns it.
 
     Attributes:
       waiting: who has not entered, or was paused, in the order of their numbers.
-      entering: who holds pages and whose prompt is not computed to its end. living: who decodes.
+      prefilling: who holds pages and whose prompt is not computed to its end. running: who decodes.
     """
 
     def __init__(
-        self, models: Mapping[str, dict], config: ModelConfig, sizes: LaneConfig, root: Key[Array, ""], mesh: Mesh | None,
+        self, models: Mapping[str, dict], config: ModelConfig, sizes: EngineConfig, root: Key[Array, ""], mesh: Mesh | None,
         tokenizer: Tokenizer | None, store: PageStore | None = None,
     ):  # fmt: skip
         self.names, self.config, self.sizes, self.root, self.mesh, self.tokenizer = tuple(models), config, sizes, root, mesh, tokenizer
         self.name = "+".join(models)
-        self.waiting: collections.deque[Ticket] = collections.deque()
-        self.entering: list[Ticket] = []
-        self.living: list[Ticket] = []
-        self.meanwhile: Callable[[], None] = lambda: None  # called while a program runs, and before one is compiled
+        self.waiting: collections.deque[SequenceState] = collections.deque()
+        self.prefilling: list[SequenceState] = []
+        self.running: list[SequenceState] = []
+        self.on_idle: Callable[[], None] = lambda: None  # called while a program runs, and before one is compiled
         self.starved: int | None = None  # number of the oldest request that lacks pages, if one does
         stacked = served_stacked(config, next(iter(models.values())), mesh)
         self.store = store or PageStore(self.name, config, sizes, mesh, stacked=stacked)
@@ -97,7 +97,7 @@ class Lane:
     # ------------------------------------------------------------------------------------------------ parameters
     @property
     def can_swap(self) -> bool:
-        """Whether new parameters may take effect: whenever there are any, or once nobody is under way (`LaneConfig.weight_update`)."""
+        """Whether new parameters may take effect: whenever there are any, or once nobody is under way (`EngineConfig.weight_update`)."""
         return bool(self.weights.pending) and (self.sizes.weight_update == "in_flight" or not self.busy)
 
     def swap(self) -> None:
@@ -107,16 +107,16 @@ class Lane:
         computed to its end begins again, so that those who share it still can.
         """
         changed = tuple(self.weights.pending)
-        for ticket in [t for t in self.entering if t.request.model in changed]:
-            self._wait(ticket)
+        for sequence in [t for t in self.prefilling if t.request.model in changed]:
+            self._wait(sequence)
             self.stats["begun_again"] += 1
         with self._program("swap"):
             self.weights.swap()
         for name in changed:
             for pool in self.pools:
                 pool.clear(self.first_model + self.names.index(name))
-        for ticket in self.living:
-            ticket.version = self.weights.versions[ticket.request.model]
+        for sequence in self.running:
+            sequence.version = self.weights.versions[sequence.request.model]
 
     def release(self) -> None:
         """Gives up what it has on the devices; nothing can be asked of it any more."""
@@ -138,10 +138,8 @@ class Lane:
         except ValueError as error:
             raise RequestError(f"request refused: {error}") from error
         if len(rule.ends) > sizes.rule_states:
-            raise RequestError(
-                f"request refused: its stop rule has {len(rule.ends)} states; this engine holds {sizes.rule_states} "
-                "(LaneConfig.rule_states)"
-            )
+            held = f"this engine holds {sizes.rule_states} (EngineConfig.rule_states)"
+            raise RequestError(f"request refused: its stop rule has {len(rule.ends)} states; {held}")
         return rule
 
     def _rule(self, rule: StopRule) -> int | None:
@@ -173,22 +171,22 @@ class Lane:
     @property
     def busy(self) -> bool:
         """Whether anybody has begun and is not answered."""
-        return bool(self.entering or self.living) or any(t.begun for t in self.waiting)
+        return bool(self.prefilling or self.running) or any(t.begun for t in self.waiting)
 
     @property
-    def tickets(self) -> list[Ticket]:
+    def sequences(self) -> list[SequenceState]:
         """All that are not answered."""
-        return [*self.waiting, *self.entering, *self.living]
+        return [*self.waiting, *self.prefilling, *self.running]
 
     # ------------------------------------------------------------------------------------------------ pages
-    def _enter(self, ticket: Ticket, reserve: int) -> bool:
+    def _enter(self, sequence: SequenceState, reserve: int) -> bool:
         """Gives a request a place and the pages of what it has so far, shared where others hold the same. False if there is no room."""
-        taken = collections.Counter(t.part for t in (*self.entering, *self.living))
-        ids = np.asarray(ticket.request.prompt, np.int32) if ticket.ids is None else ticket.ids[: ticket.size]
+        taken = collections.Counter(t.part for t in (*self.prefilling, *self.running))
+        ids = np.asarray(sequence.request.prompt, np.int32) if sequence.ids is None else sequence.ids[: sequence.size]
         found = []
         for part, pool in enumerate(self.pools):
             if taken[part] < self.sizes.max_num_seqs // self.parts:
-                chain, last, common = pool.find(ids, self._model(ticket), math.inf if self.sizes.batch_invariant else self.sizes.reuse)
+                chain, last, common = pool.find(ids, self._model(sequence), math.inf if self.sizes.batch_invariant else self.sizes.reuse)
                 common -= len(chain) * self.page + common == len(ids) and common > 0  # the last token is computed for what follows it
                 found.append((len(chain) * self.page + common, -taken[part], -part, chain, last, common))
         if not found:
@@ -201,75 +199,76 @@ class Lane:
             kept, chain, last, common = 0, [], None, 0
         pool, held = self.pools[-part], [*chain, *([last] if common else [])]
         pool.own(held)  # before anything is given away
-        need = -(-(ticket.longest if self.sizes.batch_invariant else len(ids)) // self.page) - len(chain)
+        need = -(-(sequence.longest if self.sizes.batch_invariant else len(ids)) // self.page) - len(chain)
         if pool.available < need + reserve and common:  # the page to copy from may be the one that is needed
             pool.release([held.pop()])
             kept, last, common = kept - common, None, 0
         if pool.available < need + reserve:
             pool.release(held)
-            self.starved = ticket.number
+            self.starved = sequence.number
             return False
         fresh = [pool.take() for _ in range(need)]
-        if not ticket.begun:
-            ticket.ids = np.zeros(ticket.longest + 1, np.int32)
-            ticket.ids[: len(ids)], ticket.size, ticket.reused = ids, len(ids), min(kept, len(ids) - 1)
+        if not sequence.begun:
+            sequence.ids = np.zeros(sequence.longest + 1, np.int32)
+            sequence.ids[: len(ids)], sequence.size, sequence.reused = ids, len(ids), min(kept, len(ids) - 1)
             self.stats["prompt_tokens"] += len(ids)
-            self.stats["reused_tokens"] += ticket.reused
+            self.stats["reused_tokens"] += sequence.reused
             self.stats["requests"] += 1
-        ticket.part, ticket.nodes, ticket.shared = -part, [*chain, *fresh], len(chain)
-        ticket.version = self.weights.versions[ticket.request.model]
-        ticket.cached = min(kept, len(ids) - 1)
-        ticket.source = last if common else None
+        sequence.part, sequence.nodes, sequence.shared = -part, [*chain, *fresh], len(chain)
+        sequence.version = self.weights.versions[sequence.request.model]
+        sequence.cached = min(kept, len(ids) - 1)
+        sequence.source = last if common else None
         return True
 
-    def _model(self, ticket: Ticket) -> int:
-        return self.first_model + self.names.index(ticket.request.model)
+    def _model(self, sequence: SequenceState) -> int:
+        return self.first_model + self.names.index(sequence.request.model)
 
-    def _leave(self, ticket: Ticket) -> None:
+    def _leave(self, sequence: SequenceState) -> None:
         """Gives up a request's place and pages; what they hold stays until the place is needed."""
-        pool = self.pools[ticket.part]
-        self._copied(ticket)
-        pool.release(ticket.nodes)
-        ticket.nodes, ticket.cached = [], 0
-        for where in (self.entering, self.living):
-            if ticket in where:
-                where.remove(ticket)
+        pool = self.pools[sequence.part]
+        self._copied(sequence)
+        pool.release(sequence.nodes)
+        sequence.nodes, sequence.cached = [], 0
+        for where in (self.prefilling, self.running):
+            if sequence in where:
+                where.remove(sequence)
 
-    def _copied(self, ticket: Ticket) -> None:
-        if ticket.source is not None:
-            self.pools[ticket.part].release([ticket.source])
-            ticket.source = None
+    def _copied(self, sequence: SequenceState) -> None:
+        if sequence.source is not None:
+            self.pools[sequence.part].release([sequence.source])
+            sequence.source = None
 
-    def _grown(self, ticket: Ticket, tokens: int) -> None:
+    def _grown(self, sequence: SequenceState, tokens: int) -> None:
         """Says that the keys and values of so many further tokens are in pages."""
-        pool, begin = self.pools[ticket.part], ticket.cached // self.page
-        ticket.cached += tokens
-        if self.sizes.batch_invariant and ticket.drawn:
+        pool, begin = self.pools[sequence.part], sequence.cached // self.page
+        sequence.cached += tokens
+        if self.sizes.batch_invariant and sequence.drawn:
             return  # what was decoded is for nobody else
-        for i in range(begin, -(-ticket.cached // self.page)):
-            parent = ticket.nodes[i - 1] if i else pool.root(self._model(ticket))
-            ticket.nodes[i] = pool.grown(ticket.nodes[i], parent, ticket.ids[i * self.page : min((i + 1) * self.page, ticket.cached)])
+        for i in range(begin, -(-sequence.cached // self.page)):
+            parent = sequence.nodes[i - 1] if i else pool.root(self._model(sequence))
+            held = sequence.ids[i * self.page : min((i + 1) * self.page, sequence.cached)]
+            sequence.nodes[i] = pool.grown(sequence.nodes[i], parent, held)
 
-    def _provide(self) -> None:
+    def _allocate_blocks(self) -> None:
         """Pages for the next chunk, the oldest first. Where they do not suffice the youngest are paused: their pages are given away as they
         are needed, and what is lost is computed again."""
-        for ticket in sorted(self.living, key=lambda t: t.number):
-            pool = self.pools[ticket.part]
-            while ticket.nodes and (
-                need := -(-min(ticket.cached + self.sizes.decode_steps, ticket.longest) // self.page) - len(ticket.nodes)) > 0:
+        for sequence in sorted(self.running, key=lambda t: t.number):
+            pool = self.pools[sequence.part]
+            while sequence.nodes and (
+                need := -(-min(sequence.cached + self.sizes.decode_steps, sequence.longest) // self.page) - len(sequence.nodes)) > 0:
                 if pool.available >= need:
-                    ticket.nodes += [pool.take() for _ in range(need)]
+                    sequence.nodes += [pool.take() for _ in range(need)]
                 else:
-                    lane, youngest = self.store.youngest(ticket.part)
-                    lane._pause(youngest)
+                    scheduler, youngest = self.store.youngest(sequence.part)
+                    scheduler._pause(youngest)
 
-    def _pause(self, ticket: Ticket) -> None:
-        self._wait(ticket)
+    def _pause(self, sequence: SequenceState) -> None:
+        self._wait(sequence)
         self.stats["paused"] += 1
 
-    def _wait(self, ticket: Ticket) -> None:
-        self._leave(ticket)
-        self.waiting = collections.deque(sorted((ticket, *self.waiting), key=lambda t: t.number))
+    def _wait(self, sequence: SequenceState) -> None:
+        self._leave(sequence)
+        self.waiting = collections.deque(sorted((sequence, *self.waiting), key=lambda t: t.number))
 
     # ------------------------------------------------------------------------------------------------ admission
     def admit(self) -> tuple[int, bool]:
@@ -284,35 +283,36 @@ class Lane:
             self.waiting = collections.deque(t for t in self.waiting if t.begun)
         entered, later = 0, []
         most = together(self.sizes, self.sizes.max_num_seqs // self.parts, 8, PROGRAM_TOKENS, self.few)[1]
-        while self.waiting and len(self.entering) < most * self.parts and len(later) < 4 * most:
-            ticket = self.waiting.popleft()
-            full = self._rule(ticket.rule) is None or self.sizes.batch_invariant and drawn_otherwise(ticket, (*self.entering, *self.living))
-            if full or self._sibling(ticket):
-                later.append(ticket)
+        while self.waiting and len(self.prefilling) < most * self.parts and len(later) < 4 * most:
+            sequence = self.waiting.popleft()
+            other_program = self.sizes.batch_invariant and drawn_otherwise(sequence, (*self.prefilling, *self.running))
+            full = self._rule(sequence.rule) is None or other_program
+            if full or self._waits_for_shared_prefix(sequence):
+                later.append(sequence)
                 if full:
                     break
                 continue
-            new = not ticket.begun
-            if self.store.waits(ticket) or not self._enter(ticket, 0 if self.sizes.batch_invariant else self.store.reserve):
-                later.append(ticket)
+            new = not sequence.begun
+            if self.store.waits(sequence) or not self._enter(sequence, 0 if self.sizes.batch_invariant else self.store.reserve):
+                later.append(sequence)
                 break
             entered += new
-            self.entering.append(ticket)
+            self.prefilling.append(sequence)
         self.waiting.extendleft(reversed(later))
         self.waiting.extend(apart)
-        if not self.entering:
+        if not self.prefilling:
             return entered, False
         whole = self._run_admission()
         self._computed += self.piece
-        return entered, whole or not self.living or self._computed < self.between
+        return entered, whole or not self.running or self._computed < self.between
 
-    def _sibling(self, ticket: Ticket) -> bool:
+    def _waits_for_shared_prefix(self, sequence: SequenceState) -> bool:
         """Whether one that is being computed will leave more to take over than there is now."""
-        if ticket.size <= self.sizes.reuse and len(ticket.request.prompt) <= self.sizes.reuse:
+        if sequence.size <= self.sizes.reuse and len(sequence.request.prompt) <= self.sizes.reuse:
             return False  # all but the last token may be taken over
-        ids = np.asarray(ticket.request.prompt, np.int32) if ticket.ids is None else ticket.ids[: ticket.size]
-        for other in self.entering:
-            if other.request.model != ticket.request.model or not np.array_equal(ids[: self.sizes.reuse], other.ids[: self.sizes.reuse]):
+        ids = np.asarray(sequence.request.prompt, np.int32) if sequence.ids is None else sequence.ids[: sequence.size]
+        for other in self.prefilling:
+            if other.request.model != sequence.request.model or not np.array_equal(ids[: self.sizes.reuse], other.ids[: self.sizes.reuse]):
                 continue
             common = common_length(ids, other.ids[: other.size])
             common -= common % self.page if self.sizes.batch_invariant else 0
@@ -320,24 +320,24 @@ class Lane:
                 return True
         return False
 
-    def _company(self) -> tuple[list[Ticket], bool, int]:
+    def _same_shape_batch(self) -> tuple[list[SequenceState], bool, int]:
         """Whose next pieces are the next program, as far as there is room in it; whether it reads pages; its length in tokens."""
-        first = min(self.entering, key=lambda t: t.number)
+        first = min(self.prefilling, key=lambda t: t.number)
         least = 16 if self.few else self.piece if self.sizes.batch_invariant else 8
 
         def shape(t):
             length = min(bucket(next_piece(t, self.piece, self.far), least), max(self.piece, least))
             return self.sizes.batch_invariant or self.few or t.cached > 0, length
 
-        same = sorted((t for t in self.entering if shape(t) == shape(first)), key=lambda t: t.number)
+        same = sorted((t for t in self.prefilling if shape(t) == shape(first)), key=lambda t: t.number)
         if self.few and first.size - first.cached <= self.piece:  # all whose prompts end here, the longest first: few programs
-            same = sorted((t for t in self.entering if t.size - t.cached <= self.piece), key=lambda t: (-shape(t)[1], t.number))
+            same = sorted((t for t in self.prefilling if t.size - t.cached <= self.piece), key=lambda t: (-shape(t)[1], t.number))
         return same, *shape(same[0])
 
     def _run_admission(self) -> bool:
         """The next piece of the oldest that enter, as many as belong into one program. Whether it was the last of all of them."""
         sizes, page = self.sizes, self.page
-        same, reuses, length = self._company()
+        same, reuses, length = self._same_shape_batch()
         few, many = together(sizes, sizes.max_num_seqs // self.parts, length, max(2 * self.between, PROGRAM_TOKENS), self.few)
         parts = [[t for t in same if t.part == part][:many] for part in range(self.parts)]
         most = max(map(len, parts))
@@ -347,74 +347,74 @@ class Lane:
         tokens, beginning, target = (np.zeros((n, size), np.int32) for size in (length, self.room, width))
         new, kept, base = np.zeros((3, n), np.int32)
         new[:], target[:] = 1, self.pools[0].pages
-        for i, ticket in rows:
-            count = next_piece(ticket, self.piece, self.far)
-            tokens[i, :count], new[i], kept[i] = ticket.ids[ticket.cached : ticket.cached + count], count, ticket.cached
-            at = ticket.cached // page
-            read = [node.page for node in ticket.nodes[: -(-ticket.cached // page)]]
-            if ticket.source is not None:
-                read[at] = ticket.source.page
+        for i, sequence in rows:
+            count = next_piece(sequence, self.piece, self.far)
+            tokens[i, :count], new[i], kept[i] = sequence.ids[sequence.cached : sequence.cached + count], count, sequence.cached
+            at = sequence.cached // page
+            read = [node.page for node in sequence.nodes[: -(-sequence.cached // page)]]
+            if sequence.source is not None:
+                read[at] = sequence.source.page
             beginning[i, : len(read)], base[i] = read, read[at] if len(read) > at else 0
-            for k in range(max(at, ticket.shared), -(-(ticket.cached + count) // page)):  # shared pages are full already
-                target[i, k - at] = ticket.nodes[k].page
+            for k in range(max(at, sequence.shared), -(-(sequence.cached + count) // page)):  # shared pages are full already
+                target[i, k - at] = sequence.nodes[k].page
         rules, (truncates, kept_width) = self._tables(), truncation([t.request.settings for _, t in rows])
         of_parts = (x.reshape(self.parts, b, *x.shape[1:]) for x in (beginning, kept, base, target))
-        a = Admission(tokens, new, *of_parts, draws_of(n, rows, self.rules, self.names))
+        a = Admission(tokens, new, *of_parts, sampling_metadata(n, rows, self.rules, self.names))
         with self._program("admit", n, length, not reuses, truncates, kept_width, rules.table.shape, len(rules.classes)):
             done = self._run(admit, a, rules, entered_layout(n, kept_width), fresh=not reuses, truncates=truncates, width=kept_width)
         state, alive = done.state.tolist(), done.alive.tolist()
         self.stats["admit_programs"] += 1
         self.stats["computed_tokens"] += int(sum(new[i] for i, _ in rows))
         whole = True
-        for i, ticket in rows:
-            self._copied(ticket)
-            self._grown(ticket, int(new[i]))
-            if ticket.cached < ticket.size:
+        for i, sequence in rows:
+            self._copied(sequence)
+            self._grown(sequence, int(new[i]))
+            if sequence.cached < sequence.size:
                 whole = False
                 continue
-            self.entering.remove(ticket)
-            self.living.append(ticket)
-            self._took(ticket, done.drawn, (slice(i, i + 1),), 0, state[i], alive[i])
+            self.prefilling.remove(sequence)
+            self.running.append(sequence)
+            self._took(sequence, done.drawn, (slice(i, i + 1),), 0, state[i], alive[i])
         return whole
 
-    def _took(self, ticket: Ticket, drawn: Drawn, at: tuple, cached: int, state: int, alive: bool) -> None:
+    def _took(self, sequence: SequenceState, drawn: SampledToken, at: tuple, cached: int, state: int, alive: bool) -> None:
         """Takes over what a program drew for a request and that it computed `cached` tokens, and answers the request if it has ended."""
-        self.stats["sampled_tokens"] += len(ticket.add(drawn, at))
-        self._grown(ticket, cached)
-        ticket.state = int(state) - self.rules[id(ticket.rule)]
+        self.stats["sampled_tokens"] += len(sequence.add(drawn, at))
+        self._grown(sequence, cached)
+        sequence.state = int(state) - self.rules[id(sequence.rule)]
         if not alive:
-            self._leave(ticket)
-            ticket.answer("stop" if ticket.rule.ends[ticket.state] else "length")
+            self._leave(sequence)
+            sequence.answer("stop" if sequence.rule.ends[sequence.state] else "length")
 
     # ------------------------------------------------------------------------------------------------ decoding
     def step(self, now: float) -> None:
-        """One chunk in all living rows; answers those that ended, were cancelled or ran out of time."""
-        for ticket in [t for t in (*self.entering, *self.living) if t.cancelled or t.expired(now)]:
-            self._leave(ticket)
-            ticket.answer("timeout" if ticket.expired(now) and not ticket.cancelled else "cancelled")
-        self._provide()
+        """One chunk in all running rows; answers those that ended, were cancelled or ran out of time."""
+        for sequence in [t for t in (*self.prefilling, *self.running) if t.cancelled or t.expired(now)]:
+            self._leave(sequence)
+            sequence.answer("timeout" if sequence.expired(now) and not sequence.cancelled else "cancelled")
+        self._allocate_blocks()
         self._computed = 0
-        if not self.living:
+        if not self.running:
             return
-        fullest = max(collections.Counter(t.part for t in self.living).values())
+        fullest = max(collections.Counter(t.part for t in self.running).values())
         s = next(n for n in self._places if n >= fullest)
         places, rows = [part * s for part in range(self.parts)], []
-        for ticket in self.living:
-            rows.append((places[ticket.part], ticket))
-            places[ticket.part] += 1
+        for sequence in self.running:
+            rows.append((places[sequence.part], sequence))
+            places[sequence.part] += 1
         n, chunk = self.parts * s, self.sizes.decode_steps
         token, length, alive = np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, bool)
         target = np.full((n, touched(self.page, chunk)), self.pools[0].pages, np.int32)
-        for i, ticket in rows:
-            token[i], length[i], alive[i] = ticket.ids[ticket.size - 1], ticket.cached, True
-            write = [node.page for node in ticket.nodes[ticket.cached // self.page :]][: target.shape[1]]
+        for i, sequence in rows:
+            token[i], length[i], alive[i] = sequence.ids[sequence.size - 1], sequence.cached, True
+            write = [node.page for node in sequence.nodes[sequence.cached // self.page :]][: target.shape[1]]
             target[i, : len(write)] = write
-        exact, of = self.sizes.batch_invariant, (rows, s, self.parts)
-        lists = page_table(*of, self.room) if exact else page_lists(*of, self.page)
-        rules, (truncates, width) = self._tables(), truncation([t.request.settings for t in self.living])
-        given = Row(token, length, alive, target.reshape(self.parts, s, -1), draws_of(n, rows, self.rules, self.names))
-        self._weigh()
-        entries, shape = [x.page.shape[1] for x in lists if not exact], (*rules.table.shape, len(rules.classes))
+        own_pages, of = self.sizes.batch_invariant, (rows, s, self.parts)
+        lists = page_table(*of, self.room) if own_pages else page_lists(*of, self.page)
+        rules, (truncates, width) = self._tables(), truncation([t.request.settings for t in self.running])
+        given = Row(token, length, alive, target.reshape(self.parts, s, -1), sampling_metadata(n, rows, self.rules, self.names))
+        self._record_peak()
+        entries, shape = [x.page.shape[1] for x in lists if not own_pages], (*rules.table.shape, len(rules.classes))
         with self._program("decode", chunk, n, *entries, truncates, width, shape):
             done = self._run(decode, (given, lists), rules, decoded_layout(chunk, n, width), chunk=chunk, truncates=truncates, width=width)
         drawn, where = done.chunk
@@ -422,10 +422,10 @@ class Lane:
         steps = int(where.any(axis=1).sum())
         self.stats["steps"] += steps
         self.stats["slot_steps"] += steps * n
-        for i, ticket in rows:
+        for i, sequence in rows:
             count = int(where[:, i].sum())
             self.stats["computed_tokens"] += count
-            self._took(ticket, drawn, (slice(0, count), i), count, state[i], alive[i])  # cached: all but the last one drawn
+            self._took(sequence, drawn, (slice(0, count), i), count, state[i], alive[i])  # cached: all but the last one drawn
 
     def _run(self, program: Callable, given: Any, rules: Rules, gives: Layout, **how: Any) -> Any:
         """What a program makes of what it is given; one array goes to the devices, and one comes back. It takes over the pages."""
@@ -434,17 +434,17 @@ class Lane:
             self.config, self.weights.params, before, packed(given), rules, self.root, mesh=self.mesh, layout=layout, **how
         )
         self.store.place(pages)
-        self.meanwhile()
+        self.on_idle()
         done = unpacked(np.array(out), gives)  # a copy, which holds nothing on a device
         del before  # not earlier: to let go of pages that a program overwrites waits for its end
         return done
 
-    def _weigh(self) -> None:
+    def _record_peak(self) -> None:
         """Notes the fullest moment: pages that are held, and the tokens that are needed of them (shared ones once)."""
         if sum(pool.owned for pool in self.pools) > self.stats["most_pages"]:
             self.stats["most_pages"], self.stats["tokens_then"] = self.store.held()
 
     def _program(self, *shape):
         if shape not in self.shapes:
-            self.meanwhile()
+            self.on_idle()
         return Timed(self.name, self.stats, self.shapes, shape)

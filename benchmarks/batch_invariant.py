@@ -1,6 +1,6 @@
 """The exact engine beside the default one: whether bytes depend on company, and what it costs.
 
-    python -m benchmarks.exact --requests=500 --width=128 --repeats=5
+    python -m benchmarks.batch_invariant --requests=500 --width=128 --repeats=5
 
 Requests of uneven length: groups of eight with one prompt, beginnings that groups share. Bytes: the exact engine answers all of them
 together, in two other orders, with a pool of a fifth of the pages, and (every tenth) alone; counted are answers whose ids or log-probs
@@ -24,11 +24,11 @@ import jax
 import numpy as np
 
 from marl_llm.models import ModelConfig, init_params
-from marl_llm.sampling import Engine, LaneConfig, Request
-from marl_llm.sampling.pages import page_bytes
+from marl_llm.sampling import Engine, EngineConfig, Request
+from marl_llm.sampling.model_runner import page_bytes
 
 VOCABULARY, PAGE = 2048, 16
-SIZES = LaneConfig(max_num_seqs=64, prompt_tokens=256, response_tokens=64, decode_steps=8, admit=16, page=PAGE, batch_invariant=True)
+SIZES = EngineConfig(max_num_seqs=64, prompt_tokens=256, response_tokens=64, decode_steps=8, admit=16, page=PAGE, batch_invariant=True)
 
 
 def config_of(width: int) -> ModelConfig:
@@ -50,7 +50,7 @@ def requests_of(count: int, seed: int) -> list[Request]:
     return out[:count]
 
 
-def answers(params: dict, config: ModelConfig, sizes: LaneConfig, requests: list[Request], order: list[int], alone: bool = False) -> dict:
+def answers(params: dict, config: ModelConfig, sizes: EngineConfig, requests: list[Request], order: list[int], alone: bool = False) -> dict:
     """Number of a request -> the bytes of its answer."""
     with Engine({"a": (config, params)}, jax.random.key(3), sizes=sizes) as engine:
         if alone:
@@ -62,8 +62,8 @@ def answers(params: dict, config: ModelConfig, sizes: LaneConfig, requests: list
 
 def costs(params: dict, config: ModelConfig, requests: list[Request], repeats: int) -> list[tuple[float, float]]:
     """CPU seconds of the exact and of the default engine, turn by turn, with empty pools."""
-    lanes = [{"a": (config, params)}, jax.random.key(3)]
-    with Engine(*lanes, sizes=SIZES) as exact, Engine(*lanes, sizes=dataclasses.replace(SIZES, batch_invariant=False)) as plain:
+    schedulers = [{"a": (config, params)}, jax.random.key(3)]
+    with Engine(*schedulers, sizes=SIZES) as exact, Engine(*schedulers, sizes=dataclasses.replace(SIZES, batch_invariant=False)) as plain:
         found = []
         for _ in range(repeats + 2):  # the first two compile
             pair = []

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from marl_llm.sampling.requests import Settings
+from marl_llm.sampling.requests import SamplingParams
 
 BLOCK, MOST_BLOCKS = 32, 256  # a search goes through blocks of so many numbers, and through at most so many at once
 
 
-class Drawn(NamedTuple):
+class SampledToken(NamedTuple):
     """A token per row and what it cost."""
 
     token: Int[Array, "*rows"]
@@ -29,8 +29,8 @@ class Drawn(NamedTuple):
     kept_log_mass: Float[Array, "*rows"] | None = None  # log of their probability under softmax(logits / temperature)
 
 
-class RowSettings(NamedTuple):
-    """`Settings` as arrays, one value per row; `top_k` 0, `top_p` 1 and `max_kept` 0 keep everything."""
+class RowSamplingParams(NamedTuple):
+    """`SamplingParams` as arrays, one value per row; `top_k` 0, `top_p` 1 and `max_kept` 0 keep everything."""
 
     temperature: Float[Array, "*rows"]
     top_k: Int[Array, "*rows"]
@@ -143,7 +143,7 @@ def _keep_until(
     return (above & (mass > 0)) | some
 
 
-def kept(z: Float[Array, "*rows V"], settings: RowSettings) -> Bool[Array, "*rows V"]:
+def kept(z: Float[Array, "*rows V"], settings: RowSamplingParams) -> Bool[Array, "*rows V"]:
     """Which tokens may be drawn, given tempered logits: top-k, then top-p over what is left, then min-p. The likeliest always is."""
     order = _ordered(jnp.where(z == 0, 0.0, z))  # -0.0 and 0.0 are equals
     whole = (z > -jnp.inf).astype(jnp.float32)
@@ -171,12 +171,12 @@ def likeliest_kept(
     return jnp.where((most > 0)[..., None], mask, keep), ids
 
 
-def rows_of(settings: Settings, shape: tuple[int, ...]) -> RowSettings:
+def rows_of(settings: SamplingParams, shape: tuple[int, ...]) -> RowSamplingParams:
     """The same settings for every row."""
     def full(x, dtype):
         return jnp.full(shape, x, dtype)
 
-    return RowSettings(
+    return RowSamplingParams(
         full(settings.temperature, jnp.float32), full(settings.top_k or 0, jnp.int32), full(settings.top_p, jnp.float32),
         full(settings.min_p, jnp.float32), full(settings.max_kept or 0, jnp.int32),
     )  # fmt: skip
@@ -186,16 +186,17 @@ def _pick(x: Float[Array, "*rows V"], token: Int[Array, "*rows"]) -> Float[Array
     return jnp.take_along_axis(x, token[..., None], axis=-1)[..., 0]
 
 
-def draw(
-    logits: Float[Array, "*rows V"], keys: Key[Array, "*rows"], settings: Settings | RowSettings, truncates: bool = True, width: int = 0
-) -> Drawn:
+def sample_token(
+    logits: Float[Array, "*rows V"], keys: Key[Array, "*rows"], settings: SamplingParams | RowSamplingParams, truncates: bool = True,
+    width: int = 0,
+) -> SampledToken:  # fmt: skip
     """One token per row. Keys are consumed.
 
-    Temperature 0 takes the argmax (ties: the lowest id), whose sampled log-prob is 0. With `RowSettings`, `truncates=False` promises
+    Temperature 0 takes the argmax (ties: the lowest id), whose sampled log-prob is 0. With `RowSamplingParams`, `truncates=False` promises
     that no row leaves tokens out, and saves the search; `width` (M) is the largest `max_kept` of the rows, and 0 promises that none has
     one. A row drawn at temperature 0 has kept the likeliest token.
     """
-    if isinstance(settings, Settings):
+    if isinstance(settings, SamplingParams):
         truncates, width = settings.truncates, settings.max_kept or 0
         settings = rows_of(settings, keys.shape)
     logits = logits.astype(jnp.float32)
@@ -225,6 +226,6 @@ def draw(
     uniform = jax.vmap(jax.random.uniform)(keys.reshape(-1)).reshape(keys.shape)
     token, mass = _search(drawn_from, jnp.where(greedy, 0.0, uniform), weight, -jnp.inf)  # greedy: the first of the likeliest
     picked = _pick(logits, token) - top
-    return Drawn(
+    return SampledToken(
         token, picked - jnp.log(total), jnp.where(greedy, 0.0, picked / temperature - jnp.log(mass)), entropy, ids, log_mass
     )

@@ -1,21 +1,21 @@
-"""What waits and runs in the engine: a request on its way, the sizes of a model's lane, and rows of requests as arrays."""
+"""What waits and runs in the engine: a request on its way, the sizes of a model's scheduler, and rows of requests as arrays."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 import numpy as np
 
 from marl_llm.models import PageList, PageTable
 from marl_llm.models.pages import GROUP, block_pages, entry_pages
-from marl_llm.sampling.draws import Drawn, RowSettings
-from marl_llm.sampling.pages import SEEDS, Draws
+from marl_llm.sampling.model_runner import SEEDS, SamplingMetadata
 from marl_llm.sampling.pool import Node
-from marl_llm.sampling.requests import Completion, Request, Settings
+from marl_llm.sampling.requests import Completion, Request, SamplingParams
 from marl_llm.sampling.stops import StopRule
+from marl_llm.sampling.token_sampling import RowSamplingParams, SampledToken
 
 SHARED = 3  # rows from which on a page is read for all of them at once
 MANY = 256  # new tokens of many requests in one program
@@ -26,7 +26,7 @@ ENTRIES = 4096  # (page, row) pairs that a list has room for at least: only thos
 
 
 @dataclasses.dataclass(frozen=True)
-class LaneConfig:
+class EngineConfig:
     """Sizes of one model. All memory for keys and values is taken when the engine starts; see `cache_bytes`.
 
     Raises `ValueError` naming a bad field.
@@ -42,7 +42,7 @@ class LaneConfig:
     page: int = 0  # tokens of a page; 0: as the platform likes it, see `PAGE`
     piece: int = 0  # prompt tokens that are computed between two chunks; longer prompts enter in pieces. 0: see `PIECE`
     cache_bytes: int = 0  # of keys and values; 0: so many that all slots can hold their longest request
-    batch_invariant: bool = False  # an answer's bytes depend on nobody else; see `marl_llm.sampling.lane`
+    batch_invariant: bool = False  # an answer's bytes depend on nobody else; see `marl_llm.sampling.scheduler`
     block_pool: str = "own"  # "shared": models of one shape with these sizes draw pages from one pool, as large as theirs together
     weight_update: str = (
         "blocking"  # when new parameters take effect: "blocking", once nobody is under way, or "in_flight", between two chunks of answers
@@ -52,25 +52,25 @@ class LaneConfig:
         for field in dataclasses.fields(self):
             least = 0 if field.name in ("page", "piece", "cache_bytes", "batch_invariant") else 1
             if field.name not in ("block_pool", "weight_update") and getattr(self, field.name) < least:
-                raise ValueError(f"LaneConfig.{field.name}={getattr(self, field.name)} must be at least {least}")
+                raise ValueError(f"EngineConfig.{field.name}={getattr(self, field.name)} must be at least {least}")
         if self.block_pool not in BLOCK_POOLS:
-            raise ValueError(f"LaneConfig.block_pool={self.block_pool!r} is unknown; the ways are {', '.join(BLOCK_POOLS)}")
+            raise ValueError(f"EngineConfig.block_pool={self.block_pool!r} is unknown; the ways are {', '.join(BLOCK_POOLS)}")
         if self.weight_update not in WEIGHT_UPDATES:
-            raise ValueError(f"LaneConfig.weight_update={self.weight_update!r} is unknown; the ways are {', '.join(WEIGHT_UPDATES)}")
+            raise ValueError(f"EngineConfig.weight_update={self.weight_update!r} is unknown; the ways are {', '.join(WEIGHT_UPDATES)}")
         if self.batch_invariant and self.weight_update == "in_flight":
             raise ValueError(
-                "LaneConfig.weight_update='in_flight' with batch_invariant=True: when parameters arrive would change an answer's bytes; "
+                "EngineConfig.weight_update='in_flight' with batch_invariant=True: when parameters arrive would change an answer's bytes; "
                 "use 'blocking'"
             )
         if self.batch_invariant and self.max_num_seqs & (self.max_num_seqs - 1):
             raise ValueError(
-                f"LaneConfig.max_num_seqs={self.max_num_seqs} must be a power of two with batch_invariant=True, so that a row's place "
+                f"EngineConfig.max_num_seqs={self.max_num_seqs} must be a power of two with batch_invariant=True, so that a row's place "
                 f"changes no bit"
             )
 
 
 @dataclasses.dataclass(eq=False)
-class Ticket:
+class SequenceState:
     """A request on its way: where it waits for its answer, what has been drawn so far, and which pages it holds."""
 
     request: Request
@@ -80,7 +80,7 @@ class Ticket:
     cancelled: bool = False
     version: int = 0  # of the parameters that it is served with now
     reused: int = 0
-    parts: list[Drawn] = dataclasses.field(default_factory=list)  # NumPy arrays [n], one part per chunk
+    parts: list[SampledToken] = dataclasses.field(default_factory=list)  # NumPy arrays [n], one part per chunk
     versions: list[int] = dataclasses.field(default_factory=list)  # of the parameters that drew each token
     number: int = dataclasses.field(default_factory=itertools.count().__next__)  # older requests have smaller ones
     ids: np.ndarray | None = None  # prompt and answer, with room for all of it; None until it first enters
@@ -92,7 +92,7 @@ class Ticket:
     nodes: list[Node] = dataclasses.field(default_factory=list)  # its pages, in order
     shared: int = 0  # how many of them were full when it entered
     source: Node | None = None  # the page whose beginning is copied when it enters
-    heard: Callable[[np.ndarray | None], None] | None = None  # gets the ids of each chunk, see `Engine.submit`
+    on_tokens: Callable[[np.ndarray | None], None] | None = None  # gets the ids of each chunk, see `Engine.submit`
 
     @property
     def begun(self) -> bool:
@@ -112,23 +112,23 @@ class Ticket:
         """Hands over what there is. Whoever asked may have given up meanwhile."""
         most = self.request.settings.max_kept
         real, nothing = np.zeros(0, np.float32), np.zeros(0, np.int32)
-        empty = Drawn(nothing, real, real, real, *(None, None) if most is None else (np.zeros((0, most), np.int32), real))
+        empty = SampledToken(nothing, real, real, real, *(None, None) if most is None else (np.zeros((0, most), np.int32), real))
         token, *real, kept_ids, kept_log_mass = (None if p[0] is None else np.concatenate(p) for p in zip(empty, *self.parts, strict=True))
         if self.future.set_running_or_notify_cancel():
             first, versions = (self.versions or [self.version])[0], np.asarray(self.versions, np.int32)
             self.future.set_result(Completion(token, *real, finish, first, self.reused, kept_ids, kept_log_mass, versions))
 
-    def add(self, drawn: Drawn, at: tuple) -> np.ndarray:
+    def add(self, drawn: SampledToken, at: tuple) -> np.ndarray:
         """Takes over what lies at an index of a program's draws; returns the tokens. A program may have more columns of kept ids than this
         request asked for, because others in it did."""
         token, *real, kept_ids, kept_log_mass = (None if x is None else np.asarray(x[at]) for x in drawn)
         most = self.request.settings.max_kept
-        self.parts.append(Drawn(token, *real, *(None, None) if most is None else (kept_ids[:, :most], kept_log_mass)))
+        self.parts.append(SampledToken(token, *real, *(None, None) if most is None else (kept_ids[:, :most], kept_log_mass)))
         self.versions += [self.version] * len(token)
         self.ids[self.size : self.size + len(token)] = token
         self.size, self.drawn = self.size + len(token), self.drawn + len(token)
-        if self.heard is not None:
-            self.heard(token)
+        if self.on_tokens is not None:
+            self.on_tokens(token)
         return token
 
 
@@ -144,27 +144,27 @@ def eighths(n: int, least: int = 1) -> int:
     return -(-max(n, least) // step) * step
 
 
-def truncation(settings: list[Settings]) -> tuple[bool, int]:
+def truncation(settings: list[SamplingParams]) -> tuple[bool, int]:
     """Whether any row of a program leaves tokens out, and how many columns of kept ids it needs: a power of two (few programs)."""
     most = max((s.max_kept or 0 for s in settings), default=0)
     return any(s.truncates for s in settings), bucket(most, 16) if most else 0
 
 
-def drawn_otherwise(ticket: Ticket, others: Sequence[Ticket]) -> bool:
+def drawn_otherwise(sequence: SequenceState, others: Iterable[SequenceState]) -> bool:
     """Whether a request's draws are another program than those of the others."""
-    mine = truncation([ticket.request.settings])
+    mine = truncation([sequence.request.settings])
     return any(truncation([t.request.settings]) != mine for t in others)
 
 
-def never_served(request: Request, name: str, vocab_size: int, sizes: LaneConfig, page: int, pages: int) -> str | None:
-    """Why a model's lane can never serve a request, or None. `page`: tokens of a page; `pages`: all that a request may have."""
+def never_served(request: Request, name: str, vocab_size: int, sizes: EngineConfig, page: int, pages: int) -> str | None:
+    """Why a model's scheduler can never serve a request, or None. `page`: tokens of a page; `pages`: all that a request may have."""
     prompt = request.prompt
     if not 1 <= len(prompt) <= sizes.prompt_tokens:
-        return f"a prompt of {len(prompt)} tokens; this engine takes 1 to {sizes.prompt_tokens} (LaneConfig.prompt_tokens)"
+        return f"a prompt of {len(prompt)} tokens; this engine takes 1 to {sizes.prompt_tokens} (EngineConfig.prompt_tokens)"
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         return f"prompt ids from {min(prompt)} to {max(prompt)}; the vocabulary of model {name!r} is 0 to {vocab_size - 1}"
     if not 1 <= request.max_tokens <= sizes.response_tokens:
-        return f"max_tokens={request.max_tokens}; this engine gives 1 to {sizes.response_tokens} (LaneConfig.response_tokens)"
+        return f"max_tokens={request.max_tokens}; this engine gives 1 to {sizes.response_tokens} (EngineConfig.response_tokens)"
     if len(request.seed) > SEEDS or any(not 0 <= n < 2**31 for n in request.seed):
         return f"seed={request.seed}; an identity is at most {SEEDS} numbers from 0 to 2**31 - 1"
     if request.timeout is not None and request.timeout <= 0:
@@ -172,7 +172,7 @@ def never_served(request: Request, name: str, vocab_size: int, sizes: LaneConfig
     if (need := -(-(len(prompt) + request.max_tokens - 1) // page)) > pages:
         return (
             f"a prompt of {len(prompt)} and max_tokens={request.max_tokens} take {need} pages of {page} tokens; the cache has {pages} "
-            "(LaneConfig.cache_bytes, rollout.cache_gib)"
+            "(EngineConfig.cache_bytes, rollout.cache_gib)"
         )
     return None
 
@@ -184,16 +184,16 @@ def common_length(a: np.ndarray, b: np.ndarray) -> int:
     return n if same.all() else int(np.argmin(same))
 
 
-def next_piece(ticket: Ticket, piece: int, far: float) -> int:
+def next_piece(sequence: SequenceState, piece: int, far: float) -> int:
     """How many tokens of a request are computed next, at most `piece`: fewer behind a long beginning, so that each piece costs about the
     same. `far`: tokens of a beginning that cost what the weights do."""
     most = piece
-    while most > LEAST_PIECE and most * (1 + ticket.cached / far) > 1.5 * piece:
+    while most > LEAST_PIECE and most * (1 + sequence.cached / far) > 1.5 * piece:
         most //= 2
-    return min(ticket.size - ticket.cached, most)
+    return min(sequence.size - sequence.cached, most)
 
 
-def together(sizes: LaneConfig, max_num_seqs: int, length: int, tokens: int, small: bool) -> tuple[int, int]:
+def together(sizes: EngineConfig, max_num_seqs: int, length: int, tokens: int, small: bool) -> tuple[int, int]:
     """How many requests with `length` new tokens are one program: a few, of `tokens` at most, or many, where they are the ends of prompts
     whose beginnings are there, as those of K branches. `max_num_seqs`: on a device; `small`: the model, which has one size of program for
     all."""
@@ -201,37 +201,37 @@ def together(sizes: LaneConfig, max_num_seqs: int, length: int, tokens: int, sma
     return few, few if small or sizes.batch_invariant else max(few, min(max_num_seqs, MANY // length))
 
 
-def draws_of(n: int, rows: list[tuple[int, Ticket]], rules: dict[int, int], names: tuple[str, ...]) -> Draws:
+def sampling_metadata(n: int, rows: list[tuple[int, SequenceState]], rules: dict[int, int], names: tuple[str, ...]) -> SamplingMetadata:
     """How n rows draw; those that are not in `rows` are padding. `rules`: the first state of each stop rule, by its id; `names`: the models
-    of the lane."""
+    of the scheduler."""
     def i32(*shape):
         return np.zeros(shape, np.int32)
 
     seeds, seed_count, count, budget, state, model = i32(n, SEEDS), *(i32(n) for _ in range(5))
-    settings = RowSettings(np.ones(n, np.float32), i32(n), np.ones(n, np.float32), np.zeros(n, np.float32), i32(n))
-    for i, ticket in rows:
-        request = ticket.request
+    settings = RowSamplingParams(np.ones(n, np.float32), i32(n), np.ones(n, np.float32), np.zeros(n, np.float32), i32(n))
+    for i, sequence in rows:
+        request = sequence.request
         seeds[i, : len(request.seed)], seed_count[i] = request.seed, len(request.seed)
-        count[i], budget[i], state[i] = ticket.drawn, request.max_tokens, rules[id(ticket.rule)] + ticket.state
+        count[i], budget[i], state[i] = sequence.drawn, request.max_tokens, rules[id(sequence.rule)] + sequence.state
         model[i] = names.index(request.model)
         s = request.settings
         for field, value in zip(settings, (s.temperature, s.top_k or 0, s.top_p, s.min_p, s.max_kept or 0), strict=True):
             field[i] = value
-    return Draws(seeds, seed_count, count, budget, state, settings, model)
+    return SamplingMetadata(seeds, seed_count, count, budget, state, settings, model)
 
 
-def page_lists(rows: list[tuple[int, Ticket]], s: int, parts: int, size: int) -> tuple[PageList, ...]:
+def page_lists(rows: list[tuple[int, SequenceState]], s: int, parts: int, size: int) -> tuple[PageList, ...]:
     """Who reads which pages: pages of one row, and pages that several rows share, of up to `GROUP` rows; `entry_pages` an entry.
 
     A part has s rows, and a page `size` tokens."""
     found: list[dict[tuple[int, ...], list[tuple[int, int]]]] = [{} for _ in range(parts)]  # rows -> (page, tokens), the last not full
     readers: list[dict[int, list[int]]] = [{} for _ in range(parts)]
-    for i, ticket in rows:
-        row, last = i % s, ticket.cached // size
-        own = found[ticket.part].setdefault((row,), [])
-        for node in ticket.nodes[:last]:
+    for i, sequence in rows:
+        row, last = i % s, sequence.cached // size
+        own = found[sequence.part].setdefault((row,), [])
+        for node in sequence.nodes[:last]:
             if node.owners >= SHARED:
-                readers[ticket.part].setdefault(node.page, []).append(row)
+                readers[sequence.part].setdefault(node.page, []).append(row)
             else:
                 own.append((node.page, size))
     for part, pages in enumerate(readers):
@@ -240,18 +240,18 @@ def page_lists(rows: list[tuple[int, Ticket]], s: int, parts: int, size: int) ->
                 group = some[at : at + GROUP]
                 for several in [tuple(group)] if len(group) >= SHARED else [(row,) for row in group]:
                     found[part].setdefault(several, []).append((page, size))
-    for i, ticket in rows:
-        if ticket.cached % size:
-            found[ticket.part][i % s,].append((ticket.nodes[ticket.cached // size].page, ticket.cached % size))
+    for i, sequence in rows:
+        if sequence.cached % size:
+            found[sequence.part][i % s,].append((sequence.nodes[sequence.cached // size].page, sequence.cached % size))
     single, shared = ([{who: x for who, x in part.items() if (len(who) > 1) == many} for part in found] for many in (False, True))
     return _page_list(single, 1, s, size), _page_list(shared, GROUP, s, size)
 
 
-def page_table(rows: list[tuple[int, Ticket]], s: int, parts: int, room: int) -> PageTable:
+def page_table(rows: list[tuple[int, SequenceState]], s: int, parts: int, room: int) -> PageTable:
     """Each row's own pages, whoever else reads them. A part has s rows, and no row more than `room` pages."""
     page, kept = np.zeros((parts * s, room), np.int32), np.zeros(parts * s, np.int32)
-    for i, ticket in rows:
-        page[i, : len(ticket.nodes)], kept[i] = [node.page for node in ticket.nodes], ticket.cached
+    for i, sequence in rows:
+        page[i, : len(sequence.nodes)], kept[i] = [node.page for node in sequence.nodes], sequence.cached
     return PageTable(page.reshape(parts, s, room), kept.reshape(parts, s))
 
 

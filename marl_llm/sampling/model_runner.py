@@ -34,13 +34,13 @@ from marl_llm.models import (  # fmt: skip
     use_rules,
 )
 from marl_llm.models.pages import written, written_to_layers
-from marl_llm.sampling.draws import Drawn, RowSettings, draw, identity_key
+from marl_llm.sampling.token_sampling import RowSamplingParams, SampledToken, identity_key, sample_token
 from marl_llm.sampling.transfer import Layout, layout_of, packed, unpacked
 
 SEEDS = 8  # numbers in a request's identity, at most
 
 
-class Draws(NamedTuple):
+class SamplingMetadata(NamedTuple):
     """How n rows draw: who they are, what they have drawn, when they end."""
 
     seeds: Int[Array, "n 8"]
@@ -48,7 +48,7 @@ class Draws(NamedTuple):
     count: Int[Array, "n"]  # tokens drawn so far
     budget: Int[Array, "n"]
     state: Int[Array, "n"]  # of the stop rule's automaton
-    settings: RowSettings
+    settings: RowSamplingParams
     model: Int[Array, "n"]  # whose adapters, where several models share a base
 
 
@@ -61,7 +61,7 @@ class Admission(NamedTuple):
     kept: Int[Array, "A b"]  # how many tokens of it there are
     base: Int[Array, "A b"]  # page that holds the last of them, if it is not full
     target: Int[Array, "A b W"]  # pages that the new tokens go into
-    draws: Draws
+    sampling: SamplingMetadata
 
 
 class Row(NamedTuple):
@@ -71,20 +71,20 @@ class Row(NamedTuple):
     length: Int[Array, "S"]  # tokens whose keys and values are
     alive: Bool[Array, "S"]
     target: Int[Array, "A s W"]  # pages that the chunk's tokens go into, from column length % T of the first on
-    draws: Draws
+    sampling: SamplingMetadata
 
 
 class Chunk(NamedTuple):
     """What `decode` drew: C steps of S rows."""
 
-    drawn: Drawn  # each [C, S]
+    drawn: SampledToken  # each [C, S]
     where: Bool[Array, "C S"]
 
 
 class Entered(NamedTuple):
     """What `admit` drew: the token behind each of n rows, the state of its stop rule, and whether it goes on."""
 
-    drawn: Drawn  # each [n]
+    drawn: SampledToken  # each [n]
     state: Int[Array, "n"]
     alive: Bool[Array, "n"]
 
@@ -138,10 +138,10 @@ def _stored(pages: list[Pages], layers: list[tuple], base: Array, target: Array,
     return [put(old, base, target, offset, *new) for old, new in zip(pages, layers, strict=True)]
 
 
-def _chosen(params: dict, draws: Draws) -> Float[Array, "n N"] | None:
+def _chosen(params: dict, sampling: SamplingMetadata) -> Float[Array, "n N"] | None:
     """Whose adapters each row reads, of the N that there are; None where there is no choice."""
     count = adapters_of(params)
-    return jax.nn.one_hot(draws.model, count) if count > 1 else None
+    return jax.nn.one_hot(sampling.model, count) if count > 1 else None
 
 
 def _rules(mesh: Mesh | None):
@@ -156,8 +156,8 @@ def _given(vector: Int[Array, "words"], layout: Layout, mesh: Mesh | None) -> An
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec())), given)
 
 
-def _keys(root: Key[Array, ""], draws: Draws) -> Key[Array, "n"]:
-    return jax.vmap(identity_key, (None, 0, 0))(root, draws.seeds, draws.seed_count)
+def _keys(root: Key[Array, ""], sampling: SamplingMetadata) -> Key[Array, "n"]:
+    return jax.vmap(identity_key, (None, 0, 0))(root, sampling.seeds, sampling.seed_count)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "mesh", "layout", "fresh", "truncates", "width"), donate_argnames=("pages",))
@@ -168,11 +168,11 @@ def admit(
     """Computes n rows of new tokens into pages: the pages, and an `Entered` as `entered_layout` says.
 
     `given` is an `Admission` and `layout` how it lies there (`transfer`). `fresh` promises that nothing comes before; `truncates` and
-    `width`: see `draws.draw`. The pages are donated.
+    `width`: see `token_sampling.sample_token`. The pages are donated.
     """
     a: Admission = _given(given, layout, mesh)
     model, variables = _model(config, params)
-    agents = _chosen(params, a.draws)
+    agents = _chosen(params, a.sampling)
     length, kept = a.tokens.shape[1], a.kept.reshape(-1)
     where = jnp.arange(length)[None] < a.new[:, None]
     positions = kept[:, None] + jnp.minimum(jnp.arange(length)[None], a.new[:, None] - 1)
@@ -185,10 +185,10 @@ def admit(
             )
         last = jnp.take_along_axis(hidden, (a.new - 1)[:, None, None], axis=1)[:, 0]
         logits = model.apply(variables, last, method="head")
-    keys = jax.vmap(jax.random.fold_in)(_keys(root, a.draws), a.draws.count)
-    drawn = draw(logits, keys, a.draws.settings, truncates, width)
-    state = rules.next(a.draws.state, drawn.token)
-    alive = ~rules.ends[state] & (a.draws.count + 1 < a.draws.budget)
+    keys = jax.vmap(jax.random.fold_in)(_keys(root, a.sampling), a.sampling.count)
+    drawn = sample_token(logits, keys, a.sampling.settings, truncates, width)
+    state = rules.next(a.sampling.state, drawn.token)
+    alive = ~rules.ends[state] & (a.sampling.count + 1 < a.sampling.budget)
     # the pages are written in place only if nothing can read them later: the targets wait for the draw, or XLA copies the whole cache
     target = jnp.where(drawn.token.reshape(*a.kept.shape, 1) >= 0, a.target, pages[0].keys.shape[1])
     offset = a.kept % pages[0].keys.shape[-1]
@@ -201,19 +201,19 @@ def decode(
     config: ModelConfig, params: dict, pages: list[Pages], given: Int[Array, "words"], rules: Rules, root: Key[Array, ""],
     *, mesh: Mesh | None, layout: Layout, chunk: int, truncates: bool, width: int,
 ) -> tuple[list[Pages], Int[Array, "out"]]:  # fmt: skip
-    """Up to `decode_steps` (C) tokens in every living row; ends early when none is left: the pages, and a `Decoded` as `decoded_layout`
+    """Up to `decode_steps` (C) tokens in every running row; ends early when none is left: the pages, and a `Decoded` as `decoded_layout`
     says.
 
     `given` is (`Row`, who reads which pages: two `PageList`, or a `PageTable`) and `layout` how they lie there (`transfer`). `truncates`
-    and `width`: see `draws.draw`. The pages are donated.
+    and `width`: see `token_sampling.sample_token`. The pages are donated.
     """
     rows, lists = _given(given, layout, mesh)
     model, variables = _model(config, params)
     s, t = rows.token.shape[0], pages[0].keys.shape[-1]
-    keys_of_rows, agents = _keys(root, rows.draws), _chosen(params, rows.draws)
+    keys_of_rows, agents = _keys(root, rows.sampling), _chosen(params, rows.sampling)
     real = jnp.zeros((chunk, s), jnp.float32)
     kept = (jnp.full((chunk, s, width), -1, jnp.int32), real) if width else (None, None)
-    out = Chunk(Drawn(jnp.zeros((chunk, s), jnp.int32), real, real, real, *kept), jnp.zeros((chunk, s), bool))
+    out = Chunk(SampledToken(jnp.zeros((chunk, s), jnp.int32), real, real, real, *kept), jnp.zeros((chunk, s), bool))
     j, d, dtype = config.key_value_heads, config.head_dim, pages[0].keys.dtype
     rows_of = (config.layers, s) if model.stacked else (s,)
     own = [(jnp.zeros((*rows_of, j, chunk, d), dtype),) * 2 for _ in pages]
@@ -228,7 +228,8 @@ def decode(
         where = PagedMask(lists, step)
         hidden, cache = model.apply(variables, token[:, None], (rows.length + step)[:, None], where, cache=cache, agents=agents)
         logits = model.apply(variables, hidden[:, 0], method="head")
-        drawn = draw(logits, jax.vmap(jax.random.fold_in)(keys_of_rows, rows.draws.count + step), rows.draws.settings, truncates, width)
+        keys = jax.vmap(jax.random.fold_in)(keys_of_rows, rows.sampling.count + step)
+        drawn = sample_token(logits, keys, rows.sampling.settings, truncates, width)
 
         def put(all_, new):
             return jax.lax.dynamic_update_slice_in_dim(all_, new[None], step, axis=0)
@@ -236,11 +237,11 @@ def decode(
         out = Chunk(jax.tree.map(put, out.drawn, drawn), put(out.where, alive))
         token = jnp.where(alive, drawn.token, token)
         state = jnp.where(alive, rules.next(state, drawn.token), state)
-        alive = alive & ~rules.ends[state] & (rows.draws.count + step + 1 < rows.draws.budget)
+        alive = alive & ~rules.ends[state] & (rows.sampling.count + step + 1 < rows.sampling.budget)
         return out, step + 1, alive, [(c.keys, c.values) for c in cache], token, state
 
     with _rules(mesh):
-        carry = (out, jnp.int32(0), rows.alive, own, rows.token, rows.draws.state)
+        carry = (out, jnp.int32(0), rows.alive, own, rows.token, rows.sampling.state)
         out, _, alive, own, _, state = jax.lax.while_loop(more, one, carry)
     parts = rows.target.shape[0]
     base, offset = rows.target[:, :, 0], (rows.length % t).reshape(parts, s // parts)
@@ -248,10 +249,10 @@ def decode(
     return pages, packed(Decoded(out, state, alive))
 
 
-def _drawn(*rows: int, width: int) -> Drawn:
+def _drawn(*rows: int, width: int) -> SampledToken:
     """What has the shapes of draws."""
     i32, f32 = (functools.partial(jax.ShapeDtypeStruct, dtype=dtype) for dtype in (np.int32, np.float32))
-    return Drawn(i32(rows), f32(rows), f32(rows), f32(rows), *(i32((*rows, width)), f32(rows)) if width else (None, None))
+    return SampledToken(i32(rows), f32(rows), f32(rows), f32(rows), *(i32((*rows, width)), f32(rows)) if width else (None, None))
 
 
 @functools.cache
