@@ -11,9 +11,6 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 
 CACHE = pathlib.Path(os.environ.get("MARL_LLM_TEST_CACHE", pathlib.Path(tempfile.gettempdir()) / "marl_llm_test_cache"))
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)  # of runs within tests too, here and in processes of their own
-if sys.dont_write_bytecode:  # asked by PYTHONDONTWRITEBYTECODE for the folders of the source; tests start many processes
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = str(CACHE / "bytecode")
 
 import type_checks  # noqa: E402
 
@@ -32,6 +29,9 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 def pytest_configure(config):
     config.pluginmanager.register(WorkerMemory(), "worker_memory")
+    if sys.dont_write_bytecode and not config.getoption("numprocesses", None):  # where tests run, not where pytest-xdist starts workers
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # it is meant for the folders of the source; processes of tests keep theirs here
+        os.environ["PYTHONPYCACHEPREFIX"] = str(CACHE / "bytecode")
 
 
 def pytest_runtest_setup():

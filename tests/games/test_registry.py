@@ -141,8 +141,10 @@ def test_a_return_type_a_class_and_what_wraps_them_say_that_they_make_a_game(tmp
     assert isinstance(make_game(f"{tmp_path}/mine.py:f"), Game)
 
 
-def test_a_runs_copy_is_loaded_without_compiled_files(tmp_path):
+def test_a_runs_copy_is_loaded_without_compiled_files(tmp_path, monkeypatch):
     """What Python compiles beside it would run in place of the text whose digest was checked."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # whatever this Python was told
+    monkeypatch.setattr(sys, "pycache_prefix", None)
     shutil.copytree(OWN, tmp_path / "game", ignore=shutil.ignore_patterns("__pycache__"))
     find_game("lock.py:Lock", home=tmp_path / "game")
     assert not list((tmp_path / "game").rglob("*.pyc"))
