@@ -75,12 +75,12 @@ def measured_lines(out: dict) -> list[str]:
         gathered = f"weights gathered in its loop: {e['gathered'] / 1e9:.2f} GB"
         if "read" in e:
             lines.append(
-                f"  a decode step reads {e['read'] / 1e9:.2f} GB where weights and living cache are {e['needed'] / 1e9:.2f} "
+                f"  a decode step reads {e['read'] / 1e9:.2f} GB where weights and running cache are {e['needed'] / 1e9:.2f} "
                 f"({e['read'] / e['needed']:.2f} x; {int(e['groups'])} prompts with their responses); {gathered}"
             )
         else:
             lines.append(
-                f"  a decode step needs {e['needed'] / 1e9:.2f} GB of weights and living cache ({int(e['groups'])} prompts with their "
+                f"  a decode step needs {e['needed'] / 1e9:.2f} GB of weights and running cache ({int(e['groups'])} prompts with their "
                 f"responses); {gathered}"
             )
     if out.get("update_flops", {}).get("compiled"):
