@@ -84,15 +84,15 @@ class ScriptedEngine:
         ]
         self._size, self.asked, self.cancelled = size, [], []
 
-    def submit(self, request, heard=None):
+    def submit(self, request, on_tokens=None):
         """As `Engine.submit`."""
         ids = self._drawn[min(len(self.asked), len(self._drawn) - 1)][: request.max_tokens]
         self.asked.append(request)
         for at in range(0, len(ids), self._size):
-            if heard is not None:
-                heard(np.asarray(ids[at : at + self._size]))
-        if heard is not None:
-            heard(None)
+            if on_tokens is not None:
+                on_tokens(np.asarray(ids[at : at + self._size]))
+        if on_tokens is not None:
+            on_tokens(None)
         value = np.full(len(ids), -0.5, np.float32)
         finish = "stop" if ids and ids[-1] in request.stop_ids else "length"
         done = Completion(np.asarray(ids), value, value, value, finish, 0)

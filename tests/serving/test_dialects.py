@@ -163,8 +163,8 @@ def test_a_failure_within_a_stream_is_an_event(monkeypatch):
 
 def broken(submit):
     """An engine that fails after it drew."""
-    def fails(self, request, heard=None):
-        handle = submit(self, request, heard)
+    def fails(self, request, on_tokens=None):
+        handle = submit(self, request, on_tokens)
 
         def result():
             raise RuntimeError("broken")

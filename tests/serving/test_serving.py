@@ -158,12 +158,12 @@ class Dripping:
     def __init__(self, ids, size, log_prob=0.0):
         self.ids, self.size, self.log_prob = ids, size, log_prob
 
-    def submit(self, request, heard=None):
+    def submit(self, request, on_tokens=None):
         for at in range(0, len(self.ids), self.size):
-            if heard is not None:
-                heard(np.asarray(self.ids[at : at + self.size]))
-        if heard is not None:
-            heard(None)
+            if on_tokens is not None:
+                on_tokens(np.asarray(self.ids[at : at + self.size]))
+        if on_tokens is not None:
+            on_tokens(None)
         value = np.full(len(self.ids), self.log_prob, np.float32)
         return types.SimpleNamespace(
             result=lambda: Completion(np.asarray(self.ids), value, value, value, "stop", 4), cancel=lambda: None
@@ -226,7 +226,7 @@ def test_a_stream_names_the_role_once_and_the_end_once(kind):
 def test_the_engine_is_asked_for_what_the_options_say_and_the_reply_tells_it(options, budget, temperature, top_p, stops):
     engine, asked = Dripping(list(b"xyz"), 2), []
     drips = engine.submit
-    engine.submit = lambda request, heard=None: asked.append(request) or drips(request, heard)
+    engine.submit = lambda request, on_tokens=None: asked.append(request) or drips(request, on_tokens)
     for version in (None, 7):
         answers = policy_answers(engine, "m", lab.SPEECH, max_prompt=64, max_tokens=8, timeout_s=5.0, version=version)
         reply = answers([{"role": "user", "content": "x"}], options)
@@ -262,7 +262,7 @@ def test_a_developers_message_is_a_systems_and_the_order_of_a_messages_fields_dr
     chat, asked = Chat(ByteTokenizer(NEEDS, ("<|im_end|>",)), QWEN3, {"enable_thinking": False}), []
     engine = Dripping(list(b"xyz"), 2)
     drips = engine.submit
-    engine.submit = lambda request, heard=None: asked.append(request) or drips(request, heard)
+    engine.submit = lambda request, on_tokens=None: asked.append(request) or drips(request, on_tokens)
     answers = policy_answers(engine, "m", chat, max_prompt=400)
     for first in ({"role": "system", "content": "a"}, {"role": "developer", "content": "a"}, {"content": "a", "role": "system"}):
         answers([first, {"role": "user", "content": "x"}], Options())
@@ -275,8 +275,8 @@ def test_only_a_reply_that_the_model_ended_says_stop(finish, told):
     engine = Dripping(list(b"xyz"), 2)
     drips = engine.submit
 
-    def submit(request, heard=None):
-        handle = drips(request, heard)
+    def submit(request, on_tokens=None):
+        handle = drips(request, on_tokens)
         return types.SimpleNamespace(result=lambda: dataclasses.replace(handle.result(), finish=finish), cancel=lambda: None)
 
     engine.submit = submit
@@ -311,8 +311,8 @@ def test_a_client_that_leaves_ends_its_request_and_counts_as_a_failure():
     engine, cancelled = Dripping(list(b"hello"), 2), []
     drips = engine.submit
 
-    def submit(request, heard=None):
-        return types.SimpleNamespace(result=drips(request, heard).result, cancel=lambda: cancelled.append(request.model))
+    def submit(request, on_tokens=None):
+        return types.SimpleNamespace(result=drips(request, on_tokens).result, cancel=lambda: cancelled.append(request.model))
 
     def leaves(event):
         raise _HungUp
@@ -471,7 +471,7 @@ def test_a_large_local_model_is_read_where_it_was_loaded(monkeypatch):
         with local.LocalModel("a", max_prompt=48, max_tokens=8, max_num_seqs=2, speech=lab.SPEECH) as model:
             replies = [model.answers([{"role": "user", "content": "hello"}], Options(temperature=0.0)).text]
             if large:
-                served = model._engine._lanes["model"].weights.params["base"]
+                served = model._engine._schedulers["model"].weights.params["base"]
                 for x, y in zip(jax.tree.leaves(served), jax.tree.leaves(layouts[True]), strict=True):
                     assert x.unsafe_buffer_pointer() == y.unsafe_buffer_pointer()
             given = jax.tree.map(lambda x: x + 0, later)
