@@ -3,12 +3,11 @@
     pip install langgraph langchain-openai && marl model smollm2 --out=models/smollm2
     python examples/agents/langgraph_two_roles.py --write_tasks=tasks.jsonl
     marl attach --roles=titler=models/smollm2,tagger=models/smollm2 --tasks=tasks.jsonl --set=recipe.rewards=mixed --lora_rank=16 \
-        --workdir=runs/titles -- python examples/agents/langgraph_two_roles.py --task {task}
+        --workdir=runs/titles --stays -- python examples/agents/langgraph_two_roles.py
 """
 
 import argparse
 import json
-import os
 import re
 import sys
 import urllib.request
@@ -32,12 +31,12 @@ def tags_reward(post: str, title: str, tags: str) -> float:
     return min(len(good), 3) / max(len(said), 3)
 
 
-def application():
-    """The graph: text -> title -> tags."""
+def application(**models):
+    """The graph: text -> title -> tags. `models`: where they are asked."""
     from langchain_openai import ChatOpenAI
     from langgraph.graph import END, START, StateGraph
 
-    titler, tagger = ChatOpenAI(model="titler"), ChatOpenAI(model="tagger")
+    titler, tagger = ChatOpenAI(model="titler", **models), ChatOpenAI(model="tagger", **models)
 
     def write_title(state: dict) -> dict:
         asked = f"Text:\n{state['post']}\n\nWrite a title of 3 to 7 words for it. Reply with the title alone."
@@ -65,19 +64,20 @@ def write_tasks(path: str) -> None:
 
 
 def main() -> None:
-    """Plays one episode, and says what it was worth."""
+    """Plays an episode for each line of standard input, and says what it was worth."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--task", type=json.loads)
     parser.add_argument("--write_tasks")
     arguments = parser.parse_args()
     if arguments.write_tasks:
         sys.exit(write_tasks(arguments.write_tasks))
-    post = arguments.task["post"]
-    said = application().invoke({"post": post})
-    paid = {"titler": title_reward(post, said["title"]), "tagger": tags_reward(post, said["title"], said["tags"])}
-    reward = json.dumps({"reward": sum(paid.values()) / 2, "rewards": paid}).encode()
-    headers = {"Content-Type": "application/json"}
-    urllib.request.urlopen(urllib.request.Request(os.environ["MARL_EPISODE_URL"] + "/reward", reward, headers))
+    for line in sys.stdin:
+        episode = json.loads(line)
+        post = episode["task"]["post"]
+        said = application(base_url=episode["base_url"], api_key=episode["api_key"]).invoke({"post": post})
+        paid = {"titler": title_reward(post, said["title"]), "tagger": tags_reward(post, said["title"], said["tags"])}
+        reward = json.dumps({"reward": sum(paid.values()) / 2, "rewards": paid}).encode()
+        headers = {"Content-Type": "application/json"}
+        urllib.request.urlopen(urllib.request.Request(episode["episode_url"] + "/reward", reward, headers))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ _PER_STEP = flags.DEFINE_integer("tasks_per_step", 8, "Tasks of a step.", lower_
 _GROUP = flags.DEFINE_integer("group_size", None, "Episodes of each task; default: the recipe's.", lower_bound=1, flag_values=FLAGS)
 _TIMEOUT = flags.DEFINE_float("timeout_s", 120.0, "Seconds for an episode.", lower_bound=0.0, flag_values=FLAGS)
 _PROCESSES = flags.DEFINE_integer("processes", 8, "Episodes at once.", lower_bound=1, flag_values=FLAGS)
+_STAYS = flags.DEFINE_bool("stays", False, "The program stays, and reads a line of JSON per episode (docs/attach.md).", flag_values=FLAGS)
 _LORA = flags.DEFINE_integer("lora_rank", None, "Trains adapters of this rank on frozen models.", lower_bound=1, flag_values=FLAGS)
 _SET = flags.DEFINE_multi_string(
     "set", [], "KEY=VALUE: any other option of the config, e.g. optimizer.learning_rate=1e-5.", flag_values=FLAGS
@@ -79,7 +80,7 @@ def options_of(settings: list[str]) -> dict[str, Any]:
 
 def _attach(program: list[str]) -> None:
     """Flags and the program's command to `marl_llm.attach`."""
-    from marl_llm.runs.attach import attach
+    from marl_llm.runs.attach import Command, attach
 
     logging.set_verbosity(logging.WARNING)
     needed = {"--roles": _ROLES.value, "--tasks": _TASKS.value, "--workdir": _WORKDIR.value, "-- PROGRAM": program}
@@ -89,7 +90,8 @@ def _attach(program: list[str]) -> None:
     rollout = {"tasks": _PER_STEP.value, "timeout_s": _TIMEOUT.value, "concurrency": _PROCESSES.value}
     recipe = {"name": _RECIPE.value} | ({} if _GROUP.value is None else {"group_size": _GROUP.value}) | options.pop("recipe", {})
     options["rollout"] = rollout | options.get("rollout", {})
-    attach(models_of(_ROLES.value, _LORA.value), program, _TASKS.value, recipe, steps=_STEPS.value, workdir=_WORKDIR.value, **options)
+    played_by = Command(program, _STAYS.value)
+    attach(models_of(_ROLES.value, _LORA.value), played_by, _TASKS.value, recipe, steps=_STEPS.value, workdir=_WORKDIR.value, **options)
 
 
 def main(argv: list[str]) -> int:

@@ -7,11 +7,12 @@
 
     ml.attach({"solver": "models/smollm2", "checker": "models/smollm2"}, play, "tasks.jsonl", steps=50, workdir="runs/app")
 
-`play` may be a command too, which `marl attach` takes behind `--`.
+`play` may be a command too, which `marl attach` takes behind `--`; `Command(parts, stays=True)` is one whose processes stay.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from marl_llm.games import make_game
 from marl_llm.runs.api import Results, train
 from marl_llm.runs.command import ConfigError
 from marl_llm.tools.commands import CommandProgram
+from marl_llm.tools.workers import WorkerProgram
 from marl_llm.workflows import ProgramTeam, WorkflowError, World
 
 if TYPE_CHECKING:
@@ -34,9 +36,22 @@ PROCESSES = 8  # of a command at once, unless rollout.concurrency says otherwise
 CONCURRENCY = 64  # episodes of an async function at once, unless rollout.concurrency says otherwise
 
 
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A program that plays episodes.
+
+    Attributes:
+      parts: program and arguments.
+      stays: whether its processes stay and read a line of JSON per episode (`marl_llm.tools.workers`), or one is started for each.
+    """
+
+    parts: Sequence[str]
+    stays: bool = False
+
+
 def attach(
     roles: Mapping[str, Any],
-    play: Callable[..., Any] | Sequence[str],
+    play: Callable[..., Any] | Sequence[str] | Command,
     tasks: str | os.PathLike | Sequence[Any] | Mapping[str, Sequence[Any]],
     recipe: str | Recipe | Mapping = "grpo",
     *,
@@ -53,7 +68,7 @@ def attach(
       roles: role -> its model, as `train` takes them. The role is the model's name in requests.
       play: `async def play(task, client)`: asks at `client.base_url` with `client.api_key`, and returns the team's reward, or
         `{"reward": 1.0, "rewards": {"solver": 0.5}}`, or None where it posted the reward itself (docs/attach.md). Or a command, program
-        and arguments, that is run once per episode (`marl_llm.tools.commands`); its tasks are a file.
+        and arguments, that is run once per episode (`marl_llm.tools.commands`), or a `Command`; its tasks are a file.
       tasks: a file of JSON lines, or rows; each is what `play` is given. Split -> rows: the splits are yours.
       recipe: as `train` takes it, one that samples no tree.
       steps, workdir: as `train` takes them.
@@ -69,33 +84,36 @@ def attach(
             rows = read_tasks(tasks) if isinstance(tasks, str | os.PathLike) else tasks
             world = ProgramTeam(tuple(roles), rows, name=_name(play, rows)).world(play)
         else:
-            world = _command_world(roles, play, tasks)
+            world = _command_world(roles, play if isinstance(play, Command) else Command(play), tasks)
     except WorkflowError as error:
         raise ConfigError(str(error)) from error
     options["rollout"] = {"concurrency": CONCURRENCY if callable(play) else PROCESSES} | dict(options.get("rollout", {}))
     return train(world, roles, recipe, steps=steps, workdir=workdir, **options)
 
 
-def _command_world(roles: Iterable[str], command: Any, tasks: Any) -> World:
+def _command_world(roles: Iterable[str], given: Command, tasks: Any) -> World:
     """The world of a command. Raises `ConfigError` for a command that is none, and for tasks that are no file."""
+    command = given.parts
     if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
         raise ConfigError(f"play={command!r:.80}: give an async function, or a command as a list, e.g. ['python', 'my_app.py']")
     if not isinstance(tasks, str | os.PathLike):
         raise ConfigError("tasks: those of a command are a file of JSON lines, which a resumed run reads again")
     where = os.path.abspath(tasks)
-    return make_game(COMMAND, command=shlex.join(command), tasks=where, roles=",".join(roles), folder=os.getcwd())
+    return make_game(COMMAND, command=shlex.join(command), tasks=where, roles=",".join(roles), folder=os.getcwd(), stays=given.stays)
 
 
-def command_team(command: str, tasks: str, roles: str, folder: str = ".") -> World:
-    """The world of a command that is run once per episode, as a run's config names it.
+def command_team(command: str, tasks: str, roles: str, folder: str = ".", stays: bool = False) -> World:
+    """The world of a command, as a run's config names it.
 
     Args:
       command: as a shell would read it; no shell does.
       tasks: a file of JSON lines.
       roles: names, with commas between.
       folder: where the command is started.
+      stays: see `Command`.
     """
-    program = CommandProgram(shlex.split(command), folder)
+    kind = WorkerProgram if stays else CommandProgram
+    program = kind(shlex.split(command), folder)
     return ProgramTeam(tuple(roles.split(",")), read_tasks(tasks), name="command").world(program, program.close)
 
 

@@ -53,7 +53,7 @@ class CommandProgram:
     async def __call__(self, task: Any, client: Any) -> None:
         """Runs one episode. Raises `CommandFailed` for an exit code that is not 0, and `OSError` where it cannot be started."""
         if self._guard is None:
-            self._guard = _start_guard(self._mark)
+            self._guard = start_guard(self._mark)
         mark = f"{EPISODE}={client.episode_url}"
         text = json.dumps(task)
         added = {"OPENAI_BASE_URL": client.base_url, "OPENAI_API_KEY": client.api_key, "MARL_TASK": text}
@@ -77,8 +77,7 @@ class CommandProgram:
             done, _ = await asyncio.wait({tail}, timeout=END_S)
             client.notes.extend(f"its stderr ends: {one.result()}" for one in done if one.result())
             tail.cancel()
-        if code:
-            raise CommandFailed(f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}")
+        check_code(code)
 
     def close(self) -> None:
         """Ends what is left of any episode."""
@@ -86,6 +85,12 @@ class CommandProgram:
             self._guard.stdin.close()
             self._guard.wait()
             self._guard = None
+
+
+def check_code(code: int) -> None:
+    """Raises `CommandFailed` for an exit code that is not 0, of a signal where it is negative."""
+    if code:
+        raise CommandFailed(f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}")
 
 
 def filled(command: Sequence[str], task: Any) -> list[str]:
@@ -125,14 +130,14 @@ def _has(pid: int, mark: bytes) -> bool:
         return False
 
 
-def _start_guard(mark: str) -> subprocess.Popen:
+def start_guard(mark: str) -> subprocess.Popen:
     """The process that outlives this one: it ends what carries the mark when its standard input closes."""
     quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return subprocess.Popen([sys.executable, "-I", "-S", __file__, mark], stdin=subprocess.PIPE, start_new_session=True, **quiet)
 
 
 async def _last_lines(pipe: io.RawIOBase) -> str:
-    """The last lines of a pipe as one line, with nothing in it that a terminal obeys."""
+    """See `last_lines`, of what comes through a pipe."""
     stream, kept = asyncio.StreamReader(), b""
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)
     try:
@@ -140,7 +145,12 @@ async def _last_lines(pipe: io.RawIOBase) -> str:
             kept = (kept + piece)[-TAIL_BYTES:]
     finally:
         transport.close()
-    lines = [_printable(line) for line in kept.decode(errors="replace").splitlines()]
+    return last_lines(kept)
+
+
+def last_lines(said: bytes) -> str:
+    """The last lines as one line, with nothing in it that a terminal obeys."""
+    lines = [_printable(line) for line in said[-TAIL_BYTES:].decode(errors="replace").splitlines()]
     return " | ".join([line for line in lines if line][-TAIL_LINES:])
 
 

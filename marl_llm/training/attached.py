@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import functools
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -41,11 +42,13 @@ class Client:
       base_url: of this episode alone; it cannot be guessed.
       api_key: any text will do on this machine.
       notes: what is to be said of the play if it is aborted, a line for people.
+      about: how many `replies` the episode has, and whether it was `paid`, and so has ended.
     """
 
     base_url: str
     api_key: str = "none"
     notes: list[str] = dataclasses.field(default_factory=list)
+    about: Callable[[], Mapping[str, Any]] = dict
 
     @property
     def episode_url(self) -> str:
@@ -121,7 +124,7 @@ async def play_all(server: EpisodeServer, play: Play, plays: Plays, options: Att
     async def one(identity: tuple[int, ...], task: Any) -> ForeignEpisode:
         async with room:
             name = server.episodes.open(identity, task)
-            client = Client(server.address(name))
+            client = Client(server.address(name), about=functools.partial(server.episodes.about, name))
             reason, message = await _ended(server, play, task, client, options.timeout_s)
             return server.episodes.take(name, reason, "; ".join(filter(None, [message, *client.notes])))
 

@@ -23,21 +23,21 @@ SETTINGS = (
     "evaluation.tasks=2", "evaluation.final_tasks=2", "evaluation.ablate_roles=false", "recipe.rewards=mixed", "quick_compile=true",
 )  # fmt: skip
 PROGRAMS = {
-    "langgraph_two_roles.py": (("titler", "tagger"), {"post": "Return the words of a text, in the order in which they stand"}, 2),
-    "openai_asyncio.py": (("solver", "checker"), {"question": "2 + 2?", "answer": "4"}, 4),
+    "langgraph_two_roles.py": (("titler", "tagger"), {"post": "Return the words of a text, in the order in which they stand"}, 2, True),
+    "openai_asyncio.py": (("solver", "checker"), {"question": "2 + 2?", "answer": "4"}, 4, False),
 }
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_is_trained_as_it_stands(program, tmp_path):
-    roles, task, requests = PROGRAMS[program]
+    roles, task, requests, stays = PROGRAMS[program]
     tiny = make(tmp_path / "tiny", "qwen2", 320, **SIZES)
     rows = [task | {"number": number} for number in range(20)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = [f"--roles={','.join(f'{role}={tiny}' for role in roles)}", f"--tasks={tmp_path / 'tasks.jsonl'}", "--tasks_per_step=2"]
     flags += [f"--workdir={tmp_path / 'run'}", "--steps=2", "--group_size=2", "--processes=2", *(f"--set={one}" for one in SETTINGS)]
     with pytest.raises(SystemExit) as ended:
-        main([*flags, "--", sys.executable, str(EXAMPLES / program), "--task", "{task}"])
+        main([*flags, *["--stays"] * stays, "--", sys.executable, str(EXAMPLES / program), *["--task", "{task}"] * (not stays)])
     assert not ended.value.code
     steps = [row for row in map(json.loads, (tmp_path / "run" / "metrics.jsonl").open()) if row["phase"] == "train"]
     assert len(steps) == 2
