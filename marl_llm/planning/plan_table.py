@@ -75,13 +75,13 @@ def measured_lines(out: dict) -> list[str]:
         gathered = f"weights gathered in its loop: {e['gathered'] / 1e9:.2f} GB"
         if "read" in e:
             lines.append(
-                f"  a decode step reads {e['read'] / 1e9:.2f} GB where weights and running cache are {e['needed'] / 1e9:.2f} "
+                f"  a decode step reads {e['read'] / 1e9:.2f} GB where weights and cache of running requests are {e['needed'] / 1e9:.2f} "
                 f"({e['read'] / e['needed']:.2f} x; {int(e['groups'])} prompts with their responses); {gathered}"
             )
         else:
             lines.append(
-                f"  a decode step needs {e['needed'] / 1e9:.2f} GB of weights and running cache ({int(e['groups'])} prompts with their "
-                f"responses); {gathered}"
+                f"  a decode step needs {e['needed'] / 1e9:.2f} GB of weights and cache of running requests "
+                f"({int(e['groups'])} prompts with their responses); {gathered}"
             )
     if out.get("update_flops", {}).get("compiled"):
         f = out["update_flops"]

@@ -373,7 +373,7 @@ def test_of_a_gpus_decode_steps_no_reads_are_said():
             said.append(measured_lines({"engine": engine, "moments": dict.fromkeys(("decode", "admit", "swap"), 0)})[-1])
             assert ("read" in engine) == (where == "cpu")
             assert engine["pool"] == 4 * longest * page_bytes(config, 1)
-    assert said[0].startswith("  a decode step needs 0.00 GB of weights and running cache (2 prompts with their responses)")
+    assert said[0].startswith("  a decode step needs 0.00 GB of weights and cache of running requests (2 prompts with their responses)")
     assert re.match(r"  a decode step reads .* GB where", said[1])
 
 
