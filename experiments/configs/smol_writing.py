@@ -7,7 +7,7 @@ Command:   python -m marl_llm model smollm2 --out=models/smollm2
            ... --config.control.permute_rewards=True      the control
            ... --config.assignment=shared                  one adapter for both
            ... --config.game.style=single                  one writer at the same budget
-Expected:  return .413 -> .873 sampled, .506 -> .811 greedy on 64 held-out descriptions (seeds 0 and 1); one core, 31 CPU min. The first
+Expected:  return .396 -> .851 sampled, .506 -> .792 greedy on 64 held-out descriptions (three seeds); one core, 31 CPU min. The first
            writer ends with key words in a row, the second with sentences about them.
 Hardware:  two CPU cores, float32, 2.8 GiB.
 """
