@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.mutants import Mutant, StaleMutant, mutants_of, mutated, rooms
-from benchmarks.mutants.__main__ import main, measure, sample, told_in, verdict
+from benchmarks.mutants.__main__ import copy_tree, main, measure, sample, told_in, verdict
 
 
 @pytest.fixture
@@ -41,6 +41,15 @@ def test_what_a_run_has_tried_can_be_read_from_its_output(tree, tmp_path, capsys
     log.write_text(said + f"killed     9.9 s  {listed[0].name}\n")
     assert main(["--list", f"--done={log}"]) == 0
     assert json.loads(capsys.readouterr().out)["mutants"] == len(listed) - 1
+
+
+def test_a_package_that_is_called_runs_is_copied_and_a_folder_of_runs_is_not(tmp_path):
+    for name in ("package/runs/one.py", "runs/first/metrics.jsonl", ".venv/bin/python", "package/__pycache__/one.pyc"):
+        (tmp_path / "root" / name).parent.mkdir(parents=True)
+        (tmp_path / "root" / name).touch()
+    copy_tree(tmp_path / "root", tmp_path / "tree")
+    copied = [path.relative_to(tmp_path / "tree").as_posix() for path in (tmp_path / "tree").rglob("*") if path.is_file()]
+    assert copied == ["package/runs/one.py"]
 
 
 def test_tests_that_fail_without_a_fault_prove_nothing(tree):

@@ -107,6 +107,15 @@ def measure(mutants: list[Mutant], tree: pathlib.Path, limit_s: float, baseline:
     }  # fmt: skip
 
 
+def copy_tree(root: pathlib.Path, tree: pathlib.Path) -> None:
+    """Copies the project without what git, an environment and runs have left at its top, and without bytecode."""
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        return {"__pycache__", *((".git", ".venv", "runs") if pathlib.Path(folder) == root else ())} & set(names)
+
+    shutil.copytree(root, tree, ignore=left_out)
+
+
 def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
     """`count` of the mutants, in their order: of each room its share (largest remainders first), drawn by the seed."""
     by_room: dict[str, list[Mutant]] = {}
@@ -161,7 +170,7 @@ def main(argv: list[str]) -> int:
 
     with tempfile.TemporaryDirectory(prefix="mutants_") as folder:
         tree = pathlib.Path(folder) / "tree"
-        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__"))
+        copy_tree(ROOT, tree)
         report = measure(mutants, tree, args.limit_s, not args.no_baseline)
     print(json.dumps(report))
     return int(report["score"] < GOAL or bool(report["errors"]))

@@ -186,9 +186,6 @@ FAULTS = {
     (D + "waiting.py", "tests/workflows/test_waiting.py"): {
         "a clock that left stands still for ever": ("                if self._waits:\n                    own._change(-1)\n", "                pass\n"),
     },
-    (D + "retriever/client.py", T + "test_retriever.py"): {
-        "too many requests are refused for good": ("not in (408, 429)", "not in (408,)"),
-    },
     (D + "retriever/passages.py", T + "test_retriever.py"): {
         "the id 0 is none": ("\"id\": str(row) if identity is None else identity", "\"id\": identity or str(row)"),
     },
@@ -216,6 +213,7 @@ FAULTS = {
     },
     (D + "retriever/client.py", T + "test_retriever_calls.py"): {
         "a deadline is each attempt's": ("(left := start + deadline_s - time.monotonic()) > 0", "(left := deadline_s) > 0"),
+        "too many requests are refused for good": ("not in (408, 429)", "not in (408,)"),
         "one attempt is none": ("if attempts < 1:", "if attempts <= 1:"),
         "a loop's deadline is the usual one": ("await self._calls.acall((list(queries), topk, time.monotonic(), deadline_s))", "await self._calls.acall((list(queries), topk, time.monotonic(), 30.0))"),
         "a loop's queries are not checked": ("check_request(queries, topk)\n        return await", "return await"),
