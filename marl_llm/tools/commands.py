@@ -47,17 +47,15 @@ class CommandProgram:
     """
 
     def __init__(self, command: Sequence[str], folder: str):
-        self._command, self._folder = tuple(command), folder
-        self._mark, self._guard = f"{RUN}={secrets.token_hex(16)}", None
+        self._command, self._folder, self._guard = tuple(command), folder, Guard()
 
     async def __call__(self, task: Any, client: Any) -> None:
         """Runs one episode. Raises `CommandFailed` for an exit code that is not 0, and `OSError` where it cannot be started."""
-        if self._guard is None:
-            self._guard = start_guard(self._mark)
+        self._guard.start()
         mark = f"{EPISODE}={client.episode_url}"
         text = json.dumps(task)
         added = {"OPENAI_BASE_URL": client.base_url, "OPENAI_API_KEY": client.api_key, "MARL_TASK": text}
-        added |= dict(one.split("=", 1) for one in (mark, self._mark))
+        added |= dict(one.split("=", 1) for one in (mark, self._guard.mark))
         if len(text.encode()) > MOST_TASK:
             del added["MARL_TASK"]
         process, (reader, writer) = None, os.pipe()  # not asyncio's own, which waits until children of the program close it too
@@ -81,10 +79,32 @@ class CommandProgram:
 
     def close(self) -> None:
         """Ends what is left of any episode."""
-        if self._guard is not None:
-            self._guard.stdin.close()
-            self._guard.wait()
-            self._guard = None
+        self._guard.close()
+
+
+class Guard:
+    """A process that outlives this one, however it ends, and then ends what carries the guard's mark in its environment.
+
+    Attributes:
+      mark: the entry of the environment, `MARL_RUN=...`.
+    """
+
+    def __init__(self):
+        self.mark = f"{RUN}={secrets.token_hex(16)}"
+        self._process: subprocess.Popen | None = None
+
+    def start(self) -> None:
+        """Starts the process, if it does not run."""
+        if self._process is None:
+            command, quiet = [sys.executable, "-I", "-S", __file__, self.mark], dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **quiet)
+
+    def close(self) -> None:
+        """Ends what carries the mark, and the process."""
+        if self._process is not None:
+            self._process.stdin.close()
+            self._process.wait()
+            self._process = None
 
 
 def check_code(code: int) -> None:
@@ -128,12 +148,6 @@ def _has(pid: int, mark: bytes) -> bool:
         return mark in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-
-
-def start_guard(mark: str) -> subprocess.Popen:
-    """The process that outlives this one: it ends what carries the mark when its standard input closes."""
-    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return subprocess.Popen([sys.executable, "-I", "-S", __file__, mark], stdin=subprocess.PIPE, start_new_session=True, **quiet)
 
 
 async def _last_lines(pipe: io.RawIOBase) -> str:

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from marl_llm.tools.commands import RUN, TAIL_BYTES, check_code, end_marked, last_lines, start_guard
+from marl_llm.tools.commands import TAIL_BYTES, Guard, check_code, end_marked, last_lines
 
 WORKER = "MARL_WORKER"
 POLL_S = 0.01  # between looks at whether an episode was paid
@@ -35,18 +35,16 @@ class WorkerProgram:
     """
 
     def __init__(self, command: Sequence[str], folder: str):
-        self._command, self._folder = tuple(command), folder
-        self._mark, self._guard = f"{RUN}={secrets.token_hex(16)}", None
+        self._command, self._folder, self._guard = tuple(command), folder, Guard()
         self._idle: list[_Worker] = []
 
     async def __call__(self, task: Any, client: Any) -> None:
         """Plays one episode. Raises `CommandFailed` for an exit code that is not 0, and `OSError` where it cannot be started."""
-        if self._guard is None:
-            self._guard = start_guard(self._mark)
+        self._guard.start()
         line = {"task": task, "base_url": client.base_url, "api_key": client.api_key, "episode_url": client.episode_url}
         while True:
             stayed = self._idle.pop() if self._idle else None
-            worker = stayed or _Worker(self._command, self._folder, self._mark)
+            worker = stayed or _Worker(self._command, self._folder, self._guard.mark)
             try:
                 code = await worker.play(json.dumps(line), client)
             except BaseException:  # the time limit's cancellation above all
@@ -66,10 +64,7 @@ class WorkerProgram:
         for worker in self._idle:
             worker.end()
         self._idle.clear()
-        if self._guard is not None:
-            self._guard.stdin.close()
-            self._guard.wait()
-            self._guard = None
+        self._guard.close()
 
 
 class _Worker:

@@ -8,7 +8,6 @@ import pytest
 
 from marl_llm.serving.episodes import EpisodeServer
 from marl_llm.tools.chat import ChatReply
-from marl_llm.tools.commands import end_marked
 from marl_llm.tools.workers import WorkerProgram
 from marl_llm.training.attached import AttachOptions, play_all
 from marl_llm.workflows.play import finish
@@ -121,7 +120,7 @@ def test_a_program_that_is_not_there_aborts():
 def test_the_guard_ends_workers_too(app):
     (one,), _ = play(app, [{"mode": "good"}])
     assert alive(pid_of(one))
-    end_marked(app._mark)
+    app._guard.close()  # as when this process ends
     for _ in range(200):
         if not alive(pid_of(one)):
             break
