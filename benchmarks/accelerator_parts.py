@@ -268,14 +268,13 @@ def log_prob_rows(sizes: Sizes, dtypes=("float32", "bfloat16")) -> Iterator[dict
 
     def sampled(config):
         keys = jax.random.split(jax.random.key(1), (prompts, 1))
-        draw = jax.jit(lambda p: sample(config, p, jnp.asarray(ids), jnp.asarray(where), keys, max_tokens=new, stop=(), pad_id=0))
-        out = draw(params)
+        out = jax.jit(lambda p: sample(config, p, jnp.asarray(ids), jnp.asarray(where), keys, max_tokens=new, stop=(), pad_id=0))(params)
         return out.tokens[:, 0], out.log_probs[:, 0]
 
     def served(config):
-        scheduler = EngineConfig(max_num_seqs=prompts, prompt_tokens=longest, response_tokens=new, decode_steps=8)
+        engine_config = EngineConfig(max_num_seqs=prompts, prompt_tokens=longest, response_tokens=new, decode_steps=8)
         requests = [Request(tuple(map(int, ids[i][where[i]])), (i,), new) for i in range(prompts)]
-        with Engine({"policy": (config, params)}, jax.random.key(1), sizes=scheduler) as engine:
+        with Engine({"policy": (config, params)}, jax.random.key(1), sizes=engine_config) as engine:
             done = engine.generate_all(requests)
         return np.stack([c.tokens for c in done]), np.stack([c.log_probs for c in done])
 
@@ -323,8 +322,8 @@ def engine_row(config, params, batch: int, prompt: int, response: int, repeats: 
     from marl_llm.training.roofline import decode_step
 
     rng, runs = np.random.default_rng(0), []
-    scheduler = EngineConfig(max_num_seqs=batch, prompt_tokens=prompt, response_tokens=response, admit=min(batch, 8))
-    with Engine({"policy": (config, params)}, jax.random.key(0), sizes=scheduler) as engine:
+    engine_config = EngineConfig(max_num_seqs=batch, prompt_tokens=prompt, response_tokens=response, admit=min(batch, 8))
+    with Engine({"policy": (config, params)}, jax.random.key(0), sizes=engine_config) as engine:
         for repeat in range(repeats + 1):  # the first one compiles
             prompts = rng.integers(3, config.vocab_size, (batch, prompt))
             requests = [Request(tuple(map(int, p)), (repeat, i), response) for i, p in enumerate(prompts)]

@@ -62,8 +62,8 @@ def answers(params: dict, config: ModelConfig, sizes: EngineConfig, requests: li
 
 def costs(params: dict, config: ModelConfig, requests: list[Request], repeats: int) -> list[tuple[float, float]]:
     """CPU seconds of the exact and of the default engine, turn by turn, with empty pools."""
-    schedulers = [{"a": (config, params)}, jax.random.key(3)]
-    with Engine(*schedulers, sizes=SIZES) as exact, Engine(*schedulers, sizes=dataclasses.replace(SIZES, batch_invariant=False)) as plain:
+    models, key = {"a": (config, params)}, jax.random.key(3)
+    with Engine(models, key, sizes=SIZES) as exact, Engine(models, key, sizes=dataclasses.replace(SIZES, batch_invariant=False)) as plain:
         found = []
         for _ in range(repeats + 2):  # the first two compile
             pair = []

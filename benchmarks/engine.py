@@ -6,7 +6,7 @@ PATH is a work tree of another commit (`git worktree add PATH COMMIT`); its engi
 Seconds are CPU seconds of a process that is bound to one core. The model is that of `benchmarks.sampling`. One JSON line per row:
 
     uneven   requests of 64 prompt tokens and geometric lengths (mean 64, at most 256): at 32 slots each, and at as many bytes as the
-             older engine takes for 32 slots. `over_living`: bytes of held pages over those of the tokens in them, at the fullest moment
+             older engine takes for 32 slots. `over_live`: bytes of held pages over those of the tokens in them, at the fullest moment
     tree     8 prompts of 512 tokens x 8 branches, 64 new tokens: against the plain sampler, which shares prompts by construction
     turns    a conversation of eight turns: tokens computed over tokens there are
     gap      32 requests decode while a prompt of 4,096 tokens enters: longest gap between two chunks over the median without one
@@ -280,7 +280,7 @@ def measure(args) -> None:
         if (who, task) in found:
             last = found[who, task][-1]
             page = last["cache_bytes"] and 16
-            more = {"over_living": round(last["most_pages"] * page / last["tokens_then"], 3), "running": last["tokens_then"]}
+            more = {"over_live": round(last["most_pages"] * page / last["tokens_then"], 3), "live": last["tokens_then"]}
             if ("old", "uneven") in found:
                 old = found["old", "uneven"][-1]["cache_bytes"]
                 more |= ratio(("old", "uneven"), (who, task)) | {"old_bytes": old, "new_bytes": last["cache_bytes"]}

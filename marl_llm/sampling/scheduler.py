@@ -249,7 +249,7 @@ class Scheduler:
             held = sequence.ids[i * self.page : min((i + 1) * self.page, sequence.cached)]
             sequence.nodes[i] = pool.grown(sequence.nodes[i], parent, held)
 
-    def _allocate_blocks(self) -> None:
+    def _allocate_pages(self) -> None:
         """Pages for the next chunk, the oldest first. Where they do not suffice the youngest are paused: their pages are given away as they
         are needed, and what is lost is computed again."""
         for sequence in sorted(self.running, key=lambda t: t.number):
@@ -392,7 +392,7 @@ class Scheduler:
         for sequence in [t for t in (*self.prefilling, *self.running) if t.cancelled or t.expired(now)]:
             self._leave(sequence)
             sequence.answer("timeout" if sequence.expired(now) and not sequence.cancelled else "cancelled")
-        self._allocate_blocks()
+        self._allocate_pages()
         self._computed = 0
         if not self.running:
             return
