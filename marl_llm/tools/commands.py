@@ -62,7 +62,7 @@ class CommandProgram:
         tail = asyncio.create_task(_last_lines(open(reader, "rb", buffering=0)))
         try:
             process = await asyncio.create_subprocess_exec(
-                *filled(self._command, task), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=writer,
+                *fill_in(self._command, task), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=writer,
                 cwd=self._folder, env={**os.environ, **added}, start_new_session=True,
             )  # fmt: skip
             code = await process.wait()
@@ -113,10 +113,10 @@ def check_code(code: int) -> None:
         raise CommandFailed(f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}")
 
 
-def filled(command: Sequence[str], task: Any) -> list[str]:
+def fill_in(command: Sequence[str], task: Any) -> list[str]:
     """The command of one task; what a task holds is put in once, and not read again.
 
-    >>> filled(["app", "--task={task}", "{question}", "{other}"], {"question": "1+1 {task}"})
+    >>> fill_in(["app", "--task={task}", "{question}", "{other}"], {"question": "1+1 {task}"})
     ['app', '--task={"question": "1+1 {task}"}', '1+1 {task}', '{other}']
     """
     values = {**task, "task": task} if isinstance(task, dict) else {"task": task}

@@ -125,13 +125,13 @@ async def play_all(server: EpisodeServer, play: Play, plays: Plays, options: Att
         async with room:
             name = server.episodes.open(identity, task)
             client = Client(server.address(name), about=functools.partial(server.episodes.about, name))
-            reason, message = await _ended(server, play, task, client, options.timeout_s)
+            reason, message = await _play_and_pay(server, play, task, client, options.timeout_s)
             return server.episodes.take(name, reason, "; ".join(filter(None, [message, *client.notes])))
 
     return list(await asyncio.gather(*(one(*which) for which in plays)))
 
 
-async def _ended(server: EpisodeServer, play: Play, task: Any, client: Client, timeout_s: float | int) -> tuple[str, str]:
+async def _play_and_pay(server: EpisodeServer, play: Play, task: Any, client: Client, timeout_s: float | int) -> tuple[str, str]:
     """Awaits a play and pays what it gave: why it is aborted if nothing was paid, and a message for people."""
     name = client.episode_url.rpartition("/")[2]
     try:

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.kit.debate import asking, fenced_code, note_turn, quoted
+from marl_llm.games.kit.debate import fenced_code, note_turn, quoted, show_instructions
 from marl_llm.workflows import FormatError, Role, Trajectory, Workflow, code_block, compute, repeat, sequence, together, tool
 from marl_llm.workflows.forms import Beside, check_debate, rewards_in_form
 from marl_llm.workflows.trajectory import RoleCall
@@ -69,7 +69,7 @@ def debate_roles(max_tokens: int = 4096, max_prompt: int = 8192) -> dict[str, Ro
     budget = dict(max_tokens=max_tokens, max_prompt=max_prompt, trim="history", trim_from="start")
     writes_code = "You are a helpful assistant that writes and corrects Python code."
     writes_tests = "You are a helpful assistant that creates and refines unit test cases (input and expected output) for a coding task."
-    shown = {name: asking(instructions, history_text) for name, instructions in (("coder", CODER), ("tester", TESTER))}
+    shown = {name: show_instructions(instructions, history_text) for name, instructions in (("coder", CODER), ("tester", TESTER))}
     return {
         "coder": Role("coder", writes_code + PROBLEM, code_block("code"), {"code": ""}, show=shown["coder"], **budget),
         "tester": Role("tester", writes_tests + PROBLEM, read_test, {"test": NO_TEST}, show=shown["tester"], **budget),
@@ -216,7 +216,7 @@ def single_coder(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
     def last_program(entries):
         return f"```python\n{entries[-1]['code'].rstrip()}\n```"
 
-    show = asking({**CODER, "later": SINGLE_LATER}, last_program)
+    show = show_instructions({**CODER, "later": SINGLE_LATER}, last_program)
     return dataclasses.replace(debate_roles(max_tokens, max_prompt)["coder"], show=show)
 
 

@@ -72,13 +72,13 @@ def mini_verifier(sandbox: Any = None, timeout_s: float | int = 10.0) -> Callabl
 
     async def verify(code: str, function: str, tests: Sequence[Any]) -> ToolResult:
         if not code:
-            return success(told(0, tests), 0.0)
+            return success(verdict_of(0, tests), 0.0)
         judged = await verdicts.of(
             content_key(code, function, tests), lambda: ajudge_calls(code, function, tests, timeout_s, sandbox=sandbox)
         )
-        return judged.map(lambda found: told(sum(case.state == "passed" for case in found.cases), tests))
+        return judged.map(lambda found: verdict_of(sum(case.state == "passed" for case in found.cases), tests))
 
-    def told(passed: int, tests: Sequence[Any]) -> dict[str, Any]:
+    def verdict_of(passed: int, tests: Sequence[Any]) -> dict[str, Any]:
         return {"pass_rate": passed / len(tests), "report": f"passed {passed} of {len(tests)} wrong"}
 
     return verify

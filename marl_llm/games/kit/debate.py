@@ -24,7 +24,7 @@ def fenced_code(code: str) -> str:
     return f"```python\n{code.rstrip()}\n```" if code else "No program could be read."
 
 
-def asking(instructions: Mapping[str, str], history_text: Callable[[Entries], str]) -> dict[str, Callable[[Entries], str]]:
+def show_instructions(instructions: Mapping[str, str], history_text: Callable[[Entries], str]) -> dict[str, Callable[[Entries], str]]:
     """For `Role.show`: what a role is asked "first", without a history, and "later", where the history takes the place of {history}."""
 
     def show(entries: Entries) -> str:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_llm.games.kit.debate import asking, fenced_code, note_turn, quoted
+from marl_llm.games.kit.debate import fenced_code, note_turn, quoted, show_instructions
 from marl_llm.tools.maths import MathsChecker, extract_answer, is_number
 from marl_llm.tools.results import FailureKind, ToolResult, success
 from marl_llm.tools.sandbox import Executor, Limits, Program, Submission, default_sandbox
@@ -91,7 +91,7 @@ def debate_roles(max_tokens: int = 4096, max_prompt: int = 8192) -> dict[str, Ro
     budget = dict(max_tokens=max_tokens, max_prompt=max_prompt, trim="history", trim_from="start")
     reasons = "You are a helpful assistant that solves math problems via careful reasoning."
     programs = "You are a helpful programming assistant that solves math problems with Python."
-    shown = {name: asking(instructions, history_text) for name, instructions in (("reasoner", REASONER), ("user", USER))}
+    shown = {name: show_instructions(instructions, history_text) for name, instructions in (("reasoner", REASONER), ("user", USER))}
     answer = {"answer": "", "solution": ""}
     return {
         "reasoner": Role("reasoner", reasons + PROBLEM, read_solution, answer, show=shown["reasoner"], **budget),
@@ -268,7 +268,7 @@ def user_part(answers: Any, role: Role, timeout_s: float | int) -> Node:
 
 def single_reasoner(max_tokens: int = 4096, max_prompt: int = 8192) -> Role:
     """The single agent's role."""
-    show = asking({**REASONER, "later": SINGLE_LATER}, history_text)
+    show = show_instructions({**REASONER, "later": SINGLE_LATER}, history_text)
     return dataclasses.replace(debate_roles(max_tokens, max_prompt)["reasoner"], show=show)
 
 

@@ -126,9 +126,9 @@ def _work(run: Run, owed: tuple[str, ...], list_files: Callable[[Workspace], str
     lacking = files_of(*owed)
 
     async def work(code: str, files: Workspace, given: Workspace) -> ToolResult:
-        return (await run(code, files, sum(given.sizes().values()))).map(looked_at)
+        return (await run(code, files, sum(given.sizes().values()))).map(with_listing)
 
-    def looked_at(ran: dict[str, Any]) -> dict[str, Any]:
+    def with_listing(ran: dict[str, Any]) -> dict[str, Any]:
         missing = lacking(ran["files"])
         return {**ran, "listing": list_files(ran["files"]), "missing": missing, "done": ran["state"] == "ok" and not missing}
 
