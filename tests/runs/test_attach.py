@@ -180,6 +180,11 @@ def test_a_command_is_trained_continued_and_evaluated_from_its_directory(tiny, t
     kept = [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").open()]
     assert any("exit code 1; its stderr ends: it crashes for this task" in str(play.get("failures")) for play in kept)
     monkeypatch.chdir("/")
+    kept_tasks = (tmp_path / "tasks.jsonl").read_text()
+    (tmp_path / "tasks.jsonl").write_text(kept_tasks + json.dumps(ROWS[0]) + "\n")
+    with pytest.raises(ConfigError, match=r"config\.game\.tasks: .*tasks\.jsonl has other bytes than when the run began"):
+        ml.resume(tmp_path / "run", steps=2)
+    (tmp_path / "tasks.jsonl").write_text(kept_tasks)
     results = ml.resume(tmp_path / "run", steps=2)
     assert results["steps"] == 2
     assert ml.evaluate(tmp_path / "run", tasks=4)["after"]["tasks"] <= 4

@@ -15,6 +15,7 @@ from marl_llm.tools.commands import CommandProgram, end_marked
 from marl_llm.training.attached import AttachOptions, play_all
 from marl_llm.workflows.play import finish
 
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "agents"
 APP = r'''
 import json, os, subprocess, sys, time, urllib.error, urllib.request
 
@@ -66,9 +67,13 @@ def alive(pid):
         return False
 
 
-def play(program, tasks, timeout_s=60.0):
+def echo(messages, options):
+    return ChatReply(f"<{messages[-1]['content']}>", "stop")
+
+
+def play(program, tasks, timeout_s=60.0, roles=("solver",)):
     """The episodes of these tasks, and how many requests were refused."""
-    with EpisodeServer({"solver": lambda messages, options: ChatReply(f"<{messages[-1]['content']}>", "stop")}) as server:
+    with EpisodeServer(dict.fromkeys(roles, echo)) as server:
         found = finish(play_all(server, program, [((0, n), task) for n, task in enumerate(tasks)], AttachOptions(timeout_s, 4)))
         return found, server.stats()["refused"]
 
@@ -133,6 +138,19 @@ def wait_for(condition):
             return found
         time.sleep(0.05)
     raise AssertionError("it did not come to be within 30 s")
+
+
+def test_the_example_in_bash_asks_two_roles_and_pays_them():
+    question = 'Is 2 + "2"\n\\ 4, \u00e4?'
+    tasks = [{"question": question, "answer": "2"}, {"question": "1?", "answer": "3"}]
+    program = CommandProgram(["bash", str(EXAMPLES / "curl_two_roles.sh")], "/")
+    first, second = play(program, tasks, roles=("solver", "checker"))[0]
+    program.close()
+    asked = [line["messages"][0]["content"] for line in first.replies]
+    assert asked[0] == f"{question} Answer with a number."
+    assert asked[1] == f"{question}\n<{asked[0]}>\nIs that right? Reply yes or no."
+    assert first.pay == {"reward": 1, "rewards": {"checker": 1}}
+    assert second.pay == {"reward": 0, "rewards": {"checker": 0}}
 
 
 def test_only_processes_with_the_mark_are_ended():
