@@ -71,8 +71,9 @@ def measure(plays: int, turns: int, concurrency: int) -> dict:
     return dict(
         actions=len(rows), scored=sum("coach" in row.components for row in rows), asked=sum(model.asked.values()),
         asked_twice=sum(count > 1 for count in model.asked.values()), calls=counts["chat/calls"], retries=counts["chat/retries"],
-        void=sum(episode.void for episode in rollout.episodes), most_at_once=model.most, seconds=round(time.perf_counter() - start, 1),
-        cpu_seconds=round(time.process_time() - cpu, 1), peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        aborted=sum(episode.aborted for episode in rollout.episodes), most_at_once=model.most,
+        seconds=round(time.perf_counter() - start, 1), cpu_seconds=round(time.process_time() - cpu, 1),
+        peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     )  # fmt: skip
 
 

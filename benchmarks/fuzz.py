@@ -1,9 +1,9 @@
-"""Law 14 at length: nothing that a program, a policy, a tool or a server says raises, voids a play at will, or is paid.
+"""Law 14 at length: nothing that a program, a policy, a tool or a server says raises, aborts a play at will, or is paid.
 
     nice -n 10 python -m benchmarks.fuzz [--inputs=100000] [--seed=0]
 
 Random bytes, texts, JSON and token ids, and mutations of what a door expects, go through every door in turn. Prints one JSON line: how many
-inputs, exceptions, voids and rewards there were, and the host's time per input (median, p99.9 and longest, in milliseconds): CPU time of
+inputs, exceptions, aborts and rewards there were, and the host's time per input (median, p99.9 and longest, in milliseconds): CPU time of
 the process, which a busy machine hardly changes, and wall time.
 `tests/laws/test_law_14.py` sends what hypothesis finds through the same doors.
 """
@@ -79,10 +79,10 @@ def play_door(team: Workflow, fields: dict[str, Any], hidden: dict[str, Any]) ->
         with Controller(team, scripts, None, {}, attempts=1) as controller:
             try:
                 (episode,) = controller.play([Task(0, fields, hidden)]).episodes
-            except RolloutError:  # every play was void, for there is one
-                return Heard(void=True)
+            except RolloutError:  # every play was aborted, for there is one
+                return Heard(aborted=True)
         pays = [one for way in episode.trajectories for one in earned(team, way).values()]
-        return Heard(episode.void, max([0.0, *(max(one.team + one.local, one.team) for one in pays)]))
+        return Heard(episode.aborted, max([0.0, *(max(one.team + one.local, one.team) for one in pays)]))
 
     return hear
 
@@ -97,7 +97,7 @@ def tool_doors() -> dict[str, Door]:
         json.dumps(value.value, ensure_ascii=False, allow_nan=False).encode()
         json.dumps(read_json(said.raw).value, ensure_ascii=False, allow_nan=False).encode()
         read_text(said.raw).value.encode()
-        return Heard(void=not value.ok)
+        return Heard(aborted=not value.ok)
 
     def conversation(said: Input) -> Heard:
         for ids in ([i % BYTES.vocab_size for i in said.ids], BYTES.encode(read_text(said.text).value)):
@@ -237,11 +237,11 @@ def main(argv: list[str]) -> None:
             worst.setdefault(f"{name}: {type(error).__name__}: {error}"[:200], one.text[:200])
             continue
         times.append((time.process_time() - cpu, time.perf_counter() - tick, f"{name}, {len(one.text)} characters"))
-        counts["voids"] += heard.void
+        counts["aborts"] += heard.aborted
         counts["rewards"] += heard.paid > 0
     cpu_ms, wall_ms = (np.asarray(column) * 1e3 for column in list(zip(*times))[:2])
     print(json.dumps({
-        "inputs": INPUTS.value, "doors": len(every), "exceptions": counts["exceptions"], "voids": counts["voids"],
+        "inputs": INPUTS.value, "doors": len(every), "exceptions": counts["exceptions"], "aborts": counts["aborts"],
         "rewards": counts["rewards"], "raised": worst, "slowest": max(times)[2], "load": round(os.getloadavg()[0], 1),
         **{f"{name}_{unit}_ms": round(float(np.quantile(column, share)), 3)
            for unit, column in (("cpu", cpu_ms), ("wall", wall_ms)) for name, share in (("p50", 0.5), ("p99.9", 0.999), ("max", 1))},

@@ -90,9 +90,9 @@ def _play(build: Callable[[Echo], Workflow], headline: str, fields: dict[str, An
         with _echoing(echo), Controller(team, scripts, None, {}, attempts=1) as controller:
             try:
                 (episode,) = controller.play([Task(0, fields, hidden)]).episodes
-            except RolloutError:  # every play was void, for there is one
-                return Heard(void=True)
-        return Heard(episode.void, max([0.0, *(team.metrics[headline](path) for path in episode.trajectories)]))
+            except RolloutError:  # every play was aborted, for there is one
+                return Heard(aborted=True)
+        return Heard(episode.aborted, max([0.0, *(team.metrics[headline](path) for path in episode.trajectories)]))
 
     return hear
 

@@ -59,9 +59,9 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-    """What became of an input: whether it voided a play, and what it was paid."""
+    """What became of an input: whether it aborted a play, and what it was paid."""
 
-    void: bool = False
+    aborted: bool = False
     paid: float = 0.0
 
 

@@ -241,7 +241,7 @@ def load(hanging: int = 32, honest: int = 32, limit_s: float = 1.0) -> dict:
         "workers": 2,
         "hanging": hanging,
         "honest": honest,
-        "void": sum(not result.ok for result in done),
+        "aborted": sum(not result.ok for result in done),
         "hanging_timed_out": sum(result.ok and result.timed_out for place, result in zip(order, done) if place < hanging),
         "honest_right": sum(result.ok and result.stdout == "1\n" for place, result in zip(order, done) if place >= hanging),
         "waiting_s_median": round(statistics.median(waits), 2),

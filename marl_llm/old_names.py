@@ -42,7 +42,16 @@ ROLLOUT_OPTIONS = MappingProxyType(
 )
 # of options by their new names
 ROLLOUT_VALUES = MappingProxyType({"weight_update": {"now": "in_flight", "drain": "blocking"}, "lora_serving": {"together": "multi"}})
-METRICS = MappingProxyType({"useful_groups": "groups_with_signal", "old_kl": "approx_kl", "over_start": "oversample"})  # parts of a key
+METRICS = MappingProxyType(  # parts of a key
+    {
+        "useful_groups": "groups_with_signal",
+        "old_kl": "approx_kl",
+        "over_start": "oversample",
+        "void": "aborted",
+        "void_share": "aborted_share",
+    }
+)
+ABORTING = MappingProxyType({"coach": ("missing",), "game": ("on_bad_feedback", "raises")})  # options whose value "void" is "abort" now
 ENGINE_NAMES = MappingProxyType(  # of `marl_llm.sampling`
     {
         "Settings": "SamplingParams",
@@ -61,7 +70,7 @@ def new_name(word: object, known: Iterable[object]) -> str | None:
     >>> new_name("branches", ("group_size", "pick"))
     'group_size'
     """
-    words = [OPTIONS.get(str(word)), *(values.get(str(word)) for values in ROLLOUT_VALUES.values())]
+    words = [OPTIONS.get(str(word)), *(values.get(str(word)) for values in (*ROLLOUT_VALUES.values(), {"void": "abort"}))]
     names = set(map(str, known))
     return next((new for new in words if new in names and str(word) not in names), None)
 
@@ -87,18 +96,30 @@ def convert_config(config: Mapping[str, Any]) -> dict[str, Any]:
         for name, values in ROLLOUT_VALUES.items():
             if isinstance(rollout.get(name), str):
                 rollout[name] = values.get(rollout[name], rollout[name])
+    for section, options in ABORTING.items():
+        if isinstance(config.get(section), Mapping):
+            out[section] = {k: "abort" if k in options and v == "void" else v for k, v in config[section].items()}
     if isinstance(config.get("models"), Mapping):
         out["models"] = {name: _converted_model(section, name) for name, section in config["models"].items()}
     return out
 
 
-def convert_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of metrics.jsonl with its figures under their new names.
+def convert_line(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of a run's files (metrics, episodes, trajectories, outcomes) with its keys and its status under their new names.
 
-    >>> convert_metrics({"step": 1, "model/solver/old_kl": 0.5, "over_start/late": 2})
-    {'step': 1, 'model/solver/approx_kl': 0.5, 'oversample/late': 2}
+    >>> convert_line({"step": 1, "model/solver/old_kl": 0.5, "over_start/late": 2, "status": "void"})
+    {'step': 1, 'model/solver/approx_kl': 0.5, 'oversample/late': 2, 'status': 'aborted'}
     """
-    return {"/".join(METRICS.get(part, part) for part in key.split("/")): value for key, value in record.items()}
+    new = {"/".join(METRICS.get(part, part) for part in key.split("/")): value for key, value in line.items()}
+    return new | {"status": "aborted"} if new.get("status") == "void" else new
+
+
+def convert_evaluation(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of evaluation.json with the figures of every table of seats, pairs among them, under their new names."""
+    tables = {name: convert_line(value) if isinstance(value, Mapping) else value for name, value in results.items()}
+    if isinstance(tables.get("pairs"), Mapping):
+        tables["pairs"] = {name: convert_line(value) if isinstance(value, Mapping) else value for name, value in tables["pairs"].items()}
+    return tables
 
 
 def _converted_model(section: Any, name: str) -> Any:

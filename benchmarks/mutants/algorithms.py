@@ -105,7 +105,7 @@ FAULTS = {
         "the log mass is taken off": ("as_float(sampler_log_probs) + as_float(log_mass)", "as_float(sampler_log_probs) - as_float(log_mass)"),
     },
     (A + "joint.py", T + "test_joint.py"): {
-        "void joints count": ("where[:, None].astype(jnp.int32))", "jnp.ones_like(where)[:, None].astype(jnp.int32))"),
+        "aborted joints count": ("where[:, None].astype(jnp.int32))", "jnp.ones_like(where)[:, None].astype(jnp.int32))"),
         "joints are drawn with repeats": ("replace=False)", "replace=True)"),
         "the first agent is paired with itself": ("places = (jnp.arange(group_size)[None, :, None] + shifts[:, None, :])", "places = (jnp.arange(group_size)[None, :, None] + 0 * shifts[:, None, :])"),
     },
@@ -122,7 +122,7 @@ FAULTS = {
         "tied rows are not reported": ("advantages, metrics, tied = _group_advantages(", "advantages, metrics, _ = _group_advantages("),
         "the KL is rewarded": ("total = total + kl_coef * parts(divergence)[0]", "total = total - kl_coef * parts(divergence)[0]"),
         "entropy is punished": ("total = total - recipe.entropy_coef *", "total = total + recipe.entropy_coef *"),
-        "void rows are paid": ("rewards = jnp.where(where, _rewards(recipe, samples), 0)\n    metrics", "rewards = _rewards(recipe, samples)\n    where = jnp.ones_like(where)\n    metrics"),
+        "aborted rows are paid": ("rewards = jnp.where(where, _rewards(recipe, samples), 0)\n    metrics", "rewards = _rewards(recipe, samples)\n    where = jnp.ones_like(where)\n    metrics"),
         "gamma is dropped": ("gamma=recipe.gamma, where=where, agent", "gamma=1.0, where=where, agent"),
     },
     (A + "published.py", T + "test_recipes.py"): {

@@ -18,7 +18,7 @@ FAULTS = {
     },
     ("marl_llm/reporting/episodes.py", "tests/reporting/test_episodes.py"): {
         "the best plays count as the worst": ("sorted(sorted(played, key=score)[:count])", "sorted(sorted(played, key=score)[-count:])"),
-        "a void play is a worst one": ('if episode["status"] != "void"]', "]"),
+        "an aborted play is a worst one": ('if episode["status"] != "aborted"]', "]"),
     },
     ("marl_llm/workflows/storage.py", "tests/workflows/test_workflow_storage.py"): {
         "an episode of several paths is not found by one of them": ("if names.intersection(_path_names(one, when))", "if record_name(one, when) in names"),

@@ -10,7 +10,7 @@ FAULTS = {
         "tools have tokens": ("if isinstance(event, RoleCall) else 0", "if isinstance(event, RoleCall) else 1"),
     },
     (W + "metrics.py", T + "workflows/test_workflow_rewards.py " + T + "workflows/test_workflow_controller.py"): {
-        "void rows are a role's": ('if s.call.role == role and s.excluded != "void"]', "if s.call.role == role]"),
+        "aborted rows are a role's": ('if s.call.role == role and s.excluded != "aborted"]', "if s.call.role == role]"),
         "a metric of one way is enough": ("value = None if None in values else", "value = None if values[0] is None else", TOGETHER),
         "attempts are seconds": ("[event.attempts for event in events]", "[event.seconds for event in events]", TOGETHER),
         "refusals are replacements": ("[event.refused is not None for event in events]", "[event.replaced > 0 for event in events]", TOGETHER),
@@ -19,7 +19,7 @@ FAULTS = {
     (W + "cross.py", T + "workflows/test_cross.py"): {
         "a joint action that broke pays nothing": ("if paid[number][joint] is not None]", "]"),
         "everybody is paid as the first role": ("joints[number][:, roles.index(call.role)] == episode.play", "joints[number][:, 0] == episode.play"),
-        "a group with a void play is judged": ("if not any(episode.void for episode in group)}", "if not all(episode.void for episode in group)}"),
+        "a group with an aborted play is judged": ("if not any(episode.aborted for episode in group)}", "if not all(episode.aborted for episode in group)}"),
         "the draws of every step are the same": ("jax.random.fold_in(jax.random.key(DRAWN), rollout.step), task)", "jax.random.key(DRAWN), task)"),
     },
     (W + "rewards.py", T + "workflows/test_workflow_rewards.py"): {
@@ -115,7 +115,7 @@ FAULTS = {
         "a player that cannot go on is the game's fault": ("continue\n    return found", "raise\n    return found"),
     },
     (M + "reporting/turns.py", T + "reporting/test_report.py"): {
-        "void plays have a score": ('if play["status"] != "void"]', "]"),
+        "aborted plays have a score": ('if play["status"] != "aborted"]', "]"),
         "what was not chosen is paid": ('if one["chosen"]]', "]"),
     },
     ("marl_llm/cli/check.py", T + "checking/test_prolonging.py"): {

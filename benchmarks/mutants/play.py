@@ -30,7 +30,7 @@ FAULTS = {
         "prompts are padded on the right": ('pad(ids, left, "left", pad_id)', 'pad(ids, left, "right", pad_id)'),
     },
     (E + "outcomes.py", "tests/evaluation/test_outcomes.py"): {
-        "void plays count": ("for one in self.outcomes if not one.void)", "for one in self.outcomes)"),
+        "aborted plays count": ("for one in self.outcomes if not one.aborted)", "for one in self.outcomes)"),
         "the interval takes plays of one task for independent": (
             "return clustered(list(groups.values()))", "return clustered([[one.score] for one in self.played])"
         ),

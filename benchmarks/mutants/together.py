@@ -100,7 +100,7 @@ FAULTS = {
         "a comparison's tasks without a cluster are one": ("groups.setdefault(alike[task] or task, [])", "groups.setdefault(alike[task], [])"),
         "an interval's tasks without a cluster are one": ("one.cluster or one.task for one", "one.cluster for one"),
         "the best of several reads the headline alone": ("one.score if metric == self.headline else one.team[metric]", "one.score"),
-        "void plays may be the best": ("for one in self.played:\n            if metric", "for one in self.outcomes:\n            if metric"),
+        "aborted plays may be the best": ("for one in self.played:\n            if metric", "for one in self.outcomes:\n            if metric"),
     },
     (G + "kit/board_pay.py", BOARDS): {
         "outcome pays what cannot be read": ("(well_formed & solved).astype(jnp.float32), local", "solved.astype(jnp.float32), local"),

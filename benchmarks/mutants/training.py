@@ -79,7 +79,7 @@ FAULTS = {
         "small models are compiled otherwise": ('== "cpu" and is_large(config, "cpu")', '== "cpu"'),
     },
     (R + "rollouts.py", T + "test_rollouts_and_warm_start.py"): {
-        "void episodes count in success": ("share(rollout.episodes.outcome >= 1.0)", "jnp.mean(rollout.episodes.outcome >= 1.0)"),
+        "aborted episodes count in success": ("share(rollout.episodes.outcome >= 1.0)", "jnp.mean(rollout.episodes.outcome >= 1.0)"),
         "tokens after the end have entropy": ("token_where = table.responses.where & where[..., None]", "token_where = jnp.ones_like(table.responses.where) & where[..., None]"),
     },
     (R + "hosted.py", T + "test_served.py"): {

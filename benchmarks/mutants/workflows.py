@@ -30,7 +30,7 @@ FAULTS = {
         "a late call is not left behind": ("await asyncio.wait({task}, timeout=GRACE_S)", "await asyncio.wait({task}, timeout=3600)"),
     },
     (W + "samples.py", T + "test_workflow_rewards.py " + T + "test_workflow_assignment.py " + T + "test_workflow_tree.py"): {
-        "void episodes are trained": ('excluded = "void"', 'excluded = ""'),
+        "aborted episodes are trained": ('excluded = "aborted"', 'excluded = ""'),
         "models off the schedule are trained": ("elif call.model not in trains:", "elif False:"),
         "a call before a fork is paid by its first way": ("_mean(pays[:1] if rollout.pick else pays)", "_mean(pays[:1])"),
         "broken answers are imitated": ("and (s.call.legal or not legal)", ""),
@@ -59,8 +59,8 @@ FAULTS = {
         "a broadcast reaches all roles": ("for call in _calls(trajectory, roles)]\n\n    return _described(reward, f\"broadcast", "for call in _calls(trajectory, None)]\n\n    return _described(reward, f\"broadcast"),
     },
     (W + "metrics.py", T + "test_workflow_rewards.py " + T + "test_workflow_controller.py"): {
-        "void episodes have a vote": ("if not episode.void else ()", ""),
-        "the void share is the played one": ('"void_share": 1.0 - len(played)', '"void_share": len(played)'),
+        "aborted episodes have a vote": ("if not episode.aborted else ()", ""),
+        "the aborted share is the played one": ('"aborted_share": 1.0 - len(played)', '"aborted_share": len(played)'),
     },
     (W + "answers.py", T + "test_workflow_answers.py"): {
         "articles count": ('_ARTICLES.sub(" ", text)', "text"),

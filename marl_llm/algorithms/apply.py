@@ -37,7 +37,7 @@ class Samples:
     trajectory: Array  # [S] int, which play of which problem; any integers
     team: Array  # [S] float, team reward
     local: Array  # [S] float, the agent's own reward; in MAPPA the coach's score
-    where: Array | None = None  # [S] bool, False rows are padding or void; None: all count
+    where: Array | None = None  # [S] bool, False rows are padding or aborted; None: all count
     team_where: Array | None = None  # [S] bool, rows that a team reward was paid to: where `outcome` is read; None: all
     credit: Array | None = None  # [S] float, what a replay without the response took off the team's reward; for counterfactual
     order: Array | None = None  # [S] int, place of the action in its trajectory, for to_go and outcome; None: `turn`

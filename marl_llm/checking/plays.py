@@ -83,7 +83,7 @@ class Subject:
         return self.world.tasks("train", 0, count)
 
     def play(self, tasks: Sequence[Task], says: Says, plays: int = 1, **options: Any) -> tuple[Episode, ...]:
-        """Plays every task, also where all plays are void. `options` are those of `Controller`. Raises `WorkflowError`."""
+        """Plays every task, also where all plays are aborted. `options` are those of `Controller`. Raises `WorkflowError`."""
         world = self.world
         assignment = Assignment(dict.fromkeys(world.workflow.roles, PLAYER), {PLAYER: Scripted(says)})
         speech = {} if world.speech is None else {PLAYER: world.speech}
@@ -169,8 +169,8 @@ def plain(value: Any) -> str:
 
 def happened(episode: Episode) -> list[str]:
     """What a play was, without the numbers of its paths: one line per event and path, to be compared with another play's."""
-    if episode.void:
-        return [f"void: {one.node}: {one.kind}" for one in episode.failures]
+    if episode.aborted:
+        return [f"aborted: {one.node}: {one.kind}" for one in episode.failures]
     return [line for path in episode.trajectories for line in lines_of(path)]
 
 
@@ -198,7 +198,7 @@ def first_difference(one: Sequence[str], other: Sequence[str]) -> str | None:
 
 
 def pays(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    """Role -> what each of its calls was paid, team and local, in plays that are not void."""
+    """Role -> what each of its calls was paid, team and local, in plays that are not aborted."""
     found: dict[str, list[float]] = {}
     for episode in episodes:
         for path in episode.trajectories:

@@ -125,11 +125,11 @@ def splits(subject: Subject) -> Iterator[Finding]:
 
 
 def junk(subject: Subject) -> Iterator[Finding]:
-    """Laws 14 and 11: whatever a role says, nothing raises, no play is void, and junk earns less than half of honest play.
+    """Laws 14 and 11: whatever a role says, nothing raises, no play is aborted, and junk earns less than half of honest play.
 
     In a team all roles say junk. Of rivals somebody always wins, so there one role at a time says junk, against the scripted player.
     """
-    tasks, broken, void, paid = subject.draw(subject.few), [], [], []
+    tasks, broken, aborted, paid = subject.draw(subject.few), [], [], []
     honest, floor = subject.honest, subject.floor
     plays = [*(honest or ()), *(floor or ())]
     beyond = {(e.task.number, one.node) for e in plays for one in e.failures if one.kind == "prompt"}  # the check of budgets reports them
@@ -139,12 +139,12 @@ def junk(subject: Subject) -> Iterator[Finding]:
         except Exception as error:  # whatever a game's functions raise is the finding
             broken.append(f"{name}: {type(error).__name__}: {error}")
             continue
-        void += [f"{name}: {one.node}: {one.message}" for e in found for one in e.failures if (e.task.number, one.node) not in beyond]
+        aborted += [f"{name}: {one.node}: {one.message}" for e in found for one in e.failures if (e.task.number, one.node) not in beyond]
         overpaid = _beaten(subject, tasks, says) if subject.world.rivals else _overpaid(subject, found, honest, floor)
         paid += [f"{name}: {why}" for why in overpaid]
     count = len(battery(subject.world.speech))
-    text = f"{count} kinds of junk raised nothing and voided no play"
-    yield verdict("junk", 14, not broken and not void, text, "; ".join((broken + void)[:3]))
+    text = f"{count} kinds of junk raised nothing and aborted no play"
+    yield verdict("junk", 14, not broken and not aborted, text, "; ".join((broken + aborted)[:3]))
     if honest is None:
         yield note("junk pay", 11, "there is no scripted player to compare with")
         return
@@ -300,10 +300,10 @@ def teacher(subject: Subject) -> Iterator[Finding]:
             lines.append("no random player")
             continue
         scores = [subject.score(path) for one in episodes for path in one.trajectories]
-        void = sum(one.void for one in episodes)
+        aborted = sum(one.aborted for one in episodes)
         tied, count = _tied(subject, episodes)
         shown = f"{name} player: {subject.world.headline} {mean(scores):.2f} in {len(scores)} plays"
-        lines.append(f"{shown}{f', {void} void' * bool(void)}, {tied} of {count} groups of {subject.plays} have equal rewards")
+        lines.append(f"{shown}{f', {aborted} aborted' * bool(aborted)}, {tied} of {count} groups of {subject.plays} have equal rewards")
     scores = [subject.score(path) for one in subject.honest for path in one.trajectories]
     paid = [value for values in pays(subject.honest).values() for value in values]
     good = mean(scores) > 0 or mean(paid) > 0

@@ -59,11 +59,11 @@ def rescored(run: pathlib.Path, game: str | None = None, trusted: bool = False) 
     read_record(run)
     if not (run / FILE_NAME).is_file():
         raise ConfigError(f"{run} has no {FILE_NAME}: compiled play is not kept as a graph. Train with --config.hosted=True to rescore it")
-    plays, left_out = [], {"void": 0, "tree": 0}
+    plays, left_out = [], {"aborted": 0, "tree": 0}
     with _game_of(run, trusted) if game is None else _other(game) as world:
         for line in read_trajectories(run):
             episode = from_json(line, run)
-            why = "void" if episode.void else "tree" if episode.candidates else None
+            why = "aborted" if episode.aborted else "tree" if episode.candidates else None
             if why:
                 left_out[why] += 1
                 continue

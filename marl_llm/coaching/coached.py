@@ -30,7 +30,7 @@ def coached(
     *,
     when: str | None = None,
     truth: str = "none",
-    missing: str = "void",
+    missing: str = "abort",
     weight: float | int | None = None,
     deadline_s: float | int = 300.0,
     history: Callable[[], Mapping[str, float]] | None = None,
@@ -133,5 +133,5 @@ def check_missing(workflow: Workflow, returns: str, scope: str) -> None:
         if scorer.missing == "mask" and not (returns == "immediate" or (returns == "to_go" and scope == "token")):
             raise WorkflowError(
                 f"scorer {scorer.name!r} says missing='mask', but returns={returns!r} adds up scores of several actions, and the sums "
-                "would have holes: use missing='void', returns='immediate', or returns='to_go' with scope='token'"
+                "would have holes: use missing='aborted', returns='immediate', or returns='to_go' with scope='token'"
             )

@@ -49,7 +49,7 @@ Interval = tuple[float, float, float]  # figure, low, high of 95 %; NaN where th
 
 
 def scored_actions(rollout: Rollout, headline: str) -> list[ScoredAction]:
-    """Every action of a rollout that the coach was asked about, void plays left out; `headline` is a metric of the workflow."""
+    """Every action of a rollout that the coach was asked about, aborted plays left out; `headline` is a metric of the workflow."""
     found = []
     for episode in rollout.episodes:
         for path in episode.trajectories:

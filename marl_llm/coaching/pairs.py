@@ -37,7 +37,7 @@ class Judged:
 
 
 def judged(rollout: Rollout, headline: str, guide: CoachGuide, when: str) -> list[Judged]:
-    """The actions of a rollout that have a score. Void plays are left out."""
+    """The actions of a rollout that have a score. Aborted plays are left out."""
     of, views = rollout.workflow.metrics[headline], iter(views_of(rollout, when))
     said: dict[tuple, tuple[int, ActionView, float]] = {}
     outcomes = collections.defaultdict(list)

@@ -68,7 +68,7 @@ def speech_of(tokenizer: PieceTokenizer) -> PlainText:
 
 
 def views_of(rollout: Rollout, when: str) -> list[ActionView]:
-    """A view of every action of the plays that are not void, as a coach without the truth gets it."""
+    """A view of every action of the plays that are not aborted, as a coach without the truth gets it."""
     found = []
     for path in rollout.trajectories:
         views = ViewMaker(rollout.workflow, path.task)

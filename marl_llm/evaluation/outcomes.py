@@ -18,9 +18,9 @@ class Outcome:
 
     task: int  # its number in the split
     play: int
-    score: float | int  # the headline, in [0, 1]; meaningless where void
+    score: float | int  # the headline, in [0, 1]; meaningless where aborted
     turns: float | int
-    void: bool = False  # could not be played, and counts for nothing
+    aborted: bool = False  # could not be played, and counts for nothing
     team: Mapping[str, float] = dataclasses.field(default_factory=dict)  # further metrics of the team
     cluster: str = ""  # tasks of one cluster are alike; "": a cluster of its own
 
@@ -51,18 +51,18 @@ class Evaluation:
 
     @property
     def success(self) -> float:
-        """Mean over tasks of their mean scores, of the plays that are not void: every task weighs alike, as in `interval` and `paired`.
+        """Mean over tasks of their mean scores, of the plays that are not aborted: every task weighs alike, as in `interval` and `paired`.
         0 without any."""
         return float(np.mean(list(self.per_task.values()))) if self.played else 0.0
 
     @property
     def played(self) -> tuple[Outcome, ...]:
         """Outcomes that count."""
-        return tuple(one for one in self.outcomes if not one.void)
+        return tuple(one for one in self.outcomes if not one.aborted)
 
     @property
     def per_task(self) -> dict[int, float]:
-        """Task -> mean score of its plays that are not void."""
+        """Task -> mean score of its plays that are not aborted."""
         scores: dict[int, list[float]] = {}
         for one in self.played:
             scores.setdefault(one.task, []).append(one.score)
@@ -80,7 +80,7 @@ class Evaluation:
     def at_k(self, metric: str, k: int) -> float:
         """Mean over tasks of the expected best of k plays, by a team metric or the headline; see `marl_llm.evaluation.at_k`.
 
-        Raises `ValueError` where a task has fewer than k plays that are not void, or for a metric that was not measured.
+        Raises `ValueError` where a task has fewer than k plays that are not aborted, or for a metric that was not measured.
         """
         pools: dict[int, list[float]] = {}
         for one in self.played:
@@ -90,7 +90,7 @@ class Evaluation:
         return at_k(list(pools.values()), k)
 
     def summary(self) -> dict[str, Any]:
-        """JSON: success, interval, episodes, void, turns, split, plays, temperature, roles (well_formed), team (further metrics)."""
+        """JSON: success, interval, episodes, aborted, turns, split, plays, temperature, roles (well_formed), team (further metrics)."""
         played = self.played
         names = dict.fromkeys(name for one in played for name in one.team)
         return {
@@ -98,7 +98,7 @@ class Evaluation:
             "interval": list(self.interval),
             "episodes": len(played),
             "tasks": len(self.per_task),
-            "void": len(self.outcomes) - len(played),
+            "aborted": len(self.outcomes) - len(played),
             "turns": float(np.mean([one.turns for one in played])) if played else 0.0,
             "split": self.split,
             "headline": self.headline,

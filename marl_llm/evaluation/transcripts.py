@@ -81,7 +81,7 @@ def episode(
             steps.append(entry)
             tokens.append({"turn": t, "role": role, "prompt_ids": [int(i) for i in prompt], "responses": ids})
     ended = jax.tree.map(lambda x: x[index, play], rollout.episodes)
-    status = "void" if ended.void else "success" if ended.outcome >= 1.0 else "failed" if ended.done else "horizon"
+    status = "aborted" if ended.aborted else "success" if ended.outcome >= 1.0 else "failed" if ended.done else "horizon"
     record = {
         "episode": name,
         "step": step,

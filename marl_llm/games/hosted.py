@@ -6,7 +6,7 @@
 Hosted and compiled play of one game give the same samples (law 13). Task `i` is the instance of (key, i), as in `training.make_rollout`; a
 request's seed is the identity that `rollout.row_keys` folds, so the engine's root must be the one of compiled play,
 `jax.random.split(key)[1]`; roles of one stage read the same state, their actions are applied in the order written, and they are paid for
-what they did together. An instance that is not `valid` voids its play.
+what they did together. An instance that is not `valid` aborts its play.
 
 The game's functions are compiled once per game and run on the CPU, one call per prompt and one per response.
 """
@@ -147,7 +147,7 @@ class HostGame:
         return [Task(n, {"task": json(n)}, {"instance": (split, n)}, split) for n in range(first, first + count)]
 
     def begin(self, instance: tuple[str, int]) -> dict[str, Any]:
-        """The fields at the start. Raises `InfrastructureError` for an instance that cannot be played, which voids the play (law 9)."""
+        """The fields at the start. Raises `InfrastructureError` for an instance that cannot be played, which aborts the play (law 9)."""
         split, number = instance
         _, state, over, valid = self.deal(split, number)
         if not valid:

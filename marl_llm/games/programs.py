@@ -7,7 +7,7 @@ program in the sandbox, reads what it printed, and simulates it; `step` applies 
 which the rewards are made; no role reads it.
 
 **What may go wrong** with a program or an answer is a word of `PROGRAM_STATES` or `ANSWER_STATES`, counted in the workflow's metrics, and
-the mask m of Appendix B is then 0. What the sandbox itself breaks voids the play.
+the mask m of Appendix B is then 0. What the sandbox itself breaks aborts the play.
 
 | form | team | local |
 |---|---|---|

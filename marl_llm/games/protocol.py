@@ -94,7 +94,7 @@ class Game(Protocol):
         """One task instance of a split, by name or number (`split_index`); the splits are disjoint by construction."""
 
     def valid(self, instance: Instance) -> Bool[Array, ""]:
-        """Whether the instance can be played; the episode of one that cannot is void as a whole (law 9)."""
+        """Whether the instance can be played; the episode of one that cannot is aborted as a whole (law 9)."""
 
     def reset(self, instance: Instance) -> State:
         """The initial state."""

@@ -13,7 +13,7 @@ field                  type          meaning
                                      strings, one per row: `#` wall, `.` free, `A` agent, `G` goal, `*` agent on the
                                      goal, any other character as itself
 `roles`                object        role → name of the model that played it
-`status`               str           "success", "partial", "failed", "horizon" (turns ran out), "void" (could not be played), or the
+`status`               str           "success", "partial", "failed", "horizon" (turns ran out), "aborted" (could not be played), or the
                                      game's own word
 `turns`                int ≥ 0       turns played
 `hidden`               object        optional: fields of the task that no role could read, such as a gold answer
@@ -75,6 +75,7 @@ from typing import Any
 import numpy as np
 
 from marl_llm.errors import UserError
+from marl_llm.old_names import convert_line
 from marl_llm.reporting import files
 
 WHEN = ("before", "train", "after")
@@ -176,17 +177,17 @@ def read_tokens(path: files.Path) -> list[dict[str, Any]]:
 def _read(path: files.Path, name: str) -> list[dict[str, Any]]:
     path = pathlib.Path(path)
     objects = files.read_whole(path / name if path.is_dir() else path)
-    return list({o.get("episode"): o for o in objects}.values())
+    return list({o.get("episode"): convert_line(o) for o in objects}.values())
 
 
 def worst_plays(plays: Sequence[tuple[dict[str, Any], Any]], count: int) -> list[tuple[dict[str, Any], Any]]:
-    """The `count` plays of `(episode, tokens)` with the lowest scores, in their order; of equal ones the first. Void plays have none."""
+    """The `count` plays of `(episode, tokens)` with the lowest scores, in their order; of equal ones the first. Aborted plays have none."""
 
     def score(number: int) -> float:
         episode = plays[number][0]
         return episode.get("score", float(episode["status"] == "success"))
 
-    played = [number for number, (episode, _) in enumerate(plays) if episode["status"] != "void"]
+    played = [number for number, (episode, _) in enumerate(plays) if episode["status"] != "aborted"]
     return [plays[number] for number in sorted(sorted(played, key=score)[:count])]
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_llm.old_names import convert_metrics
+from marl_llm.old_names import convert_line
 from marl_llm.reporting import files
 from marl_llm.reporting.trackers import Tracker
 
@@ -102,7 +102,7 @@ def read_metrics(path: files.Path) -> list[dict[str, Any]]:
       files.LineError: for any other line that is not a JSON object.
     """
     path = pathlib.Path(path)
-    return [convert_metrics(record) for record in files.read_whole(path / FILE_NAME if path.is_dir() else path)]
+    return [convert_line(record) for record in files.read_whole(path / FILE_NAME if path.is_dir() else path)]
 
 
 def _survives(record: dict[str, Any], resume_step: int) -> bool:

@@ -12,7 +12,7 @@ what is missing and why:
   count from the start of the training, and `model/<model>/log_prob_gap_bound` is the bound of a healthy `log_prob_gap`; eval
   lines may hold the interval's ends as `success_low` and `success_high`. `evaluation.json`: `headline` (the metric that
   `success` is), `steps`, `gain`, and `before`, `after`, `swapped`, `random` and the mixed `pairs`, each with `success`,
-  `interval`, `episodes`, `void`, `turns` and `roles`; `episodes.jsonl`: see episodes.py.
+  `interval`, `episodes`, `aborted`, `turns` and `roles`; `episodes.jsonl`: see episodes.py.
 
 The charts are also saved as PNGs under `plots/`.
 """
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_llm.old_names import convert_metrics
+from marl_llm.old_names import convert_evaluation, convert_line
 from marl_llm.reporting import charts, episodes, files, metrics, page, transcripts, turns
 from marl_llm.untrusted import read_file, read_json_file
 
@@ -109,16 +109,16 @@ def _load(workdir: pathlib.Path) -> Run:
             absent[name] = "it is empty so far."
         return objects
 
-    records = [convert_metrics(record) for record in lines(metrics.FILE_NAME)]
+    records = [convert_line(record) for record in lines(metrics.FILE_NAME)]
     warm, train, evaluated = ([r for r in records if r.get("phase") == phase] for phase in metrics.PHASES)
     plays = []
-    for episode in {str(e.get("episode")): e for e in lines(episodes.FILE_NAME)}.values():
+    for episode in {str(e.get("episode")): convert_line(e) for e in lines(episodes.FILE_NAME)}.values():
         try:
             episodes.validate_episode(episode)
             plays.append(episode)
         except episodes.EpisodeError as error:
             absent[episodes.FILE_NAME] = f"an episode was left out, it does not follow the schema: {error}."
-    return Run(workdir, whole("config.json"), warm, train, evaluated, whole("evaluation.json"), plays, absent)
+    return Run(workdir, whole("config.json"), warm, train, evaluated, convert_evaluation(whole("evaluation.json")), plays, absent)
 
 
 def _find(config: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -344,8 +344,9 @@ def _evaluation(run: Run) -> str:
 
 
 def _episode_count(part: Mapping[str, Any]) -> str:
-    void = f' <span class="note">{page.number(part["void"])} void</span>' if page.is_number(part.get("void")) and part["void"] else ""
-    return page.number(part.get("episodes")) + void
+    aborted = part.get("aborted")
+    note = f' <span class="note">{page.number(aborted)} aborted</span>' if page.is_number(aborted) and aborted else ""
+    return page.number(part.get("episodes")) + note
 
 
 def _bar(success: object, ends: tuple[float, float] | None) -> str:

@@ -15,7 +15,7 @@ _OPEN_STEPS = 16  # a longer play is folded after that many
 _CELLS = 10_000  # of a map that is drawn
 _CELL = 10  # units of the map picture's coordinates
 
-_TONES = {"success": "good", "failed": "bad", "horizon": "bad", "void": "bad"}  # a game's own words are neither
+_TONES = {"success": "good", "failed": "bad", "horizon": "bad", "aborted": "bad"}  # a game's own words are neither
 
 Episode = Mapping[str, Any]
 

@@ -11,12 +11,12 @@ _ROWS = 12  # numbers of turns with a row of their own; longer plays share the l
 
 
 def table_html(plays: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """The section; nothing where all recorded plays have the same number of turns. Void plays are left out.
+    """The section; nothing where all recorded plays have the same number of turns. Aborted plays are left out.
 
     Args:
       plays: in the schema of `episodes`. metric: the name of the score.
     """
-    played = [play for play in plays if play["status"] != "void"]
+    played = [play for play in plays if play["status"] != "aborted"]
     lengths = sorted({play["turns"] for play in played})
     if len(lengths) < 2:
         return ""

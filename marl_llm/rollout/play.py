@@ -103,7 +103,7 @@ def play(
       pick: which branch is played. alpha, local_weight: weights of team and own reward where 'greedy' compares; `Recipe.reward_weights`.
     Returns:
       `CompiledRollout` with leading axes `[T, E, B]`. Once an episode is over its rows have `where=False` and its state stays; the
-      episode of an instance that cannot be played is void: none of its rows counts (law 9).
+      episode of an instance that cannot be played is aborted: none of its rows counts (law 9).
     """
     e, b = env.shape[0], trajectories
     numbers, trajectory = jnp.repeat(env, b), jnp.tile(jnp.arange(b), e)

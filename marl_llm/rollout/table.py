@@ -43,7 +43,7 @@ class Episodes(NamedTuple):
     outcome: Float[Array, "E B"]  # the game's outcome in the last state
     turns: Int[Array, "E B"]  # turns begun
     done: Bool[Array, "E B"]  # over before the horizon
-    void: Bool[Array, "E B"]  # could not be played; counts for nothing
+    aborted: Bool[Array, "E B"]  # could not be played; counts for nothing
 
 
 class CompiledRollout(NamedTuple):

@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marl_llm.old_names import convert_evaluation
 from marl_llm.runs.command import ConfigError
 from marl_llm.untrusted import read_json_file
 
@@ -25,7 +26,7 @@ def run_card(run: str | pathlib.Path, model: str, roles: Sequence[str], step: in
     path = pathlib.Path(run) / "evaluation.json"
     try:
         record = read_record(pathlib.Path(run))
-        figures = read_json_file(path) if path.exists() else None
+        figures = convert_evaluation(read_json_file(path)) if path.exists() else None
         return card(record, figures, model, roles, step, licence)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):
@@ -84,12 +85,12 @@ def _figures(figures: Mapping[str, Any] | None, step: int) -> str:
     for name in MEASURED:
         if part := figures.get(name):
             interval = ", ".join(f"{100 * end:.1f}" for end in part["interval"])
-            counts = f"{_cell(part['tasks'])} | {_cell(part['void'])}"
+            counts = f"{_cell(part['tasks'])} | {_cell(part['aborted'])}"
             rows.append(f"| {name} | {100 * part['success']:.1f} % | [{interval}] | {counts} |")
     about = f"The whole team on the {_cell(figures['split'])} split, {_cell(figures['headline'])}, before reinforcement and after step "
     about += f"{_cell(figures['steps'])}."
     other = "" if step in (0, figures["steps"]) else f" This checkpoint, of step {step}, was not measured."
-    return "\n".join([about + other, "", "| team | mean | 95 % interval | tasks | void plays |", "|---|---|---|---|---|", *rows])
+    return "\n".join([about + other, "", "| team | mean | 95 % interval | tasks | aborted plays |", "|---|---|---|---|---|", *rows])
 
 
 def _cell(value: Any) -> str:

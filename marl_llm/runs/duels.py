@@ -55,11 +55,11 @@ def ends(plays: Iterable[tuple[Outcome, str]]) -> dict[str, Any]:
     """Shares of how plays ended, each with its 95 % interval clustered by task, from plays and the role that is looked at in each.
 
     `{plays, won: {share, interval}, drawn, lost, unfinished, invalid}`; `invalid` are moves per play that the game's rules refused to that
-    role, where the world counts them. Void plays do not count.
+    role, where the world counts them. Aborted plays do not count.
     """
     from marl_llm.evaluation import clustered
 
-    counted = [(one, role) for one, role in plays if not one.void]
+    counted = [(one, role) for one, role in plays if not one.aborted]
     found: dict[str, Any] = {"plays": len(counted)}
     for name, holds in ENDS.items():
         groups: dict[str | int, list[float]] = {}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from marl_llm.runs.resolve import Plan
 
 SPLITS = ("test", "validation")
-FIGURES = ("task", "play", "score", "turns", "void")
+FIGURES = ("task", "play", "score", "turns", "aborted")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def best_of_plays(record: Evaluation, sizes: tuple[int, ...]) -> dict[str, dict[
 
 
 def outcome_lines(records: dict[str, Evaluation]) -> list[dict[str, Any]]:
-    """One value per play: its table of seats, task, play, score, turns and whether it is void."""
+    """One value per play: its table of seats, task, play, score, turns and whether it is aborted."""
     return [
         {"seats": name} | {figure: getattr(outcome, figure) for figure in FIGURES} for name, record in records.items() for outcome in record.outcomes
     ]

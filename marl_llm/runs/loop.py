@@ -20,7 +20,7 @@ from marl_llm.runs.continuing import Stopwatch, continued, goes_on
 from marl_llm.runs.measuring import (
     Alarms,
     SignalWatch,
-    VoidWatch,
+    AbortedWatch,
     check_finite,
     failure_of,
     late_line,
@@ -73,7 +73,7 @@ class Watches:
     """What looks at every step: each says in one line what is wrong, or ends the run with a `TrainingError`."""
 
     coach: Any
-    void: VoidWatch
+    aborted: AbortedWatch
     signal: SignalWatch
     alarms: Alarms
     programs: Any
@@ -150,7 +150,7 @@ def start_or_resume(run: TrainingRun, done: list[int] | None) -> Watches:
         note(line)
     watches = Watches(
         CoachWatch(note),
-        VoidWatch(config.rollout.aborted_limit),
+        AbortedWatch(config.rollout.aborted_limit),
         SignalWatch(note, plan.recipe.reward_of, any(options.get("path") for options in plan.options.values())),
         Alarms(run.state["silent"], note),
         ProgramWatch(note),
@@ -226,7 +226,7 @@ def play_step(run: TrainingRun, watches: Watches, step: int) -> Any:
         over = [0 if after == config.steps or keeps else config.rollout.oversample]
         batch = team.play(step, step * tasks, tasks, *(over if config.rollout.oversample else []))
         watches.coach.look(after, batch.figures, lambda: first_failure(batch.rollout))
-        watches.void.look(after, batch.figures, lambda kind: failure_of(batch.rollout, kind))
+        watches.aborted.look(after, batch.figures, lambda kind: failure_of(batch.rollout, kind))
         if config.rollout.max_staleness and after < config.steps and not keeps:  # on policy after a checkpoint, as if resumed
             team.prepare(after, after * tasks, tasks)
     except Exception:
@@ -299,7 +299,7 @@ def speed_figures(run: TrainingRun, batch, updates: dict, sample_s: float, updat
 def validate(run: TrainingRun, step: int) -> float:
     """A greedy evaluation on the validation split, with its line in metrics.jsonl."""
     found = run.team.evaluate({}, "validation", run.config.evaluation.tasks).summary()
-    record = {"phase": "eval", "step": step, **{name: found[name] for name in ("success", "turns", "void")}}
+    record = {"phase": "eval", "step": step, **{name: found[name] for name in ("success", "turns", "aborted")}}
     record |= dict(zip(("success_low", "success_high"), found["interval"])) | {f"team/{name}": x for name, x in found["team"].items()}
     run.files.metrics.write(record | {f"role/{role}/{name}": x for role, part in found["roles"].items() for name, x in part.items()})
     return found["success"]

@@ -12,7 +12,7 @@ from marl_llm.runs.command import TrainingError
 if TYPE_CHECKING:
     from marl_llm.runs.resolve import Plan
 
-VOID_STEPS = 20  # steps whose void plays are counted together
+ABORTED_STEPS = 20  # steps whose aborted plays are counted together
 SILENT_ALARM = 50  # steps without any gradient for a model (law 8)
 NO_SIGNAL = 64  # samples that all earned the same, before a run of checkpoints ends
 SHOWN = 160  # characters of a response
@@ -111,19 +111,19 @@ class RecentShare:
         return part / max(of, 1.0)
 
 
-class VoidWatch:
+class AbortedWatch:
     """Ends a run whose tools or engines fail too often to train on what is left.
 
-    Only `VOID_STEPS` whole steps are judged, so that a short disturbance stops nothing. The steps are those of this process: a run that
+    Only `ABORTED_STEPS` whole steps are judged, so that a short disturbance stops nothing. The steps are those of this process: a run that
     is resumed begins to count anew.
 
     Args:
-      limit: share of void plays in [0, 1] above which the run ends; 1: never.
+      limit: share of aborted plays in [0, 1] above which the run ends; 1: never.
     """
 
     def __init__(self, limit: float):
-        self._limit, self._share = limit, RecentShare(VOID_STEPS)
-        self._failed: collections.deque[dict[str, float]] = collections.deque(maxlen=VOID_STEPS)
+        self._limit, self._share = limit, RecentShare(ABORTED_STEPS)
+        self._failed: collections.deque[dict[str, float]] = collections.deque(maxlen=ABORTED_STEPS)
 
     def look(self, step: int, figures: Mapping[str, float], example: Callable[[str], str] = str) -> None:
         """Looks at a step's figures; `example` says a failure of a kind in words.
@@ -132,9 +132,9 @@ class VoidWatch:
         """
         if "episodes" not in figures:  # played compiled: there are no tools
             return
-        share = self._share.add(figures["void"] * figures["episodes"], figures["episodes"])
+        share = self._share.add(figures["aborted"] * figures["episodes"], figures["episodes"])
         self._failed.append({name: x for name, x in figures.items() if name.startswith("failed_")})
-        if len(self._share.counted) < VOID_STEPS or share <= self._limit:
+        if len(self._share.counted) < ABORTED_STEPS or share <= self._limit:
             return
         total: collections.Counter[str] = collections.Counter()
         for failed in self._failed:
@@ -142,7 +142,7 @@ class VoidWatch:
         kind, tries = total.most_common(1)[0]
         said = example(kind.removeprefix("failed_"))
         raise TrainingError(
-            f"step {step}: {share:.0%} of the plays of the last {VOID_STEPS} steps are void (rollout.aborted_limit={self._limit:g}). Most "
+            f"step {step}: {share:.0%} of the plays of the last {ABORTED_STEPS} steps are aborted (rollout.aborted_limit={self._limit:g}). Most "
             f"frequent reason: {kind.removeprefix('failed_')}, {tries:.0f} tries{said and '; the last: ' + said}. The steps before it are "
             "in the last checkpoint; once that is mended, --resume goes on from there, and counts anew"
         )

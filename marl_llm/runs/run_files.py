@@ -14,7 +14,7 @@ WORST, AMONG = 3, 32  # plays that are kept behind the first ones: the worst of 
 
 def shortened(outcome) -> dict:
     """An outcome as JSON, without the further metrics."""
-    return {name: getattr(outcome, name) for name in ("task", "play", "score", "turns", "void")}
+    return {name: getattr(outcome, name) for name in ("task", "play", "score", "turns", "aborted")}
 
 
 class RunFiles:

@@ -90,7 +90,7 @@ class RolloutSection(Section):
     cache_gib: float | None = option(
         None, "hosted play: GiB of keys and values per device", POSITIVE, unset="what all slots can need, or half of the free"
     )
-    attempts: int = option(2, "hosted play: how often a play is tried before it is void", at_least(1))
+    attempts: int = option(2, "hosted play: how often a play is tried before it is aborted", at_least(1))
     timeout_s: float | None = option(
         None, "hosted play: seconds for one attempt at a play", POSITIVE, unset="only the deadlines of its tools"
     )
@@ -119,7 +119,7 @@ class RolloutSection(Section):
         choices=("blocking", "in_flight"),
     )  # fmt: skip
     aborted_limit: float = option(
-        0.2, "hosted play: share of void plays over 20 steps that stops a run",
+        0.2, "hosted play: share of aborted plays over 20 steps that stops a run",
         Bound(lambda value: 0 <= value <= 1, "lie in [0, 1]; 1 never stops a run"),
     )  # fmt: skip
     max_prompt: int | None = option(None, "tokens that the roles' prompts are cut to", at_least(1), unset="as the roles have it")
@@ -308,7 +308,9 @@ class CoachSection(Section):
         None, 'an action is scored as soon as it is done ("action") or when the play is over ("end")', unset="as the world's guide says"
     )
     truth: str = option("none", 'who is scored with the hidden answers at hand: "none", "last", "last_role" or "all"')
-    missing: str = option("void", 'an action without a score makes its play void ("void") or is left out alone ("mask")')
+    missing: str = option(
+        "abort", 'an action without a score aborts its play ("abort") or is left out alone ("mask")', choices=("abort", "mask")
+    )
     weight: float | None = option(None, "of a score in the pay", unset="0.1")
     history: int | None = option(
         None, "steps whose success, quality and failures the coach is told, for a coach with a strategy", ABOVE_0, unset="it is told none"

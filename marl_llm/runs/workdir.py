@@ -28,8 +28,8 @@ from marl_llm.runs.command import ConfigError
 from marl_llm.runs.sections import fill_defaults
 from marl_llm.untrusted import Bounds, read_json_file
 
-LAYOUT = 3  # of config.json's config; an earlier one had no "layout"
-OLD_NAMES = 2  # the layout whose options have the names of `marl_llm.old_names`
+LAYOUT = 4  # of config.json's config; an earlier one had no "layout"
+OLD_NAMES = (2, 3)  # the layouts whose options have the names of `marl_llm.old_names`
 RECORD_BOUNDS = Bounds(infinite=True)  # `max_grad_norm` may be one
 # on continuing; steps may grow, and so may what a coach costs
 MAY_CHANGE = ("devices", "mesh", "placement", "steps", "optimizer.decay_steps", "tools", "coach.cap_usd", "checkpoint.background")
@@ -104,7 +104,7 @@ def read_record(workdir: pathlib.Path) -> dict:
         raise ConfigError(f"{path} cannot be read ({error}); name the directory of an earlier run") from error
     if not isinstance(record.get("config"), dict):
         raise ConfigError(f"{path} cannot be read (config: an object is expected); name the directory of an earlier run")
-    if record.get("layout") == OLD_NAMES:
+    if record.get("layout") in OLD_NAMES:
         try:
             record |= {"layout": LAYOUT, "config": old_names.convert_config(record["config"])}
         except ValueError as error:

@@ -3,7 +3,7 @@
 The server draws; parameters, scores and updates stay here. After each update the parameters are written as a directory of Hugging Face's
 form, the server reloads them, and they are confirmed: log-probs of a fixed row of tokens must be those of this program. Every answer
 carries the label of the parameters that drew it, so one from a server that was started anew, or that somebody else gave other parameters,
-is a failure. What the server breaks raises `InfrastructureError`, which voids a play (law 9).
+is a failure. What the server breaks raises `InfrastructureError`, which aborts a play (law 9).
 """
 
 from __future__ import annotations

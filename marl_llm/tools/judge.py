@@ -276,7 +276,7 @@ def stdio_requests(
 
 
 def read_stdio(executions: Sequence[Execution], expected: Sequence[str], tolerance: Tolerance) -> CallsResult:
-    """Compares what was printed. One failure of the infrastructure voids the whole judgement."""
+    """Compares what was printed. One failure of the infrastructure aborts the whole judgement."""
     seconds, attempts = max((e.seconds for e in executions), default=0.0), sum(e.attempts for e in executions)
     for execution in executions:
         if execution.failure is not None:

@@ -1,7 +1,7 @@
 """What a tool call ends in: what the *program* did, or what the *infrastructure* did. Only the first may become a reward.
 
 A wrong answer, an exception in generated code or an empty list of passages is an outcome. A dead server, a lost worker or a deadline
-that the machine missed is a failure: it says nothing about the agent, so the episode that met it is void or played again. The two
+that the machine missed is a failure: it says nothing about the agent, so the episode that met it is aborted or played again. The two
 live in different fields, and `ToolResult.outcome`, the only door to the first, refuses to open when there is only the second.
 """
 
@@ -56,7 +56,7 @@ class InfrastructureError(UserError, RuntimeError):
     def __init__(self, failure: Failure):
         super().__init__(
             f"the tool gave no outcome ({failure.kind.value}: {failure.message}); nothing here may become a reward: "
-            "void the episode or play it again"
+            "abort the episode or play it again"
         )
         self.failure = failure
 
@@ -115,5 +115,5 @@ def result_counts(results: Iterable[ToolResult], prefix: str = "tool") -> dict[s
     """Figures for the metrics of a step: calls, share without an outcome, and a count per kind of failure (zeros included)."""
     results = list(results)
     kinds = [result.failure.kind for result in results if result.failure is not None]
-    counts = {f"{prefix}/calls": float(len(results)), f"{prefix}/void_share": len(kinds) / max(1, len(results))}
+    counts = {f"{prefix}/calls": float(len(results)), f"{prefix}/aborted_share": len(kinds) / max(1, len(results))}
     return counts | {f"{prefix}/failed_{kind.value}": float(kinds.count(kind)) for kind in FailureKind}

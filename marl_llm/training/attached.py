@@ -91,7 +91,7 @@ def play_attached(
       answers: role -> who answers, as `HostedTeam.answers` gives them.
 
     Returns:
-      The batch. Its figures hold `void`, the share of aborted plays, `aborted/<reason>` counts for each of `ABORTS`, `refused`, the
+      The batch. Its figures hold `aborted`, the share of aborted plays, `aborted/<reason>` counts for each of `ABORTS`, `refused`, the
       requests and pays of no open episode, and `reencoded`, the prompt tokens that were encoded behind a rewritten history.
 
     Raises:
@@ -174,6 +174,6 @@ def _batch_of_plays(
     pays = {str(place): one.pay | {"task": str(plays[place][0])} for place, one in paid.items()}
     batch = batch_of(lines, pays, roles, step)
     figures = batch.figures | {f"aborted/{why}": float(aborts[why]) for why in ABORTS}
-    figures |= {"void": 1 - len(paid) / len(found), "refused": float(refused)}
+    figures |= {"aborted": 1 - len(paid) / len(found), "refused": float(refused)}
     figures["reencoded"] = float(sum(line.get("reencoded", 0) for one in found for line in one.replies))
     return dataclasses.replace(batch, figures=figures)

@@ -41,7 +41,7 @@ class AttachedTeam(HostedTeam):
         """See `Team.play`. Further figures: `aborted/<reason>`, episodes for each of `ABORTS`; `refused`, requests and pays that were
         refused; `relayed`, `forked` and `reencoded`, prompt tokens (docs/recorded.md)."""
         batch = super().play(step, first, count, over)
-        if aborted := [episode for episode in batch.rollout.episodes if episode.void]:
+        if aborted := [episode for episode in batch.rollout.episodes if episode.aborted]:
             some = f"{len(aborted)} of {len(batch.rollout.episodes)} episodes were aborted"
             print(f"step {step + 1}: {some}; the first: {aborted[0].failures[-1].message}", file=sys.stderr)
         return dataclasses.replace(batch, figures=batch.figures | batch.rollout.counts)
@@ -130,7 +130,7 @@ class ProgramController:
 
     def check_played(self, episodes: Sequence[Episode]) -> None:
         """Raises `RolloutError` if there are episodes and every one was aborted."""
-        if episodes and all(episode.void for episode in episodes):
+        if episodes and all(episode.aborted for episode in episodes):
             message = episodes[0].failures[-1].message
             raise RolloutError(f"all {len(episodes)} episodes of the program were aborted; the first: {message}")
 

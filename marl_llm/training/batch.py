@@ -6,7 +6,7 @@
     order        who spoke before whom within a trajectory
     trajectory   which play of which task
     team, local  what was paid for it, for the team's result and for the role's own work
-    where        False: padding, void, or spoken by a player that does not train; it takes no part in any statistic
+    where        False: padding, aborted, or spoken by a player that does not train; it takes no part in any statistic
     version      of the parameters that it was sampled with: updates of its model since training began
 
 Compiled play (`from_rows`) and hosted play (`from_table`) fill the same columns, and give the same numbers for the same game (law 13).
@@ -41,7 +41,7 @@ class Batch:
       step: of training.
       roles: names of the agents.
       tokens: of S samples. table: their columns `[S]`, NumPy; see the module's text. version: `[S]` int.
-      figures: means over the rollout, by name: success, turns, void, samples, prompts, sampled_tokens, prompt_tokens, team/<metric>,
+      figures: means over the rollout, by name: success, turns, aborted, samples, prompts, sampled_tokens, prompt_tokens, team/<metric>,
         role/<role>/{team,local,reward,well_formed,truncated,unfinished_think,entropy,...}.
       episodes: `(count, when, advantages=None) -> plays`, the first plays as people read them, for `marl_llm.reporting.EpisodeWriter`;
         `advantages` `[S]` are written beside their samples.
@@ -242,7 +242,7 @@ def rows_of(table: Samples, index: np.ndarray, size: int) -> Samples:
 
 def imitated(table: SampleTable) -> tuple[Tokens, list[str]]:
     """Tokens of scripted players' calls that kept the format, and the role that spoke each: data for a warm start."""
-    said = [s for s in table.samples if s.call.log_probs is None and s.call.tokens.size and s.excluded != "void" and s.call.legal]
+    said = [s for s in table.samples if s.call.log_probs is None and s.call.tokens.size and s.excluded != "aborted" and s.call.legal]
     silent = [TokenSample(s.prompt_ids, s.response_ids, np.zeros(s.response_ids.size, np.float32), s.name) for s in said]
     return Tokens.of(silent), [s.call.role for s in said]
 

@@ -115,7 +115,7 @@ class CompiledTeam(Team):
 
     def _figures(self, played: Played, step: int) -> dict[str, float]:
         figures = {name: float(x) for name, x in jax.device_get(played.summary).items()}
-        if figures["void"] == 1.0:
+        if figures["aborted"] == 1.0:
             raise RolloutError(f"step {step}: no instance of {self.game.name} could be played; the game's settings contradict each other")
         for role in self.roles:
             reward = self.options.recipe.reward_of(figures[f"role/{role}/team"], figures[f"role/{role}/local"])
@@ -195,11 +195,11 @@ class CompiledTeam(Team):
     def _outcomes(self, chunks: list[Played], tasks: int, first: int) -> tuple[tuple[Outcome, ...], dict[str, float]]:
         ended = [fetch(c.rollout.episodes, self.mesh) for c in chunks]
         ended = jax.tree.map(lambda *x: np.concatenate(x)[:tasks], *ended)
-        columns = (ended.outcome.tolist(), ended.turns.tolist(), ended.void.tolist())
+        columns = (ended.outcome.tolist(), ended.turns.tolist(), ended.aborted.tolist())
         outcomes = tuple(
-            Outcome(first + task, play, float(end >= 1.0), float(turns), void, {"outcome": end})
+            Outcome(first + task, play, float(end >= 1.0), float(turns), aborted, {"outcome": end})
             for task, row in enumerate(zip(*columns))
-            for play, (end, turns, void) in enumerate(zip(*row))
+            for play, (end, turns, aborted) in enumerate(zip(*row))
         )
         formed = {}
         for role in self.roles:
@@ -221,7 +221,7 @@ class CompiledTeam(Team):
         """The first `count` plays, those of one task after each other; `worth` as `_worth` gives it."""
         found, tasks = [], 0
         for played in chunks:
-            there, plays = played.rollout.episodes.void.shape
+            there, plays = played.rollout.episodes.aborted.shape
             rollout, instances = fetch((played.rollout, played.instances), self.mesh) if count > len(found) else (None, None)
             for index, play in list(itertools.product(range(there), range(plays)))[: count - len(found)]:
                 name = (f"{when}-{step}-{index}" if when == "train" else f"{when}-{tasks + index}") + (f"/{play}" if play else "")

@@ -57,7 +57,7 @@ class PlayOptions:
     max_num_seqs: int = 64  # hosted play: requests that each model decodes at once; None: 64
     decode_steps: int = 8  # hosted play: tokens between two looks at the queue; None: 8
     cache_gib: float | None = None  # hosted play: GiB of keys and values per device; None: what all slots can need, or half of the free
-    attempts: int = 2  # hosted play: how often a play is tried before it is void; None: 2
+    attempts: int = 2  # hosted play: how often a play is tried before it is aborted; None: 2
     timeout_s: float | int | None = None  # hosted play: seconds for one attempt at a play; None: only the deadlines of its tools
     concurrency: int = 1024  # hosted play: most plays under way; None: 1,024
     batch_invariant: bool = False  # hosted play: a response's bytes depend on nobody else, as docs/resume.md says; None: False
@@ -411,8 +411,8 @@ class HostedTeam(Team):
         figures, outcomes = hosted_figures(rollout, samples, self.headline, self.options.recipe), []
         for one in rollout.episodes:
             team = episode_metrics(self.world.workflow, one)
-            turns = 0.0 if one.void else sum(path.turns for path in one.trajectories) / len(one.trajectories)
-            outcomes.append(Outcome(one.task.number, one.play, team.get(self.headline, 0.0), turns, one.void, team, one.task.cluster))
+            turns = 0.0 if one.aborted else sum(path.turns for path in one.trajectories) / len(one.trajectories)
+            outcomes.append(Outcome(one.task.number, one.play, team.get(self.headline, 0.0), turns, one.aborted, team, one.task.cluster))
         formed = {role: figures[f"role/{role}/well_formed"] for role in self.roles}
         seated = {role: str(seat) for role, seat in table.items()}
         return Evaluation(split, seated, temperature, self.headline, tuple(outcomes), formed, figures, self._recorder(rollout), rollout)

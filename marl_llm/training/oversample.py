@@ -207,12 +207,13 @@ def bias_figures(rollout: Rollout, headline: str, left: int) -> dict[str, float]
     """What was chosen in a step, and how late plays differ from the others; a figure that nobody has is left out.
 
     `oversample/left` groups were begun and are given to the next step; `oversample/late` groups came from the step before. Of plays that
-    are not void: `oversample/{late,early}_{tokens,score,seconds}`, means of drawn tokens per play, of the headline and of the time taken.
+    are not aborted: `oversample/{late,early}_{tokens,score,seconds}`, means of drawn tokens per play, of the headline and of the
+    time taken.
     """
     out = {"oversample/left": float(left)}
     out["oversample/late"] = float(len({one.task.number for one in rollout.episodes if one.step < rollout.step}))
     for when in ("late", "early"):
-        chosen = [one for one in rollout.episodes if (one.step < rollout.step) == (when == "late") and not one.void]
+        chosen = [one for one in rollout.episodes if (one.step < rollout.step) == (when == "late") and not one.aborted]
         if not chosen:
             continue
         drawn = [sum(call.tokens.size for call in _drawn(one)) for one in chosen]
@@ -223,6 +224,6 @@ def bias_figures(rollout: Rollout, headline: str, left: int) -> dict[str, float]
 
 
 def _drawn(episode: Episode) -> list[RoleCall]:
-    """Calls of a play that a policy drew, each once, candidates included; none of a void play."""
+    """Calls of a play that a policy drew, each once, candidates included; none of an aborted play."""
     calls = {call.id: call for path in (*episode.trajectories, *episode.candidates) for call in path.calls}
     return [call for call in calls.values() if call.log_probs is not None]

@@ -26,7 +26,7 @@ def read_recorded(path: str | pathlib.Path, roles: Sequence[str], *, step: int =
     A reply is a sample, its tokens those that were drawn (law 1). `instance` is the play's task: the `task` that came with its reward, or
     what its first reply was asked (model and prompt ids), so that plays of one question are compared. `agent` is the model's place in
     `roles`, `turn` counts its replies of the play, `team` is the play's `reward`, `local` what `rewards` says of the model; what was not
-    said is 0. A play without a reward takes no part and is counted in `figures["void"]`.
+    said is 0. A play without a reward takes no part and is counted in `figures["aborted"]`.
 
     Args:
       roles: of the team, `Team.roles`.
@@ -137,7 +137,7 @@ def batch_of(plays: dict[str, dict[int, dict]], paid: dict[str, dict], roles: tu
     figures = {
         "success": float(np.mean(rewards)),
         "turns": count / len(trained),
-        "void": float(len(plays) - len(trained)),
+        "aborted": float(len(plays) - len(trained)),
         "samples": float(count),
         "prompts": float(len(set(tokens.prompt.tolist()))),
         "prompt_tokens": float(np.sum(tokens.prompt_size)),

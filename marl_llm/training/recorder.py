@@ -20,7 +20,7 @@ def hosted_figures(rollout: Rollout, samples: SampleTable, headline: str, recipe
     """`Batch.figures`: those of `rollout_metrics`, and what was sampled."""
     figures = rollout_metrics(rollout, samples)
     drawn = [s for s in samples.samples if s.call.log_probs is not None]
-    figures |= {"success": figures[f"team/{headline}"], "void": figures.pop("void_share"), "samples": float(len(drawn))}
+    figures |= {"success": figures[f"team/{headline}"], "aborted": figures.pop("aborted_share"), "samples": float(len(drawn))}
     prompts = {(s.instance, s.prompt): len(s.prompt_ids) for s in drawn}
     figures |= {"prompts": float(len(prompts)), "prompt_tokens": float(sum(prompts.values()))}
     for role in rollout.workflow.roles:

@@ -44,7 +44,7 @@ def summarise(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
 
     Rewards are means over all sampled branches of the rows that count; entropy is per token, in nats.
     """
-    played = ~rollout.episodes.void
+    played = ~rollout.episodes.aborted
 
     def share(x):
         return jnp.sum(jnp.where(played, x, 0)) / jnp.maximum(jnp.sum(played), 1)
@@ -52,7 +52,7 @@ def summarise(rollout: CompiledRollout) -> dict[str, Float[Array, ""]]:
     out = {
         "success": share(rollout.episodes.outcome >= 1.0),
         "turns": share(rollout.episodes.turns),
-        "void": jnp.mean(rollout.episodes.void),
+        "aborted": jnp.mean(rollout.episodes.aborted),
     }
     samples = tokens = prompts = prompt_tokens = 0
     for role, table in rollout.tables.items():

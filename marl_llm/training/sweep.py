@@ -232,9 +232,10 @@ class Sweep:
         return [self._evaluation(split, jax.tree.map(lambda x, n=n: x[n], ended)) for n in range(len(self))]
 
     def _evaluation(self, split: str, ended) -> Evaluation:
-        columns = zip(ended.outcome.tolist(), ended.turns.tolist(), ended.void.tolist())
+        columns = zip(ended.outcome.tolist(), ended.turns.tolist(), ended.aborted.tolist())
         outcomes = [
-            Outcome(task, 0, float(end >= 1.0), float(turns), void, {"outcome": end}) for task, (end, turns, void) in enumerate(columns)
+            Outcome(task, 0, float(end >= 1.0), float(turns), aborted, {"outcome": end})
+            for task, (end, turns, aborted) in enumerate(columns)
         ]
         seats = dict.fromkeys(self._one.roles, "trained")
         return Evaluation(split, seats, 0.0, self._one.headline, tuple(outcomes), {})

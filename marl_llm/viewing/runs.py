@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
-from marl_llm.old_names import convert_metrics
+from marl_llm.old_names import convert_evaluation, convert_line
 from marl_llm.reporting import episodes, files, metrics, page
 from marl_llm.untrusted import open_file, parse_json, read_json_file
 
@@ -69,7 +69,7 @@ class Lines:
             if not line.strip():
                 continue
             try:
-                value = read(line, f"{self.path}, line {self._number}")
+                value = convert_line(read(line, f"{self.path}, line {self._number}"))
             except ValueError as error:
                 self.faults.append(str(error))
                 continue
@@ -205,7 +205,7 @@ class StoredRun:
 
     def _play(self, name: str) -> dict[str, Any]:
         place = self._place[name]
-        return _read_play(self._plays.line(place), f"{self._plays.path}, byte {place[0]:,}")
+        return convert_line(_read_play(self._plays.line(place), f"{self._plays.path}, byte {place[0]:,}"))
 
     def _drawn(self, name: str, play: Mapping[str, Any]) -> dict[str, Any] | None:
         """The tokens of a play; None where none were stored, or none that fit it."""
@@ -258,8 +258,8 @@ class StoredRun:
     def figures(self) -> dict[str, Any]:
         """Lines of `metrics.jsonl` that curves are drawn of, the headline's name, and the final evaluation."""
         self.refresh()
-        records = [_curve_record(convert_metrics(one)) for one in self._records if one.get("phase") in ("train", "eval")]
-        config, evaluation = self._whole("config.json"), self._whole("evaluation.json")
+        records = [_curve_record(one) for one in self._records if one.get("phase") in ("train", "eval")]
+        config, evaluation = self._whole("config.json"), convert_evaluation(self._whole("evaluation.json"))
         parts = {name: part for name, part in evaluation.items() if isinstance(part, Mapping) and page.is_number(part.get("success"))}
         records = [record for record in records if "step" in record]
         return {"headline": self.headline(), "records": records, "evaluation": parts, "config": config}
@@ -270,12 +270,12 @@ class StoredRun:
         return headline if isinstance(headline, str) else "success"
 
     def outcomes(self) -> dict[str, dict[int, float]]:
-        """Table of seats -> task -> mean score of its plays that are not void, of the final evaluation."""
+        """Table of seats -> task -> mean score of its plays that are not aborted, of the final evaluation."""
         self.refresh()
         found: dict[str, dict[int, list[float]]] = {}
         for one in self._ends:
             seats, task, score = (one.get(key) for key in ("seats", "task", "score"))
-            if not one.get("void") and isinstance(seats, str) and type(task) is int and page.is_number(score):
+            if not one.get("aborted") and isinstance(seats, str) and type(task) is int and page.is_number(score):
                 found.setdefault(seats, {}).setdefault(task, []).append(score)
         return {seats: {task: sum(x) / len(x) for task, x in tasks.items()} for seats, tasks in found.items()}
 
@@ -292,7 +292,7 @@ class StoredRun:
 
 def _curve_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of a record that curves are drawn of."""
-    names = ("step", "success", "turns", "void", "success_low", "success_high")
+    names = ("step", "success", "turns", "aborted", "success_low", "success_high")
     numbers = {k: x for k, x in record.items() if (k in names or k.startswith("role/")) and page.is_number(x)}
     return {"phase": record["phase"], **numbers}
 

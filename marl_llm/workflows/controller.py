@@ -8,8 +8,8 @@ threads. What an instance does depends on its identity and on what the tools ans
 every request's seed is (step, task, agent, request, branch), where the request is its number among all that the workflow could make.
 
 **Failures.** What the infrastructure breaks (a failed `ToolResult`, a deadline, a lost connection) fails the instance. It is played again
-from its start with the same seeds, `attempts` times in all; then it is void as a whole, and says why (law 9). A parser, tool or condition
-with a fault of its own ends the rollout with an error that names it (law 10).
+from its start with the same seeds, `attempts` times in all; then it is aborted as a whole, and says why (law 9). A parser, tool or
+condition with a fault of its own ends the rollout with an error that names it (law 10).
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ class Rollout:
     hung: Mapping[str, int] = dataclasses.field(default_factory=dict)  # calls of plain tools that ended after their deadline, or never
 
     def __repr__(self) -> str:
-        return f"Rollout({self.workflow.name}, step {self.step}: {len(self.episodes)} episodes, {sum(e.void for e in self.episodes)} void)"
+        aborted = sum(episode.aborted for episode in self.episodes)
+        return f"Rollout({self.workflow.name}, step {self.step}: {len(self.episodes)} episodes, {aborted} aborted)"
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """Of all episodes that are not void."""
+        """Of all episodes that are not aborted."""
         return tuple(trajectory for episode in self.episodes for trajectory in episode.trajectories)
 
 
@@ -91,7 +92,7 @@ class Controller:
         tools that follow it up to the next role, so that N calls cost N·K responses, and calls beside others may fork too. "at_end": the
         others are played to their ends without further forks, n + (K−1)·n·(n+1)/2 responses for n calls.
       alpha, local_weight: of team and of local rewards when "greedy" picks.
-      attempts: how often an instance is played before it is void.
+      attempts: how often an instance is played before it is aborted.
       timeout_s: of one attempt at one instance, waiting in queues of tools not counted; None: only the nodes' deadlines count.
       concurrency: most instances under way; the others wait in order.
       threads: for the plain function of each tool, so that a tool that hangs holds up no other. A call's deadline begins once it has one; a
@@ -173,11 +174,11 @@ class Controller:
           heard: is given each episode when it ends, in the event loop: it must not wait.
 
         Returns:
-          The episodes in order of task, then play. Void ones are among them.
+          The episodes in order of task, then play. Aborted ones are among them.
 
         Raises:
           WorkflowError: a task without a field that the workflow needs, two of one number, or a fault in a parser, tool or condition.
-          RolloutError: every single episode is void.
+          RolloutError: every single episode is aborted.
         """
         tasks = list(tasks)
         start, hung = time.perf_counter(), self.hung()
@@ -206,8 +207,8 @@ class Controller:
         return Rollout(self.workflow, self.assignment, step, plays, tuple(episodes), seconds, self._forks.pick, late)
 
     def check_played(self, episodes: Sequence[Episode]) -> None:
-        """Raises `RolloutError` if there are episodes and every one is void."""
-        if episodes and all(episode.void for episode in episodes):
+        """Raises `RolloutError` if there are episodes and every one is aborted."""
+        if episodes and all(episode.aborted for episode in episodes):
             failure = episodes[0].failures[-1]
             raise RolloutError(
                 f"all {len(episodes)} plays of workflow {self.workflow.name!r} failed; the first at node {failure.node!r}: "
@@ -219,7 +220,7 @@ class Controller:
         return {**self._threads.hung(), **self._coroutines.hung()}
 
     async def episode(self, task: Task, step: int, play: int, plays: int) -> Episode:
-        """One play of one task, tried again after a failure; void if every attempt failed."""
+        """One play of one task, tried again after a failure; aborted if every attempt failed."""
         start, failures = time.perf_counter(), []
         for attempt in range(1, self._attempts + 1):
             one = Play(self.workflow, self.speaker, self.scoring(task), self._forks, task, (step, play, plays))

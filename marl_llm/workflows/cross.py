@@ -45,8 +45,8 @@ def crossed(rollout: Rollout, subset: int | None = None) -> tuple[Rollout, int]:
       rollout: of G >= 2 plays of each task, without forks.
       subset: how many joint actions to judge per task, a multiple of G; None: all G^N.
 
-    A task with a void play is void as a whole: its group lacks a response. A joint action that the infrastructure breaks counts for
-    nobody, and a play whose response is left without one is void.
+    A task with an aborted play is aborted as a whole: its group lacks a response. A joint action that the infrastructure breaks counts for
+    nobody, and a play whose response is left without one is aborted.
 
     Raises `WorkflowError` as `check_cross`, `ValueError` as `algorithms.joint.cross`.
     """
@@ -54,7 +54,7 @@ def crossed(rollout: Rollout, subset: int | None = None) -> tuple[Rollout, int]:
     groups: dict[int, list[Episode]] = {}
     for episode in rollout.episodes:
         groups.setdefault(episode.task.number, []).append(episode)
-    whole = {number: group for number, group in groups.items() if not any(episode.void for episode in group)}
+    whole = {number: group for number, group in groups.items() if not any(episode.aborted for episode in group)}
     joints = {number: _joints(rollout, number, subset) for number in whole}
     paid = _judged(rollout, whole, joints) if whole else {}
     episodes = tuple(_paid_anew(episode, rollout, whole, joints, paid) for episode in rollout.episodes)
@@ -91,7 +91,7 @@ def _judged(
         found = controller.play(tasks, rollout.step, plays)
     paid: dict[int, list] = {number: [] for number in groups}
     for episode in found.episodes:
-        path = episode.trajectories[0] if not episode.void else None
+        path = episode.trajectories[0] if not episode.aborted else None
         paid[episode.task.number].append({call.role: path.earned[call.id] for call in path.calls} if path else None)
     return paid
 

@@ -1,4 +1,4 @@
-"""All errors of workflows: what is wrong with a team, what breaks a response's format, what voids a play, what ends a rollout."""
+"""All errors of workflows: what is wrong with a team, what breaks a response's format, what aborts a play, what ends a rollout."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
 they are made the two differ by a constant within a group, and so not at all in an advantage.
 
 Malformed answers: every part of an illegal call is 0 (the mask m of Appendix B; reading: it is 0 where an answer cannot be parsed, and a
-failure of the infrastructure is no mask but voids the play).
+failure of the infrastructure is no mask but aborts the play).
 """
 
 from __future__ import annotations

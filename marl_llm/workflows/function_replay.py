@@ -132,10 +132,10 @@ class TeamHandle:
         """What a function returns, plain (in a thread) or `async`, called once and recorded: a replay does not call it again.
 
         Args:
-          timeout_s: the play is void, or played again, when the call takes longer.
+          timeout_s: the play is aborted, or played again, when the call takes longer.
           reveals: roles may read the result although an argument is hidden. Otherwise it is hidden.
 
-        Raises `ToolCallError` with what the function raised. What the infrastructure breaks voids the play (law 9).
+        Raises `ToolCallError` with what the function raised. What the infrastructure breaks aborts the play (law 9).
         """
         return await self._replay.use(function, (arguments, named), timeout_s, reveals)
 

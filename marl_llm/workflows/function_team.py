@@ -49,8 +49,8 @@ class FunctionTeam:
         (split, first, count) -> list of `Task`, as a `World` has it. None: the team can be built, and not played.
       roles: names of the roles, or role -> options of `Role` (`ROLE_OPTIONS`). Empty: those that the function's code names as `t.NAME`.
       at_most: most requests of roles in one play, and most uses of tools. Beyond them the request raises in the function.
-      timeout_s: most seconds that the function itself takes between two requests; after them the play is void.
-      on_error: the team's reward where the function raises, which `errors` counts. None: the play is void, as a failure "team".
+      timeout_s: most seconds that the function itself takes between two requests; after them the play is aborted.
+      on_error: the team's reward where the function raises, which `errors` counts. None: the play is aborted, as a failure "team".
       metrics: names of the figures that its `Reward` may have.
       headline: the figure in [0, 1] that says how well the team did; by default what the team was paid.
       speech, script, floor: as a `World` has them.

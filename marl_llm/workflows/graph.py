@@ -80,7 +80,7 @@ def tool(
 
     Args:
       function: of the fields that its parameters name, plain (it then runs in a thread) or `async`. It returns the value of the one field
-        in `writes`, or a dictionary of all; or a `ToolResult` of that, whose failure voids the play or has it played again.
+        in `writes`, or a dictionary of all; or a `ToolResult` of that, whose failure aborts the play or has it played again.
       writes: output fields.
       name: by default the function's.
       timeout_s: after it the call has failed, as infrastructure.

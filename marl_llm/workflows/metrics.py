@@ -21,22 +21,22 @@ KINDS = (*(kind.value for kind in FailureKind), "prompt", "scorer", "team")
 def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
     """Figures of a step, by name; zeros are there too, so that a curve has no gaps.
 
-    `episodes`, `void_share`, `failed_<kind>` (attempts that failed), `attempts`, `turns`, `seconds`; `team/<name>`: means of the workflow's
-    metrics over its trajectories, without those that apply to none; `role/<role>/...`: `calls`, `well_formed`, `truncated`,
+    `episodes`, `aborted_share`, `failed_<kind>` (attempts that failed), `attempts`, `turns`, `seconds`; `team/<name>`: means of the
+    workflow's metrics over its trajectories, without those that apply to none; `role/<role>/...`: `calls`, `well_formed`, `truncated`,
     `trimmed_share`, `replaced_share`, `tokens`, `reward`, `team`, `local`, `component/<name>`, and of a chat format that thinks
     `unfinished_think` (the share of responses that ended within a think block, whatever ended them); where chat templates speak
     `template_mismatch_share` (of the prompts that continue a conversation, those that the template would have written otherwise);
     `tool/<node>/calls`, `.../seconds`,
-    `.../attempts`, `.../replaced_share`, `.../refused_share` and `.../hung` (calls that were late, those of void episodes too);
+    `.../attempts`, `.../replaced_share`, `.../refused_share` and `.../hung` (calls that were late, those of aborted episodes too);
     `scorer/<name>/calls`,
     `.../value`, `.../failed`; `samples/trained`, `samples/<why not>`. Means over trajectories of one episode are taken first, so that every
-    episode has one vote. Void episodes have none.
+    episode has one vote. Aborted episodes have none.
     """
-    episodes, played = rollout.episodes, [episode for episode in rollout.episodes if not episode.void]
+    episodes, played = rollout.episodes, [episode for episode in rollout.episodes if not episode.aborted]
     kinds = collections.Counter(failure.kind for episode in episodes for failure in episode.failures)
     figures = {
         "episodes": float(len(episodes)),
-        "void_share": 1.0 - len(played) / max(1, len(episodes)),
+        "aborted_share": 1.0 - len(played) / max(1, len(episodes)),
         "attempts": _mean([episode.attempts for episode in episodes]),
         "turns": _mean([_mean([path.turns for path in episode.trajectories]) for episode in played]),
         "seconds": rollout.seconds,
@@ -47,7 +47,7 @@ def rollout_metrics(rollout: Rollout, table: SampleTable) -> dict[str, float]:
 
 
 def team_metrics(rollout: Rollout) -> dict[str, list[float]]:
-    """The workflow's metrics of the episodes that are not void and that they apply to, see `episode_metrics`."""
+    """The workflow's metrics of the episodes that are not aborted and that they apply to, see `episode_metrics`."""
     found: dict[str, list[float]] = {name: [] for name in rollout.workflow.metrics}
     for episode in rollout.episodes:
         for name, value in episode_metrics(rollout.workflow, episode).items():
@@ -56,13 +56,13 @@ def team_metrics(rollout: Rollout) -> dict[str, list[float]]:
 
 
 def episode_metrics(workflow: Workflow, episode: Episode) -> dict[str, float]:
-    """The workflow's metrics of one episode, each the mean over its paths; none of a void one. A metric that is None for some path, e.g.
-    an error of a task of another kind, does not apply and is left out.
+    """The workflow's metrics of one episode, each the mean over its paths; none of an aborted one. A metric that is None for some path,
+    e.g. an error of a task of another kind, does not apply and is left out.
 
     Raises `WorkflowError` naming a metric that fails or gives no finite number.
     """
     found = {}
-    for name, metric in workflow.metrics.items() if not episode.void else ():
+    for name, metric in workflow.metrics.items() if not episode.aborted else ():
         try:
             values = [metric(path) for path in episode.trajectories]
             value = None if None in values else float(np.mean(values))
@@ -80,7 +80,7 @@ def _role_figures(rollout: Rollout, table: SampleTable) -> dict[str, float]:
     figures = {}
     components = dict.fromkeys(name for sample in table.samples for name in sample.components)
     for role in rollout.workflow.roles:
-        rows = [s for s in table.samples if s.call.role == role and s.excluded != "void"]
+        rows = [s for s in table.samples if s.call.role == role and s.excluded != "aborted"]
         values = {
             "well_formed": [s.call.legal for s in rows],
             "truncated": [s.call.truncated for s in rows],
@@ -137,7 +137,8 @@ def _scorer_figures(rollout: Rollout) -> dict[str, float]:
 
 def _sample_figures(table: SampleTable) -> dict[str, float]:
     why = collections.Counter(sample.excluded or "trained" for sample in table.samples)
-    return {f"samples/{name.replace(' ', '_')}": float(why[name]) for name in ("trained", "void", "no score", "not trained", "no tokens")}
+    names = ("trained", "aborted", "no score", "not trained", "no tokens")
+    return {f"samples/{name.replace(' ', '_')}": float(why[name]) for name in names}
 
 
 def _mean(values: Sequence[float | int | bool]) -> float:

@@ -132,7 +132,7 @@ class FunctionNode:
       calls: role -> its call.
       at_most: most requests of roles in one play, and most uses of tools.
       timeout_s: of what the function does itself between two requests.
-      on_error: what a play is paid in which the function raises; None: it is void.
+      on_error: what a play is paid in which the function raises; None: it is aborted.
       metrics: names of the figures that its reward may have.
     """
 

@@ -99,12 +99,12 @@ def replay(
       folder: of the line's file, where its fields hold workspaces; see `storage.from_json`.
 
     Raises:
-      ReplayError: something is different; or the episode is void, or cannot be replayed for the reasons above.
+      ReplayError: something is different; or the episode is aborted, or cannot be replayed for the reasons above.
     """
     if isinstance(episode, Mapping):
         episode = from_json(episode, folder)
-    if episode.void:
-        raise ReplayError(f"episode {episode.name} is void: there is nothing to replay")
+    if episode.aborted:
+        raise ReplayError(f"episode {episode.name} is aborted: there is nothing to replay")
     events = episode.events()
     calls = [event for event in events if isinstance(event, RoleCall)]
     if strange := [call for call in calls if call.log_probs is None]:
@@ -118,7 +118,7 @@ def replay(
         controller.scoring = lambda task: Recorded(scores)
         controller.speaker = _RecordedTools(controller.speaker, {event.id: event for event in events if isinstance(event, ToolUse)})
         found = finish(controller.episode(episode.task, episode.step, episode.play, plays))
-    if found.void:
+    if found.aborted:
         failure = found.failures[-1]
         raise ReplayError(f"the replay failed at node {failure.node!r}: {failure.kind}: {failure.message}")
     for before, after in zip(events, found.events()):

@@ -8,7 +8,7 @@ apart, and so is every named component, in the table of samples and in the metri
     rewards=(delta("pass_rate", ("planner", "coder")), delayed("pass_rate", ("reflector",)))
 
 What a recipe reads of them is its own affair: with `rewards="team"` (grpo, magrpo, dr_mas) it leaves local awards out, with "local" (mappa)
-team awards; "mixed" (at_grpo, ppo) takes both. Void trajectories have no rewards, and calls of players that do not train are paid like
+team awards; "mixed" (at_grpo, ppo) takes both. Aborted trajectories have no rewards, and calls of players that do not train are paid like
 others, for the figures.
 """
 

@@ -65,9 +65,9 @@ class RoleTool:
 
     Attributes:
       name: as the model calls it.
-      function: of the call's arguments, by name; plain or `async`. It may return a `ToolResult`, whose failure voids the play.
+      function: of the call's arguments, by name; plain or `async`. It may return a `ToolResult`, whose failure aborts the play.
       description, arguments: for the model; `arguments` is a JSON schema of an object.
-      timeout_s: the play is void, or played again, when a call takes longer.
+      timeout_s: the play is aborted, or played again, when a call takes longer.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Role:
       show: field -> function that renders it as text; `str` without one. Of `prompt`, `system` and `observation`, as `trim`.
       max_tokens: budget R of one response, its stop token included.
       max_prompt: budget P of the prompt in tokens.
-      trim: a field (text or a list) that is shortened until the prompt fits, which is counted. Without one a prompt over budget voids
+      trim: a field (text or a list) that is shortened until the prompt fits, which is counted. Without one a prompt over budget aborts
         the play.
       trim_from: where it is shortened: at its "end", or at its "start", for a history whose oldest turns go first.
       settings: how its tokens are drawn.

@@ -8,8 +8,8 @@ state that was asked: rows share it exactly if they are candidates for the same 
 on several paths (before a fork) is one row, paid the mean of what it earned on them, in the trajectory of the first. Where one path was
 picked to fork again, it is paid what it earned on the first alone: the later ones begin at candidates that were chosen for their pay.
 
-**What counts.** `where` is False for calls of void plays, of players that do not train at this step, and without tokens. Such rows stay in
-the table and are counted; they take no part in any statistic of the update.
+**What counts.** `where` is False for calls of aborted plays, of players that do not train at this step, and without tokens. Such rows
+stay in the table and are counted; they take no part in any statistic of the update.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Sample:
     components: Mapping[str, float]
     team_paid: bool  # whether a team reward was paid to it, be it 0
     where: bool
-    excluded: str  # why `where` is False: "void", "no score", "not trained", "no tokens"; otherwise empty
+    excluded: str  # why `where` is False: "aborted", "no score", "not trained", "no tokens"; otherwise empty
 
     def __repr__(self) -> str:
         paid = ", ".join(f"{name} {value:+.3g}" for name, value in self.components.items()) or "nothing"
@@ -88,7 +88,7 @@ class SampleTable:
     def imitation(self, roles: Iterable[str] | None = None, legal: bool = True) -> list[tuple[tuple[int, ...], Int[np.ndarray, "R"]]]:
         """(prompt ids, response ids) of scripted players' calls, for a warm start; only those that kept the format if `legal`."""
         keep = None if roles is None else set(roles)
-        scripted = [s for s in self.samples if s.call.log_probs is None and s.call.tokens.size and s.excluded != "void"]
+        scripted = [s for s in self.samples if s.call.log_probs is None and s.call.tokens.size and s.excluded != "aborted"]
         scripted = [s for s in scripted if (keep is None or s.call.role in keep) and (s.call.legal or not legal)]
         return [(s.prompt_ids, s.response_ids) for s in scripted]
 
@@ -162,7 +162,7 @@ def _rows(rollout: Rollout, episode: Episode, trains: set[str]) -> list[dict[str
         call = candidate.calls[-1]
         first[call.id] = (call, call.id, len(candidate.calls) - 1)
         paid[call.id] = [candidate.earned[call.id]]
-    if episode.void:
+    if episode.aborted:
         calls = [event for event in episode.remains if isinstance(event, RoleCall)]
         first = {call.id: (call, episode.play, order) for order, call in enumerate(calls)}
     paths = (*episode.trajectories, *episode.candidates)
@@ -170,8 +170,8 @@ def _rows(rollout: Rollout, episode: Episode, trains: set[str]) -> list[dict[str
     rows = []
     for call, branch, order in first.values():
         excluded = ""
-        if episode.void:
-            excluded = "void"
+        if episode.aborted:
+            excluded = "aborted"
         elif call.id in unscored:
             excluded = "no score"
         elif call.model not in trains:

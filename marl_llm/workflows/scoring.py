@@ -6,7 +6,7 @@
 
 A scorer is no part of the graph: it reads what an action was and what it led to, and no role ever reads what it says. Scores stand in the
 trajectory (`scores[call id][scorer]`), where rewards find them; they are stored, and a replay takes them from the record. A scorer that
-fails, is late or gives no finite number voids the play (law 9): there is no score in its place. `marl_llm.coaching` has coaches.
+fails, is late or gives no finite number aborts the play (law 9): there is no score in its place. `marl_llm.coaching` has coaches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from marl_llm.workflows.errors import PlayFailure, WorkflowError, from_error, fr
 from marl_llm.workflows.trajectory import Event, RoleCall, Score, Task, Trajectory
 from marl_llm.workflows.views import MOMENTS, TRUTHS, ActionView, ViewMaker
 
-MISSING = ("void", "mask")
+MISSING = ("abort", "mask")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Scorer:
       truth: with which actions the hidden fields are shown: "none", "last" (the last action of the last role in the graph, once the play is
         over), "last_role" (each of its actions) or "all".
       timeout_s: of one score; time in a queue of the tool that answers does not count.
-      missing: what happens to an action without a score: "void", the whole play is; or "mask", that action alone trains nobody.
+      missing: what happens to an action without a score: "abort", the whole play is; or "mask", that action alone trains nobody.
       history: figures of the run so far, for the view; asked anew for each.
       result: of a trajectory that is over, for `ActionView.result`; e.g. a metric of the workflow. It is told whatever `truth` says.
 
@@ -53,7 +53,7 @@ class Scorer:
     when: str = "end"
     truth: str = "none"
     timeout_s: float | int = 120.0
-    missing: str = "void"
+    missing: str = "abort"
     history: Callable[[], Mapping[str, float]] | None = None
     result: Callable[[Trajectory], float | int] | None = None
 
@@ -91,7 +91,7 @@ class Scoring:
             try:
                 said = await task
             except PlayFailure as failure:
-                if missing[name] == "void":
+                if missing[name] == "abort":
                     raise
                 said = Score(None, missing=f"{failure.kind}: {failure}")
             found.setdefault(call, {})[name] = said
@@ -140,7 +140,7 @@ class Recorded:
 
 
 async def _score(scorer: Scorer, view: ActionView) -> Score:
-    """One score. Whatever goes wrong voids the play: a scorer reads what models wrote, and may be one."""
+    """One score. Whatever goes wrong aborts the play: a scorer reads what models wrote, and may be one."""
     node = f"scorer {scorer.name}"
     try:
         found = await within(scorer.timeout_s, scorer.ask(view))

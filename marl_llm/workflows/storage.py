@@ -13,13 +13,13 @@ field               type          meaning
 `seed_step`         int           the step in the seeds of its draws, which a replay needs; all evaluations share one
 `play`              int           which play of the task
 `task`              object        `number`, `split`, `stratum`, `fields`, `hidden`
-`void`              bool          it has no outcome
+`aborted`              bool          it has no outcome
 `failures`          list          objects `node`, `kind`, `message`
 `events`            list          role calls and tool calls, parents first; the graph is in `parents`
 `events[].id`       str           unique among all plays of the task
 `events[].kind`     str           "role", "tool", or "score": what a `scorer` said of its one parent: the fields of `Score`
 `events[].parents`  list of str   ids of the events that it followed
-`events[].earned`   object        `team`, `local`, `components`; role calls of episodes that are not void
+`events[].earned`   object        `team`, `local`, `components`; role calls of episodes that are not aborted
 `events[]. ...`     ...           the fields of `RoleCall` or `ToolUse`, arrays as lists
 `paths`             list          per trajectory: `branch`, `turns`, `events` (ids in order of play), `fields` at its end, `earned` by call
 `candidates`        list          the same for responses that were scored when they were made and not picked; their last role call is it
@@ -42,6 +42,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_llm.old_names import convert_line
 from marl_llm.reporting import files
 from marl_llm.tools.sandbox.workspace import DIGEST, Workspace
 from marl_llm.workflows.controller import Rollout
@@ -98,7 +99,7 @@ def to_json(rollout: Rollout, episode: Episode, when: str = "train", step: int |
         "seed_step": episode.step,
         "play": episode.play,
         "task": {**about, "fields": _unlike(task.fields), "hidden": _unlike(task.hidden)},
-        "void": episode.void,
+        "aborted": episode.aborted,
         "failures": [dataclasses.asdict(failure) for failure in episode.failures],
         "events": [_event(event, pay.get(event.id)) for event in episode.events() or episode.remains] + list(scores.values()),
         "paths": [_path(path) for path in episode.trajectories],
@@ -181,7 +182,7 @@ def _culprit(line: dict[str, Any]) -> str:
 
 def read_trajectories(path: str | pathlib.Path) -> list[dict[str, Any]]:
     """All lines of a `trajectories.jsonl`, as objects; a torn last line is left out, and of equal ids the later counts."""
-    return list({line["episode"]: line for line in files.read_whole(_file(path))}.values())
+    return list({line["episode"]: convert_line(line) for line in files.read_whole(_file(path))}.values())
 
 
 def _file(path: str | pathlib.Path) -> pathlib.Path:
@@ -206,8 +207,8 @@ def from_json(line: Mapping[str, Any], folder: str | pathlib.Path | None = None)
     paths = [_read_path(path, task, events, scores, place) for path in line["paths"]]
     candidates = tuple(_read_path(path, task, events, scores, place) for path in line.get("candidates", ()))
     failures = tuple(FailedAttempt(**failure) for failure in line["failures"])
-    remains = tuple(events.values()) if line["void"] else ()
-    attempts, step = len(failures) + (not line["void"]), line.get("seed_step", line["step"])
+    remains = tuple(events.values()) if line["aborted"] else ()
+    attempts, step = len(failures) + (not line["aborted"]), line.get("seed_step", line["step"])
     return Episode(task, step, line["play"], tuple(paths), failures, attempts, remains, 0.0, candidates)
 
 
@@ -273,7 +274,7 @@ def report_episodes(
       rollout, table: what was played, and its samples.
       when, step: see `write_trajectories`.
       headline: the workflow's metric that decides between the statuses "success" (1 or more), "partial" and "failed" (0 or less). Without
-        one the status is "played". Void plays have the status "void", and their failures.
+        one the status is "played". Aborted plays have the status "aborted", and their failures.
       advantages: of samples that trained, by task number and call id.
 
     Raises:
@@ -300,7 +301,7 @@ def report_episodes(
         if episode.failures:
             head["failures"] = [f"{one.node}: {one.kind}: {one.message}" for one in episode.failures]
         ends = [(path.events, path.turns, _outcome(rollout, path, headline)) for path in episode.trajectories]
-        ends = ends or [(episode.remains, 0, {"status": "void"})]
+        ends = ends or [(episode.remains, 0, {"status": "aborted"})]
         for one, (events, turns, outcome) in zip(_path_names(episode, when), ends, strict=True):
             calls = [event for event in events if isinstance(event, RoleCall)]
             steps = [_reported(call, [(other, rows[task.number, other.id]) for other in siblings[call.group]], worth) for call in calls]

@@ -213,11 +213,11 @@ class Episode:
     """One play of one task.
 
     Attributes:
-      trajectories: one, or one per path where candidates were carried on; none if the play is void.
+      trajectories: one, or one per path where candidates were carried on; none if the play is aborted.
       failures: of every attempt that failed.
       attempts: how often it was tried.
-      void: it has no outcome, and none of its samples may be trained (law 9).
-      remains: what the last attempt of a void play had done, for people.
+      aborted: it has no outcome, and none of its samples may be trained (law 9).
+      remains: what the last attempt of an aborted play had done, for people.
       seconds: wall time, all attempts.
       candidates: responses that were scored when they were made and not picked: trajectories up to the tools that follow such a response,
         which is the last of their calls and the only one in `earned`.
@@ -234,10 +234,10 @@ class Episode:
     candidates: tuple[Trajectory, ...] = ()
 
     def __repr__(self) -> str:
-        return f"Episode({self.name}, {'void' if self.void else f'{len(self.trajectories)} trajectories'})"
+        return f"Episode({self.name}, {'aborted' if self.aborted else f'{len(self.trajectories)} trajectories'})"
 
     @property
-    def void(self) -> bool:
+    def aborted(self) -> bool:
         """Whether it could not be finished."""
         return not self.trajectories
 

@@ -414,7 +414,7 @@ def test_a_running_mean_per_role_is_taken_off_and_follows_the_plays_in_any_order
     agent, trajectory = np.tile([0, 1, 0], 3), np.repeat([4, 2, 9], 3)
     local = np.array([0, -1, 1, 0, 1, -1, 0, -1, 1], float)  # each role's own end; agent 0's first response is paid by what follows
     where = np.ones(9, bool)
-    where[6:] = False  # the last play is void
+    where[6:] = False  # the last play is aborted
     running = np.array([0.5, -0.25])
     columns = dict(instance=trajectory, env=trajectory, agent=agent, turn=np.tile([0, 0, 1], 3), order=np.tile([0, 1, 2], 3),
                    trajectory=trajectory, team=np.zeros(9), local=local, where=where, running=running[agent])  # fmt: skip

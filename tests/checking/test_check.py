@@ -126,7 +126,7 @@ def test_junk_of_ids_is_heard_within_a_roles_budget():
     world = hosted(make_game("sokoban"), jax.random.key(0))  # its prompts are longer than its responses
     for name, says in battery(world.speech).items():
         (episode,) = Subject(world).play(world.tasks("train", 0, 1), says)
-        assert not episode.void, name
+        assert not episode.aborted, name
         calls = episode.trajectories[0].calls
         assert all(0 < call.tokens.size <= world.workflow.roles[call.role].max_tokens < len(call.prompt_ids) for call in calls), name
 

@@ -76,6 +76,6 @@ def test_rescore_shows_which_calls_other_rewards_would_pay_otherwise():
     same, other = rescore._calls(world, path), rescore._calls(faulty_games.unbounded_reward(), path)
     assert [call["stored"] for call in same] == [call["now"] for call in same]
     assert other[0]["now"] == other[0]["stored"] + len(path.calls[0].text)
-    text = rescore.table([{"calls": other}], {"void": 2, "tree": 0})
+    text = rescore.table([{"calls": other}], {"aborted": 2, "tree": 0})
     assert text.splitlines()[1].split()[-1] == "1"
-    assert text.endswith("1 plays; left out: 2 void")
+    assert text.endswith("1 plays; left out: 2 aborted")

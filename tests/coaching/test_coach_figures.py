@@ -96,10 +96,10 @@ def test_a_step_has_figures_per_role_and_kind_and_counts_what_is_missing():
     assert found["coach/a/gap"] == found["coach/a/spread"] == 0
     slope = [found[f"coach/a/{name}"] for name in ("own_slope", "own_slope_low", "own_slope_high")]
     assert slope == [0, 0, 0]  # of a rubric that gives one score
-    for missing, kinds in (("void", 1), ("mask", 0)):
+    for missing, kinds in (("abort", 1), ("mask", 0)):
         failing = coached(lab.team(metrics=workflow.metrics), study(rubric_coach(guide), "failing:0.2"), guide, missing=missing)
         rollout = lab.play(failing, n=8, attempts=1)
         found = coach_figures(rollout, "long", draws=5)
         assert found["coach/missing"] == found["coach/failed_unavailable"] > 0
-        assert kinds == any(episode.void for episode in rollout.episodes)
+        assert kinds == any(episode.aborted for episode in rollout.episodes)
     assert coach_figures(lab.play(lab.team(metrics=workflow.metrics)), "long") == {}

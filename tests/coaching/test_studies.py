@@ -67,29 +67,29 @@ def test_what_each_study_does_to_a_score():
             study(says(5), text)
 
 
-def test_babble_is_unreadable_and_a_failing_coach_voids_its_share_of_the_plays():
+def test_babble_is_unreadable_and_a_failing_coach_aborts_its_share_of_the_plays():
     assert ask(study(says(5), "babbling:1")).failure.kind.value == "bad_reply"
     assert ask(study(says(5), "babbling:0")).outcome().value == 5
     workflow = coached(lab.team(), study(says(5), "failing:0.2"), lab.guide())
     rollout = lab.play(workflow, n=10, attempts=1)
-    void = [episode for episode in rollout.episodes if episode.void]
-    assert 2 <= len(void) <= 9
-    assert all(failure.node == "scorer coach" for episode in void for failure in episode.failures)
-    assert all(row.excluded == "void" for row in sample_table(rollout).samples if row.instance == void[0].task.number)
+    aborted = [episode for episode in rollout.episodes if episode.aborted]
+    assert 2 <= len(aborted) <= 9
+    assert all(failure.node == "scorer coach" for episode in aborted for failure in episode.failures)
+    assert all(row.excluded == "aborted" for row in sample_table(rollout).samples if row.instance == aborted[0].task.number)
 
 
-def test_void_takes_the_whole_play_where_mask_takes_the_action():
+def test_aborted_takes_the_whole_play_where_mask_takes_the_action():
     """The same failures: who is left out differs, and nobody is paid for what was not said."""
     rows = {}
-    for missing in ("void", "mask"):
+    for missing in ("abort", "mask"):
         workflow = coached(lab.team(), study(says(5), "failing:0.2"), lab.guide(), missing=missing)
         rows[missing] = sample_table(lab.play(workflow, n=10, attempts=1)).samples
     out = {missing: {(row.instance, row.call.id) for row in found if not row.where} for missing, found in rows.items()}
     hit = {instance for instance, _ in out["mask"]}
-    assert {row.excluded for row in rows["void"]} == {"", "void"}
+    assert {row.excluded for row in rows["abort"]} == {"", "aborted"}
     assert {row.excluded for row in rows["mask"]} == {"", "no score"}
-    assert hit == {instance for instance, _ in out["void"]}
-    assert len(out["mask"]) < len(out["void"])
+    assert hit == {instance for instance, _ in out["abort"]}
+    assert len(out["mask"]) < len(out["abort"])
 
 
 def test_an_ensemble_and_a_study_pass_on_the_counts_of_the_coaches_behind_them():
@@ -103,7 +103,7 @@ def test_with_missing_mask_only_the_action_is_left_out_and_the_record_says_why(t
     rollout = lab.play(workflow, n=10)
     table = sample_table(rollout)
     masked = [row for row in table.samples if row.excluded == "no score"]
-    assert not any(episode.void for episode in rollout.episodes)
+    assert not any(episode.aborted for episode in rollout.episodes)
     assert 2 <= len(masked) <= 14
     assert all(row.components == {} and not row.where for row in masked)
     assert all(row.components == {"coach": 0.5} for row in table.samples if row.where)

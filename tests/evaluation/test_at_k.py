@@ -51,10 +51,10 @@ def test_a_pool_that_is_too_small_and_no_task_are_errors():
             function([], 1)
 
 
-def test_an_evaluation_measures_its_plays_by_task_and_leaves_void_ones_out():
+def test_an_evaluation_measures_its_plays_by_task_and_leaves_aborted_ones_out():
     plays = [(0, 1.0, 0.2), (0, 0.0, 0.6), (1, 0.0, 0.0), (1, 0.0, 1.0)]
     outcomes = [Outcome(task, n, score, 1.0, team={"coop": coop}) for n, (task, score, coop) in enumerate(plays)]
-    outcomes.append(Outcome(1, 9, 1.0, 0.0, void=True))
+    outcomes.append(Outcome(1, 9, 1.0, 0.0, aborted=True))
     record = Evaluation("test", {}, 1.0, "passed", tuple(outcomes), {})
     assert record.at_k("passed", 1) == pytest.approx(0.25)
     assert record.at_k("passed", 2) == 0.5

@@ -1,4 +1,4 @@
-"""The record of an evaluation: its mean, its interval by task, what void plays count for, and paired comparisons."""
+"""The record of an evaluation: its mean, its interval by task, what aborted plays count for, and paired comparisons."""
 
 
 import math
@@ -17,7 +17,7 @@ def record(outcomes, split="test", formed=None):
 FIVE = [
     Outcome(0, 0, 1.0, 1, team={"moves": 3.0}),
     Outcome(1, 0, 0.0, 2, team={"moves": 5.0}),
-    Outcome(2, 0, 1.0, 9, void=True),
+    Outcome(2, 0, 1.0, 9, aborted=True),
     Outcome(3, 0, 1.0, 2, team={"moves": 1.0}),
     Outcome(4, 0, 1.0, 1, team={"moves": 3.0}),
 ]
@@ -29,9 +29,9 @@ def outer(successes, episodes):
     return min(low, lowest), max(high, highest)
 
 
-def test_void_plays_win_nothing_and_count_for_nothing():
+def test_aborted_plays_win_nothing_and_count_for_nothing():
     out = record(FIVE).summary()
-    assert (out["episodes"], out["tasks"], out["void"]) == (4, 4, 1)
+    assert (out["episodes"], out["tasks"], out["aborted"]) == (4, 4, 1)
     assert out["success"] == 3 / 4
     assert out["interval"] == list(outer(3, 4))
     assert out["turns"] == (1 + 2 + 2 + 1) / 4
@@ -39,8 +39,8 @@ def test_void_plays_win_nothing_and_count_for_nothing():
     assert out["roles"] == {"tool": {"well_formed": 0.5}}
 
 
-def test_an_evaluation_of_nothing_but_void_plays_is_defined():
-    out = record([Outcome(0, 0, 1.0, 3, void=True)]).summary()
+def test_an_evaluation_of_nothing_but_aborted_plays_is_defined():
+    out = record([Outcome(0, 0, 1.0, 3, aborted=True)]).summary()
     assert (out["success"], out["interval"], out["episodes"], out["turns"]) == (0.0, [0.0, 1.0], 0, 0.0)
 
 
@@ -130,9 +130,9 @@ def test_differences_that_agree_are_not_certain(change, clusters):
     assert difference([[change] * 4, [0.0] * 4]) == pytest.approx(difference([[change], [0.0]]))
 
 
-def test_the_gain_over_common_tasks_is_the_difference_of_the_printed_means_whatever_was_void():
-    first = record([Outcome(0, 0, 1.0, 1), Outcome(0, 1, 1.0, 1), Outcome(1, 0, 0.0, 1), Outcome(1, 1, 0.0, 1, void=True)])
-    second = record([Outcome(0, 0, 1.0, 1), Outcome(0, 1, 0.0, 1, void=True), Outcome(1, 0, 1.0, 1), Outcome(1, 1, 0.0, 1)])
+def test_the_gain_over_common_tasks_is_the_difference_of_the_printed_means_whatever_was_aborted():
+    first = record([Outcome(0, 0, 1.0, 1), Outcome(0, 1, 1.0, 1), Outcome(1, 0, 0.0, 1), Outcome(1, 1, 0.0, 1, aborted=True)])
+    second = record([Outcome(0, 0, 1.0, 1), Outcome(0, 1, 0.0, 1, aborted=True), Outcome(1, 0, 1.0, 1), Outcome(1, 1, 0.0, 1)])
     assert (first.success, second.success) == (0.5, 0.75)
     assert paired(first, second)["difference"] == pytest.approx(second.success - first.success)
 
@@ -160,15 +160,15 @@ def test_a_task_counts_once_in_a_comparison_however_often_it_was_played():
     assert paired(first, second)["difference"] == pytest.approx((0.5 + 0.0) / 2)
 
 
-@pytest.mark.parametrize("void", [False, True])
-def test_the_interval_of_a_comparison_takes_tasks_of_one_cluster_together(void):
+@pytest.mark.parametrize("aborted", [False, True])
+def test_the_interval_of_a_comparison_takes_tasks_of_one_cluster_together(aborted):
     """Six tasks of two alike groups of three: what changes together is no more evidence than two changes."""
     change = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
     names = ("a", "a", "a", "b", "b", "b")
-    lone = [Outcome(6, 0, 0.0, 1), Outcome(7, 0, 1.0, 1, void=void)]
+    lone = [Outcome(6, 0, 0.0, 1), Outcome(7, 0, 1.0, 1, aborted=aborted)]
     first = record([*(Outcome(n, 0, 0.0, 1, cluster=names[n]) for n in range(6)), *lone])
     second = record([*(Outcome(n, 0, change[n], 1, cluster=names[n]) for n in range(6)), *lone])
-    alone = [[0.0]] if void else [[0.0], [0.0]]
+    alone = [[0.0]] if aborted else [[0.0], [0.0]]
     together = difference([[1.0] * 3, [0.0] * 3, *alone])
     found = paired(first, second)
     assert found["interval"] == pytest.approx(list(together))
@@ -191,9 +191,9 @@ def test_a_comparison_with_several_plays_and_clusters_weighs_every_task_alike():
     assert paired(second, first)["interval"] == pytest.approx([-found["interval"][1], -found["interval"][0]])
 
 
-def test_the_best_of_several_plays_leaves_out_void_ones_and_reads_the_metric_that_was_asked():
+def test_the_best_of_several_plays_leaves_out_aborted_ones_and_reads_the_metric_that_was_asked():
     plays = [Outcome(0, n, float(n == 1), 1, team={"tests": n / 4}) for n in range(3)]
-    plays += [Outcome(1, n, 1.0, 1, void=n == 2, team={"tests": 1.0}) for n in range(3)]
+    plays += [Outcome(1, n, 1.0, 1, aborted=n == 2, team={"tests": 1.0}) for n in range(3)]
     found = record(plays)
     assert found.at_k("success", 2) == pytest.approx((2 / 3 + 1) / 2)
     assert found.at_k("tests", 2) == pytest.approx(((0.25 + 0.5 + 0.5) / 3 + 1) / 2)

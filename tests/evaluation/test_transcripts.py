@@ -108,17 +108,19 @@ def test_the_map_is_drawn_after_the_last_role_of_a_turn():
 
 
 @pytest.mark.parametrize(
-    ("outcome", "done", "void", "status"),
-    [(1.0, True, False, "success"), (0.5, True, False, "failed"), (0.0, False, False, "horizon"), (1.0, True, True, "void")],
+    ("outcome", "done", "aborted", "status"),
+    [(1.0, True, False, "success"), (0.5, True, False, "failed"), (0.0, False, False, "horizon"), (1.0, True, True, "aborted")],
 )
-def test_status(outcome, done, void, status):
+def test_status(outcome, done, aborted, status):
     rollout, _ = played(GAME)
 
     def like(value, x):
         return jnp.full_like(x, value)
 
     ended = rollout.episodes._replace(
-        outcome=like(outcome, rollout.episodes.outcome), done=like(done, rollout.episodes.done), void=like(void, rollout.episodes.void)
+        outcome=like(outcome, rollout.episodes.outcome),
+        done=like(done, rollout.episodes.done),
+        aborted=like(aborted, rollout.episodes.aborted),
     )
     record, _ = told(rollout=rollout._replace(episodes=ended))
     assert record["status"] == status

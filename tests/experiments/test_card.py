@@ -14,7 +14,7 @@ RECORD = {
         "steps": 20, "game": {"name": "lock"}, "recipe": {"name": "grpo"}, "model": {"path": None}, "models": {"b": {"path": "Base/B"}},
     },
 }  # fmt: skip
-MEASURED = {"success": 0.5, "interval": [0.25, 0.75], "tasks": 40, "void": 2}
+MEASURED = {"success": 0.5, "interval": [0.25, 0.75], "tasks": 40, "aborted": 2}
 FIGURES = {"split": "test", "headline": "opened", "steps": 20, "before": MEASURED | {"success": 0.125}, "after": MEASURED}
 
 

@@ -25,9 +25,9 @@ def plan_of(metrics=("result_player_0", "result_player_1"), roles=ROLES, scripte
     return types.SimpleNamespace(assignment=assignment, played=types.SimpleNamespace(workflow=workflow))
 
 
-def play(task, result, invalid=0, over=True, void=False, number=0):
+def play(task, result, invalid=0, over=True, aborted=False, number=0):
     team = {"result_player_0": result, "result_player_1": -result, "invalid_player_0": invalid, "invalid_player_1": 7.0}
-    return Outcome(task, number, (result + 1) / 2, 3, void, {} if void else team | {"unfinished": float(not over)})
+    return Outcome(task, number, (result + 1) / 2, 3, aborted, {} if aborted else team | {"unfinished": float(not over)})
 
 
 def record(*outcomes):
@@ -59,7 +59,7 @@ def test_a_game_without_results_and_an_unknown_seat_are_refused():
 
 
 def test_plays_are_counted_from_the_roles_own_side():
-    plays = [play(0, 1.0, invalid=2), play(1, 1.0), play(2, 0.0), play(3, -1.0), play(4, 0.0, over=False), play(5, 1.0, void=True)]
+    plays = [play(0, 1.0, invalid=2), play(1, 1.0), play(2, 0.0), play(3, -1.0), play(4, 0.0, over=False), play(5, 1.0, aborted=True)]
     first, second = (ends((one, role) for one in plays) for role in ROLES)
     assert (first["plays"], first["invalid"], second["invalid"]) == (5, 0.4, 7.0)
     assert {name: first[name]["share"] for name in ("won", "drawn", "lost", "unfinished")} == {

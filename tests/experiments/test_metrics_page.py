@@ -40,7 +40,7 @@ def test_every_figure_of_a_hosted_step_has_a_row(game):
         with Controller(world.workflow, assignment, None, {"player": world.speech}) as controller:
             rollout = controller.play(world.tasks("train", 0, 2))
         figures = rollout_metrics(rollout, sample_table(rollout, training=()))
-    assert undocumented(figures.keys() - {"void_share"}) == set()  # the run writes that one as `void`
+    assert undocumented(figures.keys() - {"aborted_share"}) == set()  # the run writes that one as `aborted`
     assert undocumented(["role/a/unheard_of", "model/b/loss/c", "unheard_of"]) == {"role/a/unheard_of", "model/b/loss/c", "unheard_of"}
 
 

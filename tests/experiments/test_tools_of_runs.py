@@ -50,14 +50,14 @@ def options(tmp_path, monkeypatch):
 
 
 def test_a_run_whose_tool_fails_too_often_is_stopped_with_the_tools_words_and_what_it_learned(tmp_path, monkeypatch, options):
-    monkeypatch.setattr(measuring, "VOID_STEPS", 3)
+    monkeypatch.setattr(measuring, "ABORTED_STEPS", 3)
     game, small = options
     config = config_of(game, *small, "steps=6", "game.broken=True", "rollout.attempts=1", "checkpoint.every=100")
     with pytest.raises(TrainingError, match=r"step 3: 50% of the plays of the last 3 .*unavailable, 12 tries.*node look.*host is gone"):
         run(config, tmp_path / "run")
     assert Checkpoints(tmp_path / "run" / "checkpoints", 3).steps() == [0, 2]  # what two steps learned is kept
     found = [one for one in read_metrics(tmp_path / "run") if one["phase"] == "train"]
-    assert [(one["void"], one["samples/void"] > 0) for one in found] == [(0.5, True)] * 2
+    assert [(one["aborted"], one["samples/aborted"] > 0) for one in found] == [(0.5, True)] * 2
     more = config_of(game, *small, "steps=6", "game.broken=True", "rollout.attempts=1", "checkpoint.every=100")
     with pytest.raises(TrainingError, match="step 5: 50%"):  # goes on where it was, and counts anew
         run(more, tmp_path / "run")

@@ -28,7 +28,7 @@ from marl_llm.workflows import RolloutError, WorkflowError
 GOOD = {"loss": 0.1, "grad_norm": 1.0, "log_prob_gap": 1e-6, "log_prob_gap_bound": 1e-4,
         "groups_with_signal": 8.0, "updates": 1.0, "groups": 8.0, "kl": 0.0}
 GOOD |= {"clip_fraction": 0.0, "tied_share/first": 0.25, "tied_share/second": 0.75}
-FIGURES = {"success": 0.5, "turns": 1.0, "void": 0.0, "samples": 32.0, "prompts": 8.0, "sampled_tokens": 64.0, "prompt_tokens": 16.0}
+FIGURES = {"success": 0.5, "turns": 1.0, "aborted": 0.0, "samples": 32.0, "prompts": 8.0, "sampled_tokens": 64.0, "prompt_tokens": 16.0}
 FIGURES |= {"seconds": 0.5}
 
 

@@ -138,7 +138,7 @@ def test_an_empty_answer_is_illegal_and_a_fence_around_it_all_is_taken_off():
     assert scores(rollout, "structure") == [pytest.approx(0.4)]
 
 
-def test_a_failed_sandbox_voids_the_play():
+def test_a_failed_sandbox_aborts_the_play():
     with pytest.raises(RolloutError, match="failed; the first at node 'judge': crash: no worker"):  # no play was left
         one("parallel", says(), Broken())
 
@@ -211,7 +211,7 @@ def test_levels_tell_of_a_syntax_error_by_its_line():
     assert "error: f, line 2:" in rollout.trajectories[0].calls[3].prompt
 
 
-def test_an_unreadable_expert_is_asked_once_more_with_the_reason_and_then_voids_the_play_or_says_nothing():
+def test_an_unreadable_expert_is_asked_once_more_with_the_reason_and_then_aborts_the_play_or_says_nothing():
     asked = []
 
     def ask(prompt, number):
@@ -223,12 +223,12 @@ def test_an_unreadable_expert_is_asked_once_more_with_the_reason_and_then_voids_
     assert asked[1][1] == 1
     assert "could not be used: not a JSON object" in asked[1][0]
     plain = one("feedback", says(), visible=1, feedback=expert_feedback(ask, "plain"))
-    assert not plain.episodes[0].void
+    assert not plain.episodes[0].aborted
     with pytest.raises(WorkflowError, match="on_bad_feedback='zero'"):
         expert_feedback(ask, "zero")
 
 
-def test_a_dead_expert_voids_the_play():
+def test_a_dead_expert_aborts_the_play():
     dead = expert_feedback(lambda prompt, number: failed(FailureKind.UNAVAILABLE, "gone", 0.0), "plain")
     with pytest.raises(RolloutError, match="unavailable: gone"):
         one("feedback", says(), feedback=dead)

@@ -200,13 +200,13 @@ def test_a_verifier_may_point_to_a_value_and_a_pointer_to_nothing_is_wrong():
     assert scores(play(claims, 5), "correct") == [1.0] * 5
 
 
-def test_a_failure_of_the_sandbox_voids_the_play_and_is_no_zero():
+def test_a_failure_of_the_sandbox_aborts_the_play_and_is_no_zero():
     class Broken(Quick):
         async def run(self, code):
             return failed(FailureKind.CRASH, "gone", 0.0) if "*" in code else await super().run(code)
 
     rollout = play(HONEST, 20, tools=Broken())
-    assert 0 < sum(episode.void for episode in rollout.episodes) < 20
+    assert 0 < sum(episode.aborted for episode in rollout.episodes) < 20
 
 
 # ---- the rubric

@@ -296,15 +296,15 @@ def test_any_turn_is_a_figure_and_the_last_program_counts():
     assert scores(rollout, "solved") == [0.0] * 3
 
 
-def test_a_failure_of_the_sandbox_voids_the_instance_and_is_no_zero():
+def test_a_failure_of_the_sandbox_aborts_the_instance_and_is_no_zero():
     class Broken(Quick):
         async def table(self, code):
             return failed(FailureKind.CRASH, "gone", 0.0) if "+ 5" in code else await super().table(code)
 
     rollout = played(team(runs=Broken()), tasks(20), function_debate_player(0.3, 1.0), debate_speech())
-    voids = [episode for episode in rollout.episodes if episode.void]
-    assert 0 < len(voids) < 20
-    assert all(("+ 5" in str([event.writes.get("code") for event in episode.remains])) for episode in voids)
+    aborts = [episode for episode in rollout.episodes if episode.aborted]
+    assert 0 < len(aborts) < 20
+    assert all(("+ 5" in str([event.writes.get("code") for event in episode.remains])) for episode in aborts)
 
 
 def test_a_single_coder_stops_when_it_writes_the_same_program_twice():

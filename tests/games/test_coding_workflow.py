@@ -204,15 +204,15 @@ def test_holding_back_in_an_early_round_earns_nothing(rates):
     assert sum(value for (role, _), value in paid.items() if role == "reflector") == pytest.approx(rates[-1] - rates[0])
 
 
-def test_a_failed_verification_voids_the_play():
+def test_a_failed_verification_aborts_the_play():
     def verify(code, function, tests):
         return failed(FailureKind.CRASH, "worker died", 0.0) if len(code) % 2 else success({"pass_rate": 1.0, "report": ""}, 0.0)
 
     with scripted(function_player(), verify=verify) as controller:
         rollout = controller.play([function_task("train", 0, n) for n in range(20)])
-    voids = [episode for episode in rollout.episodes if episode.void]
-    assert 0 < len(voids) < 20
-    assert not [s for s in sample_table(rollout).samples if s.excluded == "void" and s.where]
+    aborts = [episode for episode in rollout.episodes if episode.aborted]
+    assert 0 < len(aborts) < 20
+    assert not [s for s in sample_table(rollout).samples if s.excluded == "aborted" and s.where]
 
 
 # ---- the real sandbox, and what it may tell

@@ -253,7 +253,7 @@ def test_scorers_that_execute_run_in_the_sandbox_and_only_on_formulas(monkeypatc
     refused, scored, raised, limit, lost, again = asyncio.run(all_of_them())
     assert [found.value and found.value["status"] for found in (refused, scored, raised, limit)] == ["refused", "scored", "raised", "limit"]
     assert scored.value["score"] == again.value["score"] == 0.05
-    assert lost.failure == failure  # the machine's fault voids the play and pays nobody
+    assert lost.failure == failure  # the machine's fault aborts the play and pays nobody
     assert [(request.code, request.profile) for request in sandbox.asked] == [(PROGRAM, "reasoning_gym")] * 4
     job = json.loads(sandbox.asked[0].stdin)
     assert (job["answer"], job["literal"], job["entry"]) == ("1+1", False, one.entry(4))

@@ -65,8 +65,8 @@ def columns(game, rollout):
 def hosted_columns(rollout):
     """The same of a hosted rollout, and its table of samples."""
     table = sample_table(rollout)
-    rows = {(s.instance, s.call.branch, s.call.turn, s.call.role): s for s in table.samples if s.excluded != "void"}
-    assert len(rows) == sum(s.excluded != "void" for s in table.samples)
+    rows = {(s.instance, s.call.branch, s.call.turn, s.call.role): s for s in table.samples if s.excluded != "aborted"}
+    assert len(rows) == sum(s.excluded != "aborted" for s in table.samples)
     return rows
 
 
@@ -87,8 +87,8 @@ def assert_same(game, rollout, played):
     episodes = rollout.episodes
     for place, episode in enumerate(played.episodes):
         e, b = divmod(place, K)
-        assert episode.void == bool(episodes.void[e, b])
-        if not episode.void:
+        assert episode.aborted == bool(episodes.aborted[e, b])
+        if not episode.aborted:
             (way,) = episode.trajectories
             assert played.workflow.metrics["success"](way) == float(episodes.outcome[e, b] >= 1)
             np.testing.assert_allclose(played.workflow.metrics["outcome"](way), episodes.outcome[e, b])
@@ -144,7 +144,7 @@ def test_law_13_a_tree_has_the_same_candidates_and_goes_on_from_the_same(name):
     branching, draw = dict.fromkeys(world.workflow.roles, K), pick_by_identity(jax.random.split(KEY)[1])
     with Controller(world.workflow, scripted(world), None, world.speech, branching, pick=pick, draw=draw) as controller:
         on_host = controller.play(world.tasks("train", FIRST, E), STEP)
-    found = {(s.instance, s.call.turn, s.call.role, s.call.choice): s for s in sample_table(on_host).samples if s.excluded != "void"}
+    found = {(s.instance, s.call.turn, s.call.role, s.call.choice): s for s in sample_table(on_host).samples if s.excluded != "aborted"}
     assert len(found) == K * sum(int(table.where.sum()) for table in rollout.tables.values())
     for role, table in rollout.tables.items():
         for t, e, b in zip(*np.nonzero(table.where)):
@@ -154,15 +154,15 @@ def test_law_13_a_tree_has_the_same_candidates_and_goes_on_from_the_same(name):
                 assert sample.response_ids.tolist() == table.responses.tokens[at][table.responses.where[at]].tolist()
                 np.testing.assert_allclose([sample.team, sample.local], [table.rewards.team[at], table.rewards.local[at]], atol=1e-6)
     for episode, outcome in zip(on_host.episodes, rollout.episodes.outcome[:, 0]):
-        assert episode.void or on_host.workflow.metrics["outcome"](episode.trajectories[0]) == pytest.approx(float(outcome))
+        assert episode.aborted or on_host.workflow.metrics["outcome"](episode.trajectories[0]) == pytest.approx(float(outcome))
 
 
 def test_a_game_of_ones_own_is_a_game_and_holds_what_law_13_must_cover():
-    """Void instances, plays that are over at once or early, responses that do not parse, two roles at once."""
+    """Aborted instances, plays that are over at once or early, responses that do not parse, two roles at once."""
     rollout, _, on_host = played("tally")
     assert isinstance(GAMES["tally"], Game)
-    assert 0 < rollout.episodes.void.mean() < 1
-    turns = rollout.episodes.turns[~rollout.episodes.void]
+    assert 0 < rollout.episodes.aborted.mean() < 1
+    turns = rollout.episodes.turns[~rollout.episodes.aborted]
     assert {0, 3} <= set(turns.tolist())
     rows = hosted_columns(on_host).values()
     assert 0 < np.mean([s.call.legal for s in rows]) < 1
@@ -200,12 +200,12 @@ def test_a_game_without_text_cannot_be_played_in_it_and_an_outside_model_needs_t
         Controller(world.workflow, outside, None, {})
 
 
-def test_law_9_an_instance_that_cannot_be_played_voids_its_play_at_once():
+def test_law_9_an_instance_that_cannot_be_played_aborts_its_play_at_once():
     world = hosted(GAMES["tally"], KEY)
-    void = [task for task in world.tasks("train", FIRST, E) if task.fields["task"]["goal"] < 0]
+    aborted = [task for task in world.tasks("train", FIRST, E) if task.fields["task"]["goal"] < 0]
     with Controller(world.workflow, scripted(world), None, world.speech) as controller:
         with pytest.raises(RolloutError, match="instance .* of split 'train' of tally cannot be played"):
-            controller.play(void)
+            controller.play(aborted)
 
 
 def test_tasks_are_a_function_of_key_split_and_number():
@@ -227,7 +227,7 @@ def test_a_hosted_play_is_written_and_replays(tmp_path):
     write_trajectories(tmp_path, rollout)
     lines = read_trajectories(tmp_path)
     assert len(lines) == E * K
-    line = next(line for line in lines if not line["void"] and len(line["events"]) > 4)
+    line = next(line for line in lines if not line["aborted"] and len(line["events"]) > 4)
     again = replay(line, world.workflow, rollout.assignment, world.speech, plays=K)
     assert len(again.trajectories[0].events) == len(line["events"])
 

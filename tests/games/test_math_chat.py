@@ -311,7 +311,7 @@ def test_a_chat_checkpoint_plays_trains_resumes_and_is_exported(tmp_path):
     test = write(tmp_path / "test.json", [{"prompt": "Find 3 - 3.", "answer": 0}])
     figures = whole_path(tmp_path, "math_chat", {"train": str(train), "test": str(test), "executor_turns": 2})
     assert figures["samples"] >= 2 * 3 * 4  # tasks, roles, plays: the executor may speak twice
-    assert figures["void"] == 0.0
+    assert figures["aborted"] == 0.0
 
 
 def test_the_paper_size_config_resolves_from_a_preset_for_plans(tmp_path):

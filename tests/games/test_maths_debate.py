@@ -221,14 +221,14 @@ def test_agreement_on_a_wrong_answer_and_adoptions_are_counted():
     assert scores(rollout, "chances_right") == [0.0] * 3
 
 
-def test_a_failure_of_the_sandbox_voids_the_instance_and_is_no_zero():
+def test_a_failure_of_the_sandbox_aborts_the_instance_and_is_no_zero():
     class Broken(Quick):
         async def run(self, code):
             return failed(FailureKind.CRASH, "gone", 0.0) if "*" in code else await super().run(code)
 
     rollout = played(team(answers=Broken()), tasks(20), HONEST, sums_speech())
-    assert 0 < sum(episode.void for episode in rollout.episodes) < 20
-    assert all("*" in str([event.writes.get("code") for event in e.remains]) for e in rollout.episodes if e.void)
+    assert 0 < sum(episode.aborted for episode in rollout.episodes) < 20
+    assert all("*" in str([event.writes.get("code") for event in e.remains]) for e in rollout.episodes if e.aborted)
 
 
 def test_a_single_reasoner_stops_when_it_gives_the_same_answer_twice():

@@ -49,7 +49,7 @@ def played(world, says, count=4, **options):
 
 
 def episodes(world, says, count, **options):
-    """As `played`, also where every play is void."""
+    """As `played`, also where every play is aborted."""
     return Subject(world).play(world.tasks("train", 0, count), says, **options)
 
 
@@ -108,13 +108,13 @@ BROKEN = [
 ]
 
 
-def test_what_the_server_breaks_voids_the_play_and_pays_nobody(server):
+def test_what_the_server_breaks_aborts_the_play_and_pays_nobody(server):
     with make_game("openenv", url=server.url, **GUESS) as world:
         for frame, kind in BROKEN:
             server.says = [frame]
             (episode,) = episodes(world, lambda turn: "4", 1)
-            assert (episode.void, episode.failures[0].kind, episode.failures[0].node) == (True, kind, "step"), frame
-        assert not episodes(world, lambda turn: "4", 1)[0].void
+            assert (episode.aborted, episode.failures[0].kind, episode.failures[0].node) == (True, kind, "step"), frame
+        assert not episodes(world, lambda turn: "4", 1)[0].aborted
 
 
 def test_a_server_that_raises_names_the_option(server):
@@ -166,7 +166,7 @@ def test_where_sessions_are_few_the_one_that_rests_longest_makes_place(server):
     server.most = 1
     with make_game("openenv", url=server.url, **GUESS | {"sessions": 1}) as world:
         rollout = played(world, Halving(), 3)  # each step of the three takes the session from another play
-        assert not any(episode.void for episode in rollout.episodes)
+        assert not any(episode.aborted for episode in rollout.episodes)
         assert measured(world, rollout, "score") == [1.0] * 3
         assert server.together == 1
 
@@ -215,11 +215,11 @@ def test_seeds_that_hold_alone_but_not_beside_other_sessions_are_found(server):
         make_game("openenv", url=server.url, **GUESS)
 
 
-def test_a_position_that_is_answered_otherwise_when_it_is_played_again_voids_the_play(server):
+def test_a_position_that_is_answered_otherwise_when_it_is_played_again_aborts_the_play(server):
     server.kind = "broken"  # its observation tells the time
     with make_game("openenv", url=server.url, **GUESS | {"seeds": "report", "observation": "metadata.at"}) as world:
         found = episodes(world, lambda turn: str(turn.seed[4] % 10), 3, branching={"player": 2})
-        assert all(episode.void for episode in found)
+        assert all(episode.aborted for episode in found)
         assert "again: at the reset the server answers otherwise than before" in found[0].failures[0].message
 
 
@@ -249,7 +249,7 @@ def test_more_data_of_a_reset_knows_the_split_and_the_seed_of_a_task_is_of_its_s
         ({"action": "{}"}, "has no place for the response"),
         ({"action": "hello"}, "is no JSON object"),
         ({"reset": "[1]"}, "config.game.reset="),
-        ({"raises": "voids"}, "did you mean 'void'"),
+        ({"raises": "aborts"}, "did you mean 'abort'"),
         ({"most": 0.0}, "least below most"),
         ({"observation": "hints"}, "the observation has no 'hints'; it has hint, parity, metadata"),
     ],

@@ -168,7 +168,7 @@ def test_prompts_fit_their_budgets_on_every_size_and_the_language_does_not_chang
         roles = Assignment(dict.fromkeys(made.workflow.roles, "s"), {"s": Scripted(made.script)})
         with Controller(made.workflow, roles, None, made.speech) as controller:
             rollout = controller.play(made.tasks("test", 0, 3))
-        assert not any(episode.void for episode in rollout.episodes)
+        assert not any(episode.aborted for episode in rollout.episodes)
         for path in rollout.trajectories:
             assert left(path.task.fields["instance"]["rows"]) >= 6
             for call in path.calls:

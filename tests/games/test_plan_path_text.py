@@ -254,7 +254,7 @@ def test_the_last_line_counts_only_where_it_is_asked_for():
     assert path.fields["proposal"] == "[R, D]"
 
 
-def test_what_the_sandbox_breaks_voids_the_play(fresh, monkeypatch):
+def test_what_the_sandbox_breaks_aborts_the_play(fresh, monkeypatch):
     async def broken(code, stdin):
         return failed(FailureKind.CRASH, "no worker", 0.0)
 

@@ -15,7 +15,7 @@ BOARDS = {"sokoban_text": {"turns": 1, "tool_answer": "box_path"}, "sudoku_text"
 def test_a_board_in_text_plays_trains_resumes_and_is_exported(tmp_path, name):
     figures = whole_path(tmp_path, name, BOARDS[name])
     assert figures["samples"] == 2 * 2 * 1 * 4  # E, N, T, K
-    assert (figures["void"], figures["team/program_no_program"]) == (0.0, 1.0)  # a random model writes no code block
+    assert (figures["aborted"], figures["team/program_no_program"]) == (0.0, 1.0)  # a random model writes no code block
 
 
 FILES = {
@@ -36,4 +36,4 @@ def test_a_world_of_files_plays_trains_resumes_and_is_exported(tmp_path, world):
     game |= {"reasoners": 2, "users": 1} if world == "ensemble" else {"turns": turns}
     figures = whole_path(tmp_path, name, game, variant)
     assert figures["samples"] == 2 * speakers * turns * 4  # E, N, T, K
-    assert figures["void"] == 0.0
+    assert figures["aborted"] == 0.0

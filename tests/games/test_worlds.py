@@ -74,7 +74,7 @@ def test_the_script_without_mistakes_scores_one_on_every_split(name):
         scores = team_metrics(rollout)[world.headline]
     unclear = [sum(word in AMBIGUOUS.values() for word in str(task.fields.get("problem")).split()) for task in tasks]
     assert {score for score, number in zip(scores, unclear, strict=True) if number < 3} == {1.0}  # each takes a round of three
-    assert figures["void_share"] == 0.0
+    assert figures["aborted_share"] == 0.0
     assert all(figures[f"role/{role}/well_formed"] == 1.0 for role in world.workflow.roles)
 
 

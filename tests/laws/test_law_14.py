@@ -1,4 +1,4 @@
-"""Law 14: nothing that a program, a policy, a tool or a server says raises, voids a play at will, or is paid.
+"""Law 14: nothing that a program, a policy, a tool or a server says raises, aborts a play at will, or is paid.
 
 The doors and the long form are in `benchmarks/fuzz.py`.
 """
@@ -28,7 +28,7 @@ def doors():
 
 @SHORT
 @given(SAID)
-def test_law_14_no_door_raises_voids_or_pays(doors, said):
+def test_law_14_no_door_raises_aborts_or_pays(doors, said):
     for name, door in doors.items():
         if not name.startswith("play"):
             assert door(said) == fuzz.Heard(), name
@@ -36,7 +36,7 @@ def test_law_14_no_door_raises_voids_or_pays(doors, said):
 
 @settings(SHORT, max_examples=3)
 @given(SAID)
-def test_law_14_no_play_raises_and_none_is_void_or_won_by_what_is_said(doors, said):
+def test_law_14_no_play_raises_and_none_is_aborted_or_won_by_what_is_said(doors, said):
     for name, door in doors.items():
         if name.startswith("play"):
             assert door(said) == fuzz.Heard(), name
@@ -51,7 +51,7 @@ def test_law_14_the_seeds_and_their_mutations_pass_every_door(doors):
                 assert door(said) == fuzz.Heard(), name
 
 
-def test_law_14_the_check_sees_a_parser_that_raises_and_a_void():
+def test_law_14_the_check_sees_a_parser_that_raises_and_a_aborted():
     broken = Role("r", "{x}", parse=lambda text: {"r": text.encode()[0]}, writes={"r": ""})
     with pytest.raises(WorkflowError, match="raised IndexError"):
         fuzz.role_door(broken)(fuzz.Input(""))

@@ -43,6 +43,6 @@ def test_a_program_is_trained_as_it_stands(program, tmp_path):
     assert len(steps) == 2
     for row in steps:
         print(program, {name: x for name, x in row.items() if name.startswith("aborted/") or name in ("refused", "forked", "reencoded")})
-        assert (row["episodes"], row["void"], row["reencoded"]) == (4, 0, 0)
+        assert (row["episodes"], row["aborted"], row["reencoded"]) == (4, 0, 0)
         assert all(x <= 1e-4 for name, x in row.items() if name.endswith("log_prob_gap"))
     assert steps[-1]["samples"] >= 2 * 4 * requests

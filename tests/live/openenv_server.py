@@ -109,8 +109,8 @@ def test_a_game_is_played_with_honest_seeds(server):
         rollout = played(world, Halving(), 200, concurrency=8)
         scores = [world.workflow.metrics["score"](path) for path in rollout.trajectories]
         steps = sum(len(path.calls) for path in rollout.trajectories)
-    void, score = sum(episode.void for episode in rollout.episodes), sum(scores) / len(scores)
-    print(f"\n{len(scores)} plays, {steps} steps, {void} void, mean score {score:.3f}, ", end="")
+    aborted, score = sum(episode.aborted for episode in rollout.episodes), sum(scores) / len(scores)
+    print(f"\n{len(scores)} plays, {steps} steps, {aborted} aborted, mean score {score:.3f}, ", end="")
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_utime - before:.1f} CPU s, {time.perf_counter() - start:.1f} s")
     assert scores == [1.0] * 200
 
@@ -119,7 +119,7 @@ def test_forks_refused_actions_and_the_checks_of_a_game(server):
     _, url = server("game:app", SEEDS="kept")
     with make_game("openenv", url=url, raises="refuse", **GUESS) as world:
         rollout = played(world, lambda turn: str(turn.seed[4] * 40), 4, branching={"player": 2})
-        assert not any(episode.void for episode in rollout.episodes)
+        assert not any(episode.aborted for episode in rollout.episodes)
         assert sum(path.fields["raised"] for path in rollout.trajectories) > 0
         findings = check(world)
     for one in findings:
@@ -134,7 +134,7 @@ def test_a_server_that_ignores_seeds_is_refused(server):
     print(refused.value)
 
 
-def test_a_server_that_is_killed_voids_the_plays(server):
+def test_a_server_that_is_killed_aborts_the_plays(server):
     process, url = server("game:app", SEEDS="kept")
     with make_game("openenv", url=url, timeout_s=20.0, **GUESS) as world:
 
@@ -144,10 +144,10 @@ def test_a_server_that_is_killed_voids_the_plays(server):
             return "0"
 
         rollout = played(world, says, 20, concurrency=1, attempts=1)
-    void = [episode.void for episode in rollout.episodes]
-    print(f"{sum(void)} of {len(void)} plays void: {rollout.episodes[-1].failures[-1]}")
-    assert not any(void[:5])
-    assert all(void[6:])
+    aborted = [episode.aborted for episode in rollout.episodes]
+    print(f"{sum(aborted)} of {len(aborted)} plays aborted: {rollout.episodes[-1].failures[-1]}")
+    assert not any(aborted[:5])
+    assert all(aborted[6:])
 
 
 def test_the_environment_that_openenv_init_writes_is_played(server, tmp_path, caplog):

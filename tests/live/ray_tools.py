@@ -130,9 +130,9 @@ def test_with_no_node_left_nothing_is_an_outcome_and_a_new_node_is_used(two_node
             cluster.remove_node(node, allow_graceful=False)
         found = [future.result(LIMIT_S) for future in futures]
         print(f"\nall said after {time.monotonic() - tick:.1f} s: {found[-1].failure.message}")
-        void = [one for one in found if not one.ok]
-        assert len(void) >= 8
-        assert {one.failure.kind for one in void} == {FailureKind.UNAVAILABLE}
+        aborted = [one for one in found if not one.ok]
+        assert len(aborted) >= 8
+        assert {one.failure.kind for one in aborted} == {FailureKind.UNAVAILABLE}
         cluster.add_node(num_cpus=2)
         until(lambda: sandbox.run(Submission("print(2)")).ok, "the new node runs programs")
 

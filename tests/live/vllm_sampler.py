@@ -136,7 +136,7 @@ def learned(one, steps):
     before, gaps, curve = success(one), [], []
     for step in range(steps):
         batch = one.play(step, 6 * step, 6)
-        assert batch.figures["void"] == 0
+        assert batch.figures["aborted"] == 0
         curve.append(batch.figures["success"])
         gaps.append(one.learn(batch, RATE)["policy"]["log_prob_gap"])
     return (before, success(one), float(np.mean(curve[-10:]))), max(gaps), jax.device_get(one.learners["policy"].params)
@@ -291,4 +291,4 @@ def test_a_server_that_was_started_anew_or_killed_is_noticed(server, tmp_path):
         with pytest.raises(EngineError, match="could not be given to its sampler"):
             one.play(2, 12, 6)
         server.start()
-        assert one.play(2, 12, 6).figures["void"] == 0  # it has the parameters again
+        assert one.play(2, 12, 6).figures["aborted"] == 0  # it has the parameters again

@@ -211,9 +211,9 @@ def test_full_disk_leaves_whole_lines_and_the_episode_can_be_written_later(tmp_p
     assert [e["episode"] for e in read_episodes(tmp_path)] == ["e0", "e1"]
 
 
-def test_the_worst_plays_are_those_with_the_lowest_scores_in_their_order_and_void_ones_are_none():
+def test_the_worst_plays_are_those_with_the_lowest_scores_in_their_order_and_aborted_ones_are_none():
     plays = [({"episode": str(n), "status": "played", "score": score}, n) for n, score in enumerate((0.5, 0.1, 0.9, 0.1, 0.3))]
-    plays += [({"episode": word, "status": word}, number) for number, word in enumerate(("void", "success", "horizon"), 5)]
+    plays += [({"episode": word, "status": word}, number) for number, word in enumerate(("aborted", "success", "horizon"), 5)]
     assert [number for _, number in worst_plays(plays, 3)] == [1, 3, 7]
     assert [number for _, number in worst_plays(plays, 99)] == [0, 1, 2, 3, 4, 6, 7]
     assert worst_plays(plays, 0) == worst_plays([], 3) == []

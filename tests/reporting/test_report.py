@@ -370,7 +370,7 @@ def workflow_run(workdir, ended, steps=12):
         for when, step, score in (("before", 0, 0.5), ("after", steps, 1.0)) if ended else ():
             writer.write(workflow_play(when, step, score))
     if ended:
-        shares = {"roles": {"writer": {"well_formed": 0.9}}, "episodes": 40, "void": 2, "turns": 2.0}
+        shares = {"roles": {"writer": {"well_formed": 0.9}}, "episodes": 40, "aborted": 2, "turns": 2.0}
         before, after = ({"success": s, "interval": [s - 0.1, s + 0.1], **shares} for s in (0.2, 0.6))
         gain = {"difference": 0.4, "interval": [0.25, 0.55], "tasks": 40}
         found = {"headline": "all_passed", "steps": steps, "gain": gain, "before": before, "after": after}
@@ -387,7 +387,7 @@ def test_c4_the_page_of_a_workflow_says_what_was_played(tmp_path, no_charts):
     text = plain_text(path)
     for words in (
         "All passed, before → after20.0 % → 60.0 %after: 50.0–70.0; well-formed: writer 90 %", "task by task +40.0 points",
-        "interval +25.0 to +55.0", "40 2 void", "teamall passed", "hidden from the roles", '"gold": "Ada <b>"', "verify tool",
+        "interval +25.0 to +55.0", "40 2 aborted", "teamall passed", "hidden from the roles", '"gold": "Ada <b>"', "verify tool",
         "report: 1 of 2 passed", "writer turn 0", "writer turn 1",
         "Before trainingfailedall_passed 0.52 turnsstep 0", "After trainingsuccessall_passed 12 turnsstep 12",
     ):  # fmt: skip
@@ -477,10 +477,10 @@ def test_a_role_and_a_model_keep_their_colour_through_the_whole_report(tmp_path,
         assert colours[role] == {int(colour)}
 
 
-def test_the_page_shows_score_and_pay_by_turns_and_leaves_void_plays_out(tmp_path, no_charts):
+def test_the_page_shows_score_and_pay_by_turns_and_leaves_aborted_plays_out(tmp_path, no_charts):
     make_run(tmp_path, steps=2)
     with EpisodeWriter(tmp_path) as writer:
-        for number, (turns, score, status) in enumerate([(2, 0.5, "failed"), (2, 0.25, "failed"), (2, 9.0, "void")]):
+        for number, (turns, score, status) in enumerate([(2, 0.5, "failed"), (2, 0.25, "failed"), (2, 9.0, "aborted")]):
             one = changed(episode(f"long-{number}", 1, "train"), ("turns",), turns)
             writer.write(one | {"score": score, "status": status, "headline": "success", "steps": one["steps"] * 2})
     text = re.sub(r"\s+", " ", Page(write_report(tmp_path, pngs=False)).text)

@@ -1,4 +1,4 @@
-"""Playing a workflow: branches are values, the second agent sees the first (laws 3, 4, 6), stages, early stop, void episodes."""
+"""Playing a workflow: branches are values, the second agent sees the first (laws 3, 4, 6), stages, early stop, aborted episodes."""
 
 import dataclasses
 import functools
@@ -352,17 +352,17 @@ def test_picks_first_random_and_greedy_with_ties():
         pick_branch(rewards, keys, "best")
 
 
-# --- early stop, void episodes, identities ---------------------------------------------------------------------------------
+# --- early stop, aborted episodes, identities ---------------------------------------------------------------------------------
 
 
-def test_law_9_d2_an_episode_that_ends_early_freezes_alone_and_one_that_cannot_be_played_is_void():
+def test_law_9_d2_an_episode_that_ends_early_freezes_alone_and_one_that_cannot_be_played_is_aborted():
     """The unplayable ones are not over: only that they are unplayable keeps their rows out and their states as they were."""
     asked = jnp.asarray([1, 2, 3, 9, -2, -9], jnp.int32)
     rollout = flow(asked, jnp.arange(6))
     played = np.asarray(rollout.tables["cy"].where[:, :, 0])
     np.testing.assert_array_equal(played.sum(0), [1, 2, 3, 3, 0, 0])
     np.testing.assert_array_equal(rollout.episodes.turns[:, 0], [1, 2, 3, 3, 0, 0])
-    np.testing.assert_array_equal(rollout.episodes.void[:, 0], [False, False, False, False, True, True])
+    np.testing.assert_array_equal(rollout.episodes.aborted[:, 0], [False, False, False, False, True, True])
     assert not np.asarray(rollout.states.closed[:, 4:]).any()
     assert not np.asarray(rollout.states.said[:, 4:]).any()
     _, table = from_pool(jax.jit(pooled)(rows_from(FLOW, rollout.tables, jnp.arange(6))), 8)

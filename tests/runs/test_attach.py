@@ -86,7 +86,7 @@ def test_a_program_is_trained_as_a_run(whole, tiny):
     (gap,) = {name for name in rows[0] if name.endswith("log_prob_gap")}
     assert max(row[gap] for row in rows) <= 1e-4
     for row in rows:
-        assert (row["episodes"], row["void"], row["reencoded"], row["refused"], row["samples"]) == (4, 0, 0, 0, 8 * row["step"])
+        assert (row["episodes"], row["aborted"], row["reencoded"], row["refused"], row["samples"]) == (4, 0, 0, 0, 8 * row["step"])
         assert row["role/checker/local"] > 0 == row["role/solver/local"]
     assert len(metrics(path, "eval")) == 2
     assert results["headline"] == "reward"
@@ -173,7 +173,7 @@ def test_a_command_is_trained_continued_and_evaluated_from_its_directory(tiny, t
         main([*flags, *settings, "--", sys.executable, "-S", "app.py", "{letter}", "{letter} {number}", "--resume=nothing"])
     assert not ended.value.code
     (row,) = metrics(tmp_path / "run")
-    assert (row["episodes"], row["aborted/failed"], row["failed_team"], row["void"]) == (4, 2, 2, 0.5)
+    assert (row["episodes"], row["aborted/failed"], row["failed_team"], row["aborted"]) == (4, 2, 2, 0.5)
     assert row["samples/trained"] == 4  # nothing of aborted episodes
     line = "step 1: 2 of 4 episodes were aborted; the first: failed: CommandFailed: exit code 1; its stderr ends: it crashes for this task"
     assert line in capsys.readouterr().err

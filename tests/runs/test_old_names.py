@@ -12,12 +12,14 @@ import marl_llm as ml
 from marl_llm import hints, old_names, sampling
 from marl_llm.algorithms import FIELDS, make_recipe
 from marl_llm.algorithms.recipes import with_loss
-from marl_llm.reporting import read_metrics
+from marl_llm.reporting import read_episodes, read_metrics, worst_plays
 from marl_llm.runs import workdir
 from marl_llm.runs.api import make_config
+from marl_llm.runs.card import run_card
 from marl_llm.runs.command import ConfigError
-from marl_llm.runs.sections import RolloutSection
+from marl_llm.runs.sections import CoachSection, RolloutSection
 from marl_llm.viewing.runs import StoredRun
+from marl_llm.workflows.storage import read_trajectories
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = {
@@ -48,6 +50,10 @@ def make_old(run):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     old = [{"/".join(parts.get(part, part) for part in key.split("/")): value for key, value in line.items()} for line in lines]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    outcomes = (run / "outcomes.jsonl").read_text()
+    (run / "outcomes.jsonl").write_text(outcomes.replace('"aborted": false', '"void": false'))
+    results = (run / "evaluation.json").read_text()
+    (run / "evaluation.json").write_text(results.replace('"aborted": 0', '"void": 0'))
 
 
 def figures(run):
@@ -82,10 +88,13 @@ def test_an_old_run_is_evaluated_viewed_and_continued_with_equal_figures(runs):
     assert "useful_groups" in text
     assert "groups_with_signal" not in text
     record = workdir.read_record(old)
-    assert record["layout"] == workdir.LAYOUT == 3
+    assert record["layout"] == workdir.LAYOUT == 4
     assert record["config"] == workdir.read_record(new)["config"]
     assert figures(old) == figures(new) != []
-    assert StoredRun(old).figures()["records"] == StoredRun(new).figures()["records"]
+    assert '"void"' in (old / "outcomes.jsonl").read_text() + (old / "evaluation.json").read_text()
+    for view in (StoredRun.figures, StoredRun.outcomes):
+        assert view(StoredRun(old)) | {"config": None} == view(StoredRun(new)) | {"config": None}
+    assert "| before |" in run_card(old, "solo", ["letter"], 2)
     assert ml.evaluate(old, trust=True, step=2, tasks=4)["after"] == ml.evaluate(new, step=2, tasks=4)["after"]
     assert ml.resume(old, trust=True, steps=3)["after"] == ml.resume(new, steps=3)["after"]
     assert [line["step"] for line in figures(old)] == [1, 2, 3]
@@ -116,6 +125,23 @@ def test_values_are_renamed_with_their_options():
     rollout = old_names.convert_config(config)["rollout"]
     assert rollout == {"weight_update": "in_flight", "lora_serving": "multi", "block_pool": "shared", "tasks": 2}
     assert old_names.convert_config({"rollout": rollout})["rollout"] == rollout
+
+
+def test_an_aborted_play_of_before_is_none_of_the_worst(tmp_path):
+    play = {"episode": "a", "status": "void", "success": 0, "void": True}
+    (tmp_path / "episodes.jsonl").write_text(json.dumps(play) + "\n")
+    (tmp_path / "trajectories.jsonl").write_text(json.dumps(play) + "\n")
+    new = [{"episode": "a", "status": "aborted", "success": 0, "aborted": True}]
+    assert read_episodes(tmp_path) == read_trajectories(tmp_path) == new
+    assert worst_plays([(one, None) for one in new], 1) == []
+
+
+def test_an_action_without_a_score_aborts_its_play_under_either_word():
+    old = {"coach": {"missing": "void"}, "game": {"raises": "void", "on_bad_feedback": "void", "name": "void"}}
+    new = {"coach": {"missing": "abort"}, "game": {"raises": "abort", "on_bad_feedback": "abort", "name": "void"}}
+    assert old_names.convert_config(old) == old_names.convert_config(new) == new
+    with pytest.raises(ConfigError, match=r"missing='void'.*it is called 'abort' now"):
+        CoachSection.check({"missing": "void"})
 
 
 def test_each_new_name_is_an_option_and_no_old_one_is():

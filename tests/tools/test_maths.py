@@ -213,7 +213,7 @@ def test_a3_an_answer_that_is_no_valid_text_is_wrong_and_its_verdict_can_be_writ
 
 
 def test_an_answer_whose_parsing_raises_is_wrong_and_a_target_s_is_bad_input():
-    """Whichever exception ends the fork: it is no failure that voids the play."""
+    """Whichever exception ends the fork: it is no failure that aborts the play."""
     assert _after_death(0, True, "a", "t") == Verdict(False, "crashed", "a")
     assert _after_death(0, False, "a", "t")[0] is FailureKind.BAD_INPUT
     assert _after_death(signal.SIGKILL, True, "a", "t")[0] is FailureKind.CRASH

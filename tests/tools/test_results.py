@@ -22,7 +22,7 @@ def test_a_result_is_an_outcome_or_a_failure():
     assert success([], 0.1).ok
     lost = failed(FailureKind.CRASH, "the worker died", 0.1, 2)
     assert (lost.value, lost.ok, lost.attempts) == (None, False, 2)
-    with pytest.raises(InfrastructureError, match="crash: the worker died.*void the episode") as caught:
+    with pytest.raises(InfrastructureError, match="crash: the worker died.*abort the episode") as caught:
         lost.outcome()
     assert caught.value.failure is lost.failure
     for value, failure in ((None, None), (1, Failure(FailureKind.CRASH, "x"))):
@@ -38,9 +38,9 @@ def test_which_failures_may_pass():
 def test_counts_for_the_metrics():
     results = [success(1, 0.0), failed(FailureKind.DEADLINE, "", 0.0), failed(FailureKind.DEADLINE, "", 0.0), success(0, 0.0)]
     counts = result_counts(results, "maths")
-    assert (counts["maths/calls"], counts["maths/void_share"], counts["maths/failed_deadline"]) == (4.0, 0.5, 2.0)
+    assert (counts["maths/calls"], counts["maths/aborted_share"], counts["maths/failed_deadline"]) == (4.0, 0.5, 2.0)
     assert counts["maths/failed_crash"] == 0.0
-    assert result_counts([])["tool/void_share"] == 0.0
+    assert result_counts([])["tool/aborted_share"] == 0.0
 
 
 def test_the_four_forms_of_a_call():

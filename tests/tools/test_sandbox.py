@@ -273,7 +273,7 @@ def test_async_and_deadline_in_the_queue():
     assert first.ok
     assert second.ok
     assert late.failure.kind.value == "deadline"
-    with pytest.raises(InfrastructureError, match="void the episode"):
+    with pytest.raises(InfrastructureError, match="abort the episode"):
         _ = late.stdout
 
 

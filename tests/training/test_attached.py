@@ -51,7 +51,7 @@ def test_a_program_is_played_and_learned_from_and_repeats():
     assert first.table.agent.tolist() == [0, 1] * 12
     assert len(set(np.round(first.tokens.log_probs, 3).tolist())) > 6  # the plays of a group differ
     assert max(found["log_prob_gap"] for found in figures.values()) < 1e-4
-    assert (first.figures["void"], first.figures["reencoded"], first.figures["refused"]) == (0, 0, 0)
+    assert (first.figures["aborted"], first.figures["reencoded"], first.figures["refused"]) == (0, 0, 0)
 
 
 def test_what_a_program_does_wrong_aborts_its_play_and_is_counted():

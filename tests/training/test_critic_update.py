@@ -212,8 +212,8 @@ def test_statistics_are_over_the_rows_that_this_model_trains_on():
     last = int(np.flatnonzero(table.agent == 0)[-1])
     keep = np.delete(np.arange(len(samples)), last)
     less = [samples[i] for i in keep], jax.tree.map(lambda x: x[keep], table)
-    voided = dataclasses.replace(table, where=np.arange(len(samples)) != last)
-    assert_same(ppo_step(OWN, samples, voided)[:2], ppo_step(OWN, *less)[:2])
+    aborted = dataclasses.replace(table, where=np.arange(len(samples)) != last)
+    assert_same(ppo_step(OWN, samples, aborted)[:2], ppo_step(OWN, *less)[:2])
 
 
 def test_law_8_nothing_to_learn_from_changes_nothing_and_has_all_figures():

@@ -148,7 +148,7 @@ def test_running_means_leave_out_rows_that_do_not_count():
 
 
 def test_permuted_rewards_stay_with_their_role_and_among_the_rows_that_count():
-    """The control deals team pay, local pay and whether the team was paid together, each role's own, and leaves void rows alone."""
+    """The control deals team pay, local pay and whether the team was paid together, each role's own, and leaves aborted rows alone."""
     with team(permute_rewards=True) as one:
         table = one.play(0, 0, 6).table
         size = len(table.agent)

@@ -234,8 +234,8 @@ def test_law_8_nothing_to_learn_from_changes_nothing_and_has_all_figures():
     assert_same(moved, params())
     assert set(metrics) == set(usual)
     assert (metrics["updates"], metrics["groups"], metrics["loss"]) == (0, 0, 0.0)
-    voided = Samples(**(vars(table) | {"where": np.zeros(len(samples), bool)}))
-    assert_same(packed_step(recipe, samples, voided)[0], params())
+    aborted = Samples(**(vars(table) | {"where": np.zeros(len(samples), bool)}))
+    assert_same(packed_step(recipe, samples, aborted)[0], params())
 
 
 def test_law_2_the_gap_between_sampler_and_scorer_is_measured():

@@ -104,7 +104,7 @@ def test_plays_of_one_question_are_compared_and_unpaid_ones_are_counted(tmp_path
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     batch = read_recorded(path, ("first", "second"), step=7)
     table = batch.table
-    assert (batch.step, batch.figures["void"], batch.figures["samples"]) == (7, 1.0, 5.0)
+    assert (batch.step, batch.figures["aborted"], batch.figures["samples"]) == (7, 1.0, 5.0)
     assert table.instance.tolist() == [0, 0, 0, 0, 1]
     assert table.trajectory.tolist() == [0, 0, 0, 1, 2]
     assert table.agent.tolist() == [0, 1, 0, 0, 0]

@@ -45,7 +45,7 @@ def test_the_first_tasks_with_signal_are_chosen_and_the_first_without_fill_up():
     assert chosen_tasks(rounds, 3) == [0, 3, 5]
     assert chosen_tasks([one_round(7, [(0, 1)] * 3)], 3) == [7, 8, 9]
     assert tasks_left_out(rounds, [0, 1, 3, 5]) == (2, 4)
-    unplayed = RefillRound((9, 10, 11), {10: (0, 1), 11: (1, 1)}, {}, None)  # every play of task 9 is void
+    unplayed = RefillRound((9, 10, 11), {10: (0, 1), 11: (1, 1)}, {}, None)  # every play of task 9 is aborted
     assert [chosen_tasks([unplayed], count) for count in (1, 2, 3)] == [[11], [10, 11], [9, 10, 11]]
 
 

@@ -182,19 +182,19 @@ def test_d2_instances_that_cannot_be_played_train_nobody_win_nothing_and_are_cou
     game = dataclasses.replace(GAME, max_turns=3)
     script = scripted_player(game, noise=0.0, sighted=1.0)
     played = make_rollout(game, make_mesh(1), lambda params: script, 24)({}, 0, jax.random.key(7))
-    void = np.asarray(played.rollout.episodes.void)[:, 0]
-    assert 0 < void.sum() < 24
+    aborted = np.asarray(played.rollout.episodes.aborted)[:, 0]
+    assert 0 < aborted.sum() < 24
     _, table = from_pool(played.pool, 8)
-    assert not table.where[np.isin(table.instance, np.flatnonzero(void))].any()
-    assert table.where[np.isin(table.instance, np.flatnonzero(~void)) & (table.turn == 0)].all()
-    assert float(played.summary["void"]) == pytest.approx(void.mean())
+    assert not table.where[np.isin(table.instance, np.flatnonzero(aborted))].any()
+    assert table.where[np.isin(table.instance, np.flatnonzero(~aborted)) & (table.turn == 0)].all()
+    assert float(played.summary["aborted"]) == pytest.approx(aborted.mean())
     won = np.asarray(played.rollout.episodes.outcome)[:, 0] >= 1
-    assert float(played.summary["success"]) == pytest.approx(won[~void].mean())
+    assert float(played.summary["success"]) == pytest.approx(won[~aborted].mean())
     with team(game=game, script=dict(noise=0.0, sighted=1.0)) as one:
         seats = dict.fromkeys(ROLES, "scripted")
         found = one.evaluate(seats, "test", 24)
-        assert 0 < sum(x.void for x in found.outcomes) < 24
-        assert found.summary()["episodes"] == 24 - sum(x.void for x in found.outcomes)
+        assert 0 < sum(x.aborted for x in found.outcomes) < 24
+        assert found.summary()["episodes"] == 24 - sum(x.aborted for x in found.outcomes)
         assert found.success == 1.0
         monkeypatch.setattr(PlanPath, "valid", lambda self, instance: jnp.bool_(False))
     with team(game=dataclasses.replace(game, max_turns=4)) as one:
@@ -227,7 +227,7 @@ def test_the_summary_counts_what_the_tables_hold(batch):
     assert summary["samples"] == samples
     assert summary["sampled_tokens"] == tokens
     assert (summary["prompts"], summary["prompt_tokens"]) == (prompts, prompt_tokens)
-    assert summary["void"] == 0
+    assert summary["aborted"] == 0
     assert summary["success"] == pytest.approx(float(jnp.mean(batch.rollout.episodes.outcome)))
 
 

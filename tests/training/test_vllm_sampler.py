@@ -54,12 +54,12 @@ def test_a_team_learns_from_what_a_server_draws_with_the_parameters_of_each_step
             assert figures["log_prob_gap"] < 1e-3
             assert figures["grad_norm"] > 0
         after = one.evaluate({}, "test", 6)  # greedy, by the server, with what was learned last
-        assert after.summary()["void"] == 0
+        assert after.summary()["aborted"] == 0
         assert len(server.reloads) == 3  # at the start, and after each update when it is played next
         assert names(tmp_path) == [pathlib.Path(server.reloads[-1]).name]  # only the newest stays
         assert server.label.endswith("-2")
         start = one.evaluate({"first": "start"}, "test", 6)  # two sets of parameters: by an engine of this program
-        assert start.summary()["void"] == 0
+        assert start.summary()["aborted"] == 0
     assert names(tmp_path) == []
 
 
@@ -109,11 +109,11 @@ def test_the_same_steps_are_drawn_again_from_the_same_server(server, tmp_path):
     assert np.array_equal(*drawn)
 
 
-def test_a_server_that_dies_voids_plays_stops_the_next_step_and_trains_nothing_more(server, tmp_path):
+def test_a_server_that_dies_aborts_plays_stops_the_next_step_and_trains_nothing_more(server, tmp_path):
     with team(server, tmp_path) as one:
         server.answers = 30  # of 48
         batch = one.play(0, 0, 6)
-        assert 0 < batch.figures["void"] < 1
+        assert 0 < batch.figures["aborted"] < 1
         assert batch.figures["failed_unavailable"] >= 18
         one.learn(batch, 1e-2)
         params = jax.device_get(one.learners["policy"].params)
@@ -121,13 +121,13 @@ def test_a_server_that_dies_voids_plays_stops_the_next_step_and_trains_nothing_m
             one.play(1, 6, 6)
         assert jax.tree.all(jax.tree.map(np.array_equal, params, jax.device_get(one.learners["policy"].params)))
         server.answers, server.label = None, "default"  # it is back
-        assert one.play(1, 6, 6).figures["void"] == 0
+        assert one.play(1, 6, 6).figures["aborted"] == 0
         server.answers = 0
         with pytest.raises(RolloutError, match="all 24 plays .* unavailable: the vLLM server at"):
             one.play(2, 12, 6)
 
 
-def test_a_server_that_was_started_anew_voids_every_play(server, tmp_path):
+def test_a_server_that_was_started_anew_aborts_every_play(server, tmp_path):
     with team(server, tmp_path) as one:
         server.label = "default"  # and, for all that is known, other parameters
         with pytest.raises(RolloutError, match="drawn with the parameters 'default', not '.*-0': the server was started anew"):
@@ -147,7 +147,7 @@ def test_parameters_that_a_server_did_not_take_are_noticed(server, tmp_path):
             one.play(1, 6, 6)
 
 
-def test_an_answer_that_is_none_voids_the_play(server, tmp_path):
+def test_an_answer_that_is_none_aborts_the_play(server, tmp_path):
     with team(server, tmp_path) as one:
         server.spoil = lambda answer: answer | {"prompt_token_ids": [1, 2]}
         with pytest.raises(RolloutError, match="bad_reply: the answer is to another prompt"):

@@ -38,6 +38,6 @@ def make_run(folder, plays, outcomes=()):
     with MetricsWriter(folder) as metrics:
         for step in (1, 2):
             metrics.write({"phase": "train", "step": step, "success": step / 2, "turns": 1.0, "role/guide/reward": 0.1 * step})
-    lines = [json.dumps({"seats": "after", "task": task, "play": 0, "score": score, "turns": 1, "void": False}) for task, score in outcomes]
-    (folder / "outcomes.jsonl").write_text("".join(line + "\n" for line in lines))
+    lines = [{"seats": "after", "task": task, "play": 0, "score": score, "turns": 1, "aborted": False} for task, score in outcomes]
+    (folder / "outcomes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder

@@ -17,7 +17,7 @@ from marl_llm.viewing.server import answer
 from marl_llm.viewing.terminal import list_text, play_text
 
 FILES = ("episodes.jsonl", "episodes_tokens.jsonl", "metrics.jsonl", "outcomes.jsonl")
-PART = {"success": 0.5, "interval": [0.4, 0.6], "episodes": 8, "void": 0, "turns": 1.5, "roles": {"guide": {"well_formed": 1.0}}}
+PART = {"success": 0.5, "interval": [0.4, 0.6], "episodes": 8, "aborted": 0, "turns": 1.5, "roles": {"guide": {"well_formed": 1.0}}}
 EVALUATION = {"headline": "found", "steps": 2, "gain": {"difference": 0.1, "interval": [0.0, 0.2]}, "pairs": {"guide untrained": PART}}
 EVALUATION |= {"before": PART, "after": PART, "swapped": PART, "random": PART}
 

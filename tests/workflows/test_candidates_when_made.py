@@ -185,7 +185,7 @@ def test_the_items_of_each_fork_each_for_itself():
         assert [float(text) for text in trunk.fields["coder"]] == [best[number,] for number in range(3)]
 
 
-def test_a_failure_while_one_candidate_is_scored_voids_the_instance():
+def test_a_failure_while_one_candidate_is_scored_aborts_the_instance():
     async def fragile(coder):
         await asyncio.sleep(0)
         return failed(FailureKind.CRASH, "gone", 0.0) if float(coder) > 0.9 else success(float(coder), 0.0)
@@ -195,8 +195,8 @@ def test_a_failure_while_one_candidate_is_scored_voids_the_instance():
     rollout, _ = play(team, n=40, attempts=1)
     for episode in rollout.episodes:
         said = [float(event.text) for event in (episode.remains or episode.events()) if event.node == "coder"]
-        assert episode.void == (max(said) > 0.9)
-    assert 0 < sum(episode.void for episode in rollout.episodes) < 40
+        assert episode.aborted == (max(said) > 0.9)
+    assert 0 < sum(episode.aborted for episode in rollout.episodes) < 40
 
 
 def test_a_tree_scored_when_made_is_read_as_it_was_written_and_replays():

@@ -198,7 +198,7 @@ def test_a_conversation_goes_on_behind_what_ran_beside_it_and_items_have_their_o
         assert third.prompt_ids == first.prompt_ids
 
 
-def test_an_observation_is_trimmed_to_the_budget_and_otherwise_the_play_is_void():
+def test_an_observation_is_trimmed_to_the_budget_and_otherwise_the_play_is_aborted():
     def answer(prompt, request):
         return "x" * 40
 

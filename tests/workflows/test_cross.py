@@ -86,7 +86,7 @@ def test_a_balanced_subset_judges_each_response_equally_often():
         crossed(rollout, subset=6)
 
 
-def test_a_broken_joint_action_counts_for_nobody_and_a_void_play_voids_its_task():
+def test_a_broken_joint_action_counts_for_nobody_and_a_aborted_play_aborts_its_task():
     broken = set()
 
     async def judge(left: str, right: str) -> ToolResult:
@@ -98,10 +98,10 @@ def test_a_broken_joint_action_counts_for_nobody_and_a_void_play_voids_its_task(
     broken.add(("a", "a"))
     found, _ = crossed(rollout)
     assert paid(found)[0, "left", "a"] == pytest.approx(np.mean([joint("a", other) for other in "bcd"]))
-    broken.add(("b", "c"))  # an aligned pair: that play is void
+    broken.add(("b", "c"))  # an aligned pair: that play is aborted
     short, _ = played(team(tool(judge, "worth")), count=2)
-    assert sum(episode.void for episode in short.episodes) == 2
-    assert all(episode.void for episode in crossed(short)[0].episodes)
+    assert sum(episode.aborted for episode in short.episodes) == 2
+    assert all(episode.aborted for episode in crossed(short)[0].episodes)
 
 
 def test_a_workflow_whose_roles_do_not_speak_once_and_at_once_is_refused_by_its_node():

@@ -61,7 +61,7 @@ def failure(world, **options):
     """How the first play failed."""
     with Controller(world.workflow, shared(world.workflow), Says(by_seed), SPEECH, attempts=1, **options) as controller:
         episode = asyncio.run(controller.episode(world.tasks("train", 0, 1)[0], 0, 0, 1))
-    assert episode.void
+    assert episode.aborted
     return episode.failures[0]
 
 
@@ -192,7 +192,7 @@ def test_a_hidden_value_compares_and_computes():
     assert isinstance(value.upper(), Hidden)
 
 
-def test_a_hidden_prompt_voids_the_play_with_the_fields_name():
+def test_a_hidden_prompt_aborts_the_play_with_the_fields_name():
     async def leak(t, task):
         await t.solver(f"{task.question} {task.target}")
 
@@ -254,7 +254,7 @@ def test_a_tool_is_called_once_and_its_result_is_recorded():
     assert len(made) == 1
 
 
-def test_what_a_tool_raises_is_raised_in_the_function_and_what_breaks_it_voids_the_play():
+def test_what_a_tool_raises_is_raised_in_the_function_and_what_breaks_it_aborts_the_play():
     def wrong(word):
         raise ValueError(f"no {word}")
 
@@ -362,7 +362,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("function", FAULTS)
-def test_a_faulty_function_voids_the_play_and_says_why(function):
+def test_a_faulty_function_aborts_the_play_and_says_why(function):
     if function is changes_order:
         next(COUNTER) if next(COUNTER) % 2 else None
     found = failure(team(function, at_most=3, timeout_s=0.2))
@@ -381,9 +381,9 @@ def test_an_author_may_pay_for_errors_and_sees_how_many_there_were():
     assert [s.team for s in sample_table(rollout).samples] == [0.5, -1.0, 0.5]
     assert rollout_metrics(rollout, sample_table(rollout))["team/errors"] == pytest.approx(1 / 3)
     assert "could not convert" in rollout.trajectories[1].fields["paid"]["error"]
-    void = play(team(reads_a_number), answer=answer)
-    assert [episode.void for episode in void.episodes] == [False, True, False]
-    assert rollout_metrics(void, sample_table(void))["failed_team"] == 1
+    aborted = play(team(reads_a_number), answer=answer)
+    assert [episode.aborted for episode in aborted.episodes] == [False, True, False]
+    assert rollout_metrics(aborted, sample_table(aborted))["failed_team"] == 1
 
 
 def test_a_team_that_always_fails_ends_the_run_with_its_error():

@@ -1,4 +1,4 @@
-"""A tool that hangs voids the plays that asked it, and nobody else's: calls have a limit per tool, and lost threads are replaced (A7)."""
+"""A tool that hangs aborts the plays that asked it, and nobody else's: calls have a limit per tool, and lost threads are replaced (A7)."""
 
 import asyncio
 import subprocess
@@ -38,19 +38,19 @@ def number(question):
     return int(question[1:])
 
 
-def voids(rollout):
-    return [episode.task.number for episode in rollout.episodes if episode.void]
+def aborts(rollout):
+    return [episode.task.number for episode in rollout.episodes if episode.aborted]
 
 
-def test_a7_forty_of_sixty_calls_that_hang_void_forty_plays(hang):
+def test_a7_forty_of_sixty_calls_that_hang_abort_forty_plays(hang):
     def page(question):
         return hang.wait() if number(question) % 3 else "found"
 
     start = time.monotonic()
     rollout = play(sequence(SPEAKS, tool(page, "page", timeout_s=0.5)), 60)
-    assert voids(rollout) == [n for n in range(60) if n % 3]
+    assert aborts(rollout) == [n for n in range(60) if n % 3]
     assert {f.kind for e in rollout.episodes for f in e.failures} == {"deadline"}
-    assert all(not e.failures for e in rollout.episodes if not e.void)  # nor did anyone have to try again
+    assert all(not e.failures for e in rollout.episodes if not e.aborted)  # nor did anyone have to try again
     assert time.monotonic() - start < 15
     assert rollout.hung == {"page": 80}
     assert rollout_metrics(rollout, sample_table(rollout))["tool/page/hung"] == 80
@@ -78,7 +78,7 @@ def test_a7_waiting_for_a_thread_is_not_failing():
         time.sleep(0.04)
         return "x"
 
-    assert voids(play(sequence(SPEAKS, tool(nap, "x", timeout_s=0.3)), 12, threads=1)) == []
+    assert aborts(play(sequence(SPEAKS, tool(nap, "x", timeout_s=0.3)), 12, threads=1)) == []
 
 
 def test_a7_no_tool_has_more_calls_at_once_than_its_limit():
@@ -117,7 +117,7 @@ def test_a7_a_tool_that_comes_back_is_asked_again(hang):
             controller.play([Task(i, {"question": "q"}) for i in range(8)])
         hang.set()
         time.sleep(0.2)
-        assert voids(controller.play([Task(i, {"question": "q"}) for i in range(8)])) == []
+        assert aborts(controller.play([Task(i, {"question": "q"}) for i in range(8)])) == []
 
 
 def test_a7_a_thread_that_hangs_does_not_keep_the_process_alive():
@@ -150,7 +150,7 @@ def test_a7_no_async_tool_has_more_calls_at_once_than_its_limit_and_waiting_is_n
             now[0] -= 1
         return "x"
 
-    assert voids(play(sequence(SPEAKS, tool(counted, "x", timeout_s=1.0)), 80, calls=3)) == []
+    assert aborts(play(sequence(SPEAKS, tool(counted, "x", timeout_s=1.0)), 80, calls=3)) == []
     assert most == [3]
 
 
@@ -165,7 +165,7 @@ def test_a7_an_async_call_that_swallows_its_cancellation_is_left_behind():
 
     start = time.monotonic()
     rollout = play(sequence(SPEAKS, tool(page, "page", timeout_s=0.2)), 12, attempts=1)
-    assert voids(rollout) == [n for n in range(12) if n % 3]
+    assert aborts(rollout) == [n for n in range(12) if n % 3]
     assert {f.kind for e in rollout.episodes for f in e.failures} == {"deadline"}
     assert rollout.hung == {"page": 8}
     assert time.monotonic() - start < 10
@@ -197,10 +197,10 @@ def test_a7_a_tool_that_exits_is_named_and_does_not_end_the_process(wait):
         play(sequence(SPEAKS, tool(leaves if wait else lambda question: sys.exit(3), "x", name="t")), 2)
 
 
-def test_a7_a_tool_that_cancels_itself_voids_its_play_alone():
+def test_a7_a_tool_that_cancels_itself_aborts_its_play_alone():
     async def cancels(question):
         if number(question) == 1:
             raise asyncio.CancelledError
         return "x"
 
-    assert voids(play(sequence(SPEAKS, tool(cancels, "x")), 3, attempts=1)) == [1]
+    assert aborts(play(sequence(SPEAKS, tool(cancels, "x")), 3, attempts=1)) == [1]

@@ -79,9 +79,9 @@ def test_a_call_that_cannot_be_served_is_answered_with_the_reason(call, answer):
     assert answer in TOKENIZER.decode(rollout.trajectories[0].calls[1].prompt_ids)
 
 
-def test_a_failed_tool_voids_the_play():
+def test_a_failed_tool_aborts_the_play():
     rollout, _ = play([asked("lookup", word="down"), "fine"], n=2)
-    assert sorted(episode.void for episode in rollout.episodes) == [False, True]
+    assert sorted(episode.aborted for episode in rollout.episodes) == [False, True]
 
 
 def test_after_the_last_round_the_response_is_final():
@@ -90,7 +90,7 @@ def test_after_the_last_round_the_response_is_final():
     assert rollout.trajectories[0].calls[-1].illegal == "an empty response"
 
 
-def test_results_beyond_the_prompts_budget_void_the_play():
+def test_results_beyond_the_prompts_budget_abort_the_play():
     rollout, _ = play([asked("lookup", word="x" * 300), "fine", "fine"], n=2, max_prompt=900)
     failures = [f for episode in rollout.episodes for f in episode.failures]
     assert [f.kind for f in failures] == ["prompt"]

@@ -132,21 +132,21 @@ FAILURES = {
 
 @pytest.mark.parametrize("when", ["action", "end"])
 @pytest.mark.parametrize("kind", FAILURES)
-def test_a_scorer_that_fails_voids_the_play_and_is_counted_never_a_middle_score(kind, when):
+def test_a_scorer_that_fails_aborts_the_play_and_is_counted_never_a_middle_score(kind, when):
     broken, counted, message = FAILURES[kind]
 
     async def ask(view):
         return await broken(view) if view.task["question"] == "q1" and view.call.role == "a" else Score(1.0)
 
     rollout = play(team(ask, when=when, timeout_s=0.05), n=3, attempts=2)
-    assert [episode.void for episode in rollout.episodes] == [False, True, False]
+    assert [episode.aborted for episode in rollout.episodes] == [False, True, False]
     failures = rollout.episodes[1].failures
     assert {(failure.node, failure.kind) for failure in failures} == {("scorer judge", counted)}
     table = sample_table(rollout)
     figures = rollout_metrics(rollout, table)
     assert figures[f"failed_{counted}"] == figures["scorer/judge/failed"] == len(failures)
     assert (figures["scorer/judge/calls"], figures["scorer/judge/value"]) == (6.0, 1.0)
-    assert all(row.excluded == "void" for row in table.samples if row.instance == 1)
+    assert all(row.excluded == "aborted" for row in table.samples if row.instance == 1)
     with pytest.raises(RolloutError, match=message):
         play(team(lambda view: broken(view), when=when, timeout_s=0.05), n=1)
 

@@ -73,7 +73,7 @@ def test_what_was_drawn_is_kept_whole(finish, versions, told):
 
 
 @pytest.mark.parametrize("finish", ["timeout", "cancelled"])
-def test_a_response_that_was_ended_from_outside_voids_its_play_and_says_after_how_many_tokens(finish):
+def test_a_response_that_was_ended_from_outside_aborts_its_play_and_says_after_how_many_tokens(finish):
     with pytest.raises(RolloutError, match=rf"deadline.*the response was {finish} after 3 tokens"):
         play(role(), Draws(drawn(finish=finish)))
 

@@ -39,7 +39,7 @@ def blocking_verifier(sandbox):
 
 
 def play(verify, names, timeout_s=2 * LIMIT_S, play_s=None, copies=1):
-    """Twelve programs at once, each played once: its pass rate, None where the play is void."""
+    """Twelve programs at once, each played once: its pass rate, None where the play is aborted."""
     hangs = "def f(x):\n    import time\n    time.sleep({} + 99)"
     tasks = []
     for number in range(copies * HANGING + HONEST):
@@ -51,11 +51,11 @@ def play(verify, names, timeout_s=2 * LIMIT_S, play_s=None, copies=1):
     assignment = Assignment(dict.fromkeys(team.roles, "s"), {"s": player})
     with Controller(team, assignment, None, {}, attempts=1, timeout_s=play_s) as controller:
         rollout = controller.play(tasks)
-    return [None if e.void else e.trajectories[0].fields["pass_rate"] for e in rollout.episodes]
+    return [None if e.aborted else e.trajectories[0].fields["pass_rate"] for e in rollout.episodes]
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "threads", "shared verdicts", "whole plays"])
-def test_a4_hanging_programs_score_0_and_void_nobody(kind, sandbox):
+def test_a4_hanging_programs_score_0_and_abort_nobody(kind, sandbox):
     """Four times as many hanging programs as workers; the last one waits for longer than its node may take."""
     names = ("function", "tests", "visible_tests")
     copies = 2 if kind == "shared verdicts" else 1

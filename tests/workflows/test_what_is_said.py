@@ -125,12 +125,12 @@ def test_a3_what_a_field_is_shown_as_is_made_valid():
 
 
 @pytest.mark.parametrize("kind", BEYOND)
-def test_law_14_a_tools_value_beyond_all_bounds_voids_its_play_and_names_its_node(kind):
+def test_law_14_a_tools_value_beyond_all_bounds_aborts_its_play_and_names_its_node(kind):
     def page(question):
         return {"found": BEYOND[kind]} if question == "q0" else {"found": "x"}
 
     rollout = play(sequence(tool(page, "found"), role("b", "{found}")), questions=("q0", "q1"))
-    assert [episode.void for episode in rollout.episodes] == [True, False]
+    assert [episode.aborted for episode in rollout.episodes] == [True, False]
     assert {(f.node, f.kind) for f in rollout.episodes[0].failures} == {("page", "bad_reply")}
 
 
@@ -148,7 +148,7 @@ def test_law_14_a_number_that_is_not_finite_is_refused_where_it_is_made_and_name
 
     for node in (compute(mean, "found"), tool(mean, "found")):
         rollout = play(sequence(node, role("b", "{found}")), questions=("q0", "q1"))
-        assert [episode.void for episode in rollout.episodes] == [True, False]
+        assert [episode.aborted for episode in rollout.episodes] == [True, False]
         assert {(f.node, f.kind) for f in rollout.episodes[0].failures} == {("mean", "bad_reply")}
         write_trajectories(tmp_path, rollout)
     call = play(role("a", parse=lambda text: {"a": value})).trajectories[0].calls[0]
@@ -199,7 +199,7 @@ def test_law_14_a_response_from_outside_without_end_is_cut_and_counts_as_truncat
 
 
 @pytest.mark.parametrize("value", [None, 3, types.SimpleNamespace(text=None, finish_reason=None), "text"])
-def test_law_14_a_client_that_gives_no_reply_voids_the_play(value):
+def test_law_14_a_client_that_gives_no_reply_aborts_the_play(value):
     class Client:
         async def acomplete(self, messages, draw=0, **options):
             return success(value if "q0" in messages[0]["content"] else ChatReply("x"), 0.0) if value is not None else None
@@ -285,7 +285,7 @@ LONG_NUMBER = '{"name": "lookup", "arguments": {"word": ' + "9" * 5000 + "}}"
 @pytest.mark.parametrize("body", [LONG_NUMBER, "[" * 100_000, "{" + HALF, '{"name": 1}'], ids=["number", "deep", "half", "name"])
 def test_law_14_a_tool_call_that_cannot_be_read_is_none(body):
     _, rollout = call_tool(lambda word: "x", body.replace(HALF, "\\ud83d"))
-    assert not rollout.episodes[0].void
+    assert not rollout.episodes[0].aborted
 
 
 # ---- time

@@ -281,16 +281,16 @@ def test_forks_that_cannot_be_are_refused(branching, message):
 # ---- failures
 
 
-def test_a_failed_tool_voids_its_instance_only_and_says_why():
+def test_a_failed_tool_aborts_its_instance_only_and_says_why():
     def fragile(question):
         return failed(FailureKind.BAD_INPUT, "no such page", 0.0) if question == "q1" else success("ok", 0.0)
 
     rollout = play(sequence(role("a"), tool(fragile, "page")), given=tasks(3), attempts=3)
-    assert [episode.void for episode in rollout.episodes] == [False, True, False]
-    void = rollout.episodes[1]
-    assert [(f.node, f.kind, f.message) for f in void.failures] == [("fragile", "bad_input", "no such page")]
-    assert void.attempts == 1  # another try cannot change a bad input
-    assert [event.node for event in void.remains] == ["a"]
+    assert [episode.aborted for episode in rollout.episodes] == [False, True, False]
+    aborted = rollout.episodes[1]
+    assert [(f.node, f.kind, f.message) for f in aborted.failures] == [("fragile", "bad_input", "no such page")]
+    assert aborted.attempts == 1  # another try cannot change a bad input
+    assert [event.node for event in aborted.remains] == ["a"]
 
 
 def test_a_passing_failure_is_played_again_from_the_start_with_the_same_seeds():
@@ -303,7 +303,7 @@ def test_a_passing_failure_is_played_again_from_the_start_with_the_same_seeds():
     generator = Says(speak_by_seed)
     rollout = play(sequence(role("a"), tool(flaky, "page")), generator, attempts=3)
     (episode,) = rollout.episodes
-    assert (episode.void, episode.attempts, len(episode.failures)) == (False, 3, 2)
+    assert (episode.aborted, episode.attempts, len(episode.failures)) == (False, 3, 2)
     assert len({request.seed for request in generator.requests}) == 1
     assert episode.trajectories[0].events[-1].attempts == 2
 
@@ -316,7 +316,7 @@ def test_lost_connections_are_the_infrastructures(error):
         return "ok"
 
     rollout = play(sequence(role("a"), tool(broken, "page")), given=tasks(2), attempts=2)
-    assert [episode.void for episode in rollout.episodes] == [True, False]
+    assert [episode.aborted for episode in rollout.episodes] == [True, False]
     assert rollout.episodes[0].failures[0].kind == "unavailable"
     assert rollout.episodes[0].attempts == 2
 
@@ -354,7 +354,7 @@ def test_a_refused_request_is_a_fault_of_the_configuration():
 
 
 @pytest.mark.parametrize("slow", ["plain tool", "async tool", "model", "instance", "engine"])
-def test_deadlines_void_the_late_instance_and_no_other(slow):
+def test_deadlines_abort_the_late_instance_and_no_other(slow):
     def nap(question):
         time.sleep(0.3 if question == "q1" and slow == "plain tool" else 0)
         return "x"
@@ -377,12 +377,12 @@ def test_deadlines_void_the_late_instance_and_no_other(slow):
     )
     generator = Engine(echo, lambda request: 30 if slow == "model" and request.seed[1] == 1 else 0)
     rollout = play(body, generator, tasks(3), attempts=2, timeout_s=0.1 if slow == "instance" else None)
-    assert [episode.void for episode in rollout.episodes] == [False, True, False]
+    assert [episode.aborted for episode in rollout.episodes] == [False, True, False]
     node = {"plain tool": "nap", "async tool": "anap", "instance": "anap"}.get(slow, "a")
     assert [(f.node, f.kind) for f in rollout.episodes[1].failures] == [(node, "deadline")] * 2
 
 
-def test_a_failure_beside_others_cancels_them_and_voids_the_instance():
+def test_a_failure_beside_others_cancels_them_and_aborts_the_instance():
     cancelled = []
 
     async def forever(question):
@@ -397,7 +397,7 @@ def test_a_failure_beside_others_cancels_them_and_voids_the_instance():
 
     body = sequence(role("a"), together(tool(fails, "x"), when(lambda question: question == "q0", tool(forever, "y"), name="w")))
     rollout = play(body, given=tasks(2), attempts=1)
-    assert [episode.void for episode in rollout.episodes] == [True, False]
+    assert [episode.aborted for episode in rollout.episodes] == [True, False]
     assert cancelled == ["q0"]
 
 
@@ -450,7 +450,7 @@ def test_scripts_and_outside_models_play_beside_policies():
     assert (draw, options["seed"], options["max_tokens"]) == (1, 1, 256)
 
 
-def test_an_outside_models_failure_voids_the_play():
+def test_an_outside_models_failure_aborts_the_play():
     class Client:
         async def acomplete(self, messages, draw=0, **options):
             return failed(FailureKind.BUDGET, "spent", 0.0) if "q1" in messages[0]["content"] else success(reply(), 0.0)
@@ -461,7 +461,7 @@ def test_an_outside_models_failure_voids_the_play():
         return ChatReply("x")
 
     rollout = play(role("a"), assignment=Assignment({"a": "o"}, {"o": Outside(Client())}), given=tasks(2))
-    assert [episode.void for episode in rollout.episodes] == [False, True]
+    assert [episode.aborted for episode in rollout.episodes] == [False, True]
 
 
 def test_prompts_over_budget_are_trimmed_where_the_role_says_so():

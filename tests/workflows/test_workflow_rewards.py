@@ -371,7 +371,9 @@ def test_rows_that_do_not_train_stay_and_do_not_count():
     table = sample_table(rollout)
     why = {(s.instance, s.call.role): s.excluded for s in table.samples}
     assert why == {
-        (i, name): "void" if i == 1 else "" if name == "a" else "not trained" for i in range(3) for name in ("a", "frozen", "script", "off")
+        (i, name): "aborted" if i == 1 else "" if name == "a" else "not trained"
+        for i in range(3)
+        for name in ("a", "frozen", "script", "off")
     }
     assert [s.where for s in table.samples] == [not s.excluded for s in table.samples]
     assert {s.reward for s in table.samples if s.instance == 1} == {0.0}
@@ -383,8 +385,8 @@ def test_rows_that_do_not_train_stay_and_do_not_count():
     assert np.all(np.asarray(advantages)[~np.asarray(columns.where)] == 0)
     np.testing.assert_allclose(np.asarray(advantages)[np.asarray(columns.where)], [-(0.5**0.5), 0.5**0.5], rtol=1e-4)
     figures = rollout_metrics(rollout, table)
-    assert (figures["samples/trained"], figures["samples/void"], figures["samples/not_trained"]) == (2, 4, 6)
-    assert figures["void_share"] == pytest.approx(1 / 3)
+    assert (figures["samples/trained"], figures["samples/aborted"], figures["samples/not_trained"]) == (2, 4, 6)
+    assert figures["aborted_share"] == pytest.approx(1 / 3)
     assert figures["failed_refused"] == 1
     assert figures["role/a/reward"] == 2.0  # of the plays that count: 1 and 3
     prompts = table.imitation(["script"])
@@ -421,8 +423,8 @@ def test_a_metric_with_a_fault_is_named():
 
 
 def test_before_and_after():
-    before = {"team/f1": 0.25, "turns": 3.0, "role/a/well_formed": 0.0, "void_share": 0.1}
-    after = {"team/f1": 0.75, "turns": 2.0, "role/a/well_formed": 0.5, "void_share": 0.0}
+    before = {"team/f1": 0.25, "turns": 3.0, "role/a/well_formed": 0.0, "aborted_share": 0.1}
+    after = {"team/f1": 0.75, "turns": 2.0, "role/a/well_formed": 0.5, "aborted_share": 0.0}
     lines = before_after(before, after).splitlines()
     assert "| team/f1 | 0.250 | 0.750 | +0.500 | +200% |" in lines
     assert "| role/a/well_formed | 0.000 | 0.500 | +0.500 | – |" in lines

@@ -78,11 +78,11 @@ def test_what_is_read_is_what_was_written_and_replays(tmp_path, branching):
     write_trajectories(tmp_path, rollout)
     lines = read_trajectories(tmp_path)
     assert [line["episode"] for line in lines] == [f"train-6/{i}/{p}" for i in range(3) for p in range(2)]
-    assert [line["void"] for line in lines] == [False] * 4 + [True] * 2
+    assert [line["aborted"] for line in lines] == [False] * 4 + [True] * 2
     for line, episode in zip(lines, rollout.episodes):
         found = from_json(line)
         assert_same(episode, found)
-        if episode.void:
+        if episode.aborted:
             assert found.failures == episode.failures
             assert [e.id for e in found.remains] == [e.id for e in episode.remains]
             continue
@@ -135,8 +135,8 @@ def test_a_shorter_workflow_says_what_is_missing():
         replay(play(n=1).episodes[0], short, shared(short), SPEECH)
 
 
-def test_void_and_scripted_plays_cannot_be_replayed():
-    with pytest.raises(ReplayError, match="is void"):
+def test_aborted_and_scripted_plays_cannot_be_replayed():
+    with pytest.raises(ReplayError, match="is aborted"):
         replay(play().episodes[2], team(), shared(team()), SPEECH)
     one = Workflow("w", role("a"), inputs=("question",))
     played_by = Assignment({"a": "s"}, {"s": Scripted(lambda turn: "x")})
@@ -160,7 +160,7 @@ def test_the_report_takes_them(tmp_path):
             writer.write(episode, tokens)
     episodes, tokens = read_episodes(tmp_path), read_tokens(tmp_path)
     assert len(episodes) == len(tokens) == 2 * 4 + 1
-    assert [e["status"] for e in episodes].count("void") == 1
+    assert [e["status"] for e in episodes].count("aborted") == 1
     forked = [step for step in episodes[0]["steps"] if step["role"] == "b"]
     assert [len(step["responses"]) for step in forked] == [2, 2]
     assert all(sum(r["chosen"] for r in step["responses"]) == 1 for step in episodes[0]["steps"])
@@ -175,7 +175,7 @@ SEED_STEP = 2**30  # as evaluations have it
 
 
 def evaluated(passed, hidden=None, step=SEED_STEP):
-    """Three plays of which the last is void; `passed` is the headline of the others."""
+    """Three plays of which the last is aborted; `passed` is the headline of the others."""
     whole = team()
     workflow = Workflow(
         "w", whole.body, inputs=("question",), hidden=("gold",), rewards=whole.rewards, metrics={"all_passed": lambda way: passed}
@@ -192,7 +192,7 @@ def test_c4_a_recorded_play_has_status_score_gold_and_tools_and_no_step_of_seeds
     with EpisodeWriter(tmp_path) as writer:
         for play_, tokens in plays:
             writer.write(play_, tokens)
-    first, _, void = read_episodes(tmp_path)
+    first, _, aborted = read_episodes(tmp_path)
     assert str(SEED_STEP) not in (tmp_path / "episodes.jsonl").read_text()
     assert (first["episode"], first["step"], first["when"]) == ("before-0/0", None, "before")
     assert (first["status"], first["headline"], first["score"]) == (status, "all_passed", passed)
@@ -202,8 +202,8 @@ def test_c4_a_recorded_play_has_status_score_gold_and_tools_and_no_step_of_seeds
     used = [(use["after"], use["node"], use["turn"], use["writes"]) for use in first["tools"]]
     assert used[:2] == [(1, "page", 0, {"page": said[0] * 2}), (1, "parts", 0, {"parts": ["x", "y"]})]
     assert used[2:] == [(4, "count", 1, {"n": 7}), (5, "count", 2, {"n": 7})]
-    assert (void["status"], "score" in void, len(void["steps"])) == ("void", False, 1)
-    assert "page: refused: no" in void["failures"][0]
+    assert (aborted["status"], "score" in aborted, len(aborted["steps"])) == ("aborted", False, 1)
+    assert "page: refused: no" in aborted["failures"][0]
     at = [play_["step"] for play_, _ in report_episodes(rollout, sample_table(rollout, training=()), "after", step=7)]
     assert at == [7, 7, 7]
 

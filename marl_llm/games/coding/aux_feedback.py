@@ -23,7 +23,7 @@ from marl_llm.untrusted import read_json
 from marl_llm.workflows.errors import FormatError, WorkflowError
 
 MODES = ("plain", "passed", "levels_short", "levels", "expert")
-ON_BAD = ("void", "plain")
+ON_BAD = ("abort", "plain")
 NOTES = ("note_aux", "note_main")
 SHOWN = 200  # characters of a value
 EXPERT_PROMPT = """Two programmers solve one problem together. One writes a helper function `aux`, the other the function `{entry}`,
@@ -95,12 +95,12 @@ def _first_failing(entry: str, tests: Sequence[Any], cases: Sequence[Any]) -> st
     return f"{entry}({', '.join(f'{one!r:.{SHOWN}}' for one in given)}) should be {wanted!r:.{SHOWN}}, but {came}"
 
 
-def expert_feedback(ask: Callable[[str, int], ToolResult], on_bad: str = "void") -> Callable[..., Any]:
+def expert_feedback(ask: Callable[[str, int], ToolResult], on_bad: str = "abort") -> Callable[..., Any]:
     """A tool that writes `NOTES` from what a model outside says.
 
     Args:
       ask: (prompt, number of the try) -> a result whose outcome is the reply's text; see `asking`.
-      on_bad: what an unreadable reply comes to after a second try that names the reason: "void", or "plain", which gives no advice.
+      on_bad: what an unreadable reply comes to after a second try that names the reason: "abort", or "plain", which gives no advice.
 
     Raises `WorkflowError` for an unknown `on_bad`.
     """

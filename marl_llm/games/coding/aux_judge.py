@@ -1,7 +1,7 @@
 """What a helper's and a main agent's programs earn, as a tool: static levels from the syntax trees, cases in the sandbox.
 
 The program is preamble, helper's part and main part, one after the other; the judge sends arguments and compares what comes back, so that
-no expected value is in its process. Verdicts are kept by content. A failed sandbox is no reward but a void play.
+no expected value is in its process. Verdicts are kept by content. A failed sandbox is no reward but an aborted play.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Programs on tests for coder and tester: golden tests, the tester's own test, the reference and mutants, each in the sandbox.
 
 A program reads standard input and prints, or defines a function, which is called. Results are kept by content, so that candidates that
-write the same program, and turns that keep it, cost one execution. A failure of the infrastructure is returned as such and voids the play.
+write the same program, and turns that keep it, cost one execution. A failure of the infrastructure is returned as such and aborts the play.
 """
 
 from __future__ import annotations

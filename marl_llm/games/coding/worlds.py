@@ -196,7 +196,7 @@ def function_problems(
     visible: int = 0,
     url: str = "",
     served_as: str = "",
-    on_bad_feedback: str = "void",
+    on_bad_feedback: str = "abort",
     individual: bool = False,
     wrapper: str = "flow",
     effect: str = "off",
@@ -213,7 +213,7 @@ def function_problems(
       style, feedback, turns, individual: as `helper_functions`; feedback is one of `aux_feedback.MODES`.
       visible: cases of each problem that feedback may know. They are not paid.
       url, served_as: the expert outside, up to `/chat/completions`, and its name there.
-      on_bad_feedback: what an unreadable reply of the expert comes to, "void" or "plain".
+      on_bad_feedback: what an unreadable reply of the expert comes to, "abort" or "plain".
       wrapper, effect, timeout_s: as `AuxJudge`.
 
     Raises `WorkflowError` for unknown words, `DataError` for files that cannot be used.

@@ -134,7 +134,7 @@ class OpenEnv:
       reset: further data of a reset; a text "{split}" in it becomes the task's split.
       observation: see `observed`.
       turns: responses in a play.
-      raises: "void": a step at which the server raises voids the play; "refuse": it is a refused action.
+      raises: "abort": a step at which the server raises aborts the play; "refuse": it is a refused action.
     """
 
     sessions: Sessions
@@ -244,7 +244,7 @@ class OpenEnv:
             raise
 
     def _timed(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | ToolResult:
-        """What the work gives, or the failure that voids the play (law 9)."""
+        """What the work gives, or the failure that aborts the play (law 9)."""
         start = time.perf_counter()
         try:
             return work()
@@ -349,7 +349,7 @@ def workflow_of(
 
 def openenv(
     url: str = "", action: str = '{"message": "{text}"}', observation: str = "", reset: str = "", instructions: str = "", turns: int = 8,
-    form: str = "plain", reads: str = "last", pay: str = "total", least: float = 0.0, most: float = 1.0, raises: str = "void",
+    form: str = "plain", reads: str = "last", pay: str = "total", least: float = 0.0, most: float = 1.0, raises: str = "abort",
     seeds: str = "refuse", sayings: str = "", sessions: int = 8, timeout_s: float = 60.0, max_prompt: int = 4096, max_tokens: int = 256,
     seeds_seed: int = 0,
 ) -> World:  # fmt: skip
@@ -368,7 +368,7 @@ def openenv(
       pay: "total", the sum of all rewards, from `least` to `most` put to 0 to 1, is the team reward of each response; or "steps", a
         response's own reward over `most` - `least`, within -1 and 1, is its local reward.
       least, most: of the sum of rewards in a play.
-      raises: what a step is at which the server raises: "void", a failure of the server; or "refuse", an action that was not accepted.
+      raises: what a step is at which the server raises: "abort", a failure of the server; or "refuse", an action that was not accepted.
       seeds: a server whose equal seeds give different plays is refused ("refuse"), or warned of ("report").
       sayings: texts with | between; the server is tried with them, and the scripted player says them at random.
       sessions: most sessions at a time.
@@ -380,7 +380,7 @@ def openenv(
     """
     for option, value, words in (
         ("form", form, ("plain", "tags")), ("reads", reads, ("last", "conversation")), ("pay", pay, ("total", "steps")),
-        ("raises", raises, ("void", "refuse")), ("seeds", seeds, ("refuse", "report")),
+        ("raises", raises, ("abort", "refuse")), ("seeds", seeds, ("refuse", "report")),
     ):  # fmt: skip
         check_word(f"config.game.{option}", value, words, GameError)
     if min(turns, sessions) < 1 or not timeout_s > 0 or not (math.isfinite(most - least) and least < most):

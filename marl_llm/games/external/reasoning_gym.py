@@ -138,7 +138,7 @@ class ReasoningGym:
         return (self._before(answer) or self._in_process(answer, place))._asdict()
 
     async def score_in_sandbox(self, answer: str, place: int) -> ToolResult:
-        """The same, scored in the sandbox. A failure of the sandbox is returned as such, and voids the play."""
+        """The same, scored in the sandbox. A failure of the sandbox is returned as such, and aborts the play."""
         early = self._before(answer)
         if early is None and self.name in FORMULA and not is_formula(answer):
             early = Scored(0.0, "refused")  # a text that runs could print a score of its own

@@ -118,7 +118,7 @@ class Answers:
         self._ran, self._checked = Verdicts(), Verdicts()
 
     async def correct(self, answer: str, target: str) -> ToolResult:
-        """Whether an answer equals the target: 1.0 or 0.0. A target that cannot be read is a failure, which voids the play."""
+        """Whether an answer equals the target: 1.0 or 0.0. A target that cannot be read is a failure, which aborts the play."""
         if not answer or is_deep(answer) or (self._strict and is_number(target) and not is_number(answer)):
             return success(0.0, 0.0)
         return await self._checked.of(content_key(answer, target), lambda: self._check(answer, target))

@@ -32,7 +32,7 @@
   const svg = (tag, attributes, ...children) => add(set(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes), children);
   const chip = (text, tone) => el("span", { class: "chip " + (tone || "") }, text);
   const number = (x, digits = 2) => (x === null || x === undefined ? "" : Number(x).toFixed(digits));
-  const tone = (row) => (row.status === "success" ? "good" : ["failed", "horizon", "void"].includes(row.status) ? "bad" : "");
+  const tone = (row) => (row.status === "success" ? "good" : ["failed", "horizon", "aborted"].includes(row.status) ? "bad" : "");
   const colorOf = (roles, role) => `var(--s${Math.max(0, [...roles].sort().indexOf(role)) % 8})`;
   const readable = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1));
 
